@@ -30,7 +30,7 @@ fn each_time<T>(criterion: &mut Criterion, group: &str, name: &str, mut get: imp
 
 fn without_idle_buffers(backend: &Backend, preset: Preset) -> Result<Pool, Error> {
     let builder = Pool::builder().without_env().backend(backend.clone()).max_bytes(None);
-    builder.preset(preset).pool_size_limit(0).auto_resize(false).build()
+    builder.preset(preset).setting("pool_size_limit", 0).setting("auto_resize", false).build()
 }
 
 /// A buffer of the pool, with one byte written to it.

@@ -1,6 +1,6 @@
 //! What can go wrong, in numbers.
 //!
-//! [`Error`] is opaque: its text is for people, its [`kind`](Error::kind) and its numbers are for code that branches. Every text
+//! [`Error`] is opaque: its text is for people, its predicates are for code that branches. Every text
 //! is one line and names the request, the value, the limit and the remedy; [`report`](Error::report) has the lines on who holds
 //! what.
 
@@ -24,7 +24,7 @@ pub struct Error(Box<ErrorKind>);
 /// The kind and the text: what `unwrap` and a `main` that returns the error print.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {self}", self.kind())
+        write!(f, "{}: {self}", self.name())
     }
 }
 
@@ -154,47 +154,37 @@ pub(crate) enum ErrorKind {
     Thread { what: &'static str, why: io::Error },
 }
 
-macro_rules! kinds {
-    ($($(#[$doc:meta])+ $kind:ident, $predicate:ident = $($cause:ident)|+;)+) => {
-        /// Kinds of [`Error`]s.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        #[non_exhaustive]
-        pub enum Kind {
-            $($(#[$doc])+ $kind,)+
-        }
-
+macro_rules! predicates {
+    ($($(#[$doc:meta])+ $predicate:ident, $name:ident = $($kind:ident)|+;)+) => {
         impl Error {
-            /// The kind of the error.
-            pub fn kind(&self) -> Kind {
-                match *self.0 {
-                    $($(ErrorKind::$cause { .. })|+ => Kind::$kind,)+
-                }
-            }
+            $($(#[$doc])+ pub fn $predicate(&self) -> bool { matches!(*self.0, $(ErrorKind::$kind { .. })|+) })+
 
-            $($(#[$doc])+ pub fn $predicate(&self) -> bool { self.kind() == Kind::$kind })+
+            fn name(&self) -> &'static str {
+                match *self.0 { $($(ErrorKind::$kind { .. })|+ => stringify!($name),)+ }
+            }
         }
     };
 }
-kinds! {
+predicates! {
     /// The length, alignment or handle of the request is invalid.
-    Request, is_request = Length | Alignment | View | Handle;
+    is_request, Request = Length | Alignment | View | Handle;
     /// The request does not fit within the limit (`PINPOOL_MAX_BYTES`) or the shared limit (`PINPOOL_LEDGER`), earlier requests
     /// are waiting, or a driver call did not return within the wait of an async request.
-    Limit, is_limit = Limit | Late;
+    is_limit, Limit = Limit | Late;
     /// The driver or the kernel refused, or the chosen backend is not available.
-    Backend, is_backend = Backend | Unavailable;
+    is_backend, Backend = Backend | Unavailable;
     /// Two settings contradict each other, or a setting is out of range.
-    Setting, is_setting = Setting;
+    is_setting, Setting = Setting;
     /// A copy was refused before anything was enqueued.
-    Copy, is_copy = Copy;
+    is_copy, Copy = Copy;
     /// The device failed: whether a copy completed is unknown.
-    Device, is_device = Device;
+    is_device, Device = Device;
     /// The system refused to create a thread.
-    Thread, is_thread = Thread;
+    is_thread, Thread = Thread;
     /// The pool was created before this process was forked.
-    Forked, is_forked = Forked;
+    is_forked, Forked = Forked;
     /// The pool was closed by [`Pool::close`](crate::Pool::close).
-    Closed, is_closed = Closed;
+    is_closed, Closed = Closed;
 }
 
 impl Error {
@@ -372,7 +362,6 @@ mod tests {
         let error =
             Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: Report::default() }));
         assert!(error.is_limit() && !error.is_backend());
-        assert_eq!(error.kind(), Kind::Limit);
         let text = error.to_string();
         assert_eq!([format!("{error:?}"), format!("{error:#?}")], [(); 2].map(|()| format!("Limit: {text}")));
         assert_eq!(

@@ -26,7 +26,6 @@
 //! | [`PoolBuilder`] | settings, each also a `PINPOOL_*` variable |
 //! | [`Backend`] | sources of memory |
 //! | [`Stats`], [`Pool::diagnose`] | what happened, and what to change |
-//! | [`architecture`] | how the crate works |
 //! | the crate `pinpool-shared` | buffers that worker processes fill |
 //!
 //! # Features
@@ -48,10 +47,6 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // What needs Linux is not there.
-
-#[cfg(doc)]
-#[doc = include_str!("../ARCHITECTURE.md")]
-pub mod architecture {}
 
 mod arena;
 mod backend;
@@ -80,21 +75,20 @@ pub mod unstable;
 
 /// Custom memory for [`Backend::Source`]: implement [`Source`](source::Source), and test it with the crate `pinpool-testing`.
 pub mod source {
-    pub use crate::backend::{GRANULE_BYTES, PAGE_BYTES, Region, Source};
+    pub use crate::backend::{PAGE_BYTES, Region, Source};
 }
 
 pub use backend::Backend;
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
-pub use config::{LedgerName, Limit, OnFull, ParseError, Preset};
+pub use config::{Limit, OnFull, ParseError, Preset};
 pub use copy::Completion;
 pub use diagnosis::{Cause, Diagnosis};
 pub use dump::{Dump, Owner};
-pub use error::{Error, Kind as ErrorKind, Result, SourceError};
+pub use error::{Error, Result, SourceError};
 pub use in_flight::{Fence, FenceKind, StreamId};
-pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, Request, TaggedPool};
-pub use size_class::{DEFAULT_ALIGN, Rounding};
+pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, Request};
 pub use stats::Stats;
 
 /// Whether a CUDA driver can be loaded. Check it before using cudarc, which panics without a driver.

@@ -35,11 +35,6 @@ pub(crate) trait BudgetOwner: Send + Sync {
     /// Bytes were returned to an account.
     fn bytes_returned(&self) {}
 
-    /// What [`release_idle`](Self::release_idle) could release.
-    fn releasable_bytes(&self) -> u64 {
-        0
-    }
-
     /// Releases idle memory until `bytes` are released or nothing is idle. Returns how much was. A slow call.
     fn release_idle(&self, _bytes: u64) -> u64 {
         0
@@ -67,6 +62,7 @@ pub(crate) struct QuotaExceeded {
 }
 
 /// One limit, and the bytes that are claimed under it.
+#[derive(Debug)]
 pub(crate) struct Budget {
     level: Level,
     /// `u64::MAX` without a limit.
@@ -77,15 +73,6 @@ pub(crate) struct Budget {
     /// The limit of the host. Claims hold it, so that the pool leaves it with the last of them.
     host: Option<Weak<HostLedger>>,
     owner: OnceLock<Weak<dyn BudgetOwner>>,
-}
-
-impl std::fmt::Debug for Budget {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Budget")
-            .field("max", &self.max_bytes())
-            .field("used", &self.used_bytes())
-            .finish_non_exhaustive()
-    }
 }
 
 /// Bytes of a [`Budget`], returned when this is dropped.
@@ -172,20 +159,15 @@ impl Budget {
 
     /// Claims `bytes` at each level, or nowhere.
     fn grow(&self, bytes: u64, host: Option<&HostLedger>) -> Result<(), QuotaExceeded> {
-        let refuse = || {
-            self.release(bytes);
-            Err(self.shared_is_full(bytes))
-        };
         self.in_process(|process| {
             self.grow_own(bytes)?;
-            if process.is_some_and(|process| process.claimable_bytes(bytes) < bytes) {
-                // Relaxed, as in `grow_own`.
-                self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-                return Err(self.shared_is_full(bytes));
+            if process.claimable_bytes() >= bytes && host.is_none_or(|host| host.claim(bytes)) {
+                return Ok(());
             }
-            Ok(())
-        })?;
-        if host.is_some_and(|host| !host.claim(bytes)) { refuse() } else { Ok(()) }
+            // Relaxed, as in `grow_own`.
+            self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            Err(self.shared_is_full(bytes))
+        })
     }
 
     fn grow_own(&self, bytes: u64) -> Result<(), QuotaExceeded> {
@@ -292,15 +274,12 @@ impl Budget {
     }
 
     /// What is asked of the shared limit: of the host's, else of the process's.
-    fn shared<R>(&self, host: impl FnOnce(&HostLedger) -> R, process: impl FnOnce(Option<&Process>) -> R) -> R {
+    fn shared(&self, host: impl FnOnce(&HostLedger) -> u64, process: impl FnOnce(&Process) -> u64) -> u64 {
         self.host().map_or_else(|| self.in_process(process), |ledger| host(&ledger))
     }
 
     fn shared_room_for(&self, bytes: u64) -> u64 {
-        self.shared(
-            |host| host.room_for(bytes),
-            |process| process.map_or(u64::MAX, |process| process.claimable_bytes(bytes)),
-        )
+        self.shared(|host| host.room_for(bytes), Process::claimable_bytes)
     }
 
     /// A request or reserve of this pool that needs `needed_bytes` wants `bytes` of the shared limit from now on. Tells the other
@@ -308,24 +287,24 @@ impl Budget {
     pub(crate) fn set_want(&self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
         match self.host() {
             Some(host) => host.set_want(want, bytes, needed_bytes),
-            None if self.is_auto() || want.bytes() > 0 => self.set_want_in_process(want, bytes, needed_bytes),
+            None if self.is_auto() || want.bytes() > 0 => self.set_want_in_process(want, bytes),
             None => bytes,
         }
     }
 
     /// Whether other owners want memory.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.shared(HostLedger::is_wanted, |process| process.is_some_and(|process| process.wanted_bytes() > 0))
+        self.shared(|host| host.is_wanted().into(), |process| process.wanted_bytes) > 0
     }
 
     /// What other owners want and the shared limit has no room for.
     pub(crate) fn others_lack(&self) -> u64 {
-        self.shared(HostLedger::others_lack, |process| process.map_or(0, Process::others_lack))
+        self.shared(HostLedger::others_lack, Process::lacking_bytes)
     }
 
-    /// What a returned buffer must make room for, because other owners lack it and this pool has more than an even share; else 0.
+    /// What a returned buffer must make room for, because other owners lack it and come first; else 0.
     pub(crate) fn owed_bytes(&self) -> u64 {
-        self.shared(HostLedger::owed_bytes, |process| process.map_or(0, Process::owed_bytes))
+        self.shared(HostLedger::owed_bytes, Process::lacking_bytes)
     }
 
     /// Why the shared limit has no room for `needed_bytes`, and what helps.

@@ -28,7 +28,7 @@ pub(crate) const MAX_LEN: usize = isize::MAX as usize;
 /// The largest alignment, in bytes: 1 GiB, the largest page of x86-64 and of AArch64 with 4 KiB pages.
 pub(crate) const MAX_ALIGN: usize = 1 << 30;
 /// Alignment of a plain [`Pool::get`](crate::Pool::get), in bytes; it adds nothing to the class.
-pub const DEFAULT_ALIGN: usize = 4;
+pub(crate) const DEFAULT_ALIGN: usize = 4;
 
 /// TensorFlow's `sizeof(ChunkPrefix)`.
 const PREFIX_BYTES: usize = 16;

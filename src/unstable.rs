@@ -18,15 +18,14 @@ pub mod ledger {
 }
 pub mod short_path;
 
-pub use crate::config::HugeTlb;
 pub use crate::diag::{CheckReport, LogSampler};
 pub use crate::engine::ManualClock;
-pub use crate::engine::idle::thread_cache;
+pub use crate::engine::cache::thread_cache;
 pub use crate::finding::{Finding, Level};
 pub use crate::policy::{Check, Window};
+pub use crate::size_class::Rounding;
 pub use crate::stats::{Kind, Statistic, Unit, Value};
 
-use crate::backend::PageTiers;
 use crate::pool::Pool;
 
 /// What the judge sees of the pool now.
@@ -44,9 +43,9 @@ pub fn window(pool: &Pool) -> Window {
     pool.core().window()
 }
 
-/// The pages behind `len_bytes` addresses from `start`, as the text of an smaps file says.
-pub fn page_tiers(smaps: &str, start: usize, len_bytes: usize) -> PageTiers {
-    PageTiers::in_smaps(smaps, start, len_bytes)
+/// Bytes of these addresses in huge pages, by the text of an smaps file: those set aside, and transparent ones.
+pub fn huge_bytes(smaps: &str, addresses: &std::ops::Range<usize>) -> [u64; 2] {
+    crate::backend::huge_bytes_in(smaps, addresses)
 }
 
 /// Completes copies and does what is due by the pool's clock, as its maintenance thread does when it wakes. Prepares no memory.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use pinpool::unstable::config::env::{PREFIX, VARIABLES, is_known, nearest};
 use pinpool::unstable::config::text::format_bytes;
-use pinpool::{DEFAULT_ALIGN, Error, GetFuture, Limit, PinnedBuf, Preset, Request, TaggedPool};
+use pinpool::{Error, GetFuture, Limit, PinnedBuf, Preset, Request};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -34,7 +34,7 @@ const BACKGROUND_POLL: &str = "background_thread";
 #[pyclass(frozen, weakref, module = "pinpool")]
 pub struct Pool {
     gets: Arc<Gets>,
-    tagged: Option<TaggedPool>,
+    tagged: Option<pinpool::Pool>,
 }
 
 /// Unparks a thread that waits for a get.
@@ -59,11 +59,13 @@ impl Pool {
         &self.gets
     }
 
+    /// The pool, with the tag of this handle.
+    fn requester(&self) -> PyResult<&pinpool::Pool> {
+        self.tagged.as_ref().map_or_else(|| self.pool(), Ok)
+    }
+
     fn future(&self, request: Request) -> PyResult<GetFuture> {
-        Ok(match &self.tagged {
-            Some(tagged) => tagged.get_async(request),
-            None => self.pool()?.get_async(request),
-        })
+        Ok(self.requester()?.get_async(request))
     }
 
     /// An idle buffer, if that takes so little time that the lock may stay held.
@@ -75,10 +77,7 @@ impl Pool {
     }
 
     fn idle(&self, len: usize) -> PyResult<Option<Buffer>> {
-        let found = match &self.tagged {
-            Some(tagged) => tagged.try_get(len),
-            None => self.pool()?.try_get(len),
-        };
+        let found = self.requester()?.try_get(len);
         Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.gets)))
     }
 
@@ -149,7 +148,7 @@ impl Pool {
             let variable = variable(&name)?;
             if !value.is_none() {
                 let text = setting_text(&name, &value)?;
-                builder = builder.variable(&variable, &text).map_err(|error| exception(&error))?;
+                builder = builder.setting(&variable, &text);
             }
         }
         let built = py.detach(move || builder.build().map(Self::of));
@@ -177,14 +176,13 @@ impl Pool {
             return Ok(idle);
         }
         let begun = Instant::now();
-        let request = Request::new(len).align(align.unwrap_or(DEFAULT_ALIGN)).wait(wait);
+        let request = Request::new(len).wait(wait);
+        let request = align.map_or(request, |align| request.align(align));
         let served = if wait > UNINTERRUPTED {
             self.get_interruptibly(py, request)?
         } else {
-            py.detach(|| match &self.tagged {
-                Some(tagged) => tagged.get_with(request),
-                None => pool.get_with(request),
-            })
+            let requester = self.requester()?;
+            py.detach(|| requester.get_with(request))
         };
         let taken = begun.elapsed();
         let served = served.map(|buf| buffer(buf, &self.gets));
@@ -304,7 +302,7 @@ impl Pool {
     /// The tag of this handle.
     #[getter]
     fn tag(&self) -> Option<&str> {
-        self.tagged.as_ref().and_then(TaggedPool::tag)
+        self.tagged.as_ref()?.tag()
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

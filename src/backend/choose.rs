@@ -132,30 +132,38 @@ impl Default for PinOptions<'_> {
     }
 }
 
+impl Chosen {
+    fn of(source: Arc<dyn Source>) -> Self {
+        Self { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: Vec::new() }
+    }
+}
+
 /// The source for `backend` under `options`.
 pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chosen> {
+    choose_on(backend, options, cfg!(target_os = "linux"))
+}
+
+/// On systems other than Linux no memory is pinned.
+fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Result<Chosen> {
     let options = PinOptions { node: existing_node(options.root, options.node)?, ..options };
-    if !cfg!(target_os = "linux")
-        && let Some(chosen) = without_linux(backend, options)?
-    {
-        return Ok(chosen);
-    }
-    let source: Arc<dyn Source> = match backend {
+    let unavailable = |why| ErrorKind::Unavailable { backend: backend.name(), why };
+    let mut chosen = match backend {
+        Backend::Heap => Chosen::of(host_source(HeapSource::new(), options)),
+        Backend::Source(source) => Chosen::of(source.clone()),
+        Backend::Auto if is_linux => best(options),
         Backend::Auto => {
-            let chosen = best(options);
-            let findings = chosen.findings.into_iter().chain(node_ignored(&*chosen.source, options.node));
-            let findings =
-                findings.chain(options.hugetlb.finding(options.root)).chain(chosen.source.findings()).collect();
-            return Ok(Chosen { findings, ..chosen });
+            let found = Finding::warning("pinning", "memory is not pinned, which needs Linux")
+                .remedy("set PINPOOL_BACKEND=heap to accept this");
+            Chosen { findings: vec![found], ..Chosen::of(host_source(HeapSource::new(), options)) }
         }
+        _ if !is_linux => Err(unavailable("needs Linux; use heap or a custom source on this system".to_owned()))?,
         Backend::Gpu => {
             let (source, passed_over) = best_of_driver(options);
-            source.ok_or_else(|| {
+            Chosen::of(source.ok_or_else(|| {
                 let Finding { found: gpu, remedy, .. } = gpu(options.device);
                 let reasons = passed_over.iter().map(|(name, why)| format!("{name}: {why}"));
-                let why = [gpu].into_iter().chain(remedy).chain(reasons).collect::<Vec<_>>().join("; ");
-                ErrorKind::Unavailable { backend: "gpu", why }
-            })?
+                unavailable([gpu].into_iter().chain(remedy).chain(reasons).collect::<Vec<_>>().join("; "))
+            })?)
         }
         Backend::Vmm | Backend::Register if !options.arena => {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is a separate allocation and each eviction \
@@ -163,33 +171,15 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
             let (name, value) = ("PINPOOL_BACKEND", backend.name().to_owned());
             return Err(ErrorKind::Setting { name, value, why: why.to_owned() }.into());
         }
-        Backend::Vmm | Backend::Register | Backend::Cuda => driver_source(backend.name(), options, true)
-            .map_err(|why| ErrorKind::Unavailable { backend: backend.name(), why })?,
-        Backend::Mlock => host_source(HeapSource::locked(), options),
-        Backend::Heap => host_source(HeapSource::new(), options),
-        Backend::Source(source) => source.clone(),
+        Backend::Vmm | Backend::Register | Backend::Cuda => {
+            Chosen::of(driver_source(backend.name(), options, true).map_err(unavailable)?)
+        }
+        Backend::Mlock => Chosen::of(host_source(HeapSource::locked(), options)),
     };
-    let findings = node_ignored(&*source, options.node).into_iter().chain(options.hugetlb.finding(options.root));
-    let findings = findings.chain(source.findings()).collect();
-    Ok(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings })
-}
-
-/// The choice on systems other than Linux, where no memory is pinned; `None` for a backend that works on any system.
-fn without_linux(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Chosen>> {
-    match backend {
-        Backend::Auto => {
-            let found = Finding::warning("pinning", "memory is not pinned, which needs Linux")
-                .remedy("set PINPOOL_BACKEND=heap to accept this");
-            let source = host_source(HeapSource::new(), options);
-            Ok(Some(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: vec![found] }))
-        }
-        Backend::Heap => Ok(None),
-        custom if custom.custom().is_some() => Ok(None),
-        _ => {
-            let why = "needs Linux; heap and a source of your own work on this system".to_owned();
-            Err(ErrorKind::Unavailable { backend: backend.name(), why }.into())
-        }
-    }
+    chosen.findings.extend(node_ignored(&*chosen.source, options.node));
+    chosen.findings.extend(options.hugetlb.finding(options.root));
+    chosen.findings.extend(chosen.source.findings());
+    Ok(chosen)
 }
 
 /// What is wrong with the node of `source`, if another was asked for.
@@ -249,7 +239,7 @@ fn best_of_driver(options: PinOptions<'_>) -> (Option<Arc<dyn Source>>, PassedOv
 fn best(options: PinOptions<'_>) -> Chosen {
     let (source, mut passed_over) = best_of_driver(options);
     if let Some(source) = source {
-        return Chosen { source, lock_limit_bytes: None, passed_over, findings: Vec::new() };
+        return Chosen { passed_over, ..Chosen::of(source) };
     }
     let mut findings: Vec<_> = unused_gpu(options, &passed_over).into_iter().collect();
     let mlock = host_source(HeapSource::locked(), options);
@@ -261,8 +251,7 @@ fn best(options: PinOptions<'_>) -> Chosen {
                              PINPOOL_BACKEND=heap to accept this",
             ));
             passed_over.push(("mlock", why));
-            let heap = host_source(HeapSource::new(), options);
-            Chosen { source: heap, lock_limit_bytes: None, passed_over, findings }
+            Chosen { passed_over, findings, ..Chosen::of(host_source(HeapSource::new(), options)) }
         }
     }
 }
@@ -270,9 +259,9 @@ fn best(options: PinOptions<'_>) -> Chosen {
 /// A source of the driver that has given memory and taken it back.
 fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Arc<dyn Source>, String> {
     let source = driver_source(name, options, false)?;
-    // `vmm` has tried a granule automatically.
-    if source.name() != "vmm" {
-        trial::of_driver(&*source, options.device, options.max_bytes).map_err(|error| error.to_string())?;
+    // `vmm` has tested a granule.
+    if name != "vmm" {
+        trial::run(&*source, Some(options.device), options.max_bytes).map_err(|error| error.to_string())?;
     }
     Ok(source)
 }
@@ -328,7 +317,7 @@ pub(crate) fn may_start_driver() -> bool {
 
 /// The limit to observe, `None` if there is none or the pool's limit is below it; or the reason against `mlock`.
 fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
-    trial::reserve(mlock, host::PAGE_BYTES, 1).map_err(|error| error.to_string())?;
+    trial::run(mlock, None, Some(host::PAGE_BYTES as u64)).map_err(|error| error.to_string())?;
     match lock_limit() {
         Some(limit_bytes) if max_bytes.is_none_or(|max_bytes| max_bytes > limit_bytes) => {
             let why = || {
@@ -391,15 +380,16 @@ mod tests {
     }
 
     #[test]
-    fn without_linux_memory_is_ordinary_and_what_would_page_lock_it_is_refused() {
+    fn without_linux_memory_is_not_pinned_and_backends_that_pin_are_refused() {
         let options = PinOptions { arena: true, ..PinOptions::default() };
-        let chosen = without_linux(&Backend::Auto, options).unwrap().unwrap();
+        let choose = |backend: &Backend| choose_on(backend, options, false);
+        let chosen = choose(&Backend::Auto).unwrap();
         assert_eq!((chosen.source.name(), chosen.findings[0].level), ("heap", Level::Warning));
         for backend in [Backend::Heap, Backend::Source(chosen.source)] {
-            assert!(without_linux(&backend, options).unwrap().is_none());
+            assert!(choose(&backend).unwrap().findings.is_empty());
         }
         for backend in [Backend::Vmm, Backend::Register, Backend::Cuda, Backend::Mlock] {
-            let error = without_linux(&backend, options).unwrap_err().to_string();
+            let error = choose(&backend).unwrap_err().to_string();
             assert!(error.contains(backend.name()) && error.contains("needs Linux"), "{error}");
         }
     }

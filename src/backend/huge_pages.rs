@@ -9,7 +9,9 @@
 #![allow(unsafe_code)] // Maps memory.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::path::Path;
+use std::ptr::NonNull;
 
 use super::mapping;
 use super::populate::{NodePlacement, populate};
@@ -114,4 +116,65 @@ pub(crate) fn too_few(hugetlb: HugeTlb, had_bytes: u64, wanted_bytes: u64) -> Op
         let what = format!("{had_bytes} of {wanted_bytes} B are in huge pages of {hugetlb}: PINPOOL_HUGETLB={hugetlb}");
         SourceError::new("mmap", what).with_remedy(hugetlb.remedy())
     })
+}
+
+/// Bytes in `len_bytes` addresses that are in huge pages, as the kernel reports: those set aside (hugetlb), and transparent ones.
+pub(crate) fn huge_bytes(start: NonNull<u8>, len_bytes: usize) -> [u64; 2] {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+    let start = start.as_ptr().addr();
+    huge_bytes_in(&smaps, &(start..start.saturating_add(len_bytes)))
+}
+
+/// The same in the text of an smaps file. A mapping may extend beyond the addresses.
+pub(crate) fn huge_bytes_in(smaps: &str, addresses: &Range<usize>) -> [u64; 2] {
+    let (mut overlap_bytes, mut found) = (0, [0_u64; 2]);
+    for line in smaps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let Some(first) = words.next() else { continue };
+        if let Some((start, end)) = first.split_once('-').and_then(parse_addresses) {
+            overlap_bytes = end.min(addresses.end).saturating_sub(start.max(addresses.start)) as u64;
+            continue;
+        }
+        let kind = match first {
+            "Private_Hugetlb:" => 0,
+            "AnonHugePages:" => 1,
+            _ => continue,
+        };
+        let kib = words.next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0);
+        found[kind] = found[kind].saturating_add(kib.saturating_mul(1024).min(overlap_bytes));
+    }
+    found
+}
+
+/// `7f0000000000-7f0000200000`, the first word of a mapping.
+fn parse_addresses((start, end): (&str, &str)) -> Option<(usize, usize)> {
+    Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+1000000-1400000 rw-p 00000000 00:00 0
+KernelPageSize:        4 kB
+Rss:                3072 kB
+AnonHugePages:      2048 kB
+2000000-2400000 rw-p 00000000 00:0f 99 /anon_hugepage (deleted)
+KernelPageSize:     2048 kB
+AnonHugePages:         0 kB
+Private_Hugetlb:    4096 kB
+3000000-3400000 rw-p 00000000 00:00 0
+Rss:                4096 kB
+";
+
+    #[test]
+    fn huge_pages_are_counted_if_they_overlap() {
+        let of = |start, bytes| huge_bytes_in(SMAPS, &(start..start + bytes));
+        assert_eq!(of(0x100_0000, 4 << 20), [0, 2 << 20]);
+        assert_eq!(of(0x200_0000, 4 << 20), [4 << 20, 0]);
+        assert_eq!(of(0x230_0000, 4 << 20), [1 << 20, 0], "a part");
+        assert_eq!(of(0x300_0000, 4 << 20), [0, 0]);
+        assert_eq!(of(0x100_0000, 0x240_0000), [4 << 20, 2 << 20], "several");
+    }
 }

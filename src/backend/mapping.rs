@@ -96,9 +96,7 @@ pub(super) fn map_hugetlb(len_bytes: usize, page_bytes: u64, id: u64) -> Result<
 
 /// Brings the first page of `region` in by a call. An error where the kernel has no such call (before 5.14), or has no page.
 pub(super) fn can_populate(region: &Region) -> Result<(), SourceError> {
-    let start = region.start().as_ptr().cast();
-    // SAFETY: makes a page of the caller's mapping present without changing its content.
-    check("madvise", unsafe { libc::madvise(start, PAGE_BYTES, linux::MADV_POPULATE_WRITE) })
+    advise(region.start(), PAGE_BYTES, linux::MADV_POPULATE_WRITE)
 }
 
 /// Removes the pages of `region` from the address space.
@@ -148,39 +146,24 @@ pub(super) fn inherit(region: &Region, is_inherited: bool) -> Result<(), SourceE
     if cfg!(miri) {
         return Ok(());
     }
-    let bytes = mapped_bytes(region.len_bytes())?;
     let advice = if is_inherited { linux::MADV_DOFORK } else { linux::MADV_DONTFORK };
-    // SAFETY: changes what a child gets of a mapping of the caller's, not its content.
-    check("madvise", unsafe { libc::madvise(region.start().as_ptr().cast(), bytes, advice) })
+    advise(region.start(), mapped_bytes(region.len_bytes())?, advice)
 }
 
-/// Keeps pages from children of `fork` as [`keep_from_children`] does, at addresses that a driver maps. Fails with the
-/// number of the kernel's error.
-#[cfg(feature = "cuda")]
-pub(super) fn keep_run_from_children(start: u64, bytes: usize) -> Result<(), i32> {
-    let start = usize::try_from(start).map_or(std::ptr::null_mut(), std::ptr::with_exposed_provenance_mut::<u8>);
-    // SAFETY: changes what a child gets of a mapping of the caller's, not its content; refused where nothing is mapped.
-    let advised = unsafe { libc::madvise(start.cast(), bytes, linux::MADV_DONTFORK) };
-    if advised == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) }
+/// Advises the kernel about pages of the caller, with advice that keeps their content.
+pub(super) fn advise(start: NonNull<u8>, bytes: usize, advice: libc::c_int) -> Result<(), SourceError> {
+    // SAFETY: keeps the content, as stated above; refused if nothing is mapped there.
+    check("madvise", unsafe { libc::madvise(start.as_ptr().cast(), bytes, advice) })
 }
 
 /// Fresh pages that no child of `fork` has: it would share them, and a write of this process would move them away from a device
 /// that has pinned them. `None` if the system refuses.
 #[cfg(feature = "cuda")]
 pub(crate) fn page_of_this_process(bytes: usize) -> Option<*mut libc::c_void> {
-    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let page = unsafe { libc::mmap(std::ptr::null_mut(), bytes, READ_WRITE, kind, -1, 0) };
-    if page == libc::MAP_FAILED {
-        return None;
-    }
-    // SAFETY: changes what a child gets of the mapping made above.
-    if unsafe { libc::madvise(page, bytes, linux::MADV_DONTFORK) } != 0 {
-        // SAFETY: the mapping made above, which nothing uses.
-        let _gone = unsafe { libc::munmap(page, bytes) };
-        return None;
-    }
-    Some(page)
+    let page = map(bytes, Accounting::Charged, 0).ok()?;
+    let prepared = keep_from_children(&page);
+    // SAFETY: mapped above, and nothing uses it.
+    unsafe { keep_if(prepared, page) }.ok().map(|page| page.start().as_ptr().cast())
 }
 
 /// Reserves `len_bytes` (whole pages) of addresses without memory.
@@ -295,8 +278,7 @@ fn mmap_aligned(
 
 /// Asks for huge pages. Kernels without them, or configured not to use them, keep to small ones.
 pub(super) fn advise_huge(start: NonNull<u8>, mapped_bytes: usize) {
-    // SAFETY: changes which pages back the caller's mapping, not its content.
-    let _ = unsafe { libc::madvise(start.as_ptr().cast(), mapped_bytes, linux::MADV_HUGEPAGE) };
+    let _ = advise(start, mapped_bytes, linux::MADV_HUGEPAGE);
 }
 
 /// # Safety

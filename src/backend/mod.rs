@@ -29,9 +29,6 @@ mod location;
 mod mapping;
 mod mlock;
 mod page_lock;
-mod page_tiers;
-#[cfg(feature = "cuda")]
-mod pin_permit;
 mod populate;
 #[cfg(feature = "cuda")]
 mod register;
@@ -51,12 +48,11 @@ pub(crate) use choose::{PinOptions, choose, default_device, may_start_driver};
 pub use cuda::CudaSource;
 pub use heap::HeapSource;
 pub use huge_pages::HugeTlb;
-pub(crate) use huge_pages::too_few;
+pub(crate) use huge_pages::{huge_bytes, huge_bytes_in, too_few};
 #[cfg(feature = "cuda")]
 pub(crate) use mapping::page_of_this_process;
 pub use mlock::lock_limit;
 pub(crate) use page_lock::PageLock;
-pub use page_tiers::PageTiers;
 pub use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;

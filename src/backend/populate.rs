@@ -214,9 +214,7 @@ impl<'region> ChunkQueue<'region> {
 #[cfg(not(miri))]
 fn make_present(start: NonNull<u8>, bytes: usize, advice: libc::c_int) -> Result<(), SourceError> {
     loop {
-        // SAFETY: makes pages of the region present without changing their content.
-        let populated = mapping::check("madvise", unsafe { libc::madvise(start.as_ptr().cast(), bytes, advice) });
-        let Err(error) = populated else { return Ok(()) };
+        let Err(error) = mapping::advise(start, bytes, advice) else { return Ok(()) };
         match error.code().and_then(|code| i32::try_from(code).ok()) {
             Some(libc::EINTR | libc::EAGAIN) => {}
             _ if advice == mapping::linux::MADV_POPULATE_READ => return Err(error),

@@ -21,13 +21,13 @@ use cudarc::driver::sys;
 
 use super::huge_pages::{HugeTlb, increasing};
 use super::mapping;
-use super::pin_permit::PinPermits;
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
 use crate::driver::calls;
 use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::driver::virtual_memory::attribute;
 use crate::error::{Retry, SourceError};
+use pinpool_os::sync::{Condvar, Mutex};
 
 /// Any context may copy from the memory, and the device has an address for it.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -49,7 +49,15 @@ pub struct RegisterSource {
     ids: RegionIds,
     threads: usize,
     hugetlb: HugeTlb,
-    registrations: PinPermits,
+    registering: Mutex<Registering>,
+    registered: Condvar,
+}
+
+/// The driver registers for one thread at a time.
+#[derive(Debug, Default)]
+struct Registering {
+    is_running: bool,
+    last_end: Option<Instant>,
 }
 
 impl RegisterSource {
@@ -76,8 +84,8 @@ impl RegisterSource {
     pub(super) fn of(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
         let placement = node.and_then(|node| NodePlacement::on(root, node));
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        let (ids, hugetlb, registrations) = Default::default();
-        Self { device, placement, ids, threads, hugetlb, registrations }
+        let (ids, hugetlb, registering, registered) = Default::default();
+        Self { device, placement, ids, threads, hugetlb, registering, registered }
     }
 
     /// Touches acquired memory with this many threads instead of one for each core.
@@ -137,17 +145,27 @@ impl RegisterSource {
 
     fn register(&self, region: &Region, until: Option<Instant>) -> Result<(), SourceError> {
         let bytes = mapping::mapped_bytes(region.len_bytes())?;
-        let permit = self.registrations.take(until).ok_or_else(|| {
-            let what = "another thread is registering memory, and the driver registers for one at a time";
-            let remedy = "wait longer (PINPOOL_WAIT), or register memory before it is needed (PINPOOL_RESERVE)";
-            SourceError { retry: Retry::Soon, ..SourceError::new("cuMemHostRegister", what).with_remedy(remedy) }
-        })?;
-        if let Some(pause) = permit.last_end.and_then(|last_end| PAUSE.checked_sub(last_end.elapsed())) {
-            thread::sleep(pause);
+        let mut state = self.registering.lock();
+        while state.is_running {
+            if until.is_some_and(|until| Instant::now() >= until) {
+                let what = "another thread is registering memory, and the driver registers for one at a time";
+                let remedy = "wait longer (PINPOOL_WAIT), or register memory before it is needed (PINPOOL_RESERVE)";
+                let refused = SourceError::new("cuMemHostRegister", what).with_remedy(remedy);
+                return Err(SourceError { retry: Retry::Soon, ..refused });
+            }
+            state = match until {
+                Some(until) => self.registered.wait_until(state, until).0,
+                None => self.registered.wait(state),
+            };
         }
+        state.is_running = true;
+        let pause = state.last_end.and_then(|last_end| PAUSE.checked_sub(last_end.elapsed()));
+        drop(state);
+        pause.into_iter().for_each(thread::sleep);
         // SAFETY: whole pages of a mapping of this source; a context is current on this thread.
         let registered = unsafe { calls::host_register(region.start().as_ptr().cast(), bytes, FLAGS) };
-        drop(permit);
+        *self.registering.lock() = Registering { is_running: false, last_end: Some(Instant::now()) };
+        self.registered.notify_one();
         registered.map_err(|error| pinning_error("cuMemHostRegister", error))
     }
 }

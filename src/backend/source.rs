@@ -6,7 +6,6 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::PageTiers;
 use super::virtual_memory::VirtualMemory;
 use crate::error::SourceError;
 use crate::finding::Finding;
@@ -180,12 +179,6 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     #[doc(hidden)]
     fn findings(&self) -> Vec<Finding> {
         Vec::new()
-    }
-
-    /// The pages behind `len_bytes` addresses of this source, read back from the system.
-    #[doc(hidden)]
-    fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
-        PageTiers::between(start, len_bytes)
     }
 
     /// The virtual memory of this source, on every call the same; `None` if it has discrete regions only.

@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::PageTiers;
+use super::mapping;
 use super::register::RegisterSource;
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
@@ -44,17 +44,12 @@ use pinpool_os::sync::process::{AtomicBool, Ordering};
 
 mod calls;
 mod find;
-mod granule;
-mod left;
 mod old_places;
-mod place;
 mod table;
 
-use calls::Calls;
-use granule::{Granule, GranuleRun};
-use left::LeftRange;
+use calls::{Calls, Reached};
 use old_places::OldPlaces;
-use table::{GranuleTable, source_error};
+use table::{Granule, GranuleRun, GranuleTable, bytes_of, placed, source_error};
 pub(crate) use table::{let_all_reach, let_reach};
 
 /// Pinned memory of the driver's virtual memory, readable by its device, and by each other that copies through the pool.
@@ -84,10 +79,6 @@ const NOT_SUPPORTED: i64 = 801;
 
 /// All addresses.
 const EVERYWHERE: Range<u64> = 0..u64::MAX;
-
-fn bytes_of(granules: &[Granule]) -> usize {
-    granules.iter().map(|granule| granule.bytes).sum()
-}
 
 fn address(start: NonNull<u8>) -> u64 {
     start.as_ptr().addr() as u64
@@ -155,6 +146,35 @@ impl VmmSource {
     fn run_at(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<GranuleRun, SourceError> {
         let run = self.granules.run_at(address(range.at(offset, bytes)?), bytes);
         run.ok_or_else(|| SourceError::new("vmm", "granules that were never committed, or a part of one"))
+    }
+
+    /// Maps `granules` from `start` on, readable and writable, or commits nothing there. Returns the other devices that have
+    /// access.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are reserved by the caller, and no granule is committed there.
+    unsafe fn map(&self, start: NonNull<u8>, granules: &[Granule]) -> Result<Reached, SourceError> {
+        let (at, bytes) = (address(start), bytes_of(granules));
+        self.old_places.unmap(self.driver, &(at..at + bytes as u64)).map_err(source_error)?;
+        let undo = |count: usize| self.unmap_or_keep(at, &granules[..count]);
+        for (index, (address, granule)) in placed(at, granules).enumerate() {
+            // SAFETY: the caller's promise, and nothing is mapped there any more; the granule has this length.
+            let mapped = unsafe { self.driver.map(address, granule.bytes, 0, granule.handle, 0) };
+            mapped.inspect_err(|_| undo(index)).map_err(source_error)?;
+        }
+        // SAFETY: mapped above.
+        let others = unsafe { self.calls.set_access(at, granules) }.map_err(source_error);
+        // A child of `fork` would share the pages, and could write to them under a copy.
+        let kept = || mapping::advise(start, bytes, mapping::linux::MADV_DONTFORK);
+        others.and_then(|others| kept().map(|()| others)).inspect_err(|_| undo(granules.len()))
+    }
+
+    /// Unmaps `granules`, which nothing uses, from `start` on. What the driver refuses is unmapped later.
+    fn unmap_or_keep(&self, start: u64, granules: &[Granule]) {
+        let end = start + bytes_of(granules) as u64;
+        self.old_places.add(start, granules);
+        let _unmapped_later = self.old_places.unmap(self.driver, &(start..end));
     }
 }
 
@@ -259,15 +279,6 @@ unsafe impl Source for VmmSource {
         };
         self.calls.refused().into_iter().map(finding).collect()
     }
-
-    fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
-        let addresses = address(start)..address(start) + len_bytes as u64;
-        let driver_bytes = self.granules.bytes_in(addresses);
-        match driver_bytes {
-            0 => PageTiers::between(start, len_bytes),
-            driver_bytes => PageTiers { driver_bytes, ..PageTiers::default() },
-        }
-    }
 }
 
 // SAFETY: vm-S1: the driver's own reservation. vm-S2: mapped with access for host and devices, and unmapped only by
@@ -292,15 +303,14 @@ unsafe impl VirtualMemory for VmmSource {
     }
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
-        let start = address(range.at(offset, bytes)?);
+        let start = range.at(offset, bytes)?;
         let _entered = self.enter()?;
         let granules = self.create(range.granules(offset, bytes)).map_err(source_error)?;
         // SAFETY: addresses of the range, not committed by the caller's promise.
-        let others = unsafe { self.map(start, &granules) }.map_err(|refusal| {
+        let others = unsafe { self.map(start, &granules) }.inspect_err(|_| {
             let _released_later = self.release_granules(&granules);
-            source_error(refusal)
         })?;
-        self.granules.remember(start, &granules, others);
+        self.granules.remember(address(start), &granules, others);
         Ok(())
     }
 
@@ -312,10 +322,7 @@ unsafe impl VirtualMemory for VmmSource {
         // SAFETY: the caller's promise: committed and unused; whole granules (vmm-I1).
         unsafe { self.driver.unmap(run.start, bytes) }.map_err(source_error)?;
         self.granules.forget(&run);
-        if self.release_granules(&run.granules).is_ok() {
-            // The driver releases again. What it still refuses is tried again at the end, and then it is an error.
-            let _released_later = self.release_refused();
-        }
+        let _released_later = self.release_granules(&run.granules);
         Ok(())
     }
 
@@ -323,20 +330,19 @@ unsafe impl VirtualMemory for VmmSource {
         let runs = from.iter().map(|piece| self.run_at(range, piece.offset, piece.bytes));
         let runs = runs.collect::<Result<Vec<_>, _>>().map_err(RemapError::Kept)?;
         let granules: Vec<_> = runs.iter().flat_map(|run| &run.granules).copied().collect();
-        let to = address(range.at(to, bytes_of(&granules)).map_err(RemapError::Kept)?);
+        let to = range.at(to, bytes_of(&granules)).map_err(RemapError::Kept)?;
         let _entered = self.enter().map_err(RemapError::Kept)?;
-        let kept = |refusal| RemapError::Kept(source_error(refusal));
         if self.old_places.granules() > OLD_GRANULES_MAX {
-            self.old_places.unmap(self.driver, &EVERYWHERE).map_err(kept)?;
+            self.unmap_old_places().map_err(RemapError::Kept)?;
         }
         // One `map` for all runs, because setting the access costs more than all other calls.
         // SAFETY: the caller's promise: nothing is committed at `to`.
-        let others = unsafe { self.map(to, &granules) }.map_err(kept)?;
+        let others = unsafe { self.map(to, &granules) }.map_err(RemapError::Kept)?;
         for run in &runs {
             self.granules.forget(run);
             self.old_places.add(run.start, &run.granules);
         }
-        self.granules.remember(to, &granules, others);
+        self.granules.remember(address(to), &granules, others);
         Ok(())
     }
 
@@ -355,22 +361,12 @@ unsafe impl VirtualMemory for VmmSource {
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         let unmapped = self.unmap_old_places();
         let (start, bytes) = (address(range.start()), range.len_bytes());
-        let within = start..start + bytes as u64;
-        let unreserved = if unmapped.is_err() || self.granules.bytes_in(within.clone()) > 0 {
-            // What a trial leaves is nobody's. What a pool leaves stays claimed, as its log says.
-            if !self.makes_context {
-                let (mut mapped, mut handles) = (self.old_places.take_in(&within), Vec::new());
-                for (at, granule) in self.granules.take_in(within) {
-                    mapped.push((at, granule.bytes));
-                    handles.push(granule.handle);
-                }
-                left::keep_range(LeftRange { start, bytes, mapped, handles });
-            }
+        let unreserved = if unmapped.is_err() || self.granules.bytes_in(start..start + bytes as u64) > 0 {
             Err(SourceError::new("cuMemUnmap", "granules are still mapped at these addresses"))
         } else {
             // SAFETY: the caller's promise: it came from `reserve`, and it is unused; nothing is mapped there any more.
-            let unreserved = unsafe { self.driver.unreserve(start, bytes) }.map_err(source_error);
-            unreserved.inspect_err(|_| left::keep_range(LeftRange { start, bytes, ..LeftRange::default() }))
+            let unreserve = || unsafe { self.driver.unreserve(start, bytes) };
+            unreserve().or_else(|_| unreserve()).map_err(source_error)
         };
         unmapped.and(unreserved).and(self.release_refused())
     }
@@ -378,9 +374,7 @@ unsafe impl VirtualMemory for VmmSource {
 
 impl Drop for VmmSource {
     fn drop(&mut self) {
-        // `unreserve` has returned the error.
-        let _released_later = self.release_refused();
-        self.unreleased.lock().drain(..).for_each(|granule| left::keep_granule(granule.handle));
-        left::release(self.driver, &self.device);
+        // `unreserve` has returned the error of the attempt before.
+        let _leaked = self.release_refused();
     }
 }

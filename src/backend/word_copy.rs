@@ -1,108 +1,63 @@
-//! Whether a device can copy from host memory: one word is copied there and back, on a dedicated stream.
-//!
-//! Part of a trial. Where the device has no memory for a word, or a capture forbids the calls, nothing is known and that is
-//! no refusal. Frees nothing in a way that waits for the device, where the driver has a choice.
-#![allow(unsafe_code)] // Calls the driver, and reads and writes the memory of a trial.
+//! Copies one word from host memory to a device and back, on a dedicated stream, and compares it.
+#![allow(unsafe_code)] // Calls the driver, and accesses the memory of a trial.
 
 use std::ptr::NonNull;
 
 use cudarc::driver::sys;
 
 use crate::driver::calls;
-use crate::driver::code::Code;
 use crate::driver::device::{Device, driver_error};
 use crate::error::SourceError;
 
 const WORD_BYTES: usize = size_of::<u64>();
-/// Neither zero nor what a driver fills memory with.
+/// Neither zero nor a value that a driver fills memory with.
 const WORD: u64 = 0x7072_6f62_6564_2131;
 
-/// Copies the first word behind `start` to the device and back into the second.
+/// Copies the first word at `start` to the device and back into the second. No error if the device has no memory for a word: the
+/// result is unknown then.
 ///
 /// # Safety
 ///
-/// The first two words are the caller's alone, readable and writable.
-pub(super) unsafe fn through(device: &Device, start: NonNull<u8>) -> Result<(), SourceError> {
-    let _entered = device.enter()?;
-    let Ok(stream) = Stream::new() else { return Ok(()) };
-    let Some(memory) = DeviceWord::new(&stream) else { return Ok(()) };
-    let (sent, back) = (start.cast::<u64>(), start.as_ptr().wrapping_add(WORD_BYTES).cast::<u64>());
-    // SAFETY: the caller's promise; the memory of every source starts at a page.
+/// The first two words are aligned, readable and writable, and belong to the caller alone.
+pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> Result<(), SourceError> {
+    let _entered = Device::find(device)?.enter()?;
+    let Ok(stream) = calls::stream_create() else { return Ok(()) };
+    // SAFETY: the caller's promise, and a live stream.
+    let copied = unsafe { check_on(stream, start.cast()) };
+    // SAFETY: created above, destroyed once.
+    let _gone = unsafe { calls::stream_destroy(stream) };
+    copied
+}
+
+/// # Safety
+///
+/// The contract of [`check`], and a live stream.
+unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> Result<(), SourceError> {
+    // SAFETY: a live stream. Freeing this memory does not wait for the device.
+    let Ok(word) = (unsafe { calls::device_alloc_async(WORD_BYTES, stream) }) else { return Ok(()) };
+    // SAFETY: the caller's promise.
+    let back = unsafe { sent.add(1) };
+    // SAFETY: the caller's promise.
     unsafe { sent.write_volatile(WORD) };
-    // SAFETY: as above; the second word lies behind the first.
+    // SAFETY: the caller's promise.
     unsafe { back.write_volatile(0) };
-    // SAFETY: both have a word, and live until the stream is over, below.
-    let there = unsafe { calls::copy_to_device(memory.address, sent.as_ptr().cast(), WORD_BYTES, stream.0) };
+    // SAFETY: both words are live until the stream has completed, below.
+    let there = unsafe { calls::copy_to_device(word, sent.as_ptr().cast(), WORD_BYTES, stream) };
     // SAFETY: as above.
-    let and_back = unsafe { calls::copy_to_host(back.cast(), memory.address, WORD_BYTES, stream.0) };
-    // The words are used until then, also if one of the copies was refused: a wait that is refused is made again.
-    let ended = stream.wait().or_else(|_| stream.wait());
-    refusal("cuMemcpyHtoDAsync", there)?;
-    refusal("cuMemcpyDtoHAsync", and_back)?;
-    refusal("cuStreamSynchronize", ended)?;
-    // SAFETY: as above, and the device is done with it.
+    let and_back = unsafe { calls::copy_to_host(back.as_ptr().cast(), word, WORD_BYTES, stream) };
+    // SAFETY: allocated on this stream, and freed once.
+    let _gone = unsafe { calls::device_free_async(word, stream) };
+    // SAFETY: a live stream.
+    let wait = || unsafe { calls::stream_synchronize(stream) };
+    // The device uses the words until the stream has completed, even if one of the copies was refused.
+    let completed = wait().or_else(|_| wait());
+    there.map_err(|error| driver_error("cuMemcpyHtoDAsync", error))?;
+    and_back.map_err(|error| driver_error("cuMemcpyDtoHAsync", error))?;
+    completed.map_err(|error| driver_error("cuStreamSynchronize", error))?;
+    // SAFETY: the caller's promise, and the device is done with it.
     let arrived = unsafe { back.read_volatile() };
-    // A capture may have refused the copies.
-    let was_copied = there.is_ok() && and_back.is_ok() && ended.is_ok();
-    if was_copied && arrived != WORD {
-        return Err(SourceError::new("copy", format!("the word {WORD:#x} came back from the device as {arrived:#x}")));
+    if arrived == WORD {
+        return Ok(());
     }
-    Ok(())
-}
-
-fn refusal(call: &'static str, outcome: Result<(), Code>) -> Result<(), SourceError> {
-    match outcome {
-        Err(error) if !error.is_forbidden_by_capture() => Err(driver_error(call, error)),
-        _ => Ok(()),
-    }
-}
-
-struct Stream(sys::CUstream);
-
-impl Stream {
-    /// A stream that waits for no other.
-    fn new() -> Result<Self, Code> {
-        calls::stream_create().map(Self)
-    }
-
-    fn wait(&self) -> Result<(), Code> {
-        // SAFETY: live until `self` is dropped.
-        unsafe { calls::stream_synchronize(self.0) }
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        // SAFETY: created by `new`, destroyed once.
-        let _gone = unsafe { calls::stream_destroy(self.0) };
-    }
-}
-
-/// A word of device memory.
-struct DeviceWord<'a> {
-    address: sys::CUdeviceptr,
-    /// The stream that frees it; else a call that waits for the device does.
-    stream: Option<&'a Stream>,
-}
-
-impl<'a> DeviceWord<'a> {
-    fn new(stream: &'a Stream) -> Option<Self> {
-        // Drivers that can do the first can do the second.
-        // SAFETY: a live stream.
-        if let Ok(address) = unsafe { calls::device_alloc_async(WORD_BYTES, stream.0) } {
-            return Some(Self { address, stream: Some(stream) });
-        }
-        calls::device_alloc(WORD_BYTES).ok().map(|address| Self { address, stream: None })
-    }
-}
-
-impl Drop for DeviceWord<'_> {
-    fn drop(&mut self) {
-        let _gone = match self.stream {
-            // SAFETY: allocated on this stream, all copies on it have completed, and freed once.
-            Some(stream) => unsafe { calls::device_free_async(self.address, stream.0) },
-            // SAFETY: as above.
-            None => unsafe { calls::device_free(self.address) },
-        };
-    }
+    Err(SourceError::new("copy", format!("the word {WORD:#x} came back from the device as {arrived:#x}")))
 }

@@ -23,13 +23,12 @@
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
 
 use std::fmt;
-use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use bytemuck::Pod;
 
-use crate::engine::{Account, Block, BufferState};
+use crate::engine::{Account, Block};
 use crate::error::Result;
 use crate::in_flight::CopyFences;
 use crate::quota::Claim;
@@ -171,10 +170,6 @@ impl PinnedBuf {
         let Some(block) = self.block.as_ref() else { return };
         let frame = |(name, file, line)| Frame { name, file, line };
         block.describe_caller(|| CallStack::Named(frames().into_iter().map(frame).collect()));
-    }
-
-    fn state(&self) -> Option<&BufferState> {
-        self.block.as_ref().map(Block::state)
     }
 
     #[inline(always)]
@@ -402,18 +397,6 @@ impl PinnedBuf {
             _ => Ok(()),
         }
     }
-
-    /// Position of the next [`io::Write`]; starts at 0.
-    pub fn position(&self) -> usize {
-        self.state().map_or(0, |state| state.position)
-    }
-
-    /// Moves the position of the next [`io::Write`]; past the end nothing can be written.
-    pub fn set_position(&mut self, position: usize) {
-        if let Some(block) = &mut *self.block {
-            block.state_mut().position = position;
-        }
-    }
 }
 
 impl Drop for PinnedBuf {
@@ -423,22 +406,5 @@ impl Drop for PinnedBuf {
         if let Some(block) = unsafe { ManuallyDrop::take(&mut self.block) } {
             block.put();
         }
-    }
-}
-
-/// Fills the buffer from [`position`](PinnedBuf::position) on. At the end of the buffer it writes nothing and returns
-/// `Ok(0)`, which `write_all` turns into [`io::ErrorKind::WriteZero`]. Fails as [`PinnedBuf::wait_slice_mut`].
-impl io::Write for PinnedBuf {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let position = self.position();
-        let free = self.wait_slice_mut()?.get_mut(position..).unwrap_or_default();
-        let written = data.len().min(free.len());
-        free[..written].copy_from_slice(&data[..written]);
-        self.set_position(position + written);
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

@@ -82,15 +82,15 @@ impl Variable {
 
 macro_rules! variables {
     ($(group $group:literal; $(
-        $(#[doc = $doc:literal])+
-        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
+        #[doc = $doc:literal]
+        $variable:literal = $default:expr, $name:ident $(($argument:ty))?: $type:ty as $format:expr;
     )+)+) => {
         /// Every variable there is.
         pub static VARIABLES: &[Variable] = &[
             $($(Variable {
                 name: $variable,
                 group: $group,
-                meaning: concat!($($doc),+).trim_ascii_start(),
+                meaning: $doc.trim_ascii_start(),
                 default: || {
                     let default: $type = $default;
                     ($format.show)(&default)
@@ -137,7 +137,7 @@ pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()>
             return Ok(());
         }
         let why = format!("unknown setting; {}", advice_for(name));
-        return Err(refused("variable", name, why));
+        return Err(refused("setting", name, why));
     };
     if text.is_empty() {
         return Ok(());
@@ -148,6 +148,15 @@ pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()>
         Some(before) => Err(refused(variable.name, text, format!("already set to {before}; leave one of the two out"))),
         None => Ok(()),
     }
+}
+
+/// Checks that the variable called `name` can have the value `text`.
+///
+/// # Errors
+///
+/// The error that [`PoolBuilder::setting`](crate::PoolBuilder::setting) would cause.
+pub fn check(name: &str, text: &str) -> Result<()> {
+    set(&mut Settings::default(), name, text)
 }
 
 /// What replaces the retired variable of this name.

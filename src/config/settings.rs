@@ -1,8 +1,8 @@
 //! The settings: one row each, from which the fields, the variables, the builder's methods and `docs/settings.md` are made.
 //!
 //! A row is, in this order: what the setting does (at most 15 words), its variable, its default, its name, what its builder
-//! method takes, its type, and how its variable is written. To add a setting, add a row, and if another setting implies or
-//! contradicts it, a line in [`Settings::resolve`] or [`Config::contradictions`].
+//! method takes if it has one, its type, and how its variable is written. To add a setting, add a row, and if another setting
+//! implies or contradicts it, a line in [`Settings::resolve`] or [`Config::contradictions`].
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,10 +29,10 @@ macro_rules! for_each_setting {
         "PINPOOL_RESERVE" = 0, reserve_bytes(u64): u64 as SIZE;
 
         /// Most bytes kept in idle buffers and free memory: a size, or none.
-        "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes(impl Into<Option<u64>>): Option<u64> as SIZE_OR_NONE;
+        "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes: Option<u64> as SIZE_OR_NONE;
 
         /// Limit shared by all processes that use this name: a name, auto, or none.
-        "PINPOOL_LEDGER" = LedgerName::Disabled, ledger(impl Into<LedgerName>): LedgerName as word();
+        "PINPOOL_LEDGER" = LedgerName::Disabled, ledger: LedgerName as word();
 
         group "Waiting";
 
@@ -46,7 +46,7 @@ macro_rules! for_each_setting {
         "PINPOOL_ON_FULL" = OnFull::Error, on_full(OnFull): OnFull as word();
 
         /// Whether the start waits until the whole reserve is pinned: 0 or 1.
-        "PINPOOL_RESERVE_WAIT" = true, reserve_wait(bool): bool as SWITCH;
+        "PINPOOL_RESERVE_WAIT" = true, reserve_wait: bool as SWITCH;
 
         group "Where memory comes from";
 
@@ -57,7 +57,7 @@ macro_rules! for_each_setting {
         "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;
 
         /// NUMA node to pin on: a number, or auto for the GPU's node.
-        "PINPOOL_NUMA_NODE" = None, numa_node(impl Into<Option<u32>>): Option<u32> as NODE;
+        "PINPOOL_NUMA_NODE" = None, numa_node: Option<u32> as NODE;
 
         group "Lifetime";
 
@@ -72,7 +72,7 @@ macro_rules! for_each_setting {
         "PINPOOL_TRACE" = None, trace(impl Into<Option<PathBuf>>): Option<PathBuf> as PATH_OR_NONE;
 
         /// Unix socket that serves statistics: a path, 1 (a default path), or none.
-        "PINPOOL_SOCKET" = None, socket(impl Into<Option<PathBuf>>): Option<PathBuf> as SOCKET;
+        "PINPOOL_SOCKET" = None, socket: Option<PathBuf> as SOCKET;
 
         group "TensorFlow's own";
 
@@ -81,28 +81,28 @@ macro_rules! for_each_setting {
 
         // The starting limit of TensorFlow's pool of pinned memory.
         /// Most idle buffers kept at the start; 0 keeps none and disables auto-resize.
-        "PINPOOL_POOL_SIZE_LIMIT" = 100, pool_size_limit(u64): u64 as COUNT;
+        "PINPOOL_POOL_SIZE_LIMIT" = 100, pool_size_limit: u64 as COUNT;
 
         /// Whether the idle limit grows while evictions and misses are frequent: 0 or 1.
-        "PINPOOL_AUTO_RESIZE" = true, auto_resize(bool): bool as SWITCH;
+        "PINPOOL_AUTO_RESIZE" = true, auto_resize: bool as SWITCH;
 
         /// Size classes: eighths under adaptive; pow2 (the default there) or exact under tensorflow.
-        "PINPOOL_ROUNDING" = Rounding::Eighths, rounding(Rounding): Rounding as word();
+        "PINPOOL_ROUNDING" = Rounding::Eighths, rounding: Rounding as word();
 
         // TensorFlow's `should_log`.
         /// One rate check in this many is logged; 1 logs each.
-        "PINPOOL_LOG_EVERY" = 10, log_every(u64): u64 as AT_LEAST_ONE;
+        "PINPOOL_LOG_EVERY" = 10, log_every: u64 as AT_LEAST_ONE;
 
         group "Expert";
 
         /// Huge pages set aside by the administrator: off, auto, 2MiB or 1GiB.
-        "PINPOOL_HUGETLB" = HugeTlb::Off, hugetlb(HugeTlb): HugeTlb as word();
+        "PINPOOL_HUGETLB" = HugeTlb::Off, hugetlb: HugeTlb as word();
 
         /// Whether the pool may pin more than its reserve (TensorFlow's allow_growth): 0 or 1.
-        "PINPOOL_GROWTH" = true, growth(bool): bool as SWITCH;
+        "PINPOOL_GROWTH" = true, growth: bool as SWITCH;
 
         /// Whether buffers are zeroed before another user gets them: 0 or 1.
-        "PINPOOL_ZERO" = false, zero(bool): bool as SWITCH;
+        "PINPOOL_ZERO" = false, zero: bool as SWITCH;
             }
     };
 }
@@ -110,8 +110,8 @@ pub(crate) use for_each_setting;
 
 macro_rules! fields {
     ($(group $group:literal; $(
-        $(#[doc = $doc:literal])+
-        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
+        #[doc = $doc:literal]
+        $variable:literal = $default:expr, $name:ident $(($argument:ty))?: $type:ty as $format:expr;
     )+)+) => {
         /// What code or environment set; `None` if they set nothing.
         #[derive(Debug, Clone, Default)]
@@ -126,7 +126,7 @@ macro_rules! fields {
         #[derive(Debug, Clone)]
         #[non_exhaustive]
         pub struct Config {
-            $($($(#[doc = $doc])+ pub $name: $type,)+)+
+            $($(#[doc = $doc] pub $name: $type,)+)+
             #[doc(hidden)]
             pub code: CodeSettings,
         }

@@ -127,15 +127,14 @@ impl IntoFuture for Completion {
 
 impl CompletionFuture {
     /// The handle again, for a wait that is not a task's.
-    pub fn completion(&self) -> &Completion {
+    pub(crate) fn completion(&self) -> &Completion {
         &self.completion
     }
 
     /// Has `waker` woken when the copy is over.
     fn remind(&mut self, fence: SharedFence, waker: &Waker) {
-        if self.reminder.as_ref().is_some_and(|reminder| reminder.set_waker(waker)) {
-            return;
-        }
+        // The reminder of the last poll may have another waker.
+        self.reminder = None;
         // A failure is an end as well.
         let condition = Box::new(move || !matches!(is_over(&*fence), Ok(false)));
         self.reminder = MaintenanceThread::of_process().remind(None, Some(condition), waker).ok();

@@ -6,7 +6,7 @@ use pinpool_os::words::{Size, Time};
 
 use super::texts::{Limit, Node};
 use super::{PoolLog, log};
-use crate::backend::{PageTiers, SourceError};
+use crate::backend::SourceError;
 
 impl PoolLog {
     /// With the time that is `left`, if it is known.
@@ -49,12 +49,12 @@ impl PoolLog {
         );
     }
 
-    /// Calls `tiers`, which queries the kernel, only if the line is logged.
+    /// Calls `huge_bytes`, which queries the kernel, only if the line is logged.
     ///
-    /// The kinds of pages that a reserve has. To do: if they are not huge, check `transparent_hugepage`.
-    pub(crate) fn reserved(&self, bytes: u64, tiers: impl Fn() -> PageTiers, numa_node: Option<u32>) {
+    /// The reserve is pinned; `huge` is its part in huge pages. To do: if few are huge, check `transparent_hugepage`.
+    pub(crate) fn reserved(&self, bytes: u64, huge_bytes: impl Fn() -> u64, numa_node: Option<u32>) {
         let (bytes, node) = (Size(bytes), Node(numa_node));
-        log::info!(reserve, "{self}reserve: bytes={bytes}{node} pages: {}", tiers());
+        log::info!(reserve, "{self}reserve: bytes={bytes}{node} huge={}", Size(huge_bytes()));
     }
 
     /// There are too few huge pages, and others are used. To do: reserve more as the line says, or set `PINPOOL_HUGETLB=auto`.

@@ -95,8 +95,6 @@ calls! {
     host_device_pointer_call = c"cuMemHostGetDevicePointer_v2"(out: *mut CUdeviceptr, start: *mut c_void, flags: c_uint);
     pointer_attribute_call = c"cuPointerGetAttribute"(out: *mut c_void, attribute: c_int, address: CUdeviceptr);
 
-    device_alloc_call = c"cuMemAlloc_v2"(out: *mut CUdeviceptr, bytes: usize);
-    pub(crate) device_free = c"cuMemFree_v2"(address: CUdeviceptr);
     device_alloc_async_call = c"cuMemAllocAsync"(out: *mut CUdeviceptr, bytes: usize, stream: CUstream);
     pub(crate) device_free_async = c"cuMemFreeAsync"(address: CUdeviceptr, stream: CUstream);
     pub(crate) copy_to_device =
@@ -260,13 +258,6 @@ pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr
     let place = (&raw mut address).cast();
     // SAFETY: the value of this attribute is an address; the driver looks the pointer up and reads nothing behind it.
     unsafe { pointer_attribute_call(place, DEVICE_POINTER, start.addr() as CUdeviceptr) }.map(|()| address)
-}
-
-/// Device memory of the current context.
-pub(crate) fn device_alloc(bytes: usize) -> Result<CUdeviceptr, Code> {
-    let mut address = 0;
-    // SAFETY: `address` takes the result; without a context the call is refused.
-    unsafe { device_alloc_call(&raw mut address, bytes) }.map(|()| address)
 }
 
 /// Device memory in the order of a stream.

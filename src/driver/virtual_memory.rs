@@ -84,9 +84,7 @@ impl AccessDescriptor {
 const _: () = assert!(size_of::<MemoryLocation>() == 8 && size_of::<AccessDescriptor>() == 12);
 const _: () = assert!(size_of::<AllocationProperties>() == 32 && align_of::<AllocationProperties>() == 8);
 
-const MADVISE: &str = "madvise";
-
-/// A call of the driver that failed, or one of the kernel's on its memory.
+/// A call of the driver that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DriverRefusal {
     pub(crate) call: &'static str,
@@ -94,11 +92,6 @@ pub(crate) struct DriverRefusal {
 }
 
 impl DriverRefusal {
-    /// The kernel refused the advice on mapped memory with this error.
-    pub(crate) fn of_madvise(code: c_int) -> Self {
-        Self { call: MADVISE, code }
-    }
-
     /// Whether the driver may take the same call later: `CUDA_ERROR_OUT_OF_MEMORY`.
     pub(crate) fn may_pass(self) -> bool {
         self.code == 2
@@ -108,9 +101,6 @@ impl DriverRefusal {
 /// The name of every error that these calls return.
 impl fmt::Display for DriverRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.call == MADVISE {
-            return std::io::Error::from_raw_os_error(self.code).kind().fmt(f);
-        }
         Code(self.code).fmt(f)
     }
 }

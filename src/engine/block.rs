@@ -11,7 +11,7 @@
 //! - **block-I1**: `memory.start()` up to `class_bytes` bytes later is memory that belongs to this block alone, and `first`
 //!   is an address in it.
 //! - **block-I2**: The tag of the entry is the fork generation of its pool only while the block is *plain*: memory of the
-//!   source, no copy begun or recorded, no holder, `first` at its start, position 0, no fork since. Every call that may change one of
+//!   source, no copy begun or recorded, no holder, `first` at its start, no fork since. Every call that may change one of
 //!   these sets another tag; the slow put makes the block plain again. So a hit compares two numbers and skips all checks.
 //! - **block-I3**: Only a fast-path block can take the short path of a return. A take opens it, and what sets another tag
 //!   closes it.
@@ -20,9 +20,9 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::idle::thread_cache::{Entry, SpareEntries};
+use super::cache::thread_cache::{Entry, SpareEntries};
 use super::memory::{Adopted, BlockMemory};
-use super::owners::Holder;
+use super::meter::owners::Holder;
 use crate::in_flight::CopyFences;
 use crate::quota::Claim;
 use crate::size_class::Class;
@@ -90,8 +90,6 @@ impl<E> fmt::Debug for Block<E> {
 /// one pointer, which is returned in a register.
 #[derive(Debug, Default)]
 pub(crate) struct BufferState {
-    /// Offset of the next `io::Write`.
-    pub(crate) position: usize,
     pub(crate) copy_fences: CopyFences,
 }
 
@@ -167,7 +165,6 @@ impl<E> Block<E> {
         #[allow(unsafe_code)]
         let first = unsafe { start.add(skip_bytes) };
         (self.0.first, self.0.len) = (Address(first), len);
-        self.0.state.position = 0;
     }
 
     /// Ends the buffer after its first `len` bytes, if it is longer.

@@ -12,13 +12,13 @@ use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
 use super::block::{Block, BlockBody};
+use super::cache::thread_cache::{Entry, SpareEntries};
+use super::cache::{Evicted, Idle, LoweredLimit};
 use super::classes::Classes;
-use super::idle::thread_cache::{Entry, SpareEntries};
-use super::idle::{Evicted, Idle, LoweredLimit};
-use super::lifetime::Lifetime;
-use super::maintenance::Tick;
 use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls};
-use crate::backend::{HugeTlb, PageTiers, SourceError, too_few};
+use super::meter::lifetime::Lifetime;
+use super::meter::maintenance::Tick;
+use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::maintenance_thread::Pace;
@@ -362,16 +362,14 @@ impl<E> Stock<E> {
         }
         let places = added?;
         let source = self.memory.source();
-        let tiers = || {
-            let tiers = places.iter().map(|&Place(start, len)| source.page_tiers(start, len));
-            tiers.fold(PageTiers::default(), PageTiers::add)
+        let huge = || {
+            let each = places.iter().map(|&Place(start, len)| huge_bytes(start, len));
+            each.fold([0; 2], |[hugetlb, transparent], more| [hugetlb + more[0], transparent + more[1]])
         };
         if self.hugetlb.is_required() {
-            too_few(self.hugetlb, tiers().hugetlb_bytes, length(&places))
-                .iter()
-                .for_each(|lack| self.log.few_huge_pages(lack));
+            too_few(self.hugetlb, huge()[0], length(&places)).iter().for_each(|lack| self.log.few_huge_pages(lack));
         }
-        self.log.reserved(bytes.min(length(&places)), tiers, source.numa_node());
+        self.log.reserved(bytes.min(length(&places)), || huge().iter().sum(), source.numa_node());
         Ok(())
     }
 

@@ -6,13 +6,12 @@
 //!                └─ completion can never be known ─▶ leak
 //! ```
 //!
-//! `put` is in `recent`, with the short path of a plain block.
+//! `put` is in `core::recent`, with the short path of a plain block.
 
 use std::sync::{Arc, Weak};
 
 use super::block;
-use super::core::Core;
-use super::recent;
+use super::core::{Core, recent};
 use crate::backend::HugeTlb;
 use crate::copy::CopyKeeper;
 use crate::error::{Error, Result};

@@ -15,17 +15,16 @@ use crate::arena::Retention;
 use crate::backend::{self, Backend};
 #[cfg(feature = "observe")]
 use crate::config::env::VariableReport;
-use crate::config::{Config, EnvReport, HugeTlb, LedgerName, Limit, OnFull, Preset, Settings, env, for_each_setting};
+use crate::config::{Config, EnvReport, LedgerName, Limit, OnFull, Preset, Settings, env, for_each_setting};
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
-    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Clock, Core, Memory, OneEach, Pageable, Timekeeper,
+    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, OneEach, Pageable, Timekeeper,
     granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::finding::Finding;
 use crate::ledger::{self, HostLedger};
 use crate::quota::{Budget, Claim, Member};
-use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]
 use pinpool_observe::record::{PoolDescription, SET_IN_CODE, Unrecorded, count_failed};
@@ -35,16 +34,21 @@ use pinpool_os::host::limits;
 #[must_use]
 pub struct PoolBuilder {
     settings: Settings,
+    /// Names and values of [`PoolBuilder::setting`].
+    texts: Vec<(String, String)>,
     /// What the variables begin with; `None` if they are ignored.
     env_prefix: Option<String>,
     log: PoolLog,
-    clock: Clock,
+    clock: Option<ManualClock>,
     host_root: PathBuf,
 }
 
 impl fmt::Debug for PoolBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolBuilder").field("settings", &self.settings).finish_non_exhaustive()
+        f.debug_struct("PoolBuilder")
+            .field("settings", &self.settings)
+            .field("texts", &self.texts)
+            .finish_non_exhaustive()
     }
 }
 
@@ -59,9 +63,10 @@ impl PoolBuilder {
     pub(super) fn new() -> Self {
         Self {
             settings: Settings::default(),
+            texts: Vec::new(),
             env_prefix: Some(env::PREFIX.to_owned()),
             log: PoolLog::new(),
-            clock: Clock::System,
+            clock: None,
             host_root: PathBuf::from("/"),
         }
     }
@@ -79,22 +84,21 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets what the variable `name` sets, from its text, as the method of that setting would: for settings that come as text
-    /// from a file or from another language. The methods below name the variables; `background_thread` and `call_stacks`, which no
-    /// variable sets, are accepted too. An empty text sets nothing. A retired name is a warning when the pool is built.
+    /// Sets what the variable `name` sets, in the form of the variable: for settings without a method below, and for settings that
+    /// come as text from a file or another language. The name may be in lower case and without `PINPOOL_`. `background_thread` and
+    /// `call_stacks`, which no variable sets, are accepted too. An empty text sets nothing. A retired name is a warning when the pool
+    /// is built.
+    ///
+    /// [`build`](Self::build) fails if there is no such setting, its value is invalid, or code has set another value.
     ///
     /// ```
-    /// let pool = pinpool::Pool::builder().variable("PINPOOL_BACKEND", "heap")?.variable("PINPOOL_MAX_BYTES", "1.5G")?.build()?;
-    /// assert_eq!(pool.config().max_bytes, pinpool::Limit::Bytes(3 << 29));
+    /// let pool = pinpool::Pool::builder().setting("backend", "heap").setting("PINPOOL_MAX_BYTES", "1.5G").build()?;
+    /// assert_eq!(pool.stats().limits.max_bytes, Some(3 << 29));
     /// # Ok::<(), pinpool::Error>(())
     /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`Error::is_setting`](crate::Error::is_setting) if there is no such setting, its value is invalid, or code has set another.
-    pub fn variable(mut self, name: &str, text: &str) -> Result<Self> {
-        env::set(&mut self.settings, name, text)?;
-        Ok(self)
+    pub fn setting(mut self, name: &str, value: impl fmt::Display) -> Self {
+        self.texts.push((env::full_name(name), value.to_string()));
+        self
     }
 
     /// The settings that a pool built now would have: what code sets, else the environment, else the defaults.
@@ -110,7 +114,12 @@ impl PoolBuilder {
 
     /// The settings, and what is wrong with them. The default GPU depends on the process.
     fn examine(&self) -> EnvReport {
-        let mut report = env::examine(&self.settings, self.env_prefix.as_deref());
+        let mut settings = self.settings.clone();
+        let set = |(name, text): &(String, String)| env::set(&mut settings, name, text).err();
+        let mut errors: Vec<_> = self.texts.iter().filter_map(set).collect();
+        let mut report = env::examine(&settings, self.env_prefix.as_deref());
+        errors.append(&mut report.errors);
+        report.errors = errors;
         // A pool that pins without a driver does not look for one: a child that another thread forks meanwhile may find the
         // dynamic linker at work.
         let may_use_gpu = matches!(
@@ -131,7 +140,7 @@ impl PoolBuilder {
         self
     }
 
-    /// One request in `every`, drawn at random, keeps its call stack, so that a recording, the diagnosis of a leak and the list of
+    /// Keeps the call stack of one request in `every`, drawn at random, so that a recording, the diagnosis of a leak and the list of
     /// buffers in use name the line that it came from; 0 (the default): none. Every request then takes the slow path.
     #[cfg(feature = "observe")]
     pub fn call_stacks(mut self, every: u64) -> Self {
@@ -176,8 +185,8 @@ impl PoolBuilder {
     /// Takes the time from `clock`: for replays and tests. The pool then has no maintenance thread,
     /// unless [`background_thread`](Self::background_thread) asks for one.
     #[doc(hidden)]
-    pub fn clock(mut self, clock: crate::engine::ManualClock) -> Self {
-        self.clock = Clock::Manual(clock);
+    pub fn clock(mut self, clock: ManualClock) -> Self {
+        self.clock = Some(clock);
         self.settings.code.background_thread.get_or_insert(false);
         self
     }
@@ -204,7 +213,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool. Keeps nothing pinned except its reserve. If [`reserve_wait`](Self::reserve_wait) is off, about the
+    /// Builds the pool. Keeps nothing pinned except its reserve. With `PINPOOL_RESERVE_WAIT=0`, about the
     /// first 8 MiB of it are pinned when this returns.
     ///
     /// [`Backend::Auto`] tries each driver backend until one works: it pins 2 MiB, touches them, copies from them and releases
@@ -241,7 +250,8 @@ impl PoolBuilder {
             let mut limit = AutoLimit::new(root.clone());
             let is_auto = ledger.is_none() && config.max_bytes == Limit::Auto;
             let member = Member::new(root.clone(), log.name.clone(), is_auto);
-            let (mut max_bytes, limit_origin) = limit.set(config.max_bytes, member.auto_bytes());
+            let (mut max_bytes, limit_origin) =
+                limit.set(config.max_bytes, if is_auto { member.auto_bytes() } else { 0 });
             let chosen = backend::choose(&config.backend, pin_options(config, &root, max_bytes, &[]))?;
             max_bytes = chosen.lock_limit_bytes.or(max_bytes);
             limit.lock_limit_bytes = chosen.lock_limit_bytes;
@@ -312,20 +322,20 @@ fn may_begin_late(config: &Config) -> bool {
 
 macro_rules! setters {
     ($(group $group:literal; $(
-        $(#[doc = $doc:literal])+
-        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
+        #[doc = $doc:literal]
+        $variable:literal = $default:expr, $name:ident $(($argument:ty))?: $type:ty as $format:expr;
     )+)+) => {
-        /// One method for each setting. A value that code sets overrides the variable.
+        /// The most common settings; [`setting`](Self::setting) has all. A value that code sets overrides the variable.
         impl PoolBuilder {
-            $($(
-                $(#[doc = $doc])+
+            $($($(
+                #[doc = $doc]
                 ///
                 #[doc = concat!("Variable `", $variable, "`, default `", stringify!($default), "`.")]
                 pub fn $name(mut self, value: $argument) -> Self {
                     self.settings.$name = Some(value.into());
                     self
                 }
-            )+)+
+            )?)+)+
         }
     };
 }

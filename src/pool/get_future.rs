@@ -11,13 +11,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use super::{Pool, Request, buffer};
 use crate::buffer::PinnedBuf;
-use crate::engine::{Account, BlockRequest, Core, TagAccount, WaitTicket};
+use crate::engine::{Account, BlockRequest, Core, WaitTicket};
 use crate::error::Result;
 use crate::quota::Claim;
 
@@ -36,7 +35,6 @@ pub struct GetFuture {
     pool: Pool,
     request: Request,
     wait: Duration,
-    tag: Option<Arc<TagAccount>>,
     /// What its partition has claimed for it.
     claim: Option<Claim>,
 }
@@ -51,9 +49,9 @@ enum State {
 }
 
 impl GetFuture {
-    pub(super) fn new(pool: Pool, request: Request, tag: Option<Arc<TagAccount>>) -> Self {
+    pub(super) fn new(pool: Pool, request: Request) -> Self {
         let wait = pool.longest_wait(request);
-        Self { state: State::New, pool, request, wait, tag, claim: None }
+        Self { state: State::New, pool, request, wait, claim: None }
     }
 
     /// In a forked child the queue stays as it was: its locks may be held by threads that do not exist here.
@@ -65,7 +63,7 @@ impl GetFuture {
 
     /// A buffer, if no wait is needed.
     fn begin(&mut self) -> Result<Option<PinnedBuf>> {
-        let Some(wanted) = self.pool.wanted(self.request, self.tag.as_ref())? else {
+        let Some(wanted) = self.pool.wanted(self.request)? else {
             return Ok(Some(PinnedBuf::empty()));
         };
         if let Some(account) = &wanted.account {

@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use super::Pool;
-use crate::engine::{Account, CachedShard, Core};
+use crate::engine::{Account, CachedShard, Core, TagAccount};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::{AtomicPtr, Ordering};
 
@@ -22,13 +22,20 @@ pub(super) struct Handle {
     cores: [OnceLock<Arc<Core>>; 2],
     begin: Box<dyn Fn() -> Arc<Core> + Send + Sync>,
     generation: ForkGeneration,
-    /// Of a partition: its account, and the pool.
-    partition: Option<(Arc<Account>, Pool)>,
+    /// `None` for the pool itself.
+    pub(super) part: Option<Part>,
+}
+
+/// A handle of a pool under another name: a partition, a tag, or both.
+pub(super) struct Part {
+    pub(super) account: Option<Arc<Account>>,
+    pub(super) tag: Option<Arc<TagAccount>>,
+    pub(super) pool: Pool,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.partition.is_some() {
+        if self.part.is_some() {
             return;
         }
         for core in self.cores.iter().filter_map(OnceLock::get) {
@@ -46,20 +53,14 @@ impl Handle {
     pub(super) fn new(begin: Box<dyn Fn() -> Arc<Core> + Send + Sync>) -> Self {
         // Neither null, which a thread without a pool at hand has, nor the address of any core.
         let address = AtomicPtr::new(ptr::without_provenance_mut(1));
-        Self { address, cores: Default::default(), begin, generation: ForkGeneration::now(), partition: None }
+        Self { address, cores: Default::default(), begin, generation: ForkGeneration::now(), part: None }
     }
 
-    /// A partition of `pool`, which lives as long.
-    pub(super) fn of_partition(account: Arc<Account>, pool: Pool) -> Self {
-        let core = account.core().clone();
-        let mut partition = Self::new(Box::new(move || core.clone()));
-        partition.partition = Some((account, pool));
-        partition
-    }
-
-    #[inline(always)]
-    pub(super) fn account(&self) -> Option<&Arc<Account>> {
-        self.partition.as_ref().map(|(account, _)| account)
+    pub(super) fn of_part(part: Part) -> Self {
+        let pool = part.pool.clone();
+        let mut handle = Self::new(Box::new(move || pool.core().clone()));
+        handle.part = Some(part);
+        handle
     }
 
     #[inline(always)]
@@ -78,8 +79,8 @@ impl Handle {
     fn begun(&self) -> &Arc<Core> {
         self.cores[usize::from(self.generation.is_stale())].get_or_init(|| {
             let core = (self.begin)();
-            if self.partition.is_none() {
-                // What a partition takes is counted.
+            if self.part.is_none() {
+                // Requests of a part are counted.
                 self.address.store(Arc::as_ptr(&core).cast_mut(), Ordering::Relaxed);
             }
             core

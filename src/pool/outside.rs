@@ -76,7 +76,7 @@ impl Pool {
     /// let locked = std::sync::Arc::new(unsafe { pool.page_lock(memory, page) }?);
     /// let lent = locked.clone();
     /// // SAFETY: nothing else uses the bytes, which stay locked until the buffer is over.
-    /// let buf = unsafe { pool.adopt(locked.memory(), locked.is_pinned(), move || drop(lent)) }?;
+    /// let buf = unsafe { pool.adopt(locked.memory(), locked.pinned_by().is_some(), move || drop(lent)) }?;
     /// assert_eq!(buf.len(), 4096);
     /// # Ok::<(), pinpool::Error>(())
     /// ```
@@ -149,14 +149,9 @@ impl<O: Send + 'static> PageLocked<O> {
         &self.held.owner
     }
 
-    /// How it is pinned: `register` (by the driver), `mlock` (by the kernel), or `none` if the pool's memory is not pinned.
-    pub fn locked_by(&self) -> &'static str {
-        self.held.lock.name()
-    }
-
-    /// Whether the memory is pinned.
-    pub fn is_pinned(&self) -> bool {
-        self.locked_by() != "none"
+    /// What pinned the memory: `register` (the driver), `mlock` (the kernel), or `None` if the pool's memory is not pinned.
+    pub fn pinned_by(&self) -> Option<&'static str> {
+        Some(self.held.lock.name()).filter(|name| *name != "none")
     }
 }
 
@@ -164,7 +159,7 @@ impl<O: Send + 'static> fmt::Debug for PageLocked<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PageLocked")
             .field("memory", &self.memory())
-            .field("locked_by", &self.locked_by())
+            .field("pinned_by", &self.pinned_by())
             .finish_non_exhaustive()
     }
 }

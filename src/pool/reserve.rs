@@ -8,7 +8,7 @@ use crate::error::{ErrorKind, Result};
 impl Pool {
     /// Pins `bytes` now, by the fastest method of the backend, and keeps them until the pool ends. Logs its progress.
     ///
-    /// With [`reserve_wait`](crate::PoolBuilder::reserve_wait) off, it returns after about 8 MiB, and a thread of the pool pins the
+    /// With `PINPOOL_RESERVE_WAIT=0` it returns after about 8 MiB, and a thread of the pool pins the
     /// rest in steps of about 8 MiB (64 MiB on `register` and `cuda`, which is also the longest buffer there). Requests have
     /// priority, and the memory that they pin meanwhile becomes part of the reserve. A limit below the reserve pauses it. If the
     /// driver or the kernel refuses a step, the rest is abandoned with a warning; call this again once the cause is fixed.
@@ -32,7 +32,7 @@ impl Pool {
 
     /// Waits up to `timeout` until the whole reserve is pinned, and returns whether it is.
     ///
-    /// Returns true at once if nothing was reserved or [`reserve_wait`](crate::PoolBuilder::reserve_wait) is on. With
+    /// Returns true at once if nothing was reserved or `PINPOOL_RESERVE_WAIT` is on. With
     /// `background_thread(false)` the calling thread pins the reserve.
     ///
     /// # Errors

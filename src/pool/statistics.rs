@@ -1,7 +1,6 @@
 //! What a pool tells of itself.
 
 use super::Pool;
-use crate::backend::PageTiers;
 use crate::config::Config;
 use crate::diagnosis::Diagnosis;
 use crate::dump::Dump;
@@ -45,27 +44,9 @@ impl Pool {
         accounts.iter().map(|account| account.stats()).collect()
     }
 
-    /// The kinds of pages that the held memory is in. Reads a file of the kernel, so keep it off hot paths. `None` under
-    /// the preset `tensorflow`, which keeps no list of its memory.
-    #[doc(hidden)]
-    pub fn page_tiers(&self) -> Option<PageTiers> {
-        self.core().memory().page_tiers()
-    }
-
     /// The name in the pool's log lines ([`PoolBuilder::name`](crate::PoolBuilder::name)).
     pub fn name(&self) -> Option<&str> {
         self.account().map_or_else(|| self.core().name(), |account| Some(account.name()))
-    }
-
-    /// Name of the backend in use, such as `vmm` if the setting is `auto`.
-    pub fn backend(&self) -> &'static str {
-        self.core().memory().source().name()
-    }
-
-    /// Whether the backend pins its memory. A full pool may still return unpinned memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned)
-    /// tells of each buffer, and [`OnFull::Error`](crate::OnFull::Error) rules it out.
-    pub fn is_pinned(&self) -> bool {
-        self.core().memory().source().is_pinned()
     }
 
     /// The settings in effect, with variables and defaults resolved.

@@ -1,21 +1,21 @@
 //! The limit of a process: its `auto` pools together hold at most what one of them may.
 //!
 //! A program that builds a pool for each library, or for each thread, pins no more of the machine than with one. Each pool may
-//! use all of it. A request that the limit refuses has the other pools release what they keep idle. While it waits, pools that
-//! hold more than an even share make room of what is returned to them, as under the limit of a host (`shares`).
+//! use all of it. A request that the limit refuses has the other pools release what they keep idle. Pools that wait for each
+//! other are served in the order in which they began to wait: the others make room of what is returned to them, and claim
+//! nothing that an earlier one wants.
 
 use pinpool_os::words::Size;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use super::{Budget, BudgetOwner};
+use super::Budget;
 use crate::ledger::Want;
 use crate::maintenance_thread::MaintenanceThread;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 use pinpool_shm::ledger::LISTED;
-use pinpool_shm::ledger::shares::{self, Demand};
 
 /// All pools that this process made, in that order.
 static POOLS: OfProcess<Mutex<Vec<Entry>>> = OfProcess::new(Mutex::default);
@@ -36,14 +36,16 @@ pub(crate) struct Member {
 struct Entry {
     budget: Weak<Budget>,
     /// What its requests want; the budget counts what it holds.
-    demand: Demand,
+    wanted_bytes: u64,
+    /// The order of the pools that want memory; `u64::MAX` if this one wants none.
+    turn: u64,
 }
 
-/// What the `auto` pools hold and want.
+/// What a pool finds in its process.
 pub(super) struct Process {
-    max_bytes: u64,
-    own: Demand,
-    others: Vec<Demand>,
+    room_bytes: u64,
+    /// What pools want that began to wait before this one.
+    pub(super) wanted_bytes: u64,
 }
 
 impl Member {
@@ -51,16 +53,11 @@ impl Member {
         Self { root, name, is_auto: AtomicBool::new(is_auto) }
     }
 
-    fn is_auto(&self) -> bool {
-        // Relaxed: a change comes before or after.
-        self.is_auto.load(Ordering::Relaxed)
-    }
-
-    /// What counts under the `auto` limit of this pool.
+    /// What counts under the limit of this pool if it is `auto`.
     pub(crate) fn auto_bytes(&self) -> u64 {
         let pools = POOLS.get().lock();
         let pools = pools.iter().filter_map(|entry| entry.budget.upgrade());
-        let counted = pools.filter(|pool| self.is_auto() && pool.is_auto() && pool.member.root == self.root);
+        let counted = pools.filter(|pool| pool.is_auto() && pool.member.root == self.root);
         counted.map(|pool| pool.used_bytes()).fold(0, u64::saturating_add)
     }
 }
@@ -68,7 +65,7 @@ impl Member {
 pub(super) fn add(budget: &Arc<Budget>) {
     let mut pools = POOLS.get().lock();
     pools.retain(|other| other.budget.strong_count() > 0);
-    pools.push(Entry { budget: Arc::downgrade(budget), demand: Demand::default() });
+    pools.push(Entry { budget: Arc::downgrade(budget), wanted_bytes: 0, turn: u64::MAX });
 }
 
 /// Whether a pool of this process has memory.
@@ -78,39 +75,26 @@ pub(super) fn has_claims() -> bool {
 
 /// Has the maintenance thread release idle memory of pools, and wake requests that wait for it.
 pub(super) fn look_soon() {
-    MaintenanceThread::of_process().look_soon();
+    // The thread of another pool may be missing; then its own requests and returns do this.
+    let _ = MaintenanceThread::of_process().wake(false);
 }
 
 impl Process {
-    fn room_bytes(&self) -> u64 {
-        let held = self.others.iter().chain([&self.own]).map(|pool| pool.held_bytes);
-        self.max_bytes.saturating_sub(held.fold(0, u64::saturating_add))
+    /// What this pool may claim.
+    pub(super) fn claimable_bytes(&self) -> u64 {
+        self.room_bytes.saturating_sub(self.wanted_bytes)
     }
 
-    pub(super) fn claimable_bytes(&self, bytes: u64) -> u64 {
-        shares::claimable_bytes(&self.own, &self.others, self.max_bytes, self.room_bytes(), bytes)
-    }
-
-    /// What other pools want.
-    pub(super) fn wanted_bytes(&self) -> u64 {
-        self.others.iter().map(|other| other.wanted_bytes).fold(0, u64::saturating_add)
-    }
-
-    pub(super) fn others_lack(&self) -> u64 {
-        match self.wanted_bytes() {
-            0 => 0,
-            wanted_bytes => wanted_bytes.saturating_sub(self.room_bytes()),
-        }
-    }
-
-    pub(super) fn owed_bytes(&self) -> u64 {
-        if shares::gives(&self.own, &self.others, self.max_bytes) { self.others_lack() } else { 0 }
+    /// What pools before this one want and the limit has no room for.
+    pub(super) fn lacking_bytes(&self) -> u64 {
+        self.wanted_bytes.saturating_sub(self.room_bytes)
     }
 }
 
 impl Budget {
     pub(super) fn is_auto(&self) -> bool {
-        self.member.is_auto()
+        // Relaxed: a change comes before or after.
+        self.member.is_auto.load(Ordering::Relaxed)
     }
 
     /// The limit is `auto`, or is not any more: then the pool neither counts for the others nor they for it.
@@ -131,18 +115,20 @@ impl Budget {
         if self.is_auto() { find() } else { Vec::new() }
     }
 
-    /// What `act` makes of the `auto` pools while none of them claims; of `None` if this is not one of them.
-    pub(super) fn in_process<R>(&self, act: impl FnOnce(Option<&Process>) -> R) -> R {
+    /// What `act` makes of the process while none of its `auto` pools claims.
+    pub(super) fn in_process<R>(&self, act: impl FnOnce(&Process) -> R) -> R {
         if !self.is_auto() {
-            return act(None);
+            return act(&Process { room_bytes: u64::MAX, wanted_bytes: 0 });
         }
         let pools = POOLS.get().lock();
-        let demand = |pool: &Self, entry: &Entry| Demand { held_bytes: pool.used_bytes(), ..entry.demand };
-        // None in a forked child.
         let own = pools.iter().find(|entry| std::ptr::eq(entry.budget.as_ptr(), self));
-        let others = || pools.iter().filter_map(|entry| Some(demand(&*self.other(entry)?, entry))).collect();
-        let process = own.map(|own| Process { max_bytes: self.limit(), own: demand(self, own), others: others() });
-        act(process.as_ref())
+        let own_turn = own.map_or(u64::MAX, |own| own.turn);
+        let mut process = Process { room_bytes: self.own_room_bytes(), wanted_bytes: 0 };
+        for (other, entry) in pools.iter().filter_map(|entry| Some((self.other(entry)?, entry))) {
+            process.room_bytes = process.room_bytes.saturating_sub(other.used_bytes());
+            process.wanted_bytes += if entry.turn < own_turn { entry.wanted_bytes } else { 0 };
+        }
+        act(&process)
     }
 
     /// What counts under an `auto` limit of this pool.
@@ -150,37 +136,30 @@ impl Budget {
         if self.is_auto() { self.member.auto_bytes() } else { self.used_bytes() }
     }
 
-    pub(super) fn set_want_in_process(&self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
+    pub(super) fn set_want_in_process(&self, want: &Want, bytes: u64) -> u64 {
         let mut pools = POOLS.get().lock();
         let before_bytes = want.replace(bytes);
-        let own = pools.iter_mut().find(|entry| std::ptr::eq(entry.budget.as_ptr(), self));
-        if let Some(own) = own.filter(|_| before_bytes != bytes) {
-            let now = WANTS.fetch_add(1, Ordering::Relaxed);
-            own.demand.change_want(before_bytes, bytes, needed_bytes, (now, 0));
+        if before_bytes == bytes {
+            return bytes;
+        }
+        if let Some(own) = pools.iter_mut().find(|entry| std::ptr::eq(entry.budget.as_ptr(), self)) {
+            own.wanted_bytes = (own.wanted_bytes + bytes).saturating_sub(before_bytes);
+            own.turn = match own.wanted_bytes {
+                0 => u64::MAX,
+                _ => own.turn.min(WANTS.fetch_add(1, Ordering::Relaxed)),
+            };
         }
         drop(pools);
-        if before_bytes != bytes {
-            // Of what it does not want any more others may have some.
-            look_soon();
-        }
+        // Of what it does not want any more others may have some.
+        look_soon();
         before_bytes
-    }
-
-    /// The owners of the other `auto` pools.
-    fn other_owners(&self) -> Vec<Arc<dyn BudgetOwner>> {
-        self.others().iter().filter_map(|other| other.owner()).collect()
-    }
-
-    /// What the other `auto` pools keep idle.
-    pub(crate) fn others_idle_bytes(&self) -> u64 {
-        self.other_owners().iter().map(|owner| owner.releasable_bytes()).fold(0, u64::saturating_add)
     }
 
     /// Has the other `auto` pools release idle memory until there is room for `bytes`. Returns whether there is. A slow call,
     /// under no lock.
     pub(crate) fn ask_others(&self, bytes: u64) -> bool {
         let lacking_bytes = || bytes.saturating_sub(self.shared_room_for(bytes));
-        self.other_owners().iter().any(|owner| {
+        self.others().iter().filter_map(|other| other.owner()).any(|owner| {
             let released_bytes = owner.release_idle(lacking_bytes());
             released_bytes > 0 && lacking_bytes() == 0
         })
@@ -189,28 +168,21 @@ impl Budget {
     /// What the `auto` pools hold, for an error.
     pub(super) fn process_in_words(&self) -> String {
         let mut others = self.others();
-        let held_bytes = self.auto_bytes();
         others.retain(|other| other.used_bytes() > 0);
         others.sort_by_key(|other| std::cmp::Reverse(other.used_bytes()));
-        let listed = others.iter().take(LISTED).map(|other| {
-            let (name, held_bytes) = (other.member.name.as_deref().unwrap_or("an unnamed pool"), other.used_bytes());
-            match other.owner().map_or(0, |owner| owner.releasable_bytes()) {
-                0 => format!("{name} holds {}", Size(held_bytes)),
-                idle_bytes => format!("{name} holds {}, {} idle", Size(held_bytes), Size(idle_bytes)),
-            }
-        });
-        let mut words: Vec<_> = listed.collect();
-        let rest = others.get(LISTED..).unwrap_or_default();
+        let (listed, rest) = others.split_at(others.len().min(LISTED));
+        let name = |other: &Self| other.member.name.clone().unwrap_or_else(|| "an unnamed pool".to_owned());
+        let mut words: Vec<_> =
+            listed.iter().map(|other| format!("{} holds {}", name(other), Size(other.used_bytes()))).collect();
         if !rest.is_empty() {
             let bytes: u64 = rest.iter().map(|other| other.used_bytes()).sum();
             words.push(format!("{} others hold {}", rest.len(), Size(bytes)));
         }
         let others = if words.is_empty() { "no other pool holds any".to_owned() } else { words.join(", ") };
-        let max_bytes = self.limit();
         format!(
             "exceeds the limit of {} that this process's pools with PINPOOL_MAX_BYTES=auto share; {} are held ({others})",
-            Size(max_bytes),
-            Size(held_bytes)
+            Size(self.limit()),
+            Size(self.auto_bytes())
         )
     }
 }

@@ -320,12 +320,6 @@ impl RequestStats {
     pub fn hit_rate(&self) -> f64 {
         self.hits as f64 / self.served.max(1) as f64
     }
-
-    /// Share of the granted bytes that rounding added, from 0 to 1, without hits on the fast path.
-    #[allow(clippy::cast_precision_loss)] // A rate.
-    pub fn waste(&self) -> f64 {
-        1.0 - self.requested_bytes as f64 / self.granted_bytes.max(1) as f64
-    }
 }
 
 impl MemoryStats {

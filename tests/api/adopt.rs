@@ -40,7 +40,8 @@ impl Frames {
 
 fn pools() -> [Pool; 3] {
     let heap = || Pool::builder().without_env().backend(Backend::Heap).background_thread(false);
-    [heap().build(), heap().preset(Preset::TensorFlow).build(), heap().zero(true).build()].map(Result::unwrap)
+    [heap().build(), heap().preset(Preset::TensorFlow).build(), heap().setting("zero", true).build()]
+        .map(Result::unwrap)
 }
 
 #[test]
@@ -194,7 +195,7 @@ fn memory_is_locked_under_the_limit_of(pool: &Pool) {
         unsafe { pool.page_lock(memory, pages) }
     };
     let locked = lock(pool, 0).expect("idle memory makes room");
-    assert_eq!((locked.locked_by(), locked.is_pinned(), locked.memory().len()), ("none", false, 8192));
+    assert_eq!((locked.pinned_by(), locked.memory().len()), (None, 8192));
     assert_eq!(locked.owner().0[0], 3);
     assert!(pool.get_with(Request::new(12_000).wait(std::time::Duration::ZERO)).unwrap_err().is_limit());
     let other = lock(pool, 0).unwrap();

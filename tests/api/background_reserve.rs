@@ -32,11 +32,11 @@ fn faulty(discrete: bool) -> Arc<FaultSource> {
 
 /// A pool that pins a reserve of `bytes` by steps of `poll`.
 fn by_steps(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
-    over(source, max_bytes).reserve_bytes(bytes).reserve_wait(false).background_thread(false)
+    over(source, max_bytes).reserve_bytes(bytes).setting("reserve_wait", false).background_thread(false)
 }
 
 fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
-    over(source, max_bytes).reserve_bytes(bytes).reserve_wait(false)
+    over(source, max_bytes).reserve_bytes(bytes).setting("reserve_wait", false)
 }
 
 #[allow(clippy::float_cmp)] // Shares of powers of two.
@@ -97,7 +97,7 @@ fn without_a_reserve_or_with_one_that_was_waited_for_all_of_it_is_there() {
     let waited = over(faulty(false), 64 * MI).reserve_bytes(16 * MI).build().unwrap();
     assert!(fraction_is(&waited, 1.0) && waited.wait_reserved(Duration::ZERO).unwrap());
     assert_eq!(waited.stats().memory.reserve_target_bytes, 16 * MI);
-    let classes = over(faulty(false), 64 * MI).reserve_wait(false).background_thread(false).build().unwrap();
+    let classes = over(faulty(false), 64 * MI).setting("reserve_wait", false).background_thread(false).build().unwrap();
     classes.prewarm(20 * MI).unwrap();
     assert_eq!((classes.stats().memory.reserve_target_bytes, classes.stats().memory.reserve_bytes), (20 * MI, STEP));
 }
@@ -106,7 +106,7 @@ fn without_a_reserve_or_with_one_that_was_waited_for_all_of_it_is_there() {
 fn a_get_beyond_what_is_there_is_served_and_counts_as_reserve() {
     for growth in [true, false] {
         let source = faulty(false);
-        let pool = by_steps(source.clone(), 256 * MI, 64 * MI).growth(growth).build().unwrap();
+        let pool = by_steps(source.clone(), 256 * MI, 64 * MI).setting("growth", growth).build().unwrap();
         let buf = pool.get(20 * MIB).unwrap();
         let stats = valid_stats(&pool);
         assert!(
@@ -369,7 +369,7 @@ fn a_pool_whose_step_hangs_holds_no_other_up() {
 #[test]
 fn a_get_that_waits_for_room_is_served_by_what_a_step_pins() {
     // Without growth the reserve is all that there is.
-    let pool = by_a_thread(faulty(false), 64 * MI, 64 * MI).growth(false).wait(LONG).build().unwrap();
+    let pool = by_a_thread(faulty(false), 64 * MI, 64 * MI).setting("growth", false).wait(LONG).build().unwrap();
     let held = pool.get(60 * MIB).unwrap();
     let waiting = thread::spawn({
         let pool = pool.clone();
@@ -411,7 +411,7 @@ fn a_process_may_end_in_the_middle() {
         static POOLS: OnceLock<[Pool; 2]> = OnceLock::new();
         POOLS.get_or_init(|| {
             let heap = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 30);
-            let heap = heap.reserve_bytes(256 << 20).reserve_wait(false).build().unwrap();
+            let heap = heap.reserve_bytes(256 << 20).setting("reserve_wait", false).build().unwrap();
             [by_a_thread(faulty(false), TI, TI).build().unwrap(), heap]
         });
     });

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, TaggedPool};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 use pinpool_observe::record::{Event, Recording};
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -18,7 +18,7 @@ fn get_for_ever(pool: &Pool) -> PinnedBuf {
 }
 
 #[inline(never)]
-fn get_tagged(pool: &TaggedPool) -> PinnedBuf {
+fn get_tagged(pool: &Pool) -> PinnedBuf {
     pool.get(8192).unwrap()
 }
 

@@ -131,7 +131,7 @@ fn a_put_during_a_miss_serves_it_and_nothing_is_pinned() {
 #[test]
 fn hits_of_the_adaptive_preset_continue_while_acquire_and_release_hang() {
     let source = Arc::new(FaultSource::around(Arc::new(pinpool_replay::SimSource::discrete(1 << 40))));
-    let builder = Pool::builder().without_env().preset(Preset::Adaptive).pool_size_limit(8);
+    let builder = Pool::builder().without_env().preset(Preset::Adaptive).setting("pool_size_limit", 8);
     let pool = builder.backend(Backend::Source(source.clone())).build().unwrap();
     // Something large to release, idle for longer than the small one.
     drop(pool.get(64 << 20).unwrap());

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use pinpool::source::Source;
 use pinpool::unstable::LogSampler;
+use pinpool::unstable::Rounding;
 use pinpool::unstable::backend::HeapSource;
-use pinpool::{Backend, Limit, PinnedBuf, Pool, PoolBuilder, Preset, Rounding, Stats};
+use pinpool::{Backend, Limit, PinnedBuf, Pool, PoolBuilder, Preset, Stats};
 use pinpool_replay::SimSource;
 use pinpool_testing::FaultSource;
 
@@ -33,7 +34,7 @@ pub(crate) fn over_sim(max_bytes: u64) -> PoolBuilder {
 /// A pool over simulated memory under either preset, with buffers of exactly the requested size.
 pub(crate) fn both_presets(max_bytes: u64) -> [PoolBuilder; 2] {
     // TensorFlow's header is next to each buffer.
-    let tensorflow = over_sim(max_bytes + (16 << 10)).preset(Preset::TensorFlow).rounding(Rounding::Exact);
+    let tensorflow = over_sim(max_bytes + (16 << 10)).preset(Preset::TensorFlow).setting("rounding", Rounding::Exact);
     [over_sim(max_bytes), tensorflow]
 }
 
@@ -61,10 +62,10 @@ pub(crate) fn two_buffers(source: &Arc<FaultSource>) -> PoolBuilder {
         .without_env()
         .preset(Preset::TensorFlow)
         .backend(Backend::Source(source.clone()))
-        .pool_size_limit(2)
+        .setting("pool_size_limit", 2)
         // These tests say when copies are looked at.
         .background_thread(false)
-        .auto_resize(false)
+        .setting("auto_resize", false)
 }
 
 pub(crate) fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {

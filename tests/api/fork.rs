@@ -143,7 +143,7 @@ fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
         let source = faulty_heap();
         let hasty = || {
             let builder = Pool::builder().without_env().backend(Backend::Source(source.clone()));
-            builder.pool_size_limit(0).idle_timeout(Duration::ZERO).build().unwrap()
+            builder.setting("pool_size_limit", 0).idle_timeout(Duration::ZERO).build().unwrap()
         };
         let released = || source.calls(SourceCall::Release);
         let parents = hasty();
@@ -234,7 +234,11 @@ fn children_of_a_process_whose_threads_sleep_or_wait_in_line_use_pools_of_their_
 fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
     let own = |kind: &str| dir.join(format!("{}.{kind}", std::process::id()));
     let builder = Pool::builder().without_env().backend(Backend::Heap).wait(Duration::from_secs(10));
-    let builder = builder.max_bytes(64_u64 << 20).ledger(ledger).trace(own("trace")).socket(own("sock"));
+    let builder = builder
+        .max_bytes(64_u64 << 20)
+        .setting("ledger", &ledger)
+        .trace(own("trace"))
+        .setting("socket", own("sock").display());
     builder.build().unwrap()
 }
 

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use pinpool::SourceError;
 use pinpool::source::{PAGE_BYTES, Source};
 use pinpool::unstable::Level;
-use pinpool::unstable::backend::{AddressRange, HeapSource, PageTiers, VirtualMemory, try_out};
+use pinpool::unstable::backend::{AddressRange, HeapSource, VirtualMemory, try_out};
 use pinpool::{Backend, Limit, Pool};
 use pinpool_replay::SimSource;
 
@@ -153,16 +153,6 @@ fn a_decommit_that_fails_half_way_leaves_all_committed() {
     pages.decommit(0, 4).unwrap();
     assert_eq!(pages.kib()[0], 0);
     pages.unreserve();
-}
-
-#[test]
-fn every_byte_of_touched_memory_is_counted_by_its_kind_of_page() {
-    let mut memory = vec![1_u8; 16 << 20];
-    let start = memory.as_ptr().align_offset(PAGE_BYTES);
-    let start = NonNull::from(&mut memory[start..][..15 << 20]).cast();
-    assert_eq!(HeapSource::new().page_tiers(start, 0), PageTiers::default());
-    let tiers = HeapSource::new().page_tiers(start, 15 << 20);
-    assert_eq!(tiers.transparent_bytes + tiers.small_bytes, 15 << 20, "{tiers:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use pinpool::unstable::HugeTlb;
+use pinpool::unstable::config::HugeTlb;
 use pinpool::{Backend, Pool};
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -19,7 +19,7 @@ fn free_pages() -> u64 {
 }
 
 fn pool(backend: Backend, hugetlb: HugeTlb, bytes: u64) -> Pool {
-    let builder = Pool::builder().without_env().backend(backend).hugetlb(hugetlb).max_bytes(256 << 20);
+    let builder = Pool::builder().without_env().backend(backend).setting("hugetlb", hugetlb).max_bytes(256 << 20);
     builder.reserve_bytes(bytes).build().unwrap()
 }
 
@@ -86,7 +86,7 @@ fn pages_that_were_asked_for_and_are_not_there_are_a_warning_with_the_remedy_and
 fn a_length_that_is_no_whole_huge_page_takes_other_pages() {
     alone(|| {
         let bytes = (4 << 20) - 4096;
-        let builder = Pool::builder().without_env().backend(Backend::Heap).hugetlb(HugeTlb::Auto);
+        let builder = Pool::builder().without_env().backend(Backend::Heap).setting("hugetlb", HugeTlb::Auto);
         let pool = builder.max_bytes(bytes).reserve_bytes(bytes).build().unwrap();
         assert_eq!((pool.stats().memory.reserve_bytes, hugetlb_bytes()), (bytes, 0));
     });

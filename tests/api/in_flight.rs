@@ -257,7 +257,7 @@ fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
 
 #[test]
 fn many_threads_and_streams_under_churn_never_send_a_wrong_byte() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).pool_size_limit(3).build().unwrap();
+    let pool = Pool::builder().without_env().backend(Backend::Heap).setting("pool_size_limit", 3).build().unwrap();
     let rounds = if cfg!(miri) { 5 } else { 400 };
     std::thread::scope(|scope| {
         for thread in 0..4_u8 {

@@ -43,7 +43,7 @@ impl Named {
 
     pub(crate) fn builder(&self, mib: usize) -> PoolBuilder {
         let builder = Pool::builder().without_env().backend(Backend::Heap).wait(LONG).idle_timeout(None);
-        builder.max_bytes((mib * MIB) as u64).ledger(self.0.as_str())
+        builder.max_bytes((mib * MIB) as u64).setting("ledger", &self.0)
     }
 
     pub(crate) fn report(&self) -> LedgerReport {
@@ -196,8 +196,8 @@ fn worker() {
     let mib: usize = variable("LEDGER_MIB").parse().unwrap();
     let build = || {
         let backend = std::env::var("LEDGER_BACKEND").unwrap_or_else(|_| "heap".to_owned());
-        let builder = named.builder(mib).name(&name).variable("PINPOOL_BACKEND", &backend).unwrap();
-        builder.variable("PINPOOL_LEDGER", &named.0).unwrap().build().unwrap()
+        let builder = named.builder(mib).name(&name).setting("backend", &backend);
+        builder.setting("ledger", &named.0).build().unwrap()
     };
     let mut pool = build();
     let mut held = Vec::new();
@@ -374,7 +374,8 @@ fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
         let mut other = Worker::start(&named, "other", 64);
         other.answer();
         assert_eq!(other.ask(&format!("get {}", filled * MIB)), "held");
-        let pool = named.builder(64).reserve_bytes(48 << 20).reserve_wait(false).name("own").build().unwrap();
+        let pool =
+            named.builder(64).reserve_bytes(48 << 20).setting("reserve_wait", false).name("own").build().unwrap();
         // Nothing is idle yet: the shared limit records what it wants until memory arrives.
         named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
         assert_eq!(other.ask("put"), "put");
@@ -407,7 +408,7 @@ fn a_process_that_closed_its_descriptors_claims_no_more_and_spoils_no_others_pla
 fn a_reserve_is_not_shown_as_idle() {
     let named = Named::new("kept");
     for waits in [true, false] {
-        let builder = named.builder(64).reserve_bytes(32 << 20).reserve_wait(waits).background_thread(false);
+        let builder = named.builder(64).reserve_bytes(32 << 20).setting("reserve_wait", waits).background_thread(false);
         let pool = builder.build().unwrap();
         assert!(pool.wait_reserved(LONG).unwrap());
         drop(pool.get(8 * MIB).unwrap());
@@ -470,8 +471,8 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
 #[test]
 fn what_is_asked_and_cannot_be_had_is_said() {
     let named = Named::new("bad");
-    for name in ["a/b", "", "ä", &"x".repeat(65)] {
-        let error = Pool::builder().without_env().backend(Backend::Heap).ledger(name).build().unwrap_err();
+    for name in ["a/b", "ä", &"x".repeat(65)] {
+        let error = Pool::builder().without_env().backend(Backend::Heap).setting("ledger", &name).build().unwrap_err();
         assert!(error.is_setting() && error.to_string().contains("not the name of a shared limit"), "{error}");
     }
     std::fs::write(named.path(), "something else").unwrap();

@@ -3,7 +3,8 @@
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{PoolBuilder, Preset, Request, Rounding};
+use pinpool::unstable::Rounding;
+use pinpool::{PoolBuilder, Preset, Request};
 
 use crate::fixture::{LONG, over_sim, until_waits, valid_stats};
 
@@ -13,7 +14,7 @@ const MIB: usize = 1 << 20;
 const WHILE_ASLEEP: Duration = Duration::from_millis(30);
 
 fn tensorflow(max_bytes: u64) -> PoolBuilder {
-    over_sim(max_bytes).preset(Preset::TensorFlow).rounding(Rounding::Exact)
+    over_sim(max_bytes).preset(Preset::TensorFlow).setting("rounding", Rounding::Exact)
 }
 
 #[test]

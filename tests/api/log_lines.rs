@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use log::{Level, LevelFilter};
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::unstable::Rounding;
 use pinpool::unstable::{Check, CheckReport, LogSampler, ManualClock, Window};
-use pinpool::{Backend, Pool, PoolBuilder, Preset, Rounding};
+use pinpool::{Backend, Pool, PoolBuilder, Preset};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
 use crate::child::alone;
@@ -17,7 +18,7 @@ fn evicting_pool() -> PoolBuilder {
         .without_env()
         .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 30))))
         .preset(Preset::TensorFlow)
-        .rounding(Rounding::Exact)
+        .setting("rounding", Rounding::Exact)
 }
 
 /// Ever new sizes: after `limit` puts each one evicts.

@@ -25,7 +25,7 @@ fn hasty(source: Arc<dyn Source>) -> PoolBuilder {
         .without_env()
         .backend(Backend::Source(source))
         .unstable_pressure("/dev/null")
-        .pool_size_limit(0)
+        .setting("pool_size_limit", 0)
         .idle_timeout(Duration::from_millis(50))
 }
 

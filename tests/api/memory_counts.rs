@@ -162,7 +162,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
     }
     let source = faulty_heap();
     let pool = builder().preset(Preset::TensorFlow).backend(Backend::Source(source.clone())).max_bytes(3 << 20);
-    let pool = pool.pool_size_limit(0).build().unwrap();
+    let pool = pool.setting("pool_size_limit", 0).build().unwrap();
     source.fail(SourceCall::Release, 0);
     drop(pool.get(MIB).unwrap());
     let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();

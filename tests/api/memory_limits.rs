@@ -122,7 +122,7 @@ fn the_limit_of_memory_that_is_not_pinned_changes_with_the_limit() {
 #[test]
 fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
     for limit in [0, 5 << 20, 1 << 30] {
-        for pool in every_kind(|builder| builder.max_bytes(None).max_idle_bytes(limit)) {
+        for pool in every_kind(|builder| builder.max_bytes(None).setting("max_idle_bytes", limit)) {
             let held = fill(&pool, 2 * MIB - 4096, 8);
             drop(held);
             let free = valid_stats(&pool);
@@ -145,7 +145,7 @@ fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
 
 #[test]
 fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
-    let pool = builder().max_idle_bytes(4 << 20).build().unwrap();
+    let pool = builder().setting("max_idle_bytes", 4 << 20).build().unwrap();
     let held = fill(&pool, 2 * MIB, 4);
     let addresses: Vec<_> = held.iter().map(|buffer| buffer.wait_slice().unwrap().as_ptr()).collect();
     held.into_iter().for_each(drop);
@@ -154,7 +154,7 @@ fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
     let kept: Vec<_> = kept.iter().map(|buffer| buffer.wait_slice().unwrap().as_ptr()).collect();
     assert_eq!(kept, [addresses[3], addresses[2]]);
 
-    let pool = builder().max_idle_bytes(0).reserve_bytes(8 << 20).build().unwrap();
+    let pool = builder().setting("max_idle_bytes", 0).reserve_bytes(8 << 20).build().unwrap();
     drop(fill(&pool, 2 * MIB, 6));
     pool.maintain();
     let stats = valid_stats(&pool);

@@ -17,7 +17,12 @@ fn machine(nodes: &str) -> TempDir {
 }
 
 fn on(root: &TempDir, node: u32) -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).host_root(root.path()).background_thread(false).numa_node(node)
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Heap)
+        .host_root(root.path())
+        .background_thread(false)
+        .setting("numa_node", node)
 }
 
 #[test]

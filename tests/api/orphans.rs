@@ -67,7 +67,7 @@ fn statistics_are_served_anew() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats.sock");
         let served = || {
-            let pool = heap().socket(path.clone()).build().unwrap();
+            let pool = heap().setting("socket", path.display()).build().unwrap();
             first_line(&path);
             pool
         };
@@ -90,12 +90,12 @@ fn a_childs_end_leaves_the_sockets_of_its_parent() {
     alone(|| {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats.sock");
-        let mut pool = Some(heap().socket(path.clone()).build().unwrap());
+        let mut pool = Some(heap().setting("socket", path.display()).build().unwrap());
         let mut child = Child::new(|| {
             drop(pool.take());
             // Its own pool has a separate socket.
             let own = path.with_extension("child");
-            let pool = heap().socket(own.clone()).build().unwrap();
+            let pool = heap().setting("socket", own.display()).build().unwrap();
             assert!(first_line(&own).contains("\"pools\":[{"));
             drop(pool);
             assert!(!own.exists());
@@ -112,12 +112,12 @@ fn forks_while_pools_are_built_and_end_hang_in_no_lock() {
     alone(|| {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats.sock");
-        let build = || drop(heap().socket(path.clone()).build().unwrap());
+        let build = || drop(heap().setting("socket", path.display()).build().unwrap());
         thread::scope(|scope| {
             let building = scope.spawn(|| (0..200).for_each(|_| build()));
             while !building.is_finished() {
                 let own = dir.path().join("child.sock");
-                let mut child = Child::new(|| drop(heap().socket(own).build().unwrap()));
+                let mut child = Child::new(|| drop(heap().setting("socket", own.display()).build().unwrap()));
                 assert_eq!(child.wait(), 0);
             }
         });

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use log::Level;
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, Pool, PoolBuilder, Rounding};
+use pinpool::unstable::Rounding;
+use pinpool::{Backend, Pool, PoolBuilder};
 
 use crate::captured_log::{lines_with_levels, listen};
 
@@ -80,7 +81,7 @@ fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
     for rounding in [Rounding::Eighths, Rounding::Exact] {
         let root = machine();
         let pool = pool_of(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(2 << 20))))
-            .rounding(rounding)
+            .setting("rounding", rounding)
             .max_bytes(None)
             .host_root(root.path());
         let pool = pool.build().unwrap();
@@ -119,7 +120,8 @@ fn the_limit_to_raise_is_the_one_that_is_reached() {
     let _eval = eval.get(MIB).unwrap();
     assert!(change(&eval, 4096).contains("raise the limit of the partition to 1.1MiB"));
     assert!(change(&pool, 16 * MIB).contains("request less, or raise PINPOOL_MAX_BYTES to 16.0MiB"));
-    let pool = pool_of(Backend::Heap).max_bytes(8 << 20).reserve_bytes(2 << 20).growth(false).build().unwrap();
+    let pool =
+        pool_of(Backend::Heap).max_bytes(8 << 20).reserve_bytes(2 << 20).setting("growth", false).build().unwrap();
     let _all = pool.get(2 * MIB).unwrap();
     assert!(change(&pool, 4096).contains("raise PINPOOL_RESERVE to 2.1MiB"));
 }

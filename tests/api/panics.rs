@@ -41,7 +41,11 @@ fn checked(max_bytes: u64, preset: Preset) -> (Pool, Arc<AtomicU64>) {
         counted.fetch_add(1, Ordering::SeqCst);
         panic!("the listener panics")
     };
-    let builder = builder(max_bytes).preset(preset).pool_size_limit(1).auto_resize(false).background_thread(false);
+    let builder = builder(max_bytes)
+        .preset(preset)
+        .setting("pool_size_limit", 1)
+        .setting("auto_resize", false)
+        .background_thread(false);
     (builder.on_check(listener).build().unwrap(), checks)
 }
 
@@ -106,8 +110,8 @@ fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
 fn a_panic_of_a_listener_loses_none_of_the_buffers_that_a_sweep_found() {
     let pool = builder(64 << 20)
         .preset(Preset::TensorFlow)
-        .pool_size_limit(1)
-        .auto_resize(false)
+        .setting("pool_size_limit", 1)
+        .setting("auto_resize", false)
         .on_check(|_| panic!("the listener panics"))
         .build()
         .unwrap();
@@ -131,8 +135,8 @@ fn a_panic_of_a_listener_does_not_reach_the_drop_of_a_buffer() {
     let checks = Arc::new(AtomicU64::new(0));
     let counted = checks.clone();
     let pool = builder(64 << 20)
-        .pool_size_limit(1)
-        .auto_resize(false)
+        .setting("pool_size_limit", 1)
+        .setting("auto_resize", false)
         .on_check(move |_| {
             counted.fetch_add(1, Ordering::SeqCst);
             panic!("the listener panics")

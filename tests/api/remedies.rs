@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use log::Level;
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, OnFull, Pool, PoolBuilder, Preset, Request, Rounding};
+use pinpool::unstable::Rounding;
+use pinpool::{Backend, OnFull, Pool, PoolBuilder, Preset, Request};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
@@ -33,7 +34,7 @@ fn refusal(pool: &Pool, held: usize, len: usize) -> String {
 fn the_remedy_of_a_refusal_is_the_one_that_helps() {
     let adaptive = || heap().max_bytes(4 << 20).build().unwrap();
     let tensorflow = || heap().preset(Preset::TensorFlow).max_bytes(4 << 20).build().unwrap();
-    let fixed = || heap().max_bytes(8 << 20).reserve_bytes(4 << 20).growth(false).build().unwrap();
+    let fixed = || heap().max_bytes(8 << 20).reserve_bytes(4 << 20).setting("growth", false).build().unwrap();
     let in_partition = || adaptive().partition("part", 1 << 20).unwrap();
     for (case, pool, held, len, helps, never) in [
         ("full", adaptive(), 4 * MIB, 4096, "Return buffers sooner or raise PINPOOL_MAX_BYTES", "exceeds"),
@@ -111,7 +112,12 @@ fn idle_memory_is_the_cause_where_it_is_most_of_what_is_held() {
         .without_env()
         .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(64 << 20))))
         .wait(Duration::ZERO);
-    let pool = builder.rounding(Rounding::Exact).auto_resize(false).pool_size_limit(1000).build().unwrap();
+    let pool = builder
+        .setting("rounding", Rounding::Exact)
+        .setting("auto_resize", false)
+        .setting("pool_size_limit", 1000)
+        .build()
+        .unwrap();
     drop((0..60).map(|n| pool.get(MIB - n * 4096).unwrap()).collect::<Vec<_>>());
     let held = pool.stats().memory.held_bytes;
     let error = pool.get(16 * MIB).unwrap_err();
@@ -133,7 +139,7 @@ fn idle_memory_is_the_cause_where_it_is_most_of_what_is_held() {
 
 #[test]
 fn the_log_line_of_a_shortage_has_the_same_remedy() {
-    let pool = heap().max_bytes(8 << 20).reserve_bytes(4 << 20).growth(false).build().unwrap();
+    let pool = heap().max_bytes(8 << 20).reserve_bytes(4 << 20).setting("growth", false).build().unwrap();
     listen();
     refusal(&pool, 4 * MIB, 4096);
     let kept = lines_with_levels();
@@ -236,12 +242,12 @@ fn without_a_logger_stderr_has_each_warning_once() {
         // SAFETY: the descriptor stays open until the end of this process.
         assert_eq!(unsafe { libc::dup2(written.as_raw_fd(), 2) }, 2);
         let pools = [(); 2].map(|()| Pool::builder().without_env().build().unwrap());
-        if pools[0].backend() != "heap" {
+        if pools[0].stats().backend != "heap" {
             println!("skipped: RLIMIT_MEMLOCK does not bind this process, or there is a GPU");
             return;
         }
         for pool in &pools {
-            assert!(!pool.is_pinned());
+            assert!(!pool.stats().is_pinned);
         }
         // What was asked for is no warning.
         drop(Pool::builder().without_env().backend(Backend::Heap).build().unwrap());

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use pinpool::unstable::Rounding;
 use pinpool::unstable::config::Config;
 use pinpool::unstable::config::env::{VARIABLES, VariableReport, report, report_of};
 use pinpool::unstable::config::text::{format_bytes, parse_bytes, parse_duration};
-use pinpool::{Backend, Error, Limit, OnFull, Pool, PoolBuilder, Preset, Result, Rounding};
+use pinpool::{Backend, Error, Limit, OnFull, Pool, PoolBuilder, Preset, Result};
 
 use crate::captured_log::{lines, listen};
 use crate::child::alone_with;
@@ -158,7 +159,7 @@ fn a_retired_name_is_a_warning_that_names_what_replaces_it() {
         assert_eq!((report.errors.len(), &report.warnings[..]), (0, &[expected.clone()][..]));
         assert!(report.variables.iter().all(|variable| variable.origin == "default"));
         listen();
-        heap().without_env().variable(&format!("PINPOOL_{name}"), "1").unwrap().build().unwrap();
+        heap().without_env().setting(&format!("PINPOOL_{name}"), 1).build().unwrap();
         let logged = lines();
         assert!(logged.iter().any(|line| line.ends_with(&format!(" setting: {expected}"))), "{logged:?}");
     }
@@ -185,7 +186,7 @@ fn a_setting_given_twice_with_different_values_is_named() {
         || {
             let warned = |builder: PoolBuilder| {
                 listen();
-                builder.wait(Duration::from_secs(2)).zero(true).log_every(3).build().unwrap();
+                builder.wait(Duration::from_secs(2)).setting("zero", true).setting("log_every", 3).build().unwrap();
                 let lines = lines().into_iter().filter_map(|line| Some(line.split_once(" setting: ")?.1.to_owned()));
                 lines.collect::<Vec<_>>()
             };
@@ -201,8 +202,7 @@ fn a_setting_given_twice_with_different_values_is_named() {
     );
     // Two texts in code, as in the string that C opens a pool with.
     let twice = |texts: [&str; 2]| {
-        let builder = heap().without_env().variable("PINPOOL_MAX_BYTES", texts[0])?;
-        builder.variable("PINPOOL_MAX_BYTES", texts[1]).map(|_| ())
+        heap().without_env().setting("max_bytes", texts[0]).setting("PINPOOL_MAX_BYTES", texts[1]).build()
     };
     let error = twice(["1GiB", "2GiB"]).unwrap_err();
     assert_eq!(error.to_string(), "PINPOOL_MAX_BYTES=2GiB: already set to 1GiB; leave one of the two out");
@@ -274,7 +274,7 @@ fn code_wins_over_environment() {
     alone_with(
         || owned(&[("PINPOOL_POOL_SIZE_LIMIT", "9"), ("PINPOOL_LOG_EVERY", "1")]),
         || {
-            let pool = heap().pool_size_limit(7).build().unwrap();
+            let pool = heap().setting("pool_size_limit", 7).build().unwrap();
             assert_eq!((pool.config().pool_size_limit, pool.config().log_every), (7, 1));
         },
     );
@@ -288,7 +288,7 @@ fn of_code(name: &str, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Result<S
 
 /// The values that hold once a text was set, or the texts of the errors: as the argument of a method, and as the variable.
 fn of_text(name: &str, text: &str) -> [Result<String, String>; 2] {
-    let of_method = heap().without_env().variable(name, text).and_then(PoolBuilder::build);
+    let of_method = heap().without_env().setting(name, text).build();
     let of_method = of_method.map(|pool| pinpool::unstable::setting(&pool, name));
     let report = report_of(&[(name.to_owned(), text.to_owned())]);
     let of_variable = match report.errors.first() {
@@ -306,10 +306,6 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
     const MAX: Duration = Duration::MAX;
     let same: &[(&str, &str, Set, &str)] = &[
         ("PINPOOL_DEVICE", "3", |pool| pool.device(3), "3"),
-        ("PINPOOL_NUMA_NODE", "auto", |pool| pool.numa_node(None), "auto"),
-        ("PINPOOL_POOL_SIZE_LIMIT", "0", |pool| pool.pool_size_limit(0), "0"),
-        ("PINPOOL_AUTO_RESIZE", "off", |pool| pool.auto_resize(false), "0"),
-        ("PINPOOL_ROUNDING", "noop", |pool| pool.rounding(Rounding::Exact), "exact"),
         ("PINPOOL_MAX_BYTES", "none", |pool| pool.max_bytes(None), "none"),
         ("PINPOOL_MAX_BYTES", "4096", |pool| pool.max_bytes(4096), "4KiB"),
         ("PINPOOL_WAIT", "none", |pool| pool.wait(None), "none"),
@@ -317,13 +313,7 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         ("PINPOOL_WAIT", "18446744073709551615us", |pool| pool.wait(MAX), "18446744073709551615us"),
         ("PINPOOL_IDLE_TIMEOUT", "none", |pool| pool.idle_timeout(None), "none"),
         ("PINPOOL_ON_FULL", "Pageable", |pool| pool.on_full(OnFull::Pageable), "pageable"),
-        ("PINPOOL_MAX_IDLE_BYTES", "0", |pool| pool.max_idle_bytes(0), "0B"),
         ("PINPOOL_RESERVE", "none", |pool| pool.reserve_bytes(0), "0B"),
-        ("PINPOOL_RESERVE_WAIT", "no", |pool| pool.reserve_wait(false), "0"),
-        ("PINPOOL_HUGETLB", "2m", |pool| pool.hugetlb(pinpool::unstable::HugeTlb::Of2MiB), "2MiB"),
-        ("PINPOOL_GROWTH", "true", |pool| pool.growth(true), "1"),
-        ("PINPOOL_ZERO", "on", |pool| pool.zero(true), "1"),
-        ("PINPOOL_SOCKET", "0", |pool| pool.socket(None), "none"),
         ("PINPOOL_TRACE", "none", |pool| pool.trace(None), "none"),
     ];
     for &(name, text, set, value) in same {
@@ -331,11 +321,26 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         assert_eq!(of_text(name, text), [value.clone(), value.clone()], "{name}={text}");
         assert_eq!(of_code(name, set), value, "{name}={text}");
     }
+    let texts = [
+        ("PINPOOL_NUMA_NODE", "auto", "auto"),
+        ("PINPOOL_POOL_SIZE_LIMIT", "0", "0"),
+        ("PINPOOL_AUTO_RESIZE", "off", "0"),
+        ("PINPOOL_ROUNDING", "noop", "exact"),
+        ("PINPOOL_MAX_IDLE_BYTES", "0", "0B"),
+        ("PINPOOL_RESERVE_WAIT", "no", "0"),
+        ("PINPOOL_HUGETLB", "2m", "2MiB"),
+        ("PINPOOL_GROWTH", "true", "1"),
+        ("PINPOOL_ZERO", "on", "1"),
+        ("PINPOOL_SOCKET", "0", "none"),
+    ];
+    for (name, text, value) in texts {
+        assert_eq!(of_text(name, text), [(); 2].map(|()| Ok(value.to_owned())), "{name}={text}");
+    }
     let refused: &[(&str, &str, Set, &str)] = &[
         ("PINPOOL_MAX_BYTES", "0", |pool| pool.max_bytes(0), "=0B: not a limit, since every request would fail"),
-        ("PINPOOL_LOG_EVERY", "0", |pool| pool.log_every(0), "=0: not a whole number of at least 1"),
-        ("PINPOOL_SOCKET", "x", |pool| pool.socket(Some("x".into())), "=x: not a path with a slash, 1, or none"),
-        ("PINPOOL_LEDGER", "a/b", |pool| pool.ledger("a/b"), "=a/b: "),
+        ("PINPOOL_LOG_EVERY", "0", |pool| pool.setting("log_every", 0), "=0: not a whole number of at least 1"),
+        ("PINPOOL_SOCKET", "x", |pool| pool.setting("socket", "x"), "=x: not a path with a slash, 1, or none"),
+        ("PINPOOL_LEDGER", "a/b", |pool| pool.setting("ledger", "a/b"), "=a/b: "),
     ];
     for &(name, text, set, problem) in refused {
         let of_code = of_code(name, set).unwrap_err();
@@ -424,10 +429,10 @@ fn every_variable_that_cannot_be_read_is_named_in_the_error_and_code_that_sets_i
             let (first, others) = text.split_once("; also wrong: ").unwrap();
             assert!(first.starts_with("PINPOOL_IDLE_TIMEOUT=soon: not a time"), "{text}");
             assert_eq!(others, "PINPOOL_ON_FULL, PINPOOL_ZERO, PINPOOL_AUTO_RESIZE, PINPOOL_RESERVE");
-            let readable = || heap().idle_timeout(None).on_full(OnFull::Error).zero(true);
+            let readable = || heap().idle_timeout(None).on_full(OnFull::Error).setting("zero", true);
             let text = readable().build().unwrap_err().to_string();
             assert!(text.starts_with("PINPOOL_AUTO_RESIZE=1: contradicts"), "{text}");
-            assert!(readable().auto_resize(false).reserve_bytes(0).build().is_ok());
+            assert!(readable().setting("auto_resize", false).reserve_bytes(0).build().is_ok());
         },
     );
 }
@@ -446,14 +451,14 @@ fn the_wait_is_short_where_other_memory_may_be_given_and_a_full_pool_is_an_error
 
 #[test]
 fn a_limit_of_zero_implies_no_resizing_and_contradicts_it_when_explicit() {
-    assert!(!resolved(|pool| pool.pool_size_limit(0)).unwrap().auto_resize);
-    let error = refused(|pool| pool.pool_size_limit(0).auto_resize(true));
+    assert!(!resolved(|pool| pool.setting("pool_size_limit", 0)).unwrap().auto_resize);
+    let error = refused(|pool| pool.setting("pool_size_limit", 0).setting("auto_resize", true));
     assert!(error.to_string().contains("PINPOOL_POOL_SIZE_LIMIT=0"), "{error}");
 }
 
 #[test]
 fn a_rounding_implies_the_preset_that_it_belongs_to_and_contradicts_the_other() {
-    let exact = resolved(|pool| pool.rounding(Rounding::Exact)).unwrap();
+    let exact = resolved(|pool| pool.setting("rounding", Rounding::Exact)).unwrap();
     assert_eq!(
         (exact.preset, exact.max_bytes, exact.wait),
         (Preset::TensorFlow, Limit::Unlimited, Some(Duration::ZERO))
@@ -461,7 +466,7 @@ fn a_rounding_implies_the_preset_that_it_belongs_to_and_contradicts_the_other() 
     assert_eq!(resolved(|pool| pool.preset(Preset::TensorFlow)).unwrap().rounding, Rounding::Pow2);
     assert_eq!(resolved(|pool| pool).unwrap().preset, Preset::Adaptive);
     for (preset, rounding) in [(Preset::Adaptive, Rounding::Pow2), (Preset::TensorFlow, Rounding::Eighths)] {
-        let error = refused(|pool| pool.preset(preset).rounding(rounding));
+        let error = refused(|pool| pool.preset(preset).setting("rounding", rounding));
         assert!(error.to_string().contains("PINPOOL_ROUNDING"), "{error}");
     }
 }

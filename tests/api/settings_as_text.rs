@@ -6,9 +6,8 @@ use pinpool::{Backend, Limit, Pool, Request};
 
 #[test]
 fn a_variable_set_by_code_is_read_as_in_the_environment() {
-    let builder = Pool::builder().without_env().variable("PINPOOL_BACKEND", "heap").unwrap();
-    let builder = builder.variable("PINPOOL_WAIT", " 250ms ").unwrap().variable("PINPOOL_MAX_BYTES", "").unwrap();
-    let pool = builder.variable("PINPOOL_MAX_BYTES", "64M").unwrap().build().unwrap();
+    let builder = Pool::builder().without_env().setting("PINPOOL_BACKEND", "heap");
+    let pool = builder.setting("wait", " 250ms ").setting("max_bytes", "").setting("max_bytes", "64M").build().unwrap();
     assert_eq!(
         (pool.config().wait, pool.config().max_bytes),
         (Some(Duration::from_millis(250)), Limit::Bytes(64 << 20))
@@ -17,13 +16,13 @@ fn a_variable_set_by_code_is_read_as_in_the_environment() {
 
 #[test]
 fn an_unknown_variable_and_a_value_that_cannot_be_read_are_errors_that_say_what_to_do() {
-    let error = Pool::builder().variable("PINPOOL_MAX_BYTE", "1G").unwrap_err();
+    let error = Pool::builder().setting("PINPOOL_MAX_BYTE", "1G").build().unwrap_err();
     assert!(error.is_setting());
     let text = error.to_string();
-    assert_eq!(text, "variable=PINPOOL_MAX_BYTE: unknown setting; did you mean PINPOOL_MAX_BYTES?");
-    let text = Pool::builder().variable("PURPLE", "1G").unwrap_err().to_string();
+    assert_eq!(text, "setting=PINPOOL_MAX_BYTE: unknown setting; did you mean PINPOOL_MAX_BYTES?");
+    let text = Pool::builder().setting("PURPLE", "1G").build().unwrap_err().to_string();
     assert!(text.ends_with("`pinpool doctor --settings --all` lists the variables"), "{text}");
-    let text = Pool::builder().variable("PINPOOL_WAIT", "soon").unwrap_err().to_string();
+    let text = Pool::builder().setting("PINPOOL_WAIT", "soon").build().unwrap_err().to_string();
     assert!(text.starts_with("PINPOOL_WAIT=soon: not a time") && text.contains("the default 30s"), "{text}");
 }
 

@@ -14,7 +14,7 @@ use crate::captured_log::{count, lines, listen};
 fn the_socket_tells_the_owners_the_largest_first() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("stats.sock");
-    let pool = Pool::builder().without_env().backend(Backend::Heap).socket(path.clone()).build().unwrap();
+    let pool = Pool::builder().without_env().backend(Backend::Heap).setting("socket", path.display()).build().unwrap();
     let _images = pool.tagged("images").get(1 << 20).unwrap();
     let _labels = [4096, 4096].map(|bytes| pool.tagged("labels").get(bytes).unwrap());
     let mut line = String::new();
@@ -28,7 +28,7 @@ fn the_socket_tells_the_owners_the_largest_first() {
 }
 
 fn served(path: &Path) -> Pool {
-    Pool::builder().without_env().backend(Backend::Heap).socket(path.to_owned()).build().unwrap()
+    Pool::builder().without_env().backend(Backend::Heap).setting("socket", path.display()).build().unwrap()
 }
 
 #[test]

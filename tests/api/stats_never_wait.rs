@@ -96,7 +96,12 @@ fn while_gets_wait_and_a_listener_runs() {
         let _ = may_go_on.recv();
     };
     let source = faulty(SimSource::discrete(1 << 40));
-    let pool = over(source, 64 << 20).preset(Preset::TensorFlow).pool_size_limit(1).on_check(listener).build().unwrap();
+    let pool = over(source, 64 << 20)
+        .preset(Preset::TensorFlow)
+        .setting("pool_size_limit", 1)
+        .on_check(listener)
+        .build()
+        .unwrap();
     thread::scope(|scope| {
         let evicting = scope.spawn(|| {
             for _ in 0..600 {

@@ -75,7 +75,8 @@ fn stress(preset: Preset) {
     let builder = Pool::builder().without_env().preset(preset).backend(Backend::Heap).on_full(OnFull::Error);
     // Less than the threads could hold, so that gets wait, idle buffers are reclaimed and some gets fail.
     let max_bytes = THREADS * 500_000;
-    let pool = builder.max_bytes(max_bytes).pool_size_limit(10).wait(Duration::from_millis(1)).build().unwrap();
+    let pool =
+        builder.max_bytes(max_bytes).setting("pool_size_limit", 10).wait(Duration::from_millis(1)).build().unwrap();
     let mut pools = vec![pool.clone()];
     if preset == Preset::Adaptive {
         pools.push(pool.partition("other", max_bytes / 2).unwrap());

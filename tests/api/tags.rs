@@ -6,7 +6,8 @@ use std::time::Duration;
 use log::Level;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, Pool, PoolBuilder, Preset, Request, Rounding};
+use pinpool::unstable::Rounding;
+use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::fixture::valid_stats;
@@ -32,9 +33,9 @@ fn of(tag: &str, buffers: u64, bytes: u64) -> (String, u64, u64) {
 #[test]
 fn each_tag_counts_what_its_handles_hold() {
     for rounding in [Rounding::Eighths, Rounding::Exact] {
-        let pool = heap().rounding(rounding).build().unwrap();
+        let pool = heap().setting("rounding", rounding).build().unwrap();
         let (images, labels) = (pool.tagged("loader/images"), pool.tagged("loader/labels"));
-        assert_eq!((images.tag(), images.pool().name()), (Some("loader/images"), None));
+        assert_eq!((images.tag(), images.name()), (Some("loader/images"), None));
         let held: Vec<_> = (0..3).map(|_| images.clone().get(MIB).unwrap()).collect();
         let label = labels.get_with(Request::new(8192).wait(Duration::ZERO)).unwrap();
         let untagged = pool.get(2 * MIB).unwrap();

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use pinpool::unstable::Rounding;
 use pinpool::unstable::window;
-use pinpool::{Backend, PinnedBuf, Pool, Preset, Request, Rounding};
+use pinpool::{Backend, PinnedBuf, Pool, Preset, Request};
 use proptest::prelude::*;
 
 /// TensorFlow's rules in their plainest form: one list and four counters.
@@ -105,9 +106,9 @@ proptest! {
             .without_env()
             .preset(Preset::TensorFlow)
             .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
-            .pool_size_limit(limit)
-            .auto_resize(auto_resize)
-            .rounding(rounding)
+            .setting("pool_size_limit", limit)
+            .setting("auto_resize", auto_resize)
+            .setting("rounding", rounding)
             .build()
             .unwrap();
         let mut naive = Naive { limit, auto_resize, ..Naive::default() };

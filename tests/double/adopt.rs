@@ -24,7 +24,7 @@ fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<PageLocked<(Box<Pages>, Arc<()>)>
 fn lent(pool: &Pool, locked: &Arc<PageLocked<(Box<Pages>, Arc<()>)>>) -> PinnedBuf {
     let kept = locked.clone();
     // SAFETY: the bytes are the buffer's alone, and locked until the call.
-    unsafe { pool.adopt(locked.memory(), locked.is_pinned(), move || drop(kept)) }.unwrap()
+    unsafe { pool.adopt(locked.memory(), locked.pinned_by().is_some(), move || drop(kept)) }.unwrap()
 }
 
 fn on_each_backend(test: impl Fn(&MockDriver, &Pool)) {
@@ -45,7 +45,7 @@ fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
         let alive = Arc::new(());
         let before = held(double).registrations;
         let locked = locked(pool, &alive);
-        assert_eq!((locked.locked_by(), held(double).registrations), ("register", before + 1));
+        assert_eq!((locked.pinned_by(), held(double).registrations), (Some("register"), before + 1));
         let waits = double.hold(stream.cu_stream());
         let copy = lent(pool, &locked).copy_to(&stream, &mut memory).unwrap();
         drop(locked);

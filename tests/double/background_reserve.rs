@@ -12,7 +12,7 @@ const MI: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn pool(backend: &Backend, bytes: u64) -> pinpool::Result<Pool> {
-    builder(backend.clone()).max_bytes(256 << 20).reserve_bytes(bytes).reserve_wait(false).build()
+    builder(backend.clone()).max_bytes(256 << 20).reserve_bytes(bytes).setting("reserve_wait", false).build()
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn the_end_of_a_pool_waits_for_the_step_in_the_driver_and_leaves_nothing() {
     let before = held(&double);
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
         let pool = Pool::builder().without_env().backend(backend.clone()).max_bytes(1 << 30);
-        let pool = pool.reserve_bytes(512 << 20).reserve_wait(false).build().unwrap();
+        let pool = pool.reserve_bytes(512 << 20).setting("reserve_wait", false).build().unwrap();
         drop(filled(&pool, MIB, 3));
         drop(pool);
         assert_eq!(held(&double), before, "{backend:?}");
@@ -96,7 +96,7 @@ fn a_process_may_end_while_the_driver_pins() {
         let _double = MockDriver::load();
         for backend in [Backend::Vmm, Backend::Register] {
             let pool = Pool::builder().without_env().backend(backend).max_bytes(1 << 30);
-            std::mem::forget(pool.reserve_bytes(512 << 20).reserve_wait(false).build().unwrap());
+            std::mem::forget(pool.reserve_bytes(512 << 20).setting("reserve_wait", false).build().unwrap());
         }
     });
 }
@@ -107,7 +107,7 @@ fn a_reserve_that_is_registered_lies_in_huge_pages_where_there_are_some() {
     let before = held(&double);
     for backend in [Backend::Vmm, Backend::Register] {
         let pool = builder(backend.clone())
-            .hugetlb(pinpool::unstable::HugeTlb::Auto)
+            .setting("hugetlb", pinpool::unstable::config::HugeTlb::Auto)
             .max_bytes(64 << 20)
             .reserve_bytes(8 << 20);
         let pool = pool.build().unwrap();

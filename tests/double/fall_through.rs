@@ -51,8 +51,6 @@ const REFUSALS: &[(&[&str], &str, &[&str])] = &[
     (&["cuMemMap"], "register", &["skipped vmm: cuMemMap"]),
     (&["cuMemSetAccess"], "register", &["skipped vmm: cuMemSetAccess"]),
     (&["cuMemUnmap"], "register", &["skipped vmm: cuMemUnmap"]),
-    (&["cuMemRelease"], "register", &["skipped vmm: cuMemRelease"]),
-    (&["cuMemAddressFree"], "register", &["skipped vmm: cuMemAddressFree"]),
     (
         &["cuMemCreate", "cuMemHostRegister_v2"],
         "cuda",
@@ -75,7 +73,6 @@ const REFUSALS: &[(&[&str], &str, &[&str])] = &[
     (&["cuMemcpyHtoDAsync_v2"], "host", &["skipped vmm, register, cuda: cuMemcpyHtoDAsync"]),
     (&["cuMemcpyDtoHAsync_v2"], "host", &["skipped vmm, register, cuda: cuMemcpyDtoHAsync"]),
     // No memory on the device for a word, or no stream: nothing is known of copies.
-    (&["cuMemAllocAsync", "cuMemAlloc_v2"], "vmm", &[]),
     (&["cuMemAllocAsync"], "vmm", &[]),
     (&["cuStreamCreate"], "vmm", &[]),
 ];

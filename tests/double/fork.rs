@@ -86,8 +86,8 @@ fn a_pool_that_names_its_backend_or_reserves_memory_begins_when_it_is_built() {
         let double = mock_driver::MockDriver::load();
         let build = |settings: &[(&str, &str)]| {
             let builder = Pool::builder().without_env();
-            let builder = settings.iter().try_fold(builder, |builder, (name, text)| builder.variable(name, text));
-            drop(builder.unwrap().build().unwrap());
+            let builder = settings.iter().fold(builder, |builder, (name, text)| builder.setting(name, text));
+            drop(builder.build().unwrap());
             double.calls("cuInit")
         };
         assert_eq!(build(&[]), 0, "never used");

@@ -367,9 +367,9 @@ fn under_zero_every_back_end_of_the_driver_gives_zeros_fresh_and_reused() {
                 let (stream, mut memory) = stream_and_memory(&context, 10_000);
                 let pool = builder(backend.clone())
                     .preset(preset)
-                    .zero(true)
+                    .setting("zero", true)
                     .background_thread(background_thread)
-                    .pool_size_limit(2)
+                    .setting("pool_size_limit", 2)
                     .build()
                     .unwrap();
                 for round in 0..6 {

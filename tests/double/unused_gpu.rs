@@ -69,11 +69,12 @@ fn a_pool_for_the_gpu_takes_the_best_of_its_back_ends_or_none() {
         assert!(pinpool::cuda_is_present());
         let builder = || Pool::builder().without_env().backend(Backend::Gpu);
         let pool = builder().build().unwrap();
-        assert_eq!((pool.backend(), pool.is_pinned()), ("vmm", true));
+        let stats = pool.stats();
+        assert_eq!((stats.backend, stats.is_pinned), ("vmm", true));
         assert!(pool.get(4096).unwrap().is_pinned());
-        assert_eq!(builder().preset(Preset::TensorFlow).build().unwrap().backend(), "cuda");
+        assert_eq!(builder().preset(Preset::TensorFlow).build().unwrap().stats().backend, "cuda");
         assert!(double.hide("cuMemCreate"));
-        assert_eq!(builder().build().unwrap().backend(), "register");
+        assert_eq!(builder().build().unwrap().stats().backend, "register");
         for (name, code) in [("cuMemHostRegister_v2", 801), ("cuMemHostAlloc", 304)] {
             double.fail_from(name, 1, Code(code));
         }
@@ -83,7 +84,7 @@ fn a_pool_for_the_gpu_takes_the_best_of_its_back_ends_or_none() {
             assert!(error.to_string().contains(part), "no {part} in: {error}");
         }
         let auto = Pool::builder().without_env().build().unwrap();
-        assert!(!["vmm", "register", "cuda"].contains(&auto.backend()), "{}", auto.backend());
+        assert!(!["vmm", "register", "cuda"].contains(&auto.stats().backend), "{}", auto.stats().backend);
         double.fail_from("cuInit", 1, Code(999));
         let error = builder().build().unwrap_err();
         assert!(error.to_string().contains("does not start") && error.to_string().contains("(999)"), "{error}");

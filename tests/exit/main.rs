@@ -254,7 +254,7 @@ unsafe impl Source for LastCall {
 
 fn exit_by_maintenance() {
     let source = Arc::new(LastCall(HeapSource::new()));
-    let builder = heap().backend(Backend::Source(source)).pool_size_limit(0).idle_timeout(Duration::ZERO);
+    let builder = heap().backend(Backend::Source(source)).setting("pool_size_limit", 0).idle_timeout(Duration::ZERO);
     let pool = builder.build().unwrap();
     drop(pool.get(4096).unwrap());
     loop {

@@ -24,9 +24,9 @@ pub(super) fn exit_removes_it() {
 pub(super) fn serve_and_exit() {
     static POOL: OnceLock<Pool> = OnceLock::new();
     let path = PathBuf::from(env::var_os(SOCKET).unwrap());
-    POOL.get_or_init(|| heap().socket(path.clone()).build().unwrap());
+    POOL.get_or_init(|| heap().setting("socket", path.display()).build().unwrap());
     // A pool that never ends.
-    std::mem::forget(heap().socket(path.clone()).build().unwrap());
+    std::mem::forget(heap().setting("socket", path.display()).build().unwrap());
     assert!(path.exists());
     std::process::exit(7);
 }

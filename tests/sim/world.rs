@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
+use pinpool::unstable::Rounding;
 use pinpool::unstable::{LogSampler, ManualClock};
-use pinpool::{Backend, Error, GetFuture, Limit, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Request, Rounding};
+use pinpool::{Backend, Error, GetFuture, Limit, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Request};
 
 use crate::checks;
 use crate::device::{Device, GivesUp, SimStream, SimTarget, finish_all, stamp};
@@ -146,11 +147,11 @@ impl World {
             .without_env()
             .backend(Backend::Source(Arc::new(source)))
             .max_bytes(max_bytes)
-            .pool_size_limit(setup.limit)
+            .setting("pool_size_limit", setup.limit)
             .wait(Duration::ZERO)
             .unstable_close_wait(Duration::ZERO)
             .background_thread(false)
-            .reserve_wait(setup.background == 0)
+            .setting("reserve_wait", setup.background == 0)
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
             .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))
             .unstable_pressure("/dev/null")
@@ -159,7 +160,7 @@ impl World {
         builder = match (setup.tensorflow, setup.exact) {
             (0, _) => builder.preset(Preset::Adaptive).reserve_bytes(setup.reserve_bytes),
             (_, 0) => builder.preset(Preset::TensorFlow),
-            _ => builder.preset(Preset::TensorFlow).rounding(Rounding::Exact),
+            _ => builder.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact),
         };
         let pool = builder.build().map_err(|error| format!("the pool cannot be built: {error}"))?;
         Ok(Self {

@@ -49,7 +49,7 @@ fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
         player.perform(operation?).map_err(|why| trace.error_here(why))?;
     }
     let mut lines = mem::take(&mut *player.diagnostics.lock());
-    lines.extend(player.pools.iter().zip(&player.sources).map(|(pool, source)| figures(pool, source).to_string()));
+    lines.extend(player.pools.iter().zip(&player.sources).map(|(pool, source)| counters(pool, source).to_string()));
     for (name, stream) in [("outcome", player.outcome), ("buffers", player.buffers)] {
         let hex: String = stream.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         lines.push(format!("{name} sha256 {hex}"));
@@ -159,9 +159,9 @@ impl Player {
                 .without_env()
                 .preset(Preset::TensorFlow)
                 .backend(Backend::Source(source.clone()))
-                .pool_size_limit(header.limit)
-                .auto_resize(header.auto_resize)
-                .rounding(header.rounding)
+                .setting("pool_size_limit", header.limit)
+                .setting("auto_resize", header.auto_resize)
+                .setting("rounding", header.rounding)
                 .log_sampler(log_sampler.clone())
                 .on_check(listener)
                 .build()
@@ -250,7 +250,7 @@ impl Player {
 }
 
 /// The counters of `pool` under the names and in the order of the format.
-fn figures(pool: &Pool, source: &RecordingSource) -> Value {
+fn counters(pool: &Pool, source: &RecordingSource) -> Value {
     let (stats, window) = (pool.stats(), pinpool::unstable::window(pool));
     json!({
         "get_from_pool": window.get_from_pool,

@@ -115,7 +115,7 @@ impl CopyArgs {
             let (argument, what) = (format!("--size {}", format_bytes(size)), format!("{DEPTH} queued and one more"));
             requested::fits(argument, what, needed_bytes(size), "give a smaller one")?;
         }
-        Ok(requested::distinct(&self.sizes))
+        Ok(self.sizes.clone())
     }
 }
 

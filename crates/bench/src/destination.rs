@@ -57,15 +57,6 @@ impl BenchTarget {
         }
     }
 
-    /// Copies the buffer and returns it to its pool.
-    pub(super) fn copy_all(&mut self, buf: PinnedBuf) -> Result<Completion, Error> {
-        match self {
-            BenchTarget::Sink { stream, memory } => Ok(buf.copy_to(stream, memory)?),
-            #[cfg(feature = "cuda")]
-            BenchTarget::Cuda { stream, memory, .. } => Ok(buf.copy_to(stream, memory)?),
-        }
-    }
-
     /// Copies the first `len` bytes of the buffer.
     pub(super) fn copy(&mut self, buf: &mut PinnedBuf, len: usize) -> Result<Completion, Error> {
         match self {
@@ -80,7 +71,7 @@ impl BenchTarget {
         match self {
             #[cfg(feature = "cuda")]
             BenchTarget::Cuda { stream, raw, .. } => Ok(buf.copy_to(stream, raw).map(drop)?),
-            BenchTarget::Sink { .. } => self.copy_all(buf).map(drop),
+            BenchTarget::Sink { stream, memory } => Ok(buf.copy_to(stream, memory).map(drop)?),
         }
     }
 

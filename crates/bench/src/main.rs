@@ -8,7 +8,6 @@ mod hit;
 mod patterns;
 mod pin;
 mod requested;
-mod reserve;
 mod soak;
 mod stall;
 mod statistics;
@@ -40,7 +39,6 @@ struct Cli {
 enum Bench {
     Hit(hit::HitArgs),
     Pin(pin::PinArgs),
-    Reserve(reserve::ReserveArgs),
     Stall(stall::StallArgs),
     Copy(copy::CopyArgs),
     Soak(soak::SoakArgs),
@@ -70,7 +68,6 @@ fn main() -> ExitCode {
     let measured = match bench {
         Bench::Hit(args) => measured(args.measure(), json, &terminal),
         Bench::Pin(args) => measured(args.measure(), json, &terminal),
-        Bench::Reserve(args) => measured(args.measure(), json, &terminal),
         Bench::Stall(args) => measured(args.measure(), json, &terminal),
         Bench::Copy(args) => measured(args.measure(), json, &terminal),
         Bench::Soak(args) => soak::run(&args, json, &terminal),

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::Measured;
 use super::requested::{self, pool_builder};
-use super::statistics::{gb_per_s, median};
+use super::statistics::{gb_per_s, median, rounded};
 
 const PAGE_BYTES: u64 = 4096;
 /// Default threads of a reserve, as far as the machine has cores.
@@ -27,7 +27,8 @@ const DEFAULT_BYTES: u64 = 1 << 30;
 /// Measure how fast a pool pins a reserve
 ///
 /// Each reserve belongs to a new pool. `touch` is ordinary memory, mapped and touched by one thread. `cuda` (cuMemHostAlloc, as
-/// TensorFlow and PyTorch pin) pins in one driver call, whatever the number of threads.
+/// TensorFlow and PyTorch pin) pins in one driver call, whatever the number of threads. `first_ms` is the time until a pool that pins
+/// its reserve in the background (PINPOOL_RESERVE_WAIT=0) has filled its first buffer.
 #[derive(Debug, Args)]
 pub(super) struct PinArgs {
     /// Total bytes [default: 1GiB, or the default limit of a pool on this machine if that is less]
@@ -62,6 +63,7 @@ pub(super) struct PinReport {
 #[derive(Debug, Serialize)]
 struct BackendRates {
     backend: &'static str,
+    first_ms: f64,
     reserve: Vec<ReserveRate>,
 }
 
@@ -105,7 +107,11 @@ impl PinArgs {
         let backend_rates = |(backend, rates): (&Backend, Vec<Vec<f64>>)| {
             let reserve = threads.iter().zip(rates);
             let reserve = reserve.map(|(&threads, rates)| ReserveRate { threads, rate: PinRate::of(rates) });
-            BackendRates { backend: backend.name(), reserve: reserve.collect() }
+            Measured::Ok(BackendRates {
+                backend: backend.name(),
+                first_ms: first_ms(bytes, backend)?,
+                reserve: reserve.collect(),
+            })
         };
         Ok(PinReport {
             bytes,
@@ -113,14 +119,14 @@ impl PinArgs {
             cores,
             rounds: self.rounds,
             touch: PinRate::of(touches),
-            backends: backends.iter().zip(reserves).map(backend_rates).collect(),
+            backends: backends.iter().zip(reserves).map(backend_rates).collect::<Measured<_>>()?,
             missing,
         })
     }
 
     fn threads(&self, cores: usize) -> Vec<usize> {
         if !self.threads.is_empty() {
-            return requested::distinct(&self.threads).into_iter().map(usize::from).collect();
+            return self.threads.iter().copied().map(usize::from).collect();
         }
         let fewer = RESERVE_THREADS.into_iter().filter(|&threads| threads < cores);
         fewer.chain([cores]).collect()
@@ -141,6 +147,15 @@ fn reserve(bytes: u64, threads: usize, backend: Backend) -> Measured<Duration> {
     let begun = Instant::now();
     pool.prewarm(bytes)?;
     Ok(begun.elapsed())
+}
+
+/// The time to the first filled buffer of a pool that pins its reserve in the background.
+fn first_ms(bytes: u64, backend: &Backend) -> Measured<f64> {
+    let builder = pool_builder(backend.clone()).reserve_bytes(bytes).setting("reserve_wait", false);
+    let begun = Instant::now();
+    let pool = builder.max_bytes(bytes.saturating_mul(2)).build()?;
+    pool.get(PAGE_BYTES as usize)?.wait_slice_mut()?.fill(1);
+    Ok(rounded(begun.elapsed().as_secs_f64() * 1e3))
 }
 
 impl PinRate {

@@ -1,6 +1,6 @@
-//! Checks of the arguments: valid values, each once; available backends; no more memory than a pool may use on this machine.
+//! Checks of the arguments: valid values; available backends; no more memory than a pool may use on this machine.
 
-use std::fmt::{Debug, Display};
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -32,18 +32,6 @@ pub(super) fn at_least(least: u64) -> impl Fn(&str) -> Result<u64, ParseError> +
     }
 }
 
-/// Drops repeated values and keeps the order. Values are equal if they print alike: backends have no other equality.
-pub(super) fn distinct<T: Clone + Debug>(values: &[T]) -> Vec<T> {
-    let mut printed = Vec::new();
-    let is_new = |value: &&T| {
-        let text = format!("{value:?}");
-        let is_new = !printed.contains(&text);
-        printed.push(text);
-        is_new
-    };
-    values.iter().filter(is_new).cloned().collect()
-}
-
 /// Settings for a pool on this backend, independent of the environment.
 pub(super) fn pool_builder(backend: Backend) -> PoolBuilder {
     // Without a limit only the backend refuses a request, and waiting does not help.
@@ -71,7 +59,7 @@ pub(super) fn fits(argument: impl Display, what: impl Display, bytes: u64, remed
 pub(super) fn backends(requested: &[Backend], bytes: u64) -> Measured<(Vec<Backend>, Vec<String>)> {
     let (mut available, mut missing) = (Vec::new(), Vec::new());
     let all = || BACKENDS.iter().filter_map(|name| name.parse().ok()).collect();
-    for backend in if requested.is_empty() { all() } else { distinct(requested) } {
+    for backend in if requested.is_empty() { all() } else { requested.to_vec() } {
         match hold(&backend, bytes) {
             Ok(()) => available.push(backend),
             Err(error) => missing.push(format!("{}: {error}", backend.name())),
@@ -99,12 +87,5 @@ mod tests {
         }
         assert_eq!(["0.25", " 3600 "].map(seconds), [Ok(Duration::from_millis(250)), Ok(Duration::from_secs(3600))]);
         assert_eq!(["4095", "4KiB", "x"].map(|text| at_least(4096)(text).ok()), [None, Some(4096), None]);
-    }
-
-    #[test]
-    fn repeated_values_keep_their_first_position() {
-        assert_eq!(distinct(&[8, 1, 8, 2, 1]), [8, 1, 2]);
-        let all = distinct(&[Backend::Heap, Backend::Mlock, Backend::Heap, Backend::Vmm]);
-        assert_eq!(all.iter().map(Backend::name).collect::<Vec<_>>(), ["heap", "mlock", "vmm"]);
     }
 }

@@ -22,7 +22,7 @@ use super::Measured;
 use super::destination::BenchTarget;
 use super::pin::touch;
 use super::requested::{self, pool_builder};
-use super::statistics::{Histogram, micros, rounded};
+use super::statistics::{micros, per_mille, rounded};
 use crate::threads::{Started, spawn_all};
 
 const COPY_BYTES: usize = 1 << 20;
@@ -124,14 +124,15 @@ impl StallArgs {
         })?;
         let panicked = || Error::device("the thread that grows the pool panicked");
         let resizing = resizing.and_then(Result::ok).flatten().ok_or_else(panicked)??;
-        let times = times?;
+        let mut times = times?;
+        times.iter_mut().for_each(|times| times.sort_unstable());
         let phase_times = |phase: usize| PhaseTimes {
             phase: PHASES[phase],
             // Relaxed: both threads have ended.
             enqueues: run.enqueues[phase].load(Ordering::Relaxed),
-            p50_us: micros(times[phase].per_mille(500)),
-            p99_us: micros(times[phase].per_mille(990)),
-            max_us: micros(times[phase].max_ns()),
+            p50_us: micros(per_mille(&times[phase], 500)),
+            p99_us: micros(per_mille(&times[phase], 990)),
+            max_us: micros(per_mille(&times[phase], 1000)),
         };
         let phases: Vec<_> = (0..PHASES.len()).map(phase_times).collect();
         let beyond_rest = |phase: usize| rounded((phases[phase].max_us - phases[REST_PHASE].max_us).max(0.0));
@@ -207,11 +208,11 @@ impl StallRun<'_> {
         }
     }
 
-    /// The copying thread: times of its enqueues, by phase.
-    fn copy(&self, destination: &mut BenchTarget) -> Measured<[Histogram; PHASES.len()]> {
+    /// The copying thread: nanoseconds of its enqueues, by phase.
+    fn copy(&self, destination: &mut BenchTarget) -> Measured<[Vec<u64>; PHASES.len()]> {
         let mut idle = (0..=DEPTH).map(|_| self.pool.get(COPY_BYTES)).collect::<Result<Vec<_>, _>>()?;
         let mut in_flight = VecDeque::<(Completion, PinnedBuf)>::new();
-        let mut times = <[Histogram; PHASES.len()]>::default();
+        let mut times = <[Vec<u64>; PHASES.len()]>::default();
         while !self.is_over() {
             let before = self.stage.load(Ordering::Relaxed);
             let is_pause = before % STAGES.len() == PAUSE_STAGE;
@@ -234,7 +235,7 @@ impl StallRun<'_> {
             let after = self.stage.load(Ordering::Relaxed);
             // An enqueue across two stages belongs to the odd one, which is growth or shrinking.
             let phase = STAGES[if before == after { before } else { before | 1 } % STAGES.len()];
-            times[phase].add(took);
+            times[phase].push(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
             self.enqueues[phase].fetch_add(1, Ordering::Relaxed);
             in_flight.push_back((copy, buf));
         }

@@ -4,7 +4,7 @@
 //! waits at a barrier for a missing one.
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 /// The system cannot create the requested number of threads.
@@ -20,30 +20,6 @@ pub(crate) struct TooManyThreads {
     error: io::Error,
 }
 
-/// Opens once: to work, or to end without working.
-#[derive(Default)]
-struct Start {
-    works: Mutex<Option<bool>>,
-    opened: Condvar,
-}
-
-impl Start {
-    fn open(&self, works: bool) {
-        *self.works.lock().unwrap_or_else(PoisonError::into_inner) = Some(works);
-        self.opened.notify_all();
-    }
-
-    fn wait(&self) -> bool {
-        let mut works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(works) = *works {
-                return works;
-            }
-            works = self.opened.wait(works).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
 /// A thread that returns `Some` if all threads were created.
 pub(crate) type Started<'scope, T> = ScopedJoinHandle<'scope, Option<T>>;
 
@@ -57,7 +33,8 @@ where
     T: Send + 'scope,
     F: Fn(usize) -> T + Sync,
 {
-    let start = Arc::new(Start::default());
+    // Whether they work.
+    let start = Arc::new(OnceLock::<bool>::new());
     let mut threads = Vec::with_capacity(count);
     for number in 0..count {
         let at_start = start.clone();
@@ -67,11 +44,11 @@ where
         match thread {
             Ok(thread) => threads.push(thread),
             Err(error) => {
-                start.open(false);
+                let _ = start.set(false);
                 return Err(TooManyThreads { made: number, asked: count, error });
             }
         }
     }
-    start.open(true);
+    let _ = start.set(true);
     Ok(threads)
 }

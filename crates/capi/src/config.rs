@@ -1,6 +1,5 @@
 //! The string that a pool is opened with.
 
-use pinpool::unstable::config::env::full_name;
 use pinpool::{Pool, PoolBuilder};
 
 use crate::call::Failure;
@@ -12,7 +11,7 @@ pub(crate) fn builder(config: &str) -> Result<PoolBuilder, Failure> {
     for item in config.split([';', '\n']).map(str::trim).filter(|item| !item.is_empty()) {
         builder = match item.split_once('=') {
             Some((name, value)) if name.trim().eq_ignore_ascii_case("name") => builder.name(value.trim()),
-            Some((name, value)) => builder.variable(&full_name(name.trim()), value)?,
+            Some((name, value)) => builder.setting(name.trim(), value.trim()),
             None if !is_prefix(item) => {
                 return Err(Failure::argument(format!(
                     "config: `{item}` is neither NAME=VALUE nor a prefix of variables, which has the letters A to Z, digits and `_`, \

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use pinpool::unstable::config::env;
-use pinpool::{Error, Pool, PoolBuilder};
+use pinpool::{Pool, PoolBuilder};
 use pinpool_replay::Replay;
 
 use pinpool_cli::exit::ExitError;
@@ -51,8 +51,8 @@ impl Set {
     }
 
     /// A builder with these settings; the environment provides the rest.
-    pub(crate) fn builder(&self) -> Result<PoolBuilder, Error> {
-        self.pairs.iter().try_fold(Pool::builder(), |builder, (name, value)| builder.variable(name, value))
+    pub(crate) fn builder(&self) -> PoolBuilder {
+        self.pairs.iter().fold(Pool::builder(), |builder, (name, value)| builder.setting(name, value))
     }
 
     /// A replay under these settings.
@@ -72,7 +72,7 @@ pub(crate) fn pair(setting: &str) -> Result<(String, String), String> {
         setting.split_once('=').ok_or_else(|| format!("`{setting}` is not NAME=VALUE (like MAX_BYTES=2GiB)"))?;
     let name = name.trim().to_uppercase();
     let name = if name.starts_with(env::PREFIX) { name } else { format!("{}{name}", env::PREFIX) };
-    let _can_be_read = Pool::builder().variable(&name, value).map_err(|error| error.to_string())?;
+    env::check(&name, value).map_err(|error| error.to_string())?;
     match value.trim() {
         "" => Err(format!("{name} has no value; give one, or leave it out for its default")),
         value => Ok((name, value.to_owned())),

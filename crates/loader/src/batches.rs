@@ -24,6 +24,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -31,8 +32,8 @@ use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::catalog::{Catalog, DataOrigin};
+use super::compressed::{Decoder, Turn};
 use super::failure::{Failure, FailureCause};
-use super::open_files::Turn;
 use super::run::LoadOptions;
 use super::state::LoadState;
 use pinpool::{Error, PinnedBuf};
@@ -52,7 +53,7 @@ pub(super) struct SamplePart {
 }
 
 /// A batch before it is read.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(super) struct PlannedBatch {
     /// Counted over the whole run, from 0.
     pub(super) number: u64,
@@ -64,12 +65,12 @@ pub(super) struct PlannedBatch {
     pub(super) parts: Vec<SamplePart>,
     /// Sum of their lengths.
     pub(super) len_bytes: u64,
-    /// The compressed files that it reads, in the order of their parts.
+    /// The compressed files that it reads, in the order of its parts.
     pub(super) turns: Vec<Turn>,
 }
 
 /// A batch in pinned memory. Its buffer returns to the pool when it is dropped, or after the copy that takes it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct LoadedBatch {
     /// Its index in the whole load, from 0.
@@ -78,7 +79,8 @@ pub struct LoadedBatch {
     pub epoch: u64,
     /// Its index in the epoch, from 0.
     pub in_epoch: u64,
-    /// The bytes of all parts, one after the other, and no more; before them the arrays, if fields are decoded.
+    /// The bytes of all parts, one after the other; before them the arrays, if fields are decoded. Empty if nothing could be
+    /// read.
     pub buffer: PinnedBuf,
     /// The array of each of [`LoadOptions::decode`], a row for each part.
     pub arrays: Vec<Range<usize>>,
@@ -102,23 +104,16 @@ pub struct LoadedPart {
     pub checksum: Option<u64>,
 }
 
-/// A failure and the files of which it skips samples.
-#[derive(Debug)]
-pub(super) struct Skipped {
-    pub(super) files: Vec<usize>,
-    pub(super) failure: Failure,
-}
-
-impl PlannedBatch {
-    /// The whole batch is skipped: one failure for all of its files.
-    pub(super) fn skipped(&self, catalog: &Catalog, error: &Arc<Error>) -> Skipped {
-        let first = self.parts.first().map_or_else(String::new, |part| catalog.name(part.sample));
-        let name = match self.parts.len() {
+impl LoadedBatch {
+    /// The failure of the whole batch: one for the files of all `samples`.
+    pub(super) fn failure(&self, catalog: &Catalog, samples: &[usize], error: Arc<Error>) -> Failure {
+        let first = samples.first().map_or_else(String::new, |&sample| catalog.name(sample));
+        let name = match samples.len() {
             1 => first,
             many => format!("batch {} ({many} samples, the first {first})", self.number),
         };
-        let files = self.parts.iter().map(|part| catalog.samples()[part.sample].file).collect();
-        Skipped { files, failure: Failure::new(name, FailureCause::Pool(error.clone())) }
+        let files = samples.iter().map(|&sample| catalog.samples()[sample].file).collect();
+        Failure { files, ..Failure::new(name, FailureCause::Pool(error)) }
     }
 }
 
@@ -136,8 +131,8 @@ pub(super) struct Batches {
     taken: usize,
     /// Bytes of the next sample that are in earlier batches.
     taken_bytes: u64,
-    /// Turns of each compressed file so far.
-    turns: HashMap<usize, u64>,
+    /// Where the next batch that reads a compressed file gets its decoder.
+    turns: HashMap<usize, Receiver<Decoder>>,
 }
 
 impl Batches {
@@ -258,13 +253,13 @@ impl Batches {
             let sample = &self.catalog.samples()[part.sample];
             let ends_file = self.catalog.samples().get(part.sample + 1).is_none_or(|next| next.file != sample.file);
             let is_last = ends_file && part.start + part.len_bytes == sample.len_bytes;
-            match batch.turns.last_mut() {
-                Some(turn) if turn.file == sample.file => turn.is_last |= is_last,
-                _ => {
-                    let next = self.turns.entry(sample.file).or_default();
-                    batch.turns.push(Turn { file: sample.file, number: *next, is_last });
-                    *next += 1;
-                }
+            if batch.turns.last().is_none_or(|turn| turn.file != sample.file) {
+                let (next, receiver) = mpsc::channel();
+                let previous = self.turns.insert(sample.file, receiver);
+                batch.turns.push(Turn { file: sample.file, previous, next });
+            }
+            if is_last {
+                self.turns.remove(&sample.file);
             }
         }
     }
@@ -294,21 +289,15 @@ fn samples_of(catalog: &Catalog, units: Vec<usize>, rng: Option<&mut ChaCha8Rng>
         unit..unit.saturating_add(usize::try_from(samples).unwrap_or(usize::MAX))
     };
     let Some(rng) = rng else { return units.into_iter().flat_map(range).collect() };
-    let (mut order, mut open) = (Vec::new(), Vec::new());
-    let mut units = units.into_iter().peekable();
-    while units.peek().is_some() || !open.is_empty() {
-        while open.len() < OPEN_FILES
-            && let Some(unit) = units.next()
-        {
-            if is_long(&unit) { open.push(range(unit)) } else { order.push(unit) }
-        }
-        if open.is_empty() {
-            break;
-        }
+    let mut units = units.into_iter().map(range);
+    let mut open: Vec<_> = units.by_ref().take(OPEN_FILES).collect();
+    let mut order = Vec::new();
+    while !open.is_empty() {
         let at = rng.random_range(0..open.len());
         order.extend(open[at].next());
         if open[at].is_empty() {
-            open.remove(at);
+            open.swap_remove(at);
+            open.extend(units.next());
         }
     }
     order
@@ -363,13 +352,14 @@ pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::catalog::{CatalogLists, DataOrigin};
+    use super::super::catalog::{CatalogLists, DataOrigin, FileContent};
     use super::*;
 
     fn catalog(lengths: &[u64]) -> Catalog {
         let mut catalog = CatalogLists::default();
         for &len_bytes in lengths {
-            catalog.push_plain(DataOrigin::Synthetic { seed: 0, stream: 0 }, len_bytes);
+            let content = FileContent { len_bytes, ..FileContent::default() };
+            catalog.push(DataOrigin::Synthetic { seed: 0, stream: 0 }, content);
         }
         catalog.finish()
     }

@@ -109,6 +109,16 @@ pub(super) struct ContainerMember {
     pub(super) fields: Vec<Arc<str>>,
 }
 
+/// What is in a file.
+#[derive(Debug, Default)]
+pub(super) struct FileContent {
+    /// The samples of a container, in the order in which they lie in the file, or in its data if it is compressed.
+    pub(super) members: Option<Vec<ContainerMember>>,
+    /// Length of the file or of its data, if it is one sample.
+    pub(super) len_bytes: u64,
+    pub(super) compression: Option<Compression>,
+}
+
 /// Everything that a run loads. A clone is another handle of the same lists.
 #[derive(Debug, Default, Clone)]
 pub struct Catalog {
@@ -190,29 +200,18 @@ impl CatalogLists {
         Catalog { lists: Arc::new(self) }
     }
 
-    /// Adds a file of one sample.
-    pub(super) fn push_plain(&mut self, origin: DataOrigin, len_bytes: u64) {
-        self.push_file(origin, len_bytes, None);
-    }
-
-    /// Adds a file of one sample, with the length of its data.
-    pub(super) fn push_file(&mut self, origin: DataOrigin, len_bytes: u64, compression: Option<Compression>) {
-        self.push_sample(None, vec![FileRange { offset: 0, len_bytes }], Vec::new());
-        self.files.push(DataFile { origin, samples: 1, is_container: false, compression });
-    }
-
-    /// Adds a container.
-    pub(super) fn push_container(
-        &mut self,
-        origin: DataOrigin,
-        members: Vec<ContainerMember>,
-        compression: Option<Compression>,
-    ) {
-        let samples = members.len() as u64;
-        for ContainerMember { name, ranges, fields } in members {
-            self.push_sample(Some(name.into_boxed_str()), ranges, fields);
+    /// Adds a file: a container of `members`, or one sample of `len_bytes` bytes.
+    pub(super) fn push(&mut self, origin: DataOrigin, content: FileContent) {
+        let FileContent { members, len_bytes, compression } = content;
+        let is_container = members.is_some();
+        let samples = members.as_ref().map_or(1, Vec::len) as u64;
+        match members {
+            None => self.push_sample(None, vec![FileRange { offset: 0, len_bytes }], Vec::new()),
+            Some(members) => members.into_iter().for_each(|ContainerMember { name, ranges, fields }| {
+                self.push_sample(Some(name.into_boxed_str()), ranges, fields);
+            }),
         }
-        self.files.push(DataFile { origin, samples, is_container: true, compression });
+        self.files.push(DataFile { origin, samples, is_container, compression });
     }
 
     /// Adds a sample of the file that is pushed next.

@@ -1,20 +1,31 @@
 //! Files compressed by gzip or Zstandard: their data, decompressed piece by piece into the memory that it is to lie in.
 //!
-//! Owns the decoders. A decoder reads forward only, and keeps its place
-//! while its file is closed.
+//! Owns the decoders. A decoder reads forward only, and keeps its place while its file is closed. Compressed data has one
+//! order, so the batches of a compressed file take turns in the order of the plan: each continues where the previous one ended.
+//!
+//! ```text
+//!   batch 7   turn at a.tar.gz ─────▶ turn at b.tar.gz ─────▶
+//!   batch 8                    turn at a.tar.gz ─────▶ turn at b.tar.gz ─────▶
+//! ```
 //!
 //! - **compressed-I1**: a decoder holds [`INPUT_BYTES`] of the file and the window of its format (gzip 32 KiB; Zstandard at
 //!   most 128 MiB, since frames that ask for more are refused), however long the file and its data are.
 //! - **compressed-I2**: a file with more data than [`max_data_bytes`] is refused, so that a small file cannot keep a worker
 //!   busy forever.
 //! - **compressed-I3**: a decoder continues in the file that it began in: one that was replaced or changed is an error.
+//! - **turn-I1**: a worker waits only for turns of earlier batches (worker-I1), and dropping a batch ends its turns. So the first
+//!   batch in progress never waits. A batch without a decoder of an earlier one decompresses the file from its start.
+//! - **turn-I2**: a decoder that is not in use has no file open.
+//! - **turn-I3**: the decoder is dropped after the last turn of an epoch, so there are at most as many decoders as the plan has
+//!   files open and batches in progress.
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
 
 use flate2::bufread::MultiGzDecoder;
 
@@ -47,18 +58,14 @@ pub enum Compression {
 impl Compression {
     /// By the last extension of `path`, and whether a tar archive is inside.
     pub(super) fn of(path: &Path) -> Option<(Compression, bool)> {
-        let extension = path.extension()?;
-        let is = |word: &str| extension.eq_ignore_ascii_case(word);
-        let holds_tar = || {
-            let inner = path.file_stem().map(Path::new).and_then(Path::extension);
-            inner.is_some_and(|inner| inner.eq_ignore_ascii_case("tar"))
-        };
-        match () {
-            () if is("gz") => Some((Compression::Gzip, holds_tar())),
-            () if is("tgz") => Some((Compression::Gzip, true)),
-            () if is("zst") => Some((Compression::Zstd, holds_tar())),
-            () if is("tzst") => Some((Compression::Zstd, true)),
-            () => None,
+        let inner = path.file_stem().map(Path::new).and_then(Path::extension);
+        let holds_tar = inner.is_some_and(|inner| inner.eq_ignore_ascii_case("tar"));
+        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "gz" => Some((Compression::Gzip, holds_tar)),
+            "tgz" => Some((Compression::Gzip, true)),
+            "zst" => Some((Compression::Zstd, holds_tar)),
+            "tzst" => Some((Compression::Zstd, true)),
+            _ => None,
         }
     }
 }
@@ -78,13 +85,13 @@ type Identity = (u64, u64, u64, i64, i64);
 /// The data of a file, from the first byte to the last.
 pub(super) struct Decoder {
     stream: Stream,
-    compression: Compression,
+    pub(super) compression: Compression,
     identity: Identity,
     max_bytes: u64,
-    /// Bytes of data so far.
-    at: u64,
+    /// Number of the next byte of data.
+    pub(super) at: u64,
     /// Why no more can be read.
-    broken: Option<String>,
+    pub(super) broken: Option<String>,
 }
 
 enum Stream {
@@ -92,14 +99,14 @@ enum Stream {
     Zstd(Box<zstd::Decoder<'static, Input>>),
 }
 
-/// The compressed bytes. The file is here only while it is read.
-struct Input {
+/// The compressed bytes.
+type Input = BufReader<SharedFile>;
+
+/// A file, present only while it is read.
+struct SharedFile {
     file: Option<Arc<File>>,
-    /// Offset of the next byte to be read from the file.
+    /// Offset of the next byte to be read.
     offset: u64,
-    buffer: Box<[u8]>,
-    start: usize,
-    end: usize,
 }
 
 impl Decoder {
@@ -107,8 +114,7 @@ impl Decoder {
     pub(super) fn new(file: Arc<File>, compression: Compression) -> io::Result<Decoder> {
         let identity = identity(&file)?;
         let max_bytes = max_data_bytes(identity.2);
-        let buffer = vec![0; INPUT_BYTES].into_boxed_slice();
-        let input = Input { file: Some(file), offset: 0, buffer, start: 0, end: 0 };
+        let input = Input::with_capacity(INPUT_BYTES, SharedFile { file: Some(file), offset: 0 });
         let stream = match compression {
             Compression::Gzip => Stream::Gzip(Box::new(MultiGzDecoder::new(input))),
             Compression::Zstd => Stream::Zstd(Box::new(zstd::Decoder::with_buffer(input)?)),
@@ -116,33 +122,19 @@ impl Decoder {
         Ok(Decoder { stream, compression, identity, max_bytes, at: 0, broken: None })
     }
 
-    /// Goes on in `file`, the same one that it began in (compressed-I3).
+    /// Continues in `file`, which must be the file that it began in (compressed-I3).
     pub(super) fn reopen(&mut self, file: Arc<File>) -> io::Result<()> {
         if identity(&file)? != self.identity {
             let changed = "changed while it was read: do not write to files that are loaded";
             self.broken.get_or_insert_with(|| changed.to_owned());
         }
-        self.input().file = Some(file);
+        self.input().get_mut().file = Some(file);
         Ok(())
     }
 
     /// Leaves the file; the place in it stays.
     pub(super) fn close(&mut self) {
-        self.input().file = None;
-    }
-
-    pub(super) fn compression(&self) -> Compression {
-        self.compression
-    }
-
-    /// Number of the next byte of data.
-    pub(super) fn at(&self) -> u64 {
-        self.at
-    }
-
-    /// Why no more can be read, if it was tried.
-    pub(super) fn broken(&self) -> Option<&String> {
-        self.broken.as_ref()
+        self.input().get_mut().file = None;
     }
 
     fn input(&mut self) -> &mut Input {
@@ -189,7 +181,7 @@ impl Decoder {
             Err(error) => format!(
                 "damaged {format} data at or shortly before byte {}, behind {at} bytes of its contents: {error}; fetch the file \
                  again, or compress it again",
-                self.input().consumed()
+                self.input().get_ref().offset - self.input().buffer().len() as u64
             ),
         };
         self.broken = Some(broken.clone());
@@ -217,45 +209,48 @@ fn identity(file: &File) -> io::Result<Identity> {
     Ok((meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec()))
 }
 
-impl Input {
-    /// Bytes of the file that the decoder has used.
-    fn consumed(&self) -> u64 {
-        self.offset - (self.end - self.start) as u64
-    }
-}
-
-impl Read for Input {
+impl Read for SharedFile {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.fill_buf()?.read(into)?;
-        self.consume(read);
+        let file = self.file.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        let read = loop {
+            match file.read_at(into, self.offset) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => break read?,
+            }
+        };
+        self.offset += read as u64;
         Ok(read)
     }
 }
 
-impl BufRead for Input {
-    fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        if self.start == self.end {
-            let file = self.file.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
-            let read = loop {
-                match file.read_at(&mut self.buffer, self.offset) {
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    read => break read?,
-                }
-            };
-            (self.start, self.end) = (0, read);
-            self.offset += read as u64;
-        }
-        Ok(&self.buffer[self.start..self.end])
+/// The use of a compressed file by one batch. Dropping it ends the turn.
+#[derive(Debug)]
+pub(super) struct Turn {
+    /// Index into [`Catalog::files`](super::Catalog::files).
+    pub(super) file: usize,
+    /// Receives the decoder of the previous batch that reads the file, unless this is the first one.
+    pub(super) previous: Option<Receiver<Decoder>>,
+    /// Passes the decoder to the next batch that reads the file. Nobody receives it after the last one of an epoch.
+    pub(super) next: Sender<Decoder>,
+}
+
+impl Turn {
+    /// Waits until the previous turn ends. Returns the decoder that it passed on, if any. The caller has no file open.
+    pub(super) fn wait(&mut self) -> Option<Decoder> {
+        self.previous.take()?.recv().ok()
     }
 
-    fn consume(&mut self, bytes: usize) {
-        self.start = self.end.min(self.start + bytes);
+    /// Ends the turn and passes `decoder` on.
+    pub(super) fn end(self, mut decoder: Decoder) {
+        decoder.close();
+        // An error means that no further batch reads the file in this epoch, or that it was given up.
+        let _ = self.next.send(decoder);
     }
 }
 
 /// A decoder that can be moved forward, for the reader of an archive.
 pub(super) struct ForwardReader<'a> {
-    decoder: Decoder,
+    pub(super) decoder: Decoder,
     /// Where the next read begins; the bytes before are skipped by then.
     next: u64,
     stop: &'a StopFlag,
@@ -269,12 +264,7 @@ impl<'a> ForwardReader<'a> {
     /// The length of the data, all of which has been read then.
     pub(super) fn read_to_end(&mut self) -> Result<u64, FailureCause> {
         while !self.stop.is_raised() && self.decoder.skip_towards(u64::MAX)? {}
-        Ok(self.decoder.at())
-    }
-
-    /// What is wrong with the compressed data, if that is why a read failed.
-    pub(super) fn broken(&self) -> Option<&String> {
-        self.decoder.broken()
+        Ok(self.decoder.at)
     }
 }
 
@@ -284,16 +274,16 @@ impl Read for ForwardReader<'_> {
             FailureCause::Io(error) => error,
             cause => io::Error::other(cause),
         };
-        while self.decoder.at() < self.next {
+        while self.decoder.at < self.next {
             if self.stop.is_raised() {
                 return Err(io::Error::other("stopped"));
             }
-            if !self.decoder.skip_towards(self.next).map_err(failed)? && self.decoder.at() < self.next {
+            if !self.decoder.skip_towards(self.next).map_err(failed)? && self.decoder.at < self.next {
                 return Ok(0);
             }
         }
         let read = self.decoder.read(into).map_err(failed)?;
-        self.next = self.decoder.at();
+        self.next = self.decoder.at;
         Ok(read)
     }
 }
@@ -305,7 +295,7 @@ impl Seek for ForwardReader<'_> {
             SeekFrom::Current(by) => self.next.checked_add_signed(by),
             SeekFrom::End(_) => None,
         }
-        .filter(|next| *next >= self.decoder.at())
+        .filter(|next| *next >= self.decoder.at)
         .ok_or_else(|| io::Error::other("compressed data can only be read forward"))?;
         Ok(self.next)
     }
@@ -362,7 +352,7 @@ mod tests {
             let mut decoder = Decoder::new(file.clone(), compression).unwrap();
             while decoder.skip_towards(150_000).unwrap() {}
             decoder.close();
-            assert_eq!((Arc::strong_count(&file), decoder.at()), (1, 150_000));
+            assert_eq!((Arc::strong_count(&file), decoder.at), (1, 150_000));
             decoder.reopen(file).unwrap();
             assert_eq!(read_all(&mut decoder).unwrap(), data[150_000..], "{compression}");
         }

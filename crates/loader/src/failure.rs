@@ -12,11 +12,13 @@ pub struct Failure {
     pub name: String,
     /// Why it was skipped.
     pub cause: FailureCause,
+    /// The files with the skipped samples.
+    pub(super) files: Vec<usize>,
 }
 
 impl Failure {
     pub(super) fn new(name: impl fmt::Display, cause: impl Into<FailureCause>) -> Failure {
-        Failure { name: name.to_string(), cause: cause.into() }
+        Failure { name: name.to_string(), cause: cause.into(), files: Vec::new() }
     }
 }
 

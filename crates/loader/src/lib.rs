@@ -86,7 +86,6 @@ mod decode;
 mod destination;
 mod failure;
 mod listing;
-mod open_files;
 mod read;
 mod reading;
 mod run;
@@ -101,9 +100,9 @@ pub use self::catalog::{Catalog, DataFile, DataOrigin, FileRange, Sample};
 pub use self::compressed::Compression;
 #[cfg(feature = "cuda")]
 pub use self::cuda_destination::CudaDestination;
-#[cfg(feature = "decode")]
-pub use self::decode::{Array, Fit, Image, Layout, PIXELS_MAX};
 pub use self::decode::{Decode, DecodedField, first_undecodable, kept_fields};
+#[cfg(feature = "decode")]
+pub use self::decode::{Fit, Image, Layout, PIXELS_MAX};
 pub use self::destination::{Destination, SinkDestination};
 pub use self::failure::{Failure, FailureCause};
 pub use self::reading::BatchReader;

@@ -15,20 +15,20 @@
 //!
 //! - **listing-I1**: no directory is entered twice under one path, so the walk ends whatever the links are.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use pinpool_os::sync::plain::Mutex;
 use walkdir::WalkDir;
 
-use super::catalog::{Catalog, CatalogLists, DataOrigin};
-use super::container::{self, Opened};
+use super::catalog::{Catalog, CatalogLists, DataOrigin, FileContent};
+use super::container;
 use super::failure::{Failure, FailureCause};
 use super::stop::StopFlag;
 
@@ -52,44 +52,42 @@ impl Catalog {
     pub fn from_paths<P: AsRef<Path>>(paths: &[P], open_containers: bool, stop: &StopFlag) -> Catalog {
         let mut lists = CatalogLists::default();
         let found = lists.walk(paths, stop);
-        let is_opened = |file: &FoundFile| file.is_opened || open_containers;
-        let mut opened = open_compressed(&found, &is_opened, stop);
-        for (at, file) in found.into_iter().enumerate() {
-            let open = || container::open(&file.path, stop);
-            let opened = opened.remove(&at).or_else(|| is_opened(&file).then(open).flatten());
+        let opened = open_all(&found, open_containers, stop);
+        for (file, opened) in found.into_iter().zip(opened) {
             // What was opened meanwhile may have been given up.
             if stop.is_raised() {
                 break;
             }
-            lists.list(file, opened);
+            let plain = || Ok(FileContent { len_bytes: file.len_bytes, ..FileContent::default() });
+            match opened.into_inner().unwrap_or_else(plain) {
+                Ok(content) => lists.push(DataOrigin::File(file.path), content),
+                Err(cause) => lists.failures.push(Failure::new(file.path.display(), cause)),
+            }
         }
         lists.finish()
     }
 }
 
-type OpenedOrNot = Result<Opened, FailureCause>;
+type Opened = Result<FileContent, FailureCause>;
 
-/// Opens the compressed files, which takes the time to decompress them, by as many threads as there are cores. A file that is
-/// missing here is opened by the caller.
-fn open_compressed(
-    found: &[FoundFile],
-    is_opened: &dyn Fn(&FoundFile) -> bool,
-    stop: &StopFlag,
-) -> HashMap<usize, OpenedOrNot> {
-    let files = found.iter().enumerate().filter(|(_, file)| is_opened(file) && container::is_compressed(&file.path));
-    let files: Vec<_> = files.map(|(at, file)| (at, file.path.as_path())).collect();
-    let (next, opened) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
+/// Opens the containers, on as many threads as there are cores, since decompressing takes time. A plain file stays unset.
+fn open_all(found: &[FoundFile], open_containers: bool, stop: &StopFlag) -> Vec<OnceLock<Opened>> {
+    let opened: Vec<_> = found.iter().map(|_| OnceLock::new()).collect();
+    let next = AtomicUsize::new(0);
     let open_next = || {
         // Relaxed: the counter publishes no other data.
-        while let Some((at, path)) = files.get(next.fetch_add(1, Ordering::Relaxed))
+        while let at = next.fetch_add(1, Ordering::Relaxed)
+            && let Some(file) = found.get(at)
             && !stop.is_raised()
         {
-            if let Some(result) = container::open(path, stop) {
-                opened.lock().insert(*at, result);
+            if (file.is_opened || open_containers)
+                && let Some(result) = container::open(&file.path, stop)
+            {
+                let _ = opened[at].set(result);
             }
         }
     };
-    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(files.len());
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(found.len());
     thread::scope(|scope| {
         for _ in 1..threads {
             // Without a thread this one opens more of them.
@@ -97,22 +95,10 @@ fn open_compressed(
         }
         open_next();
     });
-    opened.into_inner()
+    opened
 }
 
 impl CatalogLists {
-    fn list(&mut self, file: FoundFile, opened: Option<OpenedOrNot>) {
-        let origin = DataOrigin::File(file.path);
-        match opened {
-            None => self.push_plain(origin, file.len_bytes),
-            Some(Ok(Opened::Compressed(len_bytes, compression))) => {
-                self.push_file(origin, len_bytes, Some(compression));
-            }
-            Some(Ok(Opened::Container(members, compression))) => self.push_container(origin, members, compression),
-            Some(Err(cause)) => self.failures.push(Failure::new(origin, cause)),
-        }
-    }
-
     fn walk<P: AsRef<Path>>(&mut self, paths: &[P], stop: &StopFlag) -> Vec<FoundFile> {
         let mut found = Vec::new();
         for root in paths.iter().map(AsRef::as_ref) {

@@ -12,38 +12,33 @@
 //! - **read-I1**: the parts read are contiguous from the start of the buffer, in the planned order.
 //! - **read-I2**: a file that differs from its listed length is a failure and is never truncated silently. Other changes
 //!   to a file after it was listed are not detected.
+//! - **open-I1**: a worker has no other file open while it opens one or waits for its turn, so the file that it waits for is
+//!   eventually closed.
 //! - **decode-I1**: row `i` of each array belongs to part `i` of the batch. A failed sample leaves no row.
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::batches::{LoadedPart, PlannedBatch, SamplePart, Skipped};
+use super::batches::{LoadedBatch, LoadedPart, PlannedBatch, SamplePart};
 use super::catalog::{Catalog, DataOrigin, FileRange, Sample};
-use super::compressed::{Compression, Decoder};
+use super::compressed::{Compression, Decoder, Turn};
 use super::decode::{DecodedField, kept_fields, others};
 use super::failure::{Failure, FailureCause};
-use super::open_files::{OpenFile, OpenFiles, Turns};
+use super::run::Loader;
 use super::stop::StopFlag;
 use super::synthetic::SyntheticBytes;
+use pinpool::{Error, PinnedBuf};
 
 /// Bytes read at a time: few enough to stay in the core's cache for the checksum and to notice a stop soon.
 const CHUNK_BYTES: usize = 256 * 1024;
 /// Arrays begin at a multiple of this, the alignment of every NumPy type.
 const ALIGN_BYTES: usize = 64;
-
-/// What was read of a planned batch.
-#[derive(Debug, Default)]
-pub(super) struct BatchContents {
-    pub(super) parts: Vec<LoadedPart>,
-    pub(super) skipped: Vec<Skipped>,
-    pub(super) len_bytes: usize,
-    /// The array of each decoded field.
-    pub(super) arrays: Vec<Range<usize>>,
-}
 
 /// Where the arrays of a batch begin, and where the other fields do. `None` if the batch is longer than memory can be.
 fn array_starts(decode: &[DecodedField], samples: usize) -> Option<(Vec<usize>, usize)> {
@@ -71,16 +66,42 @@ pub(super) fn batch_bytes(decode: &[DecodedField], batch: &PlannedBatch, catalog
     array_starts(decode, batch.parts.len()).map_or(usize::MAX, |(_, end)| end.saturating_add(kept))
 }
 
+/// The files that the workers have open: each holds the lock, shared. Under a low limit on open files fewer workers read at
+/// once, and every file is loaded.
+#[derive(Debug, Default)]
+pub(super) struct OpenFiles(RwLock<()>);
+
+/// An open file. Closed before it releases the lock.
+#[derive(Debug)]
+struct OpenFile<'a, F = Arc<File>> {
+    file: F,
+    _lock: (Option<RwLockReadGuard<'a, ()>>, Option<RwLockWriteGuard<'a, ()>>),
+}
+
+impl OpenFiles {
+    /// Opens a file. If no descriptor is left, waits until the other workers have closed their files, and tries again.
+    fn open<F>(&self, open: impl Fn() -> io::Result<F>) -> io::Result<OpenFile<'_, F>> {
+        let shared = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match open() {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => drop(shared),
+            opened => return Ok(OpenFile { file: opened?, _lock: (Some(shared), None) }),
+        }
+        let exclusive = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(OpenFile { file: open()?, _lock: (None, Some(exclusive)) })
+    }
+}
+
 /// Reads samples for one worker. Within a batch the last file stays open, since the next sample is often in the same file.
 #[derive(Debug)]
 pub(super) struct SampleReader<'a> {
-    pub(super) catalog: &'a Catalog,
-    pub(super) stop: &'a StopFlag,
-    pub(super) files: &'a OpenFiles,
-    pub(super) verify: bool,
+    catalog: &'a Catalog,
+    stop: &'a StopFlag,
+    files: &'a OpenFiles,
+    verify: bool,
     // Declared before the file: a decoder releases its file before the file counts as closed.
-    pub(super) decoder: Option<Decoder>,
-    pub(super) open: Option<(usize, OpenFile<'a>)>,
+    decoder: Option<Decoder>,
+    turn: Option<Turn>,
+    open: Option<(usize, OpenFile<'a>)>,
 }
 
 /// Why a sample was not read to its end.
@@ -95,21 +116,54 @@ impl<C: Into<FailureCause>> From<C> for ReadEnd {
     }
 }
 
-impl SampleReader<'_> {
-    /// Reads the parts of `batch` into `buffer`, which holds [`batch_bytes`]. `None` if the run was stopped.
-    pub(super) fn fill(
+impl<'a> SampleReader<'a> {
+    pub(super) fn new(loader: &'a Loader, files: &'a OpenFiles) -> SampleReader<'a> {
+        let Loader { catalog, options, stop, .. } = loader;
+        SampleReader { catalog, stop, files, verify: options.verify, decoder: None, turn: None, open: None }
+    }
+
+    /// The planned batch in its buffer, or with the failure of the pool. `None` if the run was stopped.
+    pub(super) fn load(
         &mut self,
         decode: &[DecodedField],
-        batch: &PlannedBatch,
-        turns: &mut Turns<'_>,
+        mut planned: PlannedBatch,
+        buffer: Result<PinnedBuf, Error>,
+    ) -> Option<LoadedBatch> {
+        let PlannedBatch { number, epoch, in_epoch, .. } = planned;
+        let mut batch = LoadedBatch { number, epoch, in_epoch, ..LoadedBatch::default() };
+        let filled = buffer.and_then(|mut buffer| {
+            let len_bytes = self.fill(decode, &mut planned, &mut batch, buffer.wait_slice_mut()?);
+            self.leave_file();
+            buffer.truncate(len_bytes.unwrap_or(0));
+            Ok(len_bytes.map(|_| buffer))
+        });
+        match filled {
+            Ok(None) => return None,
+            // A buffer without a sample goes back to the pool.
+            Ok(buffer) => batch.buffer = buffer.filter(|buffer| !buffer.is_empty()).unwrap_or_default(),
+            Err(error) => {
+                let samples: Vec<_> = planned.parts.iter().map(|part| part.sample).collect();
+                batch.failures.push(batch.failure(self.catalog, &samples, Arc::new(error)));
+            }
+        }
+        Some(batch)
+    }
+
+    /// Reads the parts of `planned` into `buffer`, which holds [`batch_bytes`]. Returns the bytes used; `None` if the run was
+    /// stopped.
+    fn fill(
+        &mut self,
+        decode: &[DecodedField],
+        planned: &mut PlannedBatch,
+        batch: &mut LoadedBatch,
         buffer: &mut [u8],
-    ) -> Option<BatchContents> {
-        let mut contents = BatchContents::default();
-        let (starts, arrays_end) = array_starts(decode, batch.parts.len())?;
+    ) -> Option<usize> {
+        let PlannedBatch { parts, turns, .. } = planned;
+        let (starts, arrays_end) = array_starts(decode, parts.len())?;
         let (arrays, rest) = buffer.split_at_mut(arrays_end);
         let (mut encoded, mut end) = (Vec::new(), 0);
-        for part in &batch.parts {
-            let row = contents.parts.len();
+        for part in &*parts {
+            let row = batch.parts.len();
             let filled = if decode.is_empty() {
                 // The buffer has the sum of these lengths, so each fits the rest of the buffer.
                 let len_bytes = usize::try_from(part.len_bytes).unwrap_or(usize::MAX).min(rest.len() - end);
@@ -126,28 +180,28 @@ impl SampleReader<'_> {
             match filled {
                 Ok((len_bytes, checksum)) => {
                     let (start, SamplePart { sample, start: first, .. }) = (arrays_end + end, *part);
-                    contents.parts.push(LoadedPart { sample, bytes: start..start + len_bytes, start: first, checksum });
+                    batch.parts.push(LoadedPart { sample, bytes: start..start + len_bytes, start: first, checksum });
                     end += len_bytes;
                 }
                 Err(ReadEnd::Stopped) => return None,
                 Err(ReadEnd::Failed(cause)) => {
                     let failure = Failure::new(self.catalog.name(part.sample), cause);
                     let files = vec![self.catalog.samples()[part.sample].file];
-                    contents.skipped.push(Skipped { files, failure });
+                    batch.failures.push(Failure { files, ..failure });
                 }
             }
         }
-        let rows = contents.parts.len();
-        if rows > 0 {
-            let array = |(field, &start): (&DecodedField, &usize)| start..start + rows * field.len_bytes();
-            contents.arrays = decode.iter().zip(&starts).map(array).collect();
-            contents.len_bytes = arrays_end + end;
+        let rows = batch.parts.len();
+        if rows == 0 {
+            return Some(0);
         }
-        Some(contents)
+        let array = |(field, &start): (&DecodedField, &usize)| start..start + rows * field.len_bytes();
+        batch.arrays = decode.iter().zip(&starts).map(array).collect();
+        Some(arrays_end + end)
     }
 
     /// Reads a sample from its first byte to its last into memory of the worker.
-    fn read_whole(&mut self, part: &SamplePart, turns: &mut Turns<'_>, into: &mut Vec<u8>) -> Result<(), ReadEnd> {
+    fn read_whole(&mut self, part: &SamplePart, turns: &mut Vec<Turn>, into: &mut Vec<u8>) -> Result<(), ReadEnd> {
         let too_long = || io::Error::from(io::ErrorKind::OutOfMemory);
         let len_bytes = usize::try_from(part.len_bytes).map_err(|_| too_long())?;
         into.try_reserve(len_bytes.saturating_sub(into.len())).map_err(|_| too_long())?;
@@ -174,7 +228,7 @@ impl SampleReader<'_> {
     }
 
     /// Reads a part of a sample and returns its checksum, if the run verifies.
-    fn read(&mut self, part: &SamplePart, turns: &mut Turns<'_>, into: &mut [u8]) -> Result<Option<u64>, ReadEnd> {
+    fn read(&mut self, part: &SamplePart, turns: &mut Vec<Turn>, into: &mut [u8]) -> Result<Option<u64>, ReadEnd> {
         let mut progress = ReadProgress { stop: self.stop, hasher: self.verify.then(Xxh3Default::new) };
         let sample = &self.catalog.samples()[part.sample];
         let file = &self.catalog.files()[sample.file];
@@ -201,32 +255,31 @@ impl SampleReader<'_> {
         file: usize,
         path: &Path,
         compression: Option<Compression>,
-        turns: &mut Turns<'_>,
+        turns: &mut Vec<Turn>,
     ) -> io::Result<()> {
         if self.open.as_ref().is_some_and(|(number, _)| *number == file) {
             return Ok(());
         }
-        self.leave_file(turns);
-        let mut decoder = compression.and_then(|_| turns.take(file));
-        let open = self.files.open(path)?;
+        self.leave_file();
+        let mut turn = turns.iter().position(|turn| turn.file == file).map(|at| turns.remove(at));
+        let mut decoder = turn.as_mut().and_then(Turn::wait);
+        let open = self.files.open(|| File::open(path).map(Arc::new))?;
         match (&mut decoder, compression) {
-            (Some(decoder), _) => decoder.reopen(open.share())?,
-            (None, Some(compression)) => decoder = Some(Decoder::new(open.share(), compression)?),
+            (Some(decoder), _) => decoder.reopen(open.file.clone())?,
+            (None, Some(compression)) => decoder = Some(Decoder::new(open.file.clone(), compression)?),
             (None, None) => {}
         }
-        (self.decoder, self.open) = (decoder, Some((file, open)));
+        (self.decoder, self.turn, self.open) = (decoder, turn, Some((file, open)));
         Ok(())
     }
 
     /// Closes the file and passes its decoder to the next batch that reads the file. A worker that waits for its next batch
     /// holds no descriptor that another worker may need.
-    pub(super) fn leave_file(&mut self, turns: &mut Turns<'_>) {
-        if let Some((file, open)) = self.open.take() {
-            if let Some(decoder) = self.decoder.take() {
-                turns.end(file, Some(decoder));
-            }
-            drop(open);
+    fn leave_file(&mut self) {
+        if let (Some(decoder), Some(turn)) = (self.decoder.take(), self.turn.take()) {
+            turn.end(decoder);
         }
+        self.open = None;
     }
 
     /// Reads a part of `sample` from the open file, or from its data if the file is compressed.
@@ -243,14 +296,14 @@ impl SampleReader<'_> {
             let len_bytes = usize::try_from(range.len_bytes).unwrap_or(usize::MAX).min(rest.len());
             let (into, after) = rest.split_at_mut(len_bytes);
             match &mut self.decoder {
-                None => progress.read(into, |into, at| Ok(file.read_at(into, range.offset + at)?))?,
+                None => progress.read(into, |into, at| Ok(file.file.read_at(into, range.offset + at)?))?,
                 Some(decoder) => {
-                    if decoder.at() > range.offset {
+                    if decoder.at > range.offset {
                         // An earlier epoch has read further.
-                        *decoder = Decoder::new(file.share(), decoder.compression())?;
+                        *decoder = Decoder::new(file.file.clone(), decoder.compression)?;
                     }
-                    while decoder.at() < range.offset {
-                        if !decoder.skip_towards(range.offset)? && decoder.at() < range.offset {
+                    while decoder.at < range.offset {
+                        if !decoder.skip_towards(range.offset)? && decoder.at < range.offset {
                             return Err(
                                 FailureCause::Truncated { planned_bytes: range.len_bytes, read_bytes: 0 }.into()
                             );
@@ -265,12 +318,12 @@ impl SampleReader<'_> {
         // The file must still end at its listed length.
         if sample.member.is_none() && part.start + part.len_bytes == sample.len_bytes {
             let found_bytes = match &mut self.decoder {
-                None => file.metadata()?.len(),
+                None => file.file.metadata()?.len(),
                 Some(decoder) => {
                     while decoder.skip_towards(u64::MAX)? {
                         progress.advance(&[])?;
                     }
-                    decoder.at()
+                    decoder.at
                 }
             };
             if found_bytes > sample.len_bytes {
@@ -351,25 +404,63 @@ impl ReadProgress<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::open_files::Decoders;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
     use super::*;
 
-    #[test]
-    fn a_stop_drops_the_batch() {
-        let catalog = Catalog::synthetic(1, 1);
-        let stop = StopFlag::new();
-        stop.raise();
-        let part = SamplePart { sample: 0, start: 0, len_bytes: catalog.len_bytes() };
-        let batch = PlannedBatch { parts: vec![part], len_bytes: part.len_bytes, ..PlannedBatch::default() };
-        let mut buffer = vec![0; usize::try_from(batch.len_bytes).unwrap()];
-        let (files, decoders) = (OpenFiles::default(), Decoders::default());
-        let (catalog, stop, files) = (&catalog, &stop, &files);
-        let mut reader = SampleReader { catalog, stop, files, verify: false, decoder: None, open: None };
-        assert!(reader.fill(&[], &batch, &mut decoders.turns(&[]), &mut buffer).is_none());
+    fn out_of_descriptors() -> io::Error {
+        io::Error::from_raw_os_error(libc::EMFILE)
+    }
+
+    /// A descriptor, of which there are few.
+    struct Descriptor<'a>(&'a AtomicUsize);
+
+    impl Descriptor<'_> {
+        fn open(left: &AtomicUsize) -> io::Result<Descriptor<'_>> {
+            let take = |left: usize| left.checked_sub(1);
+            left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).map_err(|_| out_of_descriptors())?;
+            Ok(Descriptor(left))
+        }
+    }
+
+    impl Drop for Descriptor<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     #[test]
-    fn the_ranges_of_parts_are_those_of_the_sample() {
+    fn every_worker_opens_its_files_with_fewer_descriptors_than_workers() {
+        for descriptors in 1..=2 {
+            let (files, left) = (OpenFiles::default(), AtomicUsize::new(descriptors));
+            thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(|| {
+                        for _ in 0..200 {
+                            let file = files.open(|| Descriptor::open(&left)).unwrap();
+                            thread::yield_now();
+                            drop(file);
+                        }
+                    });
+                }
+            });
+            assert_eq!(left.into_inner(), descriptors);
+        }
+    }
+
+    #[test]
+    fn without_any_descriptor_or_for_another_reason_the_error_is_returned() {
+        let files = OpenFiles::default();
+        let error = files.open(|| Err::<(), _>(out_of_descriptors())).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
+        let _open = files.open(|| Ok(())).unwrap();
+        let error = files.open(|| Err::<(), _>(io::ErrorKind::NotFound.into())).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn parts_cover_the_ranges_of_their_sample() {
         let lengths = [0, 5, 1, 0, 7, 3];
         let offsets = [10, 100, 200, 300, 400, 500];
         let ranges: Vec<_> =

@@ -35,8 +35,7 @@ use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::{Condvar, Mutex};
 
 use super::batches::{Batches, LoadedBatch, PlannedBatch};
-use super::open_files::{Decoders, OpenFiles};
-use super::read::{BatchContents, SampleReader, batch_bytes};
+use super::read::{OpenFiles, SampleReader, batch_bytes};
 use super::run::Loader;
 use super::state::LoadState;
 use super::stop::Unpark;
@@ -45,15 +44,6 @@ use pinpool::{Error, PinnedBuf};
 
 /// Longest time between two checks for the end of the load.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
-
-/// A batch on its way from a worker.
-#[derive(Debug)]
-pub(super) struct FilledBatch {
-    pub(super) planned: PlannedBatch,
-    pub(super) contents: BatchContents,
-    /// `None` if there is nothing to send: no memory, or no bytes that could be read.
-    pub(super) buffer: Option<PinnedBuf>,
-}
 
 /// How many batches the workers may read ahead of the copies: the bound on the memory of a run.
 #[derive(Debug)]
@@ -144,24 +134,19 @@ struct Workers {
     loader: Loader,
     ahead: ReadAhead,
     files: OpenFiles,
-    decoders: Decoders,
     /// Locked while a batch is started and gets its buffer (worker-I1).
     batches: Mutex<Batches>,
 }
 
 impl Workers {
     /// Reads batches until the plan is done or the read-ahead is closed.
-    fn work(&self, filled: &Sender<FilledBatch>) {
+    fn work(&self, filled: &Sender<LoadedBatch>) {
         let _close = CloseOnDrop(&self.ahead);
-        let Loader { catalog, options, stop, .. } = &self.loader;
-        let (files, verify) = (&self.files, options.verify);
-        let mut reader = SampleReader { catalog, stop, files, verify, decoder: None, open: None };
-        while let Some((planned, buffer)) = self.start_batch() {
-            let Some(batch) = self.fill(&mut reader, planned, buffer) else { return };
-            if filled.send(batch).is_err() {
-                return;
-            }
-        }
+        let mut reader = SampleReader::new(&self.loader, &self.files);
+        while let Some((planned, buffer)) = self.start_batch()
+            && let Some(batch) = reader.load(&self.loader.options.decode, planned, buffer)
+            && filled.send(batch).is_ok()
+        {}
     }
 
     fn start_batch(&self) -> Option<(PlannedBatch, Result<PinnedBuf, Error>)> {
@@ -206,30 +191,6 @@ impl Workers {
             thread::park_timeout(CHECK_EVERY);
         }
     }
-
-    /// `None` if the run was stopped.
-    fn fill(
-        &self,
-        reader: &mut SampleReader<'_>,
-        planned: PlannedBatch,
-        buffer: Result<PinnedBuf, Error>,
-    ) -> Option<FilledBatch> {
-        // Dropping the turns ends them on every path (turn-I1).
-        let mut turns = self.decoders.turns(&planned.turns);
-        let filled = buffer.and_then(|mut buffer| {
-            let contents = reader.fill(&self.loader.options.decode, &planned, &mut turns, buffer.wait_slice_mut()?);
-            reader.leave_file(&mut turns);
-            Ok((contents, buffer))
-        });
-        let (contents, buffer) = match filled {
-            Ok((contents, buffer)) => (contents?, Some(buffer)),
-            Err(error) => {
-                let skipped = vec![planned.skipped(&self.loader.catalog, &Arc::new(error))];
-                (BatchContents { skipped, ..Default::default() }, None)
-            }
-        };
-        Some(FilledBatch { planned, buffer: buffer.filter(|_| contents.len_bytes > 0), contents })
-    }
 }
 
 /// The batches of a load as its threads fill them.
@@ -238,8 +199,8 @@ pub(super) struct Reading {
     workers: Arc<Workers>,
     threads: Vec<JoinHandle<()>>,
     /// `None` once it ends.
-    filled: Option<Receiver<FilledBatch>>,
-    early: BTreeMap<u64, FilledBatch>,
+    filled: Option<Receiver<LoadedBatch>>,
+    early: BTreeMap<u64, LoadedBatch>,
     next_number: u64,
     generation: ForkGeneration,
 }
@@ -265,12 +226,11 @@ impl Reading {
     }
 
     /// Batches that somebody else fills.
-    pub(super) fn from_channel(loader: &Loader, prefetch: u64, filled: Receiver<FilledBatch>) -> Reading {
+    pub(super) fn from_channel(loader: &Loader, prefetch: u64, filled: Receiver<LoadedBatch>) -> Reading {
         let workers = Workers {
             loader: loader.clone(),
             ahead: ReadAhead::new(prefetch),
             files: OpenFiles::default(),
-            decoders: Decoders::default(),
             batches: Mutex::new(Batches::new(&loader.catalog, &loader.options, &loader.start)),
         };
         Reading {
@@ -294,7 +254,7 @@ impl Reading {
 
     /// The next batch in order (reading-I1); `None` if there is none. Pending if no batch is filled within `wait`; never
     /// pending without `wait`.
-    pub(super) fn next(&mut self, wait: Option<Duration>) -> Poll<Option<FilledBatch>> {
+    pub(super) fn next(&mut self, wait: Option<Duration>) -> Poll<Option<LoadedBatch>> {
         let Some(filled) = &self.filled else { return Poll::Ready(None) };
         loop {
             if let Some(batch) = self.early.remove(&self.next_number) {
@@ -306,7 +266,7 @@ impl Reading {
                 Some(wait) => filled.recv_timeout(wait),
             };
             match batch {
-                Ok(batch) => drop(self.early.insert(batch.planned.number, batch)),
+                Ok(batch) => drop(self.early.insert(batch.number, batch)),
                 Err(RecvTimeoutError::Timeout) => return Poll::Pending,
                 Err(RecvTimeoutError::Disconnected) => return Poll::Ready(None),
             }
@@ -359,16 +319,10 @@ impl BatchReader {
     /// The next batch, as [`next`](Iterator::next); pending if no batch is filled within `wait`, or a little longer while
     /// later batches are.
     pub fn next_within(&mut self, wait: Duration) -> Poll<Option<LoadedBatch>> {
-        self.take(Some(wait), true)
+        self.take(Some(wait))
     }
 
-    /// The next batch if it is filled. Its workers do not learn that anybody waits, so a worker that has no memory for it
-    /// continues to wait for buffers that were handed out.
-    pub fn next_if_filled(&mut self) -> Poll<Option<LoadedBatch>> {
-        self.take(Some(Duration::ZERO), false)
-    }
-
-    fn take(&mut self, wait: Option<Duration>, is_wanted: bool) -> Poll<Option<LoadedBatch>> {
+    fn take(&mut self, wait: Option<Duration>) -> Poll<Option<LoadedBatch>> {
         if self.ended.is_some() {
             return Poll::Ready(None);
         }
@@ -376,11 +330,9 @@ impl BatchReader {
             self.end(Ended::Stopped);
             return Poll::Ready(None);
         }
-        if is_wanted {
-            self.reading.ahead().set_wanted(true);
-        }
+        self.reading.ahead().set_wanted(true);
         let Poll::Ready(next) = self.reading.next(wait) else { return Poll::Pending };
-        let Some(FilledBatch { planned, contents, buffer }) = next else {
+        let Some(batch) = next else {
             self.end(if self.reading.is_stopped() { Ended::Stopped } else { Ended::Complete });
             return Poll::Ready(None);
         };
@@ -389,22 +341,11 @@ impl BatchReader {
         // The consumer owns the buffer now: a worker that finds no memory waits for the next call, and then for
         // `PINPOOL_WAIT`.
         self.reading.ahead().completed();
-        self.state =
-            LoadState { epoch: planned.epoch, batch: planned.in_epoch + 1, number: planned.number + 1, ..self.state };
-        if self.is_strict && !contents.skipped.is_empty() {
+        (self.state.epoch, self.state.batch, self.state.number) = (batch.epoch, batch.in_epoch + 1, batch.number + 1);
+        if self.is_strict && !batch.failures.is_empty() {
             self.end(Ended::Strict);
         }
-        let mut buffer = buffer.unwrap_or_default();
-        buffer.truncate(contents.len_bytes);
-        Poll::Ready(Some(LoadedBatch {
-            number: planned.number,
-            epoch: planned.epoch,
-            in_epoch: planned.in_epoch,
-            buffer,
-            arrays: contents.arrays,
-            parts: contents.parts,
-            failures: contents.skipped.into_iter().map(|skipped| skipped.failure).collect(),
-        }))
+        Poll::Ready(Some(batch))
     }
 
     fn end(&mut self, ended: Ended) {
@@ -437,7 +378,7 @@ impl Iterator for BatchReader {
     /// The next batch in order. Waits until it is filled; `None` at the end of the load, or once its
     /// [`StopFlag`](super::StopFlag) was raised.
     fn next(&mut self) -> Option<LoadedBatch> {
-        match self.take(None, true) {
+        match self.take(None) {
             Poll::Ready(batch) => batch,
             // Without a limit on the wait it is never pending.
             Poll::Pending => None,

@@ -7,7 +7,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::LogNormal;
 
-use super::catalog::{Catalog, CatalogLists, DataOrigin};
+use super::catalog::{Catalog, CatalogLists, DataOrigin, FileContent};
 
 const MEAN_BYTES: f64 = 114_660.0;
 /// Standard deviation of the logarithm; one photograph in forty is then longer than 300 kB.
@@ -33,7 +33,7 @@ impl Catalog {
             // In bounds and positive, so the cast only drops the fraction.
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let len_bytes = length.clamp(*BOUNDS_BYTES.start(), *BOUNDS_BYTES.end()) as u64;
-            lists.push_plain(DataOrigin::Synthetic { seed, stream }, len_bytes);
+            lists.push(DataOrigin::Synthetic { seed, stream }, FileContent { len_bytes, ..FileContent::default() });
         }
         lists.finish()
     }

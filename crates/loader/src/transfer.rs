@@ -13,6 +13,7 @@
 //! - **transfer-I3**: copies complete in the order in which the lanes finish; no lane waits for another.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::mem;
 use std::sync::Arc;
 use std::task::Poll;
 use std::thread;
@@ -21,13 +22,13 @@ use std::time::{Duration, Instant};
 use crossbeam::utils::Backoff;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::batches::{LoadedPart, PlannedBatch, Skipped};
+use super::batches::{LoadedBatch, LoadedPart};
 use super::destination::Destination;
 use super::failure::{Failure, FailureCause};
-use super::reading::{FilledBatch, Reading};
+use super::reading::Reading;
 use super::run::Loader;
 use super::summary::{BatchDone, Ended, LoadError, LoadSummary, Observer};
-use pinpool::{Completion, Error, PinnedBuf};
+use pinpool::{Completion, Error};
 
 /// Longest wait for the next batch or for a lane before the running copies are polled: short against a copy of megabytes,
 /// long against a poll.
@@ -37,8 +38,8 @@ const POLL_EVERY: Duration = Duration::from_micros(200);
 #[derive(Debug)]
 struct RunningCopy {
     lane: usize,
-    planned: PlannedBatch,
-    parts: Vec<LoadedPart>,
+    /// Without its buffer.
+    batch: LoadedBatch,
     completion: Completion,
 }
 
@@ -112,7 +113,7 @@ impl<'a> Transfer<'a> {
     }
 
     /// The next batch in order (transfer-I1), once a lane is idle. `None` if the run is over or no batch will come.
-    fn next(&mut self) -> Option<FilledBatch> {
+    fn next(&mut self) -> Option<LoadedBatch> {
         let backoff = Backoff::new();
         loop {
             self.complete_finished();
@@ -136,23 +137,19 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    fn take(&mut self, batch: FilledBatch) {
-        let FilledBatch { planned, contents, buffer } = batch;
-        self.summary.epochs = planned.epoch;
-        for skipped in contents.skipped {
-            self.skip(skipped);
+    fn take(&mut self, mut batch: LoadedBatch) {
+        self.summary.epochs = batch.epoch;
+        for failure in mem::take(&mut batch.failures) {
+            self.skip(failure);
         }
-        let is_in_flight = match buffer {
-            // A strict run ends with the failure; the samples read alongside it are not sent.
-            _ if self.is_over() => false,
-            Some(buffer) => self.send(planned, contents.parts, buffer),
-            None => {
-                // Empty samples have arrived without a copy.
-                let checksums = vec![xxh3_64(&[]); contents.parts.len()];
-                self.count_arrived(&planned, &contents.parts, &checksums);
-                false
-            }
-        };
+        // A strict run ends with the failure; the samples read alongside it are not sent.
+        let mut is_in_flight = false;
+        if !self.is_over() && batch.buffer.is_empty() {
+            // Empty samples have arrived without a copy.
+            self.count_arrived(&batch, &vec![xxh3_64(&[]); batch.parts.len()]);
+        } else if !self.is_over() {
+            is_in_flight = self.send(batch);
+        }
         self.reading.ahead().sent();
         if !is_in_flight {
             self.reading.ahead().completed();
@@ -160,18 +157,18 @@ impl<'a> Transfer<'a> {
     }
 
     /// Starts the copy. `false` if it was not started and the buffer is back in the pool.
-    fn send(&mut self, planned: PlannedBatch, parts: Vec<LoadedPart>, buffer: PinnedBuf) -> bool {
+    fn send(&mut self, mut batch: LoadedBatch) -> bool {
         // `next` returns a batch only if a lane is idle.
         let Some(lane) = self.idle_lanes.pop() else { return false };
-        match self.destination.send(lane, buffer) {
+        match self.destination.send(lane, mem::take(&mut batch.buffer)) {
             Ok(completion) => {
-                self.running.push_back(RunningCopy { lane, planned, parts, completion });
+                self.running.push_back(RunningCopy { lane, batch, completion });
                 let in_flight = self.running.len() as u64;
                 self.summary.max_in_flight_batches = self.summary.max_in_flight_batches.max(in_flight);
                 true
             }
             Err(error) => {
-                self.copy_failed(&planned, error);
+                self.copy_failed(&batch, error);
                 false
             }
         }
@@ -194,19 +191,20 @@ impl<'a> Transfer<'a> {
     }
 
     fn complete(&mut self, copy: RunningCopy) {
-        let RunningCopy { lane, planned, parts, completion } = copy;
-        match completion.wait().and_then(|()| self.checksums(lane, &parts)) {
-            Ok(checksums) => self.count_arrived(&planned, &parts, &checksums),
-            Err(error) => self.copy_failed(&planned, error),
+        let RunningCopy { lane, batch, completion } = copy;
+        match completion.wait().and_then(|()| self.checksums(lane, &batch.parts)) {
+            Ok(checksums) => self.count_arrived(&batch, &checksums),
+            Err(error) => self.copy_failed(&batch, error),
         }
         self.idle_lanes.push(lane);
         self.reading.ahead().completed();
     }
 
-    fn copy_failed(&mut self, planned: &PlannedBatch, error: Error) {
+    fn copy_failed(&mut self, batch: &LoadedBatch, error: Error) {
         let error = Arc::new(error);
         self.end(Ended::Failed(LoadError::Copy(error.clone())));
-        self.skip(planned.skipped(&self.loader.catalog, &error));
+        let samples: Vec<_> = batch.parts.iter().map(|part| part.sample).collect();
+        self.skip(batch.failure(&self.loader.catalog, &samples, error));
     }
 
     /// Checksums of the parts on the destination, if the run verifies; otherwise none.
@@ -222,21 +220,21 @@ impl<'a> Transfer<'a> {
     }
 
     /// Counts what arrived. In a run that verifies, a segment without a checksum from the destination is corrupted.
-    fn count_arrived(&mut self, planned: &PlannedBatch, parts: &[LoadedPart], checksums: &[u64]) {
-        if parts.is_empty() {
+    fn count_arrived(&mut self, batch: &LoadedBatch, checksums: &[u64]) {
+        if batch.parts.is_empty() {
             return;
         }
         let mut is_intact = true;
-        let mut done = BatchDone { batch: planned.number, samples: 0, bytes: 0 };
-        for (at, part) in parts.iter().enumerate() {
+        let mut done = BatchDone { batch: batch.number, samples: 0, bytes: 0 };
+        for (at, part) in batch.parts.iter().enumerate() {
             match part.checksum {
                 Some(read) if checksums.get(at) != Some(&read) => {
                     is_intact = false;
-                    self.skip(self.corrupted(planned, part, read, checksums.get(at).copied().unwrap_or_default()));
+                    self.skip(self.corrupted(batch.number, part, read, checksums.get(at).copied().unwrap_or_default()));
                 }
                 _ => {
                     done.bytes += part.bytes.len() as u64;
-                    if self.is_sample_whole(planned.epoch, part) {
+                    if self.is_sample_whole(batch.epoch, part) {
                         done.samples += 1;
                         self.count_file(self.loader.catalog.samples()[part.sample].file);
                     }
@@ -273,21 +271,21 @@ impl<'a> Transfer<'a> {
         self.summary.files += u64::from(is_whole && !self.failed_files.contains(&file));
     }
 
-    fn corrupted(&self, planned: &PlannedBatch, part: &LoadedPart, read: u64, arrived: u64) -> Skipped {
-        let name = format!("batch {}, {}", planned.number, self.loader.catalog.name(part.sample));
+    fn corrupted(&self, batch: u64, part: &LoadedPart, read: u64, arrived: u64) -> Failure {
+        let name = format!("batch {batch}, {}", self.loader.catalog.name(part.sample));
         let cause = FailureCause::Corrupted { len_bytes: part.bytes.len(), read, arrived };
-        let file = self.loader.catalog.samples()[part.sample].file;
-        Skipped { files: vec![file], failure: Failure::new(name, cause) }
+        let files = vec![self.loader.catalog.samples()[part.sample].file];
+        Failure { files, ..Failure::new(name, cause) }
     }
 
     /// Reports a failure unless all of its files have failed before, in another sample or epoch.
-    fn skip(&mut self, skipped: Skipped) {
+    fn skip(&mut self, failure: Failure) {
         let failed_before = self.failed_files.len();
-        self.failed_files.extend(skipped.files);
+        self.failed_files.extend(&failure.files);
         let newly_failed = (self.failed_files.len() - failed_before) as u64;
         self.summary.failed_files += newly_failed;
         if newly_failed > 0 {
-            self.observer.failed(&skipped.failure);
+            self.observer.failed(&failure);
         }
         if self.loader.options.strict {
             self.end(Ended::Strict);
@@ -308,13 +306,11 @@ impl<'a> Transfer<'a> {
 mod tests {
     use std::sync::mpsc;
 
-    use super::super::batches::SamplePart;
-    use super::super::catalog::{CatalogLists, DataOrigin};
+    use super::super::catalog::Catalog;
     use super::super::destination::SinkDestination;
-    use super::super::read::BatchContents;
     use super::super::run::LoadOptions;
     use super::*;
-    use pinpool::{Backend, Pool};
+    use pinpool::{Backend, PinnedBuf, Pool};
 
     /// A sink that records the first byte of each batch.
     struct FirstBytes(SinkDestination, Vec<u8>);
@@ -340,22 +336,18 @@ mod tests {
 
     #[test]
     fn batches_are_sent_in_order_however_they_come() {
-        let mut catalog = CatalogLists::default();
-        (0..6).for_each(|stream| catalog.push_plain(DataOrigin::Synthetic { seed: 0, stream }, 1));
-        let catalog = catalog.finish();
+        let catalog = Catalog::synthetic(6, 0);
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
         let (send, filled) = mpsc::channel();
         for number in [3u8, 1, 0, 5, 2, 4] {
             let mut buffer = pool.get(1).unwrap();
             buffer.wait_slice_mut().unwrap().fill(number);
             let sample = usize::from(number);
-            let loaded = LoadedPart { sample, bytes: 0..1, start: 0, checksum: None };
-            let contents = BatchContents { parts: vec![loaded], len_bytes: 1, ..Default::default() };
-            let part = SamplePart { sample, start: 0, len_bytes: 1 };
+            let len = usize::try_from(catalog.samples()[sample].len_bytes).unwrap();
+            let loaded = LoadedPart { sample, bytes: 0..len, start: 0, checksum: None };
             let number = number.into();
-            let planned =
-                PlannedBatch { number, in_epoch: number, parts: vec![part], len_bytes: 1, ..Default::default() };
-            send.send(FilledBatch { planned, contents, buffer: Some(buffer) }).unwrap();
+            let batch = LoadedBatch { number, in_epoch: number, parts: vec![loaded], buffer, ..Default::default() };
+            send.send(batch).unwrap();
         }
         drop(send);
         let loader = Loader::new(&pool, &catalog, LoadOptions::default());

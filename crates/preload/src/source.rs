@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pinpool::SourceError;
-use pinpool::source::{GRANULE_BYTES, PAGE_BYTES, Region, Source};
+use pinpool::source::{PAGE_BYTES, Region, Source};
+use pinpool::unstable::backend::GRANULE_BYTES;
 
 use crate::blocks::{Block, Blocks};
 use crate::contexts::Context;

@@ -27,7 +27,10 @@ use std::io::{self, BufRead, Read};
 use std::path::Path;
 
 use super::input::Input;
-use pinpool::{DEFAULT_ALIGN, Rounding};
+use pinpool::unstable::Rounding;
+
+/// The alignment of a request that names none.
+pub(crate) const DEFAULT_ALIGN: usize = 4;
 
 /// Settings in the header of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -23,7 +23,7 @@ use super::report::ReplayReport;
 use super::sim::SourceKind;
 use super::watch::Watch;
 use super::workload::{Workload, error_at};
-use pinpool::DEFAULT_ALIGN;
+use crate::format::DEFAULT_ALIGN;
 use pinpool::unstable::{ManualClock, look, prepare_step};
 use pinpool::{Error, PinnedBuf, Pool, Request};
 

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::sim::SimSource;
 use pinpool::SourceError;
-use pinpool::source::{GRANULE_BYTES, Region, Source};
+use pinpool::source::{Region, Source};
+use pinpool::unstable::backend::GRANULE_BYTES;
 use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
 use pinpool_os::sync::plain::Mutex;
 

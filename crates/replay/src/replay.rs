@@ -101,9 +101,9 @@ impl Replay {
         Ok(replay)
     }
 
-    fn builder(&self) -> Result<PoolBuilder, Error> {
+    fn builder(&self) -> PoolBuilder {
         let builder = Pool::builder().without_env();
-        self.variables.iter().try_fold(builder, |builder, (name, value)| builder.variable(name, value))
+        self.variables.iter().fold(builder, |builder, (name, value)| builder.setting(name, value))
     }
 
     /// The other settings, with defaults for those that are not set.
@@ -112,7 +112,7 @@ impl Replay {
     ///
     /// If they contradict each other.
     pub fn config(&self) -> Result<Config, Error> {
-        self.builder()?.config()
+        self.builder().config()
     }
 
     /// Replays all of `workload` on a new pool, then lets a minute pass.
@@ -145,7 +145,7 @@ impl Replay {
     fn pool(&self, clock: ManualClock, checks: Arc<Mutex<Checks>>) -> Result<(Pool, Arc<Ledger>), TraceError> {
         let (source, ledger) = PricedSource::new(SimSource::of(self.source));
         let builder = self
-            .builder()?
+            .builder()
             .host_root(NO_MACHINE)
             .log_sampler(LogSampler::new())
             .clock(clock)

@@ -116,7 +116,7 @@ impl Threads {
                     line,
                     record,
                     began_ns,
-                    TraceOp::Get { id: name, bytes, align: pinpool::DEFAULT_ALIGN },
+                    TraceOp::Get { id: name, bytes, align: crate::format::DEFAULT_ALIGN },
                     None,
                 );
             }

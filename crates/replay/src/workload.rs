@@ -14,7 +14,7 @@ use super::open::{Trace, read_file};
 use super::priced::move_ns;
 use super::recorded::RecordedSettings;
 use super::threads::{Step, Threads};
-use pinpool::DEFAULT_ALIGN;
+use crate::format::DEFAULT_ALIGN;
 use pinpool_observe::judge::words::counted;
 use pinpool_observe::judge::{PoolJudgement, judge_recording};
 use pinpool_observe::record::{Event, Recording};

@@ -61,7 +61,7 @@ impl Lender {
     }
 
     pub(super) fn locked_by(&self) -> &'static str {
-        self.parts.memory.locked_by()
+        self.parts.memory.pinned_by().unwrap_or("none")
     }
 
     /// The `len` bytes at `offset` as a buffer.
@@ -71,6 +71,6 @@ impl Lender {
         let release = move || (parts.returned)(parts.memory.owner(), offset);
         // SAFETY: pages of a file are initialised, and these are the caller's alone until `returned` (lend-I1). They are mapped and
         // pinned as long as `parts`, which ends with the call.
-        Ok(unsafe { self.pool.adopt(bytes, self.parts.memory.is_pinned(), release) }?)
+        Ok(unsafe { self.pool.adopt(bytes, self.parts.memory.pinned_by().is_some(), release) }?)
     }
 }

@@ -16,13 +16,12 @@
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` by forwarding each call.
 
 use std::collections::BTreeSet;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
 use pinpool::SourceError;
 use pinpool::source::{PAGE_BYTES, Region, Source};
-use pinpool::unstable::backend::{AddressRange, PageTiers, RemapError, Subrange, VirtualMemory};
+use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
 use pinpool_os::sync::plain::{Condvar, Mutex, MutexGuard};
 
 /// A source that fails and waits as scripted, and else forwards every call to another one.
@@ -211,10 +210,6 @@ unsafe impl Source for FaultSource {
 
     fn numa_node(&self) -> Option<u32> {
         self.inner.numa_node()
-    }
-
-    fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
-        self.inner.page_tiers(start, len_bytes)
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {

@@ -8,8 +8,7 @@
 
 use std::ffi::c_int;
 
-use super::bytes_of;
-use super::granule::Granule;
+use super::table::{Granule, bytes_of};
 use crate::driver::calls::is_primary_active;
 use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, MemoryLocation, VmmApi};
 use pinpool_os::sync::plain::Mutex;

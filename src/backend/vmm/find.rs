@@ -1,5 +1,4 @@
 //! Finds a source of virtual host memory: what the driver, the device and the machine have, and a test of one granule.
-#![allow(unsafe_code)] // Has a device copy from the granule that is tried.
 
 use std::ffi::c_int;
 use std::path::Path;
@@ -8,13 +7,13 @@ use std::sync::Arc;
 use super::super::huge_pages::HugeTlb;
 use super::super::location::{HostLocation, Machine};
 use super::super::register::RegisterSource;
-use super::super::{trial, word_copy};
+use super::super::trial;
+use super::VmmSource;
 use super::calls::Calls;
 use super::table::{GranuleTable, source_error};
-use super::{VmmSource, left};
 use crate::driver::device::{self, Device};
+use crate::driver::state;
 use crate::driver::virtual_memory::{MemoryLocation, VmmApi, attribute};
-use crate::driver::{is_forbidden_by_capture, state};
 use crate::error::SourceError;
 use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::process::AtomicBool;
@@ -94,7 +93,6 @@ impl VmmSource {
             HostLocation::Node(node) => MemoryLocation::host_node(c_int::try_from(node).unwrap_or(0)),
             HostLocation::Anywhere => MemoryLocation::host(),
         };
-        left::release(driver, &device);
         let granularity = driver.granularity(node).map_err(source_error)?;
         if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
@@ -120,22 +118,8 @@ impl VmmSource {
             reserves,
             registers_nothing,
         };
-        source.try_granule(max_bytes)?;
+        trial::run(&source, source.device.is_active().then_some(ordinal), max_bytes)?;
         source.makes_context = true;
         Ok(source)
-    }
-
-    /// Takes granules through all that a pool does with them.
-    fn try_granule(&self, max_bytes: Option<u64>) -> Result<(), SourceError> {
-        let copy = |start| match self.device.is_active() {
-            // SAFETY: the granule of a trial, which is no one else's.
-            true => unsafe { word_copy::through(&self.device, start) },
-            false => Ok(()),
-        };
-        match trial::grow(self, max_bytes, &copy) {
-            // Nothing is known then, and the same call succeeds later.
-            Err(error) if error.code().is_some_and(is_forbidden_by_capture) => Ok(()),
-            tried => tried.map(drop),
-        }
     }
 }

@@ -15,8 +15,7 @@
 
 use std::ops::Range;
 
-use super::bytes_of;
-use super::granule::Granule;
+use super::table::{Granule, bytes_of};
 use crate::driver::virtual_memory::{DriverRefusal, VmmApi};
 use pinpool_os::sync::{Condvar, Mutex};
 
@@ -82,13 +81,6 @@ impl OldPlaces {
                 return Ok(());
             }
         }
-    }
-
-    /// Takes the first address and the length of each run in `addresses` that no thread is unmapping.
-    pub(super) fn take_in(&self, addresses: &Range<u64>) -> Vec<(u64, usize)> {
-        let mut runs = self.runs.lock();
-        let taken = runs.waiting.extract_if(.., |run| addresses.contains(&run.start));
-        taken.map(|run| (run.start, run.bytes())).collect()
     }
 }
 

@@ -23,13 +23,38 @@ use std::ffi::c_int;
 use std::sync::{Arc, Weak};
 
 use super::calls::{Calls, Reached, are_addresses_out, devices_in, record_addresses_out};
-use super::granule::{Granule, GranuleRun, placed};
 use crate::driver::device::{self, Device};
-use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, MemoryLocation, VmmApi};
+use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleHandle, MemoryLocation, VmmApi};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU32, Ordering};
+
+/// A granule that the driver created.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Granule {
+    pub(super) handle: GranuleHandle,
+    pub(super) bytes: usize,
+}
+
+/// Consecutive granules.
+pub(super) struct GranuleRun {
+    pub(super) start: u64,
+    pub(super) granules: Vec<Granule>,
+}
+
+/// Consecutive granules with their addresses.
+pub(super) fn placed(start: u64, granules: &[Granule]) -> impl Iterator<Item = (u64, Granule)> {
+    granules.iter().scan(start, |next, &granule| {
+        let at = *next;
+        *next += granule.bytes as u64;
+        Some((at, granule))
+    })
+}
+
+pub(super) fn bytes_of(granules: &[Granule]) -> usize {
+    granules.iter().map(|granule| granule.bytes).sum()
+}
 
 /// A granule where it is mapped.
 #[derive(Debug, Clone, Copy)]
@@ -133,16 +158,6 @@ impl GranuleTable {
     /// Bytes of the granules that begin in `addresses`.
     pub(super) fn bytes_in(&self, addresses: std::ops::Range<u64>) -> u64 {
         self.mapped.lock().range(addresses).map(|(_, mapped)| mapped.granule.bytes as u64).sum()
-    }
-
-    /// Takes the granules that begin in `addresses` out of the table.
-    pub(super) fn take_in(&self, addresses: std::ops::Range<u64>) -> Vec<(u64, Granule)> {
-        let mut all = self.mapped.lock();
-        let taken: Vec<_> = all.range(addresses).map(|(&at, mapped)| (at, mapped.granule)).collect();
-        for (at, _) in &taken {
-            all.remove(at);
-        }
-        taken
     }
 
     /// The granules that make up the `bytes` at `start`; `None` if some are not mapped or only in part there.

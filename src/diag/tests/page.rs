@@ -8,7 +8,6 @@ use std::path::PathBuf;
 
 use super::log::captured;
 use super::*;
-use crate::backend::PageTiers;
 use crate::dump::{Refused, RefusedBy, Request};
 use crate::error::ErrorKind;
 use crate::finding::Finding;
@@ -146,7 +145,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("reserve_begun", &|| log.reserve_begun(8 * MIB, 24 * MIB));
     add("reserving", &|| log.reserving(16 * MIB, 24 * MIB, Some(Duration::from_secs(2))));
     add("reserve_done", &|| log.reserve_done(24 * MIB, Duration::from_millis(12), Some(1)));
-    add("reserved", &|| log.reserved(24 * MIB, || PageTiers { small_bytes: MIB, ..Default::default() }, Some(1)));
+    add("reserved", &|| log.reserved(24 * MIB, || 16 * MIB, Some(1)));
     add("reserve_waits", &|| log.reserve_waits(8 * MIB, 64 * MIB, Some(24 * MIB)));
     add("reserve_stopped", &|| log.reserve_stopped(8 * MIB, 64 * MIB, &mlock));
     add("few_huge_pages", &|| log.few_huge_pages(&SourceError::new("mmap", "cannot allocate memory").with_code(12)));

@@ -14,15 +14,15 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::super::memory::Refusal;
-use super::super::owners::TagAccount;
+use super::super::meter::counters::{Counter, Times};
+use super::super::meter::owners::TagAccount;
 use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter, deadline};
 use super::{Block, Core};
 use crate::diag::PoolLog;
 use crate::error::{ErrorKind, Result};
 use crate::quota::{Budget, BudgetOwner, Claim};
 use crate::size_class::Class;
-use crate::stats::{Histogram, LimitStats, MemoryStats, RequestStats, Stats};
-use pinpool_os::sync::plain::Mutex;
+use crate::stats::{LimitStats, MemoryStats, RequestStats, Stats};
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// A request with its size class, and for whom it is.
@@ -57,14 +57,13 @@ pub(crate) struct Account {
     counts: Counts,
 }
 
-/// All Relaxed: each is a number on its own.
 #[derive(Default)]
 struct Counts {
-    hits: AtomicU64,
-    misses: AtomicU64,
-    failed: AtomicU64,
-    timeouts: AtomicU64,
-    waits: Mutex<Histogram>,
+    hits: Counter,
+    misses: Counter,
+    failed: Counter,
+    timeouts: Counter,
+    waits: Times,
     peak_bytes: AtomicU64,
 }
 
@@ -112,10 +111,6 @@ impl Core {
 }
 
 impl Account {
-    pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.core
-    }
-
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -179,13 +174,13 @@ impl Account {
     /// Charges `block` to this account until it is idle or released.
     pub(crate) fn charge(&self, block: &mut Block, claim: Claim) {
         let count = if block.has_begun_time() { &self.counts.misses } else { &self.counts.hits };
-        count.fetch_add(1, Ordering::Relaxed);
+        count.add(1);
         self.counts.peak_bytes.fetch_max(self.budget.used_bytes(), Ordering::Relaxed);
         block.set_claim(claim);
     }
 
     pub(crate) fn count_failed(&self) {
-        self.counts.failed.fetch_add(1, Ordering::Relaxed);
+        self.counts.failed.add(1);
     }
 
     fn claim_within(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Claim> {
@@ -235,7 +230,7 @@ impl Account {
         let wanted = ticket.request();
         self.core.log.waited(wanted.len as u64, ticket.age(), claim.is_some());
         claim.ok_or_else(|| {
-            self.counts.timeouts.fetch_add(u64::from(!self.is_closed()), Ordering::Relaxed);
+            self.counts.timeouts.add(u64::from(!self.is_closed()));
             let needed_bytes = self.core.memory().block_bytes(wanted.class);
             let full = || Refusal::QuotaExceeded { needed_bytes, over: self.budget.full(needed_bytes) };
             self.refuse(wanted, ticket.waiter().refusal().unwrap_or_else(full))
@@ -246,7 +241,7 @@ impl Account {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        let nth = self.core.accounts.count_failed_get();
+        let nth = self.core.counters.failed_requests.add(1);
         let error = self.core.refused(wanted, refusal, nth);
         self.core.record_outcome(&Err::<Block, _>(()), wanted, None);
         error
@@ -267,24 +262,23 @@ impl Account {
         if self.core.is_forked() {
             return stats;
         }
-        let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (hits, misses, used_bytes) =
-            (counted(&self.counts.hits), counted(&self.counts.misses), self.budget.used_bytes());
+        let (counts, used_bytes) = (&self.counts, self.budget.used_bytes());
+        let (hits, misses) = (counts.hits.get(), counts.misses.get());
         let requests = RequestStats {
             served: hits + misses,
             hits,
             misses,
-            failed: counted(&self.counts.failed),
+            failed: counts.failed.get(),
             waits: self.waiters.total(),
             waiting: self.waiters.waiting(),
-            timeouts: counted(&self.counts.timeouts),
-            wait_time: *self.counts.waits.lock(),
+            timeouts: counts.timeouts.get(),
+            wait_time: counts.waits.get(),
             ..RequestStats::default()
         };
         let memory = MemoryStats {
             in_use_bytes: used_bytes,
             held_bytes: used_bytes,
-            peak_held_bytes: counted(&self.counts.peak_bytes),
+            peak_held_bytes: counts.peak_bytes.load(Ordering::Relaxed),
             ..MemoryStats::default()
         };
         let limits = LimitStats { max_bytes: self.budget.max_bytes(), ..LimitStats::default() };
@@ -336,6 +330,6 @@ impl Server for Account {
     }
 
     fn record_wait(&self, waited: Duration) {
-        self.counts.waits.lock().record(waited);
+        self.counts.waits.record(waited);
     }
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use super::super::accounts::usage_report;
 use super::super::memory::{Refusal, SlowCalls};
+use super::super::meter::counters::usage_report;
 use super::super::wait_queue::{KeepAlive, Server, WAIT_MAX, WaitTicket, Waiter, deadline};
 use super::account::BlockRequest;
 use super::{Block, Core};
@@ -129,7 +129,7 @@ impl Core {
         if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
             let is_served = served.is_some();
             if !is_served && !self.is_hopeless(refusal) {
-                self.accounts.count_timeout();
+                self.counters.timeouts.add(1);
             }
             let asked_bytes = wanted.len as u64;
             self.record_wait_event();
@@ -146,7 +146,7 @@ impl Core {
     /// The driver calls for a task have not returned within its `wait`.
     fn give_up_call(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         self.fall_back(wanted.len, wanted.class).ok_or_else(|| {
-            self.accounts.count_failed_get();
+            self.counters.failed_requests.add(1);
             ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into()
         })
     }
@@ -208,7 +208,7 @@ impl Core {
         let mut block = acquired.inspect_err(|stop| match stop {
             Some(Refusal::Source(_)) => {
                 self.verdicts.is_by_source.store(true, Ordering::Relaxed);
-                self.backoff.refused();
+                self.backoff.refused(self.time.read_us());
                 self.watch_device(at.0);
             }
             Some(_) if !matches!(calls, SlowCalls::Held(..)) => {
@@ -250,7 +250,7 @@ impl Core {
         if let Some(block) = self.fall_back(wanted.len, wanted.class) {
             return Ok(block);
         }
-        let nth = self.accounts.count_failed_get();
+        let nth = self.counters.failed_requests.add(1);
         Err(self.refused(wanted, refusal, nth))
     }
 
@@ -261,7 +261,7 @@ impl Core {
         }
         let mut block = self.stock.acquire_pageable(self, class)?;
         block.begin_time(self.time.read_us());
-        let nth = self.accounts.count_fallback();
+        let nth = self.counters.fallbacks.add(1);
         self.shortage.count_fallback();
         if is_power_of_ten(nth) {
             let stats = self.stats();
@@ -285,7 +285,7 @@ impl Core {
             self.clear_demand();
             return Some(block);
         }
-        self.accounts.count_made_room();
+        self.counters.made_room.add(1);
         self.stock.evict(block, self.time.coarse_us(), EvictionReason::Reclaimed);
         if !self.memory().has_arena() {
             self.backoff.end();

@@ -67,7 +67,7 @@ impl Core {
     /// Counts how long the user had `block`, if that is known.
     pub(super) fn end_use(&self, block: &mut Block, now_us: impl FnOnce() -> u64) {
         if let Some(since_us) = block.end_time() {
-            self.accounts.count_use(since_us, now_us());
+            self.counters.uses.record_us(since_us, now_us());
         }
     }
 
@@ -122,9 +122,10 @@ impl Core {
     /// Returns memory that is not kept: unpinned, or a user's.
     #[cold]
     fn put_foreign(&self, block: Block) {
-        match block.adopted() {
-            Some(_) => self.accounts.count_adopted_put(),
-            None => self.accounts.count_fallback_put(),
+        if block.adopted().is_some() {
+            self.counters.adopted.subtract(1);
+        } else {
+            self.counters.fallback_returns.add(1);
         }
         self.stock.release(block, self.time.coarse_us());
         self.close_if_unused();
@@ -181,14 +182,15 @@ impl Core {
         block.end_holding();
         let _claim = block.take_claim();
         block.make_plain(self.generation.number());
-        self.accounts.count_handed_over();
+        self.counters.handed_over.add(1);
         Some(block)
     }
 
     /// Nothing is in flight any more of `blocks`: counts how long each was.
     fn end_flights(&self, blocks: &mut [Block]) {
         let now_us = self.time.read_us();
-        self.accounts.count_in_flight(blocks.iter_mut().filter_map(Block::end_time), now_us);
+        let begun = blocks.iter_mut().filter_map(Block::end_time);
+        begun.for_each(|since_us| self.counters.flights.record_us(since_us, now_us));
     }
 
     /// Never uses `block` again (core-I2).
@@ -201,7 +203,8 @@ impl Core {
         block.end_holding();
         let (held_bytes, is_asked_again) = (block.held_bytes(), fence.is_some());
         self.stock.record_of(&block, |id| Event::Leaked { id });
-        let lost = self.accounts.count_lost(held_bytes);
+        self.counters.lost_bytes.add(held_bytes);
+        let lost = self.counters.lost.add(1);
         self.memory().arena().into_iter().for_each(|arena| arena.count_quarantined());
         let keeps_all = self.memory().arena().is_some_and(|arena| arena.may_never_release());
         let leaked = match fence {
@@ -232,7 +235,8 @@ impl Core {
         self.end_flights(&mut blocks);
         let buffers = blocks.len() as u64;
         let bytes = blocks.iter().map(|block| block.held_bytes()).sum();
-        self.accounts.count_recovered(buffers, bytes);
+        self.counters.lost.subtract(buffers);
+        self.counters.lost_bytes.subtract(bytes);
         self.log.completion_known(buffers, bytes);
         self.memory().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
         for block in blocks {

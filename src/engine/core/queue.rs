@@ -35,8 +35,7 @@ impl Server for Core {
 
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> Result<Block, Refusal> {
         let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
-            // Counted as a miss by the attempt without calls.
-            let calls = SlowCalls::After(waiter.begun, waiter.begun + CALL_PATIENCE);
+            let calls = SlowCalls::Until(waiter.begun, waiter.begun + CALL_PATIENCE);
             let served =
                 self.try_get_of_pool(waiter.class).map_or_else(|| self.acquire_in_turn(&waiter.request, calls), Ok);
             return served.map_err(made_calls);
@@ -48,7 +47,7 @@ impl Server for Core {
             return self.fall_back(class.bytes, class).ok_or_else(|| self.memory().refusal_for_good(class));
         }
         let begun = Instant::now();
-        let acquired = if self.backoff.is_early(&refused) {
+        let acquired = if self.backoff.is_early(&refused, self.time.read_us()) {
             // May stop without a refusal.
             self.acquire(class, SlowCalls::Held(until, until)).map_err(|_| refused)
         } else {
@@ -86,14 +85,14 @@ impl Server for Core {
 
     fn record_taken(&self) {
         self.clear_demand();
-        self.accounts.count_handed_over();
+        self.counters.handed_over.add(1);
     }
 
     fn record_wait(&self, waited: Duration) {
         if !self.has_waiters() {
             self.clear_demand();
         }
-        self.accounts.count_wait(waited);
+        self.counters.waits.record(waited);
     }
 }
 
@@ -132,12 +131,12 @@ impl SlowPathFlag {
     }
 }
 
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const FIRST_PAUSE_US: u64 = 5_000;
+const LONGEST_PAUSE_US: u64 = 1_000_000;
 
-/// When the source may be called again, and the pause until then.
+/// When the source may be called again by the pool's clock, and the pause until then, in microseconds.
 #[derive(Debug, Default)]
-pub(super) struct Backoff(Mutex<Option<(Instant, Duration)>>);
+pub(super) struct Backoff(Mutex<Option<(u64, u64)>>);
 
 impl Backoff {
     /// Memory was released to the source.
@@ -145,23 +144,25 @@ impl Backoff {
         *self.0.lock() = None;
     }
 
-    pub(super) fn refused(&self) {
-        let (mut last, now) = (self.0.lock(), Instant::now());
+    pub(super) fn refused(&self, now_us: u64) {
+        let mut last = self.0.lock();
         let pause = match *last {
-            Some((until, _)) if now < until => return,
-            Some((until, pause)) if now < until + LONGEST_PAUSE => (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE),
+            Some((until, _)) if now_us < until => return,
+            Some((until, pause)) if now_us < until + LONGEST_PAUSE_US => {
+                (pause * 2).clamp(FIRST_PAUSE_US, LONGEST_PAUSE_US)
+            }
             // One call may fail by chance.
-            _ => Duration::ZERO,
+            _ => 0,
         };
-        *last = Some((now + pause, pause));
+        *last = Some((now_us.saturating_add(pause), pause));
     }
 
     /// Whether it is too early to repeat a call that was refused for this reason.
-    pub(super) fn is_early(&self, refused: &Refusal) -> bool {
+    pub(super) fn is_early(&self, refused: &Refusal, now_us: u64) -> bool {
         let Refusal::Source(error) = refused else { return false };
         match error.retry {
             Retry::Soon => false,
-            Retry::Later => self.0.lock().is_some_and(|(until, _)| Instant::now() < until),
+            Retry::Later => self.0.lock().is_some_and(|(until, _)| now_us < until),
             Retry::Never => true,
         }
     }

@@ -35,7 +35,7 @@ impl Core {
     /// A request that was no hit ended: records it as [`record_get`](Self::record_get) does, or that it was refused.
     pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &BlockRequest, begun: Option<Instant>) {
         if outcome.is_ok() {
-            self.accounts.count_request(wanted.len, wanted.class.bytes);
+            self.counters.count_request(wanted.len, wanted.class.bytes);
         }
         match (outcome, self.recorder()) {
             (Ok(block), Some(_)) => self.record_get(block, wanted, begun),

@@ -3,12 +3,12 @@
 //! Takes only short locks, and none that a thread holds during a driver call.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::path::Path;
+use std::sync::Arc;
 
-use super::super::accounts::usage_report;
 use super::super::memory::Refusal;
-use super::super::owners::{TagAccount, UNTAGGED};
+use super::super::meter::counters::usage_report;
+use super::super::meter::owners::{TagAccount, UNTAGGED};
 use super::{BlockRequest, Core};
 use crate::copy;
 use crate::diag::is_power_of_ten;
@@ -26,31 +26,23 @@ const READ_EVERY_US: u64 = 1_000_000;
 
 /// The system's memory at the last reading.
 #[derive(Debug, Default)]
-pub(super) struct SystemMemory {
-    root: OnceLock<PathBuf>,
-    read: Mutex<Option<(u64, Option<Host>)>>,
-}
+pub(super) struct SystemMemory(Mutex<Option<(u64, Option<Host>)>>);
 
 impl SystemMemory {
-    pub(super) fn read_below(&self, root: PathBuf) {
-        // Set once, when the pool is made.
-        let _ = self.root.set(root);
-    }
-
-    /// At `now_us`, or up to a second before. The files are read under no lock.
-    fn at(&self, now_us: u64) -> Option<Host> {
-        let last = self.read.lock().clone();
+    /// At `now_us`, or up to a second before. The files below `root` are read under no lock.
+    fn at(&self, root: &Path, now_us: u64) -> Option<Host> {
+        let last = self.0.lock().clone();
         if let Some((_, host)) = last.filter(|(read_us, _)| now_us.saturating_sub(*read_us) < READ_EVERY_US) {
             return host;
         }
-        let memory = host::memory(self.root.get().map_or(Path::new("/"), PathBuf::as_path));
+        let memory = host::memory(root);
         let host = memory.map(|memory| Host {
             total_bytes: memory.total_bytes,
             available_bytes: memory.available_bytes,
             is_group: matches!(memory.origin, LimitOrigin::Cgroup(_)),
             origin: memory.origin.to_string(),
         });
-        *self.read.lock() = Some((now_us, host.clone()));
+        *self.0.lock() = Some((now_us, host.clone()));
         host
     }
 }
@@ -121,7 +113,7 @@ impl Core {
             longest_free_bytes: if is_forked { 0 } else { self.memory().longest_free_bytes() },
             peak_bytes: stats.memory.peak_held_bytes,
             oldest_copy: stats.copies.oldest_age.zip(stats.copies.oldest_stream),
-            host: if is_forked { None } else { self.system.at(self.time.coarse_us()) },
+            host: if is_forked { None } else { self.system.at(&self.limit.root, self.time.coarse_us()) },
             request,
             judged: self.judged(),
             limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory().limit_name(Level::Pool) },
@@ -180,7 +172,7 @@ impl Core {
         stats.limits.shared = self.ledger_stats();
         self.stock.fill(&mut stats);
         self.in_flight.fill(&mut stats);
-        self.accounts.fill(&mut stats, self.memory().own_bytes());
+        self.counters.fill(&mut stats, self.memory().own_bytes());
         stats.copies.timeline_bytes = copy::timeline_bytes();
         let oldest = self.in_flight.oldest(self.time.now_us());
         (stats.copies.oldest_age, stats.copies.oldest_stream) =

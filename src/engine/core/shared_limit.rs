@@ -4,7 +4,7 @@
 //!   refused by the process's limit ─▶ the other pools release idle memory ─▶ tries again
 //!   head of the queue refused ─▶ its want ─▶ tries again, wakes the others, waits ─▶ served or timed out: no want
 //!   others' wants ─▶ a thread ─┬─▶ the maintenance thread: idle memory is released, step by step
-//!                              └─▶ slow-path flag: a return makes room, if the pool holds more than an even share
+//!                              └─▶ slow-path flag: a return makes room, if the others come first
 //! ```
 //!
 //! A buffer that is returned and requested again at once is never idle when the maintenance thread checks, so returns make room as
@@ -27,10 +27,6 @@ const STEP_BYTES: u64 = 64 << 20;
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl BudgetOwner for Core {
-    fn releasable_bytes(&self) -> u64 {
-        self.memory().idle_bytes(self)
-    }
-
     fn release_idle(&self, bytes: u64) -> u64 {
         self.complete_copies();
         let released_bytes = self.memory().release_idle(bytes, self, self.time.coarse_us());
@@ -92,12 +88,8 @@ impl Core {
     /// Has the other pools of the process release idle memory for a request that was refused for this reason. Returns whether it
     /// has room now; or whether it may have, if no such `calls` may be made. A slow call.
     pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
-        let Some((_, shortfall)) = refusal.by_shared_limit() else { return false };
-        match calls {
-            SlowCalls::None => self.budget().others_idle_bytes() > 0,
-            SlowCalls::Held(..) => false,
-            SlowCalls::Until(..) | SlowCalls::After(..) => self.budget().ask_others(shortfall),
-        }
+        let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
+        shared.is_some_and(|(_, shortfall)| calls == SlowCalls::None || self.budget().ask_others(shortfall))
     }
 
     /// Releases idle memory while other owners lack it.
@@ -122,8 +114,8 @@ impl Core {
         self.slow_path_flag.change(Reason::Ledger, is_wanted, |attends| self.stock.idle().set_slow_path(attends));
     }
 
-    /// A return while other owners want memory: makes room of `block` if this one holds more than an even share. Returns it
-    /// otherwise. A slow call if it does.
+    /// A return while other owners want memory: makes room of `block` if they come first. Otherwise returns it. A slow call if it
+    /// makes room.
     #[inline]
     pub(super) fn give_put(&self, block: Block) -> Option<Block> {
         if self.slow_path_flag.is_for_ledger() { self.give_put_if_owed(block) } else { Some(block) }
@@ -137,7 +129,7 @@ impl Core {
             self.attend_to_ledger();
             return Some(block);
         }
-        self.accounts.count_made_room();
+        self.counters.made_room.add(1);
         let now_us = self.time.coarse_us();
         self.stock.evict(block, now_us, EvictionReason::Reclaimed);
         // The block's own region was released with it.

@@ -4,7 +4,7 @@ use super::super::memory::PoolView;
 use super::Core;
 use crate::backend::Source;
 use crate::diag;
-use crate::engine::maintenance::LATE_US;
+use crate::engine::meter::maintenance::LATE_US;
 use crate::in_flight::PendingGroup;
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::stats::EvictionReason;
@@ -33,6 +33,10 @@ impl Core {
         self.record_idle();
         let now_us = self.tick_after(0);
         self.watch_device(now_us);
+        // Also if no tick is due. Counting collects what other threads have put back.
+        if self.stock.idle().count() > self.config.pool_size_limit {
+            self.stock.enforce_count_limit(now_us);
+        }
         self.stock.enforce_limits(self, now_us);
     }
 
@@ -60,7 +64,7 @@ impl Core {
         // Until the tick has ended: a log sink may call the pool.
         let _deferral = diag::defer();
         if let Some(thread) = self.thread.filter(|_| patience_us > 0) {
-            self.log.no_thread(thread.record_late());
+            self.log.no_thread(thread.wake(false));
         }
         // The maintenance thread does this at every tick.
         if self.thread.is_none() {
@@ -172,7 +176,7 @@ impl Maintained for Core {
         }
         let is_preparing = self.memory().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
         // During compaction the thread runs more often than anything else is due.
-        if !is_preparing || self.accounts.adopted() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
+        if !is_preparing || self.counters.adopted.get() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
             self.ask_copies();
             let now_us = self.tick_after(0);
             self.watch_device(now_us);
@@ -180,20 +184,14 @@ impl Maintained for Core {
     }
 
     fn pace(&self) -> Pace {
-        self.own_pace().min(self.pace_of_ledger())
+        let of_copies = if self.in_flight.held() > 0 { self.pace_of_copies() } else { Pace::Never };
+        self.stock.pace().max(of_copies).max(self.pace_of_ledger())
     }
 }
 
 impl Core {
-    fn own_pace(&self) -> Pace {
-        if self.in_flight.held() > 0 {
-            return self.pace_of_copies().min(self.stock.pace());
-        }
-        self.stock.pace()
-    }
-
     /// The pace for copies in flight: users may wait for adopted memory, and other pools for memory of this one.
     pub(super) fn pace_of_copies(&self) -> Pace {
-        if self.accounts.adopted() > 0 || self.slow_path_flag.is_for_ledger() { Pace::Copies } else { Pace::Active }
+        if self.counters.adopted.get() > 0 || self.slow_path_flag.is_for_ledger() { Pace::Copies } else { Pace::Active }
     }
 }

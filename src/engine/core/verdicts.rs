@@ -129,7 +129,7 @@ impl Core {
             new_lengths: if is_direct {
                 stats.requests.miss_reasons.first_of_size
             } else {
-                self.accounts.new_lengths()
+                self.counters.new_lengths()
             },
             puts: stats.requests.returned,
             evicted: stats.memory.evictions.over_limit,

@@ -28,7 +28,7 @@ use super::shape::{GrowthShape, arena_over, held};
 use super::supply::{PoolView, Supply};
 use super::watch::MappingWatch;
 use crate::arena::{ArenaPtr, Retention};
-use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
+use crate::backend::{PAGE_BYTES, Source, SourceError};
 use crate::diag::PoolLog;
 use crate::quota::{Budget, Claim};
 use crate::size_class::Class;
@@ -238,13 +238,6 @@ impl ArenaSupply {
     /// Whether there is free memory, which is released if memory is short.
     pub(in crate::engine) fn has_free(&self) -> bool {
         self.books().arena().releasable_bytes() > 0
-    }
-
-    /// The pages of all committed memory.
-    pub(super) fn page_tiers(&self) -> PageTiers {
-        let extents = self.books().extents();
-        let tiers = extents.into_iter().map(|(start, len_bytes)| self.source.page_tiers(start, len_bytes));
-        tiers.fold(PageTiers::default(), PageTiers::add)
     }
 }
 

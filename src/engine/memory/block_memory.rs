@@ -35,9 +35,7 @@ pub(crate) enum SlowCalls {
     None,
     /// All. It waits for the plans of other threads until the first time, for their calls until the second.
     Until(Instant, Instant),
-    /// As `Until`, for a request that has been counted as a miss by an attempt without calls.
-    After(Instant, Instant),
-    /// As `After`, without asking the source for more memory: it has refused, and it is too early to ask again.
+    /// As `Until`, without requesting more memory of the source: it has refused, and it is too early to repeat the call.
     Held(Instant, Instant),
 }
 
@@ -46,7 +44,7 @@ impl SlowCalls {
     pub(crate) fn until(self) -> (Instant, Instant) {
         match self {
             Self::None => (Instant::now(), Instant::now()),
-            Self::Until(plans, calls) | Self::After(plans, calls) | Self::Held(plans, calls) => (plans, calls),
+            Self::Until(plans, calls) | Self::Held(plans, calls) => (plans, calls),
         }
     }
 

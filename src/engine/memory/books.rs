@@ -11,7 +11,6 @@
 //!
 //! - books-I1: a region leaves the mappings before it is released, and returns if that fails.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -381,11 +380,6 @@ impl Books {
 
     pub(in crate::engine) fn calls(&self) -> SourceCalls {
         self.calls
-    }
-
-    /// Address and length of each range.
-    pub(in crate::engine) fn extents(&self) -> Vec<(NonNull<u8>, usize)> {
-        self.mappings.extents()
     }
 
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {

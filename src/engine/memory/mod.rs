@@ -26,7 +26,6 @@
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
-use crate::backend::PageTiers;
 use crate::diag::PoolLog;
 use crate::quota::Claim;
 use crate::size_class::Class;
@@ -111,11 +110,6 @@ impl Memory {
 
     pub(crate) fn has_arena(&self) -> bool {
         self.arena.is_some()
-    }
-
-    /// The pages of all that is held, if that is known.
-    pub(crate) fn page_tiers(&self) -> Option<PageTiers> {
-        self.arena().map(|arena| arena.page_tiers())
     }
 
     /// Sets the limit.

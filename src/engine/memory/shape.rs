@@ -53,10 +53,6 @@ impl Mappings {
     }
 
     /// Address and length of each range.
-    pub(in crate::engine) fn extents(&self) -> Vec<(NonNull<u8>, usize)> {
-        self.0.values().map(Mapping::extent).collect()
-    }
-
     pub(in crate::engine) fn drain(&mut self) -> impl Iterator<Item = Mapping> + use<> {
         std::mem::take(&mut self.0).into_values()
     }

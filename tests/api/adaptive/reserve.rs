@@ -73,7 +73,7 @@ fn a_reserve_that_no_range_can_hold_or_no_machine_has_is_refused_and_holds_nothi
 #[test]
 fn without_growth_the_reserve_is_all_the_memory() {
     for builder in over_both() {
-        let pool = builder.reserve_bytes(8 << 20).growth(false).wait(LONG).build().unwrap();
+        let pool = builder.reserve_bytes(8 << 20).setting("growth", false).wait(LONG).build().unwrap();
         let error = pool.get(9 * MIB).unwrap_err();
         assert!(error.is_limit() && error.to_string().contains("PINPOOL_RESERVE"), "{error}");
         let held: Vec<_> = (0..4).map(|_| pool.get(2 * MIB).unwrap()).collect();

@@ -12,7 +12,8 @@ use crate::counting::CountingSource;
 #[test]
 fn a_limit_of_one_evicts_to_the_arena_and_a_limit_of_zero_keeps_nothing() {
     for (limit, kept, evicted) in [(1, 1, 2), (0, 0, 3)] {
-        let pool = over_virtual_memory().pool_size_limit(limit).auto_resize(false).build().unwrap();
+        let pool =
+            over_virtual_memory().setting("pool_size_limit", limit).setting("auto_resize", false).build().unwrap();
         let three: Vec<_> = [100, 5000, 10_000].iter().map(|&len| pool.get(len).unwrap()).collect();
         drop(three);
         let stats = valid_stats(&pool);

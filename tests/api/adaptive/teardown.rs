@@ -36,7 +36,11 @@ fn a_pool_ends_with_its_last_handle_or_its_last_buffer() {
 fn a_pool_ends_once_when_its_last_handle_and_buffers_are_dropped_together() {
     for round in 0..200 {
         for source in sources() {
-            let pool = over(source.clone()).pool_size_limit(round % 3).auto_resize(false).build().unwrap();
+            let pool = over(source.clone())
+                .setting("pool_size_limit", round % 3)
+                .setting("auto_resize", false)
+                .build()
+                .unwrap();
             let last: Vec<_> = (1..5).map(|n| pool.get(n * MIB).unwrap()).collect();
             let barrier = Barrier::new(5);
             thread::scope(|scope| {

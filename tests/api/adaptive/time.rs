@@ -34,7 +34,7 @@ fn an_idle_buffer_leaves_the_thread_cache_after_10_s_and_its_granule_after_60_mo
 #[test]
 fn five_minutes_without_a_miss_lower_a_raised_limit() {
     listen();
-    let (pool, clock) = with_manual_clock(over_virtual_memory().pool_size_limit(200));
+    let (pool, clock) = with_manual_clock(over_virtual_memory().setting("pool_size_limit", 200));
     // After 200 puts each one evicts, and the thousandth eviction is a check.
     let churn: Vec<_> = (0..1200).map(|n| pool.get(4096 * (1 + n % 8)).unwrap()).collect();
     drop(churn);

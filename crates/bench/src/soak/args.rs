@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use clap::Args;
 use pinpool::Backend;
-use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
+use pinpool::unstable::config::text::{ParseError, parse_duration};
 
 /// Use a pool at random for a long time, and check every byte and every count
 ///
 /// Threads request, fill, check, return, keep, hand over and copy buffers. A buffer is filled after its request, and compared byte by
 /// byte before its return, before its copy, and at the destination after its copy. Copies go to the GPU if there is one. Fails (exit
 /// status 1) if a byte differs, a request or a copy fails, the counts do not add up, or resident memory grows after the first tenth
-/// of the run by more than --max-growth over the memory of the pool. Ctrl-C ends it with its report (130).
+/// of the run by more than 16 MiB over the memory of the pool. Ctrl-C ends it with its report (130).
 #[derive(Debug, Args)]
 pub(crate) struct SoakArgs {
     /// Total operations: requests, returns, copies and hand-overs [default: 1e9, or any number with --seconds]
@@ -33,10 +33,6 @@ pub(crate) struct SoakArgs {
     /// Backend of the pool: auto, vmm, register, cuda, mlock or heap
     #[arg(long, value_name = "NAME")]
     pub(super) backend: Option<Backend>,
-
-    /// Growth of resident memory that fails the run
-    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_bytes)]
-    pub(super) max_growth: u64,
 }
 
 /// A whole number, also as `1e9`.

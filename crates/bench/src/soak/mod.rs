@@ -4,18 +4,17 @@
 //! | --- | --- |
 //! | `worker.rs` | the operations of one thread |
 //! | `content.rs` | the content of a buffer and its check |
-//! | `process.rs` | memory, descriptors and threads of the process |
 //! | `report.rs` | the report and its failures |
 //!
 //! - **soak-I1**: resident memory after the warm-up stays below a limit: the larger of its value after the warm-up, and its value
-//!   at the start plus the peak of the pool; plus `--max-growth`.
+//!   at the start plus the peak of the pool; plus 16 MiB.
 
 mod args;
 mod content;
-mod process;
 mod report;
 mod worker;
 
+use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,10 +23,10 @@ use crossbeam::queue::ArrayQueue;
 use crossbeam::utils::CachePadded;
 use pinpool::Pool;
 use pinpool_loader::{Destination, SinkDestination, StopFlag};
+use serde_json::Value;
 
 pub(crate) use self::args::SoakArgs;
-use self::process::ProcessUse;
-use self::report::SoakReport;
+use self::report::{Resident, SoakRun};
 use self::worker::{Counts, Shared, Worker};
 use crate::threads::{Started, spawn_all};
 use pinpool_cli::exit::ExitError;
@@ -54,17 +53,17 @@ fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
 
 pub(crate) fn run(args: &SoakArgs, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let stop = stop_at_interrupt(terminal);
-    let start = ProcessUse::now();
+    let start_bytes = resident_bytes();
     let builder = Pool::builder();
     let builder = match &args.backend {
         Some(backend) => builder.backend(backend.clone()),
         None => builder,
     };
     let pool = builder.build().map_err(|error| terminal.refuse(&error))?;
-    let report = args.soak(&pool, start, &stop, terminal)?;
+    let (report, failures) = args.soak(&pool, start_bytes, &stop, terminal)?;
     crate::print(&report, json, terminal)?;
-    report.failures.iter().for_each(|failure| terminal.message(failure));
-    if !report.failures.is_empty() {
+    failures.iter().for_each(|failure| terminal.message(failure));
+    if !failures.is_empty() {
         return Err(ExitError::Failure);
     }
     if stop.is_raised() {
@@ -78,10 +77,10 @@ impl SoakArgs {
     fn soak(
         &self,
         pool: &Pool,
-        start: ProcessUse,
+        start_bytes: u64,
         stop: &StopFlag,
         terminal: &Terminal,
-    ) -> Result<SoakReport, ExitError> {
+    ) -> Result<(Value, Vec<String>), ExitError> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.map_or(cores, usize::from);
         let ops = self.ops.unwrap_or(if self.seconds.is_some() { u64::MAX } else { DEFAULT_OPS });
@@ -100,7 +99,7 @@ impl SoakArgs {
             Ok::<_, pinpool::Error>((counts, result))
         };
         let begun = Instant::now();
-        let (warm, most_resident_bytes, results) = thread::scope(|scope| {
+        let (warm_bytes, most_bytes, results) = thread::scope(|scope| {
             let workers = spawn_all(scope, threads, &work).map_err(|error| {
                 terminal.message(error);
                 ExitError::Failure
@@ -127,42 +126,47 @@ impl SoakArgs {
         }
         // Reclaims buffers of completed copies.
         pool.maintain();
-        let end = ProcessUse::now();
-        let most_resident_bytes = most_resident_bytes.max(end.resident_bytes);
-        let warm = warm.unwrap_or(end);
-        let observed = report::Observed { threads, counts, took, start, warm, end, most_resident_bytes };
-        Ok(SoakReport::new(self, observed, &pool.stats(), failures))
+        let end_bytes = resident_bytes();
+        let warm_bytes = warm_bytes.unwrap_or(end_bytes);
+        let most_bytes = most_bytes.max(end_bytes);
+        let resident = Resident { start_bytes, warm_bytes, end_bytes, most_bytes, ..Resident::default() };
+        let mut run = SoakRun { seed: self.seed, threads, counts, resident, failures };
+        Ok((run.check(took, &pool.stats()), run.failures))
     }
 
-    /// Samples the process until every worker has ended. Returns its sample after the warm-up, and the largest resident memory
-    /// after that.
+    /// Samples the process until every worker has ended. Returns its resident bytes after the warm-up, and the most after that.
     fn watch<T>(
         &self,
         shared: &Shared<'_>,
         ops: u64,
         begun: Instant,
         workers: &[Started<'_, T>],
-    ) -> (Option<ProcessUse>, u64) {
-        let (mut warm, mut most_resident_bytes) = (None, 0);
+    ) -> (Option<u64>, u64) {
+        let (mut warm_bytes, mut most_bytes) = (None, 0);
         while !workers.iter().all(Started::is_finished) {
             thread::sleep(SAMPLE_EVERY.min(self.seconds.unwrap_or(SAMPLE_EVERY)));
             // Relaxed: each word is read for its own value.
             let done: u64 = shared.done.iter().map(|done| done.load(Ordering::Relaxed)).sum();
-            let now = ProcessUse::now();
+            let now_bytes = resident_bytes();
             let is_warm = done >= ops / u64::from(WARM_UP_DIVISOR)
                 || self.seconds.is_some_and(|seconds| begun.elapsed() >= seconds / WARM_UP_DIVISOR);
-            if warm.is_none() && is_warm {
-                warm = Some(now);
-            }
-            if warm.is_some() {
-                most_resident_bytes = most_resident_bytes.max(now.resident_bytes);
+            if is_warm {
+                warm_bytes.get_or_insert(now_bytes);
+                most_bytes = now_bytes.max(most_bytes);
             }
             if self.seconds.is_some_and(|seconds| begun.elapsed() >= seconds) {
                 shared.over.store(true, Ordering::Relaxed);
             }
         }
-        (warm, most_resident_bytes)
+        (warm_bytes, most_bytes)
     }
+}
+
+/// Resident memory of this process; 0 if it is unreadable.
+fn resident_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
+    kib.unwrap_or(0_u64) * 1024
 }
 
 /// The GPU, or the host sink without one; one stream.

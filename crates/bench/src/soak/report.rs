@@ -4,84 +4,68 @@ use std::time::Duration;
 
 use pinpool::Stats;
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use super::args::SoakArgs;
-use super::process::ProcessUse;
 use super::worker::Counts;
 
-/// Operations of a run and samples of the process.
-pub(super) struct Observed {
-    pub(super) threads: usize,
-    pub(super) counts: Counts,
-    pub(super) took: Duration,
-    pub(super) start: ProcessUse,
-    pub(super) warm: ProcessUse,
-    pub(super) end: ProcessUse,
-    pub(super) most_resident_bytes: u64,
+/// Growth of resident memory that fails the run.
+const MAX_GROWTH_BYTES: u64 = 16 << 20;
+
+/// Resident bytes of the process.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(super) struct Resident {
+    pub(super) start_bytes: u64,
+    /// After the warm-up.
+    pub(super) warm_bytes: u64,
+    pub(super) end_bytes: u64,
+    /// After the warm-up.
+    pub(super) most_bytes: u64,
+    /// soak-I1
+    pub(super) limit_bytes: u64,
 }
 
-/// The report; its fields are the keys of the JSON object.
-#[derive(Debug, Serialize)]
-pub(super) struct SoakReport {
-    backend: &'static str,
-    preset: &'static str,
-    seed: u64,
-    threads: usize,
-    ops: u64,
-    seconds: f64,
-    ops_per_s: f64,
+/// A run, with what is wrong.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct SoakRun {
+    pub(super) seed: u64,
+    pub(super) threads: usize,
     #[serde(flatten)]
-    counts: Counts,
-    hit_rate: f64,
-    fallbacks: u64,
-    peak_pinned_bytes: u64,
-    start: ProcessUse,
-    warm: ProcessUse,
-    end: ProcessUse,
-    most_resident_bytes: u64,
-    /// soak-I1
-    resident_limit_bytes: u64,
+    pub(super) counts: Counts,
+    pub(super) resident: Resident,
     pub(super) failures: Vec<String>,
 }
 
-impl SoakReport {
-    pub(super) fn new(args: &SoakArgs, observed: Observed, stats: &Stats, mut failures: Vec<String>) -> SoakReport {
-        let Observed { threads, counts, took, start, warm, end, most_resident_bytes } = observed;
-        let held = start.resident_bytes.saturating_add(stats.memory.peak_held_bytes);
-        let resident_limit_bytes = warm.resident_bytes.max(held).saturating_add(args.max_growth);
+impl SoakRun {
+    /// Adds what memory and counts show. The report is one JSON object.
+    pub(super) fn check(&mut self, took: Duration, stats: &Stats) -> Value {
+        let Self { counts, resident, failures, .. } = self;
+        let held_bytes = resident.start_bytes.saturating_add(stats.memory.peak_held_bytes);
+        resident.limit_bytes = resident.warm_bytes.max(held_bytes).saturating_add(MAX_GROWTH_BYTES);
         if counts.bad_checks > 0 {
             failures.push(format!("{} of {} checks found wrong bytes", counts.bad_checks, counts.checks));
         }
-        if most_resident_bytes > resident_limit_bytes {
-            failures.push(format!(
-                "resident memory grew to {most_resident_bytes} B, the limit is {resident_limit_bytes} B (--max-growth {})",
-                args.max_growth
-            ));
+        if resident.most_bytes > resident.limit_bytes {
+            let Resident { most_bytes, limit_bytes, .. } = resident;
+            failures.push(format!("resident memory grew to {most_bytes} B, the limit is {limit_bytes} B"));
         }
         // After an error buffers may be missing, so the counts prove nothing.
         if failures.is_empty() {
-            failures.extend(miscounts(&counts, stats));
+            failures.extend(miscounts(counts, stats));
         }
-        let seconds = took.as_secs_f64();
-        SoakReport {
-            backend: stats.backend,
-            preset: stats.preset,
-            seed: args.seed,
-            threads,
-            ops: counts.ops(),
-            seconds,
-            ops_per_s: if seconds > 0.0 { counts.ops() as f64 / seconds } else { 0.0 },
-            counts,
-            hit_rate: stats.requests.hit_rate(),
-            fallbacks: stats.requests.fallbacks,
-            peak_pinned_bytes: stats.memory.peak_held_bytes,
-            start,
-            warm,
-            end,
-            most_resident_bytes,
-            resident_limit_bytes,
-            failures,
-        }
+        let (ops, seconds) = (counts.ops(), took.as_secs_f64());
+        let mut report = json!(self);
+        let of_pool = [
+            ("backend", json!(stats.backend)),
+            ("preset", json!(stats.preset)),
+            ("ops", json!(ops)),
+            ("seconds", json!(seconds)),
+            ("ops_per_s", json!(ops as f64 / seconds.max(1e-9))),
+            ("hit_rate", json!(stats.requests.hit_rate())),
+            ("fallbacks", json!(stats.requests.fallbacks)),
+            ("peak_pinned_bytes", json!(stats.memory.peak_held_bytes)),
+        ];
+        of_pool.into_iter().for_each(|(key, value)| report[key] = value);
+        report
     }
 }
 
@@ -105,32 +89,24 @@ fn miscounts(counts: &Counts, stats: &Stats) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use pinpool::{Backend, Pool};
 
     use super::*;
 
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        soak: SoakArgs,
-    }
-
     /// The failures of a run over an unused pool.
-    fn failures(counts: Counts, most_resident_bytes: u64) -> Vec<String> {
-        let args = Cli::parse_from(["soak", "--max-growth", "1MiB"]).soak;
-        let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
-        let at = |resident_bytes| ProcessUse { resident_bytes, ..ProcessUse::default() };
-        let (start, warm, end) = (at(4 << 20), at(6 << 20), at(6 << 20));
-        let observed = Observed { threads: 1, counts, took: Duration::ZERO, start, warm, end, most_resident_bytes };
-        SoakReport::new(&args, observed, &pool.stats(), Vec::new()).failures
+    fn failures(counts: Counts, most_bytes: u64) -> Vec<String> {
+        let stats = Pool::builder().without_env().backend(Backend::Heap).build().unwrap().stats();
+        let resident = Resident { start_bytes: 4 << 20, warm_bytes: 6 << 20, most_bytes, ..Resident::default() };
+        let mut run = SoakRun { counts, resident, ..SoakRun::default() };
+        run.check(Duration::ZERO, &stats);
+        run.failures
     }
 
     #[test]
     fn growth_wrong_bytes_and_counts_that_differ_are_failures() {
-        assert_eq!(failures(Counts::default(), 7 << 20), Vec::<String>::new());
-        let grown = failures(Counts::default(), (7 << 20) + 1);
-        assert!(grown.len() == 1 && grown[0].contains("grew to 7340033 B, the limit is 7340032 B"), "{grown:?}");
+        assert_eq!(failures(Counts::default(), 22 << 20), Vec::<String>::new());
+        let grown = failures(Counts::default(), (22 << 20) + 1);
+        assert!(grown.len() == 1 && grown[0].contains("grew to 23068673 B, the limit is 23068672 B"), "{grown:?}");
         let wrong = failures(Counts { checks: 9, bad_checks: 2, ..Counts::default() }, 0);
         assert_eq!(wrong, ["2 of 9 checks found wrong bytes"]);
         let lost = failures(Counts { gets: 3, puts: 2, ..Counts::default() }, 0);

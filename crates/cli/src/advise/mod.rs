@@ -29,7 +29,6 @@ use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::{Terminal, Verbosity};
-use pinpool_os::words::Size;
 
 /// Recommend a limit, idle timeout or reserve for a recorded program
 ///
@@ -71,8 +70,7 @@ pub(crate) struct AdviseArgs {
 /// Why no limit is advised, or nothing at all.
 const GROWS: &str = "use grows until the end, and a longer run would outgrow any limit that this one needs";
 const NO_GAIN: &str = "no idle timeout or reserve gains a tenth of the time lost, and no limit a tenth of the memory, at no cost of the other";
-const NO_SOONER: &str = "with more memory the program would end less than 20 % sooner";
-const HEADROOM: f64 = 0.1;
+const NO_SOONER: &str = "with more memory the program would end less than 10 % sooner";
 
 #[derive(Debug, Serialize)]
 struct JsonAdvice<'a> {
@@ -207,28 +205,6 @@ fn search(
     });
     log::set_max_level(level);
     advice
-}
-
-/// What `advise` says of a recording, in lines that replace the recommendation of `why`.
-///
-/// # Errors
-///
-/// The errors of [`search`].
-pub(crate) fn recommendation(workload: &Workload) -> Result<Vec<String>, Box<dyn Error>> {
-    let advice = search(workload, &[], HEADROOM, &ProgressBar::hidden())?;
-    let Some(better) = &advice.advised else {
-        return Ok(vec![format!("to do: keep what you have: {}", why_kept(&advice))]);
-    };
-    let both = [&advice.as_given, &better.cost];
-    let [lost, lost_then] = both.map(|cost| cost.lost_seconds);
-    let [end, end_then] = both.map(|cost| cost.outcome.ended_us as f64 / 1e6);
-    let [peak, peak_then] = both.map(|cost| Size(cost.outcome.peak_pinned_bytes));
-    let mut lines = vec![format!(
-        "to do: set what follows; replayed: {lost:.3} s lost -> {lost_then:.3} s; ends after {end:.1} s -> {end_then:.1} s; \
-         peak {peak} -> {peak_then}"
-    )];
-    lines.extend(Settings::of(workload, better.settings()).lines().lines().map(str::to_owned));
-    Ok(lines)
 }
 
 /// The rule that decided that nothing is advised, with the settings that it decided about.

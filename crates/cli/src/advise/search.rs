@@ -33,7 +33,7 @@ const LESS_BYTES: u64 = 16 << 20;
 /// Threads with fewer delays run ahead of the replay by up to this many buffers.
 const BUFFERS_AHEAD: u64 = 2;
 /// A limit above one at which requests waited must end the program earlier by this share: replays are no more precise.
-const EARLIER: f64 = 0.2;
+const EARLIER: f64 = 0.1;
 
 type Found<T> = Result<T, Box<dyn Error>>;
 

@@ -353,17 +353,16 @@ fn full_pool(last_bytes: u64) -> Workload {
 
 #[test]
 fn a_full_pool_with_waiting_threads_gets_a_higher_limit() {
-    let lines = super::recommendation(&full_pool(4 * MIB)).unwrap();
-    let limit = lines.iter().find_map(|line| line.strip_prefix("export PINPOOL_MAX_BYTES=")).unwrap();
-    assert!((8..64).contains(&(limit.parse::<u64>().unwrap() / MIB)), "{lines:?}");
-    let (_, ends) = lines[0].split_once("ends after 4.0 s -> ").unwrap();
-    assert!(ends.split(' ').next().unwrap().parse::<f64>().unwrap() < 2.5, "{lines:?}");
+    let better = super::search(&full_pool(4 * MIB), &[], 0.1, &ProgressBar::hidden()).unwrap().advised.unwrap();
+    let (_, limit) = better.settings.iter().find(|(name, _)| *name == "PINPOOL_MAX_BYTES").unwrap();
+    assert!((8..64).contains(&(limit.parse::<u64>().unwrap() / MIB)), "{better:?}");
+    assert!(better.cost.outcome.ended_us < 2_500_000, "{better:?}");
 }
 
 #[test]
 fn a_recording_that_a_replay_cannot_reproduce_gets_no_advice() {
     // The limit was raised at the end: a replay has the last one from the start.
-    let error = super::recommendation(&full_pool(64 * MIB)).unwrap_err().to_string();
+    let error = super::search(&full_pool(64 * MIB), &[], 0.1, &ProgressBar::hidden()).unwrap_err().to_string();
     assert!(error.starts_with("this recording cannot be replayed faithfully: "), "{error}");
 }
 

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use pinpool::source::{GRANULE_BYTES, Source};
+use pinpool::source::Source;
+use pinpool::unstable::backend::GRANULE_BYTES;
 use pinpool::unstable::backend::lock_limit;
 use pinpool::unstable::config::{Config, LedgerName, env};
 use pinpool::unstable::{Finding, Level, ledger};
@@ -159,7 +160,7 @@ fn shared_limit(config: &Config) -> Finding {
         name => name.to_string(),
     };
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(config.max_bytes);
-    if let Err(error) = builder.background_thread(false).ledger(LedgerName::Named(name.clone())).build() {
+    if let Err(error) = builder.background_thread(false).setting("ledger", &name).build() {
         // Under `auto` a pool is built without it.
         let level = if config.ledger == LedgerName::Auto { Level::Warning } else { Level::Error };
         return Finding::new(CHECK, level, error.to_string())

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pinpool::SourceError;
-use pinpool::source::{GRANULE_BYTES, PAGE_BYTES, Source};
+use pinpool::source::{PAGE_BYTES, Source};
+use pinpool::unstable::backend::GRANULE_BYTES;
 use pinpool::unstable::backend::{self, Chosen, HeapSource, lock_limit};
 use pinpool::unstable::config::{Config, LedgerName, env};
 use pinpool::unstable::{Finding, Level};

@@ -52,7 +52,7 @@ pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let unmet = unmet(&report);
     unmet.iter().for_each(|finding| line(finding.level.name(), &format_args!("{}: {finding}", finding.check)));
     // Without the settings that `unmet` checks: a reserve would be pinned, a recording or a socket opened.
-    let builder = Pool::builder().reserve_bytes(0).background_thread(false).trace(None).socket(None);
+    let builder = Pool::builder().reserve_bytes(0).background_thread(false).trace(None).setting("socket", "none");
     match builder.build() {
         Err(error) => Err(terminal.refuse(&error)),
         Ok(_) if unmet.is_empty() => Ok(()),

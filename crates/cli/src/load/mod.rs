@@ -17,8 +17,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pinpool::Pool;
 use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
-use pinpool::{Pool, PoolBuilder};
 use pinpool_loader::{
     BatchDone, Catalog, Destination, Ended, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination,
     StopFlag,
@@ -132,12 +132,11 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
 pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
     let stop = stop_at_interrupt(terminal);
     let set = Set::all(&args.set, terminal)?;
-    let builder =
-        set.builder().map(|builder| builder.call_stacks(args.call_stacks)).map(|builder| match &args.record {
-            Some(path) => builder.trace(path.clone()),
-            None => builder,
-        });
-    let pool = builder.and_then(PoolBuilder::build).map_err(|error| {
+    let mut builder = set.builder().call_stacks(args.call_stacks);
+    if let Some(path) = &args.record {
+        builder = builder.trace(path.clone());
+    }
+    let pool = builder.build().map_err(|error| {
         let text = error.to_string();
         // The user gave the flag, not its variable.
         terminal.lines(if args.record.is_some() { text.replacen("PINPOOL_TRACE=", "--record ", 1) } else { text });

@@ -16,14 +16,12 @@ use std::time::Duration;
 
 use clap::Args;
 use pinpool_loader::StopFlag;
-use pinpool_observe::judge::words::counted;
-use pinpool_observe::judge::{Cause, judge_recording};
+use pinpool_observe::judge::Cause;
 use pinpool_replay::{Recording, Replay};
 
-use crate::advise::recommendation;
 use crate::diagnosis::Said;
 use crate::files::{in_file, named};
-use crate::input::{self, Kind, open_workload, read_workload};
+use crate::input::{self, Kind, read_workload};
 use crate::series::{Series, of_log};
 use crate::served::names_process;
 use pinpool_cli::exit::ExitError;
@@ -122,10 +120,7 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
     match input::kind(input.first()) {
         Kind::Recording => {
             let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(&path, &error))?;
-            let mut said = Series::of_recording(&recording).said;
-            if let Some(said) = said.first_mut() {
-                recommend(said, &path, &recording);
-            }
+            let said = Series::of_recording(&recording).said;
             if said.is_empty() {
                 return Err(named(&path, &"too few requests for a diagnosis: at least 20 are needed").into());
             }
@@ -143,29 +138,5 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
             said.sort_by_key(|said| !said.is_alarm);
             Ok((said, log.stopped))
         }
-    }
-}
-
-/// Replaces a recommended setting by the advice of `advise`, which a replay has confirmed. Not for several pools, which would be
-/// replayed as one.
-fn recommend(said: &mut Said, path: &Path, recording: &Recording) {
-    let judged = judge_recording(recording);
-    let [only] = judged.as_slice() else { return };
-    if only.judgement.setting.is_none() || path.as_os_str() == "-" {
-        return;
-    }
-    let Ok(workload) = open_workload(path) else { return };
-    if workload.failed_gets() > 0 {
-        let failed = counted(workload.failed_gets(), "request");
-        said.lines
-            .push(format!("  its gain is unknown: {failed} failed in the recording, which a replay cannot follow"));
-        return;
-    }
-    match recommendation(&workload) {
-        Ok(lines) => {
-            said.lines.retain(|line| !["  to do: ", "  export "].iter().any(|begin| line.starts_with(begin)));
-            said.lines.extend(lines.iter().map(|line| format!("  {line}")));
-        }
-        Err(doubt) => said.lines.push(format!("  {doubt}")),
     }
 }

@@ -12,7 +12,7 @@ fn recorded(path: PathBuf, is_slow: bool) -> PathBuf {
     let builder =
         Pool::builder().without_env().backend(Backend::Heap).name("train").trace(path.clone()).wait(Duration::ZERO);
     let builder = if is_slow {
-        builder.variable("PINPOOL_PRESET", "tensorflow").unwrap().pool_size_limit(0).auto_resize(false)
+        builder.setting("preset", "tensorflow").setting("pool_size_limit", 0).setting("auto_resize", false)
     } else {
         builder
     };

@@ -16,7 +16,7 @@ use crate::tool::{ended, finish, pinpool, run, until};
 fn served(dir: &Path) -> (Pool, pinpool::PinnedBuf) {
     let socket = dir.join(format!("pinpool-{}.sock", std::process::id()));
     let builder = Pool::builder().without_env().backend(Backend::Heap).name("train");
-    let pool = builder.variable("PINPOOL_SOCKET", socket.to_str().unwrap()).unwrap().build().unwrap();
+    let pool = builder.setting("socket", socket.display()).build().unwrap();
     let held = pool.tagged("loader/labels").get(1 << 20).unwrap();
     (0..30).for_each(|_| drop(pool.get(4096).unwrap()));
     (pool, held)

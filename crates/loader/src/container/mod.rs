@@ -14,24 +14,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::catalog::ContainerMember;
+use super::catalog::FileContent;
 use super::compressed::{Compression, Decoder, ForwardReader};
 use super::failure::FailureCause;
 use super::stop::StopFlag;
-
-/// What is in a file that was opened.
-#[derive(Debug)]
-pub(super) enum Opened {
-    /// Samples, in the order in which they lie in the file, or in its data if it is compressed.
-    Container(Vec<ContainerMember>, Option<Compression>),
-    /// One sample of this many bytes, compressed.
-    Compressed(u64, Compression),
-}
-
-/// Whether the file at `path` is opened by decompressing it.
-pub(super) fn is_compressed(path: &Path) -> bool {
-    Compression::of(path).is_some()
-}
 
 /// Whether the file has the name of a container.
 pub(super) fn is_container(path: &Path) -> bool {
@@ -45,7 +31,7 @@ pub(super) fn is_container(path: &Path) -> bool {
 
 /// Lists what is in the file at `path`; `None` if its last extension names no format. A compressed file is given up when
 /// `stop` is raised.
-pub(super) fn open(path: &Path, stop: &StopFlag) -> Option<Result<Opened, FailureCause>> {
+pub(super) fn open(path: &Path, stop: &StopFlag) -> Option<Result<FileContent, FailureCause>> {
     if let Some((compression, is_tar)) = Compression::of(path) {
         return Some(open_compressed(path, compression, is_tar, stop));
     }
@@ -56,7 +42,7 @@ pub(super) fn open(path: &Path, stop: &StopFlag) -> Option<Result<Opened, Failur
         // The length of the open file, since the path may name another one by now.
         let len_bytes = file.metadata()?.len();
         let members = if is_tar { tar::index(file, len_bytes)? } else { safetensors::index(file, len_bytes)? };
-        Ok(Opened::Container(members, None))
+        Ok(FileContent { members: Some(members), ..FileContent::default() })
     })
 }
 
@@ -65,18 +51,19 @@ fn open_compressed(
     compression: Compression,
     is_tar: bool,
     stop: &StopFlag,
-) -> Result<Opened, FailureCause> {
+) -> Result<FileContent, FailureCause> {
     let file = File::open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::from(io::ErrorKind::IsADirectory).into());
     }
     let mut reader = ForwardReader::new(Decoder::new(Arc::new(file), compression)?, stop);
+    let compression = Some(compression);
     if !is_tar {
-        return Ok(Opened::Compressed(reader.read_to_end()?, compression));
+        return Ok(FileContent { members: None, len_bytes: reader.read_to_end()?, compression });
     }
     match tar::index_forward(&mut reader) {
-        // What follows from damaged data says less than what is damaged.
-        Err(error) => Err(reader.broken().cloned().map_or(error, FailureCause::Compressed)),
-        Ok(members) => Ok(Opened::Container(members, Some(compression))),
+        // Damaged compressed data is the cause of what is wrong with the archive.
+        Err(error) => Err(reader.decoder.broken.clone().map_or(error, FailureCause::Compressed)),
+        Ok(members) => Ok(FileContent { members: Some(members), len_bytes: 0, compression }),
     }
 }

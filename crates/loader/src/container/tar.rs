@@ -45,17 +45,13 @@ fn broken(error: io::Error) -> FailureCause {
 }
 
 /// The last member of the archive.
-#[derive(Default)]
-struct Last {
-    name: String,
-    range: Option<FileRange>,
-}
+type Last = Option<(String, FileRange)>;
 
 /// The last member and the end mark lie within the archive (tar-I1, tar-I2).
 fn check_end(last: &Last, archive_bytes: u64) -> io::Result<()> {
     let mut end = 0;
-    if let Some(range) = last.range {
-        check_within(&last.name, range, archive_bytes)?;
+    if let Some((name, range)) = last {
+        check_within(name, *range, archive_bytes)?;
         // Data is padded to whole blocks; the next header or the end mark follows.
         end = (range.offset + range.len_bytes).next_multiple_of(BLOCK_BYTES);
     }
@@ -77,8 +73,9 @@ fn check_within(member: &str, range: FileRange, archive_bytes: u64) -> io::Resul
 fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<ContainerMember>, Last)> {
     let mut archive = Archive::new(HeaderReader { archive, left_bytes: MAX_HEADER_RUN_BYTES });
     let mut samples: Vec<ContainerMember> = Vec::new();
-    let mut names = Names::default();
-    let mut last = Last::default();
+    // Each field's name once, however many samples have it.
+    let mut names: HashSet<Arc<str>> = HashSet::new();
+    let mut last = None;
     for entry in archive.entries_with_seek()? {
         let mut entry = entry?;
         let member = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
@@ -90,7 +87,9 @@ fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<Con
         // Links, directories and metadata have no own data.
         if matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
             let (key, field) = key_and_field(&member);
-            let field = names.of(field);
+            let field: Arc<str> = field.to_lowercase().into();
+            let field = names.get(&field).cloned().unwrap_or_else(|| field);
+            names.insert(field.clone());
             match samples.last_mut() {
                 Some(sample) if sample.name == key => {
                     sample.ranges.push(range);
@@ -99,27 +98,9 @@ fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<Con
                 _ => samples.push(ContainerMember { name: key.to_string(), ranges: vec![range], fields: vec![field] }),
             }
         }
-        last = Last { name: member, range: Some(range) };
+        last = Some((member, range));
     }
     Ok((samples, last))
-}
-
-/// Each field's name once, however many samples have it.
-#[derive(Default)]
-struct Names(HashSet<Arc<str>>);
-
-impl Names {
-    fn of(&mut self, field: &str) -> Arc<str> {
-        let field = field.to_lowercase();
-        match self.0.get(field.as_str()) {
-            Some(known) => known.clone(),
-            None => {
-                let name: Arc<str> = field.into();
-                self.0.insert(name.clone());
-                name
-            }
-        }
-    }
 }
 
 /// Whether the member is stored without its holes, by the old GNU type or by its PAX records. A malformed record is an error;

@@ -2,15 +2,12 @@
 //!
 //! ```text
 //!   JPEG, PNG ──▶ RGB, 8 bits ──▶ resized ──▶ height x width x 3, or 3 x height x width, bytes
-//!   .npy      ──▶ header compared with the expected one ──▶ its data
 //! ```
 //!
 //! The length of each result is known before anything is read, so that a batch is one array. The decoders never allocate
 //! what only a header asks for beyond [`Image::pixels_max`]. Each thread keeps scratch memory of at most 64 MiB for the next
 //! image.
 
-#[cfg(feature = "decode")]
-mod array;
 #[cfg(feature = "decode")]
 mod image;
 #[cfg(feature = "decode")]
@@ -25,8 +22,6 @@ use std::sync::Arc;
 use super::catalog::{Catalog, DataOrigin, Sample};
 use super::failure::{Failure, FailureCause};
 
-#[cfg(feature = "decode")]
-pub use self::array::Array;
 #[cfg(feature = "decode")]
 pub use self::image::{Fit, Image, Layout};
 #[cfg(feature = "decode")]

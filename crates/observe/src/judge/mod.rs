@@ -59,7 +59,7 @@ use churn::{Calls, repinned};
 pub use judgement::{Cause, Judgement, LikelyCause, Lost};
 use leak::Growth;
 pub use lengths::RecentLengths;
-use news::News;
+use news::{News, summary};
 #[cfg(feature = "io")]
 pub use series::{PoolJudgement, judge_recording, judge_series};
 pub use snapshot::{AGED, Holder, STUCK_AFTER, Snapshot};
@@ -87,7 +87,7 @@ struct Past {
 }
 
 /// Judges a pool by its snapshots.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Judge {
     last_us: u64,
     last: Snapshot,
@@ -97,10 +97,23 @@ pub struct Judge {
     growth: Growth,
     /// The windows of the last minutes, the last of all among them.
     past: VecDeque<Past>,
+    /// How long windows are remembered.
+    memory_us: u64,
     news: News,
 }
 
+impl Default for Judge {
+    fn default() -> Self {
+        Self::remembering(PAST_US)
+    }
+}
+
 impl Judge {
+    fn remembering(memory_us: u64) -> Self {
+        let (last_us, last, most_held_bytes, churned, growth, past, news) = Default::default();
+        Self { last_us, last, most_held_bytes, churned, growth, past, memory_us, news }
+    }
+
     /// Whether a window may be over.
     pub fn is_due(&self, now_us: u64) -> bool {
         now_us.saturating_sub(self.last_us) >= WINDOW_US
@@ -111,31 +124,26 @@ impl Judge {
         self.past.back().map(|past| &past.judgement)
     }
 
-    /// The judgement of the last window, or the alarm of the last minutes that cost most, or the request that failed since; before
-    /// there is a window, the judgement of the time so far.
+    /// The diagnosis of the remembered windows, or of the time so far if no window has ended; with the request that failed since, if
+    /// nothing known explains it. A running process and a recording are judged by this one rule.
     pub fn why(&self, now_us: u64, now: &Snapshot) -> Judgement {
-        let judgement = self.recent(now_us, now);
-        let is_known = self.latest().is_some_and(|latest| latest.is_alarm);
-        match now.failure.clone().filter(|_| !is_known) {
+        let judgement = match self.latest() {
+            Some(latest) => {
+                let recent = self.past.iter().filter(|past| past.at_us.saturating_add(self.memory_us) > now_us);
+                summary(&recent.map(|past| &past.judgement).collect::<Vec<_>>()).unwrap_or_else(|| latest.clone())
+            }
+            None => {
+                let of_us = now_us.saturating_sub(self.last_us);
+                Window::between(&self.last, now, of_us, self.most_held_bytes).judge(None, 0, None)
+            }
+        };
+        let is_known = |cause| {
+            self.latest().is_some_and(|latest| latest.is_alarm) || judgement.is_alarm && judgement.cause == cause
+        };
+        match now.failure.clone().filter(|(cause, _)| !is_known(*cause)) {
             Some((cause, likely)) => judgement.of_failure(cause, likely),
             None => judgement,
         }
-    }
-
-    fn recent(&self, now_us: u64, now: &Snapshot) -> Judgement {
-        let of_us = now_us.saturating_sub(self.last_us);
-        let judge_now = || Window::between(&self.last, now, of_us, self.most_held_bytes).judge(None, 0, None);
-        let Some(latest) = self.latest() else { return judge_now() };
-        // A cause that has ended permanently is not remembered.
-        let is_over = |cause| matches!(cause, Cause::Leak | Cause::StuckCopy);
-        let recent = || self.past.iter().filter(|past| past.at_us + PAST_US > now_us).map(|past| &past.judgement);
-        let alarms = recent().filter(|judgement| judgement.is_alarm && !is_over(judgement.cause));
-        let costly = alarms.max_by_key(|judgement| judgement.lost.total_ns());
-        let Some(worst) = costly.filter(|_| !latest.is_alarm) else { return latest.clone() };
-        let times = recent().filter(|judgement| judgement.cause == worst.cause).count();
-        let now = latest.cause.name();
-        let found = format!("in {times} of the last {} windows (now {now}): {}", recent().count(), worst.found);
-        Judgement { found, ..worst.clone() }
     }
 
     /// Takes a snapshot in; a judgement if a window is over.
@@ -149,17 +157,19 @@ impl Judge {
     }
 
     /// Ends the window at `now_us`, however short it is.
-    pub fn end_window(&mut self, now_us: u64, now: Snapshot) -> &Judgement {
+    fn end_window(&mut self, now_us: u64, now: Snapshot) -> &Judgement {
         let leak = self.growth.add(now_us, &now);
         let window = Window::between(&self.last, &now, now_us.saturating_sub(self.last_us), self.most_held_bytes);
         self.churned = if window.is_churning() { self.churned + 1 } else { 0 };
         let calls = window.calls();
-        let of_us = self.past.front().map_or(now_us - self.last_us, |first| now_us.saturating_sub(first.at_us));
-        let again = repinned(self.past.iter().map(|past| past.calls).chain([calls]), of_us);
+        let minutes = self.past.iter().filter(|past| past.at_us + PAST_US > now_us);
+        let of_us = now_us - minutes.clone().next().map_or(self.last_us, |first| first.at_us);
+        let again = repinned(minutes.map(|past| past.calls).chain([calls]), of_us);
         let judgement = window.judge(leak, self.churned, again);
         self.most_held_bytes = self.most_held_bytes.max(now.held_bytes);
         (self.last_us, self.last) = (now_us, now);
-        self.past.retain(|past| past.at_us + PAST_US > now_us);
+        let memory_us = self.memory_us;
+        self.past.retain(|past| past.at_us.saturating_add(memory_us) > now_us);
         self.past.push_back(Past { at_us: now_us, calls, judgement });
         &self.past[self.past.len() - 1].judgement
     }

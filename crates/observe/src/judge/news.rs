@@ -3,8 +3,7 @@
 //! A cause that is new is. An alarm that asks for more by an eighth is. The end of an alarm is after a minute without it, and twice
 //! as long each time that it has come back: a pool that goes back and forth does not repeat itself.
 
-#[cfg(feature = "io")]
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::judgement::{Cause, Judgement};
 
@@ -12,9 +11,9 @@ use super::judgement::{Cause, Judgement};
 const RAISE_PART: u64 = 8;
 /// An alarm is over after this long without it.
 const CALM_US: u64 = 60_000_000;
-/// An alarm of fewer windows than one in this many is none of a recording.
-#[cfg(feature = "io")]
+/// An alarm counts if at least one window in this many shows it, or if it lost one part in the other many of the time.
 const ALARM_PART: usize = 10;
+const LOST_PART: u64 = 100;
 /// Doublings of that time at most.
 const RETURNS_MAX: u32 = 12;
 
@@ -63,27 +62,40 @@ impl News {
     }
 }
 
-/// A leak that was there at the end; else the alarm whose windows lost most, unless they are few; else what was seen most often, a
-/// pool that warmed up and has ended that left out.
-#[cfg(feature = "io")]
-pub(super) fn worst(judgements: &[Judgement]) -> Option<&Judgement> {
-    let last = judgements.last()?;
-    if matches!(last.cause, Cause::Leak | Cause::StuckCopy) {
-        return Some(last);
+/// The diagnosis of several windows: a leak or stuck copy that is there at the end; else the alarm that lost most time, unless its
+/// windows are few and lost little; else what was found most often, except a warm-up that has ended.
+pub(super) fn summary(windows: &[&Judgement]) -> Option<Judgement> {
+    let last = *windows.last()?;
+    let ends = |cause| matches!(cause, Cause::Leak | Cause::StuckCopy);
+    if ends(last.cause) {
+        return Some(last.clone());
     }
-    let mut sums: HashMap<Cause, (usize, u64, &Judgement)> = HashMap::new();
-    for judgement in judgements {
-        let sum = sums.entry(judgement.cause).or_insert((0, 0, judgement));
-        let size = sum.2.size.max(judgement.size);
-        *sum = (sum.0 + 1, sum.1 + judgement.lost.total_ns(), if judgement.size == size { judgement } else { sum.2 });
+    // Of each cause: windows, time lost, and the diagnosis that asks for most.
+    let mut sums: BTreeMap<(bool, Cause), (usize, u64, &Judgement)> = BTreeMap::new();
+    for window in windows {
+        let (times, lost_ns, most) = sums.entry((window.is_alarm, window.cause)).or_insert((0, 0, window));
+        (*times, *lost_ns) = (*times + 1, *lost_ns + window.lost.total_ns());
+        if window.size >= most.size {
+            *most = window;
+        }
     }
-    let alarms =
-        sums.values().filter(|(windows, _, judgement)| judgement.is_alarm && windows * ALARM_PART >= judgements.len());
-    let worst = alarms.max_by_key(|(windows, lost_ns, judgement)| (*lost_ns, *windows, judgement.cause));
+    let of_us: u64 = windows.iter().map(|window| window.lost.of_us).sum();
+    let matters =
+        |times: usize, lost_ns: u64| times * ALARM_PART >= windows.len() || lost_ns / 1000 >= of_us / LOST_PART;
+    let alarms = sums
+        .iter()
+        .filter(|((is_alarm, cause), (times, lost_ns, _))| *is_alarm && !ends(*cause) && matters(*times, *lost_ns));
+    let worst = alarms.max_by_key(|(_, (times, lost_ns, _))| (*lost_ns, *times));
     let usual = || {
         let is_past = |cause| cause == Cause::WarmingUp && last.cause != cause;
-        let quiet = sums.values().filter(|(.., judgement)| !judgement.is_alarm);
-        quiet.max_by_key(|(windows, _, judgement)| (!is_past(judgement.cause), *windows, judgement.cause))
+        let quiet = sums.iter().filter(|((is_alarm, _), _)| !is_alarm);
+        quiet.max_by_key(|((_, cause), (times, ..))| (!is_past(*cause), *times))
     };
-    worst.or_else(usual).map(|(.., judgement)| *judgement)
+    let ((_, cause), (times, _, found)) = worst.or_else(usual)?;
+    let mut judgement = (*found).clone();
+    if judgement.is_alarm && *cause != last.cause {
+        let (all, now) = (windows.len(), last.cause.name());
+        judgement.found = format!("in {times} of the last {all} windows (now {now}): {}", judgement.found);
+    }
+    Some(judgement)
 }

@@ -6,7 +6,6 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::judgement::{Cause, Judgement, Lost};
-use super::news::worst;
 use super::snapshot::Snapshot;
 use super::{GETS_MIN, Judge};
 use crate::record::{Event, Record, Recording};
@@ -60,14 +59,15 @@ pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
     judged
 }
 
-/// The judgement of a whole series, by the clock of its pool; `None` of too few requests.
+/// The diagnosis of a whole series, by the clock of its pool; `None` of too few requests.
 pub fn judge_series(series: &[(u64, Snapshot)]) -> Option<Judgement> {
     let (end_us, end) = series.last()?;
-    let (mut judge, mut judgements) = (Judge::default(), Vec::new());
+    let mut judge = Judge::remembering(u64::MAX);
     for (at_us, snapshot) in series {
-        judgements.extend(judge.look(*at_us, snapshot.clone()).cloned());
+        judge.look(*at_us, snapshot.clone());
     }
-    if judgements.is_empty() {
+    let mut seen = end.clone();
+    if judge.latest().is_none() {
         if end.gets < GETS_MIN && end.failure.is_none() {
             return None;
         }
@@ -76,21 +76,12 @@ pub fn judge_series(series: &[(u64, Snapshot)]) -> Option<Judgement> {
         let Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, ref holders, .. } =
             *middle;
         let holders = holders.clone();
-        let whole =
-            Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, holders, ..end.clone() };
+        seen = Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, holders, ..seen };
         judge.most_held_bytes = held_bytes;
-        judgements.push(judge.recent(*end_us, &whole));
     }
-    // A request that failed is often the end of a program, in a window that is not over; an alarm knows more of its cause.
-    let judgement = match end.failure.clone().filter(|_| !judgements.last().is_some_and(|last| last.is_alarm)) {
-        Some((cause, likely)) => match judge.end_window(*end_us, end.clone()) {
-            last if last.is_alarm => last.clone(),
-            last => last.clone().of_failure(cause, likely),
-        },
-        None => worst(&judgements)?.clone(),
-    };
     let Snapshot { waiting_ns, page_locking_ns, moving_ns, .. } = *end;
-    Some(Judgement { lost: Lost { of_us: *end_us, waiting_ns, page_locking_ns, moving_ns }, ..judgement })
+    let lost = Lost { of_us: *end_us, waiting_ns, page_locking_ns, moving_ns };
+    Some(Judgement { lost, ..judge.why(*end_us, &seen) })
 }
 
 #[derive(Debug, Default)]
@@ -185,6 +176,24 @@ mod tests {
         let judgement = judge_series(&short).unwrap();
         assert_eq!((judgement.cause, judgement.is_alarm), (Cause::LimitTooSmall, true), "{judgement}");
         assert_eq!((judgement.lost.of_us, judgement.lost.waiting_ns), (60_000_000, 20_000_000_000));
+    }
+
+    #[test]
+    fn a_recording_and_its_process_name_the_same_cause() {
+        // Two windows in which the source refuses, then one in which threads wait for each other for less time.
+        let short = series(30, |second, now| {
+            let (refused, own) = (second.min(20), second.clamp(20, 30) - 20);
+            let waiting_ns = (refused * 500 + own * 100) * 1_000_000;
+            let is_by_source = second <= 20;
+            let limit = Some("PINPOOL_MAX_BYTES".into());
+            Snapshot { short_gets: second * 10, own_waits: own * 10, waiting_ns, is_by_source, limit, ..now }
+        });
+        let mut process = Judge::default();
+        short.iter().for_each(|(at_us, now)| _ = process.look(*at_us, now.clone()));
+        let (at_us, now) = short.last().unwrap();
+        let (recorded, running) = (judge_series(&short).unwrap(), process.why(*at_us, now));
+        assert_eq!((recorded.cause, &recorded.found), (running.cause, &running.found));
+        assert!(running.found.starts_with("in 2 of the last 3 windows (now limit_too_small): "), "{running}");
     }
 
     #[test]

@@ -169,8 +169,10 @@ impl<'a> Window<'a> {
         };
         let Some(limit) = now.limit.as_deref().filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
         if let Some(others_bytes) = now.others_bytes.filter(|_| self.is_of_others()) {
-            let found = format!("{short}: other processes hold {}", Size(others_bytes));
-            let cure = format!("raise {limit}, or reduce what they hold (`pinpool top --all` lists it)");
+            let (own, others) = (Size(now.held_bytes), Size(others_bytes));
+            let found = format!("{short}: this pool holds {own} of the shared limit, other processes {others}");
+            let cure =
+                format!("raise {limit} for all of them, or reduce what they hold (`pinpool top --all` lists it)");
             return Some(self.alarm(Cause::OtherProcess, found, cure));
         }
         if let Some(judgement) = self.pause(&short, limit) {
@@ -329,11 +331,11 @@ impl<'a> Window<'a> {
             let cure = format!("set PINPOOL_IDLE_TIMEOUT={idle_s}s or PINPOOL_RESERVE={}", RoundedUp(bytes));
             return Some(self.alarm(Cause::Thrashing, found, cure));
         }
-        if *misses <= gets / 2 || self.is_growing() {
+        if *misses <= gets / 2 || self.is_warming_up() {
             return None;
         }
         let calls_ns = self.lost.page_locking_ns.saturating_add(self.lost.moving_ns);
-        let is_costly = calls_ns / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
+        let is_costly = !self.is_growing() && calls_ns / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
         if is_varied {
             let found = format!("{}: no idle buffer had their size, so they were carved from held memory", missed());
             let cure = is_costly.then(|| "batch to fewer sizes".to_owned());
@@ -350,10 +352,16 @@ impl<'a> Window<'a> {
         self.now.held_bytes > self.most_held_bytes.saturating_add(self.most_held_bytes / GROWTH_PART)
     }
 
+    /// A pool that grows because sizes grow does not warm up.
+    fn is_warming_up(&self) -> bool {
+        let is_first = self.most_held_bytes == 0 || self.of.new_lengths <= self.of.misses / 2;
+        self.is_growing() && is_first && self.of.misses > self.of.gets / WARM_PART
+    }
+
     /// Nothing is wrong that the pool knows.
     fn quiet(&self) -> Judgement {
         let now = self.now;
-        if self.is_growing() && self.of.misses > self.of.gets / WARM_PART {
+        if self.is_warming_up() {
             let found = format!("held {}->{}", Size(self.held_before_bytes), Size(now.held_bytes));
             return self.judgement(Cause::WarmingUp, found);
         }

@@ -55,12 +55,6 @@ impl Recorder {
         Arc::new(Self { writer, begun, pool, is_ended, next_us: AtomicU64::new(0), generation })
     }
 
-    /// Records another pool to the same file.
-    pub fn for_pool(&self, description: PoolDescription) -> Option<Arc<Self>> {
-        let (writer, pool, _) = Writer::of(&self.writer.path).ok()?;
-        Some(Self::begin(writer, pool, description))
-    }
-
     /// Assigns a number to a tag.
     pub fn name_tag(&self, name: &str) -> u32 {
         self.writer.name_tag(name)

@@ -5,17 +5,13 @@ use std::sync::Arc;
 
 use pinpool_os::call_stack::CallStack;
 
-use super::{Event, PoolDescription, Recorded};
+use super::{Event, Recorded};
 
 /// Never exists.
 #[derive(Debug)]
 pub enum Recorder {}
 
 impl Recorder {
-    pub fn for_pool(&self, _: PoolDescription) -> Option<Arc<Self>> {
-        match *self {}
-    }
-
     pub fn name_tag(&self, _: &str) -> u32 {
         match *self {}
     }

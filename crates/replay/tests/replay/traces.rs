@@ -1,6 +1,6 @@
 //! Traces as text: what is read, what a workload counts, and the lines that errors name.
 
-use pinpool::Rounding;
+use pinpool::unstable::Rounding;
 use pinpool_replay::{TraceError, TraceHeader, TraceOp, TraceReader, Workload};
 
 fn read(text: &'static str) -> Result<(TraceHeader, Vec<TraceOp>), TraceError> {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, PinnedBuf, Preset, Rounding};
+use pinpool::unstable::Rounding;
+use pinpool::{Backend, PinnedBuf, Preset};
 use pinpool_replay::SimSource;
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
@@ -125,15 +126,19 @@ fn lengths_of_chance_never_recur_and_cost_nothing_under_adaptive() {
 
 #[test]
 fn lengths_of_chance_page_lock_each_time_under_tensorflow() {
-    let exact = |pool: pinpool::PoolBuilder| pool.preset(Preset::TensorFlow).rounding(Rounding::Exact).max_bytes(None);
-    let mut program = Program::one(|pool| exact(pool).pool_size_limit(20));
+    let exact = |pool: pinpool::PoolBuilder| {
+        pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact).max_bytes(None)
+    };
+    let mut program = Program::one(|pool| exact(pool).setting("pool_size_limit", 20));
     program.load(60, 3, |program, _| MIB + program.below(31 * MIB));
     program.judged(()).check("sizes_never_recur", true);
 }
 
 #[test]
 fn sizes_that_recur_and_are_evicted_before_are_thrashing() {
-    let mut program = Program::one(|pool| pool.preset(Preset::TensorFlow).pool_size_limit(4).auto_resize(false));
+    let mut program = Program::one(|pool| {
+        pool.preset(Preset::TensorFlow).setting("pool_size_limit", 4).setting("auto_resize", false)
+    });
     program.load(60, 1, |_, step| MIB << (step % 8));
     let said = program.judged(());
     said.check("thrashing", true);
@@ -171,7 +176,8 @@ fn a_copy_that_does_not_end_is_stuck() {
 fn idle_memory_of_other_sizes_is_a_hoard_where_no_limit_releases_it() {
     let small = Arc::new(SimSource::new(512 << 20));
     let mut program = Program::one(|pool| {
-        let pool = pool.preset(Preset::TensorFlow).rounding(Rounding::Exact).pool_size_limit(1 << 20);
+        let pool =
+            pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact).setting("pool_size_limit", 1 << 20);
         pool.backend(Backend::Source(small.clone())).max_bytes(None)
     });
     program.load(60, 2, |program, _| MIB + program.below(MIB));
@@ -213,7 +219,7 @@ fn memory_that_another_process_holds_is_waited_for() {
             .stdout
             .contains(&format!("shared limit {limit}: 128.0MiB, held 48.0MiB"))
     });
-    let mut program = Program::one(|pool| pool.ledger(limit.as_str()).max_bytes(128 << 20));
+    let mut program = Program::one(|pool| pool.setting("ledger", &limit).max_bytes(128 << 20));
     let held = throttled(&mut program);
     program.judged(held).check("other_process", true);
     other.kill().unwrap();

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use pinpool::Preset;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Preset, Rounding};
+use pinpool::unstable::Rounding;
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
 
@@ -93,7 +94,7 @@ fn sixteen_sizes_in_turn_recur() {
 
 #[test]
 fn sixteen_sizes_within_the_limit_are_no_thrashing_under_tensorflow() {
-    let mut program = Program::one(|pool| pool.preset(Preset::TensorFlow).rounding(Rounding::Exact));
+    let mut program = Program::one(|pool| pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact));
     program.load(80, 3, |_, step| MIB + usize::try_from(step % 16).unwrap() * 2 * MIB);
     program.judged(()).check_healthy();
 }

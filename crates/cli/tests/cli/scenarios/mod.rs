@@ -73,8 +73,7 @@ impl Program {
         let build = |name: &&str| {
             let memory = Arc::new(SimSource::new(SimSource::DEFAULT_TOTAL_BYTES));
             let builder = Pool::builder().without_env().name(*name).clock(clock.clone()).unstable_pressure("/dev/null");
-            let builder =
-                builder.variable("PINPOOL_SOCKET", &at("s")).unwrap().trace(std::path::PathBuf::from(at("real.trace")));
+            let builder = builder.setting("socket", at("s")).trace(std::path::PathBuf::from(at("real.trace")));
             set(builder.backend(Backend::Source(memory)).max_bytes(4 << 30)).build().unwrap()
         };
         let pools = names.iter().map(build).collect();

@@ -3,9 +3,10 @@
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
+use pinpool::unstable::Rounding;
 use pinpool::unstable::config::env::{self, EnvReport};
 use pinpool::unstable::config::text::{ParseError, format_bytes, parse_bytes, parse_duration};
-use pinpool::{Backend, Limit, OnFull, Preset, Rounding};
+use pinpool::{Backend, Limit, OnFull, Preset};
 
 /// Sizes and times: what is read is printed so that it is read back, and what is refused is named.
 pub(crate) fn quantities(data: &[u8]) {

@@ -27,7 +27,7 @@ fn reader(data: &[u8]) -> Result<TraceReader, TraceError> {
 /// The text form of a trace.
 fn print((header, operations): &Trace) -> String {
     let mut text = format!("# limit {}\n# auto_resize {}\n", header.limit, u8::from(header.auto_resize));
-    let rounder = if header.rounding == pinpool::Rounding::Exact { "noop" } else { "pow2" };
+    let rounder = if header.rounding == pinpool::unstable::Rounding::Exact { "noop" } else { "pow2" };
     let _ = writeln!(text, "# rounder {rounder}\n# pools {}", header.pools);
     for operation in operations {
         let _ = match operation {

@@ -299,38 +299,25 @@ impl<T> FreeList<T> {
     pub(super) fn validate(&self) -> Result<(u64, Vec<u32>), String> {
         let (mut count, mut bytes, mut classes) = (0, 0, Vec::new());
         for (at, class) in (0..self.cold.classes).zip(0u32..) {
+            let check = |is_right, what| if is_right { Ok(()) } else { Err(format!("class {class}: wrong {what}")) };
             let head = self.head(at);
             let is_marked = self.cold.marked.get(at / 64).is_some_and(|marked| marked & 1 << (at % 64) != 0);
-            if is_marked == self.above(head).is_null() || !is_marked && self.count_of(class) > 0 {
-                return Err(format!("class {class}: marked {is_marked}, {} entries", self.count_of(class)));
-            }
+            check(is_marked != self.above(head).is_null(), "mark")?;
             let (mut newer, mut order) = (ptr::null_mut::<Links>(), self.order + 1);
             for entry in self.entries(class) {
-                let links = ptr::from_ref(entry).cast_mut().cast();
-                if entry.order >= order || entry.order < self.cold.bounds[at] {
-                    let (own, bound) = (entry.order, self.cold.bounds[at]);
-                    return Err(format!("class {class}: order {own} below order {order}, bound {bound}"));
-                }
-                if !newer.is_null() && entry.links.above != newer {
-                    return Err(format!(
-                        "class {class}: the entry of order {} does not point to the next",
-                        entry.order
-                    ));
-                }
-                (newer, order) = (links, entry.order);
+                check(is_marked && entry.order < order && entry.order >= self.cold.bounds[at], "order of an entry")?;
+                check(newer.is_null() || entry.links.above == newer, "link to a newer entry")?;
+                (newer, order) = (ptr::from_ref(entry).cast_mut().cast(), entry.order);
                 (count, bytes) = (count + 1, bytes + entry.bytes);
             }
-            if !newer.is_null() {
-                classes.push(class);
-                if newer != self.above(head) {
-                    return Err(format!("class {class} does not end at its oldest"));
-                }
-            }
+            check(newer.is_null() || newer == self.above(head), "link to the oldest entry")?;
+            classes.extend((!newer.is_null()).then_some(class));
         }
-        if bytes != self.idle_bytes {
-            return Err(format!("{bytes} bytes, counted {}", self.idle_bytes));
+        if bytes == self.idle_bytes {
+            Ok((count, classes))
+        } else {
+            Err(format!("{bytes} bytes, counted {}", self.idle_bytes))
         }
-        Ok((count, classes))
     }
 }
 

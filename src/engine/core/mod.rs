@@ -17,7 +17,7 @@
 //! Under `PINPOOL_ZERO` a returned block waits in `in_flight` without a fence. A block is zeroed when a sweep returns it, or
 //! when it is new. So idle blocks and free memory contain zeros.
 //!
-//! Does no arithmetic itself: `policy` decides, `stock` keeps, pins and unpins, `accounts` counts.
+//! Does no arithmetic itself: `policy` decides, `stock` keeps, pins and unpins, `meter` counts.
 //!
 //! - core-I1: a block is released only if it was idle, its return is complete, or no user ever had it. So no reference and
 //!   no copy uses its memory: a return with copies goes through `in_flight`, which returns the block after its fences.
@@ -27,16 +27,16 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use super::accounts::Accounts;
-use super::auto_limit::AutoLimit;
+use super::meter::counters::Counters;
+
 use super::block::{self, BlockBody};
-use super::clock::Timekeeper;
-use super::idle::thread_cache::Shard;
-use super::maintenance::Maintenance;
+use super::cache::thread_cache::Shard;
 use super::memory::{Adopted, Memory, Refusal};
 use super::memory::{PoolView, ReserveWait};
-use super::owners::Owners;
-use super::shortage::Shortage;
+use super::meter::clock::Timekeeper;
+use super::meter::maintenance::Maintenance;
+use super::meter::owners::Owners;
+use super::meter::shortage::Shortage;
 use super::stock::Stock;
 use super::wait_queue::WaitQueue;
 use crate::backend::SourceError;
@@ -53,10 +53,12 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 mod account;
+mod auto_limit;
 mod end;
 mod get;
 mod put;
 mod queue;
+pub(super) mod recent;
 mod record;
 mod report;
 #[cfg(feature = "observe")]
@@ -66,7 +68,9 @@ mod tick;
 mod verdicts;
 
 pub(crate) use account::{Account, BlockRequest};
+pub(crate) use auto_limit::AutoLimit;
 use queue::{Backoff, SlowPathFlag};
+pub(crate) use recent::CachedShard;
 use report::SystemMemory;
 use tick::DeviceWatch;
 use verdicts::Verdicts;
@@ -96,7 +100,7 @@ pub(crate) struct Core {
     is_closed: AtomicBool,
     shortage: Shortage,
     backoff: Backoff,
-    accounts: Accounts,
+    counters: Counters,
     /// Its partitions; some may have ended.
     known_accounts: Mutex<Vec<Weak<Account>>>,
     /// Partitions in which requests wait.
@@ -129,7 +133,7 @@ impl Core {
             in_flight: InFlight::new(),
             waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
-            maintenance: Maintenance::new(),
+            maintenance: Maintenance::default(),
             // As for the wait queue, Miri takes a thread that does not end for a leak.
             thread: config.may_poll().then(MaintenanceThread::of_process),
             slow_path_flag: SlowPathFlag::default(),
@@ -138,7 +142,7 @@ impl Core {
             is_closed: AtomicBool::new(false),
             shortage: Shortage::default(),
             backoff: Backoff::default(),
-            accounts: Accounts::default(),
+            counters: Counters::default(),
             known_accounts: Mutex::default(),
             waiting_accounts: AtomicU64::new(0),
             owners: Owners::default(),
@@ -150,7 +154,6 @@ impl Core {
             log,
             config,
         });
-        core.system.read_below(core.limit.root.clone());
         let owner: Weak<Self> = Arc::downgrade(&core);
         core.memory().budget().set_owner(owner);
         if let Some(arena) = core.memory().arena() {
@@ -266,7 +269,7 @@ impl Core {
     /// A block over a user's memory, which is counted apart and never kept.
     pub(crate) fn adopt(self: &Arc<Self>, adopted: Adopted) -> Result<Block> {
         self.check_open()?;
-        self.accounts.count_adopted();
+        self.counters.adopted.add(1);
         Ok(self.stock.adopt(self, adopted))
     }
 

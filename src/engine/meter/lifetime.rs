@@ -13,7 +13,7 @@ use pinpool_os::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The blocks of a pool, and whether it has ended.
 #[derive(Debug, Default)]
-pub(super) struct Lifetime {
+pub(crate) struct Lifetime {
     /// Blocks that exist: idle, in use or in flight.
     blocks: AtomicU64,
     is_sealed: AtomicBool,
@@ -22,36 +22,36 @@ pub(super) struct Lifetime {
 
 impl Lifetime {
     /// A new block exists.
-    pub(super) fn add_block(&self) {
+    pub(crate) fn add_block(&self) {
         // Relaxed: the caller has a handle of the pool, so it is not sealed.
         self.blocks.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A block exists no more.
-    pub(super) fn remove_block(&self) {
+    pub(crate) fn remove_block(&self) {
         // AcqRel: lifetime-I1.
         self.blocks.fetch_sub(1, Ordering::AcqRel);
     }
 
-    pub(super) fn fill(&self, stats: &mut Stats) {
+    pub(crate) fn fill(&self, stats: &mut Stats) {
         // Relaxed: a statistic.
         stats.memory.buffers = self.blocks.load(Ordering::Relaxed);
     }
 
     /// No handle of the pool is left.
-    pub(super) fn seal(&self) {
+    pub(crate) fn seal(&self) {
         // Relaxed: the exchange in `begin_close`, which follows, releases it.
         self.is_sealed.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn is_sealed(&self) -> bool {
+    pub(crate) fn is_sealed(&self) -> bool {
         // Relaxed: a hint.
         self.is_sealed.load(Ordering::Relaxed)
     }
 
     /// Call after the seal, and after each removal of a block and begin of a flight. True for the one caller that closes the
     /// pool: it is sealed and no block exists but those `in_flight`.
-    pub(super) fn begin_close(&self, in_flight: impl FnOnce() -> u64) -> bool {
+    pub(crate) fn begin_close(&self, in_flight: impl FnOnce() -> u64) -> bool {
         // An exchange that changes nothing, AcqRel: lifetime-I1.
         let blocks = self.blocks.fetch_add(0, Ordering::AcqRel);
         // Relaxed: if the seal came first, the exchange acquired it.

@@ -28,9 +28,9 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
-use super::block::{Block, BlockBody};
-use super::core::Core;
-use super::idle::thread_cache::{self, Shard};
+use super::super::block::{Block, BlockBody};
+use super::super::cache::thread_cache::{self, Shard};
+use super::Core;
 use crate::policy;
 use crate::size_class::plain_eighths_index;
 use pinpool_os::fork;
@@ -225,7 +225,7 @@ fn is_varied(at: usize) -> bool {
 }
 
 /// Passes `block` to `act` with its core, which this thread keeps alive until the end.
-pub(super) fn with_core_alive<R>(block: Block<Core>, act: impl FnOnce(&Core, Block<Core>) -> R) -> R {
+pub(crate) fn with_core_alive<R>(block: Block<Core>, act: impl FnOnce(&Core, Block<Core>) -> R) -> R {
     let frame = Frame(ManuallyDrop::new(take_reference(block.owner())));
     act(&frame.0, block)
 }

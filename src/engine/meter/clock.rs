@@ -6,15 +6,6 @@
 use pinpool_os::clock::monotonic_us;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
-/// Where a pool's time comes from.
-#[derive(Debug, Clone)]
-pub(crate) enum Clock {
-    /// The system's monotonic clock.
-    System,
-    /// The time that a replay or a test sets.
-    Manual(ManualClock),
-}
-
 /// A clock that moves only when a test or a replay moves it. Clones are the same clock.
 #[derive(Debug, Clone, Default)]
 pub struct ManualClock(std::sync::Arc<ManualTime>);
@@ -42,59 +33,47 @@ impl ManualClock {
     }
 }
 
-/// A running clock with its coarse copy.
+/// The system's monotonic clock, or the time that a replay or a test sets, with a coarse copy.
 #[derive(Debug)]
 pub(crate) struct Timekeeper {
-    clock: Clock,
+    manual: Option<ManualClock>,
     begun_us: u64,
     coarse_us: AtomicU64,
 }
 
 impl Timekeeper {
-    pub(crate) fn new(clock: Clock) -> Self {
-        Self { clock, begun_us: monotonic_us(), coarse_us: AtomicU64::new(0) }
+    pub(crate) fn new(manual: Option<ManualClock>) -> Self {
+        Self { manual, begun_us: monotonic_us(), coarse_us: AtomicU64::new(0) }
     }
 
-    /// Its time is moved by hand, by a test that makes each step itself.
-    pub(super) fn is_manual(&self) -> bool {
-        match &self.clock {
-            Clock::Manual(_) => true,
-            Clock::System => false,
-        }
+    /// Its time is moved by a test or a replay, which makes each step itself.
+    pub(crate) fn is_manual(&self) -> bool {
+        self.manual.is_some()
     }
 
     /// Reads the clock, and leaves the coarse copy as it is.
-    pub(super) fn read_us(&self) -> u64 {
-        match &self.clock {
-            Clock::System => monotonic_us().saturating_sub(self.begun_us),
-            Clock::Manual(clock) => clock.now_us(),
-        }
+    pub(crate) fn read_us(&self) -> u64 {
+        let system_us = || monotonic_us().saturating_sub(self.begun_us);
+        self.manual.as_ref().map_or_else(system_us, ManualClock::now_us)
     }
 
     /// Reads the clock and refreshes the coarse copy.
-    pub(super) fn now_us(&self) -> u64 {
+    pub(crate) fn now_us(&self) -> u64 {
         let now_us = self.read_us();
-        self.advance_to(now_us);
+        // Relaxed: time guards no memory. A maximum, so that it never runs backwards between threads.
+        self.coarse_us.fetch_max(now_us, Ordering::Relaxed);
         now_us
     }
 
     /// When a buffer that was put before the reading `now_us` was put at the latest. A manual clock knows: nothing happens
     /// while it moves.
-    pub(super) fn latest_put_us(&self, now_us: u64) -> u64 {
-        match &self.clock {
-            Clock::System => now_us,
-            Clock::Manual(clock) => clock.0.before_us.load(Ordering::Relaxed),
-        }
-    }
-
-    fn advance_to(&self, now_us: u64) {
-        // Relaxed: time guards no memory. A maximum, so that it never runs backwards between threads.
-        self.coarse_us.fetch_max(now_us, Ordering::Relaxed);
+    pub(crate) fn latest_put_us(&self, now_us: u64) -> u64 {
+        self.manual.as_ref().map_or(now_us, |clock| clock.0.before_us.load(Ordering::Relaxed))
     }
 
     /// The time of the last reading.
     #[inline]
-    pub(super) fn coarse_us(&self) -> u64 {
+    pub(crate) fn coarse_us(&self) -> u64 {
         self.coarse_us.load(Ordering::Relaxed)
     }
 }

@@ -4,7 +4,7 @@ use super::thread_cache::Counts;
 use crate::policy::{self, CHECK_EVERY_EVICTIONS, Check, Window};
 use crate::stats::Stats;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct CountLimit {
     limit: u64,
     start_limit: u64,
@@ -21,18 +21,7 @@ pub(super) struct CountLimit {
 
 impl CountLimit {
     pub(super) fn new(limit: u64, auto_resize: bool) -> Self {
-        let (counted, window_start) = Default::default();
-        Self {
-            limit,
-            start_limit: limit,
-            auto_resize,
-            counted,
-            window_start,
-            last_miss_us: 0,
-            checks: 0,
-            raises: 0,
-            lowers: 0,
-        }
+        Self { limit, start_limit: limit, auto_resize, ..Self::default() }
     }
 
     pub(super) fn get(&self) -> u64 {

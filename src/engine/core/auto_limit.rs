@@ -27,15 +27,8 @@ pub(crate) struct AutoLimit {
     followed: Mutex<Option<(u64, LimitOrigin)>>,
 }
 
-/// The last reading of the limits, which all pools of the process use for [`READ_EVERY_US`].
-#[derive(Debug)]
-struct Reading {
-    root: PathBuf,
-    at_us: u64,
-    limit: (u64, LimitOrigin),
-}
-
-static LAST: OfProcess<Mutex<Option<Reading>>> = OfProcess::new(Mutex::default);
+/// The last reading of the limits, which all pools of the process use for [`READ_EVERY_US`]: root, time and limit.
+static LAST: OfProcess<Mutex<Option<(PathBuf, u64, (u64, LimitOrigin))>>> = OfProcess::new(Mutex::default);
 
 impl AutoLimit {
     pub(crate) fn new(root: PathBuf) -> Self {
@@ -77,12 +70,14 @@ impl AutoLimit {
     /// The limit of the machine or its cgroup, at most [`READ_EVERY_US`] old.
     fn recent_limit(&self, now_us: u64) -> Option<(u64, LimitOrigin)> {
         let mut last = LAST.get().lock();
-        let is_recent = |last: &&Reading| last.root == self.root && now_us.wrapping_sub(last.at_us) < READ_EVERY_US;
-        if let Some(last) = last.as_ref().filter(is_recent) {
-            return Some(last.limit.clone());
+        if let Some((root, at_us, limit)) = &*last
+            && *root == self.root
+            && now_us.wrapping_sub(*at_us) < READ_EVERY_US
+        {
+            return Some(limit.clone());
         }
         let limit = self.gauge.as_ref()?.limit();
-        *last = Some(Reading { root: self.root.clone(), at_us: now_us, limit: limit.clone() });
+        *last = Some((self.root.clone(), now_us, limit.clone()));
         Some(limit)
     }
 

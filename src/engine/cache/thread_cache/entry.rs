@@ -7,7 +7,6 @@
 use super::slot;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicPtr, AtomicU32, Ordering};
-use std::fmt;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
@@ -33,6 +32,7 @@ impl Links {
 ///
 /// The alignment keeps two entries off one cache line and leaves the address 1 to the remote list. The
 /// header and the first 16 bytes of the value are one cache line.
+#[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Entry<T> {
     pub(super) links: Links,
@@ -172,16 +172,6 @@ impl<T> DerefMut for Entry<T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for Entry<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entry")
-            .field("class", &self.class)
-            .field("bytes", &self.bytes())
-            .field("value", &self.value)
-            .finish_non_exhaustive()
     }
 }
 

@@ -18,7 +18,7 @@ const CALM_US: u64 = 1_000_000;
 
 /// The shortage that is going on, if any.
 #[derive(Debug, Default)]
-pub(super) struct Shortage {
+pub(crate) struct Shortage {
     /// Lets a miss that finds room skip the lock.
     is_on: AtomicBool,
     counts: Mutex<Option<ShortageCounts>>,
@@ -26,7 +26,7 @@ pub(super) struct Shortage {
     shortages: AtomicU64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ShortageCounts {
     is_logged: bool,
     begun_us: u64,
@@ -40,7 +40,7 @@ struct ShortageCounts {
 impl Shortage {
     /// A request for `len_bytes` found no room at `now_us`. `why` is called for the first of a shortage that is logged, and
     /// also returns whether the request just waits for room under a limit.
-    pub(super) fn count_get(
+    pub(crate) fn count_get(
         &self,
         log: &PoolLog,
         len_bytes: u64,
@@ -55,14 +55,8 @@ impl Shortage {
         }
         // Relaxed: counted under the lock.
         let is_logged = is_power_of_ten(self.shortages.fetch_add(1, Ordering::Relaxed) + 1);
-        *counts = Some(ShortageCounts {
-            is_logged,
-            begun_us: now_us,
-            last_us: now_us,
-            gets: 1,
-            waited: Duration::ZERO,
-            fallbacks: 0,
-        });
+        *counts =
+            Some(ShortageCounts { is_logged, begun_us: now_us, last_us: now_us, gets: 1, ..ShortageCounts::default() });
         // Relaxed, here and below: a hint; the lock decides.
         self.is_on.store(true, Ordering::Relaxed);
         drop(counts);
@@ -73,7 +67,7 @@ impl Shortage {
     }
 
     /// A request has waited until now: memory was short.
-    pub(super) fn count_wait(&self, now_us: u64, waited: Duration) {
+    pub(crate) fn count_wait(&self, now_us: u64, waited: Duration) {
         if let Some(counts) = &mut *self.counts.lock() {
             counts.last_us = counts.last_us.max(now_us);
             counts.waited += waited;
@@ -81,12 +75,12 @@ impl Shortage {
     }
 
     /// A request received pageable memory.
-    pub(super) fn count_fallback(&self) {
+    pub(crate) fn count_fallback(&self) {
         self.counts.lock().iter_mut().for_each(|counts| counts.fallbacks += 1);
     }
 
     /// Ends it if every get has found room for a while.
-    pub(super) fn end_if_calm(&self, log: &PoolLog, now_us: u64) {
+    pub(crate) fn end_if_calm(&self, log: &PoolLog, now_us: u64) {
         if !self.is_on.load(Ordering::Relaxed) {
             return;
         }

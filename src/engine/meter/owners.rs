@@ -27,7 +27,7 @@ const TAGS_MAX: usize = 1024;
 /// Longer tags are cut.
 const TAG_BYTES_MAX: usize = 128;
 /// The buffers without a tag.
-pub(super) const UNTAGGED: &str = "(untagged)";
+pub(crate) const UNTAGGED: &str = "(untagged)";
 /// The tag for buffers with a tag beyond the maximum number of tags.
 const OTHERS: &str = "(other tags)";
 /// Rows that a account without buffers keeps room for.
@@ -35,10 +35,10 @@ const SPARE_ROWS: usize = 64;
 
 /// The accounts of one pool, by tag.
 #[derive(Debug)]
-pub(super) struct Owners {
+pub(crate) struct Owners {
     tagged: Mutex<BTreeMap<Box<str>, Arc<TagAccount>>>,
     /// Untagged buffers with a sampled request.
-    pub(super) untagged: Arc<TagAccount>,
+    pub(crate) untagged: Arc<TagAccount>,
 }
 
 impl Default for Owners {
@@ -74,14 +74,14 @@ struct Row {
 
 /// A row of an account, with its buffer. Its drop ends the row.
 #[derive(Debug)]
-pub(super) struct Holder {
+pub(crate) struct Holder {
     account: Arc<TagAccount>,
     row: usize,
 }
 
 impl Owners {
     /// The account of `tag`; `None` for an empty tag: its buffers have no holder.
-    pub(super) fn account(&self, tag: &str) -> Option<Arc<TagAccount>> {
+    pub(crate) fn account(&self, tag: &str) -> Option<Arc<TagAccount>> {
         let tag = readable(tag);
         if tag.is_empty() {
             return None;
@@ -99,7 +99,7 @@ impl Owners {
     }
 
     /// What each tag holds at `now_us`. Sums, since each get that finds no memory asks, and gets and puts of the tag wait.
-    pub(super) fn sums(&self, now_us: u64) -> Vec<Owner> {
+    pub(crate) fn sums(&self, now_us: u64) -> Vec<Owner> {
         let sum = |account: Arc<TagAccount>| {
             let mut owner = Owner::new(&account.tag);
             for row in account.rows.lock().rows.iter().flatten() {
@@ -111,7 +111,7 @@ impl Owners {
     }
 
     /// Where most of the bytes under `tag` were got that were sampled, in words. Reads files, under no lock.
-    pub(super) fn place(&self, tag: &str) -> Option<String> {
+    pub(crate) fn place(&self, tag: &str) -> Option<String> {
         let of_tag = self.accounts().into_iter().chain([self.untagged.clone()]).find(|account| &*account.tag == tag)?;
         let sampled = |row: &Row| row.stack.clone().map(|stack| (stack, row.held_bytes));
         let sampled: Vec<_> = of_tag.rows.lock().rows.iter().flatten().filter_map(sampled).collect();
@@ -119,7 +119,7 @@ impl Owners {
     }
 
     /// Each buffer that is held under a tag at `now_us`, or has a sampled request, the oldest first.
-    pub(super) fn buffers(&self, now_us: u64) -> Vec<HeldBuffer> {
+    pub(crate) fn buffers(&self, now_us: u64) -> Vec<HeldBuffer> {
         let mut buffers = Vec::new();
         for account in self.accounts().into_iter().chain([self.untagged.clone()]) {
             let rows = account.rows.lock();
@@ -148,12 +148,12 @@ impl TagAccount {
     }
 
     /// Its number in a recording, which `name` gives it once.
-    pub(super) fn recorded_number(&self, name: impl FnOnce(&str) -> u32) -> u32 {
+    pub(crate) fn recorded_number(&self, name: impl FnOnce(&str) -> u32) -> u32 {
         *self.recorded.get_or_init(|| name(&self.tag))
     }
 
     /// A buffer of `held_bytes`, allocated at `now_us` for a request of `asked_bytes`.
-    pub(super) fn hold(self: &Arc<Self>, asked_bytes: u64, held_bytes: u64, now_us: u64) -> Holder {
+    pub(crate) fn hold(self: &Arc<Self>, asked_bytes: u64, held_bytes: u64, now_us: u64) -> Holder {
         let new = Some(Row { asked_bytes, held_bytes, since_us: now_us, stack: None });
         let mut rows = self.rows.lock();
         let row = match rows.free.pop() {
@@ -172,11 +172,11 @@ impl TagAccount {
 }
 
 impl Holder {
-    pub(super) fn is_sampled(&self) -> bool {
+    pub(crate) fn is_sampled(&self) -> bool {
         self.account.rows.lock().rows.get(self.row).into_iter().flatten().any(|row| row.stack.is_some())
     }
 
-    pub(super) fn set_stack(&self, stack: Arc<CallStack>) {
+    pub(crate) fn set_stack(&self, stack: Arc<CallStack>) {
         let mut rows = self.account.rows.lock();
         if let Some(Some(row)) = rows.rows.get_mut(self.row) {
             row.stack = Some(stack);

@@ -27,7 +27,7 @@
 //! - **cache-I1**: A take finds an idle buffer of its class that was put before it began, whichever shard holds it, unless
 //!   another thread takes it first.
 //! - **cache-I2**: After calls of [`ThreadCache::evict_over_limit`] up to the first `None`, with no other operation, at most
-//!   as many buffers are idle as the limit allows.
+//!   as many buffers are idle as the limit allows, apart from those in remote lists, which count once they are collected.
 //! - **cache-I3**: An eviction removes the buffer that was put longest ago. On one thread that is exact. Between threads,
 //!   ages are compared by ticks.
 //! - **cache-I4**: After [`ThreadCache::seal`] no put keeps a buffer, so one drain empties the cache forever.

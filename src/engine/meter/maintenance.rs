@@ -14,57 +14,46 @@ use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Between two ticks: much shorter than any time in the rules, long against the cost of a tick.
-pub(super) const TICK_EVERY_US: u64 = 10_000;
+pub(crate) const TICK_EVERY_US: u64 = 10_000;
 /// Between two questions to fences that failed.
 const ASK_AGAIN_EVERY_US: u64 = 100_000;
 /// Growth is reported each time that pinned memory has doubled since the last report, from here on.
 const FIRST_REPORT_BYTES: u64 = 64 << 20;
 /// A tick that the maintenance thread has not run for this long is run by the next miss or put of a copy.
-pub(super) const LATE_US: u64 = 3_000_000;
+pub(crate) const LATE_US: u64 = 3_000_000;
 
 /// When the next tick is due.
-#[derive(Debug)]
-pub(super) struct Maintenance {
+#[derive(Debug, Default)]
+pub(crate) struct Maintenance {
     next_tick_us: AtomicU64,
     watch: Mutex<Watch>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Watch {
     next_question_us: u64,
-    reported: Reported,
-}
-
-/// Statistics at the last growth report.
-#[derive(Debug, Clone)]
-struct Reported {
+    /// At the last growth report.
     held_bytes: u64,
     calls: SourceCalls,
 }
 
 /// A tick in progress.
 #[derive(Debug)]
-pub(super) struct Tick<'a> {
+pub(crate) struct Tick<'a> {
     watch: MutexGuard<'a, Watch>,
     /// How long it was due.
-    pub(super) late_us: u64,
+    pub(crate) late_us: u64,
 }
 
 impl Maintenance {
-    pub(super) fn new() -> Self {
-        let reported = Reported { held_bytes: 0, calls: SourceCalls::default() };
-        let watch = Watch { next_question_us: 0, reported };
-        Self { next_tick_us: AtomicU64::new(0), watch: Mutex::new(watch) }
-    }
-
     /// Whether a tick is due.
-    pub(super) fn is_tick_due(&self, now_us: u64) -> bool {
+    pub(crate) fn is_tick_due(&self, now_us: u64) -> bool {
         // Relaxed: a hint.
         now_us >= self.next_tick_us.load(Ordering::Relaxed)
     }
 
     /// Begins a tick if one has been due for `patience_us` and no other thread runs one.
-    pub(super) fn begin_tick(&self, now_us: u64, patience_us: u64) -> Option<Tick<'_>> {
+    pub(crate) fn begin_tick(&self, now_us: u64, patience_us: u64) -> Option<Tick<'_>> {
         // Relaxed: a thread that sees an old value finds the lock taken, or repeats a tick that has nothing to do.
         let due_us = self.next_tick_us.load(Ordering::Relaxed);
         if now_us < due_us.saturating_add(patience_us) {
@@ -78,7 +67,7 @@ impl Maintenance {
 
 impl Tick<'_> {
     /// Whether fences that failed may be asked again now. At most ten times a second.
-    pub(super) fn may_ask_again(&mut self, now_us: u64) -> bool {
+    pub(crate) fn may_ask_again(&mut self, now_us: u64) -> bool {
         let may_ask = now_us >= self.watch.next_question_us;
         if may_ask {
             self.watch.next_question_us = now_us.saturating_add(ASK_AGAIN_EVERY_US);
@@ -87,23 +76,23 @@ impl Tick<'_> {
     }
 
     /// The growth since the last report, if `held_bytes` are twice what was held then; it counts as reported.
-    pub(super) fn growth_to_report(
+    pub(crate) fn growth_to_report(
         &mut self,
         held_bytes: u64,
         calls: SourceCalls,
         max_bytes: Option<u64>,
     ) -> Option<Growth> {
-        let reported = &mut self.watch.reported;
-        if held_bytes < reported.held_bytes.saturating_mul(2).max(FIRST_REPORT_BYTES) {
+        if held_bytes < self.watch.held_bytes.saturating_mul(2).max(FIRST_REPORT_BYTES) {
             return None;
         }
-        let before = std::mem::replace(reported, Reported { held_bytes, calls });
+        let held_before_bytes = std::mem::replace(&mut self.watch.held_bytes, held_bytes);
+        let before = std::mem::replace(&mut self.watch.calls, calls);
         Some(Growth {
-            asked_bytes: calls.pin.bytes.saturating_sub(before.calls.pin.bytes),
-            held_before_bytes: before.held_bytes,
+            asked_bytes: calls.pin.bytes.saturating_sub(before.pin.bytes),
+            held_before_bytes,
             held_bytes,
-            page_locks: calls.pin.count.saturating_sub(before.calls.pin.count),
-            took: calls.time().saturating_sub(before.calls.time()),
+            page_locks: calls.pin.count.saturating_sub(before.pin.count),
+            took: calls.time().saturating_sub(before.time()),
             max_bytes,
         })
     }
