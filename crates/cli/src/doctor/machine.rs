@@ -159,8 +159,10 @@ fn shared_limit(config: &Config) -> Finding {
         }
         name => name.to_string(),
     };
+    // A pool with `auto` would be built without a shared limit, so another name is tried.
+    let tried = if config.ledger == LedgerName::Auto { "doctor" } else { &name };
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(config.max_bytes);
-    if let Err(error) = builder.background_thread(false).setting("ledger", &name).build() {
+    if let Err(error) = builder.background_thread(false).setting("ledger", tried).build() {
         // Under `auto` a pool is built without it.
         let level = if config.ledger == LedgerName::Auto { Level::Warning } else { Level::Error };
         return Finding::new(CHECK, level, error.to_string())

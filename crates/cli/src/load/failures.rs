@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 
 use pinpool_loader::{Failure, FailureCause};
+use pinpool_os::host::limits::process_limits;
 
 use pinpool_cli::terminal::Terminal;
 
@@ -106,19 +108,13 @@ fn remedy(cause: &FailureCause) -> Option<String> {
 fn io_remedy(error: &io::Error) -> Option<String> {
     match error.raw_os_error() {
         Some(libc::EMFILE) => {
-            let limit = open_files_limit().map_or_else(String::new, |limit| format!(", now {limit}"));
+            let limit = process_limits(Path::new("/")).open_files;
+            let limit = limit.map_or_else(String::new, |limit| format!(", now {limit}"));
             Some(format!("raise the limit on open files (`ulimit -n`{limit}), or lower --workers and --streams"))
         }
         Some(libc::ENFILE) => Some("the system is out of file descriptors: raise fs.file-max".to_owned()),
         _ => None,
     }
-}
-
-/// Files that this process may have open.
-fn open_files_limit() -> Option<u64> {
-    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
-    let line = limits.lines().find(|line| line.starts_with("Max open files"))?;
-    line.split_whitespace().nth(3)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -129,7 +125,7 @@ mod tests {
     fn a_lack_of_descriptors_names_the_limit() {
         let too_many = FailureCause::Io(io::Error::from_raw_os_error(libc::EMFILE));
         let remedy = remedy(&too_many).unwrap();
-        let limit = open_files_limit().unwrap();
+        let limit = process_limits(Path::new("/")).open_files.unwrap();
         assert!(remedy.contains(&format!("`ulimit -n`, now {limit})")), "{remedy}");
         assert_eq!(cause(&too_many), "Too many open files (os error 24)");
         let missing = FailureCause::Io(io::Error::from_raw_os_error(libc::ENOENT));

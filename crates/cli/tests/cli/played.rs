@@ -19,22 +19,6 @@ fn ran(command: &str, path: &Path, args: &[&str]) -> Ran {
 }
 
 #[test]
-fn waste_is_the_unrequested_memory_at_the_peak() {
-    let dir = tempfile::tempdir().unwrap();
-    let gets = (0..10).map(|id| format!("a {id} 1153434\n"));
-    let text: String = gets.chain(["t 1000000\n".to_owned()]).chain((0..10).map(|id| format!("f {id}\n"))).collect();
-    let path = written(dir.path(), "w.trace", &text);
-    // Two buffers of 2 MiB fit, and are asked for 1153434 bytes each.
-    let ran = ran("replay", &path, &["--json", "--set", "PRESET=tensorflow,MAX_BYTES=4MiB"]);
-    let printed = ran.figures();
-    assert_eq!(number(&printed, "peak_pinned_bytes"), 4 << 20, "{printed}");
-    assert_eq!(number(&printed, "waste_bytes"), (4 << 20) - 2 * 1_153_434, "{printed}");
-    // Without a limit all ten are pinned at once.
-    let ran = finish(pinpool(&["replay", "--json", "--set", "PRESET=tensorflow"]).arg(&path));
-    assert_eq!(number(&ran.figures(), "waste_bytes"), (20 << 20) - 10 * 1_153_434, "{}", ran.stdout);
-}
-
-#[test]
 fn several_pools_are_advised_one_by_one() {
     let dir = tempfile::tempdir().unwrap();
     let mut text = "# pools 2\n".to_owned();
@@ -79,31 +63,6 @@ fn an_invalid_trace_is_refused_by_every_command() {
         }
         ran("replay", &path, &[]).check_stderr(words);
     }
-}
-
-#[test]
-fn the_advised_limit_is_a_tenth_above_the_need() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut text = String::new();
-    for _ in 0..200 {
-        (0..8).for_each(|id| _ = writeln!(text, "a {id} 300000"));
-        text += "t 1000\n";
-        (0..8).for_each(|id| _ = writeln!(text, "f {id}"));
-    }
-    let path = written(dir.path(), "w.trace", &text);
-    let advice = ran("advise", &path, &["--json", "--set", "PRESET=tensorflow"]).figures();
-    let [name, bytes] = &advice["advised"]["settings"][0].as_array().unwrap()[..] else { panic!("{advice}") };
-    assert_eq!(name, "PINPOOL_MAX_BYTES");
-    let bytes: u64 = bytes.as_str().unwrap().parse().unwrap();
-    let misses = |bytes: u64| {
-        let set = format!("PRESET=tensorflow,MAX_BYTES={bytes}");
-        let played = ran("replay", &path, &["--json", "--set", &set]).figures();
-        assert!(number(&played, "peak_pinned_bytes") <= bytes, "{played}");
-        number(&played, "misses") + number(&played, "waits")
-    };
-    let needed = bytes * 10 / 11;
-    assert_eq!((misses(bytes), misses(needed)), (8, 8), "{advice}");
-    assert!(misses(needed - 8192) > 8, "{advice}");
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -22,17 +21,6 @@ fn advise(path: &Path, args: &[&str]) -> Ran {
 
 fn number(printed: &Value, key: &str) -> u64 {
     printed[key].as_u64().unwrap_or_else(|| panic!("no {key} in {printed}"))
-}
-
-#[test]
-fn advice_for_the_shared_workloads_holds_when_it_is_played() {
-    let workloads = Path::new(crate::ROOT).join("tests/data/workloads");
-    thread::scope(|scope| {
-        for name in ["jitter_1", "recsys_a100", "resnet50_w0_cpu"] {
-            let path = workloads.join(format!("{name}.trace.gz"));
-            scope.spawn(move || check(&path));
-        }
-    });
 }
 
 #[test]
