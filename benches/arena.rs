@@ -1,5 +1,5 @@
 //! A carve and a return in the arena when no memory must be committed, alongside plain best fit over `BTreeMap`s that ignores
-//! granules, ages and discrete regions. One pair is one buffer returned and one carved.
+//! granules, ages and separate regions. One pair is one buffer returned and one carved.
 //!
 //! `cargo bench --bench arena`
 
@@ -12,7 +12,7 @@ use pinpool::unstable::arena::{Arena, ArenaPtr, GrowthLimits, GrowthMode, PlanOu
 const PAGE: u64 = 4096;
 const GRANULE: u64 = 2 << 20;
 
-/// A xorshift generator: every run gets the same sizes.
+/// A xorshift generator, so that every run has the same sizes.
 struct Random(u64);
 
 impl Random {

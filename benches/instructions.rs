@@ -1,16 +1,16 @@
-//! Instructions of a request with its put, counted by callgrind: what a loaded machine does not change.
+//! Instructions of a request and its return, counted by callgrind, which do not depend on the load of the machine.
 //!
 //! ```text
 //!   hit       a buffer of the class is idle in the thread's shard
-//!   carved    a miss: carved from memory that is pinned already, and returned to it
-//!   evicting  twelve random classes through a pool that keeps eight: a third of the requests misses, a third of the returns evicts
+//!   carved    a miss: carved from pinned memory, and returned to it
+//!   evicting  twelve random classes through a pool that keeps eight: a third of the requests miss, a third of the returns evict
 //!   across    requests of one thread, returns of another, eight buffers at a time through a channel, whose instructions count
-//!   sampled   as hit, while one request in 1000 keeps its call stack (feature `observe`)
+//!   sampled   like hit, while one request in 1000 keeps its call stack (feature `observe`)
 //! ```
 //!
-//! `cargo bench --bench instructions` runs itself under valgrind, each pattern twice: a figure is the
-//! difference of two runs over the difference of their pairs, so the start costs nothing. With a pattern and a number it runs
-//! this many pairs and counts nothing, for `valgrind --tool=callgrind target/release/deps/instructions-* evicting 20000`.
+//! `cargo bench --bench instructions` runs itself under valgrind, each pattern twice: a result is the
+//! difference of two runs divided by the difference of their pairs, which excludes the startup. With a pattern and a number it runs
+//! that many pairs without counting, for `valgrind --tool=callgrind target/release/deps/instructions-* evicting 20000`.
 #![allow(clippy::print_stdout)] // The results.
 
 use std::hint::black_box;
@@ -19,7 +19,7 @@ use std::sync::mpsc;
 
 use pinpool::{Backend, Pool, PoolBuilder};
 
-/// Its name, and what runs this many pairs of it.
+/// The name of a pattern, and a function that runs this many pairs.
 type Pattern = (&'static str, fn(u64));
 
 const PATTERNS: &[Pattern] = &[
@@ -51,7 +51,7 @@ fn hit(pairs: u64) {
 
 fn carved(pairs: u64) {
     let pool = builder().setting("pool_size_limit", 0).build().expect("the heap has memory");
-    // Keeps the granule in use that all others are carved from.
+    // Keeps the granule of all other buffers in use.
     let _anchor = pool.get(4096);
     (0..pairs).for_each(|_| pair(&pool, 64 << 10));
     assert_eq!((pool.stats().requests.hits, pool.stats().memory.pin.count), (0, 1), "not only carved misses");
@@ -113,7 +113,7 @@ fn main() {
     if let Some(pairs) = args.iter().find_map(|arg| arg.parse().ok()) {
         return PATTERNS.iter().filter(|(name, _)| wanted(name)).for_each(|(_, run)| run(pairs));
     }
-    // As `cargo test --benches` asks.
+    // For `cargo test --benches`.
     if wanted("--test") {
         return PATTERNS.iter().for_each(|(_, run)| run(100));
     }

@@ -2,11 +2,11 @@
 //! of 0), so every request is a miss.
 //!
 //! ```text
-//!   BACK-END/cut         adaptive: carved from memory that is locked already, and returned to it
-//!   BACK-END/locked      tensorflow: one call that locks and one that releases, each time
-//!   beside/malloc        allocate and free
-//!   beside/calloc        the same, cleared
-//!   beside/pin_per_use   map, lock, write to and unmap memory
+//!   BACKEND/carved       adaptive: carved from pinned memory, and returned to it
+//!   BACKEND/pinned       tensorflow: one pin call and one release each time
+//!   baseline/malloc      allocate and free
+//!   baseline/calloc      the same, cleared
+//!   baseline/pin_per_use map, lock, write to and unmap memory
 //! ```
 //!
 //! `cargo bench --bench miss`
@@ -33,7 +33,7 @@ fn without_idle_buffers(backend: &Backend, preset: Preset) -> Result<Pool, Error
     builder.preset(preset).setting("pool_size_limit", 0).setting("auto_resize", false).build()
 }
 
-/// A buffer of the pool, with one byte written to it.
+/// A pool buffer, with one byte written to it.
 fn get(pool: &Pool) -> impl FnMut() -> pinpool::PinnedBuf {
     move || {
         let mut buffer = pool.get(SIZE).expect("the backend served a request of this size before");
@@ -44,7 +44,7 @@ fn get(pool: &Pool) -> impl FnMut() -> pinpool::PinnedBuf {
 
 fn of_backend(criterion: &mut Criterion, backend: &Backend) -> Result<(), Error> {
     let cut = without_idle_buffers(backend, Preset::Adaptive)?;
-    // Held throughout: keeps the granule locked that all others are carved from.
+    // Held throughout, so that the granule of all other buffers stays pinned.
     let anchor = cut.get(4096)?;
     cut.get(SIZE)?;
     each_time(criterion, backend.name(), "cut", get(&cut));
@@ -90,18 +90,20 @@ fn miss(criterion: &mut Criterion) {
         let measured = of_backend(criterion, &backend);
         let _ = measured.inspect_err(|error| eprintln!("left out: {}: {error}", backend.name()));
     }
-    each_time(criterion, "beside", "malloc", || {
+    each_time(criterion, "baseline", "malloc", || {
         let mut buffer = Vec::with_capacity(SIZE);
         buffer.push(1_u8);
         buffer
     });
-    each_time(criterion, "beside", "calloc", || {
+    each_time(criterion, "baseline", "calloc", || {
         let mut buffer = vec![0_u8; SIZE];
         buffer[0] = 1;
         buffer
     });
     match pin_per_use() {
-        Ok(()) => each_time(criterion, "beside", "pin_per_use", || pin_per_use().expect("raise the limit (ulimit -l)")),
+        Ok(()) => {
+            each_time(criterion, "baseline", "pin_per_use", || pin_per_use().expect("raise the limit (ulimit -l)"))
+        }
         Err(error) => eprintln!("left out: pin_per_use: {error}"),
     }
 }

@@ -11,7 +11,7 @@ const TENSOR_BYTES: usize = 300;
 /// Tensors start at multiples of 16 on the device: kernels read vectors of 16 bytes.
 const STRIDE: usize = TENSOR_BYTES.next_multiple_of(16);
 
-/// What each byte of a tensor is.
+/// The value of each byte of a tensor.
 fn byte(tensor: usize) -> u8 {
     u8::try_from(tensor % 251).unwrap_or(0)
 }

@@ -1,8 +1,8 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
 //! A file read past the page cache (`O_DIRECT`), straight into a pinned buffer.
 //!
-//! The kernel wants the address, the length and the file offset at a multiple of the device's block, 4096 bytes at the
-//! most. Buffers of the pool start at a page, so only the length needs rounding.
+//! Address, length and file offset must be multiples of the device's block size, at most 4096 bytes. Pool buffers are
+//! page-aligned, so only the length needs rounding.
 
 use std::fs::OpenOptions;
 use std::io::Read;
@@ -10,14 +10,14 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use pinpool::Pool;
 
-/// What the file system asks of the length of a read.
+/// The alignment that the file system requires for the length of a read.
 const BLOCK_BYTES: usize = 4096;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).unwrap_or_else(|| "Cargo.toml".into());
     let pool = Pool::from_env()?;
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path);
-    // Some file systems have no direct reads (tmpfs before Linux 6.6): then the page cache serves.
+    // Without direct reads (tmpfs before Linux 6.6), read through the page cache.
     let (mut file, how) = match direct {
         Ok(file) => (file, "directly"),
         Err(_) => (OpenOptions::new().read(true).open(&path)?, "through the page cache"),

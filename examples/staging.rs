@@ -1,5 +1,5 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
-//! A file through a pinned buffer to a device, or to the host sink that represents one.
+//! Copies a file through a pinned buffer to a device, or to the host sink in its place.
 
 use std::fs::File;
 use std::io::Read;

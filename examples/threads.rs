@@ -1,5 +1,5 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
-//! Several threads fill buffers of one pool and hand them to the thread that copies.
+//! Several threads fill buffers of one pool and pass them to the copying thread.
 
 use std::sync::mpsc::sync_channel;
 use std::thread;
@@ -13,7 +13,7 @@ const BATCH_BYTES: usize = 1 << 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::from_env()?;
-    // On a GPU: cudarc's stream and slice.
+    // With a GPU: cudarc's stream and slice.
     let (stream, mut device) = (SinkStream::new()?, SinkMem::new(BATCH_BYTES));
     // The channel bounds how many filled batches wait, and so how much memory the loop needs.
     let (filled, to_copy) = sync_channel::<pinpool::Result<PinnedBuf>>(8);

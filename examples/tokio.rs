@@ -1,7 +1,7 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
-//! The pool under an asynchronous runtime: two tasks on one worker thread, of which one fills buffers and the other copies
-//! them to a device and awaits each copy. Neither waits on the thread: the return that serves a request wakes its
-//! task, and so does the end of a copy.
+//! The pool under an asynchronous runtime: two tasks on one worker thread. One fills buffers; the other copies
+//! them to a device and awaits each copy. Neither blocks the thread: a return that serves a request wakes its task, and so
+//! does the end of a copy.
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{PinnedBuf, Pool};
@@ -23,12 +23,12 @@ async fn fill(pool: Pool, filled: Sender<PinnedBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Copies each batch, and brings its first byte back.
+/// Copies each batch, and copies its first byte back.
 async fn copy(pool: Pool, mut to_copy: Receiver<PinnedBuf>) -> Result<Vec<u8>> {
     let (stream, mut device) = (SinkStream::new()?, SinkMem::new(BATCH_BYTES));
     let mut first_bytes = Vec::new();
     while let Some(buf) = to_copy.recv().await {
-        // The buffer is the pool's again when the copy is over.
+        // The buffer returns to the pool when the copy has completed.
         buf.copy_to(&stream, &mut device)?.await?;
         let back = pool.get_async(BATCH_BYTES).await?.copy_from(&stream, &device)?.await?;
         first_bytes.push(back.wait_slice()?[0]);
@@ -45,6 +45,10 @@ async fn main() -> Result<()> {
     filling.await??;
     let arrived = copying.await??;
     assert_eq!(arrived, (0..BATCHES).collect::<Vec<_>>());
-    println!("{} batches there and back, {} gets from idle memory", arrived.len(), pool.stats().requests.hits);
+    println!(
+        "{} batches copied and read back, {} requests served from idle memory",
+        arrived.len(),
+        pool.stats().requests.hits
+    );
     Ok(())
 }

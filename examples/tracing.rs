@@ -1,5 +1,5 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
-//! The pool's log lines under `tracing`: its bridge for the crate `log` takes them, with the name of the pool in brackets.
+//! The pool's log lines under `tracing`: its bridge for the `log` crate receives them, with the name of the pool in brackets.
 //!
 //! `cargo run --example tracing` prints, among others, `INFO ... pool[loader] created: preset=adaptive ...`, a `WARN` with the owners of
 //! the memory when a request fails, and the totals at the end.

@@ -1,6 +1,6 @@
 //! Worker processes that fill pinned buffers of their trainer: no byte is copied between processes.
 //!
-//! `cargo run --example workers -- [WORKERS] [BATCHES]`. One worker kills itself on the way; what it was filling comes back.
+//! `cargo run --example workers -- [WORKERS] [BATCHES]`. One worker kills itself on the way, and the buffer that it was filling becomes free.
 
 #![allow(clippy::print_stdout)] // An example that shows something.
 
@@ -18,7 +18,7 @@ use pinpool_shared::{SharedSlabs, SlabWorker, Ticket};
 const BYTES: usize = 4 << 20;
 const LONG: Duration = Duration::from_secs(30);
 
-/// The worker: its end of the socket is its standard input. Gets numbers of batches, sends tickets.
+/// The worker: its standard input is its end of the socket. It receives batch numbers and sends tickets.
 fn work() -> Result<(), Box<dyn Error>> {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     let worker = SlabWorker::attach_by(&socket)?;
@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             if asked.and_then(|()| socket.read_exact(&mut bytes)).is_ok() {
                 break;
             }
-            // Its end of the socket is closed: it is dead. Another one makes the batch.
+            // A closed socket means that the worker is dead; another worker makes the batch.
             process.wait()?;
             replaced += 1;
             workers[at] = start(&slabs, false)?;

@@ -47,7 +47,7 @@ class Samples:
 
 
 def described(shared):
-    return f"{shared.page_lock}, hugetlb pages" if shared.hugetlb else shared.page_lock
+    return f"{shared.pinned_by}, hugetlb pages" if shared.hugetlb else shared.pinned_by
 
 
 def torchs(samples, workers, **settings):
@@ -102,7 +102,7 @@ def run(name, arguments):
     samples = Samples(arguments.batches, sample_bytes)
     make, copies = LOADERS[name]
     batches = make(samples, arguments.workers, False if arguments.no_hugetlb else None)
-    page_lock = next(batches)
+    pinned_by = next(batches)
     begun, cpu, own = time.perf_counter(), cpu_seconds(), resource.getrusage(resource.RUSAGE_SELF)
     count = checked = copied = 0
     for batch in batches:
@@ -117,7 +117,7 @@ def run(name, arguments):
     used = resource.getrusage(resource.RUSAGE_SELF)
     trainer = used.ru_utime + used.ru_stime - own.ru_utime - own.ru_stime
     assert count == arguments.batches
-    result = {"seconds": taken, "cpu": cpu_seconds() - cpu, "trainer": trainer, "copied": copied, "sum": checked, "lock": page_lock}
+    result = {"seconds": taken, "cpu": cpu_seconds() - cpu, "trainer": trainer, "copied": copied, "sum": checked, "lock": pinned_by}
     print(json.dumps(result))
 
 

@@ -37,20 +37,20 @@ pub(crate) fn idle_buffer_us(idle_timeout: Option<Duration>) -> u64 {
     timeout_us.map_or(IDLE_BUFFER_US, |timeout_us| timeout_us.min(IDLE_BUFFER_US))
 }
 
-/// The limit is lowered after all gets were hits for this long.
+/// The limit is lowered after all requests were hits for this long.
 const QUIET_US: u64 = 300_000_000;
 
 /// The four counters since the last raise or clear.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Window {
-    /// Gets served from the pool.
+    /// Requests served from the pool.
     pub get_from_pool: u64,
-    /// Buffers put back.
+    /// Buffers returned.
     pub put: u64,
     /// Requests that went to the underlying allocator.
     pub allocated: u64,
-    /// Buffers evicted by puts.
+    /// Buffers evicted by returns.
     pub evicted: u64,
 }
 
@@ -65,12 +65,12 @@ impl Window {
         }
     }
 
-    /// Gets of the window.
+    /// Requests of the window.
     pub fn gets(&self) -> u64 {
         self.get_from_pool + self.allocated
     }
 
-    /// Evictions per put.
+    /// Evictions per return.
     pub fn eviction_rate(&self) -> f64 {
         rate(self.evicted, self.put)
     }
@@ -103,7 +103,7 @@ pub(crate) fn check(window: Window, limit: u64, auto_resize: bool) -> Check {
     Check { window, limit, raised_to: (auto_resize && rates_are_high).then(|| raised(limit)) }
 }
 
-/// Half of `limit`, but not below its start, if no get missed for five minutes (policy-R4). `None`: it stays.
+/// Half of `limit`, but not below its start, if no request missed for five minutes (policy-R4). `None`: it stays.
 pub(crate) fn lowered(limit: u64, start_limit: u64, last_miss_us: u64, now_us: u64) -> Option<u64> {
     let quiet = now_us.saturating_sub(last_miss_us) >= QUIET_US;
     (quiet && limit > start_limit).then_some((limit / 2).max(start_limit))

@@ -189,7 +189,7 @@ impl Budget {
                 self.owner().iter().for_each(|owner| owner.bytes_returned());
             }
             // Under locks of the pool: a thread wakes the requests of other pools.
-            _ if self.is_auto() && self.is_wanted() => process::look_soon(),
+            _ if self.is_auto() && self.is_wanted() => process::wake_thread(),
             _ => {}
         }
     }
@@ -273,7 +273,7 @@ impl Budget {
         unless_max(self.limit())
     }
 
-    /// What is asked of the shared limit: of the host's, else of the process's.
+    /// Queries the host's limit, else the process's.
     fn shared(&self, host: impl FnOnce(&HostLedger) -> u64, process: impl FnOnce(&Process) -> u64) -> u64 {
         self.host().map_or_else(|| self.in_process(process), |ledger| host(&ledger))
     }

@@ -50,7 +50,7 @@ pub fn huge_bytes(smaps: &str, addresses: &std::ops::Range<usize>) -> [u64; 2] {
 
 /// Completes copies and does what is due by the pool's clock, as its maintenance thread does when it wakes. Prepares no memory.
 pub fn look(pool: &Pool) {
-    pool.core().look();
+    pool.core().check();
 }
 
 /// Moves a few granules to where a request will want them, as the maintenance thread does while nothing is due (`policy-R13`).

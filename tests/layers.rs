@@ -1,10 +1,10 @@
-//! Holds the order of the layers of the pool's crate: a file imports from its own layer or from one below. Which crate imports
-//! from which is in their manifests. In no crate two files import each other, directly or in a circle.
+//! Checks the layers of the pool's crate: a file imports from its own layer or from a lower one. Manifests determine the imports
+//! between crates. In no crate do two files import each other, directly or in a cycle.
 //!
 //! Reads the sources as tokens, so that comments and strings do not count, and follows re-exports to the file that defines the
 //! name. Code under `#[cfg(test)]` may import from anywhere.
 //!
-//! Also holds that every label of an invariant (`arena-I1`) that a comment cites is stated once, in the docs of a module.
+//! Also checks that every invariant label (`arena-I1`) that a comment cites is stated once, in the docs of a module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -33,9 +33,9 @@ type Module = Vec<String>;
 /// One source file.
 #[derive(Debug, Default)]
 struct File {
-    /// Paths that it names, from the root of the crate.
+    /// Paths that it uses, from the root of the crate.
     imports: BTreeSet<Module>,
-    /// Names that it offers and another file defines.
+    /// Names that it re-exports from other files.
     reexports: BTreeMap<String, Module>,
 }
 
@@ -111,7 +111,7 @@ fn every_label_that_is_cited_is_stated_once() {
     collect(&root.join("crates"), &mut paths, &["tests", "cli"], &[]);
     let mut stated: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut cited: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    // The rules of `adaptive` are in a page of their own.
+    // The rules of `adaptive` are in a separate page.
     paths.push(root.join("docs/policy.md"));
     for path in paths {
         let is_chapter = path.ends_with("docs/policy.md");
@@ -163,7 +163,7 @@ fn layer(module: &Module) -> Option<usize> {
 /// The module of the file in which `path` is defined, re-exports followed.
 fn definition(files: &BTreeMap<Module, File>, path: &Module) -> Module {
     let mut path = path.clone();
-    // A chain of re-exports is short; the bound keeps a chain that closes from running without an end.
+    // A chain of re-exports is short; the bound ends a cyclic chain.
     for _ in 0..8 {
         let module = (0..=path.len()).rev().map(|len| path[..len].to_vec()).find(|module| files.contains_key(module));
         let Some(module) = module else { return path };
@@ -198,7 +198,7 @@ fn files(source: &str) -> BTreeMap<Module, File> {
         .collect()
 }
 
-/// The files below `folder`, but for the folders and files with these names.
+/// The files below `folder`, except folders and files with these names.
 fn collect(folder: &Path, paths: &mut Vec<PathBuf>, without_folders: &[&str], without_files: &[&str]) {
     for entry in fs::read_dir(folder).expect("the sources can be read") {
         let path = entry.expect("the sources can be read").path();
@@ -220,7 +220,7 @@ fn module_of(path: &Path) -> Module {
     module
 }
 
-/// Collects the paths that begin with `crate`, `super` or `self`, and the re-exports, but for test code.
+/// Collects the paths that begin with `crate`, `super` or `self`, and the re-exports, except in test code.
 fn read(tokens: TokenStream, module: &Module, file: &mut File) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut at = 0;
@@ -269,7 +269,7 @@ fn is_test_attribute(tokens: &[TokenTree]) -> bool {
         && (text.starts_with("cfg (test)") || text.starts_with("cfg (all (test"))
 }
 
-/// The place behind the item that starts at `at`: behind its block or its semicolon.
+/// The position after the item that starts at `at`, after its block or semicolon.
 fn after_item(tokens: &[TokenTree], at: usize) -> usize {
     let ends = |token: &TokenTree| {
         is_punct(token, ';') || matches!(token, TokenTree::Group(group) if group.delimiter() == Delimiter::Brace)
@@ -286,7 +286,7 @@ fn is_public(before: &[TokenTree]) -> bool {
     matches!(before.last(), Some(TokenTree::Ident(word)) if word == "pub")
 }
 
-/// The paths of a `use`, each with the name that it gets; without a name for `*` and `_`.
+/// The paths of a `use`, each with its local name; without a name for `*` and `_`.
 fn use_paths(tokens: &[TokenTree], prefix: &[String]) -> Vec<(Module, Option<String>)> {
     let mut paths = Vec::new();
     for part in tokens.split(|token| is_punct(token, ',')).filter(|part| !part.is_empty()) {
@@ -334,7 +334,7 @@ fn path_at(tokens: &[TokenTree]) -> Module {
     path
 }
 
-/// `path` from the root of the crate. A path that starts otherwise is another crate's, or in a re-export a child's.
+/// `path` from the root of the crate. A path that starts differently belongs to another crate, or in a re-export to a child.
 fn from_root(path: &Module, module: &Module, is_reexport: bool) -> Option<Module> {
     let first = path.first()?;
     let mut base = module.clone();

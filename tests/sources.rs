@@ -60,7 +60,7 @@ const ROOMS: &[(&str, usize)] = &[
 /// Bytes of all Markdown files.
 const MARKDOWN_BYTES: usize = 120_225;
 
-/// Lines of a file, comments among them, without its tests.
+/// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;
 
 #[test]
@@ -170,7 +170,7 @@ fn find_allowed(tokens: TokenStream, lines: &mut Vec<usize>) {
         |token: &TokenTree, punct: char| matches!(token, TokenTree::Punct(found) if found.as_char() == punct);
     for (at, token) in tokens.iter().enumerate() {
         let TokenTree::Group(group) = token else { continue };
-        // Behind `#` or `#!`.
+        // After `#` or `#!`.
         let before = tokens[..at].iter().rev().find(|token| !is_punct(token, '!'));
         if group.delimiter() == Delimiter::Bracket && before.is_some_and(|token| is_punct(token, '#')) {
             find_lints(group.stream(), false, lines);

@@ -1,4 +1,4 @@
-//! Every target is this file: the name of the binary says which property it tries.
+//! All targets share this file: the name of the binary selects the property.
 #![no_main]
 
 #[path = "../../crates/cli/tests/parsers/properties/mod.rs"]

@@ -103,7 +103,7 @@ def main() -> int:
     twice = [key for key, times in delivered.items() if times > 1]
     print(f"{len(delivered)} samples of {len(shards)} shards from {len(workers)} worker processes", end="")
     print(f", one of them killed ({killed})" if killed else "")
-    print(f"pinned by {shared.page_lock}, {shared.counts()}")
+    print(f"pinned by {shared.pinned_by}, {shared.counts()}")
     if twice:
         print(f"{len(twice)} samples came more than once, the first: {twice[0]}", file=sys.stderr)
         return 1

@@ -67,9 +67,9 @@ def main() -> int:
             saved["trained"] += [[epoch, number] for number in numbers.tolist()]
             saved["epoch"], saved["step"] = epoch, saved["step"] + 1
             # The place is stored with the model, in one rename: after a death both are of the same step.
-            beside = checkpoint.with_suffix(".new")
-            beside.write_text(json.dumps(saved))
-            beside.replace(checkpoint)
+            partial = checkpoint.with_suffix(".new")
+            partial.write_text(json.dumps(saved))
+            partial.replace(checkpoint)
             steps += 1
             if rank == args.die and steps == 3 and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
                 os.kill(os.getpid(), signal.SIGKILL)

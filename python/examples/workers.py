@@ -42,7 +42,7 @@ def main() -> None:
         seen.extend(labels.tolist())
         del images, labels
     assert seen == list(range(LENGTH)), "every sample comes once, in order"
-    print(f"{len(seen)} samples, pinned by {shared.page_lock}, {shared.counts()}")
+    print(f"{len(seen)} samples, pinned by {shared.pinned_by}, {shared.counts()}")
 
 
 if __name__ == "__main__":

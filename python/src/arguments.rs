@@ -1,4 +1,4 @@
-//! What the caller passes, as the crate takes it.
+//! Converts arguments of the caller to the crate's types.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use pyo3::types::{PyBool, PyFloat, PyInt, PyString};
 
 use crate::errors::{RequestError, SettingError};
 
-/// What stands for an endless wait: 30 years.
+/// Represents an endless wait: 30 years.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000_000);
 
 /// The text of the argument `name`.
@@ -22,14 +22,14 @@ fn shown(value: &Bound<'_, PyAny>) -> String {
     value.repr().map_or_else(|_| "this".to_owned(), |text| text.to_string())
 }
 
-/// A value as its variable would be written.
+/// A value in the form of its variable.
 pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     if value.is_instance_of::<PyBool>() {
-        // Words that are no numbers, so that only switches take them.
+        // Words other than numbers, so that only switches accept them.
         return Ok(if value.is_truthy()? { "on" } else { "off" }.to_owned());
     }
     let kind = value.get_type();
-    // `torch.device` has no class to ask for without torch.
+    // Without torch there is no class to test for.
     let is_device = name == "device" && kind.module()? == "torch";
     if value.is_instance_of::<PyString>() || value.is_instance_of::<PyInt>() || is_device {
         let text = value.str()?.to_string();
@@ -40,7 +40,7 @@ pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Str
     }
     if value.is_instance_of::<PyFloat>() {
         let number = value.extract::<f64>()?;
-        // Without an exponent, which a size or a time may not have below 1.
+        // Without an exponent, which sizes and times below 1 may not have.
         return Ok(if number == f64::INFINITY { "none".to_owned() } else { format!("{number}") });
     }
     if let Some(path) = value.getattr_opt("__fspath__")? {
@@ -75,7 +75,7 @@ pub(crate) fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
         let bytes = parse_bytes(&text.to_string()).map_err(|error| RequestError::new_err(error.to_string()))?;
         return usize::try_from(bytes).map_err(|_| too_many());
     }
-    // By `__index__`, so that integers of NumPy count and fractions do not.
+    // By `__index__`, which NumPy integers have and fractions lack.
     let index = value.py().import("operator")?.call_method1("index", (value,)).map_err(|_| wrong())?;
     if index.lt(0)? {
         return Err(RequestError::new_err(format!("invalid size {index}B: must be 0 or more")));

@@ -13,10 +13,10 @@ use crate::dlpack::{self, Device};
 use crate::memory::{Memory, View};
 use crate::stream;
 
-/// A buffer of a pool: bytes in page-locked memory.
+/// A buffer of a pool: bytes in pinned memory.
 ///
-/// `memoryview(buf)`, `np.frombuffer(buf)` and `np.asarray(buf)` are writable views without a copy. The memory goes back to
-/// the pool when the buffer and its last view are gone, or at `release()`, behind the streams that were recorded.
+/// `memoryview(buf)`, `np.frombuffer(buf)` and `np.asarray(buf)` are writable views without a copy. The memory returns
+/// to the pool when the buffer and its last view are gone, or at `release()`, after the work on the recorded streams.
 #[pyclass(frozen, weakref, module = "pinpool")]
 pub struct Buffer {
     memory: Arc<Memory>,
@@ -37,7 +37,7 @@ impl Buffer {
         ))
     }
 
-    /// The bytes as a capsule of DLPack, said to be on the device that the importer asks for, else on `device`.
+    /// The bytes as a DLPack capsule, labelled with the device that the importer requests, or else with `device`.
     fn export<'py>(
         &self,
         py: Python<'py>,
@@ -58,7 +58,7 @@ impl Buffer {
     }
 }
 
-/// A buffer as one kind of memory of DLPack.
+/// A buffer exported as one kind of DLPack memory.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct DlpackExport {
     buffer: Py<Buffer>,
@@ -98,42 +98,42 @@ impl Buffer {
         self.memory.len
     }
 
-    /// Address of the first byte. Copies that are started from it are not seen by the pool: `record_stream`.
+    /// Address of the first byte. The pool cannot track copies started from it: call `record_stream`.
     #[getter]
     fn ptr(&self) -> PyResult<usize> {
         self.memory.check()?;
         Ok(self.memory.address)
     }
 
-    /// Whether the memory is page-locked.
+    /// Whether the memory is pinned.
     #[getter]
     fn is_pinned(&self) -> bool {
         self.memory.is_pinned
     }
 
-    /// Memory node of the buffer; None if the machine has only one.
+    /// NUMA node of the buffer; None if the machine has only one.
     #[getter]
     fn numa_node(&self) -> Option<u32> {
         self.memory.numa_node
     }
 
-    /// Whether the buffer was released: it can no longer be used.
+    /// Whether the buffer was released and can no longer be used.
     #[getter]
     fn released(&self) -> bool {
         self.memory.is_released()
     }
 
-    /// Number of views: memoryviews, arrays and tensors through the buffer protocol or DLPack, and what is made from them.
+    /// Number of views: memoryviews, arrays and tensors through the buffer protocol or DLPack, and objects derived from them.
     #[getter]
     fn views(&self) -> usize {
         self.memory.views()
     }
 
-    /// Ends the use of the buffer: its memory goes back to the pool, behind all work that was enqueued on `stream` so far
-    /// and on the streams recorded before.
+    /// Releases the buffer. Its memory returns to the pool after all work enqueued so far on `stream` and on the recorded
+    /// streams.
     ///
-    /// BufferError while views of the buffer are alive; nothing is changed then. A second release does nothing. A stream that
-    /// cannot be recorded leaves the buffer unreleased, as `record_stream` does.
+    /// Raises BufferError, without any effect, while views of the buffer are alive. A second release does nothing. If the stream
+    /// cannot be recorded, the buffer stays unreleased, as with `record_stream`.
     #[pyo3(signature = (stream=None))]
     fn release(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         if self.memory.is_released() {
@@ -146,11 +146,11 @@ impl Buffer {
         self.memory.release()
     }
 
-    /// The memory goes back only when all work that was enqueued on `stream` so far is over, however the buffer is given
-    /// back: by `release()`, at the end of `with`, or when its last view is gone. The buffer stays in use.
+    /// Delays the return of the memory until all work enqueued on `stream` so far has completed, whether the buffer is released by
+    /// `release()`, at the end of `with`, or with its last view. The buffer stays in use.
     ///
-    /// A stream that the driver refuses, or that captures a graph, is an error, and the memory is never used again: nobody can know
-    /// when work on it ends. A `stream` that is none (TypeError, ValueError) changes nothing.
+    /// If the driver refuses the stream, or it captures a graph, this raises an error and the memory is never reused, because the end
+    /// of the work is unknown. An invalid `stream` (TypeError, ValueError) has no effect.
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         self.memory.check()?;
         let (stream, memory) = (stream::Stream::of(stream)?, &self.memory);
@@ -167,7 +167,7 @@ impl Buffer {
         Ok(slf)
     }
 
-    /// Leaves the memory to the views of the buffer, if there are any.
+    /// The memory stays with the views of the buffer, if there are any.
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, _exception: &Bound<'_, pyo3::types::PyTuple>) {
         self.memory.close();
@@ -196,8 +196,8 @@ impl Buffer {
         self.memory.end_view();
     }
 
-    /// The bytes as an array of NumPy's interface. Arrays made from it are not counted as views, so `release()` fails from
-    /// then on; the memory goes back when the buffer is gone.
+    /// The bytes by NumPy's array interface. Arrays made from it are not counted as views, so `release()` fails from then on;
+    /// the memory returns when the buffer is gone.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.memory.lend()?;
@@ -209,7 +209,7 @@ impl Buffer {
         Ok(interface)
     }
 
-    /// The bytes as a capsule of DLPack: kDLCPU, or kDLCUDAHost if `dl_device` asks for it.
+    /// The bytes as a DLPack capsule: kDLCPU, or kDLCUDAHost if `dl_device` requests it.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -219,7 +219,7 @@ impl Buffer {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        // Host memory is in order with the code of the host; no stream is to wait for it.
+        // Host code accesses host memory in order, so no stream needs to wait.
         let _ = stream;
         self.export(py, max_version, dl_device, copy, Device::Cpu)
     }
@@ -228,7 +228,7 @@ impl Buffer {
         (Device::Cpu as i32, 0)
     }
 
-    /// What importers of DLPack take: an object with `__dlpack__` that says "cpu" (kDLCPU) or "cuda_host" (kDLCUDAHost).
+    /// An object for DLPack importers, whose `__dlpack__` reports "cpu" (kDLCPU) or "cuda_host" (kDLCUDAHost).
     #[pyo3(signature = (device="cpu"))]
     fn dlpack(slf: Bound<'_, Self>, device: &str) -> PyResult<DlpackExport> {
         let device = Device::named(device)?;

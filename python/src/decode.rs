@@ -1,4 +1,4 @@
-//! How a field of a sample is decoded: the loader's decoders. `pinpool/_decode.py` has the Python classes.
+//! The loader's decoders for fields of samples; `pinpool_loader/_decode.py` has the Python classes.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ pub struct Decoder(Arc<dyn Decode>);
 
 #[pymethods]
 impl Decoder {
-    /// Images of this size, from files of at most `pixels_max` pixels; `None` if nothing can have it.
+    /// Images of this size, from files of at most `pixels_max` pixels; `None` if no image can have that size.
     #[staticmethod]
     fn image(height: u32, width: u32, is_chw: bool, is_cropped: bool, pixels_max: Option<usize>) -> Option<Self> {
         let layout = if is_chw { Layout::Chw } else { Layout::Hwc };
@@ -22,7 +22,7 @@ impl Decoder {
     }
 }
 
-/// The fields that are decoded, each by its names.
+/// The decoded fields, each with its names.
 pub(crate) fn fields(decode: Vec<(Vec<String>, PyRef<'_, Decoder>)>) -> Vec<DecodedField> {
     decode.into_iter().map(|(names, decoder)| DecodedField::new(names, decoder.0.clone())).collect()
 }

@@ -29,7 +29,7 @@ pub(crate) fn exception(error: &Error) -> PyErr {
     of_kind(error, (error.to_string(), error.report()))
 }
 
-/// The exception for an error of the pool, in other words.
+/// The exception for a pool error, with a different text.
 pub(crate) fn of_kind(error: &Error, text: impl PyErrArguments + 'static) -> PyErr {
     match () {
         () if error.is_limit() => python::LimitError::new_err(text),
@@ -42,11 +42,11 @@ pub(crate) fn of_kind(error: &Error, text: impl PyErrArguments + 'static) -> PyE
     }
 }
 
-/// The exception for an error of memory that processes share.
+/// The exception for an error of shared memory.
 pub(crate) fn of_shared(error: &pinpool_shared::Error) -> PyErr {
     let text = error.to_string();
     match error.of_pool() {
-        // A back-end that refuses the memory is told apart from one that is not there by the text.
+        // The text distinguishes a backend that refuses memory from an unavailable one.
         Some(_) if error.is_shared() => python::SharedError::new_err(text),
         Some(error) => exception(error),
         None if error.is_limit() => python::LimitError::new_err(text),
@@ -58,7 +58,7 @@ pub(crate) fn of_shared(error: &pinpool_shared::Error) -> PyErr {
     }
 }
 
-/// The exception for the error of a get that might wait for `wait` and took `taken`.
+/// The exception for a failed request that could wait for `wait` and took `taken`.
 pub(crate) fn of_get(error: &Error, wait: Duration, taken: Duration) -> PyErr {
     match error.is_limit() && ran_out(wait, taken) {
         true => python::TimeoutError::new_err((error.to_string(), error.report())),
@@ -66,7 +66,7 @@ pub(crate) fn of_get(error: &Error, wait: Duration, taken: Duration) -> PyErr {
     }
 }
 
-/// The exception for the error of a get of memory that processes share, which might wait for `wait` and took `taken`.
+/// The exception for a failed request for shared memory that could wait for `wait` and took `taken`.
 pub(crate) fn of_shared_get(error: &pinpool_shared::Error, wait: Duration, taken: Duration) -> PyErr {
     match error.is_limit() && ran_out(wait, taken) {
         true => python::TimeoutError::new_err(error.to_string()),

@@ -10,12 +10,12 @@ use crate::buffer::Buffer;
 use crate::memory::{Memory, Origin};
 use crate::unlocked::unlocked;
 
-/// The pool behind the Python objects that share it. When the last one ends there are no more gets.
+/// The pool of the Python objects that share it. When the last one ends, no more requests can come.
 #[derive(Debug)]
 pub(crate) struct Gets {
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     pool: Option<Pool>,
-    /// Known once the pool has begun, which its first use does.
+    /// Set at the first use of the pool.
     pub(crate) origin: OnceLock<Arc<Origin>>,
 }
 
@@ -42,7 +42,7 @@ impl Gets {
     }
 }
 
-/// The Python object over a buffer of the crate.
+/// The Python object for a buffer of the crate.
 pub(crate) fn buffer(buf: PinnedBuf, gets: &Gets) -> Buffer {
     Buffer::over(Memory::of(buf, gets.origin().clone()))
 }

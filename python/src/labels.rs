@@ -1,4 +1,4 @@
-//! Labels of samples: what a function of the user makes of the text of a field.
+//! Labels of samples: a user function converts the text of a field.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use pinpool_loader::{Catalog, DecodedField, LoadedPart, kept_fields};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-/// The field whose text is the label of a sample, and the user's function that makes the label of it.
+/// The field with the label's text, and the user function that converts it.
 pub(crate) struct Labels {
     pub(crate) field: String,
     pub(crate) parse: Py<PyAny>,
@@ -14,7 +14,7 @@ pub(crate) struct Labels {
 
 impl Labels {
     #[allow(clippy::too_many_arguments)] // What a batch is made of.
-    /// The labels of `parts`. A part that has none is a failure, and leaves no row in an array.
+    /// The labels of `parts`. A part without a label is a failure and leaves no row in an array.
     pub(crate) fn of(
         &self,
         py: Python<'_>,
@@ -46,19 +46,19 @@ impl Labels {
         Ok(found)
     }
 
-    /// The label that the function makes of `text`, or why it makes none.
+    /// The label for `text`, or why the function failed.
     fn label(&self, py: Python<'_>, text: &str) -> PyResult<Result<Py<PyAny>, String>> {
         match self.parse.call1(py, (text,)) {
             Ok(label) => Ok(Ok(label)),
             Err(error) if error.is_instance_of::<PyException>(py) => {
                 let shown: String = text.chars().take(20).collect();
-                Ok(Err(format!("its field {:?}, {shown:?}, is no label: {}", self.field, error.value(py))))
+                Ok(Err(format!("its field {:?}, {shown:?}, is not a label: {}", self.field, error.value(py))))
             }
             Err(error) => Err(error),
         }
     }
 
-    /// The text of the field of a sample.
+    /// The text of a sample's field.
     fn text<'a>(
         &self,
         catalog: &Catalog,
@@ -83,6 +83,6 @@ impl Labels {
         };
         let at = |offset| part.bytes.start + usize::try_from(offset).unwrap_or_default();
         let bytes = bytes.get(at(range.start)..at(range.end)).unwrap_or_default();
-        str::from_utf8(bytes).map_err(|error| format!("its field {field:?} is no text: {error}"))
+        str::from_utf8(bytes).map_err(|error| format!("its field {field:?} is not text: {error}"))
     }
 }

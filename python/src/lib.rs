@@ -2,31 +2,31 @@
 //!
 //! ```text
 //!   Pool ──get──▶ Buffer ──buffer protocol, DLPack──▶ views: memoryview, NumPy, torch
-//!                    └──────────── Memory ◀──────────────┘   goes back when the buffer and all views are gone,
-//!                                                            behind the streams that were recorded
+//!                    └──────────── Memory ◀──────────────┘   returns when the buffer and all views are gone,
+//!                                                            after the work on the recorded streams
 //! ```
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `pool` | the class `Pool`: settings, gets, figures |
+//! | `pool` | the class `Pool`: settings, requests, statistics |
 //! | `buffer` | the class `Buffer` and the buffer protocol |
-//! | `memory` | one buffer of the crate, its views, its streams, and when it goes back |
-//! | `dlpack` | the structures of DLPack |
+//! | `memory` | one buffer of the crate, its views, its streams, and when it is released |
+//! | `dlpack` | DLPack structures |
 //! | `shared` | buffers that worker processes fill |
-//! | `stream` | fences behind streams of other libraries |
+//! | `stream` | fences on streams of other libraries |
 //! | `torch` | the functions by which torch's host allocator uses a pool, and the memory that bounds it |
-//! | `wait` | a get that asyncio awaits |
+//! | `wait` | a request that asyncio awaits |
 //! | `decode` | the formats that the loader decodes |
 //! | `loader` | the crate's loader: files, and batches read ahead |
-//! | `labels` | labels of samples, by a function of the user |
-//! | `lines` | log lines on their way to Python's `logging` |
+//! | `labels` | labels of samples, converted by a user function |
+//! | `lines` | log lines forwarded to Python's `logging` |
 //! | `errors` | the crate's errors as exceptions |
 //! | `unlocked` | calls without the interpreter's lock (the GIL) |
 //!
-//! The lock is never held while memory is pinned, waited for or released. No code of the pool calls Python: log lines wait
-//! in a queue, wakers write to a socket. So no lock of the pool is ever held while one of Python is waited for. No function here
-//! calls Python code but on the first thread: at the interpreter's end, before 3.14, Python ends other threads where they
-//! wait for its lock, and Rust cannot be unwound like that. Methods that need Python code are written in Python.
+//! The GIL is never held while memory is pinned, waited for or released. The pool never calls Python: log lines wait in a
+//! queue, and wakers write to a socket. So no lock of the pool is held while a thread waits for the GIL. Functions here call Python
+//! code only on the main thread: when the interpreter exits, Python before 3.14 ends other threads while they wait for the GIL,
+//! and Rust frames cannot be unwound that way. Methods that need Python code are written in Python.
 
 use pyo3::prelude::*;
 

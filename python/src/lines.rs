@@ -1,7 +1,7 @@
-//! Log lines on their way to Python's `logging`: `pinpool/_log.py` takes them from here.
+//! Queues log lines for Python's `logging`; `pinpool/_log.py` takes them from here.
 //!
-//! A line is logged on any thread, which may hold the interpreter's lock or not, so it is only put into a queue. Python takes
-//! it out at the end of a call of the pool, or on a thread of its own, and there the lock is held and no call of the pool runs.
+//! Any thread may log, with or without the GIL, so a line is only put into a queue. Python takes it at the end of a pool call, or
+//! on a dedicated thread; there the GIL is held and no pool call runs.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 use crate::unlocked::{is_ending, set_ending};
 
-/// Lines that wait for Python at most; more are counted and lost.
+/// Capacity of the queue; lines beyond it are counted and lost.
 const LINES_MAX: usize = 4096;
 
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ struct Lines {
     is_waiting: AtomicBool,
 }
 
-/// Never freed; a child of fork has a new one, since the lock of the old one may be held by a thread that does not exist there.
+/// Never freed. A forked child has a new queue, since a thread that does not exist there may hold the lock of the old one.
 static LINES: AtomicPtr<Lines> = AtomicPtr::new(std::ptr::null_mut());
 
 impl Lines {
@@ -46,7 +46,7 @@ impl Lines {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All lines, as levels of Python and texts.
+    /// All lines, as Python levels and texts.
     fn take(&self) -> Vec<(i32, String)> {
         let mut queue = self.queue();
         self.is_waiting.store(false, Ordering::Relaxed);
@@ -82,7 +82,7 @@ impl Log for ToPython {
         }
         let Some(lines) = Lines::of_process() else { return };
         let text = record.args().to_string();
-        // The exception that is raised carries this report.
+        // The exception carries this report.
         let is_raised = text.contains("\nusage of device ");
         let line = (python_level(if is_raised { Level::Debug } else { record.level() }), text);
         let mut queue = lines.queue();
@@ -98,7 +98,7 @@ impl Log for ToPython {
     fn flush(&self) {}
 }
 
-/// Makes the queue, once. From then on lines are kept.
+/// Creates the queue once. From then on lines are kept.
 pub(crate) fn start() {
     static LOGGER: ToPython = ToPython;
     if Lines::of_process().is_none() {
@@ -109,18 +109,18 @@ pub(crate) fn start() {
     }
 }
 
-/// Whether this is the thread that the process began with, or what a child of fork has in its place.
+/// Whether this is the main thread, or the thread that forked this child.
 #[allow(unsafe_code)]
 fn is_first_thread() -> bool {
-    // SAFETY: they take nothing and cannot fail.
+    // SAFETY: the functions take no arguments and cannot fail.
     let thread = unsafe { libc::gettid() };
     // SAFETY: as above.
     thread == unsafe { libc::getpid() }
 }
 
-/// Passes the lines that wait to Python, at the end of a call on the first thread: there the interpreter's end cannot come
-/// meanwhile. On another thread it may, and before Python 3.14 it ends the thread, which must not be inside a function of
-/// Rust that called Python. Lines of those come by the thread of `pinpool/_log.py`.
+/// Forwards queued lines to Python at the end of a call on the main thread, during which the interpreter cannot exit. On another
+/// thread it can, and Python before 3.14 then ends the thread, which must not be inside a Rust function that called Python.
+/// The thread of `pinpool/_log.py` forwards the lines of those threads.
 pub(crate) fn flush(py: Python<'_>) -> PyResult<()> {
     let are_waiting = Lines::of_process().is_some_and(|lines| lines.is_waiting.load(Ordering::Relaxed));
     if are_waiting && is_first_thread() {
@@ -129,13 +129,13 @@ pub(crate) fn flush(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The lines that wait, without waiting for any.
+/// The queued lines, without waiting.
 #[pyfunction]
 pub(crate) fn _take_lines() -> Vec<(i32, String)> {
     Lines::of_process().map_or_else(Vec::new, Lines::take)
 }
 
-/// Waits until there are lines; False once the interpreter is ending.
+/// Waits until there are lines; False once the interpreter exits.
 #[pyfunction]
 pub(crate) fn _next_lines(py: Python<'_>) -> bool {
     let Some(lines) = Lines::of_process() else { return false };
@@ -148,7 +148,7 @@ pub(crate) fn _next_lines(py: Python<'_>) -> bool {
     })
 }
 
-/// The interpreter is ending: lines are dropped, and nothing calls Python from now on.
+/// The interpreter exits: from now on lines are dropped and nothing calls Python.
 #[pyfunction]
 pub(crate) fn _stop_lines() {
     let Some(lines) = Lines::of_process() else { return set_ending() };
@@ -158,13 +158,13 @@ pub(crate) fn _stop_lines() {
     lines.arrived.notify_all();
 }
 
-/// Whether lines of the level trace are wanted, which there are many of.
+/// Whether to keep trace lines, which are many.
 #[pyfunction]
 pub(crate) fn _want_trace(is_wanted: bool) {
     log::set_max_level(if is_wanted { LevelFilter::Trace } else { LevelFilter::Debug });
 }
 
-/// In a child of fork.
+/// Called in a forked child.
 #[pyfunction]
 pub(crate) fn _lines_after_fork() {
     if Lines::of_process().is_some() {

@@ -1,10 +1,10 @@
-//! The crate's loader: what there is to load, and batches that were read ahead. The package `pinpool_loader` has the classes of it.
+//! The crate's loader: the files, and batches read ahead. The package `pinpool_loader` has the Python classes.
 //!
 //! ```text
-//!   Files ──begin──▶ Reader ──next──▶ Buffer, and where each sample lies in it
+//!   Files ──begin──▶ Reader ──next──▶ Buffer, and the position of each sample
 //! ```
 //!
-//! The lock is not held while files are listed or read, and signals are checked at least every [`UNINTERRUPTED`].
+//! The GIL is not held while files are listed or read, and signals are checked at least every [`UNINTERRUPTED`].
 
 use std::collections::BTreeSet;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -35,14 +35,14 @@ use crate::unlocked::unlocked;
 /// Longest wait without a check for signals.
 const UNINTERRUPTED: Duration = Duration::from_millis(100);
 
-/// What failed and why, and whether the pool had no memory.
+/// The text of a failure, and whether the pool had no memory.
 type Failed = (String, bool);
 /// Sample, first byte in the buffer, length, first byte in the sample.
 type Part = (usize, usize, usize, u64);
 /// Number, epoch, index in the epoch, buffer, parts, the first byte of each array, labels if a field has them, and failures.
 type Handed = (u64, u64, u64, Buffer, Vec<Part>, Vec<usize>, Option<Vec<Py<PyAny>>>, Vec<Failed>);
 
-/// The files and samples, and how they are loaded.
+/// The files, their samples and the options.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct Files {
     gets: Arc<Gets>,
@@ -51,10 +51,10 @@ pub struct Files {
     labels: Option<Arc<Labels>>,
 }
 
-/// Batches that are read ahead, until it ends.
+/// Batches read ahead.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct Reader {
-    // In this order: the threads end before the pool may. `None` once it is dropped.
+    // The order matters: the threads end before the pool. `None` once dropped.
     reader: Mutex<Option<BatchReader>>,
     gets: Arc<Gets>,
     process: u32,
@@ -63,13 +63,13 @@ pub struct Reader {
     labels: Option<Arc<Labels>>,
 }
 
-/// Calls `call` on a thread of its own and looks at the signals meanwhile. An interrupt raises `stop` and waits for the end.
+/// Runs `call` on a dedicated thread and checks for signals meanwhile. An interrupt raises `stop` and waits for the thread.
 fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -> T + Send) -> PyResult<T> {
     thread::scope(|scope| {
         let (send, mut done) = mpsc::sync_channel(1);
         let thread = thread::Builder::new().name("pinpool-list".to_owned());
         let spawned = thread.spawn_scoped(scope, move || drop(send.send(call())));
-        let no_thread = |error| PyRuntimeError::new_err(format!("no thread to list the files with: {error}"));
+        let no_thread = |error| PyRuntimeError::new_err(format!("cannot start a thread to list the files: {error}"));
         let listing = spawned.map_err(no_thread)?;
         loop {
             let done = &mut done;
@@ -80,7 +80,7 @@ fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -
             }
             if let Err(interrupted) = py.check_signals() {
                 stop.raise();
-                // Here, and not at the end of the scope, where the lock is held.
+                // Not at the end of the scope, because the GIL is held there.
                 let _ = py.detach(|| listing.join());
                 return Err(interrupted);
             }
@@ -88,7 +88,7 @@ fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -
     })
 }
 
-/// A failure, and whether it is the pool's.
+/// A failure, and whether the pool caused it.
 fn failed_of(failure: &Failure) -> Failed {
     let is_pool = matches!(failure.cause, FailureCause::Pool(_));
     (failure.to_string(), is_pool)
@@ -102,7 +102,7 @@ pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
 
 #[pymethods]
 impl Files {
-    /// Lists `paths`. A count of 0 is none.
+    /// Lists `paths`. A count of 0 means no limit.
     #[new]
     #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world, even, drop_last, labels=None, decode=vec![]))]
     #[allow(clippy::too_many_arguments)] // One call, by keyword.
@@ -155,7 +155,7 @@ impl Files {
         self.catalog.files().len()
     }
 
-    /// The first file that was opened as a compressed one.
+    /// The first compressed file that was opened.
     fn first_compressed(&self) -> Option<String> {
         let samples = self.catalog.samples().iter();
         let found = samples.enumerate().find(|(_, sample)| self.catalog.files()[sample.file].compression.is_some());
@@ -175,7 +175,7 @@ impl Files {
         is_plain.then(|| names().collect::<BTreeSet<_>>().into_iter().collect())
     }
 
-    /// Stands for the names and lengths of all samples, whatever the settings of the loader.
+    /// A hash of the names and lengths of all samples, independent of the loader's settings.
     fn fingerprint(&self, py: Python<'_>) -> PyResult<String> {
         let loader = Loader::new(self.gets.pool()?, &self.catalog, LoadOptions::default());
         Ok(py.detach(|| format!("{:016x}", loader.start_state().plan)))
@@ -199,7 +199,7 @@ impl Files {
         samples.into_iter().map(|sample| self.catalog.label(sample).into_owned()).collect()
     }
 
-    /// The fields of each sample that are not decoded: name, first byte in its part of a batch, end.
+    /// The undecoded fields of each sample: name, first byte in its part of a batch, end.
     fn fields(&self, samples: Vec<usize>) -> Vec<Vec<(String, u64, u64)>> {
         let fields = |sample: usize| {
             let sample = self.catalog.samples().get(sample).into_iter();
@@ -215,7 +215,7 @@ impl Files {
         Ok(py.detach(|| loader.batches_in_epoch(epoch)))
     }
 
-    /// Begins to read, from a batch of an epoch to the end of epoch number `epochs - 1`; `number` is that of the batch.
+    /// Starts reading from a batch of an epoch to the end of epoch `epochs - 1`; `number` is the number of that batch.
     fn begin(&self, py: Python<'_>, epochs: u64, epoch: u64, batch: u64, number: u64) -> PyResult<Reader> {
         let loader = self.loader(epochs)?;
         let reader = py.detach(|| {
@@ -270,7 +270,7 @@ impl Reader {
     fn next(&self, py: Python<'_>) -> PyResult<Option<Handed>> {
         if self.process != std::process::id() {
             return Err(errors::ForkError::new_err(
-                "this loader was made in a parent of this process: make one in the process that uses it, after the fork",
+                "this loader was created in a parent of this process: create one after the fork, in the process that uses it",
             ));
         }
         loop {
@@ -286,7 +286,7 @@ impl Reader {
         }
     }
 
-    /// Ends the threads. What was handed out stays.
+    /// Ends the threads. Batches that were handed out stay valid.
     fn stop(&self, py: Python<'_>) {
         if self.process == std::process::id() {
             py.detach(|| self.reader().iter_mut().for_each(BatchReader::stop));

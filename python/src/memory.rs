@@ -1,12 +1,12 @@
-//! The memory of one buffer: who uses it, and when it goes back to the pool.
+//! The memory of one buffer: its users, and when it returns to the pool.
 //!
 //! ```text
-//!   open ──close──▶ closed ──last view ends──▶ the pool        behind the recorded streams
+//!   open ──close──▶ closed ──last view ends──▶ the pool        after the recorded streams
 //!     └───────────the last reference ends──────▶
 //! ```
 //!
-//! - **memory-I1**: while a [`View`] exists, or any reference after [`lend`](Memory::lend), the buffer is not put back.
-//! - **memory-I2**: `address` and `len` are those of the buffer as long as it is here.
+//! - **memory-I1**: while a [`View`] exists, or any reference after [`lend`](Memory::lend), the buffer is not returned.
+//! - **memory-I2**: `address` and `len` describe the buffer until it is returned.
 
 use std::fmt;
 use std::ptr;
@@ -23,20 +23,20 @@ use crate::errors::{ReleasedError, exception};
 use crate::stream::Unfenced;
 use crate::unlocked::unlocked;
 
-/// What the buffers of a pool need to know of it.
+/// Data about the pool that its buffers need.
 #[derive(Debug)]
 pub(crate) struct Origin {
-    /// Ordinal of the GPU that copies go to.
+    /// Ordinal of the GPU that receives copies.
     pub(crate) device: u32,
-    /// Whether pinned memory of the pool is page-locked by CUDA.
+    /// Whether CUDA pins the pool's memory.
     pub(crate) is_cudas: bool,
-    /// Whether a hit and a put only move the buffer between lists.
+    /// Whether a hit and a return only move the buffer between lists.
     is_short: bool,
     may_fall_back: bool,
-    /// A stream was recorded on some buffer, so that gets and puts may ask the driver.
+    /// A stream was recorded on some buffer, so requests and returns may call the driver.
     has_streams: AtomicBool,
-    /// The pool, once no more gets can come, until its last buffer ends: Python ends objects in any order, so buffers that
-    /// outlive the pool are nothing to warn of.
+    /// The pool, from its last request until its last buffer ends. Python ends objects in any order, so buffers that outlive the
+    /// pool are no reason for a warning.
     pool: Mutex<Option<pinpool::Pool>>,
 }
 
@@ -53,7 +53,7 @@ impl Origin {
         Self {
             device: config.device,
             is_cudas: matches!(backend, "vmm" | "register" | "cuda"),
-            // Elsewhere a put may zero the buffer, or release memory.
+            // Otherwise a return may zero the buffer or release memory.
             is_short: config.preset == Preset::Adaptive && !config.zero && config.max_idle_bytes.is_none(),
             may_fall_back: config.on_full == OnFull::Pageable,
             has_streams: AtomicBool::new(false),
@@ -61,7 +61,7 @@ impl Origin {
         }
     }
 
-    /// Makes this for the buffers of `pool` in memory that processes share, page-locked by the driver or not.
+    /// For the buffers of `pool` in shared memory, pinned by the driver or not.
     pub(crate) fn of_shared(pool: pinpool::Pool, is_cudas: bool) -> Self {
         Self {
             device: pool.config().device,
@@ -73,18 +73,18 @@ impl Origin {
         }
     }
 
-    /// Whether a hit takes so little time that the interpreter's lock may stay held.
+    /// Whether a hit is short enough to keep the GIL.
     pub(crate) fn are_hits_short(&self) -> bool {
         // Relaxed: the flag guards no other memory.
         self.is_short && !self.has_streams.load(Ordering::Relaxed)
     }
 
-    /// Whether a put of `buf` does: memory that is not pinned may be released by it.
+    /// Whether a return of `buf` is short enough: it may release unpinned memory.
     fn is_put_short(&self, buf: &PinnedBuf) -> bool {
         self.are_hits_short() && (buf.is_pinned() || !self.may_fall_back)
     }
 
-    /// No more gets can come: idle memory goes back now, the pool ends with the last of its buffers.
+    /// Called after the last request: idle memory is released now, and the pool ends with its last buffer.
     pub(crate) fn close(&self, pool: pinpool::Pool) {
         pool.clear();
         *self.pool.lock().unwrap_or_else(PoisonError::into_inner) = Some(pool);
@@ -93,12 +93,12 @@ impl Origin {
 
 #[derive(Debug)]
 struct State {
-    /// `None` once it was put back.
+    /// `None` once it was returned.
     buf: Option<PinnedBuf>,
     views: usize,
-    /// Its user has released it: no new view.
+    /// Released by its user: no new views.
     is_closed: bool,
-    /// Views that are not counted may exist as long as references do.
+    /// Uncounted views may exist as long as references do.
     is_lent: bool,
     streams: Vec<Arc<dyn Fence>>,
 }
@@ -114,7 +114,7 @@ pub(crate) struct Memory {
     state: Mutex<State>,
 }
 
-/// Fences of a buffer from which on those that are over are forgotten when another one is recorded.
+/// Number of fences above which recording another one drops the completed ones.
 const STREAMS_UNASKED: usize = 16;
 
 const KINDS: &str = "(memoryview, NumPy array, DLPack tensor)";
@@ -154,8 +154,8 @@ impl Memory {
         }
     }
 
-    /// Held for moments, never over a call of Python or of the pool; over one of the driver only where many streams are
-    /// recorded on one buffer.
+    /// Held briefly, never during a call to Python or the pool, and during a driver call only if many streams are recorded on one
+    /// buffer.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -168,13 +168,13 @@ impl Memory {
         self.state().views
     }
 
-    /// The state of a buffer that may be used.
+    /// The state of a usable buffer.
     fn usable(&self) -> PyResult<MutexGuard<'_, State>> {
         let state = self.state();
         let is_closed = state.is_closed;
         match &state.buf {
             Some(buf) if !is_closed => {
-                // In a child of fork this fails for a driver's memory.
+                // Fails for driver memory in a forked child.
                 buf.wait_slice().map_err(|error| exception(&error))?;
                 Ok(state)
             }
@@ -202,25 +202,25 @@ impl Memory {
         self.put_if_over(state);
     }
 
-    /// From now on only the end of the last reference puts the buffer back.
+    /// From now on only the end of the last reference returns the buffer.
     pub(crate) fn lend(&self) -> PyResult<()> {
         self.usable()?.is_lent = true;
         Ok(())
     }
 
-    /// The memory goes back behind the work that `fence` stands for.
+    /// The memory returns after the work behind `fence`.
     pub(crate) fn record(&self, fence: Arc<dyn Fence>) -> PyResult<()> {
         let mut state = self.usable()?;
         self.origin.has_streams.store(true, Ordering::Relaxed);
         if state.streams.len() >= STREAMS_UNASKED {
-            // A failure stays, since the memory may be in use.
+            // A failed buffer stays, since its memory may be in use.
             state.streams.retain(|earlier| !matches!(earlier.is_done(), Ok(true)));
         }
         state.streams.push(fence);
         Ok(())
     }
 
-    /// No fence could be put behind work that may use the buffer: its memory is never used again. Returns the error.
+    /// No fence could be recorded for work that may use the buffer, so its memory is never reused. Returns the error.
     pub(crate) fn lose<T>(&self, Unfenced { error, may_run }: Unfenced) -> PyResult<T> {
         if may_run {
             self.record(Arc::new(UnknownEnd(error.to_string())))?;
@@ -228,7 +228,7 @@ impl Memory {
         Err(error)
     }
 
-    /// Ends the use of the buffer, which goes back now. Fails while it has views.
+    /// Releases the buffer now. Fails while it has views.
     pub(crate) fn release(&self) -> PyResult<()> {
         let mut state = self.state();
         if !state.is_closed {
@@ -244,7 +244,7 @@ impl Memory {
         self.usable()?.check_views()
     }
 
-    /// Ends the use of the buffer; its memory goes back with its last view.
+    /// Releases the buffer; its memory returns with its last view.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.is_closed = true;
@@ -268,19 +268,19 @@ impl Drop for Memory {
     }
 }
 
-/// Puts a buffer back, behind `streams`.
+/// Returns a buffer after the work on `streams`.
 fn put(buf: Option<PinnedBuf>, mut streams: Vec<Arc<dyn Fence>>, origin: &Origin) {
     let Some(buf) = buf else { return };
     let last = streams.pop();
     match last {
         None if origin.is_put_short(&buf) => drop(buf),
         None => unlocked(move || drop(buf)),
-        // A failure is logged by the pool, which then leaves the memory alone.
+        // The pool logs a failure and does not reuse the memory.
         Some(last) => unlocked(move || drop(buf.release_after(&Behind { last, others: streams }))),
     }
 }
 
-/// Work that nobody can wait for.
+/// Work whose end cannot be determined.
 #[derive(Debug)]
 struct UnknownEnd(String);
 

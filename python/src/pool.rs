@@ -1,4 +1,4 @@
-//! The class `Pool`. `pinpool/_pool.py` adds the methods that are written in Python.
+//! The class `Pool`. `pinpool/_pool.py` adds methods written in Python.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,23 +21,23 @@ use crate::gets::{Gets, buffer};
 use crate::lines;
 use crate::wait::WaitingGet;
 
-/// Longest wait that is not interrupted by a look at the signals.
+/// Longest wait without a check for signals.
 pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(200);
 
-/// A setting that has no variable: whether a thread returns buffers and idle memory, instead of calls of `maintain()`.
+/// A setting without a variable: whether a thread releases buffers and idle memory, instead of `maintain()` calls.
 const BACKGROUND_POLL: &str = "background_thread";
 
-/// A pool of page-locked host memory.
+/// A pool of pinned host memory.
 ///
-/// The settings have the names of the PINPOOL_ variables, in lower case and without the prefix: `max_bytes="64GiB"`,
-/// `wait=0.5`, `backend="heap"`. One that is left out, or None, comes from its variable, else it has its default.
+/// Settings are named like the PINPOOL_ variables, in lower case and without the prefix: `max_bytes="64GiB"`,
+/// `wait=0.5`, `backend="heap"`. A setting that is omitted or None comes from its variable, or else has its default.
 #[pyclass(frozen, weakref, module = "pinpool")]
 pub struct Pool {
     gets: Arc<Gets>,
     tagged: Option<pinpool::Pool>,
 }
 
-/// Unparks a thread that waits for a get.
+/// Unparks a waiting thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -68,7 +68,7 @@ impl Pool {
         Ok(self.requester()?.get_async(request))
     }
 
-    /// An idle buffer, if that takes so little time that the lock may stay held.
+    /// An idle buffer, if that is short enough to keep the GIL.
     fn get_idle(&self, len: usize) -> PyResult<Option<Buffer>> {
         if !self.gets.origin.get().is_some_and(|origin| origin.are_hits_short()) {
             return Ok(None);
@@ -81,7 +81,7 @@ impl Pool {
         Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.gets)))
     }
 
-    /// A get that waits long enough for Ctrl-C to matter: it is asked for now and then, and keeps its place in line.
+    /// A request that may wait long enough for Ctrl-C to matter: it is polled periodically and keeps its place in the queue.
     fn get_interruptibly(&self, py: Python<'_>, request: Request) -> PyResult<Result<PinnedBuf, Error>> {
         let mut future = self.future(request)?;
         loop {
@@ -158,7 +158,7 @@ impl Pool {
 
     /// A buffer of `n` bytes at a page-aligned address, or at a multiple of `align`, a power of two.
     ///
-    /// Where the limit leaves no room it waits at most `timeout` seconds, by default PINPOOL_WAIT.
+    /// When the pool is full, it waits at most `timeout` seconds (default: PINPOOL_WAIT).
     #[pyo3(signature = (n, *, align=None, timeout=None))]
     fn get(
         &self,
@@ -196,7 +196,7 @@ impl Pool {
         py.detach(|| self.idle(len))
     }
 
-    /// A buffer that is idle, or a get that waits.
+    /// An idle buffer, or a waiting request.
     #[pyo3(signature = (n, timeout=None))]
     fn _begin_get<'py>(
         &self,
@@ -218,24 +218,24 @@ impl Pool {
         self.pool().and_then(|pool| json(py.detach(|| serde_json::to_string(&pool.stats()))))
     }
 
-    /// The diagnosis: the cause that costs most, the time lost, the evidence and a recommendation.
+    /// The diagnosis: the costliest cause, the time lost, the evidence and a recommendation.
     fn diagnose(&self, py: Python<'_>) -> PyResult<String> {
         self.pool().map(|pool| py.detach(|| pool.diagnose().to_string()))
     }
 
-    /// What the pool holds and for whom, as text for people.
+    /// A report of the memory of the pool and its holders.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
         self.pool().map(|pool| py.detach(|| pool.dump().to_string()))
     }
 
-    /// Pins `n` bytes now, by the fastest way, and keeps them.
+    /// Pins `n` bytes now and keeps them.
     fn reserve(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<()> {
         let bytes = size(n)? as u64;
         self.call(py, |pool| pool.prewarm(bytes))
     }
 
-    /// Waits until all of the reserve is pinned, at most `timeout` seconds; without one, as long as it takes. False if it is not
-    /// there then. For a pool with `reserve_wait=False`.
+    /// Waits until the whole reserve is pinned, at most `timeout` seconds (default: no limit). Returns False on timeout. For a pool
+    /// with `reserve_wait=False`.
     #[pyo3(signature = (timeout=None))]
     fn wait_reserved(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let pool = self.pool()?;
@@ -267,17 +267,17 @@ impl Pool {
         self.run(py, |pool| pool.trim(bytes))
     }
 
-    /// Returns every idle buffer to the system and begins a new window of the four counters.
+    /// Returns every idle buffer to the system and restarts the four counters.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, |pool| pool.clear())
     }
 
-    /// Puts back the buffers whose copies are over; the maintenance thread does it as well.
+    /// Reclaims buffers whose copies have completed, as the maintenance thread does.
     fn maintain(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, |pool| pool.maintain())
     }
 
-    /// Changes the limit, to a size, "auto" or "none".
+    /// Changes the limit to a size, "auto" or "none".
     fn set_max_bytes(&self, py: Python<'_>, max_bytes: &Bound<'_, PyAny>) -> PyResult<()> {
         let word = max_bytes.cast::<PyString>().ok().map(|word| word.to_string());
         let limit = match word.as_deref().map(str::trim) {
@@ -288,7 +288,7 @@ impl Pool {
         self.call(py, |pool| pool.set_max_bytes(limit))
     }
 
-    /// Returns a handle of the same pool; buffers that it gives carry `tag` in `dump()`, in errors and in the log.
+    /// Returns a handle of the same pool whose buffers carry `tag` in `dump()`, errors and the log.
     fn tagged(&self, tag: &str) -> PyResult<Self> {
         Ok(Self { gets: self.gets.clone(), tagged: Some(self.pool()?.tagged(tag)) })
     }
@@ -353,7 +353,7 @@ fn keyword(variable: &str) -> String {
     variable.trim_start_matches(PREFIX).to_ascii_lowercase()
 }
 
-/// The setting of a keyword, a retired one among them.
+/// The setting of a keyword, including retired ones.
 fn variable(name: &str) -> PyResult<String> {
     let full = if name == BACKGROUND_POLL { name.to_owned() } else { format!("{PREFIX}{}", name.to_uppercase()) };
     let found = Some(full).filter(|full| is_known(full) && name == name.to_lowercase());

@@ -32,7 +32,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls `step` with parts of `timeout` until it finds something, and looks at the signals between them.
+/// Calls `step` with parts of `timeout` until it returns something, and checks for signals in between.
 fn waiting<T: Send>(
     py: Python<'_>,
     timeout: Option<Duration>,
@@ -140,7 +140,7 @@ impl Slabs {
         Ok(self.slabs()?.buffers())
     }
 
-    fn page_lock(&self) -> PyResult<&'static str> {
+    fn pinned_by(&self) -> PyResult<&'static str> {
         Ok(self.slabs()?.page_lock())
     }
 
@@ -180,7 +180,7 @@ pub struct SharedWorker {
 
 #[pymethods]
 impl SharedWorker {
-    /// Attaches to the memory behind a descriptor, which stays the caller's.
+    /// Attaches to the memory of a descriptor, which remains the caller's.
     #[new]
     fn new(descriptor: RawFd) -> PyResult<Self> {
         lines::start();
@@ -222,15 +222,15 @@ impl SharedWorker {
 }
 
 struct Filling {
-    /// `None` once it was sent or given up.
+    /// `None` once it was sent or released.
     buf: Option<SlabBuf>,
     views: usize,
 }
 
-/// A shared buffer that this process fills: bytes that the trainer gets in place.
+/// A shared buffer that this process fills and the trainer receives in place.
 ///
-/// `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `send()` gives the buffer to the trainer and returns its ticket; without
-/// it the buffer is free again when it and its views are gone. Pickled, it is sent, and arrives as its ticket.
+/// `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `send()` passes the buffer to the trainer and returns its ticket;
+/// without `send()` the buffer becomes free when it and its views are gone. Pickling it sends it, and it arrives as its ticket.
 #[pyclass(frozen, module = "pinpool")]
 pub struct SharedBuffer {
     len: usize,
@@ -267,7 +267,7 @@ impl SharedBuffer {
         self.len
     }
 
-    /// Gives the buffer to the trainer, with a number for it; returns its ticket. BufferError while views of it are alive.
+    /// Passes the buffer to the trainer with a number and returns its ticket. Raises BufferError while its views are alive.
     #[pyo3(signature = (tag=0))]
     fn send<'py>(&self, py: Python<'py>, tag: u64) -> PyResult<Bound<'py, PyBytes>> {
         let buf = self.take()?;
@@ -275,7 +275,7 @@ impl SharedBuffer {
         Ok(PyBytes::new(py, &ticket.to_bytes()))
     }
 
-    /// Gives the buffer up: it is free again. BufferError while views of it are alive.
+    /// Releases the buffer. Raises BufferError while its views are alive.
     fn release(&self) -> PyResult<()> {
         match self.take() {
             Err(error) if locked(&self.state).buf.is_some() => Err(error),

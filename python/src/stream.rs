@@ -1,4 +1,4 @@
-//! Streams of other libraries, and fences behind the work on them.
+//! Streams of other libraries, and fences for the work on them.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use pyo3::types::{PyBool, PyInt};
 
 use crate::errors::of_kind;
 
-/// No fence behind the work of a stream.
+/// No fence could be recorded for the work of a stream.
 pub(crate) struct Unfenced {
     pub(crate) error: PyErr,
-    /// There is a driver that may run such work, so that its end is unknown.
+    /// A driver may run such work, so its end is unknown.
     pub(crate) may_run: bool,
 }
 
-/// The largest handle that stands for a stream of the calling context or thread.
+/// The largest handle that denotes a stream of the calling context or thread.
 const PER_THREAD: usize = 2;
 
-/// A stream as the caller names it.
+/// A stream named by the caller.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stream {
     handle: usize,
-    /// Ordinal of its GPU, if the object says so.
+    /// Ordinal of its GPU, if the object has one.
     device: Option<u32>,
 }
 
@@ -66,13 +66,13 @@ impl Stream {
         )))
     }
 
-    /// A fence behind all work enqueued so far. `pools` is the GPU of the pool.
+    /// A fence for all work enqueued so far. `pools` is the GPU of the pool.
     pub(crate) fn fence(self, pools: u32) -> Result<Arc<dyn Fence>, Unfenced> {
         // SAFETY: the caller says that the stream is alive.
         let stream = unsafe { raw(self.handle) };
         let marked = match self.device {
             Some(device) => stream.on_device(device).mark(),
-            // A default stream that is named without its context, where the thread has none.
+            // A default stream named without its context, on a thread that has none.
             None => stream.mark().or_else(|error| match error.is_request() && self.handle <= PER_THREAD {
                 true => stream.on_device(pools).mark(),
                 false => Err(error),

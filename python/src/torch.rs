@@ -1,7 +1,6 @@
-//! The functions by which torch's host allocator (`pinpool/torch/host_allocator.cpp`) uses a pool.
+//! The functions through which torch's host allocator (`pinpool/torch/host_allocator.cpp`) uses a pool.
 //!
-//! The structures are those of that file. Any thread calls them, with and without the interpreter's lock; none enters the
-//! interpreter.
+//! The structures match that file. Any thread may call the functions, with or without the GIL; none enters the interpreter.
 #![allow(unsafe_code)] // Called from C++.
 
 use std::ffi::{c_char, c_int, c_void};
@@ -54,7 +53,7 @@ impl Stream {
     unsafe fn as_raw(&self) -> RawStream {
         // SAFETY: the caller's promise.
         let stream = unsafe { RawStream::new(self.handle) };
-        // A negative device is none.
+        // A negative device means no device.
         u32::try_from(self.device).map_or(stream, |device| stream.on_device(device))
     }
 }
@@ -69,7 +68,7 @@ struct Functions {
     is_capturing: unsafe extern "C" fn(*const Stream) -> c_int,
 }
 
-/// The memory that this process may use, in bytes, and where that number comes from; `None` where the system does not tell.
+/// The memory that this process may use, in bytes, and the origin of that number; `None` if the system does not report it.
 #[pyfunction]
 pub(crate) fn _host_memory() -> Option<(u64, String)> {
     let memory = pinpool_os::host::memory(Path::new("/"))?;
@@ -170,7 +169,7 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
             held_bytes_peak: signed(stats.memory.peak_held_bytes),
             pinned_bytes: signed(stats.memory.pin.bytes),
             unpinned_bytes: signed(stats.memory.unpin.bytes),
-            // What the docs of `Stats` give as the twins.
+            // The counterparts according to the documentation of `Stats`.
             held_buffers: signed(stats.memory.buffers.saturating_sub(stats.memory.fallback_buffers)),
             pinned_buffers: signed(stats.requests.misses.saturating_sub(stats.requests.fallbacks)),
             unpinned_buffers: signed(stats.memory.evictions.total()),

@@ -1,4 +1,4 @@
-//! A get that asyncio awaits: `pinpool/_asyncio.py` polls it when its socket can be read.
+//! A request that asyncio awaits: `pinpool/_asyncio.py` polls it when its socket is readable.
 
 use std::future::Future;
 use std::io::Read;
@@ -18,20 +18,20 @@ use crate::gets::{Gets, buffer};
 use crate::unlocked::unlocked;
 use crate::{errors, lines};
 
-/// Writes a byte to the socket that the event loop reads. Takes no lock of the interpreter, so any thread may wake.
+/// Writes a byte to the socket that the event loop reads. Does not take the GIL, so any thread may wake.
 struct Bell(UnixStream);
 
 impl Wake for Bell {
     #[allow(unsafe_code)]
     fn wake(self: Arc<Self>) {
         let byte = 1_u8;
-        // No signal ends the process where the get is gone already, as by a plain write. A socket that is full wakes as well.
+        // Unlike a plain write, this raises no SIGPIPE if the request has ended. A full socket wakes the reader, too.
         // SAFETY: a socket that is open, and one byte.
         let _ = unsafe { libc::send(self.0.as_raw_fd(), (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL) };
     }
 }
 
-/// A get that waits in line. The event loop polls it; nothing else does.
+/// A waiting request. Only the event loop polls it.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct WaitingGet {
     future: Mutex<Option<GetFuture>>,
@@ -63,14 +63,14 @@ impl WaitingGet {
 
 #[pymethods]
 impl WaitingGet {
-    /// The socket that can be read when `poll` is to be called again.
+    /// The socket that becomes readable when `poll` should be called again.
     fn fileno(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
 
-    /// The buffer, or None if it is not there yet.
+    /// The buffer, or None if the request still waits.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<Buffer>> {
-        // Taken out, so that no lock is held over a call of the pool.
+        // Taken out, so that no lock is held during a pool call.
         let Some(mut future) = self.future().take() else { return Ok(None) };
         let (future, polled) = py.detach(|| {
             let mut rung = [0; 64];
@@ -90,7 +90,7 @@ impl WaitingGet {
         polled
     }
 
-    /// Leaves the line. A buffer that was handed over meanwhile goes to the next get.
+    /// Leaves the queue. A buffer that was handed over meanwhile goes to the next request.
     fn close(&self) {
         let future = self.future().take();
         unlocked(move || drop(future));

@@ -88,7 +88,7 @@ def test_a_tensor_may_have_a_dtype_of_numpy(pool):
         pool.empty((3, 4), torch.float32)
     for dtype in (np.float32, np.dtype("f4"), "float32", torch.float32):
         assert pool.empty(3, dtype, library="torch").dtype == torch.float32
-    with pytest.raises(TypeError, match="'str96' is none of torch"):
+    with pytest.raises(TypeError, match="'str96' is unknown to torch"):
         pool.empty(3, np.dtype("<U3"), library="torch")
 
 

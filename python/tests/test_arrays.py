@@ -38,8 +38,8 @@ def test_an_array_of_nothing_takes_nothing(pool):
 @pytest.mark.parametrize(
     "shape, dtype, error, text",
     [
-        (-1, "f4", ValueError, r"shape \(-1,\): a length is 0 or more"),
-        ((3, -2), "f4", ValueError, "a length is 0 or more"),
+        (-1, "f4", ValueError, r"shape \(-1,\): lengths must be 0 or more"),
+        ((3, -2), "f4", ValueError, "lengths must be 0 or more"),
         ((2**40, 2**40), "f8", pinpool.RequestError, "a buffer holds at most"),
         (2**62, "f8", pinpool.RequestError, "cannot allocate 36893488147419103232B"),
         (3, object, TypeError, "Python objects cannot lie in pinned memory"),
@@ -59,7 +59,7 @@ def test_shapes_and_dtypes_that_do_not_fit_are_named(pool, shape, dtype, error, 
 def test_order_and_library_are_checked(pool):
     with pytest.raises(ValueError, match="'C' or 'F'"):
         pool.empty(3, order="K")
-    with pytest.raises(ValueError, match="library='jax': arrays can be of 'numpy' or 'torch'"):
+    with pytest.raises(ValueError, match="library='jax': must be 'numpy' or 'torch'"):
         pool.empty(3, library="jax")
 
 
@@ -80,7 +80,7 @@ def test_a_tensor_of_torch(pool):
     del part
     assert in_use(pool) == 0
     assert pool.empty(3, "int64", library="torch").dtype == torch.int64
-    with pytest.raises(TypeError, match="none of torch"):
+    with pytest.raises(TypeError, match="unknown to torch"):
         pool.empty(3, "f4", library="torch")
     buf = pool.get(64)
     tensor = torch.from_dlpack(buf)

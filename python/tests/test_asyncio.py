@@ -1,4 +1,4 @@
-"""Gets that tasks await."""
+"""Requests that tasks await."""
 
 import asyncio
 import threading

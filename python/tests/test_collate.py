@@ -224,7 +224,7 @@ def test_batches_longer_than_a_buffer_come_all_the_same_and_the_log_says_what_wo
             assert all((array == index).all() for index, array in enumerate(got))
             assert shared.counts()["free"] == shared.buffers
     assert [record.message for record in caplog.records if "longer" in record.message] == [
-        "a batch of 10 B is longer than a shared buffer: it and others like it are pickled and copied; buffer_bytes=10 would hold it (now 1)"
+        "a batch of 10 B is longer than a shared buffer: such batches are pickled and copied; raise buffer_bytes to 10 (now 1)"
     ]
     with pytest.raises(pinpool.RequestError, match="2000"):
         pinpool.SharedPool(1000, 1, pool=pool).get(2000)

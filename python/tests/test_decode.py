@@ -1,4 +1,4 @@
-"""Batches of decoded images and arrays: their pixels beside Pillow's, what fails, and paths with braces and patterns."""
+"""Batches of decoded images and arrays: their pixels compared with Pillow's, failures, and paths with braces and patterns."""
 
 import io
 import tarfile
@@ -151,8 +151,8 @@ def test_a_damaged_image_is_named_and_skipped_or_ends_the_load(tmp_path):
     [
         ({}, "a dict of what each field is decoded to"),
         ({"jpg": "image"}, "a pinpool_loader.Image, such as"),
-        ({"jpg;": pinpool_loader.Image(1, 1)}, "the name of a field"),
-        ({3: pinpool_loader.Image(1, 1)}, "the name of a field"),
+        ({"jpg;": pinpool_loader.Image(1, 1)}, "must be a field name"),
+        ({3: pinpool_loader.Image(1, 1)}, "must be a field name"),
         ({"jpg": pinpool_loader.Image(1, 1), "png;JPG": pinpool_loader.Image(1, 1)}, "'jpg' is decoded already"),
         ({"jpg": pinpool_loader.Image(1 << 30, 1 << 30)}, "more pixels"),
     ],
@@ -229,7 +229,7 @@ def test_braces_and_patterns_name_files_in_order(tmp_path):
     with pytest.raises(pinpool.LoadError, match=r"train-012\.tar"):
         keys("train-{011..012}.tar")
     for url in ("https://host/train.tar", "s3://bucket/{0..3}.tar", "pipe:cat a.tar"):
-        with pytest.raises(ValueError, match="is no file: the loader reads files"):
+        with pytest.raises(ValueError, match="is a URL: the loader reads files"):
             pinpool_loader.Loader(url, batch_size=1)
 
 

@@ -338,7 +338,7 @@ def test_shared_memory_is_registered_once_and_a_buffer_comes_back_behind_its_str
         pool, stream = pool_of(backend="register", preset=None, background_thread=True), new_stream()
         before = cuda.double_calls(b"cuMemHostRegister_v2")
         shared = pinpool.SharedPool(SIZE, 2, pool=pool)
-        assert shared.page_lock == "register" and cuda.double_calls(b"cuMemHostRegister_v2") == before + 1
+        assert shared.pinned_by == "register" and cuda.double_calls(b"cuMemHostRegister_v2") == before + 1
         for value in range(20):
             filling = shared.get(SIZE)
             np.frombuffer(filling, np.uint8)[:] = value

@@ -61,6 +61,6 @@ def test_a_rank_without_torchrun_is_told_so(tmp_path, monkeypatch):
 
 
 @needs("torch", "torch")
-def test_torchs_workers_fill_page_locked_memory():
+def test_torchs_workers_fill_pinned_memory():
     out, _ = run(EXAMPLES / "workers.py", "--workers", "2")
     assert out.startswith("400 samples") and "{'free': 6, 'filling': 0, 'sent': 0, 'held': 0}" in out

@@ -256,7 +256,7 @@ def test_directories_are_classes(files, pool):
         assert [loader.classes[label] for label in batch.labels] == [key.split("/")[-2] for key in batch.keys]
     assert {label for batch in load(files, pool, label_type=str) for label in batch.labels} == {"class0", "class1"}
     assert {label for batch in load(files, pool, label_type={"class0": 7, "class1": 9}.get) for label in batch.labels} == {7, 9}
-    with pytest.raises(ValueError, match="label_type: the directory 'class0' is no label: invalid literal"):
+    with pytest.raises(ValueError, match="label_type: the directory name 'class0' is not a label: invalid literal"):
         load(files, pool, label_type=int)
 
 
@@ -266,7 +266,7 @@ def test_directories_are_classes(files, pool):
 def test_a_state_of_other_batches_is_refused(files, pool, settings):
     state = load(files, pool).state_dict()
     said = {"batch_size": "batch_size=3 there, 4 here", "shuffle": "shuffle=False there, True here", "rank": "world=1 there, 2 here", "batch_bytes": "batch_bytes=0 there, 500 here"}
-    with pytest.raises(ValueError, match=f"a loader of other batches: .*{said[next(iter(settings))]}"):
+    with pytest.raises(ValueError, match=f"a loader with different batches: .*{said[next(iter(settings))]}"):
         load(files, pool, state=state, **{**settings, "even": "world" in settings})
     for wrong in (3, "epoch 3", {"epoch": 0}):
         with pytest.raises(TypeError, match="what state_dict.. of a pinpool_loader.Loader returned"):

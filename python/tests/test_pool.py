@@ -1,4 +1,4 @@
-"""Pools: settings, gets, figures, errors."""
+"""Pools: settings, requests, statistics, errors."""
 
 import datetime
 import gc
@@ -109,7 +109,7 @@ def test_sizes_are_integers_or_text(pool):
         pool.get(1, timeout="soon")
 
 
-def test_a_get_over_the_ceiling_names_request_limit_and_remedy(pool):
+def test_a_request_over_the_limit_names_request_limit_and_remedy(pool):
     with pytest.raises(pinpool.LimitError, match="cannot allocate 1.0GiB.*limit of 64.0MiB.*raise PINPOOL_MAX_BYTES") as caught:
         pool.get("1GiB")
     assert isinstance(caught.value, MemoryError) and isinstance(caught.value, pinpool.PinpoolError)
@@ -134,7 +134,7 @@ def test_a_backend_that_is_not_there_is_named():
         pinpool.Pool(env=False, backend="vmm").get(1)
 
 
-def test_other_threads_run_while_one_waits_at_the_ceiling(pool):
+def test_other_threads_run_while_one_waits_at_the_limit(pool):
     """The interpreter's lock is not held by the wait: this thread gives back what the other one waits for."""
     for timeout in (20, 0.2 * 60):
         held, got = pool.get("60MiB"), []
@@ -183,7 +183,7 @@ def test_figures_have_the_names_of_the_json(pool):
     assert pool.stats()["requests"]["hits"] == 1
 
 
-def test_reserve_trim_clear_and_ceiling(pool):
+def test_reserve_trim_clear_and_limit(pool):
     pool.reserve("8MiB")
     assert pool.stats()["memory"]["reserve_bytes"] == pool.stats()["memory"]["held_bytes"] == 8 * MIB
     pool.get("16MiB").release()
@@ -298,7 +298,7 @@ def test_all_errors_are_of_one_family():
 
 
 
-def test_a_reserve_that_is_not_waited_for_is_pinned_beside_the_program():
+def test_a_reserve_in_the_background_is_pinned_while_the_program_runs():
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=False)
     first = pool.get(1 << 20)
     assert 0 < pool.pinned_fraction <= 1

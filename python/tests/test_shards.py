@@ -108,10 +108,10 @@ def test_fields_of_a_sample_in_parts_are_refused(shards, pool):
 @pytest.mark.parametrize(
     ("label", "said"),
     [
-        (b"cat", 'its field "cls", "cat", is no label: invalid literal for int'),
-        (b"", "is no label: invalid"),
-        (b"1.5", "is no label"),
-        (b"\xff", "is no text"),
+        (b"cat", 'its field "cls", "cat", is not a label: invalid literal for int'),
+        (b"", "is not a label: invalid"),
+        (b"1.5", "is not a label"),
+        (b"\xff", "is not text"),
         (None, 'no field "cls" .* it has jpg'),
     ],
 )
@@ -137,7 +137,7 @@ def test_labels_are_what_a_function_makes_of_the_text(tmp_path, pool):
 
     assert labels("cls", float) == [1.0, 2.5] and labels("txt", str) == fields["txt"]
     assert labels("json", json.loads) == [{"boxes": [1, 2]}, []]
-    with pytest.raises(pinpool.LoadError, match='a.tar!0: its field "txt", "a cat.n", is no label: Expecting value'):
+    with pytest.raises(pinpool.LoadError, match='a.tar!0: its field "txt", "a cat.n", is not a label: Expecting value'):
         labels("txt", json.loads)
     with pytest.raises(KeyboardInterrupt):
         labels("txt", interrupted)

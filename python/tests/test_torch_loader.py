@@ -136,7 +136,7 @@ def test_a_program_that_keeps_too_many_batches_is_told_at_once_but_not_at_the_en
         return DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=shared.collate)
 
     batches = []
-    with pytest.raises(pinpool.LimitError, match=f"{kept} of 9 shared buffers are held.*with buffers="):
+    with pytest.raises(pinpool.LimitError, match=f"{kept} of 9 shared buffers belong.*with buffers="):
         for batch in shared.batches(loader(50)):
             batches.append(batch)
     assert len(batches) == kept
@@ -159,7 +159,7 @@ def test_the_error_of_a_program_that_keeps_too_much_does_not_wait_for_the_worker
 
     monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_shutdown_workers", timed)
     batches = []
-    with pytest.raises(pinpool.LimitError, match="shared buffers are held"):
+    with pytest.raises(pinpool.LimitError, match="shared buffers belong"):
         for batch in shared.batches(DataLoader(Images(), batch_size=2, num_workers=2, prefetch_factor=2, collate_fn=shared.collate)):
             batches.append(batch)
     # Workers end by themselves: one that torch waits for in vain is killed by SIGTERM.

@@ -91,7 +91,7 @@ impl Machine {
             if one.abs_diff(other) > one.max(other) / LIKENESS {
                 return Some(format!("node {} has {one} B and node {} {other} B", first.id, node.id));
             }
-            let (one, other) = (first.cpus.unwrap_or(0), node.cpus.unwrap_or(0));
+            let [one, other] = [first, node].map(|node| node.cpus.as_ref().map_or(0, Vec::len));
             (one != other).then(|| format!("node {} has {one} processors and node {} {other}", first.id, node.id))
         })
     }
@@ -99,9 +99,9 @@ impl Machine {
 
 /// What a node lacks. What cannot be read counts as there.
 fn lack(node: &MemoryNode) -> Option<&'static str> {
-    match (node.memory_bytes, node.cpus) {
+    match (node.memory_bytes, node.cpus.as_deref()) {
         (Some(0), _) => Some("memory"),
-        (_, Some(0)) => Some("processors"),
+        (_, Some([])) => Some("processors"),
         _ => None,
     }
 }

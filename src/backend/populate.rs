@@ -42,8 +42,10 @@ pub(super) struct NodePlacement {
 impl NodePlacement {
     /// On `node`, if it is one of several. `root` is the file system root: `/` except in tests.
     pub(super) fn on(root: &Path, node: u32) -> Option<Self> {
-        let exists = host::is_node_of_several(root, node) && node < NODE_LIMIT;
-        exists.then(|| Self { node, cpus: host::cpus_of_node(root, node) })
+        let nodes = host::memory_nodes(root);
+        let of_several = Some(nodes).filter(|nodes| nodes.len() > 1 && node < NODE_LIMIT)?;
+        let found = of_several.into_iter().find(|found| found.id == node)?;
+        Some(Self { node, cpus: found.cpus.unwrap_or_default() })
     }
 
     pub(super) fn node(&self) -> u32 {

@@ -21,7 +21,7 @@ const WORD: u64 = 0x7072_6f62_6564_2131;
 /// The first two words are aligned, readable and writable, and belong to the caller alone.
 pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> Result<(), SourceError> {
     let _entered = Device::find(device)?.enter()?;
-    let Ok(stream) = calls::stream_create() else { return Ok(()) };
+    let Ok(stream) = calls::stream_create(calls::NON_BLOCKING) else { return Ok(()) };
     // SAFETY: the caller's promise, and a live stream.
     let copied = unsafe { check_on(stream, start.cast()) };
     // SAFETY: created above, destroyed once.

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use super::PinnedBuf;
 use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget};
-use crate::engine::Block;
 use crate::error::{Error, Result};
 use crate::in_flight::{CopyFences, FenceKind, SharedFence};
 
@@ -118,10 +117,17 @@ impl PinnedBuf {
         S: ?Sized,
         T: CopyTarget<S, E> + ?Sized,
     {
-        match self.enqueue_all(stream, target) {
-            Ok(None) => Ok(Completion::already()),
-            Ok(Some(fence)) => {
-                let keeper = self.block.as_ref().map(Block::keeper);
+        let Some(block) = self.block.as_ref().filter(|block| block.bytes().1 > 0) else {
+            return Ok(Completion::already());
+        };
+        let checked = block.begin_read().map_err(CopyFailure::Refused);
+        let checked = checked.and_then(|()| copy::check_len(self.len(), "target", target.capacity_bytes()));
+        // SAFETY: the length was checked. The engine gets the block with this copy's fence and keeps it from every other use until
+        // the copy is over (in-flight-I1); on a refusal nothing was enqueued.
+        let enqueue = |()| unsafe { target.enqueue(stream, self.start().as_ptr(), self.len(), block.fence_kind()) };
+        match checked.and_then(enqueue) {
+            Ok(fence) => {
+                let keeper = Some(block.keeper());
                 if let Some(block) = self.block.take() {
                     block.put_after(fence.clone());
                 }
@@ -130,20 +136,6 @@ impl PinnedBuf {
             Err(CopyFailure::Refused(error)) => Err(CopyError { error, buf: Some(self) }),
             Err(failed) => self.track(Err(failed), CopyFences::record).map_err(|error| CopyError { error, buf: None }),
         }
-    }
-
-    /// Enqueues a copy of all bytes; `None` if there are none. Who calls it gives the block away with the fence.
-    fn enqueue_all<S, E, T>(&self, stream: &S, target: &mut T) -> Result<Option<SharedFence>, CopyFailure>
-    where
-        S: ?Sized,
-        T: CopyTarget<S, E> + ?Sized,
-    {
-        let Some(block) = self.block.as_ref().filter(|block| block.bytes().1 > 0) else { return Ok(None) };
-        block.begin_read().map_err(CopyFailure::Refused)?;
-        let kind = block.fence_kind();
-        // SAFETY: the engine gets the block with this copy's fence and keeps it from every other use until the copy is over
-        // (in-flight-I1); on a refusal nothing was enqueued.
-        unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), kind) }.map(Some)
     }
 
     /// Enqueues a copy of `range` to the front of `target` and keeps the buffer, for another copy or another target.
@@ -167,12 +159,13 @@ impl PinnedBuf {
         }
         let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::already()) };
         block.begin_read()?;
+        let checked = copy::check_len(len, "target", target.capacity_bytes());
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (buffer-I1).
         let source = unsafe { self.start().add(range.start) };
-        // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
-        // pool, until the copy is over (buffer-I2); on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FenceKind::Timeline) };
-        self.track(enqueued, CopyFences::record)
+        // SAFETY: the length was checked. The fence is recorded below, and from then on nothing writes to the memory, nor does it
+        // return to the pool, until the copy is over (buffer-I2); on a refusal nothing was enqueued.
+        let enqueue = |()| unsafe { target.enqueue(stream, source.as_ptr(), len, FenceKind::Timeline) };
+        self.track(checked.and_then(enqueue), CopyFences::record)
     }
 
     /// Enqueues a copy of as many bytes as the buffer has from the front of `source` into it, behind earlier copies of the
@@ -204,10 +197,11 @@ impl PinnedBuf {
         // return.
         let _failures_stay = block.state_mut().copy_fences.wait_for_all();
         let (start, len) = block.bytes();
-        // SAFETY: the fence is recorded below, and from then on nothing touches the memory, nor does it return to the pool,
-        // until the copy is over (buffer-I2); on a refusal nothing was enqueued.
-        let fetched = unsafe { copy::fetch(stream, source, start.as_ptr(), len) };
-        let copy = self.track(fetched, CopyFences::record_write)?;
+        let checked = copy::check_len(len, "source", source.available_bytes());
+        // SAFETY: the length was checked. The fence is recorded below, and from then on nothing touches the memory, nor does it
+        // return to the pool, until the copy is over (buffer-I2); on a refusal nothing was enqueued.
+        let fetch = |()| unsafe { source.fetch(stream, start.as_ptr(), len) };
+        let copy = self.track(checked.and_then(fetch), CopyFences::record_write)?;
         Ok(PendingBuf { buf: self, copy: copy.into_future() })
     }
 

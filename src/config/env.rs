@@ -107,6 +107,10 @@ macro_rules! variables {
 }
 for_each_setting!(variables);
 
+fn find(name: &str) -> Option<&'static Variable> {
+    VARIABLES.iter().find(|variable| variable.name == name)
+}
+
 /// The name of a setting that is written `name`: in any case, and of a variable also without the prefix.
 pub fn full_name(name: &str) -> String {
     if let Some((in_code, _)) = IN_CODE.iter().find(|(in_code, _)| name.eq_ignore_ascii_case(in_code)) {
@@ -118,8 +122,7 @@ pub fn full_name(name: &str) -> String {
 
 /// Whether a pool has the setting called `name`, or had it in an earlier version.
 pub fn is_known(name: &str) -> bool {
-    let is_variable = VARIABLES.iter().any(|variable| variable.name == name);
-    is_variable
+    find(name).is_some()
         || IN_CODE.iter().any(|(in_code, _)| *in_code == name)
         || name.strip_prefix(PREFIX).is_some_and(|word| retired(word).is_some())
 }
@@ -130,7 +133,7 @@ pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()>
     if let Some((name, read)) = IN_CODE.iter().find(|(known, _)| *known == name) {
         return read(&mut settings.code, text).map_err(|error| refused(name, text, error.problem()));
     }
-    let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
+    let Some(variable) = find(name) else {
         let word = name.strip_prefix(PREFIX).unwrap_or(name);
         if let Some(instead) = retired(word) {
             settings.retired.push(format!("{name}={text}: {instead}"));
@@ -324,19 +327,13 @@ impl Settings {
 impl Config {
     /// The value of the variable called `name`, as text.
     pub(crate) fn value_of(&self, name: &str) -> String {
-        VARIABLES.iter().find(|of| of.name == name).map(|of| (of.show)(self)).unwrap_or_default()
+        find(name).map(|variable| (variable.show)(self)).unwrap_or_default()
     }
 }
 
 /// Shows what is not Unicode with replacement characters, so that a warning can name it.
 fn process_pairs() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
-}
-
-/// Ranks of torchrun on this host, this process among them; 1 without torchrun.
-pub fn local_ranks() -> u64 {
-    let ranks = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.trim().parse().ok());
-    ranks.unwrap_or(1).max(1)
 }
 
 /// Whether the environment shows that this process is one of several on its host: a rank of torchrun, or a process of Ray.

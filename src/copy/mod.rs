@@ -1,4 +1,4 @@
-//! Where a buffer is copied to and from: a CUDA stream, or the host sink that replaces one.
+//! The streams and memories that buffers are copied to and from: CUDA, or a host sink that simulates a device.
 //!
 //! | stream `S` | device memory | element `E` | who copies |
 //! | --- | --- | --- | --- |
@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::in_flight::{Fence, FenceKind, SharedFence};
+use crate::in_flight::{Fence, FenceKind};
 
 mod completion;
 #[cfg(feature = "cuda")]
@@ -143,42 +143,8 @@ impl CopyFailure {
     }
 }
 
-/// Enqueues a copy after the checks that need no driver.
-///
-/// # Safety
-///
-/// The contract of [`CopyTarget::enqueue`], except that `len` may be anything.
-#[allow(unsafe_code)]
-pub(crate) unsafe fn enqueue<S: ?Sized, E, T: CopyTarget<S, E> + ?Sized>(
-    stream: &S,
-    target: &mut T,
-    source: *const u8,
-    len: usize,
-    kind: FenceKind,
-) -> Result<SharedFence, CopyFailure> {
-    check_len(len, "target", target.capacity_bytes())?;
-    // SAFETY: the caller's promise; the length was checked above.
-    unsafe { target.enqueue(stream, source, len, kind) }
-}
-
-/// Enqueues a copy into host memory after the checks that need no driver.
-///
-/// # Safety
-///
-/// The contract of [`CopySource::fetch`], except that `len` may be anything.
-#[allow(unsafe_code)]
-pub(crate) unsafe fn fetch<S: ?Sized, E, T: CopySource<S, E> + ?Sized>(
-    stream: &S,
-    source: &T,
-    target: *mut u8,
-    len: usize,
-) -> Result<SharedFence, CopyFailure> {
-    check_len(len, "source", source.available_bytes())?;
-    // SAFETY: the caller's promise; the length was checked above.
-    unsafe { source.fetch(stream, target, len) }
-}
-
-fn check_len(len: usize, what: &str, bytes: usize) -> Result<(), CopyFailure> {
+/// Refuses a copy of more bytes than the device memory has.
+pub(crate) fn check_len(len: usize, what: &str, bytes: usize) -> Result<(), CopyFailure> {
     let why = || format!("the {what} has only {bytes} B; make it larger or request a shorter buffer");
     if len <= bytes { Ok(()) } else { Err(CopyFailure::Refused(Error::copy(len, why()))) }
 }

@@ -53,18 +53,10 @@ struct WorkerState {
     failed: bool,
 }
 
-#[derive(Debug)]
 struct QueuedCopy {
-    work: Work,
+    run: Box<dyn FnOnce() + Send>,
     /// Earlier copies of other streams from and to the same memory.
     after: Vec<SharedFence>,
-}
-
-#[derive(Debug)]
-enum Work {
-    ToDevice { source: HostAddress, target: Arc<DeviceBytes>, len: usize },
-    ToHost { source: Arc<DeviceBytes>, target: HostAddress, len: usize },
-    Nothing,
 }
 
 /// Where to read from or write to, later.
@@ -142,11 +134,11 @@ impl SinkStream {
         self.progress.changed.notify_all();
     }
 
-    fn enqueue(&self, work: Work, after: Vec<SharedFence>) -> Enqueued {
+    fn enqueue(&self, run: impl FnOnce() + Send + 'static, after: Vec<SharedFence>) -> Enqueued {
         // The lock makes a copy's number its place in the queue when several threads share a stream.
         let _in_order = self.progress.state.lock();
         self.queue
-            .send(QueuedCopy { work, after })
+            .send(QueuedCopy { run: Box::new(run), after })
             .map_err(|_| CopyFailure::Refused(Error::device("the worker of the sink stream has ended")))?;
         // Relaxed: written under the lock.
         let number = self.progress.enqueued.fetch_add(1, Ordering::Relaxed);
@@ -165,7 +157,7 @@ impl SinkStream {
 }
 
 fn run_copies(copies: &Receiver<QueuedCopy>, progress: &Progress) {
-    for QueuedCopy { work, after } in copies {
+    for QueuedCopy { run, after } in copies {
         for earlier in after {
             // A stream that failed writes no more: nothing to wait for.
             let _ = earlier.wait();
@@ -180,36 +172,13 @@ fn run_copies(copies: &Receiver<QueuedCopy>, progress: &Progress) {
         }
         state.running = true;
         drop(state);
-        work.run();
+        run();
         // Under the lock, so that a waiter between its check and its sleep is not missed.
         let mut state = progress.state.lock();
         state.running = false;
         // Release: a thread that sees the count sees the bytes, and may overwrite the source.
         progress.done.fetch_add(1, Ordering::Release);
         progress.changed.notify_all();
-    }
-}
-
-impl Work {
-    fn run(self) {
-        match self {
-            Self::ToDevice { source, target, len } => {
-                // SAFETY: sink-I1: no reference to the bytes exists until this copy's fence is over, and no other worker
-                // touches them: earlier copies were waited for, later ones wait for this one.
-                let bytes = unsafe { &mut *target.0.get() };
-                // SAFETY: the promise of `enqueue`: the source stays readable and unchanged until the fence.
-                let source = unsafe { std::slice::from_raw_parts(source.0.cast_const(), len) };
-                bytes[..len].copy_from_slice(source);
-            }
-            Self::ToHost { source, target, len } => {
-                // SAFETY: sink-I1: no worker writes to the bytes: earlier copies were waited for, later ones wait for this.
-                let bytes = unsafe { &*source.0.get() };
-                // SAFETY: the promise of `fetch`: nothing else touches the target until the fence.
-                let target = unsafe { std::slice::from_raw_parts_mut(target.0, len) };
-                target.copy_from_slice(&bytes[..len]);
-            }
-            Self::Nothing => {}
-        }
     }
 }
 
@@ -290,13 +259,13 @@ impl SinkMem {
     }
 
     /// Behind the copies of other streams from and to this memory.
-    fn enqueue_in_order(&self, stream: &SinkStream, work: Work) -> Enqueued {
+    fn enqueue_in_order(&self, stream: &SinkStream, run: impl FnOnce() + Send + 'static) -> Enqueued {
         stream.progress.check_process().map_err(CopyFailure::Refused)?;
         let mut copies = self.copies.lock();
         copies.retain(|copy| matches!(copy.is_done(), Ok(false)));
         let is_elsewhere = |copy: &&SharedFence| copy.stream_id() != Some(stream.progress.id);
         let after = copies.iter().filter(is_elsewhere).cloned().collect();
-        let fence = stream.enqueue(work, after)?;
+        let fence = stream.enqueue(run, after)?;
         copies.push(fence.clone());
         Ok(fence)
     }
@@ -310,7 +279,15 @@ unsafe impl CopyTarget<SinkStream> for SinkMem {
 
     unsafe fn enqueue(&mut self, stream: &SinkStream, source: *const u8, len: usize, _kind: FenceKind) -> Enqueued {
         let (source, target) = (HostAddress(source.cast_mut()), self.bytes.clone());
-        self.enqueue_in_order(stream, Work::ToDevice { source, target, len })
+        self.enqueue_in_order(stream, move || {
+            let (HostAddress(source), DeviceBytes(target)) = (source, &*target);
+            // SAFETY: sink-I1: no reference to the bytes exists until this copy's fence is over, and no other worker touches them:
+            // earlier copies were waited for, later ones wait for this one.
+            let bytes = unsafe { &mut *target.get() };
+            // SAFETY: the caller's promise: the source stays readable and unchanged until the fence.
+            let source = unsafe { std::slice::from_raw_parts(source.cast_const(), len) };
+            bytes[..len].copy_from_slice(source);
+        })
     }
 }
 
@@ -322,14 +299,21 @@ unsafe impl CopySource<SinkStream> for SinkMem {
 
     unsafe fn fetch(&self, stream: &SinkStream, target: *mut u8, len: usize) -> Enqueued {
         let (source, target) = (self.bytes.clone(), HostAddress(target));
-        self.enqueue_in_order(stream, Work::ToHost { source, target, len })
+        self.enqueue_in_order(stream, move || {
+            let (DeviceBytes(source), HostAddress(target)) = (&*source, target);
+            // SAFETY: sink-I1: no worker writes to the bytes: earlier copies were waited for, later ones wait for this one.
+            let bytes = unsafe { &*source.get() };
+            // SAFETY: the caller's promise: nothing else touches the target until the fence.
+            let target = unsafe { std::slice::from_raw_parts_mut(target, len) };
+            target.copy_from_slice(&bytes[..len]);
+        })
     }
 }
 
 // SAFETY: the worker counts what is enqueued in order, this mark among it.
 unsafe impl CopyStream for SinkStream {
     fn mark(&self) -> Result<Arc<dyn Fence>> {
-        self.enqueue(Work::Nothing, Vec::new()).map_err(CopyFailure::into_error)
+        self.enqueue(|| (), Vec::new()).map_err(CopyFailure::into_error)
     }
 }
 

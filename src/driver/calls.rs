@@ -9,9 +9,7 @@
 //! Virtual memory has a separate table, since drivers without it are supported too.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::ptr::{self, NonNull};
-use std::sync::OnceLock;
-use std::{fmt, mem};
+use std::{fmt, mem, ptr};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
 
@@ -19,10 +17,11 @@ use super::code::Code;
 use super::library::symbol;
 
 /// `CU_STREAM_NON_BLOCKING`, `CU_EVENT_DISABLE_TIMING`, `CU_STREAM_CAPTURE_STATUS_NONE`.
-const NON_BLOCKING: c_uint = 1;
-const WITHOUT_TIMING: c_uint = 2;
+pub(crate) const NON_BLOCKING: c_uint = 1;
+pub(crate) const WITHOUT_TIMING: c_uint = 2;
 const CAPTURES_NOTHING: c_int = 0;
 
+/// Defines functions that find the driver's function once.
 macro_rules! calls {
     ($($vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),*);)*) => {$(
         /// The driver's function of this name.
@@ -33,12 +32,12 @@ macro_rules! calls {
         $vis unsafe fn $function($($arg: $type),*) -> Result<(), Code> {
             type Call = unsafe extern "C" fn($($type),*) -> c_int;
             /// `None` if this driver does not have the function.
-            static FOUND: OnceLock<Option<Call>> = OnceLock::new();
+            static FOUND: std::sync::OnceLock<Option<Call>> = std::sync::OnceLock::new();
             let call = match FOUND.get() {
                 Some(call) => *call,
                 None => {
                     // SAFETY: the driver exports this name with these arguments (its header), and is never unloaded.
-                    let found = symbol($name).map(|found| unsafe { mem::transmute::<NonNull<c_void>, Call>(found) });
+                    let found = symbol($name).map(|found| unsafe { std::mem::transmute::<std::ptr::NonNull<_>, Call>(found) });
                     *FOUND.get_or_init(|| found)
                 }
             };
@@ -49,38 +48,65 @@ macro_rules! calls {
     )*};
 }
 
+pub(super) use calls;
+
+/// Functions that first take the place of their result.
+macro_rules! values {
+    ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),*) -> $value:ty;)*) => {$(
+        $(#[$doc])*
+        $vis fn $function($($arg: $type),*) -> Result<$value, Code> {
+            calls! { call = $name(value: *mut $value $(, $arg: $type)*); }
+            // SAFETY: all of these types are numbers or raw pointers, which may be zero.
+            let mut value: $value = unsafe { mem::zeroed() };
+            // SAFETY: `value` takes the result. The driver refuses the call without a context, and for an unknown device or pointer.
+            unsafe { call(&raw mut value $(, $arg)*) }.map(|()| value)
+        }
+    )*};
+}
+
+values! {
+    /// The CUDA version of the driver's library: 13020 is 13.2.
+    pub(super) driver_version = c"cuDriverGetVersion"() -> c_int;
+    pub(crate) device = c"cuDeviceGet"(ordinal: c_int) -> CUdevice;
+    pub(crate) device_count = c"cuDeviceGetCount"() -> c_int;
+    pub(super) device_attribute = c"cuDeviceGetAttribute"(number: c_int, device: CUdevice) -> c_int;
+    /// Takes a reference to the primary context of a device, and creates the context if there is none.
+    pub(crate) primary_retain = c"cuDevicePrimaryCtxRetain"(device: CUdevice) -> CUcontext;
+    /// The context that is current on this thread, or null.
+    pub(crate) current_context = c"cuCtxGetCurrent"() -> CUcontext;
+    /// The device of the context that is current on this thread.
+    pub(crate) current_device = c"cuCtxGetDevice"() -> CUdevice;
+    pub(crate) stream_create = c"cuStreamCreate"(flags: c_uint) -> CUstream;
+    pub(crate) event_create = c"cuEventCreate"(flags: c_uint) -> CUevent;
+    /// Pinned memory of the current context.
+    pub(crate) host_alloc = c"cuMemHostAlloc"(bytes: usize, flags: c_uint) -> *mut c_void;
+    /// The device address of allocated or registered memory in the current context. Nothing is read there.
+    pub(crate) host_device_pointer = c"cuMemHostGetDevicePointer_v2"(start: *mut c_void, flags: c_uint) -> CUdeviceptr;
+}
+
 calls! {
     pub(super) init = c"cuInit"(flags: c_uint);
     error_name_call = c"cuGetErrorName"(code: c_int, out: *mut *const c_char);
-    pub(super) driver_version = c"cuDriverGetVersion"(out: *mut c_int);
     pub(super) device_name = c"cuDeviceGetName"(text: *mut c_char, bytes: c_int, device: CUdevice);
-    pub(super) device_attribute = c"cuDeviceGetAttribute"(out: *mut c_int, number: c_int, device: CUdevice);
     pub(super) context_id = c"cuCtxGetId"(context: CUcontext, out: *mut u64);
-    device_get = c"cuDeviceGet"(out: *mut CUdevice, ordinal: c_int);
-    device_count_call = c"cuDeviceGetCount"(out: *mut c_int);
     pub(crate) pci_bus_id = c"cuDeviceGetPCIBusId"(out: *mut c_char, bytes: c_int, device: CUdevice);
-    primary_retain_call = c"cuDevicePrimaryCtxRetain"(out: *mut CUcontext, device: CUdevice);
-    primary_release = c"cuDevicePrimaryCtxRelease_v2"(device: CUdevice);
+    pub(crate) release_primary = c"cuDevicePrimaryCtxRelease_v2"(device: CUdevice);
     primary_state = c"cuDevicePrimaryCtxGetState"(device: CUdevice, flags: *mut c_uint, active: *mut c_int);
 
-    get_current = c"cuCtxGetCurrent"(out: *mut CUcontext);
     pub(crate) set_current = c"cuCtxSetCurrent"(context: CUcontext);
-    current_device_call = c"cuCtxGetDevice"(out: *mut CUdevice);
-    context_synchronize_call = c"cuCtxSynchronize"();
+    pub(crate) context_synchronize = c"cuCtxSynchronize"();
     exchange_capture_mode_call = c"cuThreadExchangeStreamCaptureMode"(mode: *mut c_int);
 
-    stream_create_call = c"cuStreamCreate"(out: *mut CUstream, flags: c_uint);
     pub(crate) stream_destroy = c"cuStreamDestroy_v2"(stream: CUstream);
     pub(crate) stream_query = c"cuStreamQuery"(stream: CUstream);
     pub(crate) stream_synchronize = c"cuStreamSynchronize"(stream: CUstream);
-    stream_wait_event_call = c"cuStreamWaitEvent"(stream: CUstream, event: CUevent, flags: c_uint);
+    pub(crate) stream_wait_event = c"cuStreamWaitEvent"(stream: CUstream, event: CUevent, flags: c_uint);
     pub(crate) stream_id = c"cuStreamGetId"(stream: CUstream, out: *mut u64);
     is_capturing_call = c"cuStreamIsCapturing"(stream: CUstream, status: *mut c_int);
     stream_context_call = c"cuStreamGetCtx"(stream: CUstream, out: *mut CUcontext);
     stream_contexts_call = c"cuStreamGetCtx_v2"(stream: CUstream, out: *mut CUcontext, green: *mut CUcontext);
     pub(crate) stream_write_value = c"cuStreamWriteValue32_v2"(stream: CUstream, address: u64, value: u32, flags: c_uint);
 
-    event_create_call = c"cuEventCreate"(out: *mut CUevent, flags: c_uint);
     pub(crate) event_destroy = c"cuEventDestroy_v2"(event: CUevent);
     pub(crate) green_record_event = c"cuGreenCtxRecordEvent"(green: CUcontext, event: CUevent);
     pub(crate) event_record = c"cuEventRecord"(event: CUevent, stream: CUstream);
@@ -88,11 +114,9 @@ calls! {
     pub(crate) event_elapsed = c"cuEventElapsedTime"(out: *mut f32, first: CUevent, last: CUevent);
     pub(crate) event_synchronize = c"cuEventSynchronize"(event: CUevent);
 
-    host_alloc_call = c"cuMemHostAlloc"(out: *mut *mut c_void, bytes: usize, flags: c_uint);
     pub(crate) host_free = c"cuMemFreeHost"(start: *mut c_void);
     pub(crate) host_register = c"cuMemHostRegister_v2"(start: *mut c_void, bytes: usize, flags: c_uint);
     pub(crate) host_unregister = c"cuMemHostUnregister"(start: *mut c_void);
-    host_device_pointer_call = c"cuMemHostGetDevicePointer_v2"(out: *mut CUdeviceptr, start: *mut c_void, flags: c_uint);
     pointer_attribute_call = c"cuPointerGetAttribute"(out: *mut c_void, attribute: c_int, address: CUdeviceptr);
 
     device_alloc_async_call = c"cuMemAllocAsync"(out: *mut CUdeviceptr, bytes: usize, stream: CUstream);
@@ -103,35 +127,6 @@ calls! {
         c"cuMemcpyDtoHAsync_v2"(target: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream);
 }
 
-pub(crate) fn device(ordinal: c_int) -> Result<CUdevice, Code> {
-    let mut device = 0;
-    // SAFETY: `device` takes the result.
-    unsafe { device_get(&raw mut device, ordinal) }.map(|()| device)
-}
-
-pub(crate) fn device_count() -> Result<c_int, Code> {
-    let mut count = 0;
-    // SAFETY: `count` takes the result.
-    unsafe { device_count_call(&raw mut count) }.map(|()| count)
-}
-
-/// Takes a reference to the primary context of a device, and makes it if it is not there.
-pub(crate) fn primary_retain(device: CUdevice) -> Result<CUcontext, Code> {
-    let mut context = ptr::null_mut();
-    // SAFETY: `context` takes the result; the driver refuses a device that it does not know.
-    unsafe { primary_retain_call(&raw mut context, device) }.map(|()| context)
-}
-
-/// Releases a reference that [`primary_retain`] took.
-///
-/// # Safety
-///
-/// Taken by this caller, and released once.
-pub(crate) unsafe fn release_primary(device: CUdevice) -> Result<(), Code> {
-    // SAFETY: the caller's promise.
-    unsafe { primary_release(device) }
-}
-
 /// Whether the device has a primary context; makes none.
 pub(crate) fn is_primary_active(device: CUdevice) -> Result<bool, Code> {
     let (mut flags, mut is_active) = (0, 0);
@@ -139,66 +134,23 @@ pub(crate) fn is_primary_active(device: CUdevice) -> Result<bool, Code> {
     unsafe { primary_state(device, &raw mut flags, &raw mut is_active) }.map(|()| is_active != 0)
 }
 
-/// The name of an error; `None` if this driver does not know it.
-fn error_name(code: Code) -> Option<&'static CStr> {
-    let mut name = ptr::null();
-    // SAFETY: `name` takes the result; the call may come at any time, also before the start.
-    unsafe { error_name_call(code.0, &raw mut name) }.ok().filter(|()| !name.is_null())?;
-    // SAFETY: a string of the driver, which is never unloaded.
-    Some(unsafe { CStr::from_ptr(name) })
-}
-
 /// The driver's own name for it.
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match error_name(*self) {
-            Some(name) => f.write_str(&name.to_string_lossy()),
-            None => write!(f, "CUDA error {}", self.0),
+        let mut name = ptr::null();
+        // SAFETY: `name` takes the result. The call is allowed at any time, even before `cuInit`.
+        match unsafe { error_name_call(self.0, &raw mut name) } {
+            // SAFETY: a string of the driver, which is never unloaded.
+            Ok(()) if !name.is_null() => f.write_str(&unsafe { CStr::from_ptr(name) }.to_string_lossy()),
+            _ => write!(f, "CUDA error {}", self.0),
         }
     }
-}
-
-/// The context that is current on this thread; null if none is.
-pub(crate) fn current_context() -> Result<CUcontext, Code> {
-    let mut context = ptr::null_mut();
-    // SAFETY: `context` takes the result.
-    unsafe { get_current(&raw mut context) }.map(|()| context)
-}
-
-/// The device of the context that is current on this thread.
-pub(crate) fn current_device() -> Result<CUdevice, Code> {
-    let mut device = 0;
-    // SAFETY: `device` takes the result; without a context the call is refused.
-    unsafe { current_device_call(&raw mut device) }.map(|()| device)
-}
-
-/// Waits for all work of the context that is current on this thread.
-pub(crate) fn context_synchronize() -> Result<(), Code> {
-    // SAFETY: no arguments; without a context the call is refused.
-    unsafe { context_synchronize_call() }
 }
 
 /// Sets this thread's capture mode and returns the one before.
 pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, Code> {
     // SAFETY: `mode` is one that the driver knows or refuses; it is read and overwritten.
     unsafe { exchange_capture_mode_call(&raw mut mode) }.map(|()| mode)
-}
-
-/// A stream of the current context that waits for no other.
-pub(crate) fn stream_create() -> Result<CUstream, Code> {
-    let mut stream = ptr::null_mut();
-    // SAFETY: `stream` takes the result; without a context the call is refused.
-    unsafe { stream_create_call(&raw mut stream, NON_BLOCKING) }.map(|()| stream)
-}
-
-/// Has later work of `stream` wait for the last record of `event`.
-///
-/// # Safety
-///
-/// Both are alive.
-pub(crate) unsafe fn stream_wait_event(stream: CUstream, event: CUevent) -> Result<(), Code> {
-    // SAFETY: the caller's promise; 0 is the default.
-    unsafe { stream_wait_event_call(stream, event, 0) }
 }
 
 /// Whether the stream captures a graph. Asking spoils no capture.
@@ -227,27 +179,6 @@ pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, CUco
         told => told,
     }
     .map(|()| (context, green))
-}
-
-/// An event of the current context, without timing.
-pub(crate) fn event_create() -> Result<CUevent, Code> {
-    let mut event = ptr::null_mut();
-    // SAFETY: `event` takes the result; without a context the call is refused.
-    unsafe { event_create_call(&raw mut event, WITHOUT_TIMING) }.map(|()| event)
-}
-
-/// Pinned memory of the current context.
-pub(crate) fn host_alloc(bytes: usize, flags: c_uint) -> Result<*mut c_void, Code> {
-    let mut start = ptr::null_mut();
-    // SAFETY: `start` takes the result; without a context the call is refused.
-    unsafe { host_alloc_call(&raw mut start, bytes, flags) }.map(|()| start)
-}
-
-/// Where the device of the current context sees allocated or registered memory. Nothing is read there.
-pub(crate) fn host_device_pointer(start: *mut c_void) -> Result<CUdeviceptr, Code> {
-    let mut address = 0;
-    // SAFETY: `address` takes the result; the driver looks the pointer up and reads nothing behind it.
-    unsafe { host_device_pointer_call(&raw mut address, start, 0) }.map(|()| address)
 }
 
 /// Where the device of the current context sees memory that the driver knows, virtual memory too. Nothing is read there.

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys;
 
 use super::code::Code;
-use super::{CurrentContext, RelaxedCapture, calls, driver_watchdog};
+use super::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::host;
@@ -33,32 +33,8 @@ static DEVICES: OfProcess<Mutex<Vec<Arc<Device>>>> = OfProcess::new(Mutex::defau
 pub(crate) struct Device {
     pub(crate) ordinal: u32,
     handle: sys::CUdevice,
-    context: OnceLock<PrimaryContext>,
-}
-
-/// A primary context and its number, if the driver has numbers.
-#[derive(Debug, Clone, Copy)]
-struct PrimaryContext(sys::CUcontext, Option<u64>);
-
-// SAFETY: a context handle may be used from any thread (CUDA driver API, context management).
-unsafe impl Send for PrimaryContext {}
-// SAFETY: as above; the handle itself is never written to.
-unsafe impl Sync for PrimaryContext {}
-
-impl PrimaryContext {
-    /// Whether it is known to be there, as far as the driver has numbers.
-    fn is_there(self) -> bool {
-        self.1.is_none_or(|id| super::context_id(self.0) == Some(Ok(id)))
-    }
-
-    /// Whether a reset of the device has ended it: another context may have its handle by now, but not its number.
-    fn has_ended(self) -> bool {
-        match (self.1, super::context_id(self.0)) {
-            (Some(id), Some(Ok(now))) => now != id,
-            (Some(_), Some(Err(code))) => code.is_of_ended_context(),
-            _ => false,
-        }
-    }
+    /// The primary context.
+    context: OnceLock<Context>,
 }
 
 impl Device {
@@ -69,7 +45,7 @@ impl Device {
 
     fn found(ordinal: u32) -> Option<Arc<Self>> {
         let found = DEVICES.get().lock().iter().rev().find(|device| device.ordinal == ordinal).cloned();
-        found.filter(|device| device.context.get().is_none_or(|context| context.is_there()))
+        found.filter(|device| device.context.get().is_none_or(|context| context.check().is_ok()))
     }
 
     /// Finds the driver and the device number `ordinal`; creates nothing on it. After a reset of the device it is another object,
@@ -103,29 +79,28 @@ impl Device {
             None => {
                 let retained = calls::primary_retain(self.handle)
                     .map_err(|error| driver_error("cuDevicePrimaryCtxRetain", error))?;
-                // What the driver refuses once it may do the next time.
-                let id = (0..2).find_map(|_| super::context_id(retained)?.ok());
-                if self.context.set(PrimaryContext(retained, id)).is_err() {
-                    // Another thread was faster.
+                let context = Context::new(retained);
+                // Otherwise it is unusable, or another thread was faster.
+                if !context.is_ok_and(|context| self.context.set(context).is_ok()) {
                     // SAFETY: taken above, released once.
-                    let _counted_twice = unsafe { calls::release_primary(self.handle) };
+                    let _released = unsafe { calls::release_primary(self.handle) };
                 }
-                *self.context.get_or_init(|| PrimaryContext(retained, id))
+                context.map_err(|error| driver_error("cuCtxGetId", error))?
             }
         };
-        if context.has_ended() {
-            return Err(was_reset());
-        }
+        let refused = |error| match error {
+            Code::CONTEXT_IS_DESTROYED => was_reset(),
+            error => driver_error("cuCtxSetCurrent", error),
+        };
         // SAFETY: the context is retained and never released.
-        let current =
-            unsafe { CurrentContext::enter(context.0) }.map_err(|error| driver_error("cuCtxSetCurrent", error))?;
-        Ok((current, relaxed))
+        unsafe { context.enter() }.map(|current| (current, relaxed)).map_err(refused)
     }
 
     /// The error of each call from now on, if a reset of the device has ended the context, and the memory with it.
     pub(crate) fn gone(&self) -> Option<SourceError> {
         let context = self.context.get()?;
-        driver_watchdog::ask(|| context.has_ended()).unwrap_or(false).then(was_reset)
+        let has_ended = driver_watchdog::ask(|| context.check() == Err(Code::CONTEXT_IS_DESTROYED));
+        has_ended.unwrap_or(false).then(was_reset)
     }
 
     /// Sets the state as [`enter`](Self::enter) does if the device has a context already; else sets the capture mode alone,
@@ -144,9 +119,7 @@ impl Device {
 
     /// An attribute by its number in the driver's header; `None` if the driver does not know it.
     pub(crate) fn attribute(&self, number: c_int) -> Option<c_int> {
-        let mut value = 0;
-        // SAFETY: `value` takes the result; the driver refuses an attribute that it does not know.
-        unsafe { calls::device_attribute(&raw mut value, number, self.handle) }.ok().map(|()| value)
+        calls::device_attribute(number, self.handle).ok()
     }
 
     /// The NUMA node nearest to the device on the machine below `root`; `None` if there is only one, or it is unknown.

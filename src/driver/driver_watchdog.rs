@@ -3,9 +3,7 @@
 //! A query takes a microsecond. The driver may block a call for seconds while the device is being reset or is lost. Then one
 //! thread waits in the driver, and others that only poll for completion continue without an answer.
 
-use std::sync::OnceLock;
-use std::time::Instant;
-
+use pinpool_os::clock::monotonic_us;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// A driver that has not returned from any query for this long is stuck. Longer than a polling thread may be preempted.
@@ -18,7 +16,7 @@ static MOVED_US: AtomicU64 = AtomicU64::new(0);
 
 /// Makes the query, unless the driver is stuck in the query of another thread: then `None`.
 pub(crate) fn ask<R>(query: impl FnOnce() -> R) -> Option<R> {
-    let now_us = now_us();
+    let now_us = monotonic_us();
     // Acquire, with the Release below: the start that a querying thread has stored.
     match OPEN.load(Ordering::Acquire) {
         0 => MOVED_US.store(now_us, Ordering::Relaxed),
@@ -35,12 +33,7 @@ struct Open;
 
 impl Drop for Open {
     fn drop(&mut self) {
-        MOVED_US.store(now_us(), Ordering::Relaxed);
+        MOVED_US.store(monotonic_us(), Ordering::Relaxed);
         OPEN.fetch_sub(1, Ordering::Release);
     }
-}
-
-fn now_us() -> u64 {
-    static BEGIN: OnceLock<Instant> = OnceLock::new();
-    u64::try_from(BEGIN.get_or_init(Instant::now).elapsed().as_micros()).unwrap_or(u64::MAX)
 }

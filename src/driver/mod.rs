@@ -5,7 +5,7 @@
 //! | [`is_present`] | without a driver there is nothing to call |
 //! | [`CurrentContext`] | most calls use the thread's current context, which belongs to the user |
 //! | [`RelaxedCapture`] | while a stream captures, a query or an allocation on any thread fails and invalidates the capture |
-//! | [`context_id`] | a context that is made after a reset may have the handle of the old one |
+//! | [`Context`] | a context that is created after a reset may have the handle of the old context |
 //! | [`library`], [`symbol`] | cudarc's bindings depend on the CUDA version of the final build, and take a stub for the driver |
 //! | [`calls`] | cudarc's results are an enumeration, and its functions may come from a stub |
 //! | [`code`] | cudarc's texts of errors call the driver, which may be gone |
@@ -19,6 +19,7 @@
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ffi::c_int;
+use std::ptr;
 
 use cudarc::driver::sys;
 
@@ -35,14 +36,76 @@ pub(crate) mod virtual_memory;
 pub(crate) use self::code::is_forbidden_by_capture;
 pub(crate) use self::library::{is_loaded, is_present, symbol};
 
-/// The number of a context, which no other of the process ever has, or the driver's code; `None` if the driver has no numbers
-/// (before CUDA 12.0). Null is the context that is current on this thread.
-pub(crate) fn context_id(context: sys::CUcontext) -> Option<Result<u64, Code>> {
+/// A context handle, and the number of the context, which no other context of the process ever has. A reset of the device ends the
+/// context, and the next context may have the same handle.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Context {
+    handle: sys::CUcontext,
+    /// `None` if the driver has no numbers (before CUDA 12.0).
+    id: Option<u64>,
+}
+
+// SAFETY: a context handle may be used from any thread (CUDA driver API).
+unsafe impl Send for Context {}
+// SAFETY: as above; the handle itself is never written to.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The context that has this handle now.
+    pub(crate) fn new(handle: sys::CUcontext) -> Result<Self, Code> {
+        Ok(Self { handle, id: context_id(handle).transpose()? })
+    }
+
+    pub(crate) fn handle(self) -> sys::CUcontext {
+        self.handle
+    }
+
+    /// Fails if the context has ended, or if the driver does not say whether it has.
+    pub(crate) fn check(self) -> Result<(), Code> {
+        match (self.id, context_id(self.handle)) {
+            (None, _) | (_, None) => Ok(()),
+            (Some(id), Some(Ok(now))) if now == id => Ok(()),
+            (_, Some(Err(code))) if !code.is_of_ended_context() => Err(code),
+            _ => Err(Code::CONTEXT_IS_DESTROYED),
+        }
+    }
+
+    /// Whether another context has this handle by now. `false` if the context ended without a successor.
+    pub(crate) fn is_replaced(self) -> bool {
+        matches!((self.id, context_id(self.handle)), (Some(id), Some(Ok(now))) if now != id)
+    }
+
+    /// Whether the driver confirms that this context is current on the thread: one call. If so, the context has not ended.
+    pub(crate) fn is_current(self) -> bool {
+        let mut current = 0;
+        // SAFETY: null is the current context; `current` takes the result.
+        self.id.is_some()
+            && unsafe { calls::context_id(ptr::null_mut(), &raw mut current) }.is_ok()
+            && self.id == Some(current)
+    }
+
+    /// Makes the context current. Fails if it has ended.
+    ///
+    /// # Safety
+    ///
+    /// The context is retained for as long as the result lives.
+    pub(crate) unsafe fn enter(self) -> Result<CurrentContext, Code> {
+        self.check()?;
+        // SAFETY: the caller's promise.
+        unsafe { CurrentContext::enter(self.handle) }
+    }
+}
+
+/// The number of a context; `None` if the driver has no numbers.
+fn context_id(context: sys::CUcontext) -> Option<Result<u64, Code>> {
     let mut id = 0;
-    // SAFETY: memory for a number. The driver knows the contexts that there are, and refuses others.
-    match unsafe { calls::context_id(context, &raw mut id) } {
-        Err(Code::NOT_FOUND) => None,
-        told => Some(told.map(|()| id)),
+    // SAFETY: `id` takes the result. The driver refuses handles that are no contexts.
+    let mut query = || unsafe { calls::context_id(context, &raw mut id) };
+    // The driver may refuse a call once and accept it the next time.
+    let answer = query().or_else(|code| if code.is_of_ended_context() { Err(code) } else { query() });
+    match answer {
+        Err(Code::NOT_FOUND | Code::NOT_SUPPORTED) => None,
+        answer => Some(answer.map(|()| id)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Whether there is a driver and a device, and if not, why: the known causes, each with what to do about it.
+//! Whether there is a driver and a device, and if not, the known causes, each with a remedy.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -12,7 +12,7 @@ use pinpool_os::fork::OfProcess;
 use pinpool_os::host::limits;
 use pinpool_os::sync::process::{AtomicBool, Ordering};
 
-/// What findings of this module are about.
+/// The subject of this module's findings.
 const CHECK: &str = "gpu";
 
 /// Whether `cuInit` has succeeded in this process; a forked child starts with "no".
@@ -24,7 +24,7 @@ pub(crate) fn init_once() -> Result<(), (&'static str, c_int)> {
     if IS_STARTED.get().load(Ordering::Relaxed) { Ok(()) } else { init() }
 }
 
-/// `cuInit`; on refusal what it means, and the driver's code.
+/// `cuInit`. On failure returns the meaning and the driver's code.
 pub(crate) fn init() -> Result<(), (&'static str, c_int)> {
     // SAFETY: may be called at any time, any number of times; 0 is the only flag there is.
     unsafe { calls::init(0) }.map_err(|Code(code)| (meaning(code), code))?;
@@ -32,7 +32,7 @@ pub(crate) fn init() -> Result<(), (&'static str, c_int)> {
     Ok(())
 }
 
-/// What a code of `cuInit` means.
+/// The meaning of an error code of `cuInit`.
 fn meaning(code: c_int) -> &'static str {
     match code {
         3 => "CUDA_ERROR_NOT_INITIALIZED: this process was forked from one that used CUDA: spawn it",
@@ -52,13 +52,13 @@ fn meaning(code: c_int) -> &'static str {
     }
 }
 
-/// What to do about a code of `cuInit`, given the library's path, `CUDA_VISIBLE_DEVICES` and the device files that this user
+/// The remedy for an error code of `cuInit`, given the library's path, `CUDA_VISIBLE_DEVICES` and a device file that this user
 /// may not open.
 fn remedy(code: c_int, library: &str, visible: Option<&str>, closed: Option<&str>) -> String {
     match (code, visible, closed) {
         (3, ..) => {
-            "start the process anew instead of by fork (multiprocessing's method spawn, a DataLoader's multiprocessing_context), or \
-             use CUDA in its parent only after the fork"
+            "spawn the process instead of forking it (multiprocessing's method spawn, a DataLoader's multiprocessing_context), or use \
+             CUDA in its parent only after the fork"
                 .to_owned()
         }
         (34, ..) => {
@@ -83,7 +83,7 @@ fn remedy(code: c_int, library: &str, visible: Option<&str>, closed: Option<&str
     }
 }
 
-/// The GPU with this ordinal: `Ok` if the driver gives it, `Note` if there is neither GPU nor driver, `Warning` else.
+/// The GPU with this ordinal: `Ok` if the driver provides it, `Note` if there is neither GPU nor driver, else `Warning`.
 pub(crate) fn find(ordinal: u32) -> Finding {
     let signs = limits::nvidia_devices(Path::new("/"));
     if !super::is_present() {
@@ -116,17 +116,14 @@ pub(crate) fn find(ordinal: u32) -> Finding {
     Finding::ok(CHECK, format!("GPU {ordinal} of {devices}, {name}, {version}, {library}{other}"))
 }
 
-/// The CUDA version of the driver's library, as it is numbered there: 13020 is 13.2. 0 if unknown.
+/// The CUDA version of the driver's library: 13020 is 13.2. 0 if unknown.
 pub(crate) fn version() -> c_int {
-    let mut version = 0;
-    // SAFETY: `version` takes the result.
-    let _unknown = unsafe { calls::driver_version(&raw mut version) };
-    version
+    calls::driver_version().unwrap_or(0)
 }
 
-/// No library of the driver; `sign` is where the kernel shows a GPU all the same.
+/// There is no driver library; `sign` is a path at which the kernel shows a GPU.
 fn absent(why: &str, sign: Option<&str>) -> Finding {
-    // The loader says more only of a library that is there and cannot be loaded.
+    // The loader reports more only for a library that exists and cannot be loaded.
     let is_broken = !why.is_empty() && !why.contains("No such file");
     match sign {
         _ if is_broken => Finding::warning(CHECK, format!("the driver's library cannot be loaded: {why}"))
@@ -137,7 +134,7 @@ fn absent(why: &str, sign: Option<&str>) -> Finding {
     }
 }
 
-/// The loader's own words about a driver that cannot be loaded.
+/// The loader's message for a driver that cannot be loaded.
 fn dlopen_error() -> String {
     // SAFETY: loads nothing that `is_present` did not try; sets this thread's error.
     let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
@@ -176,7 +173,7 @@ fn file_of(function: NonNull<c_void>) -> String {
     unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned()
 }
 
-/// A device file that is there and that this user may not read and write.
+/// A device file that exists and that this user may not read and write.
 fn closed_device(signs: &[String]) -> Option<String> {
     let nodes = signs.iter().filter(|sign| sign.starts_with("/dev/")).cloned();
     let may_open = |path: &str| {

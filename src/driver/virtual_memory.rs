@@ -9,6 +9,7 @@
 use std::ffi::c_int;
 use std::fmt;
 
+use super::calls::calls;
 use super::code::Code;
 use super::library::symbol;
 
@@ -106,30 +107,16 @@ impl fmt::Display for DriverRefusal {
 }
 
 macro_rules! functions {
-    ($($(#[$doc:meta])* $vis:vis $field:ident = $name:ident($($arg:ident: $type:ty),* $(,)?);)*) => {
-        /// The driver's functions.
+    ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),* $(,)?);)*) => {
+        /// The driver's functions, which are all there.
         #[derive(Debug, Clone, Copy)]
-        pub(crate) struct VmmApi {
-            $($field: unsafe extern "C" fn($($type),*) -> c_int,)*
-        }
+        pub(crate) struct VmmApi(());
 
         impl VmmApi {
-            /// Finds all of them; else the name of the first that this driver does not have.
+            /// Finds all of them, or returns the name of the first that this driver does not have.
             pub(crate) fn find() -> Result<Self, &'static str> {
-                Ok(Self {$(
-                    $field: {
-                        let name = concat!(stringify!($name), "\0");
-                        let name = std::ffi::CStr::from_bytes_with_nul(name.as_bytes()).map_err(|_| stringify!($name))?;
-                        let found = symbol(name).ok_or(stringify!($name))?;
-                        // SAFETY: the driver exports this name with these arguments (its header), all of them passed
-                        // as C passes them, and is never unloaded.
-                        unsafe {
-                            std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) -> c_int>(
-                                found.as_ptr(),
-                            )
-                        }
-                    },
-                )*})
+                let missing = [$($name),*].into_iter().find(|name| symbol(name).is_none());
+                missing.map_or(Ok(Self(())), |name| Err(name.to_str().unwrap_or_default()))
             }
 
             $($(#[$doc])*
@@ -137,12 +124,12 @@ macro_rules! functions {
             /// # Safety
             ///
             /// The driver's manual states the conditions of this call.
-            $vis unsafe fn $field(&self, $($arg: $type),*) -> Result<(), DriverRefusal> {
+            #[allow(clippy::unused_self)] // Shows that the driver has the function.
+            $vis unsafe fn $function(self, $($arg: $type),*) -> Result<(), DriverRefusal> {
+                calls! { call = $name($($arg: $type),*); }
                 // SAFETY: the caller's promise.
-                match unsafe { (self.$field)($($arg),*) } {
-                    0 => Ok(()),
-                    code => Err(DriverRefusal { call: stringify!($name), code }),
-                }
+                let refused = unsafe { call($($arg),*) };
+                refused.map_err(|Code(code)| DriverRefusal { call: $name.to_str().unwrap_or_default(), code })
             })*
         }
     };
@@ -150,27 +137,27 @@ macro_rules! functions {
 
 functions! {
     /// Reserves addresses without memory.
-    reserve_call = cuMemAddressReserve(out: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
+    reserve_call = c"cuMemAddressReserve"(out: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
     /// Returns reserved addresses, at which nothing is mapped.
-    pub(crate) unreserve = cuMemAddressFree(address: u64, bytes: usize);
+    pub(crate) unreserve = c"cuMemAddressFree"(address: u64, bytes: usize);
     /// The unit of lengths and addresses.
     granularity_call =
-        cuMemGetAllocationGranularity(out: *mut usize, properties: *const AllocationProperties, recommended: c_int);
+        c"cuMemGetAllocationGranularity"(out: *mut usize, properties: *const AllocationProperties, recommended: c_int);
     /// Creates memory without an address.
-    create_call = cuMemCreate(out: *mut GranuleHandle, bytes: usize, properties: *const AllocationProperties, flags: u64);
+    create_call = c"cuMemCreate"(out: *mut GranuleHandle, bytes: usize, properties: *const AllocationProperties, flags: u64);
     /// Releases memory once it is mapped nowhere.
-    pub(crate) release = cuMemRelease(granule: GranuleHandle);
+    pub(crate) release = c"cuMemRelease"(granule: GranuleHandle);
     /// Maps memory at reserved addresses without memory.
-    pub(crate) map = cuMemMap(address: u64, bytes: usize, offset: usize, granule: GranuleHandle, flags: u64);
+    pub(crate) map = c"cuMemMap"(address: u64, bytes: usize, offset: usize, granule: GranuleHandle, flags: u64);
     /// Unmaps whole mappings, one or several that adjoin.
-    pub(crate) unmap = cuMemUnmap(address: u64, bytes: usize);
+    pub(crate) unmap = c"cuMemUnmap"(address: u64, bytes: usize);
     /// Sets which locations may read and write mapped memory.
-    pub(crate) set_access = cuMemSetAccess(address: u64, bytes: usize, descriptors: *const AccessDescriptor, count: usize);
+    pub(crate) set_access = c"cuMemSetAccess"(address: u64, bytes: usize, descriptors: *const AccessDescriptor, count: usize);
 }
 
 impl VmmApi {
     /// Smallest granule of this kind.
-    pub(crate) fn granularity(&self, location: MemoryLocation) -> Result<usize, DriverRefusal> {
+    pub(crate) fn granularity(self, location: MemoryLocation) -> Result<usize, DriverRefusal> {
         let mut bytes = 0;
         let properties = AllocationProperties::pinned(location);
         // SAFETY: `bytes` takes the result, and the properties live as long as the call.
@@ -179,7 +166,7 @@ impl VmmApi {
     }
 
     /// Reserves `bytes` addresses at a multiple of `alignment`.
-    pub(crate) fn reserve(&self, bytes: usize, alignment: usize) -> Result<u64, DriverRefusal> {
+    pub(crate) fn reserve(self, bytes: usize, alignment: usize) -> Result<u64, DriverRefusal> {
         let mut address = 0;
         // SAFETY: `address` takes the result; the driver chooses free addresses.
         unsafe { self.reserve_call(&raw mut address, bytes, alignment, 0, 0) }?;
@@ -187,7 +174,7 @@ impl VmmApi {
     }
 
     /// Creates a granule of `bytes`. A context must be current.
-    pub(crate) fn create(&self, bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, DriverRefusal> {
+    pub(crate) fn create(self, bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, DriverRefusal> {
         let mut granule = 0;
         let properties = AllocationProperties::pinned(location);
         // SAFETY: `granule` takes the result, and the properties live as long as the call.

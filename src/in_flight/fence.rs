@@ -1,4 +1,4 @@
-//! How the end of a copy is learnt: fences, and the fences of one buffer.
+//! Fences, which detect the end of a copy, and the fences of one buffer.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -11,7 +11,7 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::Ordering;
 use pinpool_os::unwind::caught;
 
-/// Tells when a copy that was enqueued on a stream is over.
+/// Detects when a copy that was enqueued on a stream has completed.
 ///
 /// # Safety
 ///
@@ -35,8 +35,8 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// The errors of [`is_done`](Fence::is_done).
     fn wait(&self) -> Result<()>;
 
-    /// Whether the copy is over, if a load tells that: `None` if [`is_done`](Fence::is_done) has to be asked. Calls nothing and takes
-    /// no lock.
+    /// Whether the copy has completed, if a load can tell; `None` if only [`is_done`](Fence::is_done) can. Calls nothing and takes no
+    /// lock.
     #[doc(hidden)]
     fn is_done_by_load(&self) -> Option<bool> {
         None
@@ -81,12 +81,12 @@ impl StreamId {
     }
 }
 
-/// How a pool learns that a copy which took its buffer is over.
+/// How a pool detects that a copy has completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum FenceKind {
-    /// A number behind each copy, which the stream writes to host memory, so that a query is a load. An event where the driver
-    /// does not support that.
+    /// A number behind each copy, which the stream writes to host memory, so that a query is a load. An event if the driver does not
+    /// support that.
     #[default]
     Timeline,
     /// An event behind each copy: each query is a call of the driver. For benchmarks.
@@ -103,11 +103,11 @@ pub(crate) type Fences = SmallVec<[SharedFence; 1]>;
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) error: Error,
-    /// It panicked, and is not queried again: each panic is a report of the process's hook.
+    /// It panicked, and is not queried again: the panic hook of the process reports each panic.
     pub(super) is_final: bool,
 }
 
-/// Queries a fence, which may be a user's. A panic is a failure, so that the memory is lost and nothing else with it.
+/// Queries a fence, which may be a user's. A panic counts as a failure, so that nothing but the memory is lost.
 pub(super) fn ask(fence: &dyn Fence) -> Result<bool, Refusal> {
     match caught(|| fence.is_done()) {
         Some(answer) => answer.map_err(|error| Refusal { error, is_final: false }),
@@ -124,7 +124,7 @@ pub(crate) fn is_over(fence: &dyn Fence) -> Result<bool> {
 #[derive(Debug)]
 struct AllOf(Fences);
 
-// SAFETY: over when each of them is.
+// SAFETY: done once each of them is.
 #[allow(unsafe_code)]
 unsafe impl Fence for AllOf {
     fn is_done(&self) -> Result<bool> {
@@ -136,7 +136,7 @@ unsafe impl Fence for AllOf {
     }
 
     fn is_done_by_load(&self) -> Option<bool> {
-        // One that is not over decides, whatever the others say.
+        // A single pending fence decides.
         let known = self.0.iter().try_fold(true, |all, fence| match fence.is_done_by_load() {
             Some(false) => Err(()),
             known => Ok(all && known.is_some()),
@@ -199,7 +199,7 @@ enum AccessKind {
     Write,
     /// A read by a borrower, which may not have enqueued it yet.
     Lent,
-    /// A lent read whose borrow is over.
+    /// A lent read after the end of the borrow.
     Returned,
 }
 
@@ -242,8 +242,7 @@ impl CopyFences {
         self.push(fence, AccessKind::Lent);
     }
 
-    /// Forgets copies that are over, so that the list of a buffer that is copied again and again stays short. Those that failed
-    /// stay.
+    /// Forgets completed copies, so that the list of a buffer that is copied repeatedly stays short. Failed copies stay.
     pub(crate) fn forget_completed(&mut self) {
         let is_pending = |each: &Access| each.fence.is_done_by_load() == Some(false);
         if !self.0.get_mut().is_some_and(|accesses| accesses.get_mut().iter().all(is_pending)) {
@@ -251,7 +250,7 @@ impl CopyFences {
         }
     }
 
-    /// Are all copies over? Forgets those that are.
+    /// Whether all copies have completed. Forgets completed copies.
     pub(crate) fn are_over(&mut self) -> Result<bool> {
         let Some(accesses) = self.0.get_mut().map(|accesses| accesses.get_mut()) else { return Ok(true) };
         let mut first_failure = None;
@@ -293,8 +292,8 @@ impl CopyFences {
         self.are_over().map(drop)
     }
 
-    /// Waits for the copies into the buffer that are not ordered before the next work of `stream`: those of other streams,
-    /// or all if `stream` is unknown. Fails as [`wait`](CopyFences::wait).
+    /// Waits for the copies into the buffer that are not ordered before the next work of `stream`: copies on other streams,
+    /// or all copies if `stream` is unknown. Fails as [`wait`](CopyFences::wait).
     pub(crate) fn wait_for_writes(&self, stream: Option<StreamId>) -> Result<()> {
         self.wait_for(|each| each.kind == AccessKind::Write && !each.is_on(stream))
     }
@@ -309,7 +308,7 @@ impl CopyFences {
     #[cold]
     fn wait_for(&self, concerns: impl Fn(&Access) -> bool) -> Result<()> {
         let Some(accesses) = self.0.get() else { return Ok(()) };
-        // The list is copied, not held: a wait under the lock would delay other threads that look at the buffer.
+        // The list is copied, not held: a wait under the lock would delay other threads that check the buffer.
         let accesses: Vec<Access> = accesses.lock().clone();
         let mut outcome = Ok(());
         // Each one is waited for, also after a failure of another.
@@ -322,7 +321,7 @@ impl CopyFences {
         outcome
     }
 
-    /// True if no copy was ever recorded, or all recorded ones were seen to be over. Takes no lock.
+    /// True if no copy was ever recorded, or all recorded copies were seen to have completed. Takes no lock.
     #[inline]
     pub(crate) fn is_empty(&mut self) -> bool {
         self.0.get_mut().is_none_or(|accesses| accesses.get_mut().is_empty())
@@ -439,7 +438,7 @@ mod tests {
         assert!(copies.wait().is_err());
         assert!(copies.wait_for_writes(Some(StreamId::of_driver(0, 1))).is_err());
         let of_its_own_stream = copies.wait_for_writes(Some(StreamId::of_driver(0, 2)));
-        assert!(of_its_own_stream.is_ok(), "later work of its own stream does not wait");
+        assert!(of_its_own_stream.is_ok(), "later work of the same stream does not wait");
     }
 
     #[test]

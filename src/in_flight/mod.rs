@@ -5,7 +5,7 @@
 //!
 //!   stream 1   [a][b][c]   in the order of the copies, which is the order of completion
 //!   stream 2   [d]         a slow stream delays only its own copies
-//!   several    [e]         an item that is used on more than one stream has a queue of its own
+//!   several    [e]         an item that is used on several streams has a separate queue
 //!               └─ sweep: removes, under the lock, what loads report as complete;
 //!                         queries the other heads without the lock, one queue at a time, and removes what is complete
 //!                   └──▶ completed (in the order found), failed ──quarantine──▶ failed {g}: queried again at a tick
@@ -47,7 +47,7 @@ use fence::{Refusal, all_of, ask, discard, stream_of};
 pub(crate) use queues::{Ask, PendingGroup};
 use queues::{Candidate, Counts, PendingCopy, Queue, Queues};
 
-/// Items whose copies may still be running, with the fences of these copies.
+/// Items with copies that may still be running, and the fences of these copies.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
     /// Held while items move; no fence is called under it.
@@ -69,7 +69,7 @@ struct Claim<'a, T> {
 pub(crate) struct Swept<T> {
     /// Items with completed copies, in the order found. A few need no allocation.
     pub(crate) completed: SmallVec<[T; 8]>,
-    /// Items whose copies may run for an unknown time (in-flight-I2).
+    /// Items with copies that may run for an unknown time (in-flight-I2).
     pub(crate) lost: Vec<LostItem<T>>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Swept<T> {
 #[derive(Debug)]
 pub(crate) struct Ended<T> {
     pub(crate) swept: Swept<T>,
-    /// Items whose copies still run.
+    /// Items with running copies.
     pub(crate) abandoned: Vec<T>,
     /// Quarantined items with completed copies.
     pub(crate) recovered: Vec<T>,
@@ -178,7 +178,7 @@ impl<T> InFlight<T> {
         oldest.map(|copy| copy.as_group(now_us))
     }
 
-    /// The process did not run for this long: the time does not count for the age of any copy.
+    /// The process was stopped for this long. That time does not count towards the age of any copy.
     pub(crate) fn leave_out(&self, stopped_us: u64, now_us: u64) {
         for copy in self.queues.lock().queues.iter_mut().flat_map(|queue| &mut queue.copies) {
             copy.since_us = copy.since_us.saturating_add(stopped_us).min(now_us);
@@ -259,8 +259,8 @@ impl<T> InFlight<T> {
         Some((Claim { in_flight: self, key }, first))
     }
 
-    /// Takes out all items, for the end of a pool. Queries each, since one that is over may stand behind a stuck one of a stream with
-    /// the same number; but none of a queue that another thread is querying, which may stand in a driver that does not answer.
+    /// Removes all items, for the end of a pool. Queries each, since a completed item may be behind a stuck item of another stream with
+    /// the same number. Skips queues that another thread is querying, which may be blocked in the driver.
     pub(crate) fn end(&self) -> Ended<T> {
         let (queues, failed) = {
             let mut queues = self.queues.lock();
@@ -290,7 +290,7 @@ impl<T> InFlight<T> {
         ended
     }
 
-    /// Keeps an item whose fence failed until that answers. Returns it if the pool has ended.
+    /// Keeps an item with a failed fence until the fence answers. Returns the item if the pool has ended.
     pub(crate) fn quarantine(&self, item: T, fence: SharedFence) -> Result<(), T> {
         let mut queues = self.queues.lock();
         if queues.has_ended {
@@ -305,8 +305,8 @@ impl<T> InFlight<T> {
         Ok(())
     }
 
-    /// Asks the fences of at most so many quarantined items again, under no lock. Returns the items whose copies are over, and those
-    /// whose fences are asked no more. Meanwhile they count as quarantined.
+    /// Queries the fences of at most `most` quarantined items again, under no lock. Returns the items with completed copies, and the
+    /// items that are not queried again. They count as quarantined meanwhile.
     pub(crate) fn ask_again(&self, most: usize) -> (Vec<T>, Vec<T>) {
         if self.failed() == 0 {
             return (Vec::new(), Vec::new());
@@ -347,7 +347,7 @@ impl<T> InFlight<T> {
 }
 
 impl<T> LostItem<T> {
-    /// What is not queried again is discarded. No lock is held.
+    /// Discards a fence that is not queried again. No lock is held.
     fn of(item: T, fence: SharedFence, refusal: Refusal) -> Self {
         let Refusal { error, is_final } = refusal;
         let fence = if is_final {
@@ -361,7 +361,7 @@ impl<T> LostItem<T> {
 }
 
 impl<T> Claim<'_, T> {
-    /// Queries the queue from its `first` candidate on; whether that was `enough`.
+    /// Queries the queue from its `first` candidate on. Returns whether that was `enough`.
     fn sweep(&self, first: Candidate, asked: Ask, enough: &impl Fn(&T) -> bool, swept: &mut Swept<T>) -> bool {
         let mut next = Some(first);
         while let Some((number, fence)) = next {
@@ -503,10 +503,10 @@ mod tests {
         broken[0].finish();
         let Ended { recovered, failed, .. } = in_flight.end();
         assert_eq!((recovered, failed, in_flight.held(), in_flight.failed()), (vec![1], vec![3], 0, 0));
-        assert_eq!(in_flight.quarantine(4, broken[2].clone()), Err(4), "it is the end's");
+        assert_eq!(in_flight.quarantine(4, broken[2].clone()), Err(4), "the pool has ended");
     }
 
-    /// A number on a stream: over at once when the stream has reached it, and never asked.
+    /// A number on a stream: complete once the stream has reached it, and never queried.
     #[derive(Debug)]
     struct Numbered(Arc<std::sync::atomic::AtomicU64>, u64);
 
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_takes_all_that_loads_say_is_over_and_asks_no_fence_until_it_is_to() {
+    fn a_sweep_takes_all_that_loads_report_as_complete_and_queries_no_fence_unless_told_to() {
         let (in_flight, reached) = (InFlight::new(), Arc::new(std::sync::atomic::AtomicU64::new(0)));
         let at = |number| -> SharedFence { Arc::new(Numbered(reached.clone(), number)) };
         (1..=64).for_each(|number| in_flight.insert(number, 1, Fences::from_buf([at(u64::from(number))]), 0));

@@ -76,7 +76,7 @@ fn spawn<R: 'static>(in_flight: &Arc<Items>, act: impl FnOnce(&Items) -> R + 'st
     thread::spawn(move || act(&in_flight))
 }
 
-/// Runs all interleavings of `check`, whose answers must be all of `answers` and no other.
+/// Runs all interleavings of `check`. Its answers must be all of `answers` and no other.
 fn model(answers: &[usize], check: impl Fn() -> usize + Sync + Send + 'static) {
     let seen = Arc::new(std::sync::Mutex::new(std::collections::BTreeSet::new()));
     let noted = seen.clone();
@@ -144,7 +144,7 @@ fn loom_an_item_that_is_counted_is_found_by_the_end() {
     });
 }
 
-/// Fails if an item that was abandoned stays where a sweep finds it, or is not counted.
+/// Fails if a sweep finds an item that was abandoned, or if the item is not counted.
 #[test]
 fn loom_an_item_is_swept_or_abandoned() {
     model(&[0, 1, 2], || {

@@ -74,7 +74,7 @@ pub(super) fn has_claims() -> bool {
 }
 
 /// Has the maintenance thread release idle memory of pools, and wake requests that wait for it.
-pub(super) fn look_soon() {
+pub(super) fn wake_thread() {
     // The thread of another pool may be missing; then its own requests and returns do this.
     let _ = MaintenanceThread::of_process().wake(false);
 }
@@ -97,7 +97,7 @@ impl Budget {
         self.member.is_auto.load(Ordering::Relaxed)
     }
 
-    /// The limit is `auto`, or is not any more: then the pool neither counts for the others nor they for it.
+    /// Sets whether the limit is `auto`. Otherwise neither the pool counts for the others nor they for it.
     pub(crate) fn set_auto(&self, is_auto: bool) {
         let _pools = POOLS.get().lock();
         self.member.is_auto.store(is_auto && self.host.is_none(), Ordering::Relaxed);
@@ -151,7 +151,7 @@ impl Budget {
         }
         drop(pools);
         // Of what it does not want any more others may have some.
-        look_soon();
+        wake_thread();
         before_bytes
     }
 

@@ -248,8 +248,6 @@ group! {
     held_bytes: u64 = gauge,
     /// Bytes that this pool holds.
     own_bytes: u64 = gauge,
-    /// Bytes that the other owners hold.
-    others_bytes: u64 = gauge,
     /// Idle bytes of the other owners, as of their last maintenance.
     others_idle_bytes: u64 = gauge,
     /// Bytes that the other owners' blocked requests need.

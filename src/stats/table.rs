@@ -1,33 +1,9 @@
 //! The snapshot as a table for people.
 
 use std::fmt;
-use std::time::Duration;
 
 use super::{ClassStats, Statistic, Stats, Unit, Value};
-
-const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-
-/// A number of bytes in the largest unit that does not exceed it.
-struct Bytes(u64);
-
-impl fmt::Display for Bytes {
-    #[allow(clippy::cast_precision_loss)] // One decimal.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match UNITS.into_iter().find(|(unit, _)| self.0 >= *unit) {
-            Some((unit, name)) => write!(f, "{:.1}{name}", self.0 as f64 / unit as f64),
-            None => write!(f, "{}B", self.0),
-        }
-    }
-}
-
-/// A duration with one decimal.
-struct Time(Duration);
-
-impl fmt::Display for Time {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format!("{:.1?}", self.0))
-    }
-}
+use pinpool_os::words::{Size, Time};
 
 /// One line per group with its non-zero statistics, then a table of durations.
 impl fmt::Display for Stats {
@@ -42,7 +18,7 @@ impl fmt::Display for Stats {
             let (of, name) = path.split_once('.').unwrap_or(("", path));
             let text = match value {
                 Value::None | Value::Count(0) | Value::Times(_) => continue,
-                Value::Count(bytes) if *unit == Unit::Bytes => Bytes(*bytes).to_string(),
+                Value::Count(bytes) if *unit == Unit::Bytes => Size(*bytes).to_string(),
                 Value::Count(count) => count.to_string(),
                 Value::Text(text) => text.clone(),
                 Value::Time(time) => Time(*time).to_string(),
@@ -76,7 +52,7 @@ impl fmt::Display for Stats {
 impl fmt::Display for ClassStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { class_bytes, buffers, peak_buffers, in_flight, idle, in_use, misses, evictions } = *self;
-        let class = Bytes(class_bytes).to_string();
+        let class = Size(class_bytes);
         write!(f, "class {class:>9}: buffers={buffers} in_use={in_use} in_flight={in_flight} idle={idle} ")?;
         write!(f, "peak={peak_buffers} misses={misses} evictions={evictions}")
     }

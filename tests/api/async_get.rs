@@ -1,4 +1,4 @@
-//! Gets that tasks await.
+//! Requests that tasks await.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -238,7 +238,7 @@ fn a_miss_that_page_locks_does_so_on_another_thread_and_the_runtime_goes_on() {
         let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
         let pool = over_both_presets(&source)[preset].clone();
         let held = Arc::new(Mutex::new(Some(source.hold(SourceCall::Acquire))));
-        // Opens the gate of a runtime that stands: the test fails then, and does not hang.
+        // Opens the gate of a blocked runtime: the test fails then, and does not hang.
         let (is_over, over) = mpsc::channel::<()>();
         let opener = held.clone();
         let opener = thread::spawn(move || {
@@ -290,7 +290,7 @@ fn memory_that_is_page_locked_for_a_future_that_is_dropped_serves_the_next_get()
         }
         assert_eq!(valid_stats(&pool).memory.in_use, 0);
         drop(pool.try_get(4 * MIB).unwrap().expect("it is idle"));
-        assert_eq!(source.calls(SourceCall::Acquire), 1, "nothing was done for the get behind it");
+        assert_eq!(source.calls(SourceCall::Acquire), 1, "nothing was done for the request behind it");
     }
 }
 

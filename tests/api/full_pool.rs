@@ -84,7 +84,7 @@ fn looks_rarely(pool: &Pool) {
     let copy = held.copy_to(&stream, &mut device).unwrap();
     // At most 128 looks until each pause exceeds 40 us, and then at most 128 each time that the wait has grown e-fold.
     let looks = polls(pool, wait);
-    assert!(looks <= 128 * 6, "{looks} looks at one copy");
+    assert!(looks <= 128 * 6, "{looks} queries of one copy");
     drop(gate);
     copy.wait().unwrap();
 }

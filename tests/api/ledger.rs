@@ -236,7 +236,7 @@ fn worker() {
                 held.clear();
                 println!("> put");
             }
-            // So many threads get and put a buffer again and again, without a pause.
+            // This many threads request and return a buffer in a loop, without a pause.
             "cycle" => {
                 let len = variable("LEDGER_LEN").parse().unwrap();
                 let hold = Duration::from_micros(variable("LEDGER_HOLD_US").parse().unwrap());
@@ -269,7 +269,7 @@ fn worker() {
                 let ledger = stats.limits.shared.clone().unwrap();
                 println!("> {} {} {}", stats.memory.held_bytes, ledger.own_bytes, ledger.name);
             }
-            // Until it is killed, or for so many steps.
+            // Until it is killed, or for this many steps.
             "churn" => {
                 let mut draw = Draw(number);
                 let steps = if number.is_multiple_of(2) { u64::MAX } else { 400 };
@@ -370,7 +370,7 @@ fn a_get_takes_the_idle_memory_of_others_beside_idle_memory_of_its_own() {
 #[test]
 fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
     for filled in [56, 64] {
-        let named = Named::new("beside");
+        let named = Named::new("other");
         let mut other = Worker::start(&named, "other", 64);
         other.answer();
         assert_eq!(other.ask(&format!("get {}", filled * MIB)), "held");
@@ -472,7 +472,7 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
 fn what_is_asked_and_cannot_be_had_is_said() {
     let named = Named::new("bad");
     for name in ["a/b", "ä", &"x".repeat(65)] {
-        let error = Pool::builder().without_env().backend(Backend::Heap).setting("ledger", &name).build().unwrap_err();
+        let error = Pool::builder().without_env().backend(Backend::Heap).setting("ledger", name).build().unwrap_err();
         assert!(error.is_setting() && error.to_string().contains("not the name of a shared limit"), "{error}");
     }
     std::fs::write(named.path(), "something else").unwrap();

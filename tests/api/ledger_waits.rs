@@ -33,7 +33,7 @@ fn wait_for_each_thread(worker: &mut Worker) -> u64 {
         if before.iter().zip(&now).all(|(before, now)| before < now) {
             return now.iter().sum::<u64>() - before.iter().sum::<u64>();
         }
-        assert!(begun.elapsed() < LONG, "not all threads go on: {before:?} {now:?}");
+        assert!(begun.elapsed() < LONG, "not all threads continue: {before:?} {now:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

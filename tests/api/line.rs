@@ -1,4 +1,4 @@
-//! The line of waiting gets: first come, first served, and who may pass.
+//! The wait queue: requests are served in order of arrival; who may pass.
 
 use std::thread;
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn a_put_hands_its_buffer_to_the_get_that_waits_and_the_next_get_of_the_thread_d
             let waiting = scope.spawn(|| pool.get(len).unwrap());
             until_waits(&pool, 1);
             drop(only);
-            assert!(pool.try_get(len).unwrap().is_none(), "the buffer belongs to the get that waits");
+            assert!(pool.try_get(len).unwrap().is_none(), "the buffer belongs to the waiting request");
             assert_eq!(waiting.join().unwrap().id(), id, "the same memory, without a call of the backend");
         });
         let stats = valid_stats(&pool);
@@ -69,9 +69,9 @@ fn a_put_of_another_class_makes_room_for_the_get_that_waits_and_for_no_other() {
             let waiting = scope.spawn(|| pool.get(MIB + MIB / 2).unwrap());
             until_waits(&pool, 1);
             drop(rest);
-            assert!(pool.try_get(512 * KIB).unwrap().is_none(), "its memory is room for the first in line");
+            assert!(pool.try_get(512 * KIB).unwrap().is_none(), "its memory is room for the head of the queue");
             drop(all);
-            assert!(pool.try_get(MIB + MIB / 4).unwrap().is_none(), "its memory is room for the first in line");
+            assert!(pool.try_get(MIB + MIB / 4).unwrap().is_none(), "its memory is room for the head of the queue");
             waiting.join().unwrap();
         });
         let stats = valid_stats(&pool);
@@ -92,7 +92,7 @@ fn a_buffer_that_was_idle_before_the_line_formed_is_hit_once() {
         until_waits(&pool, 1);
         thread::sleep(WHILE_ASLEEP);
         let hit = pool.try_get(MIB).unwrap();
-        assert!(hit.is_some(), "idle, and too little for the get that waits");
+        assert!(hit.is_some(), "idle, and too little for the waiting request");
         drop(hit);
         assert!(pool.try_get(MIB).unwrap().is_none(), "once");
         drop(most);

@@ -53,7 +53,7 @@ fn memory_goes_back_while_the_program_is_silent() {
     for source in sources() {
         let pool = hasty(source.clone()).build().unwrap();
         drop(pool.get(2 * MIB).unwrap());
-        silently_until("released by itself", || releases(&source) > 0);
+        silently_until("released automatically", || releases(&source) > 0);
         silently_until("the statistics show it", || pool.stats().memory.held_bytes == 0);
     }
 }
@@ -118,7 +118,7 @@ fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance()
     drop(other.get(8192).unwrap());
     assert_eq!(other.stats().memory.evictions.expired, 1, "the miss looked for what is old");
     drop(gate);
-    silently_until("the first pool goes on", || hanging.stats().memory.held_bytes == 0);
+    silently_until("the first pool continues", || hanging.stats().memory.held_bytes == 0);
 }
 
 #[test]

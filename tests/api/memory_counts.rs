@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use log::Level;
 use pinpool::SourceError;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::source::{Region, Source};
@@ -14,7 +13,6 @@ use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
-use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
 use crate::draw::Draw;
 use crate::fixture::{faulty_heap, valid_stats};
@@ -79,18 +77,6 @@ fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() 
         (0, 1 << 20, 1 << 20)
     );
     assert!(pool.get(MIB).is_err(), "lost bytes count under the limit");
-    drop(held);
-}
-
-#[test]
-fn the_first_buffer_of_a_shortage_that_is_not_pinned_is_warned_of() {
-    listen();
-    let pool = builder().max_bytes(3 << 20).on_full(OnFull::Pageable).build().unwrap();
-    let held: Vec<_> = (0..6).map(|_| pool.get(MIB).unwrap()).collect();
-    let lines = lines_with_levels();
-    let warned: Vec<_> = lines.iter().filter(|(_, line)| line.contains(" unpinned: ")).collect();
-    let [(Level::Warn, line)] = warned[..] else { panic!("one warning: {lines:?}") };
-    assert!(line.contains("request=1.0MiB count=1 unpinned=1.0MiB"), "{line}");
     drop(held);
 }
 

@@ -1,4 +1,4 @@
-//! Limits that change, and limits on what is idle: a lower limit, the control group's, `PINPOOL_MAX_IDLE_BYTES`.
+//! Limits that change, and limits on what is idle: a lower limit, the cgroup's, `PINPOOL_MAX_IDLE_BYTES`.
 
 use pinpool_os::words::Size;
 use std::fs;
@@ -161,7 +161,7 @@ fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
     assert_eq!((stats.memory.held_bytes, stats.memory.reserve_bytes, stats.memory.idle_bytes), (8 << 20, 8 << 20, 0));
 }
 
-/// A file tree of a machine of 1000 MiB with one control group of version 2.
+/// A file tree of a machine of 1000 MiB with one cgroup v2.
 fn machine(root: &Path, limit: &str) {
     for (path, text) in [
         ("proc/meminfo", "MemTotal: 1024000 kB\nMemFree: 1000000 kB\nMemAvailable: 1000000 kB\n"),
@@ -211,7 +211,7 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
     assert_eq!(valid_stats(&pool).limits.max_bytes, Some(100 << 20));
 }
 
-/// A pool over memory that counts as the machine's, of which 100 MiB are for `auto`.
+/// A pool over memory that counts as the machine's. `auto` allows 100 MiB.
 fn automatic(root: &Path) -> PoolBuilder {
     builder().backend(Backend::Source(std::sync::Arc::new(SimSource::new(1 << 40)))).host_root(root)
 }

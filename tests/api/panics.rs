@@ -153,21 +153,6 @@ fn a_panic_of_a_listener_does_not_reach_the_drop_of_a_buffer() {
 }
 
 #[test]
-fn a_fence_that_panics_loses_its_buffer_and_no_other() {
-    let pool = builder(64 << 20).build().unwrap();
-    let (broken, healthy) = (ToldStream::default(), ToldStream::default());
-    for stream in [&healthy, &broken, &healthy] {
-        drop(pool.get(MIB).unwrap().copy_to(stream, &mut Nowhere).unwrap());
-    }
-    healthy.0.is_over.store(true, Ordering::SeqCst);
-    broken.0.panics.store(true, Ordering::SeqCst);
-    go_on(|| pool.maintain());
-    pool.maintain();
-    let stats = valid_stats(&pool);
-    assert_eq!((stats.copies.in_flight, stats.memory.lost, stats.memory.idle), (0, 1, 2), "its end is not known");
-}
-
-#[test]
 fn a_panic_while_a_reserve_reports_its_progress_gives_its_bytes_back() {
     listen();
     let pool = builder(64 << 20).backend(Backend::Heap).build().unwrap();

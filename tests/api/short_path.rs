@@ -286,7 +286,7 @@ fn in_a_child_of_fork_no_pool_of_the_parent_is_at_hand() {
                 let refused = |pool: &Pool| pool.get(LEN).is_err_and(|error| error.is_forked());
                 let mut checks = vec![("first", refused(&pools[0])), ("second", refused(&pools[1]))];
                 drop(held.take());
-                checks.push(("after a put", refused(&pools[0]) && refused(&pools[1])));
+                checks.push(("after a return", refused(&pools[0]) && refused(&pools[1])));
                 // Its own pools are at hand in the places of the parent's.
                 for _ in 0..3 {
                     let own = pool(preset);
@@ -465,7 +465,7 @@ fn hits_take_the_short_path_after_gets_that_timed_out_were_cancelled_or_dropped(
     let tasks = (0..TASKS).map(|task| {
         let pool = pool.clone();
         runtime.spawn(async move {
-            // Polled no more; each leaves the line when it is dropped, or late when another looks.
+            // Polled no more; each leaves the queue when it is dropped, or, if it is late, when another request checks.
             let mut left = Vec::new();
             for round in 0..GETS {
                 // Late at its first poll, or while it waits.

@@ -1,5 +1,5 @@
 //! Memory of users over the driver: pinned, copied from, and unlocked after the last copy or never.
-#![allow(unsafe_code)] // Page-locks and adopts memory.
+#![allow(unsafe_code)] // Pins and adopts memory.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -1,21 +1,17 @@
-//! Copies through cudarc over the mock driver, whose gates decide which copies are complete.
+//! Copies through cudarc over the mock driver. Its gates decide which copies are complete.
 #![allow(unsafe_code)] // Acquires by hand, and captures, which cudarc leaves to its users.
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use mock_driver::{Code, Deviation, MockDriver};
-use pinpool::source::{PAGE_BYTES, Source};
-use pinpool::unstable::backend::CudaSource;
 use pinpool::{Backend, Completion, Pool};
-use pinpool_testing::check_source;
 
 use crate::child::alone;
 use crate::driver_facts;
-use crate::fixture::{MIB, begin_capture, end_capture, filled, held, start, stream_and_memory, tensorflow};
+use crate::fixture::{MIB, begin_capture, end_capture, filled, start, stream_and_memory, tensorflow};
 
 #[test]
 fn every_fact_about_the_driver_holds_on_the_double() {
@@ -31,29 +27,6 @@ fn the_facts_hold_where_a_driver_answers_otherwise_than_its_manual() {
         double.set_deviations(&[Deviation::SmallCopies, Deviation::OtherCodes]);
         driver_facts::check(&CudaContext::new(0).unwrap());
     });
-}
-
-#[test]
-fn the_source_keeps_the_contract() {
-    let double = MockDriver::load();
-    let before = double.counts();
-    check_source(&CudaSource::new(0).unwrap());
-    let after = double.counts();
-    assert_eq!((after.pinned_bytes, after.host_allocations), (before.pinned_bytes, before.host_allocations));
-    assert_eq!(double.wrong_uses(), Vec::<String>::new());
-}
-
-#[test]
-fn the_source_reports_the_bytes_that_it_holds() {
-    let double = MockDriver::load();
-    let source = CudaSource::new(0).unwrap();
-    for len in [1, PAGE_BYTES, 100_000, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1] {
-        let before = double.counts().pinned_bytes;
-        let region = source.acquire(len).unwrap();
-        assert_eq!(double.counts().pinned_bytes - before, source.held_bytes(len) as u64, "{len} B");
-        // SAFETY: acquired above, unused.
-        unsafe { source.release(region) }.unwrap();
-    }
 }
 
 #[test]
@@ -106,22 +79,6 @@ fn every_kind_of_stream_and_target_takes_a_copy() {
 }
 
 #[test]
-fn a_stuck_stream_holds_back_no_buffer_of_another() {
-    let (double, context, pool) = start();
-    let ((stuck, mut first), (free, mut second)) =
-        (stream_and_memory(&context, 4096), stream_and_memory(&context, 4096));
-    let _gate = double.hold(stuck.cu_stream());
-    let waiting = filled(&pool, 4096, 1).copy_to(&stuck, &mut first).unwrap();
-    for _ in 0..100 {
-        filled(&pool, 4096, 2).copy_to(&free, &mut second).unwrap().wait().unwrap();
-    }
-    pool.maintain();
-    let stats = pool.stats();
-    assert_eq!((stats.memory.pin.count, stats.copies.in_flight), (2, 1), "one buffer is stuck, one is reused");
-    assert!(!waiting.is_done().unwrap());
-}
-
-#[test]
 fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_survives() {
     let (double, context, pool) = start();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
@@ -132,21 +89,6 @@ fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_survives() {
     assert_eq!(pool.stats().memory.idle, 1, "the buffer is put back");
     assert_eq!(end_capture(&stream), Ok(()));
     assert_eq!(double.counts().spoiled_captures, 0);
-}
-
-#[test]
-fn calls_of_the_pool_beside_a_global_capture_do_not_invalidate_it() {
-    let (double, context, pool) = start();
-    let ((captured, _unused), (stream, mut memory)) =
-        (stream_and_memory(&context, 1), stream_and_memory(&context, 4096));
-    begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
-    let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
-    copy.wait().unwrap();
-    drop(pool.get(MIB).unwrap());
-    pool.clear();
-    assert_eq!(end_capture(&captured), Ok(()));
-    assert_eq!(double.counts().spoiled_captures, 0);
-    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
 }
 
 #[test]
@@ -294,42 +236,6 @@ fn after_a_failed_query_the_buffer_is_never_reused() {
 }
 
 #[test]
-fn the_end_of_a_pool_waits_for_its_copies_and_then_releases_everything() {
-    let (double, context, pool) = start();
-    let before = held(&double);
-    let (stream, mut memory) = stream_and_memory(&context, MIB);
-    let gate = double.hold(stream.cu_stream());
-    let copy = filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();
-    thread::scope(|scope| {
-        let end = scope.spawn(|| drop(pool));
-        (0..1000).for_each(|_| thread::yield_now());
-        assert!(!end.is_finished());
-        assert_eq!(double.calls("cuMemFreeHost"), 0);
-        drop(gate);
-        end.join().unwrap();
-    });
-    assert!(copy.is_done().unwrap());
-    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
-    assert_eq!((held(&double), double.counts().frees_with_work_in_flight), (before, 0));
-}
-
-#[test]
-fn the_end_of_a_pool_keeps_the_memory_of_a_stuck_copy() {
-    let double = MockDriver::load();
-    let context = CudaContext::new(0).unwrap();
-    let pool = tensorflow().unstable_close_wait(Duration::ZERO).build().unwrap();
-    let (stream, mut memory) = stream_and_memory(&context, MIB);
-    let gate = double.hold(stream.cu_stream());
-    let copy = filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();
-    let pinned = double.counts().pinned_bytes;
-    drop(pool);
-    assert_eq!((double.counts().pinned_bytes, double.calls("cuMemFreeHost")), (pinned, 0));
-    drop(gate);
-    copy.wait().unwrap();
-    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
-}
-
-#[test]
 fn on_a_lost_device_or_at_the_end_of_the_process_no_memory_is_freed_and_no_thread_waits() {
     let harms: [fn(&MockDriver); 2] = [|double| double.lose_device(Code::UNKNOWN), MockDriver::shut_down];
     for harm in harms {
@@ -344,27 +250,6 @@ fn on_a_lost_device_or_at_the_end_of_the_process_no_memory_is_freed_and_no_threa
         assert_eq!(double.counts().pinned_bytes, pinned);
         double.reset();
     }
-}
-
-#[test]
-fn a_release_beside_a_copy_waits_for_it_and_is_counted() {
-    let (double, context, pool) = start();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
-    drop(pool.get(MIB).unwrap());
-    let gate = double.hold(stream.cu_stream());
-    let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
-    assert_eq!(double.counts().frees_with_work_in_flight, 0);
-    thread::scope(|scope| {
-        let clear = scope.spawn(|| pool.clear());
-        while double.counts().frees_with_work_in_flight == 0 {
-            thread::yield_now();
-        }
-        // Completion is detected while the free hangs in the driver.
-        assert!(!copy.is_done().unwrap() && !clear.is_finished());
-        drop(gate);
-        clear.join().unwrap();
-    });
-    assert_eq!(double.counts().frees_with_work_in_flight, 1);
 }
 
 #[test]

@@ -146,7 +146,7 @@ fn run(double: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
         thread::yield_now();
         pool.trim(0);
     }
-    // The last copy may have ended between the last trim and the look at it.
+    // The last copy may have ended after the last trim.
     pool.trim(0);
     let stats = pool.stats();
     stats.validate().unwrap();
@@ -190,7 +190,7 @@ fn is_nothing_left(after: &Held, before: &Held) -> bool {
 const CODES: [Code; 5] = [Code::OUT_OF_MEMORY, Code(4), Code::NOT_PERMITTED, Code::UNKNOWN, UNLISTED];
 /// A code of a newer driver, which the bindings do not list.
 const UNLISTED: Code = Code(9999);
-/// Calls whose errors cudarc stores and returns later. It turns the stored number into its enumeration, which ends the process if the
+/// Calls with errors that cudarc stores and returns later. It turns the stored number into its enumeration, which ends the process if the
 /// enumeration does not list the number.
 const STORED_BY_CUDARC: [&str; 9] = [
     "cuCtxGetCurrent",
@@ -264,7 +264,7 @@ fn sweep(case: &Case, double: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
         try_run(&faults, true);
         runs[1] += 1;
     }
-    // Not `eprintln`: the harness keeps that of a test that passes.
+    // Not `eprintln`: the harness hides it for a test that passes.
     let line = format!("{case:?}: {} runs in turn, {} at random, {} went wrong\n", runs[0], runs[1], wrong.len());
     std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).unwrap();
     double.reset();

@@ -197,7 +197,7 @@ fn a_program_can_try_each_source_of_the_driver_and_leave_one_out() {
     });
 }
 
-/// A machine below a root of its own: NUMA nodes as (number, GiB, processors), and more files.
+/// A machine below a separate root: NUMA nodes as (number, GiB, processors), and more files.
 pub(crate) fn machine(nodes: &[(u32, u64, &str)], more: &[(&str, &str)]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let write = |path: &str, text: &str| {

@@ -27,7 +27,7 @@ fn raise_descriptor_limit() -> u64 {
 fn a_pool_of_a_terabyte_makes_at_most_8192_mappings() {
     let descriptors = raise_descriptor_limit();
     if descriptors < 8192 {
-        // Not `eprintln`: the harness keeps that of a test that passes.
+        // Not `eprintln`: the harness hides it for a test that passes.
         let line =
             format!("skipped: the double keeps a descriptor for each granule, and only {descriptors} are allowed\n");
         std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).unwrap();

@@ -52,7 +52,7 @@ fn a_buffer_returns_after_the_work_of_a_stream_known_by_its_handle() {
     let mut buf = pool.get(LEN).unwrap();
     let gate = double.hold(stream.cu_stream());
     untracked(&stream, &buf, &mut memory);
-    // The thread's own context stays, also where it has none.
+    // The thread's own context stays, even if it has none.
     for own in [Some(context.cu_ctx()), None] {
         // SAFETY: the context is alive.
         unsafe { result::ctx::set_current(own.unwrap_or(ptr::null_mut())) }.unwrap();
@@ -97,7 +97,7 @@ fn a_buffer_returns_after_an_event_known_by_its_handle() {
 }
 
 #[test]
-fn memory_is_lost_where_the_driver_refuses_a_fence_behind_work_on_it() {
+fn memory_is_lost_if_the_driver_refuses_a_fence_behind_work_on_it() {
     type Record<'a> = &'a dyn Fn(&mut PinnedBuf) -> pinpool::Result<()>;
 
     let (double, context, pool) = start();

@@ -31,7 +31,7 @@ fn a_get_does_not_wait_past_its_deadline_for_the_registration_of_another_thread(
         let ended = waiting.is_finished();
         assert!(!registering.is_finished());
         drop(held);
-        assert!(ended, "a get waited for the registration of another thread");
+        assert!(ended, "a request waited for the registration of another thread");
         let error = waiting.join().unwrap().unwrap_err();
         assert!(error.is_backend());
         let text = error.to_string();

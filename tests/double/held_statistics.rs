@@ -1,4 +1,4 @@
-//! The figures of a pool come at once while a thread is in any call of the driver.
+//! Statistics of a pool return at once while a thread is in any driver call.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -10,15 +10,15 @@ use pinpool::{Backend, FenceKind, Pool};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
 
-/// Takes all figures of `pool` on its own thread; fails if that takes longer than it ever should.
-fn figures_come_at_once(pool: &Pool, call: &str) {
+/// Reads all statistics of `pool` on a separate thread. Fails if that takes too long.
+fn statistics_return_at_once(pool: &Pool, call: &str) {
     let (done, result) = channel();
     let pool = pool.clone();
     thread::spawn(move || {
         let _all = (pool.stats().to_string(), pool.class_stats(), pool.partition_stats());
         let _ = done.send(());
     });
-    assert!(result.recv_timeout(Duration::from_secs(20)).is_ok(), "the figures waited for {call}");
+    assert!(result.recv_timeout(Duration::from_secs(20)).is_ok(), "the statistics waited for {call}");
 }
 
 /// Holds `call` while `act` makes it.
@@ -27,7 +27,7 @@ fn while_held(double: &MockDriver, pool: &Pool, call: &str, act: impl FnOnce(&Po
     thread::scope(|scope| {
         let acting = scope.spawn(|| act(pool));
         gate.wait_for(1);
-        figures_come_at_once(pool, call);
+        statistics_return_at_once(pool, call);
         drop(gate);
         acting.join().unwrap();
     });
@@ -35,7 +35,7 @@ fn while_held(double: &MockDriver, pool: &Pool, call: &str, act: impl FnOnce(&Po
 }
 
 #[test]
-fn the_figures_wait_for_no_page_lock_no_release_and_no_copy_call() {
+fn statistics_wait_for_no_pin_call_no_release_and_no_copy_call() {
     let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);

@@ -10,7 +10,7 @@ use crate::fixture::{MIB, builder, held};
 
 const KIB: u64 = 1 << 10;
 
-/// Ceilings below, at and beside the sizes at which the backends change their units.
+/// Limits below, at and next to the sizes at which the backends change their units.
 const LIMITS: [u64; 9] = [
     64 * KIB,
     (1 << 20) - 4096,
@@ -70,7 +70,7 @@ fn within<'a>(
     move || {
         let counts = double.counts();
         let most_bytes = counts.peak_pinned_bytes - before;
-        assert!(most_bytes <= max_bytes, "{what}: {most_bytes} B pinned under a ceiling of {max_bytes}");
+        assert!(most_bytes <= max_bytes, "{what}: {most_bytes} B pinned under a limit of {max_bytes}");
         let stats = pool.stats();
         stats.validate().unwrap();
         assert_eq!(stats.memory.held_bytes, counts.pinned_bytes - before, "{what} under {max_bytes}");

@@ -18,7 +18,7 @@ fn calls(double: &MockDriver) -> [u64; 5] {
     CALLS.map(|name| double.calls(name))
 }
 
-/// A pool of eight granules, and the buffers that use those of `kept`; the others are idle.
+/// A pool of eight granules, and the buffers on the granules in `kept`. The rest is idle.
 fn with_kept(double: &MockDriver, kept: &[usize], has_thread: bool) -> (Pool, Vec<PinnedBuf>) {
     let pool = builder(Backend::Vmm).background_thread(has_thread).max_bytes(8 * GRANULE as u64).build().unwrap();
     let mut bufs: Vec<_> = (0..8).map(|byte| Some(filled(&pool, GRANULE, byte))).collect();

@@ -357,7 +357,7 @@ fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
             ask_again(&pool);
             assert_eq!((pool.stats().memory.lost_bytes, pool.stats().memory.held_bytes), (0, 0), "{len} {code:?}");
             assert_eq!(held(&double), before);
-            drop(pool.get(4 * MIB - 4096).expect("under the same ceiling"));
+            drop(pool.get(4 * MIB - 4096).expect("under the same limit"));
             assert_eq!(pool.stats().validate(), Ok(()));
             drop(pool);
             assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));

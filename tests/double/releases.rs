@@ -1,5 +1,5 @@
-//! When `register` and `cuda`, whose releases wait for the device, release memory: only on request, at the limit, under memory
-//! pressure and at the end. No memory that a copy uses is released.
+//! When `register` and `cuda` release memory. A release waits for the device, so they release only on request, at the limit, under
+//! memory pressure and at the end. No memory that a copy uses is released.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use pinpool::{Backend, FenceKind, Pool};
 use crate::child::alone;
 use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
 
-/// backends whose release waits for the device.
+/// Backends with releases that wait for the device.
 const BACKENDS: [Backend; 2] = [Backend::Register, Backend::Cuda];
 /// A wait that lasts longer is a failure.
 const LONGEST: Duration = Duration::from_secs(20);
@@ -31,7 +31,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Two hours, a look each minute; releases that are due run on threads of their own.
+/// Two hours with a poll every minute. Releases that are due run on dedicated threads.
 fn two_hours(pool: &Pool, clock: &ManualClock) {
     for _ in 0..120 {
         clock.advance_us(60_000_000);
@@ -41,7 +41,7 @@ fn two_hours(pool: &Pool, clock: &ManualClock) {
 }
 
 #[test]
-fn nothing_is_released_by_time_alone_where_a_release_waits() {
+fn nothing_is_released_by_time_alone_if_a_release_waits() {
     for backend in BACKENDS {
         let double = MockDriver::load();
         let clock = ManualClock::default();
@@ -64,8 +64,8 @@ fn nothing_is_released_by_time_alone_where_a_release_waits() {
     drop(pool.get(3 * MIB).unwrap());
     let unmapped = double.calls("cuMemUnmap");
     two_hours(&pool, &clock);
-    wait_until("the release on a thread of its own", || pool.stats().memory.held_bytes == 0);
-    assert!(double.calls("cuMemUnmap") > unmapped, "there a release waits for nothing");
+    wait_until("the release on a dedicated thread", || pool.stats().memory.held_bytes == 0);
+    assert!(double.calls("cuMemUnmap") > unmapped, "a release of vmm waits for nothing");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn each_other_cause_releases() {
         assert_eq!(releases(&double), 1, "clear");
         filled_with(&pool);
         pool.set_max_bytes(1 << 20).unwrap();
-        assert_eq!(releases(&double), 2, "a ceiling");
+        assert_eq!(releases(&double), 2, "a limit");
         pool.set_max_bytes(64 << 20).unwrap();
         filled_with(&pool);
         two_hours(&pool, &clock);
@@ -102,7 +102,7 @@ fn each_other_cause_releases() {
         let idle_limit = builder(backend).setting("max_idle_bytes", 1 << 20).build().unwrap();
         filled_with(&idle_limit);
         idle_limit.maintain();
-        assert_eq!(releases(&double), 5, "a limit of what is idle");
+        assert_eq!(releases(&double), 5, "a limit of idle memory");
     }
 }
 
@@ -352,7 +352,8 @@ fn churn(backend: Backend, fence: FenceKind, double: &MockDriver) {
             pool.maintain();
             thread::yield_now();
         }
-        assert!(releases(double) > 0, "{what}");
+        let has_waited = double.counts().frees_with_work_in_flight > 0;
+        assert!(if name == "vmm" { !has_waited } else { releases(double) > 0 }, "{what}");
         for pool in [&pool, &partition] {
             let stats = pool.stats();
             stats.validate().unwrap();
@@ -371,7 +372,7 @@ fn churn(backend: Backend, fence: FenceKind, double: &MockDriver) {
 
 #[test]
 fn churn_releases_no_memory_that_a_copy_uses_and_forgets_none() {
-    for backend in BACKENDS {
+    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
         for fence in [FenceKind::Event, FenceKind::Timeline] {
             churn(backend.clone(), fence, &MockDriver::load());
         }

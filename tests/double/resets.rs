@@ -34,7 +34,7 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
     let context = CudaContext::new(0).unwrap();
     assert_eq!(context.cu_ctx(), old_handle, "the handle comes again");
     drop(gate);
-    assert!(under_way.wait().unwrap_err().is_device(), "a copy whose event is gone has no end that could be known");
+    assert!(under_way.wait().unwrap_err().is_device(), "the end of a copy is unknown after its event is gone");
     pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 1));
     // Two were idle, and what the first of them uses is free for others.

@@ -95,7 +95,7 @@ impl Lane {
         })
     }
 
-    /// Waits for the stream by its handle, whose copies are not in the order of the other. Ends it if `is_over`.
+    /// Waits for the stream that is known by its handle alone: its copies are not ordered with the other stream. Ends it if `is_over`.
     fn settle(&mut self, is_over: bool) {
         let Some(stream) = self.lent else { return };
         self.enter();
@@ -134,7 +134,7 @@ impl Lane {
     }
 }
 
-/// Runs `run` beside work on a stream. That work ends automatically as well, as a device's does: a release that had begun before waits for
+/// Runs `run` while work runs on a stream. That work ends automatically as well, as a device's does: a release that had begun before waits for
 /// it, and copies wait for the release.
 fn beside_work<R>(double: &MockDriver, stream: CUstream, run: impl FnOnce() -> R) -> R {
     let gate = double.hold(stream);
@@ -315,7 +315,7 @@ impl<'a> Run<'a> {
         let lane = &mut self.lanes[lane];
         let _of_earlier_calls = lane.stream.context().check_err();
         lane.enter();
-        // SAFETY: a live stream, whose capture ends below.
+        // SAFETY: a live stream. Its capture ends below.
         unsafe { result::stream::begin_capture(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED) }.unwrap();
         lane.copy_untracked(&buf, stream);
         let address = buf.as_ptr();
@@ -393,7 +393,7 @@ fn number_from(variable: &str, default: u64) -> u64 {
 }
 
 #[test]
-#[allow(clippy::print_stdout)] // The seed that was run, where a process that the mock driver ends can say no more.
+#[allow(clippy::print_stdout)] // The mock driver may end the process, so the seed is printed first.
 fn no_seed_meets_wrong_bytes_a_hang_or_a_wrong_use_of_the_driver() {
     alone(|| {
         let (first, count) = (number_from("DOUBLE_FIRST", 0), number_from("DOUBLE_SEEDS", SEEDS));

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, sys};
 use mock_driver::{Code, MockDriver};
 use pinpool::source::{PAGE_BYTES, Source};
-use pinpool::unstable::backend::{AddressRange, RegisterSource, RemapError, Subrange, VirtualMemory, VmmSource};
+use pinpool::unstable::backend::{
+    AddressRange, CudaSource, RegisterSource, RemapError, Subrange, VirtualMemory, VmmSource,
+};
 use pinpool::{Backend, Preset};
 use pinpool_testing::check_source;
 
@@ -17,7 +19,7 @@ const GRANULE: usize = 2 * MIB;
 const VIRTUAL_HOST_MEMORY: i32 = 141;
 const REGISTERS: i32 = 99;
 
-/// An address range of `vmm` whose first granules are committed and filled with one byte value each.
+/// An address range of `vmm`. The first granules are committed and filled with one byte value each.
 struct VmmRange {
     source: VmmSource,
     range: AddressRange,
@@ -78,6 +80,7 @@ fn the_sources_keep_the_contract_and_leave_nothing_behind() {
     let before = held(&double);
     check_source(&VmmSource::new(0, None).unwrap());
     check_source(&RegisterSource::new(0, None).unwrap());
+    check_source(&CudaSource::new(0).unwrap());
     assert_eq!(held(&double), before);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
@@ -85,7 +88,8 @@ fn the_sources_keep_the_contract_and_leave_nothing_behind() {
 #[test]
 fn the_sources_report_the_bytes_that_they_hold() {
     let double = MockDriver::load();
-    let sources: [&dyn Source; 2] = [&VmmSource::new(0, None).unwrap(), &RegisterSource::new(0, None).unwrap()];
+    let (vmm, register) = (VmmSource::new(0, None).unwrap(), RegisterSource::new(0, None).unwrap());
+    let sources: [&dyn Source; 3] = [&vmm, &register, &CudaSource::new(0).unwrap()];
     for source in sources {
         for len in [1, PAGE_BYTES, 100_000, GRANULE - 1, GRANULE, GRANULE + 1] {
             for is_fast in [false, true] {
@@ -334,7 +338,7 @@ fn a_refused_registration_holds_nothing_and_a_refused_release_keeps_its_memory()
     // SAFETY: acquired above, unused.
     assert!(unsafe { source.release(region) }.is_err());
     assert_eq!(held(&double).registrations, before.registrations + 1);
-    // SAFETY: C1: a region whose release failed stays mapped.
+    // SAFETY: C1: a region stays mapped if its release failed.
     assert_eq!(unsafe { start.read_volatile() }, 0);
 }
 

@@ -13,7 +13,7 @@ fn a_thread_without_a_context_destroys_the_events_that_are_too_many() {
     const COPIES: u64 = 1100;
     const KEPT: u64 = 1024;
     let double = MockDriver::load();
-    // A context whose idle events are those of this test alone.
+    // A context that no other test uses, so that it has no other idle events.
     double.renew_contexts();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, 4096);

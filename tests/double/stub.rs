@@ -1,5 +1,5 @@
-//! A toolkit's stub of libcuda, whose `cuInit` answers 34, stands before the driver in the loader's path, as `libcuda.so`; or the
-//! program has loaded the driver already. Each test is a process of its own, with the mock driver as a driver whose SONAME is
+//! A toolkit's stub of libcuda precedes the driver in the loader's path, as `libcuda.so`, and its `cuInit` returns 34; or the program
+//! has loaded the driver already. Each test is a separate process, with the mock driver as a driver whose SONAME is
 //! `libcuda.so.1`.
 #![allow(unsafe_code)] // Calls the driver by name.
 
@@ -102,7 +102,7 @@ fn write_with_soname(library: &Path, to: &Path) {
 /// The library that is loaded under this name or path.
 fn open(name: &Path) -> *mut c_void {
     let name = CString::new(name.as_os_str().as_bytes()).unwrap();
-    // SAFETY: loads a library of this test, whose start-up does nothing.
+    // SAFETY: loads a library of this test, which does nothing when it is loaded.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     assert!(!library.is_null(), "{name:?}");
     library

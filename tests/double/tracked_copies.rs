@@ -192,16 +192,6 @@ fn a_copy_to_another_stream_waits_for_the_copy_into_the_buffer() {
 }
 
 #[test]
-fn a_wait_ends_when_no_copy_uses_the_buffer_cudarcs_own_included() {
-    let (double, pool, stream, mut memory) = start();
-    let mut buf = pool.get(LEN).unwrap();
-    let gate = double.hold_all();
-    stream.memcpy_htod(&buf, &mut memory.bytes).unwrap();
-    ends_only_after(&double, gate, || buf.wait().unwrap());
-    assert!(buf.try_slice_mut().unwrap().is_some());
-}
-
-#[test]
 fn a_buffer_truncated_to_nothing_is_still_released_behind_the_work_of_others() {
     let (double, pool, stream, mut memory) = start();
     let mut buf = pool.get(LEN).unwrap();

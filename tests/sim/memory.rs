@@ -407,13 +407,13 @@ unsafe impl VirtualMemory for SimMemory {
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         let bytes = bytes_at(&range, 0, range.len_bytes());
         if let Some(user) = self.site.used(&bytes) {
-            self.site.report(format!("addresses of a buffer are given back ({user})"));
+            self.site.report(format!("addresses of a buffer are released ({user})"));
         }
         let mut memory = self.site.memory();
         let left: Vec<_> =
             memory.pieces(false, false).into_iter().filter(|(piece, _)| bytes.contains(&piece.start)).collect();
         if left.iter().any(|(_, is_explained)| !is_explained) {
-            self.site.report("addresses are given back before their granules".to_owned());
+            self.site.report("addresses are released before their granules".to_owned());
         }
         memory.is_reserved = false;
         Ok(())

@@ -114,7 +114,7 @@ ops! {
     Get = "get" (pool len align),
     /// Requests a buffer as `get` does, from the idle buffers alone.
     TryGet = "try_get" (pool len),
-    /// Begins a request that waits in line if there is no room; one that is late leaves the line at its first poll.
+    /// Begins a request that joins the wait queue if there is no room; a late one leaves the queue at its first poll.
     GetAsync = "get_async" (pool len is_late),
     /// Looks whether a waiting request was served.
     PollGet = "poll_get" (which),

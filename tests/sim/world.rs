@@ -37,7 +37,7 @@ pub(crate) struct World {
     pub(crate) held: RefCell<Vec<Held>>,
     pub(crate) pending: RefCell<Vec<Pending>>,
     pub(crate) waiting: RefCell<Vec<Waiting>>,
-    /// A request that may be in line is polled: other steps run inside its calls of the source.
+    /// A request that may be waiting is polled: other steps run inside its calls of the source.
     is_polling: Cell<bool>,
     pub(crate) tallies: RefCell<Vec<Tally>>,
     armed: RefCell<Vec<(Call, Step)>>,
@@ -49,7 +49,7 @@ pub(crate) struct World {
     /// A copy failed, or nobody knows whether it did.
     pub(crate) device_failed: Cell<bool>,
     has_limit: Cell<bool>,
-    /// A reserve was made, or the limit changed: there may be less than a request in line needs.
+    /// A reserve was made, or the limit changed: there may be less than a waiting request needs.
     took_room: Cell<bool>,
 }
 
@@ -79,7 +79,7 @@ impl Wake for Woken {
     }
 }
 
-/// A request that waits in line, in the order of the line of its pool.
+/// A waiting request, in the order of the queue of its pool.
 pub(crate) struct Waiting {
     get: Pin<Box<GetFuture>>,
     woken: Arc<Woken>,
@@ -222,14 +222,14 @@ impl World {
             let (claimed, claiming) = mine.split_at(mine.len() - of_account);
             if let Some(first) = claiming.first().filter(|first| sleeps(first)) {
                 return Err(format!(
-                    "a copy begins, and the get of {} B that waits in partition {index} sleeps",
+                    "a copy begins, and the request of {} B that waits in partition {index} sleeps",
                     first.len
                 ));
             }
             in_pool.extend(claimed);
         }
         if !in_pool.is_empty() && in_pool.iter().all(|waiting| sleeps(waiting)) {
-            return Err(format!("a copy begins, and all {} gets that wait in the pool sleep", in_pool.len()));
+            return Err(format!("a copy begins, and all {} requests that wait in the pool sleep", in_pool.len()));
         }
         Ok(())
     }
@@ -389,7 +389,7 @@ impl World {
         self.note(2);
         self.tallies.borrow_mut()[pool].failed += 1;
         let is_explained = if error.is_limit() {
-            // Without a limit only the line can be in the way.
+            // Without a limit only the queue can be in the way.
             self.has_limit.get() || pool > 0 || self.is_polling.get() || !self.waiting.borrow().is_empty()
         } else {
             error.is_backend() && self.site.memory().failures != failures
@@ -513,7 +513,7 @@ impl World {
         let (len, mut target) = (held.len(), SimTarget::new(held.start, held.value, GivesUp::Never));
         let copied = held.buf.copy_range_to(0..len, &self.stream(stream), &mut target);
         self.note(u64::from(copied.is_ok()));
-        // A copy of which nobody knows took the buffer away.
+        // A copy that nobody knows of took the buffer away.
         if !target.gave_up.get() {
             self.held.borrow_mut().push(held);
         } else if !held.buf.is_empty() {

@@ -53,9 +53,8 @@ pub(crate) fn of_judgement(pool: &str, judgement: &Judgement) -> Said {
 /// The diagnosis of a recorded pool.
 pub(crate) fn of_recorded(judged: &PoolJudgement, has_ended: bool) -> Said {
     let mut said = of_judgement(&judged.name, &judged.judgement);
-    let (slow, all) = (grouped(judged.slow_gets), grouped(judged.gets));
-    said.lines
-        .insert(1, format!("  in the whole recording, {slow} of {all} requests waited, pinned or remapped memory"));
+    let (waited, all) = (grouped(judged.short_gets), grouped(judged.gets));
+    said.lines.insert(1, format!("  in the whole recording, {waited} of {all} requests waited"));
     if !has_ended {
         said.lines
             .insert(1, "  the end of the pool is not recorded: its process was killed, or is still running".to_owned());

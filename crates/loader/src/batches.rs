@@ -1,6 +1,6 @@
 //! Which samples form a batch, and in what order.
 //!
-//! Owns the division into batches and the shuffle. Never reads a file and never asks the pool.
+//! Owns the division into batches and the shuffle. Never reads a file and never calls the pool.
 //!
 //! ```text
 //!   order     3  0  4           1  2       one epoch: every sample once
@@ -8,16 +8,17 @@
 //! ```
 //!
 //! - **plan-I1**: a batch has at least one part of a sample and no more bytes than the limit. Only a sample that is longer
-//!   than the limit is split: it starts a batch, its parts lie in batches that follow each other, and others may follow its
+//!   than the limit is split: it starts a batch, its parts lie in consecutive batches, and other samples may follow its
 //!   last part.
 //! - **plan-I2**: a batch lies within one epoch; the last one of an epoch is short.
 //! - **plan-I3**: the order of an epoch depends on the seed and the number of the epoch only.
 //! - **plan-I4**: the shards of an epoch are disjoint and together the epoch: each takes the units number `rank`,
 //!   `rank + world`, `rank + 2 * world`, ... of its order (plan-I6).
 //! - **plan-I6**: shuffles and shards move units: a sample, or all samples of a compressed file, which come in their order.
-//!   Shuffled, the samples of [`OPEN_FILES`] compressed files are mixed, each draw by chance, so that several workers
-//!   decompress at once; and the parts of a batch that has any lie in it by file.
-//! - **plan-I5**: what decides the batches of an epoch is in [`plan_number`], so a state is refused where they would differ.
+//!   A shuffle mixes the samples of [`OPEN_FILES`] units at random, so that several workers decompress at once,
+//!   and orders the parts of a batch with compressed samples by file.
+//! - **plan-I5**: [`plan_number`] covers everything that determines the batches of an epoch, so a state is refused if they would
+//!   differ.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -38,7 +39,7 @@ use super::run::LoadOptions;
 use super::state::LoadState;
 use pinpool::{Error, PinnedBuf};
 
-/// Compressed files of many samples that a shuffle mixes: one decoder is kept for each.
+/// Units that a shuffle mixes if there are compressed files of many samples: each of those keeps a decoder.
 const OPEN_FILES: usize = 8;
 
 /// Consecutive bytes of a sample; all of them, unless the sample is longer than a batch may be.
@@ -65,7 +66,7 @@ pub(super) struct PlannedBatch {
     pub(super) parts: Vec<SamplePart>,
     /// Sum of their lengths.
     pub(super) len_bytes: u64,
-    /// The compressed files that it reads, in the order of its parts.
+    /// Its turns at compressed files, in the order of its parts.
     pub(super) turns: Vec<Turn>,
 }
 
@@ -220,7 +221,7 @@ impl Batches {
             if !is_first && self.is_over_limit(batch.parts.len() + 1, batch.len_bytes.saturating_add(rest)) {
                 break;
             }
-            // Whatever follows the first part fits whole.
+            // Parts after the first one fit whole.
             let len_bytes = if is_first { rest.min(max_bytes) } else { rest };
             batch.parts.push(SamplePart { sample, start: self.taken_bytes, len_bytes });
             batch.len_bytes = batch.len_bytes.saturating_add(len_bytes);
@@ -232,7 +233,7 @@ impl Batches {
             self.taken_bytes = 0;
         }
         if self.options.shuffle_seed.is_some() && batch.parts.iter().any(|part| self.is_compressed(part)) {
-            // A worker is done with one file before it begins with the next, which another worker may then continue with.
+            // A worker finishes one file before it starts the next, so that another worker can continue the first.
             batch.parts.sort_by_key(|part| self.catalog.samples()[part.sample].file);
         }
         self.number += 1;
@@ -244,7 +245,7 @@ impl Batches {
         self.catalog.files()[self.catalog.samples()[part.sample].file].compression.is_some()
     }
 
-    /// Gives the batch its turns at compressed files, behind the turns of all earlier batches.
+    /// Assigns the batch its turns at compressed files, after the turns of all earlier batches.
     fn take_turns(&mut self, batch: &mut PlannedBatch) {
         for part in &batch.parts {
             if !self.is_compressed(part) {
@@ -275,7 +276,7 @@ fn units(catalog: &Catalog) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The samples of the units, in the order in which an epoch has them: without `rng` one unit after the other.
+/// The samples of the units in the order of an epoch: without `rng`, one unit after the other.
 fn samples_of(catalog: &Catalog, units: Vec<usize>, rng: Option<&mut ChaCha8Rng>) -> Vec<usize> {
     let is_long = |unit: &usize| {
         let file = &catalog.files()[catalog.samples()[*unit].file];
@@ -307,7 +308,7 @@ impl Iterator for Batches {
     type Item = PlannedBatch;
 
     fn next(&mut self) -> Option<PlannedBatch> {
-        // An epoch without samples is like all others.
+        // If one epoch has no samples, no epoch has any.
         while self.epoch < self.options.epochs && !self.order.is_empty() {
             if let Some(mut batch) = self.next_in_epoch() {
                 self.take_turns(&mut batch);
@@ -320,8 +321,8 @@ impl Iterator for Batches {
     }
 }
 
-/// Stands for everything that the batches of an epoch depend on, except the number of the epoch (plan-I5). The directories
-/// do not count, so that files may be moved as a whole.
+/// A hash of everything that determines the batches of an epoch, except the number of the epoch (plan-I5). Directories are
+/// excluded, so that all files may be moved together.
 pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
     let mut hasher = Xxh3Default::new();
     let mut number = |number: Option<u64>| {
@@ -376,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn even_shards_and_whole_batches_are_the_same_number_for_all_ranks() {
+    fn ranks_have_equal_batches_with_even_or_drop_last() {
         let counts = |samples: usize, world, even, drop_last| {
             let ranks = (0..world).map(|rank| {
                 let (shard, batch_samples) = (crate::Shard::new(rank, world), NonZeroU64::new(10));

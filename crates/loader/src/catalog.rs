@@ -1,6 +1,6 @@
 //! The files to load and the samples in them.
 //!
-//! Owns the list. Reads no file: [`Catalog::from_paths`] and [`Catalog::synthetic`] live with the code that finds the
+//! Owns the list and reads no file: [`Catalog::from_paths`] and [`Catalog::synthetic`] are defined with the code that finds the
 //! samples.
 //!
 //! ```text
@@ -8,10 +8,10 @@
 //!   file 1  shard.tar          sample 1   0001: [512 .. 9000) [9728 .. 9730)     two members, one sample
 //!                              sample 2   0002: [10752 .. 20000)
 //!   file 2  w.safetensors      sample 3   wte: [264 .. 4360)
-//!   file 3  more.tar.gz        sample 4   0003: [512 .. 9000)                    of its data, decompressed
+//!   file 3  more.tar.gz        sample 4   0003: [512 .. 9000)                    of the decompressed data
 //! ```
 //!
-//! - **catalog-I1**: the samples of one file are neighbours, in the order in which they lie in it.
+//! - **catalog-I1**: the samples of one file are consecutive, in the order of the file.
 //! - **catalog-I2**: `Sample::len_bytes` is the sum of the sample's ranges, and each range lay within its file, or the data of
 //!   its file, when the file was listed.
 
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use super::compressed::Compression;
 use super::failure::Failure;
 
-/// A range of bytes in a file, or in the data of one that is compressed.
+/// A range of bytes in a file, or in the data of a compressed file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileRange {
     /// First byte.
@@ -67,7 +67,7 @@ pub struct DataFile {
     pub samples: u64,
     /// Whether it was opened as a container.
     pub is_container: bool,
-    /// How it is compressed, if it was opened as a compressed file. Its samples can be read in their order only.
+    /// How it is compressed, if it was opened as a compressed file. Its samples can only be read in order.
     pub compression: Option<Compression>,
 }
 
@@ -119,13 +119,13 @@ pub(super) struct FileContent {
     pub(super) compression: Option<Compression>,
 }
 
-/// Everything that a run loads. A clone is another handle of the same lists.
+/// Everything that a run loads. Clones share the same lists.
 #[derive(Debug, Default, Clone)]
 pub struct Catalog {
     lists: Arc<CatalogLists>,
 }
 
-/// A catalog while it is made.
+/// A catalog under construction.
 #[derive(Debug, Default)]
 pub(super) struct CatalogLists {
     pub(super) files: Vec<DataFile>,
@@ -180,8 +180,8 @@ impl Catalog {
         sample.member.as_ref().map_or_else(|| origin.to_string(), |member| format!("{origin}!{member}"))
     }
 
-    /// What a sample is filed under: the name of the directory that a plain file lies in, the member's name in a container.
-    /// Empty for synthetic data and for a file without such a directory.
+    /// The label of a sample: the name of the directory of a plain file, the member's name in a container. Empty for synthetic
+    /// data and for a file without a directory.
     #[must_use]
     pub fn label(&self, sample: usize) -> Cow<'_, str> {
         let Some(sample) = self.samples().get(sample) else { return Cow::Borrowed("") };
@@ -216,7 +216,7 @@ impl CatalogLists {
 
     /// Adds a sample of the file that is pushed next.
     fn push_sample(&mut self, member: Option<Box<str>>, ranges: Vec<FileRange>, fields: Vec<Arc<str>>) {
-        // Saturating: sparse files can have more bytes than any buffer, and the pool's refusal names the number.
+        // Saturating, since sparse files can be longer than any buffer; the pool's error then names the number.
         let len_bytes = ranges.iter().fold(0u64, |sum, range| sum.saturating_add(range.len_bytes));
         let (ranges, fields) = (ranges.into(), fields.into());
         self.samples.push(Sample { file: self.files.len(), member, ranges, len_bytes, fields });

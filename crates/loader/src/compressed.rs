@@ -1,4 +1,4 @@
-//! Files compressed by gzip or Zstandard: their data, decompressed piece by piece into the memory that it is to lie in.
+//! Files compressed by gzip or Zstandard: their data, decompressed piece by piece into its final memory.
 //!
 //! Owns the decoders. A decoder reads forward only, and keeps its place while its file is closed. Compressed data has one
 //! order, so the batches of a compressed file take turns in the order of the plan: each continues where the previous one ended.
@@ -33,9 +33,9 @@ use super::failure::FailureCause;
 use super::stop::StopFlag;
 
 const INPUT_BYTES: usize = 128 * 1024;
-/// What is decompressed at a time to be thrown away.
+/// Bytes decompressed at a time to be skipped.
 const SKIP_BYTES: usize = 64 * 1024;
-/// Data that a file of any length may have.
+/// Bytes of data that a file of any length may have.
 const MIN_DATA_LIMIT: u64 = 1 << 30;
 /// Above that, bytes of data for each byte of the file: a little more than gzip can reach.
 const MAX_EXPANSION: u64 = 1100;
@@ -79,7 +79,7 @@ impl fmt::Display for Compression {
     }
 }
 
-/// What tells a file from another one, and from itself after a change.
+/// Device, inode, length and time of change of a file.
 type Identity = (u64, u64, u64, i64, i64);
 
 /// The data of a file, from the first byte to the last.
@@ -90,7 +90,7 @@ pub(super) struct Decoder {
     max_bytes: u64,
     /// Number of the next byte of data.
     pub(super) at: u64,
-    /// Why no more can be read.
+    /// Why reading failed; set once.
     pub(super) broken: Option<String>,
 }
 
@@ -122,7 +122,7 @@ impl Decoder {
         Ok(Decoder { stream, compression, identity, max_bytes, at: 0, broken: None })
     }
 
-    /// Continues in `file`, which must be the file that it began in (compressed-I3).
+    /// Continues in `file`, which must be the original file (compressed-I3).
     pub(super) fn reopen(&mut self, file: Arc<File>) -> io::Result<()> {
         if identity(&file)? != self.identity {
             let changed = "changed while it was read: do not write to files that are loaded";
@@ -132,7 +132,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Leaves the file; the place in it stays.
+    /// Drops the file and keeps the position.
     pub(super) fn close(&mut self) {
         self.input().get_mut().file = None;
     }
@@ -159,7 +159,7 @@ impl Decoder {
         let (format, at, file_bytes) = (self.compression, self.at, self.identity.2);
         let cut_off = || {
             format!(
-                "cut off after byte {file_bytes}: the {format} data has no end there, behind {at} bytes of its contents; \
+                "cut off after byte {file_bytes}: the {format} data has no end there, after {at} bytes of its contents; \
                  fetch the file again"
             )
         };
@@ -171,7 +171,7 @@ impl Decoder {
                     return Ok(read);
                 }
                 format!(
-                    "{file_bytes} bytes expand to more than {} bytes, which no ordinary data does: decompress the file yourself if \
+                    "{file_bytes} bytes expand to more than {} bytes, unlike ordinary data: decompress the file yourself if \
                      you trust it",
                     self.max_bytes
                 )
@@ -179,7 +179,7 @@ impl Decoder {
             Err(error) if error.raw_os_error().is_some() => return Err(error.into()),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => cut_off(),
             Err(error) => format!(
-                "damaged {format} data at or shortly before byte {}, behind {at} bytes of its contents: {error}; fetch the file \
+                "damaged {format} data at or shortly before byte {}, after {at} bytes of its contents: {error}; fetch the file \
                  again, or compress it again",
                 self.input().get_ref().offset - self.input().buffer().len() as u64
             ),
@@ -188,11 +188,11 @@ impl Decoder {
         Err(FailureCause::Compressed(broken))
     }
 
-    /// Throws away some of the data before byte number `to`. Whether there is more to be thrown away: not at the end either.
+    /// Skips some of the data before byte number `to`. Returns whether there is more to skip; false at the end of the data.
     pub(super) fn skip_towards(&mut self, to: u64) -> Result<bool, FailureCause> {
-        let mut thrown_away = [0; SKIP_BYTES];
+        let mut skipped = [0; SKIP_BYTES];
         let left = usize::try_from(to.saturating_sub(self.at)).unwrap_or(usize::MAX).min(SKIP_BYTES);
-        let read = self.read(&mut thrown_away[..left])?;
+        let read = self.read(&mut skipped[..left])?;
         Ok(read > 0 && self.at < to)
     }
 }
@@ -251,7 +251,7 @@ impl Turn {
 /// A decoder that can be moved forward, for the reader of an archive.
 pub(super) struct ForwardReader<'a> {
     pub(super) decoder: Decoder,
-    /// Where the next read begins; the bytes before are skipped by then.
+    /// Where the next read begins; it skips the bytes before.
     next: u64,
     stop: &'a StopFlag,
 }
@@ -261,7 +261,7 @@ impl<'a> ForwardReader<'a> {
         ForwardReader { decoder, next: 0, stop }
     }
 
-    /// The length of the data, all of which has been read then.
+    /// Reads all of the data and returns its length.
     pub(super) fn read_to_end(&mut self) -> Result<u64, FailureCause> {
         while !self.stop.is_raised() && self.decoder.skip_towards(u64::MAX)? {}
         Ok(self.decoder.at)
@@ -344,7 +344,7 @@ mod tests {
     const BOTH: [Compression; 2] = [Compression::Gzip, Compression::Zstd];
 
     #[test]
-    fn several_members_are_one_stream_and_a_closed_file_is_gone_on_with() {
+    fn members_form_one_stream_that_survives_closing_the_file() {
         for compression in BOTH {
             let data = data(300_000);
             let parts = data.chunks(100_000).flat_map(|part| compress(compression, part)).collect::<Vec<_>>();
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_is_an_error_and_stays_one() {
+    fn every_truncation_is_a_permanent_error() {
         for compression in BOTH {
             let whole = compress(compression, &data(5000));
             for len in 0..whole.len() {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flipped_bit_goes_unnoticed_in_gzip_and_none_panics() {
+    fn flipped_bits_are_found_in_gzip_and_never_panic() {
         let data = data(3000);
         for compression in BOTH {
             let whole = compress(compression, &data);
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn another_file_is_not_gone_on_with() {
+    fn a_replaced_file_is_refused() {
         let whole = gzip(&data(10_000));
         let begun = file_of(&whole);
         let mut decoder = Decoder::new(begun.clone(), Compression::Gzip).unwrap();

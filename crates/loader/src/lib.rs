@@ -73,7 +73,7 @@
 //!   `(prefetch + lanes) * batch_bytes` of the pool, however long a file is. The destination allocates another `lanes *
 //!   batch_bytes`. A [`BatchReader`] holds at most `prefetch` buffers that it has not handed out. Compressed files add a
 //!   decoder each while they are open (compressed-I1, turn-I3).
-//! - **loader-I2**: what cannot be loaded is reported, once to the [`Observer`] or with its batch in
+//! - **loader-I2**: a sample that cannot be loaded is reported, once to the [`Observer`] or with its batch in
 //!   [`LoadedBatch::failures`]; it is skipped, and the rest arrives.
 
 mod batches;
@@ -132,7 +132,7 @@ impl Loader {
             Ok(reading) => Transfer::new(self, reading, destination, observer).run(),
             Err(ended) => LoadSummary { ended, ..LoadSummary::default() },
         };
-        // Returns the buffers of the last copies to the pool, which no later get may do.
+        // Returns the buffers of the last copies to the pool, since no later request may do so.
         self.pool.maintain();
         summary.failed_files += unlisted.len() as u64;
         summary
@@ -163,7 +163,7 @@ impl Loader {
         let here = plan_number(&self.catalog, &self.options);
         if state.plan != here {
             return Err(StateError(format!(
-                "the state is of another load (plan {:016x}, here {here:016x}): resume with the same files, of the same names \
+                "the state belongs to another load (plan {:016x}, here {here:016x}): resume with the same files, of the same names \
                  and lengths, and the same limits of a batch, seed and shard",
                 state.plan
             )));
@@ -172,7 +172,7 @@ impl Loader {
         let batches = self.batches_in_epoch(epoch);
         if batch > batches {
             let place = format!("batch {batch} of epoch {epoch}, which has {batches}");
-            return Err(StateError(format!("the state is behind {place}: it was changed or is of another load")));
+            return Err(StateError(format!("the state is after {place}: it was changed or belongs to another load")));
         }
         self.start = state;
         Ok(self)

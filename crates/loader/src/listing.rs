@@ -1,4 +1,4 @@
-//! From paths to a catalog: the regular files under them, in an order that is the same each time, and the samples of
+//! From paths to a catalog: the regular files under them, in a deterministic order, and the samples of
 //! containers.
 //!
 //! Owns the rules of the walk and the choice of the files that are opened as containers. Reads nothing but containers'
@@ -9,7 +9,7 @@
 //! | regular file, empty or not | listed |
 //! | symbolic link to a file | listed under the link's name |
 //! | symbolic link to a directory | entered, unless this path has led to that directory before |
-//! | symbolic link in a circle | not followed, kept in [`Catalog::cyclic_links`] |
+//! | cyclic symbolic link | not followed, kept in [`Catalog::cyclic_links`] |
 //! | dangling link, unreadable directory | a failure |
 //! | pipe, socket, device | kept in [`Catalog::special_files`]; a failure if the caller named it |
 //!
@@ -45,16 +45,16 @@ impl Catalog {
     ///
     /// A `.tar` or `.safetensors` file is opened as a container, and its samples are listed one by one, if `paths` names the
     /// file itself or a directory that has nothing but containers, or `open_containers` is set; otherwise it is one plain
-    /// sample. The same goes for compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed,
-    /// and another `.gz` or `.zst` file is one sample, its data. Each of these is decompressed once for that, several at a
-    /// time. What cannot be listed is in [`Catalog::failures`]. The list ends early when `stop` is raised.
+    /// sample. The same applies to compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed,
+    /// and another `.gz` or `.zst` file is one sample, its data. Each of these is decompressed once for that, on several
+    /// threads. What cannot be listed is in [`Catalog::failures`]. The list ends early when `stop` is raised.
     #[must_use]
     pub fn from_paths<P: AsRef<Path>>(paths: &[P], open_containers: bool, stop: &StopFlag) -> Catalog {
         let mut lists = CatalogLists::default();
         let found = lists.walk(paths, stop);
         let opened = open_all(&found, open_containers, stop);
         for (file, opened) in found.into_iter().zip(opened) {
-            // What was opened meanwhile may have been given up.
+            // After a stop the opened files may be incomplete.
             if stop.is_raised() {
                 break;
             }
@@ -90,7 +90,7 @@ fn open_all(found: &[FoundFile], open_containers: bool, stop: &StopFlag) -> Vec<
     let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(found.len());
     thread::scope(|scope| {
         for _ in 1..threads {
-            // Without a thread this one opens more of them.
+            // If no thread can be started, this thread opens more files.
             let _ = thread::Builder::new().name("pinpool-list".to_owned()).spawn_scoped(scope, open_next);
         }
         open_next();

@@ -1,6 +1,6 @@
 //! From a planned batch to bytes in a buffer.
 //!
-//! Reads into a slice of the pinned memory, so the host copies nothing. Fields that are decoded go through memory of the worker.
+//! Reads into a slice of the pinned memory, so the host copies nothing. Decoded fields pass through memory of the worker.
 //!
 //! ```text
 //!   planned   [ a ][ b, truncated ][ c ]
@@ -40,7 +40,7 @@ const CHUNK_BYTES: usize = 256 * 1024;
 /// Arrays begin at a multiple of this, the alignment of every NumPy type.
 const ALIGN_BYTES: usize = 64;
 
-/// Where the arrays of a batch begin, and where the other fields do. `None` if the batch is longer than memory can be.
+/// The starts of the arrays of a batch, and of the other fields. `None` if the batch exceeds the address space.
 fn array_starts(decode: &[DecodedField], samples: usize) -> Option<(Vec<usize>, usize)> {
     let mut end: usize = 0;
     let starts = decode.iter().map(|field| {
@@ -52,7 +52,7 @@ fn array_starts(decode: &[DecodedField], samples: usize) -> Option<(Vec<usize>, 
     Some((starts, end))
 }
 
-/// Bytes of a batch; `usize::MAX` if that is not a number. The pool refuses a length beyond the address space.
+/// Bytes of a batch; `usize::MAX` on overflow. The pool refuses a length beyond the address space.
 pub(super) fn batch_bytes(decode: &[DecodedField], batch: &PlannedBatch, catalog: &Catalog) -> usize {
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     if decode.is_empty() {
@@ -104,7 +104,7 @@ pub(super) struct SampleReader<'a> {
     open: Option<(usize, OpenFile<'a>)>,
 }
 
-/// Why a sample was not read to its end.
+/// Why a sample was not read completely.
 enum ReadEnd {
     Stopped,
     Failed(FailureCause),

@@ -59,7 +59,7 @@ struct BatchCounts {
     sent: u64,
     completed: u64,
     closed: bool,
-    /// Nobody waits for the next batch: the consumer is busy with an earlier one and may return its buffer.
+    /// No consumer waits for the next batch: it is busy with an earlier one and may return its buffer.
     unwanted: bool,
 }
 
@@ -90,7 +90,7 @@ impl ReadAhead {
         self.update(|counts| counts.closed = true);
     }
 
-    /// Whether somebody waits for the next batch, as at the start; `false` while the consumer is busy elsewhere.
+    /// Sets whether a consumer waits for the next batch, as it does at the start.
     fn set_wanted(&self, wanted: bool) {
         self.update(|counts| counts.unwanted = !wanted);
     }
@@ -225,7 +225,7 @@ impl Reading {
         Ok(reading)
     }
 
-    /// Batches that somebody else fills.
+    /// Batches from a channel, filled elsewhere.
     pub(super) fn from_channel(loader: &Loader, prefetch: u64, filled: Receiver<LoadedBatch>) -> Reading {
         let workers = Workers {
             loader: loader.clone(),
@@ -281,11 +281,11 @@ impl Reading {
             return;
         }
         self.ahead().close();
-        // First, so that no worker waits for the memory of a batch that nobody will take.
+        // First, so that no worker waits for the memory of a batch that no consumer takes.
         self.filled = None;
         self.early.clear();
         for thread in self.threads.drain(..) {
-            // A worker that panicked has closed the read-ahead, and its batch is missing at the end.
+            // A worker that panicked has closed the read-ahead, and its batch is missing.
             let _ = thread.join();
         }
     }
@@ -311,7 +311,7 @@ pub struct BatchReader {
 
 impl BatchReader {
     pub(super) fn new(reading: Reading, is_strict: bool, state: LoadState) -> BatchReader {
-        // Until the first call nobody waits for a batch.
+        // Until the first call no consumer waits for a batch.
         reading.ahead().set_wanted(false);
         BatchReader { reading, is_strict, state, ended: None }
     }
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn while_nobody_wants_the_batch_its_worker_waits_and_then_tries_once_more() {
+    fn a_worker_waits_until_its_batch_is_wanted_and_then_tries_once_more() {
         let ahead = ReadAhead::new(4);
         assert!(ahead.start());
         ahead.set_wanted(false);
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_memory_ends_when_no_other_batch_is_under_way() {
+    fn a_wait_for_memory_ends_when_no_other_batch_is_in_progress() {
         let ahead = ReadAhead::new(4);
         assert!(ahead.start());
         assert!(!ahead.wait_for_completion(0), "alone");

@@ -1,4 +1,4 @@
-//! Where a load is: what a later process needs to load the rest.
+//! The position of a load, from which a later process loads the rest.
 //!
 //! Owns the state and its text. Knows no catalog and no options: it holds a number that represents them.
 
@@ -18,7 +18,7 @@ pub struct LoadState {
     pub batch: u64,
     /// Its place in the whole load, from 0.
     pub number: u64,
-    /// Stands for what decides which samples are in which batch: the samples, the limits of a batch, seed and shard.
+    /// A hash of what determines the batches: the samples, the limits of a batch, seed and shard.
     pub plan: u64,
 }
 

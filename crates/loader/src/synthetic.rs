@@ -15,7 +15,7 @@ const SIGMA: f64 = 0.6;
 const BOUNDS_BYTES: std::ops::RangeInclusive<f64> = 1024.0..=16_777_216.0;
 /// Stream of the lengths, separate from the streams of the files.
 const LENGTHS_STREAM: u64 = u64::MAX;
-/// What the generator makes at once.
+/// Bytes that the generator produces at once.
 const WORD_BYTES: usize = 4;
 
 impl Catalog {
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bytes_are_the_same_from_wherever_and_in_whatever_steps_they_are_read() {
+    fn bytes_do_not_depend_on_where_reading_starts_or_on_its_steps() {
         let mut whole = vec![0; 1000];
         stream_of(3, 5).fill_bytes(&mut whole);
         for (start, step) in [(0, 1), (0, 7), (1, 4), (2, 64), (3, 1), (63, 65), (64, 256), (999, 1)] {

@@ -10,7 +10,7 @@
 //!
 //! - **transfer-I1**: batches are sent in the order in which they are read (reading-I1).
 //! - **transfer-I2**: a lane is either idle or has one copy in `running`.
-//! - **transfer-I3**: copies complete in the order in which the lanes finish; no lane waits for another.
+//! - **transfer-I3**: copies complete in the order in which the lanes finish; no lane waits for another lane.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem;
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_sent_in_order_however_they_come() {
+    fn batches_are_sent_in_order() {
         let catalog = Catalog::synthetic(6, 0);
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
         let (send, filled) = mpsc::channel();

@@ -6,7 +6,7 @@ mod allocated;
 use pinpool_loader::{Decode as _, Fit, Image, Layout};
 
 #[test]
-fn a_png_takes_three_bytes_a_pixel_whatever_its_file_has() {
+fn decoding_a_png_takes_three_bytes_per_pixel() {
     const SIDE: u32 = 2000;
     let mut file = Vec::new();
     let mut encoder = png::Encoder::new(&mut file, SIDE, SIDE);

@@ -103,18 +103,30 @@ impl<T: Send + Sync> OfProcess<T> {
 /// while another thread holds a lock would wait for that thread. So threads that come at once register the handler twice, which
 /// handlers must bear.
 pub fn call_in_children(registered: &'static AtomicBool, handler: extern "C" fn()) {
-    // Acquire, with the Release below: a thread that sees the mark forks with the handler registered.
+    // SAFETY: `handler` does only what a child of a process with threads may do, by the contract above.
+    unsafe { at_fork(registered, None, None, handler) }
+}
+
+/// Registers handlers that run before a fork, and after it in the parent and in the child, unless `registered` says that it was done.
+///
+/// # Safety
+///
+/// They stay loaded as long as the process runs; `in_child` does only what a child of a process with threads may do.
+unsafe fn at_fork(
+    registered: &'static AtomicBool,
+    before: Option<unsafe extern "C" fn()>,
+    in_parent: Option<unsafe extern "C" fn()>,
+    in_child: unsafe extern "C" fn(),
+) {
+    // Acquire, with the Release below: a thread that sees the mark forks with the handlers registered.
     if registered.load(Ordering::Acquire) {
         return;
     }
-    // SAFETY: the handler stays loaded as long as the process runs and does what a child of a process with threads may do,
-    // by the contract above. If registration fails for lack of memory, forks are not detected. Miri has no forks.
-    #[cfg(not(miri))]
-    unsafe {
-        libc::pthread_atfork(None, None, Some(handler))
-    };
-    #[cfg(miri)]
-    let _ = handler;
+    // If registration fails for lack of memory, forks are not detected. Miri has no forks.
+    if cfg!(not(miri)) {
+        // SAFETY: the caller's promise.
+        unsafe { libc::pthread_atfork(before, in_parent, Some(in_child)) };
+    }
     registered.store(true, Ordering::Release);
 }
 
@@ -135,7 +147,8 @@ pub struct HeldOff(());
 /// Holds off the forks of other threads; waits for those that have begun.
 pub fn hold_off() -> HeldOff {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
-    hold_off_by_handlers(&REGISTERED);
+    // SAFETY: these handlers store to atomics and sleep. Registered twice they count twice, up and down.
+    unsafe { at_fork(&REGISTERED, Some(prepare), Some(end_in_parent), end_in_child) };
     loop {
         // SeqCst, here and in `prepare`: each stores, then reads what the other stores, so one of them sees the other.
         HOLDING.fetch_add(1, Ordering::SeqCst);
@@ -172,19 +185,4 @@ extern "C" fn end_in_child() {
     // The child has one thread, which holds nothing off.
     FORKING.store(0, Ordering::SeqCst);
     HOLDING.store(0, Ordering::SeqCst);
-}
-
-/// Registers the handlers before a fork and after it, as [`call_in_children`] registers its handler.
-fn hold_off_by_handlers(registered: &'static AtomicBool) {
-    if registered.load(Ordering::Acquire) {
-        return;
-    }
-    // SAFETY: as in `call_in_children`; these handlers store to atomics and sleep. Registered twice they count twice, up and down.
-    #[cfg(not(miri))]
-    unsafe {
-        libc::pthread_atfork(Some(prepare), Some(end_in_parent), Some(end_in_child))
-    };
-    #[cfg(miri)]
-    let _ = (prepare as extern "C" fn(), end_in_parent as extern "C" fn(), end_in_child as extern "C" fn());
-    registered.store(true, Ordering::Release);
 }

@@ -6,43 +6,39 @@
 //! | --- | --- |
 //! | `format.rs` | the text format: header, operations, errors with line numbers |
 //! | `input.rs` | a file that is read once, and its first bytes |
-//! | `open.rs` | a trace of either kind: a recording of a pool, or text |
+//! | `text.rs` | a trace of requests as a recording |
 //! | `threads.rs` | what each thread of a recording did |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
 //! | `recorded.rs` | the settings that a recording was made under |
-//! | `priced.rs` | simulated memory that adds up the time that remaps would take on a device |
+//! | `priced.rs` | the time that remaps would take on a device |
 //! | `replay.rs` | the settings of a replay and its pool |
 //! | `sim.rs` | simulated memory |
-//! | `player.rs`, `player/closed.rs` | the player: virtual time and counters; threads in closed loop |
+//! | `player.rs`, `player/steps.rs` | the player: virtual time and counters; the steps of threads |
 //! | `watch.rs` | observes the pool during a replay |
 //! | `report.rs` | what a replay cost, and whether it matches the recording |
 //! | `cost.rs` | the duration of driver calls, fitted to a recording |
-//! | `usage.rs` | bytes by state over a recording |
 
 mod cost;
 mod format;
 mod input;
-mod open;
 mod player;
 mod priced;
 mod recorded;
 mod replay;
 mod report;
 mod sim;
+mod text;
 mod threads;
-mod usage;
 mod watch;
 mod workload;
 
 pub use cost::{CallCost, TimedCall};
 pub use format::{TraceError, TraceHeader, TraceOp, TraceReader};
 pub use input::Input;
-pub use open::{open_recording, read_recording};
 pub use pinpool_observe::record::failed_recordings;
 pub use pinpool_observe::record::{Event, PoolDescription, Record, Recording, RecordingError};
 pub use replay::Replay;
 pub use report::ReplayReport;
 pub use sim::{SimSource, SourceKind};
-pub use usage::Usage;
 pub use watch::Watch;
 pub use workload::Workload;

@@ -11,23 +11,22 @@
 //!
 //! Owns the queue of waiting requests and counts waits and fallbacks as blocking requests would see them; all numbers about
 //! memory are the pool's own. A trace of requests alone is open-loop: it continues while requests wait, so no thread blocks. A
-//! recording knows its threads: if its requests waited, or may wait at the limit of the replay, the threads block too (`closed.rs`).
+//! recording knows its threads: if its requests waited, or may wait at the limit of the replay, the threads block too (`steps.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::format::{TraceError, TraceOp};
-use super::priced::{Calls, Ledger};
+use super::priced::{CallSums, Calls};
 use super::report::ReplayReport;
 use super::sim::SourceKind;
 use super::watch::Watch;
-use super::workload::{Workload, error_at};
+use super::workload::Workload;
 use crate::format::DEFAULT_ALIGN;
 use pinpool::unstable::{ManualClock, look, prepare_step};
-use pinpool::{Error, PinnedBuf, Pool, Request};
+use pinpool::{Error, PinnedBuf, Pool};
 
-mod closed;
+mod steps;
 
 /// Longest time between two polls of the pool.
 const POLL_EVERY_US: u64 = 1_000_000;
@@ -41,24 +40,21 @@ const SLOW_NS: u64 = 500_000;
 /// Requests before this belong to the start of the program, which pins memory.
 const STARTED_US: u64 = 1_000_000;
 
-/// Name of a buffer in the trace; `None` for the buffer of `r` and `s` lines.
-type BufferName = Option<u64>;
-
 /// A pool under a workload.
 pub(super) struct Player<'a> {
     pool: Pool,
     clock: ManualClock,
-    ledger: Arc<Ledger>,
+    sums: Arc<CallSums>,
     /// Until when the maintenance thread is busy with compaction.
     prepared_until_ns: u64,
     source: SourceKind,
     max_bytes: Option<u64>,
     wait_us: u64,
-    held: HashMap<BufferName, GetState>,
+    held: HashMap<u64, GetState>,
     /// Waiting requests by ticket number: first come, first served.
     queue: BTreeMap<u64, Ticket>,
     next_ticket: u64,
-    /// Names of waiting requests that were served since the last check, in closed loop.
+    /// Names of waiting requests that were served since the last check.
     served: Vec<u64>,
     watch: Option<Watch<'a>>,
     tally: Tally,
@@ -75,9 +71,8 @@ enum GetState {
 }
 
 struct Ticket {
-    name: BufferName,
+    name: u64,
     bytes: usize,
-    align: usize,
     since_us: u64,
 }
 
@@ -108,9 +103,9 @@ struct Tally {
 
 impl Tally {
     /// Records a new buffer of this many bytes.
-    fn hold(&mut self, bytes: usize, ledger: &Ledger) {
+    fn hold(&mut self, bytes: usize, sums: &CallSums) {
         self.asked_bytes += bytes as u64;
-        let (now, peak) = ledger.pinned();
+        let (now, peak) = sums.pinned();
         if peak > self.peak_pinned_bytes {
             (self.peak_pinned_bytes, self.asked_at_peak_bytes) = (peak, self.asked_bytes);
         } else if now == peak {
@@ -133,7 +128,7 @@ impl<'a> Player<'a> {
     pub(super) fn new(
         pool: Pool,
         clock: ManualClock,
-        ledger: Arc<Ledger>,
+        sums: Arc<CallSums>,
         source: SourceKind,
         max_bytes: Option<u64>,
         wait: Duration,
@@ -142,7 +137,7 @@ impl<'a> Player<'a> {
         Self {
             pool,
             clock,
-            ledger,
+            sums,
             prepared_until_ns: 0,
             source,
             max_bytes,
@@ -157,46 +152,17 @@ impl<'a> Player<'a> {
     }
 
     /// Performs all of `workload`.
-    pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayReport, TraceError> {
+    pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayReport, Error> {
         self.tally.half_gets = workload.gets() / 2;
-        match workload.threads().filter(|_| workload.has_waited() || self.max_bytes.is_some()) {
-            Some(threads) => self.play_threads(threads)?,
-            None => {
-                for &(line, operation) in workload.lines() {
-                    self.perform(operation).map_err(|error| error_at(line, operation, error.report()))?;
-                    self.served.clear();
-                    self.show(false);
-                }
-            }
+        let is_closed = workload.is_closed() && (workload.has_waited() || self.max_bytes.is_some());
+        self.play_steps(workload.threads(), is_closed)?;
+        if !is_closed {
+            self.advance(workload.duration_us().saturating_sub(self.clock.now_us()))?;
         }
         self.show(true);
         // The minute that follows is no part of the workload.
         self.watch = None;
-        Ok(self.finish(workload.peak_requested_bytes())?)
-    }
-
-    fn perform(&mut self, operation: TraceOp) -> Result<(), Error> {
-        match operation {
-            TraceOp::Get { id, bytes, align } => self.get(Some(id), bytes, align),
-            TraceOp::Put { id } => self.put(Some(id)),
-            TraceOp::Steps { count, bytes, step } => {
-                let mut len = bytes;
-                for _ in 0..count {
-                    self.get(None, len, DEFAULT_ALIGN)?;
-                    self.put(None)?;
-                    self.show(false);
-                    // `Workload` has checked the sizes; only the one after the last may overflow.
-                    len = len.saturating_add(step);
-                }
-                Ok(())
-            }
-            TraceOp::Clear => {
-                self.pool.clear();
-                self.serve()
-            }
-            TraceOp::Advance { micros } => self.advance(micros),
-            TraceOp::Pool { .. } => Ok(()),
-        }
+        self.finish(workload.peak_requested_bytes())
     }
 
     fn show(&mut self, is_last: bool) {
@@ -205,15 +171,14 @@ impl<'a> Player<'a> {
         }
     }
 
-    fn get(&mut self, name: BufferName, bytes: usize, align: usize) -> Result<(), Error> {
+    fn get(&mut self, name: u64, bytes: usize) -> Result<(), Error> {
         look(&self.pool);
-        let ticket = Ticket { name, bytes, align, since_us: self.clock.now_us() };
-        // An empty buffer needs no memory, so it does not queue.
-        let pinned = if self.queue.is_empty() || bytes == 0 { self.try_get(&ticket)? } else { None };
-        self.tally.count(self.ledger.take(), ticket.since_us);
+        let ticket = Ticket { name, bytes, since_us: self.clock.now_us() };
+        let pinned = if self.queue.is_empty() { self.try_get(&ticket)? } else { None };
+        self.tally.count(self.sums.take(), ticket.since_us);
         let held = match pinned {
             Some(buffer) => {
-                self.tally.hold(bytes, &self.ledger);
+                self.tally.hold(bytes, &self.sums);
                 GetState::Pinned(buffer)
             }
             None if self.wait_us == 0 || !self.fits_limit(&ticket)? => {
@@ -228,16 +193,14 @@ impl<'a> Player<'a> {
             }
         };
         self.held.insert(name, held);
-        if bytes > 0 {
-            self.tally.gets += 1;
-            if self.tally.gets == self.tally.half_gets {
-                self.tally.page_locks_at_half = self.pool.stats().memory.pin.count;
-            }
+        self.tally.gets += 1;
+        if self.tally.gets == self.tally.half_gets {
+            self.tally.page_locks_at_half = self.pool.stats().memory.pin.count;
         }
         Ok(())
     }
 
-    fn put(&mut self, name: BufferName) -> Result<(), Error> {
+    fn put(&mut self, name: u64) -> Result<(), Error> {
         look(&self.pool);
         match self.held.remove(&name) {
             Some(GetState::Pinned(buffer)) => self.tally.asked_bytes -= buffer.len() as u64,
@@ -280,9 +243,9 @@ impl<'a> Player<'a> {
     fn prepare(&mut self, since_us: u64) {
         let now_ns = self.clock.now_us() * 1_000;
         self.prepared_until_ns = self.prepared_until_ns.max(since_us * 1_000 + WAKE_NS);
-        self.ledger.take();
+        self.sums.take();
         while self.prepared_until_ns < now_ns && prepare_step(&self.pool) {
-            let calls = self.ledger.take();
+            let calls = self.sums.take();
             self.prepared_until_ns += calls.moving_ns;
             self.tally.moving_ns += calls.moving_ns;
             self.tally.prepared_bytes += calls.moved_bytes;
@@ -293,7 +256,7 @@ impl<'a> Player<'a> {
         while let Some((_, first)) = self.queue.first_key_value() {
             let held = match self.try_get(first)? {
                 Some(buffer) => {
-                    self.tally.hold(first.bytes, &self.ledger);
+                    self.tally.hold(first.bytes, &self.sums);
                     GetState::Pinned(buffer)
                 }
                 None if self.clock.now_us() - first.since_us >= self.wait_us => {
@@ -303,17 +266,17 @@ impl<'a> Player<'a> {
                 None => return Ok(()),
             };
             self.held.insert(first.name, held);
-            self.served.extend(first.name);
+            self.served.push(first.name);
             self.tally.waited_us += self.clock.now_us() - first.since_us;
             self.queue.pop_first();
-            self.tally.count(self.ledger.take(), self.clock.now_us());
+            self.tally.count(self.sums.take(), self.clock.now_us());
         }
         Ok(())
     }
 
     /// A buffer, or `None` while the limit leaves no memory for it.
     fn try_get(&self, ticket: &Ticket) -> Result<Option<PinnedBuf>, Error> {
-        match self.pool.get_with(Request::new(ticket.bytes).align(ticket.align)) {
+        match self.pool.get(ticket.bytes) {
             Ok(buffer) => Ok(Some(buffer)),
             Err(error) if error.is_limit() => Ok(None),
             Err(error) => Err(error),
@@ -322,7 +285,7 @@ impl<'a> Player<'a> {
 
     /// Whether the ticket's size class fits under the limit of an empty pool.
     fn fits_limit(&self, ticket: &Ticket) -> Result<bool, Error> {
-        let class_bytes = self.pool.config().rounding.class_bytes(ticket.bytes, ticket.align)? as u64;
+        let class_bytes = self.pool.config().rounding.class_bytes(ticket.bytes, DEFAULT_ALIGN)? as u64;
         Ok(self.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes))
     }
 

@@ -1,27 +1,21 @@
-//! Simulated memory that adds up the time of remaps on a device with the calls of `vmm`: granules are mapped at their new place
-//! first, and unmapped at the old place later, or when its addresses are needed.
+//! The time that remaps would take on a device with the calls of `vmm`: granules are mapped at their new place first, and unmapped at
+//! the old place later, or when its addresses are needed.
 //!
 //! The times were measured on one H200 with driver 580: 99 us to unmap a run plus 27 GB/s past its first granule, 5 us to map a
 //! granule, 165 us to set access plus 33 GB/s past the first granule. The pool counts commits and regions.
-#![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` by passing calls on.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::sim::SimSource;
-use pinpool::SourceError;
-use pinpool::source::{Region, Source};
-use pinpool::unstable::backend::GRANULE_BYTES;
-use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
+use pinpool::unstable::backend::{GRANULE_BYTES, Subrange};
 use pinpool_os::sync::plain::Mutex;
 
 /// All offsets.
-const EVERYWHERE: Range<usize> = 0..usize::MAX;
+pub(super) const EVERYWHERE: Range<usize> = 0..usize::MAX;
 
 /// Sums over the calls of a source. One thread replays.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(super) struct CallSums {
     moved_bytes: AtomicU64,
     moving_ns: AtomicU64,
     waited_ns: AtomicU64,
@@ -29,9 +23,11 @@ pub(super) struct Ledger {
     /// Held now, and the peak.
     pinned_bytes: AtomicU64,
     peak_bytes: AtomicU64,
+    /// Where remapped granules are still mapped; no two ranges touch.
+    old_places: Mutex<Vec<Range<usize>>>,
 }
 
-/// Differences between two readings of a [`Ledger`].
+/// Differences between two readings of these sums.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Calls {
     pub(super) moved_bytes: u64,
@@ -42,19 +38,19 @@ pub(super) struct Calls {
     pub(super) commits: u64,
 }
 
-impl Ledger {
+impl CallSums {
     /// Bytes pinned now, and the peak.
     pub(super) fn pinned(&self) -> (u64, u64) {
         (self.pinned_bytes.load(Ordering::Relaxed), self.peak_bytes.load(Ordering::Relaxed))
     }
 
-    fn pin(&self, bytes: usize) {
+    pub(super) fn pin(&self, bytes: usize) {
         self.commits.fetch_add(1, Ordering::Relaxed);
         let now = self.pinned_bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         self.peak_bytes.fetch_max(now, Ordering::Relaxed);
     }
 
-    fn unpin(&self, bytes: usize) {
+    pub(super) fn unpin(&self, bytes: usize) {
         self.pinned_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
     }
 
@@ -69,32 +65,30 @@ impl Ledger {
             commits: take(&self.commits),
         }
     }
-}
-
-/// [`SimSource`] with a ledger.
-#[derive(Debug)]
-pub(super) struct PricedSource {
-    sim: SimSource,
-    ledger: Arc<Ledger>,
-    /// Where remapped granules are still mapped; no two ranges touch.
-    old_places: Mutex<Vec<Range<usize>>>,
-}
-
-impl PricedSource {
-    pub(super) fn new(sim: SimSource) -> (Self, Arc<Ledger>) {
-        let ledger = Arc::<Ledger>::default();
-        (Self { sim, ledger: ledger.clone(), old_places: Mutex::default() }, ledger)
-    }
 
     fn charge(&self, nanos: u64) {
-        self.ledger.waited_ns.fetch_add(nanos, Ordering::Relaxed);
+        self.waited_ns.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// Unmaps the runs that touch these bytes.
-    fn unmap_within(&self, wanted: &Range<usize>) {
+    /// Unmaps the old places that touch these bytes.
+    pub(super) fn unmap_within(&self, wanted: &Range<usize>) {
         let mut old_places = self.old_places.lock();
         let unmapped = old_places.extract_if(.., |run| run.start < wanted.end && wanted.start < run.end);
         unmapped.for_each(|run| self.charge(unmap_ns(run.len() as u64)));
+    }
+
+    pub(super) fn has_old_places(&self) -> bool {
+        !self.old_places.lock().is_empty()
+    }
+
+    pub(super) fn remap(&self, from: &[Subrange], to: usize) {
+        let bytes: usize = from.iter().map(|piece| piece.bytes).sum();
+        self.moved_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.unmap_within(&(to..to + bytes));
+        self.charge(map_ns(from));
+        let unmapping: u64 = from.iter().map(|piece| unmap_ns(piece.bytes as u64)).sum();
+        self.moving_ns.fetch_add(map_ns(from) + unmapping, Ordering::Relaxed);
+        from.iter().for_each(|piece| self.leave(piece));
     }
 
     fn leave(&self, piece: &Subrange) {
@@ -132,82 +126,12 @@ pub(super) fn move_ns(bytes: u64, is_first: bool) -> u64 {
     map_ns(&[piece]) - later + unmap_ns(bytes)
 }
 
-// SAFETY: every call is passed on.
-unsafe impl Source for PricedSource {
-    fn name(&self) -> &'static str {
-        self.sim.name()
-    }
-
-    fn is_pinned(&self) -> bool {
-        self.sim.is_pinned()
-    }
-
-    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        let region = self.sim.acquire(len_bytes)?;
-        self.ledger.pin(region.len_bytes());
-        Ok(region)
-    }
-
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        self.ledger.unpin(region.len_bytes());
-        // SAFETY: the caller's promise.
-        unsafe { self.sim.release(region) }
-    }
-
-    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        self.sim.virtual_memory().map(|_| self as &dyn VirtualMemory)
-    }
-}
-
-// SAFETY: every call is passed on, and this is virtual memory only if `sim` is.
-unsafe impl VirtualMemory for PricedSource {
-    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
-        self.sim.reserve(len_bytes)
-    }
-
-    unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
-        self.unmap_within(&(offset..offset + bytes));
-        self.ledger.pin(bytes);
-        // SAFETY: the caller's promise.
-        unsafe { self.sim.commit(range, offset, bytes) }
-    }
-
-    unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
-        self.unmap_within(&EVERYWHERE);
-        self.ledger.unpin(bytes);
-        // SAFETY: the caller's promise.
-        unsafe { self.sim.decommit(range, offset, bytes) }
-    }
-
-    unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
-        let bytes: usize = from.iter().map(|piece| piece.bytes).sum();
-        self.ledger.moved_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.unmap_within(&(to..to + bytes));
-        self.charge(map_ns(from));
-        let unmapping: u64 = from.iter().map(|piece| unmap_ns(piece.bytes as u64)).sum();
-        self.ledger.moving_ns.fetch_add(map_ns(from) + unmapping, Ordering::Relaxed);
-        from.iter().for_each(|piece| self.leave(piece));
-        // SAFETY: the caller's promise.
-        unsafe { self.sim.remap(range, from, to) }
-    }
-
-    fn has_old_places(&self) -> bool {
-        !self.old_places.lock().is_empty()
-    }
-
-    fn unmap_old_places(&self) -> Result<(), SourceError> {
-        self.unmap_within(&EVERYWHERE);
-        Ok(())
-    }
-
-    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.sim.unreserve(range) }
-    }
-}
-
 #[cfg(test)]
+#[allow(unsafe_code)] // Calls a source.
 mod tests {
+    use pinpool::unstable::backend::VirtualMemory;
+
+    use super::super::sim::{SimSource, SourceKind};
     use super::*;
 
     #[test]
@@ -218,7 +142,7 @@ mod tests {
 
     #[test]
     fn an_old_place_is_unmapped_when_its_addresses_are_needed_and_adjacent_ones_together() {
-        let (source, ledger) = PricedSource::new(SimSource::new(1 << 30));
+        let (source, ledger) = SimSource::priced(SourceKind::Virtual);
         let range = source.reserve(64 * GRANULE_BYTES).unwrap();
         let piece =
             |first: usize, count: usize| Subrange { offset: first * GRANULE_BYTES, bytes: count * GRANULE_BYTES };

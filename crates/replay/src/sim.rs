@@ -5,11 +5,13 @@
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::priced::{CallSums, EVERYWHERE};
 use pinpool::SourceError;
 use pinpool::source::{PAGE_BYTES, Region, Source};
-use pinpool::unstable::backend::{AddressRange, RANGE_ALIGN_BYTES, VirtualMemory};
+use pinpool::unstable::backend::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 
 /// Kinds of simulated memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -41,6 +43,8 @@ pub struct SimSource {
     /// Regions and committed granules together.
     held_bytes: AtomicU64,
     has_virtual_memory: bool,
+    /// What a replay counts.
+    sums: Option<Arc<CallSums>>,
 }
 
 impl SimSource {
@@ -54,6 +58,7 @@ impl SimSource {
             total_bytes,
             held_bytes: AtomicU64::new(0),
             has_virtual_memory: cfg!(all(target_os = "linux", not(miri))),
+            sums: None,
         }
     }
 
@@ -62,11 +67,14 @@ impl SimSource {
         Self { has_virtual_memory: false, ..Self::new(total_bytes) }
     }
 
-    pub(super) fn of(kind: SourceKind) -> Self {
-        match kind {
+    /// A source of this kind that counts what its calls would cost.
+    pub(super) fn priced(kind: SourceKind) -> (Self, Arc<CallSums>) {
+        let sim = match kind {
             SourceKind::Virtual => Self::new(Self::DEFAULT_TOTAL_BYTES),
             SourceKind::Discrete => Self::discrete(Self::DEFAULT_TOTAL_BYTES),
-        }
+        };
+        let sums = Arc::<CallSums>::default();
+        (Self { sums: Some(sums.clone()), ..sim }, sums)
     }
 
     fn claim(&self, bytes: u64) -> Result<(), SourceError> {
@@ -98,6 +106,7 @@ unsafe impl Source for SimSource {
         let held_bytes = self.held_bytes(len_bytes) as u64;
         self.claim(held_bytes)?;
         let start = map(pages(len_bytes)).inspect_err(|_| self.unclaim(held_bytes))?;
+        self.sums.iter().for_each(|sums| sums.pin(len_bytes));
         // Relaxed: the addition alone makes every number unique.
         Ok(Region::new(start, len_bytes, self.next_id.fetch_add(1, Ordering::Relaxed)))
     }
@@ -107,6 +116,7 @@ unsafe impl Source for SimSource {
         // SAFETY: the caller's promise: the region came from this source, hence from `map`, and is unused.
         unsafe { unmap(region.start(), pages(region.len_bytes())) }?;
         self.unclaim(held_bytes);
+        self.sums.iter().for_each(|sums| sums.unpin(region.len_bytes()));
         Ok(())
     }
 
@@ -135,17 +145,40 @@ unsafe impl VirtualMemory for SimSource {
     }
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
-        range.at(offset, bytes).and_then(|_| self.claim(bytes as u64))
+        range.at(offset, bytes).and_then(|_| self.claim(bytes as u64))?;
+        self.sums.iter().for_each(|sums| {
+            sums.unmap_within(&(offset..offset + bytes));
+            sums.pin(bytes);
+        });
+        Ok(())
     }
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
-        let start = range.at(offset, bytes)?;
-        // SAFETY: the caller's promise: it came from `reserve`, and its content is not needed any more.
-        let emptied = unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTNEED) };
-        if emptied != 0 {
-            return Err(last_os("madvise"));
-        }
+        // SAFETY: the caller's promise.
+        unsafe { empty(range, offset, bytes) }?;
         self.unclaim(bytes as u64);
+        self.sums.iter().for_each(|sums| {
+            sums.unmap_within(&EVERYWHERE);
+            sums.unpin(bytes);
+        });
+        Ok(())
+    }
+
+    unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
+        self.sums.iter().for_each(|sums| sums.remap(from, to));
+        for piece in from {
+            // SAFETY: the caller's promise; what is committed is only counted.
+            unsafe { empty(range, piece.offset, piece.bytes) }.map_err(RemapError::Kept)?;
+        }
+        Ok(())
+    }
+
+    fn has_old_places(&self) -> bool {
+        self.sums.as_ref().is_some_and(|sums| sums.has_old_places())
+    }
+
+    fn unmap_old_places(&self) -> Result<(), SourceError> {
+        self.sums.iter().for_each(|sums| sums.unmap_within(&EVERYWHERE));
         Ok(())
     }
 
@@ -153,6 +186,18 @@ unsafe impl VirtualMemory for SimSource {
         // SAFETY: the caller's promise: it came from `reserve` and is unused.
         unsafe { unmap(range.start(), range.len_bytes()) }
     }
+}
+
+/// Makes these bytes zero.
+///
+/// # Safety
+///
+/// `range` came from a source's `reserve`, and the content of these bytes is not needed any more.
+unsafe fn empty(range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    let start = range.at(offset, bytes)?;
+    // SAFETY: within the range, by the caller's promise unused.
+    let emptied = unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTNEED) };
+    if emptied == 0 { Ok(()) } else { Err(last_os("madvise")) }
 }
 
 fn last_os(call: &'static str) -> SourceError {

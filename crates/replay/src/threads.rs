@@ -7,32 +7,39 @@
 //! other thread filled first. The recording shows only the later of the two:
 //!
 //! ```text
-//!  producer   get ──── fills ────▶ next get (at the latest now the buffer is handed over)
-//!  consumer        last step ── own time ──▶ put
+//!  producer   request ── fills ──▶ next request (at the latest now the buffer is handed over)
+//!  consumer        last step ── own time ──▶ return
 //! ```
 //!
 //! If the buffer was handed over before the consumer's last step, the time since that step is the consumer's own. Otherwise the
-//! consumer may have been idle: its own time is then at most the median of its busy steps, and the time since the get is kept. A
+//! consumer may have been idle: its own time is then at most the median of its busy steps, and the time since the request is kept. A
 //! busy consumer keeps a buffer at least as long after it was handed over as an idle one does (the median).
 //!
 //! A thread with its first step after a wait follows that wait: other threads started it, or handed their work to it. Memory
-//! that a device still uses becomes free as long after its put as recorded.
+//! that a device still uses becomes free as long after its return as recorded.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use pinpool_observe::judge::PoolJudgement;
 use pinpool_observe::record::{Event, Record};
-
-use super::format::TraceOp;
 
 /// If more than one request in this many begins while another waits, threads do not queue to wait one at a time.
 const CONCURRENT_PART: usize = 16;
+
+/// What a thread does, with the number of a buffer; no two buffers have one number.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Op {
+    Get { name: u64, bytes: u64 },
+    Put { name: u64 },
+    Clear,
+}
 
 /// One operation of a thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
     /// Number of its record.
     pub(super) line: u64,
+    /// When it began, in nanoseconds since the recording began.
+    pub(super) at_ns: u64,
     /// The buffer of the request that it follows, and the nanoseconds between the two.
     pub(super) follows: Option<(u64, u64)>,
     /// Nanoseconds since the last step of its thread ended.
@@ -41,7 +48,7 @@ pub(super) struct Step {
     pub(super) queued_ns: u64,
     /// Of these, the time that its thread spent in driver calls.
     pub(super) calls_ns: u64,
-    pub(super) operation: TraceOp,
+    pub(super) operation: Op,
     /// How long after a return the memory is free; `None` if it never was.
     pub(super) free_after_ns: Option<u64>,
 }
@@ -63,7 +70,10 @@ struct Taken {
 pub(super) struct Threads {
     steps: Vec<Vec<Step>>,
     ended_ns: Vec<u64>,
-    began_ns: Option<u64>,
+    began_ns: u64,
+    /// The names of held buffers, by their pool and memory.
+    held: HashMap<(u32, u64), u64>,
+    last_name: u64,
     /// When the last buffer was returned.
     last_put_ns: u64,
     /// The thread that requested each held buffer, and when.
@@ -81,8 +91,10 @@ pub(super) struct Threads {
     asked_ns: u64,
     /// Requests that began while another waited.
     concurrent: usize,
-    /// Wait times of requests by pool and the time when they were served.
-    waited_ns: HashMap<(u32, u64), Vec<u64>>,
+    /// Threads with a next request that waited in the queue.
+    queued: HashSet<u32>,
+    /// Whether any request did.
+    pub(super) has_waited: bool,
     /// Time that threads spent in calls since their last steps.
     called_ns: HashMap<u32, u64>,
     /// Returns of buffers with copies in flight: their thread, place and time.
@@ -90,49 +102,60 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    /// The threads of a recording with these diagnoses.
-    pub(super) fn new(judged: &[PoolJudgement]) -> Self {
-        let mut waited_ns = HashMap::<_, Vec<_>>::new();
-        for judged in judged {
-            let mut add =
-                |&(at_ns, waited): &(u64, u64)| waited_ns.entry((judged.pool, at_ns)).or_default().push(waited);
-            judged.waits.iter().for_each(&mut add);
-        }
-        Self { waited_ns, ..Self::default() }
+    /// The threads of a recording that began then.
+    pub(super) fn new(began_ns: u64) -> Self {
+        Self { began_ns, ..Self::default() }
     }
 
-    /// Adds a record; `held` is the name of its buffer before it, `name` the name after a request.
-    pub(super) fn add(&mut self, line: u64, record: &Record, held: Option<u64>, name: u64) {
-        let Record { time_ns, event, pool, .. } = *record;
-        self.began_ns.get_or_insert(time_ns);
-        match event {
-            Event::Get { id, bytes, took_ns, .. } => {
-                let began_ns = time_ns - self.waited(pool, time_ns, took_ns);
-                if let Some(unseen) = held.filter(|_| !self.is_free(pool, id, time_ns)) {
-                    self.push(line, record, began_ns, TraceOp::Put { id: unseen }, Some(0));
+    /// Adds a record. Returns the names of the buffer that it frees and of the one that it provides. Lost records are reconstructed: a
+    /// buffer that is requested again was returned before; a return without a request is ignored.
+    pub(super) fn add(&mut self, line: u64, record: &Record) -> (Option<u64>, Option<u64>) {
+        let Record { time_ns, event, pool, thread } = *record;
+        let key = event.buffer().map(|id| (pool, id));
+        match (event, key) {
+            (Event::Get { bytes, took_ns, .. }, Some(key)) => {
+                let began_ns = time_ns.saturating_sub(self.waited(thread, took_ns));
+                let freed = self.free(line, record, key, began_ns);
+                self.last_name += 1;
+                self.held.insert(key, self.last_name);
+                self.push(line, record, began_ns, Op::Get { name: self.last_name, bytes }, None);
+                (freed, Some(self.last_name))
+            }
+            (Event::Put { in_flight: true, .. }, Some(key)) => {
+                if let Some(&name) = self.held.get(&key) {
+                    let (thread, place) = self.push(line, record, time_ns, Op::Put { name }, None);
+                    self.in_flight.insert(key, (thread, place, time_ns));
                 }
-                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-                self.push(
-                    line,
-                    record,
-                    began_ns,
-                    TraceOp::Get { id: name, bytes, align: crate::format::DEFAULT_ALIGN },
-                    None,
-                );
+                (None, None)
             }
-            Event::Put { id, in_flight: true } => {
-                let Some(held) = held else { return };
-                let place = self.push(line, record, time_ns, TraceOp::Put { id: held }, None);
-                self.in_flight.insert((pool, id), (place.0, place.1, time_ns));
+            (Event::Completed { .. }, Some(key)) if !self.in_flight.contains_key(&key) => (None, None),
+            (Event::Put { .. } | Event::Completed { .. } | Event::Gone { .. }, Some(key)) => {
+                (self.free(line, record, key, time_ns), None)
             }
-            Event::Put { id, .. } | Event::Completed { id } | Event::Gone { id } => {
-                if let Some(held) = held.filter(|_| !self.is_free(pool, id, time_ns)) {
-                    self.push(line, record, time_ns, TraceOp::Put { id: held }, Some(0));
-                }
+            (Event::Waited, _) => {
+                self.queued.insert(thread);
+                (None, None)
             }
-            Event::Cleared => _ = self.push(line, record, time_ns, TraceOp::Clear, None),
-            _ => {}
+            (Event::Refused { took_ns, .. }, _) => {
+                self.waited(thread, took_ns);
+                (None, None)
+            }
+            (Event::Cleared, _) => {
+                self.push(line, record, time_ns, Op::Clear, None);
+                (None, None)
+            }
+            _ => (None, None),
         }
+    }
+
+    /// The memory of a held buffer is free, by a return or after its copies.
+    fn free(&mut self, line: u64, record: &Record, key: (u32, u64), began_ns: u64) -> Option<u64> {
+        let name = self.held.remove(&key)?;
+        match self.in_flight.remove(&key) {
+            Some((thread, at, put_ns)) => self.steps[thread][at].free_after_ns = Some(record.time_ns - put_ns),
+            None => _ = self.push(line, record, began_ns, Op::Put { name }, Some(0)),
+        }
+        Some(name)
     }
 
     /// Records the duration of a driver call of the thread.
@@ -140,18 +163,13 @@ impl Threads {
         *self.called_ns.entry(thread).or_default() += took_ns;
     }
 
-    /// How long a request waited that was served at this time and took this long.
-    fn waited(&mut self, pool: u32, time_ns: u64, took_ns: u64) -> u64 {
-        let Some(waits) = self.waited_ns.get_mut(&(pool, time_ns)) else { return 0 };
-        let place = waits.iter().position(|&waited_ns| waited_ns <= took_ns.min(time_ns));
-        place.map_or(0, |place| waits.remove(place))
-    }
-
-    /// Whether the buffer was returned before and its copies have completed.
-    fn is_free(&mut self, pool: u32, id: u64, now_ns: u64) -> bool {
-        let Some((thread, at, put_ns)) = self.in_flight.remove(&(pool, id)) else { return false };
-        self.steps[thread][at].free_after_ns = Some(now_ns.saturating_sub(put_ns));
-        true
+    /// How long a request waited that took this long: not while its thread was in driver calls.
+    fn waited(&mut self, thread: u32, took_ns: u64) -> u64 {
+        let is_queued = self.queued.remove(&thread);
+        let called_ns = self.called_ns.get(&thread).copied().unwrap_or(0);
+        let waited_ns = if is_queued { took_ns.saturating_sub(called_ns) } else { 0 };
+        self.has_waited |= waited_ns > 0;
+        waited_ns
     }
 
     /// Adds the step that the record's thread began then and ended with the record. Returns its thread and place.
@@ -160,13 +178,13 @@ impl Threads {
         line: u64,
         record: &Record,
         began_ns: u64,
-        operation: TraceOp,
+        operation: Op,
         free_after_ns: Option<u64>,
     ) -> (usize, usize) {
         let thread = record.thread as usize;
         if self.steps.len() <= thread {
             self.steps.resize_with(thread + 1, Vec::new);
-            self.ended_ns.resize(thread + 1, self.began_ns.unwrap_or(0));
+            self.ended_ns.resize(thread + 1, self.began_ns);
         }
         let (before_ns, place, time_ns) = (self.ended_ns[thread], self.steps[thread].len(), record.time_ns);
         let mut gap_ns = began_ns.saturating_sub(before_ns);
@@ -177,34 +195,35 @@ impl Threads {
         });
         let mut follows = None;
         match operation {
-            TraceOp::Get { id, .. } => {
+            Op::Get { name, .. } => {
                 let waited = &self.waits[..self.waits.partition_point(|&(_, until_ns, _)| until_ns <= began_ns)];
-                if let (0, Some(&(_, until_ns, name))) = (place, waited.last()) {
-                    (follows, gap_ns) = (Some((name, began_ns - until_ns)), 0);
+                if let (0, Some(&(_, until_ns, last))) = (place, waited.last()) {
+                    (follows, gap_ns) = (Some((last, began_ns - until_ns)), 0);
                 }
                 let waits_until_ns = self.waits.last().map_or(0, |&(_, until_ns, _)| until_ns);
                 let is_concurrent = waits_until_ns > began_ns || (time_ns > began_ns && self.asked_ns > began_ns);
                 self.concurrent += usize::from(is_concurrent);
                 self.asked_ns = self.asked_ns.max(began_ns);
                 if time_ns > began_ns {
-                    self.waits.push((began_ns, time_ns, id));
+                    self.waits.push((began_ns, time_ns, name));
                 }
-                self.got.insert(id, (record.thread, time_ns));
-                self.last_got.insert(thread, id);
+                self.got.insert(name, (record.thread, time_ns));
+                self.last_got.insert(thread, name);
             }
-            TraceOp::Put { id } => {
+            Op::Put { name } => {
                 self.last_put_ns = time_ns;
-                if let Some((_, got_ns)) = self.got.remove(&id).filter(|&(by, _)| by != record.thread) {
-                    follows = Some((id, 0));
-                    self.taken_ns.insert(id, time_ns);
-                    self.taken.push(Taken { thread, place, name: id, got_ns, before_ns, put_ns: time_ns });
+                if let Some((_, got_ns)) = self.got.remove(&name).filter(|&(by, _)| by != record.thread) {
+                    follows = Some((name, 0));
+                    self.taken_ns.insert(name, time_ns);
+                    self.taken.push(Taken { thread, place, name, got_ns, before_ns, put_ns: time_ns });
                 }
             }
-            _ => {}
+            Op::Clear => {}
         }
         self.ended_ns[thread] = time_ns;
         let calls_ns = self.called_ns.remove(&record.thread).unwrap_or(0);
-        self.steps[thread].push(Step { line, follows, gap_ns, queued_ns, calls_ns, operation, free_after_ns });
+        let at_ns = began_ns.saturating_sub(self.began_ns);
+        self.steps[thread].push(Step { line, at_ns, follows, gap_ns, queued_ns, calls_ns, operation, free_after_ns });
         (thread, place)
     }
 
@@ -216,7 +235,7 @@ impl Threads {
 
     /// Nanoseconds from the first record to the last return.
     pub(super) fn ended_ns(&self) -> u64 {
-        self.last_put_ns.saturating_sub(self.began_ns.unwrap_or(0))
+        self.last_put_ns.saturating_sub(self.began_ns)
     }
 
     pub(super) fn into_steps(self) -> Vec<Vec<Step>> {

@@ -24,14 +24,14 @@ use pinpool::source::{PAGE_BYTES, Region, Source};
 use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
 use pinpool_os::sync::plain::{Condvar, Mutex, MutexGuard};
 
-/// A source that fails and waits as scripted, and else forwards every call to another one.
+/// A source that fails and waits as scripted, and otherwise forwards every call to the wrapped source.
 #[derive(Debug)]
 pub struct FaultSource {
     inner: Arc<dyn Source>,
     script: Arc<FaultScript>,
 }
 
-/// A kind of calls of a source.
+/// A kind of source call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SourceCall {
@@ -49,7 +49,7 @@ struct FaultScript {
     changed: Condvar,
 }
 
-/// The script for the calls of one kind.
+/// The script for one kind of call.
 #[derive(Debug, Default)]
 struct FaultPlan {
     calls: u64,

@@ -1,11 +1,11 @@
-//! For tests of backends of other crates, and of code that uses pinpool.
+//! Helpers for testing custom backends and code that uses pinpool.
 //!
 //! | item | for |
 //! | --- | --- |
 //! | [`check_source`] | the contract of [`Source`](pinpool::source::Source), [`VirtualMemory`](pinpool::unstable::backend::VirtualMemory) included, as one test for any implementation |
 //! | [`FaultSource`] | scripted failures and gates around any source |
 //!
-//! The time of a pool is moved by hand with [`pinpool::unstable`].
+//! [`pinpool::unstable`] moves the time of a pool manually.
 //!
 //! ```
 //! use pinpool::unstable::backend::HeapSource;

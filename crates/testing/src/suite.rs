@@ -12,7 +12,7 @@ const ROUNDS: usize = if cfg!(miri) { 3 } else { 20 };
 
 /// Checks the whole contract of [`Source`] on `source`, and the contract of [`VirtualMemory`] if it has one.
 ///
-/// The source must have 8 MiB to give, and 16 granules of virtual memory.
+/// The source must be able to provide 8 MiB, and 16 granules of virtual memory.
 ///
 /// # Panics
 ///
@@ -235,7 +235,7 @@ fn remapped_granules_are_usable_and_leave_their_addresses_free(memory: &dyn Virt
     granules.fill(0, 4, 1);
     granules.remap(&[(1, 2)], 5);
     assert!(granules.is_all(0, 1, 1) && granules.is_all(3, 1, 1), "vm-S4: a neighbour changed");
-    // With any content: a source may move it along.
+    // With any content, since a source may move it.
     assert!(granules.with(5, 2, can_be_read), "vm-S3");
     granules.fill(5, 2, 2);
     granules.commit(1, 2);

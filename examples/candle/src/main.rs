@@ -1,13 +1,13 @@
-//! A batch from a pinned buffer to a tensor of candle.
+//! Copies a batch from a pinned buffer to a candle tensor.
 //!
-//! On a GPU the copy is the pool's own, on candle's stream: the call returns at once, the buffer returns to the pool when the copy
-//! ends, and what candle enqueues next on that stream finds the values. Nothing is synchronized. candle and pinpool name the same
-//! version of cudarc; with another one, `pinpool::copy::cuda::RawStream` takes the handle of the stream.
+//! On a GPU the copy is the pool's own, on candle's stream: the call returns immediately, the buffer returns to the pool when the
+//! copy ends, and work that candle enqueues next on that stream sees the values, without any synchronization. candle and pinpool use
+//! the same version of cudarc; otherwise `pinpool::copy::cuda::RawStream` takes the handle of the stream.
 
 use candle_core::{Device, Result, Tensor};
 use pinpool::{PinnedBuf, Pool};
 
-/// A tensor of what `batch` holds, in the shape of `rows` rows.
+/// A tensor of the contents of `batch`, with `rows` rows.
 #[cfg(feature = "cuda")]
 fn on_gpu(batch: PinnedBuf, rows: usize, device: &Device) -> Result<Tensor> {
     use candle_core::op::BackpropOp;
@@ -31,7 +31,7 @@ fn tensor(batch: PinnedBuf, rows: usize, device: &Device) -> std::result::Result
     if device.is_cuda() {
         return Ok(on_gpu(batch, rows, device)?);
     }
-    // Copied by the CPU before this returns, so nobody has to follow it.
+    // The CPU copies before this returns, so nothing needs tracking.
     let values = batch.wait_cast::<f32>()?;
     Ok(Tensor::from_slice(values, (rows, values.len() / rows), device)?)
 }

@@ -1,18 +1,18 @@
-//! A batch from a pinned buffer to CubeCL, and so to Burn: its `TensorData` takes the same `Bytes`.
+//! Copies a batch from a pinned buffer to CubeCL, and therefore to Burn: its `TensorData` takes the same `Bytes`.
 //!
-//! CubeCL copies from pinned bytes without its own buffer between, keeps them until the device has read them, and drops them
-//! then: the drop puts the buffer back. Nothing is synchronized, and no buffer is reused under a copy.
+//! CubeCL copies from pinned bytes without an intermediate buffer and drops them when the device has read them, which returns the
+//! buffer. Nothing is synchronized, and no buffer is reused during a copy.
 
 use std::mem::MaybeUninit;
 
 use cubecl::bytes::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 use pinpool::{PinnedBuf, Pool, bytemuck};
 
-/// A buffer in the form in which CubeCL takes memory of others.
+/// A buffer as foreign memory for CubeCL.
 struct PinnedBytes(PinnedBuf);
 
 impl AllocationController for PinnedBytes {
-    /// Buffers begin at a page; this is what all types of elements need.
+    /// Sufficient for all element types; buffers are page-aligned.
     fn alloc_align(&self) -> usize {
         align_of::<u128>()
     }
@@ -35,14 +35,14 @@ impl AllocationController for PinnedBytes {
     }
 }
 
-/// The buffer as bytes of CubeCL.
+/// The buffer as CubeCL bytes.
 fn bytes(batch: PinnedBuf) -> Bytes {
     let len = batch.len();
     // SAFETY: all bytes of a buffer are initialized.
     unsafe { Bytes::from_controller(Box::new(PinnedBytes(batch)), len) }
 }
 
-/// The bytes after their way to the device and back.
+/// The bytes after a round trip to the device.
 #[cfg(feature = "cuda")]
 fn through_device(batch: Bytes) -> Result<Bytes, Box<dyn std::error::Error>> {
     let client = cubecl::Device::default().client();

@@ -56,7 +56,7 @@ __all__ = [
 
 _WORKERS = "torch.utils.data.DataLoader with collate_fn=shared.collate of a pinpool.SharedPool, and shared.batches(loader)"
 _COPY = "copy with torch: images.to('cuda', non_blocking=True), then pinpool.record_stream(images, torch.cuda.current_stream())"
-_KEPT = "a pool (pinpool.Pool), its memory reserved by PINPOOL_RESERVE"
+_KEPT = "a pool (pinpool.Pool), with PINPOOL_RESERVE"
 #: Names that were removed, and what to use instead.
 _REMOVED = {
     "Array": "pinpool_loader.Loader(map=), with np.load of each sample",

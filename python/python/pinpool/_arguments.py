@@ -1,4 +1,4 @@
-"""What the caller passes, checked: an error names the argument."""
+"""Checks of arguments. Each error names the argument."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def count(name: str, value: Any, least: int, most: int = (1 << 63) - 1) -> int:
 
 
 def switch(name: str, value: Any) -> bool:
-    """`value` as True or False; other values that count as true are refused."""
+    """`value` as True or False; other truthy values are refused."""
     if value not in (True, False):
         raise TypeError(f"{name}={value!r}: True or False")
     return bool(value)

@@ -1,4 +1,4 @@
-"""Arrays and tensors over buffers of a pool."""
+"""Arrays and tensors over pool buffers."""
 
 import math
 import operator
@@ -8,20 +8,20 @@ from typing import Any
 
 from ._pinpool import Buffer
 
-# Of tensors, which do not tell what they are made over: buffers by the address of their first byte.
+# Buffers by address, for tensors, which do not expose the object that owns their memory.
 _buffers = weakref.WeakValueDictionary()
 
 
 def record_stream(array: Any, stream: Any) -> None:
-    """Keeps the memory of `array` from reuse until all work that was enqueued on `stream` so far is over.
+    """Prevents reuse of the memory of `array` until all work enqueued on `stream` so far has completed.
 
-    `array` is an array or tensor of `pool.empty`, a view of one, or any view of a buffer that NumPy made. It stays in use; its
-    memory goes back when it is no longer used and the work is over. As `Tensor.record_stream` of torch.
+    `array` is an array or tensor from `pool.empty`, a view of one, or any NumPy view of a buffer. It stays in use; its memory
+    returns to the pool when nothing refers to it and the work has completed, as with torch's `Tensor.record_stream`.
     """
     buf = _buffer_of(array)
     if buf is None:
         raise TypeError(
-            f"a {type(array).__name__} that lies in no buffer of a pool: pass an array of pool.empty, a view of one, or call "
+            f"a {type(array).__name__} outside all pool buffers: pass an array from pool.empty, a view of one, or call "
             "record_stream of the buffer"
         )
     buf.record_stream(stream)
@@ -41,7 +41,7 @@ def empty(pool, shape, dtype, order, library, timeout):
         return _numpy(pool, shape, dtype, order, timeout)
     if library == "torch":
         return _torch(pool, shape, dtype, order, timeout)
-    raise ValueError(f"library={library!r}: arrays can be of 'numpy' or 'torch'")
+    raise ValueError(f"library={library!r}: must be 'numpy' or 'torch'")
 
 
 def _lengths(shape):
@@ -51,7 +51,7 @@ def _lengths(shape):
         lengths = tuple(operator.index(length) for length in shape)
     for length in lengths:
         if length < 0:
-            raise ValueError(f"shape {lengths}: a length is 0 or more")
+            raise ValueError(f"shape {lengths}: lengths must be 0 or more")
     return lengths
 
 
@@ -66,11 +66,11 @@ def _numpy(pool, shape, dtype, order, timeout):
     if order not in ("C", "F"):
         raise ValueError(f"order={order!r}: 'C' or 'F'")
     nbytes = math.prod(lengths) * dtype.itemsize
-    # NumPy itself refuses what it cannot index; the pool names what does not fit.
+    # NumPy refuses what it cannot index, the pool what does not fit.
     buf = pool.get(nbytes, timeout=timeout)
     if nbytes == 0:
         return np.empty(lengths, dtype, order)
-    # A view keeps the memory, where `np.ndarray(buffer=buf)` would keep the object only.
+    # The view keeps the memory in use; `np.ndarray(buffer=buf)` would keep only the object.
     return np.ndarray(lengths, dtype, np.frombuffer(buf, np.uint8), order=order)
 
 
@@ -91,12 +91,12 @@ def _torch(pool, shape, dtype, order, timeout):
             named = np.dtype(named).name
         dtype = getattr(torch, named, None)
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtype {named!r} is none of torch: use torch.float32, 'float32', np.float32, ...")
+            raise TypeError(f"dtype {named!r} is unknown to torch: use torch.float32, 'float32', np.float32, ...")
     lengths = _lengths(shape)
     nbytes = math.prod(lengths) * dtype.itemsize
     buf = pool.get(nbytes, timeout=timeout)
     if nbytes == 0:
         return torch.empty(lengths, dtype=dtype)
-    # torch keeps the object it is given and gives the view back: so it is given a view.
+    # torch keeps the object that it receives and releases it at the end, so it receives a view.
     _buffers[buf.ptr] = buf
     return torch.frombuffer(memoryview(buf), dtype=dtype).reshape(lengths)

@@ -1,4 +1,4 @@
-"""A get that a task of asyncio awaits."""
+"""Requests that asyncio tasks await."""
 
 import asyncio
 
@@ -26,5 +26,5 @@ async def get(pool, n, timeout):
         finally:
             loop.remove_reader(socket)
     finally:
-        # Cancelled, the get leaves the line, and a buffer that it was handed goes to the next one.
+        # A cancelled request leaves the wait queue; if it has received a buffer already, the next request gets that buffer.
         waiting.close()

@@ -1,4 +1,4 @@
-"""What can go wrong. Each text names the request, the value, the limit and the remedy."""
+"""Exceptions. Each text names the request, the value, the limit and a remedy."""
 
 import builtins
 
@@ -11,36 +11,36 @@ class PinpoolError(Exception):
         self._report = report
 
     def report(self) -> str:
-        """The text, and below it who holds the memory if a request found none."""
+        """The text; for a request that found no memory, followed by the holders of the memory."""
         return self._report or str(self)
 
 
 class LimitError(PinpoolError, MemoryError):
-    """The request does not fit under the ceiling (`max_bytes`), or not before the gets that wait for memory."""
+    """The request does not fit within the limit (`max_bytes`), or earlier requests wait for memory."""
 
 
 class TimeoutError(LimitError, builtins.TimeoutError):
-    """The same, after a wait of `timeout` seconds."""
+    """A `LimitError` after a wait of `timeout` seconds."""
 
 
 class BackendError(PinpoolError, RuntimeError):
-    """The driver or the kernel refused, or the backend that was set is not available."""
+    """The driver or the kernel refused, or the selected backend is unavailable."""
 
 
 class DeviceError(PinpoolError, RuntimeError):
-    """The device failed: whether its work is over is unknown, and the memory is never used again."""
+    """The device failed: it is unknown whether its work has completed, so the memory is never reused."""
 
 
 class ForkError(PinpoolError, RuntimeError):
-    """The pool was made in a parent of this process: build one after the fork."""
+    """The pool was created in a parent of this process: create one after the fork."""
 
 
 class LoadError(PinpoolError, OSError):
-    """A file could not be read, is not as long as it was when it was listed, or is no container of its format."""
+    """A file could not be read, has changed its length since it was listed, or is an invalid container."""
 
 
 class ReleasedError(PinpoolError, ValueError):
-    """The buffer was released, or what gives it was closed."""
+    """The buffer was released, or its pool was closed."""
 
 
 class RequestError(PinpoolError, ValueError):
@@ -48,19 +48,19 @@ class RequestError(PinpoolError, ValueError):
 
 
 class SharedError(PinpoolError, OSError):
-    """Memory of another process is not what is expected, or cannot be had."""
+    """Shared memory is invalid or unavailable."""
 
 
 class TicketError(PinpoolError, ValueError):
-    """The ticket stands for no buffer that waits to be received: it was received before, or is of another pool."""
+    """The ticket names no buffer to receive: it was received before, or belongs to another pool."""
 
 
 class PeerError(PinpoolError, ConnectionError):
-    """The process at the other end is gone, or was never there."""
+    """The process at the other end has ended, or never existed."""
 
 
 class SettingError(PinpoolError, ValueError):
-    """A setting cannot be read, or two contradict each other."""
+    """A setting is invalid, or two settings contradict each other."""
 
 
 for _error in list(globals().values()):

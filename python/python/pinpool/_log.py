@@ -1,7 +1,7 @@
-"""Log lines of the pool, on their way to the logger `pinpool`.
+"""Passes log lines of the pool to the logger `pinpool`.
 
-The pool never calls Python: its lines wait in a queue. A call on the first thread passes on what waits before it returns; lines
-of other threads are passed on by a thread of this module. At the interpreter's exit both end.
+The pool never calls Python: its lines wait in a queue. A call on the main thread forwards the queued lines before it returns; a
+thread of this module forwards the lines of other threads. Both end when the interpreter exits.
 """
 
 import atexit
@@ -13,19 +13,19 @@ import traceback
 
 from . import _pinpool
 
-#: Lines of the level trace have this level.
+#: The level of trace lines.
 TRACE = 5
 
 logger = logging.getLogger("pinpool")
 
-# Held while lines are passed on, so that they keep their order. Nobody waits for it.
+# Held while lines are forwarded, so that they keep their order. No call waits for it.
 _passing = threading.Lock()
 _thread = None
 _ended = False
 
 
 def flush():
-    """Passes the lines that wait to the logger, unless another thread is doing that."""
+    """Forwards queued lines to the logger, unless another thread is doing so."""
     while _passing.acquire(blocking=False):
         try:
             if not _pass_on():
@@ -40,7 +40,7 @@ def _pass_on():
         try:
             logger.log(level, "%s", text)
         except Exception:
-            # A filter that raises keeps no later line; it is shown as `logging` shows a handler that does.
+            # A filter that raises must not lose later lines; its error is shown as `logging` shows errors of handlers.
             if logging.raiseExceptions and sys.stderr is not None:
                 traceback.print_exc()
     return bool(lines)
@@ -53,12 +53,12 @@ def _run():
 
 
 def start():
-    """Begins to pass lines on. Each new pool calls it."""
+    """Starts forwarding. Each new pool calls it."""
     global _thread
     _pinpool._want_trace(logger.getEffectiveLevel() <= TRACE)
     if _thread is None and not _ended:
         thread = threading.Thread(target=_run, name="pinpool-log", daemon=True)
-        # Where no thread can be started, as in a sub-interpreter, there is none to wait for at the end.
+        # If no thread can be started, as in a sub-interpreter, there is none to join at the end.
         thread.start()
         _thread = thread
 

@@ -1,4 +1,4 @@
-"""Batches that lie in shared buffers, on their way from a worker to the trainer."""
+"""Batches in shared buffers, sent from a worker to the trainer."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches", "Packed"]
 
-#: The shared pools that were made in this process, or in the one that it was forked from.
+#: The shared pools created in this process or in its parent before a fork.
 trainers: weakref.WeakSet[SharedPool] = weakref.WeakSet()
 
 
 class Packed:
-    """A batch that `collate` or `pack` has put into one shared buffer: its ticket, and where each array lies. Small to pickle.
+    """A batch that `collate` or `pack` has stored in one shared buffer: its ticket and the position of each array. Small to pickle.
 
-    `shared.unpack` makes the batch of it, and `shared.batches(loader)` does so for all batches of a loader. One that is dropped in the trainer
-    gives its buffer back.
+    `shared.unpack` turns it into the batch, and `shared.batches(loader)` does so for all batches of a loader. If it is dropped in the
+    trainer, its buffer becomes free.
     """
 
     __slots__ = ("is_received", "longer", "ticket", "tree")
 
     def __init__(self, ticket: bytes, tree: Any, longer: bytes | None = None) -> None:
         self.ticket, self.tree = ticket, tree
-        #: The bytes of a batch that no buffer holds: it has no ticket.
+        #: The bytes of a batch that is too long for a buffer and has no ticket.
         self.longer = longer
         self.is_received = longer is not None
 
@@ -41,19 +41,19 @@ class Packed:
     def __del__(self) -> None:
         if self.is_received:
             return
-        # A worker's ticket is on its way.
+        # In a worker the ticket has been sent.
         for shared in [shared for shared in trainers if shared._process == os.getpid()]:
             try:
                 shared.receive(self).release()
             except PinpoolError:
-                pass  # It was received as bytes, or is of another shared pool.
+                pass  # It was received as bytes, or belongs to another shared pool.
 
     def __repr__(self) -> str:
         return "<pinpool.Packed, a batch in a shared buffer: iterate over shared.batches(loader), or call shared.unpack(...) on it>"
 
 
 class Batches:
-    """The batches of a loader with `collate_fn=shared.collate`, unpacked; each `for` is an epoch. `shared.batches` makes it."""
+    """The batches of a loader with `collate_fn=shared.collate`, unpacked; each `for` is an epoch. Created by `shared.batches`."""
 
     def __init__(self, shared: SharedPool, loader: Iterable[Packed]) -> None:
         self._shared, self._loader = shared, loader
@@ -69,7 +69,7 @@ class Batches:
             length: float = len(self)
         except TypeError:
             length = math.inf
-        # Those may be filled before the next one that is wanted, and stay with torch's loader until then.
+        # The workers may fill this many batches before the next one, and torch's loader keeps them until then.
         ahead = getattr(self._loader, "num_workers", 0) * (getattr(self._loader, "prefetch_factor", None) or 0)
         iterator = iter(self._loader)
         try:
@@ -82,10 +82,10 @@ class Batches:
         finally:
             # Ends the workers of torch's loader, whose iterator an exception's traceback may keep.
             if not getattr(iterator, "_persistent_workers", False):
-                # torch joins its workers, and one that waits for a buffer would keep it for seconds.
+                # torch joins its workers, and a worker that waits for a buffer would delay that by seconds.
                 with self._shared._refusing_waits():
                     getattr(iterator, "_shutdown_workers", lambda: None)()
-                    # torch does not wait for those that it kills, and the buffers of a worker come back once it is dead.
+                    # torch does not wait for workers that it kills, and the buffers of a worker become free once it is dead.
                     for worker in getattr(iterator, "_workers", ()):
                         worker.join()
             del iterator

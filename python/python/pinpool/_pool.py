@@ -9,7 +9,7 @@ from ._errors import ReleasedError
 from ._pinpool import Pool as Pool
 
 
-# The pools of this process that `diagnose` asks.
+# The pools of this process, for `diagnose`.
 _pools = weakref.WeakSet()
 
 
@@ -19,7 +19,7 @@ def _init(self, *, name=None, env=True, **settings):
 
 
 def diagnose() -> str:
-    """The diagnoses of all pools of this process (`Pool.diagnose`): the cause that costs most, the time lost and what to do."""
+    """The diagnoses of all pools of this process (`Pool.diagnose`): the costliest cause, the time lost and a recommendation."""
     said = []
     for pool in sorted(_pools, key=lambda pool: pool.name or ""):
         try:
@@ -36,23 +36,23 @@ def from_env(name=None):
 
 
 async def aget(self, n, *, timeout=None):
-    """As `get` for asyncio: `await pool.aget(n)`. Stands in one line with the gets of threads.
+    """`get` for asyncio: `await pool.aget(n)`. Tasks and threads wait in one queue.
 
-    Cancelled, it leaves the line. A miss pins memory on a thread of the pool.
+    A cancelled request leaves the queue. On a miss, memory is pinned on a thread of the pool.
     """
     return await _asyncio.get(self, n, timeout)
 
 
 def empty(self, shape, dtype=None, *, order="C", library="numpy", timeout=None):
-    """An array of NumPy over pinned memory, with any values; with `library="torch"` a tensor of torch.
+    """An uninitialized NumPy array in pinned memory, or a torch tensor with `library="torch"`.
 
-    The memory goes back when the array and all of its views are gone.
+    The memory returns to the pool when the array and all of its views are gone.
     """
     return _arrays.empty(self, shape, dtype, order, library, timeout)
 
 
 def stats(self):
-    """The statistics as a dict, with the names of the crate's JSON."""
+    """The statistics as a dict."""
     return json.loads(self._stats_json())
 
 

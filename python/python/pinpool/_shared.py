@@ -22,13 +22,13 @@ from ._tree import Plan, Views, chosen
 
 __all__ = ["SharedPool"]
 
-# Of mallopt in glibc.
+# Parameters of glibc's mallopt.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: The most that it takes for M_MMAP_THRESHOLD.
+#: The largest value of M_MMAP_THRESHOLD.
 _MMAP_MOST = 32 << 20
 _TRIM_MORE = 16 << 20
 
-# Of this process, by device and inode of the memory file: an object that arrives twice is attached once.
+# Shared pools attached in this process, by device and inode of the memory file: a pool that arrives twice is attached once.
 _attached: weakref.WeakValueDictionary[tuple[int, int], SharedPool] = weakref.WeakValueDictionary()
 _attaching = threading.Lock()
 
@@ -36,11 +36,11 @@ _attaching = threading.Lock()
 class SharedPool:
     """Buffers of one size in pinned memory that processes share: workers fill them, the trainer receives them in place.
 
-    Made in the trainer, which pins the memory once. It goes to workers of `multiprocessing` as any object does (fork, spawn,
-    forkserver), as an argument or an attribute of a dataset: they get the memory's descriptor, not its bytes.
+    Create it in the trainer, which pins the memory once. It is passed to `multiprocessing` workers like any object (fork, spawn,
+    forkserver), as an argument or an attribute of a dataset: workers receive the memory's descriptor, not its bytes.
 
-    `library` says what `collate` makes, whichever process calls it: tensors ("torch") or arrays ("numpy"). By default it is tensors if
-    the process that makes this has imported torch.
+    `library` selects what `collate` creates in every process: tensors ("torch") or arrays ("numpy"). The default is tensors if the
+    process that creates the pool has imported torch.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class SharedPool:
     def _begin(self, descriptor, library):
         self._descriptor, self._process, self.library = descriptor, os.getpid(), library
         self._worker, self._worker_process = None, None
-        # Its descriptor's number may be another file's by then.
+        # After `close` the number of the descriptor may belong to another file.
         self._is_closed = self._has_warned = False
 
     # The worker's side.
 
     def _attach(self):
-        # After a fork the parent's slot is not this process's.
+        # After a fork the slot belongs to the parent.
         worker = self._worker
         if worker is None or self._worker_process != os.getpid():
             with _attaching:
@@ -81,9 +81,9 @@ class SharedPool:
         return worker
 
     def get(self, n: int | str | None = None, *, timeout: float | str | None = None) -> _pinpool.SharedBuffer:
-        """A free buffer, to be filled with `n` bytes, by default as many as it holds.
+        """A free buffer to fill with `n` bytes (default: its full length).
 
-        Waits until one is free, at most `timeout` seconds. PeerError once the trainer is gone.
+        Waits until one is free, at most `timeout` seconds. Raises PeerError once the trainer has ended.
         """
         worker = self._attach()
         return worker.get(worker.buffer_bytes() if n is None else n, timeout)
@@ -91,8 +91,8 @@ class SharedPool:
     def pack(self, batch: Any, *, tag: int = 0, timeout: float | str | None = None) -> Packed:
         """Copies the arrays and tensors of `batch` into one shared buffer and sends it.
 
-        `batch` is any nesting of dicts, lists and tuples; what is no array stays as it is and is pickled. A batch that no buffer holds is
-        pickled whole, and the trainer copies it to pinned memory.
+        `batch` is any nesting of dicts, lists and tuples; values other than arrays are pickled. A batch that is too long for a buffer
+        is pickled whole, and the trainer copies it to pinned memory.
         """
         plan = Plan()
         return self._send(plan, plan.visit(batch), tag, timeout)
@@ -100,10 +100,10 @@ class SharedPool:
     def collate(self, samples: list[Any], *, tag: int = 0, timeout: float | str | None = None) -> Packed:
         """Stacks samples into one shared buffer and sends it: the `collate_fn` of a DataLoader.
 
-        With `library="torch"` it is torch's `default_collate`, and makes what that makes; tensors are stacked in the place where the
-        trainer gets them. With "numpy", arrays, tensors and numbers of all samples become one array each; dicts, lists and tuples stay;
-        what is nothing of these is a list. Types of one kind become the widest of them; ValueError or TypeError for what no type holds
-        without loss, such as a number beside None, whole numbers beside others in arrays, or a number that needs more than 64 bits.
+        With `library="torch"` the result equals that of torch's `default_collate`; tensors are stacked directly in shared memory. With
+        "numpy", arrays, tensors and numbers of all samples become one array each, dicts, lists and tuples are kept, and anything else
+        becomes a list. Types of one kind become the widest of them. Raises ValueError or TypeError if no type represents all values
+        without loss, such as numbers mixed with None, integers mixed with floats in arrays, or numbers of more than 64 bits.
         """
         plan = Plan()
         return self._send(plan, plan.collate(samples, self.library), tag, timeout)
@@ -125,9 +125,9 @@ class SharedPool:
         return self._slabs
 
     def receive(self, ticket: bytes | Packed) -> _pinpool.Buffer:
-        """The buffer of `ticket`, as a `pinpool.Buffer`: its bytes are as the worker wrote them, in place.
+        """The buffer of `ticket` as a `pinpool.Buffer`, with the worker's bytes in place.
 
-        Released, or gone with its views, it is free for workers again, behind the streams that were recorded.
+        Once it is released, or dropped with its views, workers may use it again after the work on the recorded streams.
         """
         trainer = self._trainer()
         if not isinstance(ticket, Packed):
@@ -141,8 +141,8 @@ class SharedPool:
         if not self._has_warned:
             self._has_warned = True
             _log.logger.warning(
-                "a batch of %d B is longer than a shared buffer: it and others like it are pickled and copied; "
-                "buffer_bytes=%d would hold it (now %d)", len(longer), len(longer), self.buffer_bytes
+                "a batch of %d B is longer than a shared buffer: such batches are pickled and copied; "
+                "raise buffer_bytes to %d (now %d)", len(longer), len(longer), self.buffer_bytes
             )
         buf = self._pool.get(len(longer))
         with memoryview(buf) as target:
@@ -150,17 +150,17 @@ class SharedPool:
         return buf
 
     def next(self, timeout: float | str | None = None) -> tuple[int, _pinpool.Buffer] | None:
-        """The tag and the buffer of those that was sent first; needs no ticket. None after `timeout` seconds."""
+        """The tag and buffer that were sent first, without a ticket. None after `timeout` seconds."""
         return self._trainer().next(timeout)
 
     def next_of_dead(self) -> tuple[int, _pinpool.Buffer] | None:
-        """The next buffer that a worker sent which is dead by now, whose ticket may be lost with it; None if there is none."""
+        """The next buffer sent by a worker that has died, whose ticket may be lost. None if there is none."""
         return self._trainer().next_of_dead()
 
     def unpack(self, packed: Packed) -> Any:
         """The batch of `pack` or `collate`: arrays and tensors over the worker's bytes, in pinned memory, without a copy.
 
-        The memory goes back to the workers when all of them and their views are gone. After a copy of one that is not waited for, call
+        Workers may reuse the memory when all arrays and their views are gone. After an asynchronous copy, call
         `pinpool.record_stream(array, stream)`.
         """
         return Views(self.receive(packed)).of(packed.tree)
@@ -168,10 +168,10 @@ class SharedPool:
     def batches(self, loader: Iterable[Packed]) -> Batches:
         """The batches of a DataLoader with `collate_fn=shared.collate`, unpacked: `for batch in shared.batches(loader)`, once an epoch.
 
-        At the end of a `for`, also by `break` or an exception, what the loader's workers had still sent comes back; with
-        `persistent_workers=True` the next one takes it back. One loader at a time uses a shared pool. Its workers need
-        `num_workers * prefetch_factor` buffers, and the program those of the batches that it keeps (one in a plain loop): LimitError, at
-        once, where there are fewer.
+        At the end of a `for`, including `break` and exceptions, buffers that workers have sent become free; with
+        `persistent_workers=True` the next `for` frees them. Only one loader at a time may use a shared pool. The workers need
+        `num_workers * prefetch_factor` buffers, and the program one for each batch that it keeps (one in a plain loop). If there are
+        fewer, it raises LimitError immediately.
         """
         return Batches(self, loader)
 
@@ -181,7 +181,7 @@ class SharedPool:
             return
         held = 0
         for generation in range(3):
-            # Batches of a circle of references, of which most are young, and those whose copies are over.
+            # Frees batches in reference cycles, most of which are young, and batches with completed copies.
             gc.collect(generation)
             self.maintain()
             held = self.counts()["held"] - self.stats()["copies"]["in_flight"]
@@ -189,13 +189,13 @@ class SharedPool:
                 return
         if needed > 0 and held + needed > self.buffers:
             raise LimitError(
-                f"{held} of {self.buffers} shared buffers are held by batches that the program keeps, and {needed} are needed for those that "
-                f"are read ahead: let batches go (del), keep copies, or make {held + needed} with buffers="
+                f"{held} of {self.buffers} shared buffers belong to batches that the program keeps, and {needed} are needed to read ahead: "
+                f"drop batches (del), keep copies, or set buffers={held + needed}"
             )
 
     @contextlib.contextmanager
     def _refusing_waits(self):
-        """Meanwhile a worker that waits for a buffer fails at once."""
+        """Within the context, workers that wait for a buffer fail immediately."""
         trainer, gone = self._trainer(), contextlib.suppress(ReleasedError)
         with gone:
             trainer.refuse_waits(True)
@@ -212,14 +212,14 @@ class SharedPool:
             while (sent := trainer.next_of_dead()) is not None:
                 sent[1].release()
         except ReleasedError:
-            pass  # It was closed meanwhile.
+            pass  # Closed by another thread.
 
     def recover(self) -> int:
-        """Frees what dead workers were filling; returns how many buffers that were. A worker that waits for one does it too."""
+        """Frees the buffers that dead workers were filling, and returns their number. Waiting workers do it too."""
         return self._trainer().recover()
 
     def counts(self) -> dict[str, int]:
-        """How many buffers are free, being filled, sent and not received, and held by the trainer."""
+        """Numbers of buffers that are free, being filled, sent but not received, and held by the trainer."""
         return dict(zip(("free", "filling", "sent", "held"), self._trainer().counts(), strict=True))
 
     @property
@@ -236,9 +236,9 @@ class SharedPool:
         return self._attach().buffers() if self._slabs is None else self._slabs.buffers()
 
     @property
-    def page_lock(self) -> str:
-        """What pins the memory: "register", "mlock" or "none"."""
-        return self._trainer().page_lock()
+    def pinned_by(self) -> str:
+        """How the memory is pinned: "register", "mlock" or "none"."""
+        return self._trainer().pinned_by()
 
     @property
     def hugetlb(self) -> bool:
@@ -246,7 +246,7 @@ class SharedPool:
         return self._trainer().is_hugetlb()
 
     def stats(self) -> dict[str, Any]:
-        """The statistics of the pool, with the names of the crate's JSON: received buffers are `adopted`."""
+        """The statistics of the pool; received buffers count as `adopted`."""
         return json.loads(self._trainer().stats_json())
 
     def maintain(self) -> None:
@@ -254,7 +254,7 @@ class SharedPool:
         self._trainer().maintain()
 
     def close(self) -> None:
-        """Tells the workers that no more is received, and ends the use of this object. What was received stays usable."""
+        """Tells the workers that nothing more is received, and closes this object. Received buffers stay usable."""
         with _attaching:
             self._is_closed = True
             self._worker = self._worker_process = None
@@ -268,19 +268,19 @@ class SharedPool:
         self.close()
 
     def fileno(self) -> int:
-        """The descriptor of the memory. ReleasedError once it is closed."""
+        """The descriptor of the memory. Raises ReleasedError after `close`."""
         if self._is_closed:
             raise ReleasedError("the shared pool was closed: make another one")
         return self._descriptor
 
     def __reduce__(self):
-        # The descriptor goes by the way of the process that is started, else by a server of `multiprocessing`.
+        # `multiprocessing` passes the descriptor: to a process that it starts, or through its resource sharer.
         return _arrived, (reduction.DupFd(self.fileno()), self.library)
 
     def __repr__(self) -> str:
         try:
             text = f"{self.buffers} buffers of {self.buffer_bytes} B"
-            return f"<pinpool.SharedPool of {text}, {'attached' if self._slabs is None else 'pinned by ' + self.page_lock}>"
+            return f"<pinpool.SharedPool of {text}, {'attached' if self._slabs is None else 'pinned by ' + self.pinned_by}>"
         except PinpoolError:
             return "<pinpool.SharedPool, closed>"
 
@@ -302,9 +302,9 @@ def _arrived(passed, library):
 
 
 def _keep_freed_memory(nbytes: int) -> None:
-    """Lets this process keep the memory of samples that it freed, about two batches of `nbytes`, for the next ones.
+    """Makes the C library keep about two batches of `nbytes` of freed memory.
 
-    The C library would give it back to the kernel after each batch, and have every page of the next one filled with zeros again.
+    Otherwise it would return the memory to the kernel after each batch, which then clears every page for the next one.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

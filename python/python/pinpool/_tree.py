@@ -1,4 +1,4 @@
-"""The arrays and tensors of a batch: their places in one buffer, and the containers around them."""
+"""The arrays and tensors of a batch: their positions in one buffer, and the containers around them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from . import _arrays
 from ._pinpool import Buffer
 
-#: Each array begins at a multiple of this: a line of the cache, and what copies to a device like.
+#: Alignment of each array: a cache line, which also suits copies to a device.
 _ALIGN = 64
 
 
@@ -20,13 +20,13 @@ class Leaf(NamedTuple):
 
     offset: int
     shape: tuple[int, ...]
-    #: The name of the type, torch's for a tensor; the type itself where its name does not say all, as with fields.
+    #: The name of the dtype (torch's for a tensor), or the dtype itself if its name is incomplete, as with fields.
     dtype: Any
     is_torch: bool
 
 
 class Plan:
-    """Where the arrays of a batch go within a buffer."""
+    """The positions of the arrays of a batch within a buffer."""
 
     def __init__(self):
         self.nbytes, self._copies = 0, []
@@ -47,7 +47,7 @@ class Plan:
         return self._place(shape, dtype.itemsize, str(dtype).removeprefix("torch."), True, copy_to)
 
     def visit(self, value):
-        """`value` with the places of its arrays and tensors for them; what is neither stays as it is."""
+        """`value` with its arrays and tensors replaced by their positions; everything else is unchanged."""
         import numpy as np
 
         if isinstance(value, Leaf):
@@ -61,11 +61,11 @@ class Plan:
         return mapped(value, lambda items: [self.visit(item) for item in items])
 
     def collate(self, samples, library):
-        """`samples` as one batch of tensors ("torch") or arrays ("numpy"), with places for what is stacked."""
+        """`samples` as one batch of tensors ("torch") or arrays ("numpy"), with positions for stacked values."""
         return self._collate_as_torch(samples) if library == "torch" else self._stack(samples)
 
     def _collate_as_torch(self, samples):
-        """What torch's `default_collate` makes of `samples`, by its own rules; tensors that it would stack have places."""
+        """The result of torch's `default_collate`, with positions instead of the tensors that it would stack."""
         import torch
         from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
@@ -78,7 +78,7 @@ class Plan:
                 for tensor in tensors
             )
             if not alike:
-                # An error, or a tensor that is copied to its place.
+                # Raises an error, or returns a tensor that is copied to its position.
                 return by_torch(tensors, collate_fn_map=collate_fn_map)
             tensors = [tensor.detach() for tensor in tensors]
             return self._tensor((len(tensors), *first.shape), first.dtype, lambda target: torch.stack(tensors, out=target))
@@ -86,7 +86,7 @@ class Plan:
         return self.visit(collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: stack}))
 
     def _stack(self, samples):
-        """`samples` as arrays of NumPy, each with a place, in the containers of the first one."""
+        """`samples` as NumPy arrays, each with a position, in the containers of the first sample."""
         import numpy as np
 
         if not samples:
@@ -111,7 +111,7 @@ class Plan:
         return list(samples)
 
     def fill(self, memory):
-        """Copies the arrays and tensors to their places in `memory`."""
+        """Copies the arrays and tensors to their positions in `memory`."""
         views = Views(memory)
         for leaf, copy_to in self._copies:
             if math.prod(leaf.shape):
@@ -122,7 +122,7 @@ class Plan:
 class Views:
     """Arrays and tensors over one buffer."""
 
-    # No function that calls itself by a closure: such a circle would keep the memory until the next collection.
+    # Not a recursive closure: that reference cycle would keep the memory until the next garbage collection.
 
     def __init__(self, memory):
         import numpy as np
@@ -148,7 +148,7 @@ class Views:
         if not count:
             return torch.empty(leaf.shape, dtype=dtype)
         if self._tensor is None:
-            # torch keeps the object it is given and gives the view back: so it is given a view.
+            # torch keeps the object that it receives and releases it at the end, so it receives a view.
             self._tensor = torch.frombuffer(memoryview(self._memory), dtype=torch.uint8)
             if isinstance(self._memory, Buffer):
                 _arrays._buffers[self._memory.ptr] = self._memory
@@ -169,7 +169,7 @@ def _is_tensor(value):
 
 
 def _is_plain(tensor):
-    """Whether its elements lie in memory one beside the other."""
+    """Whether its elements are contiguous in memory."""
     import torch
 
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
@@ -181,7 +181,7 @@ def _refuse_objects(dtype):
 
 
 def _as_array(value):
-    """`value` as an array of NumPy; None if it is neither an array nor a tensor."""
+    """`value` as a NumPy array; None if it is neither an array nor a tensor."""
     import numpy as np
 
     if _is_tensor(value):
@@ -195,7 +195,7 @@ def _as_array(value):
 
 
 def _common_type(arrays):
-    """The type that holds the elements of all `arrays` without loss."""
+    """The dtype that represents the elements of all `arrays` without loss."""
     import numpy as np
 
     types = list(dict.fromkeys(array.dtype for array in arrays))
@@ -208,7 +208,7 @@ def _common_type(arrays):
 
 
 def _numbers(samples):
-    """Python's numbers as an array; TypeError or ValueError for what an array of numbers does not hold as it is."""
+    """Python numbers as an array; TypeError or ValueError if an array cannot represent them exactly."""
     import numpy as np
 
     numbers = [sample.item() if isinstance(sample, (np.bool_, np.number)) else sample for sample in samples]
@@ -219,7 +219,7 @@ def _numbers(samples):
         array = np.array(numbers)
     except OverflowError:
         array = None
-    # NumPy takes floats for whole numbers that fit into neither int64 nor uint64.
+    # NumPy uses floats for whole numbers that fit into neither int64 nor uint64.
     is_exact = array is not None and not array.dtype.hasobject
     is_exact = is_exact and (array.dtype.kind != "f" or any(isinstance(number, float) for number in numbers))
     if is_exact and all(not isinstance(number, int) or number == got for number, got in zip(numbers, array.tolist(), strict=True)):
@@ -228,7 +228,7 @@ def _numbers(samples):
 
 
 def mapped(value: Any, visit: Callable[[list[Any]], list[Any]]) -> Any:
-    """`value` with what `visit` makes of its items; `value` itself if it has none, or none is another one then."""
+    """`value` with `visit` applied to its items; `value` itself if that changes nothing."""
     if isinstance(value, Mapping):
         keys, items, rebuilt = list(value), list(value.values()), _with_items
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview, range)):
@@ -241,7 +241,7 @@ def mapped(value: Any, visit: Callable[[list[Any]], list[Any]]) -> Any:
     return rebuilt(value, changed) if keys is None else rebuilt(value, keys, changed)
 
 
-# As torch's `default_collate` does, which makes the same containers.
+# Creates the same containers as torch's `default_collate`.
 
 
 def _with_items(mapping, keys, items):

@@ -1,10 +1,10 @@
-"""CuPy's pinned memory from a pool.
+"""Serves CuPy's pinned memory from a pool.
 
     pinpool.cupy.install(pool)      # cupy.asarray(..., blocking=False), cupyx.empty_pinned and CuPy's own copies use it
-    pinpool.cupy.uninstall()        # CuPy's own pool again
+    pinpool.cupy.uninstall()        # restores CuPy's own pool
 
-CuPy keeps memory of its own copies until their events are over, and then drops it. For other copies the rule is that of
-CuPy's own pool: keep the array until the copy is over.
+CuPy keeps the memory of its own copies until their events have completed. For other copies, keep the array until the copy has
+completed, as with CuPy's own pool.
 """
 
 import cupy
@@ -13,7 +13,7 @@ from . import Pool
 
 
 class _Memory:
-    """What CuPy asks of pinned memory; the buffer goes back when CuPy drops it."""
+    """The interface that CuPy expects of pinned memory; the buffer is released when CuPy drops it."""
 
     def __init__(self, buf):
         self.buf, self.ptr, self.size = buf, buf.ptr, len(buf)
@@ -29,10 +29,10 @@ def allocator(pool: Pool):
 
 
 def install(pool: Pool) -> None:
-    """From now on CuPy takes its pinned memory from `pool`. What it has already stays valid."""
+    """Makes CuPy allocate pinned memory from `pool`. Existing memory stays valid."""
     cupy.cuda.set_pinned_memory_allocator(allocator(pool))
 
 
 def uninstall() -> None:
-    """From now on CuPy takes its pinned memory from its own default pool. What it has from a pinpool stays valid."""
+    """Makes CuPy allocate pinned memory from its default pool. Existing memory stays valid."""
     cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)

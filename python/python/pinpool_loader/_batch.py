@@ -1,4 +1,4 @@
-"""A batch of samples, as a loader hands it out."""
+"""A batch of samples from a loader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch"]
 
-#: No default of `Batch.field`, as None may be one.
+#: Means that `Batch.field` has no default, since None may be one.
 _NONE = object()
 
 #: A sample: the bytes as they are stored, or the fields by name if fields are decoded.
@@ -24,7 +24,7 @@ _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class Origin(NamedTuple):
-    """What all batches of a loader share."""
+    """Data shared by all batches of a loader."""
 
     files: _pinpool.Files | _Listed
     #: Shape and dtype of each decoded field, by its names.
@@ -97,7 +97,7 @@ class Batch:
         return self._parts[at]
 
     def _view(self, begin: int, length: int) -> _Array:
-        # As a memoryview it has the same views, and the stubs of NumPy take it.
+        # NumPy's stubs accept a memoryview, which counts as a view like the buffer.
         return np.frombuffer(memoryview(self.buffer), np.uint8, length, begin) if length else np.empty(0, np.uint8)
 
     def _array(self, names: tuple[str, ...]) -> _Array:
@@ -126,10 +126,10 @@ class Batch:
 
     @property
     def fields(self) -> list[dict[str, Any]]:
-        """The members of each sample of a tar archive, by name: `{"jpg": ..., "cls": ...}`, as views like those of `batch[i]`.
+        """The members of each sample of a tar archive, by name: `{"jpg": ..., "cls": ...}`, as views like `batch[i]`.
 
-        The name of a member is what follows the first dot of its base name, in lower case. A sample that is no member of an
-        archive has none. ValueError for a sample that is not whole, or has two members of one name.
+        The name of a member is what follows the first dot of its base name, in lower case. A sample outside an
+        archive has no fields. Raises ValueError for a partial sample, or one with two members of the same name.
         """
         fields = self._origin.files.fields([part[0] for part in self._parts])
         return [self._fields_of(index, fields[index]) for index in range(len(self))]
@@ -138,7 +138,7 @@ class Batch:
         begin = self._parts[index][1]
         if fields and not self.is_whole(index):
             raise ValueError(
-                f"{self.keys[index]}: its fields are not all in this batch, since it is longer than batch_bytes: raise "
+                f"{self.keys[index]}: it is longer than batch_bytes, so its fields are in several batches: raise "
                 "batch_bytes, or give batch_size alone"
             )
         views = {name: self._view(begin + first, end - first) for name, first, end in fields}
@@ -151,9 +151,9 @@ class Batch:
         return views
 
     def field(self, name: str, default: Any = _NONE) -> Any:
-        """The member `name` of each sample: `batch.field("jpg")`, one array where it is decoded, a list of views where it is not.
+        """The member `name` of each sample: `batch.field("jpg")`, one array if it is decoded, otherwise a list of views.
 
-        A sample that has none has `default`; without one, KeyError names the first such sample.
+        A sample without it yields `default`; without a default, KeyError names the first such sample.
         """
         if not isinstance(name, str):
             raise TypeError(f"field({name!r}): the name of a field of each sample, such as 'jpg'")
@@ -211,7 +211,7 @@ class Batch:
 
 
 class _Listed(NamedTuple):
-    """What a pickled batch knows of the files: names, fields and lengths of its samples, by their numbers."""
+    """The data of the files that a pickled batch keeps: names, fields and lengths of its samples, by number."""
 
     of_samples: dict[int, tuple[str, list[tuple[str, int, int]], int | None]]
 

@@ -1,4 +1,4 @@
-"""What the loader decodes: images of one size, each field of a batch one array."""
+"""Decoders: images of one size become one array per field of a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Image"]
 
 
 class Decoded(NamedTuple):
-    """A decoder, and what it makes of each sample."""
+    """A decoder, and the shape and dtype of its results."""
 
     decoder: _pinpool.Decoder
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class Image:
         **others: object,
     ) -> None:
         if others:
-            remedy = ": images are uint8; convert a batch by map=" if "dtype" in others else ""
+            remedy = ": images are uint8; convert batches in map=" if "dtype" in others else ""
             raise TypeError(f"an Image has no argument {next(iter(others))}={remedy}")
         if width is None:
             raise TypeError(f"Image({height!r}): give the height and the width, as in Image(224, 224)")
@@ -76,7 +76,7 @@ def decoders(decode: Mapping[str, Image] | None) -> dict[tuple[str, ...], Decode
             raise TypeError(f"decode={{{key!r}: {image!r}}}: a pinpool_loader.Image, {example}; other formats by map=")
         names = tuple(name.strip().removeprefix(".").lower() for name in str(key).split(";"))
         if not isinstance(key, str) or not all(names):
-            raise TypeError(f"decode={{{key!r}: ...}}: the name of a field, or several as in 'jpg;jpeg;png'")
+            raise TypeError(f"decode={{{key!r}: ...}}: must be a field name, or several such as 'jpg;jpeg;png'")
         taken = [name for earlier in found for name in earlier if name in names]
         if taken:
             raise ValueError(f"decode={{{key!r}: ...}}: the field {taken[0]!r} is decoded already")

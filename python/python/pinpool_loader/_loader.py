@@ -1,4 +1,4 @@
-"""Files into batches in pinned memory, by threads of the crate's loader."""
+"""Reads files into batches in pinned memory, on threads of the Rust loader."""
 
 from __future__ import annotations
 
@@ -158,19 +158,19 @@ class Loader(Generic[T]):
             labels=None if labels is None else (labels.removeprefix(".").lower(), label_type or int),
             decode=[(list(names), each.decoder) for names, each in decoded.items()],
         )  # fmt: skip
-        # What decides which samples are in which batch.
+        # Everything that determines the batches.
         self._plan = {
             "samples": len(self._files), "batch_size": batch_size, "batch_bytes": batch_bytes, "shuffle": shuffle,
             "seed": seed, "world": world, "rank": rank, "drop_last": drop_last, "even": even,
         }
         self._origin = Origin(self._files, {names: (each.shape, each.dtype) for names, each in decoded.items()}, seed, rank)
-        # A dict for its order, and so that what fails in each epoch is named once.
+        # A dict keeps the order and names each failure once.
         self._failed = dict.fromkeys(text for text, _ in self._files.failures())
         self._check(listed)
         classes = None if labels is not None else self._files.classes()
         self._label_of = None if classes is None else {name: _label(label_type, name, at) for at, name in enumerate(classes)}
         self._reader: _pinpool.Reader | None = None
-        # Behind the batch that was handed out last, and the first epoch of the pass that is running.
+        # The position after the last batch handed out, and the first epoch of the current pass.
         self._place: _Place = (0, 0, 0)
         self._first: int | None = None
         self._is_resumed = False
@@ -213,12 +213,12 @@ class Loader(Generic[T]):
 
     @property
     def pool(self) -> Pool:
-        """The pool that all buffers come from."""
+        """The pool of all buffers."""
         return self._pool
 
     @property
     def samples(self) -> int:
-        """Number of samples of an epoch, those of all ranks."""
+        """Number of samples of an epoch, over all ranks."""
         return len(self._files)
 
     @property
@@ -233,11 +233,11 @@ class Loader(Generic[T]):
 
     @property
     def failures(self) -> list[str]:
-        """What could not be listed or read so far, with `on_error="skip"`; each once."""
+        """What could not be listed or read so far, each once (`on_error="skip"`)."""
         return list(self._failed)
 
     def __len__(self) -> int:
-        """Number of batches of the pass that is running, those handed out included; else of the next one."""
+        """Number of batches of the current pass, or else of the next pass."""
         first, end = self._pass()
         return sum(self._files.batches(epoch) for epoch in range(first, end))
 
@@ -246,7 +246,7 @@ class Loader(Generic[T]):
         return epoch // self._epochs * self._epochs, (epoch // self._epochs + 1) * self._epochs
 
     def _next_epoch(self) -> int:
-        """The first epoch of the pass behind the one that is running, or was left."""
+        """The first epoch of the pass after the current or abandoned pass."""
         epoch, batch, _ = self._place
         return -(-(epoch + (batch > 0)) // self._epochs) * self._epochs
 
@@ -259,7 +259,7 @@ class Loader(Generic[T]):
         batches: Iterator[tuple[Any, _Place]] = iter(lambda: self._take(reader), None)  # type: ignore[arg-type]
         mapped = None
         if (function := self._map) is not None:
-            # What is ahead of the loop does not count for `state_dict()`.
+            # Results ahead of the loop do not count for `state_dict()`.
             batches = mapped = Mapped(lambda taken: (function(taken[0]), taken[1]), batches, self._map_workers)
 
         def hand_out(taken: tuple[Any, _Place]) -> Any:
@@ -269,8 +269,8 @@ class Loader(Generic[T]):
             return made
 
         try:
-            # Keeps no reference to a batch, so that its memory goes back as soon as the user's is gone. It ends after
-            # `load_state_dict` or `close`, and once another `for` has begun, also with results of `map` ahead.
+            # Keeps no reference to a batch, so that its memory returns as soon as the user drops it. Ends after `load_state_dict` or
+            # `close`, and once another `for` has begun, even if results of `map` are ahead.
             yield from map(hand_out, takewhile(lambda _: self._reader is reader, batches))
         finally:
             # After `break`, an exception and Ctrl-C as well.
@@ -287,10 +287,10 @@ class Loader(Generic[T]):
         failures = [text for text, _ in handed[-1]]
         for_pool = [text for text, is_pool in handed[-1] if is_pool]
         if for_pool or failures and not self._skips:
-            del handed  # The traceback would keep its buffer.
+            del handed  # The traceback would keep the buffer.
             if for_pool:
-                self._pool.try_get(0)  # ForkError, where the pool is a parent's.
-                raise LimitError(f"{for_pool[0]}; batches that are held count: let one go before the next, or use smaller ones")
+                self._pool.try_get(0)  # Raises ForkError if the pool belongs to a parent.
+                raise LimitError(f"{for_pool[0]}; batches that the program keeps count: drop one before the next, or use smaller batches")
             raise LoadError(_told(failures))
         self._failed.update(dict.fromkeys(failures))
         number, epoch, index, _, parts, _, labels, _ = handed
@@ -302,7 +302,7 @@ class Loader(Generic[T]):
         return Batch(handed, labels, failures, self._origin), (epoch + 1, 0, number + 1) if is_last else (epoch, index + 1, number + 1)
 
     def _batches(self, epoch: int) -> int:
-        """Number of batches of `epoch`, counted once an epoch."""
+        """Number of batches of `epoch`, cached."""
         if self._counted[0] != epoch:
             self._counted = epoch, self._files.batches(epoch)
         return self._counted[1]
@@ -310,17 +310,17 @@ class Loader(Generic[T]):
     _counted = (-1, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: behind the last batch that it handed out. Numbers and text, to be stored with the model.
+        """The position after the last batch that was handed out: numbers and text, to be stored with the model.
 
-        Behind the last batch of an epoch that is the first one of the next epoch.
+        After the last batch of an epoch, the position is the start of the next epoch.
         """
         epoch, batch, number = self._place
         return {"epoch": epoch, "batch": batch, "number": number, "files": self._files.fingerprint(), **self._plan}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues behind the batch at which `state` was taken, with the next `for`; a running one ends.
+        """Makes the next `for` continue after the batch at which `state` was taken; a running `for` ends.
 
-        ValueError names what differs if the loader has other batches. The rank may differ if all ranks have equally many.
+        If the loader has different batches, ValueError names what differs. The rank may differ if all ranks have the same number.
         """
         own = self.state_dict()
         if not isinstance(state, Mapping) or own.keys() - state.keys():
@@ -330,7 +330,7 @@ class Loader(Generic[T]):
             ignored.add("rank")
         differ = [f"{name}={state[name]!r} there, {own[name]!r} here" for name in own if name not in ignored and state[name] != own[name]]
         if differ:
-            raise ValueError(f"state: it belongs to a loader of other batches: {'; '.join(differ)}")
+            raise ValueError(f"state: it belongs to a loader with different batches: {'; '.join(differ)}")
         epoch, batch, number = (count(f"state[{name!r}]", state[name], 0) for name in ("epoch", "batch", "number"))
         if batch >= (batches := self._batches(epoch)):
             raise ValueError(f"state: it is at batch {batch} of epoch {epoch}, which has {batches}")
@@ -338,7 +338,7 @@ class Loader(Generic[T]):
         self._place, self._is_resumed = (epoch, batch, number), True
 
     def close(self) -> None:
-        """Ends the threads and returns what was read ahead to the pool. Batches stay as they are; the next `for` is a new pass."""
+        """Ends the threads and returns buffers read ahead to the pool. Batches stay valid; the next `for` is a new pass."""
         reader, self._reader, self._first = self._reader, None, None
         if reader is not None:
             reader.stop()
@@ -367,7 +367,7 @@ class Loader(Generic[T]):
 
 def _told(failures: list[str]) -> str:
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-    return f"{failures[0]}{more}; on_error='skip' goes on without what cannot be read"
+    return f"{failures[0]}{more}; on_error='skip' skips such files"
 
 
 def _label(label_type: Callable[[str], Any] | None, name: str, at: int) -> Any:
@@ -377,4 +377,4 @@ def _label(label_type: Callable[[str], Any] | None, name: str, at: int) -> Any:
     try:
         return label_type(name)
     except Exception as error:
-        raise ValueError(f"label_type: the directory {name!r} is no label: {error}") from error
+        raise ValueError(f"label_type: the directory name {name!r} is not a label: {error}") from error

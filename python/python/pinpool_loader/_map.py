@@ -1,4 +1,4 @@
-"""A user's function over batches, by threads, ahead of the loop and in the order of the batches."""
+"""Applies the user's function to batches on threads, ahead of the loop and in order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ R = TypeVar("R")
 
 
 class Mapped(Generic[T, R]):
-    """What `function` makes of each of `items`. One item for each thread is ahead of the one that is handed out, at most.
+    """Yields `function(item)` for each of `items`, at most one item per thread ahead.
 
-    An iterator and no generator, since a generator keeps what it hands out until the next one is asked for.
+    Not a generator, because a generator keeps a reference to the yielded value until the next request.
     """
 
     def __init__(self, function: Callable[[T], R], items: Iterator[T], threads: int) -> None:
@@ -31,7 +31,7 @@ class Mapped(Generic[T, R]):
             try:
                 self._running.append(self._executor.submit(self._function, next(self._items)))
             except Exception as failure:
-                # The end too. It comes at its place, behind the items before it.
+                # Includes StopIteration. Raised after the earlier items.
                 self._failure = failure
         if not self._running:
             assert self._failure is not None
@@ -39,6 +39,6 @@ class Mapped(Generic[T, R]):
         return self._running.popleft().result()
 
     def close(self) -> None:
-        """Ends the threads. What they are in the middle of is waited for, what they have not begun is not done."""
+        """Ends the threads after their current items; queued items are dropped."""
         self._executor.shutdown(cancel_futures=True)
         self._running.clear()

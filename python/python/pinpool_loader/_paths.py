@@ -1,4 +1,4 @@
-"""Paths as users write them: braces and patterns, as in recipes for WebDataset."""
+"""Expands paths with braces and patterns, as in WebDataset recipes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 #: The innermost braces: `{000000..000005}`, `{train,val}`.
 _BRACES = re.compile(r"\{([^{}]*(?:\.\.|,)[^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-#: More paths than that are a mistake.
+#: More paths than this are refused.
 _MOST = 1_000_000
 
 
 def expanded(paths: Any) -> list[str]:
-    """One path or several: each that is there as it is; else what its braces and its pattern name.
+    """Expands one path or several. A path that exists is taken literally.
 
-    ValueError if that is nothing, or a URL.
+    Raises ValueError if nothing matches, or for a URL.
     """
     if isinstance(paths, bytes) or not isinstance(paths, (str, os.PathLike, Iterable)):
         raise TypeError(f"paths={paths!r}: a path, or several, as str or os.PathLike")
@@ -39,7 +39,7 @@ def _expanded(path: str) -> list[str]:
     if os.path.lexists(path):
         return [path]
     if re.match(r"(?:[A-Za-z][A-Za-z0-9+.-]+://|pipe:)", path):
-        raise ValueError(f"paths: {path!r} is no file: the loader reads files; mount it, or fetch it first")
+        raise ValueError(f"paths: {path!r} is a URL: the loader reads files; mount or fetch it first")
     found = []
     for each in _of_braces(path):
         if len(found) > _MOST:
@@ -55,7 +55,7 @@ def _expanded(path: str) -> list[str]:
 
 
 def _of_braces(path: str) -> Iterator[str]:
-    """The paths that the braces name, in order."""
+    """The expansions of the braces, in order."""
     braces = _BRACES.search(path)
     if braces is None:
         yield path
@@ -66,8 +66,8 @@ def _of_braces(path: str) -> Iterator[str]:
     else:
         first, last = int(numbers[1]), int(numbers[2])
         if abs(last - first) >= _MOST:
-            raise ValueError(f"paths: {braces[0]!r} are more than {_MOST} names")
-        # As in a shell: zeros in front of one end are in all names, and the numbers go up or down.
+            raise ValueError(f"paths: {braces[0]!r} expands to more than {_MOST} names")
+        # As in a shell: leading zeros of one end apply to all names, and the numbers may descend.
         has_zeros = any(len(end) > 1 and end.startswith("0") for end in numbers.groups())
         width = max(map(len, numbers.groups())) if has_zeros else 0
         step = 1 if first <= last else -1

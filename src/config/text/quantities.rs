@@ -4,34 +4,14 @@ use std::time::Duration;
 
 use super::ParseError;
 
-/// The units of a size, the largest last.
-const SIZE_UNITS: [(&str, u64); 17] = [
-    ("B", 1),
-    ("K", 1 << 10),
-    ("Ki", 1 << 10),
-    ("KiB", 1 << 10),
-    ("KB", 1_000),
-    ("M", 1 << 20),
-    ("Mi", 1 << 20),
-    ("MiB", 1 << 20),
-    ("MB", 1_000_000),
-    ("G", 1 << 30),
-    ("Gi", 1 << 30),
-    ("GiB", 1 << 30),
-    ("GB", 1_000_000_000),
-    ("T", 1 << 40),
-    ("Ti", 1 << 40),
-    ("TiB", 1 << 40),
-    ("TB", 1_000_000_000_000),
-];
-
 const TIME_UNITS: [(&str, u64); 5] =
     [("us", 1), ("ms", 1_000), ("s", 1_000_000), ("min", 60_000_000), ("h", 3_600_000_000)];
 
+/// Units of sizes by their first letter: powers of 1024, or of 1000.
+const LETTERS: &str = "KMGT";
+
 /// How a size is written, for messages.
 pub(super) const A_SIZE: &str = "not a size (like 2GiB, 512M, 1.5GB, 1e9 or plain bytes)";
-
-const LARGER_UNIT: &str = "over the largest unit of a size, T (1024 G)";
 
 /// Reads a size as people write it.
 ///
@@ -49,15 +29,24 @@ const LARGER_UNIT: &str = "over the largest unit of a size, T (1024 G)";
 ///
 /// `text` is no size, or is over `u64::MAX` bytes.
 pub fn parse_bytes(text: &str) -> Result<u64, ParseError> {
-    scaled(text, 1, &SIZE_UNITS, A_SIZE, "more than 2^64 - 1 B").map_err(|error| {
-        let unit = error.value.trim_start_matches(|c: char| !c.is_ascii_alphabetic()).to_ascii_uppercase();
-        let is_larger = ["P", "PI", "PB", "PIB", "EI", "EB", "EIB"].contains(&unit.as_str());
-        if is_larger && error.problem == A_SIZE && error.value.trim().starts_with(|c: char| c.is_ascii_digit()) {
-            ParseError::new(error.value, LARGER_UNIT)
-        } else {
-            error
+    scaled(text, "B", &size_unit, A_SIZE, "more than 2^64 - 1 B")
+}
+
+/// The bytes of a unit, or what is wrong with it.
+fn size_unit(unit: &str) -> Result<u64, &'static str> {
+    let unit = unit.to_ascii_uppercase();
+    let mut rest = unit.chars();
+    let first = rest.next().unwrap_or_default();
+    let scale = match (LETTERS.find(first), rest.as_str()) {
+        (None, "") if first == 'B' => 1,
+        (Some(index), "" | "I" | "IB") => 1 << (10 * (index + 1)),
+        (Some(index), "B") => 1000_u64.pow(u32::try_from(index).unwrap_or(0) + 1),
+        (None, "" | "I" | "IB" | "B") if "PE".contains(first) && unit != "E" => {
+            return Err("over the largest unit of a size, T (1024 G)");
         }
-    })
+        _ => return Err(A_SIZE),
+    };
+    Ok(scale)
 }
 
 /// Reads `30s`, `500ms`, `2min`, `1.5h` or plain seconds.
@@ -66,65 +55,60 @@ pub fn parse_bytes(text: &str) -> Result<u64, ParseError> {
 ///
 /// `text` is no time, or is over `u64::MAX` microseconds.
 pub fn parse_duration(text: &str) -> Result<Duration, ParseError> {
-    let expected = "not a time (like 30s, 500ms, 2min or plain seconds)";
-    scaled(text, 1_000_000, &TIME_UNITS, expected, "more than 2^64 - 1 us").map(Duration::from_micros)
+    const A_TIME: &str = "not a time (like 30s, 500ms, 2min or plain seconds)";
+    let unit = |unit: &str| {
+        let found = TIME_UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit));
+        found.map(|&(_, scale)| scale).ok_or(A_TIME)
+    };
+    scaled(text, "s", &unit, A_TIME, "more than 2^64 - 1 us").map(Duration::from_micros)
 }
 
 fn scaled(
     text: &str,
-    plain_scale: u64,
-    units: &[(&str, u64)],
+    default_unit: &str,
+    scale_of: &dyn Fn(&str) -> Result<u64, &'static str>,
     not_one: &'static str,
     too_large: &'static str,
 ) -> Result<u64, ParseError> {
-    let Some((number, unit)) = Decimal::split_from(text.trim()) else { return Err(ParseError::new(text, not_one)) };
-    let scale = match unit.trim_start() {
-        "" => Some(plain_scale),
-        unit => units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)).map(|&(_, scale)| scale),
-    };
-    let Some(scale) = scale else { return Err(ParseError::new(text, not_one)) };
+    let (number, unit) = Decimal::split_from(text.trim()).ok_or_else(|| ParseError::new(text, not_one))?;
+    let unit = Some(unit.trim_start()).filter(|unit| !unit.is_empty()).unwrap_or(default_unit);
+    let scale = scale_of(unit).map_err(|problem| ParseError::new(text, problem))?;
     number.times(scale).ok_or_else(|| ParseError::new(text, too_large))
 }
 
-/// A number without a sign: the digits before and behind its point, once its exponent has moved the point.
+/// A number without a sign: the digits before and after its point, once its exponent has moved the point.
 struct Decimal {
     whole: String,
     fraction: String,
 }
 
-/// Digits behind the point that count; the next one changes no unit by a thousandth.
+/// Digits of a fraction that count: the next one changes no unit by a thousandth.
 const FRACTION_DIGITS: usize = 18;
 
-/// A larger exponent is over every limit.
+/// A larger exponent exceeds every limit.
 const LARGEST_EXPONENT: usize = 99;
 
 impl Decimal {
     /// The number at the start of `text`, and what follows it; `None` if there is no digit, or `_` is not between digits.
     fn split_from(text: &str) -> Option<(Self, &str)> {
         let (mut whole, rest) = split_digits(text)?;
-        let (mut fraction, rest) = match rest.strip_prefix('.') {
-            Some(rest) => split_digits(rest)?,
-            None => (String::new(), rest),
-        };
+        let (mut fraction, rest) = rest.strip_prefix('.').map_or(Some((String::new(), rest)), split_digits)?;
         if whole.is_empty() && fraction.is_empty() {
             return None;
         }
         let (exponent, rest) = split_exponent(rest).unwrap_or((0, rest));
         for _ in 0..exponent {
-            let digit = if fraction.is_empty() { '0' } else { fraction.remove(0) };
-            whole.push(digit);
+            whole.push(if fraction.is_empty() { '0' } else { fraction.remove(0) });
         }
         Some((Self { whole, fraction }, rest))
     }
 
-    /// The product in whole units, cut off; `None` if it is over `u64::MAX`.
+    /// The product in whole units, rounded down; `None` if it exceeds `u64::MAX`.
     fn times(&self, scale: u64) -> Option<u64> {
-        let number = |digits: &str| if digits.is_empty() { Some(0) } else { digits.parse::<u128>().ok() };
-        let whole = number(self.whole.trim_start_matches('0'))?.checked_mul(scale.into())?;
-        let digits = &self.fraction[..self.fraction.len().min(FRACTION_DIGITS)];
-        let places = u32::try_from(digits.len()).ok()?;
-        let part = number(digits)?.checked_mul(scale.into())? / 10_u128.checked_pow(places)?;
-        u64::try_from(whole.checked_add(part)?).ok()
+        let places = self.fraction.len().min(FRACTION_DIGITS);
+        let scaled = |digits: &str| format!("0{digits}").parse::<u128>().ok()?.checked_mul(scale.into());
+        let part = scaled(&self.fraction[..places])? / 10_u128.pow(u32::try_from(places).ok()?);
+        u64::try_from(scaled(&self.whole)?.checked_add(part)?).ok()
     }
 }
 
@@ -142,19 +126,15 @@ fn split_exponent(text: &str) -> Option<(usize, &str)> {
     let rest = rest.strip_prefix('+').unwrap_or(rest);
     let end = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (digits, rest) = rest.split_at(end);
-    let exponent = digits.trim_start_matches('0');
-    let exponent = if exponent.is_empty() { "0" } else { exponent };
-    (!digits.is_empty()).then(|| (exponent.parse().unwrap_or(LARGEST_EXPONENT).min(LARGEST_EXPONENT), rest))
+    let exponent = format!("0{digits}").parse().unwrap_or(LARGEST_EXPONENT).min(LARGEST_EXPONENT);
+    (!digits.is_empty()).then_some((exponent, rest))
 }
 
 /// `bytes` in the largest binary unit that leaves no remainder, so that [`parse_bytes`] reads it back exactly.
 pub fn format_bytes(bytes: u64) -> String {
-    let exact = SIZE_UNITS
-        .iter()
-        .rev()
-        .find(|(name, scale)| name.ends_with("iB") && bytes != 0 && bytes.is_multiple_of(*scale));
-    match exact {
-        Some((name, scale)) => format!("{}{name}", bytes / scale),
+    let power = if bytes == 0 { 0 } else { (bytes.trailing_zeros() / 10).min(4) };
+    match LETTERS.chars().take(power as usize).last() {
+        Some(letter) => format!("{}{letter}iB", bytes >> (10 * power)),
         None => format!("{bytes}B"),
     }
 }

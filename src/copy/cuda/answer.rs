@@ -1,18 +1,17 @@
-//! What the driver has said permanently about the end of a copy.
+//! The final answer of the driver about the end of a copy.
 
 use std::sync::OnceLock;
 
-use super::stream::failed;
-use crate::driver::code::Code;
+use super::stream::Failed;
 use crate::error::{Error, Result};
 
-/// Empty while the driver may still say something else. It is not queried again once a copy is over, nor after an error that
-/// stays: the handle may belong to something else by then.
+/// Empty while the answer may still change. The driver is not queried again once a copy has completed or after a permanent error: the
+/// handle may belong to something else by then.
 #[derive(Debug, Default)]
 pub(super) struct Answer(OnceLock<Result<(), String>>);
 
 impl Answer {
-    /// Whether the copy is known to be over.
+    /// Whether the copy is known to have completed.
     pub(super) fn is_over(&self) -> bool {
         self.0.get().is_some_and(Result::is_ok)
     }
@@ -26,13 +25,13 @@ impl Answer {
         self.0.get().map(|known| known.clone().map_err(Error::device))
     }
 
-    /// What was said permanently; else waits by `wait`, after which the copy is over.
+    /// Returns the final answer, or waits by `wait`, after which the copy has completed.
     pub(super) fn or_wait(&self, wait: impl FnOnce() -> Result<()>) -> Result<()> {
         self.known().unwrap_or_else(|| wait().inspect(|()| self.set_over()))
     }
 
-    /// What was said permanently, or else what the driver says now to `ask`.
-    pub(super) fn or_ask(&self, call: &str, ask: impl FnOnce() -> Result<bool, Code>) -> Result<bool> {
+    /// Returns the final answer, or the driver's answer to `ask`.
+    pub(super) fn or_ask(&self, ask: impl FnOnce() -> Result<bool, Failed>) -> Result<bool> {
         if let Some(known) = self.known() {
             return known.map(|()| true);
         }
@@ -43,29 +42,27 @@ impl Answer {
                 }
                 Ok(is_over)
             }
-            Err(error) => Err(self.refused(call, error)),
+            Err(failed) => Err(self.refused(failed)),
         }
     }
 
-    /// The copy is over.
+    /// The copy has completed.
     fn set_over(&self) {
-        // A copy that is over stays so: an answer that is there already says the same, or came from a device that failed.
+        // An earlier answer is the same, or came from a device that failed.
         let _known = self.0.set(Ok(()));
     }
 
-    /// The driver refused `call`. Whether that is permanently depends on the error.
-    pub(super) fn refused(&self, call: &str, error: Code) -> Error {
-        let text = failed(call, error);
-        if stays(error.number()) {
-            let _known = self.0.set(Err(text.clone()));
+    /// The driver refused a call. Whether that is final depends on the error.
+    pub(super) fn refused(&self, failed: Failed) -> Error {
+        if stays(failed.1.number()) {
+            let _known = self.0.set(Err(failed.to_string()));
         }
-        Error::device(text)
+        failed.into()
     }
 }
 
-/// Whether an error is the answer to every later call as well: by the manual the process has to be started anew after it
-/// (214, 220, 700 to 720), the handle or its context is gone (201, 400, 709), or the event is part of a graph, and with it the copy
-/// (907), which each launch makes again.
+/// Whether every later call returns this error as well: by the manual the process must be restarted (214, 220, 700 to 720), the
+/// handle or its context is gone (201, 400, 709), or the event and its copy are part of a graph, which each launch repeats (907).
 pub(super) fn stays(code: i64) -> bool {
     matches!(code, 201 | 214 | 220 | 400 | 700..=720 | 907)
 }
@@ -73,18 +70,23 @@ pub(super) fn stays(code: i64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::code::Code;
+
+    fn refuses(code: i32) -> Result<bool, Failed> {
+        Err(Failed("cuEventQuery", Code(code)))
+    }
 
     #[test]
-    fn a_refusal_is_for_good_only_if_the_driver_says_the_same_ever_after() {
+    fn a_refusal_is_permanent_only_if_every_later_call_is_refused() {
         let answer = Answer::default();
-        let once = answer.or_ask("cuEventQuery", || Err(Code(9999)));
+        let once = answer.or_ask(|| refuses(9999));
         assert!(once.unwrap_err().to_string().contains("(code 9999)"));
-        assert!(!answer.or_ask("cuEventQuery", || Ok(false)).unwrap());
-        assert!(answer.or_ask("cuEventQuery", || Ok(true)).unwrap());
-        assert!(answer.is_over() && answer.or_ask("cuEventQuery", || unreachable!()).unwrap());
+        assert!(!answer.or_ask(|| Ok(false)).unwrap());
+        assert!(answer.or_ask(|| Ok(true)).unwrap());
+        assert!(answer.is_over() && answer.or_ask(|| unreachable!()).unwrap());
         let answer = Answer::default();
-        let lost = answer.or_ask("cuEventQuery", || Err(Code(700)));
-        assert!(lost.is_err() && answer.or_ask("cuEventQuery", || unreachable!()).is_err());
+        let lost = answer.or_ask(|| refuses(700));
+        assert!(lost.is_err() && answer.or_ask(|| unreachable!()).is_err());
         assert!(answer.is_refused() && answer.or_wait(|| unreachable!()).is_err());
         let answer = Answer::default();
         assert!(answer.or_wait(|| Err(Error::device("once"))).is_err() && !answer.is_refused());

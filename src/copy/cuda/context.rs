@@ -5,7 +5,7 @@
 //! | idle events | a copy creates and destroys none |
 //! | idle streams | waiting for an event of other code creates and destroys none |
 //! | [`Words`] | what streams write |
-//! | [`ContextWaits`] | waits for work without a fence |
+//! | [`StreamContext`] | queries and waits |
 //! | [`OwnContext`] | slices are lent to cudarc by it |
 //!
 //! **context-I1**: a `ContextState` is never freed, so its address identifies only this context. It holds a reference to a
@@ -19,18 +19,17 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use crossbeam::queue::ArrayQueue;
 use cudarc::driver::{CudaContext, sys};
 
-use super::idle::{ContextWaits, StreamContext};
+use super::idle::StreamContext;
 use super::own_context::OwnContext;
-use super::stream::{OwnStream, Stream, id, number};
+use super::stream::{Failed, OwnStream, Stream, id_number, number};
 use super::timeline::{Timeline, Words};
 use crate::driver::code::Code;
-use crate::driver::{self, CurrentContext, RelaxedCapture, calls, driver_watchdog};
+use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::Result;
 use crate::in_flight::StreamId;
 use pinpool_os::fork::OfProcess;
@@ -48,34 +47,21 @@ std::thread_local! {
 
 /// What the copies of one context share.
 pub(super) struct ContextState {
-    context: Handle,
+    pub(super) streams: StreamContext,
     /// Keeps the context for as long as this lives; `None` if it was found by its handle alone.
     _object: Option<Arc<CudaContext>>,
     device: sys::CUdevice,
-    /// `None` if the driver has no numbers.
-    id: Option<u64>,
     spare_events: ArrayQueue<Event>,
     spare_streams: ArrayQueue<OwnStream>,
-    idle_stream: OnceLock<OwnStream>,
     own: OnceLock<OwnContext>,
     words: Words,
-    waits: ContextWaits,
 }
 
 impl fmt::Debug for ContextState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ContextState").field("context", &self.context.0).finish_non_exhaustive()
+        f.debug_struct("ContextState").field("context", &self.streams.context).finish_non_exhaustive()
     }
 }
-
-/// A context handle.
-#[derive(Debug, Clone, Copy)]
-struct Handle(sys::CUcontext);
-
-// SAFETY: a context handle may be used from any thread (CUDA driver API).
-unsafe impl Send for Handle {}
-// SAFETY: as above; the handle itself is never written to.
-unsafe impl Sync for Handle {}
 
 /// An event handle.
 #[derive(Debug, Clone, Copy)]
@@ -88,7 +74,7 @@ unsafe impl Sync for Event {}
 
 impl ContextState {
     /// The state of a context, made at the first call; the code of `cuCtxGetId` if that is refused.
-    pub(super) fn of(context: &Arc<CudaContext>) -> Result<&'static Self, Code> {
+    pub(super) fn of(context: &Arc<CudaContext>) -> Result<&'static Self, Failed> {
         match Self::known(context.cu_ctx()) {
             Some(state) => Ok(state),
             None => Self::made(context.cu_ctx(), context.cu_device(), Some(context.clone())),
@@ -100,16 +86,16 @@ impl ContextState {
     /// # Safety
     ///
     /// The context is alive, and is not destroyed while copies through its state run.
-    pub(super) unsafe fn of_handle(handle: sys::CUcontext) -> Result<&'static Self, (&'static str, Code)> {
+    pub(super) unsafe fn of_handle(handle: sys::CUcontext) -> Result<&'static Self, Failed> {
         if let Some(state) = Self::known(handle) {
             return Ok(state);
         }
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: the caller's promise.
-        let _current = unsafe { CurrentContext::enter(handle) }.map_err(|error| ("cuCtxSetCurrent", error))?;
-        let device = calls::current_device().map_err(|error| ("cuCtxGetDevice", error))?;
-        keep_if_primary(device, handle).map_err(|error| ("cuDevicePrimaryCtxRetain", error))?;
-        Self::made(handle, device, None).map_err(|error| ("cuCtxGetId", error))
+        let _current = unsafe { CurrentContext::enter(handle) }.map_err(|error| Failed("cuCtxSetCurrent", error))?;
+        let device = calls::current_device().map_err(|error| Failed("cuCtxGetDevice", error))?;
+        keep_if_primary(device, handle).map_err(|error| Failed("cuDevicePrimaryCtxRetain", error))?;
+        Self::made(handle, device, None)
     }
 
     /// The state of the context with this handle, if there is one.
@@ -130,23 +116,20 @@ impl ContextState {
         handle: sys::CUcontext,
         device: sys::CUdevice,
         object: Option<Arc<CudaContext>>,
-    ) -> Result<&'static Self, Code> {
+    ) -> Result<&'static Self, Failed> {
         // A state without a known number would also be mistaken for the state of the next context.
-        let id = number_of(handle).transpose()?;
+        let context = Context::new(handle).map_err(|error| Failed("cuCtxGetId", error))?;
         let mut states = CONTEXTS.get().lock();
         let is_it = |state: &&'static Self| state.is_of(handle);
         let state = states.iter().rev().copied().find(is_it).unwrap_or_else(|| {
             let state: &'static Self = Box::leak(Box::new(Self {
-                context: Handle(handle),
+                streams: StreamContext::new(context),
                 _object: object,
                 device,
-                id,
                 spare_events: ArrayQueue::new(SPARE_EVENTS),
                 spare_streams: ArrayQueue::new(SPARE_STREAMS),
-                idle_stream: OnceLock::new(),
                 own: OnceLock::new(),
                 words: Words::default(),
-                waits: ContextWaits::default(),
             }));
             states.push(state);
             state
@@ -160,60 +143,46 @@ impl ContextState {
         usize::try_from(self.device).unwrap_or_default()
     }
 
-    /// A stream of ours as code for all streams takes it.
-    pub(super) fn stream(&self, stream: OwnStream) -> Stream {
-        Stream::new(stream.handle(), self.context.0, self.device())
-    }
-
     /// Whether this is the state of the context that has this handle now. One of a context that ended without a successor
     /// counts, so that a program which continues to use it does not make a state at each call: those calls fail.
     fn is_of(&self, handle: sys::CUcontext) -> bool {
-        let is_other = || matches!((self.id, number_of(handle)), (Some(id), Some(Ok(now))) if now != id);
-        self.context.0 == handle && !is_other()
-    }
-
-    /// Fails if the context has ended (context-I2).
-    pub(super) fn check(&self) -> Result<(), Code> {
-        match (self.id, number_of(self.context.0)) {
-            (None, _) | (_, None) => Ok(()),
-            (Some(id), Some(Ok(now))) if now == id => Ok(()),
-            // If it cannot be determined, nothing of the state is used.
-            (_, Some(Err(code))) if !code.is_of_ended_context() => Err(code),
-            _ => Err(Code::CONTEXT_IS_DESTROYED),
-        }
+        let Self { streams: StreamContext { context, .. }, .. } = self;
+        context.handle() == handle && !context.is_replaced()
     }
 
     /// The state of a context, which is current on this thread until the guard is dropped. One call of the driver if it was current
     /// before, and used by this thread last.
-    pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), Code> {
-        if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(|state| state.context.0 == context.cu_ctx())
-            && let Some(id) = state.id
-            // The context that is current: it has this number, so it is alive, and has this handle.
-            && driver::context_id(ptr::null_mut()) == Some(Ok(id))
-        {
+    pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), Failed> {
+        let is_it = |state: &&Self| {
+            let last = state.streams.context;
+            last.handle() == context.cu_ctx() && last.is_current()
+        };
+        if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
             return Ok((state, CurrentContext::unchanged()));
         }
         let state = Self::of(context)?;
         state.enter().map(|current| (state, current))
     }
 
-    /// Makes the context current on this thread until the guard is dropped. Fails if it has ended.
-    pub(super) fn enter(&self) -> Result<CurrentContext, Code> {
-        self.check()?;
-        // SAFETY: context-I1.
-        unsafe { CurrentContext::enter(self.context.0) }
+    pub(super) fn enter(&self) -> Result<CurrentContext, Failed> {
+        self.streams.enter()
     }
 
     /// The identity of a stream of this context; the context is current.
-    pub(super) fn stream_id(&'static self, stream: Stream) -> Option<StreamId> {
-        id(stream, ptr::from_ref(self).addr())
+    pub(super) fn stream_id(&self, stream: Stream) -> Option<StreamId> {
+        if !stream.green.is_null() {
+            return None;
+        }
+        // The driver may refuse a call once and accept it the next time.
+        let number = id_number(stream.handle).or_else(|| id_number(stream.handle))?;
+        Some(self.streams.stream_id(number))
     }
 
     /// An event with no other user; an earlier record of it has no meaning any more. The context is current.
     pub(super) fn take_event(&self) -> Result<Event, Code> {
         match self.spare_events.pop() {
             Some(event) => Ok(event),
-            None => calls::event_create().map(Event),
+            None => calls::event_create(calls::WITHOUT_TIMING).map(Event),
         }
     }
 
@@ -241,79 +210,48 @@ impl ContextState {
             && let Ok(_current) = self.enter()
         {
             // SAFETY: created by `take_stream`, destroyed once.
-            unsafe { stream.destroy() };
+            let _gone = unsafe { calls::stream_destroy(stream.0) };
         }
     }
 
-    /// Is the event over? A stalled driver is not queried.
-    fn query(&self, event: Event) -> Result<bool, Code> {
-        driver_watchdog::ask(|| self.query_now(event)).unwrap_or(Ok(false))
-    }
-
     /// Is the event over? Also queries a stalled driver.
-    pub(super) fn query_now(&self, event: Event) -> Result<bool, Code> {
+    pub(super) fn query_now(&self, event: Event) -> Result<bool, Failed> {
         // SAFETY: a live event (context-I2).
-        StreamContext::query(self, &|| unsafe { calls::event_query(event.0) })
+        self.streams.query("cuEventQuery", || unsafe { calls::event_query(event.0) })
     }
 
-    /// Is the event of a fence over? If a capture forbids the query, it is not known to be.
-    pub(super) fn is_over(&self, event: Event) -> Result<bool, Code> {
-        self.query(event).or_else(|error| match error.is_forbidden_by_capture() {
-            true => Ok(false),
-            false => Err(error),
-        })
+    /// Is the event of a fence over? Unknown if the driver is stalled, or if a capture forbids the query.
+    pub(super) fn is_over(&self, event: Event) -> Result<bool, Failed> {
+        match driver_watchdog::ask(|| self.query_now(event)).unwrap_or(Ok(false)) {
+            Err(Failed(_, error)) if error.is_forbidden_by_capture() => Ok(false),
+            answer => answer,
+        }
     }
 
     /// Waits until the event is over.
     pub(super) fn wait_for(&self, event: Event) -> Result<()> {
         // SAFETY: an event of a live fence.
-        self.wait_by("cuEventSynchronize", &|| unsafe { calls::event_synchronize(event.0) })
+        self.streams.wait_by("cuEventSynchronize", || unsafe { calls::event_synchronize(event.0) })
     }
 
     /// The timeline of the stream with this id; `None` if an event has to do. The context is current.
     pub(super) fn timeline(&'static self, stream: Stream, id: StreamId) -> Option<&'static Timeline> {
-        self.words.timeline(id, number(stream), self)
+        self.words.timeline(id, number(stream), &self.streams)
     }
 
     /// The context object of our own.
-    pub(super) fn own(&self) -> Result<&OwnContext, Code> {
+    pub(super) fn own(&self) -> Result<&OwnContext, Failed> {
         match self.own.get() {
             Some(own) => Ok(own),
             None => {
                 let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
                 // SAFETY: the handle is valid (context-I1), of this device and current.
-                let own = unsafe { OwnContext::new(self.device, self.context.0) }?;
+                let own = unsafe { OwnContext::new(self.device, self.streams.context.handle()) };
+                let own = own.map_err(|error| Failed("cuStreamCreate", error))?;
                 // Two threads may be here at once: then one drops its stream, once.
                 Ok(self.own.get_or_init(|| own))
             }
         }
-    }
-}
-
-impl StreamContext for ContextState {
-    fn check(&self) -> Result<(), Code> {
-        Self::check(self)
-    }
-
-    fn enter(&self) -> Result<CurrentContext, Code> {
-        Self::enter(self)
-    }
-
-    fn waits(&self) -> &ContextWaits {
-        &self.waits
-    }
-
-    fn idle_stream(&self) -> Result<OwnStream, Code> {
-        if let Some(stream) = self.idle_stream.get() {
-            return Ok(*stream);
-        }
-        let stream = OwnStream::new()?;
-        if let Err(second) = self.idle_stream.set(stream) {
-            // Another thread was faster.
-            // SAFETY: made above, and used by nothing.
-            unsafe { second.destroy() };
-        }
-        Ok(self.idle_stream.get().copied().unwrap_or(stream))
     }
 }
 
@@ -325,14 +263,4 @@ fn keep_if_primary(device: sys::CUdevice, handle: sys::CUcontext) -> Result<(), 
         unsafe { calls::release_primary(device) }?;
     }
     Ok(())
-}
-
-/// The number of a context; `None` if the driver has none.
-fn number_of(handle: sys::CUcontext) -> Option<Result<u64, Code>> {
-    // What the driver refuses once it may do the next time.
-    let told = match driver::context_id(handle)? {
-        Err(code) if !code.is_of_ended_context() => driver::context_id(handle)?,
-        told => told,
-    };
-    (told != Err(Code::NOT_SUPPORTED)).then_some(told)
 }

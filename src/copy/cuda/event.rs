@@ -14,16 +14,16 @@
 //! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it, and not since.
 #![allow(unsafe_code)] // Calls the driver.
 
+use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, sys};
 
 use super::answer::Answer;
 use super::context::{ContextState, Event};
-use super::stream::{OwnStream, Stream, failed, number};
-use crate::driver::code::Code;
+use super::stream::{Failed, OwnStream, Stream, number};
 use crate::driver::{RelaxedCapture, calls};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
 /// An event of ours, which the context's state gets back when this is dropped.
@@ -44,20 +44,22 @@ impl EventFence {
         stream: Stream,
         stream_id: Option<StreamId>,
         context: &'static ContextState,
-    ) -> Result<Self, Code> {
-        let (event, answer) = (context.take_event()?, Answer::default());
+    ) -> Result<Self, Failed> {
+        let event = context.take_event().map_err(|error| Failed("cuEventCreate", error))?;
+        let answer = Answer::default();
         Ok(Self { event, stream: number(stream), stream_id, context, answer, waiting_stream: None })
     }
 
     /// Records the event behind all work so far on the stream.
-    pub(super) fn record(&self, stream: Stream) -> Result<(), Code> {
-        if stream.green().is_null() {
+    pub(super) fn record(&self, stream: Stream) -> Result<(), Failed> {
+        let recorded = if stream.green.is_null() {
             // SAFETY: both are alive, and of one context.
-            unsafe { calls::event_record(self.event.0, stream.handle()) }
+            unsafe { calls::event_record(self.event.0, stream.handle) }
         } else {
             // SAFETY: the green context was current on this thread just now, and has the primary context of the event.
-            unsafe { calls::green_record_event(stream.green(), self.event.0) }
-        }
+            unsafe { calls::green_record_event(stream.green, self.event.0) }
+        };
+        recorded.map_err(|error| Failed("cuEventRecord", error))
     }
 }
 
@@ -77,7 +79,7 @@ impl Drop for EventFence {
 // one id is one stream (`stream::id`).
 unsafe impl Fence for EventFence {
     fn is_done(&self) -> Result<bool> {
-        self.answer.or_ask("cuEventQuery", || self.context.is_over(self.event))
+        self.answer.or_ask(|| self.context.is_over(self.event))
     }
 
     fn wait(&self) -> Result<()> {
@@ -95,7 +97,7 @@ unsafe impl Fence for EventFence {
 
 /// A fence behind all work before the last record of `event`; `None` if that is over.
 pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence>> {
-    let context = ContextState::of(event.context()).map_err(|error| Error::device(failed("cuCtxGetId", error)))?;
+    let context = ContextState::of(event.context())?;
     // SAFETY: the event lives as long as its owner.
     unsafe { behind_event(event.cu_event(), context) }
 }
@@ -108,8 +110,7 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
 /// The event is alive.
 pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     // Not waited for without an answer: it may be one of a capture, which a wait would spoil.
-    let is_over = context.query_now(Event(event)).or_else(|_| context.query_now(Event(event)));
-    if is_over.map_err(|error| Error::device(failed("cuEventQuery", error)))? {
+    if context.query_now(Event(event)).or_else(|_| context.query_now(Event(event)))? {
         return Ok(None);
     }
     // SAFETY: the caller's promise.
@@ -123,16 +124,14 @@ pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static Context
 ///
 /// The event is alive, and of no capture.
 unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
-    let failed = |call, error| Error::device(failed(call, error));
-    let _relaxed = RelaxedCapture::enter();
-    let _current = context.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
-    let stream = context.take_stream().map_err(|error| failed("cuStreamCreate", error))?;
-    let of_context = context.stream(stream);
-    let mut fence = EventFence::new(of_context, None, context).map_err(|error| failed("cuEventCreate", error))?;
+    let (_relaxed, _current) = (RelaxedCapture::enter(), context.enter()?);
+    let stream = context.take_stream().map_err(|error| Failed("cuStreamCreate", error))?;
+    let (handle, device) = (context.streams.context.handle(), context.device());
+    let of_context = Stream { handle: stream.0, context: handle, device, green: ptr::null_mut() };
+    let mut fence = EventFence::new(of_context, None, context)?;
     // SAFETY: both are alive.
-    unsafe { calls::stream_wait_event(of_context.handle(), event) }
-        .map_err(|error| failed("cuStreamWaitEvent", error))?;
-    fence.record(of_context).map_err(|error| failed("cuEventRecord", error))?;
+    unsafe { calls::stream_wait_event(stream.0, event, 0) }.map_err(|error| Failed("cuStreamWaitEvent", error))?;
+    fence.record(of_context)?;
     fence.waiting_stream = Some(stream);
     Ok(Some(Arc::new(fence)))
 }

@@ -31,13 +31,12 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 use super::answer::Answer;
 use super::context::{ContextState, Event};
 use super::idle::{CAPTURE_PAUSE, IdleFence};
-use super::stream::{CAPTURING, SetAside, Stream, failed, is_capturing, number};
+use super::stream::{CAPTURING, Failed, SetAside, Stream, is_capturing, number};
 use crate::copy::UnknownEnd;
 use crate::driver::code::Code;
 use crate::driver::{RelaxedCapture, calls};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::in_flight::{Fence, SharedFence, StreamId};
-use pinpool_os::sync::process::{AtomicBool, Ordering};
 
 /// The fence of one copy that cudarc makes.
 pub(crate) struct HostSliceFence {
@@ -66,7 +65,7 @@ impl HostSliceFence {
     pub(crate) unsafe fn guard<'a>(self) -> SyncOnDrop<'a> {
         // SAFETY: the caller keeps another reference to it for `'a`.
         let tracked = self.tracked.map(|tracked| -> &'a TrackedCopy { unsafe { &*Arc::as_ptr(&tracked) } });
-        SyncOnDrop::Record(tracked.map(|tracked| &tracked.record).map(|Record { event, stream }| (&**event, &**stream)))
+        SyncOnDrop::Record(tracked.map(|tracked| (&*tracked.event, &*tracked.stream)))
     }
 }
 
@@ -75,104 +74,79 @@ pub(crate) fn refuse_host_slice(stream: &CudaStream) {
     stream.context().record_err::<()>(Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_PERMITTED)));
 }
 
-/// What cudarc records behind its copy.
 #[derive(Debug)]
-struct Record {
-    /// Dropped with its context current, since cudarc would change the thread's otherwise.
+struct TrackedCopy {
+    /// Recorded by cudarc behind its copy. Dropped with its context current, since cudarc would change the thread's otherwise.
     event: ManuallyDrop<CudaEvent>,
     /// The user's stream under our context object.
     stream: Arc<CudaStream>,
-}
-
-#[derive(Debug)]
-struct TrackedCopy {
-    record: Record,
     number: u64,
     stream_id: Option<StreamId>,
     context: &'static ContextState,
-    /// The record was checked, and is there.
-    is_recorded: AtomicBool,
-    /// The borrow is over, and there is no record: its replacement.
-    unrecorded: OnceLock<IdleFence>,
+    /// Empty until it was checked, after the borrow.
+    record: OnceLock<Record>,
     answer: Answer,
+}
+
+/// Whether cudarc has recorded the event.
+#[derive(Debug)]
+enum Record {
+    Present,
+    /// The replacement for the event.
+    Missing(IdleFence),
 }
 
 impl TrackedCopy {
     /// `None` for a stream that captures. Fails if no fence can cover the copy.
-    fn new(stream: &CudaStream) -> Result<Option<Self>, String> {
-        let entered = ContextState::enter_of(stream.context());
-        let (context, _current) = entered.map_err(|error| failed("cuCtxSetCurrent", error))?;
+    fn new(stream: &CudaStream) -> Result<Option<Self>, Failed> {
+        let (context, _current) = ContextState::enter_of(stream.context())?;
         let of_driver = Stream::from(stream);
-        if is_capturing(of_driver).map_err(|error| failed("cuStreamIsCapturing", error))? {
+        if is_capturing(of_driver)? {
             return Ok(None);
         }
-        let (record, stream_id) = (Record::new(stream, context)?, context.stream_id(of_driver));
-        let (is_recorded, unrecorded, answer) = (AtomicBool::new(false), OnceLock::new(), Answer::default());
-        Ok(Some(Self { record, number: number(of_driver), stream_id, context, is_recorded, unrecorded, answer }))
-    }
-
-    /// The event, if it is known to be recorded: a capture may forbid to look. If cudarc recorded nothing, the replacement for
-    /// its record. The borrow is over.
-    fn recorded(&self) -> Result<Option<Event>, Result<&IdleFence, Error>> {
-        match self.unrecorded.get().map_or_else(|| self.find_record(), |_| Ok(Some(None))) {
-            Ok(Some(None)) => Err(Ok(self.unrecorded.get_or_init(|| {
-                IdleFence::new((self.number, self.stream_id), self.context, UNRECORDED.to_owned(), false)
-            }))),
-            found => found.map(Option::flatten).map_err(Err),
-        }
-    }
-
-    fn ask(&self, event: Event) -> Result<bool> {
-        self.answer.or_ask("cuEventQuery", || self.context.is_over(event))
-    }
-
-    /// The event, if cudarc has recorded it, or `Some(None)` if not; `None` while a capture forbids to look. Needs a current
-    /// context, which the caller may not have.
-    fn find_record(&self) -> Result<Option<Option<Event>>> {
-        let Record { event, .. } = &self.record;
-        let recorded = Ok(Some(Some(Event(event.cu_event()))));
-        // Relaxed: set once and never cleared; no other data depends on it.
-        if self.is_recorded.load(Ordering::Relaxed) {
-            return recorded;
-        }
-        let _relaxed = RelaxedCapture::enter();
-        let _current = self.context.enter().map_err(|error| Error::device(failed("cuCtxSetCurrent", error)))?;
-        let mut milliseconds = 0.0;
-        // SAFETY: a live event, and memory for a number.
-        match unsafe { calls::event_elapsed(&raw mut milliseconds, event.cu_event(), event.cu_event()) } {
-            Ok(()) | Err(Code::NOT_READY) => {
-                // Relaxed: as above.
-                self.is_recorded.store(true, Ordering::Relaxed);
-                recorded
-            }
-            Err(Code::INVALID_HANDLE) => Ok(Some(None)),
-            Err(error) if error.is_forbidden_by_capture() => Ok(None),
-            Err(error) => Err(self.answer.refused("cuEventElapsedTime", error)),
-        }
-    }
-}
-
-const UNRECORDED: &str = "cudarc recorded no event behind its copy";
-
-impl Record {
-    fn new(stream: &CudaStream, context: &'static ContextState) -> Result<Self, String> {
-        let own = context.own().map_err(|error| failed("cuStreamCreate", error))?;
+        let own = context.own()?;
         // An error left in our object by an earlier record would keep cudarc from recording this event.
         let _of_an_earlier_copy = own.context.check_err();
         let timed = sys::CUevent_flags::CU_EVENT_DEFAULT;
-        let event = own.context.new_event(Some(timed)).map_err(|error| failed("cuEventCreate", error.into()))?;
+        let event = own.context.new_event(Some(timed)).map_err(|error| Failed("cuEventCreate", error.into()))?;
         // SAFETY: a live stream of this context; the object is used while the caller's borrow of the stream lasts.
         let stream = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };
-        Ok(Self { event: ManuallyDrop::new(event), stream })
+        let (number, stream_id) = (number(of_driver), context.stream_id(of_driver));
+        let (event, record, answer) = (ManuallyDrop::new(event), OnceLock::new(), Answer::default());
+        Ok(Some(Self { event, stream, number, stream_id, context, record, answer }))
+    }
+
+    fn event(&self) -> Event {
+        Event(self.event.cu_event())
+    }
+
+    /// Whether cudarc has recorded the event; `None` while a capture forbids the check. The borrow is over. Needs a current context,
+    /// which the caller may not have.
+    fn record(&self) -> Result<Option<&Record>> {
+        if let Some(record) = self.record.get() {
+            return Ok(Some(record));
+        }
+        let (_relaxed, _current) = (RelaxedCapture::enter(), self.context.enter()?);
+        let (Event(event), mut milliseconds) = (self.event(), 0.0);
+        // SAFETY: a live event, and memory for a number.
+        let record = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
+            Ok(()) | Err(Code::NOT_READY) => Record::Present,
+            Err(Code::INVALID_HANDLE) => {
+                let why = "cudarc recorded no event behind its copy".to_owned();
+                Record::Missing(IdleFence::new(self.number, &self.context.streams, why, false))
+            }
+            Err(error) if error.is_forbidden_by_capture() => return Ok(None),
+            Err(error) => return Err(self.answer.refused(Failed("cuEventElapsedTime", error))),
+        };
+        Ok(Some(self.record.get_or_init(|| record)))
     }
 }
 
 impl Drop for TrackedCopy {
     fn drop(&mut self) {
-        let Record { event, .. } = &mut self.record;
         let _current = self.context.enter();
         // SAFETY: dropped here, once.
-        unsafe { ManuallyDrop::drop(event) };
+        unsafe { ManuallyDrop::drop(&mut self.event) };
     }
 }
 
@@ -180,19 +154,19 @@ impl Drop for TrackedCopy {
 // behind the copy.
 unsafe impl Fence for TrackedCopy {
     fn is_done(&self) -> Result<bool> {
-        match self.recorded() {
-            Ok(Some(event)) => self.ask(event),
-            Ok(None) => Ok(false),
-            Err(idle) => idle?.is_done(),
+        match self.record()? {
+            Some(Record::Present) => self.answer.or_ask(|| self.context.is_over(self.event())),
+            Some(Record::Missing(idle)) => idle.is_done(),
+            None => Ok(false),
         }
     }
 
     fn wait(&self) -> Result<()> {
         loop {
-            match self.recorded() {
-                Ok(Some(event)) => return self.answer.or_wait(|| self.context.wait_for(event)),
-                Ok(None) => std::thread::sleep(CAPTURE_PAUSE),
-                Err(idle) => return idle?.wait(),
+            match self.record()? {
+                Some(Record::Present) => return self.answer.or_wait(|| self.context.wait_for(self.event())),
+                Some(Record::Missing(idle)) => return idle.wait(),
+                None => std::thread::sleep(CAPTURE_PAUSE),
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Work behind which the driver refused every fence: it is over when its stream is seen without work, or later when all work of its
-//! context is.
+//! Work for which the driver refused every fence. It has completed once its stream was seen idle, or later once all work of its
+//! context has completed.
 //!
 //! ```text
 //!   write and event refused ──▶ wait a while for the stream ──▶ over
@@ -7,13 +7,14 @@
 //! ```
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::fmt;
+use std::ptr;
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::stream::{OwnStream, Stream, failed};
+use super::stream::{Failed, OwnStream, Stream, is_default};
 use crate::driver::code::Code;
-use crate::driver::{CurrentContext, RelaxedCapture, calls, driver_watchdog};
+use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use crate::maintenance_thread::MaintenanceThread;
@@ -24,24 +25,24 @@ use pinpool_os::threads;
 /// Longest wait for a stream.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_micros(50);
-/// Between two attempts to wait while a capture forbids it.
+/// Pause between two attempts to wait while a capture forbids the wait.
 pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 
-/// Waits a while for all work of the stream, which does not capture.
+/// Waits up to [`PATIENCE`] for all work of the stream, which does not capture.
 ///
 /// # Errors
 ///
-/// The driver refuses, does not answer, or the work takes too long. Always for a default stream, since its query would spoil a
-/// capture of a stream that is ordered with it.
+/// The driver refuses, does not answer, or the work takes too long. Always fails for a default stream, since its query would
+/// invalidate a capture of a stream that is ordered with it.
 pub(super) fn wait_for(stream: Stream) -> Result<(), Code> {
-    if stream.is_default() {
+    if is_default(stream.handle) {
         return Err(Code::NOT_READY);
     }
     let _relaxed = RelaxedCapture::enter();
     let begun = Instant::now();
     loop {
         // SAFETY: the stream is alive.
-        let asked = driver_watchdog::ask(|| unsafe { calls::stream_query(stream.handle()) });
+        let asked = driver_watchdog::ask(|| unsafe { calls::stream_query(stream.handle) });
         match asked.unwrap_or(Err(Code::NOT_READY)) {
             Err(Code::NOT_READY) if asked.is_some() && begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
             answer => return answer,
@@ -49,55 +50,81 @@ pub(super) fn wait_for(stream: Stream) -> Result<(), Code> {
     }
 }
 
-/// The context of streams. Its calls fail once it has ended.
-pub(super) trait StreamContext: fmt::Debug + Sync {
-    fn check(&self) -> Result<(), Code>;
+/// Queries and waits for the work of a context. All of them fail once the context has ended.
+#[derive(Debug)]
+pub(super) struct StreamContext {
+    pub(super) context: Context,
+    idle_stream: OnceLock<OwnStream>,
+    /// The waits for all of its work, each on a dedicated thread, since a wait has no upper bound.
+    waits: Mutex<Waits>,
+}
 
-    fn enter(&self) -> Result<CurrentContext, Code>;
+impl StreamContext {
+    /// Of a context that is never destroyed, except by a reset (context-I1).
+    pub(super) fn new(context: Context) -> Self {
+        Self { context, idle_stream: OnceLock::new(), waits: Mutex::default() }
+    }
 
-    fn waits(&self) -> &ContextWaits;
+    /// Makes the context current on this thread until the guard is dropped. Fails if it has ended.
+    pub(super) fn enter(&self) -> Result<CurrentContext, Failed> {
+        // SAFETY: context-I1.
+        unsafe { self.context.enter() }.map_err(|error| Failed("cuCtxSetCurrent", error))
+    }
 
-    /// The stream on which no work ever runs, so that a query returns at once whether the device is well. The context is current at
+    /// The identity of its stream with this number.
+    pub(super) fn stream_id(&self, number: u64) -> StreamId {
+        StreamId::of_driver(ptr::from_ref(self).addr(), number)
+    }
+
+    /// The stream on which no work ever runs, so that a query returns at once whether the device works. The context is current at
     /// the first call.
-    fn idle_stream(&self) -> Result<OwnStream, Code>;
+    pub(super) fn idle_stream(&self) -> Result<OwnStream, Code> {
+        if let Some(stream) = self.idle_stream.get() {
+            return Ok(*stream);
+        }
+        let stream = OwnStream::new()?;
+        if self.idle_stream.set(stream).is_err() {
+            // Another thread was faster.
+            // SAFETY: created above, and used by nothing.
+            let _gone = unsafe { calls::stream_destroy(stream.0) };
+        }
+        Ok(self.idle_stream.get().copied().unwrap_or(stream))
+    }
 
-    /// Asks the driver whether something is over. Neither an error nor "not ready" counts as yes. By the manual this needs no current
-    /// context; if a driver requires one, it gets one.
-    fn query(&self, question: &dyn Fn() -> Result<(), Code>) -> Result<bool, Code> {
+    /// Queries the driver whether something has completed. Neither an error nor "not ready" counts as completed. By the manual this
+    /// needs no current context; if a driver requires one, it gets one.
+    pub(super) fn query(&self, call: &'static str, query: impl Fn() -> Result<(), Code>) -> Result<bool, Failed> {
         let _relaxed = RelaxedCapture::enter();
-        self.check()?;
-        let mut answer = question();
+        let mut answer = self.context.check().and_then(|()| query());
         if answer == Err(Code::INVALID_CONTEXT) {
             let _current = self.enter()?;
-            answer = question();
+            answer = query();
         }
-        if answer == Err(Code::NOT_READY) { Ok(false) } else { answer.map(|()| true) }
+        match answer {
+            Err(Code::NOT_READY) => Ok(false),
+            answer => answer.map(|()| true).map_err(|error| Failed(call, error)),
+        }
     }
 
     /// Waits by this call, with the context current. Unlike a query that needs a current context, which the caller may not have.
-    fn wait_by(&self, call: &str, wait: &dyn Fn() -> Result<(), Code>) -> Result<()> {
-        let failed = |call, error| Error::device(failed(call, error));
-        let _relaxed = RelaxedCapture::enter();
-        let _current = self.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
+    pub(super) fn wait_by(&self, call: &'static str, wait: impl Fn() -> Result<(), Code>) -> Result<()> {
+        let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
         loop {
             match wait() {
                 Ok(()) => return Ok(()),
                 // Until the capture ends.
                 Err(error) if error.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
-                Err(error) => return Err(failed(call, error)),
+                Err(error) => return Err(Failed(call, error).into()),
             }
         }
     }
 
     /// Waits for all work of the context so far.
     fn wait_for_all(&self) -> Result<()> {
-        self.wait_by("cuCtxSynchronize", &calls::context_synchronize)
+        // SAFETY: the call has no arguments, and is refused without a context.
+        self.wait_by("cuCtxSynchronize", || unsafe { calls::context_synchronize() })
     }
 }
-
-/// The waits of one context, each on a dedicated thread, since a wait has no upper bound.
-#[derive(Debug, Default)]
-pub(super) struct ContextWaits(Mutex<Waits>);
 
 #[derive(Debug, Default)]
 struct Waits {
@@ -107,36 +134,30 @@ struct Waits {
     is_waiting: bool,
 }
 
-/// The fence of work that has no other.
+/// The fence of work that has no other fence.
 #[derive(Debug)]
 pub(super) struct IdleFence {
     stream: u64,
-    stream_id: Option<StreamId>,
-    /// Why.
+    /// The reason.
     refused: String,
-    context: &'static dyn StreamContext,
+    context: &'static StreamContext,
     /// The first wait that begins after the work was enqueued.
     first: u64,
     is_over: AtomicBool,
 }
 
 impl IdleFence {
-    /// A fence behind all work so far of the stream with this number, which is over already if `is_over`. `refused` says why there
-    /// is no other.
-    pub(super) fn new(
-        (stream, stream_id): (u64, Option<StreamId>),
-        context: &'static dyn StreamContext,
-        refused: String,
-        is_over: bool,
-    ) -> Self {
-        let first = context.waits().0.lock().begun + 1;
-        Self { stream, stream_id, refused, context, first, is_over: AtomicBool::new(is_over) }
+    /// A fence behind all work so far of the stream with this number, which has completed already if `is_over`. `refused` is the
+    /// reason why there is no other fence.
+    pub(super) fn new(stream: u64, context: &'static StreamContext, refused: String, is_over: bool) -> Self {
+        let first = context.waits.lock().begun + 1;
+        Self { stream, refused, context, first, is_over: AtomicBool::new(is_over) }
     }
 
-    /// Whether a wait for the context that began behind the work has ended. Begins one if none is under way.
+    /// Whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
     fn has_waited(&self) -> bool {
         let context = self.context;
-        let mut waits = context.waits().0.lock();
+        let mut waits = context.waits.lock();
         if waits.ended >= self.first {
             return true;
         }
@@ -147,21 +168,21 @@ impl IdleFence {
             let waiting = move || {
                 // `None`: the process exits.
                 let waited = MaintenanceThread::of_process().enter().map(|_call| context.wait_for_all());
-                let mut waits = context.waits().0.lock();
+                let mut waits = context.waits.lock();
                 waits.is_waiting = false;
                 if let Some(Ok(())) = waited {
                     waits.ended = number;
                 }
             };
             if threads::spawn(c"pinpool-wait", waiting).is_err() {
-                context.waits().0.lock().is_waiting = false;
+                context.waits.lock().is_waiting = false;
             }
         }
         false
     }
 }
 
-// SAFETY: over when all work of the stream was seen to be, or all of its context that was enqueued before the wait began.
+// SAFETY: done once all work of the stream was seen to have completed, or all work of its context from before the wait began.
 unsafe impl Fence for IdleFence {
     fn is_done(&self) -> Result<bool> {
         // Acquire, with the Release in `wait`.
@@ -182,9 +203,5 @@ unsafe impl Fence for IdleFence {
 
     fn stream(&self) -> u64 {
         self.stream
-    }
-
-    fn stream_id(&self) -> Option<StreamId> {
-        self.stream_id
     }
 }

@@ -30,32 +30,29 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, SyncOnDro
 use self::context::ContextState;
 use self::event::EventFence;
 use self::idle::IdleFence;
-use self::stream::{CAPTURING, SetAside, Stream, failed, is_capturing, number};
+use self::stream::{CAPTURING, Failed, SetAside, Stream, is_capturing, number};
 use self::timeline::Timeline;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::backend;
 use crate::driver::calls;
 use crate::driver::code::Code;
 use crate::error::{Error, Result};
-use crate::in_flight::{Fence, FenceKind, SharedFence, StreamId};
+use crate::in_flight::{FenceKind, SharedFence, StreamId};
 
 mod answer;
 mod context;
 mod event;
-mod handle;
 mod host_slice;
 mod idle;
 mod own_context;
-mod raw_mem;
-mod raw_stream;
+mod raw;
 mod stream;
 mod timeline;
 
 pub(crate) use event::fence_behind_event;
-pub(crate) use handle::{fence_behind_event_handle, fence_behind_stream, require_driver};
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
-pub use raw_mem::RawMem;
-pub use raw_stream::RawStream;
+pub use raw::{RawMem, RawStream};
+pub(crate) use raw::{fence_behind_event_handle, fence_behind_stream, require_driver};
 pub(crate) use timeline::held_bytes as timeline_bytes;
 
 // SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
@@ -72,15 +69,9 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
         len: usize,
         kind: FenceKind,
     ) -> Result<SharedFence, CopyFailure> {
-        let stream = stream.borrow();
-        let waits = self.stream().context().is_managing_stream_synchronization();
-        let copy = |address| {
-            // SAFETY: the caller promises the source, the target its address; `len` bytes fit (`CopyTarget::enqueue`).
-            let copied = unsafe { calls::copy_to_device(address, source.cast(), len, stream.cu_stream()) };
-            copied.map_err(|error| ("cuMemcpyHtoDAsync", error))
-        };
-        let_reach(stream.context().ordinal(), source, len).map_err(CopyFailure::Refused)?;
-        copy_with_fence(stream, len, kind, waits, move || self.device_ptr_mut(stream), copy)
+        let (stream, may_wait) = (stream.borrow(), self.stream().context().is_managing_stream_synchronization());
+        // SAFETY: the caller's promise; `len` bytes fit.
+        unsafe { copy_on(stream, HostSide::Source(source), len, kind, may_wait, || self.device_ptr_mut(stream)) }
     }
 }
 
@@ -91,15 +82,10 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
     }
 
     unsafe fn fetch(&self, stream: &S, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
-        let stream = stream.borrow();
-        let waits = self.stream().context().is_managing_stream_synchronization();
-        let copy = |address| {
-            // SAFETY: the caller promises the target, the source its address; it has `len` bytes (`CopySource::fetch`).
-            let copied = unsafe { calls::copy_to_host(target.cast(), address, len, stream.cu_stream()) };
-            copied.map_err(|error| ("cuMemcpyDtoHAsync", error))
-        };
-        let_reach(stream.context().ordinal(), target, len).map_err(CopyFailure::Refused)?;
-        copy_with_fence(stream, len, FenceKind::Timeline, waits, || self.device_ptr(stream), copy)
+        let (stream, may_wait) = (stream.borrow(), self.stream().context().is_managing_stream_synchronization());
+        let (target, kind) = (HostSide::Target(target), FenceKind::Timeline);
+        // SAFETY: the caller's promise; there are `len` bytes.
+        unsafe { copy_on(stream, target, len, kind, may_wait, || self.device_ptr(stream)) }
     }
 }
 
@@ -107,10 +93,9 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
 unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     fn mark(&self) -> Result<SharedFence> {
         let stream = self.borrow();
-        // What the driver refuses once it may do the next time.
+        // The driver may refuse a call once and accept it the next time.
         let enter = || ContextState::enter_of(stream.context());
-        let entered = enter().or_else(|_| enter());
-        let (context, _current) = entered.map_err(|error| Error::device(failed("cuCtxSetCurrent", error)))?;
+        let (context, _current) = enter().or_else(|_| enter())?;
         mark(stream.into(), context)
     }
 }
@@ -118,12 +103,11 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
 /// A fence behind all work enqueued so far on the stream; the stream's context is current. The answer that the stream captures
 /// is final: a graph that holds the work uses the memory at each launch, also when the capture is over.
 fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
-    // What the driver refuses once it may do the next time.
-    match is_capturing(stream).or_else(|_| is_capturing(stream)) {
-        Ok(false) => Ok(Prepared::new(stream, context, FenceKind::Timeline).put(stream, context)),
-        Ok(true) => Err(Error::device(CAPTURING)),
-        Err(error) => Err(Error::device(failed("cuStreamIsCapturing", error))),
+    // The driver may refuse a call once and accept it the next time.
+    if is_capturing(stream).or_else(|_| is_capturing(stream))? {
+        return Err(Error::device(CAPTURING));
     }
+    Ok(put(Prepared::new(stream, context, FenceKind::Timeline), stream, context))
 }
 
 /// Gives the device with this ordinal access to memory of a pool that has another device. Precedes each copy.
@@ -135,127 +119,148 @@ pub(crate) fn let_reach(ordinal: usize, start: *const u8, len: usize) -> Result<
 
 /// Where the device of this context sees pinned memory.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
-    let failed = |call, error| Error::copy(len, failed(call, error));
+    let failed = |failed: Failed| Error::copy(len, failed.to_string());
     let_reach(context.ordinal(), start, len)?;
-    let state = ContextState::of(context).map_err(|error| failed("cuCtxGetId", error))?;
-    let _current = state.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
+    let state = ContextState::of(context).map_err(failed)?;
+    let _current = state.enter().map_err(failed)?;
     // The first call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
-    calls::host_device_pointer(start.cast_mut().cast())
+    calls::host_device_pointer(start.cast_mut().cast(), 0)
         .or_else(|_| calls::pointer_device_pointer(start.cast()))
-        .map_err(|error| failed("cuPointerGetAttribute", error))
+        .map_err(|error| failed(Failed("cuPointerGetAttribute", error)))
 }
 
-/// Enqueues a copy on the stream, behind what `wait` puts there, with a fence behind it.
-fn copy_with_fence<'a>(
+/// The memory of a copy in the pool, and the direction of the copy.
+#[derive(Debug, Clone, Copy)]
+enum HostSide {
+    Source(*const u8),
+    Target(*mut u8),
+}
+
+/// Enqueues a copy on the stream, behind the work that `wait` puts there, and a fence behind the copy.
+///
+/// # Safety
+///
+/// The contract of [`CopyTarget::enqueue`] or [`CopySource::fetch`]; the address that `wait` returns has `len` bytes.
+unsafe fn copy_on<'a>(
     stream: &CudaStream,
+    host: HostSide,
     len: usize,
     kind: FenceKind,
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
-    copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, Code)>,
 ) -> Result<SharedFence, CopyFailure> {
     let _set_aside = SetAside::take(stream.context());
     let entered = ContextState::enter_of(stream.context());
-    let (context, _current) = entered.map_err(|error| refused(len, "cuCtxSetCurrent", error))?;
+    let (context, _current) = entered.map_err(|failed| refused(len, failed))?;
     let wait = || {
         let (address, record) = wait();
-        (address, record, stream.context().check_err().map_err(Code::from))
+        (address, record, stream.context().check_err().map_err(|error| Failed("cuStreamWaitEvent", error.into())))
     };
-    copy_behind((stream.into(), context), len, kind, may_wait, wait, copy)
+    // SAFETY: the caller's promise.
+    unsafe { copy_behind((stream.into(), context), host, len, kind, may_wait, wait) }
 }
 
 /// A refusal before anything is enqueued.
-fn refused(len: usize, call: &str, error: Code) -> CopyFailure {
-    let is_of_device = !(is_about_arguments(error) || is_about_captures_or_memory(error));
-    let text = failed(call, error);
-    CopyFailure::Refused(if is_of_device { Error::device(text) } else { Error::copy(len, text) })
+fn refused(len: usize, failed: Failed) -> CopyFailure {
+    let is_of_device = !(is_about_arguments(failed.1) || is_about_captures_or_memory(failed.1));
+    CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy(len, failed.to_string()) })
 }
 
-/// Copies as [`copy_with_fence`] does, with the context current. What `wait` returns besides the address is dropped behind the copy.
-fn copy_behind<R>(
+/// Copies as [`copy_on`] does, with the context current. The record that `wait` returns is dropped behind the copy.
+///
+/// # Safety
+///
+/// The contract of [`copy_on`].
+unsafe fn copy_behind<R>(
     (stream, context): (Stream, &'static ContextState),
+    host: HostSide,
     len: usize,
     kind: FenceKind,
     may_wait: bool,
-    wait: impl FnOnce() -> (sys::CUdeviceptr, R, Result<(), Code>),
-    copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, Code)>,
+    wait: impl FnOnce() -> (sys::CUdeviceptr, R, Result<(), Failed>),
 ) -> Result<SharedFence, CopyFailure> {
-    let refused = |call, error| refused(len, call, error);
-    let refuse_capturing = || match is_capturing(stream) {
-        Ok(false) => Ok(()),
-        Ok(true) => Err(CopyFailure::Refused(Error::copy(len, CAPTURING))),
-        Err(error) => Err(refused("cuStreamIsCapturing", error)),
+    let refused = |failed| refused(len, failed);
+    let refuse_capturing = || match is_capturing(stream).map_err(refused)? {
+        false => Ok(()),
+        true => Err(CopyFailure::Refused(Error::copy(len, CAPTURING))),
     };
+    let start = match host {
+        HostSide::Source(start) => start,
+        HostSide::Target(start) => start.cast_const(),
+    };
+    let_reach(context.device(), start, len).map_err(CopyFailure::Refused)?;
     if may_wait {
         refuse_capturing()?;
     }
     let (address, record, waited) = wait();
-    let waited = waited.map_err(|error| refused("cuStreamWaitEvent", error));
-    if let Err(refusal) = waited.and_then(|()| refuse_capturing()) {
+    if let Err(refusal) = waited.map_err(refused).and_then(|()| refuse_capturing()) {
         // Nothing uses the memory, so there is nothing to record, and it must not become part of a graph.
         std::mem::forget(record);
         return Err(refusal);
     }
     // All calls that can be refused come before the copy.
-    let prepared = match Prepared::new(stream, context, kind) {
-        Prepared::Nothing(call, error) => return Err(refused(call, error)),
-        prepared => prepared,
+    let prepared = Prepared::new(stream, context, kind).map_err(refused)?;
+    let (call, copied) = match host {
+        HostSide::Source(source) => {
+            // SAFETY: the caller promises both sides.
+            let copied = unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) };
+            ("cuMemcpyHtoDAsync", copied)
+        }
+        HostSide::Target(target) => {
+            // SAFETY: as above.
+            let copied = unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) };
+            ("cuMemcpyDtoHAsync", copied)
+        }
     };
-    let copied = match copy(address) {
-        Err((call, error)) if is_about_arguments(error) => return Err(refused(call, error)),
-        copied => copied.map_err(|(call, error)| Error::device(failed(call, error))),
-    };
+    let copied = copied.map_err(|error| Failed(call, error));
+    if let Err(failed) = copied
+        && is_about_arguments(failed.1)
+    {
+        return Err(refused(failed));
+    }
     // The device memory records our use of it before our fence, so that the fence is the last of this copy's work. An error
     // of that record is for the memory's next user, and stays in the context.
     drop(record);
-    let fence = prepared.put(stream, context);
+    let fence = put(Ok(prepared), stream, context);
     match copied {
         Ok(()) => Ok(fence),
-        Err(error) => Err(CopyFailure::Failed(error, fence)),
+        Err(failed) => Err(CopyFailure::Failed(failed.into(), fence)),
     }
 }
 
-/// A fence that is not yet behind anything.
+/// A fence that is not enqueued yet.
 enum Prepared {
     Timeline(&'static Timeline, StreamId),
     Event(EventFence),
-    /// The driver refused this call.
-    Nothing(&'static str, Code),
 }
 
 impl Prepared {
     /// A fence for the stream, which does not capture. Its context is current.
-    fn new(stream: Stream, context: &'static ContextState, kind: FenceKind) -> Self {
+    fn new(stream: Stream, context: &'static ContextState, kind: FenceKind) -> Result<Self, Failed> {
         let id = if kind == FenceKind::Timeline { context.stream_id(stream) } else { None };
         match id.and_then(|id| Some((context.timeline(stream, id)?, id))) {
-            Some((timeline, id)) => Self::Timeline(timeline, id),
-            None => Self::event(stream, context, id),
+            Some((timeline, id)) => Ok(Self::Timeline(timeline, id)),
+            None => EventFence::new(stream, id, context).map(Self::Event),
         }
     }
+}
 
-    fn event(stream: Stream, context: &'static ContextState, id: Option<StreamId>) -> Self {
-        EventFence::new(stream, id, context).map_or_else(|error| Self::Nothing("cuEventCreate", error), Self::Event)
-    }
-
-    /// Puts it behind all work so far on the stream. Waits for the stream where the driver refuses that.
-    fn put(self, stream: Stream, context: &'static ContextState) -> SharedFence {
-        let prepared = match self {
-            Self::Timeline(timeline, id) => match timeline.write(id.number(), stream.handle()) {
-                Some(fence) => return Arc::new(fence),
-                None => Self::event(stream, context, Some(id)),
-            },
-            prepared => prepared,
-        };
-        let (id, call, error) = match prepared {
-            Self::Event(event) => match event.record(stream) {
-                Ok(()) => return Arc::new(event),
-                Err(error) => (event.stream_id(), "cuEventRecord", error),
-            },
-            Self::Nothing(call, error) => (None, call, error),
-            Self::Timeline(..) => (None, "cuStreamWriteValue32", Code::NOT_SUPPORTED),
-        };
-        let is_over = idle::wait_for(stream).is_ok();
-        Arc::new(IdleFence::new((number(stream), id), context, failed(call, error), is_over))
+/// Enqueues a fence behind all work so far on the stream. If the driver refuses all of them, waits for the stream.
+fn put(prepared: Result<Prepared, Failed>, stream: Stream, context: &'static ContextState) -> SharedFence {
+    let event = match prepared {
+        Ok(Prepared::Timeline(timeline, id)) => match timeline.write(id.number(), stream.handle) {
+            Some(fence) => return Arc::new(fence),
+            None => EventFence::new(stream, Some(id), context),
+        },
+        Ok(Prepared::Event(event)) => Ok(event),
+        Err(failed) => Err(failed),
+    };
+    match event.and_then(|event| event.record(stream).map(|()| event)) {
+        Ok(event) => Arc::new(event),
+        Err(failed) => {
+            let is_over = idle::wait_for(stream).is_ok();
+            Arc::new(IdleFence::new(number(stream), &context.streams, failed.to_string(), is_over))
+        }
     }
 }
 

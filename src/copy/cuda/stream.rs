@@ -3,23 +3,25 @@
 //! | name | made of | when another stream may have it |
 //! | --- | --- | --- |
 //! | [`number`] | its handle, an address | once it is destroyed, also while its work is still running |
-//! | [`id`] | `cuStreamGetId` and the context | never, as long as the process runs |
+//! | [`id_number`] | `cuStreamGetId` and the context | never, as long as the process runs |
 //!
 //! Statistics show the number. Code that reuses memory because two copies are on the same stream compares ids, and treats
 //! an unknown id as another stream: drivers before CUDA 12.0 have none. The function is found by name, since the bindings
 //! may be older than the driver.
 #![allow(unsafe_code)] // Calls the driver.
 
+use std::fmt;
+
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 
 use crate::driver::calls;
 use crate::driver::code::Code;
-use crate::in_flight::StreamId;
+use crate::error::Error;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Handles that stand for a stream of the calling context or thread, instead of naming one.
 const LEGACY_DEFAULT: usize = 1;
-const PER_THREAD: usize = 2;
+pub(super) const PER_THREAD: usize = 2;
 /// Set in the numbers of per-thread streams; no address has it.
 const PER_THREAD_BIT: u64 = 1 << 63;
 
@@ -30,37 +32,12 @@ pub(super) const CAPTURING: &str = "the stream is capturing a graph, and each la
 /// A stream by its handle and the handle of its context, even if no cudarc object represents it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stream {
-    handle: sys::CUstream,
-    context: sys::CUcontext,
-    device: usize,
-    /// The green context with this default stream, or null.
-    green: sys::CUcontext,
-}
-
-impl Stream {
-    /// The stream `handle` of this context, which is of the device with this ordinal.
-    pub(super) fn new(handle: sys::CUstream, context: sys::CUcontext, device: usize) -> Self {
-        Self { handle, context, device, green: std::ptr::null_mut() }
-    }
-
-    /// A stream of this green context, null for none: its default streams have no handle in the primary context.
-    pub(super) fn in_green(self, green: sys::CUcontext) -> Self {
-        if self.handle.addr() <= PER_THREAD { Self { green, ..self } } else { self }
-    }
-
-    /// The green context with this default stream, or null.
-    pub(super) fn green(self) -> sys::CUcontext {
-        self.green
-    }
-
-    pub(super) fn handle(self) -> sys::CUstream {
-        self.handle
-    }
-
-    /// Whether the handle refers to a stream of the calling context or thread.
-    pub(super) fn is_default(self) -> bool {
-        is_default(self.handle)
-    }
+    pub(super) handle: sys::CUstream,
+    pub(super) context: sys::CUcontext,
+    /// The ordinal of the device.
+    pub(super) device: usize,
+    /// The green context with this default stream, or null: it has no handle in the primary context.
+    pub(super) green: sys::CUcontext,
 }
 
 /// Whether the handle refers to a stream of the calling context or thread, instead of naming one.
@@ -70,13 +47,15 @@ pub(super) fn is_default(handle: sys::CUstream) -> bool {
 
 impl From<&CudaStream> for Stream {
     fn from(stream: &CudaStream) -> Self {
-        Self::new(stream.cu_stream(), stream.context().cu_ctx(), stream.context().ordinal())
+        let context = stream.context();
+        let (device, green) = (context.ordinal(), std::ptr::null_mut());
+        Self { handle: stream.cu_stream(), context: context.cu_ctx(), device, green }
     }
 }
 
 /// A stream of this crate, which waits for no other.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct OwnStream(sys::CUstream);
+pub(super) struct OwnStream(pub(super) sys::CUstream);
 
 // SAFETY: a stream handle may be used from any thread (CUDA driver API).
 unsafe impl Send for OwnStream {}
@@ -86,21 +65,7 @@ unsafe impl Sync for OwnStream {}
 impl OwnStream {
     /// A stream of the context that is current.
     pub(super) fn new() -> Result<Self, Code> {
-        calls::stream_create().map(Self)
-    }
-
-    pub(super) fn handle(self) -> sys::CUstream {
-        self.0
-    }
-
-    /// Destroys it; its pending work continues. Its context is current.
-    ///
-    /// # Safety
-    ///
-    /// Nothing uses it any more.
-    pub(super) unsafe fn destroy(self) {
-        // SAFETY: the caller's promise. An error would only mean that the device is gone, and the stream with it.
-        let _gone = unsafe { calls::stream_destroy(self.0) };
+        calls::stream_create(calls::NON_BLOCKING).map(Self)
     }
 }
 
@@ -123,26 +88,17 @@ pub(super) fn number(stream: Stream) -> u64 {
     }
 }
 
-/// The stream's identity. Queried each time, since a handle may be another stream's by now. `family` represents the context.
-/// The context is current, and the stream does not capture: the driver would refuse.
-pub(super) fn id(stream: Stream, family: usize) -> Option<StreamId> {
-    if !stream.green.is_null() {
-        return None;
-    }
-    // What the driver refuses once it may do the next time.
-    id_number(stream.handle).or_else(|| id_number(stream.handle)).map(|id| StreamId::of_driver(family, id))
-}
-
-/// The number of the stream's identity, which is unique for the life of the process.
+/// The number of the stream's identity, which is unique for the life of the process. Queried each time, since the handle may belong
+/// to another stream by now. The context is current, and the stream does not capture: the driver would refuse.
 pub(super) fn id_number(stream: sys::CUstream) -> Option<u64> {
     let mut id = 0;
     // SAFETY: a live stream, and memory for a number.
     unsafe { calls::stream_id(stream, &raw mut id) }.is_ok().then_some(id)
 }
 
-pub(super) fn is_capturing(stream: Stream) -> Result<bool, Code> {
+pub(super) fn is_capturing(stream: Stream) -> Result<bool, Failed> {
     // SAFETY: the stream is alive.
-    unsafe { calls::is_capturing(stream.handle) }
+    unsafe { calls::is_capturing(stream.handle) }.map_err(|error| Failed("cuStreamIsCapturing", error))
 }
 
 /// An error that earlier calls left in the context object, kept aside until this is dropped.
@@ -169,7 +125,19 @@ impl Drop for SetAside<'_> {
     }
 }
 
-/// The text of an error of the driver.
-pub(super) fn failed(call: &str, error: Code) -> String {
-    format!("{call} failed: {error} (code {})", error.number())
+/// A driver call that failed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Failed(pub(super) &'static str, pub(super) Code);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(call, code) = self;
+        write!(f, "{call} failed: {code} (code {})", code.number())
+    }
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Self {
+        Self::device(failed.to_string())
+    }
 }

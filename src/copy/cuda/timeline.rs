@@ -27,20 +27,20 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cudarc::driver::sys;
 
 use super::answer::stays;
 use super::idle::StreamContext;
-use super::stream::failed;
+use super::stream::Failed;
 use crate::backend;
 use crate::driver::code::Code;
 use crate::driver::{self, RelaxedCapture, calls, driver_watchdog};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
+use pinpool_os::clock::monotonic_us;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -95,31 +95,9 @@ pub(super) struct Words {
 /// When the device was last queried, and what it answered.
 #[derive(Debug, Default)]
 struct Health {
-    since: OnceLock<Instant>,
     queried_us: AtomicU64,
     /// The code of a failure that stays, or 0.
     answer: AtomicU32,
-}
-
-/// Where a stream writes, as the host and as the device address it.
-#[derive(Debug, Clone, Copy)]
-struct Word {
-    host: *mut u32,
-    device: u64,
-}
-
-// SAFETY: four bytes that are never freed (timeline-I2) and are only ever accessed atomically.
-unsafe impl Send for Word {}
-// SAFETY: as above.
-unsafe impl Sync for Word {}
-
-impl Word {
-    fn read(self) -> u32 {
-        // SAFETY: aligned memory that is never freed (timeline-I2).
-        let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(self.host) };
-        // Acquire: pairs with the device's write, which comes after all that the stream did before.
-        word.load(Ordering::Acquire)
-    }
 }
 
 /// A word and the progress of the stream that uses it. Never freed. When its stream has written all of its numbers, another stream
@@ -127,7 +105,9 @@ impl Word {
 #[derive(Debug)]
 #[repr(align(64))] // Streams disturb each other's threads no more than their words do.
 pub(super) struct Timeline {
-    word: Word,
+    /// Where the stream writes (timeline-I2), and the device address of the word.
+    word: &'static AtomicU32,
+    address: u64,
     sequence: Sequence,
     /// The number of the stream's id, or [`NO_STREAM`]. Cleared under the lock of `last`.
     id: AtomicU64,
@@ -136,10 +116,15 @@ pub(super) struct Timeline {
     /// The last number enqueued for writing.
     last: Mutex<u64>,
     words: &'static Words,
-    context: &'static dyn StreamContext,
+    context: &'static StreamContext,
 }
 
 impl Timeline {
+    fn read(&self) -> u32 {
+        // Acquire: pairs with the device's write, which comes after all that the stream did before.
+        self.word.load(Ordering::Acquire)
+    }
+
     /// The timeline of the stream with this id, if it has one.
     pub(super) fn known(id: u64) -> Option<&'static Self> {
         // Relaxed: `write` checks under the lock.
@@ -159,11 +144,11 @@ impl Timeline {
         if self.id.load(Ordering::Relaxed) != id {
             return None;
         }
-        let next = self.sequence.next(*last, || self.word.read())?;
+        let next = self.sequence.next(*last, || self.read())?;
         #[allow(clippy::cast_possible_truncation)] // The low half is what the stream writes.
         // SAFETY: a live stream, and a word that is never freed (timeline-I2). The default flags order the write behind all
         // work before it.
-        let written = unsafe { calls::stream_write_value(stream, self.word.device, next as u32, 0) };
+        let written = unsafe { calls::stream_write_value(stream, self.address, next as u32, 0) };
         // Also after a refusal the write may be enqueued, so its number is not taken again (timeline-I1).
         *last = next;
         drop(last);
@@ -175,7 +160,7 @@ impl Timeline {
     fn free_if_at_rest(&self) -> bool {
         // A thread that holds the lock is enqueueing a write.
         let Some(last) = self.last.try_lock() else { return false };
-        let is_at_rest = self.sequence.update(|| self.word.read()) == *last;
+        let is_at_rest = self.sequence.update(|| self.read()) == *last;
         if is_at_rest {
             self.id.store(NO_STREAM, Ordering::Relaxed);
         }
@@ -183,8 +168,7 @@ impl Timeline {
     }
 
     fn stream_id(&self) -> StreamId {
-        let family = std::ptr::from_ref(self.context).addr();
-        StreamId::of_driver(family, self.id.load(Ordering::Relaxed))
+        self.context.stream_id(self.id.load(Ordering::Relaxed))
     }
 }
 
@@ -195,7 +179,7 @@ impl Words {
         &'static self,
         id: StreamId,
         stream: u64,
-        context: &'static dyn StreamContext,
+        context: &'static StreamContext,
     ) -> Option<&'static Timeline> {
         let is_own = |timeline: &&Timeline| std::ptr::eq(timeline.words, self);
         if let Some(known) = Timeline::known(id.number()) {
@@ -222,7 +206,7 @@ impl Words {
     }
 
     /// A timeline without a stream: a spare one, one of a stream at rest, or the first of a new page.
-    fn take_free(&'static self, context: &'static dyn StreamContext) -> Option<&'static Timeline> {
+    fn take_free(&'static self, context: &'static StreamContext) -> Option<&'static Timeline> {
         if let Some(free) = self.free.lock().pop() {
             return Some(free);
         }
@@ -248,7 +232,7 @@ impl Words {
     /// after a reset of the device has ended the registration.
     fn new_page(
         &'static self,
-        context: &'static dyn StreamContext,
+        context: &'static StreamContext,
         unmapped: &mut usize,
     ) -> Result<Vec<&'static Timeline>, Code> {
         let _relaxed = RelaxedCapture::enter();
@@ -270,16 +254,16 @@ impl Words {
             }
             kept => std::ptr::with_exposed_provenance_mut(kept),
         };
-        let device = calls::host_device_pointer(page).inspect_err(|_| *unmapped = page.expose_provenance())?;
+        let device = calls::host_device_pointer(page, 0).inspect_err(|_| *unmapped = page.expose_provenance())?;
         let timelines = (0..WORDS_BYTES).step_by(WORD_STEP).map(|offset| {
-            let host = page.cast::<u8>().wrapping_add(offset).cast::<u32>();
+            let word = page.cast::<u8>().wrapping_add(offset).cast::<u32>();
+            // SAFETY: inside the page, aligned, and never freed (timeline-I2).
+            let word = unsafe { AtomicU32::from_ptr(word) };
             #[allow(clippy::cast_possible_truncation)] // The low half is meant.
-            // SAFETY: inside the page, aligned, and not yet used.
-            unsafe {
-                host.write(FIRST as u32)
-            };
+            word.store(FIRST as u32, Ordering::Relaxed);
             &*Box::leak(Box::new(Timeline {
-                word: Word { host, device: device + offset as u64 },
+                word,
+                address: device + offset as u64,
                 sequence: Sequence::new(FIRST),
                 id: AtomicU64::new(NO_STREAM),
                 stream: AtomicU64::new(0),
@@ -293,33 +277,27 @@ impl Words {
 }
 
 impl Health {
-    /// Is it this caller's turn to query the device?
-    fn is_due(&self) -> bool {
-        let now_us = u64::try_from(self.since.get_or_init(Instant::now).elapsed().as_micros()).unwrap_or(u64::MAX);
-        // Relaxed: elects one caller; no other data depends on it.
-        let queried_us = self.queried_us.load(Ordering::Relaxed);
-        now_us >= queried_us.saturating_add(HEALTH_EVERY_US)
-            && self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    }
-
-    /// Fails if the device did, when it was last queried, which is now if that is due (timeline-I3).
-    fn check(&self, context: &dyn StreamContext) -> Result<(), Code> {
-        if self.is_due() {
-            let answer = driver_watchdog::ask(|| Self::query(context)).unwrap_or(Ok(()));
-            let failed = answer.err().filter(|code| stays(code.number()));
-            // Relaxed: the number is all.
-            self.answer.store(failed.map_or(0, |code| code.0.cast_unsigned()), Ordering::Relaxed);
-            return answer;
+    /// Fails if the device failed when it was last queried, which is now if a query is due (timeline-I3).
+    fn check(&self, context: &StreamContext) -> Result<(), Code> {
+        // Relaxed, here and below: elects one caller, and a code without other data.
+        let (now_us, queried_us) = (monotonic_us(), self.queried_us.load(Ordering::Relaxed));
+        let is_due = now_us >= queried_us.saturating_add(HEALTH_EVERY_US);
+        let elect = || self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed);
+        if !is_due || elect().is_err() {
+            return Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
         }
-        Code::check(self.answer.load(Ordering::Relaxed).cast_signed())
+        let answer = driver_watchdog::ask(|| Self::query(context)).unwrap_or(Ok(()));
+        let failed = answer.err().filter(|code| stays(code.number()));
+        self.answer.store(failed.map_or(0, |code| code.0.cast_unsigned()), Ordering::Relaxed);
+        answer
     }
 
-    fn query(context: &dyn StreamContext) -> Result<(), Code> {
+    fn query(context: &StreamContext) -> Result<(), Code> {
         let idle_stream = context.idle_stream()?;
         // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
-        match context.query(&|| unsafe { calls::stream_query(idle_stream.handle()) }) {
+        match context.query("cuStreamQuery", || unsafe { calls::stream_query(idle_stream.0) }) {
             // A refusal in a capture says nothing about the device.
-            Err(error) if !error.is_forbidden_by_capture() => Err(error),
+            Err(Failed(_, error)) if !error.is_forbidden_by_capture() => Err(error),
             _ => Ok(()),
         }
     }
@@ -334,8 +312,8 @@ pub(super) struct TimelineFence {
 
 impl TimelineFence {
     fn is_reached(&self) -> bool {
-        let Timeline { sequence, word, .. } = self.timeline;
-        sequence.seen() >= self.number || sequence.update(|| word.read()) >= self.number
+        let sequence = &self.timeline.sequence;
+        sequence.seen() >= self.number || sequence.update(|| self.timeline.read()) >= self.number
     }
 }
 
@@ -347,7 +325,7 @@ unsafe impl Fence for TimelineFence {
             return Ok(true);
         }
         let health = self.timeline.words.health.check(self.timeline.context);
-        health.map(|()| false).map_err(|error| Error::device(failed("cuStreamQuery", error)))
+        Ok(health.map(|()| false).map_err(|error| Failed("cuStreamQuery", error))?)
     }
 
     fn is_done_by_load(&self) -> Option<bool> {

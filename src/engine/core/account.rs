@@ -45,9 +45,9 @@ impl BlockRequest {
 /// An account of a pool.
 pub(crate) struct Account {
     core: Arc<Core>,
-    /// Behind the name of the pool.
+    /// The pool's name, a slash, and its own name.
     name: String,
-    /// Among the pools and accounts of the process.
+    /// Unique among the pools and accounts of the process.
     number: u64,
     /// The tag of its buffers, unless they have another one.
     tag: Option<Arc<TagAccount>>,
@@ -94,7 +94,7 @@ impl Core {
         account
     }
 
-    /// The accounts that exist, in the order of their making.
+    /// The existing accounts, oldest first.
     pub(crate) fn existing_accounts(&self) -> Vec<Arc<Account>> {
         // In a forked child a thread that does not exist here may hold the lock.
         let known = if self.is_forked() { Vec::new() } else { self.known_accounts.lock().clone() };
@@ -159,7 +159,7 @@ impl Account {
         served.inspect_err(|_| self.count_failed())
     }
 
-    /// An idle buffer, if there is room for it at once.
+    /// An idle buffer, if the limit has room for it.
     pub(super) fn try_get(&self, wanted: &BlockRequest) -> Option<Block> {
         let claim = if self.waiters.has_waiters() {
             None
@@ -269,7 +269,7 @@ impl Account {
             hits,
             misses,
             failed: counts.failed.get(),
-            waits: self.waiters.total(),
+            waits: self.waiters.total.get(),
             waiting: self.waiters.waiting(),
             timeouts: counts.timeouts.get(),
             wait_time: counts.waits.get(),

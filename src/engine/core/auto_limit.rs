@@ -27,8 +27,11 @@ pub(crate) struct AutoLimit {
     followed: Mutex<Option<(u64, LimitOrigin)>>,
 }
 
-/// The last reading of the limits, which all pools of the process use for [`READ_EVERY_US`]: root, time and limit.
-static LAST: OfProcess<Mutex<Option<(PathBuf, u64, (u64, LimitOrigin))>>> = OfProcess::new(Mutex::default);
+/// The root, time and limit of a reading.
+type Reading = (PathBuf, u64, (u64, LimitOrigin));
+
+/// The last reading, which all pools of the process use for [`READ_EVERY_US`].
+static LAST: OfProcess<Mutex<Option<Reading>>> = OfProcess::new(Mutex::default);
 
 impl AutoLimit {
     pub(crate) fn new(root: PathBuf) -> Self {

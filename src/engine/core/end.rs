@@ -15,7 +15,7 @@ const CLOSE_WAIT: Duration = Duration::from_secs(30);
 impl Core {
     /// No handle is left. Idle blocks are released now, others when they come back.
     pub(crate) fn seal(&self) {
-        // From now on puts release by themselves, and nothing is idle.
+        // From now on returns release their blocks, and nothing is idle.
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
         }
@@ -54,11 +54,11 @@ impl Core {
     /// Waits until nothing is in flight, at most as long as configured.
     fn await_copies(&self) {
         let (begun, longest_wait) = (Instant::now(), self.config.code.close_wait.unwrap_or(CLOSE_WAIT));
-        // Short copies are over at once; a stuck one is not worth a busy processor.
+        // Short copies complete at once; a stuck copy is not worth a busy processor.
         let mut pause = Duration::from_micros(20);
         while self.in_flight.count() > 0 {
             // A device that failed is not waited for.
-            self.ask_copies();
+            self.query_copies();
             if begun.elapsed() >= longest_wait {
                 return;
             }

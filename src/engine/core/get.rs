@@ -1,4 +1,4 @@
-//! A request that is no hit: its attempts, its wait, and the return that serves it.
+//! A miss: its attempts, its wait, and the return that serves it.
 //!
 //! ```text
 //!   miss ─▶ fits in addition to the head? ─▶ acquire ─▶ block
@@ -22,8 +22,8 @@ use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;
 
-/// A request that begins waits at least this long for calls of other threads, even if it may not wait for room: they take
-/// milliseconds, as its own does.
+/// A new request waits at least this long for driver calls of other threads, even if it may not wait for room: they take
+/// milliseconds, as its own call would.
 pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
 impl Core {
@@ -80,10 +80,10 @@ impl Core {
         let calls = SlowCalls::Until(deadline, deadline.max(Instant::now() + CALL_PATIENCE));
         let refusal = match self.acquire_in_turn(wanted, calls) {
             Ok(block) => return Ok(block),
-            Err(refusal) => made_calls(refusal),
+            Err(refusal) => expect_refusal(refusal),
         };
         if !self.may_wait(wanted, wait, &refusal) {
-            return self.give_up(wanted, refusal);
+            return self.give_up(wanted, Some(refusal), wait);
         }
         let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), None);
         let ticket = WaitTicket::new(self, waiter, Some(refusal));
@@ -107,7 +107,7 @@ impl Core {
         let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), Some(keep_alive));
         let served = match self.acquire_in_turn(wanted, SlowCalls::None) {
             Ok(block) => Ok(block),
-            Err(Some(refusal)) if !self.may_wait(wanted, wait, &refusal) => self.give_up(wanted, refusal),
+            Err(Some(refusal)) if !self.may_wait(wanted, wait, &refusal) => self.give_up(wanted, Some(refusal), wait),
             Err(refusal) => return Ok(Err(WaitTicket::new(self, waiter, refusal))),
         };
         self.record_outcome(&served, wanted, Some(waiter.begun));
@@ -123,7 +123,7 @@ impl Core {
         Poll::Ready(served)
     }
 
-    /// A request waits no more: it was served, or gives up.
+    /// A request has stopped waiting: it was served, or it failed.
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
         let (wanted, refusal) = (ticket.request(), ticket.waiter().refusal());
         if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
@@ -136,23 +136,11 @@ impl Core {
             self.shortage.count_wait(self.time.coarse_us(), waited);
             self.log.waited(asked_bytes, waited, is_served);
         }
-        match (served, refusal) {
-            (Some(block), _) => Ok(block),
-            (None, Some(refusal)) => self.give_up(wanted, refusal),
-            (None, None) => self.give_up_call(wanted, ticket.waiter().wait),
-        }
+        served.map_or_else(|| self.give_up(wanted, refusal, ticket.waiter().wait), Ok)
     }
 
-    /// The driver calls for a task have not returned within its `wait`.
-    fn give_up_call(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
-        self.fall_back(wanted.len, wanted.class).ok_or_else(|| {
-            self.counters.failed_requests.add(1);
-            ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into()
-        })
-    }
-
-    /// The first attempt of a request that is no hit, which makes such `calls`. While others wait, it must fit in addition to the
-    /// head. Stops without a refusal if it would have to call the driver, and may not.
+    /// The first attempt of a miss, which makes such `calls`. While others wait, it must fit in addition to the
+    /// head. Stops without a refusal if it needs a driver call that it may not make.
     pub(super) fn acquire_in_turn(
         self: &Arc<Self>,
         wanted: &BlockRequest,
@@ -245,13 +233,14 @@ impl Core {
         may_wait
     }
 
-    /// Unpinned memory, or an error.
-    fn give_up(self: &Arc<Self>, wanted: &BlockRequest, refusal: Refusal) -> Result<Block> {
+    /// Unpinned memory, or an error. Without a refusal the driver calls for a task have not returned within its `wait`.
+    fn give_up(self: &Arc<Self>, wanted: &BlockRequest, refusal: Option<Refusal>, wait: Duration) -> Result<Block> {
         if let Some(block) = self.fall_back(wanted.len, wanted.class) {
             return Ok(block);
         }
         let nth = self.counters.failed_requests.add(1);
-        Err(self.refused(wanted, refusal, nth))
+        let late = || ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into();
+        Err(refusal.map_or_else(late, |refusal| self.refused(wanted, refusal, nth)))
     }
 
     /// An unpinned block, if this pool may return one and its limit leaves room.
@@ -270,7 +259,7 @@ impl Core {
         Some(block)
     }
 
-    /// What is returned while a request waits goes to the head, or is room for it. Returns `block` if nobody waits.
+    /// Hands `block` to the waiting head, or makes room of it. Returns `block` if no request waits.
     pub(super) fn offer_to_head(&self, block: Block) -> Option<Block> {
         // Under a limit of 0 no buffer is used twice.
         if !self.has_waiters() || self.config.pool_size_limit == 0 {
@@ -297,6 +286,6 @@ impl Core {
 }
 
 /// The refusal of an attempt that makes driver calls.
-pub(super) fn made_calls(refusal: Option<Refusal>) -> Refusal {
+pub(super) fn expect_refusal(refusal: Option<Refusal>) -> Refusal {
     refusal.unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
 }

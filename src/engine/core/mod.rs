@@ -1,7 +1,7 @@
 //! The order of steps: each module decides under its own lock, and slow calls are made under none.
 //!
 //! ```text
-//!  get     idle ─hit─▶ block
+//!  request idle ─hit─▶ block
 //!           └─miss─▶ sweep ─completed─▶ block
 //!                     └─▶ tick, acquire ─▶ block
 //!                          └─no room─▶ wait queue (`get.rs`)
@@ -275,8 +275,8 @@ impl Core {
 
     /// Releases every idle block and begins a new window.
     pub(crate) fn clear(&self) {
-        self.ask_copies();
-        self.ask_again(usize::MAX);
+        self.query_copies();
+        self.query_failed(usize::MAX);
         self.stock.record(Event::Cleared);
         self.stock.clear(self.time.coarse_us());
         self.close_if_unused();
@@ -284,8 +284,8 @@ impl Core {
 
     /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub(crate) fn trim(&self, to_bytes: u64) {
-        self.ask_copies();
-        self.ask_again(usize::MAX);
+        self.query_copies();
+        self.query_failed(usize::MAX);
         self.memory().release_refused();
         self.stock.trim(to_bytes, self.time.coarse_us());
         self.close_if_unused();

@@ -1,4 +1,4 @@
-//! Returns: a block comes back from its user, from its copies, or never.
+//! Returns of blocks by their users and by completed copies, and blocks that are never reused.
 
 use super::{Block, Core};
 use crate::copy::CopyKeeper;
@@ -88,7 +88,7 @@ impl Core {
         if self.has_waiters() {
             self.record_return();
         }
-        let Some(block) = self.give_put(block).and_then(|block| self.offer_to_head(block)) else { return };
+        let Some(block) = self.release_for_others(block).and_then(|block| self.offer_to_head(block)) else { return };
         let end = self.stock.put(block, self, self.time.coarse_us());
         if end == PutEnd::Merged {
             self.notice(self.pace_of_change());
@@ -112,7 +112,7 @@ impl Core {
         self.waiters.has_waiters()
     }
 
-    /// After a return: a request that joined the queue meanwhile may have looked before the buffer was idle.
+    /// After a return: a request that joined the queue meanwhile may have searched before the buffer was idle.
     pub(in crate::engine) fn wake_waiters(&self) {
         if self.has_waiters() {
             self.waiters.wake_head();
@@ -142,7 +142,7 @@ impl Core {
 
     /// Returns blocks as [`complete_copies`](Self::complete_copies) does, and also queries copies that are running according to
     /// their timelines: only a query shows that a device has failed.
-    pub(super) fn ask_copies(&self) {
+    pub(super) fn query_copies(&self) {
         if self.in_flight.count() > 0 {
             self.complete(self.in_flight.sweep_until(Ask::All, |_| false));
         }
@@ -168,7 +168,7 @@ impl Core {
         swept.lost.into_iter().for_each(|LostItem { item, error, fence }| self.lose(item, fence, &error));
     }
 
-    /// The last completed block that the sweeping request wants, without a way through the idle list: a return and a hit. `None` if
+    /// The last completed block that the sweeping request wants, bypassing the idle list: counts as a return and a hit. `None` if
     /// another request waits, or the idle list would not keep the block.
     pub(super) fn reuse_completed(&self, swept: &mut Swept<Block>, wanted: impl Fn(&Block) -> bool) -> Option<Block> {
         let at = swept.completed.iter().rposition(wanted)?;
@@ -186,7 +186,7 @@ impl Core {
         Some(block)
     }
 
-    /// Nothing is in flight any more of `blocks`: counts how long each was.
+    /// The copies of `blocks` have completed: records how long each was in flight.
     fn end_flights(&self, blocks: &mut [Block]) {
         let now_us = self.time.read_us();
         let begun = blocks.iter_mut().filter_map(Block::end_time);
@@ -221,7 +221,7 @@ impl Core {
     }
 
     /// Queries at most `most` failed fences again, and reuses the blocks with completed copies.
-    pub(super) fn ask_again(&self, most: usize) {
+    pub(super) fn query_failed(&self, most: usize) {
         let (over, lost) = self.in_flight.ask_again(most);
         lost.into_iter().for_each(|block| self.stock.leak(block));
         self.recover(over);

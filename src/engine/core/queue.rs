@@ -1,11 +1,11 @@
-//! What the wait queue requires of a pool: to look for memory, how long to pause until the next look, and the slow path.
+//! What the wait queue requires of a pool: the search for memory, the pause until the next search, and the slow path.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::memory::{Refusal, SlowCalls};
 use super::super::wait_queue::{Server, WaitQueue, Waiter};
-use super::get::{CALL_PATIENCE, made_calls};
+use super::get::{CALL_PATIENCE, expect_refusal};
 use super::verdicts::nanos;
 use super::{Block, BlockRequest, Core};
 use crate::error::Retry;
@@ -35,10 +35,11 @@ impl Server for Core {
 
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> Result<Block, Refusal> {
         let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
-            let calls = SlowCalls::Until(waiter.begun, waiter.begun + CALL_PATIENCE);
+            // Counted as a miss by the attempt without calls.
+            let calls = SlowCalls::After(waiter.begun, waiter.begun + CALL_PATIENCE);
             let served =
                 self.try_get_of_pool(waiter.class).map_or_else(|| self.acquire_in_turn(&waiter.request, calls), Ok);
-            return served.map_err(made_calls);
+            return served.map_err(expect_refusal);
         };
         if let Some(block) = self.stock.take(class) {
             return Ok(block);
@@ -51,7 +52,7 @@ impl Server for Core {
             // May stop without a refusal.
             self.acquire(class, SlowCalls::Held(until, until)).map_err(|_| refused)
         } else {
-            let attempt = || self.acquire(class, SlowCalls::Until(until, until)).map_err(made_calls);
+            let attempt = || self.acquire(class, SlowCalls::Until(until, until)).map_err(expect_refusal);
             match attempt() {
                 Err(refusal) if self.publish_demand(&refusal) => attempt(),
                 acquired => acquired,

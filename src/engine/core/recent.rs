@@ -47,7 +47,7 @@ struct Recent {
     shard: Cell<*const OwnShard>,
 }
 
-/// The shard of no pool: neither null, which a block has that is closed to the short path, nor the address of any shard.
+/// The shard of no pool: neither null, which a block has that is closed to the fast path, nor the address of any shard.
 const NO_SHARD: *const OwnShard = ptr::without_provenance(1);
 
 impl Recent {
@@ -81,14 +81,14 @@ fn clear() {
 }
 
 impl Core {
-    /// The calling thread's shard, if this pool is the first at hand.
+    /// The calling thread's shard, if this pool is its first cached pool.
     #[inline(always)]
     pub(crate) fn cached_shard(&self) -> Option<CachedShard<'_>> {
         // SAFETY: alive as long as it is borrowed.
         unsafe { Self::shard_of(self, 0, self) }
     }
 
-    /// The calling thread's shard, if the pool at this address is at hand at `at`.
+    /// The calling thread's shard, if the pool at this address is cached at `at`.
     ///
     /// # Safety
     ///
@@ -139,7 +139,7 @@ fn position(pool: *const Core) -> Option<usize> {
 pub(crate) struct CachedShard<'a>(&'a OwnShard);
 
 impl CachedShard<'_> {
-    /// A plain idle block for a plain get of `len` bytes, if the shard has one. Its length is yet to be set.
+    /// A plain idle block for a plain request for `len` bytes, if the shard has one. Its length is yet to be set.
     #[inline(always)]
     pub(crate) fn take(self, len: usize) -> Option<Block<Core>> {
         // SAFETY: the index of every length is below the number of classes of the pool's cache.
@@ -154,7 +154,7 @@ impl CachedShard<'_> {
 }
 
 impl Block<Core> {
-    /// The end of a buffer: by the short path if the shard that it came from is at hand and free, else by [`Core::put`].
+    /// Returns the buffer: by the fast path if the shard that it came from is cached and free, else by [`Core::put`].
     #[inline(always)]
     pub(crate) fn put(self) {
         let Some(shard) = shard_for(&self, 0) else { return put_remote_or_second(self) };
@@ -164,7 +164,7 @@ impl Block<Core> {
     }
 }
 
-/// Puts `block`, which the first pool at hand does not keep.
+/// Puts `block`, which the first cached pool does not keep.
 #[inline(never)]
 fn put_remote_or_second(block: Block<Core>) {
     let unkept = match shard_for(&block, 1) {
@@ -176,12 +176,12 @@ fn put_remote_or_second(block: Block<Core>) {
     }
 }
 
-/// Puts `block`, which another thread took, if its pool is at hand and only the return remains to be done: into that thread's
+/// Puts `block`, which another thread took, if its pool is cached and only the return remains to be done: into that thread's
 /// shard. Writes only the header of the block; the next hit needs its cache line anyway.
 fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     let owner = Arc::as_ptr(block.owner());
     let Some(at) = position(owner).filter(|_| block.is_plain()) else { return Err(block) };
-    // SAFETY: (recent-I1) the pool at hand is alive; it is until the next change of its entry, by this thread.
+    // SAFETY: (recent-I1) the cached pool is alive; it is until the next change of its entry, by this thread.
     let core = unsafe { &*owner };
     core.put_remote(block)?;
     if core.has_waiters() {
@@ -190,7 +190,7 @@ fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     Ok(())
 }
 
-/// The return that checks everything. In a forked child the block stays where it is.
+/// The return that checks everything. In a forked child the block leaks.
 #[inline(never)]
 fn put_slow(block: Block<Core>) {
     if block.is_forked() { std::mem::forget(block) } else { with_core_alive(block, Core::put) }
@@ -199,14 +199,14 @@ fn put_slow(block: Block<Core>) {
 /// Wakes the head of the wait queue of `core`, which is cached at `at`.
 #[cold]
 fn wake_waiters(core: &Core, at: usize) {
-    // A waker is its user's: it may put a buffer of another pool, which then replaces the entry. If the reference is not here, a
+    // A waker is its user's: it may return a buffer of another pool, which then replaces the entry. If the reference is not here, a
     // frame further up this stack has it.
     let kept = KEPT.try_with(|kept| kept.pools[at].take()).ok().flatten();
     let _frame = kept.map(|kept| Frame(ManuallyDrop::new(kept)));
     core.wake_waiters();
 }
 
-/// The shard at hand that may keep `block` by the short path.
+/// The cached shard that may keep `block` by the fast path.
 #[inline(always)]
 fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
     let shard = LAST_USED.with(|recent| recent[at].shard.get());
@@ -216,7 +216,7 @@ fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
     is_open.then(|| CachedShard(unsafe { &*shard }))
 }
 
-/// Whether large buffers of a pool at hand go to the arena, by the slow put (policy-R3). A load.
+/// Whether large buffers of a cached pool go to the arena, by the slow path (policy-R3). A load.
 #[inline(always)]
 fn is_varied(at: usize) -> bool {
     let pool = LAST_USED.with(|recent| recent[at].pool.get());
@@ -248,11 +248,11 @@ fn take_reference(core: &Arc<Core>) -> Arc<Core> {
     kept.filter(|kept| Arc::ptr_eq(kept, core)).unwrap_or_else(|| core.clone())
 }
 
-/// Keeps a reference to `core`, and `core` at hand.
+/// Keeps a reference to `core`, and caches `core`.
 fn keep(core: Arc<Core>) {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     if let Some(at) = position(Arc::as_ptr(&core)) {
-        // At hand already. Outside the access, as below.
+        // Cached already. Outside the access, as below.
         drop(KEPT.try_with(|kept| kept.pools[at].replace(Some(core))));
         return;
     }

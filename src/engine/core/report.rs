@@ -168,7 +168,7 @@ impl Core {
         if self.is_forked() {
             return stats;
         }
-        (stats.requests.waits, stats.requests.waiting) = (self.waiters.total(), self.waiters.waiting());
+        (stats.requests.waits, stats.requests.waiting) = (self.waiters.total.get(), self.waiters.waiting());
         stats.limits.shared = self.ledger_stats();
         self.stock.fill(&mut stats);
         self.in_flight.fill(&mut stats);

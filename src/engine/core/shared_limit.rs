@@ -1,4 +1,4 @@
-//! A pool and the limit that it shares with others: what its requests want of other owners, and what it releases for theirs.
+//! A pool and the limit that it shares with other owners: what its requests want, and what it releases for requests of others.
 //!
 //! ```text
 //!   refused by the process's limit ─▶ the other pools release idle memory ─▶ tries again
@@ -21,9 +21,9 @@ use crate::maintenance_thread::Pace;
 use crate::quota::{Budget, BudgetOwner};
 use crate::stats::{EvictionReason, SharedLimitStats};
 
-/// Released for others at once; then what they lack is checked again, as other owners release, too.
+/// Most bytes released for others in one step; other owners release, too, so each step checks what is still lacking.
 const STEP_BYTES: u64 = 64 << 20;
-/// Between two attempts of a reserve that waits for room under a shared limit.
+/// The pause between two attempts of a reserve that waits for room under a shared limit.
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl BudgetOwner for Core {
@@ -56,7 +56,7 @@ impl Core {
             let Some(core) = core.upgrade() else { return false };
             core.room_was_made();
             if is_wanted {
-                core.attend_to_ledger();
+                core.update_slow_path();
                 core.notice(Pace::Copies);
             }
             // Without a thread the next poll continues.
@@ -93,14 +93,14 @@ impl Core {
     }
 
     /// Releases idle memory while other owners lack it.
-    pub(super) fn give_to_others(&self) {
+    pub(super) fn release_to_others(&self) {
         loop {
             let lacking_bytes = self.budget().others_lack();
             if lacking_bytes == 0 || self.release_idle(lacking_bytes.min(STEP_BYTES)) == 0 {
                 break;
             }
         }
-        self.attend_to_ledger();
+        self.update_slow_path();
     }
 
     /// Tells the host's limit how much of what is held is idle.
@@ -109,7 +109,7 @@ impl Core {
     }
 
     /// Hits and returns take the slow path as long as other owners want memory.
-    pub(super) fn attend_to_ledger(&self) {
+    pub(super) fn update_slow_path(&self) {
         let is_wanted = || self.budget().is_wanted();
         self.slow_path_flag.change(Reason::Ledger, is_wanted, |attends| self.stock.idle().set_slow_path(attends));
     }
@@ -117,16 +117,16 @@ impl Core {
     /// A return while other owners want memory: makes room of `block` if they come first. Otherwise returns it. A slow call if it
     /// makes room.
     #[inline]
-    pub(super) fn give_put(&self, block: Block) -> Option<Block> {
-        if self.slow_path_flag.is_for_ledger() { self.give_put_if_owed(block) } else { Some(block) }
+    pub(super) fn release_for_others(&self, block: Block) -> Option<Block> {
+        if self.slow_path_flag.is_for_ledger() { self.release_if_owed(block) } else { Some(block) }
     }
 
     #[cold]
-    fn give_put_if_owed(&self, block: Block) -> Option<Block> {
+    fn release_if_owed(&self, block: Block) -> Option<Block> {
         // While another return makes room: that may be enough.
         let Some(_giving) = self.giving.try_lock() else { return Some(block) };
         if self.budget().owed_bytes() == 0 {
-            self.attend_to_ledger();
+            self.update_slow_path();
             return Some(block);
         }
         self.counters.made_room.add(1);
@@ -178,7 +178,6 @@ impl Core {
         Some(SharedLimitStats {
             owners: owners.len() as u64,
             own_bytes,
-            others_bytes: held_bytes.saturating_sub(own_bytes),
             others_idle_bytes: others().map(|owner| owner.idle_bytes).fold(0, u64::saturating_add),
             others_wanted_bytes: others().map(|owner| owner.wanted_bytes).fold(0, u64::saturating_add),
             name,

@@ -12,14 +12,18 @@ use pinpool_observe::judge::STUCK_AFTER;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Failed fences that a tick queries again: a lost device may have left thousands.
-const ASKED_AT_ONCE: usize = 64;
+const QUERIED_AT_ONCE: usize = 64;
 
 impl Core {
     /// Completes copies and does what is due; without a maintenance thread also its compaction and its reserve.
     pub(crate) fn maintain(&self) {
-        self.ask_again(usize::MAX);
+        self.query_failed(usize::MAX);
         self.memory().release_refused();
-        self.look();
+        self.check();
+        // Also if no tick is due. Counting collects what other threads have put back.
+        if self.stock.idle().count() > self.config.pool_size_limit {
+            self.stock.enforce_count_limit(self.time.coarse_us());
+        }
         if let Some(arena) = self.memory().arena().filter(|_| self.thread.is_none()) {
             arena.prepare_hole(self.time.coarse_us());
             arena.reserve_turn(self.time.coarse_us());
@@ -27,16 +31,12 @@ impl Core {
     }
 
     /// Completes copies and does what is due.
-    pub(crate) fn look(&self) {
-        self.ask_copies();
-        self.give_to_others();
+    pub(crate) fn check(&self) {
+        self.query_copies();
+        self.release_to_others();
         self.record_idle();
         let now_us = self.tick_after(0);
         self.watch_device(now_us);
-        // Also if no tick is due. Counting collects what other threads have put back.
-        if self.stock.idle().count() > self.config.pool_size_limit {
-            self.stock.enforce_count_limit(now_us);
-        }
         self.stock.enforce_limits(self, now_us);
     }
 
@@ -70,15 +70,15 @@ impl Core {
         if self.thread.is_none() {
             self.watch_device(now_us);
         }
-        if tick.may_ask_again(now_us) {
-            self.ask_again(ASKED_AT_ONCE);
+        if tick.may_query_failed(now_us) {
+            self.query_failed(QUERIED_AT_ONCE);
             self.memory().release_refused();
         }
         if !self.has_waiters() {
             self.shortage.end_if_calm(&self.log, now_us);
         }
         if self.in_flight.count() > 0 {
-            // The thread looks several times a second: while it did not, the process was stopped, and no copy was seen to end.
+            // The thread runs several times a second: if it did not, the process was stopped, and no copy was seen to complete.
             if self.thread.is_some() && tick.late_us > LATE_US {
                 self.in_flight.leave_out(tick.late_us, now_us);
             }
@@ -168,7 +168,7 @@ impl PoolView for Core {
 
 impl Maintained for Core {
     fn maintain(&self) {
-        self.give_to_others();
+        self.release_to_others();
         let (wanted, budget) = (self.wanted_of_ledger.bytes(), self.memory().budget());
         if wanted > 0 && budget.host().is_none() && budget.room_for(wanted) >= wanted {
             // Another pool of the process has made room, and has woken this thread only.
@@ -177,7 +177,7 @@ impl Maintained for Core {
         let is_preparing = self.memory().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
         // During compaction the thread runs more often than anything else is due.
         if !is_preparing || self.counters.adopted.get() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
-            self.ask_copies();
+            self.query_copies();
             let now_us = self.tick_after(0);
             self.watch_device(now_us);
         }

@@ -1,4 +1,4 @@
-//! What the judge of a pool sees. Ticks look, never a hit.
+//! What the diagnosis of a pool sees. Evaluated in ticks, never in a hit.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -24,9 +24,9 @@ pub(super) struct Verdicts {
     pub(super) is_by_source: AtomicBool,
     /// Time of waiting requests in calls of the source, which counts as such.
     pub(super) calls_in_line_ns: AtomicU64,
-    /// The last request that failed since the last judgement, and why.
+    /// The last request that failed since the last diagnosis, and why.
     pub(super) failure: Mutex<Option<(Cause, LikelyCause)>>,
-    /// The most bytes in use and asked for at one time, since the last judgement.
+    /// The most bytes in use and requested at one time, since the last diagnosis.
     needed_bytes: AtomicU64,
 }
 
@@ -55,17 +55,17 @@ impl Core {
 
     /// Logs why the pool is as fast as it is, if that has changed.
     pub(super) fn report_verdict(&self, now_us: u64) {
-        // A pool that is to keep nothing releases what it pins.
+        // A pool that keeps nothing releases what it pins.
         if self.config.pool_size_limit == 0 && !self.memory().has_arena() {
             return;
         }
-        // Another thread that looks is enough.
+        // One thread at a time is enough.
         let Some(is_due) = self.verdicts.judge.try_lock().map(|judge| judge.is_due(now_us)) else { return };
         let is_recorded = self.recorder().is_some_and(|recorder| recorder.wants_snapshot(now_us));
         if !is_due && !is_recorded {
             return;
         }
-        // Under no lock: it may read files, to name where buffers were got.
+        // Under no lock: it may read files, to name the places of requests.
         let snapshot = self.snapshot();
         let Some(mut judge) = self.verdicts.judge.try_lock() else { return };
         let has_ended = judge.look(now_us, snapshot.clone()).is_some();
@@ -94,7 +94,7 @@ impl Core {
         }
     }
 
-    /// The judgement of the last window, or of the time so far.
+    /// The diagnosis of the last window, or of the time so far.
     pub(crate) fn why(&self) -> Judgement {
         let (now_us, snapshot) = (self.time.coarse_us(), self.snapshot());
         // In a child of `fork` a thread that does not exist here may hold the lock.
@@ -102,12 +102,12 @@ impl Core {
         judge.as_deref().unwrap_or(&Judge::default()).why(now_us, &snapshot)
     }
 
-    /// The judgement of the last window, if there was one and no thread judges now.
+    /// The diagnosis of the last window, if there was one and no other thread evaluates it now.
     pub(super) fn judged(&self) -> Option<Judgement> {
         if self.is_forked() { None } else { self.verdicts.judge.try_lock()?.latest().cloned() }
     }
 
-    /// What the judge sees now.
+    /// What the diagnosis sees now.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let (stats, is_direct) = (self.stats(), !self.memory().has_arena());
         let needed_bytes = self.verdicts.needed_bytes.load(Ordering::Relaxed);
@@ -155,7 +155,7 @@ impl Core {
             needed_bytes,
             limit: has_limit.then_some(limit.into()),
             max_bytes: stats.limits.max_bytes,
-            others_bytes: stats.limits.shared.as_ref().map(|ledger| ledger.others_bytes),
+            others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),
             // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
             pool_size_limit: is_direct.then_some(stats.limits.max_idle_buffers),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),

@@ -1,6 +1,6 @@
 //! The pool's time: microseconds since it was made, and a coarse copy of them that costs a load.
 //!
-//! No hit reads a clock. Misses, puts of copies, the maintenance thread and [`Pool::maintain`](crate::Pool::maintain) refresh the
+//! No hit reads a clock. Misses, returns with copies, the maintenance thread and [`Pool::maintain`](crate::Pool::maintain) refresh the
 //! coarse copy, which is exact enough for rules that count in seconds.
 
 use pinpool_os::clock::monotonic_us;

@@ -3,8 +3,8 @@
 //! One thread at a time runs a tick; a thread that finds another thread running one continues without waiting. So the lock held
 //! during a tick, slow calls included, makes no thread wait.
 //!
-//! Who runs it: the [maintenance thread](crate::maintenance_thread) of the process. Without one, misses and puts of copies; with one, these
-//! only if it is late by seconds, because it cannot be had or waits in a call of another pool. A hit never does.
+//! Who runs it: the [maintenance thread](crate::maintenance_thread) of the process. Without one, misses and returns with copies; with one, these
+//! only if it is late by seconds, because it could not be started or is in a call of another pool. A hit never does.
 //!
 //! Owns times and thresholds; the work itself is the core's.
 
@@ -15,11 +15,11 @@ use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Between two ticks: much shorter than any time in the rules, long against the cost of a tick.
 pub(crate) const TICK_EVERY_US: u64 = 10_000;
-/// Between two questions to fences that failed.
-const ASK_AGAIN_EVERY_US: u64 = 100_000;
+/// Between two queries of fences that failed.
+const QUERY_FAILED_EVERY_US: u64 = 100_000;
 /// Growth is reported each time that pinned memory has doubled since the last report, from here on.
 const FIRST_REPORT_BYTES: u64 = 64 << 20;
-/// A tick that the maintenance thread has not run for this long is run by the next miss or put of a copy.
+/// A tick that the maintenance thread has not run for this long is run by the next miss or return with a copy.
 pub(crate) const LATE_US: u64 = 3_000_000;
 
 /// When the next tick is due.
@@ -31,7 +31,7 @@ pub(crate) struct Maintenance {
 
 #[derive(Debug, Default)]
 struct Watch {
-    next_question_us: u64,
+    next_query_us: u64,
     /// At the last growth report.
     held_bytes: u64,
     calls: SourceCalls,
@@ -66,13 +66,13 @@ impl Maintenance {
 }
 
 impl Tick<'_> {
-    /// Whether fences that failed may be asked again now. At most ten times a second.
-    pub(crate) fn may_ask_again(&mut self, now_us: u64) -> bool {
-        let may_ask = now_us >= self.watch.next_question_us;
-        if may_ask {
-            self.watch.next_question_us = now_us.saturating_add(ASK_AGAIN_EVERY_US);
+    /// Whether fences that failed may be queried again now. At most ten times a second.
+    pub(crate) fn may_query_failed(&mut self, now_us: u64) -> bool {
+        let may_query = now_us >= self.watch.next_query_us;
+        if may_query {
+            self.watch.next_query_us = now_us.saturating_add(QUERY_FAILED_EVERY_US);
         }
-        may_ask
+        may_query
     }
 
     /// The growth since the last report, if `held_bytes` are twice what was held then; it counts as reported.

@@ -1,14 +1,14 @@
-//! Who holds the buffers: a account for each tag of a pool.
+//! Who holds the buffers: one account for each tag of a pool.
 //!
 //! ```text
 //!   Pool::tagged ─▶ TagAccount ◀── Holder (in the block, from the request until the buffer is idle again)
 //!                     └── one row for each buffer: bytes asked, bytes held, request time
 //! ```
 //!
-//! A buffer that was got without a tag has no holder, so its hit and its put do nothing here. One with a holder is not plain
-//! (block-I2): its put takes the slow path, which ends the row.
+//! A buffer without a tag has no holder, so its hit and its return do nothing here. A buffer with a holder is not plain
+//! (block-I2): its return takes the slow path, which ends the row.
 //!
-//! So has a buffer with a sampled request; without a tag it belongs to an account that no sum includes, since untagged buffers
+//! A buffer with a sampled request has a holder, too; without a tag it belongs to an account that no sum includes, since untagged buffers
 //! are the remainder.
 //!
 //! Owns the accounts and their rows. Reads no clock: times are arguments.
@@ -30,7 +30,7 @@ const TAG_BYTES_MAX: usize = 128;
 pub(crate) const UNTAGGED: &str = "(untagged)";
 /// The tag for buffers with a tag beyond the maximum number of tags.
 const OTHERS: &str = "(other tags)";
-/// Rows that a account without buffers keeps room for.
+/// Rows that an account without buffers keeps room for.
 const SPARE_ROWS: usize = 64;
 
 /// The accounts of one pool, by tag.
@@ -68,7 +68,7 @@ struct Row {
     asked_bytes: u64,
     held_bytes: u64,
     since_us: u64,
-    /// Where it was got, if that was sampled.
+    /// The call stack of its request, if that was sampled.
     stack: Option<Arc<CallStack>>,
 }
 
@@ -98,7 +98,7 @@ impl Owners {
         Some(accounts.entry(tag).or_insert_with_key(|tag| TagAccount::new(tag)).clone())
     }
 
-    /// What each tag holds at `now_us`. Sums, since each get that finds no memory asks, and gets and puts of the tag wait.
+    /// What each tag holds at `now_us`. Sums, since each failed request calls this, and requests and returns of the tag wait meanwhile.
     pub(crate) fn sums(&self, now_us: u64) -> Vec<Owner> {
         let sum = |account: Arc<TagAccount>| {
             let mut owner = Owner::new(&account.tag);
@@ -110,7 +110,7 @@ impl Owners {
         self.accounts().into_iter().filter_map(sum).collect()
     }
 
-    /// Where most of the bytes under `tag` were got that were sampled, in words. Reads files, under no lock.
+    /// The place in the program that requested most of the sampled bytes under `tag`, in words. Reads files, under no lock.
     pub(crate) fn place(&self, tag: &str) -> Option<String> {
         let of_tag = self.accounts().into_iter().chain([self.untagged.clone()]).find(|account| &*account.tag == tag)?;
         let sampled = |row: &Row| row.stack.clone().map(|stack| (stack, row.held_bytes));

@@ -1,7 +1,7 @@
-//! A time without room, logged once when it begins and once when it ends, not at every get: the first of a pool, the
-//! tenth, the hundredth, so that a pool that runs short again and again does not repeat itself.
+//! A shortage of memory, logged once when it begins and once when it ends: the first of a pool, the tenth, the hundredth, so
+//! that a pool that runs short often does not repeat itself.
 //!
-//! It ends when every get has found room at once for a second. At the limit, successful and blocked requests alternate, so
+//! It ends when every request has found room at once for a second. At the limit, successful and blocked requests alternate, so
 //! ending at the first success would log two lines per request.
 //!
 //! Owns the counts of one shortage. Decides nothing about memory.
@@ -13,10 +13,10 @@ use crate::error::UsageReport;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
-/// Every get must find room at once for this long.
+/// Every request must find room at once for this long.
 const CALM_US: u64 = 1_000_000;
 
-/// The shortage that is going on, if any.
+/// The current shortage, if any.
 #[derive(Debug, Default)]
 pub(crate) struct Shortage {
     /// Lets a miss that finds room skip the lock.
@@ -32,7 +32,7 @@ struct ShortageCounts {
     begun_us: u64,
     last_us: u64,
     gets: u64,
-    /// Time that gets waited, all together.
+    /// Total time that requests waited.
     waited: Duration,
     fallbacks: u64,
 }
@@ -79,7 +79,7 @@ impl Shortage {
         self.counts.lock().iter_mut().for_each(|counts| counts.fallbacks += 1);
     }
 
-    /// Ends it if every get has found room for a while.
+    /// Ends it if every request has found room for a while.
     pub(crate) fn end_if_calm(&self, log: &PoolLog, now_us: u64) {
         if !self.is_on.load(Ordering::Relaxed) {
             return;

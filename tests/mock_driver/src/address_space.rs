@@ -83,7 +83,7 @@ pub(crate) fn count(wanted: impl Fn(&Owner) -> bool) -> u64 {
 }
 
 impl Space {
-    /// The range that holds this address, and where it starts.
+    /// The range that holds this address, and its start.
     pub(crate) fn at(&self, address: u64) -> Option<(u64, Range)> {
         let (&start, &range) = self.0.range(..=address).next_back()?;
         (address - start < range.bytes).then_some((start, range))

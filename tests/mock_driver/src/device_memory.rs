@@ -42,7 +42,7 @@ fn allocate(bytes: usize) -> Result<u64, Code> {
 pub(crate) fn release(address: u64) -> Outcome {
     let device = |owner: &Owner| matches!(owner, Owner::Device { .. });
     let Some(Range { bytes, owner: Owner::Device { backing } }) = address_space::remove(address, device) else {
-        ledger::misused(format!("free of device memory at {address:#x}, where no block begins"));
+        ledger::misused(format!("free of device memory at {address:#x}, which is not the start of a block"));
         return Err(Code::INVALID_VALUE);
     };
     unback(backing, bytes);

@@ -105,7 +105,7 @@ pub(crate) fn misuse(index: usize) -> Option<String> {
     lock(&LEDGER).wrong_uses.get(index).cloned()
 }
 
-/// The counts of the ledger; the other fields are 0.
+/// The counts of this module; the other fields are 0.
 pub(crate) fn counts() -> Counts {
     let ledger = lock(&LEDGER);
     Counts {

@@ -49,7 +49,7 @@
 //! It does not model kernels, graphs beyond a straight line of work, several processes, or device virtual memory.
 //!
 //! It trusts a C caller's arguments as the real driver does; invariant `call-I1` is the one place that says so.
-#![allow(unsafe_code)] // Stands for a library in C.
+#![allow(unsafe_code)] // Implements a C library.
 // The tests alone call it, on 64 bits; it has no log.
 #![allow(
     clippy::cast_possible_truncation,

@@ -185,7 +185,7 @@ driver_call! { Enqueue fn cuMemHostRegister_v2(address: *mut c_void, bytes: usiz
 driver_call! { Enqueue fn cuMemHostUnregister(address: *mut c_void) {
     let start = address.addr() as u64;
     if !matches!(address_space::read().at(start), Some((at, Range { owner: Owner::Registered { .. }, .. })) if at == start) {
-        ledger::misused(format!("cuMemHostUnregister of {start:#x}, where no registration begins"));
+        ledger::misused(format!("cuMemHostUnregister of {start:#x}, which is not the start of a registration"));
         return Err(Code::HOST_MEMORY_NOT_REGISTERED);
     }
     wait_for_all_work()?;

@@ -62,7 +62,7 @@ fn overwrite(entry: *mut libc::Elf64_Sym, value: u64) -> bool {
     if failed != 0 {
         return false;
     }
-    // SAFETY: the entry is live as long as this library, and writable since the line above.
+    // SAFETY: the entry is live as long as this library, and writable since the call above.
     let place = unsafe { &raw mut (*entry).st_value };
     // SAFETY: as above; a lookup at this very moment sees the old value or the new one.
     unsafe { place.write_volatile(value) };

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use pinpool_observe::judge::Cause;
-use pinpool_replay::{Event, PoolDescription, Record, Recording, Replay, TraceOp, Workload};
+use pinpool_replay::{Event, PoolDescription, Record, Recording, Replay, TraceOp, TraceReader, Workload};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -204,11 +204,11 @@ fn peak_bytes(acts: &[Act]) -> u64 {
     peak
 }
 
-/// The acts of a trace: four threads allocate, and one returns.
-fn acts_of(workload: &Workload) -> Vec<Act> {
+/// The acts of a trace of requests, as those of four threads that request, and one that returns.
+fn acts_of(trace: &Path) -> Vec<Act> {
     let (mut at_ns, mut name, mut names, mut acts) = (0, 0, HashMap::new(), Vec::new());
-    for (_, operation) in workload.lines() {
-        match *operation {
+    for operation in TraceReader::open(trace).unwrap().map(Result::unwrap) {
+        match operation {
             TraceOp::Advance { micros } => at_ns += micros * 1000,
             TraceOp::Get { id, bytes, .. } => {
                 name += 1;
@@ -430,7 +430,7 @@ fn shared() -> Vec<PathBuf> {
 /// A shared workload unchanged, and as a program recorded under a limit that is too small, right, and far too large.
 fn of_shared(path: &Path) -> impl Fn(usize) -> Result<Outcome, String> + use<> {
     let workload = Workload::open(path).unwrap();
-    let acts = acts_of(&workload);
+    let acts = acts_of(path);
     let name = path.file_name().unwrap().to_string_lossy().into_owned();
     move |way| {
         let max_bytes = [None, Some(60), Some(125), Some(1000)][way].map(|percent| peak_bytes(&acts) / 100 * percent);

@@ -126,7 +126,13 @@ fn is_shared(config: &Config) -> bool {
 
 /// The ranks of this host with a separate limit.
 pub(super) fn limits_on_host(config: &Config) -> u64 {
-    if is_shared(config) { 1 } else { env::local_ranks() }
+    if is_shared(config) { 1 } else { local_ranks() }
+}
+
+/// Ranks of torchrun on this host; 1 without torchrun.
+fn local_ranks() -> u64 {
+    let ranks = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.trim().parse().ok());
+    ranks.unwrap_or(1).max(1)
 }
 
 /// The words for `bytes` in each of these ranks, if they exceed the available memory.
@@ -206,7 +212,7 @@ pub(super) fn reserve_problem(
     // With a higher limit alone, the kernel would kill the process.
     const SCARCE: &str = "lower the reserve, free memory, or raise the limit of the cgroup";
     const OVER: &str = "lower the reserve or raise PINPOOL_MAX_BYTES";
-    let (planned, ranks) = (Size(bytes), env::local_ranks());
+    let (planned, ranks) = (Size(bytes), local_ranks());
     match (max_bytes, memory.and_then(|memory| too_much(ranks, bytes, memory))) {
         _ if bytes == 0 => None,
         _ if config.preset == Preset::TensorFlow => {

@@ -1,9 +1,11 @@
 //! Trace events as JSON: a track of bytes for each pool, and a slice of its thread for each driver call and slow request.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-use pinpool_replay::{Event, Record, Recording, Usage};
+use pinpool_observe::judge::Snapshot;
+use pinpool_observe::record::Taken;
+use pinpool_replay::{Event, Record, Recording};
 use serde_json::{Value, json};
 
 use super::{described, name_of};
@@ -21,21 +23,15 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
         let name = format!("thread {thread}");
         events.add(&json!({"ph": "M", "pid": pool, "tid": thread, "name": "thread_name", "args": {"name": name}}))?;
     }
-    let mut usages: BTreeMap<u32, (Usage, [u64; 4])> = BTreeMap::new();
-    for record in &recording.records {
-        if let Some(slice) = slice(record, recording) {
-            events.add(&slice)?;
-        }
-        let (usage, shown) = usages.entry(record.pool).or_default();
-        usage.apply(record);
-        let now = [usage.in_use_bytes, usage.in_flight_bytes, usage.idle_bytes, usage.pinned_bytes];
-        if now != *shown {
-            *shown = now;
-            let args = json!({"in use": now[0], "in flight": now[1], "idle": now[2]});
-            events.add(&json!({"ph": "C", "pid": record.pool, "ts": micros(record.time_ns), "name": "buffer bytes", "args": args}))?;
-            let args = json!({"pinned": now[3]});
-            events.add(&json!({"ph": "C", "pid": record.pool, "ts": micros(record.time_ns), "name": "pinned bytes", "args": args}))?;
-        }
+    for slice in recording.records.iter().filter_map(|record| slice(record, recording)) {
+        events.add(&slice)?;
+    }
+    for Taken { time_ns, pool, snapshot, .. } in &recording.snapshots {
+        let Snapshot { used_bytes, in_flight_bytes, idle_bytes, held_bytes, .. } = **snapshot;
+        let args = json!({"in use": used_bytes - in_flight_bytes.min(used_bytes), "in flight": in_flight_bytes, "idle": idle_bytes});
+        events.add(&json!({"ph": "C", "pid": pool, "ts": micros(*time_ns), "name": "buffer bytes", "args": args}))?;
+        let args = json!({"pinned": held_bytes});
+        events.add(&json!({"ph": "C", "pid": pool, "ts": micros(*time_ns), "name": "pinned bytes", "args": args}))?;
     }
     events.out.write_all(b"\n]}\n")
 }

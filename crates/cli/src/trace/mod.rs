@@ -20,9 +20,10 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use pinpool_replay::{Event, PoolDescription, Recording, Workload, open_recording};
+use pinpool_replay::{Event, PoolDescription, Recording, Workload};
 use serde_json::{Map, Value};
 
+use crate::input::{self, Kind};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
@@ -31,8 +32,7 @@ const UNENDED_SHOWN: usize = 5;
 
 /// Print a recording, or convert it for a viewer
 ///
-/// Reads recordings (PINPOOL_TRACE or `load --record`), workloads and conformance traces
-/// (Thread,Time,Action,Pointer,Size,Stream), plain or compressed. Exits with 1 if the trace is truncated; the intact part
+/// Reads recordings (PINPOOL_TRACE or `load --record`), plain or compressed. Exits with 1 if the recording is truncated; the intact part
 /// is printed. Names the pools without a recorded end: their process was killed, or exited while they lived.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool trace t.gz --format chrome -o t.json
@@ -83,43 +83,38 @@ pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), ExitError
 /// Writes the trace, and returns it.
 fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
     let in_trace = |error: &dyn std::fmt::Display| in_file(&args.trace, error);
-    let recording = open_recording(&args.trace).map_err(|error| in_trace(&error))?;
-    // A text that cannot be replayed is refused. A pipe cannot be read twice.
-    let is_text = recording.pools.iter().all(|pool| pool.fact("backend").is_none());
-    if is_text && args.trace.is_file() {
-        Workload::open(&args.trace).map_err(|error| in_trace(&error))?;
+    let input = input::open(&args.trace)?;
+    if input::kind(input.first()) != Kind::Recording {
+        let why = Workload::read_file(input).err().map(|error| format!(": {error}")).unwrap_or_default();
+        return Err(in_trace(&format_args!("not a recording{why} (PINPOOL_TRACE and `load --record` make one)")).into());
     }
+    let recording = Recording::read(input.into_bytes()).map_err(|error| in_trace(&error))?;
     if recording.records.is_empty() {
         let why = recording.warning.as_deref().unwrap_or("it has no records");
         return Err(in_trace(&format_args!("nothing to print: {why}")).into());
     }
-    // Errors of the trace are reported before a file is created.
-    let workload = match args.format {
-        Format::Text => Workload::of(&recording).map_err(|error| in_trace(&error))?,
-        _ => Workload::default(),
-    };
     match &args.output {
         Some(path) => {
             refuse_to_overwrite(&args.trace, path)?;
             let file = File::create(path).map_err(|error| in_file(path, &error))?;
             let mut out = BufWriter::new(file);
-            write(&recording, &workload, args.format, &mut out)
+            write(&recording, args.format, &mut out)
                 .and_then(|()| out.flush())
                 .map_err(|error| in_file(path, &error))?;
         }
         None => {
             let mut out = BufWriter::new(io::stdout().lock());
-            let written = write(&recording, &workload, args.format, &mut out).and_then(|()| out.flush());
-            // Keeps the kind: a closed pipe differs from a full disk.
+            let written = write(&recording, args.format, &mut out).and_then(|()| out.flush());
+            // Keeps the kind, which distinguishes a closed pipe from a full disk.
             written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
         }
     }
     Ok(recording)
 }
 
-fn write(recording: &Recording, workload: &Workload, format: Format, out: &mut dyn Write) -> io::Result<()> {
+fn write(recording: &Recording, format: Format, out: &mut dyn Write) -> io::Result<()> {
     match format {
-        Format::Text => text::write(recording, workload, out),
+        Format::Text => text::write(recording, out),
         Format::Csv => csv::write(recording, out),
         Format::Chrome => chrome::write(recording, out),
         Format::Pytorch => snapshot::write(recording, out),

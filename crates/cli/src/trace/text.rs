@@ -2,33 +2,55 @@
 //!
 //! The `f` of a buffer in flight is placed at the end of its copies.
 
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
-use pinpool_replay::{Event, PoolDescription, Recording, TraceOp, Workload};
+use pinpool_replay::{Event, PoolDescription, Recording};
 
 use super::described;
 use pinpool_cli::terminal::one_line;
 
-/// Writes `recording` and its `workload`.
-pub(super) fn write(recording: &Recording, workload: &Workload, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     head(recording, out)?;
-    let mut operations = workload.lines().iter().peekable();
-    let mut pool = 0;
-    for (line, record) in (1..).zip(&recording.records) {
-        while let Some((_, operation)) = operations.next_if(|(of, _)| *of == line) {
-            if record.pool != pool && !matches!(operation, TraceOp::Advance { .. }) {
-                pool = record.pool;
-                writeln!(out, "p {pool}")?;
+    // The names of held buffers, and buffers with copies in flight.
+    let (mut held, mut in_flight, mut last_name) = (HashMap::new(), HashSet::new(), 0_u64);
+    let (mut pool, mut time_us) = (0, recording.records.first().map_or(0, |record| record.time_ns / 1000));
+    for record in &recording.records {
+        let key = record.event.buffer().map(|id| (record.pool, id));
+        let freed = match record.event {
+            Event::Put { in_flight: true, .. } => {
+                in_flight.extend(key);
+                None
             }
-            match *operation {
-                TraceOp::Get { id, bytes, .. } => writeln!(out, "a {id} {bytes}")?,
-                TraceOp::Put { id } => writeln!(out, "f {id}")?,
-                TraceOp::Clear => writeln!(out, "c")?,
-                TraceOp::Advance { micros } => writeln!(out, "t {micros}")?,
-                // Recordings have none of these.
-                TraceOp::Steps { .. } | TraceOp::Pool { .. } => {}
+            Event::Completed { .. } if !key.is_some_and(|key| in_flight.contains(&key)) => None,
+            Event::Get { .. } | Event::Put { .. } | Event::Completed { .. } | Event::Gone { .. } => {
+                key.and_then(|key| {
+                    in_flight.remove(&key);
+                    held.remove(&key)
+                })
             }
+            _ => None,
+        };
+        let mut lines: Vec<_> = freed.map(|name| format!("f {name}")).into_iter().collect();
+        match (record.event, key) {
+            (Event::Get { bytes, .. }, Some(key)) => {
+                last_name += 1;
+                held.insert(key, last_name);
+                lines.push(format!("a {last_name} {bytes}"));
+            }
+            (Event::Cleared, _) => lines.push("c".to_owned()),
+            _ => {}
         }
+        let now_us = (record.time_ns / 1000).max(time_us);
+        if !lines.is_empty() && now_us > time_us {
+            writeln!(out, "t {}", now_us - time_us)?;
+            time_us = now_us;
+        }
+        if !lines.is_empty() && record.pool != pool {
+            pool = record.pool;
+            writeln!(out, "p {pool}")?;
+        }
+        lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
         let is_operation = matches!(
             record.event,
             Event::Get { tag: 0, took_ns: 0, .. } | Event::Cleared | Event::Put { in_flight: false, .. }

@@ -165,7 +165,6 @@ fn a_reader_that_goes_away_is_no_error() {
         vec!["inspect", "--all", log.to_str().unwrap()],
         vec!["replay", "--json", trace.to_str().unwrap()],
         vec!["env", "--all"],
-        vec!["trace", trace.to_str().unwrap()],
     ] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);

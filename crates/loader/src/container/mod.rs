@@ -1,10 +1,10 @@
 //! Files that hold many samples, or one that is compressed.
 //!
 //! Owns the choice of a format by the name of the file. Checks every length in a header against the file before it is used,
-//! and allocates nothing that only a header asks for. Lists a container whole or refuses it whole.
+//! and never allocates memory because a header alone claims it. Lists a container completely or refuses it.
 //!
-//! A compressed file is decompressed once to be listed, and nothing of it is kept but names and lengths: so the batches of
-//! every epoch are known before the first one is read, and a damaged file is found then.
+//! A compressed file is decompressed once to be listed, and only names and lengths are kept. So the batches of every epoch are
+//! known before the first one is read, and a damaged file is found early.
 
 mod safetensors;
 mod tar;
@@ -29,7 +29,7 @@ pub(super) fn is_container(path: &Path) -> bool {
     }
 }
 
-/// Lists what is in the file at `path`; `None` if its last extension names no format. A compressed file is given up when
+/// Lists what is in the file at `path`; `None` if its last extension names no format. Stops decompressing when
 /// `stop` is raised.
 pub(super) fn open(path: &Path, stop: &StopFlag) -> Option<Result<FileContent, FailureCause>> {
     if let Some((compression, is_tar)) = Compression::of(path) {

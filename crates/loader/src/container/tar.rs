@@ -1,15 +1,15 @@
 //! `.tar` shards as WebDataset writes them: members that share a name up to the first dot are one sample.
 //!
-//! Owns the grouping and the checks that the `tar` crate leaves to its user. Never reads a member's data.
+//! Owns the grouping and the checks that the `tar` crate does not make. Never reads a member's data.
 //!
 //! ```text
 //!   train/0001.jpg   train/0001.cls   train/0002.jpg        members
-//!   '--------- train/0001 ---------'  '- train/0002 -'      samples: neighbours with one key
+//!   '--------- train/0001 ---------'  '- train/0002 -'      samples: consecutive members of one key
 //!              jpg              cls              jpg        their fields, in lower case
 //! ```
 //!
 //! - **tar-I1**: a member ends within the file.
-//! - **tar-I2**: the archive ends with a block of zeros, so an archive that was cut between two members is refused.
+//! - **tar-I2**: the archive ends with a block of zeros, so an archive truncated between two members is refused.
 //! - **tar-I3**: at most [`MAX_HEADER_RUN_BYTES`] are read for one header, whatever length it claims.
 
 use std::collections::HashSet;
@@ -33,7 +33,7 @@ pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<ContainerMember>,
     listed.map_err(broken)
 }
 
-/// Lists the samples of an archive with a length that is known only after all of it was read.
+/// Lists the samples of an archive of unknown length, which is read to its end.
 pub(super) fn index_forward(archive: &mut ForwardReader<'_>) -> Result<Vec<ContainerMember>, FailureCause> {
     let (samples, last) = members(&mut *archive, u64::MAX).map_err(broken)?;
     check_end(&last, archive.read_to_end()?).map_err(broken)?;
@@ -56,7 +56,7 @@ fn check_end(last: &Last, archive_bytes: u64) -> io::Result<()> {
         end = (range.offset + range.len_bytes).next_multiple_of(BLOCK_BYTES);
     }
     if end + BLOCK_BYTES > archive_bytes {
-        return Err(io::Error::other(format!("cut off: no end mark after byte {end}")));
+        return Err(io::Error::other(format!("truncated: no end mark after byte {end}")));
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer
 use super::pixels::{self, CHANNELS};
 use super::{Decode, DecodeError, damaged};
 
-/// In which order the numbers of an image lie.
+/// The order of the values of an image.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Layout {
     /// Height, width, channel: as files have them.
@@ -18,17 +18,17 @@ pub enum Layout {
     Chw,
 }
 
-/// How an image of another size becomes one of this size.
+/// How an image is resized.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Fit {
     /// The whole image, whatever its proportions.
     #[default]
     Stretch,
-    /// As much from its middle as has the proportions.
+    /// The largest centred part with the right proportions.
     Crop,
 }
 
-/// Images of one size, RGB with 8 bits, by a bilinear filter over all pixels that a new one covers, as Pillow's `BILINEAR`.
+/// Images of one size, RGB with 8 bits, resized by a bilinear filter over all covered pixels, like Pillow's `BILINEAR`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Image {
     height: u32,
@@ -38,10 +38,10 @@ pub struct Image {
     pixels_max: usize,
 }
 
-/// Scratch memory that a thread keeps: 22 million pixels. What a larger image needs is freed behind it.
+/// Scratch memory that a thread keeps: 22 million pixels. Memory of a larger image is freed after it.
 const SCRATCH_BYTES_MAX: usize = 64 << 20;
 
-/// Memory of a thread for one image after the other.
+/// Memory that a thread reuses for one image after the other.
 #[derive(Default)]
 struct Scratch {
     pixels: Vec<u8>,
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_of_the_size_is_taken_as_it_is_in_either_order() {
+    fn an_image_of_the_right_size_is_copied_in_either_layout() {
         let pixels: Vec<u8> = (0..2 * 3 * 3).collect();
         let file = encoded(3, 2, png::ColorType::Rgb, &pixels);
         let image = |layout| Image::new(2, 3, layout, Fit::Stretch).unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_changed_or_no_image_is_an_error() {
+    fn truncated_changed_and_foreign_files_are_errors() {
         let pixels: Vec<u8> = (0..=255).cycle().take(32 * 32 * 3).collect();
         let file = encoded(32, 32, png::ColorType::Rgb, &pixels);
         let image = Image::new(8, 8, Layout::Hwc, Fit::Stretch).unwrap();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn interlaced_images_and_others_are_the_same() {
+    fn interlaced_images_decode_to_the_same_pixels() {
         // 3 x 2 gray pixels in the seven passes of Adam7: (0, 0); (2, 0); (1, 0); then the second row.
         let header = [0, 0, 0, 3, 0, 0, 0, 2, 8, 0, 0, 0, 1];
         let passes = [0, 10, 0, 12, 0, 11, 0, 13, 14, 15];
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_no_memory_holds_are_refused() {
+    fn impossible_sizes_are_refused() {
         assert_eq!(Image::new(0, 5, Layout::Hwc, Fit::Crop), None);
         assert_eq!(Image::new(u32::MAX, u32::MAX, Layout::Hwc, Fit::Crop), None);
     }

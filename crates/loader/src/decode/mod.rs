@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The length of each result is known before anything is read, so that a batch is one array. The decoders never allocate
-//! what only a header asks for beyond [`Image::pixels_max`]. Each thread keeps scratch memory of at most 64 MiB for the next
+//! more than [`Image::pixels_max`] permits because a header claims it. Each thread keeps scratch memory of at most 64 MiB for the next
 //! image.
 
 #[cfg(feature = "decode")]
@@ -31,10 +31,10 @@ pub use self::pixels::PIXELS_MAX;
 #[cfg(feature = "decode")]
 type DecodeError = Box<dyn Error + Send + Sync>;
 
-/// The error for a file that is damaged, truncated, or of a kind that its decoder does not know.
+/// The error for a damaged or truncated file, or one of an unknown kind.
 #[cfg(feature = "decode")]
 fn damaged(format: &str, why: impl fmt::Display) -> DecodeError {
-    format!("damaged {format}, or of a kind that is not known: {why}").into()
+    format!("damaged or unsupported {format}: {why}").into()
 }
 
 /// From the bytes of a field to an array of known length.
@@ -58,7 +58,7 @@ pub struct DecodedField {
 }
 
 impl DecodedField {
-    /// The first field of a sample that has one of these names, in lower case and without a dot: of a file its ending.
+    /// The first field of a sample with one of these names (lower case, without a dot); for a file, its extension.
     #[must_use]
     pub fn new(names: Vec<String>, decoder: Arc<dyn Decode>) -> Self {
         Self { names, decoder }

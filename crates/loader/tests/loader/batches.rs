@@ -1,4 +1,4 @@
-//! Batches that are handed out: order, shards, states, memory, ends and failures.
+//! Batches handed out: order, shards, states, memory, ends and failures.
 
 use std::time::{Duration, Instant};
 
@@ -123,7 +123,7 @@ fn shards_are_disjoint_and_together_each_epoch() {
 }
 
 #[test]
-fn a_load_resumed_behind_any_batch_is_the_rest_of_the_uninterrupted_one() {
+fn a_load_resumed_after_any_batch_yields_the_rest() {
     let (_dir, catalog) = numbered_files(&[5, 40, 1, 0, 7, 7, 19, 3, 90, 2, 2, 11]);
     let pool = pool(1 << 30);
     let options = options(|o| {
@@ -161,7 +161,7 @@ fn a_state_of_other_batches_is_refused() {
     ];
     for change in changes {
         let error = loader(&catalog, change).resume_at(state).unwrap_err().to_string();
-        assert!(error.contains("the state is of another load"), "{error}");
+        assert!(error.contains("the state belongs to another load"), "{error}");
     }
     // More epochs, other workers and another directory leave the batches as they are.
     let moved = directory();
@@ -177,7 +177,7 @@ fn a_state_of_other_batches_is_refused() {
 
     let text = state.to_string().replace("batch=1", "batch=4");
     let error = loader(&catalog, |_| ()).resume_at(text.parse().unwrap()).unwrap_err();
-    let text = "the state is behind batch 4 of epoch 0, which has 3: it was changed or is of another load";
+    let text = "the state is after batch 4 of epoch 0, which has 3: it was changed or belongs to another load";
     assert_eq!(error.to_string(), text);
 }
 

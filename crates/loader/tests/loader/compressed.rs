@@ -1,4 +1,4 @@
-//! Compressed files: what is listed, what arrives, shuffles, shards and states, damage, bounds.
+//! Compressed files: listing, delivery, shuffles, shards and states, damage, bounds.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -113,7 +113,7 @@ fn runs_copy_compressed_files_and_verify_them() {
 }
 
 #[test]
-fn a_compressed_file_that_is_no_archive_is_one_sample_and_long_ones_come_in_parts() {
+fn a_compressed_plain_file_is_one_sample_and_long_ones_come_in_parts() {
     let dir = directory();
     let data: Vec<u8> = (0..100_000).map(|at| u8::try_from(at % 251).unwrap()).collect();
     for name in ["a.bin.gz", "b.zst"] {
@@ -185,7 +185,7 @@ fn ranks_share_compressed_shards_whole() {
 }
 
 #[test]
-fn a_state_goes_on_within_a_compressed_shard() {
+fn a_load_resumes_within_a_compressed_shard() {
     let (_dir, paths) = shards(&[7, 9, 8]);
     let catalog = listed(&paths, false);
     for seed in [None, Some(3)] {

@@ -1,4 +1,4 @@
-//! Tar and safetensors files, whole, cut and false. Good files are written by the crates that define the formats.
+//! Tar and safetensors files: valid, truncated and invalid. Good files are written by the crates that define the formats.
 
 use pinpool_loader::{FailureCause, FileRange, Sample};
 use tar::EntryType;
@@ -104,7 +104,7 @@ fn an_empty_archive_has_no_samples() {
 }
 
 #[test]
-fn every_cut_of_an_archive_before_the_end_mark_is_refused() {
+fn an_archive_truncated_before_its_end_mark_is_refused() {
     let bytes = tar_file(&[("0.a", &[1; 700]), ("0.b", b""), ("1.a", &[2; 512])]);
     let mark = bytes.len() - 1024;
     assert_eq!(open_tar(&bytes[..mark + 512]).samples().len(), 2, "one block of zeros is a mark");
@@ -194,7 +194,7 @@ fn a_safetensors_file_without_tensors_has_no_samples() {
 }
 
 #[test]
-fn every_cut_of_a_good_safetensors_file_is_refused() {
+fn truncated_safetensors_files_are_refused() {
     let bytes = safetensors_file(&[("w", 40), ("v", 8)]);
     assert_eq!(open("w.safetensors", &bytes).samples().len(), 2);
     for len in 0..bytes.len() {

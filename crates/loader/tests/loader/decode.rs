@@ -1,4 +1,4 @@
-//! Fields that are decoded: one array for each, rows in the order of the parts, other fields behind.
+//! Decoded fields: one array each, rows in the order of the parts, then the other fields.
 
 use std::error::Error;
 use std::fs;
@@ -53,7 +53,7 @@ fn tar_of(path: &Path, members: &[(&str, &[u8])]) {
 }
 
 #[test]
-fn each_decoded_field_is_one_array_and_the_others_lie_behind() {
+fn decoded_fields_are_arrays_followed_by_the_other_fields() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shard.tar");
     tar_of(
@@ -88,7 +88,7 @@ fn each_decoded_field_is_one_array_and_the_others_lie_behind() {
 }
 
 #[test]
-fn what_fails_leaves_no_row_and_is_named() {
+fn a_failed_sample_is_named_and_leaves_no_row() {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes) in [("a.bin", "abc"), ("b.bin", "d"), ("c.txt", "efg"), ("d.BIN", "hij")] {
         fs::write(folder.path().join(name), bytes).unwrap();
@@ -112,7 +112,7 @@ fn what_fails_leaves_no_row_and_is_named() {
 }
 
 #[test]
-fn a_batch_that_no_memory_holds_is_a_failure() {
+fn a_batch_beyond_the_address_space_is_a_failure() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a.bin"), "abc").unwrap();
     let (_, batches) = loaded(&[folder.path()], vec![field("bin", usize::MAX / 2)], 8);

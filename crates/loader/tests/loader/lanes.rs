@@ -1,4 +1,4 @@
-//! Lanes that are slow, fail, or read nothing back.
+//! Slow and failing lanes, and lanes without read-back.
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool_loader::Ended;

@@ -1,4 +1,4 @@
-//! Paths to a catalog: order, links, what fails, which containers are opened.
+//! Paths to a catalog: order, links, failures, opened containers.
 
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
@@ -17,7 +17,7 @@ fn names(catalog: &Catalog, root: &Path) -> Vec<String> {
 }
 
 #[test]
-fn files_come_sorted_and_empty_ones_count() {
+fn files_are_sorted_and_empty_files_count() {
     let dir = directory();
     fs::create_dir(dir.path().join("b")).unwrap();
     for (name, len) in [("c", 3), ("b/2", 2), ("b/1", 0), ("a", 1)] {
@@ -79,7 +79,7 @@ fn missing_paths_and_dangling_links_are_failures() {
 }
 
 #[test]
-fn a_socket_is_ignored_and_refused_by_name() {
+fn a_socket_is_skipped_unless_it_is_named() {
     let dir = directory();
     let socket = dir.path().join("socket");
     let _listener = UnixListener::bind(&socket).unwrap();
@@ -100,7 +100,7 @@ fn a_named_file_is_listed_alone() {
 }
 
 #[test]
-fn a_container_is_opened_when_named_asked_for_or_among_its_like_and_else_read_plain() {
+fn containers_are_opened_if_named_requested_or_alone_in_a_directory() {
     let dir = directory();
     let shard = dir.path().join("shard.tar");
     fs::write(&shard, tar_file(&[("0.jpg", b"abc"), ("0.cls", b"7"), ("1.jpg", b"de")])).unwrap();

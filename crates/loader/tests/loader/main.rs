@@ -1,15 +1,15 @@
-//! The reference loader: what is listed, what arrives, and what a run reports.
+//! Tests of the reference loader: listing, delivery, and reports.
 //!
-//! | module | holds |
+//! | module | covers |
 //! | --- | --- |
-//! | `batches` | batches that are handed out: order, shards, states, memory, ends |
+//! | `batches` | batches handed out: order, shards, states, memory, ends |
 //! | `parts` | files longer than a batch |
-//! | `listing` | paths to a catalog: order, links, what fails |
+//! | `listing` | paths to a catalog: order, links, failures |
 //! | `compressed` | `.gz` and `.zst` files: order, shuffles, shards, states, damage, bounds |
-//! | `containers` | tar and safetensors files, whole, cut and false |
+//! | `containers` | tar and safetensors files: valid, truncated and invalid |
 //! | `contents` | the bytes of each batch: order, limits, shuffle, synthetic data, checksums |
-//! | `decode` | fields that are decoded |
-//! | `lanes` | lanes that are slow, fail, or read nothing back |
+//! | `decode` | decoded fields |
+//! | `lanes` | slow and failing lanes, and lanes without read-back |
 //! | `runs` | epochs, limits, stops and failures of whole runs |
 
 mod batches;

@@ -1,14 +1,14 @@
 //! The statistics through the `metrics` facade: what Prometheus scrapes, and the names that the dashboard uses.
 //!
-//! Recorder and server come from `examples/prometheus`. One test needs an installed Prometheus (`apt-get install prometheus`) and
-//! reports if it is skipped.
+//! Recorder and server come from `examples/prometheus`. One test needs `promtool` (`apt-get install prometheus`) and reports if it is
+//! skipped.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 use pinpool::{Backend, Limit, OnFull, Pool};
@@ -182,7 +182,7 @@ fn the_dashboard_uses_metrics_that_exist() {
     assert!(unknown.is_empty() && queried.len() > 30, "{unknown:?} of {}", queried.len());
 }
 
-/// What `promtool check` complains of, with `text` as its input; `None` where it is not installed.
+/// The complaints of `promtool check` about `text`; `None` if it is not installed.
 #[allow(clippy::print_stderr)] // Says that it was skipped.
 fn promtool(args: &[&str], text: &str) -> Option<String> {
     let mut command = Command::new("promtool");
@@ -260,73 +260,4 @@ fn the_server_of_the_example_answers_with_figures_of_the_moment() {
     use_pool(&pool);
     assert_eq!(value(&http(port, "/metrics").unwrap(), "pinpool_requests_timeouts_total", &[]), Some(1.0));
     assert!(http(port, "/other").unwrap().starts_with("HTTP/1.1 404"));
-}
-
-/// A process that ends with the test.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[test]
-#[allow(clippy::print_stderr)] // Says that it was skipped.
-fn a_real_prometheus_computes_the_queries_of_the_dashboard() {
-    if Command::new("prometheus").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: no Prometheus to scrape with: apt-get install prometheus");
-        return;
-    }
-    let pool = pool();
-    let _held = pool.tagged("images").get(MIB).unwrap();
-    let port = serve_on_a_port(Reporter::new(&pool));
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("prometheus.yml");
-    let text = format!(
-        "global:\n  scrape_interval: 200ms\n  scrape_timeout: 200ms\nscrape_configs:\n  - job_name: pinpool\n    \
-         static_configs:\n      - targets: [\"127.0.0.1:{port}\"]\n"
-    );
-    std::fs::write(&config, text).unwrap();
-    // Free a moment ago: another process may take it, and then the test fails loudly.
-    let own_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let mut command = Command::new("prometheus");
-    command.arg(format!("--config.file={}", config.display()));
-    command.arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()));
-    command.arg(format!("--web.listen-address=127.0.0.1:{own_port}"));
-    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let _ended = Ended(child);
-    let ask = |query: &str| -> Option<serde_json::Value> {
-        let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        let answer = http(own_port, &format!("/api/v1/query?query={encoded}"))?;
-        let body = answer.split_once("\r\n\r\n")?.1;
-        let from = body.find('{')?;
-        serde_json::from_str(&body[from..=body.rfind('}')?]).ok()
-    };
-    let has_results = |query: &str| {
-        let answer = ask(query)?;
-        let results = answer["data"]["result"].as_array()?;
-        (!results.is_empty()).then_some(results.len())
-    };
-    let until = |query: &str| {
-        let begun = Instant::now();
-        while has_results(query).is_none() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "no answer to {query}: {:?}", ask(query));
-            thread::sleep(Duration::from_millis(50));
-            use_pool(&pool);
-        }
-    };
-    until("pinpool_requests_hits_total > 0");
-    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
-    for panel in dashboard["panels"].as_array().unwrap() {
-        for target in panel["targets"].as_array().unwrap() {
-            let query = target["expr"].as_str().unwrap();
-            let query = query.replace("$pool", ".*").replace("$instance", ".*").replace("$__rate_interval", "10s");
-            let answer = ask(&query).unwrap();
-            assert_eq!(answer["status"], "success", "{query}: {answer}");
-        }
-    }
-    until("sum by (pool_name) (rate(pinpool_requests_hits_total[10s])) > 0");
-    until("histogram_quantile(0.99, sum by (pool_name, le) (rate(pinpool_memory_pin_time_seconds_bucket[10s]))) > 0");
 }

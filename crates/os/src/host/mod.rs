@@ -26,14 +26,8 @@ mod pressure;
 pub use files::tree;
 pub use huge_pages::huge_pages;
 pub use memory::{HostMemory, LimitOrigin, MemoryGauge, memory};
-
-pub use numa::parse_list;
-
-pub use numa::{MemoryNode, memory_nodes, numa_node_of_pci};
-pub use numa::{cpus_of_node, is_node_of_several, numa_nodes};
-
-pub use pressure::stall;
-pub use pressure::{Pressure, PressureGauge};
+pub use numa::{MemoryNode, memory_nodes, numa_node_of_pci, numa_nodes, parse_list};
+pub use pressure::{Pressure, PressureGauge, stall};
 
 /// The smallest page. Every region starts at a multiple of it, and every source holds multiples of it.
 pub const PAGE_BYTES: usize = 4096;

@@ -8,14 +8,14 @@ use super::files::Files;
 
 const NODES: &str = "/sys/devices/system/node";
 
-/// Node of the device with this id on the PCI bus (`0000:3B:00.0`, in either case).
+/// Node of the device with this id on the PCI bus (`0000:3B:00.0`, in either case), if it is one of several.
 pub fn numa_node_of_pci(root: &Path, id: &str) -> Option<u32> {
-    let files = Files::below(root);
     let id =
         Some(id.to_ascii_lowercase()).filter(|id| id.chars().all(|c| c.is_ascii_hexdigit() || ":.".contains(c)))?;
-    // The kernel writes -1 where the firmware names no node.
-    let node = files.number(format!("/sys/bus/pci/devices/{id}/numa_node"))?;
-    u32::try_from(node).ok().filter(|&node| is_node_of_several(root, node))
+    // The kernel writes -1 if the firmware names no node.
+    let node = Files::below(root).number(format!("/sys/bus/pci/devices/{id}/numa_node"))?;
+    let nodes = numa_nodes(root);
+    u32::try_from(node).ok().filter(|node| nodes.len() > 1 && nodes.contains(node))
 }
 
 /// The nodes of the machine; empty if it does not list them.
@@ -24,14 +24,14 @@ pub fn numa_nodes(root: &Path) -> Vec<u32> {
     list.and_then(|list| parse_list(&list)).unwrap_or_default()
 }
 
-/// A NUMA node, and what the machine says of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A NUMA node, and what its files say.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryNode {
     pub id: u32,
     /// `None` if unknown.
     pub memory_bytes: Option<u64>,
     /// Processors near it; `None` if unknown.
-    pub cpus: Option<usize>,
+    pub cpus: Option<Vec<u32>>,
 }
 
 /// The nodes of the machine, each with its memory and processors; empty if it does not list them.
@@ -40,7 +40,7 @@ pub fn memory_nodes(root: &Path) -> Vec<MemoryNode> {
     let describe = |id| {
         let cpus = files.read(format!("{NODES}/node{id}/cpulist")).and_then(|list| parse_list(&list));
         let meminfo = files.read(format!("{NODES}/node{id}/meminfo"));
-        MemoryNode { id, memory_bytes: meminfo.and_then(|text| total_bytes(&text)), cpus: cpus.map(|cpus| cpus.len()) }
+        MemoryNode { id, memory_bytes: meminfo.and_then(|text| total_bytes(&text)), cpus }
     };
     numa_nodes(root).into_iter().map(describe).collect()
 }
@@ -49,18 +49,6 @@ pub fn memory_nodes(root: &Path) -> Vec<MemoryNode> {
 fn total_bytes(meminfo: &str) -> Option<u64> {
     let rest = meminfo.lines().find_map(|line| line.split_once("MemTotal:"))?.1;
     rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// Whether `node` is one of at least two.
-pub fn is_node_of_several(root: &Path, node: u32) -> bool {
-    let nodes = numa_nodes(root);
-    nodes.len() > 1 && nodes.contains(&node)
-}
-
-/// Processors near `node`; empty if they are unknown, or if it has memory and no processor.
-pub fn cpus_of_node(root: &Path, node: u32) -> Vec<u32> {
-    let list = Files::below(root).read(format!("{NODES}/node{node}/cpulist"));
-    list.and_then(|list| parse_list(&list)).unwrap_or_default()
 }
 
 /// Lists with larger numbers or more of them are rejected: no machine has that many nodes or processors.
@@ -122,18 +110,20 @@ mod tests {
         ];
         let nodes = memory_nodes(tree::of(&files).path());
         let node = |id, memory_bytes, cpus| MemoryNode { id, memory_bytes, cpus };
-        assert_eq!(nodes, [node(0, Some(24_684_096 << 10), Some(4)), node(1, Some(0), Some(0)), node(2, None, None)]);
+        assert_eq!(
+            nodes,
+            [
+                node(0, Some(24_684_096 << 10), Some(vec![0, 1, 2, 3])),
+                node(1, Some(0), Some(vec![])),
+                node(2, None, None)
+            ]
+        );
         assert_eq!(memory_nodes(tree::of(&files[1..]).path()), [], "nodes that are not listed");
     }
 
     #[test]
-    fn processors_of_a_node_are_those_of_its_cpulist() {
-        let cpus = "/sys/devices/system/node/node1/cpulist";
-        let root = tree::of(&[(cpus, "4-6,12\n"), (ONLINE, "0-1\n")]);
-        assert_eq!(cpus_of_node(root.path(), 1), [4, 5, 6, 12]);
-        assert!(cpus_of_node(root.path(), 0).is_empty());
-        let without_cpus = tree::of(&[(cpus, "\n"), (ONLINE, "0-1\n")]);
-        assert!(cpus_of_node(without_cpus.path(), 1).is_empty(), "memory without processors");
+    fn a_list_of_numbers_is_bounded() {
+        assert_eq!(parse_list("4-6,12\n"), Some(vec![4, 5, 6, 12]));
         assert_eq!(parse_list("0-4294967295"), None);
         assert_eq!(parse_list("0-65535,0"), None, "more than there can be");
     }

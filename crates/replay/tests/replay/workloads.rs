@@ -243,14 +243,6 @@ fn a_get_over_the_limit_delays_no_other() {
 }
 
 #[test]
-fn a_get_under_tensorflows_rules_waits_at_the_limit_too() {
-    let replay = Replay { max_bytes: Some(4 * MIB), ..with("PRESET=tensorflow") };
-    let report = play("a 1 2000000\na 2 2000000\na 3 1000\nt 50\nf 1\nf 2\nf 3\n", &replay);
-    assert_eq!((report.waits, report.fallbacks), (1, 0));
-    assert_eq!(report.peak_pinned_bytes, 4 * MIB);
-}
-
-#[test]
 fn a_limit_below_a_granule_is_kept() {
     for source in [SourceKind::Virtual, SourceKind::Discrete] {
         let replay = Replay { source, ..under(MIB) };
@@ -285,32 +277,5 @@ fn a_minute_after_the_last_put_counts_even_if_the_trace_goes_on() {
         // Ten seconds in the thread cache and 45 in the arena are over by then.
         let sooner = with("IDLE_TIMEOUT=45s");
         assert_eq!(play(text, &sooner).pinned_after_60s_bytes, 0, "{text}");
-    }
-}
-
-#[test]
-fn the_idle_timeout_may_be_zero_or_none() {
-    let workload = named("bucket_switch");
-    let (zero, none) =
-        (with("IDLE_TIMEOUT=0").play(&workload).unwrap(), with("IDLE_TIMEOUT=none").play(&workload).unwrap());
-    assert_eq!(zero.pinned_after_60s_bytes, 0);
-    assert_eq!(none.pinned_after_60s_bytes, none.peak_pinned_bytes);
-    assert!(zero.mean_pinned_bytes < none.mean_pinned_bytes, "{zero:?} {none:?}");
-    assert!(zero.page_locks > none.page_locks, "{zero:?} {none:?}");
-}
-
-#[test]
-fn the_thread_cache_may_keep_one_buffer_or_none() {
-    let workload = named("recsys_a100");
-    for source in [SourceKind::Virtual, SourceKind::Discrete] {
-        let limited = |buffers| {
-            let settings = with(&format!("POOL_SIZE_LIMIT={buffers},AUTO_RESIZE=0"));
-            Replay { source, ..settings }.play(&workload).unwrap()
-        };
-        let (none, one, many) = (limited(0), limited(1), limited(100));
-        assert_eq!((none.front_hits, none.pool_size_limit), (0, 0));
-        assert!(one.front_hits < many.front_hits && one.evicted > many.evicted, "{one:?}");
-        // A miss of the thread cache is served by the arena: fewer hits are not more pin calls.
-        assert!(none.page_locks <= many.page_locks + 3, "{none:?} {many:?}");
     }
 }

@@ -33,7 +33,7 @@
 //!
 //! - shared-limit-I1: the sum of what living owners hold never exceeds the limit.
 //! - shared-limit-I2: only the process that attached changes its slot: in a forked child every call does nothing.
-//! - shared-limit-I3: an owner whose descriptor other code has closed claims nothing more, and leaves its slot to the next owner.
+//! - shared-limit-I3: an owner with a descriptor that other code has closed claims nothing more, and leaves its slot to the next owner.
 //! - shared-limit-I4: what an owner wants is the sum of what its requests and reserves want now.
 
 use std::sync::Arc;

@@ -51,7 +51,7 @@ pub struct LedgerOwner {
 }
 
 impl LedgerReport {
-    /// Reads the words of the living owners, of which `own` is the one that asks.
+    /// Reads the words of the living owners. The slot of the caller, if it has one, is `own`.
     pub(super) fn of(name: &str, slots: &Slots, own: Option<usize>) -> Self {
         // An owner that is just attaching has not written its process.
         let is_owner =

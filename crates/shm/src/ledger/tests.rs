@@ -124,7 +124,7 @@ fn a_want_and_what_is_given_back_wake_the_thread_of_each_owner_until_it_leaves()
     want(&second, &Want::default(), 10);
     hears(("first", true));
     first.release(10);
-    // Also its own thread: the want stands.
+    // Also its own thread: it still wants memory.
     hears(("second", false));
     drop((first, second));
     // Both threads have let go of the sender.

@@ -3,16 +3,16 @@
     import pinpool.torch
     pinpool.torch.install(max_bytes="8GiB")
 
-From then on ``pin_memory=True``, ``Tensor.pin_memory()``, the pin thread of a ``DataLoader`` and every library that asks torch for
-pinned memory get it from a pool of pinpool. torch marks each non-blocking copy, and the pool uses a block again only
-when the copies that were marked are over. ``torch.cuda.host_memory_stats()`` and memory snapshots show the pool.
+From then on ``pin_memory=True``, ``Tensor.pin_memory()``, the pin thread of a ``DataLoader`` and every library that requests pinned
+memory from torch use a pinpool pool. torch marks each non-blocking copy, and the pool reuses a block only after the marked copies
+have completed. ``torch.cuda.host_memory_stats()`` and memory snapshots show the pool.
 
 torch's host allocator is a C++ interface that belongs to one version of torch. Wheels contain the part that implements it (one file,
-``host_allocator.cpp``) compiled for the versions known when they were built. For another one it is compiled once, in about ten
-seconds, and kept in torch's cache of extensions (``TORCH_EXTENSIONS_DIR``): that needs a C++ compiler and ninja, and no CUDA toolkit.
+``host_allocator.cpp``) compiled for the versions known when they were built. For another version it is compiled once, in about ten
+seconds, and kept in torch's extension cache (``TORCH_EXTENSIONS_DIR``). Compiling needs a C++ compiler and ninja, but no CUDA toolkit.
 
-Not served by the pool: memory of a CUDA graph that is being captured (torch's own allocator keeps it with the graph), memory
-that was pinned before ``install``, and ``cudaHostRegister`` by others.
+Not served by the pool: memory requested while a CUDA graph is captured (torch's own allocator keeps it with the graph), memory
+pinned before ``install``, and memory that other libraries register with ``cudaHostRegister``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 from .. import _pinpool
 from .._errors import BackendError, PinpoolError
 from .._pool import Pool
-from . import _ceiling
+from . import _limit
 
 __all__ = ["install", "is_installed", "pool", "uninstall"]
 
@@ -44,35 +44,34 @@ _SHIMS = Path(__file__).with_name("shims")
 _lock = threading.Lock()
 _shim: ctypes.CDLL | None = None
 _installed: Pool | None = None
-#: How many times the compiler failed in this process.
+#: Number of failed compilations in this process.
 _failures = 0
 
 
 def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
-    """Makes a pool torch's pinned memory, and returns it.
+    """Serves torch's pinned memory from a pool, and returns the pool.
 
-    Call it before another thread asks torch for pinned memory: torch says that exchanging its allocator is not thread-safe.
+    Call it before another thread requests pinned memory from torch, because replacing torch's allocator is not thread-safe.
 
     Args:
         pool: a :class:`pinpool.Pool`; by default a new one.
-        settings: those of :class:`pinpool.Pool`, for a new one. Without ``max_bytes`` and ``PINPOOL_MAX_BYTES`` its ceiling is three
-            quarters of the memory of the cgroup, else of the machine, divided by ``LOCAL_WORLD_SIZE``; a log line says
-            so. Without ``backend`` and ``PINPOOL_BACKEND`` it is ``gpu``: memory that CUDA does not pin is an error. Without ``device``
-            it is torch's current GPU if torch has started
-            CUDA, else the one that ``LOCAL_RANK`` names, else the first: a rank of a distributed run makes no context on
-            the GPU of another.
+        settings: the settings of a new :class:`pinpool.Pool`. The default ``max_bytes`` is three quarters of the memory of the
+            cgroup, or else of the machine, divided by ``LOCAL_WORLD_SIZE``; a log line states it. The default ``backend`` is
+            ``gpu``, so memory that CUDA does not pin is an error. The default ``device`` is torch's current GPU if torch has
+            started CUDA, or else the GPU of ``LOCAL_RANK``, or else the first, so that no rank creates a context on the GPU of
+            another rank.
 
     Raises:
         PinpoolError: torch is missing, too old, or built for ROCm or without CUDA; the compiler failed; no GPU backend works; or an
-            earlier pool is still in use.
+            earlier pool is still installed.
         TypeError: both a pool and settings are given.
     """
     global _installed
     if pool is not None and settings:
-        raise TypeError(f"install takes a pool or settings of a new one, not both: {', '.join(sorted(settings))}")
+        raise TypeError(f"install accepts a pool or settings of a new pool, not both: {', '.join(sorted(settings))}")
     with _lock:
         if _installed is not None:
-            raise PinpoolError("a pool is torch's pinned memory already: call pinpool.torch.uninstall() first")
+            raise PinpoolError("a pool serves torch's pinned memory already: call pinpool.torch.uninstall() first")
         shim = _load()
         if pool is None:
             pool = _pinpool_pool(**settings)
@@ -80,16 +79,16 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
         error = ctypes.create_string_buffer(1024)
         functions = ctypes.c_void_p(_pinpool._torch_functions(pool))
         if shim.pinpool_torch_install(functions, error, ctypes.c_size_t(len(error))) != 0:
-            raise PinpoolError(f"torch's pinned memory stays as it is: {error.value.decode(errors='replace')}")
+            raise PinpoolError(f"torch's allocator was not replaced: {error.value.decode(errors='replace')}")
         _installed = pool
         return pool
 
 
 def uninstall() -> int:
-    """Gives all later requests to torch's own allocator. Returns how many blocks of the pool are still in use.
+    """Returns later requests to torch's own allocator. Returns the number of pool blocks still in use.
 
-    While there are any, pinpool's allocator stays in its place and passes requests on: it alone knows which copies use them.
-    Call it again when they are gone to put torch's own back. Without an installed pool it does nothing and returns 0.
+    While blocks are in use, pinpool's allocator remains installed and forwards requests, because only it knows which copies use
+    the blocks. Call it again later to restore torch's allocator. Without an installed pool it does nothing and returns 0.
     """
     global _installed
     with _lock:
@@ -101,12 +100,12 @@ def uninstall() -> int:
 
 
 def is_installed() -> bool:
-    """Whether a pool is torch's pinned memory."""
+    """Whether a pool serves torch's pinned memory."""
     return _installed is not None
 
 
 def pool() -> Pool | None:
-    """The pool that is torch's pinned memory; ``None`` without one."""
+    """The pool that serves torch's pinned memory, or ``None``."""
     return _installed
 
 
@@ -115,7 +114,7 @@ def _pinpool_pool(**settings: Any) -> Pool:
         settings["device"] = _device()
     if settings.get("backend") is None and os.environ.get("PINPOOL_BACKEND", "auto") in ("", "auto"):
         settings["backend"] = "gpu"
-    chosen = _ceiling.choose(settings, os.environ, _pinpool._host_memory())
+    chosen = _limit.choose(settings, os.environ, _pinpool._host_memory())
     if chosen is not None:
         settings["max_bytes"], line = chosen
         _log.info("%s", line)
@@ -123,13 +122,13 @@ def _pinpool_pool(**settings: Any) -> Pool:
 
 
 def _device() -> int:
-    """The GPU of this process: torch's current one, else that of its rank on this host. Starts no CUDA."""
+    """The GPU of this process: torch's current GPU, or else the GPU of its local rank. Does not start CUDA."""
     import torch
 
     if torch.cuda.is_initialized():
         return torch.cuda.current_device()
     rank = os.environ.get("LOCAL_RANK", "")
-    # A launcher may show each rank its own GPU alone.
+    # A launcher may make only one GPU visible to each rank.
     return int(rank) if rank.isdecimal() and int(rank) < torch.cuda.device_count() else 0
 
 
@@ -138,13 +137,13 @@ def _warn_of_ignored_settings() -> None:
         pinned = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip().startswith("pinned_")]
         if pinned:
             _log.warning(
-                "%s: %s has no effect on pinned memory while a pool of pinpool is installed: the settings of the pool say "
-                "what is kept (PINPOOL_MAX_BYTES, PINPOOL_MAX_IDLE_BYTES, PINPOOL_RESERVE)", name, ", ".join(pinned)
+                "%s: %s has no effect on pinned memory while a pinpool pool is installed: use the settings of the pool "
+                "(PINPOOL_MAX_BYTES, PINPOOL_MAX_IDLE_BYTES, PINPOOL_RESERVE)", name, ", ".join(pinned)
             )
 
 
 def _load() -> ctypes.CDLL:
-    """The shim for the torch that is there: from the wheel, else compiled."""
+    """The shim for the installed torch: from the wheel, or else compiled."""
     global _shim
     if _shim is not None:
         return _shim
@@ -155,7 +154,7 @@ def _load() -> ctypes.CDLL:
     found = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
     if found < OLDEST:
         raise PinpoolError(
-            f"torch {torch.__version__} has another interface of host allocators than pinpool implements: "
+            f"torch {torch.__version__} has an older host allocator interface than pinpool implements: "
             f"{_dotted(OLDEST)} or newer is needed. Pools and their buffers work with it (pinpool.Pool, torch.frombuffer)"
         )
     if torch.version.hip is not None:
@@ -165,35 +164,35 @@ def _load() -> ctypes.CDLL:
     shim.pinpool_torch_uninstall.restype = ctypes.c_size_t
     _shim = shim
     if not torch.cuda.is_available():
-        _log.warning("the pool is torch's pinned memory, and torch sees no GPU: pin_memory() fails here, and pin_memory=True does nothing")
+        _log.warning("the pool serves torch's pinned memory, but torch finds no GPU: pin_memory() fails here, and pin_memory=True does nothing")
     return shim
 
 
 def _of_the_wheel(version: str) -> ctypes.CDLL | None:
-    """The shim that the wheel has for this release of torch."""
+    """The shim that the wheel contains for this torch release."""
     release = re.fullmatch(r"(\d+)\.(\d+)\.\d+(?:\+.*)?", version)
     path = _SHIMS / f"torch_{release[1]}_{release[2]}.so" if release else None
     if path is None or not path.is_file():
         return None
     try:
-        # All symbols at once, so that another interface is found here and not in a call.
+        # Resolves all symbols now, so that a different interface fails here and not in a later call.
         return ctypes.CDLL(os.fspath(path), os.RTLD_NOW)
     except OSError as why:
-        _log.info("the allocator of this wheel does not fit torch %s (%s): it is compiled", version, why)
+        _log.info("the allocator of this wheel does not fit torch %s (%s): compiling it", version, why)
         return None
 
 
 def _compiled(version: str) -> str:
     """The path of the shim, compiled for this version of torch."""
     global _failures
-    # torch takes what failed to build for built when it is asked again.
+    # torch considers a failed build complete when it is requested again, so each attempt has a new name.
     again = f"_{_failures}" if _failures else ""
     search = os.environ.get("PATH")
-    _log.info("pinpool's allocator is compiled for torch %s, once: about ten seconds", version)
+    _log.info("compiling pinpool's allocator for torch %s, once: about ten seconds", version)
     try:
         from torch.utils import cpp_extension
 
-        # Where pip puts ninja, whether or not the environment of this interpreter is activated.
+        # pip installs ninja there, whether or not the environment of this interpreter is activated.
         os.environ["PATH"] = os.pathsep.join([search or os.defpath, sysconfig.get_path("scripts")])
         library: str = cpp_extension.load(
             name=f"pinpool_torch_{re.sub(r'[^0-9A-Za-z_]', '_', version)}{again}",

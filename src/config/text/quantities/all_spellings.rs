@@ -5,6 +5,26 @@
 
 use super::*;
 
+const SIZE_UNITS: [(&str, u64); 17] = [
+    ("B", 1),
+    ("K", 1 << 10),
+    ("Ki", 1 << 10),
+    ("KiB", 1 << 10),
+    ("KB", 1_000),
+    ("M", 1 << 20),
+    ("Mi", 1 << 20),
+    ("MiB", 1 << 20),
+    ("MB", 1_000_000),
+    ("G", 1 << 30),
+    ("Gi", 1 << 30),
+    ("GiB", 1 << 30),
+    ("GB", 1_000_000_000),
+    ("T", 1 << 40),
+    ("Ti", 1 << 40),
+    ("TiB", 1 << 40),
+    ("TB", 1_000_000_000_000),
+];
+
 /// Up to three alongside each power of two, of ten and of sixty that has 64 bits.
 fn numbers() -> Vec<u64> {
     let powers = |base: u128| std::iter::successors(Some(1u128), move |power| power.checked_mul(base));

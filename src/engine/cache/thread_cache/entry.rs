@@ -38,7 +38,7 @@ pub struct Entry<T> {
     pub(super) links: Links,
     /// Order of the last put in its shard; the tick is in the upper bits (`free_list`).
     pub(super) order: u64,
-    /// Address of the shard that may keep it by the short path (the shard of the thread that took it last), or null; compared,
+    /// Address of the shard that may keep it by the fast path (the shard of the thread that took it last), or null; compared,
     /// never followed.
     shard: AtomicPtr<()>,
     /// A number for the user of the cache.
@@ -106,14 +106,14 @@ impl<T> Entry<T> {
         self.tag.store(tag, Ordering::Relaxed);
     }
 
-    /// Whether the shard at `shard`, which is not null, may keep it by the short path.
+    /// Whether the shard at `shard`, which is not null, may keep it by the fast path.
     #[inline(always)]
     pub(in crate::engine) fn is_of<S>(&self, shard: *const S) -> bool {
         // Relaxed, as the tag.
         ptr::eq(self.shard.load(Ordering::Relaxed), shard.cast())
     }
 
-    /// The shard at `shard` may keep it by the short path.
+    /// The shard at `shard` may keep it by the fast path.
     pub(super) fn set_shard<S>(&self, shard: *const S) {
         self.shard.store(shard.cast_mut().cast(), Ordering::Relaxed);
     }

@@ -124,7 +124,7 @@ impl<T> Lock<T> {
             } else {
                 backoff.snooze();
             }
-            // Relaxed: a guess whether the exchange is worth taking the line from the holder.
+            // Relaxed: a guess whether the exchange is worth taking the cache line from the holder.
             if self.state.load(Ordering::Relaxed) != HELD
                 && let Some(unlock) = self.try_lock()
             {

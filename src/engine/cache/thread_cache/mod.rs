@@ -16,7 +16,7 @@
 //! put or a tick, calls [`ThreadCache::evict_over_limit`] until the cache is back at its limit. **Ages** are counted in
 //! *ticks*: a return belongs to the tick that the user of the cache began last.
 //!
-//! A thread that has its shard at hand takes and puts by the *fast path*: one exchange, one store, and no other check. The
+//! A thread that has cached its shard takes and puts on the *fast path*: one exchange, one store, and no other check. The
 //! fast path is closed while a request waits for a buffer, or once the cache is sealed.
 //!
 //! The cache never calls a backend, reads a clock, logs or allocates; victims leave by return value. No operation holds
@@ -44,7 +44,7 @@
 //! | --- | --- | --- | --- | --- |
 //! | biased to its owner, with `membarrier` | 5.0 | 6.7 | 23.1 | another thread interrupts every core; Linux only |
 //! | **exchange and store** | 5.5 | 7.7 | 26.3 | any thread may enter |
-//! | none, buffers of a sleeping owner cannot be had | 5.0 | 6.2 | 24.5 | lower bound |
+//! | none, buffers of a sleeping owner are out of reach | 5.0 | 6.2 | 24.5 | lower bound |
 //! | a lock-free `ArrayQueue` per class, for comparison | 6.5 | 9.0 | 29.9 | no limit, no order of age |
 //!
 //! An array of slots cannot tell which buffer is oldest without reading all of it; one list of all buffers costs each hit

@@ -41,7 +41,7 @@ impl<T> RemoteList<T> {
         Err(entry)
     }
 
-    /// Whether there are entries; only reads the line.
+    /// Whether there are entries; only reads the cache line.
     #[inline]
     pub(super) fn has_entries(&self) -> bool {
         // Relaxed: `take_all` follows if it matters.

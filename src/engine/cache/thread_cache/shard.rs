@@ -66,7 +66,7 @@ impl<T> Shard<T> {
             self.add_idle(-1);
             Some(entry)
         })?;
-        // Compare first: a store would make the line dirty for nothing.
+        // Compare first: a store would dirty the cache line for nothing.
         if !entry.is_of::<Self>(self) {
             self.own_entry(&mut entry);
         }

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::thread;
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, sys};
 use mock_driver::{Code, MockDriver};
 
 use crate::virtual_memory::{
@@ -62,30 +62,6 @@ fn access_is_granted_only_to_devices_and_nodes_that_are_there() {
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
 
-#[test]
-fn granules_are_created_mapped_and_released_without_a_context_and_without_an_offset() {
-    let double = MockDriver::load();
-    assert_eq!(raw(init()), 0);
-    thread::spawn(|| {
-        assert_eq!(result::ctx::get_current(), Ok(None));
-        let base = reserve(2 * GRANULE);
-        let handle = create_at([ON_NUMA_NODE, 0], 2 * GRANULE).unwrap();
-        // SAFETY: the mock driver checks every number it is given.
-        let with_offset = unsafe { sys::cuMemMap(base, GRANULE, GRANULE, handle, 0) };
-        assert_eq!(raw(with_offset), Code::INVALID_VALUE.0);
-        // SAFETY: as above.
-        assert_eq!(raw(unsafe { sys::cuMemMap(base, 2 * GRANULE, 0, handle, 0) }), 0);
-        assert_eq!(allow(base, 2 * GRANULE, &[ON_DEVICE, ON_NUMA_NODE]), 0);
-        assert_eq!(unmap(base, 2 * GRANULE), 0);
-        release(handle);
-        // SAFETY: reserved above, unmapped since.
-        assert_eq!(raw(unsafe { sys::cuMemAddressFree(base, 2 * GRANULE) }), 0);
-    })
-    .join()
-    .unwrap();
-    assert_eq!(double.counts().granules, 0);
-}
-
 /// `cuInit`, which a thread without a context still needs.
 fn init() -> sys::CUresult {
     // SAFETY: may be called at any time.
@@ -103,7 +79,7 @@ fn an_event_is_destroyed_in_a_context() {
     // SAFETY: written above.
     let event = unsafe { event.assume_init() }.expose_provenance();
     let destroy = move || {
-        // SAFETY: created above; the mock driver refuses it where it must.
+        // SAFETY: created above; the mock driver refuses it if it must.
         raw(unsafe { sys::cuEventDestroy_v2(std::ptr::with_exposed_provenance_mut(event)) })
     };
     assert_eq!(thread::spawn(destroy).join().unwrap(), Code::INVALID_CONTEXT.0);

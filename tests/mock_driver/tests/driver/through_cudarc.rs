@@ -114,24 +114,6 @@ fn a_copy_completes_later_and_no_later_than_its_event() {
 }
 
 #[test]
-fn one_held_stream_does_not_hold_another() {
-    let (double, ctx) = start();
-    let (slow, fast) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
-    let gate = double.hold(slow.cu_stream());
-    let first = slow.record_event(None).unwrap();
-    let second = fast.record_event(None).unwrap();
-    second.synchronize().unwrap();
-    assert!(second.is_complete() && !first.is_complete());
-    // A stream that waits for the slow one's event waits operation by operation.
-    fast.wait(&first).unwrap();
-    let third = fast.record_event(None).unwrap();
-    assert!(!third.is_complete());
-    gate.let_pass(1);
-    third.synchronize().unwrap();
-    assert!(first.is_complete());
-}
-
-#[test]
 fn pageable_sources_are_read_at_once_and_pageable_targets_waited_for() {
     let (double, ctx) = start();
     let stream = ctx.new_stream().unwrap();
@@ -207,42 +189,6 @@ fn a_free_waits_for_all_work_and_blocks_all_enqueues() {
     });
     std::mem::forget(block);
     assert_eq!(double.counts().frees_with_work_in_flight, 1);
-}
-
-#[test]
-fn copies_may_not_span_registrations() {
-    let (double, ctx) = start();
-    let stream = ctx.new_stream().unwrap();
-    let mut device = stream.alloc_zeros::<u8>(4 * 4096).unwrap();
-    let mut pages = vec![3_u8; 5 * 4096];
-    let first = pages.as_mut_ptr().wrapping_add(pages.as_ptr().align_offset(4096));
-    let register = |page: usize, count: usize| {
-        // SAFETY: pages of the vector, unregistered before it is freed.
-        raw(unsafe { sys::cuMemHostRegister_v2(first.wrapping_add(page * 4096).cast(), count * 4096, 1) })
-    };
-    assert_eq!(register(0, 2), 0);
-    assert_eq!(register(2, 1), 0);
-    assert_eq!(register(1, 1), Code::HOST_MEMORY_ALREADY_REGISTERED.0);
-    let mut copy = |page: usize, count: usize| {
-        // SAFETY: within the vector.
-        let source = unsafe { std::slice::from_raw_parts(first.wrapping_add(page * 4096), count * 4096) };
-        code(stream.memcpy_htod(source, &mut device))
-    };
-    assert_eq!([copy(0, 2), copy(2, 1), copy(3, 1)], [0; 3]);
-    assert_eq!(copy(1, 2), Code::INVALID_VALUE.0, "two registrations");
-    assert_eq!(copy(2, 2), Code::INVALID_VALUE.0, "from registered into pageable");
-    ctx.synchronize().unwrap();
-    for page in [0, 2] {
-        // SAFETY: registered above.
-        assert_eq!(raw(unsafe { sys::cuMemHostUnregister(first.wrapping_add(page * 4096).cast()) }), 0);
-    }
-    // SAFETY: only asks; there is no such registration any more.
-    let again = raw(unsafe { sys::cuMemHostUnregister(first.cast()) });
-    assert_eq!(again, Code::HOST_MEMORY_NOT_REGISTERED.0);
-    // SAFETY: only asks; the driver never gave this pointer out.
-    assert_eq!(code(unsafe { result::free_host(first.cast()) }), Code::INVALID_VALUE.0);
-    assert_eq!(double.wrong_uses().len(), 2);
-    assert_eq!(double.counts().frees_with_work_in_flight, 0);
 }
 
 #[test]
@@ -322,51 +268,6 @@ fn a_destroyed_stream_finishes_first_and_an_event_is_destroyed_without_a_wait() 
 }
 
 #[test]
-fn scripted_calls_fail_once_and_held_calls_wait() {
-    let (double, ctx) = start();
-    double.fail("cuMemHostAlloc", 2, Code::OUT_OF_MEMORY);
-    drop(Pinned::new(MIB));
-    // SAFETY: refused, so there is nothing to free.
-    assert_eq!(code(unsafe { result::malloc_host(MIB, 0) }), Code::OUT_OF_MEMORY.0);
-    drop(Pinned::new(MIB));
-    assert_eq!(double.calls("cuMemHostAlloc"), 3);
-
-    let gate = double.hold_call("cuMemHostAlloc");
-    thread::scope(|scope| {
-        let context = &ctx;
-        let inside = scope.spawn(move || {
-            context.bind_to_thread().unwrap();
-            drop(Pinned::new(4096));
-        });
-        gate.wait_for(1);
-        assert!(!inside.is_finished());
-        drop(gate);
-        inside.join().unwrap();
-    });
-}
-
-#[test]
-fn a_lost_device_fails_every_call_and_finishes_nothing() {
-    let (double, ctx) = start();
-    let stream = ctx.new_stream().unwrap();
-    let _gate = double.hold(stream.cu_stream());
-    let event = stream.record_event(None).unwrap();
-    let block = Pinned::new(4096);
-    double.lose_device(Code::LAUNCH_FAILED);
-    assert_eq!(code(event.try_is_complete()), Code::LAUNCH_FAILED.0);
-    assert_eq!(code(stream.synchronize()), Code::LAUNCH_FAILED.0);
-    let pinned = double.counts().pinned_bytes;
-    drop(block);
-    assert_eq!(double.counts().pinned_bytes, pinned, "a lost device frees nothing");
-    double.reset();
-    double.shut_down();
-    assert_eq!(code(ctx.synchronize()), Code::DEINITIALIZED.0);
-    double.reset();
-    double.set_device_count(0);
-    assert_eq!(code(CudaContext::new(0)), Code::NO_DEVICE.0);
-}
-
-#[test]
 fn memory_freed_under_a_copy_is_a_fault_and_not_a_crash() {
     let (double, ctx) = start();
     let (stream, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
@@ -440,52 +341,4 @@ fn captured_copies_run_at_each_launch_and_not_before() {
     // SAFETY: destroyed once.
     unsafe { result::event::destroy(event) }.unwrap();
     assert_eq!(double.counts().spoiled_captures, 1);
-}
-
-#[test]
-fn a_query_on_any_thread_invalidates_a_global_capture_unless_its_thread_is_relaxed() {
-    let (double, ctx) = start();
-    let (stream, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
-    let event = other.record_event(None).unwrap();
-    event.synchronize().unwrap();
-    capture(&stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
-    let query = |mode: sys::CUstreamCaptureMode| {
-        let mut mode = mode;
-        // SAFETY: space for one mode; the thread ends after the query.
-        assert_eq!(raw(unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }), 0);
-        code(event.try_is_complete())
-    };
-    let [relaxed, global] = [
-        sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
-        sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
-    ]
-    .map(|mode| thread::scope(|scope| scope.spawn(|| query(mode)).join().unwrap()));
-    assert_eq!((relaxed, global), (0, Code::STREAM_CAPTURE_UNSUPPORTED.0));
-    assert_eq!(double.counts().spoiled_captures, 1);
-    // SAFETY: a capturing stream.
-    let ended = code(unsafe { result::stream::end_capture(stream.cu_stream()) });
-    assert_eq!(ended, Code::STREAM_CAPTURE_INVALIDATED.0);
-}
-
-#[test]
-fn a_hidden_function_cannot_be_found() {
-    let (double, _ctx) = start();
-    // SAFETY: the mock driver is loaded, so this opens nothing.
-    let library = unsafe { sys::culib() };
-    // SAFETY: only asks for a symbol.
-    let found = || unsafe { library.get::<*const ()>(b"cuStreamWriteValue32\0") }.is_ok();
-    let asked = || {
-        let mut address = std::ptr::null_mut();
-        let name = c"cuStreamWriteValue32".as_ptr();
-        // SAFETY: space for one address; the status is not wanted.
-        raw(unsafe { sys::cuGetProcAddress_v2(name, &mut address, 13000, 0, std::ptr::null_mut()) })
-    };
-    assert!(found());
-    assert_eq!(asked(), 0);
-    assert!(double.hide("cuStreamWriteValue32") && double.hide("cuStreamWriteValue32_v2"));
-    assert!(!found());
-    assert_eq!(asked(), Code::NOT_FOUND.0);
-    assert!(!double.hide("cuNoSuchFunction"));
-    double.reset();
-    assert!(found());
 }

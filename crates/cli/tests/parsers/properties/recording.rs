@@ -1,7 +1,7 @@
 //! Recordings: read, made into workloads, and counted.
 
 use flate2::Crc;
-use pinpool_replay::{Event, Recording, Usage, Workload, open_recording};
+use pinpool_replay::{Event, Recording, Workload};
 
 use super::written;
 
@@ -9,10 +9,8 @@ use super::written;
 pub(crate) fn recording(data: &[u8]) {
     let Some((&how, data)) = data.split_first() else { return };
     let file = if how % 2 == 0 { data.to_vec() } else { framed(data) };
-    let Ok(recording) = open_recording(&written("recording", &file)) else { return };
+    let Ok(recording) = Recording::open(&written("recording", &file)) else { return };
     assert!(recording.records.is_sorted_by_key(|record| record.time_ns));
-    let mut usage = Usage::default();
-    recording.records.iter().for_each(|record| usage.apply(record));
     let gets = recording.records.iter().filter(|record| matches!(record.event, Event::Get { bytes: 1.., .. })).count();
     // Too long or too large is an error; else each get is one.
     if let Ok(workload) = Workload::of(&recording) {

@@ -104,7 +104,7 @@ fn as_text(error: TraceError) -> String {
 /// outcome, and its printed bound each other.
 pub(crate) fn replay(data: &[u8]) {
     let Ok(workload) = reader(data).and_then(|mut reader| Workload::read(&mut reader)) else { return };
-    if !is_short(workload.lines().iter().map(|(_, operation)| operation)) {
+    if workload.gets() > MOST_GETS || workload.duration_us() > LONGEST_US {
         return;
     }
     for (preset, source) in
@@ -117,16 +117,4 @@ pub(crate) fn replay(data: &[u8]) {
             assert_eq!(outcome(), outcome());
         }
     }
-}
-
-fn is_short<'a>(operations: impl Iterator<Item = &'a TraceOp>) -> bool {
-    let (mut gets, mut time_us) = (0_u64, 0_u64);
-    for operation in operations {
-        match operation {
-            TraceOp::Steps { count, .. } => gets = gets.saturating_add(*count),
-            TraceOp::Advance { micros } => time_us = time_us.saturating_add(*micros),
-            _ => gets += 1,
-        }
-    }
-    gets <= MOST_GETS && time_us <= LONGEST_US
 }

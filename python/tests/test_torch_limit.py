@@ -1,4 +1,4 @@
-"""The ceiling of a pool that ``pinpool.torch.install()`` makes. Needs no torch: the compiled part is a stand-in that takes the pool."""
+"""The limit of a pool that ``pinpool.torch.install()`` makes. Needs no torch: the compiled part is a stand-in that takes the pool."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ import pytest
 import pinpool
 import pinpool.torch
 from pinpool import _pinpool
-from pinpool.torch import _ceiling
+from pinpool.torch import _limit
 
 GIB = 1 << 30
 MEMORY = (128 * GIB, "cgroup limit /sys/fs/cgroup/memory.max")
@@ -27,7 +27,7 @@ MEMORY = (128 * GIB, "cgroup limit /sys/fs/cgroup/memory.max")
     ],
 )
 def test_without_a_setting_it_is_three_quarters_divided_among_the_ranks(settings, environ, gib, words):
-    share, line = _ceiling.choose(settings, environ, MEMORY)
+    share, line = _limit.choose(settings, environ, MEMORY)
     assert share == gib * GIB
     for word in [f"is {share} bytes", "PINPOOL_MAX_BYTES", "install(max_bytes=...)", *words]:
         assert word in line
@@ -46,12 +46,12 @@ def test_without_a_setting_it_is_three_quarters_divided_among_the_ranks(settings
     ],
 )
 def test_settings_that_decide_are_left_alone(settings, environ):
-    assert _ceiling.choose(settings, environ, MEMORY) is None
+    assert _limit.choose(settings, environ, MEMORY) is None
 
 
 def test_unknown_memory_leaves_the_default_and_a_small_one_a_granule():
-    assert _ceiling.choose({}, {}, None) is None
-    assert _ceiling.choose({}, {"LOCAL_WORLD_SIZE": "64"}, (8 << 20, "machine"))[0] == 2 << 20
+    assert _limit.choose({}, {}, None) is None
+    assert _limit.choose({}, {"LOCAL_WORLD_SIZE": "64"}, (8 << 20, "machine"))[0] == 2 << 20
 
 
 class Shim:
@@ -77,10 +77,10 @@ def stand_in(monkeypatch):
 
 
 def lines(caplog):
-    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("torch: the ceiling")]
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("torch: the limit")]
 
 
-def test_install_tells_the_ceiling_in_one_line(stand_in, monkeypatch, caplog):
+def test_install_tells_the_limit_in_one_line(stand_in, monkeypatch, caplog):
     monkeypatch.setattr(_pinpool, "_host_memory", lambda: (16 * GIB, "machine"))
     with caplog.at_level(logging.INFO, logger="pinpool"):
         pool = pinpool.torch.install(backend="heap")
@@ -89,7 +89,7 @@ def test_install_tells_the_ceiling_in_one_line(stand_in, monkeypatch, caplog):
     assert "three quarters of 17179869184 bytes (machine)" in line
 
 
-def test_install_with_a_ceiling_tells_nothing_of_its_own(stand_in, caplog):
+def test_install_with_a_limit_tells_nothing_of_its_own(stand_in, caplog):
     with caplog.at_level(logging.INFO, logger="pinpool"):
         pool = pinpool.torch.install(max_bytes="64MiB", backend="heap")
     assert pool.stats()["limits"]["max_bytes"] == 64 << 20

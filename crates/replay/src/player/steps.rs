@@ -1,9 +1,12 @@
-//! A recording in closed loop: a waiting request blocks its thread, and everything that this thread does later.
+//! The steps of threads, in order of time.
+//!
+//! In open loop each step comes when it was recorded. In closed loop a waiting request blocks its thread, and everything that this thread
+//! does later:
 //!
 //! ```text
-//!  thread ──▶ next step is a put of a buffer that another thread gets?
-//!              ├─ no ──▶ due after its gap, and after the get that it follows
-//!              └─ yes ─▶ any put before the thread's next other step: the first one whose buffer is ready; idle while none is
+//!  thread ──▶ does the next step return a buffer that another thread requested?
+//!              ├─ no ──▶ due after its gap, and after the request that it follows
+//!              └─ yes ─▶ any return before the thread's next other step: the first one with a ready buffer; idle while none is
 //! ```
 //!
 //! So a thread that takes buffers from a queue takes the buffers that are ready, as the program would, in recorded order if it has
@@ -13,9 +16,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
 use super::{GetState, Player};
-use crate::format::{TraceError, TraceOp};
-use crate::threads::Step;
-use crate::workload::error_at;
+use crate::threads::{Op, Step};
+use pinpool::Error;
 
 /// What is due, in order of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,6 +46,7 @@ struct Thread<'a> {
 
 /// What each thread does next.
 struct Schedule<'a> {
+    is_closed: bool,
     threads: Vec<Thread<'a>>,
     /// Events by time, simultaneous ones in recorded order.
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
@@ -59,11 +62,11 @@ struct Schedule<'a> {
 
 /// Whether the step returns a buffer that another thread requested.
 fn is_taking(step: &Step) -> bool {
-    matches!(step.operation, TraceOp::Put { .. }) && step.follows.is_some()
+    matches!(step.operation, Op::Put { .. }) && step.follows.is_some()
 }
 
 impl<'a> Schedule<'a> {
-    fn new(threads: &'a [Vec<Step>]) -> Self {
+    fn new(threads: &'a [Vec<Step>], is_closed: bool) -> Self {
         let taking = threads.iter().enumerate().flat_map(|(thread, steps)| {
             let steps = steps.iter().enumerate().filter(|(_, step)| is_taking(step));
             steps.filter_map(move |(place, step)| Some((step.follows?.0, (thread, place))))
@@ -78,6 +81,7 @@ impl<'a> Schedule<'a> {
             is_idle: false,
         };
         let mut schedule = Self {
+            is_closed,
             takers: taking.collect(),
             threads: threads.iter().map(thread).collect(),
             due: BinaryHeap::new(),
@@ -103,6 +107,9 @@ impl<'a> Schedule<'a> {
             thread.place += 1;
         }
         let Some(&next) = thread.steps.get(thread.place) else { return };
+        if !self.is_closed {
+            return self.due.push(Reverse((next.at_ns, next.line, Due::Step(at, thread.place))));
+        }
         if !is_taking(&next) {
             let followed_ns = next.follows.map_or(Some(0), |(name, after_ns)| Some(self.got_ns.get(&name)? + after_ns));
             match (followed_ns, next.follows) {
@@ -160,8 +167,8 @@ impl<'a> Schedule<'a> {
         let has_due = self.due.len();
         for (at, thread) in self.threads.iter_mut().enumerate().filter(|(_, thread)| thread.is_idle) {
             let puts = thread.steps.iter().enumerate().skip(thread.looks_until);
-            let mut puts = puts.take_while(|(_, step)| matches!(step.operation, TraceOp::Put { .. }));
-            let is_there = |step: &Step| matches!(step.operation, TraceOp::Put { id } if self.got_ns.contains_key(&id));
+            let mut puts = puts.take_while(|(_, step)| matches!(step.operation, Op::Put { .. }));
+            let is_there = |step: &Step| matches!(step.operation, Op::Put { name } if self.got_ns.contains_key(&name));
             if let Some((place, _)) = puts.find(|(place, step)| !thread.is_done[*place] && is_there(step)) {
                 thread.is_idle = false;
                 self.due.push(thread.take(at, place, now_ns));
@@ -181,9 +188,12 @@ impl Thread<'_> {
 
 impl Player<'_> {
     /// Performs the steps of all threads.
-    pub(super) fn play_threads(&mut self, threads: &[Vec<Step>]) -> Result<(), TraceError> {
-        let mut schedule = Schedule::new(threads);
+    pub(super) fn play_steps(&mut self, threads: &[Vec<Step>], is_closed: bool) -> Result<(), Error> {
+        let mut schedule = Schedule::new(threads, is_closed);
         loop {
+            if schedule.due.is_empty() && !is_closed {
+                return Ok(());
+            }
             if schedule.due.is_empty() && !self.queue.is_empty() {
                 schedule.put_others(self.clock.now_us() * 1_000);
             }
@@ -221,9 +231,9 @@ impl Player<'_> {
         }
     }
 
-    fn perform_due(&mut self, schedule: &mut Schedule<'_>, due: Due, now_ns: u64) -> Result<(), TraceError> {
+    fn perform_due(&mut self, schedule: &mut Schedule<'_>, due: Due, now_ns: u64) -> Result<(), Error> {
         let (thread, place) = match due {
-            Due::Free(name) => return Ok(self.put(Some(name))?),
+            Due::Free(name) => return self.put(name),
             Due::Ready(thread, place) => {
                 schedule.ready(thread, place, now_ns);
                 return Ok(());
@@ -231,23 +241,26 @@ impl Player<'_> {
             Due::Step(thread, place) => (thread, place),
         };
         let Step { line, operation, free_after_ns, .. } = schedule.threads[thread].steps[place];
-        let in_line = |error: pinpool::Error| error_at(line, operation, error.report());
         match (operation, free_after_ns) {
-            (TraceOp::Get { id, bytes, align }, _) => {
-                self.get(Some(id), bytes, align).map_err(in_line)?;
-                if let Some(GetState::Waiting { .. }) = self.held.get(&Some(id)) {
-                    schedule.waiting.insert(id, (thread, place));
-                } else {
-                    schedule.got((thread, place), id, now_ns);
+            (Op::Get { name, bytes }, _) => {
+                self.get(name, usize::try_from(bytes).unwrap_or(usize::MAX))?;
+                match self.held.get(&name) {
+                    Some(GetState::Waiting { .. }) if schedule.is_closed => {
+                        schedule.waiting.insert(name, (thread, place));
+                    }
+                    _ => schedule.got((thread, place), name, now_ns),
                 }
                 return Ok(());
             }
-            (TraceOp::Put { id }, Some(0)) => self.put(Some(id)).map_err(in_line)?,
-            (TraceOp::Put { id }, Some(after_ns)) => {
-                schedule.due.push(Reverse((now_ns + after_ns, line, Due::Free(id))));
+            (Op::Put { name }, Some(0)) => self.put(name)?,
+            (Op::Put { name }, Some(after_ns)) => {
+                schedule.due.push(Reverse((now_ns + after_ns, line, Due::Free(name))));
             }
-            (TraceOp::Put { .. }, None) => {}
-            _ => self.perform(operation).map_err(in_line)?,
+            (Op::Put { .. }, None) => {}
+            (Op::Clear, _) => {
+                self.pool.clear();
+                self.serve()?;
+            }
         }
         schedule.finish(thread, place, now_ns);
         Ok(())

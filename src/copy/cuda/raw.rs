@@ -1,0 +1,290 @@
+//! Streams, events and device memory by their handles and addresses, for callers that have no cudarc object: C programs and other
+//! frameworks.
+//!
+//! The driver returns the context of a stream. A green context can be current on one thread at a time, so its streams are served
+//! through the primary context of the device. The context of an event is unknown, so the wait for it is enqueued in the context that
+//! is current on the thread; a stream may wait for an event of any context.
+//!
+//! This module refuses a call only before anything is enqueued.
+#![allow(unsafe_code)] // Calls the driver.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, sys};
+
+use super::context::ContextState;
+use super::event::behind_event;
+use super::stream::{Failed, PER_THREAD, Stream, id_number, is_default};
+use super::timeline::Timeline;
+use super::{HostSide, copy_behind, mark, refused};
+use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
+use crate::driver::device::Device;
+use crate::driver::{self, CurrentContext, calls};
+use crate::error::{Error, ErrorKind, Result, SourceError};
+use crate::in_flight::{FenceKind, SharedFence};
+
+/// A stream of other code, without a cudarc object.
+///
+/// ```no_run
+/// use pinpool::{PinnedBuf, copy::cuda::RawStream};
+///
+/// /// `stream` is a `cudaStream_t` or a `CUstream` with work that uses the buffer.
+/// fn release(buf: PinnedBuf, stream: *mut std::ffi::c_void) -> pinpool::Result<()> {
+///     // SAFETY: the caller keeps the stream until its work is over.
+///     buf.release_after(&unsafe { RawStream::new(stream) })
+/// }
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct RawStream {
+    handle: sys::CUstream,
+    device: Option<u32>,
+}
+
+impl RawStream {
+    /// The stream with this handle, of the driver or the runtime. Null and the other default-stream handles refer to the
+    /// context that is current on the thread that uses this.
+    ///
+    /// # Safety
+    ///
+    /// The stream is not destroyed while this is used. Its context, unless it is a primary context, is not destroyed
+    /// (`cuCtxDestroy`) before the pool has detected the end of the work: until [`Pool::maintain`](crate::Pool::maintain) after it, the pool may
+    /// query the context.
+    #[must_use]
+    pub unsafe fn new(handle: *mut c_void) -> Self {
+        Self { handle: handle.cast(), device: None }
+    }
+
+    /// Selects the GPU of a default stream by its ordinal, whatever context is current.
+    #[must_use]
+    pub fn on_device(self, ordinal: u32) -> Self {
+        Self { device: Some(ordinal), ..self }
+    }
+
+    /// Whether the stream, or a stream that waits for it, captures a graph. `false` if the driver does not say.
+    #[must_use]
+    pub fn is_capturing(self) -> bool {
+        let Ok(_entered) = self.enter() else { return false };
+        // SAFETY: alive (`new`).
+        unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|code| (900..=908).contains(&code.number()))
+    }
+
+    /// Makes the context of a default stream current.
+    fn enter(self) -> Result<Option<CurrentContext>> {
+        let Some(ordinal) = self.device.filter(|_| is_default(self.handle)) else { return Ok(None) };
+        require_driver()?;
+        if calls::current_device().is_ok_and(|current| u32::try_from(current) == Ok(ordinal)) {
+            return Ok(None);
+        }
+        let entered = Device::known(ordinal).and_then(|device| device.enter());
+        let refused = |error: SourceError| Error::from(ErrorKind::Handle { why: error.to_string() });
+        entered.map(|(context, _relaxed)| Some(context)).map_err(refused)
+    }
+}
+
+// SAFETY: the fence follows all work enqueued so far (event-I1).
+unsafe impl CopyStream for RawStream {
+    fn mark(&self) -> Result<SharedFence> {
+        let _entered = self.enter()?;
+        // SAFETY: alive (`new`).
+        unsafe { fence_behind_stream(self.handle) }
+    }
+}
+
+/// Device memory of another framework, for copies from and to it. Owns nothing and orders nothing: its owner does.
+///
+/// ```no_run
+/// use pinpool::{Pool, copy::cuda::{RawMem, RawStream}};
+///
+/// /// A framework's stream, and 4096 bytes of its memory.
+/// fn send(pool: &Pool, stream: *mut std::ffi::c_void, address: u64) -> pinpool::Result<()> {
+///     // SAFETY: the framework keeps the stream alive until the copy is over.
+///     let stream = unsafe { RawStream::new(stream) };
+///     // SAFETY: and the memory.
+///     let mut memory = unsafe { RawMem::from_raw(address, 4096, stream) };
+///     pool.get(4096)?.copy_to(&stream, &mut memory)?;
+///     Ok(())
+/// }
+/// ```
+#[derive(Debug)]
+pub struct RawMem<S = Arc<CudaStream>> {
+    address: sys::CUdeviceptr,
+    len: usize,
+    stream: S,
+}
+
+impl<S> RawMem<S> {
+    /// `len` bytes at `address` of the device of `stream`, which is a cudarc stream or a [`RawStream`]. Copies are enqueued on streams
+    /// of the same type.
+    ///
+    /// # Safety
+    ///
+    /// The bytes stay allocated until every copy made through this is over, and all other uses of them are ordered with
+    /// those copies.
+    pub unsafe fn from_raw(address: u64, len: usize, stream: S) -> Self {
+        Self { address, len, stream }
+    }
+}
+
+impl DeviceSlice<u8> for RawMem {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+}
+
+impl DevicePtr<u8> for RawMem {
+    fn device_ptr<'a>(&'a self, _stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        (self.address, SyncOnDrop::Record(None))
+    }
+}
+
+impl DevicePtrMut<u8> for RawMem {
+    fn device_ptr_mut<'a>(&'a mut self, _stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        (self.address, SyncOnDrop::Record(None))
+    }
+}
+
+// SAFETY: as for cudarc's streams (`copy_behind`).
+unsafe impl CopyTarget<RawStream> for RawMem<RawStream> {
+    fn capacity_bytes(&self) -> usize {
+        self.len
+    }
+
+    unsafe fn enqueue(
+        &mut self,
+        stream: &RawStream,
+        source: *const u8,
+        len: usize,
+        kind: FenceKind,
+    ) -> Result<SharedFence, CopyFailure> {
+        // SAFETY: the caller promises the source, `from_raw` the target; `len` bytes fit.
+        unsafe { copy_on(*stream, self.address, HostSide::Source(source), len, kind) }
+    }
+}
+
+// SAFETY: as for `CopyTarget`, in the other direction.
+unsafe impl CopySource<RawStream> for RawMem<RawStream> {
+    fn available_bytes(&self) -> usize {
+        self.len
+    }
+
+    unsafe fn fetch(&self, stream: &RawStream, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
+        // SAFETY: the caller promises the target, `from_raw` the source; there are `len` bytes.
+        unsafe { copy_on(*stream, self.address, HostSide::Target(target), len, FenceKind::Timeline) }
+    }
+}
+
+/// Enqueues a copy from or to the device memory at `address`, and a fence behind it.
+///
+/// # Safety
+///
+/// The contract of [`CopyTarget::enqueue`] or [`CopySource::fetch`]; there are `len` bytes at `address`.
+unsafe fn copy_on(
+    raw: RawStream,
+    address: sys::CUdeviceptr,
+    host: HostSide,
+    len: usize,
+    kind: FenceKind,
+) -> Result<SharedFence, CopyFailure> {
+    let _entered = raw.enter().map_err(CopyFailure::Refused)?;
+    // SAFETY: alive (`RawStream::new`).
+    let (stream, context) = unsafe { stream_of(raw.handle) }.map_err(CopyFailure::Refused)?;
+    if !stream.green.is_null() {
+        let why = "the default stream of a green context takes no copies: pass another stream of that context";
+        return Err(CopyFailure::Refused(Error::copy(len, why)));
+    }
+    let _current = context.enter().map_err(|failed| refused(len, failed))?;
+    // SAFETY: the caller's promise.
+    unsafe { copy_behind((stream, context), host, len, kind, false, || (address, (), Ok(()))) }
+}
+
+/// A fence behind all work so far on `stream`; null is the default stream of the current context.
+///
+/// # Safety
+///
+/// The stream is alive, and its context until the fence is over.
+pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<SharedFence> {
+    // SAFETY: the caller's promise.
+    if let Some(fence) = unsafe { fence_by_timeline(stream) } {
+        return Ok(fence);
+    }
+    // SAFETY: the caller's promise.
+    let (stream, context) = unsafe { stream_of(stream) }?;
+    // The driver may refuse a call once and accept it the next time.
+    let _current = context.enter().or_else(|_| context.enter())?;
+    mark(stream, context)
+}
+
+/// A fence behind all work so far on a stream with a timeline. `None` if the stream has none or captures, or if the driver refuses.
+/// A default stream needs its context first.
+///
+/// # Safety
+///
+/// As for [`fence_behind_stream`].
+unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
+    // SAFETY: the caller's promise.
+    if is_default(stream) || unsafe { calls::is_capturing(stream) } != Ok(false) {
+        return None;
+    }
+    let id = id_number(stream)?;
+    Some(Arc::new(Timeline::known(id)?.write(id, stream)?))
+}
+
+/// The stream with this handle, and the state of its context.
+///
+/// # Safety
+///
+/// As for [`fence_behind_stream`].
+unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextState)> {
+    require_driver()?;
+    // SAFETY: the caller's promise.
+    let of_stream = unsafe { calls::stream_context(stream) };
+    let (handle, green) = of_stream.map_err(|error| unusable(Failed("cuStreamGetCtx", error)))?;
+    // SAFETY: the context of a live stream.
+    let context = unsafe { ContextState::of_handle(handle) }.map_err(unusable)?;
+    // Its other streams have a handle in the primary context too.
+    let green = if stream.addr() <= PER_THREAD { green } else { ptr::null_mut() };
+    Ok((Stream { handle: stream, context: handle, device: context.device(), green }, context))
+}
+
+/// A fence behind all work before the last record of `event`; `None` if it has completed.
+///
+/// # Safety
+///
+/// The event is alive.
+pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Option<SharedFence>> {
+    require_driver()?;
+    let current = calls::current_context().map_err(|error| unusable(Failed("cuCtxGetCurrent", error)))?;
+    if current.is_null() {
+        return Err(wrong("no CUDA context is current on this thread, where the wait for the event would be enqueued"));
+    }
+    // SAFETY: the default stream of the current context. The context of that stream may be another one: a green context refers to
+    // the primary context.
+    let (_, context) = unsafe { stream_of(std::ptr::null_mut()) }?;
+    // SAFETY: the caller's promise.
+    unsafe { behind_event(event, context) }
+}
+
+/// # Errors
+///
+/// This machine has no CUDA driver, or it does not start.
+pub(crate) fn require_driver() -> Result<()> {
+    let unavailable = |why| Error::from(ErrorKind::Unavailable { backend: "cuda", why });
+    if !driver::is_present() {
+        return Err(unavailable("no CUDA driver (libcuda.so.1) on this machine, so no stream and no event".to_owned()));
+    }
+    driver::state::init_once().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
+}
+
+fn unusable(failed: Failed) -> Error {
+    wrong(failed.to_string())
+}
+
+fn wrong(why: impl Into<String>) -> Error {
+    ErrorKind::Handle { why: why.into() }.into()
+}
