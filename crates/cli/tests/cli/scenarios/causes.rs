@@ -219,7 +219,7 @@ fn memory_that_another_process_holds_is_waited_for() {
             .stdout
             .contains(&format!("shared limit {limit}: 128.0MiB, held 48.0MiB"))
     });
-    let mut program = Program::one(|pool| pool.setting("ledger", &limit).max_bytes(128 << 20));
+    let mut program = Program::one(|pool| pool.setting("PINPOOL_LEDGER", &limit).max_bytes(128 << 20));
     let held = throttled(&mut program);
     program.judged(held).check("other_process", true);
     other.kill().unwrap();
