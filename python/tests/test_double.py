@@ -269,11 +269,6 @@ def test_pinned_memory_is_exported_as_cuda_host_on_request(over_the_double):
         ("cuMemFreeHost", {"pool_size_limit": 0}, "buf.release()"),
         ("cuMemFreeHost", {"pool_size_limit": 0}, "buf.__exit__()"),
         ("cuMemFreeHost", {"pool_size_limit": 0}, "globals().pop('buf')"),
-        (
-            "cuMemFreeHost",
-            {"preset": "adaptive", "pool_size_limit": 1, "max_idle_bytes": 0},
-            "other = pool.get(SIZE); buf.release(); other.release()",
-        ),
         ("cuMemFreeHost", {}, "(buf.release(), pool.clear())"),
         ("cuMemFreeHost", {}, "(buf.release(), pool.trim())"),
         ("cuMemFreeHost", {}, "(buf.release(), globals().pop('pool'))"),
