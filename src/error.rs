@@ -1,4 +1,4 @@
-//! What can go wrong, in numbers.
+//! Errors, with their numbers.
 //!
 //! [`Error`] is opaque: its text is for people, its predicates are for code that branches. Every text
 //! is one line and names the request, the value, the limit and the remedy; [`report`](Error::report) has the lines on who holds
@@ -61,7 +61,7 @@ impl fmt::Display for UsageReport {
     }
 }
 
-/// Its own sentence.
+/// A text as a separate sentence.
 struct Sentence<'a>(&'a str);
 
 impl fmt::Display for Sentence<'_> {
@@ -71,7 +71,7 @@ impl fmt::Display for Sentence<'_> {
     }
 }
 
-/// What a pool held and for whom when a request failed: lines below the text of the error, which are made when they are asked for.
+/// What a pool held and for whom when a request failed: lines below the error's text, formatted on demand.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Report(Option<Arc<dyn Lines>>);
 
@@ -116,7 +116,7 @@ impl fmt::Display for NoMemory {
 pub(crate) enum ErrorKind {
     #[error("cannot allocate {}: a buffer holds at most {}", Size(*len as u64), Size(*max_len as u64))]
     Length { len: usize, max_len: usize },
-    #[error("cannot allocate {} aligned to {align}: an alignment is a power of two of at most {max_align}", Size(*len as u64))]
+    #[error("cannot allocate {} aligned to {align}: the alignment must be a power of two of at most {max_align}", Size(*len as u64))]
     Alignment { len: usize, align: usize, max_align: usize },
     #[error("{0}")]
     Limit(NoMemory),
@@ -252,7 +252,7 @@ impl From<ErrorKind> for Error {
     }
 }
 
-/// Why a driver or the kernel refused.
+/// A refusal by a driver or the kernel: the call, the reason, the error number and a remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed: {what}{}{}", code.map(|code| format!(" (code {code})")).unwrap_or_default(),
         remedy.map(|remedy| format!("; {remedy}")).unwrap_or_default())]
@@ -316,7 +316,7 @@ impl SourceError {
         self
     }
 
-    /// Adds another refusal behind this one.
+    /// Appends another refusal.
     #[cfg(feature = "cuda")]
     pub(crate) fn and_also(mut self, other: &Self) -> Self {
         let code = self.code.take().map_or_else(String::new, |code| format!(" (code {code})"));
@@ -324,14 +324,14 @@ impl SourceError {
         self
     }
 
-    /// What failed, and apart from it what to do.
+    /// The failure, and separately the remedy.
     #[doc(hidden)]
     pub fn split(mut self) -> (String, Option<&'static str>) {
         let remedy = self.remedy.take();
         (self.to_string(), remedy)
     }
 
-    /// Number that the driver or the kernel gave, if it gave one.
+    /// The error number of the driver or the kernel, if known.
     pub fn code(&self) -> Option<i64> {
         self.code
     }

@@ -1,4 +1,4 @@
-//! What was found on this machine, and what to do about it: the data of warnings and of `pinpool doctor`.
+//! Findings about this machine and what to do about them, for warnings and `pinpool doctor`.
 
 use std::fmt;
 
@@ -6,18 +6,18 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Level {
-    /// Everything is as it should be.
+    /// Nothing is wrong.
     Ok,
-    /// Worth knowing; nothing is lost by it.
+    /// Information without a disadvantage.
     Note,
-    /// It works, and less well than was asked for or than the machine could.
+    /// It works, but worse than requested or than the machine allows.
     Warning,
-    /// What was asked for cannot be had.
+    /// The request cannot be fulfilled.
     Error,
 }
 
 impl Level {
-    /// Its word in reports: `ok`, `note`, `warning` or `error`.
+    /// Name in reports: `ok`, `note`, `warning` or `error`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -36,11 +36,11 @@ impl fmt::Display for Level {
 
 /// One thing that was checked.
 ///
-/// Displays as one sentence: what was found, and behind a semicolon what to do.
+/// Displays as one sentence: what was found, then, after a semicolon, what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was checked: `gpu`, `page-lock`, `cgroup`.
+    /// What was checked, such as `gpu`, `pinning` or `cgroup`.
     pub check: &'static str,
     /// How much it matters.
     pub level: Level,

@@ -30,7 +30,7 @@ def test_a_buffer_is_writable_and_has_the_requested_length(pool):
 def test_the_address_is_aligned_to_pages_or_as_asked(pool):
     assert pool.get(10).ptr % 4096 == 0
     assert pool.get(10, align=1 << 16).ptr % (1 << 16) == 0
-    with pytest.raises(pinpool.RequestError, match="aligned to 3: an alignment is a power of two"):
+    with pytest.raises(pinpool.RequestError, match="aligned to 3: the alignment must be a power of two"):
         pool.get(10, align=3)
 
 

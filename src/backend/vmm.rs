@@ -47,9 +47,9 @@ mod find;
 mod old_places;
 mod table;
 
-use calls::{Calls, Reached};
+use calls::{Calls, Granule, Reached, bytes_of};
 use old_places::OldPlaces;
-use table::{Granule, GranuleRun, GranuleTable, bytes_of, placed, source_error};
+use table::{GranuleRun, GranuleTable, placed, source_error};
 pub(crate) use table::{let_all_reach, let_reach};
 
 /// Pinned memory of the driver's virtual memory, readable by its device, and by each other that copies through the pool.

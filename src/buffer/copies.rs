@@ -1,4 +1,4 @@
-//! Copies from and into a buffer, and work of others on it: each is recorded in the buffer, or takes the buffer along.
+//! Copies from and into a buffer, and other libraries' work on it: each is recorded in the buffer, or consumes the buffer.
 #![allow(unsafe_code)] // Lends the block's memory to devices.
 
 use std::fmt;
@@ -13,8 +13,8 @@ use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, C
 use crate::error::{Error, Result};
 use crate::in_flight::{CopyFences, FenceKind, SharedFence};
 
-/// A buffer that a device is writing to; [`wait`](PendingBuf::wait) and `await` are the only ways to its bytes. Dropping it
-/// drops the buffer, which returns to its pool when the copy is over.
+/// A buffer that a device is writing to. Only [`wait`](PendingBuf::wait) or `await` gives access to its bytes. Dropping it drops
+/// the buffer, which returns to its pool when the copy completes.
 #[derive(Debug)]
 #[must_use = "the bytes are there after `wait`"]
 pub struct PendingBuf {
@@ -27,7 +27,7 @@ impl PendingBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if the device failed, so that the end of the copy is unknown.
+    /// [`Error::is_device`] if the device failed, so it is unknown whether the copy has completed.
     pub fn is_done(&self) -> Result<bool> {
         self.copy.completion().is_done()
     }
@@ -45,15 +45,15 @@ impl PendingBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`is_done`](PendingBuf::is_done); the memory is never used again then.
+    /// The errors of [`is_done`](PendingBuf::is_done); the memory is then never reused.
     pub fn wait(self) -> Result<PinnedBuf> {
         self.copy.completion().wait()?;
         Ok(self.buf)
     }
 }
 
-/// The buffer with its bytes when the copy is over, for a task; woken as [`CompletionFuture`]. Fails as
-/// [`wait`](PendingBuf::wait). Polled again after that, it gives a buffer of zero bytes.
+/// Resolves to the buffer when the copy completes, or to the error of [`wait`](PendingBuf::wait). If it is polled again after that,
+/// it resolves to a buffer of zero bytes.
 impl Future for PendingBuf {
     type Output = Result<PinnedBuf>;
 
@@ -104,8 +104,8 @@ impl From<CopyError> for std::io::Error {
 }
 
 impl PinnedBuf {
-    /// Enqueues a copy of the whole buffer to the front of `target` and gives the buffer up: it returns to the pool when
-    /// the copy is over. Waits for earlier copies into the buffer. `E` is the target's element and is inferred.
+    /// Enqueues a copy of the whole buffer to the start of `target` and consumes the buffer, which returns to the pool when the copy
+    /// completes. Waits for earlier copies into the buffer. `E` is the target's element and is inferred.
     ///
     /// # Errors
     ///
@@ -138,15 +138,14 @@ impl PinnedBuf {
         }
     }
 
-    /// Enqueues a copy of `range` to the front of `target` and keeps the buffer, for another copy or another target.
-    /// Until the copy is over, [`wait_slice_mut`](PinnedBuf::wait_slice_mut) waits; a buffer dropped meanwhile returns to the
-    /// pool when all of its copies are over.
+    /// Enqueues a copy of `range` to the start of `target` and keeps the buffer, for another copy or another target.
+    /// [`wait_slice_mut`](PinnedBuf::wait_slice_mut) waits until the copy completes; a buffer dropped before that returns to the
+    /// pool when all of its copies have completed.
     ///
     /// # Errors
     ///
     /// The errors of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_copy`] if `range` is not inside the buffer. If the
-    /// copy may be running and its end is unknown, the memory is taken out of use: the length of the buffer is 0 from then
-    /// on.
+    /// copy may be running and cannot be tracked, the memory is never reused, and the length of the buffer becomes 0.
     pub fn copy_range_to<S, E, T>(&mut self, range: Range<usize>, stream: &S, target: &mut T) -> Result<Completion>
     where
         S: ?Sized,
@@ -168,8 +167,8 @@ impl PinnedBuf {
         self.track(checked.and_then(enqueue), CopyFences::record)
     }
 
-    /// Enqueues a copy of as many bytes as the buffer has from the front of `source` into it, behind earlier copies of the
-    /// buffer. [`PendingBuf::wait`] returns the buffer when the bytes are there.
+    /// Enqueues a copy that fills the buffer from the start of `source`, after earlier copies of the buffer. [`PendingBuf::wait`]
+    /// returns the buffer when the copy completes.
     ///
     /// ```
     /// # use pinpool::copy::sink::{SinkMem, SinkStream};
@@ -183,7 +182,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`copy_to`](PinnedBuf::copy_to), where the source holds too little.
+    /// The errors of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy`] if the source is too small.
     pub fn copy_from<S, E, T>(mut self, stream: &S, source: &T) -> Result<PendingBuf>
     where
         S: ?Sized,
@@ -205,19 +204,19 @@ impl PinnedBuf {
         Ok(PendingBuf { buf: self, copy: copy.into_future() })
     }
 
-    /// Gives the buffer up: it returns to the pool when all work enqueued on `stream` so far is over. For work that others
-    /// enqueued: a kernel that reads the memory by its device pointer, a copy of another library.
+    /// Consumes the buffer, which returns to the pool when all work enqueued on `stream` so far has completed. Use it for work that
+    /// the pool cannot see: a kernel that reads the memory through its device pointer, or a copy by another library.
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if no fence can be put on the stream, or it is capturing a graph: the memory is never used
-    /// again.
+    /// [`Error::is_device`] if no fence can be recorded on the stream, or it is capturing a graph: the memory is never
+    /// reused.
     pub fn release_after<S: CopyStream + ?Sized>(self, stream: &S) -> Result<()> {
         self.release_behind(|| stream.mark().map(Some))
     }
 
-    /// Gives the buffer up as [`release_after`](PinnedBuf::release_after) does, for the work that `event` covers now: all work
-    /// enqueued before its last record. The caller may record or drop the event at once. An event that was never recorded
+    /// Consumes the buffer as [`release_after`](PinnedBuf::release_after) does, for the work that `event` covers now: all work
+    /// enqueued before it was last recorded. The caller may record or drop the event at once. An event that was never recorded
     /// covers nothing.
     ///
     /// # Errors
@@ -226,34 +225,34 @@ impl PinnedBuf {
     /// captured a graph.
     #[cfg(feature = "cuda")]
     pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<()> {
-        // What the driver refuses once it may do the next time.
+        // The driver may accept the second attempt.
         let fence = || copy::cuda::fence_behind_event(event);
         self.release_behind(|| fence().or_else(|_| fence()))
     }
 
-    /// Records that work enqueued on a stream of other code so far uses the buffer: it returns to the pool when that work, too,
-    /// is over. For callers that have the handle alone, of the driver or the runtime (`cudaStream_t` is the same); null is
-    /// the default stream of the current context. [`release_after`](PinnedBuf::release_after) is the same for cudarc's streams.
+    /// Records that the work enqueued so far on another library's stream uses the buffer, which returns to the pool only when that
+    /// work has also completed. Takes the raw handle of the driver or the runtime (`cudaStream_t` is the same); null is the default
+    /// stream of the current context. For cudarc streams use [`release_after`](PinnedBuf::release_after).
     ///
     /// # Errors
     ///
     /// - [`Error::is_request`]: the driver knows no such stream, or null without a current context,
     /// - [`Error::is_backend`]: there is no driver,
-    /// - [`Error::is_device`]: no fence can be put on the stream, or it is capturing a graph.
+    /// - [`Error::is_device`]: no fence can be recorded on the stream, or it is capturing a graph.
     ///
-    /// Nothing is recorded then: keep the buffer until that work is over.
+    /// Then nothing is recorded: keep the buffer until that work has completed.
     ///
     /// # Safety
     ///
-    /// The stream is not destroyed during the call, nor its context before the work is over.
+    /// The stream is not destroyed during the call, nor its context before the work completes.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_stream(&mut self, stream: cudarc::driver::sys::CUstream) -> Result<()> {
         // SAFETY: the caller's promise.
         self.record_work(|| unsafe { copy::cuda::fence_behind_stream(stream) }.map(Some))
     }
 
-    /// Records work as [`record_stream`](PinnedBuf::record_stream) does: the work that an event of other code covers now: all
-    /// work enqueued before its last record. The caller may record or destroy the event at once. An event that was never
+    /// Records work as [`record_stream`](PinnedBuf::record_stream) does, for the work that another library's event covers now: all
+    /// work enqueued before it was last recorded. The caller may record or destroy the event at once. An event that was never
     /// recorded covers nothing. A context must be current on this thread, the event's or another.
     ///
     /// # Errors
@@ -262,7 +261,7 @@ impl PinnedBuf {
     ///
     /// # Safety
     ///
-    /// The event is not destroyed during the call, nor its context before the work is over.
+    /// The event is not destroyed during the call, nor its context before the work completes.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_event(&mut self, event: cudarc::driver::sys::CUevent) -> Result<()> {
         if event.is_null() {
@@ -314,12 +313,12 @@ impl PinnedBuf {
         }
     }
 
-    /// Where devices see the first byte, for kernels that read the memory in place. Their work is not tracked: give the
-    /// buffer up by [`release_after`](PinnedBuf::release_after).
+    /// Device address of the first byte, for kernels that read the memory in place. Their work is not tracked: release the buffer
+    /// with [`release_after`](PinnedBuf::release_after).
     ///
     /// # Errors
     ///
-    /// [`Error::is_copy`] if the memory is not mapped for the device of this context: it is not pinned, or not by CUDA.
+    /// [`Error::is_copy`] if the memory is not mapped for the device of this context: it is unpinned, or was not pinned by CUDA.
     #[cfg(feature = "cuda")]
     pub fn device_ptr(&self, context: &std::sync::Arc<cudarc::driver::CudaContext>) -> Result<u64> {
         copy::cuda::mapped_address(context, self.start().as_ptr(), self.len())

@@ -1,5 +1,5 @@
-//! Tracked copies that cudarc makes by itself: `stream.memcpy_htod(&buf, &mut device)`, and the same with views of a range
-//! or of elements.
+//! Tracked copies that cudarc starts: `stream.memcpy_htod(&buf, &mut device)`, and the same with views of a range or of
+//! elements.
 //!
 //! Each `HostSlice` records the fence of its copy in the buffer before it lends the bytes. A view borrows the buffer for its
 //! whole life, so the fence outlives every borrow of the view (host-slice-I1).
@@ -78,7 +78,7 @@ impl<T: Pod> Part<T> {
 }
 
 impl PinnedBuf {
-    /// Some of the bytes, for a tracked copy of cudarc from them.
+    /// A range of the bytes as the source of a tracked cudarc copy.
     ///
     /// # Errors
     ///
@@ -87,8 +87,8 @@ impl PinnedBuf {
         self.elements()?.slice(range)
     }
 
-    /// Some of the bytes, for a tracked copy of cudarc into them. cudarc copies as many bytes as the view has, so it must
-    /// not be longer than the source.
+    /// A range of the bytes as the destination of a tracked cudarc copy. cudarc copies as many bytes as the view has, so the view
+    /// must not be longer than the source.
     ///
     /// # Errors
     ///
@@ -97,7 +97,7 @@ impl PinnedBuf {
         self.elements_mut()?.slice(range)
     }
 
-    /// The buffer as elements of `T`, for a tracked copy of cudarc from them.
+    /// The buffer as elements of `T`, the source of a tracked cudarc copy.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -111,13 +111,13 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_request`](crate::Error::is_request) if the length is no multiple of the element's size, or the address
-    /// none of its alignment.
+    /// [`Error::is_request`](crate::Error::is_request) if the length is not a multiple of the element's size, or the
+    /// address is not aligned for it.
     pub fn elements<T: Pod>(&self) -> Result<BufView<'_, T>> {
         Ok(BufView { part: Part::all(self)?, buf: self })
     }
 
-    /// The buffer as elements of `T`, for a tracked copy of cudarc into them.
+    /// The buffer as elements of `T`, the destination of a tracked cudarc copy.
     ///
     /// # Errors
     ///
@@ -179,7 +179,7 @@ impl PinnedBuf {
 }
 
 impl<'a, T: Pod> BufView<'a, T> {
-    /// Some of the elements.
+    /// Narrows the view to `range`, in elements.
     ///
     /// # Errors
     ///
@@ -190,7 +190,7 @@ impl<'a, T: Pod> BufView<'a, T> {
 }
 
 impl<'a, T: Pod> BufViewMut<'a, T> {
-    /// Some of the elements.
+    /// Narrows the view to `range`, in elements.
     ///
     /// # Errors
     ///
@@ -200,13 +200,12 @@ impl<'a, T: Pod> BufViewMut<'a, T> {
     }
 }
 
-/// Copies of cudarc from and to the buffer are tracked: a buffer dropped after `stream.memcpy_htod(&buf, &mut device)`
-/// returns to its pool when the copy is over, and after `stream.memcpy_dtoh(&device, &mut buf)` the bytes are there when
-/// [`wait_slice`](PinnedBuf::wait_slice) returns. Holds for every stream, whether or not the context tracks
-/// events.
+/// cudarc copies from and to the buffer are tracked: a buffer dropped after `stream.memcpy_htod(&buf, &mut device)` returns to its
+/// pool when the copy completes, and after `stream.memcpy_dtoh(&device, &mut buf)` the bytes are valid once
+/// [`wait_slice`](PinnedBuf::wait_slice) returns. This holds for every stream, whether or not the context tracks events.
 ///
-/// If there are no bytes to lend, since an earlier copy into the buffer failed or this is a forked child, cudarc gets
-/// an empty slice, and its context the error `CUDA_ERROR_NOT_PERMITTED`, which its next call returns.
+/// If an earlier copy into the buffer failed, or in a forked child, cudarc gets an empty slice, and its context gets the error
+/// `CUDA_ERROR_NOT_PERMITTED`, which its next call returns.
 impl HostSlice<u8> for PinnedBuf {
     fn len(&self) -> usize {
         PinnedBuf::len(self)
@@ -222,8 +221,7 @@ impl HostSlice<u8> for PinnedBuf {
     }
 }
 
-/// To copy from. cudarc's interface has both directions: as a destination it is refused with `CUDA_ERROR_NOT_PERMITTED` in
-/// the context, and takes no bytes.
+/// A source only. As a destination it accepts no bytes, and the context gets the error `CUDA_ERROR_NOT_PERMITTED`.
 impl<T: Pod> HostSlice<T> for BufView<'_, T> {
     fn len(&self) -> usize {
         self.part.len

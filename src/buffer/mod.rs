@@ -1,4 +1,4 @@
-//! What a user holds: bytes that keep their address until every copy that uses them is over.
+//! What a user holds: bytes that keep their address until every copy that uses them has completed.
 //!
 //! ```text
 //!   Pool::get ──▶ PinnedBuf ──wait_slice_mut──▶ &mut Pinned<u8>    host code; no copy of cudarc can start from it
@@ -48,12 +48,12 @@ pub use slice::Pinned;
 #[repr(align(4096))]
 struct Aligned;
 
-/// A buffer of a pool. Dropping it puts it back: at once, or when the last copy that uses it is over.
+/// A buffer of a pool. Dropping it returns the memory: at once, or when the last copy that uses it completes.
 ///
 /// # Which copies are tracked
 ///
 /// The pool does not reuse the memory while a tracked copy runs. It cannot see a copy that another library starts from a
-/// plain slice: the buffer would be handed out again and overwritten under that copy.
+/// plain slice: the buffer would be reused and overwritten during that copy.
 ///
 /// ```text
 ///   right: tracked                                          wrong: untracked, data is lost
@@ -105,12 +105,12 @@ struct Aligned;
 ///
 /// # When a device fails
 ///
-/// After a failure of the device the end of a copy is unknown, so the memory of the buffer is never used again.
+/// After a device failure it is unknown whether a copy has completed, so the buffer's memory is never reused.
 /// [`wait`](PinnedBuf::wait) returns that failure. If the copy wrote *into* the buffer, its bytes may still change, and
-/// every access to them is an error, never an empty slice. In a child of `fork` access fails if the memory belongs to a
-/// GPU's driver, since children do not inherit that.
+/// every access to them is an error, never an empty slice. In a forked child access fails if the memory belongs to the GPU
+/// driver, since children do not inherit it.
 pub struct PinnedBuf {
-    /// Ended by `drop`, and by nothing else: so a drop leaves nothing behind to look at.
+    /// Taken only by `drop`, so the compiler adds no check after it.
     block: ManuallyDrop<Option<Block>>,
 }
 
@@ -255,7 +255,7 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// - [`Error::is_device`](crate::Error::is_device): a copy into the buffer failed, and may still be writing to it,
-    /// - [`Error::is_forked`](crate::Error::is_forked): this is a child of `fork`, and the memory a driver's.
+    /// - [`Error::is_forked`](crate::Error::is_forked): this is a forked child, and the memory belongs to a driver.
     #[inline]
     pub fn wait_slice(&self) -> Result<&Pinned<u8>> {
         if !self.is_plain() {
@@ -327,7 +327,7 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// The errors of [`wait_slice`](PinnedBuf::wait_slice), and [`Error::is_request`](crate::Error::is_request) if the length is
-    /// no multiple of the element's size, or the address none of its alignment.
+    /// not a multiple of the element's size, or the address is not aligned for it.
     pub fn wait_cast<T: Pod>(&self) -> Result<&Pinned<T>> {
         slice::cast(self.wait_slice()?)
     }
@@ -339,7 +339,7 @@ impl PinnedBuf {
     /// let mut buf = pool.get(16)?;
     /// buf.wait_cast_mut::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
     /// assert_eq!(buf.wait_cast::<f32>()?[3], 4.0);
-    /// assert!(pool.get(15)?.wait_cast_mut::<f32>().is_err(), "15 bytes are no whole number of f32");
+    /// assert!(pool.get(15)?.wait_cast_mut::<f32>().is_err(), "15 bytes are not a whole number of f32");
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     ///

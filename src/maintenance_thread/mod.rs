@@ -74,7 +74,7 @@ struct Schedule {
     call: Option<(usize, Instant)>,
     /// Addresses that replaced threads are still calling; they are skipped.
     stuck: Vec<usize>,
-    /// Somebody woke the thread since it last began a round.
+    /// The thread was woken since it last began a round.
     is_woken: bool,
     last_woken: Option<Instant>,
 }

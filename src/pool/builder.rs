@@ -1,7 +1,7 @@
 //! From settings to a running pool.
 //!
-//! The methods that set something are made from the table in `config/settings.rs`. Decides which source, limit and
-//! fallback the settings mean; what they imply and contradict is decided in `config`.
+//! The methods for settings are generated from the table in `config/settings.rs`. Decides which source, limit and fallback the
+//! settings mean; `config` decides what they imply and contradict.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,13 +30,13 @@ use pinpool_observe::record::Recorder;
 use pinpool_observe::record::{PoolDescription, SET_IN_CODE, Unrecorded, count_failed};
 use pinpool_os::host::limits;
 
-/// Collects the settings of a new pool. A setting that code leaves out comes from the environment, else it has its default.
+/// Collects the settings of a new pool. A setting that code does not set comes from the environment, or has its default.
 #[must_use]
 pub struct PoolBuilder {
     settings: Settings,
     /// Names and values of [`PoolBuilder::setting`].
     texts: Vec<(String, String)>,
-    /// What the variables begin with; `None` if they are ignored.
+    /// Prefix of the variables; `None` if they are ignored.
     env_prefix: Option<String>,
     log: PoolLog,
     clock: Option<ManualClock>,
@@ -71,14 +71,14 @@ impl PoolBuilder {
         }
     }
 
-    /// Ignores the `PINPOOL_*` variables: settings that code leaves out have their defaults.
+    /// Ignores the `PINPOOL_*` variables: settings that code does not set have their defaults.
     pub fn without_env(mut self) -> Self {
         self.env_prefix = None;
         self
     }
 
     /// Reads variables that begin with `prefix` in place of `PINPOOL_`: with `EVAL_PINPOOL_`, the limit is read from
-    /// `EVAL_PINPOOL_MAX_BYTES`. For a program with several pools that are set apart.
+    /// `EVAL_PINPOOL_MAX_BYTES`. For programs with several pools that need different settings.
     pub fn env_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.env_prefix = Some(prefix.into());
         self
@@ -112,7 +112,7 @@ impl PoolBuilder {
         Error::first_of(report.errors).map_or(Ok(report.config), Err)
     }
 
-    /// The settings, and what is wrong with them. The default GPU depends on the process.
+    /// The settings and their errors. The default GPU depends on the process.
     fn examine(&self) -> EnvReport {
         let mut settings = self.settings.clone();
         let set = |(name, text): &(String, String)| env::set(&mut settings, name, text).err();
@@ -132,9 +132,8 @@ impl PoolBuilder {
         report
     }
 
-    /// Whether the process's maintenance thread looks after the pool (default), so that idle memory is released and statistics are
-    /// current while the program makes no calls. A program that cannot run a background thread turns it off and calls
-    /// [`Pool::maintain`] periodically.
+    /// Whether the process's maintenance thread serves the pool (the default), so that idle memory is released and statistics are
+    /// current while the program makes no calls. Without a background thread, call [`Pool::maintain`] periodically.
     pub fn background_thread(mut self, polls: bool) -> Self {
         self.settings.code.background_thread = Some(polls);
         self
@@ -176,7 +175,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Name of the pool, for its log lines: `[loader] preset adaptive, ...`. TensorFlow's two lines carry no name.
+    /// Name of the pool in its log lines (`pool[loader] created: ...`) and statistics. TensorFlow's two lines carry no name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.log.name = Some(name.into());
         self
@@ -216,18 +215,18 @@ impl PoolBuilder {
     /// Builds the pool. Keeps nothing pinned except its reserve. With `PINPOOL_RESERVE_WAIT=0`, about the
     /// first 8 MiB of it are pinned when this returns.
     ///
-    /// [`Backend::Auto`] tries each driver backend until one works: it pins 2 MiB, touches them, copies from them and releases
-    /// them. Under `adaptive` that makes no context on a device without one, unless the driver refuses `vmm` or needs one for
-    /// it. Giving back on `register` and `cuda` waits for the work of the device. A backend that is set is tried by the first
-    /// request, except for `vmm`.
+    /// [`Backend::Auto`] tries each driver backend until one works: it pins, touches, copies and releases 2 MiB. Under `adaptive` this
+    /// creates no context on a device without one, unless the driver refuses `vmm` or needs a context for it. The release on
+    /// `register` and `cuda` waits for the device's work. A backend that is set explicitly is tried by the first request, except
+    /// `vmm`, which is tried here.
     ///
     /// If the process has not started the driver, `Auto` tries the backends at the first use of the pool, so that children forked
     /// before it have CUDA; a pool with a reserve, a recording, a NUMA node or a shared limit tries them here.
     ///
     /// # Errors
     ///
-    /// - [`Error::is_setting`](crate::Error::is_setting) if a variable cannot be read, code sets a value that its variable could
-    ///   not have (`max_bytes(0)`), two settings contradict each other, or one needs a feature that this build lacks,
+    /// - [`Error::is_setting`](crate::Error::is_setting) if a value is invalid, in code as in a variable
+    ///   (`max_bytes(0)`), two settings contradict each other, or one needs a feature that this build lacks,
     /// - [`Error::is_backend`](crate::Error::is_backend) if the chosen backend is not available, or cannot pin the
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
@@ -341,7 +340,7 @@ macro_rules! setters {
 }
 for_each_setting!(setters);
 
-/// Who records what the pool does, if `PINPOOL_TRACE` asks for it.
+/// The recorder, if `PINPOOL_TRACE` is set.
 #[cfg(feature = "observe")]
 fn recorder(
     config: &Config,

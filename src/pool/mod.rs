@@ -118,7 +118,7 @@ impl Pool {
     /// - [`is_request`](crate::Error::is_request): `len` exceeds `isize::MAX` after rounding,
     /// - [`is_limit`](crate::Error::is_limit): it does not fit under the limit, even if every idle buffer is released,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
-    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process,
+    /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked,
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close).
     #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
@@ -165,11 +165,11 @@ impl Pool {
         Ok(buffer(self.core(), block, &wanted, request.align))
     }
 
-    /// As [`get`](Pool::get), for a task; takes a length or a [`Request`]. Threads and tasks wait in one queue in order of arrival.
-    /// No runtime is needed: threads of the pool wake the task when it is served, and at its deadline.
+    /// Requests a buffer as [`get`](Pool::get) does, for a task; takes a length or a [`Request`]. Threads and tasks wait in one queue
+    /// in order of arrival. No runtime is needed: threads of the pool wake the task when it is served, and at its deadline.
     ///
-    /// A poll makes no driver call and waits for none. A thread of the pool makes the calls, for one task at a time. Their time
-    /// counts towards the wait: if it is over while a call runs, the future fails with
+    /// A poll neither makes nor waits for driver calls. A thread of the pool makes them, for one task at a time. Their time counts
+    /// towards the wait: if the wait ends while a call runs, the future fails with
     /// [`is_limit`](crate::Error::is_limit), and the next request gets the memory once the call returns. With a wait of zero
     /// the future does not wait for room, but still waits for driver calls.
     ///
@@ -298,7 +298,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
+    /// [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     pub fn set_max_bytes(&self, limit: impl Into<Limit>) -> Result<()> {
         self.core().check_process()?;
         match (self.account(), limit.into()) {

@@ -10,15 +10,15 @@ use crate::error::Result;
 use crate::finding::{Finding, Level};
 
 impl Config {
-    /// The limit of a pool with these settings on this machine, in bytes, and its origin in words; `None` where the pool has
-    /// no limit. The limit of locked memory may lower it: [`Chosen::lock_limit_bytes`].
+    /// The limit of a pool with these settings on this machine, in bytes, and its origin in words; `None` without a
+    /// limit. The limit of locked memory may lower it: [`Chosen::lock_limit_bytes`].
     #[doc(hidden)]
     pub fn limit_on_host(&self) -> (Option<u64>, String) {
         AutoLimit::new(PathBuf::from("/")).set(self.max_bytes, 0)
     }
 
     /// The source that a pool with these settings takes its memory from, chosen as
-    /// [`PoolBuilder::build`](crate::PoolBuilder::build) does, and why better ones are not. The backends named in `without`,
+    /// [`PoolBuilder::build`](crate::PoolBuilder::build) does, and why better ones are skipped. The backends named in `without`,
     /// each with the reason, are not tried: backends of a driver that would end this process, and `gpu` for all driver
     /// backends.
     ///
@@ -36,11 +36,11 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Why it cannot be had: a note if there is no GPU or no such source, else a warning.
+    /// Why it is unavailable: a note if there is no GPU or no such source, otherwise a warning.
     #[doc(hidden)]
     pub fn driver_source(&self, name: &'static str) -> Result<Arc<dyn Source>, Finding> {
         if !["vmm", "register", "cuda"].contains(&name) {
-            return Err(Finding::note(name, "no backend of the driver"));
+            return Err(Finding::note(name, "not a driver backend"));
         }
         let options = pin_options(self, Path::new("/"), self.limit_on_host().0, &[]);
         backend::driver_source(name, options, self.backend.name() == name).map_err(|why| {

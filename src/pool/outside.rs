@@ -45,7 +45,7 @@ impl Pool {
     /// # Errors
     ///
     /// - [`is_request`](crate::Error::is_request): more than `isize::MAX` bytes,
-    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
+    /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     ///
     /// After an error `on_return` is not called, and is dropped.
     pub unsafe fn adopt(
@@ -60,11 +60,10 @@ impl Pool {
         Ok(PinnedBuf::over(block, len, 1))
     }
 
-    /// Pins memory that the caller mapped, by the pool's backend and within its limit; idle memory makes room.
-    /// `owner` keeps the memory mapped. A slow call.
+    /// Pins memory that the caller mapped, with the pool's backend and within its limit; idle memory makes room. `owner` keeps the
+    /// memory mapped. A slow call.
     ///
-    /// A file that is mapped so can be copied from without a copy into a buffer: [`adopt`](Self::adopt) makes buffers of its
-    /// parts.
+    /// Parts of a mapped file can then be copied directly, without a copy into a buffer: [`adopt`](Self::adopt) wraps them.
     ///
     /// ```
     /// # use std::ptr::NonNull;
@@ -75,7 +74,7 @@ impl Pool {
     /// // SAFETY: a whole page, mapped as long as `page`.
     /// let locked = std::sync::Arc::new(unsafe { pool.page_lock(memory, page) }?);
     /// let lent = locked.clone();
-    /// // SAFETY: nothing else uses the bytes, which stay locked until the buffer is over.
+    /// // SAFETY: nothing else uses the bytes, which stay pinned until the buffer has been returned.
     /// let buf = unsafe { pool.adopt(locked.memory(), locked.pinned_by().is_some(), move || drop(lent)) }?;
     /// assert_eq!(buf.len(), 4096);
     /// # Ok::<(), pinpool::Error>(())
@@ -83,22 +82,24 @@ impl Pool {
     ///
     /// # Safety
     ///
-    /// `memory` is initialised, stays mapped where it is until `owner` is dropped, and is not pinned by other code. No device
-    /// uses it when the result is dropped. While a driver has locked it, children of `fork` do not have these pages: nothing
-    /// that they need lies there.
+    /// `memory` is initialized, stays mapped at its address until `owner` is dropped, and is not pinned by other code. No device
+    /// uses it when the result is dropped. While a driver has pinned it, forked children do not have these pages, so they must
+    /// contain nothing that the children need.
     ///
     /// # Errors
     ///
-    /// - [`is_request`](crate::Error::is_request): it is not whole pages of 4096 bytes,
+    /// - [`is_request`](crate::Error::is_request): it does not consist of whole pages of 4096 bytes,
     /// - [`is_limit`](crate::Error::is_limit): it does not fit within the limit,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
-    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
+    /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     pub unsafe fn page_lock<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<PageLocked<O>> {
         let core = self.core();
         self.check_open()?;
         let (start, len) = (memory.cast::<u8>(), memory.len());
         if !start.addr().get().is_multiple_of(PAGE_BYTES) || !len.is_multiple_of(PAGE_BYTES) {
-            let why = format!("{len} B at {start:p}: memory to pin is whole pages of {PAGE_BYTES} B");
+            let why = format!(
+                "{len} B at {start:p}: only whole pages of {PAGE_BYTES} B can be pinned; align the address and the length"
+            );
             return Err(ErrorKind::View { why }.into());
         }
         let claim = core.claim_outside(len as u64, self.account())?;
@@ -169,7 +170,7 @@ impl<O: Send + 'static> Drop for PageLocked<O> {
         // SAFETY: nothing uses the field after the drop.
         let held = unsafe { ManuallyDrop::take(&mut self.held) };
         if self.core.is_forked() {
-            // The lock is not inherited, and neither is what a driver locked.
+            // A child inherits neither the lock nor memory that a driver pinned.
             lost::keep(held);
             return;
         }
@@ -180,7 +181,7 @@ impl<O: Send + 'static> Drop for PageLocked<O> {
             return;
         }
         let Held { owner, claim, .. } = held;
-        // A drop that panics does not keep the waiting requests from the room.
+        // Waiting requests get the room even if the drop panics.
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(owner)));
         self.core.end_outside_claim(claim);
         dropped.unwrap_or_else(|panic| resume_unwind(panic));

@@ -1,4 +1,4 @@
-//! Memory that is prepared before it is asked for.
+//! Memory that is pinned before it is requested.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ impl Pool {
     /// # Errors
     ///
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused a step, and the rest was abandoned,
-    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
+    /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     pub fn wait_reserved(&self, timeout: Duration) -> Result<bool> {
         self.core().check_process()?;
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! What a pool tells of itself.
+//! Statistics, reports and the diagnosis of a pool.
 
 use super::Pool;
 use crate::config::Config;

@@ -97,7 +97,7 @@ impl Budget {
         self.member.is_auto.load(Ordering::Relaxed)
     }
 
-    /// The limit is `auto`, or is not any more: then the pool neither counts for the others nor they for it.
+    /// Sets whether the limit is `auto`. Otherwise neither the pool counts for the others nor they for it.
     pub(crate) fn set_auto(&self, is_auto: bool) {
         let _pools = POOLS.get().lock();
         self.member.is_auto.store(is_auto && self.host.is_none(), Ordering::Relaxed);

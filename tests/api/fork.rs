@@ -236,7 +236,7 @@ fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
     let builder = Pool::builder().without_env().backend(Backend::Heap).wait(Duration::from_secs(10));
     let builder = builder
         .max_bytes(64_u64 << 20)
-        .setting("ledger", ledger)
+        .setting("PINPOOL_LEDGER", ledger)
         .trace(own("trace"))
         .setting("socket", own("sock").display());
     builder.build().unwrap()

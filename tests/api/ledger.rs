@@ -43,7 +43,7 @@ impl Named {
 
     pub(crate) fn builder(&self, mib: usize) -> PoolBuilder {
         let builder = Pool::builder().without_env().backend(Backend::Heap).wait(LONG).idle_timeout(None);
-        builder.max_bytes((mib * MIB) as u64).setting("ledger", &self.0)
+        builder.max_bytes((mib * MIB) as u64).setting("PINPOOL_LEDGER", &self.0)
     }
 
     pub(crate) fn report(&self) -> LedgerReport {
@@ -197,7 +197,7 @@ fn worker() {
     let build = || {
         let backend = std::env::var("LEDGER_BACKEND").unwrap_or_else(|_| "heap".to_owned());
         let builder = named.builder(mib).name(&name).setting("backend", &backend);
-        builder.setting("ledger", &named.0).build().unwrap()
+        builder.setting("PINPOOL_LEDGER", &named.0).build().unwrap()
     };
     let mut pool = build();
     let mut held = Vec::new();
@@ -472,7 +472,8 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
 fn what_is_asked_and_cannot_be_had_is_said() {
     let named = Named::new("bad");
     for name in ["a/b", "ä", &"x".repeat(65)] {
-        let error = Pool::builder().without_env().backend(Backend::Heap).setting("ledger", name).build().unwrap_err();
+        let error =
+            Pool::builder().without_env().backend(Backend::Heap).setting("PINPOOL_LEDGER", name).build().unwrap_err();
         assert!(error.is_setting() && error.to_string().contains("not the name of a shared limit"), "{error}");
     }
     std::fs::write(named.path(), "something else").unwrap();

@@ -309,7 +309,7 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         ("PINPOOL_MAX_BYTES", "0", |pool| pool.max_bytes(0), "=0B: not a limit, since every request would fail"),
         ("PINPOOL_LOG_EVERY", "0", |pool| pool.setting("log_every", 0), "=0: not a whole number of at least 1"),
         ("PINPOOL_SOCKET", "x", |pool| pool.setting("socket", "x"), "=x: not a path with a slash, 1, or none"),
-        ("PINPOOL_LEDGER", "a/b", |pool| pool.setting("ledger", "a/b"), "=a/b: "),
+        ("PINPOOL_LEDGER", "a/b", |pool| pool.setting("PINPOOL_LEDGER", "a/b"), "=a/b: "),
     ];
     for &(name, text, set, problem) in refused {
         let of_code = of_code(name, set).unwrap_err();

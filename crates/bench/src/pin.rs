@@ -154,7 +154,7 @@ fn first_ms(bytes: u64, backend: &Backend) -> Measured<f64> {
     let builder = pool_builder(backend.clone()).reserve_bytes(bytes).setting("reserve_wait", false);
     let begun = Instant::now();
     let pool = builder.max_bytes(bytes.saturating_mul(2)).build()?;
-    pool.get(PAGE_BYTES as usize)?.wait_slice_mut()?.fill(1);
+    pool.get(4096)?.wait_slice_mut()?.fill(1);
     Ok(rounded(begun.elapsed().as_secs_f64() * 1e3))
 }
 

@@ -89,7 +89,7 @@ pub unsafe extern "C" fn pp_last_error(status: *mut pp_status) -> *const c_char 
     text
 }
 
-/// Stores `value` where a result goes.
+/// Stores a result.
 pub(crate) fn store<T>(place: NonNull<T>, value: T) {
     // SAFETY: capi-P1: the caller's place for a result.
     unsafe { place.write(value) };

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The bits of the word below the generation.
 const PHASE_BITS: u32 = 3;
 
-/// Where the pool of a slot stands.
+/// The state of a slot's pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Phase {

@@ -58,10 +58,10 @@ pub(crate) fn of_object(pool: &Value) -> Said {
 
 /// The diagnosis of a recorded pool.
 pub(crate) fn of_judgement(judged: &PoolJudgement, has_ended: bool) -> Said {
-    let PoolJudgement { name, judgement, gets, slow_gets, .. } = judged;
+    let PoolJudgement { name, judgement, gets, short_gets, .. } = judged;
     let mut lines = judgement.lines();
-    let (slow_gets, gets) = (grouped(*slow_gets), grouped(*gets));
-    lines.insert(1, format!("  over the recording {slow_gets} of {gets} gets waited, pinned or moved memory"));
+    let (waited, gets) = (grouped(*short_gets), grouped(*gets));
+    lines.insert(1, format!("  over the recording {waited} of {gets} requests waited"));
     if !has_ended {
         lines.insert(1, "  no end of the pool is recorded: its process was ended before, or still runs".to_owned());
     }

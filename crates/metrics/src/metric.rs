@@ -26,7 +26,7 @@ enum From {
     At(String),
     /// A field of each tag that holds buffers.
     Owners(&'static str),
-    /// A series per diagnosis, of which one is 1.
+    /// A series per diagnosis; one is 1.
     Causes,
 }
 

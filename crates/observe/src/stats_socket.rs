@@ -8,7 +8,7 @@
 //! is `null` for untagged buffers), `why` (the diagnosis), `snapshot` (what the diagnosis is based on), and the texts `table` and `dump`.
 //!
 //! One thread serves all sockets of the process and reads the statistics only while there are readers, so requests and returns cost nothing.
-//! A slow reader is dropped; beyond `READERS_MAX` the oldest reader is closed with the line `{"closed":"..."}`. Only the user of the process
+//! A slow reader is dropped; beyond `READERS_MAX` the oldest reader is closed with `{"closed":"..."}`. Only the user of the process
 //! can read the socket. Its file is removed with its last pool or when the process exits; a file left by a killed process is replaced.
 
 use std::collections::VecDeque;
@@ -35,7 +35,7 @@ const READERS_MAX: usize = 16;
 /// Longest path of a socket, without the terminating zero.
 pub const PATH_BYTES_MAX: usize = local_socket::PATH_BYTES_MAX;
 
-/// A pool whose statistics are served.
+/// A pool with statistics to serve.
 pub trait Shown: Send + Sync {
     /// Its statistics and owners as a JSON object.
     fn object(&self) -> serde_json::Value;
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use pinpool_os::sync::process::AtomicU64;
 
-    /// Counts how often it is looked at.
+    /// Counts the reads.
     struct Counted {
         looks: AtomicU64,
     }

@@ -22,7 +22,7 @@ const SYNC: &str = "PINPOOL_PRELOAD_SYNC";
 /// Longest wait for work that is not over, where `PINPOOL_WAIT` sets none: then the driver's own function is called.
 const WAIT: Duration = Duration::from_millis(100);
 
-/// Stands for the flags of memory from `cuMemAllocHost`, which has none.
+/// Represents the flags of `cuMemAllocHost` memory, which has none.
 pub(crate) const WITHOUT_FLAGS: c_uint = 1 << 31;
 
 /// A buffer of the program.

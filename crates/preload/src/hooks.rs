@@ -265,7 +265,7 @@ fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, fl
 }
 
 fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code {
-    /// Memory that no driver ever gave: it is asked to free that where it would be asked to free what is not there.
+    /// An address that no driver returns: the driver is asked to free it when it must report a free of unknown memory.
     static NEVER_GIVEN: [u8; 64] = [0; 64];
     match buffers::free(start) {
         Freed::Done => 0,
@@ -275,7 +275,7 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
     }
 }
 
-/// Counts memory that the driver pins where it is. Its context is noted, which makes this process the one that is served.
+/// Counts memory that the driver pins in place, and records its context, so that this process is the one that is served.
 fn counting_registration(bytes: usize, real: impl FnOnce() -> Code) -> Code {
     let code = noting_current(real);
     if code == 0 && process::is_owner() {

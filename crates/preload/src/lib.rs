@@ -21,7 +21,7 @@
 //! | `ends` | the end of a context |
 //! | `buffers` | get and free, the buffers that are out by address |
 //! | `pointers` | what the driver answers about such a buffer |
-//! | `registrations` | how much memory the program pin calls by itself |
+//! | `registrations` | how much memory the program pins itself |
 //! | `contexts` | the contexts of the process, their pools and events |
 //! | `captures` | the captures under way, and the lock that keeps records apart from them |
 //! | `fence` | an event behind all work of every context |

@@ -104,7 +104,7 @@ pub(crate) fn context_ended(handle: usize) {
     info!("context {handle:#x} has ended, and its memory with it; another one gets another pool");
 }
 
-/// Logs at the end of the process how much memory it pinned by itself.
+/// Logs at the end of the process how much memory it pinned itself.
 pub(crate) fn registrations(calls: u64, bytes: u64) {
     init();
     let calls = if calls == 1 { "1 call".to_owned() } else { format!("{calls} calls") };

@@ -1,4 +1,4 @@
-//! Memory that the program pins where it is (`cuMemHostRegister`): no pool can serve it, so it is counted and logged at the
+//! Memory that the program pins in place (`cuMemHostRegister`): no pool can serve it, so it is counted and logged at the
 //! end, since a framework that registers gains nothing from this library.
 
 use std::sync::Once;
@@ -22,7 +22,7 @@ pub(crate) fn saw(bytes: usize) {
     CALLS.fetch_add(1, Ordering::Relaxed);
     BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
     ONCE.call_once(|| {
-        // SAFETY: the handler stays loaded; where the C library has no room for it, the line is missing.
+        // SAFETY: the handler stays loaded; without room in the C library there is no log record.
         let _missing = unsafe { libc::atexit(at_exit) };
     });
 }

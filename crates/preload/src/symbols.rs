@@ -75,7 +75,7 @@ fn stands_behind(caller: *const c_void, name: &CStr) -> bool {
     is_own(caller) || defines().unwrap_or(false)
 }
 
-/// Stands in for `dlsym`: asks `decide`, which gets the return address too, and returns its answer or jumps on.
+/// Replaces `dlsym`: calls `decide`, which gets the return address too, and returns its answer or jumps on.
 ///
 /// # Safety
 ///
@@ -103,7 +103,7 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
     )
 }
 
-/// Stands in for `dlsym` as on x86-64.
+/// Replaces `dlsym` as on x86-64.
 ///
 /// # Safety
 ///

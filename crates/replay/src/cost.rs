@@ -54,7 +54,7 @@ impl CallCost {
         let slope = if follows { slope } else { slope.max(fastest) };
         Some(match (slope, took - slope * bytes) {
             (slope, base) if !follows => Self { call_ns: base.max(0.0), byte_ns: slope },
-            // The line would cross 0: use the line through 0.
+            // It would cross 0: use a line through 0.
             (_, base) if base < 0.0 => {
                 let weights = calls.iter().map(|call| (call.bytes as f64).powi(2)).sum::<f64>();
                 let through = calls.iter().map(|call| call.bytes as f64 * call.took_ns as f64).sum::<f64>();

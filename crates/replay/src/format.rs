@@ -12,9 +12,9 @@
 //!
 //! | operation | meaning |
 //! | --- | --- |
-//! | `a ID BYTES [ALIGN]` | get a buffer and name it ID |
-//! | `f ID` | put buffer ID back |
-//! | `r COUNT BYTES` | COUNT times: get and put back |
+//! | `a ID BYTES [ALIGN]` | request a buffer and name it ID |
+//! | `f ID` | return buffer ID |
+//! | `r COUNT BYTES` | COUNT times: request and return |
 //! | `s COUNT BYTES STEP` | the same with BYTES growing by STEP |
 //! | `c` | clear |
 //! | `p K` | continue with pool K |
@@ -66,11 +66,11 @@ pub enum TraceError {
     /// A line has an error.
     #[error("line {line}: `{text}`: {why}")]
     Line {
-        /// Number of the line, from 1.
+        /// Its number, from 1.
         line: u64,
-        /// The beginning of the line.
+        /// Its beginning.
         text: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// A recording could not be read.
@@ -98,7 +98,7 @@ pub struct TraceReader {
     pending: Option<String>,
     line: u64,
     repeats: u64,
-    /// Line of the operation returned last.
+    /// The last returned operation.
     text: String,
 }
 
@@ -142,12 +142,12 @@ impl TraceReader {
         &self.header
     }
 
-    /// Number of the line read last, from 1.
+    /// Number of the last line read, from 1.
     pub fn line(&self) -> u64 {
         self.line
     }
 
-    /// An error at the line of the operation returned last, for the code that plays the trace.
+    /// An error at the last returned operation, for the code that plays the trace.
     pub fn error_here(&self, why: String) -> TraceError {
         self.error_at(&self.text, why)
     }
@@ -207,7 +207,7 @@ impl TraceReader {
             }
             _ => {
                 return Err(
-                    "no setting that there is (limit N, auto_resize 0|1, rounder noop|pow2, pools N)".to_owned()
+                    "unknown setting; known are (limit N, auto_resize 0|1, rounder noop|pow2, pools N)".to_owned()
                 );
             }
         }
@@ -245,10 +245,10 @@ fn parse(text: &str) -> Result<TraceOp, String> {
         ["c"] => TraceOp::Clear,
         ["p", index] => TraceOp::Pool { index: number(index)? },
         ["t", micros] => TraceOp::Advance { micros: number(micros)? },
-        _ => return Err("no operation that there is (a, f, r, s, c, p, t with their fields)".to_owned()),
+        _ => return Err("unknown operation; known are a, f, r, s, c, p and t with their fields".to_owned()),
     })
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("`{text}` is no number, or too large a one"))
+    text.parse().map_err(|_| format!("`{text}` is not a number, or too large"))
 }

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::priced::{Calls, Ledger};
+use super::priced::{CallSums, Calls};
 use super::report::ReplayReport;
 use super::sim::SourceKind;
 use super::watch::Watch;
@@ -44,7 +44,7 @@ const STARTED_US: u64 = 1_000_000;
 pub(super) struct Player<'a> {
     pool: Pool,
     clock: ManualClock,
-    ledger: Arc<Ledger>,
+    sums: Arc<CallSums>,
     /// Until when the maintenance thread is busy with compaction.
     prepared_until_ns: u64,
     source: SourceKind,
@@ -103,9 +103,9 @@ struct Tally {
 
 impl Tally {
     /// Records a new buffer of this many bytes.
-    fn hold(&mut self, bytes: usize, ledger: &Ledger) {
+    fn hold(&mut self, bytes: usize, sums: &CallSums) {
         self.asked_bytes += bytes as u64;
-        let (now, peak) = ledger.pinned();
+        let (now, peak) = sums.pinned();
         if peak > self.peak_pinned_bytes {
             (self.peak_pinned_bytes, self.asked_at_peak_bytes) = (peak, self.asked_bytes);
         } else if now == peak {
@@ -128,7 +128,7 @@ impl<'a> Player<'a> {
     pub(super) fn new(
         pool: Pool,
         clock: ManualClock,
-        ledger: Arc<Ledger>,
+        sums: Arc<CallSums>,
         source: SourceKind,
         max_bytes: Option<u64>,
         wait: Duration,
@@ -137,7 +137,7 @@ impl<'a> Player<'a> {
         Self {
             pool,
             clock,
-            ledger,
+            sums,
             prepared_until_ns: 0,
             source,
             max_bytes,
@@ -175,10 +175,10 @@ impl<'a> Player<'a> {
         look(&self.pool);
         let ticket = Ticket { name, bytes, since_us: self.clock.now_us() };
         let pinned = if self.queue.is_empty() { self.try_get(&ticket)? } else { None };
-        self.tally.count(self.ledger.take(), ticket.since_us);
+        self.tally.count(self.sums.take(), ticket.since_us);
         let held = match pinned {
             Some(buffer) => {
-                self.tally.hold(bytes, &self.ledger);
+                self.tally.hold(bytes, &self.sums);
                 GetState::Pinned(buffer)
             }
             None if self.wait_us == 0 || !self.fits_limit(&ticket)? => {
@@ -243,9 +243,9 @@ impl<'a> Player<'a> {
     fn prepare(&mut self, since_us: u64) {
         let now_ns = self.clock.now_us() * 1_000;
         self.prepared_until_ns = self.prepared_until_ns.max(since_us * 1_000 + WAKE_NS);
-        self.ledger.take();
+        self.sums.take();
         while self.prepared_until_ns < now_ns && prepare_step(&self.pool) {
-            let calls = self.ledger.take();
+            let calls = self.sums.take();
             self.prepared_until_ns += calls.moving_ns;
             self.tally.moving_ns += calls.moving_ns;
             self.tally.prepared_bytes += calls.moved_bytes;
@@ -256,7 +256,7 @@ impl<'a> Player<'a> {
         while let Some((_, first)) = self.queue.first_key_value() {
             let held = match self.try_get(first)? {
                 Some(buffer) => {
-                    self.tally.hold(first.bytes, &self.ledger);
+                    self.tally.hold(first.bytes, &self.sums);
                     GetState::Pinned(buffer)
                 }
                 None if self.clock.now_us() - first.since_us >= self.wait_us => {
@@ -269,7 +269,7 @@ impl<'a> Player<'a> {
             self.served.push(first.name);
             self.tally.waited_us += self.clock.now_us() - first.since_us;
             self.queue.pop_first();
-            self.tally.count(self.ledger.take(), self.clock.now_us());
+            self.tally.count(self.sums.take(), self.clock.now_us());
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ pub(super) const EVERYWHERE: Range<usize> = 0..usize::MAX;
 
 /// Sums over the calls of a source. One thread replays.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(super) struct CallSums {
     moved_bytes: AtomicU64,
     moving_ns: AtomicU64,
     waited_ns: AtomicU64,
@@ -27,7 +27,7 @@ pub(super) struct Ledger {
     old_places: Mutex<Vec<Range<usize>>>,
 }
 
-/// Differences between two readings of a [`Ledger`].
+/// Differences between two readings of these sums.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Calls {
     pub(super) moved_bytes: u64,
@@ -38,7 +38,7 @@ pub(super) struct Calls {
     pub(super) commits: u64,
 }
 
-impl Ledger {
+impl CallSums {
     /// Bytes pinned now, and the peak.
     pub(super) fn pinned(&self) -> (u64, u64) {
         (self.pinned_bytes.load(Ordering::Relaxed), self.peak_bytes.load(Ordering::Relaxed))

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::format::TraceError;
 use super::player::Player;
-use super::priced::Ledger;
+use super::priced::CallSums;
 use super::report::ReplayReport;
 use super::sim::{SimSource, SourceKind};
 use super::watch::Watch;
@@ -132,8 +132,8 @@ impl Replay {
     pub fn play_watched(&self, workload: &Workload, watch: Option<Watch<'_>>) -> Result<ReplayReport, TraceError> {
         let clock = ManualClock::default();
         let checks = Arc::<Mutex<Checks>>::default();
-        let (pool, ledger) = self.pool(clock.clone(), checks.clone())?;
-        let player = Player::new(pool, clock, ledger, self.source, self.max_bytes, self.wait, watch);
+        let (pool, sums) = self.pool(clock.clone(), checks.clone())?;
+        let player = Player::new(pool, clock, sums, self.source, self.max_bytes, self.wait, watch);
         let mut report = player.play(workload)?;
         let checks = checks.lock();
         (report.checks, report.last_lines) = (checks.count, checks.last.map(|last| last.to_string()));
@@ -142,8 +142,8 @@ impl Replay {
 
     /// A pool that reads neither the machine nor the environment nor the system's clock, so that two replays of a workload
     /// return the same texts.
-    fn pool(&self, clock: ManualClock, checks: Arc<Mutex<Checks>>) -> Result<(Pool, Arc<Ledger>), TraceError> {
-        let (source, ledger) = SimSource::priced(self.source);
+    fn pool(&self, clock: ManualClock, checks: Arc<Mutex<Checks>>) -> Result<(Pool, Arc<CallSums>), TraceError> {
+        let (source, sums) = SimSource::priced(self.source);
         let builder = self
             .builder()
             .host_root(NO_MACHINE)
@@ -156,7 +156,7 @@ impl Replay {
             // Tickets wait instead of threads: no virtual time passes while a thread sleeps.
             .wait(Duration::ZERO)
             .on_full(OnFull::Error);
-        Ok((builder.build()?, ledger))
+        Ok((builder.build()?, sums))
     }
 }
 

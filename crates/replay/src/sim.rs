@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::priced::{EVERYWHERE, Ledger};
+use super::priced::{CallSums, EVERYWHERE};
 use pinpool::SourceError;
 use pinpool::source::{PAGE_BYTES, Region, Source};
 use pinpool::unstable::backend::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
@@ -44,7 +44,7 @@ pub struct SimSource {
     held_bytes: AtomicU64,
     has_virtual_memory: bool,
     /// What a replay counts.
-    ledger: Option<Arc<Ledger>>,
+    sums: Option<Arc<CallSums>>,
 }
 
 impl SimSource {
@@ -58,7 +58,7 @@ impl SimSource {
             total_bytes,
             held_bytes: AtomicU64::new(0),
             has_virtual_memory: cfg!(all(target_os = "linux", not(miri))),
-            ledger: None,
+            sums: None,
         }
     }
 
@@ -68,13 +68,13 @@ impl SimSource {
     }
 
     /// A source of this kind that counts what its calls would cost.
-    pub(super) fn priced(kind: SourceKind) -> (Self, Arc<Ledger>) {
+    pub(super) fn priced(kind: SourceKind) -> (Self, Arc<CallSums>) {
         let sim = match kind {
             SourceKind::Virtual => Self::new(Self::DEFAULT_TOTAL_BYTES),
             SourceKind::Discrete => Self::discrete(Self::DEFAULT_TOTAL_BYTES),
         };
-        let ledger = Arc::<Ledger>::default();
-        (Self { ledger: Some(ledger.clone()), ..sim }, ledger)
+        let sums = Arc::<CallSums>::default();
+        (Self { sums: Some(sums.clone()), ..sim }, sums)
     }
 
     fn claim(&self, bytes: u64) -> Result<(), SourceError> {
@@ -106,7 +106,7 @@ unsafe impl Source for SimSource {
         let held_bytes = self.held_bytes(len_bytes) as u64;
         self.claim(held_bytes)?;
         let start = map(pages(len_bytes)).inspect_err(|_| self.unclaim(held_bytes))?;
-        self.ledger.iter().for_each(|ledger| ledger.pin(len_bytes));
+        self.sums.iter().for_each(|sums| sums.pin(len_bytes));
         // Relaxed: the addition alone makes every number unique.
         Ok(Region::new(start, len_bytes, self.next_id.fetch_add(1, Ordering::Relaxed)))
     }
@@ -116,7 +116,7 @@ unsafe impl Source for SimSource {
         // SAFETY: the caller's promise: the region came from this source, hence from `map`, and is unused.
         unsafe { unmap(region.start(), pages(region.len_bytes())) }?;
         self.unclaim(held_bytes);
-        self.ledger.iter().for_each(|ledger| ledger.unpin(region.len_bytes()));
+        self.sums.iter().for_each(|sums| sums.unpin(region.len_bytes()));
         Ok(())
     }
 
@@ -146,9 +146,9 @@ unsafe impl VirtualMemory for SimSource {
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         range.at(offset, bytes).and_then(|_| self.claim(bytes as u64))?;
-        self.ledger.iter().for_each(|ledger| {
-            ledger.unmap_within(&(offset..offset + bytes));
-            ledger.pin(bytes);
+        self.sums.iter().for_each(|sums| {
+            sums.unmap_within(&(offset..offset + bytes));
+            sums.pin(bytes);
         });
         Ok(())
     }
@@ -157,15 +157,15 @@ unsafe impl VirtualMemory for SimSource {
         // SAFETY: the caller's promise.
         unsafe { empty(range, offset, bytes) }?;
         self.unclaim(bytes as u64);
-        self.ledger.iter().for_each(|ledger| {
-            ledger.unmap_within(&EVERYWHERE);
-            ledger.unpin(bytes);
+        self.sums.iter().for_each(|sums| {
+            sums.unmap_within(&EVERYWHERE);
+            sums.unpin(bytes);
         });
         Ok(())
     }
 
     unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
-        self.ledger.iter().for_each(|ledger| ledger.remap(from, to));
+        self.sums.iter().for_each(|sums| sums.remap(from, to));
         for piece in from {
             // SAFETY: the caller's promise; what is committed is only counted.
             unsafe { empty(range, piece.offset, piece.bytes) }.map_err(RemapError::Kept)?;
@@ -174,11 +174,11 @@ unsafe impl VirtualMemory for SimSource {
     }
 
     fn has_old_places(&self) -> bool {
-        self.ledger.as_ref().is_some_and(|ledger| ledger.has_old_places())
+        self.sums.as_ref().is_some_and(|sums| sums.has_old_places())
     }
 
     fn unmap_old_places(&self) -> Result<(), SourceError> {
-        self.ledger.iter().for_each(|ledger| ledger.unmap_within(&EVERYWHERE));
+        self.sums.iter().for_each(|sums| sums.unmap_within(&EVERYWHERE));
         Ok(())
     }
 

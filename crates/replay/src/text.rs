@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 
 use super::format::{TraceError, TraceOp, TraceReader};
-use super::workload::MAX_DURATION_US;
 use pinpool_observe::record::{Event, Record, Recording};
 
+/// Longest duration of a workload: a replay polls the pool once a second.
+pub(super) const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
 /// Most records that are replayed.
 const RECORDS_MAX: usize = 16_000_000;
 /// The buffer of `r` and `s` lines.

@@ -7,20 +7,19 @@
 //! other thread filled first. The recording shows only the later of the two:
 //!
 //! ```text
-//!  producer   get ──── fills ────▶ next get (at the latest now the buffer is handed over)
-//!  consumer        last step ── own time ──▶ put
+//!  producer   request ── fills ──▶ next request (at the latest now the buffer is handed over)
+//!  consumer        last step ── own time ──▶ return
 //! ```
 //!
 //! If the buffer was handed over before the consumer's last step, the time since that step is the consumer's own. Otherwise the
-//! consumer may have been idle: its own time is then at most the median of its busy steps, and the time since the get is kept. A
+//! consumer may have been idle: its own time is then at most the median of its busy steps, and the time since the request is kept. A
 //! busy consumer keeps a buffer at least as long after it was handed over as an idle one does (the median).
 //!
 //! A thread with its first step after a wait follows that wait: other threads started it, or handed their work to it. Memory
-//! that a device still uses becomes free as long after its put as recorded.
+//! that a device still uses becomes free as long after its return as recorded.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use pinpool_observe::judge::PoolJudgement;
 use pinpool_observe::record::{Event, Record};
 
 /// If more than one request in this many begins while another waits, threads do not queue to wait one at a time.
@@ -92,8 +91,10 @@ pub(super) struct Threads {
     asked_ns: u64,
     /// Requests that began while another waited.
     concurrent: usize,
-    /// Wait times of requests by pool and the time when they were served.
-    waited_ns: HashMap<(u32, u64), Vec<u64>>,
+    /// Threads with a next request that waited in the queue.
+    queued: HashSet<u32>,
+    /// Whether any request did.
+    pub(super) has_waited: bool,
     /// Time that threads spent in calls since their last steps.
     called_ns: HashMap<u32, u64>,
     /// Returns of buffers with copies in flight: their thread, place and time.
@@ -101,25 +102,19 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    /// The threads of a recording that began then, with these diagnoses.
-    pub(super) fn new(judged: &[PoolJudgement], began_ns: u64) -> Self {
-        let mut waited_ns = HashMap::<_, Vec<_>>::new();
-        for judged in judged {
-            let mut add =
-                |&(at_ns, waited): &(u64, u64)| waited_ns.entry((judged.pool, at_ns)).or_default().push(waited);
-            judged.waits.iter().for_each(&mut add);
-        }
-        Self { waited_ns, began_ns, ..Self::default() }
+    /// The threads of a recording that began then.
+    pub(super) fn new(began_ns: u64) -> Self {
+        Self { began_ns, ..Self::default() }
     }
 
     /// Adds a record. Returns the names of the buffer that it frees and of the one that it provides. Lost records are reconstructed: a
     /// buffer that is requested again was returned before; a return without a request is ignored.
     pub(super) fn add(&mut self, line: u64, record: &Record) -> (Option<u64>, Option<u64>) {
-        let Record { time_ns, event, pool, .. } = *record;
+        let Record { time_ns, event, pool, thread } = *record;
         let key = event.buffer().map(|id| (pool, id));
         match (event, key) {
             (Event::Get { bytes, took_ns, .. }, Some(key)) => {
-                let began_ns = time_ns - self.waited(pool, time_ns, took_ns);
+                let began_ns = time_ns.saturating_sub(self.waited(thread, took_ns));
                 let freed = self.free(line, record, key, began_ns);
                 self.last_name += 1;
                 self.held.insert(key, self.last_name);
@@ -136,6 +131,14 @@ impl Threads {
             (Event::Completed { .. }, Some(key)) if !self.in_flight.contains_key(&key) => (None, None),
             (Event::Put { .. } | Event::Completed { .. } | Event::Gone { .. }, Some(key)) => {
                 (self.free(line, record, key, time_ns), None)
+            }
+            (Event::Waited, _) => {
+                self.queued.insert(thread);
+                (None, None)
+            }
+            (Event::Refused { took_ns, .. }, _) => {
+                self.waited(thread, took_ns);
+                (None, None)
             }
             (Event::Cleared, _) => {
                 self.push(line, record, time_ns, Op::Clear, None);
@@ -160,11 +163,13 @@ impl Threads {
         *self.called_ns.entry(thread).or_default() += took_ns;
     }
 
-    /// How long a request waited that was served at this time and took this long.
-    fn waited(&mut self, pool: u32, time_ns: u64, took_ns: u64) -> u64 {
-        let Some(waits) = self.waited_ns.get_mut(&(pool, time_ns)) else { return 0 };
-        let place = waits.iter().position(|&waited_ns| waited_ns <= took_ns.min(time_ns));
-        place.map_or(0, |place| waits.remove(place))
+    /// How long a request waited that took this long: not while its thread was in driver calls.
+    fn waited(&mut self, thread: u32, took_ns: u64) -> u64 {
+        let is_queued = self.queued.remove(&thread);
+        let called_ns = self.called_ns.get(&thread).copied().unwrap_or(0);
+        let waited_ns = if is_queued { took_ns.saturating_sub(called_ns) } else { 0 };
+        self.has_waited |= waited_ns > 0;
+        waited_ns
     }
 
     /// Adds the step that the record's thread began then and ended with the record. Returns its thread and place.

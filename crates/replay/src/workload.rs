@@ -13,22 +13,20 @@ use super::format::{TraceError, TraceReader};
 use super::input::Input;
 use super::priced::move_ns;
 use super::recorded::RecordedSettings;
-use super::text::recording_of;
+use super::text::{MAX_DURATION_US, recording_of};
 use super::threads::{Step, Threads};
 use pinpool_observe::judge::words::counted;
 use pinpool_observe::judge::{PoolJudgement, judge_recording};
 use pinpool_observe::record::{Event, Recording};
-
-/// Longest duration of a workload: a replay polls the pool once a second.
-pub(super) const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
 
 /// A trace in which every return has its request.
 #[derive(Debug, Clone, Default)]
 pub struct Workload {
     /// The steps of each thread.
     threads: Vec<Vec<Step>>,
-    /// Whether the threads are those of the program.
+    /// Whether the program's threads are known.
     is_closed: bool,
+    has_waited: bool,
     gets: u64,
     get_bytes: u64,
     duration_us: u64,
@@ -78,7 +76,8 @@ impl Workload {
     ///
     /// If it lasts longer than a year.
     pub fn of(recording: &Recording) -> Result<Self, TraceError> {
-        Self::begun_at(recording.records.first().map_or(0, |record| record.time_ns), recording, true)
+        // In whole microseconds, as a text has them.
+        Self::begun_at(recording.records.first().map_or(0, |record| record.time_ns / 1_000 * 1_000), recording, true)
     }
 
     fn begun_at(begun_ns: u64, recording: &Recording, is_closed: bool) -> Result<Self, TraceError> {
@@ -90,7 +89,7 @@ impl Workload {
         });
         let warning = recording.warning.clone().or(left_out);
         let judged = if is_closed { judge_recording(recording) } else { Vec::new() };
-        let mut threads = Threads::new(&judged, begun_ns);
+        let mut threads = Threads::new(begun_ns);
         let mut workload = Self { warning, failed_gets, judged, is_closed, ..Self::default() };
         let (mut held, mut used_bytes) = (HashMap::new(), 0_u64);
         for (line, record) in (1..).zip(&recording.records) {
@@ -132,7 +131,7 @@ impl Workload {
         if workload.duration_us > MAX_DURATION_US {
             return Err(TraceError::Io(io::Error::other("it lasts longer than a year")));
         }
-        workload.ended_us = threads.ended_ns() / 1_000;
+        (workload.ended_us, workload.has_waited) = (threads.ended_ns() / 1_000, threads.has_waited);
         workload.threads = threads.into_steps();
         let has_gets = |number: u32| workload.pools.contains(&number.into());
         recording.pools.iter().filter(|pool| has_gets(pool.number)).for_each(|pool| workload.recorded.add(pool));
@@ -178,7 +177,7 @@ impl Workload {
 
     /// Whether requests waited when it was recorded.
     pub fn has_waited(&self) -> bool {
-        self.judged.iter().any(|judged| judged.judgement.lost.waiting_ns > 0)
+        self.has_waited
     }
 
     pub(super) fn threads(&self) -> &[Vec<Step>] {

@@ -17,10 +17,12 @@ pub(crate) enum ErrorKind {
     Pool(pinpool::Error),
     #[error(
         "no shared buffer was free within {waited:?}: of {buffers}, {filling} are being filled, {sent} are sent and not \
-         received, {held} are held by the trainer; wait longer, release received buffers earlier, or make more buffers"
+         received, {held} are held by the trainer; wait longer, release received buffers earlier, or create more buffers"
     )]
     NoBuffer { waited: Duration, buffers: usize, filling: usize, sent: usize, held: usize },
-    #[error("asked {len} B: a shared buffer holds {buffer_bytes} B; ask for less, or make larger buffers")]
+    #[error(
+        "cannot allocate {len} B: a shared buffer holds at most {buffer_bytes} B; request less or create larger buffers"
+    )]
     BufferLength { len: usize, buffer_bytes: usize },
     #[error("ticket of buffer {index}, generation {generation}: {why}")]
     Ticket { index: u32, generation: u64, why: String },
@@ -28,12 +30,12 @@ pub(crate) enum ErrorKind {
     Peer { what: &'static str, why: String },
     #[error("{what}: {why}")]
     Shared { what: &'static str, why: String },
-    #[error("{what}: a parent of this process made them, not this process {child}: make them anew")]
+    #[error("{what}: created before process {child} was forked; create new ones in this process")]
     Forked { what: &'static str, child: u32 },
 }
 
 impl Error {
-    /// The error of the pool, if it is one.
+    /// The pool's error, if the pool failed.
     pub fn of_pool(&self) -> Option<&pinpool::Error> {
         match &*self.0 {
             ErrorKind::Pool(error) => Some(error),
@@ -41,33 +43,32 @@ impl Error {
         }
     }
 
-    /// The length of the request is wrong.
+    /// The length of the request exceeds a shared buffer, or is invalid for the pool.
     pub fn is_request(&self) -> bool {
         matches!(*self.0, ErrorKind::BufferLength { .. }) || self.of_pool().is_some_and(pinpool::Error::is_request)
     }
 
-    /// No buffer was free in time, or the memory does not fit under the limit of the pool.
+    /// No buffer was free in time, or the memory does not fit within the pool's limit.
     pub fn is_limit(&self) -> bool {
         matches!(*self.0, ErrorKind::NoBuffer { .. }) || self.of_pool().is_some_and(pinpool::Error::is_limit)
     }
 
-    /// A ticket represents no buffer that waits to be received: it was received before, its buffer was taken back, or it is of
-    /// other buffers.
+    /// The ticket is invalid: its buffer was received before or taken back, or belongs to other shared buffers.
     pub fn is_ticket(&self) -> bool {
         matches!(*self.0, ErrorKind::Ticket { .. })
     }
 
-    /// The process at the other end is gone, or was never there.
+    /// The process at the other end has exited or never existed.
     pub fn is_peer(&self) -> bool {
         matches!(*self.0, ErrorKind::Peer { .. })
     }
 
-    /// Memory of another process is not what is expected, or cannot be had.
+    /// Memory of another process is invalid or unavailable.
     pub fn is_shared(&self) -> bool {
         matches!(*self.0, ErrorKind::Shared { .. }) || self.of_pool().is_some_and(pinpool::Error::is_backend)
     }
 
-    /// This process is a child of the one that made the buffers or the pool.
+    /// The buffers or the pool were created before this process was forked.
     pub fn is_forked(&self) -> bool {
         matches!(*self.0, ErrorKind::Forked { .. }) || self.of_pool().is_some_and(pinpool::Error::is_forked)
     }

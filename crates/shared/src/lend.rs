@@ -19,7 +19,7 @@ use pinpool::{PageLocked, PinnedBuf, Pool};
 use crate::error::Result;
 use crate::memory_file::SharedMemory;
 
-/// Where a part goes when its last use is over.
+/// What happens to a part after its last use.
 pub(super) type Returned = Box<dyn Fn(&SharedMemory, usize) + Send + Sync>;
 
 /// Lends parts of a mapping.

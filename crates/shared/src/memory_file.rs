@@ -26,7 +26,7 @@ use pinpool_os::fork::ForkGeneration;
 use pinpool_os::host::limits::memory_remedy;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
-/// Since Linux 6.3; where it is required (`vm.memfd_noexec=2`), a file without it is refused.
+/// Since Linux 6.3; with `vm.memfd_noexec=2` a file without it is refused.
 const MFD_NOEXEC_SEAL: libc::c_uint = 0x8;
 /// What must hold of a file that is mapped: nobody makes it shorter.
 const NOT_SHORTENED: libc::c_int = libc::F_SEAL_SHRINK;

@@ -106,7 +106,7 @@ impl SharedSlabs {
             Use::Sent(_) if is_current => return Err(ticket.error("its length is not what the worker sent")),
             Use::Filling(_) if is_current => return Err(ticket.error("its worker is still filling the buffer")),
             Use::Held if is_current => return Err(ticket.error("it was received before, and the buffer is in use")),
-            Use::Free if is_current => return Err(ticket.error("it was received before, and the buffer given back")),
+            Use::Free if is_current => return Err(ticket.error("it was received before, and its buffer was returned")),
             _ => {
                 let now = sent.generation;
                 return Err(

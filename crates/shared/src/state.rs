@@ -202,7 +202,7 @@ mod models {
             let seen = word.take(1).unwrap();
             let other = word.clone();
             let late = loom::thread::spawn(move || other.recover(seen, 1));
-            // The next worker in the slot recovers by itself, then takes.
+            // The next worker in the slot recovers the lock, then takes.
             let own = word.read().map(|seen| word.recover(seen, 1)).unwrap_or(false);
             let taken = word.take(1);
             let late = late.join().unwrap();

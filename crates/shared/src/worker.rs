@@ -207,7 +207,7 @@ fn take_slot(view: View<'_>, owners: &LockFile) -> Result<u16> {
             return Ok(slot);
         }
     }
-    let why = format!("all {} slots for workers are taken: end workers, or make more buffers", view.geometry.slots);
+    let why = format!("all {} slots for workers are taken: end workers or create more buffers", view.geometry.slots);
     Err(ErrorKind::Shared { what: WHAT, why }.into())
 }
 

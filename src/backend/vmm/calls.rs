@@ -8,11 +8,21 @@
 
 use std::ffi::c_int;
 
-use super::table::{Granule, bytes_of};
 use crate::driver::calls::is_primary_active;
-use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, MemoryLocation, VmmApi};
+use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleHandle, MemoryLocation, VmmApi};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
+
+/// A granule that the driver created.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Granule {
+    pub(super) handle: GranuleHandle,
+    pub(super) bytes: usize,
+}
+
+pub(super) fn bytes_of(granules: &[Granule]) -> usize {
+    granules.iter().map(|granule| granule.bytes).sum()
+}
 
 /// Devices are numbered in a word of bits.
 const DEVICES_MAX: u32 = 64;

@@ -15,7 +15,7 @@
 
 use std::ops::Range;
 
-use super::table::{Granule, bytes_of};
+use super::calls::{Granule, bytes_of};
 use crate::driver::virtual_memory::{DriverRefusal, VmmApi};
 use pinpool_os::sync::{Condvar, Mutex};
 

@@ -22,20 +22,13 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Weak};
 
-use super::calls::{Calls, Reached, are_addresses_out, devices_in, record_addresses_out};
+use super::calls::{Calls, Granule, Reached, are_addresses_out, devices_in, record_addresses_out};
 use crate::driver::device::{self, Device};
-use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleHandle, MemoryLocation, VmmApi};
+use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, MemoryLocation, VmmApi};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU32, Ordering};
-
-/// A granule that the driver created.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Granule {
-    pub(super) handle: GranuleHandle,
-    pub(super) bytes: usize,
-}
 
 /// Consecutive granules.
 pub(super) struct GranuleRun {
@@ -50,10 +43,6 @@ pub(super) fn placed(start: u64, granules: &[Granule]) -> impl Iterator<Item = (
         *next += granule.bytes as u64;
         Some((at, granule))
     })
-}
-
-pub(super) fn bytes_of(granules: &[Granule]) -> usize {
-    granules.iter().map(|granule| granule.bytes).sum()
 }
 
 /// A granule where it is mapped.

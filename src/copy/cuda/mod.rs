@@ -201,13 +201,15 @@ unsafe fn copy_behind<R>(
     // All calls that can be refused come before the copy.
     let prepared = Prepared::new(stream, context, kind).map_err(refused)?;
     let (call, copied) = match host {
-        // SAFETY: the caller promises both sides.
         HostSide::Source(source) => {
-            ("cuMemcpyHtoDAsync", unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) })
+            // SAFETY: the caller promises both sides.
+            let copied = unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) };
+            ("cuMemcpyHtoDAsync", copied)
         }
-        // SAFETY: as above.
         HostSide::Target(target) => {
-            ("cuMemcpyDtoHAsync", unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) })
+            // SAFETY: as above.
+            let copied = unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) };
+            ("cuMemcpyDtoHAsync", copied)
         }
     };
     let copied = copied.map_err(|error| Failed(call, error));

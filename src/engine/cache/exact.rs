@@ -9,14 +9,14 @@ use super::thread_cache::Entry;
 /// Most numbers of returns and classes that remain after their buffers have left.
 const LEFTOVERS: usize = 32;
 
-/// Idle buffers by class, oldest first, with the numbers of their puts.
+/// Idle buffers by class, oldest first, with the numbers of their returns.
 type Classes<T> = BTreeMap<usize, VecDeque<(u64, Box<Entry<T>>)>>;
 
-/// Idle buffers in the order of their puts.
+/// Idle buffers in the order of their returns.
 #[derive(Debug)]
 pub(super) struct ExactStore<T> {
     classes: Classes<T>,
-    /// Class and number of all puts, oldest first; including some of buffers that have left.
+    /// Class and number of all returns, oldest first; including some of buffers that have left.
     order: VecDeque<(usize, u64)>,
     puts: u64,
     len: usize,

@@ -5,11 +5,11 @@
 //! | `tensorflow` | `exact.rs` | oldest of the class first | oldest of all first | one |
 //! | `adaptive` | `thread_cache` | newest of the class first | oldest of all first | one per thread |
 //!
-//! One structure cannot serve both: TensorFlow's order is one list for the whole process, and maintaining it costs every put
-//! a lock that all threads share. `tensorflow` enforces the count limit at each put; `adaptive` at the next miss, slow put
+//! One structure cannot serve both: TensorFlow's order is one list for the whole process, and maintaining it costs every return
+//! a lock that all threads share. `tensorflow` enforces the count limit at each return; `adaptive` at the next miss, slow return
 //! or tick.
 //!
-//! Generic over what is held, so that tests hold integers. Owns the counts of hits, puts and evictions, and the limit.
+//! Generic over the buffer, so that tests use integers. Owns the counts of hits, returns and evictions, and the limit.
 //! Never releases, waits or logs: victims leave by return value, to be released outside every lock. Reads no clock: times
 //! are arguments.
 
@@ -109,7 +109,7 @@ impl<T> Idle<T> {
         }
     }
 
-    /// The buffer put longest ago, if more are idle than the limit allows.
+    /// The buffer returned longest ago, if more are idle than the limit allows.
     pub(super) fn evict_over_limit(&self) -> Option<Evicted<T>> {
         let cache = self.cache.as_ref().filter(|cache| cache.is_over_limit())?;
         // One thread at a time, so that no more are evicted than are over the limit.
@@ -133,7 +133,7 @@ impl<T> Idle<T> {
         self.state.lock().limit.counted.put += 1;
     }
 
-    /// The buffer put longest ago, to make room.
+    /// The buffer returned longest ago, to make room.
     pub(super) fn reclaim(&self) -> Option<Box<Entry<T>>> {
         match &self.cache {
             Some(cache) => cache.evict_oldest(),
@@ -183,7 +183,7 @@ impl<T> Idle<T> {
         self.cache.as_ref().map(ThreadCache::own_shard)
     }
 
-    /// The clock was read: it is `now_us`, and all earlier puts were made by `put_by_us`.
+    /// The clock was read: it is `now_us`, and all earlier returns were made by `put_by_us`.
     pub(super) fn tick(&self, now_us: u64, put_by_us: u64) {
         // While another thread begins a tick, this time belongs to that tick.
         if let Some(cache) = &self.cache
@@ -193,7 +193,7 @@ impl<T> Idle<T> {
         }
     }
 
-    /// While `required`, each hit and put takes the slow path. A take finds what was put before.
+    /// While `required`, each hit and return takes the slow path. A take finds what was returned before.
     pub(super) fn set_slow_path(&self, required: bool) {
         self.cache.iter().for_each(|cache| cache.set_slow_path(required));
     }
@@ -238,7 +238,7 @@ impl<T> Idle<T> {
 }
 
 impl<T> State<T> {
-    /// TensorFlow's put: count, evict if the limit is reached, check, then keep.
+    /// TensorFlow's return: count, evict if the limit is reached, check, then keep.
     fn put(&mut self, entry: Box<Entry<T>>, class: usize) -> Option<Evicted<T>> {
         self.limit.counted.put += 1;
         if self.sealed || self.limit.get() == 0 {
@@ -263,7 +263,7 @@ impl<T> State<T> {
     }
 }
 
-/// All buffers that were put by the end of tick `until`.
+/// All buffers that were returned by the end of tick `until`.
 fn drained<T>(cache: &ThreadCache<T>, until: u64) -> Vec<Box<Entry<T>>> {
     let mut entries = Vec::new();
     cache.drain(until, |entry| entries.push(entry));

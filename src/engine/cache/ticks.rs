@@ -1,4 +1,4 @@
-//! The ticks of a thread cache: which of its buffers were put long ago.
+//! The ticks of a thread cache: which of its buffers were returned long ago.
 
 use std::collections::VecDeque;
 
@@ -14,14 +14,14 @@ pub(super) struct Ticks {
     current: u64,
     /// When the current tick began, in units of [`TICK_US`].
     since: u64,
-    /// Oldest first: a time in units of [`TICK_US`], and the tick before which all buffers were put by that time.
+    /// Oldest first: a time in units of [`TICK_US`], and the tick before which all buffers were returned by that time.
     put_by: VecDeque<(u64, u64)>,
     /// The buffers of ticks before this one are old.
     old: u64,
 }
 
 impl Ticks {
-    /// Begins a tick at `now_us`, unless the current tick is as late; all buffers of the current tick were put by
+    /// Begins a tick at `now_us`, unless the current tick began at that time or later; all buffers of the current tick were returned by
     /// `put_by_us`. `begin` gets the number of the tick and returns the one that has begun, which may be later.
     pub(super) fn begin(&mut self, now_us: u64, put_by_us: u64, begin: impl FnOnce(u64) -> u64) {
         let now = now_us / TICK_US;
@@ -32,7 +32,7 @@ impl Ticks {
         }
     }
 
-    /// The tick before which all buffers were put at `us` or earlier.
+    /// The tick before which all buffers were returned at `us` or earlier.
     pub(super) fn all_put_by(&mut self, us: u64) -> u64 {
         while let Some(&(_, tick)) = self.put_by.front().filter(|(put_by, _)| *put_by <= us / TICK_US) {
             self.old = tick;

@@ -35,7 +35,8 @@ impl Server for Core {
 
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> Result<Block, Refusal> {
         let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
-            let calls = SlowCalls::Until(waiter.begun, waiter.begun + CALL_PATIENCE);
+            // Counted as a miss by the attempt without calls.
+            let calls = SlowCalls::After(waiter.begun, waiter.begun + CALL_PATIENCE);
             let served =
                 self.try_get_of_pool(waiter.class).map_or_else(|| self.acquire_in_turn(&waiter.request, calls), Ok);
             return served.map_err(expect_refusal);

@@ -20,6 +20,10 @@ impl Core {
         self.query_failed(usize::MAX);
         self.memory().release_refused();
         self.check();
+        // Also if no tick is due. Counting collects what other threads have put back.
+        if self.stock.idle().count() > self.config.pool_size_limit {
+            self.stock.enforce_count_limit(self.time.coarse_us());
+        }
         if let Some(arena) = self.memory().arena().filter(|_| self.thread.is_none()) {
             arena.prepare_hole(self.time.coarse_us());
             arena.reserve_turn(self.time.coarse_us());
@@ -33,10 +37,6 @@ impl Core {
         self.record_idle();
         let now_us = self.tick_after(0);
         self.watch_device(now_us);
-        // Also if no tick is due. Counting collects what other threads have put back.
-        if self.stock.idle().count() > self.config.pool_size_limit {
-            self.stock.enforce_count_limit(now_us);
-        }
         self.stock.enforce_limits(self, now_us);
     }
 

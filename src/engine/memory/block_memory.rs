@@ -1,12 +1,13 @@
 //! Memory of one block, and why there is none.
 
+use std::fmt;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-use super::adopted::Adopted;
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
 use crate::quota::{Claim, Level, QuotaExceeded};
+use pinpool_os::unwind::caught;
 
 /// Memory of one block.
 #[derive(Debug)]
@@ -35,7 +36,9 @@ pub(crate) enum SlowCalls {
     None,
     /// All. It waits for the plans of other threads until the first time, for their calls until the second.
     Until(Instant, Instant),
-    /// As `Until`, without requesting more memory of the source: it has refused, and it is too early to repeat the call.
+    /// As `Until`, for a request that an attempt without calls has counted as a miss.
+    After(Instant, Instant),
+    /// As `After`, without requesting more memory of the source: it has refused, and it is too early to repeat the call.
     Held(Instant, Instant),
 }
 
@@ -44,7 +47,7 @@ impl SlowCalls {
     pub(crate) fn until(self) -> (Instant, Instant) {
         match self {
             Self::None => (Instant::now(), Instant::now()),
-            Self::Until(plans, calls) | Self::Held(plans, calls) => (plans, calls),
+            Self::Until(plans, calls) | Self::After(plans, calls) | Self::Held(plans, calls) => (plans, calls),
         }
     }
 
@@ -124,5 +127,27 @@ impl BlockMemory {
             // The pool holds none of it.
             Self::Adopted(_) => 0,
         }
+    }
+}
+
+/// Memory of a user for one buffer.
+pub(crate) struct Adopted {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) len: usize,
+    pub(crate) is_pinned: bool,
+    /// Called once no copy uses the memory; never if that cannot be known.
+    pub(crate) on_return: Box<dyn FnOnce() + Send>,
+}
+
+impl Adopted {
+    /// No copy uses the memory. The call is of the user's code, so no lock may be held.
+    pub(in crate::engine) fn release(self) {
+        let _panicked = caught(self.on_return);
+    }
+}
+
+impl fmt::Debug for Adopted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Adopted").field("start", &self.start).field("len", &self.len).finish_non_exhaustive()
     }
 }

@@ -59,7 +59,7 @@ impl ArenaSupply {
         pool: &dyn PoolView,
         take_idle: &mut dyn FnMut() -> bool,
     ) -> Result<BlockMemory, Option<Refusal>> {
-        if !matches!(calls, SlowCalls::Held(..))
+        if !matches!(calls, SlowCalls::After(..) | SlowCalls::Held(..))
             && let Some(memory) = self.carve_first(bytes, pool, now_us)
         {
             return Ok(memory);

@@ -12,12 +12,13 @@
 //! | `arena_supply.rs` | `adaptive`: an arena over a source, and the lock around its books |
 //! | `books.rs` | what that lock guards: arena, addresses, demand, reserve, claims |
 //! | `find.rs` | the attempts of a miss, in their order |
-//! | `grow.rs`, `prepare.rs`, `release.rs`, `reserve.rs` | plans that add, move and release memory; memory that stays |
+//! | `grow.rs`, `prepare.rs`, `release.rs` | plans that add, move and release memory |
+//! | `reserve.rs`, `progress.rs`, `pin_reserve.rs` | memory that stays |
 //! | `carry_out.rs`, `called_source.rs` | the steps of a plan on the source; calls recorded, panics caught |
 //! | `shape.rs` | addresses, and the size of granules |
 //! | `one_each.rs` | `tensorflow`: each miss is an acquisition, each eviction a release |
-//! | `block_memory.rs`, `pageable.rs`, `adopted.rs` | memory of one block: pinned, unpinned, a user's |
-//! | `pressure.rs`, `watch.rs` | memory pressure; the number of mappings of the process |
+//! | `block_memory.rs`, `pageable.rs` | memory of one block: pinned or a user's, unpinned |
+//! | `pressure.rs` | memory pressure; the number of mappings of the process |
 //! | `refusal.rs` | why there is no memory, and what helps |
 //!
 //! Bytes are claimed under the limits before the source is called, and returned on every failing path. No lock is held during a
@@ -32,7 +33,6 @@ use crate::size_class::Class;
 use crate::stats::Stats;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
-mod adopted;
 mod arena_supply;
 mod block_memory;
 mod books;
@@ -49,22 +49,17 @@ mod progress;
 mod refusal;
 mod release;
 mod reserve;
-
 mod shape;
-mod slices;
 mod supply;
 
-mod watch;
-
-pub(crate) use adopted::Adopted;
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
-pub(crate) use block_memory::{BlockMemory, Refusal, SlowCalls};
+pub(crate) use block_memory::{Adopted, BlockMemory, Refusal, SlowCalls};
 pub(crate) use called_source::CalledSource;
 pub(crate) use one_each::OneEach;
 pub(crate) use pageable::Pageable;
+pub(in crate::engine) use pin_reserve::Place;
 pub(in crate::engine) use reserve::ReserveWait;
 pub(crate) use shape::granule_bytes;
-pub(in crate::engine) use slices::Place;
 pub(crate) use supply::{PoolView, Supply};
 
 /// The memory of one pool: a supply of pinned memory, unpinned memory if requests without room get that, and what users have

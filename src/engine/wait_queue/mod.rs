@@ -12,21 +12,21 @@
 //! - a request that finds nothing idle joins the queue. It may pass the head only if it fits in addition to the head: what
 //!   passed the head and has not been returned must fit into what the limit leaves next to the head's request. So the head
 //!   is served, at the latest, when all buffers that were in use or idle when it became the head have been returned;
-//! - only the head looks for memory, so small requests cannot overtake a large one forever.
+//! - only the head searches for memory, so small requests cannot overtake a large one forever.
 //!
-//! A waiting thread looks for memory itself. For tasks the thread `pinpool-get` does, which is started by the first waiting task
+//! A waiting thread searches for memory itself. For tasks the thread `pinpool-get` does, which is started by the first waiting task
 //! and ends when no task waits; a poll reads the slot of its waiter. A task is *deferred* if its first attempt needs a driver call:
 //! the thread makes that attempt before the request joins the queue. If no thread is available, and in a simulation, the polls
-//! look for memory.
+//! search for memory.
 //!
 //! While no request waits, a hit and a return pay one load: [`WaitQueue::has_waiters`]. Each pool has one queue. A partition has
 //! another queue, in which requests wait for their claim before they join the queue of the pool. Owns the order. Never acquires
 //! memory, which is the task of the [`Server`].
 //!
 //! - waiters-I1: no wake-up is lost. A return made after a request joined finds it, or that request's first attempt finds the
-//!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes nobody, so the start of
+//!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes no request, so the start of
 //!   a copy wakes the head of the queue, which polls at short intervals while copies are in flight.
-//! - waiters-I2: a request that leaves the queue, in whatever way, wakes the next, and what it was handed is passed on.
+//! - waiters-I2: a request that leaves the queue, for whatever reason, wakes the next, and passes on what it was handed.
 //! - waiters-I3: nothing is handed to a request that has left the queue: both happen under the lock of the queue.
 //! - waiters-I4: the slow path is required exactly while the queue has a request: [`WaitQueue::change`] tells the pool.
 
@@ -47,7 +47,7 @@ use pinpool_os::sync::{Condvar, Mutex};
 use pinpool_os::threads;
 use pinpool_os::unwind::caught;
 
-/// Shortest time that an attempt may wait for driver calls of other threads, however soon the next look is due.
+/// Shortest time that an attempt may wait for driver calls of other threads, however soon the next search is due.
 const CALL_PATIENCE: Duration = Duration::from_micros(500);
 
 /// What the queue requires of its pool or partition.
@@ -115,7 +115,7 @@ struct QueueState<S: Server> {
     deferred: VecDeque<Arc<Waiter<S>>>,
     /// The thread runs.
     has_thread: bool,
-    /// The thread must look before it sleeps.
+    /// The thread must search before it sleeps.
     is_woken: bool,
 }
 
@@ -126,7 +126,7 @@ impl<S: Server> std::fmt::Debug for WaitQueue<S> {
 }
 
 impl<S: Server> WaitQueue<S> {
-    /// Without `may_start_thread` the polls of tasks look for memory.
+    /// Without `may_start_thread` the polls of tasks search for memory.
     pub(super) fn new(may_start_thread: bool) -> Self {
         let state = QueueState {
             waiters: VecDeque::new(),
@@ -199,7 +199,7 @@ impl<S: Server> WaitQueue<S> {
 
     /// Has `waiter` checked again: by its thread, or by the thread of tasks. May call a waker, so never under a lock.
     fn wake(&self, waiter: &Waiter<S>) {
-        waiter.hurry();
+        waiter.restart_polls();
         if !waiter.is_task() || !self.wake_thread() {
             waiter.wake();
         }
@@ -235,8 +235,8 @@ impl<S: Server> WaitQueue<S> {
         left.into_iter().for_each(|item| server.take_back(item));
     }
 
-    /// Looks for memory for `waiter` if it is the head, or deferred. Ends its wait if it is served, late, or hopeless.
-    fn look(&self, server: &Arc<S>, waiter: &Arc<Waiter<S>>) {
+    /// Searches for memory for `waiter` if it is the head, or deferred. Ends its wait if it is served, late, or hopeless.
+    fn search(&self, server: &Arc<S>, waiter: &Arc<Waiter<S>>) {
         let is_deferred = waiter.joined_at().is_none();
         if is_deferred {
             self.state.lock().deferred.retain(|other| !Arc::ptr_eq(other, waiter));
@@ -246,7 +246,7 @@ impl<S: Server> WaitQueue<S> {
         }
         if is_deferred || self.is_head(server, waiter) {
             // Short, so that it finds soon what it is handed meanwhile.
-            let patience = server.patience(waiter.hurried_at()).max(CALL_PATIENCE);
+            let patience = server.patience(waiter.polls_since()).max(CALL_PATIENCE);
             match server.serve(waiter, waiter.deadline.min(Instant::now() + patience)) {
                 Ok(item) => return self.end(server, waiter, Some(item)),
                 Err(refusal) if !is_deferred => waiter.set_refusal(refusal),
@@ -255,7 +255,7 @@ impl<S: Server> WaitQueue<S> {
                     waiter.set_refusal(refusal);
                     if is_admitted {
                         self.join(server, waiter);
-                        return self.look(server, waiter);
+                        return self.search(server, waiter);
                     }
                     return self.end(server, waiter, None);
                 }
@@ -275,17 +275,17 @@ impl<S: Server> WaitQueue<S> {
         })
     }
 
-    /// When to look for `waiter` again if nobody wakes it: for the head soon, since room may come unannounced, and for the
+    /// When to search for `waiter` again if it is not woken: for the head soon, since room may appear without a wake-up, and for the
     /// others when the head is late.
-    fn next_look(&self, server: &S, waiter: &Arc<Waiter<S>>) -> Instant {
-        let soon = Instant::now() + server.patience(waiter.hurried_at());
+    fn next_search(&self, server: &S, waiter: &Arc<Waiter<S>>) -> Instant {
+        let soon = Instant::now() + server.patience(waiter.polls_since());
         let state = self.state.lock();
         let head = state.head().filter(|head| !Arc::ptr_eq(head, waiter)).map(|head| head.deadline);
         // A late thread is about to leave.
         head.filter(|&late| late > Instant::now()).unwrap_or(soon).min(waiter.deadline)
     }
 
-    /// Starts the thread that serves tasks, unless it runs. False if their polls have to look.
+    /// Starts the thread that serves tasks, unless it runs. False if their polls have to search.
     fn start_thread(&self, server: &Arc<S>) -> bool {
         if !self.may_start_thread || std::mem::replace(&mut self.state.lock().has_thread, true) {
             return self.may_start_thread;
@@ -317,12 +317,12 @@ impl<S: Server> WaitQueue<S> {
             drop(state);
             let task = deferred.or(head);
             if let Some(task) = &task {
-                self.look_for_task(server, task);
+                self.search_for_task(server, task);
                 if task.has_ended() {
                     task.wake();
                 }
             }
-            let until = task.as_ref().map(|task| self.next_look(&**server, task));
+            let until = task.as_ref().map(|task| self.next_search(&**server, task));
             // May be the last reference to the pool.
             drop(task);
             drop(entered);
@@ -332,14 +332,14 @@ impl<S: Server> WaitQueue<S> {
         }
     }
 
-    /// Looks for a task. A panic ends its wait.
-    fn look_for_task(&self, server: &Arc<S>, task: &Arc<Waiter<S>>) {
-        if caught(|| self.look(server, task)).is_none() {
+    /// Searches for memory for a task. A panic ends its wait.
+    fn search_for_task(&self, server: &Arc<S>, task: &Arc<Waiter<S>>) {
+        if caught(|| self.search(server, task)).is_none() {
             self.end(&**server, task, None);
         }
     }
 
-    /// Returns when the thread is woken, at once if that has happened since it last looked, or at `until`.
+    /// Returns when the thread is woken, at once if that has happened since its last search, or at `until`.
     fn sleep(&self, until: Option<Instant>) {
         let mut state = self.state.lock();
         while !state.is_woken && until.is_none_or(|until| Instant::now() < until) {
@@ -351,7 +351,7 @@ impl<S: Server> WaitQueue<S> {
     }
 
     /// Offers a returned item to the head. `passed` is the number of the request that it passed as `passed_bytes`, if any.
-    /// Returns the item if the head is of another class, or nobody waits any more.
+    /// Returns the item if the head is of another class, or no request waits any more.
     pub(super) fn offer(
         &self,
         server: &S,
@@ -371,7 +371,7 @@ impl<S: Server> WaitQueue<S> {
         item
     }
 
-    /// Lets a request look for memory: nobody waits (0), or it passes the head, which has this number. `bytes_next_to` returns
+    /// Lets a request search for memory: no request waits (0), or it passes the head, which has this number. `bytes_next_to` returns
     /// for the class of the head what the limit leaves next to it, and what the request needs of that.
     ///
     /// # Errors
@@ -430,7 +430,7 @@ impl<S: Server> QueueState<S> {
         self.deferred.retain(|other| !Arc::ptr_eq(other, waiter));
     }
 
-    /// Removes tasks that are late from the front: one that is polled no more must not hold up the others.
+    /// Removes tasks that are late from the front: a task that is no longer polled must not block the others.
     fn remove_late(&mut self) {
         while self.head().is_some_and(|head| head.is_task() && Instant::now() >= head.deadline) {
             self.waiters.pop_front();

@@ -95,7 +95,7 @@ impl Server for ModelPool {
 }
 
 const FOREVER: Duration = Duration::from_secs(1 << 20);
-/// A wait that is over at the first look.
+/// A wait that is over at the first search.
 const NO_TIME: Duration = Duration::from_nanos(1);
 
 /// The request of a thread.
@@ -151,7 +151,7 @@ fn loom_a_put_serves_a_waiter() {
 
 /// Fails without the wake-up in `put_in_flight`, and without either fence.
 #[test]
-fn loom_a_copy_that_begins_while_a_get_waits_is_looked_at() {
+fn loom_a_copy_that_begins_while_a_request_waits_is_seen() {
     model(0, |pool| {
         let putting = spawn(pool, |pool| pool.put_in_flight());
         get(pool);
@@ -160,7 +160,7 @@ fn loom_a_copy_that_begins_while_a_get_waits_is_looked_at() {
 }
 
 #[test]
-fn loom_a_copy_that_begins_while_a_task_waits_is_looked_at() {
+fn loom_a_copy_that_begins_while_a_task_waits_is_seen() {
     model(0, |pool| {
         let putting = spawn(pool, |pool| pool.put_in_flight());
         await_item(pool);
@@ -313,25 +313,25 @@ impl Wake for Parked {
     }
 }
 
-/// Awaits an item by a request that looks when it is polled, without the reminders of a poll, which come from another thread.
+/// Awaits an item by a request that searches when it is polled, without the reminders of a poll, which come from another thread.
 fn await_item(pool: &Arc<ModelPool>) {
     let parked = Arc::new(Parked::default());
     let waker = parked.clone().into();
     let ticket = join_task(pool, FOREVER, Some(()));
     loop {
         ticket.waiter.register(&waker);
-        pool.queue.look_for_task(pool, &ticket.waiter);
+        pool.queue.search_for_task(pool, &ticket.waiter);
         if ticket.waiter.has_ended() {
             assert_eq!(ticket.waiter.take().0, Some(()));
             return;
         }
-        if pool.queue.next_look(&**pool, &ticket.waiter) > Instant::now() {
+        if pool.queue.next_search(&**pool, &ticket.waiter) > Instant::now() {
             parked.park();
         }
     }
 }
 
-/// Awaits an item by a request for which a thread looks.
+/// Awaits an item by a request for which a thread searches.
 fn await_thread(pool: &Arc<ModelPool>, refusal: Option<()>) {
     let parked = Arc::new(Parked::default());
     let ticket = join_task(pool, FOREVER, refusal);
@@ -382,7 +382,7 @@ fn loom_a_task_is_served_by_the_thread_whether_it_is_deferred_or_not() {
 }
 
 #[test]
-fn loom_a_copy_that_begins_while_the_thread_serves_a_task_is_looked_at() {
+fn loom_a_copy_that_begins_while_the_thread_serves_a_task_is_seen() {
     model_of_three(0, |pool| {
         let putting = spawn(pool, |pool| pool.put_in_flight());
         await_thread(pool, Some(()));

@@ -83,7 +83,7 @@ impl Server for TestPool {
     }
 }
 
-/// A wait that is over at the first look.
+/// A wait that is over at the first search.
 const NO_TIME: Duration = Duration::from_nanos(1);
 
 /// The request of a thread.
@@ -231,12 +231,9 @@ fn a_late_task_that_is_polled_no_more_leaves_the_queue_to_the_next() {
     let abandoned = join_task(&pool, CLASS, Duration::from_millis(20));
     let mut waiting = join_task(&pool, CLASS, LONG);
     let deadline = abandoned.waiter.deadline;
-    assert_eq!(pool.queue.next_look(&*pool, &waiting.waiter), deadline);
+    assert_eq!(pool.queue.next_search(&*pool, &waiting.waiter), deadline);
     thread::sleep(Duration::from_millis(20));
-    assert!(
-        pool.queue.next_look(&*pool, &waiting.waiter) > deadline,
-        "a late head is no reason to look again and again"
-    );
+    assert!(pool.queue.next_search(&*pool, &waiting.waiter) > deadline, "a late head is no reason to search in a loop");
     pool.put(1, CLASS);
     assert_eq!(poll(&mut waiting, Waker::noop()), Poll::Ready(Some(1)));
     drop(waiting);
@@ -343,7 +340,7 @@ fn the_next_is_woken_when_a_later_get_finds_the_first_late() {
 }
 
 #[test]
-fn only_the_first_in_line_looks_for_memory() {
+fn only_the_head_searches_for_memory() {
     let pool = TestPool::new();
     let [mut first, mut second] = [(); 2].map(|()| join_task(&pool, CLASS, LONG));
     assert_eq!(poll(&mut first, Waker::noop()), Poll::Pending);

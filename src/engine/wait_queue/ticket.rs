@@ -64,11 +64,11 @@ impl<S: Server> WaitTicket<S> {
     pub(in crate::engine) fn wait(&self) -> Option<S::Item> {
         let queue = self.server.queue();
         loop {
-            queue.look(&self.server, &self.waiter);
+            queue.search(&self.server, &self.waiter);
             if self.waiter.has_ended() {
                 return self.take();
             }
-            self.waiter.sleep(queue.next_look(&*self.server, &self.waiter));
+            self.waiter.sleep(queue.next_search(&*self.server, &self.waiter));
         }
     }
 
@@ -81,7 +81,7 @@ impl<S: Server> WaitTicket<S> {
         self.reminder = None;
         let has_thread = queue.start_thread(server);
         if !has_thread && !waiter.has_ended() {
-            queue.look_for_task(server, waiter);
+            queue.search_for_task(server, waiter);
         }
         if Instant::now() >= waiter.deadline {
             // Its attempt may be in a driver call that does not return.
@@ -90,7 +90,7 @@ impl<S: Server> WaitTicket<S> {
         if waiter.has_ended() {
             return Poll::Ready(self.take());
         }
-        let at = if has_thread { waiter.deadline } else { queue.next_look(&**server, waiter) };
+        let at = if has_thread { waiter.deadline } else { queue.next_search(&**server, waiter) };
         // Also if the program alone polls the pool: a deadline is not the program's to watch.
         self.reminder = MaintenanceThread::of_process().remind(Some(at), None, context.waker()).ok();
         if self.reminder.is_none() {

@@ -18,7 +18,7 @@ pub(crate) fn deadline(wait: Duration) -> Instant {
     Instant::now() + wait.min(WAIT_MAX)
 }
 
-/// Keeps the pool open while a thread looks for memory for a task.
+/// Keeps the pool open while a thread searches for memory for a task.
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 /// A request of a thread or a task that waits.
@@ -38,8 +38,8 @@ pub(crate) struct Waiter<S: Server> {
 struct WaiterState<S: Server> {
     /// When it joined the queue.
     joined: Option<Instant>,
-    /// When it began or was last woken.
-    hurried: Instant,
+    /// When it began or was last woken: polls become rarer from then on.
+    polls_since: Instant,
     is_woken: bool,
     /// It waits no more: it was served, gave up or was cancelled.
     has_ended: bool,
@@ -63,7 +63,7 @@ impl<S: Server> Waiter<S> {
         let begun = Instant::now();
         let state = WaiterState {
             joined: None,
-            hurried: begun,
+            polls_since: begun,
             is_woken: false,
             has_ended: false,
             item: None,
@@ -136,13 +136,13 @@ impl<S: Server> Waiter<S> {
         (state.item.take(), state.was_handed)
     }
 
-    /// Looks come often again.
-    pub(super) fn hurry(&self) {
-        self.state.lock().hurried = Instant::now();
+    /// Polls become frequent again.
+    pub(super) fn restart_polls(&self) {
+        self.state.lock().polls_since = Instant::now();
     }
 
-    pub(super) fn hurried_at(&self) -> Instant {
-        self.state.lock().hurried
+    pub(super) fn polls_since(&self) -> Instant {
+        self.state.lock().polls_since
     }
 
     /// Wakes its thread or task. Calls a waker, so never under a lock.

@@ -23,7 +23,7 @@ fn every_trace_gives_the_expected_text() {
         let text = String::from_utf8(tool.stdout).unwrap();
         assert_eq!(text, expected, "{name}");
         compared += 1;
-        // The small traces come with their streams line by line, of which the text has the digests.
+        // The small traces come with their streams line by line; the text has the digests.
         for stream in ["outcome", "buffers"] {
             let Ok(lines) = fs::read(data.join(format!("{stem}.{stream}"))) else { continue };
             let hex: String = Sha256::digest(lines).iter().map(|byte| format!("{byte:02x}")).collect();

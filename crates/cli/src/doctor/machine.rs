@@ -77,7 +77,7 @@ fn ledger(config: &Config, is_one_of_several: bool) -> Finding {
         name => name.to_string(),
     };
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(config.max_bytes);
-    if let Err(error) = builder.background_thread(false).setting("ledger", &name).build() {
+    if let Err(error) = builder.background_thread(false).setting("PINPOOL_LEDGER", &name).build() {
         // A pool that does not name it is built without it.
         let level = if config.ledger == LedgerName::Auto { Level::Warning } else { Level::Error };
         return Finding::new(CHECK, level, error.to_string())

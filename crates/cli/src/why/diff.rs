@@ -92,12 +92,12 @@ fn settings(both: &[Recording; 2], pools: [u32; 2]) -> Vec<[Option<String>; 3]> 
 
 fn in_json(changes: &[Change], [before_share, after_share]: [f64; 2]) -> Value {
     let side = |side: &Option<PoolJudgement>| {
-        let PoolJudgement { judgement, gets, slow_gets, .. } = side.as_ref()?;
+        let PoolJudgement { judgement, gets, short_gets, .. } = side.as_ref()?;
         let (lost, in_seconds) = (judgement.lost, |ns: u64| ns as f64 / 1e9);
         Some(json!({
             "cause": judgement.cause.name(), "seconds": lost.of_us as f64 / 1e6, "lost_seconds": in_seconds(lost.total_ns()),
             "waiting_seconds": in_seconds(lost.waiting_ns), "page_locking_seconds": in_seconds(lost.page_locking_ns),
-            "moving_seconds": in_seconds(lost.moving_ns), "gets": gets, "slow_gets": slow_gets,
+            "moving_seconds": in_seconds(lost.moving_ns), "gets": gets, "short_gets": short_gets,
         }))
     };
     let pool = |Change { pool, sides: [before, after], settings }: &Change| json!({ "pool": pool, "before": side(before), "after": side(after), "settings": settings });
@@ -129,7 +129,7 @@ fn in_words(changes: &[Change], [before, after]: [f64; 2]) -> String {
             row("  pinning", &|side| seconds(side.judgement.lost.page_locking_ns)),
             row("  moving", &|side| seconds(side.judgement.lost.moving_ns)),
             row("gets", &|side| grouped(side.gets)),
-            row("  waited, pinned or moved", &|side| grouped(side.slow_gets)),
+            row("  waited", &|side| grouped(side.short_gets)),
         ];
         let cell = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
         rows.extend(settings.iter().map(|setting| setting.iter().map(cell).collect()));

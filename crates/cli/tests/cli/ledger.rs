@@ -34,7 +34,7 @@ impl Drop for Bad {
 fn a_shared_limit_is_shown_with_its_owners_and_one_that_cannot_be_read_is_named() {
     let name = format!("cli-{}", std::process::id());
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8 << 20).name("loader");
-    let pool = builder.setting("ledger", &name).build().unwrap();
+    let pool = builder.setting("PINPOOL_LEDGER", &name).build().unwrap();
     let held = pool.get(2 << 20).unwrap();
     let text = run(&["top", "--all"]).stdout;
     let (_, of_limit) = text.split_once(&format!("shared limit {name}: 8 MiB, held 2 MiB\n")).expect(&text);

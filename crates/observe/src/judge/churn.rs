@@ -1,11 +1,11 @@
-//! Memory that is released and pinned again, over minutes: a program that is idle now and then pays for it each time.
+//! Memory that is unpinned and pinned again over minutes: a program that is idle now and then pays for it each time.
 
-/// Less than one part in this many of the time is no cost.
+/// Less than one part in this many of the time does not count.
 const COSTLY_PART: u64 = 50;
-/// Once may be a change of the program.
+/// A single time may be a change of the program.
 const TIMES_MIN: u64 = 2;
 
-/// What a window pinned and released, and how long the calls took.
+/// Bytes that a window pinned and unpinned, and the duration of the calls.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Calls {
     pub(super) pinned_bytes: u64,
@@ -13,7 +13,7 @@ pub(super) struct Calls {
     pub(super) ns: u64,
 }
 
-/// Memory that is pinned again, each time.
+/// Memory that is pinned again each time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Repinned {
     pub(super) bytes: u64,
@@ -21,7 +21,7 @@ pub(super) struct Repinned {
     pub(super) every_us: u64,
 }
 
-/// What was released in one of these windows and pinned again in a later one, if it is worth the time of `of_us`.
+/// The memory that one of these windows unpinned and a later one pinned again, if this cost enough of `of_us`.
 pub(super) fn repinned(windows: impl Iterator<Item = Calls>, of_us: u64) -> Option<Repinned> {
     let (mut released, mut again, mut times, mut was_again) = (0_u64, 0_u64, 0, false);
     let mut all = Calls::default();

@@ -113,7 +113,7 @@ impl fmt::Display for Judgement {
                 seconds(self.lost.of_us.saturating_mul(1000))
             )?;
         }
-        self.cure.as_ref().map_or(Ok(()), |cure| write!(f, "; {cure}"))
+        self.cure.as_ref().map_or(Ok(()), |advice| write!(f, "; {advice}"))
     }
 }
 
@@ -127,7 +127,7 @@ impl Judgement {
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{}: {}", self.cause.name(), self.found), format!("  {}", self.lost)];
         lines.extend(self.evidence.iter().map(|line| format!("  {line}")));
-        lines.extend(self.cure.iter().map(|cure| format!("  to do: {cure}")));
+        lines.extend(self.cure.iter().map(|advice| format!("  to do: {advice}")));
         lines.extend(self.setting.iter().map(|(name, value)| format!("  export {name}={value}")));
         lines
     }

@@ -1,33 +1,33 @@
-//! Buffers of one tag that do not come back.
+//! Buffers of one tag that are never returned.
 //!
-//! A cache that fills grows, too: it grows ever slower, and then no more. More load brings more gets. A queue before a slow
-//! consumer gives back what it took first, so that its oldest buffer does not age. A leak does none of these. What grows from
-//! the pool's start is a leak, and no working set being built, if most of what is got comes back and it is most of what is held.
+//! A cache that fills also grows, but ever slower, and then stops. More load brings more requests. A queue before a slow consumer
+//! returns its oldest buffers first, so that they do not age. A leak does none of these. Growth from the pool's start is a leak, and
+//! not a working set, if most requested buffers return and the tag holds most memory.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::snapshot::{Holder, Snapshot};
 
-/// Windows in succession in which a tag grew whose ages are known.
+/// Consecutive windows in which a tag with known ages grew.
 const GROWN: usize = 3;
-/// The same where they are not.
+/// The same for unknown ages.
 const GROWN_UNSEEN: usize = 6;
-/// Steps over which buffers that are older than a minute grew, of two windows each.
+/// Steps of two windows each, over which the number of buffers older than a minute grew.
 const AGED_STEPS: usize = 3;
-/// Window ends that say what is out at least, however bursts fall on them.
+/// Window ends with a minimum that bursts do not change.
 const LOW_OF: usize = 3;
-/// Gets that come more often by one part in this many are more load.
+/// More requests by one part in this many are more load.
 const LOAD_PART: u64 = 8;
 
-/// Window ends that are kept.
+/// Most window ends.
 const SEEN_MAX: usize = 2 * AGED_STEPS + 2;
 
-/// What does not come back.
+/// A leak that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Leak {
     pub(super) holder: Holder,
-    /// How many more there are than at the first of the windows, and how long ago that was.
+    /// The growth since the first of the windows, and the time since then.
     pub(super) more_buffers: u64,
     pub(super) more_bytes: u64,
     pub(super) over: Duration,
@@ -54,7 +54,7 @@ pub(super) struct Growth {
 }
 
 impl Growth {
-    /// Takes the end of a window in. What leaks, if anything does; what was found before stays until some of it comes back.
+    /// Adds the end of a window. Returns the leak, if any; an earlier one persists until some of its buffers return.
     pub(super) fn add(&mut self, now_us: u64, now: &Snapshot) -> Option<Leak> {
         if self.seen.is_empty() {
             self.seen.push_back(Observation { at_us: 0, gets: 0, holders: Vec::new() });
@@ -75,8 +75,7 @@ impl Growth {
         self.found.clone()
     }
 
-    /// Among bursts of one tag, buffers older than a minute that grow in number: bursts have none, and in a cache that is full they
-    /// stay as many.
+    /// Below the bursts of a tag, the number of buffers older than a minute grows: bursts have none, and a full cache keeps their number.
     fn creeping_leak_of(&self, holder: &Holder) -> Option<Leak> {
         let first = self.seen.len().checked_sub(SEEN_MAX)?;
         let ends: Vec<&Observation> = self.seen.range(first..).collect();
@@ -87,7 +86,7 @@ impl Growth {
         let is_growing = steps.iter().all(|&step| step > 0) && last_step * 2 >= first_step;
         let low = |ends: &[&Observation]| ends.iter().map(|end| of(end).buffers).min().unwrap_or(0);
         let more_buffers = aged.first()? - aged.last()?;
-        // What is out at least grows as well: a cache that has filled up only ages.
+        // The minimum grows as well: a full cache only ages.
         let is_more = low(&ends[ends.len() - LOW_OF..]).saturating_sub(low(&ends[..LOW_OF])) * 2 >= more_buffers;
         let (begin, end) = (ends.iter().rev().nth(2 * AGED_STEPS)?, ends.last()?);
         (is_growing && is_more).then(|| Leak {
@@ -108,7 +107,7 @@ impl Growth {
         let is_growing = steps.iter().all(|&step| step > 0) && last_step * 2 >= first_step;
         let gets: Vec<u64> = ends.windows(2).map(|pair| pair[1].gets.saturating_sub(pair[0].gets)).collect();
         let (begin, end) = (ends.first()?, ends.last()?);
-        // More gets at once take more buffers at once; growth that this explains by half is theirs.
+        // More requests hold more buffers: growth that load explains by half is no leak.
         let (first_gets, more_gets) = (*gets.first()?, gets.last()?.saturating_sub(*gets.first()?));
         let (first_count, more_count) = (*counts.first()?, holder.buffers.saturating_sub(*counts.first()?));
         let is_explained = more_gets * 2 * first_count >= more_count * first_gets;
@@ -117,7 +116,7 @@ impl Growth {
         let is_built = more_count * 2 > end.gets - begin.gets || holder.bytes <= held_bytes / 2;
         let (since, before) = match begin.of(&holder.tag) {
             Some(before) => (begin, before.clone()),
-            // It began with the pool, and its oldest within the first window.
+            // The tag began with the pool, and its oldest buffer is from the first window.
             None if begin.at_us == 0 && !is_built => {
                 let oldest = holder.oldest.map(|_| Duration::ZERO);
                 (ends.get(1)?, Holder { oldest, ..Holder::default() })

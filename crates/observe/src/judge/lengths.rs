@@ -1,11 +1,11 @@
-//! Which lengths were asked for lately.
+//! Recently requested lengths.
 
 use std::collections::HashSet;
 
-/// Lengths of one generation; those of two are known.
+/// Lengths of one generation; two generations are remembered.
 const GENERATION: usize = 1024;
 
-/// The last thousand different lengths or more that were asked for.
+/// At least the last thousand different lengths.
 #[derive(Debug, Default)]
 pub struct RecentLengths {
     now: HashSet<u64>,
@@ -14,7 +14,7 @@ pub struct RecentLengths {
 }
 
 impl RecentLengths {
-    /// Whether `len` was not asked for lately. It is from now on.
+    /// Whether `len` was not requested recently. Remembers it.
     pub fn is_new(&mut self, len: u64) -> bool {
         // Mostly the length of the last request, which needs no hash.
         if self.last.replace(len) == Some(len) {

@@ -67,9 +67,9 @@ use window::Window;
 
 /// Length of a window, at least.
 const WINDOW_US: u64 = 10_000_000;
-/// An alarm is remembered for this long: a burst is over before anybody asks.
+/// Windows are remembered for this long, since a burst ends before anyone asks.
 const PAST_US: u64 = 300_000_000;
-/// Gets of a window, at least: fewer show no rate.
+/// Fewest requests of a window: fewer show no rate.
 const GETS_MIN: u64 = 20;
 /// The key with the largest sum; of equal ones the greatest.
 pub fn largest<K: Ord>(parts: impl IntoIterator<Item = (K, u64)>) -> Option<K> {
@@ -78,7 +78,7 @@ pub fn largest<K: Ord>(parts: impl IntoIterator<Item = (K, u64)>) -> Option<K> {
     sums.into_iter().max_by_key(|(_, sum)| *sum).map(|(key, _)| key)
 }
 
-/// A window that is over.
+/// A completed window.
 #[derive(Debug)]
 struct Past {
     at_us: u64,
@@ -86,13 +86,13 @@ struct Past {
     judgement: Judgement,
 }
 
-/// Judges a pool by its snapshots.
+/// Diagnoses a pool by its snapshots.
 #[derive(Debug)]
 pub struct Judge {
     last_us: u64,
     last: Snapshot,
     most_held_bytes: u64,
-    /// Windows in succession in which memory went back and forth.
+    /// Consecutive windows in which memory was pinned and unpinned.
     churned: u32,
     growth: Growth,
     /// The windows of the last minutes, the last of all among them.
@@ -114,7 +114,7 @@ impl Judge {
         Self { last_us, last, most_held_bytes, churned, growth, past, memory_us, news }
     }
 
-    /// Whether a window may be over.
+    /// Whether a window may end.
     pub fn is_due(&self, now_us: u64) -> bool {
         now_us.saturating_sub(self.last_us) >= WINDOW_US
     }
@@ -147,7 +147,7 @@ impl Judge {
         }
     }
 
-    /// Takes a snapshot in; a judgement if a window is over.
+    /// Adds a snapshot; returns a diagnosis if a window ends.
     pub fn look(&mut self, now_us: u64, now: Snapshot) -> Option<&Judgement> {
         let gets = now.gets.saturating_sub(self.last.gets);
         let is_still = gets < GETS_MIN && now.waiting == 0 && !window::is_stuck(&now);
@@ -175,7 +175,7 @@ impl Judge {
         &self.past[self.past.len() - 1].judgement
     }
 
-    /// Whether the judgement at `now_us` is to be logged, beside those that were.
+    /// Whether the diagnosis at `now_us` must be logged.
     pub fn is_news(&mut self, now_us: u64) -> bool {
         self.past.back().is_some_and(|past| self.news.is_news(now_us, &past.judgement))
     }

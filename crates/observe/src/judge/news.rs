@@ -1,15 +1,15 @@
-//! Which judgements are worth a line of the log, and which one is that of a whole recording.
+//! Which diagnoses are logged, and the summary of several windows.
 //!
-//! A cause that is new is. An alarm that asks for more by an eighth is. The end of an alarm is after a minute without it, and twice
-//! as long each time that it has come back: a pool that goes back and forth does not repeat itself.
+//! A new cause is logged, and an alarm that asks for an eighth more. The end of an alarm is logged after a minute without it, and after
+//! twice as long each time that the alarm has returned, so that an alternating pool does not fill the log.
 
 use std::collections::BTreeMap;
 
 use super::judgement::{Cause, Judgement};
 
-/// A need that is larger by one part in this many is reported again.
+/// A need that grows by one part in this many is reported again.
 const RAISE_PART: u64 = 8;
-/// An alarm is over after this long without it.
+/// An alarm has ended after this long without it.
 const CALM_US: u64 = 60_000_000;
 /// An alarm counts if at least one window in this many shows it, or if it lost one part in the other many of the time.
 const ALARM_PART: usize = 10;
@@ -22,9 +22,9 @@ const RETURNS_MAX: u32 = 12;
 pub(super) struct News {
     reported: Option<(Cause, bool, u64)>,
     known: Vec<Cause>,
-    /// When it was last as reported.
+    /// When it was last found.
     seen_us: u64,
-    /// Times that a cause came back.
+    /// Times that a cause returned.
     returns: u32,
 }
 

@@ -1,14 +1,12 @@
 //! The snapshots of a recording, judged as the pool that took them judges itself.
-//!
-//! The records add which requests waited, and when.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 
 use super::judgement::{Cause, Judgement, Lost};
 use super::snapshot::Snapshot;
 use super::{GETS_MIN, Judge};
-use crate::record::{Event, Record, Recording};
+use crate::record::Recording;
 
 /// A pool of a recording.
 #[derive(Debug, Clone)]
@@ -19,34 +17,25 @@ pub struct PoolJudgement {
     /// The judgement of the windows that cost most, with the time lost over the whole recording.
     pub judgement: Judgement,
     pub gets: u64,
-    /// Requests that waited, pinned or moved memory.
-    pub slow_gets: u64,
-    /// Requests that waited: when they were served, and how long they had waited, in nanoseconds.
-    pub waits: Vec<(u64, u64)>,
+    /// Requests that found no memory at once.
+    pub short_gets: u64,
 }
 
-/// The judgement of each pool that has requests, alarms first, then those that lost most time.
+/// The diagnosis of each pool with enough requests, alarms first, then those that lost most time. A pool without snapshots has none: its
+/// process was killed at once.
 pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
-    let mut records = Records::default();
     let mut pools: BTreeMap<u32, Vec<(u64, Snapshot)>> = BTreeMap::new();
     for taken in &recording.snapshots {
         pools.entry(taken.pool).or_default().push((taken.at_us, (*taken.snapshot).clone()));
-    }
-    recording.records.iter().for_each(|record| records.apply(record));
-    // A process that was killed at once has recorded none.
-    let end_us = recording.records.last().map_or(0, |record| record.time_ns / 1000);
-    for (pool, of) in &records.pools {
-        pools.entry(*pool).or_insert_with(|| vec![(end_us, of.counted.clone())]);
     }
     let mut judged: Vec<_> = pools
         .into_iter()
         .filter_map(|(pool, series)| {
             let judgement = judge_series(&series)?;
-            let gets = series.last()?.1.gets;
+            let Snapshot { gets, short_gets, .. } = series.last()?.1;
             let name = recording.pool(pool).and_then(|pool| pool.fact("name"));
             let name = name.map_or_else(|| format!("pool {pool}"), str::to_owned);
-            let OfPool { slow_gets, waits, .. } = records.pools.remove(&pool).unwrap_or_default();
-            Some(PoolJudgement { pool, name, judgement, gets, slow_gets, waits })
+            Some(PoolJudgement { pool, name, judgement, gets, short_gets })
         })
         .collect();
     // An unpinned pool next to pinned ones of the process is a mistake.
@@ -82,69 +71,6 @@ pub fn judge_series(series: &[(u64, Snapshot)]) -> Option<Judgement> {
     let Snapshot { waiting_ns, page_locking_ns, moving_ns, .. } = *end;
     let lost = Lost { of_us: *end_us, waiting_ns, page_locking_ns, moving_ns };
     Some(Judgement { lost, ..judge.why(*end_us, &seen) })
-}
-
-#[derive(Debug, Default)]
-struct OfPool {
-    /// What the pool counts itself, as far as the records tell.
-    counted: Snapshot,
-    slow_gets: u64,
-    waits: Vec<(u64, u64)>,
-}
-
-/// What the records so far add to the snapshots.
-#[derive(Debug, Default)]
-struct Records {
-    pools: HashMap<u32, OfPool>,
-    /// Threads that returned a buffer of a pool since their last request.
-    returned: HashSet<(u32, u32)>,
-    /// Threads whose next request stood in the wait queue.
-    queued: HashSet<u32>,
-    /// Calls of each thread since its last request: when they ended, and how long they took.
-    calls: HashMap<u32, Vec<(u64, u64)>>,
-}
-
-impl Records {
-    fn apply(&mut self, &Record { time_ns, thread, pool, event }: &Record) {
-        let OfPool { counted, slow_gets, waits } = self.pools.entry(pool).or_default();
-        if let Event::Pin { took_ns, .. } | Event::Unpin { took_ns, .. } | Event::Move { took_ns, .. } = event {
-            self.calls.entry(thread).or_default().push((time_ns, took_ns));
-        }
-        match event {
-            Event::MaxBytes { bytes } if bytes < u64::MAX => {
-                (counted.max_bytes, counted.limit) = (Some(bytes), Some("PINPOOL_MAX_BYTES".into()));
-            }
-            Event::Pin { took_ns, failed, .. } => {
-                counted.page_locks += u64::from(!failed);
-                counted.page_locking_ns += took_ns;
-            }
-            Event::Unpin { took_ns, .. } => counted.page_locking_ns += took_ns,
-            Event::Move { took_ns, .. } => counted.moving_ns += took_ns,
-            Event::Waited => _ = self.queued.insert(thread),
-            Event::Get { took_ns, .. } | Event::Refused { took_ns, .. } => {
-                let since_ns = time_ns.saturating_sub(took_ns);
-                let calls = self.calls.remove(&thread).unwrap_or_default();
-                let called_ns: u64 = calls.iter().filter(|(at_ns, _)| *at_ns >= since_ns).map(|(_, took)| took).sum();
-                let has_waited = self.queued.remove(&thread);
-                let waited_ns = if has_waited { took_ns.saturating_sub(called_ns) } else { 0 };
-                counted.gets += 1;
-                counted.waiting_ns += waited_ns;
-                counted.short_gets += u64::from(has_waited);
-                counted.own_waits += u64::from(self.returned.remove(&(pool, thread)) && has_waited);
-                if let Event::Get { .. } = event {
-                    *slow_gets += u64::from(has_waited || called_ns > 0);
-                    waits.extend(has_waited.then_some((time_ns, waited_ns)));
-                } else {
-                    counted.failed_gets += 1;
-                }
-            }
-            Event::Put { .. } => {
-                self.returned.insert((pool, thread));
-                counted.puts += 1;
-            }
-            _ => {}
-        }
-    }
 }
 
 #[cfg(test)]
@@ -219,22 +145,5 @@ mod tests {
         let judgement = judge_series(&failed(30)).unwrap();
         assert_eq!((judgement.cause, judgement.found.as_str()), (Cause::LimitTooSmall, "all is in use"));
         assert_eq!(judge_series(&failed(12)).unwrap().cause, Cause::Healthy);
-    }
-
-    #[test]
-    fn requests_that_stood_in_the_queue_are_counted_in_the_records() {
-        let mut records = Records::default();
-        let mut add = |time_ns, thread, event| records.apply(&Record { time_ns, thread, pool: 0, event });
-        let get = |id, took_ns| Event::Get { id, bytes: 1, class_bytes: 1, tag: 0, took_ns };
-        add(50, 0, Event::Pin { address: 1, bytes: 1, took_ns: 40, failed: false });
-        add(60, 0, get(1, 60));
-        add(70, 1, Event::Put { id: 1, in_flight: false });
-        add(100, 1, Event::Waited);
-        add(100, 1, get(2, 30));
-        add(110, 0, Event::Waited);
-        add(110, 0, get(3, 30));
-        let OfPool { counted, slow_gets, waits } = &records.pools[&0];
-        assert_eq!((*slow_gets, waits.as_slice()), (3, &[(100, 30), (110, 30)][..]));
-        assert_eq!((counted.gets, counted.short_gets, counted.own_waits, counted.waiting_ns), (3, 2, 1, 60));
     }
 }

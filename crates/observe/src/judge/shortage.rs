@@ -1,4 +1,4 @@
-//! The likely cause of a get that finds no memory, and what to change: cases told apart by numbers.
+//! The likely cause of a request that finds no memory, and what to change, decided by numbers.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +12,7 @@ const OF_EARLIER_WORK: [i64; 12] = [700, 701, 702, 709, 710, 714, 715, 716, 717,
 /// Held bytes per byte asked for, in percent, from which rounding is a cause.
 const WASTE_PERCENT: u64 = 150;
 
-/// A pool of which so much of its ceiling is in use will soon refuse a get.
+/// A pool with this share of its limit in use will soon refuse a request.
 const SHORT_PERCENT: u64 = 90;
 
 /// What the system has.
@@ -20,7 +20,7 @@ const SHORT_PERCENT: u64 = 90;
 pub struct Host {
     pub total_bytes: u64,
     pub available_bytes: u64,
-    /// Where the total comes from, and whether that is a control group.
+    /// Where the total comes from, and whether that is a cgroup.
     pub origin: String,
     pub is_group: bool,
 }
@@ -67,7 +67,7 @@ impl fmt::Display for Refused {
     }
 }
 
-/// What a pool holds, and what was asked of it.
+/// What a pool holds, and the request.
 #[derive(Debug, Clone)]
 pub struct Shortage<'a> {
     pub held_bytes: u64,
@@ -89,22 +89,20 @@ pub struct Shortage<'a> {
     /// The limit to raise for more, and its value if that is known.
     pub limit: &'static str,
     pub max_bytes: Option<u64>,
-    /// The pool's own ceiling.
+    /// The pool's own limit.
     pub own_max_bytes: Option<u64>,
-    /// Who holds what, and what they had asked for.
+    /// The holders, and the bytes that they requested.
     pub holders: &'a [(Holder, u64)],
-    /// What the pool's judge saw last.
+    /// The pool's last diagnosis.
     pub judged: Option<&'a Judgement>,
 }
 
-/// The first case that the numbers show. Without a request: what a get over the limit would meet, if the pool comes
-/// near it.
+/// The first case that matches. Without a request: the cause that a request beyond the limit would meet, if the pool is near its limit.
 pub fn likely_cause(shortage: &Shortage<'_>) -> Option<LikelyCause> {
     (shortage.refused.is_some() || is_short(shortage)).then(|| first_case(shortage))
 }
 
-/// Whether little is left: buffers that are not pinned exist, the system is full, copies do not end, or nearly all of the
-/// ceiling is in use.
+/// Whether little is left: unpinned buffers exist, the system is full, a copy is stuck, or nearly all of the limit is in use.
 fn is_short(shortage: &Shortage<'_>) -> bool {
     let used_bytes = shortage.in_use_bytes.saturating_add(shortage.in_flight_bytes);
     shortage.fallback_bytes > 0
@@ -117,7 +115,7 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
     let Shortage { held_bytes, in_use_bytes, in_flight_bytes, free_bytes, longest_free_bytes, limit, .. } = *shortage;
     let needed_bytes = shortage.refused.map_or(0, |refused| refused.needed_bytes);
     let cause = |found: String, change: String| LikelyCause { found, change };
-    // A ceiling that is not above the present one helps nobody.
+    // Only a higher limit helps.
     let max_bytes = shortage.max_bytes.unwrap_or(0);
     let raised_to = |enough_bytes: u64| {
         if enough_bytes > max_bytes { enough_bytes } else { max_bytes.saturating_add(needed_bytes) }
@@ -228,7 +226,7 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
             "set PINPOOL_PRESET=adaptive, or PINPOOL_ROUNDING=exact with the preset tensorflow".to_owned(),
         );
     }
-    // What took minutes to see is known better than what one moment shows.
+    // A diagnosis over minutes is better than the state of one moment.
     if let Some(Judgement { cause: Cause::Leak | Cause::SlowConsumer, found, cure: Some(cure), .. }) = shortage.judged {
         return cause(found.clone(), cure.clone());
     }
@@ -286,7 +284,7 @@ mod tests {
         refused(Level::Limit { could_fit }, "the pool limit is reached", "")
     }
 
-    /// Four GiB are held, which is the ceiling.
+    /// Four GiB are held, which is the limit.
     fn full<'a>(host: &'a Host, refused: &'a Refused) -> Shortage<'a> {
         Shortage {
             held_bytes: 4 * GIB,

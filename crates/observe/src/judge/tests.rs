@@ -8,7 +8,7 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const LIMIT: &str = "PINPOOL_MAX_BYTES";
 
-/// A pool that is looked at each ten seconds; a window has a thousand gets, all hits, unless it changes that.
+/// A pool with a snapshot every ten seconds; a window has a thousand requests, all hits, unless a test changes that.
 struct Run {
     judge: Judge,
     now_us: u64,
@@ -34,7 +34,7 @@ impl Run {
         self.window(change).cause
     }
 
-    /// The line of the log, if there is one.
+    /// The log line, if there is one.
     fn logged(&mut self, change: impl FnOnce(&mut Snapshot)) -> Option<String> {
         let line = self.window(change).to_string();
         self.judge.is_news(self.now_us).then_some(line)
@@ -100,7 +100,7 @@ fn a_limit_that_is_too_small_names_what_was_needed_rounded_up() {
 fn a_slow_consumer_is_not_offered_memory() {
     let mut run = Run::new();
     let queued = |of: &mut Snapshot| {
-        // 32 buffers at the ceiling of which 20 a second come back; one get waits for the next.
+        // 32 buffers fill the limit, and 20 a second return; one request waits for the next.
         (of.gets, of.puts) = (of.gets - 800, of.puts - 800);
         of.short_gets += 190;
         held(of, "queue", 32, 2);
@@ -119,7 +119,7 @@ fn a_slow_consumer_is_not_offered_memory() {
         (of.used, of.used_bytes, of.max_bytes, of.needed_bytes) = (4, 64 * MIB, Some(64 * MIB), 96 * MIB);
     };
     assert_eq!(run.cause(threads), Cause::PoolFull);
-    // Gets that are refused: the program goes on, and no queue holds it back.
+    // Refused requests: the program continues, and no queue delays it.
     let refused = |of: &mut Snapshot| {
         queued(of);
         (of.gets, of.failed_gets) = (of.gets + 150, of.failed_gets + 150);
@@ -197,7 +197,7 @@ fn a_leak_is_named_with_tag_rate_age_and_the_end_within_a_minute() {
         }
     }
     assert_eq!(found, [false, false, true, true, true, true]);
-    // At the ceiling it grows no more, and is a leak still.
+    // At the limit it stops growing and is still a leak.
     let full = |of: &mut Snapshot| {
         held(of, "loader/labels", 396, 70);
         of.short_gets += 500;
@@ -219,7 +219,7 @@ fn what_grows_and_is_no_leak() {
         let kept = 1000 - (1000_u64 >> n);
         assert_ne!(run.cause(|of| held(of, "cache", kept, 10 * n)), Cause::Leak, "{n}");
     }
-    // A queue that gives back what it took first.
+    // A queue that returns its oldest buffers first.
     let mut run = Run::new();
     (1..20).for_each(|n| assert_ne!(run.cause(|of| held(of, "queue", 10 * n, 5 + n)), Cause::Leak, "{n}"));
     // More load.
@@ -231,7 +231,7 @@ fn what_grows_and_is_no_leak() {
         };
         assert_ne!(run.cause(more), Cause::Leak, "{n}");
     }
-    // A data set that is read and kept, and one that is little beside what is idle.
+    // A data set that is read and kept, and one that is small compared with the idle memory.
     for (kept, held_bytes) in [(600, GIB), (50, GIB)] {
         let mut run = Run::new();
         for n in 1..4 {
@@ -271,7 +271,7 @@ fn memory_that_other_processes_hold_is_theirs() {
     let judgement = run.window(short);
     assert_eq!(judgement.cause, Cause::OtherProcess);
     assert!(judgement.found.ends_with("other processes 3.0GiB"), "{judgement}");
-    // What is needed passes the pool's own ceiling.
+    // The need exceeds the pool's own limit.
     let own = |of: &mut Snapshot| {
         short(of);
         (of.needed_bytes, of.failed_gets) = (5 * GIB, 1);
@@ -344,7 +344,7 @@ fn evictions_that_are_missed_are_thrashing_unless_no_size_recurs() {
             (of.misses, of.evicted, of.recurring) = (of.misses + 300, of.evicted + 250, recurring);
         }
     };
-    // What recurs, and no more than what came back in vain.
+    // The recurring buffers, and no more than the evicted ones.
     let setting = run.window(evicting(120)).setting;
     assert_eq!(setting, Some(("PINPOOL_POOL_SIZE_LIMIT", 120)));
     let judgement = run.window(evicting(9000));
@@ -455,7 +455,7 @@ fn few_gets_show_no_rate_unless_all_of_them_wait() {
     let waiting = Snapshot { gets: GETS_MIN, waiting: 3, ..sample };
     let seen = judge.look(3 * WINDOW_US, waiting.clone()).unwrap();
     assert_eq!((seen.cause, seen.found.as_str()), (Cause::LimitTooSmall, "3 requests waiting, none served"));
-    // Of what is needed less is known than what is held: the ceiling that refused is to be raised all the same.
+    // The known need is below the held bytes: the limit that refused must be raised all the same.
     let held = Snapshot { max_bytes: Some(GIB), needed_bytes: GIB / 2, ..waiting };
     let seen = judge.look(4 * WINDOW_US, held).unwrap();
     assert!(seen.setting.is_some_and(|(name, bytes)| name == LIMIT && bytes > GIB), "{seen}");

@@ -10,29 +10,29 @@ use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
 
 /// More than one part in this many is not tolerable: TensorFlow's rate of 0.002.
 const TOLERABLE_PART: u64 = 500;
-/// Fewer gets that find no memory at once matter only for the time that they wait.
+/// Fewer short requests matter only for the time that they wait.
 const SHORT_MIN: u64 = 3;
-/// That of a window is much from one part in this many on.
+/// One part in this many of a window is much.
 const WAITED_PART: u64 = 100;
-/// Growth by less than one part in this many is none.
+/// Growth by less than one part in this many does not count.
 const GROWTH_PART: u64 = 16;
-/// A pool of which no more than one get in this many misses has what it needs.
+/// A pool with no more than one miss in this many requests has what it needs.
 const WARM_PART: u64 = 50;
 /// A queue before a slow consumer keeps a buffer at least this long.
 const QUEUED: Duration = Duration::from_millis(500);
-/// A consumer that pauses makes a get wait this long at least, and no more than one get in so many.
+/// A consumer that pauses makes a request wait at least this long, and no more than one request in that many.
 const PAUSE_NS: u64 = 100_000_000;
 const PAUSED_PART: u64 = 10;
-/// More memory would bring no more than one part in this many into use beside what is: then memory is not what lacks.
+/// If more memory would raise use by no more than one part in this many, memory is not the bottleneck.
 const OVERHANG_PART: u64 = 4;
-/// Windows in succession in which memory goes back and forth.
+/// Consecutive windows in which memory is pinned and unpinned.
 const CHURNED: u32 = 2;
 /// Limits that are settings.
 const SETTINGS: [&str; 2] = ["PINPOOL_MAX_BYTES", "PINPOOL_RESERVE"];
-/// Seconds lost of a hundred from which sizes that never recur are an alarm.
+/// Percent of the time from which sizes that never recur are an alarm.
 const COSTLY_PERCENT: u64 = 5;
 
-/// What happened between two snapshots, and the second of them.
+/// The time between two snapshots, and the second of them.
 pub(super) struct Window<'a> {
     now: &'a Snapshot,
     /// The counters since the first.
@@ -59,13 +59,13 @@ impl<'a> Window<'a> {
         Self { held_before_bytes: before.held_bytes, most_held_bytes, lost, of, now }
     }
 
-    /// Whether as much was pinned and as much released as was held at either end.
+    /// Whether the window pinned and unpinned as much as was held at either end.
     pub(super) fn is_churning(&self) -> bool {
         let held_bytes = self.cycled_bytes();
         held_bytes > 0 && self.of.pinned_bytes >= held_bytes && self.of.unpinned_bytes >= held_bytes
     }
 
-    /// What is pinned again each time that memory goes back and forth.
+    /// Bytes that are pinned again each time.
     fn cycled_bytes(&self) -> u64 {
         match self.held_before_bytes.max(self.now.held_bytes) {
             // Released at both ends.
@@ -136,14 +136,14 @@ impl<'a> Window<'a> {
             || "at this rate the machine runs out of memory".to_owned(),
             |left| format!("at this rate the limit is reached in {}", seconds(left.saturating_mul(1_000_000_000))),
         );
-        let whose = match (&holder.place, holder.oldest) {
+        let hint = match (&holder.place, holder.oldest) {
             (Some(_), _) => "",
             (None, Some(_)) => "; call_stacks(100) in code shows which lines request them",
             (None, None) => {
                 "; request buffers through Pool::tagged, or set call_stacks(100) in code, to see who holds them"
             }
         };
-        let cure = format!("return these buffers or drop their owner; a higher limit only delays the failure{whose}");
+        let cure = format!("return these buffers or drop their owner; a higher limit only delays the failure{hint}");
         let mut judgement = self.alarm(Cause::Leak, found, cure);
         let per_minute = more_buffers.saturating_mul(60_000) / over_ms;
         judgement.evidence.insert(0, format!("{} more per minute; {forecast}", counted(per_minute, "buffer")));
@@ -152,11 +152,11 @@ impl<'a> Window<'a> {
         judgement
     }
 
-    /// Gets that found no memory at once.
+    /// Requests that found no memory at once.
     fn shortage(&self) -> Option<Judgement> {
         let Self { now, of: Snapshot { short_gets, .. }, .. } = self;
         let gets = self.of.gets.max(*short_gets);
-        // Gets of which none has ended make no counts.
+        // Requests that still wait are not counted.
         let is_short = is_high(*short_gets, gets)
             && (*short_gets >= SHORT_MIN || self.lost.waiting_ns / 1000 >= self.lost.of_us / WAITED_PART);
         if !is_short && (now.waiting == 0 || self.of.puts > 0) {
@@ -181,11 +181,11 @@ impl<'a> Window<'a> {
         if let Some(judgement) = self.slow_consumer(&short) {
             return Some(judgement);
         }
-        // Nothing else shows that what takes the buffers was ever idle.
+        // Nothing else shows that the consumer was ever idle.
         if !self.is_of_one_thread() && self.of.failed_gets == 0 && self.of.puts > 0 {
             return Some(self.full(&short, limit));
         }
-        // What lies beside the buffers, or between them, lacks in what gets need: a ceiling that refused is too small.
+        // The need does not include gaps and overhead: a limit that refused is too small.
         let refused_bytes = now.max_bytes.filter(|&max_bytes| now.needed_bytes <= max_bytes);
         let needed_bytes = refused_bytes.map_or(now.needed_bytes, |max_bytes| max_bytes + max_bytes / OVERHANG_PART);
         Some(self.too_small(short, limit, needed_bytes, ""))
@@ -199,8 +199,8 @@ impl<'a> Window<'a> {
         judgement
     }
 
-    /// A few gets that wait for long, while most find memory at once: the consumer keeps up, and pauses now and then. What producers
-    /// would have gone on to fill meanwhile bridges the pause.
+    /// A few requests wait long, while most find memory at once: the consumer keeps up and pauses now and then. The buffers that producers
+    /// would have filled meanwhile bridge the pause.
     fn pause(&self, short: &str, limit: &str) -> Option<Judgement> {
         let Self { now, of, lost, .. } = self;
         let waits = of.short_gets.max(now.waiting);
@@ -217,7 +217,7 @@ impl<'a> Window<'a> {
         Some(self.too_small(found, limit, needed_bytes, " to bridge such a pause"))
     }
 
-    /// A full pool: ordinary if what takes the buffers is always busy.
+    /// A full pool: ordinary if the consumer is always busy.
     fn full(&self, short: &str, limit: &str) -> Judgement {
         let found = format!("{short}, and {} buffers are returned per second", self.puts_a_second());
         let cure = format!(
@@ -231,7 +231,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Threads return what they requested, so those that wait are those that use the buffers.
+    /// Threads return what they requested, so the waiting threads are the users of the buffers.
     fn is_of_one_thread(&self) -> bool {
         self.of.own_waits > self.of.short_gets / 2
     }
@@ -241,7 +241,7 @@ impl<'a> Window<'a> {
         format!("{}.{}", tenths / 10, tenths % 10)
     }
 
-    /// Whether what lacks is held by other processes: this pool's own ceiling has room.
+    /// Whether other processes hold the missing memory: this pool's own limit has room.
     fn is_of_others(&self) -> bool {
         let Snapshot { needed_bytes, max_bytes, others_bytes, .. } = self.now;
         *needed_bytes > 0
@@ -260,7 +260,7 @@ impl<'a> Window<'a> {
         self.alarm(Cause::MemoryRefused, format!("{short}: the backend refused memory"), OF_SYSTEM.to_owned())
     }
 
-    /// Buffers that lie in a queue: all that waits is little beside them, so that more memory would lengthen the queue.
+    /// Buffers wait in a queue: the waiting requests are few compared with them, so more memory would lengthen the queue.
     fn slow_consumer(&self, short: &str) -> Option<Judgement> {
         let now = self.now;
         let max_bytes = now.max_bytes.filter(|&bytes| bytes > 0)?;
@@ -296,7 +296,7 @@ impl<'a> Window<'a> {
         Some(judgement)
     }
 
-    /// Memory that is pinned and released, or evicted and missed, again and again.
+    /// Memory is pinned and unpinned, or evicted and missed, repeatedly.
     fn back_and_forth(&self, churned: u32, again: Option<Repinned>) -> Option<Judgement> {
         let Self { now, of: Snapshot { misses, gets, new_lengths, .. }, .. } = self;
         let missed = || format!("{misses} of {gets} requests missed");
@@ -305,7 +305,7 @@ impl<'a> Window<'a> {
             && is_high(*misses, *gets)
             && is_high(self.of.evicted, self.of.puts)
         {
-            // Buffers that no get asks for again do not help, however many are kept.
+            // Buffers of sizes that do not recur do not help.
             if is_varied && *misses > gets / 10 * 8 {
                 let found = format!("{}, each with a pin call, because no idle buffer had their size", missed());
                 let cure = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes".to_owned();
@@ -341,7 +341,7 @@ impl<'a> Window<'a> {
             let cure = is_costly.then(|| "batch to fewer sizes".to_owned());
             return Some(Judgement { is_alarm: is_costly, cure, ..self.judgement(Cause::SizesNeverRecur, found) });
         }
-        // Memory that was released before and is pinned again is a matter of minutes (`churn.rs`).
+        // Memory that was unpinned before and is pinned again is judged over minutes (`churn.rs`).
         let has_regrown = self.now.held_bytes > self.held_before_bytes + self.held_before_bytes / GROWTH_PART;
         (is_costly && !has_regrown).then(|| {
             let found = format!("{} with recurring sizes: buffers of other sizes took their memory", missed());
@@ -360,7 +360,7 @@ impl<'a> Window<'a> {
         self.is_growing() && is_first && self.of.misses > self.of.gets / WARM_PART
     }
 
-    /// Nothing is wrong that the pool knows.
+    /// No known problem.
     fn quiet(&self) -> Judgement {
         let now = self.now;
         if self.is_warming_up() {

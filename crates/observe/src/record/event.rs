@@ -79,7 +79,7 @@ pub enum Event {
         bytes: u64,
         /// How long the call took.
         took_ns: u64,
-        /// Whether the back-end refused.
+        /// Whether the backend refused.
         failed: bool,
     },
     /// The backend released or decommitted memory.
@@ -90,7 +90,7 @@ pub enum Event {
         bytes: u64,
         /// How long the call took.
         took_ns: u64,
-        /// Whether the back-end refused.
+        /// Whether the backend refused.
         failed: bool,
     },
     /// The backend moved granules to other addresses.
@@ -143,7 +143,7 @@ impl Event {
     }
 }
 
-/// The fact that lists the variables whose settings the program set in its code, separated by spaces.
+/// The fact that lists the settings made in the program's code, as variables separated by spaces.
 pub const SET_IN_CODE: &str = "set_in_code";
 
 /// One thing that a pool did, when, and on which thread.

@@ -1,7 +1,7 @@
 //! Recording what a pool does, for `pinpool trace`, `replay`, `advise` and `report`.
 //!
 //! ```text
-//!   get, put, pin ... ──▶ queue (bounded, never waits) ──▶ pinpool-trace ──▶ blocks with checksums ──▶ file
+//!   request, return, pin ... ──▶ queue (bounded, never waits) ──▶ pinpool-trace ──▶ blocks with checksums ──▶ file
 //! ```
 //!
 //! | file | owns |
@@ -28,11 +28,11 @@
 //! ```
 //!
 //! Numbers of fixed width are little-endian. Items are encoded by [postcard](https://postcard.jamesmunns.com/wire-format): an enum is the number of its
-//! variant and then its fields, an unsigned number is LEB128, a text or list is its length and its content. A file whose name ends in `.gz` is a sequence
+//! variant and then its fields, an unsigned number is LEB128, a text or list is its length and its content. A file with a name that ends in `.gz` is a sequence
 //! of gzip members with one or several whole blocks each; the first member also has the head.
 //!
-//! A block is written as a whole, every 50 ms or sooner while something is recorded, so a process that dies leaves a file whose last block may be
-//! truncated. A reader keeps the whole items of that block, reports the truncation, and stops there; it stops before a block with a wrong checksum.
+//! A block is written as a whole, every 50 ms or sooner while something is recorded, so a process that dies leaves a file with a last block that
+//! may be truncated. A reader keeps the whole items of that block, reports the truncation, and stops there; it stops before a block with a wrong checksum.
 //! `pinpool trace`, `why`, `report` and `advise` use the intact part of such a file and exit with 1.
 //!
 //! A process that exits (`exit`, or the end of `main`) while its pools live waits up to 2 s until earlier records are in the file. A process that ends
@@ -70,11 +70,11 @@
 //!
 //! | variant | event | fields |
 //! | --- | --- | --- |
-//! | 0 | get, served | id, bytes requested, bytes of the class, tag, ns that it took (0: a hit) |
-//! | 1 | sampled: the call stack of the last get of this memory | id, number of the call stack |
-//! | 2 | waited: the next get of this thread stood in the wait queue | |
-//! | 3 | refused get | bytes requested, bytes of the class, tag, ns that it took |
-//! | 4 | put | id, whether devices may still use the buffer |
+//! | 0 | request, served | id, bytes requested, bytes of the class, tag, ns that it took (0: a hit) |
+//! | 1 | sampled: the call stack of the last request that returned this memory | id, number of the call stack |
+//! | 2 | waited: the next request of this thread waited in the queue | |
+//! | 3 | request, refused | bytes requested, bytes of the class, tag, ns that it took |
+//! | 4 | return | id, whether devices may still use the buffer |
 //! | 5 | completed: the copies of a buffer have ended | id |
 //! | 6 | leaked: the end of its copies cannot be known | id |
 //! | 7 | new: memory of a buffer | id, address, bytes of the class, whether it is the backend's (else unpinned memory in its place) |
@@ -83,12 +83,12 @@
 //! | 10 | unpin | address, bytes, ns of the call, whether it failed |
 //! | 11 | move of granules | address before, address after, bytes, ns of the call (0 except for its first piece) |
 //! | 12 | limit on idle buffers | before, after |
-//! | 13 | ceiling: the limit in bytes | bytes; 2^64 - 1 is none |
+//! | 13 | limit in bytes | bytes; 2^64 - 1 is none |
 //! | 14 | cleared | |
 //! | 15 | missing records | their number |
 //! | 16 | end of the pool | |
 //!
-//! An id identifies memory from `new` to `gone`; in between gets and puts of the same id alternate. Tag 0 is none.
+//! An id identifies memory from `new` to `gone`; in between requests and returns of the same id alternate. Tag 0 is none.
 //!
 //! Facts of a pool: `backend`, `pinned` (`yes` or `no`), `name` (if it has one), `process`, `version` (of the crate), `time` (seconds since 1970 at time 0),
 //! and each `PINPOOL_*` variable with its value.
@@ -125,7 +125,7 @@ pub use without::Recorder;
 /// Requested recordings of this process that are missing or incomplete.
 static FAILED: AtomicU64 = AtomicU64::new(0);
 
-/// Number of pools whose requested recording is missing or incomplete.
+/// Number of pools with a requested recording that is missing or incomplete.
 pub fn failed_recordings() -> u64 {
     FAILED.load(Ordering::Relaxed)
 }

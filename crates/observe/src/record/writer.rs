@@ -2,8 +2,8 @@
 //!
 //! Pools of one process that name the same file share it. A record goes into one bounded queue, which never waits: a record that
 //! finds no room is counted as lost. The thread takes what the queue holds every 50 ms, or when a recording thread wakes it, sorts it
-//! by time and writes it as blocks, each compressed by itself for a name that ends in `.gz`: a process that dies leaves whole blocks
-//! but for the last. A process that exits waits up to 2 s until what was recorded before is in the file.
+//! by time and writes it as blocks, each compressed separately for a name that ends in `.gz`. A process that dies leaves whole blocks
+//! except the last. A process that exits waits up to 2 s until what was recorded before is in the file.
 #![allow(unsafe_code)] // Registers the handler of the exit.
 
 use std::cell::Cell;

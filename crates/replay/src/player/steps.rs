@@ -4,9 +4,9 @@
 //! does later:
 //!
 //! ```text
-//!  thread ──▶ next step is a put of a buffer that another thread gets?
-//!              ├─ no ──▶ due after its gap, and after the get that it follows
-//!              └─ yes ─▶ any put before the thread's next other step: the first one whose buffer is ready; idle while none is
+//!  thread ──▶ does the next step return a buffer that another thread requested?
+//!              ├─ no ──▶ due after its gap, and after the request that it follows
+//!              └─ yes ─▶ any return before the thread's next other step: the first one with a ready buffer; idle while none is
 //! ```
 //!
 //! So a thread that takes buffers from a queue takes the buffers that are ready, as the program would, in recorded order if it has

@@ -73,7 +73,7 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
             slabs.recover().unwrap();
             let counts = slabs.counts();
             assert!(counts.filling <= 3 && counts.held == 0, "kill {kill}: {counts:?}");
-            assert!(receive(LONG), "kill {kill}: the survivors go on");
+            assert!(receive(LONG), "kill {kill}: the survivors continue");
         }
         drop(workers);
         while receive(Duration::ZERO) {}

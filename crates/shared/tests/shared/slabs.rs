@@ -81,7 +81,7 @@ fn a_ticket_is_received_once_and_by_its_own_buffers_alone() {
     let held = slabs.receive(&ticket).unwrap();
     refused(&slabs, &ticket, "received before, and the buffer is in use");
     drop(held);
-    refused(&slabs, &ticket, "received before, and the buffer given back");
+    refused(&slabs, &ticket, "received before, and its buffer was returned");
     let again: Vec<_> = (0..2).map(|_| sent(&worker, b"b", 0)).collect();
     refused(&slabs, &ticket, "in use 2 by now");
     let mut forged = again[0].to_bytes();

@@ -217,7 +217,7 @@ fn memory_that_another_process_holds_is_waited_for() {
     until("the other process holds memory", || {
         finish(&mut pinpool(&["top", "--all"])).stdout.contains(&format!("shared limit {ledger}: 128 MiB, held 48 MiB"))
     });
-    let mut program = Program::one(|pool| pool.setting("ledger", &ledger).max_bytes(128 << 20));
+    let mut program = Program::one(|pool| pool.setting("PINPOOL_LEDGER", &ledger).max_bytes(128 << 20));
     let held = throttled(&mut program);
     program.judged(held).check("other_process", true);
     other.kill().unwrap();
