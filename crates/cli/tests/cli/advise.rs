@@ -187,7 +187,7 @@ fn after_a_failed_request_why_and_advise_name_the_missing_memory() {
     assert!(pool.get(3 << 20).unwrap_err().is_limit());
     drop((held, pool));
     let why = finish(pinpool(&["why"]).arg(&path)).stdout;
-    for part in ["limit_too_small: 1 of ", "export PINPOOL_MAX_BYTES=9437184"] {
+    for part in ["limit_too_small: nearly all memory is in use", "raise PINPOOL_MAX_BYTES to 9.0MiB"] {
         assert!(why.contains(part), "no {part} in\n{why}");
     }
     let ran = advise(&path, &[]);

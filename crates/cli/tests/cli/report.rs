@@ -124,7 +124,7 @@ fn a_workload_is_replayed_and_drawn_over_its_time() {
     for name in ["in use", "in flight", "idle", "free"] {
         assert!(series(&page, "bytes").iter().any(|one| one.0 == name && one.1 == "area" && one.2 > 0), "{name}");
     }
-    for text in ["[\"requests\",\"23\"]", "\"name\":\"warming_up\"", "there are no pin times"] {
+    for text in ["[\"requests\",\"23\"]", "\"name\":\"healthy\"", "there are no pin times"] {
         assert!(page.contains(text), "no {text} in {page}");
     }
 }
