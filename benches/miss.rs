@@ -4,9 +4,9 @@
 //! ```text
 //!   BACKEND/carved       adaptive: carved from pinned memory, and returned to it
 //!   BACKEND/pinned       tensorflow: one pin call and one release each time
-//!   baseline/malloc      allocate and free
-//!   baseline/calloc      the same, cleared
-//!   baseline/pin_per_use map, lock, write to and unmap memory
+//!   plain/malloc         allocate and free
+//!   plain/calloc         the same, cleared
+//!   plain/pin_per_use    map, lock, write to and unmap memory
 //! ```
 //!
 //! `cargo bench --bench miss`
@@ -90,20 +90,18 @@ fn miss(criterion: &mut Criterion) {
         let measured = of_backend(criterion, &backend);
         let _ = measured.inspect_err(|error| eprintln!("left out: {}: {error}", backend.name()));
     }
-    each_time(criterion, "baseline", "malloc", || {
+    each_time(criterion, "plain", "malloc", || {
         let mut buffer = Vec::with_capacity(SIZE);
         buffer.push(1_u8);
         buffer
     });
-    each_time(criterion, "baseline", "calloc", || {
+    each_time(criterion, "plain", "calloc", || {
         let mut buffer = vec![0_u8; SIZE];
         buffer[0] = 1;
         buffer
     });
     match pin_per_use() {
-        Ok(()) => {
-            each_time(criterion, "baseline", "pin_per_use", || pin_per_use().expect("raise the limit (ulimit -l)"))
-        }
+        Ok(()) => each_time(criterion, "plain", "pin_per_use", || pin_per_use().expect("raise the limit (ulimit -l)")),
         Err(error) => eprintln!("left out: pin_per_use: {error}"),
     }
 }

@@ -24,7 +24,7 @@ def test_an_awaited_get_is_a_get(pool):
     assert in_use(pool) == 0 and pool.stats()["requests"]["served"] == 10
 
 
-def test_the_loop_runs_while_a_task_waits_and_a_put_wakes_it(pool):
+def test_the_loop_runs_while_a_task_waits_and_a_return_wakes_it(pool):
     async def task():
         held = pool.get("60MiB")
         waiting = asyncio.ensure_future(pool.aget("32MiB", timeout=50))
@@ -90,7 +90,7 @@ def test_a_cancelled_get_leaves_the_line_and_keeps_no_buffer(pool):
     assert in_use(pool) == 0
 
 
-def test_a_get_that_was_served_and_then_cancelled_gives_the_buffer_on(pool):
+def test_a_served_and_cancelled_request_passes_its_buffer_on(pool):
     async def task():
         held = pool.get("60MiB")
         waiting = asyncio.ensure_future(pool.aget("32MiB", timeout=50))

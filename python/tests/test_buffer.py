@@ -15,7 +15,7 @@ from conftest import in_use
 KIB = 1024
 
 
-def test_a_buffer_has_exactly_the_bytes_that_were_asked_for_and_is_writable(pool):
+def test_a_buffer_is_writable_and_has_the_requested_length(pool):
     with pool.get(1000) as buf:
         assert len(buf) == buf.nbytes == 1000
         view = memoryview(buf)
@@ -71,7 +71,7 @@ def test_a_buffer_outlives_its_pool():
     buf.release()
 
 
-def test_a_pool_that_ends_before_its_buffers_gives_back_what_is_idle_and_warns_of_nothing(alone):
+def test_a_pool_that_ends_before_its_buffers_releases_idle_memory_silently(alone):
     out, err = alone(
         """
         import pinpool
@@ -206,7 +206,7 @@ def test_pickling_and_copying_say_what_to_do_instead(pool):
         copy.deepcopy(pool)
 
 
-def test_a_released_buffer_ends_once_however_often_it_is_given_back(pool):
+def test_a_buffer_may_be_released_repeatedly(pool):
     for _ in range(100):
         with pool.get(100) as buf:
             buf.release()

@@ -147,7 +147,7 @@ def test_a_batch_is_what_torchs_default_collate_makes(shared, kind):
 
 
 @needs_torch
-def test_stacked_tensors_lie_in_the_shared_buffer_and_ask_for_no_gradient(shared):
+def test_stacked_tensors_are_in_the_shared_buffer_without_gradients(shared):
     packed = shared.collate([(torch.zeros(5, requires_grad=True), torch.ones(3, dtype=torch.bfloat16)) for _ in range(2)])
     assert [(leaf.offset, leaf.shape, leaf.dtype) for leaf in packed.tree] == [(0, (2, 5), "float32"), (64, (2, 3), "bfloat16")]
     zeros, ones = shared.unpack(packed)
@@ -215,7 +215,7 @@ class Growing:
 
 
 @needs_torch
-def test_batches_longer_than_a_buffer_come_all_the_same_and_the_log_says_what_would_hold_them(pool, caplog):
+def test_batches_longer_than_a_buffer_arrive_with_a_warning(pool, caplog):
     with caplog.at_level(logging.WARNING, "pinpool"):
         with pinpool.SharedPool(1, 4, pool=pool, library="numpy") as shared:
             loader = torch.utils.data.DataLoader(Growing(), 1, num_workers=1, collate_fn=shared.collate)
@@ -239,7 +239,7 @@ def test_batches_in_a_circle_of_references_are_collected(pool):
             del batch, circle
 
 
-def test_a_dropped_packed_batch_gives_its_buffer_back_and_its_text_says_what_it_is(pool):
+def test_a_dropped_packed_batch_frees_its_buffer(pool):
     with pinpool.SharedPool(1000, 2, pool=pool, library="numpy") as shared, pinpool.SharedPool(1000, 1, pool=pool) as _other:
         packed = shared.collate([1, 2])
         assert "shared.batches(loader)" in repr(packed) and shared.counts()["sent"] == 1

@@ -39,7 +39,7 @@ def test_ray_data_names_a_directory_without_shards(tmp_path):
 
 
 @needs("torch", "torch")
-def test_ranks_under_torchrun_go_on_behind_their_last_step_after_one_died(tmp_path):
+def test_ranks_under_torchrun_continue_after_one_died(tmp_path):
     samples = tmp_path / "samples"
     samples.mkdir()
     for sample in range(200):

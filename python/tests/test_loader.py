@@ -102,7 +102,7 @@ def test_a_loop_holds_one_batch_at_a_time(tmp_path):
     assert in_use(pool) == 0
 
 
-def test_each_for_goes_over_the_next_epochs_in_an_order_of_its_own(files, pool):
+def test_each_for_iterates_over_the_next_epochs_in_a_new_order(files, pool):
     loader = load(files, pool, shuffle=True, seed=5, epochs=2)
     first, second = contents(loader), contents(loader)
     assert [batch[0] for batch in first] == [0] * 7 + [1] * 7 and [batch[0] for batch in second] == [2] * 7 + [3] * 7
@@ -280,7 +280,7 @@ def test_a_state_of_other_batches_is_refused(files, pool, settings):
         load(files, pool, state=state)
 
 
-def test_a_state_of_one_rank_is_that_of_all_if_they_have_equally_many_batches(files, pool):
+def test_ranks_with_equal_batches_share_their_states(files, pool):
     first = load(files, pool, world=3, rank=0, even=True)
     next(iter(first))
     assert [batch.index for batch in load(files, pool, world=3, rank=2, even=True, state=first.state_dict())] == [1, 2]
@@ -339,7 +339,7 @@ def test_tensors_are_views(files, pool):
 
 
 @pytest.mark.parametrize("broken", ["gone", "short", "long", "directory"])
-def test_a_file_that_cannot_be_read_raises_before_its_batch_or_is_skipped(files, pool, broken):
+def test_an_unreadable_file_raises_or_is_skipped(files, pool, broken):
     loader, skipping = load(files, pool), load(files, pool, on_error="skip")
     victim = path_of(files, 8)  # the fifth sample, in batch 1
     said = {"gone": "No such file", "short": "truncated: 5 of the 296", "long": "grew: 296 bytes", "directory": "Is a directory"}
@@ -527,7 +527,7 @@ def test_paths_as_bytes_are_refused_by_name(tmp_path, pool):
 
 
 @pytest.mark.parametrize("kind", ["files", "tar"])
-def test_every_sample_comes_once_by_digest_on_two_ranks_and_after_a_resume(tmp_path, pool, kind):
+def test_every_sample_arrives_once_by_digest_on_two_ranks_and_after_a_resume(tmp_path, pool, kind):
     rng, expected = np.random.default_rng(4), set()
     (tmp_path / "data").mkdir()
     with tarfile.open(tmp_path / "data.tar", "w") as tar:

@@ -14,7 +14,7 @@ def heap(**settings):
     return pinpool.Pool(env=False, backend="heap", **settings)
 
 
-def test_lines_come_under_the_logger_pinpool_before_the_call_returns(caplog):
+def test_lines_reach_the_logger_before_the_call_returns(caplog):
     with caplog.at_level(logging.DEBUG, "pinpool"):
         heap(name="loader", max_bytes="8MiB").get(100)
         until(lambda: any("acquired:" in text for text in caplog.messages))
@@ -32,7 +32,7 @@ def test_a_warning_has_its_level(caplog):
     assert [r.levelno for r in caplog.records if " unpinned: " in r.getMessage()] == [logging.WARNING]
 
 
-def test_an_error_that_is_raised_is_short_and_not_logged_as_well(caplog):
+def test_a_raised_error_is_short_and_not_logged(caplog):
     pool = heap(max_bytes="8MiB", name="small")
     held = pool.tagged("loader").get("5MiB")
     for request in (lambda: pool.get("1GiB"), lambda: pool.get("5MiB", timeout=0.01)):
@@ -53,7 +53,7 @@ def test_a_percent_sign_in_a_name_is_no_format(caplog):
         until(lambda: any("[100%s]" in text for text in caplog.messages))
 
 
-def test_a_handler_may_use_the_pool_and_lines_of_other_threads_come_as_well():
+def test_a_handler_may_use_the_pool_and_lines_of_other_threads_arrive():
     """No lock of the pool is held while Python is called, so nothing here waits for itself."""
     seen, pool = [], heap(max_bytes="8MiB", name="handled")
 

@@ -42,7 +42,7 @@ def test_results_come_in_order_from_several_threads(folder):
     assert not any(thread.name.startswith("pinpool-map") for thread in threading.enumerate())
 
 
-def test_the_state_is_that_of_the_loop_and_not_of_what_is_ahead(folder):
+def test_the_state_follows_the_loop_and_not_the_read_ahead(folder):
     begun = []
     loading = loader(folder, lambda batch: begun.append(batch.number) or first_bytes(batch), map_workers=3, shuffle=True)
     plain = [first_bytes(batch) for batch in loader(folder, None, shuffle=True)]
@@ -73,7 +73,7 @@ def test_a_state_that_is_loaded_in_the_loop_holds_after_it(folder):
     assert list(loading) == plain, "a loop that is over says nothing of the one after it"
 
 
-def test_a_failure_comes_at_its_place_and_the_state_stays_before_it(folder):
+def test_a_failure_keeps_its_position_and_the_state_before_it(folder):
     def function(batch):
         if batch.number == 3:
             raise KeyError("three")

@@ -247,7 +247,7 @@ def test_threads_share_a_pool_and_every_byte_is_their_own(pool):
     assert stats["requests"]["served"] == stats["requests"]["returned"] == 8 * 300 * 2
 
 
-def test_threads_export_and_release_in_every_way_and_nothing_is_kept(pool):
+def test_threads_export_and_release_in_every_way(pool):
     failures = []
 
     def work(number):

@@ -46,7 +46,7 @@ def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(alone, attempt
     assert out == "ended\n"
 
 
-def test_an_exception_that_ends_the_program_ends_it_as_always(alone):
+def test_an_uncaught_exception_ends_the_program_normally(alone):
     _, err = alone(
         """
         import pinpool
@@ -148,7 +148,7 @@ def test_a_child_that_is_forked_while_threads_use_the_pool_ends(alone):
     assert out == "ended\n"
 
 
-def test_children_that_are_forked_while_threads_wait_for_the_pool_use_pools_of_their_own(alone):
+def test_children_forked_while_threads_wait_use_new_pools(alone):
     out, _ = alone(
         """
     import multiprocessing, os, threading, warnings, pinpool

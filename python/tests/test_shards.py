@@ -149,7 +149,7 @@ def interrupted(_text):
     raise KeyboardInterrupt
 
 
-def test_shuffled_shards_are_mixed_and_a_state_goes_on_in_the_middle(shards, pool):
+def test_shuffled_shards_are_mixed_and_resume_in_the_middle(shards, pool):
     settings = {"batch_size": 3, "shuffle": True, "seed": 4, "epochs": 2, "labels": "cls", "pool": pool}
     whole = [batch.labels for batch in pinpool_loader.Loader(shards, **settings)]
     assert len(whole) == 14 and sorted(sum(whole[:7], [])) == sorted(sum(whole[7:], [])) == sorted(10 * n + s for n in range(5) for s in range(4))
@@ -181,7 +181,7 @@ def test_bad_settings_are_named(shards, pool, settings, kind, said):
 
 
 @pytest.mark.parametrize("labels", [None, "cls"])
-def test_a_pickled_batch_has_all_that_the_batch_has_in_memory_of_its_own(shards, pool, labels):
+def test_a_pickled_batch_is_a_full_copy(shards, pool, labels):
     with pinpool_loader.Loader(shards, batch_size=7, pool=pool, labels=labels) as loader:
         for batch in loader:
             copied = pickle.loads(pickle.dumps(batch))

@@ -147,7 +147,7 @@ def hold_and_hang(shared, connection, how):
 
 
 @pytest.mark.parametrize("how", ["filling", "sent"])
-def test_the_buffer_of_a_killed_worker_comes_back_or_is_received(shared, started, how):
+def test_the_buffer_of_a_killed_worker_becomes_free_or_is_received(shared, started, how):
     ours, theirs = multiprocessing.Pipe()
     process = started("fork", hold_and_hang, shared, theirs, how)
     assert ours.recv() == "ready" and shared.counts()[how] == 1

@@ -270,7 +270,7 @@ def test_blocks_may_outlive_the_interpreter():
     """)
 
 
-def test_ninja_is_found_without_the_environment_and_a_build_that_failed_may_be_repeated(tmp_path):
+def test_ninja_is_found_and_a_failed_build_may_be_repeated(tmp_path):
     compiler = tmp_path / "c++"
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exec c++ --version\nexit 1\n')
     compiler.chmod(0o755)

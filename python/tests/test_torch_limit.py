@@ -101,7 +101,7 @@ def test_the_memory_of_this_process_is_known():
     assert total > 0 and (origin == "machine" or origin.startswith("cgroup limit /"))
 
 
-def test_the_pool_of_torch_is_pinned_by_cuda_unless_a_backend_is_named(stand_in, monkeypatch):
+def test_cuda_pins_the_pool_of_torch_unless_a_backend_is_named(stand_in, monkeypatch):
     built = []
     monkeypatch.setattr(pinpool.torch, "Pool", lambda **settings: built.append(settings) or pinpool.Pool(env=False, backend="heap"))
     for variable, settings, expected in [(None, {}, "gpu"), ("auto", {}, "gpu"), ("cuda", {}, None), (None, {"backend": "heap"}, "heap")]:

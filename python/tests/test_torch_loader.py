@@ -80,7 +80,7 @@ def numbers(batches):
     return [int(number) for batch in batches for number in (batch[1] if isinstance(batch, list) else batch[:, 0])]
 
 
-def test_a_loader_has_its_length_and_gives_what_it_gives_without_pinpool(shared):
+def test_a_loader_yields_the_same_batches_as_without_pinpool(shared):
     expected = list(DataLoader(Images(), batch_size=4))
     batches = shared.batches(DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=shared.collate))
     assert len(batches) == len(expected) == 13
@@ -104,7 +104,7 @@ def test_samplers_and_iterable_datasets_give_each_sample_once(shared, workers):
     assert free(shared) == 9
 
 
-def test_workers_that_persist_give_back_what_a_break_left_with_them(shared):
+def test_persistent_workers_free_buffers_after_a_break(shared):
     loader = DataLoader(Images(), batch_size=4, num_workers=2, persistent_workers=True, collate_fn=shared.collate)
     workers = set()
     for _epoch in range(12):
@@ -118,7 +118,7 @@ def test_workers_that_persist_give_back_what_a_break_left_with_them(shared):
     until(lambda: free(shared) == 9)
 
 
-def test_a_loader_that_is_read_without_batches_leaves_no_buffer_behind(shared):
+def test_a_loader_without_batches_keeps_no_buffer(shared):
     loader = DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=shared.collate)
     for packed in loader:
         assert "shared.batches(loader)" in repr(packed)
@@ -130,7 +130,7 @@ def test_a_loader_that_is_read_without_batches_leaves_no_buffer_behind(shared):
 
 
 @pytest.mark.parametrize(("workers", "kept"), [(0, 9), (1, 8), (2, 6)])
-def test_a_program_that_keeps_too_many_batches_is_told_at_once_but_not_at_the_end(shared, workers, kept):
+def test_keeping_too_many_batches_fails_immediately_but_not_at_the_end(shared, workers, kept):
     def loader(samples):
         dataset = torch.utils.data.Subset(Images(), range(samples))
         return DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=shared.collate)
@@ -147,7 +147,7 @@ def test_a_program_that_keeps_too_many_batches_is_told_at_once_but_not_at_the_en
     assert numbers(shared.batches(loader(50))) == list(range(50))
 
 
-def test_the_error_of_a_program_that_keeps_too_much_does_not_wait_for_the_workers(shared, monkeypatch):
+def test_the_error_for_keeping_too_many_batches_does_not_wait_for_workers(shared, monkeypatch):
     """torch joins its workers, each for up to 5 s: one that waits for a buffer is refused first."""
     ends = []
     shutdown = _MultiProcessingDataLoaderIter._shutdown_workers

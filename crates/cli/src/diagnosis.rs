@@ -1,14 +1,11 @@
-//! The diagnosis of a pool as text, from the pool itself, a process or a recording.
+//! The diagnosis of a pool as text: of a process, a recording, a replay or a line of a log.
 
-use pinpool::{Diagnosis, Pool};
-use pinpool_observe::judge::PoolJudgement;
+use pinpool_observe::judge::{Cause, Judgement, PoolJudgement};
 use serde_json::Value;
 
 use crate::served::name_of;
 use pinpool_cli::table::grouped;
-
-/// An alarm counts for the whole trace if at least one in this many diagnoses shows it.
-const ALARM_PART: usize = 10;
+use pinpool_cli::terminal::one_line;
 
 /// The diagnosis of one pool.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -20,34 +17,13 @@ pub(crate) struct Said {
     pub(crate) lines: Vec<String>,
 }
 
-/// Repeated diagnoses of the pool of a replay.
-#[derive(Debug, Default)]
-pub(crate) struct Judged(Vec<Diagnosis>);
-
-impl Judged {
-    pub(crate) fn look(&mut self, pool: &Pool) {
-        self.0.push(pool.diagnose());
-    }
-
-    /// The most frequent alarm in at least a tenth of the diagnoses, else the last diagnosis; `None` if there is none.
-    pub(crate) fn worst(&self, pool: &str) -> Option<Said> {
-        let alarms = || self.0.iter().filter(|why| why.is_alarm);
-        let times = |cause: &str| alarms().filter(|why| why.cause.name() == cause).count();
-        let alarms = alarms().filter(|why| times(why.cause.name()) * ALARM_PART >= self.0.len());
-        let why = alarms.max_by_key(|why| (times(why.cause.name()), why.lost)).or(self.0.last())?;
-        let lines = why.to_string().lines().map(str::to_owned).collect();
-        Some(Said { pool: pool.to_owned(), cause: why.cause.name().to_owned(), is_alarm: why.is_alarm, lines })
-    }
-}
-
 /// The diagnosis in the statistics of a process.
 pub(crate) fn of_object(pool: &Value) -> Said {
     let said = &pool["why"];
-    let text =
-        |value: &Value| value.as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).collect::<String>();
+    let text = |value: &Value| one_line(value.as_str().unwrap_or_default());
     let lines = said["lines"].as_array().map_or(&[][..], Vec::as_slice);
     let lines: Vec<_> = lines.iter().map(text).collect();
-    let unknown = || vec!["the process runs a pinpool that does not say why: start it with this one".to_owned()];
+    let unknown = || vec!["the process runs a version of pinpool without diagnoses".to_owned()];
     Said {
         pool: name_of(pool),
         cause: text(&said["cause"]),
@@ -56,14 +32,32 @@ pub(crate) fn of_object(pool: &Value) -> Said {
     }
 }
 
+/// The diagnosis in a line of pinpool's log.
+pub(crate) fn of_line(line: &[u8]) -> Option<Said> {
+    let text = String::from_utf8_lossy(line);
+    let (before, diagnosis) = text.split_once("diagnosis: ")?;
+    let cause = Cause::ALL.iter().find(|cause| diagnosis.starts_with(cause.name()))?;
+    let name = before.rsplit_once("pool[").and_then(|(_, name)| name.trim_end().strip_suffix(']'));
+    let lines: Vec<_> = diagnosis.trim_end().split("; ").map(one_line).collect();
+    // Sizes that cost nothing come without a recommendation.
+    let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && lines.len() > 1);
+    Some(Said { pool: name.unwrap_or("the pool").to_owned(), cause: cause.name().to_owned(), is_alarm, lines })
+}
+
+/// A diagnosis of a pool of this name.
+pub(crate) fn of_judgement(pool: &str, judgement: &Judgement) -> Said {
+    let (cause, is_alarm) = (judgement.cause.name().to_owned(), judgement.is_alarm);
+    Said { pool: pool.to_owned(), cause, is_alarm, lines: judgement.lines() }
+}
+
 /// The diagnosis of a recorded pool.
-pub(crate) fn of_judgement(judged: &PoolJudgement, has_ended: bool) -> Said {
-    let PoolJudgement { name, judgement, gets, short_gets, .. } = judged;
-    let mut lines = judgement.lines();
-    let (waited, gets) = (grouped(*short_gets), grouped(*gets));
-    lines.insert(1, format!("  over the recording {waited} of {gets} requests waited"));
+pub(crate) fn of_recorded(judged: &PoolJudgement, has_ended: bool) -> Said {
+    let mut said = of_judgement(&judged.name, &judged.judgement);
+    let (waited, all) = (grouped(judged.short_gets), grouped(judged.gets));
+    said.lines.insert(1, format!("  in the whole recording, {waited} of {all} requests waited"));
     if !has_ended {
-        lines.insert(1, "  no end of the pool is recorded: its process was ended before, or still runs".to_owned());
+        said.lines
+            .insert(1, "  the end of the pool is not recorded: its process was killed, or is still running".to_owned());
     }
-    Said { pool: name.clone(), cause: judgement.cause.name().to_owned(), is_alarm: judgement.is_alarm, lines }
+    said
 }

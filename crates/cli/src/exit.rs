@@ -1,16 +1,16 @@
 //! The exit statuses of the tool.
 
-/// Exit status of a subcommand that did not succeed. clap itself exits with 2 for a wrong command line.
+/// Exit status of a failed command. clap exits with 2 for an invalid command line.
 #[derive(Debug, Clone, Copy)]
 pub enum ExitError {
     Failure = 1,
     /// Settings contradict each other or cannot be met.
     Settings = 2,
-    /// `load --require-gpu` without a GPU, or with memory that is not pinned for it.
+    /// `load --require-gpu` without a GPU, or without memory pinned for it.
     NoGpu = 3,
-    /// `load` without a file to load.
+    /// `load` found no file.
     NothingToLoad = 4,
-    /// `run`: by the shells' convention, the program cannot be executed, or is not there.
+    /// `run`: by the shells' convention, the program cannot be executed, or is not found.
     #[cfg(target_os = "linux")]
     NotExecutable = 126,
     #[cfg(target_os = "linux")]

@@ -1,24 +1,24 @@
-//! Why a file cannot be read or written, and what helps.
+//! Errors of files, with remedies.
 
 use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// The error at `path`, with what helps if the system refused the file.
+/// The error for `path`, with a remedy for system errors.
 pub(crate) fn in_file<E: Error + 'static>(path: &Path, error: &E) -> String {
     named(path, &io_error(error).map_or_else(|| error.to_string(), why))
 }
 
-/// `why` behind the name of its file.
+/// `why` after the name of its file.
 pub(crate) fn named(path: &Path, why: &dyn Display) -> String {
     format!("{}: {why}", path.display())
 }
 
-/// What the system says, and what helps.
+/// The system's error and a remedy.
 pub(crate) fn why(error: &io::Error) -> String {
     let remedy = match error.kind() {
-        ErrorKind::NotFound => "check its name, and that the directory is there",
+        ErrorKind::NotFound => "check its name and that the directory exists",
         ErrorKind::PermissionDenied => "ask its owner for access, or name another (`ls -ld` shows who may do what)",
         ErrorKind::IsADirectory => "name a file",
         ErrorKind::NotADirectory => "a part of its path is a file: name a directory",
@@ -26,7 +26,7 @@ pub(crate) fn why(error: &io::Error) -> String {
             "free space there, or name a file on another disk"
         }
         ErrorKind::ReadOnlyFilesystem => "name a file on another disk",
-        ErrorKind::UnexpectedEof => "the compressed data ends too early: the file is cut off; copy it again",
+        ErrorKind::UnexpectedEof => "the compressed data is truncated; copy the file again",
         ErrorKind::InvalidInput if error.to_string().contains("corrupt") => {
             "the compressed data is damaged; copy the file again"
         }
@@ -35,7 +35,7 @@ pub(crate) fn why(error: &io::Error) -> String {
     format!("{error}: {remedy}")
 }
 
-/// The error of the system that is behind `error`.
+/// The system's error that caused `error`.
 fn io_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_system_refuses_is_told_with_a_remedy() {
+    fn system_errors_have_a_remedy() {
         for (path, words) in [("/nowhere/t.gz", "check its name"), ("/", "name a file")] {
             let path = Path::new(path);
             let text = in_file(path, &Workload::open(path).unwrap_err());

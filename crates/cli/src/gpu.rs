@@ -1,8 +1,8 @@
-//! The GPU that batches are copied to, where there is one.
+//! The GPU that batches are copied to, if there is one.
 
 use pinpool_loader::Destination;
 
-/// The GPU of this ordinal with as many streams, or why there is none.
+/// The GPU with this ordinal and this number of streams, or why it is not available.
 #[cfg(feature = "cuda")]
 pub fn open(ordinal: u32, lanes: usize) -> Result<Box<dyn Destination>, String> {
     let device = pinpool_loader::CudaDestination::new(ordinal, lanes);

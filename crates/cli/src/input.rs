@@ -1,4 +1,4 @@
-//! What a file is, by its first bytes.
+//! The kind of a file, by its first bytes.
 
 use std::path::Path;
 
@@ -6,9 +6,9 @@ use pinpool_replay::{Input, Workload};
 
 use crate::files::{in_file, named};
 
-/// How a pickle of protocol 2 or later begins, which is read as a trace is, and refused with what converts it.
+/// The first byte of a pickle of protocol 2 or later, which is refused like an invalid trace.
 const PICKLE: u8 = 0x80;
-/// How a recording of a pool begins.
+/// The first bytes of a recording.
 pub(crate) const RECORDING: &[u8] = b"PINPOOLT";
 const HEADERS: [&str; 4] = ["# limit ", "# auto_resize ", "# rounder ", "# pools "];
 
@@ -16,12 +16,12 @@ const HEADERS: [&str; 4] = ["# limit ", "# auto_resize ", "# rounder ", "# pools
 pub(crate) enum Kind {
     /// A recording of what a pool did.
     Recording,
-    /// Gets and puts alone.
+    /// Requests and returns only.
     Workload,
     Log,
 }
 
-/// What a file holds that begins with `first`.
+/// The kind of a file that begins with `first`.
 pub(crate) fn kind(first: &[u8]) -> Kind {
     match () {
         () if first.starts_with(RECORDING) => Kind::Recording,
@@ -30,7 +30,7 @@ pub(crate) fn kind(first: &[u8]) -> Kind {
     }
 }
 
-/// Opens the file at `path`, to be read once.
+/// Opens the file at `path` for one reader.
 ///
 /// # Errors
 ///
@@ -39,16 +39,16 @@ pub(crate) fn open(path: &Path) -> Result<Input, String> {
     Input::open(path).map_err(|error| in_file(path, &error))
 }
 
-/// The trace at `path`, to be played.
+/// The workload in the file at `path`.
 ///
 /// # Errors
 ///
-/// If it cannot be read, or has no gets.
+/// If it cannot be read, or has no requests.
 pub(crate) fn open_workload(path: &Path) -> Result<Workload, String> {
     read_workload(path, open(path)?)
 }
 
-/// The trace that is open, of the file at `path`, to be played.
+/// The workload in the open file at `path`.
 ///
 /// # Errors
 ///
@@ -57,11 +57,11 @@ pub(crate) fn read_workload(path: &Path, input: Input) -> Result<Workload, Strin
     with_gets(path, Workload::read_file(input).map_err(|error| in_file(path, &error))?)
 }
 
-/// The workload of the file at `path`, if there is anything to play.
+/// The workload of the file at `path`, if it has requests.
 pub(crate) fn with_gets(path: &Path, workload: Workload) -> Result<Workload, String> {
     if workload.gets() == 0 {
         let why = workload.warning().map_or_else(String::new, |warning| format!("{warning}; "));
-        return Err(named(path, &format_args!("{why}the trace has no gets, so there is nothing to play")));
+        return Err(named(path, &format_args!("{why}the trace has no requests")));
     }
     Ok(workload)
 }
@@ -87,7 +87,7 @@ mod tests {
     use super::begins_a_workload;
 
     #[test]
-    fn workloads_are_told_from_logs() {
+    fn workloads_differ_from_logs() {
         for trace in ["## a comment\n\n# limit 5\n", "a 0 630194176\nt 52000\n", "c\n"] {
             assert!(begins_a_workload(trace.as_bytes()), "{trace}");
         }

@@ -7,11 +7,11 @@ use pinpool_loader::StopFlag;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Signals within this time are one interrupt: it is shorter than the time between two key presses.
+/// Signals within this time are one interrupt; two key presses take longer.
 const SAME_INTERRUPT: Duration = Duration::from_millis(150);
 
-/// The first Ctrl-C ends the run cleanly, the second at once. `timeout` and a shell's job control signal the process and its
-/// group, so a second signal right after the first is the same interrupt.
+/// The first Ctrl-C ends the run cleanly, the second immediately. `timeout` and a shell's job control signal the process and its group,
+/// so a second signal right after the first belongs to the same interrupt.
 pub(crate) fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
     let stop = StopFlag::new();
     let flag = stop.clone();
@@ -24,7 +24,7 @@ pub(crate) fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
         }
     });
     if let Err(error) = handler {
-        terminal.message(format_args!("Ctrl-C will end the run without its figures: {error}"));
+        terminal.message(format_args!("Ctrl-C will end the run without its statistics: {error}"));
     }
     stop
 }

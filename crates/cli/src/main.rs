@@ -64,7 +64,7 @@ const FORMER: [(&str, &[&str]); 6] = [
     ("stats", &["top", "--once"]),
 ];
 
-/// Pinned (page-locked) host memory for data loaders that feed GPUs
+/// Pinned host memory for data loaders that feed GPUs
 #[derive(Debug, Parser)]
 #[command(name = "pinpool", version, arg_required_else_help = true, help_template = HELP)]
 #[command(disable_help_flag = true, disable_help_subcommand = true)]

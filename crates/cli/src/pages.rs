@@ -1,4 +1,4 @@
-//! `pinpool completions` and `pinpool man`: what a package installs beside the tool, made from its own flags.
+//! `pinpool completions` and `pinpool man`: files that a package installs together with the tool.
 
 use std::error::Error;
 
@@ -7,13 +7,13 @@ use clap_complete::Shell;
 
 use pinpool_cli::terminal::to_stdout;
 
-/// Print the completions of a shell, to be put where the shell looks for them
+/// Print shell completions
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Print a manual page: of the tool, or of one command
+/// Print the manual page of the tool or of one command
 ///
 /// `pinpool man load > pinpool-load.1`
 #[derive(Debug, Args)]
@@ -34,11 +34,11 @@ pub(crate) fn man(args: &ManArgs, tool: Command) -> Result<(), Box<dyn Error>> {
     Ok(to_stdout(&String::from_utf8(page)?)?)
 }
 
-/// The command that the page is about, under the name of its page.
+/// The command, under the name of its page.
 fn command(args: &ManArgs, mut tool: Command) -> Result<Command, String> {
     let Some(name) = &args.command else { return Ok(tool) };
-    // Hands the flags of the tool on to its commands.
+    // Adds the global flags to the commands.
     tool.build();
-    let found = tool.find_subcommand(name).ok_or_else(|| format!("man {name}: no such command of pinpool"))?;
+    let found = tool.find_subcommand(name).ok_or_else(|| format!("man {name}: unknown command"))?;
     Ok(found.clone().display_name(format!("pinpool-{name}")))
 }

@@ -1,5 +1,4 @@
-//! What all commands show: the pools of a recording, a running process or a replay, with their snapshots over time and what is said of
-//! each.
+//! The model of all commands: the pools of a recording, a running process, a replay or a log, with their snapshots and diagnoses.
 
 use std::error::Error;
 use std::thread;
@@ -7,41 +6,40 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pinpool::{Pool, unstable};
 use pinpool_loader::StopFlag;
-use pinpool_observe::judge::{Snapshot, judge_recording};
+use pinpool_observe::judge::{Snapshot, judge_recording, judge_series};
 use pinpool_replay::{Event, Recording, Replay, TraceError, Watch, Workload};
 use serde_json::Value;
 
-use crate::diagnosis::{Judged, Said, of_judgement, of_object};
+use crate::diagnosis::{Said, of_judgement, of_object, of_recorded};
 use crate::served::socket::{first_line, statistics};
 use crate::served::{name_of, pools, worst_first};
-use crate::why::lines::curve::CheckPoint;
 use crate::why::lines::{Curve, Log};
 
 /// Snapshots of a replay over its time, and as many over its requests.
-const LOOKS: u64 = 1_000;
-/// Between two looks for a line of a process.
+const SNAPSHOTS: u64 = 1_000;
+/// Time between two checks for a line of a process.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// One pool over time.
 #[derive(Debug)]
 pub(crate) struct OfPool {
     pub(crate) name: String,
-    /// In order of time, which is in seconds; without time, in requests.
+    /// In order of x: seconds, or requests without time.
     pub(crate) points: Vec<(f64, Snapshot)>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Series {
     pub(crate) pools: Vec<OfPool>,
-    /// What is said of the pools, the worst first; nothing of one with too few requests.
+    /// The diagnoses, the worst first; none for pools with too few requests.
     pub(crate) said: Vec<Said>,
-    /// What the clock showed at 0, in seconds since 1970.
+    /// The time at x = 0, in seconds since 1970.
     pub(crate) clock: Option<f64>,
     pub(crate) has_time: bool,
 }
 
 impl Series {
-    /// The series of a recording, by the pools' own snapshots.
+    /// The snapshots in a recording.
     pub(crate) fn of_recording(recording: &Recording) -> Self {
         let (mut pools, mut ended_pools) = (Vec::new(), Vec::new());
         for description in &recording.pools {
@@ -58,12 +56,12 @@ impl Series {
             pools.push(OfPool { name, points });
         }
         let judged = judge_recording(recording);
-        let said = judged.iter().map(|one| of_judgement(one, ended_pools.contains(&one.pool))).collect();
+        let said = judged.iter().map(|one| of_recorded(one, ended_pools.contains(&one.pool))).collect();
         let clock = recording.pools.first().and_then(|pool| pool.fact("time")?.parse().ok());
         Self { pools, said, clock, has_time: true }
     }
 
-    /// What a process sends over its socket for `length`, or once; why it ended meanwhile, if it did.
+    /// What a process sends over its socket for `length`, or once, and why it ended early.
     ///
     /// # Errors
     ///
@@ -84,7 +82,7 @@ impl Series {
         while !stop.is_raised() && begun.elapsed() < length {
             match lines.take() {
                 Some(Ok(Some(line))) => series.add(begun.elapsed().as_secs_f64(), &statistics(&line)?),
-                // What it sent is shown.
+                // The snapshots so far are kept.
                 Some(end) => {
                     ended = Some(end.err().unwrap_or_else(|| "the process has ended".to_owned()));
                     break;
@@ -95,7 +93,7 @@ impl Series {
         Ok((series, ended))
     }
 
-    /// Adds a line of a process. A pool that is not in it any more has ended.
+    /// Adds a line of a process. A pool that is no longer in it has ended.
     fn add(&mut self, x: f64, object: &Value) {
         for pool in &mut self.pools {
             if let Some(end) = pool.points.last().map(|(_, last)| ended(last)) {
@@ -116,46 +114,28 @@ impl Series {
         }
     }
 
-    /// A workload, played on simulated memory in virtual time.
+    /// A workload, replayed on simulated memory in virtual time.
     ///
     /// # Errors
     ///
     /// The errors of [`Replay::play_watched`].
     pub(crate) fn of_replay(name: &str, workload: &Workload, replay: &Replay) -> Result<(Self, String), TraceError> {
         let has_time = workload.duration_us() > 0;
-        let (mut points, mut judged) = (Vec::new(), Judged::default());
-        let mut see = |now_us: u64, pool: &Pool| {
-            judged.look(pool);
-            let snapshot = unstable::snapshot(pool);
-            points.push((if has_time { now_us as f64 * 1e-6 } else { snapshot.gets as f64 }, snapshot));
-        };
-        let played = replay.play_watched(workload, Some(Watch::new(workload, LOOKS, &mut see)))?;
-        let (pools, said) = (vec![OfPool { name: name.to_owned(), points }], judged.worst(name).into_iter().collect());
+        let mut taken = Vec::new();
+        let mut see = |now_us: u64, pool: &Pool| taken.push((now_us, unstable::snapshot(pool)));
+        let played = replay.play_watched(workload, Some(Watch::new(workload, SNAPSHOTS, &mut see)))?;
+        let said = judge_series(&taken).iter().map(|judgement| of_judgement(name, judgement)).collect();
+        let x = |now_us: u64, of: &Snapshot| if has_time { now_us as f64 * 1e-6 } else { of.gets as f64 };
+        let points = taken.into_iter().map(|(now_us, of)| (x(now_us, &of), of)).collect();
+        let pools = vec![OfPool { name: name.to_owned(), points }];
         Ok((Self { pools, said, clock: None, has_time }, played.preset.to_string()))
     }
 
-    /// The pools in TensorFlow's lines of a log, over the requests that these show, or over raises if there is nothing else.
+    /// The pools in TensorFlow's lines of a log, over the requests that these show, or over the lines if they show none.
     pub(crate) fn of_log(log: &Log) -> Self {
         let pool = |(at, curve): (usize, &Curve)| {
-            let mut points: Vec<(f64, Snapshot)> = Vec::new();
-            let checks = curve.checks.iter().map(|check| (check.gets, check.limit, Some(check)));
-            let raises = curve.raises.iter().map(|raise| (raise.gets, Some(raise.to), None));
-            let mut all: Vec<_> = checks.chain(raises).collect();
-            // A limit never falls, so at one place the lower one is first.
-            all.sort_by_key(|(gets, limit, _)| (*gets, *limit));
-            for (gets, limit, check) in all {
-                let (number, last) =
-                    (points.len() + 1, points.last().map(|(_, last)| last.clone()).unwrap_or_default());
-                let x = if curve.checks.is_empty() { number as f64 } else { gets as f64 };
-                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
-                let misses = |check: &CheckPoint| (check.unsatisfied_rate * gets as f64) as u64;
-                let (evicted, misses) =
-                    check.map_or((last.evicted, last.misses), |check| (check.evicted, misses(check)));
-                points.push((
-                    x,
-                    Snapshot { gets, misses, evicted, pool_size_limit: limit.or(last.pool_size_limit), ..last },
-                ));
-            }
+            let x = |at: usize, of: &Snapshot| if curve.has_requests { of.gets as f64 } else { at as f64 + 1.0 };
+            let points = curve.points.iter().enumerate().map(|(at, of)| (x(at, of), of.clone())).collect();
             OfPool { name: format!("pool {}", at + 1), points }
         };
         let pools = log.curves.iter().enumerate().map(pool).collect();
@@ -168,7 +148,7 @@ pub(crate) fn snapshot_of(pool: &Value) -> Snapshot {
     serde_json::from_value(pool["snapshot"].clone()).unwrap_or_default()
 }
 
-/// A pool that holds nothing any more.
+/// The snapshot of an ended pool, which holds nothing.
 fn ended(last: &Snapshot) -> Snapshot {
     let (used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes) = Default::default();
     let none = Snapshot { used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes, ..last.clone() };
@@ -184,12 +164,11 @@ pub(crate) fn of_log(log: &Log) -> Vec<Said> {
 }
 
 fn of_curve(at: usize, curve: &Curve) -> Said {
-    let mut lines = vec![curve.verdict.to_owned()];
-    lines.extend(curve.advice.iter().map(|line| format!("  {line}")));
+    let advice = curve.advice.iter().map(|line| format!("  {line}"));
     Said {
         pool: format!("pool {}", at + 1),
-        cause: curve.verdict.to_owned(),
-        is_alarm: curve.verdict == "thrashing",
-        lines,
+        cause: curve.trend.to_owned(),
+        is_alarm: curve.trend == "thrashing",
+        lines: std::iter::once(curve.trend.to_owned()).chain(advice).collect(),
     }
 }

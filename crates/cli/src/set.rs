@@ -9,10 +9,10 @@ use pinpool_replay::Replay;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Settings whose values can be read, each once.
+/// Valid settings, each once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Set {
-    /// The settings as the user wrote them, with commas between.
+    /// The settings as the user wrote them, separated by commas.
     pub(crate) text: String,
     /// Names in full.
     pub(crate) pairs: Vec<(String, String)>,
@@ -44,13 +44,13 @@ impl FromStr for Set {
 }
 
 impl Set {
-    /// All that several `--set` say.
+    /// The settings of several `--set`.
     pub(crate) fn all(sets: &[Self], terminal: &Terminal) -> Result<Self, ExitError> {
         let text = sets.iter().map(|set| &*set.text).collect::<Vec<_>>().join(",");
         if sets.is_empty() { Ok(Self::default()) } else { text.parse().map_err(|why| refuse(&text, why, terminal)) }
     }
 
-    /// A builder with these settings; variables of the environment have the rest.
+    /// A builder with these settings; the environment provides the rest.
     pub(crate) fn builder(&self) -> PoolBuilder {
         self.pairs.iter().fold(Pool::builder(), |builder, (name, value)| builder.setting(name, value))
     }
@@ -66,7 +66,7 @@ fn refuse(text: &str, why: String, terminal: &Terminal) -> ExitError {
     ExitError::Settings
 }
 
-/// The variable of a `NAME=VALUE`, whose prefix may be left out, with its value, which can be read.
+/// The variable and the valid value of `NAME=VALUE`; the prefix is optional.
 pub(crate) fn pair(setting: &str) -> Result<(String, String), String> {
     let (name, value) =
         setting.split_once('=').ok_or_else(|| format!("`{setting}` is not NAME=VALUE (like MAX_BYTES=2GiB)"))?;

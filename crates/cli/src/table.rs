@@ -33,18 +33,6 @@ pub fn columns_left(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect()
 }
 
-/// `bytes` in the largest binary unit that they fill, with one digit behind the point: `1.5 GiB`.
-#[allow(clippy::cast_precision_loss)] // Rounded anyway.
-pub fn format_about(bytes: u64) -> String {
-    const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let filled = UNITS.into_iter().map(|(name, shift)| (name, 1_u64 << shift)).find(|(_, scale)| bytes >= *scale);
-    match filled {
-        Some((name, scale)) if bytes.is_multiple_of(scale) => format!("{} {name}", bytes / scale),
-        Some((name, scale)) => format!("{:.1} {name}", bytes as f64 / scale as f64),
-        None => format!("{bytes} B"),
-    }
-}
-
 /// `1234567` as `1,234,567`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();

@@ -1,7 +1,7 @@
 //! The terminal: results on stdout, messages on stderr, a progress bar below the messages.
 //!
-//! Owns every write of the tool, and never panics for one that fails: a message that cannot be written is dropped, a
-//! result that cannot be written is an error like any other.
+//! Every write of the tool goes through here and never panics: a message that cannot be written is dropped, a result that cannot be
+//! written is an error.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -11,7 +11,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, 
 
 use crate::exit::ExitError;
 
-/// How much is printed on stderr. `RUST_LOG`, where it is set, decides for the log.
+/// How much is printed on stderr. `RUST_LOG` takes precedence for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verbosity {
     Quiet,
@@ -34,7 +34,7 @@ impl Default for Terminal {
 }
 
 impl Terminal {
-    /// A bar as wide as the terminal that counts bytes; dropping it clears it. Hidden if the user wants it quiet.
+    /// A progress bar in bytes, cleared on drop. Hidden if the verbosity is quiet.
     pub fn bar(&self, total_bytes: u64, verbosity: Verbosity) -> ProgressBar {
         if verbosity == Verbosity::Quiet {
             return ProgressBar::hidden();
@@ -47,7 +47,7 @@ impl Terminal {
         bar
     }
 
-    /// A line with a count of steps; dropping it clears it. Hidden if the user wants it quiet.
+    /// A line with a count of steps, cleared on drop. Hidden if the verbosity is quiet.
     pub fn steps(&self, verbosity: Verbosity) -> ProgressBar {
         if verbosity == Verbosity::Quiet {
             return ProgressBar::hidden();
@@ -64,15 +64,15 @@ impl Terminal {
         self.write(format!("pinpool: {line}\n").as_bytes());
     }
 
-    /// Prints each line of a text of the pool as a message.
+    /// Prints each line of the text as a message.
     pub fn lines(&self, text: impl Display) {
         text.to_string().lines().for_each(|line| self.message(line));
     }
 
     /// Prints one line on stderr, above the bar.
     pub fn write(&self, line: &[u8]) {
-        let line = escaped(&String::from_utf8_lossy(line));
-        // There is no channel left to report a failed write to stderr.
+        let line = one_line(String::from_utf8_lossy(line).trim_end_matches('\n')) + "\n";
+        // A failed write to stderr cannot be reported.
         let _ = self.bars.suspend(|| io::stderr().lock().write_all(line.as_bytes()));
     }
 
@@ -87,7 +87,7 @@ impl Terminal {
         self.report(to_stdout(&format!("{text}\n")).map_err(Into::into))
     }
 
-    /// Prints the error, if there is one. A closed stdout is none: its reader wants no more.
+    /// Prints the error, if there is one. A closed stdout is not an error: its reader needs no more.
     pub fn report(&self, result: Result<(), Box<dyn Error>>) -> Result<(), ExitError> {
         let Err(error) = result else { return Ok(()) };
         let io_error = error.downcast_ref::<io::Error>();
@@ -107,22 +107,19 @@ pub fn to_stdout(text: &str) -> io::Result<()> {
     written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))
 }
 
-/// Escapes control characters (colours, cursor moves, line ends) except the final line end: names of files, of archive
-/// members and of variables are untrusted.
-fn escaped(line: &str) -> String {
-    let escape = |c: char| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() };
-    let mut safe: String = line.trim_end_matches('\n').chars().map(escape).collect();
-    safe.push('\n');
-    safe
+/// Escapes control characters (colours, cursor moves, line ends): names of files, archive members, pools and variables are untrusted.
+pub fn one_line(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() })
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::escaped;
+    use super::one_line;
 
     #[test]
     fn names_cannot_move_the_cursor_or_forge_a_line() {
-        assert_eq!(escaped("a\x1b[31m\nb\u{9b}c\td é: gone\n"), "a\\u{1b}[31m\\nb\\u{9b}c\td é: gone\n");
-        assert_eq!(escaped("no end"), "no end\n");
+        assert_eq!(one_line("a\x1b[31m\nb\u{9b}c\td é: gone"), "a\\u{1b}[31m\\nb\\u{9b}c\td é: gone");
     }
 }

@@ -24,7 +24,7 @@ use serde::Serialize;
 use self::search::{Advice, Better, Search};
 use crate::files::{in_file, named};
 use crate::input::{self, Kind};
-use crate::replay::{DECISIVE_ROWS, Plays, table};
+use crate::replay::{self, DECISIVE_ROWS, ReplayArgs, table};
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
@@ -87,7 +87,8 @@ struct JsonAdvice<'a> {
 
 pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
     if !args.tries.is_empty() {
-        return Plays { workloads: &args.traces, json: args.json, sets: &args.tries, ..Plays::default() }.run(terminal);
+        let (workloads, set) = (args.traces.clone(), args.tries.clone());
+        return replay::run(&ReplayArgs { workloads, json: args.json, set, ..ReplayArgs::default() }, terminal);
     }
     let set = Set::all(&args.set, terminal)?;
     // Invalid settings are refused before any file is read.

@@ -100,7 +100,7 @@ impl<'a> Search<'a> {
         headroom: f64,
         progress: &'a ProgressBar,
     ) -> Self {
-        let (hurried, costs) = (workload.hurried(), Costs::of(workload, None));
+        let (hurried, costs) = (workload.hurried(), Costs::of(workload));
         Self { workload, hurried, fixed, costs, headroom, progress }
     }
 

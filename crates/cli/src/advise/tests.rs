@@ -1,5 +1,5 @@
-//! What is advised costs no more time than what is given, and no more memory unless it saves time: for the shared workloads and for
-//! programs with random sizes, threads and habits, each recorded under several ceilings.
+//! Advised settings cost no more time than the given ones, and no more memory unless they save time: for the shared workloads and for
+//! random programs, each recorded under several limits.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
@@ -16,7 +16,7 @@ use crate::replay::{Column, Costs};
 
 const MS: u64 = 1_000_000;
 const MIB: u64 = 1 << 20;
-/// The thread that puts what others got.
+/// The thread that returns buffers of others.
 const CONSUMER: u32 = 100;
 
 #[derive(Debug, Clone, Copy)]
@@ -24,13 +24,13 @@ enum Op {
     Get {
         bytes: u64,
     },
-    /// Copies are in flight for so long afterwards.
+    /// Followed by copies of this duration.
     Put {
         copies_ns: u64,
     },
 }
 
-/// What a thread of a program does with a buffer, and when, if nothing makes it wait.
+/// What a thread does with a buffer, and when, unless it waits.
 #[derive(Debug, Clone, Copy)]
 struct Act {
     at_ns: u64,
@@ -39,7 +39,7 @@ struct Act {
     op: Op,
 }
 
-/// A thread's act, so long after its last one, and after the buffer was there.
+/// A thread's act, this long after its previous one, and after the buffer was available.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     gap_ns: u64,
@@ -47,11 +47,11 @@ struct Step {
     op: Op,
 }
 
-/// A program that runs: its threads wait for memory, in line, and for the buffers that they put.
+/// A running program: its threads wait for memory, in order of arrival, and for the buffers that they return.
 struct Run {
     steps: BTreeMap<u32, VecDeque<Step>>,
     ended_ns: HashMap<u32, u64>,
-    /// Threads that act then, or copies of these buffers that are over.
+    /// Threads that act then, or finished copies of these buffers.
     due: BinaryHeap<Reverse<(u64, u64, Option<u32>)>>,
     got_ns: HashMap<u64, u64>,
     held: HashMap<u64, u64>,
@@ -118,7 +118,7 @@ impl Run {
         self.used_bytes -= self.held.remove(&name).unwrap();
     }
 
-    /// Serves who is first in line, while there is memory.
+    /// Serves the head of the queue while there is memory.
     fn serve(&mut self, max_bytes: u64, now_ns: u64) {
         while let Some(&(thread, asked_ns)) = self.line.front() {
             let &Step { name, op: Op::Get { bytes }, .. } = self.steps[&thread].front().unwrap() else { return };
@@ -146,8 +146,8 @@ impl Run {
     }
 
     fn record_all(mut self, max_bytes: Option<u64>, facts: &[(&str, &str)]) -> Recording {
-        let ceiling = max_bytes.unwrap_or(u64::MAX);
-        self.record(0, 0, Event::MaxBytes { bytes: ceiling });
+        let max_bytes = max_bytes.unwrap_or(u64::MAX);
+        self.record(0, 0, Event::MaxBytes { bytes: max_bytes });
         let threads: Vec<_> = self.steps.keys().copied().collect();
         threads.into_iter().for_each(|thread| self.plan(thread));
         while let Some(Reverse((now_ns, name, thread))) = self.due.pop() {
@@ -167,7 +167,7 @@ impl Run {
                     self.free(name);
                 }
             }
-            self.serve(ceiling, now_ns);
+            self.serve(max_bytes, now_ns);
         }
         self.record(self.records.last().unwrap().time_ns, 0, Event::End);
         let facts = facts.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
@@ -225,7 +225,7 @@ fn acts_of(trace: &Path) -> Vec<Act> {
     acts
 }
 
-/// A program of random habits.
+/// A random program.
 fn random_acts(seed: u64) -> Vec<Act> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let threads: u32 = random.random_range(1..9);
@@ -255,7 +255,7 @@ fn random_acts(seed: u64) -> Vec<Act> {
         }
         let is_in_burst = burst > 0 && name % (4 * burst) < burst;
         let held_ns = if is_in_burst { hold_ns * 8 } else { random.random_range(hold_ns / 2..hold_ns * 2) };
-        // What a thread puts back itself it holds until then; in a burst it goes on.
+        // A thread holds what it returns itself; in a burst it continues.
         free_ns[thread as usize] = if is_in_burst || is_consumed { at_ns } else { at_ns + held_ns };
         acts.push(Act { at_ns, thread, name, op: Op::Get { bytes } });
         if name % leaked != leaked - 1 {
@@ -279,7 +279,7 @@ enum Outcome {
     Leak,
 }
 
-/// What is advised for gets of one thread, 10 ms apart, each put by the time of the one that is `held` later.
+/// The advice for requests of one thread, 10 ms apart, each returned `held` requests later.
 fn advised_for(held: u64, bytes: impl Fn(u64) -> u64, facts: &[(&str, &str)]) -> Option<Vec<String>> {
     let mut acts = Vec::new();
     for name in 1..1000 {
@@ -295,7 +295,7 @@ fn advised_for(held: u64, bytes: impl Fn(u64) -> u64, facts: &[(&str, &str)]) ->
 }
 
 #[test]
-fn a_steady_loop_keeps_what_it_has_and_one_that_grows_is_given_no_limit() {
+fn a_steady_loop_gets_no_advice_and_a_growing_one_no_limit() {
     let adaptive = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths")];
     assert_eq!(advised_for(4, |_| 16 * MIB, &adaptive), None);
     let [preset, rounding] = adaptive;
@@ -308,7 +308,7 @@ fn a_steady_loop_keeps_what_it_has_and_one_that_grows_is_given_no_limit() {
 }
 
 #[test]
-fn what_a_program_sets_in_its_code_is_not_advised_as_a_variable() {
+fn settings_made_in_code_are_not_advised_as_variables() {
     let lines = |set_in_code| {
         let acts = [Act { at_ns: 0, thread: 0, name: 1, op: Op::Get { bytes: MIB } }];
         let workload = Workload::of(&Run::of(&acts).record_all(None, &[("set_in_code", set_in_code)])).unwrap();
@@ -327,8 +327,8 @@ fn what_a_program_sets_in_its_code_is_not_advised_as_a_variable() {
     }
 }
 
-/// A loader whose pool is full: four threads take turns to wait for memory, and a fifth passes what they fill to a device, which reads
-/// it for 8 ms of the 10 ms that each buffer takes. `last_bytes` is the limit at the end.
+/// A loader with a full pool: four threads alternately wait for memory, and a fifth passes filled buffers to a device, which reads
+/// each for 8 of 10 ms. `last_bytes` is the limit at the end.
 fn full_pool(last_bytes: u64) -> Workload {
     let record = |time_ns, thread, event| Record { time_ns, thread, pool: 0, event };
     let class = class_bytes(4 * MIB);
@@ -352,7 +352,7 @@ fn full_pool(last_bytes: u64) -> Workload {
 }
 
 #[test]
-fn a_full_pool_is_given_more_memory_if_its_threads_queue_for_it() {
+fn a_full_pool_with_waiting_threads_gets_a_higher_limit() {
     let better = super::search(&full_pool(4 * MIB), &[], 0.1, &ProgressBar::hidden()).unwrap().advised.unwrap();
     let (_, limit) = better.settings.iter().find(|(name, _)| *name == "PINPOOL_MAX_BYTES").unwrap();
     assert!((8..64).contains(&(limit.parse::<u64>().unwrap() / MIB)), "{better:?}");
@@ -360,13 +360,13 @@ fn a_full_pool_is_given_more_memory_if_its_threads_queue_for_it() {
 }
 
 #[test]
-fn nothing_is_promised_if_the_recorded_settings_do_not_give_what_was_recorded() {
+fn a_recording_that_a_replay_cannot_reproduce_gets_no_advice() {
     // The limit was raised at the end: a replay has the last one from the start.
     let error = super::search(&full_pool(64 * MIB), &[], 0.1, &ProgressBar::hidden()).unwrap_err().to_string();
     assert!(error.starts_with("this recording cannot be replayed faithfully: "), "{error}");
 }
 
-/// Whether the advice was right, and what it was.
+/// Whether the advice was right, and its kind.
 fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
     if workload.judged().iter().any(|judged| judged.judgement.cause == Cause::Leak) {
         return Ok(Outcome::Leak);
@@ -375,7 +375,7 @@ fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
     let advice = Search::new(workload, &[], 0.1, &progress).advise().unwrap();
     let Some(better) = advice.advised else { return Ok(Outcome::Kept) };
     let set: Vec<_> = better.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-    let costs = Costs::of(workload, None);
+    let costs = Costs::of(workload);
     let play = |set: &[(String, String)]| {
         Column::play("", workload, &Replay::as_recorded(workload, set).unwrap(), &costs).unwrap()
     };
@@ -383,16 +383,16 @@ fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
     let [peak, peak_given] = [&advised, &given].map(|cost| cost.outcome.peak_pinned_bytes);
     let [late, late_given] = [&advised, &given].map(|cost| cost.outcome.fallbacks);
     let is_larger = peak as f64 > peak_given as f64 * 1.02;
-    let is_dearer = advised.lost_seconds > given.lost_seconds || late > late_given;
-    let is_told =
+    let costs_more = advised.lost_seconds > given.lost_seconds || late > late_given;
+    let is_exact =
         (advised.lost_seconds - better.cost.lost_seconds).abs() < 1e-9 && peak == better.cost.outcome.peak_pinned_bytes;
-    if is_dearer || !is_told || (is_larger && advised.lost_seconds >= given.lost_seconds) {
+    if costs_more || !is_exact || (is_larger && advised.lost_seconds >= given.lost_seconds) {
         return Err(format!("{what}: {set:?}\n  given {given:?}\n  advised {advised:?}\n  told {:?}", better.cost));
     }
     Ok(Outcome::Advised)
 }
 
-/// All of these, on all processors: how often each outcome was met.
+/// The number of each outcome, computed on all processors.
 fn outcomes(of: &(dyn Fn(usize) -> Result<Outcome, String> + Sync), count: usize) -> BTreeMap<Outcome, usize> {
     let next = std::sync::atomic::AtomicUsize::new(0);
     let found = std::sync::Mutex::new(Vec::new());
@@ -427,17 +427,17 @@ fn shared() -> Vec<PathBuf> {
     files
 }
 
-/// A shared workload as it is, and as a program that was recorded under a ceiling that is too small, right, and far too large.
+/// A shared workload unchanged, and as a program recorded under a limit that is too small, right, and far too large.
 fn of_shared(path: &Path) -> impl Fn(usize) -> Result<Outcome, String> + use<> {
     let workload = Workload::open(path).unwrap();
     let acts = acts_of(path);
     let name = path.file_name().unwrap().to_string_lossy().into_owned();
     move |way| {
-        let ceiling = [None, Some(60), Some(125), Some(1000)][way].map(|percent| peak_bytes(&acts) / 100 * percent);
-        let Some(ceiling) = ceiling else { return outcome(&name, &workload) };
+        let max_bytes = [None, Some(60), Some(125), Some(1000)][way].map(|percent| peak_bytes(&acts) / 100 * percent);
+        let Some(max_bytes) = max_bytes else { return outcome(&name, &workload) };
         let facts = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_WAIT", "30s")];
-        let recording = Run::of(&acts).record_all(Some(ceiling), &facts);
-        outcome(&format!("{name} under {ceiling}"), &Workload::of(&recording).unwrap())
+        let recording = Run::of(&acts).record_all(Some(max_bytes), &facts);
+        outcome(&format!("{name} under {max_bytes}"), &Workload::of(&recording).unwrap())
     }
 }
 
@@ -460,9 +460,9 @@ fn of_random(seed: u64) -> Result<Outcome, String> {
         ]),
     }
     let percent = one_of(&["40", "75", "100", "120", "150", "1000", ""]).parse().ok();
-    let ceiling = percent.map(|percent: u64| (peak_bytes(&acts) / 100 * percent).max(MIB));
-    let recording = Run::of(&acts).record_all(ceiling, &facts);
-    outcome(&format!("seed {seed}, {facts:?}, under {ceiling:?}"), &Workload::of(&recording).unwrap())
+    let max_bytes = percent.map(|percent: u64| (peak_bytes(&acts) / 100 * percent).max(MIB));
+    let recording = Run::of(&acts).record_all(max_bytes, &facts);
+    outcome(&format!("seed {seed}, {facts:?}, under {max_bytes:?}"), &Workload::of(&recording).unwrap())
 }
 
 #[test]

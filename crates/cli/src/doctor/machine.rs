@@ -1,4 +1,4 @@
-//! The machine around the pool: nodes, huge pages, limits, control groups, pressure, swap.
+//! The machine around the pool: NUMA nodes, huge pages, limits, cgroups, memory pressure, the shared limit.
 
 use std::path::Path;
 
@@ -8,17 +8,16 @@ use pinpool::unstable::backend::lock_limit;
 use pinpool::unstable::config::{Config, LedgerName, env};
 use pinpool::unstable::{Finding, Level, ledger};
 use pinpool::{Backend, Pool};
-use pinpool_cli::table::format_about;
 use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};
+use pinpool_os::words::Size;
 
-/// Fewer open files or threads than this are soon used up by a loader.
+/// A loader soon needs more open files or threads than this.
 const FEW: u64 = 256;
 
-/// Everything of the machine that a pool meets.
 pub(super) fn examine(config: &Config, chosen: Option<&dyn Source>, max_bytes: Option<u64>) -> Vec<Finding> {
     let root = Path::new("/");
-    let (rules, process, memory) = (limits::memory_rules(root), limits::process_limits(root), host::memory(root));
+    let (rules, process) = (limits::memory_rules(root), limits::process_limits(root));
     let backend = chosen.map_or("", |source| source.name());
     vec![
         numa(&host::numa_nodes(root), chosen.and_then(|source| source.numa_node())),
@@ -28,118 +27,76 @@ pub(super) fn examine(config: &Config, chosen: Option<&dyn Source>, max_bytes: O
         count("open-files", "ulimit -n", process.open_files),
         count("threads", "ulimit -u", process.threads),
         mappings(&rules, backend, max_bytes),
-        of_memory(memory.as_ref()),
+        available(host::memory(root).as_ref()),
         overcommit(&rules),
-        swap(&rules, chosen.is_some_and(|source| source.is_pinned())),
         pressure(PressureGauge::of_kernel(root).is_some()),
-        container(&rules),
-        ledger(config, env::is_one_of_several()),
+        shared_limit(config),
     ]
 }
 
 fn numa(nodes: &[u32], of_memory: Option<u32>) -> Finding {
-    const CHECK: &str = "numa";
     match (nodes, of_memory) {
-        ([] | [_], _) => Finding::ok(CHECK, "one NUMA node"),
-        (nodes, Some(node)) => Finding::ok(CHECK, format!("NUMA nodes {nodes:?}, memory comes from node {node}")),
-        (nodes, None) => Finding::note(CHECK, format!("NUMA nodes {nodes:?}, and none is known to be near the GPU"))
-            .remedy(
-                "set PINPOOL_NUMA_NODE to the node of the GPU (nvidia-smi topo -m), else copies may run 30 % slower",
-            ),
+        ([] | [_], _) => Finding::ok("numa", "one NUMA node"),
+        (nodes, Some(node)) => Finding::ok("numa", format!("NUMA nodes {nodes:?}; memory is allocated on node {node}")),
+        (nodes, None) => Finding::note("numa", format!("NUMA nodes {nodes:?}; the node of the GPU is unknown"))
+            .remedy("set PINPOOL_NUMA_NODE to the GPU's node (nvidia-smi topo -m), or copies may be 30 % slower"),
     }
 }
 
 fn huge_pages(rules: &MemoryRules) -> Finding {
-    const CHECK: &str = "huge-pages";
     match rules.huge_pages.as_deref() {
         Some("never") => {
-            Finding::warning(CHECK, "transparent_hugepage/enabled is never: pages of 4 KiB take longer to pin")
+            Finding::warning("huge-pages", "transparent_hugepage/enabled is never: 4 KiB pages pin slower")
                 .remedy("write madvise to /sys/kernel/mm/transparent_hugepage/enabled")
         }
-        Some(word) => Finding::ok(CHECK, format!("transparent_hugepage/enabled is {word}")),
-        None => Finding::note(CHECK, "this kernel shows no setting of huge pages"),
+        Some(word) => Finding::ok("huge-pages", format!("transparent_hugepage/enabled is {word}")),
+        None => Finding::note("huge-pages", "this kernel does not report its setting"),
     }
 }
 
-/// Whether this process shares its limit with others of the host, tried as a pool does.
-fn ledger(config: &Config, is_one_of_several: bool) -> Finding {
-    const CHECK: &str = "ledger";
-    let name = match &config.ledger {
-        LedgerName::Disabled if is_one_of_several => {
-            let found = "torchrun or Ray runs this process as one of several, and each has a ceiling of its own";
-            return Finding::note(CHECK, found)
-                .remedy("set PINPOOL_LEDGER=auto, so that one ceiling holds for all of them");
-        }
-        LedgerName::Disabled => return Finding::ok(CHECK, "none: the ceiling is this process's alone"),
-        LedgerName::Auto if !is_one_of_several => {
-            return Finding::ok(CHECK, "none: nothing shows that this process is one of several on the host");
-        }
-        name => name.to_string(),
-    };
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(config.max_bytes);
-    if let Err(error) = builder.background_thread(false).setting("PINPOOL_LEDGER", &name).build() {
-        // A pool that does not name it is built without it.
-        let level = if config.ledger == LedgerName::Auto { Level::Warning } else { Level::Error };
-        return Finding::new(CHECK, level, error.to_string())
-            .remedy("free space in /dev/shm, or set PINPOOL_LEDGER=none and a PINPOOL_MAX_BYTES for each process");
-    }
-    match ledger::report(&name) {
-        Ok(Some(report)) if !report.owners.is_empty() => {
-            let ceiling = report.max_bytes.map_or_else(|| "none".to_owned(), format_about);
-            let (held, owners) = (format_about(report.held_bytes), report.owners.len());
-            Finding::ok(CHECK, format!("{name}: ceiling {ceiling}, {owners} owners hold {held}"))
-        }
-        Ok(_) => Finding::ok(CHECK, format!("{name}: no owner yet; the first sets its ceiling")),
-        Err(error) => Finding::error(CHECK, error.to_string()),
-    }
-}
-
-/// `ulimit -l` binds `mlock` alone: what a driver pins does not count.
+/// `ulimit -l` applies to `mlock` only, not to memory that a driver pins.
 fn locked(process: &ProcessLimits, binding: Option<u64>, backend: &str) -> Finding {
     const CHECK: &str = "locked-memory";
-    let Some(limit) = process.locked_bytes else { return Finding::ok(CHECK, "unlimited (ulimit -l)") };
-    let limit = format_about(limit);
-    match (binding, backend) {
-        (None, _) => {
-            Finding::ok(CHECK, format!("{limit} (ulimit -l), which does not bind this process (CAP_IPC_LOCK)"))
-        }
+    let Some(limit) = process.locked_bytes.map(Size) else { return Finding::ok(CHECK, "unlimited (ulimit -l)") };
+    let problem = match (binding, backend) {
+        (None, _) => return Finding::ok(CHECK, format!("{limit} (ulimit -l); CAP_IPC_LOCK exempts this process")),
         (Some(_), "vmm" | "register" | "cuda") => {
-            Finding::ok(CHECK, format!("{limit} (ulimit -l), which does not count what the driver pins"))
+            return Finding::ok(CHECK, format!("{limit} (ulimit -l); does not apply to memory pinned by the driver"));
         }
-        (Some(_), "mlock") => Finding::warning(CHECK, format!("{limit} (ulimit -l), and so is the ceiling"))
-            .remedy("raise it (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK"),
-        (Some(_), _) => Finding::warning(CHECK, format!("{limit} (ulimit -l), too little for mlock"))
-            .remedy("raise it (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK"),
-    }
+        (Some(_), "mlock") => "which is the limit of a pool",
+        (Some(_), _) => "too little for mlock",
+    };
+    Finding::warning(CHECK, format!("{limit} (ulimit -l), {problem}"))
+        .remedy("raise it (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK")
 }
 
-/// A pool reserves addresses for its whole ceiling.
+/// A pool reserves addresses for its whole limit.
 fn addresses(process: &ProcessLimits, max_bytes: Option<u64>) -> Finding {
     const CHECK: &str = "address-space";
     match process.address_bytes {
         None => Finding::ok(CHECK, "unlimited (ulimit -v)"),
         Some(limit) if max_bytes.is_none_or(|max_bytes| limit / 2 < max_bytes) => {
-            let found = format!("{} (ulimit -v), too little beside a full pool", format_about(limit));
-            Finding::warning(CHECK, found).remedy("raise it (`ulimit -v unlimited`) or lower PINPOOL_MAX_BYTES")
+            Finding::warning(CHECK, format!("{} (ulimit -v), too little for a full pool", Size(limit)))
+                .remedy("raise it (`ulimit -v unlimited`) or lower PINPOOL_MAX_BYTES")
         }
-        Some(limit) => Finding::ok(CHECK, format!("{} (ulimit -v)", format_about(limit))),
+        Some(limit) => Finding::ok(CHECK, format!("{} (ulimit -v)", Size(limit))),
     }
 }
 
 fn count(check: &'static str, how: &str, limit: Option<u64>) -> Finding {
     match limit {
         None => Finding::ok(check, format!("unlimited ({how})")),
-        Some(limit) if limit < FEW => {
-            Finding::warning(check, format!("{limit} ({how})")).remedy(format!("raise it (`{how} 4096`)"))
+        Some(few @ ..FEW) => {
+            Finding::warning(check, format!("{few} ({how})")).remedy(format!("raise it (`{how} 4096`)"))
         }
         Some(limit) => Finding::ok(check, format!("{limit} ({how})")),
     }
 }
 
-/// The driver may map each granule by itself.
+/// The driver may map each granule separately.
 fn mappings(rules: &MemoryRules, backend: &str, max_bytes: Option<u64>) -> Finding {
     const CHECK: &str = "mappings";
-    let Some(limit) = rules.max_mappings else { return Finding::note(CHECK, "vm.max_map_count cannot be read") };
+    let Some(limit) = rules.max_mappings else { return Finding::note(CHECK, "vm.max_map_count is unreadable") };
     let granules = max_bytes.unwrap_or(0) / GRANULE_BYTES as u64;
     if backend == "vmm" && granules > limit / 10 * 9 {
         let found = format!("vm.max_map_count is {limit}, and a full pool has {granules} granules");
@@ -148,16 +105,16 @@ fn mappings(rules: &MemoryRules, backend: &str, max_bytes: Option<u64>) -> Findi
     Finding::ok(CHECK, format!("vm.max_map_count is {limit}"))
 }
 
-fn of_memory(memory: Option<&HostMemory>) -> Finding {
+fn available(memory: Option<&HostMemory>) -> Finding {
     const CHECK: &str = "memory";
     let Some(memory) = memory else {
-        return Finding::warning(CHECK, "the memory of the machine is not known (/proc/meminfo)")
-            .remedy("set PINPOOL_MAX_BYTES: there is no ceiling without it");
+        return Finding::warning(CHECK, "the memory of the machine is unknown (/proc/meminfo)")
+            .remedy("set PINPOOL_MAX_BYTES: the default limit needs this number");
     };
-    let [total, available] = [memory.total_bytes, memory.available_bytes].map(format_about);
+    let [total, available] = [memory.total_bytes, memory.available_bytes].map(Size);
     let found = match &memory.origin {
-        LimitOrigin::Cgroup(file) => format!("{available} of {total} available, the limit of {}", file.display()),
-        LimitOrigin::Machine => format!("{available} of {total} available; no cgroup sets less"),
+        LimitOrigin::Cgroup(file) => format!("{available} of {total} available, the limit in {}", file.display()),
+        LimitOrigin::Machine => format!("{available} of {total} available; no cgroup limit"),
     };
     if memory.available_bytes < memory.total_bytes / 16 {
         return Finding::warning(CHECK, found).remedy("free memory, or raise the limit of the cgroup");
@@ -168,40 +125,56 @@ fn of_memory(memory: Option<&HostMemory>) -> Finding {
 fn overcommit(rules: &MemoryRules) -> Finding {
     const CHECK: &str = "overcommit";
     match rules.overcommit {
-        Some(2) => Finding::warning(CHECK, "vm.overcommit_memory is 2: memory may be refused while some is free")
-            .remedy("set vm.overcommit_memory=0, or raise vm.overcommit_ratio"),
+        Some(2) => {
+            Finding::warning(CHECK, "vm.overcommit_memory is 2: the kernel may refuse memory while some is free")
+                .remedy("set vm.overcommit_memory=0, or raise vm.overcommit_ratio")
+        }
         Some(mode) => Finding::ok(CHECK, format!("vm.overcommit_memory is {mode}")),
-        None => Finding::note(CHECK, "vm.overcommit_memory cannot be read"),
+        None => Finding::note(CHECK, "vm.overcommit_memory is unreadable"),
     }
 }
 
-fn swap(rules: &MemoryRules, is_pinned: bool) -> Finding {
-    const CHECK: &str = "swap";
-    match rules.swap_bytes {
-        Some(0) => Finding::ok(CHECK, "none"),
-        Some(bytes) if is_pinned => {
-            Finding::ok(CHECK, format!("{}; pinned memory is never swapped", format_about(bytes)))
+fn pressure(is_reported: bool) -> Finding {
+    match is_reported {
+        true => Finding::ok("pressure", "the kernel reports memory pressure (PSI)"),
+        false => Finding::note("pressure", "no memory pressure reports (PSI): idle memory is released by timeout only")
+            .remedy("boot the kernel with psi=1"),
+    }
+}
+
+/// Whether the processes of this host share a limit, tried as a pool does.
+fn shared_limit(config: &Config) -> Finding {
+    const CHECK: &str = "shared-limit";
+    let name = match &config.ledger {
+        LedgerName::Disabled if env::is_one_of_several() => {
+            return Finding::note(
+                CHECK,
+                "none, but torchrun or Ray started several processes: each has a separate limit",
+            )
+            .remedy("set PINPOOL_LEDGER=auto to share one limit");
         }
-        Some(bytes) => {
-            Finding::note(CHECK, format!("{}, to which memory that is not pinned may go", format_about(bytes)))
+        LedgerName::Disabled => return Finding::ok(CHECK, "none: the limit applies to this process only"),
+        LedgerName::Auto if !env::is_one_of_several() => {
+            return Finding::ok(CHECK, "none: no sign of other processes of this job on the host");
         }
-        None => Finding::note(CHECK, "cannot be read"),
+        name => name.to_string(),
+    };
+    // A pool with `auto` would be built without a shared limit, so another name is tried.
+    let tried = if config.ledger == LedgerName::Auto { "doctor" } else { &name };
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(config.max_bytes);
+    if let Err(error) = builder.background_thread(false).setting("ledger", tried).build() {
+        // Under `auto` a pool is built without it.
+        let level = if config.ledger == LedgerName::Auto { Level::Warning } else { Level::Error };
+        return Finding::new(CHECK, level, error.to_string())
+            .remedy("free space in /dev/shm, or set PINPOOL_LEDGER=none and a PINPOOL_MAX_BYTES for each process");
     }
-}
-
-fn pressure(has_signs: bool) -> Finding {
-    const CHECK: &str = "pressure";
-    if has_signs {
-        return Finding::ok(CHECK, "the kernel reports when memory is short");
-    }
-    Finding::note(CHECK, "the kernel does not report when memory is short: idle memory goes back by time alone")
-        .remedy("start the kernel with psi=1")
-}
-
-fn container(rules: &MemoryRules) -> Finding {
-    const CHECK: &str = "container";
-    match rules.container {
-        Some(sign) => Finding::note(CHECK, format!("in a container ({sign}): limits are those of the container")),
-        None => Finding::ok(CHECK, "no sign of a container"),
+    match ledger::report(&name) {
+        Ok(Some(report)) if !report.owners.is_empty() => {
+            let limit = report.max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
+            let (held, owners) = (Size(report.held_bytes), report.owners.len());
+            Finding::ok(CHECK, format!("{name}: limit {limit}, {held} held by {owners} pools"))
+        }
+        Ok(_) => Finding::ok(CHECK, format!("{name}: no pool yet; the first one sets the limit")),
+        Err(error) => Finding::error(CHECK, error.to_string()),
     }
 }

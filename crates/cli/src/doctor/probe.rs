@@ -1,66 +1,99 @@
-//! One question to the driver, asked in a process of its own, and its answer as text.
+//! One driver query, run by this program in its own process, with its answer as text.
 //!
-//! A driver that ends that process, or never answers, is a finding, and is not asked again in this process.
+//! A driver that ends that process, or never answers, is a finding, and is not used in this process.
 
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, io, thread};
+
+use clap::Args;
 use pinpool::SourceError;
 use pinpool::source::Source;
 use pinpool::unstable::backend::{self, Trial};
 use pinpool::unstable::config::Config;
 use pinpool::unstable::{Finding, Level};
-use pinpool_cli::table::format_about;
+use pinpool_os::words::{Size, Time};
 
-/// The question whether there is a device.
+use super::settings;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
+
+/// The query whether there is a device.
 pub(super) const GPU: &str = "gpu";
-/// The back-ends of the driver, best first.
+/// The backends of the driver, best first.
 pub(super) const BACKENDS: [&str; 3] = ["vmm", "register", "cuda"];
 
-/// The answer to the question of this name, as text; `None` if there is none of this name.
-pub(super) fn answer(name: &str, config: &Config) -> Option<String> {
-    if name == GPU {
-        return Some(encode(&backend::gpu(config.device)));
-    }
-    let name = BACKENDS.into_iter().find(|backend| *backend == name)?;
-    Some(encode(&tried_here(name, config)))
+/// Run one driver query of `doctor`
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    /// gpu, vmm, register or cuda
+    name: String,
+
+    #[arg(long)]
+    device: Option<u32>,
 }
 
-/// Asks the question of this name in another process: the text of the answer, or how that process ended.
-pub(super) type Apart<'a> = &'a dyn Fn(&str) -> Result<String, String>;
-
-/// Asks the questions in other processes.
-#[derive(Clone, Copy)]
-pub(super) struct Asker<'a>(pub(super) Apart<'a>);
-
-/// The answer to a question.
+/// The answer to a query.
 pub(super) struct Answer {
     pub(super) finding: Finding,
-    /// The process that asked did not survive it: it is not to be asked here.
+    /// The process that ran the query crashed or hung.
     pub(super) is_deadly: bool,
 }
 
-impl Asker<'_> {
-    /// Whether there is a device.
-    pub(super) fn gpu(self) -> Answer {
-        self.ask(GPU)
-    }
+/// Runs a query in its own process, for at most `timeout`.
+pub(super) fn ask(name: &'static str, device: Option<u32>, timeout: Duration) -> Answer {
+    let how = match run_apart(name, device, timeout).map(|text| decode(name, &text)) {
+        Ok(Some(finding)) => return Answer { finding, is_deadly: false },
+        Ok(None) => "gave no answer".to_owned(),
+        Err(how) => how,
+    };
+    let finding = Finding::error(name, format!("the process that tried it {how}"));
+    Answer { finding: finding.remedy("update the driver"), is_deadly: true }
+}
 
-    /// What a back-end does with a little memory.
-    pub(super) fn backend(self, name: &'static str, gpu: &Answer) -> Answer {
-        if gpu.is_deadly {
-            let finding = Finding::note(name, "not tried, since the driver does not answer");
-            return Answer { finding, is_deadly: true };
+/// What that process printed, or how it ended.
+fn run_apart(name: &str, device: Option<u32>, timeout: Duration) -> Result<String, String> {
+    let not_started = |error: io::Error| format!("could not be started: {error}");
+    let mut command = Command::new(env::current_exe().map_err(not_started)?);
+    command.args(["--quiet", "doctor-probe", name]);
+    command.args(device.map(|device| format!("--device={device}")));
+    // A driver may write to stderr.
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(not_started)?;
+    let begun = Instant::now();
+    // The answer is shorter than the buffer of a pipe, so the child never waits for this process.
+    while child.try_wait().map_err(not_started)?.is_none() {
+        if begun.elapsed() >= timeout {
+            let _ended = child.kill();
+            let _ended = child.wait();
+            return Err(format!("did not end within {}", Time(timeout)));
         }
-        self.ask(name)
+        thread::sleep(Duration::from_millis(2));
     }
+    let output = child.wait_with_output().map_err(not_started)?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(format!("was ended by {}", cause(output.status))),
+    }
+}
 
-    fn ask(self, name: &'static str) -> Answer {
-        let how = match (self.0)(name).map(|text| decode(name, &text)) {
-            Ok(Some(finding)) => return Answer { finding, is_deadly: false },
-            Ok(None) => "gave no answer".to_owned(),
-            Err(how) => how,
-        };
-        let finding = Finding::error(name, format!("the process that tried it {how}"));
-        Answer { finding: finding.remedy("update the driver, or do without what it fails at"), is_deadly: true }
-    }
+fn cause(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    let Some(signal) = status.signal() else { return status.to_string() };
+    let name = [(4, "SIGILL"), (6, "SIGABRT"), (7, "SIGBUS"), (8, "SIGFPE"), (9, "SIGKILL"), (11, "SIGSEGV")];
+    let name = name.iter().find(|(number, _)| *number == signal).map_or("", |(_, name)| name);
+    format!("signal {signal} {name}").trim_end().to_owned()
+}
+
+/// Runs a query in this process, which the driver may end, and prints the answer.
+pub(crate) fn run_probe(args: &ProbeArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let config = settings::checked(args.device, None).0;
+    let finding = match BACKENDS.into_iter().find(|backend| *backend == args.name) {
+        Some(name) => tried_here(name, &config),
+        None if args.name == GPU => backend::gpu(config.device),
+        None => return Err(ExitError::Settings),
+    };
+    terminal.print(encode(&finding))
 }
 
 fn tried_here(name: &'static str, config: &Config) -> Finding {
@@ -70,23 +103,22 @@ fn tried_here(name: &'static str, config: &Config) -> Finding {
     }
 }
 
-/// The finding after a trial of `source`, of this level if it fails.
+/// The finding of a trial of `source`, of this level if it fails.
 pub(super) fn tried(name: &'static str, source: &dyn Source, device: u32, level: Level) -> Finding {
     match backend::try_out(source, device) {
-        // Pages that are not locked come when they are touched.
+        // The pages of unpinned memory are allocated at the first access, so the time says nothing.
         Ok(Some(Trial { bytes, .. })) if !source.is_pinned() => {
-            Finding::ok(name, format!("took {} and gave it back", format_about(bytes as u64)))
+            Finding::ok(name, format!("allocated and released {}", Size(bytes as u64)))
         }
         Ok(Some(Trial { bytes, took, .. })) => {
-            let (bytes, millis) = (format_about(bytes as u64), took.as_secs_f64() * 1e3);
-            Finding::ok(name, format!("took {bytes} in {millis:.2} ms and gave it back"))
+            Finding::ok(name, format!("pinned and released {} in {}", Size(bytes as u64), Time(took)))
         }
-        Ok(None) => Finding::note(name, "a capture forbids its trial at this moment"),
-        Err(error) => of_error(name, level, error),
+        Ok(None) => Finding::note(name, "not tried: a stream is capturing a graph"),
+        Err(error) => failed(name, level, error),
     }
 }
 
-pub(super) fn of_error(check: &'static str, level: Level, error: SourceError) -> Finding {
+pub(super) fn failed(check: &'static str, level: Level, error: SourceError) -> Finding {
     let (found, remedy) = error.split();
     remedy.into_iter().fold(Finding::new(check, level, found), Finding::remedy)
 }
@@ -95,7 +127,7 @@ pub(super) fn of_error(check: &'static str, level: Level, error: SourceError) ->
 fn encode(finding: &Finding) -> String {
     let line = |text: &str| text.replace(['\n', '\r'], " ");
     let remedy = finding.remedy.as_deref().unwrap_or_default();
-    format!("{}\n{}\n{}\n", finding.level.name(), line(&finding.found), line(remedy))
+    format!("{}\n{}\n{}", finding.level.name(), line(&finding.found), line(remedy))
 }
 
 fn decode(check: &'static str, text: &str) -> Option<Finding> {
@@ -103,30 +135,6 @@ fn decode(check: &'static str, text: &str) -> Option<Finding> {
     let (level, found) = (lines.next()?, lines.next()?);
     let levels = [Level::Ok, Level::Note, Level::Warning, Level::Error];
     let level = levels.into_iter().find(|one| one.name() == level)?;
-    let finding = Finding::new(check, level, found);
-    Some(match lines.next() {
-        Some(remedy) if !remedy.is_empty() => finding.remedy(remedy),
-        _ => finding,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_finding_survives_its_way_between_processes() {
-        for finding in [
-            Finding::ok("vmm", "took 2 MiB"),
-            Finding::warning("vmm", "one\nline").remedy("do this"),
-            Finding::error("vmm", ""),
-        ] {
-            let mut expected = finding.clone();
-            expected.found = finding.found.replace('\n', " ");
-            assert_eq!(decode("vmm", &encode(&finding)), Some(expected));
-        }
-        for text in ["", "ok", "fine\nfound\n\n"] {
-            assert_eq!(decode("vmm", text), None, "{text:?}");
-        }
-    }
+    let remedy = lines.next().filter(|remedy| !remedy.is_empty());
+    Some(remedy.into_iter().fold(Finding::new(check, level, found), Finding::remedy))
 }

@@ -1,15 +1,23 @@
-//! `pinpool doctor --settings`: the variables with their values, origins, defaults and meanings, and all that is wrong with them.
+//! The variables: `pinpool doctor --settings`, and what this machine lacks for them.
 
-use std::error::Error;
+use std::fs;
+use std::path::Path;
 
-use pinpool::Pool;
 use pinpool::unstable::config::env::{self, VariableReport};
+use pinpool::unstable::config::{Config, EnvReport};
+use pinpool::unstable::{Finding, Level, backend};
+use pinpool::{Limit, Pool};
+use pinpool_os::host;
+use pinpool_replay::Input;
 
+use super::memory::{limits_on_host, reserve_problem, too_much};
+use crate::input::RECORDING;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::columns_left;
-use pinpool_cli::terminal::{Terminal, to_stdout};
+use pinpool_cli::terminal::Terminal;
 
-use super::unmet::unmet;
+/// The check that all problems of the settings belong to.
+pub(super) const CHECK: &str = "settings";
 
 /// The variables that most programs need.
 const COMMON: [&str; 8] = [
@@ -23,48 +31,114 @@ const COMMON: [&str; 8] = [
     "PINPOOL_SOCKET",
 ];
 
-/// Exits with 2 if no pool can be built with the settings, and with 1 if this machine lacks something they require.
+/// Lists the variables. Exits with 2 if no pool can be built with them, and with 1 if this machine lacks something they require.
 pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let report = env::report();
     let is_listed = |variable: &&VariableReport| all || COMMON.contains(&variable.name) || variable.origin != "default";
     let listed: Vec<_> = report.variables.iter().filter(is_listed).collect();
-    terminal.report(list(&listed))?;
-    let left_out = report.variables.len() - listed.len();
-    if left_out > 0 {
-        terminal.write(
-            format!("{left_out} more have their defaults: `pinpool doctor --settings --all` lists them\n").as_bytes(),
-        );
+    let rows = listed.iter().map(|of| [of.name, &of.value, of.origin, &of.default, of.meaning]);
+    let rows = std::iter::once(["variable", "value", "from", "default", "meaning"]).chain(rows);
+    let rows: Vec<_> = rows.map(|row| row.map(str::to_owned).to_vec()).collect();
+    terminal.print(columns_left(&rows).trim_end())?;
+    let line = |level: &str, text: &dyn std::fmt::Display| terminal.write(format!("{level}: {text}\n").as_bytes());
+    if let more @ 1.. = report.variables.len() - listed.len() {
+        line("note", &format_args!("{more} more have their defaults: `pinpool doctor --settings --all` lists them"));
     }
-    for warning in &report.warnings {
-        terminal.write(format!("warning: {warning}\n").as_bytes());
-    }
-    for error in &report.errors {
-        terminal.write(format!("error: {error}\n").as_bytes());
-    }
+    report.warnings.iter().for_each(|warning| line("warning", warning));
+    report.errors.iter().for_each(|error| line("error", error));
     if !report.errors.is_empty() {
         return Err(ExitError::Settings);
     }
     let unmet = unmet(&report);
-    for finding in &unmet {
-        terminal.write(format!("{}: {}: {finding}\n", finding.level, finding.check).as_bytes());
-    }
-    // What `unmet` looks at is left out: a reserve would be pinned, a trace or a socket opened.
+    unmet.iter().for_each(|finding| line(finding.level.name(), &format_args!("{}: {finding}", finding.check)));
+    // Without the settings that `unmet` checks: a reserve would be pinned, a recording or a socket opened.
     let builder = Pool::builder().reserve_bytes(0).background_thread(false).trace(None).setting("socket", "none");
     match builder.build() {
-        Err(error) if error.is_setting() => Err(terminal.refuse(&error)),
-        Err(error) => {
-            terminal.write(format!("warning: {error}\n").as_bytes());
-            Err(ExitError::Failure)
-        }
+        Err(error) => Err(terminal.refuse(&error)),
         Ok(_) if unmet.is_empty() => Ok(()),
         Ok(_) => Err(ExitError::Failure),
     }
 }
 
-fn list(reports: &[&VariableReport]) -> Result<(), Box<dyn Error>> {
-    let title = ["variable", "value", "from", "default", "meaning"];
-    let rows =
-        reports.iter().map(|report| [report.name, &report.value, report.origin, &report.default, report.meaning]);
-    let rows: Vec<_> = std::iter::once(title).chain(rows).map(|row| row.map(str::to_owned).to_vec()).collect();
-    Ok(to_stdout(&columns_left(&rows))?)
+/// The settings with these in place of their variables, and what is wrong with them.
+pub(super) fn checked(device: Option<u32>, reserve: Option<u64>) -> (Config, Vec<Finding>) {
+    let set: Vec<_> = { std::env::vars_os() }
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+        .filter(|(name, value)| name.starts_with(env::PREFIX) && !value.trim().is_empty())
+        .collect();
+    // A planned reserve is checked separately and contradicts no setting.
+    let given = [
+        ("PINPOOL_DEVICE", device.map(|device| device.to_string())),
+        ("PINPOOL_RESERVE", reserve.map(|_| "0".to_owned())),
+    ];
+    let given: Vec<_> = given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
+    let is_kept = |pair: &&(String, String)| !given.iter().any(|(name, _)| *name == pair.0);
+    let report = env::report_of(&set.iter().filter(is_kept).chain(&given).cloned().collect::<Vec<_>>());
+    let warnings = report.warnings.iter().map(|warning| Finding::warning(CHECK, warning.clone()));
+    let errors = report.errors.iter().map(|error| Finding::error(CHECK, error.to_string()));
+    let mut findings: Vec<_> =
+        warnings.chain(errors).map(|finding| finding.remedy("correct the variable or unset it")).collect();
+    if findings.is_empty() {
+        let mut set: Vec<_> = set.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        set.sort();
+        findings.push(Finding::ok(CHECK, if set.is_empty() { "all default".to_owned() } else { set.join(" ") }));
+    }
+    (report.config, findings)
+}
+
+/// What the settings require and this machine lacks, one finding per setting. Pins nothing, opens no recording and no socket.
+fn unmet(env: &EnvReport) -> Vec<Finding> {
+    let config = &env.config;
+    let device = env.is_set("PINPOOL_DEVICE").then(|| device(config)).flatten();
+    let of_all = [reserve(config), limit(config), numa_node(config), device, trace(config), socket(config)];
+    of_all.into_iter().flatten().collect()
+}
+
+fn reserve(config: &Config) -> Option<Finding> {
+    let memory = host::memory(Path::new("/"));
+    let max_bytes = config.limit_on_host().0;
+    let (found, remedy) = reserve_problem(config, max_bytes, memory.as_ref(), config.reserve_bytes, false)?;
+    Some(Finding::error("PINPOOL_RESERVE", found).remedy(remedy))
+}
+
+fn limit(config: &Config) -> Option<Finding> {
+    let (Limit::Bytes(bytes), memory) = (config.max_bytes, host::memory(Path::new("/"))?) else { return None };
+    let ranks = limits_on_host(config);
+    let found = too_much(ranks, bytes, &memory).filter(|_| ranks.saturating_mul(bytes) > memory.total_bytes)?;
+    Some(Finding::warning("PINPOOL_MAX_BYTES", found).remedy("lower it, or set it to auto"))
+}
+
+fn numa_node(config: &Config) -> Option<Finding> {
+    let (node, nodes) = (config.numa_node?, host::numa_nodes(Path::new("/")));
+    let found = format!("no NUMA node {node}: this machine has {nodes:?}");
+    let finding = Finding::warning("PINPOOL_NUMA_NODE", found).remedy("set one of these, or auto");
+    (!nodes.contains(&node)).then_some(finding)
+}
+
+fn device(config: &Config) -> Option<Finding> {
+    let Finding { level, found, remedy, .. } = backend::gpu(config.device);
+    let remedy = remedy.unwrap_or_else(|| "memory is not pinned for a GPU".to_owned());
+    (level > Level::Ok).then(|| Finding::warning("PINPOOL_DEVICE", found).remedy(remedy))
+}
+
+fn trace(config: &Config) -> Option<Finding> {
+    let path = config.trace.as_deref()?;
+    let holds_other = || {
+        fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0)
+            && Input::open(path).is_ok_and(|input| !input.first().starts_with(RECORDING))
+    };
+    let found = missing_directory(path).or_else(|| {
+        holds_other().then(|| format!("{} is not a recording and will not be overwritten", path.display()))
+    })?;
+    Some(Finding::error("PINPOOL_TRACE", found).remedy("name another file"))
+}
+
+fn socket(config: &Config) -> Option<Finding> {
+    let found = missing_directory(config.socket.as_deref()?)?;
+    Some(Finding::warning("PINPOOL_SOCKET", found).remedy("create it, or name another path"))
+}
+
+fn missing_directory(path: &Path) -> Option<String> {
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty())?;
+    (!directory.is_dir()).then(|| format!("the directory {} does not exist", directory.display()))
 }

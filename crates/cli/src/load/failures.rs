@@ -1,17 +1,17 @@
-//! The failures of a load, grouped by cause: the first few of a cause are printed, the others counted.
-//!
-//! Owns what is a cause, how many are printed, and the remedies. The library's failures name file, cause and numbers.
+//! The failures of a load, grouped by cause: the first few of each cause are printed, the others are counted.
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 
 use pinpool_loader::{Failure, FailureCause};
+use pinpool_os::host::limits::process_limits;
 
 use pinpool_cli::terminal::Terminal;
 
 /// Failures of one cause that are printed in full.
 const PRINTED: u64 = 10;
-/// Names in the line for a cause at the end.
+/// Names in the summary of a cause.
 const NAMED: usize = 3;
 
 /// Failures by cause.
@@ -46,11 +46,11 @@ impl Failures {
         if self.all || group.count <= PRINTED {
             terminal.message(failure);
         } else if group.count == PRINTED + 1 {
-            terminal.message("more of these are counted and not printed (-v prints them)");
+            terminal.message("further failures of this kind are counted, not printed (-v prints them)");
         }
     }
 
-    /// Prints a line for each cause of which not all were printed or for which there is a remedy.
+    /// Prints a summary of each cause with unprinted failures or with a remedy.
     pub(crate) fn summarize(&self, terminal: &Terminal) {
         for (cause, Group { count, first_names, remedy }) in &self.by_cause {
             if remedy.is_none() && (self.all || *count <= PRINTED) {
@@ -71,13 +71,13 @@ impl Failures {
         self.by_cause.values().map(|group| group.count).sum()
     }
 
-    /// The causes and how many failures each has.
+    /// The number of failures of each cause.
     pub(crate) fn by_cause(&self) -> impl Iterator<Item = (&str, u64)> {
         self.by_cause.iter().map(|(cause, group)| (cause.as_str(), group.count))
     }
 }
 
-/// The cause without the numbers of the single failure.
+/// The cause without the numbers of the failure.
 fn cause(cause: &FailureCause) -> String {
     match cause {
         FailureCause::Io(error) => return error.to_string(),
@@ -87,7 +87,7 @@ fn cause(cause: &FailureCause) -> String {
         FailureCause::Tar(_) => "broken tar",
         FailureCause::Safetensors(_) => "broken safetensors",
         FailureCause::Corrupted { .. } => "differs at the destination",
-        FailureCause::Pool(error) if error.is_limit() => "no room for the batch under the ceiling",
+        FailureCause::Pool(error) if error.is_limit() => "the batch exceeds the pool limit",
         FailureCause::Pool(error) if error.is_backend() => "no memory for the batch",
         FailureCause::Pool(_) => "the batch was not copied",
         other => return other.to_string(),
@@ -108,19 +108,13 @@ fn remedy(cause: &FailureCause) -> Option<String> {
 fn io_remedy(error: &io::Error) -> Option<String> {
     match error.raw_os_error() {
         Some(libc::EMFILE) => {
-            let limit = open_files_limit().map_or_else(String::new, |limit| format!(", now {limit}"));
+            let limit = process_limits(Path::new("/")).open_files;
+            let limit = limit.map_or_else(String::new, |limit| format!(", now {limit}"));
             Some(format!("raise the limit on open files (`ulimit -n`{limit}), or lower --workers and --streams"))
         }
-        Some(libc::ENFILE) => Some("the whole system has no descriptor left: raise fs.file-max".to_owned()),
+        Some(libc::ENFILE) => Some("the system is out of file descriptors: raise fs.file-max".to_owned()),
         _ => None,
     }
-}
-
-/// Files that this process may have open.
-fn open_files_limit() -> Option<u64> {
-    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
-    let line = limits.lines().find(|line| line.starts_with("Max open files"))?;
-    line.split_whitespace().nth(3)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -128,10 +122,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_for_lack_of_descriptors_names_the_limit() {
+    fn a_lack_of_descriptors_names_the_limit() {
         let too_many = FailureCause::Io(io::Error::from_raw_os_error(libc::EMFILE));
         let remedy = remedy(&too_many).unwrap();
-        let limit = open_files_limit().unwrap();
+        let limit = process_limits(Path::new("/")).open_files.unwrap();
         assert!(remedy.contains(&format!("`ulimit -n`, now {limit})")), "{remedy}");
         assert_eq!(cause(&too_many), "Too many open files (os error 24)");
         let missing = FailureCause::Io(io::Error::from_raw_os_error(libc::ENOENT));

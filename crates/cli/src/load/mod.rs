@@ -1,13 +1,12 @@
-//! `pinpool load`: files through the pool to a device, and the figures at the end.
+//! `pinpool load`: files through the pool to a device, and the statistics at the end.
 //!
-//! Owns the flags, the choice of a destination, the interrupt and the exit status. The library's
-//! [`loader`](pinpool_loader) does the work.
+//! Flags, the destination, the interrupt and the exit status; [`pinpool_loader`] does the work.
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `notes.rs` | what is said about the files before they are loaded |
+//! | `notes.rs` | notes about the files before they are loaded |
 //! | `failures.rs` | failures, grouped by cause |
-//! | `report.rs` | the figures at the end |
+//! | `report.rs` | the statistics at the end |
 
 mod failures;
 mod notes;
@@ -34,10 +33,10 @@ use pinpool_cli::terminal::{Terminal, Verbosity};
 
 /// Files of the synthetic data set: about 1.1 GB.
 const SYNTHETIC_FILES: u64 = 10_000;
-/// Back-ends whose memory the driver knows.
+/// Backends with memory pinned by the driver.
 const PINNED_FOR_A_GPU: [&str; 3] = ["vmm", "register", "cuda"];
-/// Time between two looks at whether the run is to stop.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Time between two checks for an interrupt.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
 
 /// Load files onto the GPU, or into a host sink if there is none
 ///
@@ -139,7 +138,7 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     }
     let pool = builder.build().map_err(|error| {
         let text = error.to_string();
-        // The flag was given, not the variable that it stands for.
+        // The user gave the flag, not its variable.
         terminal.lines(if args.record.is_some() { text.replacen("PINPOOL_TRACE=", "--record ", 1) } else { text });
         ExitError::of(&error)
     })?;
@@ -176,21 +175,19 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
         skipped_special_files: catalog.special_files().len(),
     };
     let printed = if args.json { terminal.print(report.json()) } else { terminal.print(report.table().trim_end()) };
-    verdict(&summary, terminal)?;
+    conclude(&summary, terminal)?;
     if catalog.files().is_empty() {
-        terminal.message("nothing to load: no regular file under the paths given");
+        terminal.message("nothing to load: the given paths have no regular file");
         return Err(ExitError::NothingToLoad);
     }
     if args.require_gpu && fallbacks > 0 {
-        terminal.message(format_args!(
-            "--require-gpu: {fallbacks} batches had memory that is not pinned (PINPOOL_ON_FULL)"
-        ));
+        terminal.message(format_args!("--require-gpu: {fallbacks} batches used unpinned memory (PINPOOL_ON_FULL)"));
         return Err(ExitError::NoGpu);
     }
     printed
 }
 
-/// Makes no call of the pool for the time `idle`, or until `stop` is raised: memory goes back by itself.
+/// Makes no pool call for the time `idle`, or until `stop` is raised: the pool releases memory in the background.
 fn stay_idle(idle: Duration, stop: &StopFlag) {
     if idle > Duration::ZERO {
         log::info!("idle for {} s", idle.as_secs_f64());
@@ -201,14 +198,14 @@ fn stay_idle(idle: Duration, stop: &StopFlag) {
         if left.is_zero() {
             return;
         }
-        thread::sleep(left.min(LOOK_EVERY));
+        thread::sleep(left.min(CHECK_EVERY));
     }
 }
 
-fn verdict(summary: &LoadSummary, terminal: &Terminal) -> Result<(), ExitError> {
+fn conclude(summary: &LoadSummary, terminal: &Terminal) -> Result<(), ExitError> {
     match &summary.ended {
         Ended::Stopped => {
-            terminal.message("interrupted; the figures are those so far");
+            terminal.message("interrupted; the statistics cover the part before");
             return Err(ExitError::Interrupted);
         }
         Ended::Strict => terminal.message("stopped at the first failure (--strict)"),
@@ -243,7 +240,7 @@ impl Args {
         options
     }
 
-    /// The GPU if there is one, whatever back-end the pool has; otherwise the host sink, with the reason in the log.
+    /// The GPU if there is one, with any backend; otherwise the host sink, with the reason in the log.
     fn destination(&self, pool: &Pool, terminal: &Terminal) -> Result<Box<dyn Destination>, ExitError> {
         let lanes = usize::try_from(self.streams).unwrap_or(1);
         let device = match pinpool_cli::gpu::open(pool.config().device, lanes) {

@@ -1,5 +1,4 @@
-//! What a user should know about the files before they are loaded: what is skipped, and what is loaded as plain bytes though
-//! its name says that it holds other files.
+//! Notes about the files before they are loaded: skipped files, and containers that are loaded as plain bytes.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,12 +7,12 @@ use pinpool_loader::{Catalog, DataFile, DataOrigin};
 
 /// Names in a note.
 const NAMED: usize = 3;
-/// Extensions of formats that hold files or records, and that the loader does not open.
+/// Extensions of containers that the loader cannot open.
 const CLOSED: [&str; 9] = ["7z", "arrow", "bz2", "hdf5", "lz4", "parquet", "tfrecord", "xz", "zip"];
-/// Extensions of formats that the loader opens when it is asked to.
+/// Extensions of containers that the loader opens with --containers.
 const OPENED: [&str; 6] = ["gz", "safetensors", "tar", "tgz", "tzst", "zst"];
 
-/// One line for each thing to know.
+/// One note per line.
 pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
     let mut notes = Vec::new();
     for path in catalog.cyclic_links() {
@@ -42,7 +41,7 @@ pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
     notes
 }
 
-/// A file that holds others by its extension, and is loaded as one sample.
+/// A container that is loaded as one sample, and its extension.
 fn plain_container(file: &DataFile) -> Option<(&Path, String)> {
     let DataOrigin::File(path) = &file.origin else { return None };
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();

@@ -1,6 +1,4 @@
-//! The figures at the end of a load, as a table or as a JSON object.
-//!
-//! Owns names and units; every number comes from the library.
+//! The statistics at the end of a load, as a table or as a JSON object.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,9 +19,9 @@ pub(crate) struct LoadReport<'a> {
     pub(crate) verify: bool,
     /// Time to list the files, not part of `seconds`.
     pub(crate) listing: Duration,
-    /// Pinned when the last batch was complete.
+    /// Held after the last batch.
     pub(crate) pinned_bytes: u64,
-    /// Taken after the idle time at the end.
+    /// After the idle time.
     pub(crate) stats: Stats,
     pub(crate) failures: &'a Failures,
     /// Pipes, sockets and devices under the paths.
@@ -82,12 +80,12 @@ impl LoadReport<'_> {
         })
     }
 
-    /// A number a line, and the statistics of the pool.
+    /// One number per line, and the statistics of the pool.
     pub(crate) fn table(&self) -> String {
         let Self { summary, stats, .. } = self;
         let n = grouped;
         let locked = if stats.is_pinned { "pinned" } else { "not pinned" };
-        let verified = if self.verify { n(summary.verified_batches) } else { "not asked for (--verify)".to_owned() };
+        let verified = if self.verify { n(summary.verified_batches) } else { "not requested (--verify)".to_owned() };
         let [elapsed, listing] = [summary.elapsed, self.listing].map(|time| time.as_secs_f64());
         let rows = list(&[
             ("copied to", self.sink.clone()),
@@ -100,7 +98,7 @@ impl LoadReport<'_> {
             ("GB/s", format!("{:.3}", summary.gb_per_s())),
             ("batches", n(summary.batches)),
             ("verified batches", verified),
-            ("in flight at most", format!("{} batches", n(summary.max_in_flight_batches))),
+            ("most in flight", format!("{} batches", n(summary.max_in_flight_batches))),
             ("pool", format!("{} ({locked})", stats.backend)),
             ("pinned at the end", format!("{} bytes", n(self.pinned_bytes))),
         ]);
@@ -108,7 +106,7 @@ impl LoadReport<'_> {
     }
 }
 
-/// Seconds spent in calls that pinned, unpinned and moved memory.
+/// Seconds spent in pin, unpin and remap calls.
 fn call_time(stats: &Stats) -> f64 {
     let memory = &stats.memory;
     [&memory.pin, &memory.unpin, &memory.remap].map(|calls| calls.time.total().as_secs_f64()).iter().sum()

@@ -1,12 +1,12 @@
 //! What replays cost: driver calls priced, and a table with a column for each of the settings.
 
-use pinpool::unstable::config::text::{ParseError, parse_duration};
+use pinpool_os::words::Size;
 use pinpool_replay::{CallCost, Replay, ReplayReport, TimedCall, TraceError, Workload};
 use serde::Serialize;
 
 use pinpool_cli::table::{columns, grouped};
 
-/// What driver calls cost, and where that comes from.
+/// What driver calls cost, and the origin of these numbers.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Costs {
     pin: CallCost,
@@ -19,20 +19,16 @@ pub(crate) struct Costs {
 }
 
 impl Costs {
-    /// The given costs, costs fitted or scaled to the calls of the trace, or assumed ones.
-    pub(crate) fn of(workload: &Workload, given: Option<CallCost>) -> Self {
+    /// Costs fitted or scaled to the calls of the trace, or assumed ones.
+    pub(crate) fn of(workload: &Workload) -> Self {
         let (pins, unpins) = (workload.pins(), workload.unpins());
-        let fitted = CallCost::fitted(pins, CallCost::ASSUMED_PIN).filter(|_| given.is_none());
-        let (pin, unpin, origin) = match (given, fitted) {
-            (Some(cost), _) => (cost, cost, "as given".to_owned()),
-            (None, Some(pin)) => {
+        let fitted = CallCost::fitted(pins, CallCost::ASSUMED_PIN);
+        let (pin, unpin, origin) = match fitted {
+            Some(pin) => {
                 let unpin = CallCost::fitted(unpins, CallCost::ASSUMED_UNPIN).unwrap_or(pin);
                 (pin, unpin, format!("pins {}, releases {}", origin_of(pins), origin_of(unpins)))
             }
-            (None, None) => {
-                let origin = "assumed, since the trace has no pins (--pin-cost gives others)".to_owned();
-                (CallCost::ASSUMED_PIN, CallCost::ASSUMED_UNPIN, origin)
-            }
+            None => (CallCost::ASSUMED_PIN, CallCost::ASSUMED_UNPIN, "assumed: the trace has no pin calls".to_owned()),
         };
         let pin_range = fitted.and_then(|pin| {
             let share = |call: &TimedCall| call.took_ns as f64 / (pin.seconds(1, call.bytes) * 1e9).max(1.0);
@@ -70,24 +66,8 @@ fn origin_of(calls: &[TimedCall]) -> String {
     match (calls.len(), CallCost::is_one_size(calls)) {
         (0, _) => "as pins".to_owned(),
         (count, false) => format!("fitted to the {count} of the trace"),
-        (count, true) => format!(
-            "scaled to the mean of the {count} of the trace, not fitted: one size does not separate a call from its bytes \
-             (--pin-cost gives others)"
-        ),
+        (count, true) => format!("scaled to the mean of the {count} of the trace, which have one size"),
     }
-}
-
-/// `TIME,TIME`: of a call, and of each GiB.
-pub(crate) fn pin_cost(text: &str) -> Result<CallCost, ParseError> {
-    let (call, gib) = text
-        .split_once(',')
-        .ok_or_else(|| ParseError::new(text, "not two times, of a call and of a GiB (like 100us,400ms)"))?;
-    let ns = |text: &str| parse_duration(text.trim()).map(|time| time.as_nanos() as f64);
-    Ok(CallCost { call_ns: ns(call)?, byte_ns: ns(gib)? / f64::from(1 << 30) })
-}
-
-pub(crate) fn mib(bytes: u64) -> String {
-    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }
 
 /// What a replay under some settings costs.
@@ -123,6 +103,10 @@ impl Column {
 
 type Cell = fn(&Column) -> String;
 
+fn size(bytes: u64) -> String {
+    Size(bytes).to_string()
+}
+
 /// The first of these rows decide between settings.
 const ROWS: [(&str, Cell); 26] = [
     ("seconds lost", |c| format!("{:.6}", c.lost_seconds)),
@@ -131,21 +115,21 @@ const ROWS: [(&str, Cell); 26] = [
     ("pins", |c| grouped(c.outcome.page_locks)),
     ("waits", |c| grouped(c.outcome.waits)),
     ("not served in time", |c| grouped(c.outcome.fallbacks)),
-    ("peak pinned MiB", |c| mib(c.outcome.peak_pinned_bytes)),
-    ("mean pinned MiB", |c| mib(c.outcome.mean_pinned_bytes)),
+    ("most held", |c| size(c.outcome.peak_pinned_bytes)),
+    ("mean held", |c| size(c.outcome.mean_pinned_bytes)),
     ("policy", |c| format!("{}, {}", c.outcome.preset, c.outcome.rounding)),
-    ("limit MiB", |c| c.outcome.max_bytes.map_or("none".to_owned(), mib)),
+    ("limit", |c| c.outcome.max_bytes.map_or("none".to_owned(), size)),
     ("requests", |c| grouped(c.outcome.gets)),
     ("hits", |c| grouped(c.outcome.front_hits)),
     ("misses", |c| grouped(c.misses)),
     ("pins after half of the requests", |c| grouped(c.outcome.late_page_locks)),
     ("releases", |c| grouped(c.outcome.releases)),
     ("driver seconds", |c| format!("{:.6}", c.driver_seconds)),
-    ("waste at peak MiB", |c| mib(c.waste_bytes)),
-    ("pinned after 60 s MiB", |c| mib(c.outcome.pinned_after_60s_bytes)),
+    ("waste at the peak", |c| size(c.waste_bytes)),
+    ("held after 60 s", |c| size(c.outcome.pinned_after_60s_bytes)),
     ("slow requests", |c| grouped(c.outcome.slow_gets)),
-    ("remapped by requests MiB", |c| mib(c.outcome.moved_bytes)),
-    ("remapped ahead MiB", |c| mib(c.outcome.prepared_bytes)),
+    ("remapped by requests", |c| size(c.outcome.moved_bytes)),
+    ("remapped ahead", |c| size(c.outcome.prepared_bytes)),
     ("evictions", |c| grouped(c.outcome.evicted)),
     ("reclaimed", |c| grouped(c.outcome.reclaimed)),
     ("TensorFlow checks", |c| grouped(c.outcome.checks)),

@@ -1,4 +1,4 @@
-//! Traces played on simulated memory: `pinpool advise --try`, and `pinpool replay` as it was called before.
+//! Traces replayed on simulated memory: `pinpool advise --try`, and its former name `pinpool replay`.
 
 mod costs;
 
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use pinpool::unstable::config::text::ParseError;
-use pinpool_replay::{CallCost, Replay, SourceKind, Workload};
+use pinpool_os::words::Size;
+use pinpool_replay::{Replay, SourceKind, Workload};
 use serde::Serialize;
 
-use self::costs::pin_cost;
-pub(crate) use self::costs::{Column, Costs, DECISIVE_ROWS, mib, table};
+pub(crate) use self::costs::{Column, Costs, DECISIVE_ROWS, table};
 use crate::files::{in_file, named};
 use crate::input::open_workload;
 use crate::set::Set;
@@ -22,41 +22,26 @@ use pinpool_cli::terminal::{Terminal, to_stdout};
 const GRANULE_BYTES: u64 = 2 << 20;
 
 /// Replay traces under chosen settings (`advise --try` under its former name)
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct ReplayArgs {
     /// Traces, plain or compressed with gzip; `-` is stdin
     #[arg(required = true, value_name = "WORKLOAD")]
-    workloads: Vec<PathBuf>,
+    pub(crate) workloads: Vec<PathBuf>,
 
     /// Print one JSON object for each workload and each --set
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 
     /// Settings to replay under: MAX_BYTES=2GiB,POOL_SIZE_LIMIT=200; repeatable, one column each
     #[arg(long, value_name = "NAME=VALUE")]
-    set: Vec<Set>,
-
-    /// Cost of a pin call and of each GiB [default: fitted to the trace, else 100us,430ms]
-    #[arg(long, value_name = "TIME,TIME", value_parser = pin_cost)]
-    pin_cost: Option<CallCost>,
+    pub(crate) set: Vec<Set>,
 
     /// Memory below the pool: one virtual range, or separate regions [default: span]
     #[arg(long, value_enum)]
-    source: Option<SourceKind>,
+    pub(crate) source: Option<SourceKind>,
 
     /// Limit as a multiple of the peak of requested bytes, rounded up to 2 MiB
     #[arg(long, value_name = "X", value_parser = ratio)]
-    max_ratio: Option<f64>,
-}
-
-/// What to replay, and under which settings.
-#[derive(Debug, Default)]
-pub(crate) struct Plays<'a> {
-    pub(crate) workloads: &'a [PathBuf],
-    pub(crate) json: bool,
-    pub(crate) sets: &'a [Set],
-    pub(crate) pin_cost: Option<CallCost>,
-    pub(crate) source: Option<SourceKind>,
     pub(crate) max_ratio: Option<f64>,
 }
 
@@ -71,36 +56,30 @@ struct JsonLine<'a> {
     pools_merged: Option<usize>,
 }
 
+/// Exits with 1 if a trace is truncated.
 pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let &ReplayArgs { ref workloads, json, ref set, pin_cost, source, max_ratio } = args;
-    let sets_limit = set.iter().flat_map(|set| &set.pairs).any(|(name, _)| name == "PINPOOL_MAX_BYTES");
-    if max_ratio.is_some() && sets_limit {
-        return terminal.report(Err("--max-ratio and MAX_BYTES both set the limit: leave one of the two out".into()));
+    let sets_limit = args.set.iter().flat_map(|set| &set.pairs).any(|(name, _)| name == "PINPOOL_MAX_BYTES");
+    if args.max_ratio.is_some() && sets_limit {
+        return terminal.report(Err("--max-ratio and MAX_BYTES both set the limit: omit one of the two".into()));
     }
-    Plays { workloads, json, sets: set, pin_cost, source, max_ratio }.run(terminal)
+    let (mut warnings, mut notes) = (Vec::new(), Vec::new());
+    // Invalid settings are refused before any file is read.
+    args.set.iter().try_for_each(|set| set.replay(terminal).map(drop))?;
+    let played = args.workloads.iter().try_for_each(|path| args.play(path, &mut warnings, &mut notes));
+    notes.iter().chain(&warnings).for_each(|message| terminal.message(message));
+    terminal.report(played)?;
+    if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
 }
 
-impl Plays<'_> {
-    /// Exits with 1 if a trace is truncated.
-    pub(crate) fn run(&self, terminal: &Terminal) -> Result<(), ExitError> {
-        let (mut warnings, mut notes) = (Vec::new(), Vec::new());
-        // Invalid settings are refused before any file is read.
-        self.sets.iter().try_for_each(|set| set.replay(terminal).map(drop))?;
-        let played = self.workloads.iter().try_for_each(|path| self.play(path, &mut warnings, &mut notes));
-        notes.iter().for_each(|note| terminal.message(note));
-        warnings.iter().for_each(|warning| terminal.message(warning));
-        terminal.report(played)?;
-        if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
-    }
-
+impl ReplayArgs {
     fn play(&self, path: &Path, warnings: &mut Vec<String>, notes: &mut Vec<String>) -> Result<(), Box<dyn Error>> {
         let as_given = [Set { text: "as given".to_owned(), ..Set::default() }];
-        let sets = if self.sets.is_empty() { &as_given } else { self.sets };
+        let sets = if self.set.is_empty() { &as_given[..] } else { &self.set };
         let source = self.source.unwrap_or_default();
         let (name, workload) = open(path)?;
         warnings.extend(workload.warning().map(|warning| named(path, &warning)));
         notes.extend(workload.pools_note().map(|note| named(path, &note)));
-        let costs = Costs::of(&workload, self.pin_cost);
+        let costs = Costs::of(&workload);
         let limit = self.max_ratio.map(|ratio| limit_bytes(&workload, ratio));
         let play = |Set { text, pairs }: &Set| -> Result<Column, Box<dyn Error>> {
             let mut replay =
@@ -109,7 +88,7 @@ impl Plays<'_> {
             Ok(Column::play(text, &workload, &replay, &costs).map_err(|error| in_file(path, &error))?)
         };
         let columns = sets.iter().map(play).collect::<Result<Vec<_>, _>>()?;
-        if let ([as_recorded], true, None, None) = (columns.as_slice(), self.sets.is_empty(), limit, self.source) {
+        if let ([as_recorded], true, None, None) = (columns.as_slice(), self.set.is_empty(), limit, self.source) {
             notes.extend(workload.doubt(&as_recorded.outcome).map(|doubt| named(path, &doubt)));
         }
         if self.json {
@@ -118,7 +97,7 @@ impl Plays<'_> {
                 Ok(to_stdout(&format!("{}\n", serde_json::to_string(&line)?))?)
             });
         }
-        let mut text = format!("{name}: requested at most {} MiB at once\n", mib(workload.peak_requested_bytes()));
+        let mut text = format!("{name}: requested at most {} at once\n", Size(workload.peak_requested_bytes()));
         text += &table(&columns.iter().collect::<Vec<_>>(), usize::MAX);
         text += &costs.line();
         for Column { set, outcome, .. } in &columns {
@@ -138,7 +117,7 @@ fn limit_bytes(workload: &Workload, ratio: f64) -> u64 {
     bytes.checked_next_multiple_of(GRANULE_BYTES).unwrap_or(u64::MAX)
 }
 
-/// A workload and its name: that of the file, up to the first dot.
+/// A workload and its name: the file name up to the first dot.
 fn open(path: &Path) -> Result<(String, Workload), String> {
     let workload = open_workload(path)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();

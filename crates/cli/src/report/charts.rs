@@ -1,79 +1,85 @@
-//! The charts and tables of a series.
+//! The charts and tables of a series, as the object that `page.js` draws.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use pinpool_observe::judge::words::{counted, seconds};
-use pinpool_observe::judge::{Lost, Snapshot};
+use pinpool_observe::judge::Snapshot;
+use pinpool_observe::judge::words::{counted, percent, seconds};
+use pinpool_os::words::{Size, Time};
 use pinpool_replay::{Event, Recording};
+use serde_json::{Value, json};
 
-use super::figure::Series as Line;
-use super::figure::{Axis, Figure, Panel, Report, Shape, Table, Unit, Verdict, number};
 use crate::diagnosis::Said;
 use crate::series::Series;
 use pinpool_cli::table::grouped;
 
-/// Parts of the x axis of which each has one sample, and one sum of lost time.
+/// Samples, and sums of lost time, over the x axis.
 const PARTS: f64 = 600.0;
 const LOST_PARTS: usize = 60;
-/// Diagnoses that are printed.
-const VERDICTS_MAX: usize = 4;
-/// Tags, pools and limits that are drawn.
+/// Most alarms, panels of a chart and rows of a table.
+const ALARMS_MAX: usize = 4;
 const LANES_MAX: usize = 8;
-/// Rows of tables.
 const ROWS_MAX: usize = 20;
 /// Less lost time is not drawn.
 const LOST_MIN_NS: u64 = 1_000_000;
 
-/// The sums over all pools at one time.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sample {
-    x: f64,
-    in_use_bytes: u64,
-    in_flight_bytes: u64,
-    idle_bytes: u64,
-    free_bytes: u64,
-    held_bytes: u64,
-    /// `None` if a pool has no limit.
-    max_bytes: Option<u64>,
-    gets: u64,
-    hits: u64,
-    evicted: u64,
-    pins: u64,
-    lost: Lost,
-}
+type Points = Vec<(f64, f64)>;
 
-impl Sample {
-    fn add(self, of: &Snapshot) -> Self {
-        let sum = |one: u64, other: u64| one.saturating_add(other);
-        Self {
-            in_use_bytes: sum(self.in_use_bytes, of.used_bytes.saturating_sub(of.in_flight_bytes)),
-            in_flight_bytes: sum(self.in_flight_bytes, of.in_flight_bytes),
-            idle_bytes: sum(self.idle_bytes, of.idle_bytes),
-            free_bytes: sum(self.free_bytes, of.free_bytes),
-            held_bytes: sum(self.held_bytes, of.held_bytes),
-            max_bytes: self.max_bytes.zip(of.max_bytes).map(|(one, other)| sum(one, other)),
-            gets: self.gets + of.gets,
-            hits: self.hits + of.gets.saturating_sub(of.misses + of.failed_gets),
-            evicted: self.evicted + of.evicted,
-            pins: self.pins + of.page_locks,
-            lost: Lost {
-                waiting_ns: sum(self.lost.waiting_ns, of.waiting_ns),
-                page_locking_ns: sum(self.lost.page_locking_ns, of.page_locking_ns),
-                moving_ns: sum(self.lost.moving_ns, of.moving_ns),
-                ..self.lost
-            },
-            ..self
-        }
-    }
-}
-
-/// A series with what is drawn of it.
+/// A series with its samples.
 pub(super) struct Charts<'a> {
     series: &'a Series,
-    samples: Vec<Sample>,
+    /// The sums over all pools.
+    samples: Vec<(f64, Snapshot)>,
     /// Bytes of each tag, and of each pool, at the samples.
-    tags: BTreeMap<&'a str, Vec<(f64, f64)>>,
-    pools: BTreeMap<&'a str, Vec<(f64, f64)>>,
+    tags: BTreeMap<&'a str, Points>,
+    pools: BTreeMap<&'a str, Points>,
+}
+
+/// `sum` with the bytes and counters of another pool.
+fn add(mut sum: Snapshot, of: &Snapshot) -> Snapshot {
+    for (sum, of) in [
+        (&mut sum.used_bytes, of.used_bytes),
+        (&mut sum.in_flight_bytes, of.in_flight_bytes),
+        (&mut sum.idle_bytes, of.idle_bytes),
+        (&mut sum.free_bytes, of.free_bytes),
+        (&mut sum.held_bytes, of.held_bytes),
+        (&mut sum.gets, of.gets),
+        (&mut sum.misses, of.misses + of.failed_gets),
+        (&mut sum.evicted, of.evicted),
+        (&mut sum.page_locks, of.page_locks),
+        (&mut sum.waiting_ns, of.waiting_ns),
+        (&mut sum.page_locking_ns, of.page_locking_ns),
+        (&mut sum.moving_ns, of.moving_ns),
+    ] {
+        *sum = sum.saturating_add(of);
+    }
+    sum.max_bytes = sum.max_bytes.zip(of.max_bytes).map(|(one, other)| one.saturating_add(other));
+    sum
+}
+
+fn in_use(of: &Snapshot) -> u64 {
+    of.used_bytes.saturating_sub(of.in_flight_bytes)
+}
+
+fn lost_ns(of: &Snapshot) -> u64 {
+    of.waiting_ns.saturating_add(of.page_locking_ns).saturating_add(of.moving_ns)
+}
+
+fn axis(name: &str, unit: &str) -> Value {
+    json!({ "name": name, "unit": unit })
+}
+
+/// A line with a value that holds until the next point (`steps`, or `area`, which is stacked), or marks (`triangles`, `crosses`).
+fn line(name: &str, shape: &str, points: impl IntoIterator<Item = (f64, f64)>) -> Value {
+    let points: Points = points.into_iter().collect();
+    let is_mark = matches!(shape, "triangles" | "crosses");
+    let is_kept = |at: usize| is_mark || at == 0 || at + 1 == points.len() || points[at].1 != points[at - 1].1;
+    let kept: Points = (0..points.len()).filter(|&at| is_kept(at)).map(|at| points[at]).collect();
+    json!({ "name": name, "shape": shape, "points": kept })
+}
+
+fn panel(name: &str, unit: &str, series: &[Value], is_lane: bool) -> Value {
+    json!({ "y": axis(name, unit), "series": series, "is_lane": is_lane })
 }
 
 impl<'a> Charts<'a> {
@@ -83,15 +89,13 @@ impl<'a> Charts<'a> {
             .collect();
         all.sort_by(|one, other| one.0.total_cmp(&other.0));
         let end = all.last().map_or(0.0, |last| last.0);
+        let part = |x: f64| (x / end * PARTS).floor();
         let mut charts = Self { series, samples: Vec::new(), tags: BTreeMap::new(), pools: BTreeMap::new() };
         let mut now: Vec<Option<&Snapshot>> = vec![None; series.pools.len()];
         for (place, (x, at, snapshot)) in all.iter().enumerate() {
             now[*at] = Some(snapshot);
             // The last of each part, which has all pools.
-            if all
-                .get(place + 1)
-                .is_none_or(|next| next.0 > *x && (next.0 / end * PARTS).floor() > (x / end * PARTS).floor())
-            {
+            if all.get(place + 1).is_none_or(|next| next.0 > *x && part(next.0) > part(*x)) {
                 charts.sample(*x, &now);
             }
         }
@@ -99,262 +103,220 @@ impl<'a> Charts<'a> {
     }
 
     fn sample(&mut self, x: f64, now: &[Option<&'a Snapshot>]) {
-        let begin = Sample { x, max_bytes: Some(0), ..Sample::default() };
-        self.samples.push(now.iter().flatten().fold(begin, |sum, of| sum.add(of)));
+        let begin = Snapshot { max_bytes: Some(0), ..Snapshot::default() };
+        self.samples.push((x, now.iter().flatten().fold(begin, |sum, of| add(sum, of))));
         for (pool, of) in self.series.pools.iter().zip(now) {
             let bytes = of.map_or(0, |of| of.used_bytes);
             self.pools.entry(&pool.name).or_default().push((x, bytes as f64));
         }
         self.tags.values_mut().for_each(|points| points.push((x, 0.0)));
-        let begun = self.samples[0].x;
+        let begun = self.samples[0].0;
         for holder in now.iter().flatten().flat_map(|of| &of.holders) {
             let new = || [begun, x].into_iter().filter(|at| *at < x).chain([x]).map(|at| (at, 0.0)).collect();
-            let points: &mut Vec<_> = self.tags.entry(&holder.tag).or_insert_with(new);
+            let points: &mut Points = self.tags.entry(&holder.tag).or_insert_with(new);
             if let Some((_, bytes)) = points.last_mut() {
                 *bytes += holder.bytes as f64;
             }
         }
     }
 
-    pub(super) fn report(self, title: &'static str, source: String, notes: Vec<String>, tables: Vec<Table>) -> Report {
-        let mut figures: Vec<_> = self.bytes_figure().into_iter().collect();
-        figures.extend(self.lost_figure());
-        figures.extend(self.limit_figure());
-        if self.tags.keys().any(|tag| *tag != "(untagged)") {
-            figures.push(self.lanes("tags", "Who holds what", "tag", &self.tags));
-        }
-        if self.pools.len() > 1 {
-            figures.push(self.lanes("pools", "Pools", "pool", &self.pools));
-        }
-        let tables = self.left().into_iter().chain(tables).collect();
-        Report { title, source, verdicts: verdicts(&self.series.said), facts: self.facts(), figures, notes, tables }
-    }
-
-    fn axis(&self) -> Axis {
-        let axis = if self.series.has_time { Axis::new("time", Unit::Seconds) } else { Axis::new("gets", Unit::Count) };
-        Axis { clock: self.series.clock, ..axis }
-    }
-
-    fn line(&self, name: &str, shape: Shape, value: impl Fn(&Sample) -> Option<u64>) -> Line {
-        Line::new(name, shape, self.samples.iter().filter_map(|at| Some((at.x, value(at)? as f64))))
-    }
-
-    fn peak(&self, value: impl Fn(&Sample) -> u64) -> u64 {
-        self.samples.iter().map(value).max().unwrap_or(0)
-    }
-
-    /// `None` if nothing is known of bytes, as in a log.
-    fn bytes_figure(&self) -> Option<Figure> {
-        let mut series = vec![
-            self.line("in use", Shape::Area, |sample| Some(sample.in_use_bytes)),
-            self.line("in flight", Shape::Area, |sample| Some(sample.in_flight_bytes)),
-            self.line("idle", Shape::Area, |sample| Some(sample.idle_bytes)),
-            self.line("free", Shape::Area, |sample| Some(sample.free_bytes)),
+    pub(super) fn report(self, title: &str, source: &str, notes: &[String], tables: Vec<Value>) -> Value {
+        let has_tags = self.tags.keys().any(|tag| *tag != "(untagged)");
+        let figures = [
+            self.bytes_figure(),
+            self.lost_figure(),
+            self.limit_figure(),
+            has_tags.then(|| self.lanes("tags", "Owners", &self.tags)),
+            (self.pools.len() > 1).then(|| self.lanes("pools", "Pools", &self.pools)),
         ];
-        let held = self.peak(|sample| sample.held_bytes);
+        let figures: Vec<_> = figures.into_iter().flatten().collect();
+        let tables: Vec<_> = self.left().into_iter().chain(tables).collect();
+        json!({
+            "title": title, "source": source, "diagnoses": diagnoses(&self.series.said), "facts": self.facts(),
+            "charts": figures, "notes": notes, "tables": tables,
+        })
+    }
+
+    fn figure(&self, id: &str, title: &str, description: String, panels: Vec<Value>) -> Value {
+        let mut x = if self.series.has_time { axis("time", "seconds") } else { axis("requests", "count") };
+        if let Some(clock) = self.series.clock {
+            x["clock"] = clock.into();
+        }
+        json!({ "id": id, "title": title, "description": description, "x": x, "panels": panels })
+    }
+
+    fn line(&self, name: &str, shape: &str, value: impl Fn(&Snapshot) -> Option<u64>) -> Value {
+        line(name, shape, self.samples.iter().filter_map(|(x, of)| Some((*x, value(of)? as f64))))
+    }
+
+    fn peak(&self, value: impl Fn(&Snapshot) -> u64) -> u64 {
+        self.samples.iter().map(|(_, of)| value(of)).max().unwrap_or(0)
+    }
+
+    /// `None` if the bytes are unknown, as in a log.
+    fn bytes_figure(&self) -> Option<Value> {
+        let held = self.peak(|of| of.held_bytes);
         if held == 0 {
             return None;
         }
-        let max = self.samples.iter().filter_map(|sample| sample.max_bytes).max();
-        // A limit far above everything would press all areas to the bottom.
-        let is_far = max.is_some_and(|max| max / 4 > held.max(1));
+        let mut series = vec![
+            self.line("in use", "area", |of| Some(in_use(of))),
+            self.line("in flight", "area", |of| Some(of.in_flight_bytes)),
+            self.line("idle", "area", |of| Some(of.idle_bytes)),
+            self.line("free", "area", |of| Some(of.free_bytes)),
+        ];
+        let max = self.samples.iter().filter_map(|(_, of)| of.max_bytes).max();
+        // A limit far above everything would make the areas flat.
+        let is_far = max.is_some_and(|max| max / 4 > held);
         if max.is_some() && !is_far {
-            series.push(self.line("limit", Shape::Steps, |sample| sample.max_bytes));
+            series.push(self.line("limit", "steps", |of| of.max_bytes));
         }
-        let mark = |lost: &Lost| [lost.waiting_ns, lost.page_locking_ns];
-        for (at, (name, shape)) in
-            [("wait", Shape::Triangles), ("pin or unpin", Shape::Crosses)].into_iter().enumerate()
-        {
+        let mut mark = |name, shape, ns: fn(&Snapshot) -> u64| {
             let mut before = 0;
-            let grown = self.samples.iter().filter(|sample| {
-                let now = mark(&sample.lost)[at];
-                std::mem::replace(&mut before, now) < now
-            });
-            series.push(Line::new(name, shape, grown.map(|sample| (sample.x, sample.held_bytes as f64))));
-        }
-        let text = |bytes: u64| Unit::Bytes.text(bytes as f64);
+            let grown = self.samples.iter().filter(|(_, of)| std::mem::replace(&mut before, ns(of)) < ns(of));
+            series.push(line(name, shape, grown.map(|(x, of)| (*x, of.held_bytes as f64))));
+        };
+        mark("wait", "triangles", |of| of.waiting_ns);
+        mark("pin or unpin", "crosses", |of| of.page_locking_ns);
         let limit = match max {
-            Some(max) if is_far => format!("limit {}, above the chart", text(max)),
-            Some(max) => format!("limit {}", text(max)),
+            Some(max) if is_far => format!("limit {}, above the chart", Size(max)),
+            Some(max) => format!("limit {}", Size(max)),
             None => "no limit".to_owned(),
         };
-        let used = text(self.peak(|sample| sample.in_use_bytes));
-        Some(Figure {
-            id: "bytes",
-            title: "Bytes by state",
-            description: format!("At most {} pinned and {used} in use; {limit}.", text(held)),
-            x: self.axis(),
-            panels: vec![Axis::new("bytes", Unit::Bytes).panel(series)],
-        })
+        let words = format!("At most {} held and {} in use; {limit}.", Size(held), Size(self.peak(in_use)));
+        Some(self.figure("bytes", "Bytes by state", words, vec![panel("bytes", "bytes", &series, false)]))
     }
 
     /// Seconds lost in each part of the time; `None` if nothing was.
-    fn lost_figure(&self) -> Option<Figure> {
-        let last = self.samples.last()?;
-        if last.lost.total_ns() < LOST_MIN_NS || last.x <= 0.0 {
-            return None;
-        }
-        type Part = (&'static str, fn(&Lost) -> u64);
-        let of: [Part; 3] = [
-            ("waiting", |lost| lost.waiting_ns),
-            ("pinning", |lost| lost.page_locking_ns),
-            ("moving", |lost| lost.moving_ns),
-        ];
-        let lost = of.into_iter().filter(|(_, ns)| ns(&last.lost) > 0);
-        let words: Vec<_> = lost.clone().map(|(name, ns)| format!("{} {name}", seconds(ns(&last.lost)))).collect();
-        let series = lost.map(|(name, ns)| {
-            let at = |part: usize| last.x * part as f64 / LOST_PARTS as f64;
-            let until =
-                |x: f64| self.samples.iter().take_while(|sample| sample.x <= x).last().map_or(0, |at| ns(&at.lost));
-            let grown = |part: usize| until(at(part + 1)).saturating_sub(until(at(part))) as f64 * 1e-9;
-            let points = (0..LOST_PARTS).map(|part| (at(part), grown(part)));
-            Line::new(name, Shape::Area, points.chain([(last.x, grown(LOST_PARTS - 1))]))
-        });
-        let axis = Axis::new(format!("lost in each {LOST_PARTS}th of the time"), Unit::Seconds);
-        Some(Figure {
-            id: "lost",
-            title: "Time lost",
-            description: format!("Of all threads together {}: {}.", seconds(last.lost.total_ns()), words.join(", ")),
-            x: self.axis(),
-            panels: vec![axis.panel(series.collect())],
-        })
+    fn lost_figure(&self) -> Option<Value> {
+        let (end, last) = self.samples.last().filter(|(end, last)| lost_ns(last) >= LOST_MIN_NS && *end > 0.0)?;
+        type Part = (&'static str, fn(&Snapshot) -> u64);
+        let parts: [Part; 3] =
+            [("waiting", |of| of.waiting_ns), ("pinning", |of| of.page_locking_ns), ("remapping", |of| of.moving_ns)];
+        let parts = parts.into_iter().filter(|(_, ns)| ns(last) > 0);
+        let words: Vec<_> = parts.clone().map(|(name, ns)| format!("{name} {}", seconds(ns(last)))).collect();
+        let series: Vec<_> = parts
+            .map(|(name, ns)| {
+                let at = |part: usize| end * part as f64 / LOST_PARTS as f64;
+                let until =
+                    |x: f64| self.samples.iter().take_while(|(at, _)| *at <= x).last().map_or(0, |(_, of)| ns(of));
+                let grown = |part: usize| until(at(part + 1)).saturating_sub(until(at(part))) as f64 * 1e-9;
+                let points = (0..LOST_PARTS).map(|part| (at(part), grown(part)));
+                line(name, "area", points.chain([(*end, grown(LOST_PARTS - 1))]))
+            })
+            .collect();
+        let words = format!("All threads together lost {}: {}.", seconds(lost_ns(last)), words.join(", "));
+        let name = format!("lost in each {LOST_PARTS}th of the time");
+        Some(self.figure("lost", "Time lost", words, vec![panel(&name, "seconds", &series, false)]))
     }
 
-    /// The limit on idle buffers; `None` if no pool has one, or it stays and nothing is evicted.
-    fn limit_figure(&self) -> Option<Figure> {
-        let (mut lines, mut raises, mut words) = (Vec::new(), Vec::new(), Vec::new());
+    /// The limit on idle buffers; `None` if no pool has one, or nothing was raised or evicted.
+    fn limit_figure(&self) -> Option<Value> {
+        let (mut lines, mut raises, mut words) = (Vec::new(), Vec::new(), String::new());
         for pool in self.series.pools.iter().take(LANES_MAX) {
-            let limit = |(x, of): &(f64, Snapshot)| Some((*x, of.pool_size_limit? as f64));
+            let limit = |(x, of): &(f64, Snapshot)| Some((*x, of.pool_size_limit?));
             let points: Vec<_> = pool.points.iter().filter_map(limit).collect();
-            let (Some(first), Some(last)) = (points.first(), points.last()) else { continue };
-            raises.extend(points.windows(2).filter(|pair| pair[1].1 > pair[0].1).map(|pair| pair[1]));
-            words.push(format!("The limit of {} goes from {} to {}.", pool.name, number(first.1), number(last.1)));
-            lines.push(Line::new(format!("limit of {}", pool.name), Shape::Steps, points));
+            let (Some((_, first)), Some((_, last))) = (points.first(), points.last()) else { continue };
+            raises.extend(
+                points.windows(2).filter(|pair| pair[1].1 > pair[0].1).map(|pair| (pair[1].0, pair[1].1 as f64)),
+            );
+            words += &format!("The limit of {} changes from {} to {}. ", pool.name, grouped(*first), grouped(*last));
+            let points = points.into_iter().map(|(x, limit)| (x, limit as f64));
+            lines.push(line(&format!("limit of {}", pool.name), "steps", points));
         }
-        let evicted = self.samples.last().map_or(0, |sample| sample.evicted);
-        // With time, a limit that stays and evicts nothing is no news.
+        let evicted = self.samples.last().map_or(0, |(_, of)| of.evicted);
         if lines.is_empty() || (self.series.has_time && raises.is_empty() && evicted == 0) {
             return None;
         }
-        lines.push(Line::new("raise", Shape::Triangles, raises));
-        words.push(format!("{} evictions.", grouped(evicted)));
-        let evictions = self.line("evictions", Shape::Steps, |sample| Some(sample.evicted));
+        lines.push(line("raise", "triangles", raises));
         let panels = vec![
-            Axis::new("limit on idle buffers", Unit::Count).panel(lines),
-            Axis::new("evictions so far", Unit::Count).panel(vec![evictions]),
+            panel("limit on idle buffers", "count", &lines, false),
+            panel("evictions so far", "count", &[self.line("evictions", "steps", |of| Some(of.evicted))], false),
         ];
-        Some(Figure { id: "limit", title: "Limit and evictions", description: words.join(" "), x: self.axis(), panels })
+        Some(self.figure("limit", "Limit and evictions", format!("{words}{} evictions.", grouped(evicted)), panels))
     }
 
     /// A panel for each of those with most bytes, the largest first.
-    fn lanes(&self, id: &'static str, title: &'static str, noun: &str, of: &BTreeMap<&str, Vec<(f64, f64)>>) -> Figure {
-        let peak = |points: &[(f64, f64)]| points.iter().map(|(_, bytes)| *bytes).fold(0.0, f64::max);
-        let mut lanes: Vec<_> = of.iter().map(|(name, points)| (*name, peak(points), points)).collect();
-        lanes.sort_by(|one, other| other.1.total_cmp(&one.1));
-        let largest = lanes.first().map_or_else(String::new, |(name, peak, _)| {
-            format!(", most of them in {name}: {} at one time", Unit::Bytes.text(*peak))
-        });
-        let all = lanes.len();
-        let which = if all > LANES_MAX {
-            format!("the {LANES_MAX} of {all} {noun}s with most")
+    fn lanes(&self, id: &str, title: &str, of: &BTreeMap<&str, Points>) -> Value {
+        let peak = |points: &Points| points.iter().map(|(_, bytes)| *bytes).fold(0.0, f64::max);
+        let mut lanes: Vec<_> = of.iter().collect();
+        lanes.sort_by(|one, other| peak(other.1).total_cmp(&peak(one.1)));
+        let which = if lanes.len() > LANES_MAX {
+            format!(", the {LANES_MAX} largest of {}", lanes.len())
         } else {
-            format!("each {noun}")
+            String::new()
         };
-        let panel = |(name, _, points): (&str, f64, &Vec<(f64, f64)>)| Panel {
-            series: vec![Line::new(name, Shape::Area, points.clone())],
-            y: Axis::new(name, Unit::Bytes),
-            is_lane: true,
+        let panel = |(name, points): &(&&str, &Points)| {
+            panel(name, "bytes", &[line(name, "area", points.iter().copied())], true)
         };
-        Figure {
-            id,
-            title,
-            description: format!("Bytes that users hold or devices read, of {which}{largest}."),
-            x: self.axis(),
-            panels: lanes.into_iter().take(LANES_MAX).map(panel).collect(),
-        }
+        let panels = lanes.iter().take(LANES_MAX).map(panel).collect();
+        self.figure(id, title, format!("Bytes in use or in flight{which}."), panels)
     }
 
-    /// What is out at the end, by pool and tag.
-    fn left(&self) -> Option<Table> {
+    /// The buffers that are out at the end, by pool and tag.
+    fn left(&self) -> Option<Value> {
         let last = self.series.pools.iter().filter_map(|pool| Some((&pool.name, &pool.points.last()?.1)));
         let mut left: Vec<_> =
             last.flat_map(|(pool, last)| last.holders.iter().map(move |holder| (pool, holder))).collect();
         left.retain(|(_, holder)| holder.buffers > 0);
-        left.sort_by_key(|(_, holder)| std::cmp::Reverse(holder.bytes));
+        left.sort_by_key(|(_, holder)| Reverse(holder.bytes));
         let buffers: u64 = left.iter().map(|(_, holder)| holder.buffers).sum();
         let rows = left.iter().take(ROWS_MAX).map(|(pool, holder)| {
-            let place = holder.place.as_ref().map_or_else(String::new, |place| format!(", most got at {place}"));
-            let owner = if self.series.pools.len() > 1 { format!("{pool}: ") } else { String::new() };
-            let age = holder.oldest.map_or_else(|| "?".to_owned(), |age| Unit::Seconds.text(age.as_secs_f64()));
-            [
-                format!("{owner}{}{place}", holder.tag),
-                grouped(holder.buffers),
-                Unit::Bytes.text(holder.bytes as f64),
-                age,
-            ]
+            let place = holder.place.as_ref().map_or_else(String::new, |place| format!(", most allocated at {place}"));
+            let pool = if self.series.pools.len() > 1 { format!("{pool}: ") } else { String::new() };
+            let age = holder.oldest.map_or_else(|| "?".to_owned(), |age| Time(age).to_string());
+            [format!("{pool}{}{place}", holder.tag), grouped(holder.buffers), Size(holder.bytes).to_string(), age]
         });
-        let head = ["owner", "buffers", "bytes", "oldest for"];
         let name = format!("Out at the end: {}", counted(buffers, "buffer"));
-        (buffers > 0).then(|| Table { is_open: true, name, head, rows: rows.collect() })
+        (buffers > 0).then(|| table(&name, ["owner", "buffers", "bytes", "oldest"], rows.collect(), true))
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
-        let last = self.samples.last().copied().unwrap_or_default();
-        let bytes = |bytes: u64| Unit::Bytes.text(bytes as f64);
-        let mut facts = vec![
-            ("gets", grouped(last.gets)),
-            ("hit rate", percent(last.hits, last.gets)),
-            ("evictions", grouped(last.evicted)),
-        ];
-        let held = self.peak(|sample| sample.held_bytes);
+        let Some((end, last)) = self.samples.last() else { return Vec::new() };
+        let mut facts = vec![("requests", grouped(last.gets))];
+        if last.gets > 0 {
+            facts.push(("hit rate", percent(last.gets.saturating_sub(last.misses), last.gets)));
+        }
+        facts.push(("evictions", grouped(last.evicted)));
+        let held = self.peak(|of| of.held_bytes);
         if held > 0 {
             facts.extend([
-                ("time lost", seconds(last.lost.total_ns())),
-                ("pin calls", grouped(last.pins)),
-                ("pinned at most", bytes(held)),
-                ("in use at most", bytes(self.peak(|sample| sample.in_use_bytes))),
+                ("time lost", seconds(lost_ns(last))),
+                ("pin calls", grouped(last.page_locks)),
+                ("most held", Size(held).to_string()),
+                ("most in use", Size(self.peak(in_use)).to_string()),
             ]);
         }
         if self.series.has_time {
-            facts.push(("lasts", Unit::Seconds.text(last.x)));
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
+            facts.push(("duration", seconds((end * 1e9) as u64)));
         }
         facts
     }
 }
 
 /// The diagnoses, the worst first: all alarms, or the first.
-fn verdicts(said: &[Said]) -> Vec<Verdict> {
-    let name = |said: &Said, several: bool| {
-        if several { format!("{}: {}", said.pool, said.cause) } else { said.cause.clone() }
-    };
-    let verdict =
-        |one: &Said| Verdict { name: name(one, said.len() > 1), text: sentences(one), is_alarm: one.is_alarm };
+fn diagnoses(said: &[Said]) -> Vec<Value> {
     let alarms = said.iter().filter(|said| said.is_alarm).count();
-    let mut verdicts: Vec<_> = said.iter().take(alarms.clamp(1, VERDICTS_MAX)).map(verdict).collect();
-    if verdicts.is_empty() {
-        let text = "There are too few gets to judge.".to_owned();
-        verdicts.push(Verdict { name: "unknown".to_owned(), text, is_alarm: false });
-    }
-    verdicts
-}
-
-/// What is said of a pool, a line each, without its cause, which stands before it.
-fn sentences(said: &Said) -> String {
-    let sentence = |line: &String| {
-        let line = line.trim();
-        let line = line.strip_prefix(said.cause.as_str()).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(line);
-        let begin = line.chars().next().filter(|_| !line.starts_with("export "));
-        begin.map_or_else(|| line.to_owned(), |begin| begin.to_uppercase().chain(line.chars().skip(1)).collect())
+    let diagnosis = |one: &Said| {
+        let name = if said.len() > 1 { format!("{}: {}", one.pool, one.cause) } else { one.cause.clone() };
+        let cause = format!("{}: ", one.cause);
+        let lines: Vec<_> = one.lines.iter().map(|line| line.trim().trim_start_matches(&*cause)).collect();
+        json!({ "name": name, "lines": lines, "is_alarm": one.is_alarm })
     };
-    said.lines.iter().map(sentence).collect::<Vec<_>>().join("\n")
+    let told: Vec<_> = said.iter().take(alarms.clamp(1, ALARMS_MAX)).map(diagnosis).collect();
+    match told.is_empty() {
+        true => vec![json!({ "name": "unknown", "lines": ["too few requests for a diagnosis"], "is_alarm": false })],
+        false => told,
+    }
 }
 
-fn percent(part: u64, all: u64) -> String {
-    if all == 0 { "?".to_owned() } else { format!("{} %", number(part as f64 / all as f64 * 100.0)) }
+fn table(name: &str, head: [&str; 4], rows: Vec<[String; 4]>, is_open: bool) -> Value {
+    json!({ "name": name, "head": head, "rows": rows, "is_open": is_open })
 }
 
-/// The sizes and the calls of a recording.
-pub(super) fn tables(recording: &Recording) -> Vec<Table> {
+/// The sizes and the pin calls of a recording.
+pub(super) fn tables(recording: &Recording) -> Vec<Value> {
     let mut sizes: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     let (mut pins, mut unpins) = (Vec::new(), Vec::new());
     for record in &recording.records {
@@ -370,24 +332,24 @@ pub(super) fn tables(recording: &Recording) -> Vec<Table> {
     }
     let all: u64 = sizes.values().map(|(_, bytes)| bytes).sum();
     let mut sizes: Vec<_> = sizes.into_iter().collect();
-    sizes.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(*bytes));
-    let text = |bytes: u64| Unit::Bytes.text(bytes as f64);
-    let name = match sizes.len() {
-        many if many > ROWS_MAX => format!("Sizes by traffic: the first {ROWS_MAX} of {many}"),
-        _ => "Sizes by traffic".to_owned(),
-    };
-    let rows = sizes.into_iter().take(ROWS_MAX);
-    let rows =
-        rows.map(|(size, (gets, bytes))| [text(size), grouped(gets), text(bytes), percent(bytes, all)]).collect();
-    let sizes = Table { is_open: false, name, head: ["size", "requests", "bytes", "share"], rows };
+    sizes.sort_by_key(|(_, (_, bytes))| Reverse(*bytes));
+    let count = sizes.len();
+    let size =
+        |(size, (gets, bytes))| [Size(size).to_string(), grouped(gets), Size(bytes).to_string(), percent(bytes, all)];
+    let sizes: Vec<_> = sizes.into_iter().take(ROWS_MAX).map(size).collect();
+    let which = if count > ROWS_MAX { format!(": the first {ROWS_MAX} of {count}") } else { String::new() };
     let call = |(name, mut times): (&str, Vec<u64>)| {
         times.sort_unstable();
-        let time = |ns: u64| Unit::Seconds.text(ns as f64 * 1e-9);
-        Some([name.to_owned(), grouped(times.len() as u64), time(times[times.len() / 2]), time(*times.last()?)])
+        let longest = seconds(*times.last()?);
+        Some([name.to_owned(), grouped(times.len() as u64), seconds(times[times.len() / 2]), longest])
     };
-    let calls = [("pin", pins), ("unpin", unpins)].into_iter().filter(|(_, times)| !times.is_empty());
-    let rows: Vec<_> = calls.filter_map(call).collect();
-    let head = ["call", "count", "median", "longest"];
-    let calls = Table { is_open: false, name: "Pin and unpin calls".to_owned(), head, rows };
-    [sizes, calls].into_iter().filter(|table| !table.rows.is_empty()).collect()
+    let calls: Vec<_> = [("pin", pins), ("unpin", unpins)].into_iter().filter_map(call).collect();
+    let mut tables = Vec::new();
+    if !sizes.is_empty() {
+        tables.push(table(&format!("Sizes by traffic{which}"), ["size", "requests", "bytes", "share"], sizes, false));
+    }
+    if !calls.is_empty() {
+        tables.push(table("Pin and unpin calls", ["call", "count", "median", "longest"], calls, false));
+    }
+    tables
 }

@@ -2,16 +2,11 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `charts.rs` | the charts and tables of a series |
-//! | `figure.rs` | the report as one object |
-//! | `page.rs`, `page.html`, `page.css`, `page.js` | the page |
+//! | `charts.rs` | the report as one object |
+//! | `page.html`, `page.css`, `page.js` | the page that shows this object |
 //! | `uplot.js`, `uplot.css`, `uplot.LICENSE` | uPlot 1.6.32, unchanged, which draws the charts |
-//! | `escape.rs` | untrusted text |
 
 mod charts;
-mod escape;
-mod figure;
-mod page;
 
 use std::error::Error;
 use std::fs;
@@ -21,9 +16,9 @@ use std::time::Duration;
 use clap::Args;
 use pinpool_loader::StopFlag;
 use pinpool_replay::{Recording, Replay};
+use serde_json::Value;
 
 use self::charts::{Charts, tables};
-use self::figure::Report;
 use crate::files::{in_file, named, why};
 use crate::input::{self, Kind, read_workload};
 use crate::interrupt::stop_at_interrupt;
@@ -34,10 +29,9 @@ use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::Terminal;
 
-const LOG_NOTE: &str = "Counters of the log restart at each raise. Requests of windows that the log does not show are not counted, so \
-                        the x axis is a lower bound, and raises between two lines are spread evenly. The log has no bytes and no times: \
-                        PINPOOL_TRACE records them.";
-const TITLE: &str = "The pool in this trace";
+const TITLE: &str = "pinpool report";
+const LOG_NOTE: &str = "The counters in a log restart at each raise, and requests between the printed lines are not counted: the x axis is \
+                        a lower bound, and unprinted raises are spread evenly. A log has no bytes and no times: PINPOOL_TRACE records them.";
 
 /// Draw a page of charts of a log, a recording or a running process
 ///
@@ -81,98 +75,126 @@ fn draw_process(args: &ReportArgs, target: &str, stop: &StopFlag) -> Result<(), 
         return Err("a process has its own settings, so --set has no effect on it: leave it out".into());
     }
     let (series, ended) = Series::of_process(target, Duration::from_secs(args.seconds), stop)?;
-    let notes =
-        vec!["The process sends its statistics once a second: changes between two of them are not seen.".to_owned()];
-    let report =
-        Charts::new(&series).report("The pools of this process", format!("process {target}"), notes, Vec::new());
-    write(&args.output, &report.html()?)?;
-    ended.map_or(Ok(()), |why| Err(format!("{target}: {why}; drawn is what it sent before").into()))
+    let notes = ["The process sends its statistics once a second: shorter changes are not visible.".to_owned()];
+    let report = Charts::new(&series).report(TITLE, &format!("process {target}"), &notes, Vec::new());
+    write(&args.output, &html(&report))?;
+    ended.map_or(Ok(()), |why| Err(format!("{target}: {why}; the report covers the time before").into()))
 }
 
 fn draw(args: &ReportArgs, set: &Set, replay: &Replay) -> Result<(), Box<dyn Error>> {
     let name = args.input.display().to_string();
     crate::trace::refuse_to_overwrite(&args.input, &args.output)?;
     let (report, warning) = read(&args.input, &name, set, replay)?;
-    write(&args.output, &report.html()?)?;
-    match warning {
-        Some(warning) => Err(format!("{name}: {warning}; drawn is what was read before").into()),
-        None => Ok(()),
-    }
+    write(&args.output, &html(&report))?;
+    let partial = |warning| Err(format!("{name}: {warning}; the report covers the part before").into());
+    warning.map_or(Ok(()), partial)
 }
 
-/// What is drawn, and why it is not all of the file, if it is not.
-fn read(path: &Path, name: &str, set: &Set, replay: &Replay) -> Result<(Report, Option<String>), Box<dyn Error>> {
+/// The report, and why it does not cover the whole file, if it does not.
+fn read(path: &Path, name: &str, set: &Set, replay: &Replay) -> Result<(Value, Option<String>), Box<dyn Error>> {
     let input = input::open(path)?;
     let kind = input::kind(input.first());
     let is_set = !set.pairs.is_empty();
-    let is_replayed = is_set && kind != Kind::Log;
-    Ok(match if is_replayed { Kind::Workload } else { kind } {
+    let report = |series: &Series, source: &str, notes: &[String], tables| {
+        Charts::new(series).report(TITLE, &format!("{name}: {source}"), notes, tables)
+    };
+    match kind {
         Kind::Log if is_set => {
-            return Err(named(path, &"a log cannot be played, so --set has no effect on it: leave it out").into());
+            Err(named(path, &"a log cannot be replayed, so --set has no effect: leave it out").into())
         }
         Kind::Log => {
             let log = crate::why::lines::read(input).map_err(|error| named(path, &error))?;
             if log.curves.is_empty() {
-                let why = "it has diagnoses of pinpool and no line to draw: `pinpool why` prints them, and PINPOOL_TRACE records charts";
+                let why =
+                    "it has diagnoses but nothing to draw: `pinpool why` prints them, and PINPOOL_TRACE records charts";
                 return Err(named(path, &why).into());
             }
-            let (messages, lines) = (grouped(log.messages), grouped(log.lines));
             let version = log.tensorflow.map_or_else(String::new, |version| format!(", of TensorFlow {version}"));
+            let source = format!("{} messages in {} lines{version}", grouped(log.messages), grouped(log.lines));
             let mut notes = vec![LOG_NOTE.to_owned()];
-            notes.extend(log.stopped.iter().map(|stopped| format!("The log is not whole: {stopped}.")));
+            notes.extend(log.stopped.iter().map(|stopped| format!("The log is incomplete: {stopped}.")));
             if log.cut > 0 {
-                notes.push(format!("{} messages are truncated or damaged and not used.", grouped(log.cut)));
+                notes.push(format!("{} truncated or damaged messages are not used.", grouped(log.cut)));
             }
-            let source = format!("{name}: {messages} messages in {lines} lines{version}");
-            let report = Charts::new(&Series::of_log(&log)).report("The pool in this log", source, notes, Vec::new());
-            (report, log.stopped)
+            Ok((report(&Series::of_log(&log), &source, &notes, Vec::new()), log.stopped))
         }
-        Kind::Workload => {
-            let workload = read_workload(path, input)?;
-            let under = if is_set { format!(" under {}", set.text.replace(',', ", ")) } else { String::new() };
-            let source = format!("{name}: {} gets, replayed{under}", grouped(workload.gets()));
-            let played = Series::of_replay("the pool", &workload, replay).map_err(|error| in_file(path, &error))?;
-            let (series, preset) = played;
-            let notes = replay_notes(set, replay, &preset, series.has_time);
-            (Charts::new(&series).report(TITLE, source, notes, Vec::new()), workload.warning().map(str::to_owned))
-        }
-        Kind::Recording => {
+        Kind::Recording if !is_set => {
             let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
             if recording.records.is_empty() {
-                let why = recording.warning.unwrap_or_else(|| "it holds no records".to_owned());
+                let why = recording.warning.unwrap_or_else(|| "it has no records".to_owned());
                 return Err(named(path, &format_args!("nothing to draw: {why}")).into());
             }
             let fact = |fact: &str| recording.pools.first().and_then(|pool| pool.fact(fact)).unwrap_or("?");
-            let records = grouped(recording.records.len() as u64);
-            let (backend, version) = (fact("backend"), fact("version"));
-            let source = format!("{name}: {records} records, backend {backend}, recorded by pinpool {version}");
+            let (records, backend, version) = (recording.records.len() as u64, fact("backend"), fact("version"));
+            let source = format!("{} records, backend {backend}, recorded by pinpool {version}", grouped(records));
             let mut notes: Vec<_> =
-                recording.warning.iter().map(|warning| format!("The trace is not whole: {warning}.")).collect();
+                recording.warning.iter().map(|warning| format!("The recording is incomplete: {warning}.")).collect();
             if recording.lost > 0 {
-                notes.push(format!("{} records were lost while it was recorded.", grouped(recording.lost)));
+                notes.push(format!("{} records were lost during the recording.", grouped(recording.lost)));
             }
-            let series = Series::of_recording(&recording);
-            (Charts::new(&series).report(TITLE, source, notes, tables(&recording)), recording.warning)
+            Ok((report(&Series::of_recording(&recording), &source, &notes, tables(&recording)), recording.warning))
         }
-    })
+        Kind::Recording | Kind::Workload => {
+            let workload = read_workload(path, input)?;
+            let under = if is_set { set.text.replace(',', ", ") } else { "the default settings".to_owned() };
+            let source = format!("{} requests, replayed under {under}", grouped(workload.gets()));
+            let played = Series::of_replay("the pool", &workload, replay).map_err(|error| in_file(path, &error))?;
+            let (series, preset) = played;
+            let limit = if replay.max_bytes.is_some() { "" } else { ", without a limit" };
+            let notes =
+                [format!("Replayed with the preset {preset} on simulated memory{limit}: there are no pin times.")];
+            Ok((report(&series, &source, &notes, Vec::new()), workload.warning().map(str::to_owned)))
+        }
+    }
 }
 
-/// What a replay does not show.
-fn replay_notes(set: &Set, replay: &Replay, preset: &str, has_time: bool) -> Vec<String> {
-    let settings = match &*set.text {
-        "" => format!(
-            "The trace has gets and puts alone: it was replayed with the default settings of the preset {preset}"
-        ),
-        text => format!("The trace was replayed under {} with the preset {preset}", text.replace(',', ", ")),
-    };
-    let limit = if replay.max_bytes.is_some() { "" } else { ", without a limit" };
-    let mut notes = vec![format!("{settings} on simulated memory, in virtual time{limit}. So there are no pin times.")];
-    if !has_time {
-        notes.push("The trace has no time: the x axis counts its gets.".to_owned());
+/// The page: everything that it needs is inside.
+fn html(report: &Value) -> String {
+    format!(
+        include_str!("page.html"),
+        title = TITLE,
+        version = env!("CARGO_PKG_VERSION"),
+        css = [include_str!("uplot.css"), include_str!("page.css")].concat(),
+        license = include_str!("uplot.LICENSE"),
+        library = include_str!("uplot.js"),
+        script = include_str!("page.js"),
+        data = embedded(&report.to_string()),
+    )
+}
+
+/// JSON as the content of a `script` element: ASCII without `<`, so that no name of a file, pool or tag can end the element.
+fn embedded(json: &str) -> String {
+    let mut safe = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '<' | '\u{7f}'.. => {
+                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| safe += &format!("\\u{unit:04x}"));
+            }
+            c => safe.push(c),
+        }
     }
-    notes
+    safe
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Box<dyn Error>> {
     fs::write(path, text).map_err(|error| named(path, &why(&error)).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_names_stay_text_and_the_page_fetches_nothing() {
+        let name = "</script><!-- \u{202E} \u{1F600} \"\\ \u{1b} ü {{data}}";
+        let page = html(&Value::from(name));
+        let (_, rest) = page.split_once("id=\"report\">").unwrap();
+        let (data, _) = rest.split_once("</script>").unwrap();
+        assert!(data.is_ascii(), "{data}");
+        assert_eq!(serde_json::from_str::<String>(data).unwrap(), name);
+        assert!(page.contains("Copyright (c) 2022 Leon Sorokin") && page.contains("MERCHANTABILITY"));
+        for fetch in ["src=", "@import", "url(", "fetch(", "XMLHttpRequest", "innerHTML"] {
+            assert!(!page.contains(fetch), "{fetch}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-// Draws the charts of the report with uPlot. Text is inserted as text, never as markup.
+// Builds the page from the report, with charts by uPlot. Text is inserted as text, never as markup.
 (() => {
 "use strict";
 const report = JSON.parse(document.getElementById("report").textContent);
@@ -25,12 +25,61 @@ const text = (unit, value) => {
   if (value === 0) return "0";
   const steps = STEPS[unit];
   const [factor, name] = [...steps].reverse().find(([factor]) => Math.abs(value) >= factor) || steps[0];
-  return `${Number((value / factor).toPrecision(4))} ${name}`.trim();
+  return `${Number((value / factor).toPrecision(4))}${name}`;
 };
+const add = (parent, tag, content, name) => {
+  const node = parent.appendChild(document.createElement(tag));
+  if (content != null) node.textContent = content;
+  if (name) node.className = name;
+  return node;
+};
+
+const header = document.querySelector("header");
+add(header, "h1", report.title);
+add(header, "p", report.source, "file");
+for (const { name, lines, is_alarm } of report.diagnoses) {
+  const box = add(header, "div", null, `diagnosis ${is_alarm ? "alarm" : "calm"}`);
+  add(box, "strong", name);
+  lines.forEach((line) => add(add(box, "p"), line.startsWith("export ") ? "code" : "span", line));
+}
+const main = document.querySelector("main");
+const facts = add(main, "dl");
+for (const [name, value] of report.facts) {
+  const fact = add(facts, "div");
+  add(fact, "dt", name);
+  add(fact, "dd", value);
+}
+const figures = add(main, "div", null, "figures");
+for (const { id, title, description } of report.charts) {
+  const section = add(figures, "section");
+  add(section, "h2", title);
+  const figure = add(section, "figure");
+  figure.id = id;
+  add(figure, "figcaption", description);
+}
+for (const { name, is_open, head, rows } of report.tables) {
+  const details = add(main, "details");
+  details.open = is_open;
+  add(details, "summary", name);
+  const table = add(details, "table");
+  const first = add(table, "tr");
+  head.forEach((cell) => (add(first, "th", cell).scope = "col"));
+  rows.forEach((cells) => {
+    const row = add(table, "tr");
+    cells.forEach((cell) => add(row, "td", cell));
+  });
+}
+if (report.notes.length > 0) {
+  const section = add(main, "section");
+  add(section, "h2", "Notes");
+  const list = add(section, "ul");
+  report.notes.forEach((note) => add(list, "li", note));
+}
+
 const isMark = ({ shape }) => shape === "triangles" || shape === "crosses";
 const holds = ({ shape }) => shape === "steps" || shape === "area";
 
-// The columns of a panel with a common x; areas are stacked, with their own values beside.
+// The columns of a panel with a common x; areas are stacked, each with its own values.
 function columns(series, x) {
   const shift = x.clock || 0;
   const tables = series.map(({ points }) => [points.map((point) => point[0] + shift), points.map((point) => point[1])]);
@@ -99,7 +148,7 @@ function draw(figure, panel, parent) {
 let charts = [];
 function drawAll() {
   charts.forEach((chart) => chart && chart.destroy());
-  charts = report.figures.flatMap((figure) => {
+  charts = report.charts.flatMap((figure) => {
     const parent = document.getElementById(figure.id);
     return figure.panels.map((panel) => draw(figure, panel, parent));
   });

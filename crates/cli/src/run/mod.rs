@@ -1,6 +1,6 @@
-//! `pinpool run`: starts a program with its page-locked memory served from a pool, by a library that is loaded before it.
+//! `pinpool run`: starts a program with a preloaded library that serves its pinned memory from a pool.
 //!
-//! The program takes the place of this process, so its exit status, its signals and its terminal are its own.
+//! The program replaces this process, and keeps its exit status, signals and terminal.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -18,16 +18,14 @@ use pinpool_cli::terminal::Terminal;
 
 mod program;
 
-use program::Program;
-
-/// The file of the library.
+/// The file name of the library.
 const LIBRARY: &str = "libpinpool_preload.so";
-/// Names the library where it is not beside this tool.
+/// The path of the library, if it is not next to the tool.
 const LIBRARY_VARIABLE: &str = "PINPOOL_PRELOAD_LIB";
 const LOG_VARIABLE: &str = "PINPOOL_PRELOAD_LOG";
 const STATS_VARIABLE: &str = "PINPOOL_PRELOAD_STATS";
 const SYNC_VARIABLE: &str = "PINPOOL_PRELOAD_SYNC";
-const OPTIONS: &str = "options of the run are --log FILE, --stats and --sync";
+const OPTIONS: &str = "the options are --log FILE, --stats and --sync";
 const PRELOAD: &str = "LD_PRELOAD";
 
 /// Run an unmodified CUDA program with its pinned memory served from a pool
@@ -70,16 +68,16 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), ExitError> 
     }
     let library = library().map_err(|why| fail(terminal, why, ExitError::Failure))?;
     let Some((name, arguments)) = args.program.split_first() else { return Ok(()) };
-    let program = Program::find(name).map_err(|error| refuse(terminal, name, &error))?;
-    if let Some(why) = program.ignores_preloads() {
-        terminal.message(format!("{}: {why}, so nothing of it is served", name.display()));
+    let program = program::find(name).map_err(|error| refuse(terminal, name, &error))?;
+    if let Some(why) = program::ignores_preloads(&program) {
+        terminal.message(format!("{}: {why}: its memory is not served from the pool", name.display()));
     }
     let mut preload = OsString::from(library);
     if let Some(others) = env::var_os(PRELOAD).filter(|others| !others.is_empty()) {
         preload.push(":");
         preload.push(others);
     }
-    let mut command = Command::new(program.path());
+    let mut command = Command::new(program);
     command.arg0(name).args(arguments).envs(settings).env(PRELOAD, preload);
     if let Some(log) = &args.log {
         command.env(LOG_VARIABLE, std::path::absolute(log).unwrap_or_else(|_| log.clone()));
@@ -92,11 +90,11 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), ExitError> 
     Err(refuse(terminal, name, &command.exec()))
 }
 
-/// The variables of the settings, each of which can be read.
+/// The settings as valid variables.
 fn settings(settings: &[String], terminal: &Terminal) -> Result<Vec<(String, String)>, ExitError> {
     let variable = |setting: &String| {
         if !setting.contains('=') {
-            let why = format!("{setting}: a setting is NAME=VALUE, and the program stands behind --; {OPTIONS}");
+            let why = format!("{setting}: a setting is NAME=VALUE, and the program follows --; {OPTIONS}");
             return Err(fail(terminal, why, ExitError::Settings));
         }
         pair(setting).map_err(|why| {
@@ -107,21 +105,21 @@ fn settings(settings: &[String], terminal: &Terminal) -> Result<Vec<(String, Str
     settings.iter().map(variable).collect()
 }
 
-/// Whether the log can be written. A file that is not there is made and removed: each process may have one of its own.
+/// Whether the log can be written. A missing file is created and removed, since each process may have a separate log.
 fn check_log(log: &Path) -> Result<(), String> {
-    // A number that no process has, where the library puts the one of its process.
+    // The library inserts the process id; 0 is not used.
     let path = PathBuf::from(log.to_string_lossy().replace("%p", "0"));
     let written = match fs::metadata(&path) {
         Ok(facts) if facts.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         Ok(facts) if facts.is_file() => File::options().append(true).open(&path).map(drop),
-        // To open a pipe would wait for its reader.
+        // Opening a pipe would wait for its reader.
         Ok(_) => Ok(()),
         Err(_) => File::options().append(true).create(true).open(&path).and_then(|_made| fs::remove_file(&path)),
     };
     written.map_err(|error| format!("--log {} cannot be written: {error}", log.display()))
 }
 
-/// The library: where the variable says, beside this tool, or in the `lib` next to its folder.
+/// The library: named by the variable, next to this tool, or in `../lib`.
 fn library() -> Result<PathBuf, String> {
     if let Some(path) = env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
@@ -136,22 +134,22 @@ fn library() -> Result<PathBuf, String> {
     let found = places.iter().find_map(|place| place.canonicalize().ok());
     loadable(found.ok_or_else(|| {
         format!(
-            "no {LIBRARY} in {} or {}: build it with `cargo build --release -p pinpool-preload`, or name it by {LIBRARY_VARIABLE}",
+            "no {LIBRARY} in {} or {}: build it with `cargo build --release -p pinpool-preload`, or set {LIBRARY_VARIABLE}",
             folder.display(),
             folder.join("../lib").display()
         )
     })?)
 }
 
-/// The loader splits the list of libraries at spaces and colons.
+/// The dynamic loader splits the list of libraries at spaces and colons.
 fn loadable(path: PathBuf) -> Result<PathBuf, String> {
     match path.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b' ' | b':')) {
-        true => Err(format!("{}: LD_PRELOAD takes no path with a space or a colon; move the library", path.display())),
+        true => Err(format!("{}: LD_PRELOAD does not support spaces and colons; move the library", path.display())),
         false => Ok(path),
     }
 }
 
-/// Why the program does not run, with the exit status of the shells.
+/// Prints why the program does not run; the exit status of the shells.
 fn refuse(terminal: &Terminal, program: &OsStr, error: &io::Error) -> ExitError {
     let status = if error.kind() == io::ErrorKind::NotFound { ExitError::NotFound } else { ExitError::NotExecutable };
     fail(terminal, format!("{}: {error}", program.display()), status)

@@ -12,6 +12,7 @@ pub(crate) mod socket;
 
 use std::cmp::Ordering;
 
+use pinpool_cli::terminal::one_line;
 use pinpool_observe::judge::Cause;
 use serde_json::Value;
 
@@ -28,7 +29,7 @@ pub(crate) fn is_alarm(pool: &Value) -> bool {
     pool["why"]["is_alarm"].as_bool().unwrap_or(false)
 }
 
-/// An unpinned pool next to pinned pools of the process is a problem that no pool detects by itself.
+/// An unpinned pool next to pinned pools of the process is a problem that no pool can detect.
 pub(crate) fn mark_unpinned(object: &mut Value) {
     let Some(pools) = object["pools"].as_array_mut() else { return };
     let has_pinned = pools.iter().any(|pool| pool["snapshot"]["is_pinned"] == true);
@@ -57,11 +58,6 @@ pub(crate) fn lost_share(pool: &Value) -> Option<f64> {
     Some(if of > 0.0 { lost / of } else { 0.0 })
 }
 
-/// Replaces control characters, since names come from other processes.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
-}
-
 /// Whether this is a process id (and no file of that name) or a socket.
 pub(crate) fn names_process(target: &str) -> bool {
     use std::os::unix::fs::FileTypeExt;
@@ -73,7 +69,7 @@ pub(crate) fn names_process(target: &str) -> bool {
 
 /// The name of a pool, or its number.
 pub(crate) fn name_of(pool: &Value) -> String {
-    pool["name"].as_str().map_or_else(|| format!("pool {}", pool["number"]), printable)
+    pool["name"].as_str().map_or_else(|| format!("pool {}", pool["number"]), one_line)
 }
 
 #[cfg(test)]
@@ -81,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unpinned_pool_comes_first_where_others_are_pinned() {
+    fn an_unpinned_pool_comes_first_if_others_are_pinned() {
         let pool = |name: &str, is_pinned: bool, cause: &str, lost: f64| {
             serde_json::json!({
                 "name": name, "snapshot": { "is_pinned": is_pinned },

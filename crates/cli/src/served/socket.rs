@@ -39,7 +39,7 @@ pub(crate) fn first_line(
     let length = path.as_os_str().len();
     if length > PATH_BYTES_MAX {
         return Err(format!(
-            "{}: the path has {length} bytes, and that of a socket at most {PATH_BYTES_MAX}",
+            "{}: the path has {length} bytes; a socket path has at most {PATH_BYTES_MAX}",
             path.display()
         )
         .into());

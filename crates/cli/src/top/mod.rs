@@ -25,9 +25,9 @@ use self::history::History;
 use self::session::Session;
 use crate::interrupt::stop_at_interrupt;
 use crate::served::socket::{Newest, first_line, statistics};
-use crate::served::{is_alarm, name_of, on_host, pools, printable, worst_first};
+use crate::served::{is_alarm, name_of, on_host, pools, worst_first};
 use pinpool_cli::exit::ExitError;
-use pinpool_cli::terminal::{Terminal, to_stdout};
+use pinpool_cli::terminal::{Terminal, one_line, to_stdout};
 
 pub(crate) use self::session::restore;
 
@@ -97,7 +97,7 @@ fn text_of(pool: &Value) -> String {
     let texts = texts.iter().map(String::as_str).chain(["table", "dump"].map(|name| pool[name].as_str().unwrap_or("")));
     let texts: Vec<_> = texts.filter(|text| !text.is_empty()).collect();
     let text = if texts.is_empty() { "the process runs another version of pinpool" } else { &texts.join("\n\n") };
-    let text = text.lines().map(printable).collect::<Vec<_>>().join("\n");
+    let text = text.lines().map(one_line).collect::<Vec<_>>().join("\n");
     format!("{}: {text}\n", name_of(pool))
 }
 

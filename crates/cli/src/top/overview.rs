@@ -1,7 +1,9 @@
 //! All pools in one table, the one that loses most first.
 
 use pinpool::unstable::ledger::{self, LedgerOwner, LedgerReport};
-use pinpool_cli::table::{columns, columns_left, format_about};
+use pinpool_cli::table::{columns, columns_left};
+use pinpool_cli::terminal::one_line;
+use pinpool_os::words::{Size, Time};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
@@ -10,7 +12,7 @@ use ratatui::widgets::Paragraph;
 use serde_json::Value;
 
 use crate::series::snapshot_of;
-use crate::served::{by_badness, lost_share, name_of, pools, printable};
+use crate::served::{by_badness, lost_share, name_of, pools};
 
 const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "limit", "in use", "oldest owner", "why"];
 /// What a process does not say: it runs another version.
@@ -48,16 +50,16 @@ pub(super) fn shared_limits() -> (Vec<LedgerReport>, Vec<String>) {
 }
 
 fn text(report: &LedgerReport) -> String {
-    let limit = report.max_bytes.map_or_else(|| "none".to_owned(), format_about);
+    let limit = in_words(report.max_bytes);
     let title = ["pool", "process", "held", "idle", "wanted"].map(str::to_owned).to_vec();
     let row = |owner: &LedgerOwner| {
         let pool = if owner.pool.is_empty() { "-" } else { &owner.pool };
         let away = if owner.is_elsewhere { " (another namespace)" } else { "" };
-        let bytes = [owner.held_bytes, owner.idle_bytes, owner.wanted_bytes].map(format_about);
+        let bytes = [owner.held_bytes, owner.idle_bytes, owner.wanted_bytes].map(|bytes| Size(bytes).to_string());
         [vec![pool.to_owned(), format!("{}{away}", owner.pid)], bytes.to_vec()].concat()
     };
     let rows: Vec<_> = std::iter::once(title).chain(report.owners.iter().map(row)).collect();
-    let head = format!("shared limit {}: {limit}, held {}\n", report.name, format_about(report.held_bytes));
+    let head = format!("shared limit {}: {limit}, held {}\n", report.name, Size(report.held_bytes));
     head + &columns(&rows)
 }
 
@@ -71,17 +73,21 @@ fn row(object: &Value, pool: &Value) -> Vec<String> {
         object["process"].to_string(),
         cut(&name_of(pool)),
         lost_share(pool).map_or_else(|| UNKNOWN.to_owned(), |share| format!("{:.1} %", share * 100.0)),
-        printable(cause.unwrap_or(UNKNOWN)),
-        format_about(now.held_bytes),
-        now.max_bytes.map_or_else(|| "none".to_owned(), format_about),
-        format_about(now.used_bytes),
-        oldest.map_or_else(|| "-".to_owned(), |(age, tag)| format!("{} s {}", age.as_secs(), cut(tag))),
-        printable(found),
+        one_line(cause.unwrap_or(UNKNOWN)),
+        Size(now.held_bytes).to_string(),
+        in_words(now.max_bytes),
+        Size(now.used_bytes).to_string(),
+        oldest.map_or_else(|| "-".to_owned(), |(age, tag)| format!("{} {}", cut(tag), Time(age))),
+        one_line(found),
     ]
 }
 
+fn in_words(max_bytes: Option<u64>) -> String {
+    max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string())
+}
+
 fn cut(name: &str) -> String {
-    let name = printable(name);
+    let name = one_line(name);
     if name.chars().count() <= CELL { name } else { name.chars().take(CELL - 1).chain(['~']).collect() }
 }
 
@@ -119,8 +125,8 @@ mod tests {
         let other = serde_json::json!({ "process": 22, "pools": [pool("leaky", true, 0.0)] });
         let text = of(&[one, other]);
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "pid  pool   lost    cause  held   limit  in use  oldest owner  why");
-        assert_eq!(lines[1], "22   leaky  0.0 %   x      3 MiB  none   1 MiB   9 s a?b       of leaky");
+        assert_eq!(lines[0], "pid  pool   lost    cause  held    limit  in use  oldest owner  why");
+        assert_eq!(lines[1], "22   leaky  0.0 %   x      3.0MiB  none   1.0MiB  a\\nb 9.0s     of leaky");
         assert!(lines[2].starts_with("1    slow   50.0 %") && lines[3].starts_with("1    calm   1.0 %"), "{text}");
         assert!(of(&[]).contains("start one with PINPOOL_SOCKET=1"));
     }

@@ -12,8 +12,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Sparkline};
 
 use super::history::{History, lost_ns};
-use crate::served::printable;
 use pinpool_cli::table::grouped;
+use pinpool_cli::terminal::one_line;
+use pinpool_os::words::{Size, Time};
 
 /// Width of the names before the bars.
 const NAME: usize = 12;
@@ -44,7 +45,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
     ])
     .areas(area);
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    let title = format!(" {}  {progress}  seen for {}", printable(&history.title), seconds(history.elapsed));
+    let title = format!(" {}  {progress}  observed for {}", one_line(&history.title), Time(history.elapsed));
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);
     let color = if history.is_alarm { Color::Red } else { Color::Green };
@@ -64,25 +65,25 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
 }
 
 fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
-    let pinned = in_units(now.held_bytes);
+    let pinned = Size(now.held_bytes);
     let title = match now.max_bytes {
         Some(max) if max > 0 => {
             let share = now.held_bytes as f64 / max as f64 * 100.0;
-            format!(" Bytes: {pinned} of the limit {} pinned, {share:.1} % ", in_units(max))
+            format!(" Bytes: {pinned} held of the limit {}, {share:.1} % ", Size(max))
         }
-        _ => format!(" Bytes: {pinned} pinned, no limit "),
+        _ => format!(" Bytes: {pinned} held, no limit "),
     };
     let block = Block::bordered().title(title);
     let inner = block.inner(area);
     frame.render_widget(block, area);
     // Each bar has its own character, so that bars differ without colours.
     let rows = [
-        ("pinned", now.held_bytes, '█', Color::Blue),
+        ("held", now.held_bytes, '█', Color::Blue),
         ("in use", now.used_bytes.saturating_sub(now.in_flight_bytes), '▓', Color::Green),
         ("in flight", now.in_flight_bytes, '▒', Color::Yellow),
         ("idle", now.idle_bytes, '░', Color::Cyan),
         ("free", now.free_bytes, '·', Color::Gray),
-        ("not pinned", now.fallback_bytes, '!', Color::Red),
+        ("pageable", now.fallback_bytes, '!', Color::Magenta),
     ];
     // Relative to the held bytes: relative to a high limit the bars would be too short.
     let full = now.held_bytes.max(now.used_bytes).max(1);
@@ -91,7 +92,7 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
         let bar = bar(bytes, full, room, letter);
         Line::from(vec![
             Span::raw(format!("{name:<NAME$}")),
-            Span::raw(format!("{:>BYTES$} ", in_units(bytes))),
+            Span::raw(format!("{:>BYTES$} ", Size(bytes))),
             Span::styled(bar, Style::new().fg(color)),
         ])
     });
@@ -108,20 +109,22 @@ fn bar(bytes: u64, full: u64, room: usize, letter: char) -> String {
 
 fn draw_curves(frame: &mut Frame<'_>, area: Rect, history: &History) {
     let [left, right] = Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(area);
-    let lost = history.rate(lost_ns) / 1e9;
-    let all = seconds(Duration::from_nanos(lost_ns(&history.now)));
-    let time = |most: u64| seconds(Duration::from_micros(most));
+    let lost = Time(Duration::from_secs_f64(history.rate(lost_ns) / 1e9));
+    let all = Time(Duration::from_nanos(lost_ns(&history.now)));
+    let time = |most: u64| Time(Duration::from_micros(most)).to_string();
     draw_curve(
         frame,
         left,
         &match history.now.waiting {
-            0 => format!("Lost: {lost:.2} s a second, {all} in all"),
-            waiting => format!("{} waiting, {all} lost in all", counted(waiting, "thread")),
+            0 => format!("Lost: {lost} per s, {all} total"),
+            waiting => format!("{} waiting, {all} lost", counted(waiting, "thread")),
         },
         &history.lost,
         time,
     );
-    draw_curve(frame, right, &format!("Held: {}", in_units(history.now.held_bytes)), &history.held, in_units);
+    draw_curve(frame, right, &format!("Held: {}", Size(history.now.held_bytes)), &history.held, |most| {
+        Size(most).to_string()
+    });
 }
 
 fn draw_curve(frame: &mut Frame<'_>, area: Rect, title: &str, values: &VecDeque<u64>, text: impl Fn(u64) -> String) {
@@ -139,10 +142,10 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
     let now = &history.now;
     let percent = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.2} %"));
     let row = |name: &str, counter: fn(&Snapshot) -> u64| {
-        format!("{name:<10}{:>9} /s {:>13} in all", rate(history.rate(counter)), grouped(counter(now)))
+        format!("{name:<10}{:>9} /s {:>13} total", rate(history.rate(counter)), grouped(counter(now)))
     };
     let left = [
-        row("gets", |now| now.gets),
+        row("requests", |now| now.gets),
         row("misses", |now| now.misses),
         row("pins", |now| now.page_locks),
         row("evictions", |now| now.evicted),
@@ -179,9 +182,9 @@ fn why_lines(why: &[String], width: usize, room: usize) -> Vec<String> {
     cause
 }
 
-/// Wraps the line at `width`; later lines are indented by two.
+/// Wraps the text at `width`; further lines are indented by two.
 fn wrapped(line: &str, width: usize) -> Vec<String> {
-    let line = printable(line);
+    let line = one_line(line);
     let blanks = line.chars().take_while(|&letter| letter == ' ').count();
     let mut lines = vec![" ".repeat(blanks)];
     for word in line.split_whitespace() {
@@ -199,39 +202,21 @@ fn wrapped(line: &str, width: usize) -> Vec<String> {
 
 /// The oldest copy and the owners.
 fn holders(now: &Snapshot) -> Vec<String> {
-    let oldest = match (now.oldest_copy, now.oldest_copy_stream) {
-        (None, _) => None,
-        (Some(age), None) => Some(format!("oldest copy: {}", seconds(age))),
-        (Some(age), Some(stream)) => Some(format!("oldest copy: {} on stream {stream:#x}", seconds(age))),
-    };
+    let oldest = now.oldest_copy.map(|age| {
+        let stream = now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream {stream:#x}"));
+        format!("oldest copy: {}{stream}", Time(age))
+    });
     let owners = now.holders.iter().map(|owner| {
-        let age = owner.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", seconds(age)));
-        let (bytes, buffers) = (in_units(owner.bytes), grouped(owner.buffers));
-        let noun = if owner.buffers == 1 { "buffer" } else { "buffers" };
-        format!("{bytes:>BYTES$} in {buffers} {noun} of {}{age}", printable(&owner.tag))
+        let age = owner.oldest.map_or_else(String::new, |age| format!(", the oldest {}", Time(age)));
+        let (bytes, buffers) = (Size(owner.bytes), counted(owner.buffers, "buffer"));
+        format!("{bytes:>BYTES$} {} ({buffers}{age})", one_line(&owner.tag))
     });
     oldest.into_iter().chain(owners).collect()
-}
-
-fn seconds(time: Duration) -> String {
-    match time.as_secs() {
-        0 => format!("{} ms", time.as_millis()),
-        seconds @ 1..=119 => format!("{seconds}.{} s", time.subsec_millis() / 100),
-        seconds => format!("{} min {} s", seconds / 60, seconds % 60),
-    }
 }
 
 fn rate(value: f64) -> String {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Saturates.
     if value >= 100.0 { grouped(value.round() as u64) } else { format!("{value:.1}") }
-}
-
-fn in_units(bytes: u64) -> String {
-    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
-    match units.into_iter().find(|(shift, _)| bytes >> shift > 0) {
-        Some((shift, unit)) => format!("{:.2} {unit}", bytes as f64 / (1_u64 << shift) as f64),
-        None => format!("{bytes} B"),
-    }
 }
 
 #[cfg(test)]
@@ -273,53 +258,47 @@ mod tests {
         history
     }
 
-    fn drawn(width: u16, height: u16) -> Vec<String> {
+    /// The rows, and all red text.
+    fn drawn(width: u16, height: u16) -> (Vec<String>, String) {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(frame, &history(), "42 % loaded", "")).unwrap();
         let buffer = terminal.backend().buffer().clone();
         let row = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
-        (0..height).map(row).collect()
+        let red = buffer.content.iter().filter(|cell| cell.fg == Color::Red).map(|cell| cell.symbol()).collect();
+        ((0..height).map(row).collect(), red)
     }
 
     #[test]
-    fn every_figure_is_on_a_small_and_on_a_large_screen() {
+    fn a_screen_shows_all_values_uses_all_rows_and_colours_the_cause_only() {
         for (width, height) in [(80, 24), (200, 50)] {
-            let lines = drawn(width, height);
+            let (lines, red) = drawn(width, height);
             let text = lines.join("\n");
-            let words = [
-                "pinpool top train: adaptive on sim  42 % loaded  seen for 1.0 s",
-                "leak: 9 buffers of loader/images are out",
+            for words in [
+                "pinpool top train: adaptive on sim  42 % loaded  observed for 1.0s",
                 "\n  to do: put them back",
-                "Bytes: 1.00 GiB of the limit 2.00 GiB pinned, 50.0 %",
-                "  600.00 MiB in 9 buffers of loader?images, the oldest for 2 min 5 s",
-                "in flight     100.00 MiB ▒",
-                "not pinned           0 B",
+                "Bytes: 1.0GiB held of the limit 2.0GiB, 50.0 %",
+                "    600.0MiB loader\\nimages (9 buffers, the oldest 2.1min)",
+                "in flight       100.0MiB ▒",
+                "pageable              0B",
                 "hit rate   99.00 %, all 97.80 %",
-                "Lost: 0.25 s a second, 250 ms in all",
-                "0 to 250 ms",
-                "Held: 1.00 GiB",
-                "gets          4,000 /s         4,100 in all",
+                "Lost: 250.0ms per s, 250.0ms total",
+                "0 to 250.0ms",
+                "Held: 1.0GiB",
+                "0 to 1.0GiB",
+                "requests      4,000 /s         4,100 total",
                 "idle limit 110 buffers",
                 "pins           12.0 /s",
-                "oldest copy: 1.2 s on stream 0xbeef",
+                "oldest copy: 1.2s on stream 0xbeef",
                 "q or Ctrl-C ends",
-            ];
-            for word in words {
-                assert!(text.contains(word), "no \"{word}\" in {width}x{height}:\n{text}");
+            ] {
+                assert!(text.contains(words), "no \"{words}\" in {width}x{height}:\n{text}");
             }
-            let bar = |name: &str, letter| {
-                let line = lines.iter().find(|line| line.contains(name)).unwrap();
-                line.matches(letter).count()
-            };
-            let full = usize::from(width) - 2 - NAME - BYTES - 2;
-            assert_eq!(bar("│pinned", '█'), full, "all that is held");
-            assert_eq!(bar("│not pinned", '!'), 0);
-            assert!(lines[usize::from(height) - 2].contains("loader?images"), "all rows are used:\n{text}");
+            assert_eq!(red, "leak: 9 buffers of loader/images are out", "{text}");
+            let held = lines.iter().find(|line| line.starts_with("│held")).unwrap();
+            assert_eq!(held.matches('█').count(), usize::from(width) - 2 - NAME - BYTES - 2, "all that is held");
+            assert!(lines[usize::from(height) - 2].contains("images"), "all rows are used:\n{text}");
+            assert!(lines.iter().all(|line| !line.is_empty()), "all rows are used:\n{text}");
         }
-    }
-
-    #[test]
-    fn a_tiny_screen_is_no_error() {
         for (width, height) in [(1, 1), (10, 3), (30, 12)] {
             drawn(width, height);
         }

@@ -1,4 +1,4 @@
-//! Trace events as JSON: a track of bytes for each pool, calls of the back-end and gets that took time as slices of their threads.
+//! Trace events as JSON: a track of bytes for each pool, and a slice of its thread for each driver call and slow request.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -52,7 +52,7 @@ fn micros(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-/// What a record is in addition to a change of bytes: a call that took time, or a moment.
+/// The event of a record that is more than a change of bytes: a slice or an instant.
 fn slice(record: &Record, recording: &Recording) -> Option<Value> {
     let Record { time_ns, thread, pool, event } = *record;
     if event.buffer().is_some()
@@ -61,7 +61,7 @@ fn slice(record: &Record, recording: &Recording) -> Option<Value> {
         return None;
     }
     let (name, fields) = described(&event, recording);
-    // Times are those of the end.
+    // A record has the time of the end.
     Some(match fields.get("took_ns").and_then(Value::as_u64) {
         Some(took_ns) => {
             let begun = micros(time_ns.saturating_sub(took_ns));

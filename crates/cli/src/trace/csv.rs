@@ -1,4 +1,4 @@
-//! A line for each record; a column that a record does not have is empty.
+//! A line for each record; columns that a record does not have are empty.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::described;
 
-/// The columns behind time, thread, pool and event: fields of events.
+/// The columns after time, thread, pool and event: fields of events.
 const COLUMNS: [&str; 12] = [
     "id",
     "bytes",

@@ -90,7 +90,7 @@ fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
     }
     let recording = Recording::read(input.into_bytes()).map_err(|error| in_trace(&error))?;
     if recording.records.is_empty() {
-        let why = recording.warning.as_deref().unwrap_or("it holds no gets, puts or other records");
+        let why = recording.warning.as_deref().unwrap_or("it has no records");
         return Err(in_trace(&format_args!("nothing to print: {why}")).into());
     }
     match &args.output {
@@ -127,13 +127,13 @@ fn unended(recording: &Recording) -> Option<String> {
     let (shown, more) = (names.iter().take(UNENDED_SHOWN).cloned().collect::<Vec<_>>().join(", "), names.len());
     let more = if more > UNENDED_SHOWN { format!(" and {} more", more - UNENDED_SHOWN) } else { String::new() };
     (!names.is_empty())
-        .then(|| format!("no end is recorded of {shown}{more}: the process was killed, or exited while they lived"))
+        .then(|| format!("no recorded end of {shown}{more}: the process was killed, or exited without dropping them"))
 }
 
 /// Writing to the input would truncate it before it is read.
 pub(crate) fn refuse_to_overwrite(input: &Path, output: &Path) -> Result<(), String> {
     let same = matches!((input.canonicalize(), output.canonicalize()), (Ok(input), Ok(output)) if input == output);
-    if same { Err(format!("{}: is the input; name another file", output.display())) } else { Ok(()) }
+    if same { Err(format!("{}: this is the input; name another file", output.display())) } else { Ok(()) }
 }
 
 fn in_file(path: &Path, error: &dyn std::fmt::Display) -> String {

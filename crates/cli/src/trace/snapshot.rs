@@ -1,60 +1,59 @@
-//! A snapshot as `torch.cuda.memory._snapshot()` returns it, for memory_viz: the memory at the end as segments with blocks, and
-//! the way there as one trace.
+//! A snapshot as `torch.cuda.memory._snapshot()` returns it, for memory_viz: the memory at the end as segments with blocks, and its
+//! history as one trace.
 //!
-//! A buffer is allocated by its get and freed by its put, or by the end of its copies; what a back-end pins is mapped into a
-//! segment, which adjoining pieces are one of, since a buffer may lie across them. memory_viz plays the trace backwards from
-//! the end, so each entry must be undone by what is there then: a block lies in a segment, and what is freed was allocated.
-//! So memory whose page-lock is not in the recording is mapped for the time that it is known, and memory whose address is not
-//! has one of its own. The last frame of an entry names the tag, else the thread, and the pool; those before are the call stack of
-//! a get that was sampled.
+//! A buffer is allocated by its request and freed by its release, or by the end of its copies. Pinned memory is mapped into segments;
+//! adjoining pieces form one segment, since a buffer may span them. memory_viz plays the trace backwards from the end, so each entry
+//! must be reversible: a block lies in a segment, and what is freed was allocated. Therefore memory with an unrecorded pin call is
+//! mapped while it is known, and memory with an unknown address gets an invented one. The last frame of an entry names the tag, or the
+//! thread, and the pool; the frames before it are the call stack of a sampled request.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
 use pinpool_replay::{Event, Record, Recording};
+use serde_json::{Value, json};
 
-use super::name_of;
-use super::pickle::Pickle;
+use super::{name_of, pickle};
 
-/// Addresses of memory whose own is not in the recording begin here, and each is a multiple of the second number.
+/// Invented addresses begin here, and each is a multiple of the second number.
 const UNKNOWN_FROM: u64 = 1 << 62;
 const UNKNOWN_STEP: u64 = 1 << 21;
-/// Most bytes of a buffer there.
+/// Most bytes of a buffer at an invented address.
 const UNKNOWN_BYTES_MAX: u64 = 1 << 48;
 /// memory_viz has no larger numbers.
 const NUMBER_MAX: u64 = i64::MAX as u64;
 
-/// A buffer that is held.
+/// A buffer in use or in flight.
 #[derive(Clone, Copy)]
 struct Held {
     bytes: u64,
     address: u64,
-    /// Put, while devices may still use it.
+    /// Returned, but devices may still read it.
     is_in_flight: bool,
-    /// Its entry `alloc`, and the call stack of its get; 0 of one that was not sampled.
+    /// Its entry `alloc`, and the call stack of its request; 0 if that was not sampled.
     entry: usize,
     stack: u32,
 }
 
-/// Where a buffer's memory is.
+/// The memory of a buffer.
 #[derive(Clone, Copy)]
 struct Place {
     address: u64,
     bytes: u64,
-    /// Mapped for this buffer alone.
+    /// Mapped for this buffer only.
     is_own: bool,
 }
 
 struct Memory<'a> {
     recording: &'a Recording,
-    /// First byte and length of what is mapped; no two adjoin.
+    /// Start and length of mapped memory; no two adjoin.
     segments: BTreeMap<u64, u64>,
     places: HashMap<(u32, u64), Place>,
     held: HashMap<(u32, u64), Held>,
-    /// Who is held at an address. No two overlap.
+    /// The buffer held at an address. No two overlap.
     held_at: BTreeMap<u64, (u32, u64)>,
     next_unknown: u64,
-    entries: Vec<Pickle>,
+    entries: Vec<Value>,
 }
 
 pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
@@ -65,27 +64,20 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
     let mut blocks: Vec<_> = held.into_values().collect();
     blocks.sort_by_key(|held| held.address);
     let segments = segments.into_iter().map(|(address, bytes)| segment(address, bytes, &blocks, recording)).collect();
-    let snapshot = Pickle::Dictionary(vec![
-        ("segments", Pickle::List(segments)),
-        ("device_traces", Pickle::List(vec![Pickle::List(entries)])),
-        ("allocator_settings", Pickle::Dictionary(Vec::new())),
-        ("external_annotations", Pickle::List(Vec::new())),
-    ]);
-    snapshot.write(out)
+    let snapshot = json!({
+        "segments": Value::Array(segments), "device_traces": [Value::Array(entries)], "allocator_settings": {},
+        "external_annotations": [],
+    });
+    pickle::write(&snapshot, out)
 }
 
-/// A segment whose blocks fill it: those that are held, and what is between them.
-fn segment(address: u64, bytes: u64, held: &[Held], recording: &Recording) -> Pickle {
+/// A segment, filled with the held buffers and the gaps between them.
+fn segment(address: u64, bytes: u64, held: &[Held], recording: &Recording) -> Value {
     let end = address.saturating_add(bytes);
     let (mut blocks, mut at, mut active, mut allocated) = (Vec::new(), address, 0, 0);
     let mut add = |at: u64, bytes: u64, state: &str, stack: u32| {
-        blocks.push(Pickle::Dictionary(vec![
-            ("address", at.into()),
-            ("size", bytes.into()),
-            ("requested_size", bytes.into()),
-            ("state", state.into()),
-            ("frames", Pickle::List(frames(recording, stack))),
-        ]));
+        let frames = frames(recording, stack);
+        blocks.push(json!({ "address": at, "size": bytes, "requested_size": bytes, "state": state, "frames": frames }));
     };
     for held in held.iter().filter(|held| (address..end).contains(&held.address)) {
         if held.address > at {
@@ -100,30 +92,17 @@ fn segment(address: u64, bytes: u64, held: &[Held], recording: &Recording) -> Pi
     if at < end {
         add(at, end - at, "inactive", 0);
     }
-    Pickle::Dictionary(vec![
-        ("device", 0.into()),
-        ("address", address.into()),
-        ("total_size", bytes.into()),
-        ("allocated_size", allocated.into()),
-        ("active_size", active.into()),
-        ("requested_size", allocated.into()),
-        ("stream", 0.into()),
-        ("segment_type", "large".into()),
-        ("segment_pool_id", Pickle::List(vec![0.into(), 0.into()])),
-        ("is_expandable", 1.into()),
-        ("frames", Pickle::List(Vec::new())),
-        ("blocks", Pickle::List(blocks)),
-    ])
+    json!({
+        "device": 0, "address": address, "total_size": bytes, "allocated_size": allocated, "active_size": active,
+        "requested_size": allocated, "stream": 0, "segment_type": "large", "segment_pool_id": [0, 0], "is_expandable": 1,
+        "frames": [], "blocks": blocks,
+    })
 }
 
 /// The frames of a call stack; none of 0.
-fn frames(recording: &Recording, stack: u32) -> Vec<Pickle> {
+fn frames(recording: &Recording, stack: u32) -> Vec<Value> {
     let frames = recording.stacks.get(&stack).into_iter().flatten();
-    frames.map(|at| frame(at.name.clone(), at.file.clone(), at.line.into())).collect()
-}
-
-fn frame(name: String, file: String, line: u64) -> Pickle {
-    Pickle::Dictionary(vec![("name", Pickle::Text(name)), ("filename", Pickle::Text(file)), ("line", line.into())])
+    frames.map(|at| json!({ "name": at.name, "filename": at.file, "line": at.line })).collect()
 }
 
 impl Memory<'_> {
@@ -134,7 +113,7 @@ impl Memory<'_> {
                 self.forget(record, key(id));
                 let address = address.min(NUMBER_MAX);
                 let bytes = class_bytes.min(NUMBER_MAX - address);
-                // Pageable memory, or a page-lock that was lost.
+                // Pageable memory, or a lost record of a pin call.
                 let is_own = !self.is_mapped(address, bytes);
                 if is_own {
                     self.map(record, address, bytes);
@@ -142,10 +121,10 @@ impl Memory<'_> {
                 self.places.insert(key(id), Place { address, bytes, is_own });
             }
             Event::Get { id, bytes, class_bytes, tag, .. } => {
-                // An earlier put may be lost.
+                // The record of an earlier release may be lost.
                 self.free(record, key(id));
                 let place = self.place(record, key(id), class_bytes.max(bytes));
-                // What else lies there was put, and the record is lost.
+                // Other buffers there were released, and the records are lost.
                 self.free_within(record, place.address, place.bytes);
                 let (bytes, entry) = (bytes.min(place.bytes), self.entries.len());
                 let held = Held { bytes, address: place.address, is_in_flight: false, entry, stack: 0 };
@@ -156,10 +135,8 @@ impl Memory<'_> {
             Event::Sampled { id, stack } => {
                 if let Some(held) = self.held.get_mut(&key(id)) {
                     held.stack = stack;
-                    let entry = self.entries.get_mut(held.entry);
-                    if let Some(Pickle::Dictionary(fields)) = entry
-                        && let Some((_, Pickle::List(known))) = fields.iter_mut().find(|(name, _)| *name == "frames")
-                    {
+                    let known = self.entries.get_mut(held.entry).and_then(|entry| entry["frames"].as_array_mut());
+                    if let Some(known) = known {
                         known.splice(..known.len().saturating_sub(1), frames(self.recording, stack));
                     }
                 }
@@ -184,13 +161,13 @@ impl Memory<'_> {
         }
     }
 
-    /// Where the memory is; one that is unknown is mapped for its buffer.
+    /// The place of the memory; an unknown one is mapped for its buffer.
     fn place(&mut self, record: &Record, key: (u32, u64), bytes: u64) -> Place {
         if let Some(place) = self.places.get(&key).copied().filter(|place| self.is_mapped(place.address, place.bytes)) {
             return place;
         }
         let place = Place { address: self.next_unknown, bytes: bytes.min(UNKNOWN_BYTES_MAX), is_own: true };
-        // A hole behind it: what does not belong together does not adjoin.
+        // With a gap after it, so that unrelated buffers do not adjoin.
         let steps = place.bytes.div_ceil(UNKNOWN_STEP) + 1;
         let next = place.address + steps * UNKNOWN_STEP;
         self.next_unknown = if next < NUMBER_MAX - 2 * UNKNOWN_BYTES_MAX { next } else { UNKNOWN_FROM };
@@ -212,13 +189,13 @@ impl Memory<'_> {
             }
             self.entry("free_completed", record, address, bytes, 0);
         }
-        // Without a record of new memory a buffer is gone when it is put.
+        // Without a record of new memory a buffer ends with its release.
         if self.places.get(&key).is_some_and(|place| place.is_own && place.address >= UNKNOWN_FROM) {
             self.forget_place(record, key);
         }
     }
 
-    /// Frees all that lies in these addresses.
+    /// Frees all buffers at these addresses.
     fn free_within(&mut self, record: &Record, address: u64, bytes: u64) {
         let before_end = self.held_at.range(..address.saturating_add(bytes)).rev();
         let is_within =
@@ -227,7 +204,7 @@ impl Memory<'_> {
         keys.into_iter().for_each(|key| self.free(record, key));
     }
 
-    /// The memory of a buffer is gone.
+    /// The memory of a buffer was released.
     fn forget(&mut self, record: &Record, key: (u32, u64)) {
         self.free(record, key);
         self.forget_place(record, key);
@@ -239,7 +216,7 @@ impl Memory<'_> {
         }
     }
 
-    /// Maps what of the addresses is not mapped.
+    /// Maps the unmapped part of these addresses.
     fn map(&mut self, record: &Record, address: u64, bytes: u64) {
         let (mut at, end) = (address.min(NUMBER_MAX), address.saturating_add(bytes).min(NUMBER_MAX));
         while at < end {
@@ -254,7 +231,7 @@ impl Memory<'_> {
         }
     }
 
-    /// Adds a piece that nothing overlaps.
+    /// Adds a piece that overlaps no other.
     fn join(&mut self, mut from: u64, mut to: u64) {
         if let Some((&start, &len)) =
             self.segments.range(..from).next_back().filter(|(start, len)| *start + *len == from)
@@ -268,7 +245,7 @@ impl Memory<'_> {
         self.segments.insert(from, to - from);
     }
 
-    /// Unmaps what of the addresses is mapped, and frees what lies there: its put is lost.
+    /// Unmaps the mapped part of these addresses, and frees the buffers there: the records of their release are lost.
     fn unmap(&mut self, record: &Record, address: u64, bytes: u64) {
         self.free_within(record, address, bytes);
         let end = address.saturating_add(bytes);
@@ -291,17 +268,13 @@ impl Memory<'_> {
         let recording = self.recording;
         let pool = recording.pool(record.pool).map_or_else(|| format!("pool {}", record.pool), name_of);
         let name = recording.tag(tag).map_or_else(|| format!("thread {}", record.thread), ToOwned::to_owned);
-        let mut entry = vec![
-            ("action", action.into()),
-            ("addr", address.into()),
-            ("size", bytes.min(NUMBER_MAX).into()),
-            ("stream", 0.into()),
-            ("time_us", (record.time_ns / 1_000).into()),
-            ("frames", Pickle::List(vec![frame(name, pool, 0)])),
-        ];
+        let mut entry = json!({
+            "action": action, "addr": address, "size": bytes.min(NUMBER_MAX), "stream": 0, "time_us": record.time_ns / 1_000,
+            "frames": [{ "name": name, "filename": pool, "line": 0 }],
+        });
         if action == "oom" {
-            entry.push(("device_free", 0.into()));
+            entry["device_free"] = 0.into();
         }
-        self.entries.push(Pickle::Dictionary(entry));
+        self.entries.push(entry);
     }
 }

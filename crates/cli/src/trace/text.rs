@@ -1,6 +1,6 @@
-//! A recording as text: gets and puts as operations, everything else in comments.
+//! A recording as text: requests and returns as operations, everything else in comments.
 //!
-//! A put whose copies were in flight is an `f` where they were over.
+//! The `f` of a buffer in flight is placed at the end of its copies.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use pinpool_replay::{Event, PoolDescription, Recording};
 
 use super::described;
+use pinpool_cli::terminal::one_line;
 
 pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     head(recording, out)?;
@@ -88,9 +89,4 @@ fn head(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "## tag {number}: {}", one_line(name))?;
     }
     Ok(())
-}
-
-/// Names are the program's own, and may hold line ends.
-pub(super) fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }

@@ -14,10 +14,10 @@ use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::{columns, grouped};
 use pinpool_cli::terminal::Terminal;
 
-/// Less of the time of a recording is no change.
+/// A smaller share of the time is no change.
 const SHOWN_SHARE: f64 = 0.001;
 
-/// A pool before and after; `None` if the recording has no such pool, or too few requests of it.
+/// A pool before and after; `None` if the recording does not have it, or has too few of its requests.
 struct Change {
     pool: String,
     sides: [Option<PoolJudgement>; 2],
@@ -25,7 +25,7 @@ struct Change {
     settings: Vec<[Option<String>; 3]>,
 }
 
-/// Pools are the same if they have the same name, or without names the same number.
+/// Pools are matched by name, or by number if they have no name.
 pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let both = match read(before).and_then(|before| Ok([before, read(after)?])) {
         Ok(both) => both,
@@ -45,13 +45,13 @@ pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Termina
 fn read(path: &Path) -> Result<Recording, Box<dyn Error>> {
     let input = input::open(path)?;
     if input::kind(input.first()) != Kind::Recording {
-        let why = "not a recording: two targets are compared only if PINPOOL_TRACE recorded both";
+        let why = "not a recording: only two recordings (PINPOOL_TRACE) can be compared";
         return Err(named(path, &why).into());
     }
     Ok(Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?)
 }
 
-/// What got worse by most comes first.
+/// The pools, the largest increase in lost time first.
 fn changes(both: &[Recording; 2]) -> Vec<Change> {
     let judged = both.each_ref().map(judge_recording);
     let mut names: Vec<_> = judged.iter().flatten().map(|judged| judged.name.clone()).collect();
@@ -71,17 +71,17 @@ fn changes(both: &[Recording; 2]) -> Vec<Change> {
     changes
 }
 
-/// Seconds lost of each second.
+/// Lost time as a share.
 fn share(side: Option<&PoolJudgement>) -> f64 {
     let lost = side.map(|side| side.judgement.lost).filter(|lost| lost.of_us > 0);
     lost.map_or(0.0, |lost| lost.total_ns() as f64 / 1e3 / lost.of_us as f64)
 }
 
-/// Variables with another value.
+/// Variables with different values.
 fn settings(both: &[Recording; 2], pools: [u32; 2]) -> Vec<[Option<String>; 3]> {
     let [old, new] = [0, 1].map(|side| both[side].pool(pools[side]).cloned().unwrap_or_default());
     let mut names: Vec<_> = old.facts.iter().chain(&new.facts).map(|(name, _)| name.clone()).collect();
-    // Where the recording itself lies is no difference.
+    // The path of the recording always differs.
     names.retain(|name| name.starts_with("PINPOOL_") && name != "PINPOOL_TRACE");
     names.sort();
     names.dedup();
@@ -108,12 +108,12 @@ fn in_json(changes: &[Change], [before_share, after_share]: [f64; 2]) -> Value {
 fn in_words(changes: &[Change], [before, after]: [f64; 2]) -> String {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
     let parts = |share: f64| percent((share * 1e6).round() as u64, 1_000_000);
-    let verdict = match after - before {
+    let trend = match after - before {
         more if more > SHOWN_SHARE => "more is lost",
         more if more < -SHOWN_SHARE => "less is lost",
         _ => "no change",
     };
-    let mut text = format!("{verdict}: {} of the time of a thread before, {} after\n", parts(before), parts(after));
+    let mut text = format!("{trend}: {} of the time of a thread before, {} after\n", parts(before), parts(after));
     for Change { pool, sides, settings } in changes {
         text += &format!("\n{pool}\n");
         let row = |name: &str, of: &dyn Fn(&PoolJudgement) -> String| {
@@ -127,8 +127,8 @@ fn in_words(changes: &[Change], [before, after]: [f64; 2]) -> String {
             row("lost", &|side| seconds(side.judgement.lost.total_ns())),
             row("  waiting", &|side| seconds(side.judgement.lost.waiting_ns)),
             row("  pinning", &|side| seconds(side.judgement.lost.page_locking_ns)),
-            row("  moving", &|side| seconds(side.judgement.lost.moving_ns)),
-            row("gets", &|side| grouped(side.gets)),
+            row("  remapping", &|side| seconds(side.judgement.lost.moving_ns)),
+            row("requests", &|side| grouped(side.gets)),
             row("  waited", &|side| grouped(side.short_gets)),
         ];
         let cell = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());

@@ -1,6 +1,6 @@
 //! `pinpool why`: what a pool costs and what to change, of a process, a recording or a log.
 //!
-//! All causes are those of `pinpool_observe::judge`; `lines` has the causes for TensorFlow's lines.
+//! `pinpool_observe::judge` determines the causes; `lines` determines those for TensorFlow's lines.
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -27,7 +27,7 @@ use crate::served::names_process;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Pools that are told one by one.
+/// Pools that are listed individually.
 const LISTED: usize = 8;
 
 /// Explain what a pool costs and what to change
@@ -82,11 +82,11 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> 
     if has_alarm || warning.is_some() { Err(ExitError::Failure) } else { Ok(()) }
 }
 
-/// Each pool with its own lines; without `all`, healthy pools share one line if another has a problem.
+/// The lines of each pool; without `all`, healthy pools share one line if another has a problem.
 fn in_words(said: &[Said], all: bool) -> String {
     let is_brief = |said: &&Said| said.cause == Cause::Healthy.name();
     let (brief, mut told): (Vec<_>, Vec<_>) = said.iter().partition(|said| !all && is_brief(said));
-    // One healthy pool is the answer.
+    // A single healthy pool has its own lines.
     let brief = if told.is_empty() && brief.len() == 1 {
         told = brief;
         Vec::new()
@@ -110,7 +110,7 @@ fn in_words(said: &[Said], all: bool) -> String {
     text
 }
 
-/// What is said of each pool, the worst first, and why it is not of all of the file.
+/// The diagnosis of each pool, the worst first, and why it does not cover the whole file.
 fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
     if names_process(target) {
         return Ok((Series::of_process(target, Duration::ZERO, &StopFlag::new())?.0.said, None));
@@ -122,7 +122,7 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
             let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(&path, &error))?;
             let said = Series::of_recording(&recording).said;
             if said.is_empty() {
-                return Err(named(&path, &"too few gets to judge: a pool shows why from 20 gets on").into());
+                return Err(named(&path, &"too few requests for a diagnosis: at least 20 are needed").into());
             }
             Ok((said, recording.warning))
         }

@@ -1,20 +1,20 @@
-//! `pinpool bench`: every figure is there, as a number and in words.
+//! `pinpool doctor --bench` under its former name.
 
 use crate::tool::run;
 
 const SHORT: [&str; 5] = ["bench", "--bytes", "8MiB", "--size", "64KiB"];
 
 #[test]
-fn bench_has_each_figure_beside_what_a_program_has_without_a_pool() {
+fn bench_measures_the_pool_and_its_alternatives() {
     let ran = run(&[&SHORT[..], &["--json"]].concat());
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    let figures = ran.figures();
+    let printed = ran.figures();
     for name in ["pin_gb_s", "ordinary_gb_s", "hit_ns", "malloc_ns", "copy_gb_s", "ordinary_copy_gb_s"] {
-        assert!(figures[name].as_f64().is_some_and(|figure| figure > 0.0), "{name}: {figures}");
+        assert!(printed[name].as_f64().is_some_and(|number| number > 0.0), "{name}: {printed}");
     }
-    assert_eq!((&figures["backend"], &figures["is_pinned"]), (&"heap".into(), &false.into()));
+    assert_eq!((&printed["backend"], &printed["is_pinned"]), (&"heap".into(), &false.into()));
     let text = run(&SHORT).stdout;
-    for words in ["pool on heap, not pinned", "pin 8 MiB", "malloc and free", "host sink (no GPU)"] {
+    for words in ["pool on heap, not pinned", "pin 8.0MiB", "malloc and free", "host sink (no GPU)"] {
         assert!(text.contains(words), "{words}: {text}");
     }
 }

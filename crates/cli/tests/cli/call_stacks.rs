@@ -1,4 +1,4 @@
-//! What the tool says of gets that kept their call stack.
+//! Call stacks of sampled requests.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn get_and_keep(pool: &Pool) -> PinnedBuf {
     pool.get(4096).unwrap()
 }
 
-/// A recording of a pool of whose buffers one in twenty does not come back, over ten minutes.
+/// A recording of ten minutes in which one buffer in twenty is not returned.
 fn leaking(path: &Path) -> Recording {
     let clock = ManualClock::default();
     let builder = Pool::builder().without_env().backend(pinpool::Backend::Heap).call_stacks(1).clock(clock.clone());
@@ -33,7 +33,7 @@ fn leaking(path: &Path) -> Recording {
         clock.advance_us(600_000_000 / GETS as u64);
         look(&pool);
     }
-    // A pool of which buffers are out has no end, and a file that was just made no head.
+    // A pool with buffers out has no end, and a new file has no head.
     let is_get = |event: &Event| matches!(event, Event::Get { .. });
     let gets = |read: Recording| read.records.iter().filter(|record| is_get(&record.event)).count();
     until("the gets are in the file", || Recording::open(path).map_or(0, gets) == GETS);
@@ -49,7 +49,7 @@ fn a_leak_is_named_by_the_function_that_got_it() {
     let page = dir.path().join("report.html");
     assert_eq!(report(&path, &page).code(), 0);
     let page = fs::read_to_string(page).unwrap();
-    let row = page.lines().find(|line| line.contains("(untagged), most got at ")).unwrap();
+    let row = page.lines().find(|line| line.contains("(untagged), most allocated at ")).unwrap();
     assert!(row.contains("::get_and_keep"), "{row}");
 
     let converted = |format: &str| {

@@ -7,7 +7,7 @@ use pinpool::{Backend, Pool};
 
 use crate::tool::{Ran, finish, pinpool};
 
-/// A recording of gets, each a page-lock of its own if `is_slow`.
+/// A recording of requests; if `is_slow`, each makes a pin call.
 fn recorded(path: PathBuf, is_slow: bool) -> PathBuf {
     let builder =
         Pool::builder().without_env().backend(Backend::Heap).name("train").trace(path.clone()).wait(Duration::ZERO);
@@ -27,7 +27,7 @@ fn diff(before: &Path, after: &Path, args: &[&str]) -> Ran {
 }
 
 #[test]
-fn what_got_slower_is_said_with_the_setting_that_changed() {
+fn the_slower_pool_is_shown_with_the_changed_setting() {
     let dir = tempfile::tempdir().unwrap();
     let (fast, slow) = (recorded(dir.path().join("a.gz"), false), recorded(dir.path().join("b.gz"), true));
     let figures = diff(&fast, &slow, &["--json"]).figures();
@@ -44,7 +44,7 @@ fn what_got_slower_is_said_with_the_setting_that_changed() {
 }
 
 #[test]
-fn what_is_no_recording_is_refused_by_name() {
+fn a_file_that_is_not_a_recording_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let fast = recorded(dir.path().join("a.gz"), false);
     let other = dir.path().join("w.trace");

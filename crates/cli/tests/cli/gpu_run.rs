@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::load::mock_driver;
 
-/// The newest binary of the suite beside this one; `None` if only this one was built.
+/// The newest GPU suite binary next to this one; `None` if it was not built.
 fn suite() -> Option<PathBuf> {
     let here = env::current_exe().unwrap();
     let is_suite = |path: &PathBuf| {
@@ -61,12 +61,10 @@ const SHORT: [(&str, &str); 8] = [
 ];
 
 #[test]
-fn the_run_on_a_device_is_green_on_the_double_and_prints_a_json_line_for_each_figure() {
+fn the_device_run_passes_on_the_mock_driver_and_prints_a_json_line_for_each_number() {
     let folder = tempfile::tempdir().unwrap();
     let Some(lib) = carried(folder.path()) else {
-        eprintln!(
-            "skipped: the suite of the GPU or the bench is not built beside this test (cargo test --workspace builds it)"
-        );
+        eprintln!("skipped: the GPU suite or the bench is not built (cargo test --workspace builds them)");
         return;
     };
     let output = run(folder.path(), &lib, &SHORT);
@@ -89,7 +87,7 @@ fn the_run_on_a_device_is_green_on_the_double_and_prints_a_json_line_for_each_fi
 }
 
 #[test]
-fn a_back_end_that_is_missing_fails_the_run_unless_it_is_excepted() {
+fn a_missing_backend_fails_the_run_unless_it_is_excepted() {
     let folder = tempfile::tempdir().unwrap();
     let Some(lib) = carried(folder.path()) else { return };
     // Every driver without virtual memory of the host.

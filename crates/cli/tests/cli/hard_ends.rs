@@ -1,4 +1,4 @@
-//! A process that has few addresses, and a signal while the terminal is taken over.
+//! A process with a small address space, and signals while the terminal is in raw mode.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::tool::{ended, finish, pinpool, until};
 
 #[test]
-fn few_addresses_are_told_in_numbers() {
+fn a_small_address_space_is_reported_in_numbers() {
     let tool = pinpool(&[]);
     let mut command = Command::new("sh");
     command
@@ -51,7 +51,7 @@ fn modes(terminal: &File) -> (libc::tcflag_t, libc::tcflag_t, libc::tcflag_t) {
 }
 
 #[test]
-fn a_signal_ends_top_and_gives_the_terminal_back() {
+fn a_signal_ends_top_and_restores_the_terminal() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("s");
     let listener = UnixListener::bind(&path).unwrap();
@@ -61,20 +61,20 @@ fn a_signal_ends_top_and_gives_the_terminal_back() {
     let mut command = pinpool(&["top"]);
     command.arg(&path).env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
     let top = command.spawn().unwrap();
-    // It has copies of the terminal.
+    // It keeps copies of the terminal.
     drop(command);
     let (mut reader, _) = listener.accept().unwrap();
     reader.write_all(b"{\"process\":1,\"pools\":[]}\n").unwrap();
     let drawn = thread::spawn(move || {
         let (mut drawn, mut bytes) = (Vec::new(), [0; 4096]);
-        // An error when nobody has the other end.
+        // An error once the other end is closed.
         while let Ok(count @ 1..) = outer.read(&mut bytes) {
             drawn.extend_from_slice(&bytes[..count]);
         }
         String::from_utf8_lossy(&drawn).into_owned()
     });
     until("the terminal is taken over", || modes(&inner) != before);
-    // After the screen is taken the handler of signals is there.
+    // The signal handler was installed before.
     #[allow(unsafe_code)]
     // SAFETY: takes numbers alone; the process is a child that was not waited for.
     let sent = unsafe { libc::kill(top.id().cast_signed(), libc::SIGTERM) };

@@ -64,7 +64,7 @@ fn every_kind_of_trace_is_read_from_a_pipe_as_from_a_file() {
             assert_eq!((ran.code(), number(&ran.figures(), "gets")), (0, gets), "{case}: {}", ran.stderr);
             let ran = piped(pinpool(&["report", name, "-o"]).arg(&page), bytes.clone());
             assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""), "{case}");
-            assert!(fs::read_to_string(&page).unwrap().contains("The pool in this trace"), "{case}");
+            assert!(fs::read_to_string(&page).unwrap().contains("id=\"report\""), "{case}");
         }
     }
     for name in ["-", "/dev/stdin"] {
@@ -85,13 +85,13 @@ fn a_log_is_read_from_a_pipe_as_from_a_file() {
             assert_eq!((ran.code(), ran.stdout.lines().count()), (0, 3), "{}", ran.stderr);
             let ran = piped(pinpool(&["report", name, "-o"]).arg(&page), bytes.clone());
             assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""), "{name}");
-            assert!(fs::read_to_string(&page).unwrap().contains("The pool in this log"), "{name}");
+            assert!(fs::read_to_string(&page).unwrap().contains("id=\"report\""), "{name}");
         }
     }
     // What is no log is told by what it is.
     let ran = piped(&mut pinpool(&["inspect", "-"]), WORKLOAD.into());
     assert_eq!(ran.code(), 1);
-    ran.check_stderr("this is a trace, no log");
+    ran.check_stderr("this is a trace, not a log");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use flate2::write::GzEncoder;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::TREND;
 use crate::tool::{Ran, finish, pinpool};
 
 /// A row of `tests/data/tf_lines/public.tsv`.
@@ -18,7 +19,7 @@ struct Row {
     run: String,
     time: String,
     /// Numbers of `after`: get, put, evicted, and both rates as printed. Numbers of `raise`: from and to.
-    figures: Vec<String>,
+    numbers: Vec<String>,
 }
 
 fn public_rows() -> Vec<Row> {
@@ -26,8 +27,8 @@ fn public_rows() -> Vec<Row> {
     let text = fs::read_to_string(file).unwrap();
     let row = |line: &str| {
         let cells: Vec<String> = line.split('\t').map(str::to_owned).collect();
-        let figures = if cells[1] == "after" { &cells[3..8] } else { &cells[8..10] };
-        Row { run: cells[0].clone(), time: cells[2].clone(), figures: figures.to_vec() }
+        let numbers = if cells[1] == "after" { &cells[3..8] } else { &cells[8..10] };
+        Row { run: cells[0].clone(), time: cells[2].clone(), numbers: numbers.to_vec() }
     };
     let rows: Vec<_> = text.lines().skip(1).map(row).collect();
     assert_eq!(rows.len(), 1905);
@@ -36,7 +37,7 @@ fn public_rows() -> Vec<Row> {
 
 impl Row {
     fn message(&self) -> String {
-        match self.figures.as_slice() {
+        match self.numbers.as_slice() {
             [get, put, evicted, evicting, missing] => format!(
                 "PoolAllocator: After {get} get requests, put_count={put} evicted_count={evicted} eviction_rate={evicting} and \
                  unsatisfied allocation rate={missing}"
@@ -47,14 +48,14 @@ impl Row {
     }
 
     fn is_raise(&self) -> bool {
-        self.figures.len() == 2
+        self.numbers.len() == 2
     }
 
     fn number(&self, at: usize) -> Option<u64> {
-        self.figures[at].parse().ok()
+        self.numbers[at].parse().ok()
     }
 
-    /// Limits and counts that the line fits, computed from the definition.
+    /// Limits and counts that fit these numbers, computed from the definition.
     fn fits(&self) -> Vec<(u64, u64)> {
         let Some(get) = self.number(0) else { return Vec::new() };
         let (put, evicted) = (self.number(1).unwrap(), self.number(2).unwrap());
@@ -64,7 +65,7 @@ impl Row {
             let allocated = i128::from(get) - i128::from(put) + i128::from(evicted) + i128::from(limit - previous);
             if (0..=i128::from(get)).contains(&allocated) {
                 let allocated = u64::try_from(allocated).unwrap();
-                let printed: f64 = self.figures[4].parse().unwrap();
+                let printed: f64 = self.numbers[4].parse().unwrap();
                 let rate = if get == 0 { 0.0 } else { allocated as f64 / get as f64 };
                 if format!("{rate:.5e}") == format!("{printed:.5e}") {
                     fits.push((limit, allocated));
@@ -76,7 +77,7 @@ impl Row {
     }
 }
 
-/// The rows of each run as a file of its own.
+/// The rows of each run as a separate file.
 fn write_runs(dir: &Path, rows: &[Row], text: impl Fn(&[&Row]) -> Vec<u8>) -> Vec<PathBuf> {
     let mut runs: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
     rows.iter().for_each(|row| runs.entry(&row.run).or_default().push(row));
@@ -92,7 +93,7 @@ fn inspect(paths: &[PathBuf], flags: &[&str]) -> Ran {
     finish(pinpool(&["inspect"]).args(flags).args(paths))
 }
 
-/// The objects on stdout: those of messages, and the summaries.
+/// The objects on stdout: messages and summaries.
 fn objects(ran: &Ran) -> (Vec<Value>, Vec<Value>) {
     let objects = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap());
     objects.partition(|object: &Value| object["kind"] != "summary")
@@ -117,7 +118,7 @@ const LATER: &str = "PoolAllocator: After 71532 get requests, put_count=71532 ev
                      unsatisfied allocation rate=0.0143013";
 const RAISE: &str = "Raising pool_size_limit_ from 100 to 110";
 
-/// Writes a row as one version, or one kind of log, does; the second line number is that of a raise.
+/// Writes a row as a version or kind of log does; the second line number is used for raises.
 type Format = fn(&Row) -> String;
 
 fn source_line(row: &Row, lines: (u32, u32)) -> u32 {
@@ -194,7 +195,7 @@ fn check(name: &str, rows: &[Row], ran: &Ran) {
             assert_eq!(message[key].as_u64(), row.number(at), "{name}: {key} of {line}");
         }
         for (at, key) in [(3, "eviction_rate"), (4, "unsatisfied_rate")] {
-            assert_eq!(message[key].as_f64(), row.figures[at].parse().ok(), "{name}: {key} of {line}");
+            assert_eq!(message[key].as_f64(), row.numbers[at].parse().ok(), "{name}: {key} of {line}");
         }
         if let [(limit, allocated)] = row.fits().as_slice() {
             assert_eq!(message["limit"].as_u64(), Some(*limit), "{name}: {line}");
@@ -225,7 +226,7 @@ fn a_limit_that_the_figures_leave_open_comes_from_the_lines_around() {
     assert_eq!(of_text(open).0[0]["allocated"], Value::Null);
     let raised = "Raising pool_size_limit_ from 1158 to 1273";
     assert_eq!(limits(&of_text(format!("{open}\n{raised}")).0), [Some(1158), Some(1158)]);
-    // An earlier message of the same pool comes first: the counters go on.
+    // An earlier message of the same pool comes first: the counters continue.
     let before = "PoolAllocator: After 1000000 get requests, put_count=999997 evicted_count=2000 eviction_rate=0.00200001 and \
                   unsatisfied allocation rate=0.002108";
     assert_eq!(limits(&of_text(format!("{before}\n{open}")).0), [Some(1158), Some(1158)]);
@@ -279,7 +280,7 @@ fn a_log_without_such_lines_says_so() {
     fs::write(path("cut"), &AFTER[..60]).unwrap();
     fs::write(path("good"), AFTER).unwrap();
     for (name, words) in
-        [("empty", "in 0 lines"), ("other", "in 2 lines"), ("cut", "1 are cut off"), ("missing", "No such file")]
+        [("empty", "in 0 lines"), ("other", "in 2 lines"), ("cut", "1 are truncated"), ("missing", "No such file")]
     {
         let ran = inspect(&[path(name)], &[]);
         assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{name}");
@@ -313,8 +314,8 @@ fn gzip_and_stdin_are_read() {
 fn the_verdict_tells_a_pool_that_has_its_size_from_one_that_never_will() {
     let steady = "PoolAllocator: After 5000000 get requests, put_count=5000000 evicted_count=1000 eviction_rate=0.0002 and \
                   unsatisfied allocation rate=0.0002022";
-    assert_eq!(of_text(format!("{AFTER}\n{RAISE}\n{steady}")).1["verdict"], "steady");
-    assert_eq!(of_text(format!("{AFTER}\n{RAISE}\n{LATER}")).1["verdict"], "warming up");
+    assert_eq!(of_text(format!("{AFTER}\n{RAISE}\n{steady}")).1[TREND], "steady");
+    assert_eq!(of_text(format!("{AFTER}\n{RAISE}\n{LATER}")).1[TREND], "warming up");
     // 99 % of the gets miss, at every limit.
     let varied = |limit: u64, previous: u64| {
         let allocated = 1_000 + limit - previous;
@@ -329,10 +330,10 @@ fn the_verdict_tells_a_pool_that_has_its_size_from_one_that_never_will() {
     let text = format!("{}\n{}\n{}\n", varied(100, 0), varied(281, 256), varied(2049, 1863));
     let (messages, summary) = of_text(text);
     assert_eq!(limits(&messages), [Some(100), Some(281), Some(2049)]);
-    assert_eq!(summary["verdict"], "thrashing");
+    assert_eq!(summary[TREND], "thrashing");
     let advice = summary["pools"][0]["advice"].to_string();
     assert!(advice.contains("PINPOOL_PRESET=adaptive") && advice.contains("PINPOOL_MAX_BYTES"), "{advice}");
-    assert_eq!(of_text(RAISE).1["verdict"], "unknown");
+    assert_eq!(of_text(RAISE).1[TREND], "unknown");
 }
 
 #[test]

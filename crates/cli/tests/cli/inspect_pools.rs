@@ -1,4 +1,4 @@
-//! `pinpool inspect`: which pool a line is of where several are at one limit, and figures that are damaged.
+//! `pinpool inspect`: which pool a line is of where several are at one limit, and printed that are damaged.
 
 use std::fs;
 
@@ -38,7 +38,7 @@ fn of_two_pools_at_one_limit_a_line_is_of_the_one_with_the_nearest_counters() {
     assert_eq!(pools(&text), [1, 2, 1, 1]);
     let (_, summary) = inspected(&text);
     assert_eq!((summary["pools"][0]["limit"].as_u64(), summary["pools"][1]["limit"].as_u64()), (Some(110), Some(100)));
-    // The second goes on as well.
+    // The second continues as well.
     let second_later = after(40_000, 2_000, "0.05", "0.0525");
     assert_eq!(pools(&format!("{first}{second}{second_later}{later}")), [1, 2, 2, 1]);
     // Two checks of one pool never have the same evictions.

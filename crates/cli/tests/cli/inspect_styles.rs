@@ -7,6 +7,7 @@ use std::path::Path;
 use rand::{RngExt, SeedableRng};
 use serde_json::Value;
 
+use crate::TREND;
 use crate::tool::{finish, pinpool};
 
 /// The lines of each public run.
@@ -39,7 +40,7 @@ fn summary(text: &str) -> Value {
     serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap()
 }
 
-/// What a launcher writes before a line: of which rank, and the how manieth it is. Then what names the rank in it.
+/// A launcher's prefix for a rank and a line number, and the name of the rank in it.
 type Launcher = (fn(usize, usize) -> String, fn(usize) -> String);
 
 const LAUNCHERS: [Launcher; 14] = [
@@ -68,7 +69,7 @@ const LAUNCHERS: [Launcher; 14] = [
     (|rank, line| format!("10:00:{:02} [rank{rank}]: ", line % 60), |rank| format!("[rank{rank}]:")),
 ];
 
-/// The lines of several runs, each behind the prefix of its rank, in an order of chance that keeps that of each.
+/// The lines of several runs, each after the prefix of its rank, randomly merged.
 fn merged(ranks: &[&Vec<String>], prefix: fn(usize, usize) -> String, random: &mut impl RngExt) -> String {
     let mut at = vec![0; ranks.len()];
     let mut text = String::new();
@@ -97,7 +98,7 @@ fn every_rank_has_its_own_end_limits_whatever_the_launcher_writes_before_its_lin
     let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(7);
     for (log, ranks) in (0..LOGS).flat_map(|log| [2, 4, 8].map(|ranks| (log, ranks))) {
         let (prefix, name) = LAUNCHERS[log % LAUNCHERS.len()];
-        // Ranks of one program have like figures: in each second log all are the same run.
+        // Ranks of one program have like printed: in each second log all are the same run.
         let first = random.random_range(0..runs.len());
         let chosen: Vec<_> =
             (0..ranks).map(|_| if log % 2 == 0 { random.random_range(0..runs.len()) } else { first }).collect();
@@ -158,9 +159,9 @@ fn few_gets_decide_nothing_and_the_first_sentence_is_the_one_that_was_looked_for
     let busy = after(2_702, 2_702, 1_000, "0.370096", "0.407106");
     let raise = "Raising pool_size_limit_ from 100 to 110\n";
     let drained = summary(&format!("{busy}{raise}{}", after(0, 1_000, 1_000, "1", "-nan")));
-    assert_eq!(drained["verdict"], "warming up", "{drained}");
+    assert_eq!(drained[TREND], "warming up", "{drained}");
     let short = summary(&after(4, 1_000, 1_000, "1", "0"));
-    assert_eq!(short["verdict"], "too short to tell", "{short}");
+    assert_eq!(short[TREND], "too short to tell", "{short}");
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), &busy).unwrap();
     let ran = finish(pinpool(&["inspect"]).arg(file.path()));

@@ -5,6 +5,7 @@ use std::fs;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::TREND;
 use crate::tool::{finish, pinpool};
 
 /// The log of a public run, without what is between the pool's lines.
@@ -55,7 +56,7 @@ fn facts((messages, summary): &(Vec<Value>, Value)) -> (Vec<[Value; 9]>, [Value;
     let keys = ["kind", "get", "put", "evicted", "eviction_rate", "unsatisfied_rate", "from", "to", "limit"];
     let messages = messages.iter().map(|message| keys.map(|key| message[key].clone())).collect();
     let pools = summary["pools"].as_array().map_or(0, Vec::len);
-    (messages, [summary["verdict"].clone(), summary["limit"].clone(), summary["cut"].clone(), pools.into()])
+    (messages, [summary[TREND].clone(), summary["limit"].clone(), summary["cut"].clone(), pools.into()])
 }
 
 /// Each style has the facts of the plain log.
@@ -94,7 +95,7 @@ fn words(line: &str, width: usize) -> Vec<String> {
 type Wrap = fn(&str, usize) -> Vec<String>;
 const WRAPS: [(&str, Wrap); 2] = [("hard", hard), ("words", words)];
 
-/// What stands before and behind each line, from its number.
+/// The text before and after each line, from its number.
 type Frame = (&'static str, fn(usize) -> String, &'static str);
 const FRAMES: [Frame; 16] = [
     ("none", |_| String::new(), ""),
@@ -232,11 +233,11 @@ fn a_rate_that_is_cut_at_the_end_of_a_line_is_joined_or_decides_nothing() {
     assert!(inspected(&texts).iter().all(|(messages, _)| messages[0]["put"] == 2530));
     for cut in ["0", "0.0", "0.016", "0.0160", "0.", "9e-"] {
         let (messages, summary) = of(format!("{LATER}{cut}\nEpoch 1/3\n{raise}"));
-        assert_eq!((messages.len(), &summary["cut"], &summary["verdict"]), (1, &1.into(), &"unknown".into()), "{cut}");
+        assert_eq!((messages.len(), &summary["cut"], &summary[TREND]), (1, &1.into(), &"unknown".into()), "{cut}");
     }
     // Before text that follows at once it is whole, and the counters or the raise say that more was allocated.
     let (_, summary) = of(format!("{LATER}0 I x:247] Epoch 1/3\n"));
-    assert_eq!(summary["verdict"], "too short to tell");
+    assert_eq!(summary[TREND], "too short to tell");
     for width in 89..230 {
         let cut: String = LOG.lines().map(|line| format!("{}\n", &line[..line.len().min(width)])).collect();
         let (messages, summary) = of(format!("{AFTER}\n{cut}"));
@@ -247,8 +248,8 @@ fn a_rate_that_is_cut_at_the_end_of_a_line_is_joined_or_decides_nothing() {
     }
     let steady = "PoolAllocator: After 5000000 get requests, put_count=5000000 evicted_count=1000 eviction_rate=0.0002 and \
                   unsatisfied allocation rate=0.0002022\n";
-    assert_eq!(of(steady).1["verdict"], "steady");
-    assert_eq!(of(format!("{steady}Raising pool_size_limit_ from 121 to 133\n")).1["verdict"], "warming up");
+    assert_eq!(of(steady).1[TREND], "steady");
+    assert_eq!(of(format!("{steady}Raising pool_size_limit_ from 121 to 133\n")).1[TREND], "warming up");
 }
 
 #[test]

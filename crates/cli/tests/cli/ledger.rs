@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::tool::{finish, pinpool, run};
 
-/// A file in the place of a ledger's, which its drop removes.
+/// An invalid file of a shared limit, removed on drop.
 struct Bad {
     name: String,
     path: String,
@@ -37,12 +37,12 @@ fn a_shared_limit_is_shown_with_its_owners_and_one_that_cannot_be_read_is_named(
     let pool = builder.setting("PINPOOL_LEDGER", &name).build().unwrap();
     let held = pool.get(2 << 20).unwrap();
     let text = run(&["top", "--all"]).stdout;
-    let (_, of_limit) = text.split_once(&format!("shared limit {name}: 8 MiB, held 2 MiB\n")).expect(&text);
+    let (_, of_limit) = text.split_once(&format!("shared limit {name}: 8.0MiB, held 2.0MiB\n")).expect(&text);
     let cells: Vec<_> = of_limit.lines().nth(1).unwrap().split_whitespace().collect();
-    assert_eq!(cells[..4], ["loader", &std::process::id().to_string(), "2", "MiB"]);
+    assert_eq!(cells[..3], ["loader", &std::process::id().to_string(), "2.0MiB"]);
 
-    let figures = run(&["top", "--all", "--json"]).figures();
-    let limit = figures["shared_limits"].as_array().unwrap().iter().find(|limit| limit["name"] == *name).unwrap();
+    let printed = run(&["top", "--all", "--json"]).figures();
+    let limit = printed["shared_limits"].as_array().unwrap().iter().find(|limit| limit["name"] == *name).unwrap();
     assert_eq!((&limit["max_bytes"], &limit["held_bytes"]), (&Value::from(8 << 20), &Value::from(2 << 20)));
     let owner = &limit["owners"][0];
     assert_eq!((&owner["pool"], &owner["pid"]), (&Value::from("loader"), &Value::from(std::process::id())));
@@ -54,7 +54,7 @@ fn a_shared_limit_is_shown_with_its_owners_and_one_that_cannot_be_read_is_named(
     drop(bad);
 
     let doctor = finish(pinpool(&["doctor"]).env("PINPOOL_LEDGER", &name));
-    assert!(doctor.stdout.contains(&format!("{name}: ceiling 8 MiB, 1 owners hold 2 MiB")), "{}", doctor.stdout);
+    assert!(doctor.stdout.contains(&format!("{name}: limit 8.0MiB, 2.0MiB held by 1 pools")), "{}", doctor.stdout);
     let settings = finish(pinpool(&["doctor", "--settings"]).env("PINPOOL_LEDGER", &name));
     let has_name = |line: &str| line.starts_with("PINPOOL_LEDGER") && line.contains(&name);
     assert!(settings.stdout.lines().any(has_name), "{}", settings.stdout);

@@ -21,9 +21,9 @@ fn limited(limit: &str, args: &[&str], paths: &[&Path]) -> Ran {
     finish(&mut command)
 }
 
-/// The mock driver as `libcuda.so.1` in a directory of its own.
+/// The mock driver as `libcuda.so.1` in `dir`.
 pub(crate) fn mock_driver(dir: &Path) -> PathBuf {
-    // Cargo puts it beside the test, since it is a dev-dependency.
+    // A dev-dependency, which Cargo builds next to the test.
     let built = std::env::current_exe().unwrap().parent().unwrap().join("libmock_driver.so");
     for name in ["libcuda.so", "libcuda.so.1"] {
         symlink(&built, dir.join(name)).unwrap();
@@ -60,8 +60,8 @@ fn require_gpu_is_met_only_by_memory_that_is_pinned_for_the_gpu() {
     for backend in ["vmm", "register", "cuda"] {
         let ran = load(backend, &["--require-gpu"]);
         assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
-        let figures = ran.figures();
-        assert!(figures["sink"].as_str().unwrap().starts_with("CUDA device"), "{figures}");
+        let printed = ran.figures();
+        assert!(printed["sink"].as_str().unwrap().starts_with("CUDA device"), "{printed}");
     }
     let ran = load("heap", &["--require-gpu"]);
     assert_eq!(ran.code(), 3, "{}", ran.stderr);
@@ -74,7 +74,7 @@ fn require_gpu_is_met_only_by_memory_that_is_pinned_for_the_gpu() {
     command.arg(dir.path()).env("LD_LIBRARY_PATH", &lib).env("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1+=2");
     let ran = finish(&mut command);
     assert_eq!(ran.code(), 3, "{}", ran.stderr);
-    ran.check_stderr("--require-gpu: 1 batches had memory that is not pinned");
+    ran.check_stderr("--require-gpu: 1 batches used unpinned memory");
 }
 
 #[test]
@@ -88,9 +88,9 @@ fn repeated_failures_are_grouped_by_cause() {
     assert_eq!(lines(&ran.stderr, "No such file or directory"), 11, "ten and their sum: {}", ran.stderr);
     let of_the_first = "500 failed: No such file or directory (os error 2); the first: ";
     ran.check_stderr(&format!("{of_the_first}{}/gone000, ", dir.path().display()));
-    let figures = ran.figures();
-    assert_eq!(figures["failed_files"], 500);
-    assert_eq!(figures["failures_by_cause"]["No such file or directory (os error 2)"], 500);
+    let printed = ran.figures();
+    assert_eq!(printed["failed_files"], 500);
+    assert_eq!(printed["failures_by_cause"]["No such file or directory (os error 2)"], 500);
     let ran = finish(pinpool(&["load", "--json", "-v"]).arg(dir.path()));
     assert_eq!(lines(&ran.stderr, "No such file or directory"), 500);
 }

@@ -15,13 +15,13 @@ fn load(lib: &Path, backend: &str, args: &[&str]) -> Ran {
 
 fn check(ran: &Ran, backend: &str, files: u64) {
     assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
-    let figures = ran.figures();
-    assert_eq!((&figures["backend"], &figures["page_locked"]), (&backend.into(), &true.into()));
-    assert!(figures["sink"].as_str().unwrap().starts_with("CUDA device"), "{figures}");
-    assert_eq!((number(&figures, "files"), number(&figures, "samples")), (files, files));
-    assert_eq!((number(&figures, "failed_files"), number(&figures, "fallbacks")), (0, 0), "{figures}");
-    assert_eq!(figures["verified_batches"], figures["batches"]);
-    assert_eq!(figures["ended"], "complete");
+    let printed = ran.figures();
+    assert_eq!((&printed["backend"], &printed["page_locked"]), (&backend.into(), &true.into()));
+    assert!(printed["sink"].as_str().unwrap().starts_with("CUDA device"), "{printed}");
+    assert_eq!((number(&printed, "files"), number(&printed, "samples")), (files, files));
+    assert_eq!((number(&printed, "failed_files"), number(&printed, "fallbacks")), (0, 0), "{printed}");
+    assert_eq!(printed["verified_batches"], printed["batches"]);
+    assert_eq!(printed["ended"], "complete");
     ran.check_stderr(" 0 wrong uses");
 }
 
@@ -57,9 +57,9 @@ fn a_call_that_fails_once_costs_no_file_or_is_reported() {
             pinpool(&["load", "--json", "--verify", "--set", &format!("BACKEND={backend}"), "--synthetic", "30"]);
         command.env("LD_LIBRARY_PATH", &lib).env("MOCK_DRIVER_FAIL", call);
         let ran = finish(&mut command);
-        let figures = ran.figures();
-        let arrived = number(&figures, "files") - number(&figures, "failed_files");
+        let printed = ran.figures();
+        let arrived = number(&printed, "files") - number(&printed, "failed_files");
         assert_eq!(ran.code(), i32::from(arrived < 30), "{backend}: {}", ran.stderr);
-        assert!(arrived > 0 && figures["verified_batches"] == figures["batches"], "{figures}");
+        assert!(arrived > 0 && printed["verified_batches"] == printed["batches"], "{printed}");
     }
 }

@@ -1,4 +1,4 @@
-//! The tool as a user meets it, and the README.
+//! The built tool, and the README.
 
 mod advise;
 mod bad_files;
@@ -40,12 +40,14 @@ mod scenarios;
 #[cfg(target_os = "linux")]
 mod served;
 mod settings_tried;
-mod shown;
 mod tool;
 mod top;
 mod trace_input;
 mod viewers;
 mod why;
 
-/// The root of the project, whose data these tests read.
+/// The key of `why --lines --json` for the trend of a pool.
+pub(crate) const TREND: &str = "verdict";
+
+/// The root of the project, for its test data.
 pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");

@@ -35,7 +35,7 @@ fn the_manual_has_a_page_for_the_tool_and_for_each_command() {
     }
     let unknown = run(&["man", "purple"]);
     assert_eq!(unknown.code(), 1);
-    unknown.check_stderr("man purple: no such command of pinpool");
+    unknown.check_stderr("man purple: unknown command");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What `advise` says of costs, waste and several pools, and what no command plays.
+//! Costs, waste and several pools in replays, and invalid traces.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,22 +16,6 @@ fn written(dir: &Path, name: &str, text: &str) -> PathBuf {
 
 fn ran(command: &str, path: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&[command]).arg(path).args(args))
-}
-
-#[test]
-fn waste_is_what_nobody_asked_for_while_the_most_is_pinned() {
-    let dir = tempfile::tempdir().unwrap();
-    let gets = (0..10).map(|id| format!("a {id} 1153434\n"));
-    let text: String = gets.chain(["t 1000000\n".to_owned()]).chain((0..10).map(|id| format!("f {id}\n"))).collect();
-    let path = written(dir.path(), "w.trace", &text);
-    // Two buffers of 2 MiB fit, and are asked for 1153434 bytes each.
-    let ran = ran("replay", &path, &["--json", "--set", "PRESET=tensorflow,MAX_BYTES=4MiB"]);
-    let figures = ran.figures();
-    assert_eq!(number(&figures, "peak_pinned_bytes"), 4 << 20, "{figures}");
-    assert_eq!(number(&figures, "waste_bytes"), (4 << 20) - 2 * 1_153_434, "{figures}");
-    // Without a ceiling all ten are pinned at once, as they are asked for.
-    let ran = finish(pinpool(&["replay", "--json", "--set", "PRESET=tensorflow"]).arg(&path));
-    assert_eq!(number(&ran.figures(), "waste_bytes"), (20 << 20) - 10 * 1_153_434, "{}", ran.stdout);
 }
 
 #[test]
@@ -62,12 +46,12 @@ fn several_pools_are_advised_one_by_one() {
 }
 
 #[test]
-fn a_text_that_no_command_plays_is_not_printed_either() {
+fn an_invalid_trace_is_refused_by_every_command() {
     let dir = tempfile::tempdir().unwrap();
     for (text, words) in [
-        ("a 1 100\nf 2\n", "w.trace: line 2: `f 2`: no buffer 2 is held"),
-        ("a 1 100\n\na 1 200\n", "w.trace: line 3: `a 1 200`: buffer 1 is held already"),
-        ("a 1 100\nt 99999999999999999\n", "w.trace: line 2: `t 99999999999999999`: the clock passes a year"),
+        ("a 1 100\nf 2\n", "line 2: `f 2`: no buffer 2 is held"),
+        ("a 1 100\n\na 1 200\n", "line 3: `a 1 200`: buffer 1 is held already"),
+        ("a 1 100\nt 99999999999999999\n", "line 2: `t 99999999999999999`: the clock passes a year"),
     ] {
         let path = written(dir.path(), "w.trace", text);
         let out = dir.path().join("out");
@@ -82,36 +66,11 @@ fn a_text_that_no_command_plays_is_not_printed_either() {
 }
 
 #[test]
-fn the_limit_that_is_advised_is_a_tenth_above_what_the_recorded_order_needs() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut text = String::new();
-    for _ in 0..200 {
-        (0..8).for_each(|id| _ = writeln!(text, "a {id} 300000"));
-        text += "t 1000\n";
-        (0..8).for_each(|id| _ = writeln!(text, "f {id}"));
-    }
-    let path = written(dir.path(), "w.trace", &text);
-    let advice = ran("advise", &path, &["--json", "--set", "PRESET=tensorflow"]).figures();
-    let [name, bytes] = &advice["advised"]["settings"][0].as_array().unwrap()[..] else { panic!("{advice}") };
-    assert_eq!(name, "PINPOOL_MAX_BYTES");
-    let bytes: u64 = bytes.as_str().unwrap().parse().unwrap();
-    let misses = |bytes: u64| {
-        let set = format!("PRESET=tensorflow,MAX_BYTES={bytes}");
-        let played = ran("replay", &path, &["--json", "--set", &set]).figures();
-        assert!(number(&played, "peak_pinned_bytes") <= bytes, "{played}");
-        number(&played, "misses") + number(&played, "waits")
-    };
-    let needed = bytes * 10 / 11;
-    assert_eq!((misses(bytes), misses(needed)), (8, 8), "{advice}");
-    assert!(misses(needed - 8192) > 8, "{advice}");
-}
-
-#[test]
-fn a_replay_that_runs_out_of_memory_ends_in_the_same_words_on_every_machine() {
+fn a_replay_that_runs_out_of_memory_has_the_same_error_on_every_machine() {
     let dir = tempfile::tempdir().unwrap();
     let path = written(dir.path(), "w.trace", "a 1 31457280\na 2 31457280\na 3 304294967295000\n");
     let ran = ran("replay", &path, &[]);
     assert_eq!(ran.code(), 1, "{}", ran.stdout);
-    ran.check_stderr("usage of device host");
+    ran.check_stderr("w.trace: cannot allocate 276.8TiB");
     assert!(!ran.stderr.contains("system:") && !ran.stderr.contains(" bytes are free"), "{}", ran.stderr);
 }

@@ -32,7 +32,7 @@ fn script(folder: &TempDir, text: &str, mode: u32) -> String {
 }
 
 #[test]
-fn arguments_output_exit_status_and_signals_are_the_programs() {
+fn the_program_keeps_its_arguments_output_exit_status_and_signals() {
     let ran = finish(run(&["--", "sh", "-c", "echo \"$0 $1\"; exit 7"]).args(["a b", "--log"]));
     assert_eq!((ran.stdout.as_str(), ran.code()), ("a b --log\n", 7), "{}", ran.stderr);
     let ended = run(&["--", "sh", "-c", "kill -TERM $$"]).status().unwrap();
@@ -52,7 +52,7 @@ fn the_library_is_loaded_first_and_settings_reach_the_program() {
 }
 
 #[test]
-fn the_help_says_which_frameworks_register_memory_of_their_own() {
+fn the_help_names_frameworks_that_are_not_served() {
     let ran = finish(&mut pinpool(&["man", "run"]));
     for name in
         ["JAX", "current TensorFlow", "DeepSpeed", "sglang", "pinned_use_cuda_host_register", "cuMemHostRegister"]
@@ -62,7 +62,7 @@ fn the_help_says_which_frameworks_register_memory_of_their_own() {
 }
 
 #[test]
-fn what_cannot_run_is_told_by_the_status_of_the_shells() {
+fn a_program_that_cannot_run_has_the_exit_status_of_a_shell() {
     let folder = tempfile::tempdir().unwrap();
     let ran = finish(&mut run(&["--", "no-such-program-anywhere"]));
     assert_eq!(ran.code(), 127);
@@ -96,7 +96,7 @@ fn wrong_settings_and_a_missing_library_start_nothing() {
 }
 
 #[test]
-fn a_program_that_loads_nothing_before_it_runs_with_a_warning() {
+fn a_program_that_preloads_nothing_runs_with_a_warning() {
     let folder = tempfile::tempdir().unwrap();
     let own = script(&folder, "#!/bin/sh\necho ran\n", 0o4755);
     let ran = finish(&mut run(&["--", &own]));
@@ -114,7 +114,7 @@ fn a_program_that_loads_nothing_before_it_runs_with_a_warning() {
     }
     let ran = finish(&mut run(&["--", folder.path().join("static").to_str().unwrap()]));
     assert_eq!(ran.code(), 5);
-    ran.check_stderr("linked statically, so no library is loaded before it, so nothing of it is served");
+    ran.check_stderr("it is statically linked, or built for another machine: its memory is not served from the pool");
 }
 
 fn source(folder: &TempDir) -> std::path::PathBuf {
@@ -148,7 +148,7 @@ fn an_unknown_setting_names_the_options() {
 }
 
 #[test]
-fn variables_of_the_library_are_no_unknown_settings() {
+fn variables_of_the_library_are_known() {
     let ran = finish(pinpool(&["env"]).env("PINPOOL_PRELOAD_LOG", "x").env("PINPOOL_PRELOADED", "x"));
     assert!(!ran.stderr.contains("PINPOOL_PRELOAD_LOG"), "{}", ran.stderr);
     ran.check_stderr("PINPOOL_PRELOADED=x: unknown and ignored");

@@ -118,7 +118,7 @@ fn top_of_all_processes_is_one_table() {
 }
 
 #[test]
-fn a_process_is_drawn_with_its_owners_and_what_its_judge_says() {
+fn the_report_of_a_process_shows_its_owners_and_its_diagnosis() {
     let dir = tempfile::tempdir().unwrap();
     let (pool, _held) = served(dir.path());
     let process = std::process::id().to_string();
@@ -127,7 +127,8 @@ fn a_process_is_drawn_with_its_owners_and_what_its_judge_says() {
     let ran = finish(command.arg(&output));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let page = std::fs::read_to_string(&output).unwrap();
-    for text in ["The pools of this process", "\"name\":\"loader/labels\"", "\"clock\":1", pool.diagnose().cause.name()]
+    for text in
+        [&*format!("process {process}"), "\"name\":\"loader/labels\"", "\"clock\":1", pool.diagnose().cause.name()]
     {
         assert!(page.contains(text), "no {text} in {page}");
     }
@@ -149,16 +150,16 @@ fn a_process_that_ends_is_drawn_up_to_its_end() {
     assert_eq!(ended("a report of a process", report).code(), Some(1));
     let mut said = String::new();
     stderr.read_to_string(&mut said).unwrap();
-    assert!(said.lines().count() == 1 && said.ends_with("; drawn is what it sent before\n"), "{said}");
+    assert!(said.lines().count() == 1 && said.ends_with("; the report covers the time before\n"), "{said}");
     assert!(output.exists());
 }
 
-/// The commands that look at a process.
-const LOOKING: [&[&str]; 4] = [&["metrics"], &["why"], &["top"], &["report", "-o", "/nonexistent/page.html"]];
+/// The commands that read from a process.
+const READING: [&[&str]; 4] = [&["metrics"], &["why"], &["top"], &["report", "-o", "/nonexistent/page.html"]];
 
 /// All of them say this of `target` in one line, and nothing else.
 fn all_refuse(target: &str, words: &str, set: impl Fn(&mut Command)) {
-    for args in LOOKING {
+    for args in READING {
         let mut command = pinpool(args);
         set(command.arg(target));
         let ran = finish(&mut command);
@@ -189,7 +190,7 @@ fn a_process_that_serves_nothing_is_named() {
             let _ = stream.unwrap().write_all(b"{\"process\":1,\"pools\":[]}\n");
         }
     });
-    for args in LOOKING.iter().filter(|args| args[0] != "metrics") {
+    for args in READING.iter().filter(|args| args[0] != "metrics") {
         let ran = finish(pinpool(args).arg(&none));
         assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{args:?}");
         ran.check_stderr("the process has no pool now");

@@ -24,16 +24,16 @@ fn a_process_that_was_asked_to_serves_its_statistics() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut figures = Value::Null;
+    let mut printed = Value::Null;
     until("the load has got a buffer", || {
         let ran = finish(pinpool(&["top", "--json"]).arg(&socket));
         if ran.code() == 0 {
-            figures = ran.figures();
+            printed = ran.figures();
         }
-        figures["pools"][0]["requests"]["served"].as_u64() > Some(0)
+        printed["pools"][0]["requests"]["served"].as_u64() > Some(0)
     });
-    assert_eq!(figures["process"], load.id());
-    assert_eq!(figures["pools"][0]["backend"], "heap");
+    assert_eq!(printed["process"], load.id());
+    assert_eq!(printed["pools"][0]["backend"], "heap");
     let mode = fs::metadata(&socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "others cannot read it");
     // Without a terminal it is printed once.
@@ -63,7 +63,7 @@ fn top_of(serve: impl FnOnce(UnixStream) + Send) -> String {
 
 #[test]
 fn a_server_that_never_ends_its_line_ends_top() {
-    // A byte now and then: each comes in time, and the line does not.
+    // Each byte arrives in time, but not the end of the text.
     let said = top_of(|mut socket| {
         while socket.write_all(b" ").is_ok() {
             thread::sleep(Duration::from_millis(200));
@@ -154,4 +154,14 @@ fn commands_that_only_look_open_no_socket_and_no_recording() {
             assert_eq!(fs::read(&recording).unwrap(), before, "{command:?}");
         }
     }
+}
+
+#[test]
+fn a_socket_path_that_is_too_long_is_refused_with_the_limit() {
+    let long = format!("/tmp/{}", "x".repeat(120));
+    let ran = finish(&mut pinpool(&["top", "--json", &long]));
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("the path has 125 bytes; a socket path has at most 107");
+    finish(pinpool(&["load", "--synthetic", "1"]).env("PINPOOL_SOCKET", long))
+        .check_stderr("the path is too long by 18 bytes");
 }

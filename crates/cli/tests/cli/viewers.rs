@@ -1,4 +1,4 @@
-//! Converted traces in the viewers' own readers, where these are installed, and in a check of what they demand.
+//! Converted traces in the viewers' own readers, if installed, and in a check of their requirements.
 #![allow(clippy::print_stdout)] // Says what was skipped.
 
 use std::fs;
@@ -29,7 +29,7 @@ fn converted(trace: &Path, format: &str) -> PathBuf {
     out
 }
 
-/// A recorded load: of page-locks that grow, a recording cut off while buffers are out, and traces without page-locks.
+/// Recordings with pin calls, truncated recordings with buffers out, and traces without pin calls.
 fn traces(dir: &Path) -> Vec<PathBuf> {
     let record = |name: &str, backend: &str| {
         let path = dir.join(name);

@@ -1,8 +1,7 @@
-//! Finds the messages in the lines of a log, behind the prefixes that TensorFlow's versions and pinpool print.
+//! Finds the messages in the lines of a log, after the prefixes of TensorFlow's versions and of pinpool.
 //!
-//! A message may be anywhere in a line, behind a progress bar or another message, and may be wrapped over several lines at any
-//! place, its prefix included. A truncated message, or one whose numbers are no longer the printed ones, is counted, and its
-//! numbers are not used.
+//! A message may start anywhere in a line, after a progress bar or another message, and may be wrapped over several lines at any
+//! position, including its prefix. Truncated and damaged messages are counted, and their numbers are not used.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,31 +9,30 @@ use std::sync::LazyLock;
 
 use regex::bytes::{Captures, Regex};
 
-use super::ledger::Trust;
-use super::message::{Figures, Found, Message};
+use super::limits::Trust;
+use super::message::{Found, Message, Numbers};
 use super::origin::{self, Origins};
 use super::parts::{self, AFTER, FIRST_LETTERS, Followed, Parts, RAISE, follow, frame, is_line_end};
 use super::text::{Piece, Pieces};
-use super::verdict;
 use crate::files::why;
 
-/// So many lines of other text may stand between two parts of a message.
+/// Most lines of other text between two parts of a message.
 const OTHER_LINES: usize = 3;
-/// A message is shorter, however it is wrapped.
+/// Longest message, wrapped or not.
 const LONGEST_MESSAGE_BYTES: usize = 512;
-/// A prefix is shorter, and is wrapped over fewer lines.
+/// Longest prefix, and most lines that it is wrapped over.
 const LONGEST_PREFIX_BYTES: usize = 256;
 const PREFIX_LINES: usize = 8;
-/// A line of a container is put together up to so many bytes.
+/// Longest container log line that is assembled from parts.
 const LONGEST_LINE_BYTES: usize = 1 << 20;
-/// More messages than any program prints. A file that was made to fill the memory has more.
+/// More messages than any program prints; a malicious file may have more.
 const MOST_MESSAGES: usize = 200_000;
 
-/// The time, the severity and the place in the source, where there are any.
+/// The optional time, severity and source location.
 const PREFIX: &str = r"(?-u)(?:\[?(?<time>\d{4}-\d\d-\d\d[ T]?\d\d:\d\d:\d\d(?:\.\d+)?)Z?:?\s*)?[A-Z]+\s*(?:\S*pool_allocator\.cc:(?<at>\d+)|\S+?)\]\s*$";
-/// What terminals, web pages and mark-up put into a line: colours, links, blanks and dashes of their own, escapes.
+/// What terminals, web pages and markup insert into a line: colours, links, special blanks and dashes, escapes.
 const DECORATION: &str = r"(?-u)(?:\x1b|\\u001[bB])(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|&nbsp;|&#\d{1,3};|\xc2\xa0|\xc2\xad|\xe2\x80\x8b|\xe2\x80\x93|\xe2\x88\x92|\\_";
-/// What containerd writes before a line, or before a part of one (`P`).
+/// The prefix that containerd writes before a line, or before a part of a line (`P`).
 const CONTAINER: &str = r"(?-u)^\d{4}-\d\d-\d\dT\S+ std(?:out|err) (?<part>[PF]) ";
 
 static CONTAINERS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(CONTAINER).ok());
@@ -45,7 +43,7 @@ static PREFIXES: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(PREFIX).o
 ///
 /// # Errors
 ///
-/// If the patterns do not compile. What ends the log too early is [`Found::stopped`].
+/// If the patterns do not compile. [`Found::stopped`] says why the log was not read to its end.
 pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> io::Result<Found> {
     let (Some(prefixes), Some(origins), Some(decorations), Some(containers)) =
         (&*PREFIXES, Origins::new(), &*DECORATIONS, &*CONTAINERS)
@@ -63,7 +61,7 @@ pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> io::Result<Found> {
         if finder.found.messages.len() >= MOST_MESSAGES {
             let line = pieces.lines();
             break Some(format!(
-                "read up to line {line} only: {MOST_MESSAGES} diagnostics are the most that are read of a log; split it \
+                "read up to line {line} only: {MOST_MESSAGES} messages are the most that are read from a log; split it \
                  (`split -l {line} FILE`)"
             ));
         }
@@ -80,14 +78,14 @@ struct Finder<'a> {
     decorations: &'a Regex,
     containers: &'a Regex,
     found: Found,
-    /// The lines before, where a wrapped prefix begins.
+    /// The previous lines, for wrapped prefixes.
     recent: VecDeque<(u64, Vec<u8>)>,
     open: Option<Open>,
-    /// The first parts of a line of a container, and where it began.
+    /// The first parts of a container log line, and its line number.
     part: Option<(u64, Vec<u8>)>,
 }
 
-/// What comes before a message.
+/// The prefix of a message.
 struct Head {
     line: u64,
     time: Option<String>,
@@ -95,28 +93,28 @@ struct Head {
     origin: Option<String>,
 }
 
-/// A message that may go on in the next line.
+/// A message that may continue in the next line.
 struct Open {
     head: Head,
     parts: Parts,
     /// Its text so far.
     text: Vec<u8>,
-    /// The line that it begins in, and what follows its text at the end of the last one.
+    /// Its first line, and the text after it in its last line.
     first: Vec<u8>,
     tail: Vec<u8>,
-    /// Whether it is one for sure, and not another text that begins alike.
+    /// Whether it is certainly a message, not similar text.
     is_message: bool,
     other_lines: usize,
 }
 
 impl Open {
-    /// Its numbers, if all are there.
-    fn figures(&self) -> Option<Figures> {
+    /// Its numbers, if it is complete.
+    fn numbers(&self) -> Option<Numbers> {
         let followed = follow(self.parts, &self.text);
-        Figures::of(&followed.numbers).filter(|_| followed.is_whole)
+        Numbers::of(&followed.numbers).filter(|_| followed.is_whole)
     }
 
-    /// The text with `line` behind it, if the message goes on there, and the bytes of `line` up to its end.
+    /// The text continued by `line`, if it continues there, and the bytes of `line` that belong to it.
     fn extended(&self, line: &[u8]) -> Option<(Vec<u8>, usize)> {
         let is_end = is_line_end(&self.tail);
         let is_alike = |rest: &[u8]| !is_end && parts::ends_alike(&self.tail, rest);
@@ -125,8 +123,9 @@ impl Open {
             let text = [&self.text, some(&line[start..])].concat();
             let Followed { end, is_whole, .. } = follow(self.parts, &text);
             let used = start + end.checked_sub(self.text.len())?;
-            let goes_on = end > self.text.len() && (is_whole || is_line_end(&line[used..]) || is_alike(&line[used..]));
-            goes_on.then(|| (text[..end].to_vec(), used))
+            let continues =
+                end > self.text.len() && (is_whole || is_line_end(&line[used..]) || is_alike(&line[used..]));
+            continues.then(|| (text[..end].to_vec(), used))
         })
     }
 }
@@ -139,10 +138,10 @@ impl Finder<'_> {
         let Some(Piece { line, bytes }) = self.whole_line(piece) else { return };
         let bytes = self.undecorated(bytes);
         self.origins.record_head(&bytes);
-        if let Some(said) = verdict::said(&bytes) {
+        if let Some(said) = crate::diagnosis::of_line(&bytes) {
             self.found.said.insert(said.pool.clone(), said);
         }
-        let mut at = self.go_on(&bytes);
+        let mut at = self.resume(&bytes);
         while let Some(next) = bytes[at..].iter().position(|byte| matches!(byte, b'P' | b'R')) {
             at += next;
             at += self.try_at(line, &bytes, at);
@@ -153,7 +152,7 @@ impl Finder<'_> {
         self.recent.push_back((line, if bytes.len() > LONGEST_PREFIX_BYTES { Vec::new() } else { bytes }));
     }
 
-    /// Opens or keeps the message that begins at `at`, if there is one; returns the bytes that are done.
+    /// Opens or keeps the message that starts at `at`, if there is one; returns the number of bytes processed.
     fn try_at(&mut self, line: u64, bytes: &[u8], at: usize) -> usize {
         let (parts, text) = (if bytes[at] == b'P' { AFTER } else { RAISE }, &bytes[at..]);
         let followed = follow(parts, text);
@@ -175,20 +174,20 @@ impl Finder<'_> {
         end
     }
 
-    /// Keeps `open` open if it may go on in the next line.
+    /// Keeps `open` open if it may continue in the next line.
     fn wait(&mut self, open: Open) {
         let is_whole = follow(open.parts, &open.text).is_whole;
-        // A shorter rate may go on, and be as sure.
+        // A shorter rate may continue, and be equally plausible.
         let is_long = open.parts == RAISE || parts::rate_digits(&open.text) == Some(parts::RATE_DIGITS);
-        let is_sure = is_long && open.figures().is_some_and(|figures| figures.trust() == Trust::Sure);
+        let is_sure = is_long && open.numbers().is_some_and(|numbers| numbers.trust() == Trust::Sure);
         self.open = Some(open);
         if is_whole && is_sure {
             self.close();
         }
     }
 
-    /// Lets the open message go on in `line`; returns the bytes of it that are done.
-    fn go_on(&mut self, line: &[u8]) -> usize {
+    /// Continues the open message in `line`; returns the number of bytes processed.
+    fn resume(&mut self, line: &[u8]) -> usize {
         let Some(mut open) = self.open.take() else { return 0 };
         let own = [(b'P', AFTER), (b'R', RAISE)].into_iter().filter_map(|(letter, parts)| {
             let mut places = (0..line.len()).filter(|&at| line[at] == letter);
@@ -197,9 +196,9 @@ impl Finder<'_> {
         let own = own.min().unwrap_or(line.len());
         let was = follow(open.parts, &open.text).is_whole;
         let extended = open.extended(&line[..own]).filter(|(text, used)| {
-            // A number that may be whole goes on only if it is better so, or no worse and the line has nothing else.
-            let [before, after] = [&open.text, text].map(|text| Figures::of(&follow(open.parts, text).numbers));
-            let [before, after] = [before, after].map(|figures| figures.map(|figures| figures.trust()));
+            // A number that may be complete continues only if that is more plausible, or equally so and nothing follows.
+            let [before, after] = [&open.text, text].map(|text| Numbers::of(&follow(open.parts, text).numbers));
+            let [before, after] = [before, after].map(|numbers| numbers.map(|numbers| numbers.trust()));
             let rest = &line[*used..];
             let is_rest = is_line_end(rest) && !continues_number(rest) && parts::rate_digits(text).is_some();
             !was || (after > before && (is_rest || after == Some(Trust::Sure))) || (after == before && is_rest)
@@ -222,21 +221,21 @@ impl Finder<'_> {
         used
     }
 
-    /// Keeps the open message, or counts it as cut.
+    /// Keeps the open message, or counts it as truncated.
     fn close(&mut self) {
         let Some(open) = self.open.take() else { return };
         let ends_line = is_line_end(&open.tail);
-        let figures = open.figures().filter(|figures| !ends_line || figures.trust() > Trust::Contradicted);
-        let Some(figures) = figures.filter(|_| !continues_number(&open.tail)) else {
+        let numbers = open.numbers().filter(|numbers| !ends_line || numbers.trust() > Trust::Contradicted);
+        let Some(numbers) = numbers.filter(|_| !continues_number(&open.tail)) else {
             self.found.cut += u64::from(open.is_message);
             return;
         };
         let Head { line, time, source_line, origin } = open.head;
         self.found.source_line = self.found.source_line.or(source_line);
-        self.found.messages.push(Message { line, time, origin, figures });
+        self.found.messages.push(Message { line, time, origin, numbers });
     }
 
-    /// What comes before the message at `at` of `bytes`, in this line or, if that is wrapped, in those before.
+    /// The prefix of the message at `at` of `bytes`, in this line or, if it is wrapped, in the previous lines.
     fn head(&self, line: u64, bytes: &[u8], at: usize) -> Head {
         let mut text = bytes[at.saturating_sub(LONGEST_PREFIX_BYTES)..at].to_vec();
         let (mut head, mut first) = (self.prefix(line, &text).map(|(_, head)| head), bytes);
@@ -261,17 +260,17 @@ impl Finder<'_> {
         Head { origin: self.origins.of(first), ..head }
     }
 
-    /// Where the prefix begins that `text` ends with, and what it says, if there is one.
+    /// The prefix at the end of `text` and its position, if there is one.
     fn prefix(&self, line: u64, text: &[u8]) -> Option<(usize, Head)> {
         let captures = self.prefixes.captures(text).filter(|_| text.trim_ascii_end().ends_with(b"]"))?;
         let start = captures.get_match().start();
-        // ASCII, by the pattern.
+        // The pattern matches ASCII only.
         let text = |name| std::str::from_utf8(captures.name(name)?.as_bytes()).ok();
         let source_line = text("at").and_then(|at| at.parse().ok());
         Some((start, Head { line, time: text("time").map(str::to_owned), source_line, origin: None }))
     }
 
-    /// The line of a container behind its last part; other pieces as they are.
+    /// A container log line after its last part; other pieces unchanged.
     fn whole_line(&mut self, Piece { line, bytes }: Piece) -> Option<Piece> {
         let Some(captures) = self.containers.captures(&bytes) else { return Some(Piece { line, bytes }) };
         let is_part = captures.name("part").is_some_and(|part| part.as_bytes() == b"P");
@@ -287,7 +286,7 @@ impl Finder<'_> {
 
     /// The text without colours and escapes, with plain blanks and dashes.
     fn undecorated(&self, bytes: Vec<u8>) -> Vec<u8> {
-        // Few logs have any, and looking for these bytes is fast.
+        // Few logs have any, and the search for these bytes is fast.
         if !bytes.iter().any(|byte| matches!(byte, 0x1b | b'&' | b'\\' | 0xc2 | 0xe2)) {
             return bytes;
         }
@@ -304,12 +303,12 @@ impl Finder<'_> {
     }
 }
 
-/// The beginning of a text that may be as long as a file.
+/// The beginning of a text, which may be long.
 fn some(text: &[u8]) -> &[u8] {
     &text[..text.len().min(LONGEST_MESSAGE_BYTES)]
 }
 
-/// A line without what a terminal draws, or a format writes, at its end.
+/// A line without the border that a terminal or a format adds at its end.
 fn without_border(line: &[u8]) -> &[u8] {
     let line = line.trim_ascii_end();
     let line = line.strip_suffix(b"\"]").unwrap_or(line);
@@ -317,7 +316,7 @@ fn without_border(line: &[u8]) -> &[u8] {
     &line[..line.len() - line.iter().rev().take_while(|byte| is_border(byte)).count()]
 }
 
-/// Whether what follows a figure is more of a number, such as the rest of a progress bar that was written over its end.
+/// Whether the text after a number continues it, such as the rest of a progress bar that overwrote its end.
 fn continues_number(behind: &[u8]) -> bool {
     match behind {
         [b'/' | b'%', ..] => true,

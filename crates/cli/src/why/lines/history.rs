@@ -1,21 +1,21 @@
-//! A log's messages in order: which pool each is of, the limit in force, and the raises that were not printed.
+//! A log's messages in order: the pool of each, the limit in force, and the raises that were not printed.
 //!
-//! One message in ten is printed, counted over all pools of a process, lines get lost, processes share a file and programs
-//! start again. So the figures of each message decide first (`ledger.rs`), and its neighbours only between several limits
-//! that they fit. A pool's limit never falls, and its counters never fall while its limit stays: a message that would break
-//! this is of another pool, or of the same program started again.
+//! One message in ten is printed, counted over all pools of a process; lines get lost, processes share a file, and programs restart.
+//! Therefore the numbers of each message decide first (`limits.rs`), and its neighbours only if the numbers fit several limits. A
+//! pool's limit never falls, and its counters never fall while its limit is unchanged: a message that contradicts this belongs to
+//! another pool, or to a restarted program.
 
 use std::cmp::Reverse;
 
-use super::ledger::{Chain, Fit, allocated_by_rate};
-use super::message::{Counters, Figures, Message, START_LIMIT, TOLERABLE_RATE};
+use super::limits::{Chain, Fit, allocated_by_rate};
+use super::message::{Counters, Message, Numbers, START_LIMIT, TOLERABLE_RATE};
 
-/// Starting limits that are told apart.
+/// Most starting limits that are distinguished.
 const CHAINS_MAX: usize = 16;
-/// Pools, and starts of programs, that are told apart: each message is compared with all.
+/// Most pools, and starts of programs, that are distinguished: each message is compared with all of them.
 const POOLS_MAX: usize = 1_000;
 
-/// What the log tells beyond its figures.
+/// What follows from the numbers.
 #[derive(Debug)]
 pub(super) struct History {
     /// One for each message, in the same order.
@@ -26,35 +26,35 @@ pub(super) struct History {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Its place in [`History::pools`].
+    /// Its index in [`History::pools`].
     pub(super) pool: usize,
-    /// In force when the message was printed: of a raise, the one before it. `None` if it cannot be known.
+    /// In force when the message was printed; for a raise, before it. `None` if unknown.
     pub(super) limit: Option<u64>,
-    /// Gets since the last raise that went to the underlying allocator; `None` of a raise, or if it cannot be known.
+    /// Requests since the last raise that went to the underlying allocator; `None` for a raise, or if unknown.
     pub(super) allocated: Option<u64>,
-    /// Raises since the pool's message before, or its start, that were not printed.
+    /// Unprinted raises since the pool's previous message, or its start.
     pub(super) silent_raises: u64,
 }
 
 /// One pool of one process.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PoolHistory {
-    /// What a launcher puts before the lines of its process.
+    /// The launcher's prefix for the lines of its process.
     pub(super) origin: Option<String>,
-    /// After its last message; `None` if no message told one.
+    /// After its last message; `None` if unknown.
     pub(super) limit: Option<u64>,
     pub(super) printed_raises: u64,
     pub(super) silent_raises: u64,
-    /// Its counters with the limit at each, in order.
+    /// Its counters with their limits, in order.
     pub(super) checks: Vec<(Option<u64>, Counters)>,
     /// Its last counters, if the limit was not raised after them.
     window: Option<Counters>,
-    /// The place of the check with these counters in [`History::entries`].
+    /// The index of the check with these counters in [`History::entries`].
     checked_at: usize,
 }
 
 impl PoolHistory {
-    /// Whether the limit was raised after the last check that the log shows.
+    /// Whether the limit was raised after the last check in the log.
     pub(super) fn is_raised(&self) -> bool {
         self.window.is_none() && self.printed_raises > 0
     }
@@ -63,9 +63,9 @@ impl PoolHistory {
 impl History {
     /// # Errors
     ///
-    /// For more pools than can be told apart.
+    /// For too many pools.
     pub(super) fn of(messages: &[Message]) -> Result<Self, String> {
-        // Processes are told apart by what their launcher puts before each line, the pools of one by their figures.
+        // Processes differ in the launcher's prefix, the pools of a process in their numbers.
         let mut origins: Vec<(&Option<String>, Vec<usize>)> = Vec::new();
         for (at, message) in messages.iter().enumerate() {
             match origins.iter_mut().find(|(origin, _)| **origin == message.origin) {
@@ -116,16 +116,16 @@ impl History {
 
 fn too_many(message: &Message) -> String {
     format!(
-        "line {}: the lines are of more than {POOLS_MAX} pools or starts of programs, the most that are told apart; split the log",
+        "line {}: more than {POOLS_MAX} pools or starts of programs, the most that are distinguished; split the log",
         message.line
     )
 }
 
-/// TensorFlow's chain, and those of raises that are not on it.
+/// TensorFlow's chain, and the chains of other raises.
 fn chains(messages: &[Message]) -> Vec<Chain> {
     let mut chains = vec![Chain::from(START_LIMIT)];
     for message in messages {
-        if let Figures::Raise { from, to } = message.figures
+        if let Numbers::Raise { from, to } = message.numbers
             && chains.len() < CHAINS_MAX
             && !chains.iter().any(|chain| chain.has_raise(from, to))
         {
@@ -146,9 +146,9 @@ impl Builder {
     fn of(messages: &[Message]) -> Result<Self, String> {
         let mut built = Self { chains: chains(messages), entries: Vec::new(), pools: Vec::new() };
         for (at, message) in messages.iter().enumerate() {
-            match message.figures {
-                Figures::After(counters) => built.add_check(&counters, &messages[at + 1..]),
-                Figures::Raise { from, to } => built.add_raise(from, to),
+            match message.numbers {
+                Numbers::After(counters) => built.add_check(&counters, &messages[at + 1..]),
+                Numbers::Raise { from, to } => built.add_raise(from, to),
             }
             if built.pools.len() > POOLS_MAX {
                 return Err(too_many(message));
@@ -159,7 +159,7 @@ impl Builder {
 
     fn add_check(&mut self, counters: &Counters, later: &[Message]) {
         let fit = self.fit(counters, later);
-        let limit = fit.map(|fit| fit.limit).or_else(|| raise_behind(later).filter(|_| self.fits(counters).is_empty()));
+        let limit = fit.map(|fit| fit.limit).or_else(|| raise_after(later).filter(|_| self.fits(counters).is_empty()));
         let allocated = fit.map(|fit| fit.allocated).or_else(|| allocated_by_rate(counters));
         let at = limit.and_then(|limit| self.pool_at(limit, Some(counters)));
         let at = at.or_else(|| limit.is_none().then(|| self.entries.last().map(|entry| entry.pool)).flatten());
@@ -180,7 +180,7 @@ impl Builder {
         self.entries.push(Entry { pool, limit: Some(from), allocated: None, silent_raises });
     }
 
-    /// The limits that the figures fit, of all chains.
+    /// The limits in all chains that the numbers fit.
     fn fits(&self, counters: &Counters) -> Vec<Fit> {
         let mut fits: Vec<Fit> = self.chains.iter().flat_map(|chain| chain.fits(counters)).collect();
         fits.sort_unstable_by_key(|fit| fit.limit);
@@ -188,23 +188,23 @@ impl Builder {
         fits
     }
 
-    /// The one limit that the figures fit, with the help of the messages around where they fit several.
+    /// The one limit that the numbers fit; if they fit several, the neighbouring messages decide.
     fn fit(&self, counters: &Counters, later: &[Message]) -> Option<Fit> {
         let fits = self.fits(counters);
         let only = |is_likely: &dyn Fn(u64) -> bool| {
             let mut likely = fits.iter().filter(|fit| is_likely(fit.limit));
             likely.next().copied().filter(|_| likely.next().is_none())
         };
-        let raised_from = raise_behind(later);
-        let goes_on = |limit| {
+        let raised_from = raise_after(later);
+        let continues = |limit| {
             let is_window = |pool: &PoolHistory| {
                 pool.limit == Some(limit) && pool.window.is_none_or(|last| is_later(&last, counters))
             };
             self.pools.iter().any(is_window)
         };
-        let next = later.iter().find_map(|message| match &message.figures {
-            Figures::After(next) => Some(next),
-            Figures::Raise { .. } => None,
+        let next = later.iter().find_map(|message| match &message.numbers {
+            Numbers::After(next) => Some(next),
+            Numbers::Raise { .. } => None,
         });
         let next = next.filter(|next| is_later(counters, next));
         let next_limit = next.and_then(|next| match self.fits(next).as_slice() {
@@ -213,12 +213,12 @@ impl Builder {
         });
         only(&|_| true)
             .or_else(|| only(&|limit| Some(limit) == raised_from))
-            .or_else(|| only(&goes_on))
+            .or_else(|| only(&continues))
             .or_else(|| only(&|limit| Some(limit) == next_limit))
     }
 
-    /// The pool whose next message may be one at `limit`. Of several: one that has this limit, with the counters that are
-    /// nearest below; else the one with the highest limit, of these one whose last check had to raise it; then the latest.
+    /// The pool that may print its next message at `limit`. If there are several: one with this limit and the closest lower
+    /// counters; else one with the highest limit, preferably after a check that had to raise it; then the latest.
     fn pool_at(&self, limit: u64, counters: Option<&Counters>) -> Option<usize> {
         let distance = |pool: &PoolHistory| match pool.limit {
             None => Some(0),
@@ -236,17 +236,17 @@ impl Builder {
         pools.max().map(|(.., at)| at)
     }
 
-    /// The pool at `limit` that was checked last: a check and its raise are printed one after the other.
+    /// The pool at `limit` with the latest check: a check and its raise are printed together.
     fn just_checked(&self, limit: u64) -> Option<usize> {
         let pools = self.pools.iter().enumerate().filter_map(|(at, pool)| {
             let window = pool.window.as_ref().filter(|_| pool.limit == Some(limit))?;
-            // Other pools may print between the two.
+            // Other pools may print in between.
             Some((may_raise(window), pool.checked_at, at))
         });
         pools.max().map(|(.., at)| at)
     }
 
-    /// Takes the pool, or a new one, to `limit`; returns the raises that this takes.
+    /// Moves the pool, or a new one, to `limit`; returns the number of raises in between.
     fn advance(&mut self, at: Option<usize>, limit: Option<u64>) -> (usize, u64) {
         let at = at.unwrap_or_else(|| {
             self.pools.push(PoolHistory::default());
@@ -269,30 +269,30 @@ impl Builder {
     }
 }
 
-/// The limit that is raised in the next message.
-fn raise_behind(later: &[Message]) -> Option<u64> {
-    match later.first()?.figures {
-        Figures::Raise { from, .. } => Some(from),
-        Figures::After(_) => None,
+/// The limit before a raise in the next message.
+fn raise_after(later: &[Message]) -> Option<u64> {
+    match later.first()?.numbers {
+        Numbers::Raise { from, .. } => Some(from),
+        Numbers::After(_) => None,
     }
 }
 
-/// Whether `next` may follow `last` while the limit stays.
+/// Whether `next` may follow `last` at the same limit.
 fn is_later(last: &Counters, next: &Counters) -> bool {
     increase(Some(last), next).is_some()
 }
 
-/// What the counters have grown by from `last`, or from 0 behind a raise, to `next`; `None` if one of them is smaller, or
-/// only the evictions have not grown: a check comes with each 1000th. The same line twice is a line that was copied.
+/// How much the counters grew from `last`, or from 0 after a raise, to `next`; `None` if one of them is smaller, or if only the
+/// evictions are unchanged: every 1000th eviction causes a check. An identical line is a copy.
 fn increase(last: Option<&Counters>, next: &Counters) -> Option<u128> {
     let Some(last) = last else { return Some(u128::from(next.put) + u128::from(next.evicted)) };
-    // A log may have lost the gets.
+    // A log may have lost the requests.
     let _ = last.get.zip(next.get).map_or(Some(0), |(last, next)| next.checked_sub(last))?;
     let (put, evicted) = (next.put.checked_sub(last.put)?, next.evicted.checked_sub(last.evicted)?);
     (evicted > 0 || put == 0).then_some(u128::from(put) + u128::from(evicted))
 }
 
-/// Whether the limit may be raised at a check with these rates, which are printed with six digits.
+/// Whether a check with these rates, printed with six digits, may raise the limit.
 pub(super) fn may_raise(counters: &Counters) -> bool {
     counters.eviction_rate >= TOLERABLE_RATE && counters.unsatisfied_rate >= TOLERABLE_RATE
 }

@@ -1,61 +1,64 @@
-//! The two messages of the pool, and what their numbers say by themselves.
+//! The two messages of the pool and their numbers.
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use crate::diagnosis::Said;
 
-/// The pool raises its limit while both rates are above this (`kTolerable`).
+/// The pool raises its limit if both rates exceed this (`kTolerable`).
 pub(super) const TOLERABLE_RATE: f64 = 2e-3;
-/// Fewer gets since the last raise decide nothing: a program that drains its queues puts, and gets no more.
+/// Fewer requests since the last raise are inconclusive: a program that drains its queues only returns buffers.
 pub(super) const GETS_MIN: u64 = 1_000;
-/// The limit that TensorFlow's pool starts with. A limit below this rises to it at once.
+/// The initial limit of TensorFlow's pool. A lower limit is raised to it directly.
 pub(super) const START_LIMIT: u64 = 100;
 
-/// The limit that a raise from `limit` gives.
+/// The limit after a raise from `limit`.
 pub(super) fn raised(limit: u64) -> u64 {
     if limit < START_LIMIT { START_LIMIT } else { limit.saturating_add(limit / 10) }
 }
 
-/// One message with what its prefix tells.
+/// One message and its prefix.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Message {
-    /// Where it begins, from 1.
+    /// Its first line, from 1.
     pub(super) line: u64,
-    /// The time as printed; `None` without a prefix, or in a version that printed none.
+    /// The time as printed, if there is one.
     pub(super) time: Option<String>,
-    /// The process that it is of, as a launcher names it before the line.
+    /// Its process, as named by a launcher before the text.
     pub(super) origin: Option<String>,
-    pub(super) figures: Figures,
+    pub(super) numbers: Numbers,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Figures {
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(super) enum Numbers {
     After(Counters),
     Raise { from: u64, to: u64 },
 }
 
-/// The figures of `PoolAllocator: After ...`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// The numbers of `PoolAllocator: After ...`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Counters {
-    /// `None` if the log has lost it.
+    /// `None` if the log lost it.
     pub(super) get: Option<u64>,
     pub(super) put: u64,
     pub(super) evicted: u64,
-    /// The rate as printed, with six significant digits; not finite where TensorFlow divided by 0.
+    /// The rate as printed, with six significant digits; not finite if TensorFlow divided by 0.
     pub(super) eviction_rate: f64,
     pub(super) unsatisfied_rate: f64,
 }
 
-impl Figures {
-    /// `None` if a number is one that no pool prints: the log has lost or added some of its digits.
+impl Numbers {
+    /// `None` if a number is impossible: the log lost or added digits.
     pub(super) fn of(numbers: &[&[u8]]) -> Option<Self> {
         let text = |at: usize| std::str::from_utf8(numbers.get(at)?).ok();
         let count = |at| text(at)?.parse::<u64>().ok();
-        // Not finite where TensorFlow divided by 0.
+        // Not finite if TensorFlow divided by 0.
         let is_rate = |rate: &f64| !rate.is_finite() || (0.0..=1.0).contains(rate);
         let rate = |at| {
             let rate = text(at).filter(|text| !text.ends_with('.'))?.parse::<f64>().ok().filter(is_rate);
-            // A rate of 0 is printed as `0`: this is the beginning of another.
+            // A rate of 0 is printed as `0`: this is the beginning of another rate.
             rate.filter(|&rate| rate != 0.0 || !text(at).is_some_and(|text| text.contains('.')))
         };
         if numbers.len() == 2 {
@@ -73,23 +76,23 @@ impl Figures {
     }
 }
 
-/// What a log holds.
+/// The messages of a log.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) messages: Vec<Message>,
     pub(super) lines: u64,
-    /// Messages that begin and do not end, or whose figures are damaged.
+    /// Truncated or damaged messages.
     pub(super) cut: u64,
-    /// Why the log was not read to its end, and where.
+    /// Why and at which line reading stopped early.
     pub(super) stopped: Option<String>,
     /// The last diagnosis of each pool, if pinpool wrote the log.
     pub(super) said: BTreeMap<String, Said>,
-    /// The line of TensorFlow's source that the first prefix names.
+    /// The source line number in the first prefix.
     pub(super) source_line: Option<u32>,
 }
 
 impl Found {
-    /// The versions of TensorFlow that print from that line of their source.
+    /// The TensorFlow versions that print from this source line.
     pub(super) fn tensorflow(&self) -> Option<&'static str> {
         match self.source_line? {
             227 | 239 => Some("0.5"),

@@ -1,28 +1,28 @@
-//! What TensorFlow's lines in a log say: the limit at each line, and what to set (`pinpool why LOG`, `--lines`).
+//! TensorFlow's lines in a log: the limit at each line, and what to set (`pinpool why LOG`, `--lines`).
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `text.rs` | log text in pieces that may hold a message, whatever ends them |
+//! | `text.rs` | log text in pieces, with any line end |
 //! | `finder.rs` | the messages in these pieces, and the prefixes around them |
-//! | `parts.rs` | what a message is made of, and how lines continue one another |
-//! | `message.rs` | the two messages, and what their numbers say by themselves |
-//! | `origin.rs` | which process a line is of, where a launcher says so |
-//! | `ledger.rs` | what the figures of one line say about the limit |
-//! | `history.rs` | many lines: which pool each is of, the limit in force, raises that were not printed |
-//! | `verdict.rs` | warming up, steady or thrashing, and what to set |
-//! | `report.rs` | all of it as text and as JSON |
-//! | `curve.rs` | all of it as curves, for `pinpool report` |
+//! | `parts.rs` | the parts of a message, and how lines continue |
+//! | `message.rs` | the two messages and their numbers |
+//! | `origin.rs` | the process of a line, named by a launcher |
+//! | `limits.rs` | the limit, from the numbers of one line |
+//! | `history.rs` | many lines: the pool of each, the limit in force, unprinted raises |
+//! | `trend.rs` | warming up, steady or thrashing, and what to set |
+//! | `report.rs` | the result as text and as JSON |
+//! | `curve.rs` | the result as snapshots, for `pinpool report` |
 
-pub(crate) mod curve;
+mod curve;
 mod finder;
 mod history;
-mod ledger;
+mod limits;
 mod message;
 mod origin;
 mod parts;
 mod report;
 mod text;
-mod verdict;
+mod trend;
 
 use std::error::Error;
 use std::io::{self, BufWriter, Read, Write};
@@ -44,29 +44,29 @@ use pinpool_cli::terminal::Terminal;
 pub(super) fn run(logs: &[String], is_json: bool, all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let mut result = Ok(());
     for path in logs {
-        // The other logs are read all the same.
+        // An error does not prevent the other logs from being read.
         let log = terminal.report(list(Path::new(path), is_json, all, logs.len() > 1));
         result = result.and(log);
     }
     result
 }
 
-/// What a log shows.
+/// The contents of a log.
 pub(crate) struct Log {
     pub(crate) lines: u64,
     pub(crate) messages: u64,
-    /// Messages that begin and do not end, or whose figures are damaged.
+    /// Truncated or damaged messages.
     pub(crate) cut: u64,
     pub(crate) tensorflow: Option<&'static str>,
-    /// Why it was not read to its end, and where.
+    /// Why and at which line reading stopped early.
     pub(crate) stopped: Option<String>,
-    /// What the pools said themselves, if pinpool wrote the log.
+    /// The pools' own diagnoses, if pinpool wrote the log.
     pub(crate) said: Vec<Said>,
-    /// One for each pool with lines of TensorFlow.
+    /// One for each pool with TensorFlow's lines.
     pub(crate) curves: Vec<Curve>,
 }
 
-/// Reads the log, for pictures.
+/// Reads the log.
 ///
 /// # Errors
 ///
@@ -87,15 +87,11 @@ pub(crate) fn read(input: Input) -> Result<Log, Box<dyn Error>> {
 fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn Error>> {
     let kind = input::kind(input.first());
     if kind == Kind::Recording {
-        let why = "this is a recording, no log: `pinpool trace` prints it, `pinpool report` draws it, and `pinpool advise` says \
-                   what to set for it";
+        let why = "this is a recording, not a log: use `pinpool trace`, `pinpool report` or `pinpool advise`";
         return Err(why.into());
     }
     if let Some((format, unpack)) = packed_otherwise(input.first()) {
-        return Err(format!(
-            "this is compressed with {format}, which is not read: `{unpack} FILE | pinpool why --lines -`"
-        )
-        .into());
+        return Err(format!("{format} compression is not supported: `{unpack} FILE | pinpool why --lines -`").into());
     }
     let encoded = encoding(input.first());
     let found = finder::find(text::Pieces::new(text_of(input)))?;
@@ -106,7 +102,7 @@ fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn 
     Ok((found, history))
 }
 
-/// The name of another compression than gzip, and what unpacks it.
+/// The name of an unsupported compression, and the command that unpacks it.
 fn packed_otherwise(first: &[u8]) -> Option<(&'static str, &'static str)> {
     match first {
         [b'B', b'Z', b'h', ..] => Some(("bzip2", "bzip2 -dc")),
@@ -116,7 +112,7 @@ fn packed_otherwise(first: &[u8]) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// What to do with a log that is encoded as one long word.
+/// How to decode a log that is encoded as one long word.
 fn encoding(first: &[u8]) -> Option<&'static str> {
     let line = first.split(|byte| *byte == b'\n').next().filter(|line| line.len() >= 60)?;
     let has = |word: &[u8]| line.windows(word.len()).any(|found| found == word);
@@ -137,7 +133,7 @@ fn list(path: &Path, is_json: bool, all: bool, is_one_of_many: bool) -> Result<(
     } else {
         out.write_all(report::table(path, &found, &history, all).as_bytes())
     };
-    // Keeps the kind of the error: a closed pipe is none.
+    // Keeps the kind of the error: a closed pipe is not a failure.
     let printed = printed.and_then(|()| out.flush());
     printed.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
     found.stopped.map_or(Ok(()), |stopped| Err(named(path, &stopped).into()))
@@ -145,24 +141,22 @@ fn list(path: &Path, is_json: bool, all: bool, is_one_of_many: bool) -> Result<(
 
 fn none_found(kind: Kind, found: &Found) -> String {
     if kind == Kind::Workload {
-        return "this is a trace, no log: `pinpool replay` plays it, `pinpool advise` says what to set for it, and \
-                `pinpool report` draws it"
-            .to_owned();
+        return "this is a trace, not a log: use `pinpool advise` or `pinpool report`".to_owned();
     }
 
-    let cut = if found.cut > 0 { format!(" ({} are cut off or damaged)", found.cut) } else { String::new() };
+    let cut = if found.cut > 0 { format!(" ({} are truncated or damaged)", found.cut) } else { String::new() };
     let stopped = found.stopped.as_ref().map_or_else(String::new, |stopped| format!("{stopped}; "));
     format!(
-        "{stopped}no whole diagnostic of the pool in {} lines{cut}: TensorFlow prints them at level I (TF_CPP_MIN_LOG_LEVEL=0) until \
-         mid-2017 and not after that; pinpool at level info (RUST_LOG=info) from the 1000th eviction on",
+        "{stopped}no complete message of the pool in {} lines{cut}: TensorFlow printed them until mid-2017 at level I \
+         (TF_CPP_MIN_LOG_LEVEL=0); pinpool prints them at level info (RUST_LOG=info) after 1000 evictions",
         found.lines
     )
 }
 
-/// Most bytes that a compressed log is unpacked to.
+/// Longest unpacked log.
 const UNPACKED_MAX: u64 = 1 << 30;
 
-/// The text of a log: unpacked, and of UTF-16 with a byte order mark (as PowerShell writes) in UTF-8.
+/// The text of a log, unpacked, with UTF-16 (written by PowerShell, with a byte order mark) converted to UTF-8.
 fn text_of(input: Input) -> Box<dyn Read> {
     if input.is_packed() {
         Box::new(DecodeReaderBytes::new(text::Unpacked::new(input.into_bytes(), UNPACKED_MAX)))

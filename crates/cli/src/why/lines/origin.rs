@@ -1,15 +1,15 @@
-//! Which process a line is of, where a launcher says so before it.
+//! The process of a line, as named by a launcher before it.
 
 use std::collections::{HashMap, HashSet};
 
 use regex::bytes::Regex;
 
 use super::history::{History, may_raise};
-use super::message::{Figures, Message};
+use super::message::{Message, Numbers};
 
-/// A time before what names a process, or behind it.
+/// A time before or after the name of a process.
 const TIME: &str = r"\[?(?:(?:\d{4}[-/]\d\d[-/]\d\d[ T]|[A-Z][a-z]{2} [ \d]\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[-+]\d\d:?\d\d)?)\]?[\s:]\s*";
-/// What names a process.
+/// Names of processes.
 const NAMES: [&str; 10] = [
     // torchrun, `mpirun -prepend-rank`
     r"\[(?:rank|default|node|worker)?[ :=]?\d+\]:?",
@@ -23,29 +23,29 @@ const NAMES: [&str; 10] = [
     r"[\w.@-]+ +\|",
     // syslog, journald, Heroku
     r"(?:[\w.-]+ )?[\w./-]+\[[\w.]+\]:",
-    // The file, of `grep`
+    // The file, from `grep`
     r"[\w./-]+\.(?:log|txt|out|err):",
-    // The host, of pdsh, DeepSpeed and `parallel --tag`
+    // The host, from pdsh, DeepSpeed and `parallel --tag`
     r"[A-Za-z][\w.-]*\d[\w.-]*(?::[ \t]|\t)",
     // `srun --label`
     r"\d+:\s",
-    // stern: the pod, which ends in a number or five letters of chance, and its container
+    // stern: the pod, which ends in a number or five random letters, and its container
     r"[a-z0-9][a-z0-9.-]*-(?:\d+|[a-z0-9]{5}) [a-z0-9][a-z0-9-]* ",
 ];
-/// Members of an object on one line that name a process.
+/// Members of a JSON object that name a process.
 const MEMBER: &str = r#""(?:_PID|pid|rank|local_rank|pod|pod_name|_HOSTNAME|host|hostname)"\s*:\s*(?:"[^"]*"|\d+)"#;
-/// The head that `tail` prints where it goes on with another file.
+/// The header that `tail` prints before lines of another file.
 const FILE: &str = r"^==> (.+) <==$";
-/// A process is named by at most so many names: a host, and a rank there.
+/// Most names of a process, such as a host and a rank.
 const NAMES_MAX: usize = 3;
 
-/// Finds what a line says of its process.
+/// Finds the name of the process in a line.
 #[derive(Debug)]
 pub(super) struct Origins {
     name: Regex,
     member: Regex,
     file: Regex,
-    /// The file of `tail` that the lines are of.
+    /// The current file in the output of `tail`.
     of_file: Option<String>,
 }
 
@@ -58,7 +58,7 @@ impl Origins {
         Some(Self { name, member, file, of_file: None })
     }
 
-    /// Takes note of a head of `tail`.
+    /// Records a header of `tail`.
     pub(super) fn record_head(&mut self, line: &[u8]) {
         if line.starts_with(b"==> ")
             && let Some(file) = self.file.captures(line).and_then(|captures| captures.get(1))
@@ -67,7 +67,7 @@ impl Origins {
         }
     }
 
-    /// What names the process of `line`.
+    /// The name of the process of `line`.
     pub(super) fn of(&self, line: &[u8]) -> Option<String> {
         let mut names: Vec<String> = self.of_file.iter().cloned().collect();
         if line.trim_ascii_start().starts_with(b"{") {
@@ -87,8 +87,8 @@ fn in_words(name: &[u8]) -> String {
     String::from_utf8_lossy(name).trim().to_owned()
 }
 
-/// Removes from the origins what numbers the lines and names no process: first what has no letters, such as a thread or the
-/// number of a record, then the rest.
+/// Removes from the origins what numbers the lines instead of naming a process: first words without letters, such as a thread or a
+/// record number, then the rest.
 pub(super) fn forget_numbers(messages: &mut Vec<Message>) {
     let words = |origin: String| {
         let words: Vec<_> = origin.split(' ').filter(|word| word.contains(|c: char| c.is_alphabetic())).collect();
@@ -103,7 +103,7 @@ pub(super) fn forget_numbers(messages: &mut Vec<Message>) {
         *messages = forgotten;
     }
     let forgotten = with_origins(messages, |_| None);
-    // What stands in brackets differs from line to line where each process has one message.
+    // Text in brackets may differ in each line, if each process has one message.
     if is_many(messages, &['[', '(']) || pairs(&forgotten) * 2 > pairs(messages) * 3 {
         *messages = forgotten;
     }
@@ -114,7 +114,7 @@ fn with_origins(messages: &[Message], origin: impl Fn(String) -> Option<String>)
     messages.iter().map(renamed).collect()
 }
 
-/// Whether the origins, but for those that begin with one of `excepted`, are nearly as many as the messages.
+/// Whether there are nearly as many origins as messages, without origins that begin with one of `excepted`.
 fn is_many(messages: &[Message], excepted: &[char]) -> bool {
     let origins = messages.iter().filter_map(|message| message.origin.as_deref());
     let origins: HashSet<_> = origins.filter(|origin| !origin.starts_with(excepted)).collect();
@@ -123,17 +123,17 @@ fn is_many(messages: &[Message], excepted: &[char]) -> bool {
 
 /// Whether one pool may have printed all messages. Similar processes print the same message twice.
 fn is_one_pool(messages: &[Message]) -> bool {
-    let is_twice = messages.windows(2).any(|pair| pair[0].figures == pair[1].figures);
+    let is_twice = messages.windows(2).any(|pair| pair[0].numbers == pair[1].numbers);
     !is_twice && History::of(messages).is_ok_and(|history| history.pools.len() == 1)
 }
 
-/// Raises that follow their check. Both are printed by one process, one after the other.
+/// The number of raises that follow their check: a process prints both together.
 fn pairs(messages: &[Message]) -> usize {
     let (mut checked, mut pairs) = (HashMap::new(), 0);
     for message in messages {
-        match &message.figures {
-            Figures::After(counters) => _ = checked.insert(&message.origin, counters),
-            Figures::Raise { .. } => pairs += usize::from(checked.remove(&message.origin).is_some_and(may_raise)),
+        match &message.numbers {
+            Numbers::After(counters) => _ = checked.insert(&message.origin, counters),
+            Numbers::Raise { .. } => pairs += usize::from(checked.remove(&message.origin).is_some_and(may_raise)),
         }
     }
     pairs
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_named_whatever_its_launcher_writes_and_a_time_names_none() {
+    fn launchers_name_processes_and_times_do_not() {
         let mut origins = Origins::new().unwrap();
         let message = "I tensorflow/core/common_runtime/gpu/pool_allocator.cc:247] PoolAllocator: After 1 get requests";
         for (prefix, name) in [

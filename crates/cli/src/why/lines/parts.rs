@@ -1,6 +1,6 @@
-//! What the two messages are made of, and how lines continue one another.
+//! The parts of the two messages, and how lines continue each other.
 //!
-//! Blanks do not count: a message may be wrapped between two words, within one, or within a number.
+//! Blanks are ignored: a message may be wrapped between two words, within a word, or within a number.
 
 use Part::{Count, Rate, Word};
 
@@ -29,27 +29,27 @@ pub(super) const AFTER: Parts = &[
 ];
 /// `Raising pool_size_limit_ from ...`
 pub(super) const RAISE: Parts = &[Word("Raisingpool_size_limit_from"), Count, Word("to"), Count];
-/// With so many letters a message has begun; fewer may begin another text.
+/// A message has begun after this many letters; fewer may begin another text.
 pub(super) const FIRST_LETTERS: usize = 19;
 
-/// What separates a column from the text at its left.
+/// Separates a column from the text on its left.
 const COLUMN: &[u8] = b"  ";
-/// Letters that two words have in common by chance.
+/// Letters that two words may share by chance.
 const ALIKE: usize = 3;
 
-/// How far a text follows a message.
+/// How far a text matches a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Followed<'a> {
-    /// Behind the last byte of the text that is of the message.
+    /// After the last byte of the text that belongs to the message.
     pub(super) end: usize,
-    /// Letters of its words so far.
+    /// Matched letters of its words.
     pub(super) letters: usize,
     pub(super) numbers: Vec<&'a [u8]>,
-    /// Whether it has all parts. The last number may go on in the next line all the same.
+    /// Whether it has all parts. The last number may still continue in the next line.
     pub(super) is_whole: bool,
 }
 
-/// Compares `text` with a message that begins with it.
+/// Matches `text` with the beginning of a message.
 pub(super) fn follow<'a>(parts: Parts, text: &'a [u8]) -> Followed<'a> {
     let mut found = Followed { end: 0, letters: 0, numbers: Vec::new(), is_whole: false };
     for part in parts {
@@ -67,13 +67,13 @@ pub(super) fn follow<'a>(parts: Parts, text: &'a [u8]) -> Followed<'a> {
                 column = Some((found.end, found.letters));
             }
             if text.get(next) != Some(&letter) {
-                // A column may begin with letters that go on with the word.
+                // A column may begin with letters that continue the word.
                 let column = column.filter(|(_, letters)| next < text.len() && found.letters - letters <= ALIKE);
                 (found.end, found.letters) = column.unwrap_or((found.end, found.letters));
                 return found;
             }
             (found.end, found.letters) = (next + 1, found.letters + 1);
-            // As mails write it, perhaps with a line end before it.
+            // Quoted-printable, perhaps with a line end before it.
             let is_mail = |rest: &[u8]| letter == b'=' && (rest.starts_with(b"3D") || rest.starts_with(b"="));
             while is_mail(&text[found.end..]) {
                 found.end += if text[found.end] == b'=' { 1 } else { 2 };
@@ -88,7 +88,7 @@ fn blanks(text: &[u8]) -> usize {
     text.len() - text.trim_ascii_start().len()
 }
 
-/// The bytes of the number that `text` begins with.
+/// The length of the number at the start of `text`.
 fn number_bytes(part: &Part, text: &[u8]) -> usize {
     let run = |from: usize, of: fn(&u8) -> bool| from + text[from..].iter().take_while(|byte| of(byte)).count();
     if *part == Count {
@@ -108,8 +108,8 @@ fn number_bytes(part: &Part, text: &[u8]) -> usize {
     if end > exponent || end == text.len() { end } else { digits }
 }
 
-/// Bytes of `next` that whatever collects lines puts before each: the beginning that it has in common with `first`, but for
-/// its numbers, up to a separator that is in no number and no word of a message.
+/// The length of the prefix of `next` that a log collector added: the common beginning with `first`, except for numbers, up to a
+/// separator that does not occur in a number or a word of a message.
 pub(super) fn frame(first: &[u8], next: &[u8]) -> usize {
     let (mut at, mut of_next, mut end) = (0, 0, 0);
     while at < first.len() && of_next < next.len() {
@@ -124,16 +124,16 @@ pub(super) fn frame(first: &[u8], next: &[u8]) -> usize {
     end
 }
 
-/// Letters and digits, blanks, or one other byte, that `text` begins with.
+/// Letters and digits, blanks, or one other byte, at the start of `text`.
 fn word(text: &[u8]) -> &[u8] {
     let is_blank = |byte: &u8| *byte == text[0] && byte.is_ascii_whitespace();
     let blanks = text.iter().take_while(|byte| is_blank(byte)).count();
     &text[..text.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count().max(blanks).max(1)]
 }
 
-/// Whether two words differ in their numbers alone, or are two long numbers of one kind.
+/// Whether two words differ only in their numbers, or are two long hexadecimal numbers.
 fn is_alike(one: &[u8], other: &[u8]) -> bool {
-    /// Shorter words with a digit are no hexadecimal numbers.
+    /// Shorter words with a digit are not hexadecimal numbers.
     const HEXADECIMAL: usize = 8;
     let shape = |word: &[u8]| {
         let mut shape: Vec<u8> = word.iter().map(|byte| if byte.is_ascii_digit() { b'0' } else { *byte }).collect();
@@ -144,7 +144,7 @@ fn is_alike(one: &[u8], other: &[u8]) -> bool {
     shape(one) == shape(other) || (one.len() == other.len() && is_number(one) && is_number(other))
 }
 
-/// Whether both texts end alike, but for numbers.
+/// Whether both texts end identically, except for numbers.
 pub(super) fn ends_alike(tail: &[u8], next: &[u8]) -> bool {
     let (tail, next) = (tail.trim_ascii(), next.trim_ascii_end());
     let reversed = |text: &[u8]| text.iter().rev().copied().collect::<Vec<_>>();
@@ -152,8 +152,8 @@ pub(super) fn ends_alike(tail: &[u8], next: &[u8]) -> bool {
     frame(&next, &tail) == tail.len()
 }
 
-/// Whether `rest`, behind a part of a message, is what ends a line and no text: blanks, a border, the end of a string, a
-/// mark-up, or a column of its own far to the right.
+/// Whether `rest`, after a part of a message, is only the end of a line: blanks, a border, the end of a string, markup, or a separate
+/// column far to the right.
 pub(super) fn is_line_end(rest: &[u8]) -> bool {
     const LONGEST_TAG: usize = 64;
     let mut at = 0;
@@ -168,10 +168,10 @@ pub(super) fn is_line_end(rest: &[u8]) -> bool {
     true
 }
 
-/// Digits that are printed of a rate at most.
+/// Most printed digits of a rate.
 pub(super) const RATE_DIGITS: usize = 6;
 
-/// Digits of the rate that `text` ends with, from the first that is not 0; `None` if no rate is written so.
+/// Significant digits of the rate at the end of `text`; `None` if it is not a valid rate.
 pub(super) fn rate_digits(text: &[u8]) -> Option<usize> {
     let number = text.rsplit(|byte| *byte == b'=').next().unwrap_or_default();
     let digits = number.iter().skip_while(|byte| !matches!(byte, b'1'..=b'9')).take_while(|byte| **byte != b'e');

@@ -35,7 +35,7 @@ fn a_program_that_begins_ever_more_workers_warms_up() {
     program.judged(held).check("warming_up", false);
 }
 
-/// Six threads that each hold a buffer for half of the time, under a ceiling of four buffers.
+/// Six threads that each hold a buffer for half of the time, under a limit of four buffers.
 fn throttled(program: &mut Program) -> Vec<(u32, PinnedBuf, u64)> {
     let mut held: Vec<(u32, PinnedBuf, u64)> = Vec::new();
     (0..6).for_each(|thread| held.extend(program.get(thread, "images", 16 * MIB).map(|buffer| (thread, buffer, 0))));
@@ -142,7 +142,7 @@ fn sizes_that_recur_and_are_evicted_before_are_thrashing() {
     program.load(60, 1, |_, step| MIB << (step % 8));
     let said = program.judged(());
     said.check("thrashing", true);
-    // One buffer of each size. What was lost stands behind it where it was long enough to be told.
+    // One buffer of each size. Lost time follows if it was long enough.
     let cure = "raise PINPOOL_POOL_SIZE_LIMIT to 8";
     assert!(said.log.last().is_some_and(|line| line.split("; ").any(|part| part == cure)), "{said:?}");
 }
@@ -210,14 +210,16 @@ fn copies_from_memory_that_is_not_page_locked_are_named() {
 
 #[test]
 fn memory_that_another_process_holds_is_waited_for() {
-    let ledger = format!("scenario-{}", std::process::id());
+    let limit = format!("scenario-{}", std::process::id());
     let mut other = pinpool(&["load", "--synthetic", "64", "--batch-bytes", "48MiB", "--idle", "600", "--quiet"]);
-    other.env("PINPOOL_LEDGER", &ledger).env("PINPOOL_MAX_BYTES", "128MiB").env("PINPOOL_RESERVE", "48MiB");
+    other.env("PINPOOL_LEDGER", &limit).env("PINPOOL_MAX_BYTES", "128MiB").env("PINPOOL_RESERVE", "48MiB");
     let mut other = other.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until("the other process holds memory", || {
-        finish(&mut pinpool(&["top", "--all"])).stdout.contains(&format!("shared limit {ledger}: 128 MiB, held 48 MiB"))
+        finish(&mut pinpool(&["top", "--all"]))
+            .stdout
+            .contains(&format!("shared limit {limit}: 128.0MiB, held 48.0MiB"))
     });
-    let mut program = Program::one(|pool| pool.setting("PINPOOL_LEDGER", &ledger).max_bytes(128 << 20));
+    let mut program = Program::one(|pool| pool.setting("PINPOOL_LEDGER", &limit).max_bytes(128 << 20));
     let held = throttled(&mut program);
     program.judged(held).check("other_process", true);
     other.kill().unwrap();

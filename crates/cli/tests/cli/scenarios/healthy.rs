@@ -141,7 +141,7 @@ fn a_full_queue_whose_producer_does_not_wait_is_no_slow_consumer() {
     let mut program = Program::one(|pool| pool.max_bytes(256 << 20));
     let mut queue = VecDeque::new();
     program.run(60, |program, step| {
-        // 32 buffers are all of the ceiling, and no more are ever asked for.
+        // 32 buffers are the whole limit, and no more are requested.
         while queue.len() < 32 {
             queue.push_back(program.must_get("queue", 8 * MIB));
         }

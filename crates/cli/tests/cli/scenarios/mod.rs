@@ -36,7 +36,7 @@ pub(crate) const MIB: usize = 1 << 20;
 /// Between two steps of a program.
 const STEP_US: u64 = 50_000;
 const STEPS_IN_A_SECOND: u64 = 1_000_000 / STEP_US;
-/// A get that waits.
+/// A waiting request.
 struct Asked {
     thread: u32,
     get: Pin<Box<GetFuture>>,
@@ -56,7 +56,7 @@ struct Program {
 #[derive(Debug)]
 struct Said {
     pool: String,
-    /// The lines of the log with a verdict.
+    /// The log lines with a diagnosis.
     log: Vec<String>,
     /// What `why` reads in them: pool, alarm and cause.
     logged: (String, bool, String),
@@ -65,7 +65,7 @@ struct Said {
 }
 
 impl Program {
-    /// `names` are those of its pools; `set` makes their settings, in memory that is simulated unless it says otherwise.
+    /// Pools with these names; `set` makes their settings. Memory is simulated by default.
     fn new(names: &[&str], set: impl Fn(PoolBuilder) -> PoolBuilder) -> Self {
         listen();
         let (dir, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
@@ -84,7 +84,7 @@ impl Program {
         Self::new(&["train"], set)
     }
 
-    /// A buffer; `None` if the get was refused or waits: then [`served`](Self::served) has it later.
+    /// A buffer; `None` if the request was refused or waits: then [`served`](Self::served) has it later.
     fn get(&mut self, thread: u32, tag: &str, len: usize) -> Option<PinnedBuf> {
         self.get_of(0, thread, tag, len)
     }
@@ -99,12 +99,12 @@ impl Program {
         polled.flatten()
     }
 
-    /// A get that must not wait.
+    /// A request that must not wait.
     fn must_get(&mut self, tag: &str, len: usize) -> PinnedBuf {
         self.get(0, tag, len).expect("there is memory")
     }
 
-    /// The inner `None` is a get that was refused.
+    /// The inner `None` is a refused request.
     fn poll(asked: &mut Asked) -> Option<Option<PinnedBuf>> {
         match asked.get.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(buffer) => Some(buffer.ok()),
@@ -112,7 +112,7 @@ impl Program {
         }
     }
 
-    /// The gets that waited and have a buffer now, with their threads.
+    /// The requests that waited and were served, with their threads.
     fn served(&mut self) -> Vec<(u32, PinnedBuf)> {
         let mut served = Vec::new();
         for mut asked in std::mem::take(&mut self.asked) {
@@ -145,7 +145,7 @@ impl Program {
         (0..seconds * STEPS_IN_A_SECOND).for_each(|_| self.step());
     }
 
-    /// Makes `act` at each step for so many seconds; it has the number of the step.
+    /// Calls `act` with the number of each step for this many seconds.
     fn run(&mut self, seconds: u64, mut act: impl FnMut(&mut Self, u64)) {
         for step in 0..seconds * STEPS_IN_A_SECOND {
             act(self, step);
@@ -203,7 +203,7 @@ impl Program {
         let (pool_recorded, alarm_recorded, cause_recorded) = first(&recorded);
         let own = own.iter().find(|(name, _)| *name == pool).map(|(_, why)| why).unwrap();
         let marked = |page: &str| {
-            let mark = page.split_once("<strong>").unwrap().1.split_once("</strong>").unwrap().0;
+            let mark = page.split_once("\"diagnoses\":[{\"name\":\"").unwrap().1.split_once('"').unwrap().0;
             mark.strip_prefix(&format!("{pool}: ")).unwrap_or(mark).to_owned()
         };
         assert_eq!(pool_recorded, pool);

@@ -48,7 +48,7 @@ pub(crate) fn pressure(data: &[u8]) {
     assert!((0.0..=100.0).contains(&some) && (0.0..=100.0).contains(&full), "{some} {full}");
 }
 
-/// A list of memory nodes or processors.
+/// A list of NUMA nodes or processors.
 pub(crate) fn number_list(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let Some(numbers) = host::parse_list(&text) else { return };
@@ -57,7 +57,7 @@ pub(crate) fn number_list(data: &[u8]) {
     assert_eq!(host::parse_list(&listed), Some(numbers));
 }
 
-/// An smaps file, of which some addresses are asked.
+/// An smaps file and some addresses.
 pub(crate) fn smaps(data: &[u8]) {
     let (head, text) = data.split_at(data.len().min(16));
     let mut numbers = [0; 16];

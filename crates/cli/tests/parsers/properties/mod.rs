@@ -1,4 +1,4 @@
-//! What must hold of every parser, whatever the bytes: one function for each, which panics where it does not.
+//! Properties of each parser for any bytes: one function per parser, which panics if they are violated.
 //!
 //! Compiled twice: by the test `parsers`, which tries the seeds and changed seeds, and by the fuzz targets in `fuzz`.
 
@@ -48,7 +48,7 @@ fn written(path: &str, content: &[u8]) -> PathBuf {
     path
 }
 
-/// In memory where that is possible: a run writes a file thousands of times a second.
+/// In memory if possible: a run writes thousands of files a second.
 fn folder() -> PathBuf {
     FOLDER.with(|folder| {
         let new = || {

@@ -5,7 +5,7 @@ use pinpool_replay::{Event, Recording, Workload};
 
 use super::written;
 
-/// The first byte says what the others are: a file, or the items of a block whose frame is right.
+/// The first byte selects the meaning of the others: a file, or the items of a block with a valid frame.
 pub(crate) fn recording(data: &[u8]) {
     let Some((&how, data)) = data.split_first() else { return };
     let file = if how % 2 == 0 { data.to_vec() } else { framed(data) };

@@ -100,8 +100,8 @@ fn as_text(error: TraceError) -> String {
     error.to_string()
 }
 
-/// A short workload under both presets and both kinds of memory, with and without a ceiling: replayed twice it has the same
-/// outcome, and its figures bound each other.
+/// A short workload under both presets and both kinds of memory, with and without a limit: replayed twice it has the same
+/// outcome, and its printed bound each other.
 pub(crate) fn replay(data: &[u8]) {
     let Ok(workload) = reader(data).and_then(|mut reader| Workload::read(&mut reader)) else { return };
     if workload.gets() > MOST_GETS || workload.duration_us() > LONGEST_US {

@@ -1,57 +1,39 @@
-//! Whether a pool has found its size, from its checks in order; and what to set.
+//! Whether a pool has found its size, from its checks in order, and what to set.
 
-use pinpool_observe::judge::Cause;
 use pinpool_observe::judge::words::counted;
 
 use super::history::PoolHistory;
-use super::ledger::is_too_low;
+use super::limits::is_too_low;
 use super::message::{Counters, GETS_MIN, TOLERABLE_RATE};
-use crate::diagnosis::Said;
 
-/// With more misses than this share of the gets, a pool whose limit has grown a lot is of little use.
+/// With more misses than this share of the requests, raising the limit did not help.
 const THRASHING_RATE: f64 = 0.1;
-/// With more misses than this share of the gets, the limit that was reached is none to begin with.
+/// With more misses than this share of the requests, the limit is not worth starting with.
 const USELESS_RATE: f64 = 0.5;
 /// This many raises are a factor of 2.6.
 const MANY_RAISES: u64 = 10;
 
-/// How a line about a diagnosis begins, after the name of its pool.
-const DIAGNOSIS: &str = "diagnosis: ";
-
-/// The diagnosis in a line of pinpool's own log.
-pub(super) fn said(line: &[u8]) -> Option<Said> {
-    let text = String::from_utf8_lossy(line);
-    let (before, diagnosis) = text.split_once(DIAGNOSIS)?;
-    let cause = Cause::ALL.iter().find(|cause| diagnosis.starts_with(cause.name()))?;
-    let name = before.rsplit_once("pool[").and_then(|(_, name)| name.trim_end().strip_suffix(']'));
-    let lines: Vec<_> = diagnosis.trim_end().split("; ").map(|part| part.replace(char::is_control, " ")).collect();
-    // Sizes that cost nothing come without advice.
-    let has_cure = lines.len() > 1;
-    let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && has_cure);
-    Some(Said { pool: name.unwrap_or("the pool").to_owned(), cause: cause.name().to_owned(), is_alarm, lines })
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Trend {
     /// The last check raised nothing.
     Steady,
-    /// The limit rises, and has not risen far, or there are fewer misses than before, or few.
+    /// The limit is rising and has not risen far, or misses are falling or rare.
     WarmingUp,
-    /// The limit has risen far, and a tenth of the gets or more miss, about as many as before: sizes hardly ever repeat.
+    /// The limit has risen far, and a tenth of the requests or more miss, about as many as before.
     Thrashing,
-    /// There are raises alone.
+    /// There are raises only.
     Unknown,
-    /// No line has gets enough.
+    /// No line has enough requests.
     TooShort,
 }
 
-/// The last check that decides anything: one with gets enough, and with a rate that they do not contradict.
+/// The last check with enough requests and a rate that does not contradict them.
 fn deciding(pool: &PoolHistory) -> Option<&Counters> {
     let is_long = |counters: &&Counters| counters.get.unwrap_or(counters.put) >= GETS_MIN && !is_too_low(counters);
     pool.checks.iter().rev().map(|(_, counters)| counters).find(is_long)
 }
 
-impl Verdict {
+impl Trend {
     pub(super) fn of(pool: &PoolHistory) -> Self {
         if pool.checks.is_empty() {
             return Self::Unknown;
@@ -99,27 +81,29 @@ impl Verdict {
                 std::iter::once(found).chain(start(limit)).collect()
             }
             (Self::Steady, None) => vec!["The pool has found its size: nothing to set.".to_owned()],
-            (Self::WarmingUp, Some(limit)) if rate > USELESS_RATE => vec![format!(
-                "The limit was still rising at the last line, to {limit} buffers, and {misses:.1} % of the gets missed: too early to \
-                 say what to begin with."
-            )],
-            (Self::WarmingUp, Some(limit)) => {
-                let rising = format!("The limit was still rising at the last line, to {limit} buffers; {misses:.3} % of the gets missed.");
-                std::iter::once(rising).chain(start(limit)).collect()
+            (Self::WarmingUp, limit) => {
+                let to = limit.map_or_else(String::new, |limit| format!(", to {limit} buffers"));
+                let rising = format!("The limit was still rising at the last line{to}; {misses:.3} % of the requests missed.");
+                let start = match limit {
+                    Some(_) if rate > USELESS_RATE => Some("It is too early to recommend a limit.".to_owned()),
+                    limit => limit.and_then(start),
+                };
+                std::iter::once(rising).chain(start).collect()
             }
-            (Self::WarmingUp, None) => vec![format!("The limit was still rising at the last line; {misses:.3} % of the gets missed.")],
             (Self::Thrashing, _) => vec![
                 format!(
-                    "{misses:.1} % of the gets found no idle buffer of their size, after {}: sizes hardly ever \
-                     repeat, and each raise holds more memory.",
+                    "{misses:.1} % of the requests found no idle buffer of their size, after {}: sizes rarely repeat, and each raise \
+                     holds more memory.",
                     counted(raises, "raise")
                 ),
-                "Batch to fewer sizes. In pinpool, PINPOOL_PRESET=adaptive cuts all sizes from the same pinned memory, and \
-                 PINPOOL_MAX_BYTES limits it; with TensorFlow's rules PINPOOL_ROUNDING=pow2 makes sizes repeat."
+                "Batch to fewer sizes. In pinpool, PINPOOL_PRESET=adaptive serves all sizes from the same pinned memory, and \
+                 PINPOOL_MAX_BYTES limits it; with the tensorflow preset PINPOOL_ROUNDING=pow2 makes sizes repeat."
                     .to_owned(),
             ],
-            (Self::Unknown, _) => vec!["The log has raises alone, which do not say how many gets miss.".to_owned()],
-            (Self::TooShort, _) => vec![format!("No line has {GETS_MIN} gets since a raise and a rate that they allow: too little to say what to set.")],
+            (Self::Unknown, _) => vec!["The log has raises only, which do not tell how many requests miss.".to_owned()],
+            (Self::TooShort, _) => vec![format!(
+                "No line has {GETS_MIN} requests since a raise with a consistent rate: too few to recommend a limit."
+            )],
         }
     }
 }

@@ -1,31 +1,31 @@
-//! What the figures of one message say about the limit in force when it was printed.
+//! The limit in force when a message was printed, from the numbers of the message.
 //!
-//! Since the last raise the pool went to the underlying allocator for every buffer that it evicted, that is in use in excess
-//! of the buffers in use then, or that it keeps in excess of those kept then. At a check it keeps as many as its limit, and
-//! after a raise as many as the limit before it. So
+//! Since the last raise, the underlying allocator served one request for every evicted buffer, for every additional buffer in use, and
+//! for every additional idle buffer. At a check the number of idle buffers equals the limit, and after a raise it equals the previous
+//! limit. So
 //!
 //! ```text
 //! allocated = get - put + evicted + (limit - previous limit)
 //! ```
 //!
-//! where the previous limit is 0 before the first raise. The message prints `allocated / get` with six significant digits, and
-//! limits lie on a chain, so that mostly one limit of the chain fits.
+//! with a previous limit of 0 before the first raise. The message prints `allocated / get` with six significant digits, and limits
+//! form a chain, so usually one limit of the chain fits.
 
-use super::message::{Counters, Figures, GETS_MIN, START_LIMIT, TOLERABLE_RATE, raised};
+use super::message::{Counters, GETS_MIN, Numbers, START_LIMIT, TOLERABLE_RATE, raised};
 
-/// Limits that follow one another by TensorFlow's rule of a raise.
+/// Successive limits by TensorFlow's raise rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Chain(Vec<u64>);
 
-/// A limit that the figures fit.
+/// A limit that the numbers fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fit {
     pub(super) limit: u64,
-    /// Gets that went to the underlying allocator.
+    /// Requests that went to the underlying allocator.
     pub(super) allocated: u64,
 }
 
-/// A pool that keeps more buffers than this is none.
+/// No pool has a higher limit.
 const HIGHEST_LIMIT: u64 = 1 << 40;
 
 impl Chain {
@@ -35,12 +35,12 @@ impl Chain {
         Self(std::iter::successors(Some(limit), next).collect())
     }
 
-    /// The place of `limit`: raises between the start and it.
+    /// The number of raises between the start and `limit`.
     pub(super) fn place(&self, limit: u64) -> Option<usize> {
         self.0.binary_search(&limit).ok()
     }
 
-    /// Whether a raise `from` a limit of this chain goes `to` the next one.
+    /// Whether `to` follows `from` in this chain.
     pub(super) fn has_raise(&self, from: u64, to: u64) -> bool {
         self.place(from).is_some_and(|at| self.0.get(at + 1) == Some(&to))
     }
@@ -56,18 +56,18 @@ impl Chain {
     }
 }
 
-/// Whether the last number of a message is whole.
+/// Whether the last number of a message is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Trust {
     /// The other numbers contradict it.
     Contradicted,
     /// Nothing contradicts it.
     Likely,
-    /// The other numbers say the same.
+    /// The other numbers confirm it.
     Sure,
 }
 
-impl Figures {
+impl Numbers {
     pub(super) fn trust(&self) -> Trust {
         match self {
             Self::After(counters) if Chain::from(START_LIMIT).fits(counters).is_empty() => match is_plausible(counters)
@@ -75,39 +75,38 @@ impl Figures {
                 true => Trust::Likely,
                 false => Trust::Contradicted,
             },
-            // A raise from a limit goes to one other.
+            // Each limit has one successor.
             Self::After(_) | Self::Raise { .. } => Trust::Sure,
         }
     }
 }
 
-/// `None` if the sum is no count, or more than the gets.
+/// `None` if the sum is negative, or more than the requests.
 fn allocated(counters: &Counters, raised_by: u64) -> Option<u64> {
     let get = counters.get?;
     let sum = i128::from(get) - i128::from(counters.put) + i128::from(counters.evicted) + i128::from(raised_by);
     u64::try_from(sum).ok().filter(|&allocated| allocated <= get)
 }
 
-/// Whether TensorFlow prints the rate of `allocated` as it stands there.
+/// Whether TensorFlow prints this rate for `allocated`.
 fn prints_as(allocated: u64, counters: &Counters) -> bool {
     let Some(get) = counters.get else { return false };
     let rate = if get == 0 { 0.0 } else { allocated as f64 / get as f64 };
     six_digits(rate) == six_digits(counters.unsatisfied_rate)
 }
 
-/// Equal for rates that C's `%g` prints alike.
+/// Equal for rates that C's `%g` prints identically.
 fn six_digits(rate: f64) -> String {
     format!("{rate:.5e}")
 }
 
-/// The gets that went to the underlying allocator by the printed rate alone, whatever the limit; `None` if several numbers
-/// print alike.
+/// The requests that went to the underlying allocator, from the printed rate only; `None` if several numbers print identically.
 pub(super) fn allocated_by_rate(counters: &Counters) -> Option<u64> {
     let mut fits = all_by_rate(counters);
     fits.next().filter(|_| fits.next().is_none())
 }
 
-/// Whether any number of allocations that the counters allow gives the printed rate.
+/// Whether some number of allocations gives the printed rate.
 fn is_plausible(counters: &Counters) -> bool {
     let is_known = counters.get.is_some() && counters.unsatisfied_rate.is_finite();
     !is_known || (all_by_rate(counters).next().is_some() && !is_too_low(counters))
@@ -121,7 +120,7 @@ fn all_by_rate(counters: &Counters) -> impl Iterator<Item = u64> {
     around.filter(move |&allocated| prints_as(allocated, counters))
 }
 
-/// Whether the printed rate raises no limit although the counters, whatever the limit, say that one is due.
+/// Whether the printed rate is below the raise threshold although the counters, at any limit, are above it.
 pub(super) fn is_too_low(counters: &Counters) -> bool {
     let allocated = |get| i128::from(get) - i128::from(counters.put) + i128::from(counters.evicted);
     let is_due = |get: u64| get >= GETS_MIN && allocated(get) as f64 > TOLERABLE_RATE * get as f64;
@@ -138,25 +137,25 @@ mod tests {
     }
 
     #[test]
-    fn the_figures_of_a_first_check_tell_the_start() {
+    fn a_first_check_determines_the_start() {
         let fits = Chain::from(100).fits(&counters(63_521, 63_521, 1_000, 0.017_317_1));
         assert_eq!(fits, [Fit { limit: 100, allocated: 1_100 }]);
     }
 
     #[test]
-    fn the_figures_tell_a_limit_far_up_the_chain() {
+    fn a_later_check_determines_its_limit() {
         let fits = Chain::from(100).fits(&counters(71_532, 71_532, 1_000, 0.014_301_3));
         assert_eq!(fits, [Fit { limit: 256, allocated: 1_023 }]);
     }
 
     #[test]
-    fn without_gets_the_difference_of_puts_and_evictions_tells_the_limit() {
+    fn without_requests_the_returns_and_evictions_determine_the_limit() {
         let fits = Chain::from(100).fits(&counters(0, 1_010, 1_000, 0.0));
         assert_eq!(fits, [Fit { limit: 110, allocated: 0 }]);
     }
 
     #[test]
-    fn figures_that_fit_no_pool_fit_no_limit() {
+    fn impossible_numbers_fit_no_limit() {
         assert_eq!(Chain::from(100).fits(&counters(10, 50_000, 1_000, 0.5)), []);
         assert_eq!(Chain::from(100).fits(&counters(u64::MAX, 0, u64::MAX, 1.0)), []);
         let lost = Counters { get: None, ..counters(0, 2_530, 2_000, 0.0) };
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chain_is_that_of_the_pool() {
+    fn the_chain_follows_the_pools_rule() {
         let chain = Chain::from(100);
         assert_eq!(chain.0[..12], [100, 110, 121, 133, 146, 160, 176, 193, 212, 233, 256, 281]);
         assert!(chain.has_raise(256, 281) && !chain.has_raise(256, 282) && !chain.has_raise(257, 282));
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_alone_tells_a_count_of_few_gets_and_not_of_many() {
+    fn the_rate_determines_a_small_count_only() {
         assert_eq!(allocated_by_rate(&counters(63_521, 1, 0, 0.017_317_1)), Some(1_100));
         assert_eq!(allocated_by_rate(&counters(2_466_092_060, 1, 0, 0.001_662_58)), None);
         assert_eq!(allocated_by_rate(&counters(0, 1, 0, 0.0)), Some(0));
