@@ -80,8 +80,10 @@ fn many_tasks_on_one_thread_await_copies_of_several_streams() {
             task.await.unwrap().unwrap();
         }
     });
-    pool.maintain();
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.in_use), (0, 0));
+    while pool.stats().copies.in_flight > 0 {
+        pool.maintain();
+    }
+    assert_eq!(pool.stats().memory.in_use, 0);
 }
 
 #[test]

@@ -239,7 +239,8 @@ fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
 fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
     let source = faulty_heap();
     // A close that waited would exceed the time of any test.
-    let pool = two_buffers(&source).unstable_close_wait(Duration::from_secs(3600)).build().unwrap();
+    let pool =
+        two_buffers(&source).unstable_close_wait(Duration::from_secs(3600)).background_thread(false).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
     let gate = stream.hold();
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();

@@ -19,8 +19,10 @@ use crate::fixture::{faulty_heap, valid_stats};
 
 const MIB: usize = 1 << 20;
 
+/// Without the thread: a call of `maintain` does nothing while the thread is in a tick of the same pool.
 fn builder() -> PoolBuilder {
     Pool::builder()
+        .background_thread(false)
         .without_env()
         .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
         .unstable_pressure("/dev/null")
@@ -148,7 +150,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
     }
     let source = faulty_heap();
     let pool = builder().preset(Preset::TensorFlow).backend(Backend::Source(source.clone())).max_bytes(3 << 20);
-    let pool = pool.setting("pool_size_limit", 0).background_thread(false).build().unwrap();
+    let pool = pool.setting("pool_size_limit", 0).build().unwrap();
     source.fail(SourceCall::Release, 0);
     drop(pool.get(MIB).unwrap());
     let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
