@@ -185,14 +185,14 @@ fn search(
     if let Some(PoolJudgement { name, judgement, .. }) = of_cause(Cause::Leak) {
         return Err(format!("no limit helps {name}: {judgement}").into());
     }
-    let needed = of_cause(Cause::LimitTooSmall).and_then(|judged| judged.judgement.setting);
-    if let Some((name, bytes)) = needed
+    if let Some(PoolJudgement { judgement, .. }) = of_cause(Cause::LimitTooSmall)
         && workload.failed_gets() > 0
     {
         let failed = counted(workload.failed_gets(), "request");
         return Err(format!(
             "{failed} failed under the limit, and no replay shows what the program would have done with memory: \
-             export {name}={bytes}, and record it again"
+             {}; then record it again",
+            judgement.cure.as_deref().unwrap_or("raise PINPOOL_MAX_BYTES")
         )
         .into());
     }

@@ -193,5 +193,5 @@ fn after_a_failed_request_why_and_advise_name_the_missing_memory() {
     let ran = advise(&path, &[]);
     assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
     ran.check_stderr("1 request failed under the limit, and no replay shows");
-    ran.check_stderr("export PINPOOL_MAX_BYTES=9437184, and record it again");
+    ran.check_stderr("raise PINPOOL_MAX_BYTES to 9.0MiB; then record it again");
 }
