@@ -120,7 +120,6 @@ fn buffers_and_copies_that_outlive_their_pool_release_everything_at_the_end() {
             drop(gate);
             end.join().unwrap();
         });
-        assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; 4096]);
         drop(late);
         assert_eq!(held(&double), before);
     }

@@ -15,6 +15,7 @@
 //! | `bench` | `--bench`: what pinning, hits and copies cost here |
 
 mod bench;
+mod limits;
 mod machine;
 mod memory;
 mod probe;

@@ -10,7 +10,7 @@ use pinpool::{Limit, Pool};
 use pinpool_os::host;
 use pinpool_replay::Input;
 
-use super::memory::{limits_on_host, reserve_problem, too_much};
+use super::limits::{limits_on_host, reserve_problem, too_much};
 use crate::input::RECORDING;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::columns_left;

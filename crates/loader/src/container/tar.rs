@@ -88,7 +88,7 @@ fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<Con
         if matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
             let (key, field) = key_and_field(&member);
             let field: Arc<str> = field.to_lowercase().into();
-            let field = names.get(&field).cloned().unwrap_or_else(|| field);
+            let field = names.get(&field).cloned().unwrap_or(field);
             names.insert(field.clone());
             match samples.last_mut() {
                 Some(sample) if sample.name == key => {
