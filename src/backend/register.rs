@@ -1,7 +1,7 @@
 //! Anonymous memory that the CUDA driver pins: huge pages, touched by many threads, then registered in one call.
 //!
 //! ```text
-//!   mmap ──▶ MADV_HUGEPAGE ──▶ touched by N threads ──▶ cuMemHostRegister, once       17 to 24 GB/s
+//!   mmap ──▶ MADV_HUGEPAGE ──▶ touched by N threads ──▶ cuMemHostRegister, once       17 to 27 GB/s
 //!                                                       (cuMemHostAlloc:             2.5 to 3 GB/s)
 //! ```
 //!

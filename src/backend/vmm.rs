@@ -11,7 +11,7 @@
 //!
 //! A commit blocks no enqueue of another thread for more than 0.3 ms, a decommit for more than 0.06 ms, and neither waits for
 //! the device. But a commit pins only 4 to 5 GB/s, so a reserve, which is acquired once and kept, is registered memory
-//! instead ([`RegisterSource`]) at 17 to 24 GB/s; of granules only where the driver registers nothing. To unregister it at the
+//! instead ([`RegisterSource`]) at 17 to 27 GB/s; of granules only where the driver registers nothing. To unregister it at the
 //! end of the pool waits for the device and holds up every enqueue.
 //!
 //! Access is set for the CPU, the own GPU and those that use the memory or may use it unseen (`table`). Creating a source tests a granule, at each

@@ -13,8 +13,8 @@ const WORD_BYTES: usize = size_of::<u64>();
 /// Neither zero nor a value that a driver fills memory with.
 const WORD: u64 = 0x7072_6f62_6564_2131;
 
-/// Copies the first word at `start` to the device and back into the second. No error if the device has no memory for a word: the
-/// result is unknown then.
+/// Copies the first word at `start` to the device and back into the second. No error if the driver provides no stream
+/// or no device memory for it: the result is unknown then.
 ///
 /// # Safety
 ///

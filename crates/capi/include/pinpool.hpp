@@ -2,10 +2,10 @@
  * pinpool for C++17: classes around pinpool.h.
  *
  *     pinpool::pool pool("max_bytes=4GiB; name=loader");
- *     pinpool::buffer batch = pool.get(1 << 20);      // return by its destructor
+ *     pinpool::buffer batch = pool.get(1 << 20);      // returned by its destructor
  *     fill(batch.data(), batch.size());
  *     cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
- *     batch.put_on_stream(stream);                    // reused when the stream is that far
+ *     batch.put_on_stream(stream);                    // reused once that work has completed
  *
  *     pinpool::memory_resource pinned(pool);
  *     std::pmr::vector<float> values(1024, &pinned);
@@ -63,7 +63,10 @@ struct handle {
 
 } // namespace detail
 
-/** A buffer of a pool, return by its destructor. Empty after a move, a return and a release. */
+/**
+ * A buffer of a pool, returned by its destructor, also during an exception: if a copy is in flight, call put_on_stream first.
+ * Empty after a move, a return and a release.
+ */
 class buffer {
 public:
     buffer() noexcept = default;
@@ -112,7 +115,7 @@ public:
         put_behind([&](pp_pool *pool, void *data) { return pp_put_on_event(pool, data, event); });
     }
 
-    /** Gives the address up to the caller, who puts it by pp_put or one of its kin while the pool is open. */
+    /** Gives the address up to the caller, who puts it by pp_put or a similar call while the pool is open. */
     void *release() noexcept
     {
         void *data = data_;
@@ -244,7 +247,8 @@ private:
 };
 
 /**
- * Pinned memory for the containers of std::pmr. Throws std::bad_alloc where the pool has none.
+ * Pinned memory for the containers of std::pmr. Throws std::bad_alloc if the pool has none. A deallocation is pp_put: synchronize every
+ * copy from or to the memory before its container frees it, grows or is destroyed.
  *
  * Each allocation is its own buffer, of 4 KiB at least: for vectors and arenas, not for lists of small nodes (put a
  * std::pmr::unsynchronized_pool_resource in between). Two are equal if they are of one pool.
