@@ -63,9 +63,14 @@ fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Durati
     let took = begun.elapsed();
     #[cfg(feature = "cuda")]
     // SAFETY: acquired above, and longer than two words.
-    let copied = device.map_or(Ok(()), |device| unsafe { super::word_copy::check(device, region.start()) });
+    let (is_over, copied) =
+        device.map_or((true, Ok(())), |device| unsafe { super::word_copy::check(device, region.start()) });
     #[cfg(not(feature = "cuda"))]
-    let copied = device.map_or(Ok(()), |_| Ok(()));
+    let (is_over, copied) = device.map_or((true, Ok(())), |_| (true, Ok(())));
+    if !is_over {
+        // Never released: the device may still use it.
+        return copied.map(|()| took);
+    }
     // SAFETY: acquired above from this source; no reference into it exists and the copy has completed.
     let released = unsafe { source.release(region) };
     copied.and(released).map(|()| took)

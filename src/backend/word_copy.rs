@@ -14,14 +14,18 @@ const WORD_BYTES: usize = size_of::<u64>();
 const WORD: u64 = 0x7072_6f62_6564_2131;
 
 /// Copies the first word at `start` to the device and back into the second. No error if the driver provides no stream
-/// or no device memory for it: the result is unknown then.
+/// or no device memory for it: the result is unknown then. The flag says whether the device is done with the words: if not, their
+/// memory must not be released.
 ///
 /// # Safety
 ///
 /// The first two words are aligned, readable and writable, and belong to the caller alone.
-pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> Result<(), SourceError> {
-    let _entered = Device::find(device)?.enter()?;
-    let Ok(stream) = calls::stream_create(calls::NON_BLOCKING) else { return Ok(()) };
+pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> (bool, Result<(), SourceError>) {
+    let _entered = match Device::find(device).and_then(|device| device.enter()) {
+        Ok(entered) => entered,
+        Err(error) => return (true, Err(error)),
+    };
+    let Ok(stream) = calls::stream_create(calls::NON_BLOCKING) else { return (true, Ok(())) };
     // SAFETY: the caller's promise, and a live stream.
     let copied = unsafe { check_on(stream, start.cast()) };
     // SAFETY: created above, destroyed once.
@@ -32,9 +36,9 @@ pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> Result<(), Source
 /// # Safety
 ///
 /// The contract of [`check`], and a live stream.
-unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> Result<(), SourceError> {
+unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> (bool, Result<(), SourceError>) {
     // SAFETY: a live stream. Freeing this memory does not wait for the device.
-    let Ok(word) = (unsafe { calls::device_alloc_async(WORD_BYTES, stream) }) else { return Ok(()) };
+    let Ok(word) = (unsafe { calls::device_alloc_async(WORD_BYTES, stream) }) else { return (true, Ok(())) };
     // SAFETY: the caller's promise.
     let back = unsafe { sent.add(1) };
     // SAFETY: the caller's promise.
@@ -51,13 +55,13 @@ unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> Result<(), Sour
     let wait = || unsafe { calls::stream_synchronize(stream) };
     // The device uses the words until the stream has completed, even if one of the copies was refused.
     let completed = wait().or_else(|_| wait());
-    there.map_err(|error| driver_error("cuMemcpyHtoDAsync", error))?;
-    and_back.map_err(|error| driver_error("cuMemcpyDtoHAsync", error))?;
-    completed.map_err(|error| driver_error("cuStreamSynchronize", error))?;
+    let calls = [("cuMemcpyHtoDAsync", there), ("cuMemcpyDtoHAsync", and_back), ("cuStreamSynchronize", completed)];
+    let refused = calls.into_iter().find_map(|(call, outcome)| Some(driver_error(call, outcome.err()?)));
+    if let Some(error) = refused {
+        return (completed.is_ok(), Err(error));
+    }
     // SAFETY: the caller's promise, and the device is done with it.
     let arrived = unsafe { back.read_volatile() };
-    if arrived == WORD {
-        return Ok(());
-    }
-    Err(SourceError::new("copy", format!("the word {WORD:#x} came back from the device as {arrived:#x}")))
+    let differs = || SourceError::new("copy", format!("the word {WORD:#x} came back from the device as {arrived:#x}"));
+    (true, if arrived == WORD { Ok(()) } else { Err(differs()) })
 }
