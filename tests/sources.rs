@@ -53,12 +53,12 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/quota", 395),
     ("src/size_class", 93),
     ("src/stats", 569),
-    ("sum of code and tests", 90491),
+    ("sum of code and tests", 90503),
     ("tests", 47803),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 119_913;
+const MARKDOWN_BYTES: usize = 119_980;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;

@@ -253,10 +253,6 @@ fn sweep(case: &Case, double: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
             }
         }
     }
-    // A call that is repeated after a refusal, and refused again.
-    for (name, count) in calls.iter().filter(|(_, count)| *count > 1) {
-        try_run(&[1, 2].map(|nth| Fault::new(name, nth, Code::UNKNOWN)), *count > 2);
-    }
     let mut random = Random(1);
     for _ in 0..if is_everything_tried() { 300 } else { 20 } {
         let faults: Vec<_> = (0..AT_ONCE)

@@ -399,3 +399,20 @@ fn under_zero_every_back_end_of_the_driver_gives_zeros_fresh_and_reused() {
         }
     }
 }
+
+#[test]
+fn memory_of_a_trial_that_did_not_end_is_never_released() {
+    let double = MockDriver::load();
+    // With a context, the trial of `vmm` copies.
+    let context = CudaContext::new(0).unwrap();
+    let before = held(&double);
+    double.fail_from("cuStreamSynchronize", 1, Code::UNKNOWN);
+    let error = builder(Backend::Vmm).build().unwrap_err().to_string();
+    assert!(error.contains("cuStreamSynchronize"), "{error}");
+    let kept = held(&double);
+    assert_eq!((kept.granules, kept.mappings), (before.granules + 1, before.mappings + 1));
+    double.reset();
+    drop(builder(Backend::Vmm).build().unwrap());
+    assert_eq!(held(&double), kept);
+    drop(context);
+}

@@ -91,7 +91,7 @@ impl MappingWatch {
 
     /// The use of the process, if few mappings are left and a look was due at this number of the pool's. A slow call then.
     pub(super) fn few_left(&self, own_mappings: u64) -> Option<MappingUse> {
-        // Relaxed: the number guards nothing. Two threads may look at once.
+        // Relaxed: the number guards nothing. Two threads may check at once.
         if own_mappings < self.next_look.load(Ordering::Relaxed) {
             return None;
         }

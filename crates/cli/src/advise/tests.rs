@@ -204,7 +204,7 @@ fn peak_bytes(acts: &[Act]) -> u64 {
     peak
 }
 
-/// The acts of a trace of requests, as those of four threads that request, and one that returns.
+/// The acts of a trace: four threads request, and one returns.
 fn acts_of(trace: &Path) -> Vec<Act> {
     let (mut at_ns, mut name, mut names, mut acts) = (0, 0, HashMap::new(), Vec::new());
     for operation in TraceReader::open(trace).unwrap().map(Result::unwrap) {
