@@ -47,7 +47,7 @@ _INSTEAD = {
     "multiprocessing_context": _THREADS,
     "timeout": "PINPOOL_WAIT bounds the wait for memory",
     "in_order": "batches always come in order",
-    "device": "copy batch.tensors() or torch.from_numpy(batch.field('jpg')) to it, then call batch.buffer.record_stream(stream)",
+    "device": "copy batch.tensors() with .to(device, non_blocking=True), then call batch.buffer.record_stream(stream)",
     "progress": "for batch in tqdm.tqdm(loader)",
 }
 
