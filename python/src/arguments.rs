@@ -49,9 +49,7 @@ pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Str
         return Ok(format!("{}", total.call0()?.extract::<f64>()?));
     }
     let kind = kind.name()?;
-    Err(PyTypeError::new_err(format!(
-        "{name} must be a str, a number, a bool, a path or a timedelta, not a {kind}"
-    )))
+    Err(PyTypeError::new_err(format!("{name} must be a str, a number, a bool, a path or a timedelta, not a {kind}")))
 }
 
 /// A number of bytes: an int, or text such as "64MiB".
@@ -89,9 +87,12 @@ pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
             parse_duration(&text.to_string()).map_err(|error| SettingError::new_err(format!("timeout: {error}")))?;
         return Ok(wait.min(LONGEST_WAIT));
     }
-    let seconds: f64 = value
-        .extract()
-        .map_err(|_| PyTypeError::new_err(format!("timeout must be a number of seconds or text such as \"500ms\", not {}", shown(value))))?;
+    let seconds: f64 = value.extract().map_err(|_| {
+        PyTypeError::new_err(format!(
+            "timeout must be a number of seconds or text such as \"500ms\", not {}",
+            shown(value)
+        ))
+    })?;
     if seconds.is_nan() || seconds < 0.0 {
         return Err(PyValueError::new_err(format!("timeout must be 0 or more seconds, not {seconds}")));
     }

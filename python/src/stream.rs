@@ -31,9 +31,9 @@ pub(crate) struct Stream {
 }
 
 fn handle(value: &Bound<'_, PyAny>) -> PyResult<usize> {
-    value
-        .extract()
-        .map_err(|_| PyValueError::new_err(format!("{value} is not a CUDA stream handle: pass 0 or the address of a stream")))
+    value.extract().map_err(|_| {
+        PyValueError::new_err(format!("{value} is not a CUDA stream handle: pass 0 or the address of a stream"))
+    })
 }
 
 impl Stream {
