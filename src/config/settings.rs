@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::text::*;
-use super::{Backend, CodeSettings, HugeTlb, LedgerName, Limit, OnFull, Preset};
+use super::{Backend, CodeSettings, HugeTlb, Limit, OnFull, Preset, SharedLimitName};
 use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind};
 use crate::size_class::Rounding;
@@ -32,7 +32,7 @@ macro_rules! for_each_setting {
         "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes: Option<u64> as SIZE_OR_NONE;
 
         /// Limit shared by all processes that use this name: a name, auto, or none.
-        "PINPOOL_LEDGER" = LedgerName::Disabled, ledger: LedgerName as word();
+        "PINPOOL_LEDGER" = SharedLimitName::Disabled, ledger: SharedLimitName as word();
 
         group "Waiting";
 

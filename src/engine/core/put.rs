@@ -58,7 +58,7 @@ impl Core {
     /// afterwards.
     pub(in crate::engine) fn put_remote(&self, block: Block) -> Result<(), Block> {
         let is_for_arena = policy::goes_to_arena(block.entry_bytes(), || self.is_varied());
-        if is_for_arena || self.has_waiters() || self.slow_path_flag.is_for_ledger() {
+        if is_for_arena || self.has_waiters() || self.slow_path_flag.is_for_shared_limit() {
             return Err(block);
         }
         self.stock.idle().put_remote(block.into_entry()).map_err(Block::from_entry)
@@ -173,7 +173,7 @@ impl Core {
     pub(super) fn reuse_completed(&self, swept: &mut Swept<Block>, wanted: impl Fn(&Block) -> bool) -> Option<Block> {
         let at = swept.completed.iter().rposition(wanted)?;
         let is_kept = self.stock.keeps_idle(&swept.completed[at]) && !self.config.zero;
-        if !is_kept || self.has_waiters() || self.slow_path_flag.is_for_ledger() {
+        if !is_kept || self.has_waiters() || self.slow_path_flag.is_for_shared_limit() {
             return None;
         }
         let mut block = swept.completed.remove(at);
