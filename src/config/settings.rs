@@ -53,7 +53,7 @@ macro_rules! for_each_setting {
         /// Source of memory: auto, gpu, vmm, register, cuda, mlock or heap.
         "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as BACKEND;
 
-        /// Ordinal of the GPU that copies use; if unset, the current context's GPU.
+        /// Ordinal of the GPU that copies use; default: current context's, first active, or 0.
         "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;
 
         /// NUMA node to pin on: a number, or auto for the GPU's node.

@@ -184,7 +184,7 @@ impl PoolBuilder {
     /// Takes the time from `clock`: for replays and tests. The pool then has no maintenance thread,
     /// unless [`background_thread`](Self::background_thread) asks for one.
     #[doc(hidden)]
-    pub fn clock(mut self, clock: ManualClock) -> Self {
+    pub fn unstable_clock(mut self, clock: ManualClock) -> Self {
         self.clock = Some(clock);
         self.settings.code.background_thread.get_or_insert(false);
         self
@@ -192,14 +192,14 @@ impl PoolBuilder {
 
     /// Reads the memory of the machine, its nodes and its control groups below `root`: for tests.
     #[doc(hidden)]
-    pub fn host_root(mut self, root: impl Into<PathBuf>) -> Self {
+    pub fn unstable_host_root(mut self, root: impl Into<PathBuf>) -> Self {
         self.host_root = root.into();
         self
     }
 
     /// Counts this pool's checks with `log_sampler` instead of with all pools of the process.
     #[doc(hidden)]
-    pub fn log_sampler(mut self, log_sampler: LogSampler) -> Self {
+    pub fn unstable_log_sampler(mut self, log_sampler: LogSampler) -> Self {
         self.log.log_sampler = log_sampler;
         self
     }
@@ -207,7 +207,7 @@ impl PoolBuilder {
     /// Calls `listener` after every check of the rates, printed or not, on the thread that returned a buffer and so triggered
     /// the check, outside of all pool locks. A panic of the listener ends there: it reaches neither the return nor the pool.
     #[doc(hidden)]
-    pub fn on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
+    pub fn unstable_on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
         self
     }

@@ -203,7 +203,7 @@ impl Core {
         block.end_holding();
         let (held_bytes, is_asked_again) = (block.held_bytes(), fence.is_some());
         self.stock.record_of(&block, |id| Event::Leaked { id });
-        self.counters.lost_bytes.add(held_bytes);
+        self.counters.quarantined_bytes.add(held_bytes);
         let lost = self.counters.lost.add(1);
         self.memory().arena().into_iter().for_each(|arena| arena.count_quarantined());
         let keeps_all = self.memory().arena().is_some_and(|arena| arena.may_never_release());
@@ -236,7 +236,7 @@ impl Core {
         let buffers = blocks.len() as u64;
         let bytes = blocks.iter().map(|block| block.held_bytes()).sum();
         self.counters.lost.subtract(buffers);
-        self.counters.lost_bytes.subtract(bytes);
+        self.counters.quarantined_bytes.subtract(bytes);
         self.log.completion_known(buffers, bytes);
         self.memory().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
         for block in blocks {
