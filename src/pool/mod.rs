@@ -25,7 +25,7 @@ mod statistics;
 pub use builder::PoolBuilder;
 pub use get_future::GetFuture;
 use handle::{Handle, Part};
-pub use outside::PageLocked;
+pub use outside::PinnedMemory;
 pub use request::Request;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.

@@ -177,7 +177,7 @@ group! {
     fallback_buffers: u64 = gauge,
     /// Bytes of the unpinned buffers.
     fallback_bytes: u64 = gauge,
-    /// Bytes that users pinned under this pool's limit ([`Pool::page_lock`](crate::Pool::page_lock)), not held by the pool.
+    /// Bytes that users pinned under this pool's limit ([`Pool::pin`](crate::Pool::pin)), not held by the pool.
     external_bytes: u64 = gauge,
     /// Reserved bytes that are pinned ([`Pool::prewarm`](crate::Pool::prewarm), `PINPOOL_RESERVE`).
     reserve_bytes: u64 = gauge,

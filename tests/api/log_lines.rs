@@ -206,7 +206,7 @@ fn growth_is_logged_at_each_doubling_from_64_mib_on() {
 }
 
 #[test]
-fn debug_and_trace_say_more_of_page_locks_and_of_gets_that_wait() {
+fn debug_and_trace_say_more_of_pin_calls_and_of_gets_that_wait() {
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20);
     let pool = builder.wait(Duration::from_millis(1)).background_thread(false).build().unwrap();
     listen_from(LevelFilter::Trace);
@@ -215,9 +215,9 @@ fn debug_and_trace_say_more_of_page_locks_and_of_gets_that_wait() {
     let kept = lines_with_levels();
     let of =
         |level: Level| kept.iter().filter(|(of, _)| *of == level).map(|(_, line)| line.as_str()).collect::<Vec<_>>();
-    let [page_lock, waited] = of(Level::Debug)[..] else { panic!("two lines: {kept:?}") };
+    let [pin_call, waited] = of(Level::Debug)[..] else { panic!("two lines: {kept:?}") };
     let start = " acquired: request=1048576B held=0B->1048576B pins=1 time=";
-    assert!(page_lock.contains(start), "{page_lock}");
+    assert!(pin_call.contains(start), "{pin_call}");
     assert!(waited.contains(" waited: request=4096B time=") && waited.ends_with(" served=no"), "{waited}");
     let [waiting] = of(Level::Trace)[..] else { panic!("one line: {kept:?}") };
     assert!(waiting.ends_with(" waiting: request=4096B rounded=4096B"), "{waiting}");

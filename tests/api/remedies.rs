@@ -210,7 +210,7 @@ fn a_lock_limit_that_does_not_bind_is_not_named() {
 }
 
 #[test]
-fn auto_without_page_locked_memory_warns_once_and_says_why() {
+fn auto_without_pinned_memory_warns_once_and_says_why() {
     alone(|| {
         lower_memlock(64 << 10);
         listen();

@@ -138,7 +138,7 @@ fn evictions_are_counted_by_reason() {
 }
 
 #[test]
-fn calls_that_page_lock_and_calls_that_give_back_are_apart() {
+fn calls_that_pin_and_calls_that_give_back_are_apart() {
     let source = discrete();
     let pool = over(source.clone(), 64 << 20).preset(Preset::TensorFlow).setting("pool_size_limit", 4).build().unwrap();
     drop([1, 2, 3].map(|mib| pool.get(mib * MIB).unwrap()));

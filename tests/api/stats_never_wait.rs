@@ -43,7 +43,7 @@ fn pools() -> Vec<(Arc<FaultSource>, Pool)> {
 }
 
 #[test]
-fn while_a_page_lock_is_under_way() {
+fn while_a_pin_is_under_way() {
     for (source, pool) in pools() {
         let held = source.hold(SourceCall::Acquire);
         thread::scope(|scope| {

@@ -182,7 +182,7 @@ fn any_part_of_a_buffer_across_granules_is_copied() {
 }
 
 #[test]
-fn a_reserve_serves_copies_without_another_page_lock() {
+fn a_reserve_serves_copies_without_another_pin_call() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let pool = rig.builder().reserve_bytes(16 << 20).setting("growth", false).build().unwrap();

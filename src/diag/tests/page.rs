@@ -50,7 +50,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         asked_bytes: 15_728_640,
         held_before_bytes: 0,
         held_bytes: 16 * MIB,
-        page_locks: 1,
+        pin_calls: 1,
         took: Duration::from_micros(36_100),
         max_bytes: Some(24 * MIB),
     };
@@ -123,7 +123,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("unused_variable", &|| log.unused_variables(&["PINPOOL_NAME=x: unknown setting".to_owned()]));
     add("no_thread_for", &|| log.no_thread(Err(io::ErrorKind::WouldBlock.into())));
     add("grown", &|| log.grown(&growth));
-    add("page_locked", &|| log.page_locked(&growth));
+    add("grew", &|| log.grew(&growth));
     add("carved", &|| log.carved(4096));
     add("few_mappings", &|| log.few_mappings(58_000, 65_530, 20_000, 2 * MIB));
     add("sizes_vary", &|| log.sizes_changed(Some(true)));

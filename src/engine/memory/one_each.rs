@@ -60,11 +60,11 @@ impl OneEach {
         counts.peak_bytes = counts.peak_bytes.max(counts.held_bytes);
         let held_bytes = counts.held_bytes;
         drop(counts);
-        self.log.page_locked(&Growth {
+        self.log.grew(&Growth {
             asked_bytes: class_bytes as u64,
             held_before_bytes: held_bytes.saturating_sub(needed_bytes),
             held_bytes,
-            page_locks: 1,
+            pin_calls: 1,
             took,
             max_bytes: self.budget.max_bytes(),
         });

@@ -9,7 +9,7 @@ use super::{LONG, MIB, fill, over, over_both, over_virtual_memory, valid_stats};
 use crate::counting::CountingSource;
 
 #[test]
-fn a_reserve_serves_without_a_page_lock_and_stays_to_the_end() {
+fn a_reserve_serves_without_a_pin_and_stays_to_the_end() {
     for builder in over_both() {
         let pool = builder.reserve_bytes(8 << 20).build().unwrap();
         assert_eq!((valid_stats(&pool).memory.reserve_bytes, pool.stats().memory.held_bytes), (8 << 20, 8 << 20));
