@@ -302,7 +302,7 @@ impl PoolBuilder {
         }
         let pool = Pool::of(begin(&config, shared)?);
         if reserve_bytes > 0 {
-            pool.prewarm(reserve_bytes)?;
+            pool.reserve(reserve_bytes)?;
         }
         Ok(pool)
     }

@@ -179,7 +179,7 @@ group! {
     fallback_bytes: u64 = gauge,
     /// Bytes that users pinned under this pool's limit ([`Pool::pin`](crate::Pool::pin)), not held by the pool.
     external_bytes: u64 = gauge,
-    /// Reserved bytes that are pinned ([`Pool::prewarm`](crate::Pool::prewarm), `PINPOOL_RESERVE`).
+    /// Reserved bytes that are pinned ([`Pool::reserve`](crate::Pool::reserve), `PINPOOL_RESERVE`).
     reserve_bytes: u64 = gauge,
     /// Reserved bytes that were requested. More than `reserve_bytes` while a reserve is being pinned, or after it failed.
     reserve_target_bytes: u64 = gauge,

@@ -265,7 +265,7 @@ fn what_a_source_holds_beyond_the_bytes_asked_for_counts_under_the_limit() {
                 match draw.below(20) {
                     0 => pool.trim(draw.below(max_bytes)),
                     1 => pool.clear(),
-                    2 if step < 40 => drop(pool.prewarm(draw.below(max_bytes / 4))),
+                    2 if step < 40 => drop(pool.reserve(draw.below(max_bytes / 4))),
                     _ => {}
                 }
                 let stats = valid_stats(&pool);

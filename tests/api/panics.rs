@@ -160,7 +160,7 @@ fn a_panic_while_a_reserve_reports_its_progress_gives_its_bytes_back() {
     listen();
     let pool = builder(64 << 20).backend(Backend::Heap).build().unwrap();
     panic_at("reserve:");
-    go_on(|| drop(pool.prewarm(48 << 20)));
+    go_on(|| drop(pool.reserve(48 << 20)));
     assert!(panics() > 0);
     panic_at("");
     pool.trim(0);

@@ -438,7 +438,7 @@ fn a_get_that_finds_no_room_names_the_shared_limit_and_who_holds_it() {
     for part in [held.as_str(), limit.as_str(), "Return buffers in these processes", "PINPOOL_MAX_BYTES"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
-    let reserve = pool.prewarm(32 << 20).unwrap_err();
+    let reserve = pool.reserve(32 << 20).unwrap_err();
     assert!(reserve.to_string().contains("(holder)"), "{reserve}");
     // Under its own limit the remedy is its own.
     let text = pool.get(65 * MIB).unwrap_err().to_string();

@@ -76,7 +76,7 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     // A thread of a program that makes its context current for its own calls only.
     // SAFETY: no context is current then; no call of this thread relies on one.
     let _refused = unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
-    let _refused = pool.prewarm(MIB as u64);
+    let _refused = pool.reserve(MIB as u64);
     for byte in 1..4 {
         let _refused = lane.round_trip(pool, byte);
     }

@@ -87,12 +87,12 @@ fn a_reserve_does_not_come_on_top_of_granules_that_the_driver_refuses_to_release
     drop(pool.get(8 * MIB).unwrap());
     double.fail_from("cuMemRelease", 1, Code::UNKNOWN);
     pool.trim(0);
-    let reserved = pool.prewarm(LIMIT);
+    let reserved = pool.reserve(LIMIT);
     assert!(held(&double).pinned_bytes - before <= LIMIT, "{:?}", held(&double));
     let text = reserved.unwrap_err().to_string();
     assert!(text.contains("cuMemRelease") && text.contains("8388608 B"), "{text}");
     double.reset();
-    pool.prewarm(LIMIT).unwrap();
+    pool.reserve(LIMIT).unwrap();
     assert_eq!(held(&double).pinned_bytes - before, LIMIT, "the driver releases again");
 }
 
@@ -209,7 +209,7 @@ fn a_pool_of_each_back_end_grows_copies_and_releases_beside_a_capture_and_spoils
             let before = held(&double);
             begin_capture(&captured, mode);
             let pool = builder(backend.clone()).build().unwrap();
-            pool.prewarm(1 << 20).unwrap();
+            pool.reserve(1 << 20).unwrap();
             filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
             let mut kept = filled(&pool, 4096, 2);
             kept.copy_range_to(0..4096, &stream, &mut memory).unwrap().wait().unwrap();
@@ -488,7 +488,7 @@ fn a_refused_reserve_is_answered_with_a_smaller_one() {
     for code in [Code::INVALID_VALUE, Code::OUT_OF_MEMORY] {
         double.fail_from("cuMemHostRegister_v2", 1, code);
         let pool = builder(Backend::Register).build().unwrap();
-        let text = pool.prewarm(64 << 20).unwrap_err().report();
+        let text = pool.reserve(64 << 20).unwrap_err().report();
         let change = text.lines().last().unwrap();
         assert!(change.starts_with("to do: ") && change.contains("lower PINPOOL_RESERVE"), "{text}");
         assert!(!text.contains("RLIMIT_MEMLOCK") && !text.contains("pin at the start"), "{text}");

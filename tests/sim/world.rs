@@ -306,9 +306,9 @@ impl World {
             Op::Poll => self.with_pool(args[0], |_, pool| pool.maintain()),
             Op::Trim => self.with_pool(args[0], |_, pool| pool.trim(args[1])),
             Op::Clear => self.with_pool(args[0], |_, pool| pool.clear()),
-            Op::Prewarm => self.with_pool(args[0], |_, pool| {
+            Op::Reserve => self.with_pool(args[0], |_, pool| {
                 self.took_room.set(true);
-                self.note(u64::from(pool.prewarm(args[1]).is_ok()));
+                self.note(u64::from(pool.reserve(args[1]).is_ok()));
             }),
             Op::Partition => self.partition(args[0]),
             Op::SetMaxBytes => self.with_pool(0, |index, pool| {

@@ -292,7 +292,7 @@ impl Core {
     }
 
     /// Pins `bytes` and keeps them (policy-R10). A slow call.
-    pub(crate) fn prewarm(&self, bytes: u64) -> Result<()> {
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let make_room = |to_bytes| self.trim(to_bytes);
         let add = || self.stock.add_reserve(bytes, self.time.now_us(), make_room);
