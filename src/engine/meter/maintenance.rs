@@ -91,7 +91,7 @@ impl Tick<'_> {
             asked_bytes: calls.pin.bytes.saturating_sub(before.pin.bytes),
             held_before_bytes,
             held_bytes,
-            page_locks: calls.pin.count.saturating_sub(before.pin.count),
+            pin_calls: calls.pin.count.saturating_sub(before.pin.count),
             took: calls.time().saturating_sub(before.time()),
             max_bytes,
         })
