@@ -52,7 +52,7 @@ fn statistics_and_hits_wait_for_no_pin_call_no_release_and_no_copy_call() {
         while_held(&double, &pool, pin, |pool| drop(pool.get(4 * MIB).unwrap()));
         if preset == Preset::Adaptive && pin != "cuMemCreate" {
             // Other calls pin a reserve of `vmm`; `tensorflow` has none.
-            while_held(&double, &pool, pin, |pool| pool.prewarm(8 << 20).unwrap());
+            while_held(&double, &pool, pin, |pool| pool.reserve(8 << 20).unwrap());
         }
         while_held(&double, &pool, unpin, Pool::clear);
         let buf = filled(&pool, MIB, 7);

@@ -188,6 +188,6 @@ fn a_kernel_reads_a_buffer_in_place() {
             pool.maintain();
             pool.stats().copies.in_flight == 0
         });
-        assert_eq!(pool.stats().memory.lost, 0, "{}", rig.name());
+        assert_eq!(pool.stats().memory.quarantined, 0, "{}", rig.name());
     });
 }
