@@ -395,7 +395,7 @@ fn join_shared_limit(config: &Config, log: &PoolLog, root: &Path) -> Result<Opti
     match SharedLimit::attach(name, log.name.as_deref(), max_bytes) {
         Ok(shared) => {
             let report = shared.report();
-            log.joined_shared_limit(&report);
+            log.joined_shared_limit(name, report.max_bytes, report.held_bytes, report.owners.len().saturating_sub(1));
             let other_bytes = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes));
             other_bytes.iter().for_each(|&bytes| log.shared_limit_differs(name, report.max_bytes, bytes));
             Ok(Some(shared))
