@@ -1,6 +1,5 @@
 //! What changed between two recordings, in seconds.
 
-use std::error::Error;
 use std::path::Path;
 
 use pinpool_observe::judge::words::{percent, seconds};
@@ -8,8 +7,8 @@ use pinpool_observe::judge::{PoolJudgement, judge_recording};
 use pinpool_replay::Recording;
 use serde_json::{Value, json};
 
-use crate::files::{in_file, named};
-use crate::input::{self, Kind};
+use crate::files::named;
+use crate::input;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::{columns, grouped};
 use pinpool_cli::terminal::Terminal;
@@ -29,7 +28,7 @@ struct Change {
 pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let both = match read(before).and_then(|before| Ok([before, read(after)?])) {
         Ok(both) => both,
-        Err(error) => return terminal.report(Err(error)),
+        Err(error) => return terminal.report(Err(error.into())),
     };
     let changes = changes(&both);
     let shares = [0, 1].map(|side| changes.iter().map(|change| share(change.sides[side].as_ref())).sum::<f64>());
@@ -42,13 +41,8 @@ pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Termina
     if shares[1] > shares[0] + SHOWN_SHARE || !warnings.is_empty() { Err(ExitError::Failure) } else { Ok(()) }
 }
 
-fn read(path: &Path) -> Result<Recording, Box<dyn Error>> {
-    let input = input::open(path)?;
-    if input::kind(input.first()) != Kind::Recording {
-        let why = "not a recording: only two recordings (PINPOOL_TRACE) can be compared";
-        return Err(named(path, &why).into());
-    }
-    Ok(Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?)
+fn read(path: &Path) -> Result<Recording, String> {
+    input::read_recording(path, input::open(path)?)
 }
 
 /// The pools, the largest increase in lost time first.
