@@ -19,8 +19,7 @@ use pinpool_cli::terminal::one_line;
 use pinpool_observe::judge::Cause;
 use serde_json::Value;
 
-pub(crate) use host::on_host;
-pub(crate) use socket::statistics_of;
+pub(crate) use host::{all_of, on_host};
 
 /// The pools of a process.
 pub(crate) fn pools(object: &Value) -> &[Value] {

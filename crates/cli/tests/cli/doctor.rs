@@ -148,6 +148,25 @@ fn bad_settings_exit_with_2() {
 }
 
 #[test]
+fn what_the_machine_lacks_for_a_setting_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let other = dir.path().join("t");
+    fs::write(&other, "precious").unwrap();
+    for (variable, value, level, words) in [
+        ("PINPOOL_NUMA_NODE", "99", "warning", "PINPOOL_NUMA_NODE=99: this machine has the nodes ["),
+        ("PINPOOL_SOCKET", "/nonexistent/y", "warning", "PINPOOL_SOCKET: the directory /nonexistent does not exist"),
+        ("PINPOOL_TRACE", "/nonexistent/t", "error", "PINPOOL_TRACE: the directory /nonexistent does not exist"),
+        ("PINPOOL_TRACE", other.to_str().unwrap(), "error", "is not a recording and will not be overwritten"),
+    ] {
+        let found = diagnosis(doctor(&[]).env(variable, value));
+        let (found_level, text, _) = finding(&found, "settings");
+        assert!(found_level == level && text.contains(words), "{variable}={value}: {text}");
+        assert_eq!(found["status"] == 2, level == "error", "{found}");
+    }
+    assert_eq!(fs::read_to_string(&other).unwrap(), "precious");
+}
+
+#[test]
 fn the_result_agrees_with_the_exit_status() {
     let sets: [&[(&str, &str)]; 6] = [
         &[],

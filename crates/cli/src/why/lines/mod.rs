@@ -25,7 +25,7 @@ mod text;
 mod trend;
 
 use std::error::Error;
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use encoding_rs_io::DecodeReaderBytes;
@@ -70,7 +70,8 @@ fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn 
         return Err(format!("{format} compression is not supported: `{unpack} FILE | pinpool why --lines -`").into());
     }
     let encoded = encoding(input.first());
-    let found = finder::find(text::Pieces::new(text_of(input)))?;
+    // PowerShell writes UTF-16, with a byte order mark.
+    let found = finder::find(text::Pieces::new(DecodeReaderBytes::new(input.into_bytes())))?;
     if found.messages.is_empty() && (needs_messages || found.said.is_empty()) {
         return Err(encoded.map_or_else(|| none_found(kind, &found), str::to_owned).into());
     }
@@ -127,16 +128,4 @@ fn none_found(kind: Kind, found: &Found) -> String {
          (TF_CPP_MIN_LOG_LEVEL=0); pinpool prints them at level info (RUST_LOG=info) after 1000 evictions",
         found.lines
     )
-}
-
-/// Longest unpacked log.
-const UNPACKED_MAX: u64 = 1 << 30;
-
-/// The text of a log, unpacked, with UTF-16 (written by PowerShell, with a byte order mark) converted to UTF-8.
-fn text_of(input: Input) -> Box<dyn Read> {
-    if input.is_packed() {
-        Box::new(DecodeReaderBytes::new(text::Unpacked::new(input.into_bytes(), UNPACKED_MAX)))
-    } else {
-        Box::new(DecodeReaderBytes::new(input.into_bytes()))
-    }
 }

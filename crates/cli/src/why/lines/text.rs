@@ -88,36 +88,6 @@ fn too_long(line: u64) -> io::Error {
     ))
 }
 
-/// An unpacked log, up to a limit: a small file can unpack to any size.
-#[derive(Debug)]
-pub(super) struct Unpacked<R> {
-    bytes: R,
-    most: u64,
-    so_far: u64,
-}
-
-impl<R> Unpacked<R> {
-    /// At most `most` bytes of `bytes`.
-    pub(super) fn new(bytes: R, most: u64) -> Self {
-        Self { bytes, most, so_far: 0 }
-    }
-}
-
-impl<R: Read> Read for Unpacked<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.bytes.read(into)?;
-        self.so_far = self.so_far.saturating_add(read as u64);
-        if self.so_far > self.most {
-            return Err(io::Error::other(format!(
-                "it unpacks to more than {} MiB, the most that is read of a compressed log; if the file is trusted, use \
-                 `gzip -dc FILE | pinpool why --lines -`",
-                self.most >> 20
-            )));
-        }
-        Ok(read)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,12 +111,5 @@ mod tests {
         assert!(
             pieces.iter().rev().skip(1).all(|&(line, _)| line == 1) && pieces.last().is_some_and(|last| last.0 == 2)
         );
-    }
-
-    #[test]
-    fn a_packed_log_is_unpacked_up_to_a_limit_that_the_error_names() {
-        let all = |bytes: &[u8]| io::read_to_string(Unpacked::new(bytes, 1 << 20)).map_err(|error| error.to_string());
-        assert_eq!(all(&[b'\n'; 1 << 20]).map(|text| text.len()), Ok(1 << 20));
-        assert!(all(&[b'\n'; (1 << 20) + 1]).is_err_and(|error| error.contains("more than 1 MiB")));
     }
 }
