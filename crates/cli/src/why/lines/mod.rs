@@ -71,7 +71,7 @@ fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn 
     }
     let encoded = encoding(input.first());
     // PowerShell writes UTF-16, with a byte order mark.
-    let found = finder::find(text::Pieces::new(DecodeReaderBytes::new(input.into_bytes())))?;
+    let found = finder::find(text::Pieces::new(DecodeReaderBytes::new(input.into_bytes())));
     if found.messages.is_empty() && (needs_messages || found.said.is_empty()) {
         return Err(encoded.map_or_else(|| none_found(kind, &found), str::to_owned).into());
     }

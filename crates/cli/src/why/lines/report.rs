@@ -67,7 +67,7 @@ pub(super) fn table(path: &Path, found: &Found, history: &History, all: bool) ->
     let messages = found.messages.iter().zip(&history.entries).map(|(message, entry)| table_row(message, entry));
     let rows: Vec<_> = std::iter::once(head.map(str::to_owned).to_vec()).chain(messages).collect();
     let table = columns(&rows);
-    let mut lines: Vec<_> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+    let mut lines: Vec<_> = table.lines().map(str::to_owned).collect();
     let left_out = if all { 0 } else { found.messages.len().saturating_sub(ROWS) };
     if left_out > 0 {
         let first = 1 + ROWS / 2;

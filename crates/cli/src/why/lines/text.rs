@@ -34,7 +34,7 @@ impl<R: Read> Pieces<R> {
         self.line
     }
 
-    /// The next piece, or a part of it; `None` at the end. Blank lines are skipped.
+    /// The next piece, or a part of it; `None` at the end.
     ///
     /// # Errors
     ///
@@ -44,32 +44,23 @@ impl<R: Read> Pieces<R> {
         let mut ended_by = None;
         while ended_by.is_none() && bytes.len() < PART_BYTES {
             let chunk = match self.text.fill_buf() {
+                Ok([]) => break,
                 Ok(chunk) => chunk,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            if chunk.is_empty() {
-                self.piece_bytes = 0;
-                break;
-            }
-            let blank = chunk.iter().take_while(|byte| **byte == b'\n').count();
-            if blank > 0 && bytes.is_empty() && !self.is_inside_line {
-                self.line += blank as u64;
-                self.text.consume(blank);
-                continue;
-            }
             let end = chunk.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
             ended_by = end.map(|end| chunk[end]);
             bytes.extend_from_slice(&chunk[..end.unwrap_or(chunk.len())]);
             let used = end.map_or(chunk.len(), |end| end + 1);
             self.text.consume(used);
-            self.piece_bytes += used as u64;
         }
         if bytes.is_empty() && ended_by.is_none() {
             return Ok(None);
         }
         self.line += u64::from(!self.is_inside_line);
         self.is_inside_line = ended_by != Some(b'\n');
+        self.piece_bytes += bytes.len() as u64;
         if self.piece_bytes > LONGEST_PIECE_BYTES {
             return Err(too_long(self.line));
         }
@@ -99,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_carriage_return_ends_a_piece_and_a_line_feed_a_line() {
-        assert_eq!(pieces("a\rbb\n\nccc\r\nd".as_bytes()), [(1, 1), (1, 2), (3, 3), (3, 0), (4, 1)]);
+        assert_eq!(pieces("a\rbb\n\nccc\r\nd".as_bytes()), [(1, 1), (1, 2), (2, 0), (3, 3), (3, 0), (4, 1)]);
         assert_eq!(pieces("".as_bytes()), []);
     }
 
