@@ -62,8 +62,8 @@ fn run(
         .setting("auto_resize", false)
         .wait(Duration::ZERO)
         .unstable_pressure("/dev/null")
-        .log_sampler(LogSampler::new())
-        .clock(clock.clone())
+        .unstable_log_sampler(LogSampler::new())
+        .unstable_clock(clock.clone())
         .build()
         .unwrap();
     let mut held: Vec<Held> = Vec::new();

@@ -99,7 +99,7 @@ fn while_gets_wait_and_a_listener_runs() {
     let pool = over(source, 64 << 20)
         .preset(Preset::TensorFlow)
         .setting("pool_size_limit", 1)
-        .on_check(listener)
+        .unstable_on_check(listener)
         .build()
         .unwrap();
     thread::scope(|scope| {

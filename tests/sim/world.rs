@@ -155,8 +155,8 @@ impl World {
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
             .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))
             .unstable_pressure("/dev/null")
-            .log_sampler(LogSampler::new())
-            .clock(clock.clone());
+            .unstable_log_sampler(LogSampler::new())
+            .unstable_clock(clock.clone());
         builder = match (setup.tensorflow, setup.exact) {
             (0, _) => builder.preset(Preset::Adaptive).reserve_bytes(setup.reserve_bytes),
             (_, 0) => builder.preset(Preset::TensorFlow),

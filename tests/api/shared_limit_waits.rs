@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pinpool::{Preset, Request};
 
-use crate::ledger::{Draw, LONG, MIB, Named, Worker};
+use crate::shared_limit::{Draw, LONG, MIB, Named, Worker};
 
 /// Another busy process, with threads that request and return buffers.
 fn cycling(named: &Named, pool: &str, threads: usize, mib: usize, hold_us: u64) -> Worker {
