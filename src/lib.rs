@@ -61,11 +61,11 @@ mod engine;
 mod error;
 mod finding;
 mod in_flight;
-mod ledger;
 mod maintenance_thread;
 mod policy;
 mod pool;
 mod quota;
+mod shared_limit;
 mod size_class;
 pub mod stats;
 

@@ -85,7 +85,7 @@ impl fmt::Display for Usage<'_> {
         let [held, in_use, idle, in_flight] =
             [of.held_bytes, of.in_use_bytes, of.idle_bytes, of.in_flight_bytes].map(Size);
         write!(f, "held={held} in_use={in_use} idle={idle}")?;
-        let more = [("free", of.free_bytes), ("quarantined", of.lost_bytes), ("outside", of.outside_bytes)];
+        let more = [("free", of.free_bytes), ("quarantined", of.quarantined_bytes), ("outside", of.outside_bytes)];
         for (key, bytes) in more.into_iter().chain([("unpinned", of.fallback_bytes)]).filter(|(_, bytes)| *bytes > 0) {
             write!(f, " {key}={}", Size(bytes))?;
         }

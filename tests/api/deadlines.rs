@@ -104,7 +104,11 @@ fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
     .unwrap();
     let clock = ManualClock::default();
     let source = faulty(SimSource::new(1 << 40));
-    let pool = over(source.clone(), 64 << 20).unstable_pressure(pressure.clone()).clock(clock.clone()).build().unwrap();
+    let pool = over(source.clone(), 64 << 20)
+        .unstable_pressure(pressure.clone())
+        .unstable_clock(clock.clone())
+        .build()
+        .unwrap();
     drop((0..50).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>());
     std::fs::write(&pressure, "some avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\nfull avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\n").unwrap();
     let stop = AtomicBool::new(false);

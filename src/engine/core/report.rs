@@ -169,7 +169,7 @@ impl Core {
             return stats;
         }
         (stats.requests.waits, stats.requests.waiting) = (self.waiters.total.get(), self.waiters.waiting());
-        stats.limits.shared = self.ledger_stats();
+        stats.limits.shared = self.shared_limit_stats();
         self.stock.fill(&mut stats);
         self.in_flight.fill(&mut stats);
         self.counters.fill(&mut stats, self.memory().own_bytes());

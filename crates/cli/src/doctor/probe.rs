@@ -111,6 +111,7 @@ pub(super) fn tried(name: &'static str, source: &dyn Source, device: u32, level:
         Ok(Some(Trial { bytes, .. })) if !source.is_pinned() => {
             Finding::ok(name, format!("allocated and released {}", Size(bytes as u64)))
         }
+        Ok(Some(Trial { untested: Some(error), .. })) => Finding::note(name, format!("no test copy was made: {error}")),
         Ok(Some(Trial { bytes, took, .. })) => {
             Finding::ok(name, format!("pinned and released {} in {}", Size(bytes as u64), Time(took)))
         }

@@ -437,13 +437,3 @@ fn the_limit_of_a_cgroup_bounds_the_pool_and_the_reserve() {
     assert!(level == "error" && remedy.contains("the limit of the cgroup"), "{remedy}");
     assert!(!remedy.contains("PINPOOL_MAX_BYTES"), "{remedy}");
 }
-
-#[test]
-fn the_documentation_names_every_check() {
-    let page = fs::read_to_string(format!("{}/docs/tool.md", crate::ROOT)).unwrap();
-    let diagnosis = diagnosis(&mut doctor(&[]));
-    for finding in diagnosis["findings"].as_array().unwrap() {
-        let check = finding["check"].as_str().unwrap();
-        assert!(page.contains(&format!("`{check}`")), "{check} is not in docs/tool.md");
-    }
-}
