@@ -11,7 +11,7 @@ use super::super::meter::counters::usage_report;
 use super::super::meter::owners::{TagAccount, UNTAGGED};
 use super::{BlockRequest, Core};
 use crate::copy;
-use crate::diag::is_power_of_ten;
+use crate::diag::{StillOut, is_power_of_ten};
 use crate::dump::{Dump, Host, Owner, Request};
 use crate::error::{Error, ErrorKind, NoMemory, Report};
 use crate::policy::Window;
@@ -93,11 +93,11 @@ impl Core {
         self.log.ended(&stats);
         if stats.memory.in_use > 0 {
             let known = self.owners.buffers(self.time.now_us());
-            self.log.still_out(
-                stats.memory.in_use + stats.copies.in_flight,
-                stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
-                &known,
-            );
+            self.log.still_out(&StillOut {
+                buffers: stats.memory.in_use + stats.copies.in_flight,
+                bytes: stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
+                tagged: &known,
+            });
         }
     }
 

@@ -83,7 +83,7 @@ impl Core {
         let news = if judge.is_news(now_us) { judge.latest().cloned() } else { None };
         drop(judge);
         if let Some(judgement) = news {
-            self.log.judged(&judgement);
+            if judgement.is_alarm { self.log.alarmed(&judgement) } else { self.log.diagnosed(&judgement) }
         }
     }
 
