@@ -15,7 +15,7 @@ use super::block::{Block, BlockBody};
 use super::cache::thread_cache::{Entry, SpareEntries};
 use super::cache::{Evicted, Idle, LoweredLimit};
 use super::classes::Classes;
-use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls};
+use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls, Stop};
 use super::meter::lifetime::Lifetime;
 use super::meter::maintenance::Tick;
 use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
@@ -115,7 +115,7 @@ impl<E> Stock<E> {
         class: Class,
         (now_us, calls): (u64, SlowCalls),
         pool: &dyn PoolView,
-    ) -> Result<Block<E>, Option<Refusal>> {
+    ) -> Result<Block<E>, Stop> {
         if let Some(why) = self.gone.get() {
             return Err(Refusal::Source(why.clone()).into());
         }

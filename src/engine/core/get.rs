@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use super::super::memory::{Refusal, SlowCalls};
+use super::super::memory::{Refusal, SlowCalls, Stop};
 use super::super::meter::counters::usage_report;
 use super::super::wait_queue::{KeepAlive, Server, WAIT_MAX, WaitTicket, Waiter, deadline};
 use super::account::BlockRequest;
@@ -80,7 +80,7 @@ impl Core {
         let calls = SlowCalls::Until(deadline, deadline.max(Instant::now() + CALL_PATIENCE));
         let refusal = match self.acquire_in_turn(wanted, calls) {
             Ok(block) => return Ok(block),
-            Err(refusal) => expect_refusal(refusal),
+            Err(stop) => stop.into_refusal(),
         };
         if !self.may_wait(wanted, wait, &refusal) {
             return self.give_up(wanted, Some(refusal), wait);
@@ -107,8 +107,11 @@ impl Core {
         let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), Some(keep_alive));
         let served = match self.acquire_in_turn(wanted, SlowCalls::None) {
             Ok(block) => Ok(block),
-            Err(Some(refusal)) if !self.may_wait(wanted, wait, &refusal) => self.give_up(wanted, Some(refusal), wait),
-            Err(refusal) => return Ok(Err(WaitTicket::new(self, waiter, refusal))),
+            Err(Stop::Refused(refusal)) if !self.may_wait(wanted, wait, &refusal) => {
+                self.give_up(wanted, Some(refusal), wait)
+            }
+            Err(Stop::Refused(refusal)) => return Ok(Err(WaitTicket::new(self, waiter, Some(refusal)))),
+            Err(_) => return Ok(Err(WaitTicket::new(self, waiter, None))),
         };
         self.record_outcome(&served, wanted, Some(waiter.begun));
         served.map(Ok)
@@ -140,12 +143,8 @@ impl Core {
     }
 
     /// The first attempt of a miss, which makes such `calls`. While others wait, it must fit in addition to the
-    /// head. Stops without a refusal if it needs a driver call that it may not make.
-    pub(super) fn acquire_in_turn(
-        self: &Arc<Self>,
-        wanted: &BlockRequest,
-        calls: SlowCalls,
-    ) -> Result<Block, Option<Refusal>> {
+    /// head.
+    pub(super) fn acquire_in_turn(self: &Arc<Self>, wanted: &BlockRequest, calls: SlowCalls) -> Result<Block, Stop> {
         let class = wanted.class;
         let now_us = self.tick_if_alone();
         self.stock.enforce_count_limit(now_us);
@@ -161,32 +160,32 @@ impl Core {
                     block.set_passed(passed);
                     Ok(block)
                 }
-                Err(refusal) => {
+                Err(stop) => {
                     self.waiters.end_pass(passed, needed_bytes());
-                    Err(refusal)
+                    Err(stop)
                 }
             },
             Err((waiting, first_bytes)) => {
-                Err(Some(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes }))
+                Err(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes }.into())
             }
         };
         match acquired {
             // What exceeds the limit need not wait for room under it.
-            Err(Some(refusal)) if !self.memory().could_hold(class) => {
-                self.fall_back(wanted.len, class).ok_or(Some(refusal))
+            Err(Stop::Refused(refusal)) if !self.memory().could_hold(class) => {
+                self.fall_back(wanted.len, class).ok_or(Stop::Refused(refusal))
             }
             acquired => acquired,
         }
     }
 
     /// New memory for a request of `class`.
-    pub(super) fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Option<Refusal>> {
+    pub(super) fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
         let at = (self.time.coarse_us(), calls);
         let attempt = || self.stock.acquire(self, class, at, &**self);
         let acquired = match attempt() {
-            Err(Some(refusal)) if self.others_make_room(&refusal, calls) => {
+            Err(Stop::Refused(refusal)) if self.others_make_room(&refusal, calls) => {
                 if calls == SlowCalls::None {
-                    return Err(None);
+                    return Err(Stop::NeedsCall);
                 }
                 attempt()
             }
@@ -194,12 +193,12 @@ impl Core {
         };
         // Relaxed: a statistic.
         let mut block = acquired.inspect_err(|stop| match stop {
-            Some(Refusal::Source(_)) => {
+            Stop::Refused(Refusal::Source(_)) => {
                 self.verdicts.is_by_source.store(true, Ordering::Relaxed);
                 self.backoff.refused(self.time.read_us());
                 self.watch_device(at.0);
             }
-            Some(_) if !matches!(calls, SlowCalls::Held(..)) => {
+            Stop::Refused(_) if !matches!(calls, SlowCalls::Held(..)) => {
                 self.verdicts.is_by_source.store(false, Ordering::Relaxed);
             }
             _ => {}
@@ -283,9 +282,4 @@ impl Core {
         self.close_if_unused();
         None
     }
-}
-
-/// The refusal of an attempt that makes driver calls.
-pub(super) fn expect_refusal(refusal: Option<Refusal>) -> Refusal {
-    refusal.unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::memory::{Refusal, SlowCalls};
+use super::super::memory::{Refusal, SlowCalls, Stop};
 use super::super::wait_queue::{Server, WaitQueue, Waiter};
-use super::get::{CALL_PATIENCE, expect_refusal};
+use super::get::CALL_PATIENCE;
 use super::verdicts::nanos;
 use super::{Block, BlockRequest, Core};
 use crate::error::Retry;
@@ -39,7 +39,7 @@ impl Server for Core {
             let calls = SlowCalls::After(waiter.begun, waiter.begun + CALL_PATIENCE);
             let served =
                 self.try_get_of_pool(waiter.class).map_or_else(|| self.acquire_in_turn(&waiter.request, calls), Ok);
-            return served.map_err(expect_refusal);
+            return served.map_err(Stop::into_refusal);
         };
         if let Some(block) = self.stock.take(class) {
             return Ok(block);
@@ -52,7 +52,7 @@ impl Server for Core {
             // May stop without a refusal.
             self.acquire(class, SlowCalls::Held(until, until)).map_err(|_| refused)
         } else {
-            let attempt = || self.acquire(class, SlowCalls::Until(until, until)).map_err(expect_refusal);
+            let attempt = || self.acquire(class, SlowCalls::Until(until, until)).map_err(Stop::into_refusal);
             match attempt() {
                 Err(refusal) if self.publish_demand(&refusal) => attempt(),
                 acquired => acquired,

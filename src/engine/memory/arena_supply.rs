@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-use super::block_memory::{BlockMemory, Refusal, SlowCalls};
+use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
 use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::{MappingWatch, PressureWatch};
@@ -255,7 +255,7 @@ impl Supply for ArenaSupply {
         calls: (u64, SlowCalls),
         pool: &dyn PoolView,
         take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Option<Refusal>> {
+    ) -> Result<BlockMemory, Stop> {
         self.find_memory(class.bytes as u64, calls, pool, take_idle)
     }
 

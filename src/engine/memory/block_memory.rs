@@ -57,6 +57,32 @@ impl SlowCalls {
     }
 }
 
+/// Why an attempt ended without memory.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// An idle block of the class returned meanwhile, and the caller has taken it.
+    FoundIdle,
+    /// The next attempt needs a source call, which the caller may not make.
+    NeedsCall,
+    Refused(Refusal),
+}
+
+impl Stop {
+    /// The refusal of an attempt that may make all source calls.
+    pub(crate) fn into_refusal(self) -> Refusal {
+        match self {
+            Self::Refused(refusal) => refusal,
+            Self::FoundIdle | Self::NeedsCall => unreachable!("an attempt that makes calls stopped for one"),
+        }
+    }
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
 /// Why there is no memory.
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {

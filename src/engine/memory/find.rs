@@ -5,7 +5,7 @@
 //! - find-I2: a request is refused for lack of room only after a sweep, and with no idle block left that would help.
 
 use super::arena_supply::ArenaSupply;
-use super::block_memory::{BlockMemory, Refusal, SlowCalls};
+use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
 use super::books::Books;
 use super::supply::{PoolView, Supply};
 use crate::arena::{GrowthLimits, Plan};
@@ -58,7 +58,7 @@ impl ArenaSupply {
         (now_us, calls): (u64, SlowCalls),
         pool: &dyn PoolView,
         take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Option<Refusal>> {
+    ) -> Result<BlockMemory, Stop> {
         if !matches!(calls, SlowCalls::After(..) | SlowCalls::Held(..))
             && let Some(memory) = self.carve_first(bytes, pool, now_us)
         {
@@ -79,7 +79,7 @@ impl ArenaSupply {
             }
             // Each round may have waited, and a buffer may have returned meanwhile.
             if take_idle() {
-                return Err(None);
+                return Err(Stop::FoundIdle);
             }
             if search.to_release > 0 && idle_bytes > 0 && books.could_cover(bytes, idle_bytes) {
                 drop(books);
@@ -91,7 +91,7 @@ impl ArenaSupply {
             match books.plan_growth(bytes, limits) {
                 Ok(plan) if calls == SlowCalls::None => {
                     books.give_up(plan);
-                    return Err(None);
+                    return Err(Stop::NeedsCall);
                 }
                 Ok(plan) => {
                     if let Some(memory) = self.grow_or_request_less(books, plan, &mut search)? {

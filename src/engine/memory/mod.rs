@@ -53,7 +53,7 @@ mod shape;
 mod supply;
 
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
-pub(crate) use block_memory::{Adopted, BlockMemory, Refusal, SlowCalls};
+pub(crate) use block_memory::{Adopted, BlockMemory, Refusal, SlowCalls, Stop};
 pub(crate) use called_source::CalledSource;
 pub(crate) use one_each::OneEach;
 pub(crate) use pageable::Pageable;

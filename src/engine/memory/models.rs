@@ -32,7 +32,7 @@ impl Model {
         match self.arena.find(class, calls, &NoBlocks, &mut || false) {
             Ok(BlockMemory::Carved { ptr, bytes, .. }) => Some((ptr, bytes)),
             refused => {
-                assert!(matches!(refused, Err(Some(Refusal::QuotaExceeded { .. }))), "{refused:?}");
+                assert!(matches!(refused, Err(Stop::Refused(Refusal::QuotaExceeded { .. }))), "{refused:?}");
                 None
             }
         }

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use super::block_memory::{BlockMemory, Refusal, SlowCalls};
+use super::block_memory::{BlockMemory, SlowCalls, Stop};
 use crate::backend::{Source, SourceError};
 use crate::quota::Budget;
 use crate::size_class::Class;
@@ -22,7 +22,7 @@ pub(crate) trait Supply: Debug + Send + Sync {
         calls: (u64, SlowCalls),
         pool: &dyn PoolView,
         take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Option<Refusal>>;
+    ) -> Result<BlockMemory, Stop>;
     /// Takes back memory of [`find`](Self::find). If the source refuses to release it, returns its bytes with the reason.
     fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)>;
     /// Releases idle memory until `bytes` are released or nothing is idle. Returns how many were. Slow calls.
