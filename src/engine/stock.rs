@@ -16,8 +16,7 @@ use super::cache::thread_cache::{Entry, SpareEntries};
 use super::cache::{Evicted, Idle, LoweredLimit};
 use super::classes::Classes;
 use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls};
-use super::meter::lifetime::Lifetime;
-use super::meter::maintenance::Tick;
+use super::meter::Lifetime;
 use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
@@ -371,14 +370,6 @@ impl<E> Stock<E> {
         }
         self.log.reserved(bytes.min(length(&places)), || huge().iter().sum(), source.numa_node());
         Ok(())
-    }
-
-    /// Logs growth since the last report.
-    pub(super) fn report_growth(&self, tick: &mut Tick<'_>) {
-        let (held_bytes, calls) = (self.memory.held_bytes(), self.memory.calls());
-        if let Some(growth) = tick.growth_to_report(held_bytes, calls, self.memory.max_bytes()) {
-            self.log.grown(&growth);
-        }
     }
 
     /// How soon time alone may change something here: an idle buffer grows old, free memory falls due. Under `tensorflow`

@@ -14,8 +14,8 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::super::memory::Refusal;
-use super::super::meter::counters::{Counter, Times};
 use super::super::meter::owners::TagAccount;
+use super::super::meter::{Counter, Times};
 use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter, deadline};
 use super::{Block, Core};
 use crate::diag::PoolLog;

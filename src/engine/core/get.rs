@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::super::memory::{Refusal, SlowCalls};
-use super::super::meter::counters::usage_report;
+use super::super::meter::usage_report;
 use super::super::wait_queue::{KeepAlive, Server, WAIT_MAX, WaitTicket, Waiter, deadline};
 use super::account::BlockRequest;
 use super::{Block, Core};
@@ -195,12 +195,12 @@ impl Core {
         // Relaxed: a statistic.
         let mut block = acquired.inspect_err(|stop| match stop {
             Some(Refusal::Source(_)) => {
-                self.verdicts.is_by_source.store(true, Ordering::Relaxed);
+                self.diagnosis.is_by_source.store(true, Ordering::Relaxed);
                 self.backoff.refused(self.time.read_us());
                 self.watch_device(at.0);
             }
             Some(_) if !matches!(calls, SlowCalls::Held(..)) => {
-                self.verdicts.is_by_source.store(false, Ordering::Relaxed);
+                self.diagnosis.is_by_source.store(false, Ordering::Relaxed);
             }
             _ => {}
         })?;

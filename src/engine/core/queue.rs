@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::super::memory::{Refusal, SlowCalls};
 use super::super::wait_queue::{Server, WaitQueue, Waiter};
 use super::get::{CALL_PATIENCE, expect_refusal};
-use super::verdicts::nanos;
+use super::report::nanos;
 use super::{Block, BlockRequest, Core};
 use crate::error::Retry;
 use crate::maintenance_thread::pause_for_copies;
@@ -58,7 +58,7 @@ impl Server for Core {
                 acquired => acquired,
             }
         };
-        self.verdicts.calls_in_line_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
+        self.diagnosis.calls_while_waiting_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
         // The next head publishes its own demand.
         acquired.inspect(|_| self.clear_demand())
     }

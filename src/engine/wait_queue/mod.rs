@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use self::ticket::WaitTicket;
 pub(crate) use self::waiter::{KeepAlive, WAIT_MAX, Waiter, deadline};
-use super::meter::counters::Counter;
+use super::meter::Counter;
 use crate::maintenance_thread::MaintenanceThread;
 use crate::size_class::Class;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
