@@ -38,7 +38,7 @@ pub(crate) struct UsageReport {
     /// In no buffer.
     pub(crate) free_bytes: u64,
     pub(crate) in_flight_bytes: u64,
-    pub(crate) lost_bytes: u64,
+    pub(crate) quarantined_bytes: u64,
     /// Bytes of users, pinned under the same limit and not held.
     pub(crate) outside_bytes: u64,
     /// Bytes that are not pinned, and not under this limit.
@@ -51,8 +51,11 @@ impl fmt::Display for UsageReport {
         let [held, in_use, idle, in_flight] =
             [self.held_bytes, self.in_use_bytes, self.idle_bytes, self.in_flight_bytes].map(Size);
         write!(f, "held {held}, in use {in_use}, idle {idle}, in flight {in_flight}")?;
-        let more =
-            [("free", self.free_bytes), ("quarantined", self.lost_bytes), ("pinned by users", self.outside_bytes)];
+        let more = [
+            ("free", self.free_bytes),
+            ("quarantined", self.quarantined_bytes),
+            ("pinned by users", self.outside_bytes),
+        ];
         for (name, bytes) in more.into_iter().chain([("unpinned", self.fallback_bytes)]).filter(|(_, bytes)| *bytes > 0)
         {
             write!(f, ", {name} {}", Size(bytes))?;

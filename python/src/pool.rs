@@ -231,7 +231,7 @@ impl Pool {
     /// Pins `n` bytes now and keeps them.
     fn reserve(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<()> {
         let bytes = size(n)? as u64;
-        self.call(py, |pool| pool.prewarm(bytes))
+        self.call(py, |pool| pool.reserve(bytes))
     }
 
     /// Waits until the whole reserve is pinned, at most `timeout` seconds (default: no limit). Returns False on timeout. For a pool

@@ -86,7 +86,7 @@ impl Slabs {
         let made = py.detach(move || SharedSlabs::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
         lines::flush(py)?;
         let slabs = made.map_err(|error| of_shared(&error))?;
-        let origin = Arc::new(Origin::of_shared(slabs.pool(), slabs.page_lock() == "register"));
+        let origin = Arc::new(Origin::of_shared(slabs.pool(), slabs.pinned_by() == "register"));
         Ok(Self { slabs: Mutex::new(Some(Arc::new(slabs))), origin })
     }
 
@@ -141,7 +141,7 @@ impl Slabs {
     }
 
     fn pinned_by(&self) -> PyResult<&'static str> {
-        Ok(self.slabs()?.page_lock())
+        Ok(self.slabs()?.pinned_by())
     }
 
     fn is_hugetlb(&self) -> PyResult<bool> {

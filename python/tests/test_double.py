@@ -227,7 +227,7 @@ def test_memory_is_never_reused_if_no_fence_can_be_recorded(over_the_double):
                 del buf
         assert pool.get(SIZE).ptr not in lost
         pool.maintain()
-        assert pool.stats()["memory"]["lost"] == len(lost) == 6, pool.stats()
+        assert pool.stats()["memory"]["quarantined"] == len(lost) == 6, pool.stats()
         # What is no stream says nothing about any work.
         buf = pool.get(SIZE)
         raises(lambda: buf.release(stream="0"), TypeError, "is no stream")
@@ -381,7 +381,7 @@ def test_a_block_of_torch_whose_stream_is_refused_is_not_lost(over_the_double):
     assert put(block, streams, 2) == 0
     driver("cuCtxSynchronize")
     settled(pool, (0, 0, 1))
-    assert pool.stats()["memory"]["lost"] == 0
+    assert pool.stats()["memory"]["quarantined"] == 0
     """)
 
 

@@ -1,4 +1,4 @@
-//! backends: sources of memory, and the choice between them.
+//! Backends: the sources of memory, and the choice between them.
 //!
 //! ```text
 //!   Backend (a setting) ──choose──▶ Source (acquires, releases) ──▶ Region
@@ -28,7 +28,7 @@ mod huge_pages;
 mod location;
 mod mapping;
 mod mlock;
-mod page_lock;
+mod pinned_range;
 mod populate;
 #[cfg(feature = "cuda")]
 mod register;
@@ -52,7 +52,7 @@ pub(crate) use huge_pages::{huge_bytes, huge_bytes_in, too_few};
 #[cfg(feature = "cuda")]
 pub(crate) use mapping::page_of_this_process;
 pub use mlock::lock_limit;
-pub(crate) use page_lock::PageLock;
+pub(crate) use pinned_range::PinnedRange;
 pub use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;

@@ -10,7 +10,7 @@ use crate::policy::Check;
 /// Counts the checks of one or many pools and picks those that are printed.
 ///
 /// All pools of a process share [`LogSampler::process`], as in TensorFlow, unless
-/// [`PoolBuilder::log_sampler`](crate::PoolBuilder::log_sampler) sets another.
+/// [`PoolBuilder::unstable_log_sampler`](crate::PoolBuilder::unstable_log_sampler) sets another.
 #[derive(Debug, Clone)]
 pub struct LogSampler(Checks);
 
@@ -46,7 +46,7 @@ impl LogSampler {
     }
 }
 
-/// A check of the rates, as a listener gets it ([`PoolBuilder::on_check`](crate::PoolBuilder::on_check)).
+/// A check of the rates, as a listener gets it ([`PoolBuilder::unstable_on_check`](crate::PoolBuilder::unstable_on_check)).
 ///
 /// Displays as TensorFlow's lines: the counters, and below them the raise if there was one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,7 @@ impl PoolLog {
     }
 
     /// One request took memory from the system. To do: if many appear in steady state, see the diagnosis.
-    pub(crate) fn page_locked(&self, growth: &Growth) {
+    pub(crate) fn grew(&self, growth: &Growth) {
         log::debug!(growth, "{self}acquired: {growth:#}");
     }
 

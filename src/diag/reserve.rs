@@ -40,12 +40,12 @@ impl PoolLog {
         );
     }
 
-    /// The rest was refused; the pool continues without it. To do: fix the reason in the line, then call `Pool::prewarm`.
+    /// The rest was refused; the pool continues without it. To do: fix the reason in the line, then call `Pool::reserve`.
     pub(crate) fn reserve_stopped(&self, done_bytes: u64, of_bytes: u64, error: &SourceError) {
         let (pinned, of) = (Size(done_bytes), Size(of_bytes));
         log::warn!(
             reserve,
-            "{self}reserve: stopped pinned={pinned} of={of}: {error}; then call Pool::prewarm, or lower PINPOOL_RESERVE"
+            "{self}reserve: stopped pinned={pinned} of={of}: {error}; then call Pool::reserve, or lower PINPOOL_RESERVE"
         );
     }
 

@@ -85,7 +85,7 @@ impl fmt::Display for Usage<'_> {
         let [held, in_use, idle, in_flight] =
             [of.held_bytes, of.in_use_bytes, of.idle_bytes, of.in_flight_bytes].map(Size);
         write!(f, "held={held} in_use={in_use} idle={idle}")?;
-        let more = [("free", of.free_bytes), ("quarantined", of.lost_bytes), ("outside", of.outside_bytes)];
+        let more = [("free", of.free_bytes), ("quarantined", of.quarantined_bytes), ("outside", of.outside_bytes)];
         for (key, bytes) in more.into_iter().chain([("unpinned", of.fallback_bytes)]).filter(|(_, bytes)| *bytes > 0) {
             write!(f, " {key}={}", Size(bytes))?;
         }
@@ -99,7 +99,7 @@ pub(crate) struct Growth {
     pub(crate) asked_bytes: u64,
     pub(crate) held_before_bytes: u64,
     pub(crate) held_bytes: u64,
-    pub(crate) page_locks: u64,
+    pub(crate) pin_calls: u64,
     pub(crate) took: Duration,
     pub(crate) max_bytes: Option<u64>,
 }
@@ -107,8 +107,7 @@ pub(crate) struct Growth {
 /// Alternate: with raw bytes.
 impl fmt::Display for Growth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { asked_bytes, held_before_bytes: before, held_bytes: held, page_locks: pins, took, max_bytes } =
-            *self;
+        let Self { asked_bytes, held_before_bytes: before, held_bytes: held, pin_calls: pins, took, max_bytes } = *self;
         let time = Time(took);
         if f.alternate() {
             write!(f, "request={asked_bytes}B held={before}B->{held}B pins={pins} time={time}")

@@ -15,7 +15,7 @@ use crate::arena::Retention;
 use crate::backend::{self, Backend};
 #[cfg(feature = "observe")]
 use crate::config::env::VariableReport;
-use crate::config::{Config, EnvReport, LedgerName, Limit, OnFull, Preset, Settings, env, for_each_setting};
+use crate::config::{Config, EnvReport, Limit, OnFull, Preset, Settings, SharedLimitName, env, for_each_setting};
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
     ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, OneEach, Pageable, Timekeeper,
@@ -23,8 +23,8 @@ use crate::engine::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::finding::Finding;
-use crate::ledger::{self, HostLedger};
 use crate::quota::{Budget, Claim, Member};
+use crate::shared_limit::{self, SharedLimit};
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]
 use pinpool_observe::record::{PoolDescription, SET_IN_CODE, Unrecorded, count_failed};
@@ -184,7 +184,7 @@ impl PoolBuilder {
     /// Takes the time from `clock`: for replays and tests. The pool then has no maintenance thread,
     /// unless [`background_thread`](Self::background_thread) asks for one.
     #[doc(hidden)]
-    pub fn clock(mut self, clock: ManualClock) -> Self {
+    pub fn unstable_clock(mut self, clock: ManualClock) -> Self {
         self.clock = Some(clock);
         self.settings.code.background_thread.get_or_insert(false);
         self
@@ -192,14 +192,14 @@ impl PoolBuilder {
 
     /// Reads the memory of the machine, its nodes and its control groups below `root`: for tests.
     #[doc(hidden)]
-    pub fn host_root(mut self, root: impl Into<PathBuf>) -> Self {
+    pub fn unstable_host_root(mut self, root: impl Into<PathBuf>) -> Self {
         self.host_root = root.into();
         self
     }
 
     /// Counts this pool's checks with `log_sampler` instead of with all pools of the process.
     #[doc(hidden)]
-    pub fn log_sampler(mut self, log_sampler: LogSampler) -> Self {
+    pub fn unstable_log_sampler(mut self, log_sampler: LogSampler) -> Self {
         self.log.log_sampler = log_sampler;
         self
     }
@@ -207,7 +207,7 @@ impl PoolBuilder {
     /// Calls `listener` after every check of the rates, printed or not, on the thread that returned a buffer and so triggered
     /// the check, outside of all pool locks. A panic of the listener ends there: it reaches neither the return nor the pool.
     #[doc(hidden)]
-    pub fn on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
+    pub fn unstable_on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
         self
     }
@@ -240,14 +240,14 @@ impl PoolBuilder {
         let root = self.host_root;
         // Before the driver opens descriptors: see `shared_memory` for the order in which the descriptors of a process are
         // closed.
-        let ledger = host_ledger(&config, &log, &root)?;
-        let begins_late = ledger.is_none() && may_begin_late(&config);
+        let shared = join_shared_limit(&config, &log, &root)?;
+        let begins_late = shared.is_none() && may_begin_late(&config);
         let late_log = log.clone();
         let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..config.clone() };
         let reserve_bytes = config.reserve_bytes;
-        let begin = move |config: &Config, ledger: Option<HostLedger>| {
+        let begin = move |config: &Config, shared: Option<SharedLimit>| {
             let mut limit = AutoLimit::new(root.clone());
-            let is_auto = ledger.is_none() && config.max_bytes == Limit::Auto;
+            let is_auto = shared.is_none() && config.max_bytes == Limit::Auto;
             let member = Member::new(root.clone(), log.name.clone(), is_auto);
             let (mut max_bytes, limit_origin) =
                 limit.set(config.max_bytes, if is_auto { member.auto_bytes() } else { 0 });
@@ -279,13 +279,13 @@ impl PoolBuilder {
             let recorder: Option<Arc<Recorder>> = None;
             let source = CalledSource::new(chosen.source, recorder.clone());
             let pageable = (config.on_full == OnFull::Pageable).then(|| Pageable::new(max_bytes));
-            let claim = Budget::of_pool(max_bytes, member, ledger);
+            let claim = Budget::of_pool(max_bytes, member, shared);
             let memory = memory(config, (source, claim), pageable, &log, root.clone())?;
             let time = Timekeeper::new(self.clock.clone());
             let core = Core::new(config.clone(), memory, time, log.clone(), recorder, limit);
             #[cfg(feature = "observe")]
             core.serve_statistics();
-            core.watch_ledger();
+            core.watch_shared_limit();
             Ok(core)
         };
         if begins_late {
@@ -300,9 +300,9 @@ impl PoolBuilder {
             let begin = move || begin().unwrap_or_else(|error| unreachable!("ordinary memory: {error}"));
             return Ok(Pool { handle: Arc::new(Handle::new(Box::new(begin))) });
         }
-        let pool = Pool::of(begin(&config, ledger)?);
+        let pool = Pool::of(begin(&config, shared)?);
         if reserve_bytes > 0 {
-            pool.prewarm(reserve_bytes)?;
+            pool.reserve(reserve_bytes)?;
         }
         Ok(pool)
     }
@@ -377,32 +377,32 @@ fn recorder(
 }
 
 /// A slot in the shared limit, if `PINPOOL_LEDGER` names one. Its first owner sets its limit.
-fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<HostLedger>> {
+fn join_shared_limit(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<SharedLimit>> {
     let name = match &config.ledger {
-        LedgerName::Disabled => return Ok(None),
-        LedgerName::Auto if !env::is_one_of_several() => return Ok(None),
-        LedgerName::Auto => "auto",
-        LedgerName::Named(name) => name,
+        SharedLimitName::Disabled => return Ok(None),
+        SharedLimitName::Auto if !env::is_one_of_several() => return Ok(None),
+        SharedLimitName::Auto => "auto",
+        SharedLimitName::Named(name) => name,
     };
     let refused = |why: String| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into();
-    if let Some(problem) = ledger::problem_of(name) {
+    if let Some(problem) = shared_limit::problem_of(name) {
         return Err(refused(problem.to_owned()));
     }
     let asked_bytes = if let Limit::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
     // All processes together have what `auto` gives to one pool.
     let auto = || AutoLimit::new(root.to_owned()).set(Limit::Auto, 0).0;
     let max_bytes = asked_bytes.or_else(auto).unwrap_or(u64::MAX);
-    match HostLedger::attach(name, log.name.as_deref(), max_bytes) {
-        Ok(ledger) => {
-            let report = ledger.report();
-            log.joined_ledger(&report);
+    match SharedLimit::attach(name, log.name.as_deref(), max_bytes) {
+        Ok(shared) => {
+            let report = shared.report();
+            log.joined_shared_limit(&report);
             let other_bytes = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes));
             other_bytes.iter().for_each(|&bytes| log.shared_limit_differs(name, report.max_bytes, bytes));
-            Ok(Some(ledger))
+            Ok(Some(shared))
         }
         // This shared limit was not requested by name.
-        Err(error) if config.ledger == LedgerName::Auto => {
-            log.no_ledger(&error);
+        Err(error) if config.ledger == SharedLimitName::Auto => {
+            log.shared_limit_unused(&error);
             Ok(None)
         }
         Err(error) => Err(refused(error)),

@@ -25,7 +25,7 @@ mod statistics;
 pub use builder::PoolBuilder;
 pub use get_future::GetFuture;
 use handle::{Handle, Part};
-pub use outside::PageLocked;
+pub use outside::PinnedMemory;
 pub use request::Request;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
@@ -352,9 +352,8 @@ impl Pool {
         }
     }
 
-    /// Returns every idle buffer to the system and sets the four counters of the window to zero. Does not change the count
-    /// limit, buffers in use or copies in flight. The calling thread makes the releases: a slow call, at the cost that
-    /// [`trim`](Self::trim) has.
+    /// Returns all idle memory to the system, as `trim(0)` does, and restarts TensorFlow's counters of requests, returns and
+    /// evictions. Does not change the limit on idle buffers, buffers in use or copies in flight.
     pub fn clear(&self) {
         if !self.core().is_forked() {
             self.core().clear();

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::Pool;
-use crate::backend::{PAGE_BYTES, PageLock, Region};
+use crate::backend::{PAGE_BYTES, PinnedRange, Region};
 use crate::buffer::PinnedBuf;
 use crate::engine::{Adopted, Core, OutsideClaim};
 use crate::error::{ErrorKind, Result};
@@ -72,7 +72,7 @@ impl Pool {
     /// let mut page = Box::new(Page([1; 4096])); // represents a mapped file
     /// let memory = NonNull::from(page.0.as_mut_slice());
     /// // SAFETY: a whole page, mapped as long as `page`.
-    /// let locked = std::sync::Arc::new(unsafe { pool.page_lock(memory, page) }?);
+    /// let locked = std::sync::Arc::new(unsafe { pool.pin(memory, page) }?);
     /// let lent = locked.clone();
     /// // SAFETY: nothing else uses the bytes, which stay pinned until the buffer has been returned.
     /// let buf = unsafe { pool.adopt(locked.memory(), locked.pinned_by().is_some(), move || drop(lent)) }?;
@@ -92,7 +92,7 @@ impl Pool {
     /// - [`is_limit`](crate::Error::is_limit): it does not fit within the limit,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
-    pub unsafe fn page_lock<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<PageLocked<O>> {
+    pub unsafe fn pin<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<PinnedMemory<O>> {
         let core = self.core();
         self.check_open()?;
         let (start, len) = (memory.cast::<u8>(), memory.len());
@@ -104,14 +104,14 @@ impl Pool {
         }
         let claim = core.claim_outside(len as u64, self.account())?;
         let (region, config) = (Region::new(start, len, 0), core.config());
-        // SAFETY: whole pages that stay mapped until the drop of the result, which unpins them first (page-lock-I1).
+        // SAFETY: whole pages that stay mapped until the drop of the result, which unpins them first (pinned-range-I1).
         let lock = unsafe {
-            PageLock::of(&region, core.memory().source().name(), config.device, config.pin_threads_on_host())
+            PinnedRange::of(&region, core.memory().source().name(), config.device, config.pin_threads_on_host())
         };
         match lock {
             Ok(lock) => {
                 let held = ManuallyDrop::new(Held { region, lock, owner, claim });
-                Ok(PageLocked { held, core: core.clone() })
+                Ok(PinnedMemory { held, core: core.clone() })
             }
             Err(error) => {
                 core.end_outside_claim(claim);
@@ -121,12 +121,12 @@ impl Pool {
     }
 }
 
-/// Memory pinned by [`Pool::page_lock`], with its owner.
+/// Memory pinned by [`Pool::pin`], with its owner.
 ///
 /// Dropping it unpins the memory, drops the owner, and returns the bytes to the limit, in this order. If the driver fails to unpin
 /// the memory, the owner is never dropped and the bytes stay counted, because a device may use them. In a forked child nothing
 /// happens.
-pub struct PageLocked<O: Send + 'static> {
+pub struct PinnedMemory<O: Send + 'static> {
     /// Taken by the drop, and by nothing else.
     held: ManuallyDrop<Held<O>>,
     core: Arc<Core>,
@@ -134,12 +134,12 @@ pub struct PageLocked<O: Send + 'static> {
 
 struct Held<O> {
     region: Region,
-    lock: PageLock,
+    lock: PinnedRange,
     owner: O,
     claim: OutsideClaim,
 }
 
-impl<O: Send + 'static> PageLocked<O> {
+impl<O: Send + 'static> PinnedMemory<O> {
     /// Address and length of the pinned memory.
     pub fn memory(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.held.region.start(), self.held.region.len_bytes())
@@ -156,16 +156,16 @@ impl<O: Send + 'static> PageLocked<O> {
     }
 }
 
-impl<O: Send + 'static> fmt::Debug for PageLocked<O> {
+impl<O: Send + 'static> fmt::Debug for PinnedMemory<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PageLocked")
+        f.debug_struct("PinnedMemory")
             .field("memory", &self.memory())
             .field("pinned_by", &self.pinned_by())
             .finish_non_exhaustive()
     }
 }
 
-impl<O: Send + 'static> Drop for PageLocked<O> {
+impl<O: Send + 'static> Drop for PinnedMemory<O> {
     fn drop(&mut self) {
         // SAFETY: nothing uses the field after the drop.
         let held = unsafe { ManuallyDrop::take(&mut self.held) };
@@ -176,7 +176,7 @@ impl<O: Send + 'static> Drop for PageLocked<O> {
         }
         // SAFETY: it is what was locked, and the user of this saw the end of all copies.
         if unsafe { held.lock.end(&held.region) }.is_err() {
-            // A device may use the memory (page-lock-I1).
+            // A device may use the memory (pinned-range-I1).
             lost::keep(held);
             return;
         }

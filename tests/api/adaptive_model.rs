@@ -18,7 +18,7 @@ enum Step {
     Wait { seconds: u64 },
     Trim(u64),
     Clear,
-    Prewarm(u64),
+    Reserve(u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -31,7 +31,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..60_u64).prop_map(|seconds| Step::Wait { seconds }),
         1 => (0..16_u64 << 20).prop_map(Step::Trim),
         1 => Just(Step::Clear),
-        1 => (0..1_u64 << 20).prop_map(Step::Prewarm),
+        1 => (0..1_u64 << 20).prop_map(Step::Reserve),
     ]
 }
 
@@ -62,8 +62,8 @@ fn run(
         .setting("auto_resize", false)
         .wait(Duration::ZERO)
         .unstable_pressure("/dev/null")
-        .log_sampler(LogSampler::new())
-        .clock(clock.clone())
+        .unstable_log_sampler(LogSampler::new())
+        .unstable_clock(clock.clone())
         .build()
         .unwrap();
     let mut held: Vec<Held> = Vec::new();
@@ -116,8 +116,8 @@ fn run(
                 prop_assert_eq!(pool.stats().memory.idle, 0);
                 None
             }
-            Step::Prewarm(bytes) => {
-                if pool.prewarm(bytes).is_ok() {
+            Step::Reserve(bytes) => {
+                if pool.reserve(bytes).is_ok() {
                     reserve_bytes += bytes;
                 } else {
                     prop_assert!(max_bytes.is_some());

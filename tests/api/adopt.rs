@@ -164,7 +164,7 @@ fn a_recording_has_no_word_of_it() {
 struct Pages([u8; 8192]);
 
 #[test]
-fn memory_that_is_page_locked_is_under_the_limit_until_its_owner_is_gone() {
+fn pinned_memory_is_under_the_limit_until_its_owner_is_gone() {
     let builder =
         || Pool::builder().without_env().backend(Backend::Heap).max_bytes(16_384_u64).background_thread(false);
     for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap()] {
@@ -192,7 +192,7 @@ fn memory_is_locked_under_the_limit_of(pool: &Pool) {
         let mut pages = Box::new(Pages([3; 8192]));
         let memory = NonNull::from(&mut pages.0[from..]);
         // SAFETY: mapped as long as `pages`, which nothing else uses.
-        unsafe { pool.page_lock(memory, pages) }
+        unsafe { pool.pin(memory, pages) }
     };
     let locked = lock(pool, 0).expect("idle memory makes room");
     assert_eq!((locked.pinned_by(), locked.memory().len()), (None, 8192));
@@ -229,11 +229,11 @@ fn the_figures_hold_beside_buffers_in_use_and_idle() {
 }
 
 /// Two pages, pinned as memory of `pool`.
-fn locked(pool: &Pool) -> Result<pinpool::PageLocked<Box<Pages>>, pinpool::Error> {
+fn locked(pool: &Pool) -> Result<pinpool::PinnedMemory<Box<Pages>>, pinpool::Error> {
     let mut pages = Box::new(Pages([3; 8192]));
     let memory = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.
-    unsafe { pool.page_lock(memory, pages) }
+    unsafe { pool.pin(memory, pages) }
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn memory_with_content_keeps_it_and_may_be_read_only() {
         // SAFETY: the second of the two.
         assert_eq!(unsafe { libc::mprotect(start.wrapping_byte_add(4096), 4096, libc::PROT_READ) }, 0);
         // SAFETY: mapped until the end of this process.
-        let locked = unsafe { pool.page_lock(NonNull::slice_from_raw_parts(memory, 8192), ()) };
+        let locked = unsafe { pool.pin(NonNull::slice_from_raw_parts(memory, 8192), ()) };
         // SAFETY: mapped above.
         let bytes = unsafe { std::slice::from_raw_parts(memory.as_ptr(), 8192) };
         assert!(bytes.iter().all(|&byte| byte == 7));
@@ -323,7 +323,7 @@ fn an_owner_that_panics_in_its_drop_does_not_keep_a_waiting_request_from_the_roo
     let mut pages = Box::new(Pages([3; 8192]));
     let memory = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.
-    let locked = unsafe { pool.page_lock(memory, Panicking(pages)) }.unwrap();
+    let locked = unsafe { pool.pin(memory, Panicking(pages)) }.unwrap();
     let mut get = pin!(pool.get_async(8192));
     assert!(get.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert!(catch_unwind(AssertUnwindSafe(|| drop(locked))).is_err());

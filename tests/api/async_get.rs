@@ -208,7 +208,7 @@ fn a_task_is_woken_when_a_copy_ends_and_no_call_is_made() {
 }
 
 #[test]
-fn a_task_does_not_wait_on_its_thread_for_the_page_lock_of_another_thread() {
+fn a_task_does_not_wait_on_its_thread_for_the_pin_of_another_thread() {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let pool = over_sim(8 << 20).backend(Backend::Source(source.clone())).build().unwrap();
     let held = source.hold(SourceCall::Acquire);
@@ -232,7 +232,7 @@ fn over_both_presets(source: &Arc<FaultSource>) -> [Pool; 2] {
 }
 
 #[test]
-fn a_miss_that_page_locks_does_so_on_another_thread_and_the_runtime_goes_on() {
+fn a_miss_that_pin_calls_does_so_on_another_thread_and_the_runtime_goes_on() {
     const BEATS: usize = 1000;
     for preset in 0..2 {
         let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
@@ -273,7 +273,7 @@ fn a_miss_that_page_locks_does_so_on_another_thread_and_the_runtime_goes_on() {
 }
 
 #[test]
-fn memory_that_is_page_locked_for_a_future_that_is_dropped_serves_the_next_get() {
+fn pinned_memory_for_a_future_that_is_dropped_serves_the_next_get() {
     for preset in 0..2 {
         let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
         let pool = over_both_presets(&source)[preset].clone();
@@ -306,7 +306,7 @@ fn a_refusal_on_the_other_thread_is_the_error_of_the_future() {
 }
 
 #[test]
-fn a_task_in_line_does_not_page_lock_on_its_thread_what_it_has_room_for_later() {
+fn a_task_in_line_does_not_pin_on_its_thread_what_it_has_room_for_later() {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let pool = over(source.clone(), 2 << 20).wait(LONG).build().unwrap();
     let _held = pool.get(2 * MIB).unwrap();
@@ -324,7 +324,7 @@ fn a_task_in_line_does_not_page_lock_on_its_thread_what_it_has_room_for_later() 
 }
 
 #[test]
-fn a_pool_that_ends_while_its_thread_page_locks_releases_that_memory() {
+fn a_pool_that_ends_while_its_thread_pin_calls_releases_that_memory() {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let pool = over(source.clone(), 64 << 20).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);

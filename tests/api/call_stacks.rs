@@ -36,7 +36,7 @@ fn sampled(path: &Path) -> Vec<(u64, String)> {
 #[test]
 fn a_leak_is_named_by_the_function_that_got_it() {
     let clock = ManualClock::default();
-    let pool = sampling(1).clock(clock.clone()).build().unwrap();
+    let pool = sampling(1).unstable_clock(clock.clone()).build().unwrap();
     let labels = pool.tagged("labels");
     listen();
     let mut kept = Vec::new();
@@ -58,7 +58,7 @@ fn a_leak_is_named_by_the_function_that_got_it() {
 fn a_leak_without_a_tag_is_named_too_and_without_samples_the_setting_is() {
     for (every, named) in [(1, "get_for_ever)"), (0, "")] {
         let clock = ManualClock::default();
-        let pool = sampling(every).clock(clock.clone()).build().unwrap();
+        let pool = sampling(every).unstable_clock(clock.clone()).build().unwrap();
         let mut kept = Vec::new();
         for _ in 0..90 {
             (0..19).for_each(|_| drop(pool.get(4096).unwrap()));

@@ -32,7 +32,7 @@ fn ends<T>(thread: &thread::ScopedJoinHandle<'_, T>) -> bool {
 }
 
 #[test]
-fn a_get_does_not_wait_past_its_deadline_for_the_page_lock_of_another_thread() {
+fn a_get_does_not_wait_past_its_deadline_for_the_pin_of_another_thread() {
     for source in [faulty(SimSource::new(1 << 40)), faulty(SimSource::discrete(1 << 40))] {
         let pool = over(source.clone(), 8 << 20).build().unwrap();
         let held = source.hold(SourceCall::Acquire);
@@ -77,7 +77,7 @@ fn a_get_does_not_wait_past_its_deadline_for_the_release_of_another_thread() {
 }
 
 #[test]
-fn a_get_that_may_wait_is_served_when_the_page_lock_of_another_thread_ends() {
+fn a_get_that_may_wait_is_served_when_the_pin_of_another_thread_ends() {
     let source = faulty(SimSource::new(1 << 40));
     let pool = over(source.clone(), 8 << 20).build().unwrap();
     let held = source.hold(SourceCall::Acquire);
@@ -104,7 +104,11 @@ fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
     .unwrap();
     let clock = ManualClock::default();
     let source = faulty(SimSource::new(1 << 40));
-    let pool = over(source.clone(), 64 << 20).unstable_pressure(pressure.clone()).clock(clock.clone()).build().unwrap();
+    let pool = over(source.clone(), 64 << 20)
+        .unstable_pressure(pressure.clone())
+        .unstable_clock(clock.clone())
+        .build()
+        .unwrap();
     drop((0..50).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>());
     std::fs::write(&pressure, "some avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\nfull avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\n").unwrap();
     let stop = AtomicBool::new(false);

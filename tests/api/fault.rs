@@ -35,7 +35,7 @@ fn every_acquire_that_fails_is_one_failed_get_and_leaves_no_bytes_behind() {
             let stats = pool.stats();
             assert_eq!((stats.requests.failed, stats.memory.pin.failures), (failed, 1), "acquire {index}");
             assert!(failed > 0 && failed <= refused_by_limit + 2, "acquire {index}: {failed} failed");
-            assert_eq!(stats.memory.lost_bytes, 0);
+            assert_eq!(stats.memory.quarantined_bytes, 0);
             pool.clear();
             assert_eq!(pool.stats().memory.held_bytes, 0, "acquire {index}");
         }
@@ -57,8 +57,8 @@ fn every_release_that_fails_stays_counted_as_held() {
             pool.clear();
             let stats = pool.stats();
             stats.validate().unwrap();
-            assert!(stats.memory.lost_bytes > 0, "release {index}");
-            assert_eq!(stats.memory.held_bytes, stats.memory.lost_bytes, "release {index}");
+            assert!(stats.memory.quarantined_bytes > 0, "release {index}");
+            assert_eq!(stats.memory.held_bytes, stats.memory.quarantined_bytes, "release {index}");
             assert_eq!(stats.memory.pin.count, stats.memory.unpin.count + 1);
         }
     }

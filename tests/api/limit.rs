@@ -90,7 +90,7 @@ fn stays_under_the_limit(counting: &Arc<CountingSource>, max_bytes: u64, reserve
         .unwrap();
     if reserve > 0 {
         // The first attempts may be scripted to fail.
-        while pool.prewarm(reserve).is_err() {}
+        while pool.reserve(reserve).is_err() {}
     }
     let eval = pool.partition("eval", max_bytes / 2).unwrap();
     let barrier = Barrier::new(usize::try_from(THREADS).unwrap());

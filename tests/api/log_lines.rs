@@ -52,8 +52,8 @@ fn a_record_names_the_file_and_line_of_the_call_that_logs_it() {
 fn one_check_in_ten_is_printed_beginning_with_the_first() {
     let (report, reports) = channel();
     let pool = evicting_pool()
-        .log_sampler(LogSampler::new())
-        .on_check(move |check| report.send(check.printed).unwrap())
+        .unstable_log_sampler(LogSampler::new())
+        .unstable_on_check(move |check| report.send(check.printed).unwrap())
         .build()
         .unwrap();
     churn(&pool, 1..23_000);
@@ -99,7 +99,7 @@ fn a_stuck_copy_is_warned_of_once() {
         .without_env()
         .preset(Preset::TensorFlow)
         .backend(Backend::Heap)
-        .clock(clock.clone())
+        .unstable_clock(clock.clone())
         .build()
         .unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
@@ -182,8 +182,14 @@ fn the_start_names_limits_that_variables_set() {
 fn growth_is_logged_at_each_doubling_from_64_mib_on() {
     let clock = ManualClock::default();
     let backend = Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 30)));
-    let pool =
-        Pool::builder().without_env().backend(backend).clock(clock.clone()).max_bytes(None).name("p").build().unwrap();
+    let pool = Pool::builder()
+        .without_env()
+        .backend(backend)
+        .unstable_clock(clock.clone())
+        .max_bytes(None)
+        .name("p")
+        .build()
+        .unwrap();
     listen();
     let mut held = Vec::new();
     for _ in 0..40 {
@@ -200,7 +206,7 @@ fn growth_is_logged_at_each_doubling_from_64_mib_on() {
 }
 
 #[test]
-fn debug_and_trace_say_more_of_page_locks_and_of_gets_that_wait() {
+fn debug_and_trace_say_more_of_pin_calls_and_of_gets_that_wait() {
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20);
     let pool = builder.wait(Duration::from_millis(1)).background_thread(false).build().unwrap();
     listen_from(LevelFilter::Trace);
@@ -209,9 +215,9 @@ fn debug_and_trace_say_more_of_page_locks_and_of_gets_that_wait() {
     let kept = lines_with_levels();
     let of =
         |level: Level| kept.iter().filter(|(of, _)| *of == level).map(|(_, line)| line.as_str()).collect::<Vec<_>>();
-    let [page_lock, waited] = of(Level::Debug)[..] else { panic!("two lines: {kept:?}") };
+    let [pin_call, waited] = of(Level::Debug)[..] else { panic!("two lines: {kept:?}") };
     let start = " acquired: request=1048576B held=0B->1048576B pins=1 time=";
-    assert!(page_lock.contains(start), "{page_lock}");
+    assert!(pin_call.contains(start), "{pin_call}");
     assert!(waited.contains(" waited: request=4096B time=") && waited.ends_with(" served=no"), "{waited}");
     let [waiting] = of(Level::Trace)[..] else { panic!("one line: {kept:?}") };
     assert!(waiting.ends_with(" waiting: request=4096B rounded=4096B"), "{waiting}");
@@ -222,7 +228,7 @@ fn debug_and_trace_say_more_of_page_locks_and_of_gets_that_wait() {
 fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
     let clock = ManualClock::default();
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).wait(Duration::ZERO);
-    let pool = builder.on_full(pinpool::OnFull::Pageable).clock(clock.clone()).build().unwrap();
+    let pool = builder.on_full(pinpool::OnFull::Pageable).unstable_clock(clock.clone()).build().unwrap();
     listen();
     let _all = pool.get(1 << 20).unwrap();
     for _ in 0..110 {
@@ -245,7 +251,7 @@ fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
 fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
     let clock = ManualClock::default();
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).wait(LONG);
-    let pool = builder.clock(clock.clone()).build().unwrap();
+    let pool = builder.unstable_clock(clock.clone()).build().unwrap();
     listen();
     let held = pool.get(1 << 20).unwrap();
     let mut waiting = Box::pin(pool.get_async(1 << 20));
@@ -281,7 +287,7 @@ fn a_miss_that_is_served_from_held_memory_is_traced() {
 fn in_steady_state_nothing_repeats() {
     let clock = ManualClock::default();
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20).name("p");
-    let pool = builder.clock(clock.clone()).build().unwrap();
+    let pool = builder.unstable_clock(clock.clone()).build().unwrap();
     listen();
     // An hour of eight buffers in turn, of sizes that recur.
     for second in 0..3600 {
@@ -302,7 +308,7 @@ fn in_steady_state_nothing_repeats() {
 fn a_pool_that_is_too_small_says_how_much_it_needs() {
     let clock = ManualClock::default();
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20).wait(Duration::ZERO);
-    let pool = builder.clock(clock.clone()).build().unwrap();
+    let pool = builder.unstable_clock(clock.clone()).build().unwrap();
     listen();
     for _ in 0..60 {
         let held: Vec<_> = (0..4).map(|_| pool.get(16 << 20).unwrap()).collect();
@@ -324,7 +330,7 @@ fn a_pool_that_is_too_small_says_how_much_it_needs() {
 fn a_leak_is_named_by_the_log_and_by_why_and_a_cache_that_is_full_is_none() {
     let clock = ManualClock::default();
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20);
-    let pool = builder.clock(clock.clone()).build().unwrap();
+    let pool = builder.unstable_clock(clock.clone()).build().unwrap();
     let (labels, cache) = (pool.tagged("labels"), pool.tagged("cache"));
     let _cached: Vec<_> = (0..100).map(|_| cache.get(4096).unwrap()).collect();
     listen();

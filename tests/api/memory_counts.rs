@@ -75,7 +75,7 @@ fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() 
     pool.maintain();
     let stats = valid_stats(&pool);
     assert_eq!(
-        (stats.copies.in_flight_bytes, stats.memory.lost_bytes, stats.memory.fallback_bytes),
+        (stats.copies.in_flight_bytes, stats.memory.quarantined_bytes, stats.memory.fallback_bytes),
         (0, 1 << 20, 1 << 20)
     );
     assert!(pool.get(MIB).is_err(), "lost bytes count under the limit");
@@ -144,7 +144,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = builder().preset(preset).backend(Backend::Heap).max_bytes(3 << 20).build().unwrap();
         lose_one(&pool);
-        assert_eq!(valid_stats(&pool).memory.lost, 1);
+        assert_eq!(valid_stats(&pool).memory.quarantined, 1);
         let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
         assert!(error.contains(", quarantined 1.0MiB") || error.contains(", quarantined 2.0MiB"), "{preset}: {error}");
     }
@@ -154,7 +154,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
     source.fail(SourceCall::Release, 0);
     drop(pool.get(MIB).unwrap());
     let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
-    assert!(error.contains(&format!(", quarantined {}", Size(valid_stats(&pool).memory.lost_bytes))), "{error}");
+    assert!(error.contains(&format!(", quarantined {}", Size(valid_stats(&pool).memory.quarantined_bytes))), "{error}");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_lost_buffer_of_a_partition_stays_claimed_there_and_is_lost_to_its_pool() {
     let pool = builder().backend(Backend::Heap).max_bytes(8 << 20).unstable_close_wait(Duration::ZERO).build().unwrap();
     let eval = pool.partition("eval", 1 << 20).unwrap();
     lose_one(&eval);
-    assert_eq!((valid_stats(&pool).memory.lost, valid_stats(&pool).memory.lost_bytes), (1, 1 << 20));
+    assert_eq!((valid_stats(&pool).memory.quarantined, valid_stats(&pool).memory.quarantined_bytes), (1, 1 << 20));
     assert!(eval.stats().memory.in_use_bytes == 1 << 20 && eval.get(1).unwrap_err().is_limit());
 }
 
@@ -265,7 +265,7 @@ fn what_a_source_holds_beyond_the_bytes_asked_for_counts_under_the_limit() {
                 match draw.below(20) {
                     0 => pool.trim(draw.below(max_bytes)),
                     1 => pool.clear(),
-                    2 if step < 40 => drop(pool.prewarm(draw.below(max_bytes / 4))),
+                    2 if step < 40 => drop(pool.reserve(draw.below(max_bytes / 4))),
                     _ => {}
                 }
                 let stats = valid_stats(&pool);

@@ -154,7 +154,7 @@ fn the_log_line_of_a_shortage_has_the_same_remedy() {
 #[test]
 fn a_shortage_of_one_get_lasts_no_time() {
     let clock = ManualClock::default();
-    let pool = heap().max_bytes(4 << 20).clock(clock.clone()).build().unwrap();
+    let pool = heap().max_bytes(4 << 20).unstable_clock(clock.clone()).build().unwrap();
     refusal(&pool, 4 * MIB, 4096);
     listen();
     clock.advance_us(2_000_000);
@@ -210,7 +210,7 @@ fn a_lock_limit_that_does_not_bind_is_not_named() {
 }
 
 #[test]
-fn auto_without_page_locked_memory_warns_once_and_says_why() {
+fn auto_without_pinned_memory_warns_once_and_says_why() {
     alone(|| {
         lower_memlock(64 << 10);
         listen();

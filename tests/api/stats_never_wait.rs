@@ -43,7 +43,7 @@ fn pools() -> Vec<(Arc<FaultSource>, Pool)> {
 }
 
 #[test]
-fn while_a_page_lock_is_under_way() {
+fn while_a_pin_is_under_way() {
     for (source, pool) in pools() {
         let held = source.hold(SourceCall::Acquire);
         thread::scope(|scope| {
@@ -76,7 +76,7 @@ fn while_a_reserve_is_pinned() {
     for (source, pool) in pools().into_iter().skip(1) {
         let held = source.hold(SourceCall::Acquire);
         thread::scope(|scope| {
-            let reserving = scope.spawn(|| pool.prewarm(8 << 20));
+            let reserving = scope.spawn(|| pool.reserve(8 << 20));
             held.wait_for(1);
             figures_come_at_once(&pool, "a reserve");
             drop(held);
@@ -99,7 +99,7 @@ fn while_gets_wait_and_a_listener_runs() {
     let pool = over(source, 64 << 20)
         .preset(Preset::TensorFlow)
         .setting("pool_size_limit", 1)
-        .on_check(listener)
+        .unstable_on_check(listener)
         .build()
         .unwrap();
     thread::scope(|scope| {

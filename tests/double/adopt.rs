@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use mock_driver::{Code, MockDriver};
-use pinpool::{Backend, PageLocked, PinnedBuf, Pool};
+use pinpool::{Backend, PinnedBuf, PinnedMemory, Pool};
 
 use super::child::{alone, in_a_child};
 use super::fixture::{MIB, builder, held, stream_and_memory};
@@ -14,14 +14,14 @@ use super::fixture::{MIB, builder, held, stream_and_memory};
 struct Pages([u8; MIB]);
 
 /// Pages of a user, pinned as the memory of `pool`; each says whether it is still there.
-fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<PageLocked<(Box<Pages>, Arc<()>)>> {
+fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<PinnedMemory<(Box<Pages>, Arc<()>)>> {
     let mut pages = Box::new(Pages([9; MIB]));
     let memory = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.
-    Arc::new(unsafe { pool.page_lock(memory, (pages, alive.clone())) }.unwrap())
+    Arc::new(unsafe { pool.pin(memory, (pages, alive.clone())) }.unwrap())
 }
 
-fn lent(pool: &Pool, locked: &Arc<PageLocked<(Box<Pages>, Arc<()>)>>) -> PinnedBuf {
+fn lent(pool: &Pool, locked: &Arc<PinnedMemory<(Box<Pages>, Arc<()>)>>) -> PinnedBuf {
     let kept = locked.clone();
     // SAFETY: the bytes are the buffer's alone, and locked until the call.
     unsafe { pool.adopt(locked.memory(), locked.pinned_by().is_some(), move || drop(kept)) }.unwrap()
@@ -77,11 +77,11 @@ fn memory_that_a_device_may_still_use_is_never_given_back() {
     lent(&pool, &locked(&pool, &alive)).copy_to(&stream, &mut memory).unwrap();
     double.lose_device(Code::LAUNCH_FAILED);
     drop(held_copy);
-    while pool.stats().memory.lost == 0 {
+    while pool.stats().memory.quarantined == 0 {
         pool.maintain();
     }
     let stats = pool.stats();
-    assert_eq!((stats.memory.lost, stats.requests.adopted, stats.memory.external_bytes), (1, 1, MIB as u64));
+    assert_eq!((stats.memory.quarantined, stats.requests.adopted, stats.memory.external_bytes), (1, 1, MIB as u64));
     stats.validate().unwrap();
     drop(pool);
     assert_eq!(Arc::strong_count(&alive), 2, "the pages stay mapped");
@@ -96,7 +96,7 @@ fn a_refusal_of_the_driver_is_an_error_and_one_at_the_end_keeps_the_memory() {
     let mut pages = Box::new(Pages([9; MIB]));
     let bytes = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.
-    let error = unsafe { pool.page_lock(bytes, pages) }.unwrap_err();
+    let error = unsafe { pool.pin(bytes, pages) }.unwrap_err();
     assert!(error.is_backend() && error.to_string().contains("cuMemHostRegister"), "{error}");
     assert_eq!(pool.stats().memory.external_bytes, 0);
     let locked = locked(&pool, &alive);
@@ -113,10 +113,10 @@ fn children_of_fork_have_the_pages_again_when_the_lock_has_ended() {
         let mut pages = Box::new(Pages([9; MIB]));
         let bytes = NonNull::from(pages.0.as_mut_slice());
         // SAFETY: mapped as long as `pages`, which nothing else uses.
-        drop(unsafe { pool.page_lock(bytes, ()) }.unwrap());
+        drop(unsafe { pool.pin(bytes, ()) }.unwrap());
         double.fail("cuMemHostRegister_v2", 1, Code::OUT_OF_MEMORY);
         // SAFETY: as above.
-        unsafe { pool.page_lock(bytes, ()) }.unwrap_err();
+        unsafe { pool.pin(bytes, ()) }.unwrap_err();
         in_a_child(|| vec![("the pages are there", pages.0.iter().all(|&byte| byte == 9))]);
     });
 }

@@ -52,7 +52,7 @@ fn a_refusal_of_the_driver_at_each_of_the_first_steps_leaves_what_is_there() {
             let before = held(&double);
             let pool = pool(&backend, 0).unwrap();
             double.fail(call, 1 + failing * in_a_step, Code::OUT_OF_MEMORY);
-            pool.prewarm(200 * MI).unwrap();
+            pool.reserve(200 * MI).unwrap();
             let error = pool.wait_reserved(PATIENCE).unwrap_err();
             assert!(error.is_backend() && error.to_string().contains("OUT_OF_MEMORY"), "{backend:?}: {error}");
             let there = held(&double).pinned_bytes - before.pinned_bytes;
@@ -72,7 +72,7 @@ fn the_first_step_refused_is_an_error_of_the_start() {
     let before = held(&double);
     let pool = pool(&Backend::Vmm, 0).unwrap();
     double.fail("cuMemCreate", 1, Code::OUT_OF_MEMORY);
-    assert!(pool.prewarm(64 * MI).unwrap_err().is_backend());
+    assert!(pool.reserve(64 * MI).unwrap_err().is_backend());
     assert_eq!((held(&double).pinned_bytes, pool.stats().memory.reserve_target_bytes), (before.pinned_bytes, 0));
 }
 

@@ -103,7 +103,7 @@ fn an_error_that_cudarc_stored_for_other_code_is_kept_for_it() {
     drop(gate);
     copy.wait().unwrap();
     pool.maintain();
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
     assert_eq!(context.check_err(), Err(left_behind));
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
 }
@@ -142,10 +142,10 @@ fn a_copy_that_fails_at_a_step_puts_its_buffer_back_only_if_nothing_was_enqueued
         let may_run = code == Code::LAUNCH_FAILED;
         let stats = pool.stats();
         let [waiting, idle] = [may_run, !may_run].map(u64::from);
-        assert_eq!((stats.copies.in_flight, stats.memory.idle, stats.memory.lost), (waiting, idle, 0), "{name}");
+        assert_eq!((stats.copies.in_flight, stats.memory.idle, stats.memory.quarantined), (waiting, idle, 0), "{name}");
         stream.synchronize().unwrap();
         pool.maintain();
-        assert_eq!((pool.stats().memory.idle, pool.stats().memory.lost), (1, 0), "{name}");
+        assert_eq!((pool.stats().memory.idle, pool.stats().memory.quarantined), (1, 0), "{name}");
         context.check_err().unwrap();
     }
 }
@@ -187,7 +187,7 @@ fn a_copy_without_a_fence_is_waited_for_once() {
     let copy = copy_without_a_fence(&double, &pool, &stream, &mut memory);
     assert!(copy.is_done().unwrap(), "its stream is seen without work");
     pool.maintain();
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
 }
 
 #[test]
@@ -202,17 +202,17 @@ fn a_copy_without_a_fence_on_a_slow_stream_is_quarantined_until_the_device_answe
     let later = filled(&pool, 4096, 3).copy_to(&stream, &mut memory).unwrap();
     filled(&pool, 4096, 4).copy_to(&other, &mut others).unwrap().wait().unwrap();
     pool.maintain();
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 1), "it holds up no other stream");
-    assert!(pool.stats().memory.lost_bytes >= 4096);
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 1), "it holds up no other stream");
+    assert!(pool.stats().memory.quarantined_bytes >= 4096);
     drop(gate);
     later.wait().unwrap();
-    while pool.stats().memory.lost > 0 {
+    while pool.stats().memory.quarantined > 0 {
         pool.maintain();
         thread::yield_now();
     }
     pool.maintain();
     let stats = pool.stats();
-    assert_eq!((stats.copies.in_flight, stats.memory.lost_bytes), (0, 0));
+    assert_eq!((stats.copies.in_flight, stats.memory.quarantined_bytes), (0, 0));
     stats.validate().unwrap();
 }
 
@@ -223,15 +223,15 @@ fn after_a_failed_query_the_buffer_is_never_reused() {
     let _gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
     pool.maintain();
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "not ready is not an error");
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0), "not ready is not an error");
     double.lose_device(Code::LAUNCH_FAILED);
     let error = copy.wait().unwrap_err();
     assert!(error.is_device() && error.to_string().contains("LAUNCH_FAILED"), "{error}");
-    while pool.stats().memory.lost == 0 {
+    while pool.stats().memory.quarantined == 0 {
         pool.maintain();
     }
     let stats = pool.stats();
-    assert_eq!((stats.copies.in_flight, stats.memory.lost, stats.memory.idle), (0, 1, 0));
+    assert_eq!((stats.copies.in_flight, stats.memory.quarantined, stats.memory.idle), (0, 1, 0));
     assert!(pool.try_get(4096).unwrap().is_none());
 }
 

@@ -76,7 +76,7 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     // A thread of a program that makes its context current for its own calls only.
     // SAFETY: no context is current then; no call of this thread relies on one.
     let _refused = unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
-    let _refused = pool.prewarm(MIB as u64);
+    let _refused = pool.reserve(MIB as u64);
     for byte in 1..4 {
         let _refused = lane.round_trip(pool, byte);
     }
@@ -142,7 +142,7 @@ fn run(double: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
     }
     pool.trim(0);
     // The mock driver's work is over shortly before its events are. What is never over is a hang, which is reported.
-    while pool.stats().copies.in_flight > 0 || is_well_at_end && pool.stats().memory.lost > 0 {
+    while pool.stats().copies.in_flight > 0 || is_well_at_end && pool.stats().memory.quarantined > 0 {
         thread::yield_now();
         pool.trim(0);
     }
@@ -153,7 +153,12 @@ fn run(double: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
     assert_eq!((stats.memory.in_use, stats.copies.in_flight), (0, 0));
     if is_well_at_end {
         let kept_bytes = stats.memory.held_bytes - stats.memory.reserve_bytes;
-        assert_eq!((stats.memory.lost, kept_bytes), (0, stats.memory.lost_bytes), "{stats}\n{:?}", lines_with_levels());
+        assert_eq!(
+            (stats.memory.quarantined, kept_bytes),
+            (0, stats.memory.quarantined_bytes),
+            "{stats}\n{:?}",
+            lines_with_levels()
+        );
     }
     {
         let pinned_bytes = held(double).pinned_bytes - before.pinned_bytes;

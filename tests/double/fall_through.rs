@@ -235,15 +235,15 @@ fn on_memory_nodes_that_are_not_alike_an_old_driver_is_not_asked_unless_the_user
     ] {
         let root = machine(nodes, &[]);
         let created = double.calls("cuMemCreate");
-        let Taken { backend, start, .. } = taken(auto().host_root(root.path()));
+        let Taken { backend, start, .. } = taken(auto().unstable_host_root(root.path()));
         assert_eq!((backend, double.calls("cuMemCreate") - created), ("register", 0), "{start}");
         assert!(start.contains(why) && start.contains("PINPOOL_BACKEND=vmm insists"), "{start}");
-        assert_eq!(taken(builder(Backend::Vmm).host_root(root.path())).backend, "vmm");
+        assert_eq!(taken(builder(Backend::Vmm).unstable_host_root(root.path())).backend, "vmm");
         let new = machine(nodes, &[NEW]);
-        assert_eq!(taken(auto().host_root(new.path())).backend, "vmm", "{nodes:?}");
+        assert_eq!(taken(auto().unstable_host_root(new.path())).backend, "vmm", "{nodes:?}");
     }
     let alike = machine(ALIKE, &[]);
-    assert_eq!(taken(auto().host_root(alike.path())).backend, "vmm");
+    assert_eq!(taken(auto().unstable_host_root(alike.path())).backend, "vmm");
 }
 
 #[test]
@@ -252,11 +252,11 @@ fn near_a_node_that_is_not_whole_memory_comes_from_the_host_where_the_driver_has
     for nodes in [MEMORYLESS, WITHOUT_CPUS] {
         let root = machine(nodes, &[NEW, NEAR_1]);
         let created = double.calls("cuMemCreate");
-        let Taken { backend, start, .. } = taken(auto().host_root(root.path()));
+        let Taken { backend, start, .. } = taken(auto().unstable_host_root(root.path()));
         assert_eq!((backend, double.calls("cuMemCreate") - created), ("register", 0), "{start}");
         assert!(start.contains("node 1 has no ") && start.contains("without a node"), "{start}");
         double.set_attribute(VIRTUAL_MEMORY_ON_HOST, 1);
-        assert_eq!(taken(auto().host_root(root.path())).backend, "vmm");
+        assert_eq!(taken(auto().unstable_host_root(root.path())).backend, "vmm");
         double.reset();
     }
 }

@@ -40,7 +40,7 @@ fn returns_only_after(double: &MockDriver, pool: &Pool, buf: PinnedBuf, gate: mo
     drop(gate);
     result::ctx::synchronize().unwrap();
     pool.maintain();
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
     assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.id()), id);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
@@ -140,7 +140,7 @@ fn memory_is_lost_if_the_driver_refuses_a_fence_behind_work_on_it() {
         assert!(buf.wait_slice_mut().unwrap_err().is_device(), "{words}: who writes would overtake the work");
         drop(buf);
         pool.maintain();
-        assert_eq!((pool.stats().memory.idle, pool.stats().memory.lost), (0, lost.len() as u64), "{words}");
+        assert_eq!((pool.stats().memory.idle, pool.stats().memory.quarantined), (0, lost.len() as u64), "{words}");
     }
     assert_eq!(context.check_err(), Ok(()), "no error is left in the context");
 

@@ -48,7 +48,7 @@ fn statistics_wait_for_no_pin_call_no_release_and_no_copy_call() {
         while_held(&double, &pool, pin, |pool| drop(pool.get(4 * MIB).unwrap()));
         if pin != "cuMemCreate" {
             // A reserve of `vmm` is made of other calls.
-            while_held(&double, &pool, pin, |pool| pool.prewarm(8 << 20).unwrap());
+            while_held(&double, &pool, pin, |pool| pool.reserve(8 << 20).unwrap());
         }
         while_held(&double, &pool, unpin, Pool::clear);
         let buf = filled(&pool, MIB, 7);

@@ -124,7 +124,7 @@ fn a_reserve_counts_with_all_that_the_driver_holds_for_it() {
             let counted = double.counts().pinned_bytes;
             let pool = built(&double, builder(backend.clone()).max_bytes(max_bytes).wait(Duration::ZERO));
             let mut check = within(&double, &pool, counted, max_bytes, backend.name());
-            match pool.prewarm(reserve) {
+            match pool.reserve(reserve) {
                 Ok(()) => assert!(pool.stats().memory.reserve_bytes >= reserve),
                 // `cuda` holds a page more for a small region.
                 Err(error) => assert!(error.is_limit() && matches!(backend, Backend::Cuda), "{backend:?}: {error}"),

@@ -37,7 +37,7 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
     let pressure = PressureFile::of_short_memory();
     for backend in [Backend::Register, Backend::Cuda] {
         let clock = ManualClock::default();
-        let pool = builder(backend).clock(clock.clone()).unstable_pressure(pressure.path()).build().unwrap();
+        let pool = builder(backend).unstable_clock(clock.clone()).unstable_pressure(pressure.path()).build().unwrap();
         let at_start = double.counts();
         drop(pool.get(3 * MIB).unwrap());
         let call = if pool.stats().backend == "cuda" { "cuMemFreeHost" } else { "cuMemHostUnregister" };

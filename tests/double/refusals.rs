@@ -87,12 +87,12 @@ fn a_reserve_does_not_come_on_top_of_granules_that_the_driver_refuses_to_release
     drop(pool.get(8 * MIB).unwrap());
     double.fail_from("cuMemRelease", 1, Code::UNKNOWN);
     pool.trim(0);
-    let reserved = pool.prewarm(LIMIT);
+    let reserved = pool.reserve(LIMIT);
     assert!(held(&double).pinned_bytes - before <= LIMIT, "{:?}", held(&double));
     let text = reserved.unwrap_err().to_string();
     assert!(text.contains("cuMemRelease") && text.contains("8388608 B"), "{text}");
     double.reset();
-    pool.prewarm(LIMIT).unwrap();
+    pool.reserve(LIMIT).unwrap();
     assert_eq!(held(&double).pinned_bytes - before, LIMIT, "the driver releases again");
 }
 
@@ -135,13 +135,13 @@ fn a_query_that_a_capture_forbids_loses_no_buffer() {
             std::thread::sleep(Duration::from_millis(2));
             pool.maintain();
             assert!(!copy.is_done().unwrap());
-            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "{code:?} {fence:?}");
+            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0), "{code:?} {fence:?}");
             double.reset();
             drop(gate);
             double.fail("cuEventSynchronize", 1, code);
             copy.wait().unwrap();
             pool.maintain();
-            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{code:?} {fence:?}");
+            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{code:?} {fence:?}");
         }
     }
 }
@@ -160,11 +160,11 @@ fn a_lent_copy_whose_query_a_capture_forbids_loses_no_buffer() {
         }
         drop(buf);
         pool.maintain();
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "{code:?}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0), "{code:?}");
         double.reset();
         stream.synchronize().unwrap();
         pool.maintain();
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{code:?}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{code:?}");
     }
 }
 
@@ -184,7 +184,7 @@ fn a_release_that_a_capture_forbids_keeps_the_memory_and_is_made_later() {
             drop(pool.get(3 * MIB).unwrap());
             double.fail(call, 1, code);
             pool.trim(0);
-            assert_eq!(pool.stats().memory.lost, 0);
+            assert_eq!(pool.stats().memory.quarantined, 0);
             drop(pool.get(3 * MIB).unwrap());
             pool.trim(0);
             assert_eq!(pool.stats().memory.held_bytes, 0, "{call} {code:?}");
@@ -209,7 +209,7 @@ fn a_pool_of_each_back_end_grows_copies_and_releases_beside_a_capture_and_spoils
             let before = held(&double);
             begin_capture(&captured, mode);
             let pool = builder(backend.clone()).build().unwrap();
-            pool.prewarm(1 << 20).unwrap();
+            pool.reserve(1 << 20).unwrap();
             filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
             let mut kept = filled(&pool, 4096, 2);
             kept.copy_range_to(0..4096, &stream, &mut memory).unwrap().wait().unwrap();
@@ -245,7 +245,11 @@ fn a_growth_that_a_capture_forbids_is_made_later() {
             (1..=4).for_each(|nth| double.fail(call, nth, code));
             let buf = pool.get(MIB).unwrap();
             let stats = pool.stats();
-            assert_eq!((stats.memory.lost, stats.requests.failed, stats.memory.in_use), (0, 0, 1), "{call} {code:?}");
+            assert_eq!(
+                (stats.memory.quarantined, stats.requests.failed, stats.memory.in_use),
+                (0, 0, 1),
+                "{call} {code:?}"
+            );
             drop((buf, pool));
             assert_eq!(held(&double), before, "{call} {code:?}");
         }
@@ -308,12 +312,12 @@ fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
         thread::scope(|scope| {
             scope.spawn(|| pool.maintain());
         });
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "{call}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0), "{call}");
         assert!(double.calls(call) >= 2, "{call} was not asked again");
         drop(gate);
         stream.synchronize().unwrap();
         pool.maintain();
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{call}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{call}");
     }
 }
 
@@ -350,12 +354,16 @@ fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
             pool.trim(0);
             let stuck_bytes = held(&double).pinned_bytes - before.pinned_bytes;
             assert_eq!(
-                (pool.stats().memory.lost_bytes, pool.stats().memory.held_bytes),
+                (pool.stats().memory.quarantined_bytes, pool.stats().memory.held_bytes),
                 (stuck_bytes, stuck_bytes),
                 "{code:?}"
             );
             ask_again(&pool);
-            assert_eq!((pool.stats().memory.lost_bytes, pool.stats().memory.held_bytes), (0, 0), "{len} {code:?}");
+            assert_eq!(
+                (pool.stats().memory.quarantined_bytes, pool.stats().memory.held_bytes),
+                (0, 0),
+                "{len} {code:?}"
+            );
             assert_eq!(held(&double), before);
             drop(pool.get(4 * MIB - 4096).expect("under the same limit"));
             assert_eq!(pool.stats().validate(), Ok(()));
@@ -480,7 +488,7 @@ fn a_refused_reserve_is_answered_with_a_smaller_one() {
     for code in [Code::INVALID_VALUE, Code::OUT_OF_MEMORY] {
         double.fail_from("cuMemHostRegister_v2", 1, code);
         let pool = builder(Backend::Register).build().unwrap();
-        let text = pool.prewarm(64 << 20).unwrap_err().report();
+        let text = pool.reserve(64 << 20).unwrap_err().report();
         let change = text.lines().last().unwrap();
         assert!(change.starts_with("to do: ") && change.contains("lower PINPOOL_RESERVE"), "{text}");
         assert!(!text.contains("RLIMIT_MEMLOCK") && !text.contains("pin at the start"), "{text}");

@@ -45,7 +45,7 @@ fn nothing_is_released_by_time_alone_if_a_release_waits() {
     for backend in BACKENDS {
         let double = MockDriver::load();
         let clock = ManualClock::default();
-        let pool = builder(backend).clock(clock.clone()).build().unwrap();
+        let pool = builder(backend).unstable_clock(clock.clone()).build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
         two_hours(&pool, &clock);
         let stats = pool.stats();
@@ -60,7 +60,7 @@ fn nothing_is_released_by_time_alone_if_a_release_waits() {
     }
     let double = MockDriver::load();
     let clock = ManualClock::default();
-    let pool = builder(Backend::Vmm).clock(clock.clone()).build().unwrap();
+    let pool = builder(Backend::Vmm).unstable_clock(clock.clone()).build().unwrap();
     drop(pool.get(3 * MIB).unwrap());
     let unmapped = double.calls("cuMemUnmap");
     two_hours(&pool, &clock);
@@ -73,7 +73,8 @@ fn each_other_cause_releases() {
     for backend in BACKENDS {
         let double = MockDriver::load();
         let (clock, pressure) = (ManualClock::default(), PressureFile::new());
-        let pool = builder(backend.clone()).clock(clock.clone()).unstable_pressure(pressure.path()).build().unwrap();
+        let pool =
+            builder(backend.clone()).unstable_clock(clock.clone()).unstable_pressure(pressure.path()).build().unwrap();
         let filled_with = |pool: &Pool| drop(pool.get(3 * MIB).unwrap());
         filled_with(&pool);
         pool.clear();
@@ -184,18 +185,18 @@ fn nothing_is_released_while_a_copy_is_quarantined() {
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let clock = ManualClock::default();
-        let pool = builder(backend).unstable_fence(FenceKind::Event).clock(clock.clone()).build().unwrap();
+        let pool = builder(backend).unstable_fence(FenceKind::Event).unstable_clock(clock.clone()).build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
         drop(filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap());
         stream.synchronize().unwrap();
         double.fail("cuEventQuery", 1, Code::UNKNOWN);
         pool.maintain();
-        assert_eq!(pool.stats().memory.lost, 1);
+        assert_eq!(pool.stats().memory.quarantined, 1);
         double.fail("cuEventQuery", 1, Code::UNKNOWN);
         pool.trim(0);
-        assert_eq!((releases(&double), pool.stats().memory.lost), (0, 1));
+        assert_eq!((releases(&double), pool.stats().memory.quarantined), (0, 1));
         pool.trim(0);
-        assert_eq!((pool.stats().memory.lost, pool.stats().memory.held_bytes), (0, 0));
+        assert_eq!((pool.stats().memory.quarantined, pool.stats().memory.held_bytes), (0, 0));
     }
 }
 
@@ -294,7 +295,7 @@ fn churn(backend: Backend, fence: FenceKind, double: &MockDriver) {
     let clock = ManualClock::default();
     let pool = builder(backend)
         .unstable_fence(fence)
-        .clock(clock.clone())
+        .unstable_clock(clock.clone())
         .idle_timeout(Duration::from_millis(1))
         .max_bytes(12 << 20)
         .wait(Duration::from_secs(60))
@@ -358,7 +359,7 @@ fn churn(backend: Backend, fence: FenceKind, double: &MockDriver) {
             let stats = pool.stats();
             stats.validate().unwrap();
             assert_eq!(
-                (stats.memory.in_use, stats.copies.in_flight, stats.memory.lost, stats.requests.failed),
+                (stats.memory.in_use, stats.copies.in_flight, stats.memory.quarantined, stats.requests.failed),
                 (0, 0, 0, 0),
                 "{what}"
             );

@@ -36,7 +36,7 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
     drop(gate);
     assert!(under_way.wait().unwrap_err().is_device(), "the end of a copy is unknown after its event is gone");
     pool.maintain();
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 1));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 1));
     // Two were idle, and what the first of them uses is free for others.
     for len in [2 * MIB, 3 * MIB, 20 * MIB] {
         let error = pool.get(len).unwrap_err();
@@ -53,7 +53,7 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
         filled(&pool, MIB, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
         assert!(stream.clone_dtoh(&memory).unwrap().iter().all(|&arrived| arrived == byte));
     }
-    assert_eq!((pool.stats().memory.lost, double.wrong_uses()), (0, Vec::new()));
+    assert_eq!((pool.stats().memory.quarantined, double.wrong_uses()), (0, Vec::new()));
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn a_stream_that_captures_is_refused() {
             assert!(refused.is_copy(), "{name}: {refused}");
             let stats = pool.stats();
             assert_eq!(
-                (stats.memory.idle, stats.copies.in_flight, stats.memory.lost),
+                (stats.memory.idle, stats.copies.in_flight, stats.memory.quarantined),
                 (1, 0, 0),
                 "{name}: the buffer is put back"
             );
@@ -55,7 +55,7 @@ fn a_stream_that_captures_is_refused() {
             pool.maintain();
             let stats = pool.stats();
             assert_eq!(
-                (stats.memory.idle, stats.copies.in_flight, stats.memory.lost),
+                (stats.memory.idle, stats.copies.in_flight, stats.memory.quarantined),
                 (0, 0, 2),
                 "{name}: never reused"
             );
@@ -82,7 +82,7 @@ fn an_event_of_a_capture_is_refused() {
         }
         assert!(released.unwrap_err().is_device(), "{}", rig.name());
         pool.maintain();
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 1), "{}", rig.name());
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 1), "{}", rig.name());
     });
 }
 
@@ -109,7 +109,7 @@ fn captures_survive_commits_remaps_releases_and_copies_on_any_thread() {
                 }
             });
             lane.check(batch);
-            assert_eq!(pool.stats().memory.lost, 0, "{what}");
+            assert_eq!(pool.stats().memory.quarantined, 0, "{what}");
         }
     });
 }

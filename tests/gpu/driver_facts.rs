@@ -33,7 +33,7 @@ pub(crate) const FACTS: [(&str, Fact); 14] = [
     ("events_are_queried_without_a_context", events_are_queried_without_a_context),
     ("only_an_event_that_was_recorded_has_a_time", only_an_event_that_was_recorded_has_a_time),
     ("a_stream_has_a_unique_id", a_stream_has_a_unique_id),
-    ("page_locked_memory_has_a_device_address", page_locked_memory_has_a_device_address),
+    ("pinned_memory_has_a_device_address", pinned_memory_has_a_device_address),
     ("a_stream_is_destroyed_behind_a_blocked_host_function", a_stream_is_destroyed_behind_a_blocked_host_function),
     ("host_memory_of_no_node_is_refused", host_memory_of_no_node_is_refused),
     ("host_memory_is_created_without_a_context", host_memory_is_created_without_a_context),
@@ -288,7 +288,7 @@ fn a_stream_has_a_unique_id(context: &Arc<CudaContext>) {
     assert_eq!(ids.len(), count, "an id was used twice");
 }
 
-fn page_locked_memory_has_a_device_address(context: &Arc<CudaContext>) {
+fn pinned_memory_has_a_device_address(context: &Arc<CudaContext>) {
     context.bind_to_thread().unwrap();
     let start = pin(PAGE).unwrap();
     let (mut mapped, mut attribute): (sys::CUdeviceptr, sys::CUdeviceptr) = (0, 0);

@@ -159,6 +159,6 @@ fn two_pools_on_one_device_grow_copy_and_end_by_themselves() {
             }
         });
         lanes[1].check(batch);
-        assert_eq!(pools[0].stats().memory.lost, 0, "{}", rig.name());
+        assert_eq!(pools[0].stats().memory.quarantined, 0, "{}", rig.name());
     });
 }

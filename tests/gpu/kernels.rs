@@ -202,7 +202,7 @@ fn a_kernel_reads_a_buffer_in_place() {
             pool.maintain();
             pool.stats().copies.in_flight == 0
         });
-        assert_eq!(pool.stats().memory.lost, 0, "{}", rig.name());
+        assert_eq!(pool.stats().memory.quarantined, 0, "{}", rig.name());
     });
 }
 
@@ -235,7 +235,7 @@ fn breaks_the_device() {
     let stats = pool.stats();
     stats.validate().unwrap();
     assert_eq!(stats.copies.in_flight, 0, "{stats:?}");
-    assert!(copied.is_err() || stats.memory.lost == 1, "a copy on a broken device is taken for over: {stats:?}");
+    assert!(copied.is_err() || stats.memory.quarantined == 1, "a copy on a broken device is taken for over: {stats:?}");
     // Memory that is idle still serves, or the error says why not; nothing panics or hangs.
     let _either = pool.get(MIB).map(drop);
     drop(pool);

@@ -182,11 +182,11 @@ fn any_part_of_a_buffer_across_granules_is_copied() {
 }
 
 #[test]
-fn a_reserve_serves_copies_without_another_page_lock() {
+fn a_reserve_serves_copies_without_another_pin_call() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let pool = rig.builder().reserve_bytes(16 << 20).setting("growth", false).build().unwrap();
-        pool.prewarm(8 << 20).unwrap();
+        pool.reserve(8 << 20).unwrap();
         let locks = pool.stats().memory.pin.count;
         let batches = [4096, 5 * MIB + 1, 9 * MIB, 7 * MIB].map(|len| Batch::new(len as u64, len));
         let mut lanes: Vec<Lane> = batches.iter().map(|batch| rig.lane(0, batch.len)).collect();

@@ -107,7 +107,7 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     call(|| {
         let call = slots::enter(pool)?;
-        call.pool()?.prewarm(bytes)?;
+        call.pool()?.reserve(bytes)?;
         Ok(pp_status::PP_OK)
     })
 }

@@ -94,7 +94,7 @@ fn a_put_whose_event_the_driver_refuses_once_is_made_good() {
     put_on_stream(pool, get(pool, LEN).unwrap(), &stream).unwrap();
     assert_eq!(context.check_err(), Ok(()));
     stream.synchronize().unwrap();
-    assert_eq!((in_flight(pool), &stats(pool)["memory"]["lost"]), (0, &0.into()));
+    assert_eq!((in_flight(pool), &stats(pool)["memory"]["quarantined"]), (0, &0.into()));
     close(pool);
 }
 
@@ -117,7 +117,7 @@ fn a_put_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
     stream.synchronize().unwrap();
     put(pool, held).unwrap();
     assert_ne!(get(pool, LEN).unwrap(), held, "work of that stream may still use the memory");
-    assert_eq!((in_flight(pool), &stats(pool)["memory"]["lost"]), (0, &1.into()));
+    assert_eq!((in_flight(pool), &stats(pool)["memory"]["quarantined"]), (0, &1.into()));
     close(pool);
 }
 

@@ -146,10 +146,10 @@ impl Replay {
         let (source, sums) = SimSource::priced(self.source);
         let builder = self
             .builder()
-            .host_root(NO_MACHINE)
-            .log_sampler(LogSampler::new())
-            .clock(clock)
-            .on_check(move |check| checks.lock().count(check))
+            .unstable_host_root(NO_MACHINE)
+            .unstable_log_sampler(LogSampler::new())
+            .unstable_clock(clock)
+            .unstable_on_check(move |check| checks.lock().count(check))
             .unstable_pressure("/dev/null")
             .backend(Backend::Source(Arc::new(source)))
             .max_bytes(self.max_bytes)

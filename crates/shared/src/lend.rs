@@ -14,7 +14,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pinpool::{PageLocked, PinnedBuf, Pool};
+use pinpool::{PinnedBuf, PinnedMemory, Pool};
 
 use crate::error::Result;
 use crate::memory_file::SharedMemory;
@@ -31,7 +31,7 @@ pub(super) struct Lender {
 
 /// The mapping, until its last user is gone.
 struct Parts {
-    memory: PageLocked<SharedMemory>,
+    memory: PinnedMemory<SharedMemory>,
     returned: Returned,
 }
 
@@ -47,7 +47,7 @@ impl Lender {
         let bytes = NonNull::slice_from_raw_parts(memory.at(0), memory.len());
         // SAFETY: whole pages that stay mapped as long as `memory` (memory-file-I1). The pin ends with the last of `Parts`, of
         // which each lent part has one until its copies are over.
-        let memory = unsafe { pool.page_lock(bytes, memory) }?;
+        let memory = unsafe { pool.pin(bytes, memory) }?;
         Ok(Self { pool: pool.clone(), parts: Arc::new(Parts { memory, returned }) })
     }
 

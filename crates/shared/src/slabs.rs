@@ -215,7 +215,7 @@ impl SharedSlabs {
     }
 
     /// What pins the memory: `register`, `mlock` or `none`.
-    pub fn page_lock(&self) -> &'static str {
+    pub fn pinned_by(&self) -> &'static str {
         self.lender.locked_by()
     }
 

@@ -11,11 +11,11 @@ use super::*;
 use crate::dump::{Refused, RefusedBy, Request};
 use crate::error::ErrorKind;
 use crate::finding::Finding;
-use crate::ledger::{LedgerReport, Loss};
+use crate::shared_limit::{Loss, SharedLimitReport};
 use pinpool_observe::judge::{Judge, Snapshot};
 
 const SOURCES: [&str; 5] = [
-    include_str!("../../diag.rs"),
+    include_str!("../mod.rs"),
     include_str!("../limits.rs"),
     include_str!("../memory.rs"),
     include_str!("../reserve.rs"),
@@ -50,7 +50,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         asked_bytes: 15_728_640,
         held_before_bytes: 0,
         held_bytes: 16 * MIB,
-        page_locks: 1,
+        pin_calls: 1,
         took: Duration::from_micros(36_100),
         max_bytes: Some(24 * MIB),
     };
@@ -97,7 +97,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     let mlock = SourceError::new("mlock", "out of memory").with_code(12);
     let unknown =
         Error::from(ErrorKind::Device { why: "cuEventQuery failed: unspecified launch failure (code 719)".to_owned() });
-    let mut shared = LedgerReport::default();
+    let mut shared = SharedLimitReport::default();
     (shared.name, shared.max_bytes) = ("job".to_owned(), Some(64 * MIB));
     let loss = |records, lost, failure: Option<&str>| Recorded { records, lost, failure: failure.map(str::to_owned) };
     let mut ended = Stats::default();
@@ -123,7 +123,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("unused_variable", &|| log.unused_variables(&["PINPOOL_NAME=x: unknown setting".to_owned()]));
     add("no_thread_for", &|| log.no_thread(Err(io::ErrorKind::WouldBlock.into())));
     add("grown", &|| log.grown(&growth));
-    add("page_locked", &|| log.page_locked(&growth));
+    add("grew", &|| log.grew(&growth));
     add("carved", &|| log.carved(4096));
     add("few_mappings", &|| log.few_mappings(58_000, 65_530, 20_000, 2 * MIB));
     add("sizes_vary", &|| log.sizes_changed(Some(true)));
@@ -149,12 +149,12 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("reserve_waits", &|| log.reserve_waits(8 * MIB, 64 * MIB, Some(24 * MIB)));
     add("reserve_stopped", &|| log.reserve_stopped(8 * MIB, 64 * MIB, &mlock));
     add("few_huge_pages", &|| log.few_huge_pages(&SourceError::new("mmap", "cannot allocate memory").with_code(12)));
-    add("joined_ledger", &|| log.joined_ledger(&shared));
+    add("joined_shared_limit", &|| log.joined_shared_limit(&shared));
     add("shared_limit_differs", &|| log.shared_limit_differs("job", Some(64 * MIB), 24 * MIB));
-    add("no_ledger", &|| log.no_ledger("/dev/shm is full"));
-    add("ledger_was_given", &|| log.ledger_was_given("job", 524_288));
-    add("ledger_removed", &|| log.ledger_news("job", Some(Loss::Removed)));
-    add("ledger_closed", &|| log.ledger_news("job", Some(Loss::Closed)));
+    add("shared_limit_unused", &|| log.shared_limit_unused("/dev/shm is full"));
+    add("released_for_others", &|| log.released_for_others("job", 524_288));
+    add("shared_limit_removed", &|| log.shared_limit_lost("job", Some(Loss::Removed)));
+    add("shared_limit_closed", &|| log.shared_limit_lost("job", Some(Loss::Closed)));
     add("stuck", &|| log.stuck(1, 4096, Duration::from_secs(40), 0x10));
     add("quarantined", &|| log.completion_unknown(4096, 1, true, true, &unknown));
     add("leaked", &|| log.completion_unknown(4096, 1, false, false, &unknown));

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A buffer that is returned and requested again at once is never idle when the maintenance thread checks, so returns make room as
-//! well. What a return released this pool cannot claim before the others are served (`ledger::shares`).
+//! well. What a return released this pool cannot claim before the others are served (`shared_limit::shares`).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -23,10 +23,10 @@ use super::queue::Reason;
 use super::{Block, Core};
 use crate::config::Limit;
 use crate::engine::memory::{PoolView, Refusal, SlowCalls};
-use crate::ledger::{LedgerReport, Want};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::quota::{Budget, BudgetOwner};
+use crate::shared_limit::{SharedLimitReport, Want};
 use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_observe::record::Event;
 use pinpool_os::host::{HostMemory, LimitOrigin, MemoryGauge};
@@ -152,7 +152,7 @@ impl BudgetOwner for Core {
         self.complete_copies();
         let released_bytes = self.memory().release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {
-            self.log.ledger_was_given(&self.shared_name(), released_bytes);
+            self.log.released_for_others(&self.shared_name(), released_bytes);
         }
         released_bytes
     }
@@ -168,12 +168,12 @@ impl Core {
     }
 
     /// From now on a thread is notified of changes of the shared limit, if there is one.
-    pub(crate) fn watch_ledger(self: &Arc<Self>) {
-        let Some(ledger) = self.budget().host() else { return };
-        let (log, name) = (self.log.clone(), ledger.name().to_owned());
+    pub(crate) fn watch_shared_limit(self: &Arc<Self>) {
+        let Some(limit) = self.budget().host() else { return };
+        let (log, name) = (self.log.clone(), limit.name().to_owned());
         let core: Weak<Self> = Arc::downgrade(self);
-        let begun = ledger.watch(move |is_wanted, news| {
-            log.ledger_news(&name, news);
+        let begun = limit.watch(move |is_wanted, news| {
+            log.shared_limit_lost(&name, news);
             let Some(core) = core.upgrade() else { return false };
             core.room_was_made();
             if is_wanted {
@@ -181,7 +181,7 @@ impl Core {
                 core.notice(Pace::Copies);
             }
             // Without a thread the next poll continues.
-            core.memory().arena().into_iter().for_each(|arena| arena.ledger_has_changed());
+            core.memory().arena().into_iter().for_each(|arena| arena.shared_limit_has_changed());
             true
         });
         self.log.no_thread(begun);
@@ -195,14 +195,14 @@ impl Core {
             self.clear_demand();
             return false;
         };
-        self.budget().set_want(&self.wanted_of_ledger, shortfall, needed_bytes) < shortfall
+        self.budget().set_want(&self.wanted_of_shared_limit, shortfall, needed_bytes) < shortfall
     }
 
     /// No request of this queue wants memory of other owners any more.
     pub(super) fn clear_demand(&self) {
         // A load without a shared limit. A request that changes it meanwhile has joined the queue, and ends it.
-        if self.wanted_of_ledger.bytes() > 0 {
-            self.budget().set_want(&self.wanted_of_ledger, 0, 0);
+        if self.wanted_of_shared_limit.bytes() > 0 {
+            self.budget().set_want(&self.wanted_of_shared_limit, 0, 0);
         }
     }
 
@@ -232,14 +232,14 @@ impl Core {
     /// Hits and returns take the slow path as long as other owners want memory.
     pub(super) fn update_slow_path(&self) {
         let is_wanted = || self.budget().is_wanted();
-        self.slow_path_flag.change(Reason::Ledger, is_wanted, |attends| self.stock.idle().set_slow_path(attends));
+        self.slow_path_flag.change(Reason::SharedLimit, is_wanted, |attends| self.stock.idle().set_slow_path(attends));
     }
 
     /// A return while other owners want memory: makes room of `block` if they come first. Otherwise returns it. A slow call if it
     /// makes room.
     #[inline]
     pub(super) fn release_for_others(&self, block: Block) -> Option<Block> {
-        if self.slow_path_flag.is_for_ledger() { self.release_if_owed(block) } else { Some(block) }
+        if self.slow_path_flag.is_for_shared_limit() { self.release_if_owed(block) } else { Some(block) }
     }
 
     #[cold]
@@ -264,7 +264,7 @@ impl Core {
     }
 
     /// How soon to poll again because other owners lack memory: a return that is kept notifies nobody.
-    pub(super) fn pace_of_ledger(&self) -> Pace {
+    pub(super) fn pace_of_shared_limit(&self) -> Pace {
         if self.memory().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
     }
 
@@ -292,8 +292,8 @@ impl Core {
     }
 
     /// The report of the shared limit.
-    pub(super) fn ledger_stats(&self) -> Option<SharedLimitStats> {
-        let LedgerReport { name, max_bytes, held_bytes, owners, .. } = self.budget().host()?.report();
+    pub(super) fn shared_limit_stats(&self) -> Option<SharedLimitStats> {
+        let SharedLimitReport { name, max_bytes, held_bytes, owners, .. } = self.budget().host()?.report();
         let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();
         let others = || owners.iter().filter(|owner| !owner.is_own);
         Some(SharedLimitStats {

@@ -40,9 +40,9 @@ use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::InFlight;
-use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::quota::Claim;
+use crate::shared_limit::Want;
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
@@ -83,7 +83,7 @@ pub(crate) struct Core {
     thread: Option<&'static MaintenanceThread>,
     slow_path_flag: SlowPathFlag,
     /// What the head of the wait queue needs from other owners of the shared limit.
-    wanted_of_ledger: Want,
+    wanted_of_shared_limit: Want,
     /// A return is making room under the shared limit.
     giving: Mutex<()>,
     /// [`Pool::close`](crate::Pool::close) was called.
@@ -124,7 +124,7 @@ impl Core {
             // As for the wait queue, Miri takes a thread that does not end for a leak.
             thread: config.may_poll().then(MaintenanceThread::of_process),
             slow_path_flag: SlowPathFlag::default(),
-            wanted_of_ledger: Want::default(),
+            wanted_of_shared_limit: Want::default(),
             giving: Mutex::default(),
             is_closed: AtomicBool::new(false),
             shortage: Shortage::default(),
@@ -255,7 +255,7 @@ impl Core {
     }
 
     /// Pins `bytes` and keeps them (policy-R10). A slow call.
-    pub(crate) fn prewarm(&self, bytes: u64) -> Result<()> {
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let make_room = |to_bytes| self.trim(to_bytes);
         let add = || self.stock.add_reserve(bytes, self.time.now_us(), make_room);

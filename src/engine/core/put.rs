@@ -68,7 +68,7 @@ impl Core {
     /// afterwards.
     pub(in crate::engine) fn put_remote(&self, block: Block) -> Result<(), Block> {
         let is_for_arena = policy::goes_to_arena(block.entry_bytes(), || self.is_varied());
-        if is_for_arena || self.has_waiters() || self.slow_path_flag.is_for_ledger() {
+        if is_for_arena || self.has_waiters() || self.slow_path_flag.is_for_shared_limit() {
             return Err(block);
         }
         self.stock.idle().put_remote(block.into_entry()).map_err(Block::from_entry)
@@ -183,7 +183,7 @@ impl Core {
     pub(super) fn reuse_completed(&self, swept: &mut Swept<Block>, wanted: impl Fn(&Block) -> bool) -> Option<Block> {
         let at = swept.completed.iter().rposition(wanted)?;
         let is_kept = self.stock.keeps_idle(&swept.completed[at]) && !self.config.zero;
-        if !is_kept || self.has_waiters() || self.slow_path_flag.is_for_ledger() {
+        if !is_kept || self.has_waiters() || self.slow_path_flag.is_for_shared_limit() {
             return None;
         }
         let mut block = swept.completed.remove(at);
@@ -213,8 +213,8 @@ impl Core {
         block.end_holding();
         let (held_bytes, is_asked_again) = (block.held_bytes(), fence.is_some());
         self.stock.record_of(&block, |id| Event::Leaked { id });
-        self.counters.lost_bytes.add(held_bytes);
-        let lost = self.counters.lost.add(1);
+        self.counters.quarantined_bytes.add(held_bytes);
+        let lost = self.counters.quarantined.add(1);
         self.memory().arena().into_iter().for_each(|arena| arena.count_quarantined());
         let keeps_all = self.memory().arena().is_some_and(|arena| arena.may_never_release());
         let leaked = match fence {
@@ -245,8 +245,8 @@ impl Core {
         self.end_flights(&mut blocks);
         let buffers = blocks.len() as u64;
         let bytes = blocks.iter().map(|block| block.held_bytes()).sum();
-        self.counters.lost.subtract(buffers);
-        self.counters.lost_bytes.subtract(bytes);
+        self.counters.quarantined.subtract(buffers);
+        self.counters.quarantined_bytes.subtract(bytes);
         self.log.completion_known(buffers, bytes);
         self.memory().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
         for block in blocks {

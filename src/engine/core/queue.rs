@@ -102,13 +102,13 @@ impl Server for Core {
 pub(super) struct SlowPathFlag {
     /// One for each [`Reason`]. Locked while the shards are set, so that they are set in order.
     reasons: Mutex<[bool; 2]>,
-    is_for_ledger: AtomicBool,
+    is_for_shared_limit: AtomicBool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reason {
     Waiting,
-    Ledger,
+    SharedLimit,
 }
 
 impl SlowPathFlag {
@@ -119,7 +119,7 @@ impl SlowPathFlag {
         let before = reasons.contains(&true);
         reasons[reason as usize] = holds();
         // Relaxed: a return that takes the slow path because of this sees it by the lock of its shard.
-        self.is_for_ledger.store(reasons[Reason::Ledger as usize], Ordering::Relaxed);
+        self.is_for_shared_limit.store(reasons[Reason::SharedLimit as usize], Ordering::Relaxed);
         let now = reasons.contains(&true);
         if before != now {
             tell(now);
@@ -127,8 +127,8 @@ impl SlowPathFlag {
     }
 
     #[inline]
-    pub(super) fn is_for_ledger(&self) -> bool {
-        self.is_for_ledger.load(Ordering::Relaxed)
+    pub(super) fn is_for_shared_limit(&self) -> bool {
+        self.is_for_shared_limit.load(Ordering::Relaxed)
     }
 }
 
@@ -180,13 +180,13 @@ mod tests {
         let (attention, told) = (SlowPathFlag::default(), RefCell::new(Vec::new()));
         let change = |reason, holds| attention.change(reason, || holds, |now| told.borrow_mut().push(now));
         change(Reason::Waiting, true);
-        change(Reason::Ledger, true);
-        assert!(attention.is_for_ledger());
+        change(Reason::SharedLimit, true);
+        assert!(attention.is_for_shared_limit());
         change(Reason::Waiting, false);
-        change(Reason::Ledger, true);
+        change(Reason::SharedLimit, true);
         assert_eq!(*told.borrow(), [true]);
-        change(Reason::Ledger, false);
-        assert!(!attention.is_for_ledger());
+        change(Reason::SharedLimit, false);
+        assert!(!attention.is_for_shared_limit());
         assert_eq!(*told.borrow(), [true, false]);
     }
 }

@@ -181,7 +181,7 @@ impl Core {
             return stats;
         }
         (stats.requests.waits, stats.requests.waiting) = (self.waiters.total.get(), self.waiters.waiting());
-        stats.limits.shared = self.ledger_stats();
+        stats.limits.shared = self.shared_limit_stats();
         self.stock.fill(&mut stats);
         self.in_flight.fill(&mut stats);
         self.counters.fill(&mut stats, self.memory().own_bytes());
@@ -303,10 +303,10 @@ impl Core {
             waiting: stats.requests.waiting,
             waiting_ns: self::nanos(waited)
                 .saturating_sub(self.diagnosis.calls_while_waiting_ns.load(Ordering::Relaxed)),
-            page_locks: pin.count,
+            pin_calls: pin.count,
             pinned_bytes: stats.memory.pin.bytes,
             unpinned_bytes: stats.memory.unpin.bytes,
-            page_locking_ns: nanos(pin) + nanos(unpin),
+            pinning_ns: nanos(pin) + nanos(unpin),
             moving_ns: nanos(remap),
             held_bytes: stats.memory.held_bytes,
             most_held_bytes: stats.memory.peak_held_bytes,

@@ -172,7 +172,7 @@ impl Core {
             asked_bytes: calls.pin.bytes.saturating_sub(state.calls.pin.bytes),
             held_before_bytes: state.held_bytes,
             held_bytes,
-            page_locks: calls.pin.count.saturating_sub(state.calls.pin.count),
+            pin_calls: calls.pin.count.saturating_sub(state.calls.pin.count),
             took: calls.time().saturating_sub(state.calls.time()),
             max_bytes: self.memory().max_bytes(),
         };
@@ -231,7 +231,7 @@ impl PoolView for Core {
 
 impl Maintained for Core {
     fn maintain(&self) {
-        let (wanted, budget) = (self.wanted_of_ledger.bytes(), self.memory().budget());
+        let (wanted, budget) = (self.wanted_of_shared_limit.bytes(), self.memory().budget());
         if wanted > 0 && budget.host().is_none() && budget.room_for(wanted) >= wanted {
             // Another pool of the process has made room, and has woken this thread only.
             self.wake_waiters();
@@ -247,13 +247,17 @@ impl Maintained for Core {
 
     fn pace(&self) -> Pace {
         let of_copies = if self.in_flight.held() > 0 { self.pace_of_copies() } else { Pace::Never };
-        self.stock.pace().max(of_copies).max(self.pace_of_ledger())
+        self.stock.pace().max(of_copies).max(self.pace_of_shared_limit())
     }
 }
 
 impl Core {
     /// The pace for copies in flight: users may wait for adopted memory, and other pools for memory of this one.
     pub(super) fn pace_of_copies(&self) -> Pace {
-        if self.counters.adopted.get() > 0 || self.slow_path_flag.is_for_ledger() { Pace::Copies } else { Pace::Active }
+        if self.counters.adopted.get() > 0 || self.slow_path_flag.is_for_shared_limit() {
+            Pace::Copies
+        } else {
+            Pace::Active
+        }
     }
 }

@@ -24,7 +24,7 @@ impl ArenaSupply {
         let executor = Executor::new(&mut books.mappings, &plan);
         drop(books);
         let executed = executor.execute(&self.source, &plan, until);
-        let (page_locks, took) = (executed.0.calls.pin.count, executed.0.calls.time());
+        let (pin_calls, took) = (executed.0.calls.pin.count, executed.0.calls.time());
         let mut books = self.books();
         let held_before_bytes = books.held_bytes();
         let finished = finish(&mut books, plan, executed);
@@ -32,9 +32,9 @@ impl ArenaSupply {
         let mappings = books.arena().stats().mappings;
         drop(books);
         self.finished.notify_all();
-        if page_locks > 0 {
+        if pin_calls > 0 {
             let asked_bytes = asked_bytes.unwrap_or(held_bytes.saturating_sub(held_before_bytes));
-            self.log.page_locked(&Growth { asked_bytes, held_before_bytes, held_bytes, page_locks, took, max_bytes });
+            self.log.grew(&Growth { asked_bytes, held_before_bytes, held_bytes, pin_calls, took, max_bytes });
             self.watch_mappings(mappings);
         }
         finished

@@ -60,11 +60,11 @@ impl OneEach {
         counts.peak_bytes = counts.peak_bytes.max(counts.held_bytes);
         let held_bytes = counts.held_bytes;
         drop(counts);
-        self.log.page_locked(&Growth {
+        self.log.grew(&Growth {
             asked_bytes: class_bytes as u64,
             held_before_bytes: held_bytes.saturating_sub(needed_bytes),
             held_bytes,
-            page_locks: 1,
+            pin_calls: 1,
             took,
             max_bytes: self.budget.max_bytes(),
         });
@@ -210,7 +210,7 @@ impl Supply for OneEach {
         let CallCounts { calls, stuck_bytes, held_bytes, peak_bytes } = *self.counts.lock();
         self.budget.fill(stats);
         (stats.memory.held_bytes, stats.memory.peak_held_bytes) = (held_bytes, peak_bytes);
-        stats.memory.lost_bytes += stuck_bytes;
+        stats.memory.quarantined_bytes += stuck_bytes;
         stats.memory.mappings = calls.pin.count.saturating_sub(calls.unpin.count);
     }
 }

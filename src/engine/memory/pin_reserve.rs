@@ -78,8 +78,8 @@ impl ArenaSupply {
         let finished = books.finish_reserve((len, held_bytes), acquired, took).map_err(Refusal::Source)?;
         let (held_bytes, max_bytes) = (books.held_bytes(), books.budget().max_bytes());
         drop(books);
-        let growth = Growth { asked_bytes: bytes, held_before_bytes, held_bytes, page_locks: 1, took, max_bytes };
-        self.log.page_locked(&growth);
+        let growth = Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes };
+        self.log.grew(&growth);
         let no_range = |region| {
             let refusal = Refusal::Source(SourceError::new("arena", "no range is left for a reserve"));
             self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source).and(Err(refusal))

@@ -78,16 +78,16 @@ pub(crate) struct Counters {
     pub(crate) failed_requests: Counter,
     pub(crate) fallbacks: Counter,
     pub(crate) fallback_returns: Counter,
-    /// Buffers over adopted memory: in use, in flight or lost.
+    /// Buffers over adopted memory: in use, in flight or quarantined.
     pub(crate) adopted: Counter,
     /// Buffers handed over from a return to a waiting request and taken by it: a return and a hit each. Counted when it is
     /// taken, since the request may have timed out.
     pub(crate) handed_over: Counter,
     /// Returns that freed memory for a blocked request.
     pub(crate) made_room: Counter,
-    /// Buffers that are lost now.
-    pub(crate) lost: Counter,
-    pub(crate) lost_bytes: Counter,
+    /// Buffers that are quarantined now.
+    pub(crate) quarantined: Counter,
+    pub(crate) quarantined_bytes: Counter,
     pub(crate) timeouts: Counter,
     requested: Mutex<Requested>,
     /// How long requests waited.
@@ -126,7 +126,7 @@ impl Counters {
     /// in blocks of this pool.
     pub(crate) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
         let (fallbacks, fallback_returns) = (self.fallbacks.get(), self.fallback_returns.get());
-        let (handed_over, lost_bytes) = (self.handed_over.get(), self.lost_bytes.get());
+        let (handed_over, quarantined_bytes) = (self.handed_over.get(), self.quarantined_bytes.get());
         stats.requests.served += fallbacks + handed_over;
         stats.requests.hits += handed_over;
         stats.requests.misses += fallbacks;
@@ -141,12 +141,12 @@ impl Counters {
         stats.requests.fallbacks = fallbacks;
         stats.memory.fallback_buffers = fallbacks.saturating_sub(fallback_returns);
         stats.requests.adopted = self.adopted.get();
-        stats.memory.lost = self.lost.get();
-        stats.memory.lost_bytes += lost_bytes;
+        stats.memory.quarantined = self.quarantined.get();
+        stats.memory.quarantined_bytes += quarantined_bytes;
         // Saturating: copies complete between the readings while other threads run. Exact at rest.
         stats.memory.in_use = stats.memory.buffers.saturating_sub(stats.memory.idle + stats.copies.in_flight);
         stats.memory.in_use_bytes =
-            own_bytes.saturating_sub(stats.memory.idle_bytes + stats.copies.in_flight_bytes + lost_bytes);
+            own_bytes.saturating_sub(stats.memory.idle_bytes + stats.copies.in_flight_bytes + quarantined_bytes);
     }
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn usage_report(stats: &Stats) -> UsageReport {
         idle_bytes: stats.memory.idle_bytes,
         free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
         in_flight_bytes: stats.copies.in_flight_bytes,
-        lost_bytes: stats.memory.lost_bytes,
+        quarantined_bytes: stats.memory.quarantined_bytes,
         outside_bytes: stats.memory.external_bytes,
         fallback_bytes: stats.memory.fallback_bytes,
         max_bytes: stats.limits.max_bytes,

@@ -135,7 +135,7 @@ fn a_partition_above_its_pool_is_allowed_and_both_say_which_limit_applies() {
 fn what_a_partition_cannot_do_names_its_pool() {
     let pool = over_virtual_memory().max_bytes(8 << 20).name("train").build().unwrap();
     let eval = pool.partition("eval", 4 << 20).unwrap();
-    for error in [eval.partition("inner", 1 << 20).unwrap_err(), eval.prewarm(1 << 20).unwrap_err()] {
+    for error in [eval.partition("inner", 1 << 20).unwrap_err(), eval.reserve(1 << 20).unwrap_err()] {
         assert!(
             error.is_setting() && error.to_string().contains("train/eval is a partition: call this on its pool"),
             "{error}"

@@ -9,7 +9,7 @@ use super::{LONG, MIB, fill, over, over_both, over_virtual_memory, valid_stats};
 use crate::counting::CountingSource;
 
 #[test]
-fn a_reserve_serves_without_a_page_lock_and_stays_to_the_end() {
+fn a_reserve_serves_without_a_pin_and_stays_to_the_end() {
     for builder in over_both() {
         let pool = builder.reserve_bytes(8 << 20).build().unwrap();
         assert_eq!((valid_stats(&pool).memory.reserve_bytes, pool.stats().memory.held_bytes), (8 << 20, 8 << 20));
@@ -25,15 +25,15 @@ fn a_reserve_serves_without_a_page_lock_and_stays_to_the_end() {
 #[test]
 fn reserves_add_up_and_displace_idle_memory() {
     let pool = over_virtual_memory().max_bytes(16 << 20).build().unwrap();
-    pool.prewarm(0).unwrap();
+    pool.reserve(0).unwrap();
     drop(fill(&pool, 2 * MIB));
-    pool.prewarm(4 << 20).unwrap();
-    pool.prewarm((3 << 20) + 128).unwrap();
+    pool.reserve(4 << 20).unwrap();
+    pool.reserve((3 << 20) + 128).unwrap();
     let stats = valid_stats(&pool);
     assert_eq!((stats.memory.reserve_bytes, stats.limits.max_bytes), (8 << 20, Some(16 << 20)));
     assert!(stats.memory.held_bytes <= 16 << 20);
     for bytes in [9 << 20, 1 << 40, u64::MAX] {
-        let error = pool.prewarm(bytes).unwrap_err();
+        let error = pool.reserve(bytes).unwrap_err();
         assert!(error.is_limit(), "{error}");
     }
     assert_eq!(valid_stats(&pool).memory.reserve_bytes, 8 << 20);
@@ -65,7 +65,7 @@ fn a_reserve_that_no_range_can_hold_or_no_machine_has_is_refused_and_holds_nothi
     let source = CountingSource::virtual_memory();
     let pool = over(source.clone()).build().unwrap();
     for bytes in [9 << 40, 2 << 40, u64::MAX] {
-        assert!(pool.prewarm(bytes).unwrap_err().is_backend() || bytes == u64::MAX);
+        assert!(pool.reserve(bytes).unwrap_err().is_backend() || bytes == u64::MAX);
     }
     assert_eq!((source.held_bytes(), valid_stats(&pool).memory.held_bytes), (0, 0));
 }
@@ -90,7 +90,7 @@ fn a_reserve_near_the_largest_number_is_refused() {
     let builder = |backend| Pool::builder().without_env().backend(backend).max_bytes(None);
     for bytes in [u64::MAX, u64::MAX - 1, u64::MAX - (1 << 20)] {
         let pool = builder(Backend::Heap).build().unwrap();
-        let refusal = pool.prewarm(bytes).unwrap_err();
+        let refusal = pool.reserve(bytes).unwrap_err();
         assert!(refusal.is_limit() || refusal.is_backend(), "{refusal}");
         assert_eq!(pool.stats().memory.held_bytes, 0);
         let built = builder(Backend::Mlock).reserve_bytes(bytes).build();

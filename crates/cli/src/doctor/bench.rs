@@ -115,7 +115,7 @@ fn timed(work: impl FnOnce()) -> Duration {
 fn pin_once(bytes: u64) -> Result<Duration> {
     let pool = Pool::builder().preset(Preset::Adaptive).reserve_bytes(0).setting("reserve_wait", true).build()?;
     let begun = Instant::now();
-    pool.prewarm(bytes)?;
+    pool.reserve(bytes)?;
     Ok(begun.elapsed())
 }
 

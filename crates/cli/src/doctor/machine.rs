@@ -5,8 +5,8 @@ use std::path::Path;
 use pinpool::source::Source;
 use pinpool::unstable::backend::GRANULE_BYTES;
 use pinpool::unstable::backend::lock_limit;
-use pinpool::unstable::config::{Config, LedgerName, env};
-use pinpool::unstable::{Finding, Level, ledger};
+use pinpool::unstable::config::{Config, SharedLimitName, env};
+use pinpool::unstable::{Finding, Level, shared_limit};
 use pinpool::{Backend, Pool};
 use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};
@@ -146,29 +146,29 @@ fn pressure(is_reported: bool) -> Finding {
 fn shared_limit(config: &Config) -> Finding {
     const CHECK: &str = "shared-limit";
     let name = match &config.ledger {
-        LedgerName::Disabled if env::is_one_of_several() => {
+        SharedLimitName::Disabled if env::is_one_of_several() => {
             return Finding::note(
                 CHECK,
                 "none, but torchrun or Ray started several processes: each has a separate limit",
             )
             .remedy("set PINPOOL_LEDGER=auto to share one limit");
         }
-        LedgerName::Disabled => return Finding::ok(CHECK, "none: the limit applies to this process only"),
-        LedgerName::Auto if !env::is_one_of_several() => {
+        SharedLimitName::Disabled => return Finding::ok(CHECK, "none: the limit applies to this process only"),
+        SharedLimitName::Auto if !env::is_one_of_several() => {
             return Finding::ok(CHECK, "none: no sign of other processes of this job on the host");
         }
         name => name.to_string(),
     };
     // A pool with `auto` would be built without a shared limit, so another name is tried.
-    let tried = if config.ledger == LedgerName::Auto { "doctor" } else { &name };
+    let tried = if config.ledger == SharedLimitName::Auto { "doctor" } else { &name };
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(config.max_bytes);
     if let Err(error) = builder.background_thread(false).setting("ledger", tried).build() {
         // Under `auto` a pool is built without it.
-        let level = if config.ledger == LedgerName::Auto { Level::Warning } else { Level::Error };
+        let level = if config.ledger == SharedLimitName::Auto { Level::Warning } else { Level::Error };
         return Finding::new(CHECK, level, error.to_string())
             .remedy("free space in /dev/shm, or set PINPOOL_LEDGER=none and a PINPOOL_MAX_BYTES for each process");
     }
-    match ledger::report(&name) {
+    match shared_limit::report(&name) {
         Ok(Some(report)) if !report.owners.is_empty() => {
             let limit = report.max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
             let (held, owners) = (Size(report.held_bytes), report.owners.len());

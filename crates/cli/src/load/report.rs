@@ -39,7 +39,7 @@ impl LoadReport<'_> {
         };
         json!({
             "backend": stats.backend,
-            "page_locked": stats.is_pinned,
+            "pinned": stats.is_pinned,
             "sink": self.sink,
             "ended": ended,
             "epochs": summary.epochs,

@@ -46,9 +46,9 @@ fn add(mut sum: Snapshot, of: &Snapshot) -> Snapshot {
         (&mut sum.gets, of.gets),
         (&mut sum.misses, of.misses + of.failed_gets),
         (&mut sum.evicted, of.evicted),
-        (&mut sum.page_locks, of.page_locks),
+        (&mut sum.pin_calls, of.pin_calls),
         (&mut sum.waiting_ns, of.waiting_ns),
-        (&mut sum.page_locking_ns, of.page_locking_ns),
+        (&mut sum.pinning_ns, of.pinning_ns),
         (&mut sum.moving_ns, of.moving_ns),
     ] {
         *sum = sum.saturating_add(of);
@@ -62,7 +62,7 @@ fn in_use(of: &Snapshot) -> u64 {
 }
 
 fn lost_ns(of: &Snapshot) -> u64 {
-    of.waiting_ns.saturating_add(of.page_locking_ns).saturating_add(of.moving_ns)
+    of.waiting_ns.saturating_add(of.pinning_ns).saturating_add(of.moving_ns)
 }
 
 fn axis(name: &str, unit: &str) -> Value {
@@ -177,7 +177,7 @@ impl<'a> Charts<'a> {
             series.push(line(name, shape, grown.map(|(x, of)| (*x, of.held_bytes as f64))));
         };
         mark("wait", "triangles", |of| of.waiting_ns);
-        mark("pin or unpin", "crosses", |of| of.page_locking_ns);
+        mark("pin or unpin", "crosses", |of| of.pinning_ns);
         let limit = match max {
             Some(max) if is_far => format!("limit {}, above the chart", Size(max)),
             Some(max) => format!("limit {}", Size(max)),
@@ -192,7 +192,7 @@ impl<'a> Charts<'a> {
         let (end, last) = self.samples.last().filter(|(end, last)| lost_ns(last) >= LOST_MIN_NS && *end > 0.0)?;
         type Part = (&'static str, fn(&Snapshot) -> u64);
         let parts: [Part; 3] =
-            [("waiting", |of| of.waiting_ns), ("pinning", |of| of.page_locking_ns), ("remapping", |of| of.moving_ns)];
+            [("waiting", |of| of.waiting_ns), ("pinning", |of| of.pinning_ns), ("remapping", |of| of.moving_ns)];
         let parts = parts.into_iter().filter(|(_, ns)| ns(last) > 0);
         let words: Vec<_> = parts.clone().map(|(name, ns)| format!("{name} {}", seconds(ns(last)))).collect();
         let series: Vec<_> = parts
@@ -282,7 +282,7 @@ impl<'a> Charts<'a> {
         if held > 0 {
             facts.extend([
                 ("time lost", seconds(lost_ns(last))),
-                ("pin calls", grouped(last.page_locks)),
+                ("pin calls", grouped(last.pin_calls)),
                 ("most held", Size(held).to_string()),
                 ("most in use", Size(self.peak(in_use)).to_string()),
             ]);

@@ -68,7 +68,7 @@ impl History {
 
 /// Time of all threads that the pool took so far.
 pub(super) fn lost_ns(now: &Snapshot) -> u64 {
-    now.waiting_ns.saturating_add(now.page_locking_ns).saturating_add(now.moving_ns)
+    now.waiting_ns.saturating_add(now.pinning_ns).saturating_add(now.moving_ns)
 }
 
 fn hits(now: &Snapshot) -> u64 {

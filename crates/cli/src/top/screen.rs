@@ -147,7 +147,7 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
     let left = [
         row("requests", |now| now.gets),
         row("misses", |now| now.misses),
-        row("pins", |now| now.page_locks),
+        row("pins", |now| now.pin_calls),
         row("evictions", |now| now.evicted),
         row("short", |now| now.short_gets),
     ];
@@ -245,8 +245,8 @@ mod tests {
             max_bytes: Some(2 << 30),
             gets: 4100,
             misses: 90,
-            page_locks: 12,
-            page_locking_ns: 250_000_000,
+            pin_calls: 12,
+            pinning_ns: 250_000_000,
             pool_size_limit: Some(110),
             oldest_copy: Some(Duration::from_millis(1250)),
             oldest_copy_stream: Some(0xbeef),

@@ -96,7 +96,7 @@ fn in_json(changes: &[Change], [before_share, after_share]: [f64; 2]) -> Value {
         let (lost, in_seconds) = (judgement.lost, |ns: u64| ns as f64 / 1e9);
         Some(json!({
             "cause": judgement.cause.name(), "seconds": lost.of_us as f64 / 1e6, "lost_seconds": in_seconds(lost.total_ns()),
-            "waiting_seconds": in_seconds(lost.waiting_ns), "page_locking_seconds": in_seconds(lost.page_locking_ns),
+            "waiting_seconds": in_seconds(lost.waiting_ns), "pinning_seconds": in_seconds(lost.pinning_ns),
             "moving_seconds": in_seconds(lost.moving_ns), "gets": gets, "short_gets": short_gets,
         }))
     };
@@ -126,7 +126,7 @@ fn in_words(changes: &[Change], [before, after]: [f64; 2]) -> String {
             row("seconds", &|side| seconds(side.judgement.lost.of_us.saturating_mul(1000))),
             row("lost", &|side| seconds(side.judgement.lost.total_ns())),
             row("  waiting", &|side| seconds(side.judgement.lost.waiting_ns)),
-            row("  pinning", &|side| seconds(side.judgement.lost.page_locking_ns)),
+            row("  pinning", &|side| seconds(side.judgement.lost.pinning_ns)),
             row("  remapping", &|side| seconds(side.judgement.lost.moving_ns)),
             row("requests", &|side| grouped(side.gets)),
             row("  waited", &|side| grouped(side.short_gets)),

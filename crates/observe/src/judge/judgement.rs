@@ -50,21 +50,21 @@ pub struct Lost {
     /// Wall-clock length of the window.
     pub of_us: u64,
     pub waiting_ns: u64,
-    pub page_locking_ns: u64,
+    pub pinning_ns: u64,
     pub moving_ns: u64,
 }
 
 impl Lost {
     pub fn total_ns(&self) -> u64 {
-        self.waiting_ns.saturating_add(self.page_locking_ns).saturating_add(self.moving_ns)
+        self.waiting_ns.saturating_add(self.pinning_ns).saturating_add(self.moving_ns)
     }
 }
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { of_us, waiting_ns, page_locking_ns, moving_ns } = *self;
+        let Self { of_us, waiting_ns, pinning_ns, moving_ns } = *self;
         write!(f, "{} of {} lost", seconds(self.total_ns()), seconds(of_us.saturating_mul(1000)))?;
-        let parts = [(waiting_ns, "waiting"), (page_locking_ns, "pinning"), (moving_ns, "remapping")];
+        let parts = [(waiting_ns, "waiting"), (pinning_ns, "pinning"), (moving_ns, "remapping")];
         let parts: Vec<_> = parts.iter().filter(|(ns, _)| *ns >= SHOWN_NS).collect();
         if parts.is_empty() {
             return Ok(());

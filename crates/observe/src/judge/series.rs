@@ -68,8 +68,8 @@ pub fn judge_series(series: &[(u64, Snapshot)]) -> Option<Judgement> {
         seen = Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, holders, ..seen };
         judge.most_held_bytes = held_bytes;
     }
-    let Snapshot { waiting_ns, page_locking_ns, moving_ns, .. } = *end;
-    let lost = Lost { of_us: *end_us, waiting_ns, page_locking_ns, moving_ns };
+    let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = *end;
+    let lost = Lost { of_us: *end_us, waiting_ns, pinning_ns, moving_ns };
     Some(Judgement { lost, ..judge.why(*end_us, &seen) })
 }
 

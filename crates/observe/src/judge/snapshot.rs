@@ -48,10 +48,10 @@ pub struct Snapshot {
     pub waiting: u64,
     pub waiting_ns: u64,
     /// Calls for this pool alone, and their duration; 0 for a partition, which does not know them.
-    pub page_locks: u64,
+    pub pin_calls: u64,
     pub pinned_bytes: u64,
     pub unpinned_bytes: u64,
-    pub page_locking_ns: u64,
+    pub pinning_ns: u64,
     pub moving_ns: u64,
     pub held_bytes: u64,
     pub most_held_bytes: u64,
@@ -98,8 +98,8 @@ impl Snapshot {
             };
         }
         counted! {
-            gets misses new_lengths puts evicted short_gets own_waits failed_gets waiting_ns page_locks pinned_bytes unpinned_bytes
-            page_locking_ns moving_ns
+            gets misses new_lengths puts evicted short_gets own_waits failed_gets waiting_ns pin_calls pinned_bytes unpinned_bytes
+            pinning_ns moving_ns
         }
     }
 }

@@ -55,7 +55,7 @@ fn a_pool_warms_up_and_is_healthy_then_and_says_each_once() {
     };
     assert_eq!(run.logged(growing(GIB, 50)).unwrap(), "warming_up: held 0B->1.0GiB");
     assert_eq!(run.logged(growing(2 * GIB, 50)), None, "warming up still");
-    let line = run.logged(|of| of.page_locks += 1).unwrap();
+    let line = run.logged(|of| of.pin_calls += 1).unwrap();
     assert_eq!(line, "healthy: 999 of 1000 requests waited for nothing, 2.0GiB held");
     // Back and forth below what it had before is no growth.
     for n in 0..1000 {
@@ -72,7 +72,7 @@ fn a_pool_warms_up_and_is_healthy_then_and_says_each_once() {
 fn seconds_lost_are_in_the_line_with_what_they_were_spent_on() {
     let mut run = Run::new();
     run.window(|of| of.held_bytes = GIB);
-    let judgement = run.window(|of| (of.waiting_ns, of.page_locking_ns) = (9_500_000_000, 250_000_000));
+    let judgement = run.window(|of| (of.waiting_ns, of.pinning_ns) = (9_500_000_000, 250_000_000));
     assert!(judgement.lines()[1] == "  9.8s of 10.0s lost (waiting 9.5s, pinning 250.0ms)", "{judgement}");
 }
 
@@ -395,7 +395,7 @@ fn sizes_that_recur_are_healthy_and_thrash_where_calls_take_time() {
     run.window(|of| of.held_bytes = GIB / 8);
     let again = |of: &mut Snapshot| {
         (of.held_bytes, of.misses) = (GIB, of.misses + 980);
-        of.page_locking_ns += 6_000_000_000;
+        of.pinning_ns += 6_000_000_000;
     };
     assert_eq!(run.cause(again), Cause::Healthy);
 }
@@ -480,8 +480,8 @@ fn the_first_gets_of_a_pool_are_no_alarm() {
         gets: 1,
         misses: 1,
         new_lengths: 1,
-        page_locks: 1,
-        page_locking_ns: 50_000_000,
+        pin_calls: 1,
+        pinning_ns: 50_000_000,
         held_bytes: 2 * MIB,
         ..Snapshot::default()
     };
@@ -534,7 +534,7 @@ fn memory_that_is_pinned_again_each_half_minute_is_thrashing_if_it_costs_a_fifti
         let mut run = Run::new();
         let window = |n: u64| {
             run.window(|of| match n % 3 {
-                0 => (of.pinned_bytes, of.page_locking_ns) = (of.pinned_bytes + GIB / 2, of.page_locking_ns + ns),
+                0 => (of.pinned_bytes, of.pinning_ns) = (of.pinned_bytes + GIB / 2, of.pinning_ns + ns),
                 2 => of.unpinned_bytes += GIB / 2,
                 _ => {}
             })

@@ -54,8 +54,8 @@ impl<'a> Window<'a> {
     /// `most_held_bytes` is the most that was held at the end of a window before.
     pub(super) fn between(before: &Snapshot, now: &'a Snapshot, of_us: u64, most_held_bytes: u64) -> Self {
         let of = now.since(before);
-        let Snapshot { waiting_ns, page_locking_ns, moving_ns, .. } = of;
-        let lost = Lost { of_us, waiting_ns, page_locking_ns, moving_ns };
+        let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = of;
+        let lost = Lost { of_us, waiting_ns, pinning_ns, moving_ns };
         Self { held_before_bytes: before.held_bytes, most_held_bytes, lost, of, now }
     }
 
@@ -75,7 +75,7 @@ impl<'a> Window<'a> {
     }
 
     pub(super) fn calls(&self) -> Calls {
-        let Snapshot { pinned_bytes, unpinned_bytes, page_locking_ns: ns, .. } = self.of;
+        let Snapshot { pinned_bytes, unpinned_bytes, pinning_ns: ns, .. } = self.of;
         Calls { pinned_bytes, unpinned_bytes, ns }
     }
 
@@ -93,7 +93,7 @@ impl<'a> Window<'a> {
         let [pinned, unpinned] = [of.pinned_bytes, of.unpinned_bytes].map(Size);
         let [used, in_flight, idle, free] =
             [now.used_bytes, now.in_flight_bytes, now.idle_bytes, now.free_bytes].map(Size);
-        let (gets, calls) = (counted(of.gets, "request"), counted(of.page_locks, "call"));
+        let (gets, calls) = (counted(of.gets, "request"), counted(of.pin_calls, "call"));
         let max = now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", Size(bytes)));
         let (held, buffers) = (Size(now.held_bytes), counted(now.used, "buffer"));
         let evidence = vec![
@@ -334,7 +334,7 @@ impl<'a> Window<'a> {
         if *misses <= gets / 2 || self.is_warming_up() {
             return None;
         }
-        let calls_ns = self.lost.page_locking_ns.saturating_add(self.lost.moving_ns);
+        let calls_ns = self.lost.pinning_ns.saturating_add(self.lost.moving_ns);
         let is_costly = !self.is_growing() && calls_ns / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
         if is_varied {
             let found = format!("{}: no idle buffer had their size, so they were carved from held memory", missed());
@@ -373,7 +373,7 @@ impl<'a> Window<'a> {
             // Without a GPU there is nothing to pin for.
             return Judgement { is_alarm: now.has_driver, cure: Some(cure), ..self.judgement(Cause::NotPinned, found) };
         }
-        let served = self.of.gets.saturating_sub(self.of.page_locks);
+        let served = self.of.gets.saturating_sub(self.of.pin_calls);
         let found = format!("{served} of {} requests waited for nothing, {} held", self.of.gets, Size(now.held_bytes));
         self.judgement(Cause::Healthy, found)
     }

@@ -152,7 +152,7 @@ impl Ran {
     }
 
     /// The calls that pin call.
-    pub(crate) fn page_locks(&self) -> u64 {
+    pub(crate) fn pin_calls(&self) -> u64 {
         self.calls("cuMemHostAlloc") + self.calls("cuMemAllocHost_v2")
     }
 }

@@ -14,13 +14,13 @@ fn both(built: &Built, way: Way, what: &str) -> (Ran, Ran, String) {
 }
 
 #[test]
-fn each_way_to_the_driver_gives_the_same_output_with_fewer_page_locks() {
+fn each_way_to_the_driver_gives_the_same_output_with_fewer_pin_calls() {
     let Some(built) = built() else { return };
     for way in WAYS {
         let (alone, served, log) = both(built, way, "steps");
         assert_eq!(alone.out, served.out, "{way:?}\n{log}");
-        assert_eq!((alone.page_locks(), alone.calls("cuMemFreeHost")), (24, 24), "{way:?}: {alone:?}");
-        assert!(served.page_locks() <= 8, "{way:?}: {served:?}");
+        assert_eq!((alone.pin_calls(), alone.calls("cuMemFreeHost")), (24, 24), "{way:?}: {alone:?}");
+        assert!(served.pin_calls() <= 8, "{way:?}: {served:?}");
         assert_eq!(served.calls("cuMemFreeHost"), 0, "{way:?}: {served:?}");
         assert_eq!(served.calls("cuCtxRecordEvent"), 24, "{way:?}: {served:?}");
         assert!(log.contains("preset=adaptive backend=cuda pinned=yes"), "{way:?}: {log}");
@@ -38,7 +38,7 @@ fn run_starts_the_program_with_its_memory_served_and_its_output_as_it_was() {
     built.environment(&mut command);
     let (alone, served, log) = (ran(&mut built.command(Way::Dlsym, "steps")), ran(&mut command), log_of(&log));
     assert_eq!(alone.out, served.out);
-    assert!(served.page_locks() <= 8, "{served:?}");
+    assert!(served.pin_calls() <= 8, "{served:?}");
     for line in ["backend=cuda pinned=yes", "PINPOOL_MAX_BYTES=64MiB (variable)", "requests: served=24 "] {
         assert!(log.contains(line), "no `{line}` in {log}");
     }
@@ -49,7 +49,7 @@ fn threads_that_free_while_their_copies_run_lose_no_byte() {
     let Some(built) = built() else { return };
     let (alone, served, log) = both(built, Way::Dlsym, "threads");
     assert_eq!(alone.out, served.out, "{log}");
-    assert!(served.page_locks() < alone.page_locks() / 2, "{served:?}");
+    assert!(served.pin_calls() < alone.pin_calls() / 2, "{served:?}");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() 
     assert_eq!(alone.out, served.out, "{log}");
     assert!(log.contains("has ended, and its memory with it"), "{log}");
     assert_eq!(log.matches("backend=cuda pinned=yes").count(), 2, "{log}");
-    assert!(served.page_locks() <= 16, "{served:?}");
+    assert!(served.pin_calls() <= 16, "{served:?}");
 }
 
 /// As on a device: the runtime retains by a private table, the next context has the handle of the old one, and memory of the old
@@ -130,7 +130,7 @@ fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
         let (alone, served, log) = both(built, way, "ends-capturing");
         assert_eq!(alone.out, served.out, "{way:?}\n{log}");
         assert!(served.calls("cuCtxRecordEvent") >= 48, "{way:?}: {served:?}\n{log}");
-        assert!(served.page_locks() <= 16, "{way:?}: {served:?}");
+        assert!(served.pin_calls() <= 16, "{way:?}: {served:?}");
         assert!(!log.contains("not served"), "{way:?}: {log}");
     }
 }
@@ -145,7 +145,7 @@ fn over_the_limit_no_get_waits_for_a_capture_and_few_wait_for_work_that_does_not
         let mut command = served(built.command(Way::Dlsym, what), &log);
         let ran = ran(command.env("PINPOOL_MAX_BYTES", "4MiB").env("PINPOOL_WAIT", wait));
         assert_eq!(ran.out, "over\n", "{}", log_of(&log));
-        assert!(ran.page_locks() > 30, "{what}: {ran:?}");
+        assert!(ran.pin_calls() > 30, "{what}: {ran:?}");
     }
 }
 
@@ -195,7 +195,7 @@ fn a_free_whose_event_the_driver_refuses_waits_for_the_contexts_and_loses_nothin
         let log = log_of(&log);
         assert_eq!(served.out, alone.out, "{refused}: {log}");
         assert!(served.calls("cuCtxSynchronize") > alone.calls("cuCtxSynchronize"), "{refused}: it did not wait");
-        assert!(served.page_locks() <= 8 && !log.contains(" quarantined: "), "{refused}: {log}");
+        assert!(served.pin_calls() <= 8 && !log.contains(" quarantined: "), "{refused}: {log}");
     }
 }
 
@@ -207,7 +207,7 @@ fn a_capture_that_no_hook_saw_is_met_once_and_ends_the_service() {
     // The default stream tells of a capture of a stream that is ordered with it.
     let blocking = ran(&mut served(built.command(Way::Dlsym, "unseen-blocking"), &seen));
     assert!(blocking.out.starts_with("end of the capture 0\n"), "{blocking:?}");
-    assert!(blocking.page_locks() <= 8 && !log_of(&seen).contains("not served"), "{blocking:?}");
+    assert!(blocking.pin_calls() <= 8 && !log_of(&seen).contains("not served"), "{blocking:?}");
     let other = ran(&mut served(built.command(Way::Dlsym, "unseen"), &unseen));
     assert!(other.out.starts_with("end of the capture 901\n"), "{other:?}");
     assert_eq!(other.out.lines().last(), blocking.out.lines().last());

@@ -30,8 +30,8 @@ fn another_library_before_the_driver_is_passed_once_and_not_in_a_circle() {
     let run = |preload: String| ran(built.command(Way::Linked, "steps").env("LD_PRELOAD", preload));
     let ours_first = run(format!("{}:{}", paths[0], paths[1]));
     assert_eq!(ours_first.out, alone.out, "{ours_first:?}");
-    assert!(ours_first.page_locks() <= 8, "{ours_first:?}");
-    assert!(ours_first.err.contains(&format!("wrapped {}", ours_first.page_locks())), "{ours_first:?}");
+    assert!(ours_first.pin_calls() <= 8, "{ours_first:?}");
+    assert!(ours_first.err.contains(&format!("wrapped {}", ours_first.pin_calls())), "{ours_first:?}");
     // The other one has the real functions already, and nothing is served.
     let ours_behind = run(format!("{}:{}", paths[1], paths[0]));
     assert_eq!((ours_behind.out, ours_behind.err.contains("wrapped 24")), (alone.out, true), "{}", ours_behind.err);

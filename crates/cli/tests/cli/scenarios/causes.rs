@@ -125,7 +125,7 @@ fn lengths_of_chance_never_recur_and_cost_nothing_under_adaptive() {
 }
 
 #[test]
-fn lengths_of_chance_page_lock_each_time_under_tensorflow() {
+fn lengths_of_chance_pin_each_time_under_tensorflow() {
     let exact = |pool: pinpool::PoolBuilder| {
         pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact).max_bytes(None)
     };
@@ -193,7 +193,7 @@ fn a_back_end_that_refuses_is_no_matter_of_a_limit() {
 }
 
 #[test]
-fn copies_from_memory_that_is_not_page_locked_are_named() {
+fn copies_from_memory_that_is_not_pinned_are_named() {
     let mut program = Program::one(|pool| pool.backend(Backend::Heap));
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     program.run(60, |program, step| {

@@ -29,7 +29,7 @@ mod limits;
 mod log;
 mod memory;
 #[cfg(test)]
-#[path = "diag/tests/page.rs"]
+#[path = "tests/page.rs"]
 mod page;
 mod reserve;
 mod texts;

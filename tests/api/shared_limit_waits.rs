@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pinpool::{Preset, Request};
 
-use crate::ledger::{Draw, LONG, MIB, Named, Worker};
+use crate::shared_limit::{Draw, LONG, MIB, Named, Worker};
 
 /// Another busy process, with threads that request and return buffers.
 fn cycling(named: &Named, pool: &str, threads: usize, mib: usize, hold_us: u64) -> Worker {
@@ -140,7 +140,7 @@ fn a_reserve_that_can_never_fit_takes_nothing_from_others() {
     drop(first.get(40 * MIB).unwrap());
     let kept = first.stats().memory.held_bytes;
     let large = named.builder(256).build().unwrap();
-    let error = large.prewarm((100 * MIB) as u64).unwrap_err().to_string();
+    let error = large.reserve((100 * MIB) as u64).unwrap_err().to_string();
     assert!(error.contains("Request less, or restart all its processes"), "{error}");
     assert_eq!(
         (first.stats().memory.held_bytes, named.report().owners.iter().map(|owner| owner.wanted_bytes).sum::<u64>()),

@@ -46,7 +46,7 @@ pub mod shares;
 mod slots;
 
 pub use self::name::{names, problem_of};
-pub use self::report::{LISTED, LedgerOwner, LedgerReport, report};
+pub use self::report::{LISTED, SharedLimitOwner, SharedLimitReport, report};
 use self::shares::Demand;
 pub use self::slots::Loss;
 use self::slots::{HELD, IDLE, NAME, NAMESPACE, NEEDED, PROCESS, SINCE, Slots, WANTED};
@@ -77,7 +77,7 @@ impl Want {
 
 /// A pool's slot in a shared limit. Dropping it releases all that it holds.
 #[derive(Debug)]
-pub struct HostLedger(Arc<Attached>);
+pub struct SharedLimit(Arc<Attached>);
 
 /// Outlives the pool's slot while its thread uses it.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ struct Place {
     has_left: bool,
 }
 
-impl HostLedger {
+impl SharedLimit {
     /// Takes a slot in the shared limit `name` for the pool called `pool`. Its limit is `max_bytes` if it has no living owner.
     ///
     /// # Errors
@@ -235,7 +235,7 @@ impl HostLedger {
             (!place.has_left).then(|| (own.wanted_by_others(place) > 0, place.news.take()))
         };
         let own = self.0.clone();
-        threads::spawn(c"pinpool-ledger", move || {
+        threads::spawn(c"pinpool-limit", move || {
             let events = own.slots.events();
             loop {
                 let seen = events.load(Ordering::SeqCst);
@@ -248,14 +248,14 @@ impl HostLedger {
     }
 
     /// What all owners hold. Nothing in a forked child.
-    pub fn report(&self) -> LedgerReport {
+    pub fn report(&self) -> SharedLimitReport {
         let is_own = self.0.with(|place| Some(self.0.check(place) != Some(Loss::Closed)));
-        let report = |is_own: bool| LedgerReport::of(&self.0.name, &self.0.slots, is_own.then_some(self.0.own));
+        let report = |is_own: bool| SharedLimitReport::of(&self.0.name, &self.0.slots, is_own.then_some(self.0.own));
         is_own.map(report).unwrap_or_default()
     }
 }
 
-impl Drop for HostLedger {
+impl Drop for SharedLimit {
     fn drop(&mut self) {
         let own = &self.0;
         own.with(|place| {

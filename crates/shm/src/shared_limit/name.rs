@@ -31,7 +31,7 @@ pub fn names() -> Vec<String> {
 }
 
 fn prefix() -> String {
-    format!("pinpool-ledger.{}.", user())
+    format!("pinpool-limit.{}.", user())
 }
 
 #[allow(unsafe_code)]

@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pinpool::unstable::config::text::parse_bytes;
-use pinpool::unstable::ledger::{self, LedgerReport};
+use pinpool::unstable::shared_limit::{self, SharedLimitReport};
 use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
 
 use crate::child;
@@ -38,7 +38,7 @@ impl Named {
     pub(crate) fn path(&self) -> String {
         // SAFETY: reads a number of this process.
         let user = unsafe { libc::geteuid() };
-        format!("/dev/shm/pinpool-ledger.{user}.{}", self.0)
+        format!("/dev/shm/pinpool-limit.{user}.{}", self.0)
     }
 
     pub(crate) fn builder(&self, mib: usize) -> PoolBuilder {
@@ -46,12 +46,12 @@ impl Named {
         builder.max_bytes((mib * MIB) as u64).setting("PINPOOL_LEDGER", &self.0)
     }
 
-    pub(crate) fn report(&self) -> LedgerReport {
-        ledger::report(&self.0).unwrap().unwrap_or_default()
+    pub(crate) fn report(&self) -> SharedLimitReport {
+        shared_limit::report(&self.0).unwrap().unwrap_or_default()
     }
 
     /// Waits until the shared limit satisfies `is`.
-    pub(crate) fn wait_until(&self, is: impl Fn(&LedgerReport) -> bool) {
+    pub(crate) fn wait_until(&self, is: impl Fn(&SharedLimitReport) -> bool) {
         let begun = Instant::now();
         while !is(&self.report()) {
             assert!(begun.elapsed() < LONG, "{:?}", self.report());
@@ -80,7 +80,7 @@ impl Worker {
 
     pub(crate) fn start_with(named: &Named, pool: &str, mib: usize, vars: &[(&str, &str)]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "ledger::worker", "--nocapture"]);
+        command.args(["--exact", "shared_limit::worker", "--nocapture"]);
         command.env("LEDGER_WORKER", pool).env("LEDGER_NAME", &named.0).env("LEDGER_MIB", mib.to_string());
         command.envs(vars.iter().copied());
         let mut process =
@@ -266,8 +266,8 @@ fn worker() {
             }
             "balance" => {
                 let stats = pool.stats();
-                let ledger = stats.limits.shared.clone().unwrap();
-                println!("> {} {} {}", stats.memory.held_bytes, ledger.own_bytes, ledger.name);
+                let shared = stats.limits.shared.clone().unwrap();
+                println!("> {} {} {}", stats.memory.held_bytes, shared.own_bytes, shared.name);
             }
             // Until it is killed, or for this many steps.
             "churn" => {
@@ -320,9 +320,9 @@ fn a_get_is_served_by_the_idle_memory_of_another_process() {
         assert_eq!(other.ask("put"), "put");
         let held = pool.get(32 * MIB).unwrap();
         let stats = pool.stats();
-        let ledger = stats.limits.shared.unwrap();
-        assert_eq!((ledger.own_bytes, ledger.max_bytes), (stats.memory.held_bytes, Some(64 << 20)));
-        assert!(ledger.held_bytes <= 64 << 20, "{ledger:?}");
+        let shared = stats.limits.shared.unwrap();
+        assert_eq!((shared.own_bytes, shared.max_bytes), (stats.memory.held_bytes, Some(64 << 20)));
+        assert!(shared.held_bytes <= 64 << 20, "{shared:?}");
         drop(held);
     }
 }
@@ -424,7 +424,7 @@ fn a_reserve_is_not_shown_as_idle() {
 }
 
 #[test]
-fn a_get_that_finds_no_room_names_the_ledger_and_who_holds_it() {
+fn a_get_that_finds_no_room_names_the_shared_limit_and_who_holds_it() {
     let named = Named::new("full");
     let pool = named.builder(64).wait(Duration::ZERO).on_full(pinpool::OnFull::Error).build().unwrap();
     let mut other = Worker::start(&named, "holder", 64);
@@ -438,7 +438,7 @@ fn a_get_that_finds_no_room_names_the_ledger_and_who_holds_it() {
     for part in [held.as_str(), limit.as_str(), "Return buffers in these processes", "PINPOOL_MAX_BYTES"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
-    let reserve = pool.prewarm(32 << 20).unwrap_err();
+    let reserve = pool.reserve(32 << 20).unwrap_err();
     assert!(reserve.to_string().contains("(holder)"), "{reserve}");
     // Under its own limit the remedy is its own.
     let text = pool.get(65 * MIB).unwrap_err().to_string();
@@ -456,8 +456,8 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
     assert_eq!(other.ask(&format!("get {}", 60 * MIB)), "held");
     assert_eq!(other.ask("put"), "put");
     let pool = named.builder(64).reserve_bytes(32 << 20).build().unwrap();
-    let ledger = pool.stats().limits.shared.unwrap();
-    assert!(ledger.own_bytes >= 32 << 20 && ledger.held_bytes <= 64 << 20, "{ledger:?}");
+    let shared = pool.stats().limits.shared.unwrap();
+    assert!(shared.own_bytes >= 32 << 20 && shared.held_bytes <= 64 << 20, "{shared:?}");
     // A reserve is in use to the end: nothing of it is given.
     let text = other.ask(&format!("try {}", 40 * MIB));
     assert!(text.contains("Return buffers in these processes"), "{text}");
@@ -538,7 +538,7 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn processes_killed_at_any_moment_leave_a_ledger_that_balances() {
+fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
     child::alone(|| {
         let kills: u64 = std::env::var("LEDGER_KILLS").map_or(40, |kills| kills.parse().unwrap());
         let named = Named::new("kills");

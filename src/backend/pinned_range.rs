@@ -1,6 +1,6 @@
 //! Pins memory that a user mapped, as the memory of a source is.
 //!
-//! - page-lock-I1: a [`PageLock`] ends by [`end`](PageLock::end), while its memory is mapped; if the driver refuses, the memory
+//! - pinned-range-I1: a [`PinnedRange`] ends by [`end`](PinnedRange::end), while its memory is mapped; if the driver refuses, the memory
 //!   stays mapped.
 #![allow(unsafe_code)] // Pins and unpins memory.
 
@@ -18,7 +18,7 @@ use crate::error::SourceError;
 
 /// What pins a region.
 #[derive(Debug)]
-pub(crate) enum PageLock {
+pub(crate) enum PinnedRange {
     /// Nothing pins it.
     None,
     /// The kernel, which unlocks what is unmapped.
@@ -27,7 +27,7 @@ pub(crate) enum PageLock {
     Driver(Arc<RegisterSource>),
 }
 
-impl PageLock {
+impl PinnedRange {
     /// Pins `region` as the source `source` of the device `device` does, after `threads` threads have brought its pages into
     /// memory, which does not change them. While a driver has locked them, children of `fork` do not get them.
     ///

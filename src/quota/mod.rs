@@ -23,7 +23,7 @@ mod process;
 use pinpool_os::words::Size;
 use std::sync::{Arc, OnceLock, Weak};
 
-use crate::ledger::{HostLedger, LedgerReport, Loss, Want};
+use crate::shared_limit::{Loss, SharedLimit, SharedLimitReport, Want};
 use crate::stats::Stats;
 use pinpool_os::lost;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
@@ -71,7 +71,7 @@ pub(crate) struct Budget {
     /// Among the pools of the process.
     member: Member,
     /// The limit of the host. Claims hold it, so that the pool leaves it with the last of them.
-    host: Option<Weak<HostLedger>>,
+    host: Option<Weak<SharedLimit>>,
     owner: OnceLock<Weak<dyn BudgetOwner>>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct Budget {
 #[must_use = "dropping a claim returns its bytes"]
 pub(crate) struct Claim {
     budget: Arc<Budget>,
-    host: Option<Arc<HostLedger>>,
+    host: Option<Arc<SharedLimit>>,
     bytes: u64,
 }
 
@@ -108,7 +108,7 @@ impl Budget {
 
     /// A claim of no bytes under a new budget of a pool; its claims are made in `host` too, if there is one. The pool leaves
     /// `host` with its last claim.
-    pub(crate) fn of_pool(max_bytes: Option<u64>, member: Member, host: Option<HostLedger>) -> Claim {
+    pub(crate) fn of_pool(max_bytes: Option<u64>, member: Member, host: Option<SharedLimit>) -> Claim {
         let host = host.map(Arc::new);
         let weak = host.as_ref().map(Arc::downgrade);
         let budget = Arc::new(Self { member, host: weak, ..Self::with(Level::Pool, max_bytes) });
@@ -148,7 +148,7 @@ impl Budget {
     }
 
     /// The limit of the host, if the pool is under one and has not ended.
-    pub(crate) fn host(&self) -> Option<Arc<HostLedger>> {
+    pub(crate) fn host(&self) -> Option<Arc<SharedLimit>> {
         self.host.as_ref()?.upgrade()
     }
 
@@ -158,7 +158,7 @@ impl Budget {
     }
 
     /// Claims `bytes` at each level, or nowhere.
-    fn grow(&self, bytes: u64, host: Option<&HostLedger>) -> Result<(), QuotaExceeded> {
+    fn grow(&self, bytes: u64, host: Option<&SharedLimit>) -> Result<(), QuotaExceeded> {
         self.in_process(|process| {
             self.grow_own(bytes)?;
             if process.claimable_bytes() >= bytes && host.is_none_or(|host| host.claim(bytes)) {
@@ -274,8 +274,8 @@ impl Budget {
     }
 
     /// Queries the host's limit, else the process's.
-    fn shared(&self, host: impl FnOnce(&HostLedger) -> u64, process: impl FnOnce(&Process) -> u64) -> u64 {
-        self.host().map_or_else(|| self.in_process(process), |ledger| host(&ledger))
+    fn shared(&self, host: impl FnOnce(&SharedLimit) -> u64, process: impl FnOnce(&Process) -> u64) -> u64 {
+        self.host().map_or_else(|| self.in_process(process), |shared| host(&shared))
     }
 
     fn shared_room_for(&self, bytes: u64) -> u64 {
@@ -299,12 +299,12 @@ impl Budget {
 
     /// What other owners want and the shared limit has no room for.
     pub(crate) fn others_lack(&self) -> u64 {
-        self.shared(HostLedger::others_lack, Process::lacking_bytes)
+        self.shared(SharedLimit::others_lack, Process::lacking_bytes)
     }
 
     /// What a returned buffer must make room for, because other owners lack it and come first; else 0.
     pub(crate) fn owed_bytes(&self) -> u64 {
-        self.shared(HostLedger::owed_bytes, Process::lacking_bytes)
+        self.shared(SharedLimit::owed_bytes, Process::lacking_bytes)
     }
 
     /// Why the shared limit has no room for `needed_bytes`, and what helps.
@@ -328,7 +328,7 @@ impl Budget {
             return (found, "return buffers to this pool, or restart all processes that share the limit");
         }
         let report = host.report();
-        let LedgerReport { name, max_bytes, held_bytes, .. } = &report;
+        let SharedLimitReport { name, max_bytes, held_bytes, .. } = &report;
         let (max_bytes, others) = (max_bytes.unwrap_or(u64::MAX), report.others_in_words());
         let found = format!(
             "exceeds the shared limit {name} of {}; {} are held ({others})",
@@ -534,16 +534,16 @@ mod tests {
     #[test]
     fn a_pool_leaves_the_limit_of_the_host_with_its_last_claim() {
         let name = format!("unit-{}-outlives", std::process::id());
-        let ledger = HostLedger::attach(&name, None, 100).unwrap();
-        let pool = Budget::of_pool(None, Member::default(), Some(ledger));
+        let shared = SharedLimit::attach(&name, None, 100).unwrap();
+        let pool = Budget::of_pool(None, Member::default(), Some(shared));
         let quota = pool.budget().clone();
         let claim = quota.claim(30).unwrap();
         assert_eq!(quota.claim(71).map(drop).unwrap_err().level, Level::Shared);
         assert!(quota.never(101).is_some_and(|over| !over.could_ever) && quota.never(100).is_none());
         drop(pool);
-        assert_eq!(crate::ledger::report(&name).unwrap().unwrap().held_bytes, 30);
+        assert_eq!(crate::shared_limit::report(&name).unwrap().unwrap().held_bytes, 30);
         drop(claim);
-        assert!(crate::ledger::report(&name).unwrap().is_none() && !quota.is_shared());
+        assert!(crate::shared_limit::report(&name).unwrap().is_none() && !quota.is_shared());
     }
 
     #[test]

@@ -24,7 +24,7 @@ impl Named {
     }
 
     fn error(&self) -> String {
-        HostLedger::attach(&self.0, None, 100).unwrap_err()
+        SharedLimit::attach(&self.0, None, 100).unwrap_err()
     }
 
     /// A different file in place of the shared limit's file.
@@ -33,13 +33,13 @@ impl Named {
         fs::set_permissions(self.path(), Permissions::from_mode(0o600)).unwrap();
     }
 
-    fn attach(&self, pool: &str, max_bytes: u64) -> HostLedger {
-        HostLedger::attach(&self.0, Some(pool), max_bytes).unwrap()
+    fn attach(&self, pool: &str, max_bytes: u64) -> SharedLimit {
+        SharedLimit::attach(&self.0, Some(pool), max_bytes).unwrap()
     }
 }
 
 /// Changes a want of `owner` that it has no other of.
-fn want(owner: &HostLedger, want: &Want, bytes: u64) {
+fn want(owner: &SharedLimit, want: &Want, bytes: u64) {
     owner.set_want(want, bytes, bytes);
 }
 
@@ -71,11 +71,11 @@ fn owners_claim_under_the_limit_of_the_first() {
 }
 
 #[test]
-fn a_full_ledger_says_so_and_can_be_shown() {
+fn a_full_shared_limit_says_so_and_can_be_shown() {
     let named = Named::new("full");
     let all: Vec<_> = (0..SLOTS).map(|_| named.attach("", 100)).collect();
     let error = named.error();
-    assert!(error.starts_with("all 256 slots of /dev/shm/pinpool-ledger."), "{error}");
+    assert!(error.starts_with("all 256 slots of /dev/shm/pinpool-limit."), "{error}");
     assert_eq!(super::report(&named.0).unwrap().unwrap().owners.len(), all.len());
 }
 
@@ -213,7 +213,7 @@ fn the_bytes_of_a_killed_owner_are_free_at_once_though_a_child_of_it_lives() {
         let owner = named.attach("killed", 100);
         assert!(owner.claim(60));
         // Its child keeps copies of everything that its parent has open and mapped, and owns nothing.
-        let child = Child::that(|| assert!(!owner.claim(1) && owner.report() == LedgerReport::default()));
+        let child = Child::that(|| assert!(!owner.claim(1) && owner.report() == SharedLimitReport::default()));
         // SAFETY: writes a number that is there.
         unsafe { libc::write(ends[1], (&raw const child.0).cast(), size_of::<libc::pid_t>()) };
         std::mem::forget(child);

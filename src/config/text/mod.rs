@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Backend, HugeTlb, LedgerName, Limit, OnFull, Preset};
-use crate::ledger;
+use super::{Backend, HugeTlb, Limit, OnFull, Preset, SharedLimitName};
+use crate::shared_limit;
 use crate::size_class::Rounding;
 
 mod quantities;
@@ -118,14 +118,14 @@ impl fmt::Display for Limit {
     }
 }
 
-impl FromStr for LedgerName {
+impl FromStr for SharedLimitName {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
         match text.to_ascii_lowercase().as_str() {
             "none" => Ok(Self::Disabled),
             "auto" => Ok(Self::Auto),
-            _ => match ledger::problem_of(text) {
+            _ => match shared_limit::problem_of(text) {
                 Some(problem) => Err(ParseError::new(text, problem)),
                 None => Ok(Self::Named(text.to_owned())),
             },
@@ -133,7 +133,7 @@ impl FromStr for LedgerName {
     }
 }
 
-impl fmt::Display for LedgerName {
+impl fmt::Display for SharedLimitName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Disabled => "none",

@@ -18,7 +18,7 @@ pub const LISTED: usize = 8;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct LedgerReport {
+pub struct SharedLimitReport {
     /// Its name.
     pub name: String,
     /// Its limit in bytes, set by its first owner; `None` without one.
@@ -26,14 +26,14 @@ pub struct LedgerReport {
     /// Bytes that all owners hold.
     pub held_bytes: u64,
     /// The living owners, the largest first.
-    pub owners: Vec<LedgerOwner>,
+    pub owners: Vec<SharedLimitOwner>,
 }
 
 /// A pool under a shared limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct LedgerOwner {
+pub struct SharedLimitOwner {
     /// Its process number, which is valid in its own namespace only.
     pub pid: u32,
     /// Whether it is the pool that made this report.
@@ -50,13 +50,14 @@ pub struct LedgerOwner {
     pub wanted_bytes: u64,
 }
 
-impl LedgerReport {
+impl SharedLimitReport {
     /// Reads the words of the living owners. The slot of the caller, if it has one, is `own`.
     pub(super) fn of(name: &str, slots: &Slots, own: Option<usize>) -> Self {
         // An owner that is just attaching has not written its process.
         let is_owner =
             |index: &usize| slots.get(*index, PROCESS) > 0 && (Some(*index) == own || slots.is_owned(*index));
-        let read = || (0..SLOTS).filter(is_owner).map(|index| LedgerOwner::of(slots, index, own)).collect::<Vec<_>>();
+        let read =
+            || (0..SLOTS).filter(is_owner).map(|index| SharedLimitOwner::of(slots, index, own)).collect::<Vec<_>>();
         // Under the lock nobody claims, so the sum is never above the limit.
         let mut owners = slots.locked(read).unwrap_or_else(read);
         owners.sort_by(|one, other| other.held_bytes.cmp(&one.held_bytes).then_with(|| one.pid.cmp(&other.pid)));
@@ -74,7 +75,7 @@ impl LedgerReport {
     }
 }
 
-impl fmt::Display for LedgerOwner {
+impl fmt::Display for SharedLimitOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pid, pool, held_bytes, idle_bytes, wanted_bytes, .. } = self;
         let namespace = if self.is_elsewhere { " in another namespace" } else { "" };
@@ -98,7 +99,7 @@ pub(super) fn words_of(name: &str) -> [u64; NAME_WORDS] {
     std::array::from_fn(word)
 }
 
-impl LedgerOwner {
+impl SharedLimitOwner {
     fn of(slots: &Slots, index: usize, own: Option<usize>) -> Self {
         let get = |word| slots.get(index, word);
         let name = (NAME..SLOT_WORDS).flat_map(|word| get(word).to_ne_bytes()).collect::<Vec<_>>();
@@ -119,7 +120,7 @@ impl LedgerOwner {
 /// # Errors
 ///
 /// An invalid name, or a file that cannot be read, has another format or is not a shared limit.
-pub fn report(name: &str) -> Result<Option<LedgerReport>, String> {
+pub fn report(name: &str) -> Result<Option<SharedLimitReport>, String> {
     problem_of(name).map_or(Ok(()), |problem| Err(problem.to_owned()))?;
-    Ok(Slots::view(&path_of(name))?.map(|slots| LedgerReport::of(name, &slots, None)))
+    Ok(Slots::view(&path_of(name))?.map(|slots| SharedLimitReport::of(name, &slots, None)))
 }

@@ -13,8 +13,8 @@ pub mod config {
     pub use crate::config::*;
 }
 /// Which process holds how much under a shared limit.
-pub mod ledger {
-    pub use crate::ledger::*;
+pub mod shared_limit {
+    pub use crate::shared_limit::*;
 }
 pub mod short_path;
 

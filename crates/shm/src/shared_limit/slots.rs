@@ -25,7 +25,7 @@ use pinpool_os::sync::process::{AtomicU64, Ordering};
 /// Magic, kind, version, number of the segment, its cookie.
 type Header = [u64; 5];
 const MAGIC: u64 = u64::from_ne_bytes(*b"pinpool\x01");
-const KIND: u64 = u64::from_ne_bytes(*b"ledger  ");
+const KIND: u64 = u64::from_ne_bytes(*b"limit   ");
 /// Raise it with each change of the words below.
 const VERSION: u64 = 4;
 

@@ -5,10 +5,10 @@ use std::fs::{self, OpenOptions};
 use std::time::Duration;
 
 use crate::child;
-use crate::ledger::{LONG, MIB, Named, Worker};
+use crate::shared_limit::{LONG, MIB, Named, Worker};
 
 #[test]
-fn a_pool_whose_ledger_is_removed_keeps_its_buffers_and_refuses_growth_alone() {
+fn a_pool_whose_shared_limit_is_removed_keeps_its_buffers_and_refuses_growth_alone() {
     let named = Named::new("rm");
     let pool = named.builder(64).wait(Duration::ZERO).build().unwrap();
     let mut other = Worker::start(&named, "other", 64);
@@ -41,7 +41,7 @@ fn a_pool_whose_ledger_is_removed_keeps_its_buffers_and_refuses_growth_alone() {
 }
 
 #[test]
-fn a_ledger_whose_file_is_truncated_or_overwritten_at_any_moment_kills_nobody() {
+fn a_shared_limit_whose_file_is_truncated_or_overwritten_at_any_moment_kills_nobody() {
     let named = Named::new("cut");
     let vars = [("LEDGER_LEN", "1000000"), ("LEDGER_HOLD_US", "100")];
     let mut workers = ["one", "two"].map(|pool| Worker::start_with(&named, pool, 64, &vars));
@@ -68,11 +68,11 @@ fn a_ledger_whose_file_is_truncated_or_overwritten_at_any_moment_kills_nobody() 
 }
 
 /// Closes the descriptors of shared limits, as code that closes descriptors it does not own does.
-fn close_descriptors_of_ledgers() {
-    let is_ledger = |target: &std::path::Path| target.to_string_lossy().contains("/pinpool-ledger.");
+fn close_descriptors_of_shared_limits() {
+    let is_shared_limit = |target: &std::path::Path| target.to_string_lossy().contains("/pinpool-limit.");
     for entry in fs::read_dir("/proc/self/fd").unwrap().flatten() {
         let number = entry.file_name().to_string_lossy().parse().unwrap();
-        if fs::read_link(entry.path()).is_ok_and(|target| is_ledger(&target)) {
+        if fs::read_link(entry.path()).is_ok_and(|target| is_shared_limit(&target)) {
             // SAFETY: that it is not this code's own is what the pools are to notice.
             assert_eq!(unsafe { libc::close(number) }, 0);
         }
@@ -85,7 +85,7 @@ fn a_pool_that_lost_its_descriptor_leaves_the_place_of_the_next_alone() {
         let named = Named::new("aba");
         let first = named.builder(64).name("first").wait(Duration::ZERO).build().unwrap();
         let held = first.get(40 * MIB).unwrap();
-        close_descriptors_of_ledgers();
+        close_descriptors_of_shared_limits();
         // Takes the slot, and the number of the descriptor.
         let second = named.builder(64).name("second").wait(Duration::ZERO).build().unwrap();
         let second_held = second.get(40 * MIB).unwrap();
