@@ -113,11 +113,6 @@ impl<T> Idle<T> {
         Some(state.evict(victim, cache))
     }
 
-    /// Whether there is a thread cache that may keep buffers.
-    pub(super) fn has_cache(&self) -> bool {
-        self.cache.as_ref().is_some_and(|cache| cache.limit() > 0)
-    }
-
     /// A request was served by the underlying allocator at `now_us`.
     pub(super) fn count_allocated(&self, now_us: u64) {
         self.state.lock().limit.count_allocated(now_us);

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use super::super::memory::Refusal;
 use super::super::meter::owners::TagAccount;
 use super::super::meter::{Counter, Times};
-use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter, deadline};
+use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
 use super::{Block, Core};
 use crate::diag::PoolLog;
 use crate::error::{ErrorKind, Result};
@@ -216,7 +216,7 @@ impl Account {
             return Err(self.refuse(wanted, refusal));
         }
         self.core.log.began_to_wait(wanted.len as u64, wanted.class.bytes as u64);
-        let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline(wait)), keep_alive);
+        let waiter = Waiter::new(wanted.clone(), wanted.class, (Instant::now(), wait), keep_alive);
         Ok(Err(WaitTicket::new(self, waiter, Some(refusal))))
     }
 

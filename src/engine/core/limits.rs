@@ -29,6 +29,7 @@ use crate::quota::{Budget, BudgetOwner};
 use crate::shared_limit::{SharedLimitReport, Want};
 use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_observe::record::Event;
+use pinpool_os::fork::OfProcess;
 use pinpool_os::host::{HostMemory, LimitOrigin, MemoryGauge};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::words::Size;
@@ -49,15 +50,17 @@ pub(crate) struct AutoLimit {
     gauge: Option<MemoryGauge>,
     /// The limit of the machine or its cgroup that `auto` was computed from.
     followed: Mutex<Option<(u64, LimitOrigin)>>,
-    /// The last reading of the gauge, and its time.
-    last: Mutex<Option<(u64, HostMemory)>>,
+    /// Where the gauge reads.
+    root: PathBuf,
 }
+
+/// The last reading of the memory of the system, and where and when it was made. All pools of the process use it.
+static LAST_READING: OfProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = OfProcess::new(Mutex::default);
 
 impl AutoLimit {
     /// Reads the files below `root`.
     pub(crate) fn new(root: PathBuf) -> Self {
-        let (followed, last) = (Mutex::default(), Mutex::default());
-        Self { gauge: MemoryGauge::open(&root), lock_limit_bytes: None, followed, last }
+        Self { gauge: MemoryGauge::open(&root), root, lock_limit_bytes: None, followed: Mutex::default() }
     }
 
     /// `max_bytes` in bytes for pools that hold `held_bytes`, and in words. If it is `auto`, it is followed from now on.
@@ -95,12 +98,15 @@ impl AutoLimit {
 
     /// The memory of the system, as it was at most [`READ_EVERY_US`] ago. Reads files under no lock.
     pub(super) fn memory(&self, now_us: u64) -> Option<HostMemory> {
-        let last = self.last.lock().clone();
-        if let Some((_, memory)) = last.filter(|(read_us, _)| now_us.saturating_sub(*read_us) < READ_EVERY_US) {
+        let last = LAST_READING.get().lock().clone();
+        if let Some((root, read_us, memory)) = last
+            && root == self.root
+            && now_us.wrapping_sub(read_us) < READ_EVERY_US
+        {
             return Some(memory);
         }
         let memory = self.gauge.as_ref()?.read()?;
-        *self.last.lock() = Some((now_us, memory.clone()));
+        *LAST_READING.get().lock() = Some((self.root.clone(), now_us, memory.clone()));
         Some(memory)
     }
 

@@ -49,19 +49,20 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 mod account;
+mod fast_path;
 mod get;
 mod limits;
 mod put;
 mod queue;
-pub(super) mod recent;
 mod record;
 mod report;
 mod tick;
 
 pub(crate) use account::{Account, BlockRequest};
+pub(crate) use fast_path::CachedShard;
+pub(super) use fast_path::KeptCore;
 pub(crate) use limits::AutoLimit;
 use queue::{Backoff, SlowPathFlag};
-pub(crate) use recent::CachedShard;
 use report::Diagnosis;
 use tick::Ticks;
 

@@ -4,14 +4,15 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::fast_path::KeptCore;
 use super::{Block, Core};
 use crate::backend::SourceError;
 use crate::copy::CopyKeeper;
-use crate::engine::stock::PutEnd;
 use crate::error::Error;
 use crate::in_flight::{Ask, Ended, Fences, LostItem, SharedFence, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
+use crate::stats::EvictionReason;
 use pinpool_observe::record::Event;
 use pinpool_os::lost;
 use pinpool_os::sync::process::{Ordering, fence};
@@ -28,25 +29,32 @@ impl CopyKeeper for Core {
     }
 }
 
-impl Core {
-    /// The user returns `block`; devices may use it until the copies recorded on it have completed. The caller keeps a reference
-    /// to this pool until the call returns.
-    pub(in crate::engine) fn put(&self, mut block: Block) {
-        let fences = &mut block.state_mut().copy_fences;
+impl Block {
+    /// Returns the buffer, and checks everything. Devices may use it until the copies recorded on it have completed. In a forked
+    /// child the block leaks.
+    #[inline(never)]
+    pub(super) fn put_slow(mut self) {
+        if self.is_forked() {
+            return std::mem::forget(self);
+        }
+        let core = KeptCore::of(&self);
+        let fences = &mut self.state_mut().copy_fences;
         if !fences.is_empty() {
             let fences = fences.take();
-            return self.put_after(block, fences);
+            return core.put_after(self, fences);
         }
-        self.record_put(&block, false);
+        core.record_put(&self, false);
         // Under `PINPOOL_ZERO` the block waits for a sweep, so that its user need not zero it. Memory of another origin is never
         // kept.
-        if self.config.zero && self.thread.is_some() && block.is_from_source() {
-            self.begin_flight(block, Fences::new());
+        if core.config.zero && core.thread.is_some() && self.is_from_source() {
+            core.begin_flight(self, Fences::new());
         } else {
-            self.keep(block);
+            core.keep(self);
         }
     }
+}
 
+impl Core {
     /// The user returns `block`; devices may use it until all `fences` have completed.
     pub(in crate::engine) fn put_after(&self, block: Block, fences: Fences) {
         self.record_put(&block, true);
@@ -99,13 +107,21 @@ impl Core {
             self.record_return();
         }
         let Some(block) = self.release_for_others(block).and_then(|block| self.offer_to_head(block)) else { return };
-        let end = self.stock.put(block, self, self.time.coarse_us());
-        if end == PutEnd::Merged {
+        let (class, now_us) = (block.class(), self.time.coarse_us());
+        if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
+            // Where it merges with adjacent free memory (policy-R3).
+            self.stock.idle().count_put();
+            self.stock.evict(block, now_us, EvictionReason::Released);
             self.notice(self.pace_of_change());
+        } else {
+            let evicted = self.stock.idle().put(block.into_entry(), class);
+            if evicted.is_none() {
+                return self.wake_waiters();
+            }
+            self.stock.evict_over_limit(evicted, now_us);
         }
-        if end != PutEnd::Kept {
-            self.close_if_unused();
-        }
+        self.stock.enforce_idle_limit(self, now_us);
+        self.close_if_unused();
         self.wake_waiters();
     }
 
@@ -176,24 +192,6 @@ impl Core {
             self.keep(block);
         }
         swept.lost.into_iter().for_each(|LostItem { item, error, fence }| self.lose(item, fence, &error));
-    }
-
-    /// The last completed block that the sweeping request wants, bypassing the idle list: counts as a return and a hit. `None` if
-    /// another request waits, or the idle list would not keep the block.
-    pub(super) fn reuse_completed(&self, swept: &mut Swept<Block>, wanted: impl Fn(&Block) -> bool) -> Option<Block> {
-        let at = swept.completed.iter().rposition(wanted)?;
-        let is_kept = self.stock.keeps_idle(&swept.completed[at]) && !self.config.zero;
-        if !is_kept || self.has_waiters() || self.slow_path_flag.is_for_shared_limit() {
-            return None;
-        }
-        let mut block = swept.completed.remove(at);
-        self.end_flights(std::slice::from_mut(&mut block));
-        self.stock.record_of(&block, |id| Event::Completed { id });
-        block.end_holding();
-        let _claim = block.take_claim();
-        block.make_plain(self.generation.number());
-        self.counters.handed_over.add(1);
-        Some(block)
     }
 
     /// The copies of `blocks` have completed: records how long each was in flight.
