@@ -49,7 +49,7 @@ impl Block {
         if core.config.zero && core.thread.is_some() && self.is_from_source() {
             core.begin_flight(self, Fences::new());
         } else {
-            core.keep(self);
+            core.finish_put(self);
         }
     }
 }
@@ -90,7 +90,7 @@ impl Core {
     }
 
     /// Nothing uses `block` any more. It serves a waiting request, becomes idle, or leaves the pool.
-    pub(super) fn keep(&self, mut block: Block) {
+    pub(super) fn finish_put(&self, mut block: Block) {
         self.end_use(&mut block, || self.time.read_us());
         block.end_holding();
         // Ends last: the account's next request comes after those that wait for memory of the pool.
@@ -189,7 +189,7 @@ impl Core {
         self.end_flights(&mut completed);
         for block in completed {
             self.stock.record_of(&block, |id| Event::Completed { id });
-            self.keep(block);
+            self.finish_put(block);
         }
         swept.lost.into_iter().for_each(|LostItem { item, error, fence }| self.lose(item, fence, &error));
     }
@@ -249,7 +249,7 @@ impl Core {
         self.memory().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
         for block in blocks {
             self.stock.record_new(&block);
-            self.keep(block);
+            self.finish_put(block);
         }
     }
 }

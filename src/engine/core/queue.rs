@@ -68,7 +68,7 @@ impl Server for Core {
     }
 
     fn take_back(&self, block: Block) {
-        self.keep(block);
+        self.finish_put(block);
     }
 
     fn patience(&self, since: Instant) -> Duration {

@@ -172,11 +172,14 @@ impl Core {
         counted.map(row).collect()
     }
 
-    pub(crate) fn stats(&self) -> Stats {
+    /// The statistics of a pool or partition that has counted nothing.
+    pub(super) fn empty_stats(&self, name: Option<String>, number: u64) -> Stats {
         let (preset, source) = (self.config.preset.name(), self.memory().source());
-        let name = self.name().map(str::to_owned);
-        let (number, backend, is_pinned) = (self.log.number, source.name(), source.is_pinned());
-        let mut stats = Stats { name, number, preset, backend, is_pinned, ..Stats::default() };
+        Stats { name, number, preset, backend: source.name(), is_pinned: source.is_pinned(), ..Stats::default() }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let mut stats = self.empty_stats(self.name().map(str::to_owned), self.log.number);
         if self.is_forked() {
             return stats;
         }
