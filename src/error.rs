@@ -152,6 +152,12 @@ pub(crate) enum ErrorKind {
     #[error("cannot tell whether a copy completed: {why}")]
     Device { why: String },
     #[error(
+        "the stream is capturing a graph, and each launch would use the buffer again after it was recycled; copy before the \
+         capture begins or after it ends, or on a stream that does not take part in it"
+    )]
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has graphs.
+    Capture,
+    #[error(
         "cannot start a thread for {what}: {why}; raise the limit on processes (`ulimit -u`) or memory (`ulimit -v`)"
     )]
     Thread { what: &'static str, why: io::Error },
@@ -181,7 +187,7 @@ predicates! {
     /// A copy was refused before anything was enqueued.
     is_copy, Copy = Copy;
     /// The device failed: whether a copy completed is unknown.
-    is_device, Device = Device;
+    is_device, Device = Device | Capture;
     /// The system refused to create a thread.
     is_thread, Thread = Thread;
     /// The pool was created before this process was forked.
@@ -191,6 +197,22 @@ predicates! {
 }
 
 impl Error {
+    /// This machine has no such backend, or no driver for a stream or event: the same call fails again. Implies
+    /// [`is_backend`](Self::is_backend).
+    pub fn is_unavailable(&self) -> bool {
+        matches!(*self.0, ErrorKind::Unavailable { .. })
+    }
+
+    /// The driver knows no such stream or event. Implies [`is_request`](Self::is_request).
+    pub fn is_handle(&self) -> bool {
+        matches!(*self.0, ErrorKind::Handle { .. })
+    }
+
+    /// The stream is capturing a graph, so the end of the work is unknown. Implies [`is_device`](Self::is_device).
+    pub fn is_capture(&self) -> bool {
+        matches!(*self.0, ErrorKind::Capture)
+    }
+
     /// The error's text; if a request found no memory, also the largest holders, one per line.
     pub fn report(&self) -> String {
         match &*self.0 {
@@ -243,7 +265,9 @@ impl From<Error> for io::Error {
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
             ErrorKind::Thread { ref why, .. } => why.kind(),
             ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
-            ErrorKind::Forked { .. } | ErrorKind::Closed | ErrorKind::Device { .. } => io::ErrorKind::Other,
+            ErrorKind::Forked { .. } | ErrorKind::Closed | ErrorKind::Device { .. } | ErrorKind::Capture => {
+                io::ErrorKind::Other
+            }
         };
         Self::new(kind, error)
     }

@@ -362,6 +362,6 @@ fn variable(name: &str) -> PyResult<String> {
             || format!("they are name, env, {}", setting_names().collect::<Vec<_>>().join(", ")),
             |nearest| format!("did you mean {}?", keyword(nearest)),
         );
-        PyTypeError::new_err(format!("{name:?} is no setting of a pool; {advice}"))
+        PyTypeError::new_err(format!("{name:?} is not a setting of a pool; {advice}"))
     })
 }

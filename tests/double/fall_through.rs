@@ -72,9 +72,7 @@ const REFUSALS: &[(&[&str], &str, &[&str])] = &[
     (&["cuDevicePrimaryCtxRetain"], "host", &["skipped vmm, register, cuda: cuDevicePrimaryCtxRetain"]),
     (&["cuMemcpyHtoDAsync_v2"], "host", &["skipped vmm, register, cuda: cuMemcpyHtoDAsync"]),
     (&["cuMemcpyDtoHAsync_v2"], "host", &["skipped vmm, register, cuda: cuMemcpyDtoHAsync"]),
-    // No memory on the device for a word, or no stream: nothing is known of copies.
-    (&["cuMemAllocAsync"], "vmm", &[]),
-    (&["cuStreamCreate"], "vmm", &[]),
+    (&["cuStreamCreate"], "host", &["skipped vmm, register, cuda: cuStreamCreate"]),
 ];
 
 #[test]
@@ -107,6 +105,33 @@ fn each_refusal_at_each_step_is_named_and_the_next_back_end_is_taken() {
                 assert_eq!(of_gpu, usize::from(is_host), "{refused:?}: {warnings:?}");
             }
         }
+    });
+}
+
+#[test]
+fn without_device_memory_for_a_test_copy_a_back_end_is_used_with_a_warning_that_names_the_call() {
+    alone(|| {
+        let double = MockDriver::load();
+        let refused = |call: &str, code: Code, others: &[&str]| {
+            double.reset();
+            double.renew_contexts();
+            std::mem::forget(CudaContext::new(0).unwrap());
+            double.fail_from(call, 1, code);
+            others.iter().for_each(|call| double.fail_from(call, 1, Code::NOT_PERMITTED));
+            taken(auto())
+        };
+        for code in [Code::OUT_OF_MEMORY, NOT_SUPPORTED] {
+            for (expected, others) in [("vmm", &[][..]), ("register", &["cuMemCreate"])] {
+                let Taken { backend, warnings, .. } = refused("cuMemAllocAsync", code, others);
+                let named = format!("backend {expected} is used without a test copy: cuMemAllocAsync failed");
+                assert!(backend == expected && warnings.iter().any(|line| line.contains(&named)), "{warnings:?}");
+                assert!(warnings.iter().any(|line| line.contains(&format!("(code {})", code.0))), "{warnings:?}");
+            }
+        }
+        // Any other answer is a refusal.
+        let Taken { backend, start, .. } = refused("cuMemAllocAsync", Code::LAUNCH_FAILED, &[]);
+        let named = "skipped vmm, register, cuda: cuMemAllocAsync failed: CUDA_ERROR_LAUNCH_FAILED (code 719)";
+        assert!(["mlock", "heap"].contains(&backend) && start.contains(named), "{start}");
     });
 }
 

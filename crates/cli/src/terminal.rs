@@ -36,24 +36,21 @@ impl Default for Terminal {
 impl Terminal {
     /// A progress bar in bytes, cleared on drop. Hidden if the verbosity is quiet.
     pub fn bar(&self, total_bytes: u64, verbosity: Verbosity) -> ProgressBar {
-        if verbosity == Verbosity::Quiet {
-            return ProgressBar::hidden();
-        }
-        let bar = self.bars.add(ProgressBar::new(total_bytes).with_finish(ProgressFinish::AndClear));
-        let style = ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}");
-        if let Ok(style) = style {
-            bar.set_style(style);
-        }
-        bar
+        const STYLE: &str = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}";
+        self.progress(ProgressBar::new(total_bytes), STYLE, verbosity)
     }
 
     /// A line with a count of steps, cleared on drop. Hidden if the verbosity is quiet.
     pub fn steps(&self, verbosity: Verbosity) -> ProgressBar {
+        self.progress(ProgressBar::new_spinner(), "{spinner} {pos} {msg}, {elapsed}", verbosity)
+    }
+
+    fn progress(&self, bar: ProgressBar, style: &str, verbosity: Verbosity) -> ProgressBar {
         if verbosity == Verbosity::Quiet {
             return ProgressBar::hidden();
         }
-        let bar = self.bars.add(ProgressBar::new_spinner().with_finish(ProgressFinish::AndClear));
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} {msg}, {elapsed}") {
+        let bar = self.bars.add(bar.with_finish(ProgressFinish::AndClear));
+        if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
         bar

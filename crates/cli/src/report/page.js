@@ -57,14 +57,13 @@ for (const { id, title, description } of report.charts) {
   figure.id = id;
   add(figure, "figcaption", description);
 }
-for (const { name, is_open, head, rows } of report.tables) {
-  const details = add(main, "details");
-  details.open = is_open;
-  add(details, "summary", name);
-  const table = add(details, "table");
+if (report.table) {
+  const section = add(main, "section");
+  add(section, "h2", report.table.name);
+  const table = add(section, "table");
   const first = add(table, "tr");
-  head.forEach((cell) => (add(first, "th", cell).scope = "col"));
-  rows.forEach((cells) => {
+  report.table.head.forEach((cell) => (add(first, "th", cell).scope = "col"));
+  report.table.rows.forEach((cells) => {
     const row = add(table, "tr");
     cells.forEach((cell) => add(row, "td", cell));
   });

@@ -10,7 +10,7 @@ use clap::Args;
 use pinpool_metrics::prometheus_text;
 use serde_json::Value;
 
-use super::{on_host, pools, statistics_of};
+use super::{all_of, on_host, pools};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
@@ -53,18 +53,7 @@ pub(crate) fn run(args: &MetricsArgs, terminal: &Terminal) -> Result<(), ExitErr
 
 /// The text, and the errors of processes that did not answer.
 fn text(args: &MetricsArgs) -> (String, Vec<String>) {
-    let (objects, silent) = if args.all {
-        on_host()
-    } else {
-        let (mut objects, mut silent) = (Vec::new(), Vec::new());
-        for target in &args.targets {
-            match statistics_of(target) {
-                Ok(object) => objects.push(object),
-                Err(error) => silent.push(error.to_string()),
-            }
-        }
-        (objects, silent)
-    };
+    let (objects, silent) = if args.all { on_host() } else { all_of(&args.targets, false) };
     let labelled: Vec<_> =
         objects.iter().flat_map(|object| pools(object).iter().map(|pool| (labels(object, pool), pool))).collect();
     (prometheus_text(&labelled), silent)
