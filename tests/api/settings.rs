@@ -198,7 +198,7 @@ fn values_are_read() {
     };
     alone_with(vars, || {
         assert!(report().errors.is_empty());
-        let pool = Pool::from_env().unwrap();
+        let pool = Pool::builder().build().unwrap();
         let config = pool.config();
         assert!(matches!(config.backend, Backend::Mlock));
         assert_eq!((config.device, config.pool_size_limit, config.auto_resize), (2, 7, false));

@@ -178,8 +178,10 @@ impl Core {
         let Some(limit) = self.budget().host() else { return };
         let (log, name) = (self.log.clone(), limit.name().to_owned());
         let core: Weak<Self> = Arc::downgrade(self);
-        let begun = limit.watch(move |is_wanted, news| {
-            log.shared_limit_lost(&name, news);
+        let begun = limit.watch(move |is_wanted, loss| {
+            if let Some(loss) = loss {
+                log.shared_limit_lost(&name, loss);
+            }
             let Some(core) = core.upgrade() else { return false };
             core.room_was_made();
             if is_wanted {

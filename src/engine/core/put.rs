@@ -224,7 +224,14 @@ impl Core {
             None => self.notice(Pace::Active),
         }
         // After the block is counted, since a log line may be slow.
-        self.log.completion_unknown(held_bytes, lost, keeps_all, is_asked_again, error);
+        // One failed device affects many.
+        if lost.is_power_of_two() {
+            if is_asked_again {
+                self.log.quarantined(held_bytes, lost, keeps_all, error);
+            } else {
+                self.log.leaked(held_bytes, lost, keeps_all, error);
+            }
+        }
         self.close_if_unused();
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::{BlockRequest, Core};
 use crate::copy;
-use crate::diag::is_power_of_ten;
+use crate::diag::{StillOut, is_power_of_ten};
 use crate::dump::{Dump, Host, Owner, Request};
 use crate::engine::memory::Refusal;
 use crate::engine::meter::owners::{TagAccount, UNTAGGED};
@@ -97,11 +97,11 @@ impl Core {
         self.log.ended(&stats);
         if stats.memory.in_use > 0 {
             let known = self.owners.buffers(self.time.now_us());
-            self.log.still_out(
-                stats.memory.in_use + stats.copies.in_flight,
-                stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
-                &known,
-            );
+            self.log.still_out(&StillOut {
+                buffers: stats.memory.in_use + stats.copies.in_flight,
+                bytes: stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
+                tagged: &known,
+            });
         }
     }
 
@@ -249,7 +249,7 @@ impl Core {
         let news = if judge.is_news(now_us) { judge.latest().cloned() } else { None };
         drop(judge);
         if let Some(judgement) = news {
-            self.log.judged(&judgement);
+            if judgement.is_alarm { self.log.alarmed(&judgement) } else { self.log.diagnosed(&judgement) }
         }
     }
 

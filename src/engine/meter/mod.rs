@@ -263,7 +263,7 @@ impl Shortage {
         drop(counts);
         if is_logged {
             let (waits, why, usage) = why();
-            log.shortage_began(len_bytes, waits, &why, &usage);
+            if waits { log.full(len_bytes, &why, &usage) } else { log.refused(len_bytes, &why, &usage) }
         }
     }
 

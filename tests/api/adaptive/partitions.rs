@@ -120,7 +120,7 @@ fn a_partition_above_its_pool_is_allowed_and_both_say_which_limit_applies() {
     let pool = over_virtual_memory().max_bytes(8 << 20).name("train").wait(Duration::ZERO).build().unwrap();
     let eval = pool.partition("eval", 16 << 20).unwrap();
     let kept = lines_with_levels();
-    let line = "pool[train] partition: name=eval max=16.0MiB; the pool's lower limit of 8.0MiB applies";
+    let line = "pool[train] partition: name=eval max=16.0MiB pool_max=8.0MiB";
     assert!(kept.iter().any(|(_, kept)| kept == line), "{kept:?}");
     let error = eval.get(12 * MIB).unwrap_err();
     assert!(error.is_limit() && error.to_string().contains("exceeds the pool limit of 8.0MiB"), "{error}");
