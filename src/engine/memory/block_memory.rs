@@ -68,12 +68,8 @@ pub(crate) enum Stop {
 }
 
 impl Stop {
-    /// The refusal of an attempt that may make all source calls.
-    pub(crate) fn into_refusal(self) -> Refusal {
-        match self {
-            Self::Refused(refusal) => refusal,
-            Self::FoundIdle | Self::NeedsCall => unreachable!("an attempt that makes calls stopped for one"),
-        }
+    pub(crate) fn refusal(self) -> Option<Refusal> {
+        if let Self::Refused(refusal) = self { Some(refusal) } else { None }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
 use super::called_source::CalledSource;
-use super::supply::{PoolView, Supply, release_while};
+use super::{PoolView, Supply, release_while};
 use crate::backend::{Region, Source, SourceError};
 use crate::diag::{Growth, PoolLog};
 use crate::quota::{Budget, Claim};
