@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{Lines, UsageReport};
+use crate::error::UsageReport;
 
 pub(crate) use pinpool_observe::judge::shortage::{Host, Level as RefusedBy, Refused};
 use pinpool_observe::judge::shortage::{Shortage, likely_cause};
@@ -116,6 +116,11 @@ impl Dump {
         &self.owners
     }
 
+    /// The lines below the text of an error.
+    pub(crate) fn body(&self) -> String {
+        Body(self).to_string()
+    }
+
     /// Why the request failed, or the next ones may.
     pub(crate) fn likely_cause(&self) -> Option<LikelyCause> {
         let holders: Vec<_> = self.owners.iter().map(|owner| (owner.holder(), owner.asked_bytes)).collect();
@@ -142,10 +147,12 @@ impl Dump {
     }
 }
 
-/// Below the text of an error: all but the headline.
-impl Lines for Dump {
-    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dump = self;
+/// All but the headline.
+struct Body<'a>(&'a Dump);
+
+impl fmt::Display for Body<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dump = self.0;
         write!(f, "usage of device {}, allocator {}:", dump.device, dump.allocator)?;
         let (listed, rest) = dump.owners.split_at(dump.owners.len().min(LISTED));
         for Owner { tag, buffers, bytes, oldest, .. } in listed {
@@ -186,8 +193,7 @@ impl fmt::Display for Dump {
                 write!(f, "out_of_memory: cannot allocate {asked} (rounded to {needed}) for {tag}: {found}")?;
             }
         }
-        f.write_str("\n")?;
-        self.write(f)
+        write!(f, "\n{}", Body(self))
     }
 }
 

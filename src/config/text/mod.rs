@@ -85,6 +85,12 @@ impl FromStr for Backend {
     }
 }
 
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl FromStr for Limit {
     type Err = ParseError;
 
@@ -159,7 +165,6 @@ pub(super) const fn word<T: FromStr<Err = ParseError> + ToString>() -> ValueForm
     ValueFormat::new(T::from_str, T::to_string)
 }
 
-pub(super) const BACKEND: ValueFormat<Backend> = ValueFormat::new(Backend::from_str, show_backend);
 pub(super) const ORDINAL: ValueFormat<u32> =
     ValueFormat::new(|text| number(text, "not a device number (0, 1, ...)"), u32::to_string);
 pub(super) const COUNT: ValueFormat<u64> = ValueFormat::new(|text| number(text, "not a whole number"), u64::to_string);
@@ -194,10 +199,6 @@ fn socket(text: &str) -> Result<Option<PathBuf>, ParseError> {
 
 fn show_path(path: &Option<PathBuf>) -> String {
     path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
-}
-
-fn show_backend(backend: &Backend) -> String {
-    backend.name().to_owned()
 }
 
 /// `None` for `word`, else what `parse` makes of `text`.

@@ -13,7 +13,7 @@ use super::{BlockRequest, Core};
 use crate::copy;
 use crate::diag::{StillOut, is_power_of_ten};
 use crate::dump::{Dump, Host, Owner, Request};
-use crate::error::{Error, ErrorKind, NoMemory, Report};
+use crate::error::{Error, ErrorKind, NoMemory};
 use crate::policy::Window;
 use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::{Class, plain_eighths_index};
@@ -75,14 +75,13 @@ impl Core {
         if is_by_account {
             dump.limit = self.memory().limit_name(Level::Account);
         }
-        let dump = Arc::new(dump);
         if nth > 0 {
             *self.verdicts.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
         }
         if is_power_of_ten(nth) {
             self.log.out_of_memory(&dump);
         }
-        let no_memory = NoMemory { asked_bytes, refused, usage: usage_report(&stats), report: Report::new(dump) };
+        let no_memory = NoMemory { asked_bytes, refused, usage: usage_report(&stats), report: dump.body() };
         let is_by_source = matches!(refusal, Refusal::Source(_));
         if is_by_source { ErrorKind::Backend(no_memory) } else { ErrorKind::Limit(no_memory) }.into()
     }
