@@ -12,7 +12,7 @@ use pinpool_observe::judge::Judgement;
 use pinpool_os::words::{Size, Time};
 use pinpool_shm::shared_limit::Loss;
 
-use super::texts::{Growth, Limit, Pair, Start, StillOut, Totals, Usage};
+use super::texts::{Growth, Limit, Pair, StillOut, Totals, Usage};
 use super::{PoolLog, log};
 use crate::backend::SourceError;
 use crate::dump::Dump;
@@ -49,7 +49,7 @@ macro_rules! lines {
 
 lines! {
     /// A pool was created. To do: nothing.
-    Info(pool) started(start: &Start<'_>) "created: {start}";
+    Info(pool) started(facts: &str) "created: {facts}";
 
     /// The process may lock less memory than the pool's limit. To do: what the line says, or a lower limit.
     Warn(limit) lock_limited(max: u64 as Size) "lock_limit: RLIMIT_MEMLOCK lowers the pool limit max={max}; raise it (`ulimit -l`, \

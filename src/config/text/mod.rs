@@ -12,7 +12,7 @@ use crate::size_class::Rounding;
 
 mod quantities;
 
-use quantities::{A_SIZE, show_time};
+use quantities::show_time;
 pub use quantities::{format_bytes, parse_bytes, parse_duration};
 
 /// A value that cannot be read: names it and says what was expected.
@@ -98,17 +98,12 @@ impl FromStr for Limit {
         match text.to_ascii_lowercase().as_str() {
             "auto" => Ok(Self::Auto),
             "none" => Ok(Self::Unlimited),
-            _ => match parse_bytes(text) {
-                Ok(0) => Err(ParseError::new(
+            _ => match parse_bytes(text)? {
+                0 => Err(ParseError::new(
                     text,
                     "not a limit, since every request would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)",
                 )),
-                Ok(bytes) => Ok(Self::Bytes(bytes)),
-                Err(error) if error.problem == A_SIZE => Err(ParseError::new(
-                    text,
-                    "neither auto, none nor a size (like 2GiB, 512M, 1.5GB, 1e9 or plain bytes)",
-                )),
-                Err(error) => Err(error),
+                bytes => Ok(Self::Bytes(bytes)),
             },
         }
     }

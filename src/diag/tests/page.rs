@@ -28,18 +28,8 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         max_bytes: Some(24 * MIB),
         ..UsageReport::default()
     };
-    let start = Start {
-        preset: "adaptive",
-        backend: "mlock",
-        is_pinned: true,
-        limit: "24.0MiB",
-        device: None,
-        numa_node: Some(1),
-        granule_bytes: Some(128 << 10),
-        huge_pages: Some("madvise"),
-        settings: "PINPOOL_MAX_BYTES=24MiB (builder)",
-        passed_over: &[("vmm", "no GPU".to_owned()), ("cuda", "no GPU".to_owned())],
-    };
+    let facts = "preset=adaptive backend=mlock pinned=yes max=24.0MiB granule=128.0KiB thp=madvise numa_node=1 version=0.1.0 \
+                 pid=18721; PINPOOL_MAX_BYTES=24MiB (builder) (skipped vmm, cuda: no GPU)";
     let growth = Growth {
         asked_bytes: 15_728_640,
         held_before_bytes: 0,
@@ -99,11 +89,10 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         let [captured::Line { level, target, text }] = found.as_slice() else {
             panic!("{method} prints one line: {found:?}")
         };
-        let first = text.lines().next().expect("a line");
-        let text = first.replace(&format!("pid={}", std::process::id()), "pid=18721");
+        let text = text.lines().next().expect("a line").to_owned();
         lines.push((method, captured::Line { level: *level, target, text }));
     };
-    add("started", &|| log.started(&start));
+    add("started", &|| log.started(facts));
     add("lock_limited", &|| log.lock_limited(8 * MIB));
     add("found_warning", &|| {
         log.found_warning(
