@@ -54,10 +54,10 @@ impl Core {
     /// A block of `class` with completed copies, found by sweeping.
     fn take_completed(&self, class: Class) -> Option<Block> {
         while self.in_flight.count() > 0 {
-            let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
-            let mut swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
+            let serves = |block: &Block| block.adopted().is_none() && block.class() == class;
+            let mut swept = self.in_flight.sweep(Ask::Unknown);
             let found_none = swept.completed.is_empty();
-            let reused = self.reuse_completed(&mut swept, is_enough);
+            let reused = self.reuse_completed(&mut swept, serves);
             self.complete(swept);
             if reused.is_some() {
                 return reused;
