@@ -290,7 +290,7 @@ fn advised_for(held: u64, bytes: impl Fn(u64) -> u64, facts: &[(&str, &str)]) ->
     acts.sort_by_key(|act| act.at_ns);
     let workload = Workload::of(&Run::of(&acts).record_all(Some(6 << 30), facts)).unwrap();
     let progress = ProgressBar::hidden();
-    let settings = Search::new(&workload, &[], 0.1, &progress).advise().unwrap().advised?.settings;
+    let settings = Search::new(&workload, &[], &progress).advise().unwrap().advised?.settings;
     Some(settings.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
 }
 
@@ -353,7 +353,7 @@ fn full_pool(last_bytes: u64) -> Workload {
 
 #[test]
 fn a_full_pool_with_waiting_threads_gets_a_higher_limit() {
-    let better = super::search(&full_pool(4 * MIB), &[], 0.1, &ProgressBar::hidden()).unwrap().advised.unwrap();
+    let better = super::search(&full_pool(4 * MIB), &[], &ProgressBar::hidden()).unwrap().advised.unwrap();
     let (_, limit) = better.settings.iter().find(|(name, _)| *name == "PINPOOL_MAX_BYTES").unwrap();
     assert!((8..64).contains(&(limit.parse::<u64>().unwrap() / MIB)), "{better:?}");
     assert!(better.cost.outcome.ended_us < 2_500_000, "{better:?}");
@@ -362,7 +362,7 @@ fn a_full_pool_with_waiting_threads_gets_a_higher_limit() {
 #[test]
 fn a_recording_that_a_replay_cannot_reproduce_gets_no_advice() {
     // The limit was raised at the end: a replay has the last one from the start.
-    let error = super::search(&full_pool(64 * MIB), &[], 0.1, &ProgressBar::hidden()).unwrap_err().to_string();
+    let error = super::search(&full_pool(64 * MIB), &[], &ProgressBar::hidden()).unwrap_err().to_string();
     assert!(error.starts_with("this recording cannot be replayed faithfully: "), "{error}");
 }
 
@@ -372,7 +372,7 @@ fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
         return Ok(Outcome::Leak);
     }
     let progress = ProgressBar::hidden();
-    let advice = Search::new(workload, &[], 0.1, &progress).advise().unwrap();
+    let advice = Search::new(workload, &[], &progress).advise().unwrap();
     let Some(better) = advice.advised else { return Ok(Outcome::Kept) };
     let set: Vec<_> = better.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     let costs = Costs::of(workload);

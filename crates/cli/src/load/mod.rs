@@ -5,7 +5,7 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `notes.rs` | notes about the files before they are loaded |
-//! | `failures.rs` | failures, grouped by cause |
+//! | `failures.rs` | failures, counted by cause |
 //! | `report.rs` | the statistics at the end |
 
 mod failures;
@@ -153,7 +153,7 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     let options = args.options();
     let all_bytes = catalog.len_bytes().saturating_mul(options.epochs);
     let bar = terminal.bar(all_bytes, verbosity);
-    let failures = Failures::new(verbosity == Verbosity::Verbose);
+    let failures = Failures { all: verbosity == Verbosity::Verbose, ..Failures::default() };
     let mut reporter = Reporter { terminal, bar, failures, verbosity };
     let summary = Loader::new(&pool, &catalog, options).stop_on(&stop).run(destination.as_mut(), &mut reporter);
     let Reporter { failures, bar, .. } = reporter;
