@@ -1,7 +1,8 @@
 //! The exit statuses of the tool.
 
-/// Exit status of a failed command. clap exits with 2 for an invalid command line.
-#[derive(Debug, Clone, Copy)]
+/// Exit status of a command that has printed why it failed. clap exits with 2 for an invalid command line.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("the reason is printed above")]
 pub enum ExitError {
     Failure = 1,
     /// Settings contradict each other or cannot be met.

@@ -67,7 +67,7 @@ const GROWS: &str = "use grows until the end, and a longer run would outgrow any
 const NO_GAIN: &str = "no idle timeout or reserve gains a tenth of the time lost, and no limit a tenth of the memory, at no cost of the other";
 const NO_SOONER: &str = "with more memory the program would end less than 10 % sooner";
 
-pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     if !args.tries.is_empty() {
         let (workloads, set) = (args.traces.clone(), args.tries.clone());
         return replay::run(&ReplayArgs { workloads, json: args.json, set, ..ReplayArgs::default() }, terminal);
@@ -80,13 +80,9 @@ pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) 
     let advised = advise(args, &set, &bar, &mut messages);
     bar.finish_and_clear();
     messages.iter().for_each(|message| terminal.message(message));
-    match advised {
-        Ok((text, is_whole)) => {
-            terminal.print(text.trim_end())?;
-            if is_whole { Ok(()) } else { Err(ExitError::Failure) }
-        }
-        Err(error) => terminal.report(Err(error)),
-    }
+    let (text, is_whole) = advised?;
+    terminal.print(text.trim_end())?;
+    if is_whole { Ok(()) } else { Err(ExitError::Failure.into()) }
 }
 
 /// The answer, and whether it is about a whole trace.

@@ -12,6 +12,7 @@ mod failures;
 mod notes;
 mod report;
 
+use std::error::Error;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::thread;
@@ -129,7 +130,7 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
     NonZeroU64::new(parse_bytes(text)?).ok_or_else(|| ParseError::new(text, "less than 1B"))
 }
 
-pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let stop = stop_at_interrupt(terminal);
     let set = Set::all(&args.set, terminal)?;
     let mut builder = set.builder().call_stacks(args.call_stacks);
@@ -178,13 +179,13 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     conclude(&summary, terminal)?;
     if catalog.files().is_empty() {
         terminal.message("nothing to load: the given paths have no regular file");
-        return Err(ExitError::NothingToLoad);
+        return Err(ExitError::NothingToLoad.into());
     }
     if args.require_gpu && fallbacks > 0 {
         terminal.message(format_args!("--require-gpu: {fallbacks} batches used unpinned memory (PINPOOL_ON_FULL)"));
-        return Err(ExitError::NoGpu);
+        return Err(ExitError::NoGpu.into());
     }
-    printed
+    Ok(printed?)
 }
 
 /// Makes no pool call for the time `idle`, or until `stop` is raised: the pool releases memory in the background.
@@ -241,18 +242,17 @@ impl Args {
     }
 
     /// The GPU if there is one, with any backend; otherwise the host sink, with the reason in the log.
-    fn destination(&self, pool: &Pool, terminal: &Terminal) -> Result<Box<dyn Destination>, ExitError> {
+    fn destination(&self, pool: &Pool, terminal: &Terminal) -> Result<Box<dyn Destination>, Box<dyn Error>> {
         let lanes = usize::try_from(self.streams).unwrap_or(1);
         let device = match pinpool_cli::gpu::open(pool.config().device, lanes) {
             Ok(device) => device,
             Err(why) if self.require_gpu => {
                 terminal.message(format_args!("--require-gpu: no GPU to copy to: {why}"));
-                return Err(ExitError::NoGpu);
+                return Err(ExitError::NoGpu.into());
             }
             Err(why) => {
                 log::warn!("no GPU to copy to ({why}): copying to a host sink (--require-gpu makes this an error)");
-                let sink = SinkDestination::new(lanes).map_err(|error| terminal.refuse(&error))?;
-                return Ok(Box::new(sink));
+                return Ok(Box::new(SinkDestination::new(lanes)?));
             }
         };
         let backend = pool.stats().backend;
@@ -261,7 +261,7 @@ impl Args {
                 format!("the backend {backend} does not pin memory for the GPU ({})", PINNED_FOR_A_GPU.join(", "));
             if self.require_gpu {
                 terminal.message(format_args!("--require-gpu: {why}"));
-                return Err(ExitError::NoGpu);
+                return Err(ExitError::NoGpu.into());
             }
             log::warn!("{why}: copies are slow");
         }

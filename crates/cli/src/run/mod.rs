@@ -3,6 +3,7 @@
 //! The program replaces this process, and keeps its exit status, signals and terminal.
 
 use std::env;
+use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
@@ -61,12 +62,12 @@ pub(crate) struct RunArgs {
     program: Vec<OsString>,
 }
 
-pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let settings = settings(&args.settings, terminal)?;
     if let Some(log) = &args.log {
         check_log(log).map_err(|why| fail(terminal, why, ExitError::Settings))?;
     }
-    let library = library().map_err(|why| fail(terminal, why, ExitError::Failure))?;
+    let library = library()?;
     let Some((name, arguments)) = args.program.split_first() else { return Ok(()) };
     let program = program::find(name).map_err(|error| refuse(terminal, name, &error))?;
     if let Some(why) = program::ignores_preloads(&program) {
@@ -87,7 +88,7 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), ExitError> 
             command.env(variable, "1");
         }
     }
-    Err(refuse(terminal, name, &command.exec()))
+    Err(refuse(terminal, name, &command.exec()).into())
 }
 
 /// The settings as valid variables.
