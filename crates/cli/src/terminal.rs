@@ -9,7 +9,7 @@ use std::io::{self, Write};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use crate::exit::ExitError;
+use crate::exit::{ExitError, Reason};
 
 /// How much is printed on stderr. `RUST_LOG` takes precedence for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +89,10 @@ impl Terminal {
         let Err(error) = result else { return Ok(()) };
         if let Some(printed) = error.downcast_ref::<ExitError>() {
             return Err(*printed);
+        }
+        if let Some(reason) = error.downcast_ref::<Reason>() {
+            self.lines(reason);
+            return Err(reason.status);
         }
         if let Some(error) = error.downcast_ref::<pinpool::Error>() {
             return Err(self.refuse(error));

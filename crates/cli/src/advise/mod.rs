@@ -72,9 +72,9 @@ pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) 
         let (workloads, set) = (args.traces.clone(), args.tries.clone());
         return replay::run(&ReplayArgs { workloads, json: args.json, set, ..ReplayArgs::default() }, terminal);
     }
-    let set = Set::all(&args.set, terminal)?;
+    let set = Set::all(&args.set)?;
     // Invalid settings are refused before any file is read.
-    set.replay(terminal)?;
+    set.replay()?;
     let bar = terminal.steps(verbosity);
     let mut messages = Vec::new();
     let advised = advise(args, &set, &bar, &mut messages);

@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), Box<dyn 
     }
     let (mut warnings, mut notes) = (Vec::new(), Vec::new());
     // Invalid settings are refused before any file is read.
-    args.set.iter().try_for_each(|set| set.replay(terminal).map(drop))?;
+    args.set.iter().try_for_each(|set| set.replay().map(drop))?;
     let played = args.workloads.iter().try_for_each(|path| args.play(path, &mut warnings, &mut notes));
     notes.iter().chain(&warnings).for_each(|message| terminal.message(message));
     played?;
