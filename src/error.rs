@@ -46,21 +46,29 @@ pub(crate) struct UsageReport {
     pub(crate) max_bytes: Option<u64>,
 }
 
-impl fmt::Display for UsageReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [held, in_use, idle, in_flight] =
-            [self.held_bytes, self.in_use_bytes, self.idle_bytes, self.in_flight_bytes].map(Size);
-        write!(f, "held {held}, in use {in_use}, idle {idle}, in flight {in_flight}")?;
-        let more = [
+impl UsageReport {
+    /// Bytes by state: four that are always shown, and others that are not 0.
+    pub(crate) fn by_state(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let always = [
+            ("held", self.held_bytes),
+            ("in use", self.in_use_bytes),
+            ("idle", self.idle_bytes),
+            ("in flight", self.in_flight_bytes),
+        ];
+        let others = [
             ("free", self.free_bytes),
             ("quarantined", self.quarantined_bytes),
             ("pinned by users", self.outside_bytes),
+            ("unpinned", self.fallback_bytes),
         ];
-        for (name, bytes) in more.into_iter().chain([("unpinned", self.fallback_bytes)]).filter(|(_, bytes)| *bytes > 0)
-        {
-            write!(f, ", {name} {}", Size(bytes))?;
-        }
-        Ok(())
+        always.into_iter().chain(others.into_iter().filter(|(_, bytes)| *bytes > 0))
+    }
+}
+
+impl fmt::Display for UsageReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let states: Vec<_> = self.by_state().map(|(state, bytes)| format!("{state} {}", Size(bytes))).collect();
+        f.write_str(&states.join(", "))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The limit that the pools of several processes share (`PINPOOL_LEDGER`); `pinpool_shm::shared_limit` implements it.
 
 use crate::error::{ErrorKind, Result};
-pub(crate) use pinpool_shm::shared_limit::{Loss, SharedLimit, Want, problem_of};
+pub(crate) use pinpool_shm::shared_limit::{SharedLimit, Want, problem_of};
 pub use pinpool_shm::shared_limit::{SharedLimitOwner, SharedLimitReport, names};
 
 /// The limit that a pool shares with other processes of this host (`PINPOOL_LEDGER`).

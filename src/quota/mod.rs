@@ -23,7 +23,7 @@ mod process;
 use pinpool_os::words::Size;
 use std::sync::{Arc, OnceLock, Weak};
 
-use crate::shared_limit::{Loss, SharedLimit, SharedLimitReport, Want};
+use crate::shared_limit::{SharedLimit, SharedLimitReport, Want};
 use crate::stats::Stats;
 use pinpool_os::lost;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
@@ -320,11 +320,7 @@ impl Budget {
             return (self.process_in_words(), remedy);
         };
         if let Some(loss) = host.loss() {
-            let what = match loss {
-                Loss::Removed => "its file in /dev/shm was removed",
-                Loss::Closed => "this process has closed its descriptor",
-            };
-            let found = format!("PINPOOL_LEDGER={}: {what}, so this pool can no longer grow", host.name());
+            let found = format!("PINPOOL_LEDGER={}: {loss}, so this pool can no longer grow", host.name());
             return (found, "return buffers to this pool, or restart all processes that share the limit");
         }
         let report = host.report();
