@@ -534,20 +534,25 @@ fn memory_that_is_pinned_again_each_half_minute_is_thrashing_if_it_costs_a_fifti
         let mut run = Run::new();
         let window = |n: u64| {
             run.window(|of| match n % 3 {
-                0 => (of.pinned_bytes, of.pinning_ns) = (of.pinned_bytes + GIB / 2, of.pinning_ns + ns),
+                0 => {
+                    (of.pinned_bytes, of.pinning_ns) = (of.pinned_bytes + GIB / 2, of.pinning_ns + ns);
+                    // An evaluation of mostly new buffers, which the pool holds for less than the window.
+                    (of.misses, of.most_held_bytes) = (of.misses + 700, GIB * 3 / 4);
+                }
                 2 => of.unpinned_bytes += GIB / 2,
                 _ => {}
             })
         };
         (0..12).map(window).collect::<Vec<_>>()
     };
-    let last = causes(1_900_000_000).pop().unwrap();
-    assert_eq!((last.cause, last.is_alarm), (Cause::Thrashing, true), "{last}");
-    assert!(
-        last.found.starts_with("512.0MiB unpinned and pinned again every ") && last.found.contains(" each time"),
-        "{last}"
-    );
-    assert!(last.cure.unwrap().contains("PINPOOL_IDLE_TIMEOUT="));
+    let all = causes(1_900_000_000);
+    let last = all.last().unwrap();
+    assert_eq!(last.found, "512.0MiB unpinned and pinned again 3 times in 110.0s, at 1.9s each time");
+    // Before it has happened twice, nothing is wrong: no other sizes took the memory, and no limit is near.
+    assert!(all.iter().all(|one| !one.is_alarm || one.found.contains("pinned again")), "{all:?}");
+    // Only the memory that the evaluations hold at their peak ends the pin calls.
+    assert_eq!(last.cure.as_deref(), Some("set PINPOOL_RESERVE to 768.0MiB, so that this memory stays pinned"));
+    assert_eq!(last.setting, Some(("PINPOOL_RESERVE", GIB * 3 / 4)));
     assert!(causes(10_000_000).iter().all(|judgement| judgement.cause != Cause::Thrashing));
 }
 

@@ -324,30 +324,38 @@ impl<'a> Window<'a> {
             let cure = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES".to_owned();
             return Some(self.alarm(Cause::Thrashing, found, cure));
         }
-        if let Some(Repinned { bytes, each_ns, every_us }) = again {
-            let (size, every) = (Size(bytes), seconds(every_us.saturating_mul(1000)));
-            let found = format!("{size} unpinned and pinned again every {every}, at {} each time", seconds(each_ns));
-            let idle_s = (every_us / 1_000_000 * 2).next_multiple_of(10);
-            let cure = format!("set PINPOOL_IDLE_TIMEOUT={idle_s}s or PINPOOL_RESERVE={}", RoundedUp(bytes));
-            return Some(self.alarm(Cause::Thrashing, found, cure));
+        if let Some(Repinned { bytes, each_ns, times, of_us }) = again {
+            let (size, each, of) = (Size(bytes), seconds(each_ns), seconds(of_us.saturating_mul(1000)));
+            let found = format!("{size} unpinned and pinned again {times} times in {of}, at {each} each time");
+            // A longer idle timeout would leave the first of these pin calls where it is.
+            let kept_bytes = now.most_held_bytes.max(bytes);
+            let cure = format!("set PINPOOL_RESERVE to {}, so that this memory stays pinned", RoundedUp(kept_bytes));
+            let mut judgement = self.alarm(Cause::Thrashing, found, cure);
+            (judgement.setting, judgement.size) = (Some(("PINPOOL_RESERVE", kept_bytes)), kept_bytes);
+            return Some(judgement);
         }
         if *misses <= gets / 2 || self.is_warming_up() {
             return None;
         }
-        let calls_ns = self.lost.pinning_ns.saturating_add(self.lost.moving_ns);
+        // Pin calls far below the limit are growth, or memory that was idle (`churn.rs`).
+        let pinning_ns = if self.is_near_limit() { self.lost.pinning_ns } else { 0 };
+        let calls_ns = pinning_ns.saturating_add(self.lost.moving_ns);
         let is_costly = !self.is_growing() && calls_ns / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
         if is_varied {
             let found = format!("{}: no idle buffer had their size, so they were carved from held memory", missed());
             let cure = is_costly.then(|| "batch to fewer sizes".to_owned());
             return Some(Judgement { is_alarm: is_costly, cure, ..self.judgement(Cause::SizesNeverRecur, found) });
         }
-        // Memory that was unpinned before and is pinned again is judged over minutes (`churn.rs`).
         let has_regrown = self.now.held_bytes > self.held_before_bytes + self.held_before_bytes / GROWTH_PART;
         (is_costly && !has_regrown).then(|| {
             let found = format!("{} with recurring sizes: buffers of other sizes took their memory", missed());
             let limit = now.limit.as_ref().map_or_else(String::new, |limit| format!("raise {limit}, or "));
             self.alarm(Cause::Thrashing, found, format!("{limit}batch to fewer sizes"))
         })
+    }
+
+    fn is_near_limit(&self) -> bool {
+        self.now.max_bytes.is_some_and(|max_bytes| self.cycled_bytes() >= max_bytes - max_bytes / 8)
     }
 
     fn is_growing(&self) -> bool {
