@@ -69,6 +69,20 @@ fn a_pool_warms_up_and_is_healthy_then_and_says_each_once() {
 }
 
 #[test]
+fn sizes_that_grow_do_not_warm_a_pool_up() {
+    // Twelve buffers at any time, each a tenth larger in the next window.
+    let mut run = Run::new();
+    let larger = |run: &mut Run, n: u64| {
+        run.cause(|of| {
+            of.misses += 80;
+            (of.used, of.used_bytes, of.held_bytes) = (12, 12 * MIB * n / 10, 14 * MIB * n / 10);
+        })
+    };
+    assert_eq!(larger(&mut run, 10), Cause::WarmingUp, "it has just begun");
+    assert!((11..20).all(|n| larger(&mut run, n) == Cause::Healthy));
+}
+
+#[test]
 fn seconds_lost_are_in_the_line_with_what_they_were_spent_on() {
     let mut run = Run::new();
     run.window(|of| of.held_bytes = GIB);

@@ -39,11 +39,18 @@ pub(super) struct Window<'a> {
     of: Snapshot,
     held_before_bytes: u64,
     most_held_bytes: u64,
+    /// Mean bytes of the buffers in use at the beginning.
+    mean_before_bytes: u64,
     lost: Lost,
 }
 
 pub(super) fn is_stuck(now: &Snapshot) -> bool {
     now.oldest_copy.is_some_and(|age| age >= STUCK_AFTER)
+}
+
+/// Mean bytes of the buffers in use; 0 of none.
+fn mean_bytes(of: &Snapshot) -> u64 {
+    of.used_bytes / of.used.max(1)
 }
 
 fn is_high(part: u64, whole: u64) -> bool {
@@ -56,7 +63,8 @@ impl<'a> Window<'a> {
         let of = now.since(before);
         let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = of;
         let lost = Lost { of_us, waiting_ns, pinning_ns, moving_ns };
-        Self { held_before_bytes: before.held_bytes, most_held_bytes, lost, of, now }
+        let (held_before_bytes, mean_before_bytes) = (before.held_bytes, mean_bytes(before));
+        Self { held_before_bytes, most_held_bytes, mean_before_bytes, lost, of, now }
     }
 
     /// Whether the window pinned and unpinned as much as was held at either end.
@@ -111,7 +119,7 @@ impl<'a> Window<'a> {
         let age = self.now.oldest_copy.filter(|_| is_stuck(self.now))?;
         let stream = self.now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream {stream:#x}"));
         let copying = self.now.holders.iter().max_by_key(|holder| holder.oldest);
-        let tag = copying.map_or_else(String::new, |holder| format!("; tag {} has the oldest buffer", holder.tag));
+        let tag = copying.map_or_else(String::new, |holder| format!(" (tag {} has the oldest buffer)", holder.tag));
         let found = format!("a copy{stream} has been in flight for {}{tag}", Time(age));
         let cure = "find what blocks the stream; no pool setting helps".to_owned();
         Some(self.alarm(Cause::StuckCopy, found, cure))
@@ -210,8 +218,7 @@ impl<'a> Window<'a> {
         }
         let running_us = lost.of_us.saturating_sub(wait_ns / 1000).max(lost.of_us / PAUSED_PART).max(1);
         let missed_gets = u128::from(of.gets) * u128::from(wait_ns / 1000) / u128::from(running_us);
-        let buffer_bytes = now.used_bytes / now.used.max(1);
-        let more_bytes = u64::try_from(missed_gets * u128::from(buffer_bytes)).unwrap_or(u64::MAX);
+        let more_bytes = u64::try_from(missed_gets * u128::from(mean_bytes(now))).unwrap_or(u64::MAX);
         let needed_bytes = now.max_bytes?.saturating_add(more_bytes).max(now.needed_bytes);
         let found = format!("{short}, {} each, because the consumer pauses", seconds(wait_ns));
         Some(self.too_small(found, limit, needed_bytes, " to bridge such a pause"))
@@ -362,10 +369,17 @@ impl<'a> Window<'a> {
         self.now.held_bytes > self.most_held_bytes.saturating_add(self.most_held_bytes / GROWTH_PART)
     }
 
-    /// A pool that grows because sizes grow does not warm up.
     fn is_warming_up(&self) -> bool {
         let is_first = self.most_held_bytes == 0 || self.of.new_lengths <= self.of.misses / 2;
-        self.is_growing() && is_first && self.of.misses > self.of.gets / WARM_PART
+        self.is_growing() && is_first && !self.are_buffers_larger() && self.of.misses > self.of.gets / WARM_PART
+    }
+
+    /// Whether the pool holds more only because its buffers have become larger.
+    fn are_buffers_larger(&self) -> bool {
+        let [before, now] = [self.mean_before_bytes, mean_bytes(self.now)].map(u128::from);
+        let [held_before, held] = [self.held_before_bytes, self.now.held_bytes].map(u128::from);
+        let part = u128::from(GROWTH_PART);
+        before > 0 && now > before && held * before * part <= held_before * now * (part + 1)
     }
 
     /// No known problem.
