@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use pinpool::{Pool, unstable};
 use pinpool_loader::StopFlag;
 use pinpool_observe::judge::{Snapshot, judge_recording, judge_series};
-use pinpool_replay::{Event, Recording, Replay, TraceError, Watch, Workload};
+use pinpool_replay::{Event, Recording, Replay, TraceError, Workload};
 use serde_json::Value;
 
 use crate::diagnosis::{Said, of_judgement, of_object, of_recorded};
@@ -15,8 +15,6 @@ use crate::served::socket::{first_line, statistics};
 use crate::served::{name_of, pools, worst_first};
 use crate::why::lines::{Curve, Log};
 
-/// Snapshots of a replay over its time, and as many over its requests.
-const SNAPSHOTS: u64 = 1_000;
 /// Time between two checks for a line of a process.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -123,7 +121,7 @@ impl Series {
         let has_time = workload.duration_us() > 0;
         let mut taken = Vec::new();
         let mut see = |now_us: u64, pool: &Pool| taken.push((now_us, unstable::snapshot(pool)));
-        let played = replay.play_watched(workload, Some(Watch::new(workload, SNAPSHOTS, &mut see)))?;
+        let played = replay.play_watched(workload, &mut see)?;
         let said = judge_series(&taken).iter().map(|judgement| of_judgement(name, judgement)).collect();
         let x = |now_us: u64, of: &Snapshot| if has_time { now_us as f64 * 1e-6 } else { of.gets as f64 };
         let points = taken.into_iter().map(|(now_us, of)| (x(now_us, &of), of)).collect();
