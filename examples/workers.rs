@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let count: usize = first.map_or(Ok(4), |count| count.parse())?;
     let batches: u64 = args.next().map_or(Ok(40), |count| count.parse())?;
-    let pool = Pool::from_env()?;
+    let pool = Pool::builder().build()?;
     let slabs = SharedSlabs::new(&pool, BYTES, 2 * count.max(1))?;
     let (stream, mut replaced) = (SinkStream::new()?, 0);
     let mut workers =

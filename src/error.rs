@@ -38,7 +38,7 @@ pub(crate) struct UsageReport {
     /// In no buffer.
     pub(crate) free_bytes: u64,
     pub(crate) in_flight_bytes: u64,
-    pub(crate) lost_bytes: u64,
+    pub(crate) quarantined_bytes: u64,
     /// Bytes of users, pinned under the same limit and not held.
     pub(crate) outside_bytes: u64,
     /// Bytes that are not pinned, and not under this limit.
@@ -46,18 +46,29 @@ pub(crate) struct UsageReport {
     pub(crate) max_bytes: Option<u64>,
 }
 
+impl UsageReport {
+    /// Bytes by state: four that are always shown, and others that are not 0.
+    pub(crate) fn by_state(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let always = [
+            ("held", self.held_bytes),
+            ("in use", self.in_use_bytes),
+            ("idle", self.idle_bytes),
+            ("in flight", self.in_flight_bytes),
+        ];
+        let others = [
+            ("free", self.free_bytes),
+            ("quarantined", self.quarantined_bytes),
+            ("pinned by users", self.outside_bytes),
+            ("unpinned", self.fallback_bytes),
+        ];
+        always.into_iter().chain(others.into_iter().filter(|(_, bytes)| *bytes > 0))
+    }
+}
+
 impl fmt::Display for UsageReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [held, in_use, idle, in_flight] =
-            [self.held_bytes, self.in_use_bytes, self.idle_bytes, self.in_flight_bytes].map(Size);
-        write!(f, "held {held}, in use {in_use}, idle {idle}, in flight {in_flight}")?;
-        let more =
-            [("free", self.free_bytes), ("quarantined", self.lost_bytes), ("pinned by users", self.outside_bytes)];
-        for (name, bytes) in more.into_iter().chain([("unpinned", self.fallback_bytes)]).filter(|(_, bytes)| *bytes > 0)
-        {
-            write!(f, ", {name} {}", Size(bytes))?;
-        }
-        Ok(())
+        let states: Vec<_> = self.by_state().map(|(state, bytes)| format!("{state} {}", Size(bytes))).collect();
+        f.write_str(&states.join(", "))
     }
 }
 
@@ -149,6 +160,12 @@ pub(crate) enum ErrorKind {
     #[error("cannot tell whether a copy completed: {why}")]
     Device { why: String },
     #[error(
+        "the stream is capturing a graph, and each launch would use the buffer again after it was recycled; copy before the \
+         capture begins or after it ends, or on a stream that does not take part in it"
+    )]
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has graphs.
+    Capture,
+    #[error(
         "cannot start a thread for {what}: {why}; raise the limit on processes (`ulimit -u`) or memory (`ulimit -v`)"
     )]
     Thread { what: &'static str, why: io::Error },
@@ -178,7 +195,7 @@ predicates! {
     /// A copy was refused before anything was enqueued.
     is_copy, Copy = Copy;
     /// The device failed: whether a copy completed is unknown.
-    is_device, Device = Device;
+    is_device, Device = Device | Capture;
     /// The system refused to create a thread.
     is_thread, Thread = Thread;
     /// The pool was created before this process was forked.
@@ -188,6 +205,22 @@ predicates! {
 }
 
 impl Error {
+    /// This machine has no such backend, or no driver for a stream or event: the same call fails again. Implies
+    /// [`is_backend`](Self::is_backend).
+    pub fn is_unavailable(&self) -> bool {
+        matches!(*self.0, ErrorKind::Unavailable { .. })
+    }
+
+    /// The driver knows no such stream or event. Implies [`is_request`](Self::is_request).
+    pub fn is_handle(&self) -> bool {
+        matches!(*self.0, ErrorKind::Handle { .. })
+    }
+
+    /// The stream is capturing a graph, so the end of the work is unknown. Implies [`is_device`](Self::is_device).
+    pub fn is_capture(&self) -> bool {
+        matches!(*self.0, ErrorKind::Capture)
+    }
+
     /// The error's text; if a request found no memory, also the largest holders, one per line.
     pub fn report(&self) -> String {
         match &*self.0 {
@@ -240,7 +273,9 @@ impl From<Error> for io::Error {
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
             ErrorKind::Thread { ref why, .. } => why.kind(),
             ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
-            ErrorKind::Forked { .. } | ErrorKind::Closed | ErrorKind::Device { .. } => io::ErrorKind::Other,
+            ErrorKind::Forked { .. } | ErrorKind::Closed | ErrorKind::Device { .. } | ErrorKind::Capture => {
+                io::ErrorKind::Other
+            }
         };
         Self::new(kind, error)
     }

@@ -23,7 +23,7 @@ const LAYERS: &[&[&str]] = &[
     &["copy", "in_flight"],
     &["backend", "driver"],
     &["arena", "dump", "policy", "quota", "size_class", "stats"],
-    &["ledger"],
+    &["shared_limit"],
     &["diagnosis", "error", "finding", "maintenance_thread"],
 ];
 

@@ -1,5 +1,5 @@
 //! Phrases that are not ordinary technical English stay out of Markdown, comments and string literals: each has a count that only
-//! falls. docs/CONTRIBUTING.md says how texts are written.
+//! falls.
 
 use std::fmt::Write as _;
 use std::fs;

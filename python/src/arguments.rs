@@ -14,8 +14,7 @@ pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000_000);
 
 /// The text of the argument `name`.
 pub(crate) fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
-    let kind = value.get_type().name()?;
-    value.extract().map_err(|_| PyTypeError::new_err(format!("{name}: {kind} is no text; pass a str")))
+    value.extract().map_err(|_| PyTypeError::new_err(format!("{name} must be a str, not {}", shown(value))))
 }
 
 fn shown(value: &Bound<'_, PyAny>) -> String {
@@ -50,9 +49,7 @@ pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Str
         return Ok(format!("{}", total.call0()?.extract::<f64>()?));
     }
     let kind = kind.name()?;
-    Err(PyTypeError::new_err(format!(
-        "{name}: a {kind} is no value of a setting; pass a str as in the variable, a number, a bool, a path or a timedelta"
-    )))
+    Err(PyTypeError::new_err(format!("{name} must be a str, a number, a bool, a path or a timedelta, not a {kind}")))
 }
 
 /// A number of bytes: an int, or text such as "64MiB".
@@ -90,11 +87,14 @@ pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
             parse_duration(&text.to_string()).map_err(|error| SettingError::new_err(format!("timeout: {error}")))?;
         return Ok(wait.min(LONGEST_WAIT));
     }
-    let seconds: f64 = value
-        .extract()
-        .map_err(|_| PyTypeError::new_err(format!("timeout={}: seconds, or text such as \"500ms\"", shown(value))))?;
+    let seconds: f64 = value.extract().map_err(|_| {
+        PyTypeError::new_err(format!(
+            "timeout must be a number of seconds or text such as \"500ms\", not {}",
+            shown(value)
+        ))
+    })?;
     if seconds.is_nan() || seconds < 0.0 {
-        return Err(PyValueError::new_err(format!("timeout={seconds}: a time is 0 or more seconds")));
+        return Err(PyValueError::new_err(format!("timeout must be 0 or more seconds, not {seconds}")));
     }
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT))
 }

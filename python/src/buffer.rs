@@ -32,8 +32,8 @@ impl Buffer {
             return Ok(());
         }
         Err(PyBufferError::new_err(
-            "the memory of this buffer is not pinned by CUDA, so it is no kDLCUDAHost: export it as kDLCPU, or build \
-             the pool with the backend vmm, register or cuda (`pinpool doctor` says why auto took another)",
+            "the memory of this buffer is not pinned by CUDA, so it cannot be exported as kDLCUDAHost: export it as kDLCPU, or \
+             build the pool with the backend vmm, register or cuda (`pinpool doctor` says why auto chose another)",
         ))
     }
 

@@ -32,7 +32,7 @@ impl Device {
             1 => Ok(Self::Cpu),
             3 => Ok(Self::CudaHost),
             _ => Err(PyBufferError::new_err(format!(
-                "a buffer is no memory of DLPack's device type {kind}: ask for 1 (kDLCPU) or 3 (kDLCUDAHost), and copy"
+                "a buffer cannot be exported as DLPack device type {kind}: use 1 (kDLCPU) or 3 (kDLCUDAHost), and copy"
             ))),
         }
     }
@@ -42,7 +42,7 @@ impl Device {
             "cpu" => Ok(Self::Cpu),
             "cuda_host" => Ok(Self::CudaHost),
             _ => Err(PyBufferError::new_err(format!(
-                "a buffer is no memory of device {name:?}: use \"cpu\" or \"cuda_host\""
+                "a buffer cannot be exported for the device {name:?}: use \"cpu\" or \"cuda_host\""
             ))),
         }
     }

@@ -124,7 +124,8 @@ impl Files {
         decode: Vec<(Vec<String>, PyRef<'_, Decoder>)>,
     ) -> PyResult<Self> {
         let shard = Shard::new(rank, world);
-        let shard = shard.ok_or_else(|| PyValueError::new_err(format!("rank={rank}: must be below world={world}")))?;
+        let shard =
+            shard.ok_or_else(|| PyValueError::new_err(format!("rank must be less than world={world}, not {rank}")))?;
         let mut options = LoadOptions::default();
         options.batch_samples = NonZeroU64::new(batch_size);
         options.batch_bytes = NonZeroU64::new(batch_bytes);

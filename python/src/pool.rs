@@ -231,7 +231,7 @@ impl Pool {
     /// Pins `n` bytes now and keeps them.
     fn reserve(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<()> {
         let bytes = size(n)? as u64;
-        self.call(py, |pool| pool.prewarm(bytes))
+        self.call(py, |pool| pool.reserve(bytes))
     }
 
     /// Waits until the whole reserve is pinned, at most `timeout` seconds (default: no limit). Returns False on timeout. For a pool
@@ -362,6 +362,6 @@ fn variable(name: &str) -> PyResult<String> {
             || format!("they are name, env, {}", setting_names().collect::<Vec<_>>().join(", ")),
             |nearest| format!("did you mean {}?", keyword(nearest)),
         );
-        PyTypeError::new_err(format!("{name:?} is no setting of a pool; {advice}"))
+        PyTypeError::new_err(format!("{name:?} is not a setting of a pool; {advice}"))
     })
 }

@@ -186,7 +186,7 @@ impl SharedWorker {
         lines::start();
         let failed = |error: std::io::Error| PyOSError::new_err(format!("descriptor {descriptor}: {error}"));
         if descriptor < 0 {
-            return Err(PyOSError::new_err(format!("descriptor {descriptor}: none")));
+            return Err(PyOSError::new_err(format!("descriptor must be 0 or more, not {descriptor}")));
         }
         // SAFETY: borrowed for this call; one that is not open is refused by the kernel.
         let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(failed)?;

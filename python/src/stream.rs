@@ -31,9 +31,9 @@ pub(crate) struct Stream {
 }
 
 fn handle(value: &Bound<'_, PyAny>) -> PyResult<usize> {
-    value
-        .extract()
-        .map_err(|_| PyValueError::new_err(format!("{value} is no handle of a CUDA stream: 0, or its address")))
+    value.extract().map_err(|_| {
+        PyValueError::new_err(format!("{value} is not a CUDA stream handle: pass 0 or the address of a stream"))
+    })
 }
 
 impl Stream {
@@ -60,8 +60,8 @@ impl Stream {
             return Ok(Self { handle: if value.is_none() { 0 } else { handle(&value)? }, device: None });
         }
         Err(PyTypeError::new_err(format!(
-            "a {} is no stream: pass the handle of a CUDA stream as an int, a stream of torch, CuPy or Numba, or an object \
-             with __cuda_stream__",
+            "a {} is not a stream: pass a CUDA stream handle as an int, a stream of torch, CuPy or Numba, or an object with \
+             __cuda_stream__",
             stream.get_type().name()?
         )))
     }
@@ -82,8 +82,8 @@ impl Stream {
             let may_run = !error.is_backend();
             let remedy = match may_run {
                 true => {
-                    "pass a stream that is alive. The memory of this buffer is lost: the end of work on that stream is \
-                     unknown"
+                    "pass a stream that is alive. The memory of this buffer is never reused, because the end of the work on \
+                     that stream is unknown"
                 }
                 false => "no copy can run on a stream: release the buffer without one; `pinpool doctor` says more",
             };

@@ -46,7 +46,7 @@ impl WaitingGet {
     pub(crate) fn new(future: GetFuture, wait: Duration, gets: Arc<Gets>) -> PyResult<Self> {
         let failed = |error: std::io::Error| {
             PyOSError::new_err(format!(
-                "no socket to wait for memory with: {error}; raise the limit on files (`ulimit -n`)"
+                "cannot create a socket to wait for memory: {error}; raise the limit on files (`ulimit -n`)"
             ))
         };
         let (socket, bell) = UnixStream::pair().map_err(failed)?;

@@ -14,35 +14,35 @@ import pinpool_loader
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda pool: pinpool.Pool(name=3), TypeError, "name: int is no text"),
+        (lambda pool: pinpool.Pool(name=3), TypeError, "name must be a str, not 3"),
         (lambda pool: pool.get(1.5), TypeError, "invalid size 1.5: must be a whole number of bytes"),
         (lambda pool: pool.get(None), TypeError, "invalid size None: must be a whole number"),
         (lambda pool: pool.get(True), TypeError, "invalid size True: must be a whole number"),
-        (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout=\[\]: seconds, or text"),
+        (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout must be a number of seconds or text such as .*, not \[\]"),
         (lambda pool: pinpool.Pool(env=False, max_bytes=True), pinpool.SettingError, "MAX_BYTES=on: .* nor a size"),
         (lambda pool: pinpool.Pool(max_byte=1), TypeError, "did you mean max_bytes"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, batch_size=True), TypeError, "batch_size=True: a whole number"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle="yes"), TypeError, "shuffle='yes': True or False"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle=100), TypeError, "shuffle=100: True or False"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, labels="cls", label_type="int"), TypeError, "label_type='int': a function of"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, batch_size=True), TypeError, "batch_size must be a whole number, not True"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle="yes"), TypeError, "shuffle must be True or False, not 'yes'"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle=100), TypeError, "shuffle must be True or False, not 100"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, labels="cls", label_type="int"), TypeError, "label_type must be a function of .*, not 'int'"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, num_workers=2), TypeError, "no argument num_workers=; workers= is"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, collate_fn=list), TypeError, "no argument collate_fn=; map= takes"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, batchsize=2), TypeError, "no argument batchsize=$"),
         (lambda pool: next(iter(pinpool_loader.Loader(__file__, pool=pool)))["jpg"], TypeError, r"batch.field\('jpg'\)"),
-        (lambda pool: pinpool.SharedPool(100, 2.5, pool=pool), TypeError, "buffers=2.5: a whole number"),
-        (lambda pool: pinpool.SharedPool(100, 2, pool=pool, library="jax"), ValueError, "library='jax': batches can be of"),
+        (lambda pool: pinpool.SharedPool(100, 2.5, pool=pool), TypeError, "buffers must be a whole number, not 2.5"),
+        (lambda pool: pinpool.SharedPool(100, 2, pool=pool, library="jax"), ValueError, "library must be 'numpy' or 'torch', not 'jax'"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, device="cuda:0"), TypeError, "no argument device=; .*non_blocking=True"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, progress=True), TypeError, "no argument progress=; .*tqdm"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, even=1.5), TypeError, "even=1.5: True or False"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, drop_last="no"), TypeError, "drop_last='no': True or False"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, even=True), ValueError, "even=: give batch_size="),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, rank="0"), TypeError, "rank='0': a whole number"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, world=True), TypeError, "world=True: a whole number"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, even=1.5), TypeError, "even must be True or False, not 1.5"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, drop_last="no"), TypeError, "drop_last must be True or False, not 'no'"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, even=True), ValueError, "even= needs batch_size=, without"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, rank="0"), TypeError, "rank must be a whole number, not '0'"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, world=True), TypeError, "world must be a whole number, not True"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool).state(), AttributeError, "use state_dict"),
         (lambda pool: pinpool_loader.Image(224), TypeError, "give the height and the width"),
         (lambda pool: pinpool_loader.Image(224, 224, dtype="float32"), TypeError, "no argument dtype=: images are uint8"),
-        (lambda pool: pinpool_loader.Image(224, "224"), TypeError, "width='224': a whole number"),
-        (lambda pool: pinpool_loader.Image(True, 224), TypeError, "height=True: a whole number"),
+        (lambda pool: pinpool_loader.Image(224, "224"), TypeError, "width must be a whole number, not '224'"),
+        (lambda pool: pinpool_loader.Image(True, 224), TypeError, "height must be a whole number, not True"),
         (lambda pool: pool.partition("eval", 1), AttributeError, "Pool.partition was removed: use pool.tagged"),
         (lambda pool: pool.class_stats(), AttributeError, "Pool.class_stats was removed: use pool.dump"),
         (lambda pool: pool.no_such, AttributeError, "no attribute 'no_such'"),
@@ -68,6 +68,7 @@ def test_a_removed_name_says_what_to_use(name):
 def test_each_argument_of_torchs_loaders_is_answered(tmp_path, pool):
     data = pytest.importorskip("torch.utils.data")
     names = {"transform", "target_transform", "root", "loader", "is_valid_file", *inspect.signature(data.DataLoader.__init__).parameters}
+    names |= {*inspect.signature(data.DistributedSampler.__init__).parameters, "world_size"}
     own = set(inspect.signature(pinpool_loader.Loader.__init__).parameters)
     (tmp_path / "a").touch()
     for name in names - own - {"self"}:

@@ -149,29 +149,29 @@ def test_a_damaged_image_is_named_and_skipped_or_ends_the_load(tmp_path):
 @pytest.mark.parametrize(
     ("decode", "words"),
     [
-        ({}, "a dict of what each field is decoded to"),
-        ({"jpg": "image"}, "a pinpool_loader.Image, such as"),
-        ({"jpg;": pinpool_loader.Image(1, 1)}, "must be a field name"),
-        ({3: pinpool_loader.Image(1, 1)}, "must be a field name"),
-        ({"jpg": pinpool_loader.Image(1, 1), "png;JPG": pinpool_loader.Image(1, 1)}, "'jpg' is decoded already"),
-        ({"jpg": pinpool_loader.Image(1 << 30, 1 << 30)}, "more pixels"),
+        ({}, "decode must be a dict from fields to images"),
+        ({"jpg": "image"}, "decode.'jpg'. must be a pinpool_loader.Image, not 'image'; map="),
+        ({"jpg;": pinpool_loader.Image(1, 1)}, "decode must have field names as keys"),
+        ({3: pinpool_loader.Image(1, 1)}, "decode must have field names as keys"),
+        ({"jpg": pinpool_loader.Image(1, 1), "png;JPG": pinpool_loader.Image(1, 1)}, "names the field 'jpg' twice"),
+        ({"jpg": pinpool_loader.Image(1 << 30, 1 << 30)}, "has more pixels"),
     ],
 )
 def test_what_cannot_be_decoded_to_is_refused_at_once(tmp_path, decode, words):
     (tmp_path / "a.jpg").write_bytes(b"")
     with pytest.raises((TypeError, ValueError), match=words.replace("(", r"\(")):
         pinpool_loader.Loader(tmp_path, batch_size=1, decode=decode)
-    with pytest.raises(ValueError, match="decode=: give batch_size="):
+    with pytest.raises(ValueError, match="decode= needs batch_size=, without"):
         pinpool_loader.Loader(tmp_path, decode={"jpg": pinpool_loader.Image(1, 1)})
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"height": 0}, "height=0"),
-        ({"pixels_max": 0}, "pixels_max=0"),
-        ({"layout": "NHWC"}, "layout='NHWC'"),
-        ({"fit": "pad"}, "fit='pad'"),
+        ({"height": 0}, "height must be 1 or more, not 0"),
+        ({"pixels_max": 0}, "pixels_max must be 1 or more, not 0"),
+        ({"layout": "NHWC"}, "layout must be 'HWC' or 'CHW', not 'NHWC'"),
+        ({"fit": "pad"}, "fit must be 'stretch' or 'crop', not 'pad'"),
     ],
     ids=str,
 )

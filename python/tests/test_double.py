@@ -166,13 +166,34 @@ def test_an_array_is_kept_by_the_streams_of_its_buffer(over_the_double):
     )
 
 
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_arrays_and_tensors_of_the_pool_are_kept_by_their_streams(over_the_double, library):
-    pytest.importorskip(library, reason=f"{library} is not installed")
+BATCH = """next(iter(pinpool_loader.Loader("samples", batch_size=2, pool=pool)))"""
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        "pool.empty((SIZE // 4, 4), 'uint8')",
+        "pool.empty((SIZE // 4, 4), 'uint8', library='torch')",
+        "torch.from_numpy(pool.empty(SIZE, 'uint8')[9:])",
+        f"{BATCH}[1]",
+        f"{BATCH}.tensors()[1]",
+        f"torch.from_numpy({BATCH}[1])",
+    ],
+)
+def test_memory_of_arrays_and_tensors_is_kept_by_the_recorded_streams(over_the_double, array, tmp_path, monkeypatch):
+    if "torch" in array or "tensors" in array:
+        pytest.importorskip("torch")
+    (tmp_path / "samples").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        (tmp_path / "samples" / name).write_bytes(bytes(100))
     over_the_double(
         f"""
+        import pinpool_loader
+        if "torch" in {array!r}: import torch
         pool, stream = pool_of(), new_stream()
-        array = pool.empty((SIZE // 4, 4), "uint8", library={library!r})
+        array = {array}
+        settled(pool, (0, 1, 0))
         hold(stream)
         part = array[5:]
         pinpool.record_stream(part, stream)
@@ -227,10 +248,10 @@ def test_memory_is_never_reused_if_no_fence_can_be_recorded(over_the_double):
                 del buf
         assert pool.get(SIZE).ptr not in lost
         pool.maintain()
-        assert pool.stats()["memory"]["lost"] == len(lost) == 6, pool.stats()
-        # What is no stream says nothing about any work.
+        assert pool.stats()["memory"]["quarantined"] == len(lost) == 6, pool.stats()
+        # An argument that is not a stream says nothing about any work.
         buf = pool.get(SIZE)
-        raises(lambda: buf.release(stream="0"), TypeError, "is no stream")
+        raises(lambda: buf.release(stream="0"), TypeError, "is not a stream")
         assert not buf.released
         buf.release()
         assert pool.stats()["memory"]["idle"] == 1
@@ -381,7 +402,7 @@ def test_a_block_of_torch_whose_stream_is_refused_is_not_lost(over_the_double):
     assert put(block, streams, 2) == 0
     driver("cuCtxSynchronize")
     settled(pool, (0, 0, 1))
-    assert pool.stats()["memory"]["lost"] == 0
+    assert pool.stats()["memory"]["quarantined"] == 0
     """)
 
 

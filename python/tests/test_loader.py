@@ -71,7 +71,7 @@ def test_samples_are_views_of_pinned_memory_without_a_copy(files, pool):
     sample[:] = 99
     assert batch[2].tolist() == [99] * len(sample) and batch[-2].tolist() == sample.tolist()
     assert [len(view) for view in batch[1:3]] == [len(batch[1]), len(batch[2])]
-    with pytest.raises(IndexError, match="sample 4 of a batch that has 4"):
+    with pytest.raises(IndexError, match="sample 4 is out of range: the batch has 4"):
         batch[4]
     assert batch.buffer.views > 0
     with pytest.raises(BufferError):
@@ -265,18 +265,18 @@ def test_directories_are_classes(files, pool):
 )
 def test_a_state_of_other_batches_is_refused(files, pool, settings):
     state = load(files, pool).state_dict()
-    said = {"batch_size": "batch_size=3 there, 4 here", "shuffle": "shuffle=False there, True here", "rank": "world=1 there, 2 here", "batch_bytes": "batch_bytes=0 there, 500 here"}
+    said = {"batch_size": "batch_size=3 in the state, 4 here", "shuffle": "shuffle=False in the state, True here", "rank": "world=1 in the state, 2 here", "batch_bytes": "batch_bytes=0 in the state, 500 here"}
     with pytest.raises(ValueError, match=f"a loader with different batches: .*{said[next(iter(settings))]}"):
         load(files, pool, state=state, **{**settings, "even": "world" in settings})
     for wrong in (3, "epoch 3", {"epoch": 0}):
-        with pytest.raises(TypeError, match="what state_dict.. of a pinpool_loader.Loader returned"):
+        with pytest.raises(TypeError, match="state must be a result of Loader.state_dict.., not"):
             load(files, pool, state=wrong)
-    with pytest.raises(ValueError, match="it is at batch 9 of epoch 0, which has 7"):
+    with pytest.raises(ValueError, match="state is at batch 9 of epoch 0, which has 7"):
         load(files, pool, state={**state, "batch": 9})
     with pytest.raises(TypeError, match="batch"):
         load(files, pool, state={**state, "batch": "2"})
     path_of(files, 3).write_bytes(b"")
-    with pytest.raises(ValueError, match="files='[0-9a-f]{16}' there, '[0-9a-f]{16}' here"):
+    with pytest.raises(ValueError, match="files='[0-9a-f]{16}' in the state, '[0-9a-f]{16}' here"):
         load(files, pool, state=state)
 
 
@@ -286,7 +286,7 @@ def test_ranks_with_equal_batches_share_their_states(files, pool):
     assert [batch.index for batch in load(files, pool, world=3, rank=2, even=True, state=first.state_dict())] == [1, 2]
     with pytest.warns(UserWarning):
         uneven = load(files, pool, world=3, rank=1).state_dict()
-        with pytest.raises(ValueError, match="rank=1 there, 2 here"):
+        with pytest.raises(ValueError, match="rank=1 in the state, 2 here"):
             load(files, pool, world=3, rank=2, state=uneven)
 
 
@@ -380,18 +380,18 @@ def test_what_is_not_there_is_named(tmp_path, pool):
 @pytest.mark.parametrize(
     ("settings", "kind", "said"),
     [
-        ({"batch_size": 0}, ValueError, "batch_size=0: 1 or more"),
-        ({"batch_size": 1.5}, TypeError, "batch_size=1.5: a whole number"),
+        ({"batch_size": 0}, ValueError, "batch_size must be 1 or more, not 0"),
+        ({"batch_size": 1.5}, TypeError, "batch_size must be a whole number, not 1.5"),
         ({"batch_bytes": "much"}, ValueError, "much"),
-        ({"workers": 0}, ValueError, "workers=0: 1 or more"),
-        ({"workers": 5000}, ValueError, "workers=5000: at most 1024"),
-        ({"prefetch": 0}, ValueError, "prefetch=0"),
-        ({"epochs": -1}, ValueError, "epochs=-1"),
-        ({"rank": 2, "world": 2}, ValueError, "rank=2: must be below world=2"),
-        ({"world": 0}, ValueError, "world=0"),
-        ({"seed": -3}, ValueError, "seed=-3"),
-        ({"on_error": "ignore"}, ValueError, "on_error='ignore': must be 'raise' or 'skip'"),
-        ({"pool": 3}, TypeError, "pool=3: a pinpool.Pool"),
+        ({"workers": 0}, ValueError, "workers must be 1 or more, not 0"),
+        ({"workers": 5000}, ValueError, "workers must be at most 1024, not 5000"),
+        ({"prefetch": 0}, ValueError, "prefetch must be 1 or more, not 0"),
+        ({"epochs": -1}, ValueError, "epochs must be 1 or more, not -1"),
+        ({"rank": 2, "world": 2}, ValueError, "rank must be less than world=2, not 2"),
+        ({"world": 0}, ValueError, "world must be 1 or more, not 0"),
+        ({"seed": -3}, ValueError, "seed must be 0 or more, not -3"),
+        ({"on_error": "ignore"}, ValueError, "on_error must be 'raise' or 'skip', not 'ignore'"),
+        ({"pool": 3}, TypeError, "pool must be a pinpool.Pool, not 3"),
     ],
 )
 def test_bad_settings_are_named(files, pool, settings, kind, said):
@@ -522,7 +522,7 @@ def test_each_public_name_has_a_docstring():
 
 
 def test_paths_as_bytes_are_refused_by_name(tmp_path, pool):
-    with pytest.raises(TypeError, match="paths="):
+    with pytest.raises(TypeError, match="each of paths must be a str .*os.fsdecode"):
         pinpool_loader.Loader([str(tmp_path), b"photos"], pool=pool)
 
 

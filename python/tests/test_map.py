@@ -121,6 +121,6 @@ def test_arrays_of_the_function_are_what_the_loop_gets(folder):
 
 
 def test_wrong_arguments_are_refused(folder):
-    for settings, words in [({"map": 3}, "map=3"), ({"map_workers": 0}, "map_workers=0"), ({"map_workers": "2"}, "map_workers='2'")]:
+    for settings, words in [({"map": 3}, "map must be a function of a batch, not 3"), ({"map_workers": 0}, "map_workers must be 1 or more, not 0"), ({"map_workers": "2"}, "map_workers must be a whole number, not '2'")]:
         with pytest.raises((TypeError, ValueError), match=words):
             loader(folder, **{"function": first_bytes, **settings} if "map" not in settings else {"function": settings["map"]})

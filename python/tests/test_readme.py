@@ -20,44 +20,48 @@ def test_the_example_of_the_main_readme_runs(alone):
     assert out.endswith("1228308480 1\n")
 
 
-DATALOADER = """
-import torch, warnings
+STREAM = PRELUDE + """
+import torch
+torch.Tensor.to = lambda self, *_, **__: self.clone()
+stream = new_stream()
+torch.cuda.current_stream = lambda *_: stream
+"""
+DATALOADER = STREAM + """
+import warnings
 warnings.simplefilter("ignore")  # Of torch, that there are fewer cores than workers.
 dataset = torch.utils.data.TensorDataset(torch.arange(200), torch.arange(200) % 10)
 seen = []
 def train(images, labels): seen.extend(zip(images.tolist(), labels.tolist()))
 """
-STREAMS = PRELUDE + """
-import torch
-torch.Tensor.to = lambda self, *_, **__: self.clone()
-stream = new_stream()
+LOADER = STREAM + """
+import warnings
+warnings.simplefilter("ignore")  # Of torch, that there are fewer cores than workers.
+dataset = torch.utils.data.TensorDataset(torch.arange(200), torch.arange(200) % 10)
+seen = []
+def train(images, labels): seen.extend(zip(images.tolist(), labels.tolist()))
+"""
+STREAMS = STREAM + """
 hold(stream)
-torch.cuda.current_stream = lambda: stream
 pool = pool_of()
 """
-LOADER = """
-import os
+LOADER = STREAM + """
 from PIL import Image
 for number in range(7):
     os.makedirs(f"photos/class{number % 2}", exist_ok=True)
     Image.new("RGB", (300, 280), (number, 0, 0)).save(f"photos/class{number % 2}/{number}.png")
 seen = []
-def train(images, labels): seen.extend((images.shape, label, image[0, 0, 0] % 2) for image, label in zip(images, labels))
+def train(images, labels): seen.extend((tuple(images.shape), int(label), int(image[0, 0, 0]) % 2) for image, label in zip(images, labels))
 """
-WEIGHTS = """
-import pinpool, torch
-from safetensors.torch import save_file
-pool = pinpool.Pool(env=False, backend="heap")
-save_file({"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}, "model.safetensors")
+LIGHTNING = STREAM + """
+pool = pinpool.Pool()
 """
 #: Modules that a block of python/README.md needs, what goes before and behind it, and what is printed at last.
 BLOCKS = [
     ("torch", DATALOADER, "print(seen == [(at, at % 10) for at in range(200)], shared.counts()['held'])", "True 1\n"),
     ("torch ninja", "", "print(pinpool.torch.uninstall())", "0\n"),
     ("numpy", "", "", ", 1 view> 1536.0\n2\n"),
-    ("torch", STREAMS, "del batch; print(held_back(pool)[:2]); let_run(stream); settled(pool, (0, 0, 1))", "(1, 0)\n"),
-    ("PIL", LOADER, "print(len(seen), {each[0] for each in seen}, all(each[1] == each[2] for each in seen))", "21 {(7, 224, 224, 3)} True\n"),
-    ("safetensors torch", WEIGHTS, "print(tensors['a'].tolist(), tensors['b'].dtype, pool.stats()['memory']['in_use'])", "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]] torch.bfloat16 2\n"),
+    ("PIL torch", LOADER, "print(len(seen), {each[0] for each in seen}, all(each[1] == each[2] for each in seen))", "21 {(7, 224, 224, 3)} True\n"),
+    ("lightning torch", LIGHTNING, "batch = [pool.empty(9, 'uint8', library='torch')]; hold(stream)\nModel().transfer_batch_to_device(batch, torch.device('cuda'), 0); del batch\nprint(held_back(pool)[:2]); let_run(stream)", "(1, 0)\n"),
 ]
 
 

@@ -1,4 +1,4 @@
-//! backends: sources of memory, and the choice between them.
+//! Backends: the sources of memory, and the choice between them.
 //!
 //! ```text
 //!   Backend (a setting) ──choose──▶ Source (acquires, releases) ──▶ Region

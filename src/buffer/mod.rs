@@ -239,7 +239,8 @@ impl PinnedBuf {
         self.as_ptr().cast_mut()
     }
 
-    /// Waits for all copies that use the buffer, those enqueued through cudarc included.
+    /// Waits for all copies that use the buffer, those enqueued through cudarc included. In a forked child it returns at once:
+    /// no device uses the child's copy of the memory.
     ///
     /// # Errors
     ///

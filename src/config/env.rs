@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::settings::{Config, Settings, for_each_setting, refused};
 use super::text::*;
-use super::{Backend, CodeSettings, HugeTlb, LedgerName, Limit, OnFull, Preset};
+use super::{Backend, CodeSettings, HugeTlb, Limit, OnFull, Preset, SharedLimitName};
 use crate::error::{Error, Result};
 use crate::size_class::Rounding;
 
@@ -337,7 +337,7 @@ fn process_pairs() -> impl Iterator<Item = (String, String)> {
 }
 
 /// Whether the environment shows that this process is one of several on its host: a rank of torchrun, or a process of Ray.
-/// [`LedgerName::Auto`] attaches a pool to the shared limit then.
+/// [`SharedLimitName::Auto`] attaches a pool to the shared limit then.
 pub fn is_one_of_several() -> bool {
     shows_several(process_pairs())
 }

@@ -23,7 +23,7 @@ pub use self::settings::Config;
 pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
 pub use crate::in_flight::FenceKind;
-pub use crate::ledger::LedgerName;
+pub use crate::shared_limit::SharedLimitName;
 
 /// The policy of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::text::*;
-use super::{Backend, CodeSettings, HugeTlb, LedgerName, Limit, OnFull, Preset};
+use super::{Backend, CodeSettings, HugeTlb, Limit, OnFull, Preset, SharedLimitName};
 use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind};
 use crate::size_class::Rounding;
@@ -32,7 +32,7 @@ macro_rules! for_each_setting {
         "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes: Option<u64> as SIZE_OR_NONE;
 
         /// Limit shared by all processes that use this name: a name, auto, or none.
-        "PINPOOL_LEDGER" = LedgerName::Disabled, ledger: LedgerName as word();
+        "PINPOOL_LEDGER" = SharedLimitName::Disabled, ledger: SharedLimitName as word();
 
         group "Waiting";
 
@@ -53,7 +53,7 @@ macro_rules! for_each_setting {
         /// Source of memory: auto, gpu, vmm, register, cuda, mlock or heap.
         "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as BACKEND;
 
-        /// Ordinal of the GPU that copies use; if unset, the current context's GPU.
+        /// Ordinal of the GPU that copies use; default: current context's, first active, or 0.
         "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;
 
         /// NUMA node to pin on: a number, or auto for the GPU's node.

@@ -20,6 +20,7 @@ mod on_host;
 mod outside;
 mod request;
 mod reserve;
+mod start;
 mod statistics;
 
 pub use builder::PoolBuilder;
@@ -66,18 +67,9 @@ fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize) ->
 }
 
 impl Pool {
-    /// Settings for a new pool.
+    /// Settings for a new pool: those of the `PINPOOL_*` variables, and defaults for the others, until code sets them.
     pub fn builder() -> PoolBuilder {
         PoolBuilder::new()
-    }
-
-    /// A pool with the settings of the `PINPOOL_*` variables, and defaults for the others.
-    ///
-    /// # Errors
-    ///
-    /// As [`PoolBuilder::build`].
-    pub fn from_env() -> Result<Self> {
-        Self::builder().build()
     }
 
     pub(crate) fn of(core: Arc<Core>) -> Self {
@@ -352,9 +344,8 @@ impl Pool {
         }
     }
 
-    /// Returns every idle buffer to the system and sets the four counters of the window to zero. Does not change the count
-    /// limit, buffers in use or copies in flight. The calling thread makes the releases: a slow call, at the cost that
-    /// [`trim`](Self::trim) has.
+    /// Returns all idle memory to the system, as `trim(0)` does, and restarts TensorFlow's counters of requests, returns and
+    /// evictions. Does not change the limit on idle buffers, buffers in use or copies in flight.
     pub fn clear(&self) {
         if !self.core().is_forked() {
             self.core().clear();

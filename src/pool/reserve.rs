@@ -20,14 +20,14 @@ impl Pool {
     /// - [`is_setting`](crate::Error::is_setting): the preset is `tensorflow`, which has no arena, or this is a partition,
     /// - [`is_limit`](crate::Error::is_limit): it exceeds the limit, or would leave no room for a waiting request,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
-    pub fn prewarm(&self, bytes: u64) -> Result<()> {
+    pub fn reserve(&self, bytes: u64) -> Result<()> {
         self.check_open()?;
         self.refuse_partition("PINPOOL_RESERVE", &bytes.to_string())?;
         if !self.core().memory().has_arena() {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is a separate allocation".to_owned();
             return Err(ErrorKind::Setting { name: "PINPOOL_RESERVE", value: bytes.to_string(), why }.into());
         }
-        self.core().prewarm(bytes)
+        self.core().reserve(bytes)
     }
 
     /// Waits up to `timeout` until the whole reserve is pinned, and returns whether it is.

@@ -10,12 +10,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use super::Budget;
-use crate::ledger::Want;
 use crate::maintenance_thread::MaintenanceThread;
+use crate::shared_limit::Want;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
-use pinpool_shm::ledger::LISTED;
+use pinpool_shm::shared_limit::LISTED;
 
 /// All pools that this process made, in that order.
 static POOLS: OfProcess<Mutex<Vec<Entry>>> = OfProcess::new(Mutex::default);

@@ -9,13 +9,13 @@
 pub struct ClassStats {
     /// Size of this class's buffers in bytes.
     pub class_bytes: u64,
-    /// Pinned buffers that exist, lost buffers included.
+    /// Pinned buffers that exist, quarantined buffers included.
     pub buffers: u64,
     /// Returned pinned buffers that a device may still be using.
     pub in_flight: u64,
     /// Idle pinned buffers.
     pub idle: u64,
-    /// All other pinned buffers: in use or lost.
+    /// All other pinned buffers: in use or quarantined.
     pub in_use: u64,
     /// Highest number of buffers so far.
     pub peak_buffers: u64,

@@ -34,10 +34,10 @@ macro_rules! group {
 /// While no other thread uses the pool, these sums hold:
 ///
 /// - `requests.served = requests.hits + requests.misses`
-/// - `requests.served + requests.adopted = requests.returned + memory.in_use + copies.in_flight + memory.lost`
+/// - `requests.served + requests.adopted = requests.returned + memory.in_use + copies.in_flight + memory.quarantined`
 /// - `memory.buffers = memory.idle + memory.in_use + copies.in_flight`
 /// - `memory.held_bytes + memory.fallback_bytes = memory.in_use_bytes + copies.in_flight_bytes + memory.idle_bytes +
-///   memory.lost_bytes + memory.free_bytes + memory.transit_bytes + memory.overhead_bytes`
+///   memory.quarantined_bytes + memory.free_bytes + memory.transit_bytes + memory.overhead_bytes`
 ///
 /// With the feature `serde` a snapshot is an object of objects. Durations are in seconds, under names that end in `_seconds`.
 ///
@@ -156,9 +156,9 @@ group! {
     /// Buffers that cannot be reused, because the driver does not tell whether their copy has finished.
     ///
     /// If only the query failed, it is repeated ten times a second, and the buffer is reused once the copy has finished.
-    lost: u64 = gauge,
-    /// Bytes of the lost buffers, and of memory that the backend failed to release.
-    lost_bytes: u64 = gauge,
+    quarantined: u64 = gauge,
+    /// Bytes of the quarantined buffers, and of memory that the backend failed to release.
+    quarantined_bytes: u64 = gauge,
     /// Bytes held and free, from which the arena carves buffers.
     free_bytes: u64 = gauge,
     /// Bytes being pinned, remapped or unpinned.
@@ -173,13 +173,13 @@ group! {
     held_bytes: u64 = gauge,
     /// Highest number of bytes held.
     peak_held_bytes: u64 = gauge,
-    /// Unpinned buffers (`PINPOOL_ON_FULL=pageable`), lost ones included.
+    /// Unpinned buffers (`PINPOOL_ON_FULL=pageable`), quarantined ones included.
     fallback_buffers: u64 = gauge,
     /// Bytes of the unpinned buffers.
     fallback_bytes: u64 = gauge,
     /// Bytes that users pinned under this pool's limit ([`Pool::pin`](crate::Pool::pin)), not held by the pool.
     external_bytes: u64 = gauge,
-    /// Reserved bytes that are pinned ([`Pool::prewarm`](crate::Pool::prewarm), `PINPOOL_RESERVE`).
+    /// Reserved bytes that are pinned ([`Pool::reserve`](crate::Pool::reserve), `PINPOOL_RESERVE`).
     reserve_bytes: u64 = gauge,
     /// Reserved bytes that were requested. More than `reserve_bytes` while a reserve is being pinned, or after it failed.
     reserve_target_bytes: u64 = gauge,

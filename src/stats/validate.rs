@@ -14,17 +14,21 @@ impl Stats {
             return Ok(());
         }
         let Self { requests, memory, copies, limits, .. } = self;
-        let MemoryStats { buffers, idle, in_use, lost, evictions, .. } = memory;
+        let MemoryStats { buffers, idle, in_use, quarantined, evictions, .. } = memory;
         let reasons = requests.miss_reasons;
         let equal = [
             ("served", requests.served, requests.hits + requests.misses),
             ("misses", requests.misses, reasons.first_of_size + reasons.evicted_earlier + reasons.all_in_use),
-            ("returned", requests.served + requests.adopted, requests.returned + in_use + copies.in_flight + lost),
+            (
+                "returned",
+                requests.served + requests.adopted,
+                requests.returned + in_use + copies.in_flight + quarantined,
+            ),
             ("buffers", *buffers, idle + in_use + copies.in_flight),
             (
                 "made",
                 requests.misses + memory.fallback_buffers + requests.adopted,
-                buffers + lost + requests.fallbacks + evictions.total(),
+                buffers + quarantined + requests.fallbacks + evictions.total(),
             ),
             (
                 "bytes",
@@ -32,7 +36,7 @@ impl Stats {
                 memory.in_use_bytes
                     + copies.in_flight_bytes
                     + memory.idle_bytes
-                    + memory.lost_bytes
+                    + memory.quarantined_bytes
                     + memory.free_bytes
                     + memory.transit_bytes
                     + memory.overhead_bytes,

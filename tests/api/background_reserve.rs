@@ -3,12 +3,12 @@
 //! Most pools here have no thread: each `poll` makes one step, so that counts and order are exact.
 
 use pinpool_os::words::Size;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::{Backend, Pool, PoolBuilder};
+use pinpool::{Pool, PoolBuilder};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
@@ -98,7 +98,7 @@ fn without_a_reserve_or_with_one_that_was_waited_for_all_of_it_is_there() {
     assert!(fraction_is(&waited, 1.0) && waited.wait_reserved(Duration::ZERO).unwrap());
     assert_eq!(waited.stats().memory.reserve_target_bytes, 16 * MI);
     let classes = over(faulty(false), 64 * MI).setting("reserve_wait", false).background_thread(false).build().unwrap();
-    classes.prewarm(20 * MI).unwrap();
+    classes.reserve(20 * MI).unwrap();
     assert_eq!((classes.stats().memory.reserve_target_bytes, classes.stats().memory.reserve_bytes), (20 * MI, STEP));
 }
 
@@ -142,7 +142,7 @@ fn gets_that_pin_the_rest_of_it_end_it() {
         pool.maintain();
         assert_eq!(lines().iter().filter(|line| line.contains("reserve: complete")).count(), 1);
         // One that is added later begins anew.
-        pool.prewarm(8 * MI).unwrap();
+        pool.reserve(8 * MI).unwrap();
         assert!(pool.wait_reserved(PATIENCE).unwrap());
         assert_eq!(lines().iter().filter(|line| line.contains("reserve: complete")).count(), 1);
         drop(buf);
@@ -193,7 +193,7 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
             drop(pool.get(MIB).unwrap());
             assert!(pool.wait_reserved(Duration::ZERO).is_err());
             // Asked again, the rest comes.
-            pool.prewarm(MI).unwrap();
+            pool.reserve(MI).unwrap();
             assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
             // A region is whole granules.
             assert_eq!(valid_stats(&pool).memory.reserve_bytes, if discrete { 514 * MI } else { 513 * MI });
@@ -207,10 +207,10 @@ fn more_than_the_limit_is_refused_at_once() {
         let source = faulty(discrete);
         let pool = by_steps(source.clone(), 64 * MI, 0).build().unwrap();
         for bytes in [65 * MI, u64::MAX] {
-            assert!(!pool.prewarm(bytes).unwrap_err().is_forked());
+            assert!(!pool.reserve(bytes).unwrap_err().is_forked());
         }
-        pool.prewarm(40 * MI).unwrap();
-        assert!(pool.prewarm(40 * MI).unwrap_err().is_limit(), "with the one before it is over the limit");
+        pool.reserve(40 * MI).unwrap();
+        assert!(pool.reserve(40 * MI).unwrap_err().is_limit(), "with the one before it is over the limit");
         assert!(pool.wait_reserved(PATIENCE).unwrap());
         assert_eq!(valid_stats(&pool).memory.reserve_bytes, 40 * MI);
     }
@@ -239,7 +239,7 @@ fn a_lower_limit_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_it_
 fn memory_in_use_at_the_limit_is_a_part_of_the_reserve() {
     let pool = by_steps(faulty(false), 64 * MI, 0).build().unwrap();
     let held = pool.get(40 * MIB).unwrap();
-    pool.prewarm(60 * MI).unwrap();
+    pool.reserve(60 * MI).unwrap();
     assert!(pool.wait_reserved(PATIENCE).unwrap());
     let stats = valid_stats(&pool);
     assert!(stats.memory.held_bytes <= 64 * MI && stats.memory.reserve_bytes == 60 * MI, "{stats:?}");
@@ -280,7 +280,7 @@ fn a_thread_pins_the_rest_step_by_step_and_a_get_is_served_while_a_step_hangs() 
     assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
     assert_eq!(source.calls(SourceCall::Acquire), 8);
     let gate = source.hold(SourceCall::Acquire);
-    pool.prewarm_in_a_thread(64 * MI);
+    pool.reserve_in_a_thread(64 * MI);
     // The first step of the next reserve hangs in the backend.
     gate.wait_for(1);
     // Available memory is served, and statistics are available.
@@ -297,19 +297,19 @@ fn a_thread_pins_the_rest_step_by_step_and_a_get_is_served_while_a_step_hangs() 
     assert_eq!(valid_stats(&pool).memory.held_bytes, 128 * MI);
 }
 
-/// `prewarm` on a separate thread, since its first step may be held.
+/// `reserve` on a separate thread, since its first step may be held.
 trait InAThread {
-    fn prewarm_in_a_thread(&self, bytes: u64);
+    fn reserve_in_a_thread(&self, bytes: u64);
 }
 
 impl InAThread for Pool {
-    fn prewarm_in_a_thread(&self, bytes: u64) {
+    fn reserve_in_a_thread(&self, bytes: u64) {
         let pool = self.clone();
         let asked = Arc::new(AtomicBool::new(false));
         let told = asked.clone();
         thread::spawn(move || {
             told.store(true, Ordering::SeqCst);
-            pool.prewarm(bytes).unwrap();
+            pool.reserve(bytes).unwrap();
         });
         until("asked", || asked.load(Ordering::SeqCst));
     }
@@ -343,15 +343,6 @@ fn the_end_of_the_pool_cancels_it_within_a_step() {
             assert_eq!(again.stats().memory.held_bytes, 0);
         }
     }
-}
-
-#[test]
-fn a_buffer_may_outlive_the_pool_whose_reserve_was_under_way() {
-    let pool = by_a_thread(faulty(false), TI, 512 * GI).build().unwrap();
-    let mut buf = pool.get(MIB).unwrap();
-    drop(pool);
-    buf.wait_slice_mut().unwrap()[0] = 1;
-    drop(buf);
 }
 
 #[test]
@@ -393,7 +384,7 @@ fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
             let checks = vec![
                 ("wait", childs.wait_reserved(Duration::ZERO).is_err_and(|error| error.is_forked())),
                 ("reserve", childs.stats().memory.reserve_bytes == 0),
-                ("prewarm", childs.prewarm(MI).is_err_and(|error| error.is_forked())),
+                ("reserve", childs.reserve(MI).is_err_and(|error| error.is_forked())),
             ];
             childs.maintain();
             drop(childs);
@@ -402,17 +393,5 @@ fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
         drop(gate);
         assert!(pool.wait_reserved(PATIENCE).unwrap());
         assert_eq!(valid_stats(&pool).memory.reserve_bytes, 64 * MI);
-    });
-}
-
-#[test]
-fn a_process_may_end_in_the_middle() {
-    alone(|| {
-        static POOLS: OnceLock<[Pool; 2]> = OnceLock::new();
-        POOLS.get_or_init(|| {
-            let heap = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 30);
-            let heap = heap.reserve_bytes(256 << 20).setting("reserve_wait", false).build().unwrap();
-            [by_a_thread(faulty(false), TI, TI).build().unwrap(), heap]
-        });
     });
 }

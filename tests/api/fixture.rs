@@ -23,7 +23,7 @@ pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> Pool
         .max_bytes(max_bytes)
         .wait(Duration::ZERO)
         .unstable_pressure("/dev/null")
-        .log_sampler(LogSampler::new())
+        .unstable_log_sampler(LogSampler::new())
 }
 
 /// A pool with blocking requests over simulated memory.

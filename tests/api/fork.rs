@@ -48,7 +48,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
                     ("get", refused.is_forked() && refused.to_string().contains(&std::process::id().to_string())),
                     ("hit", childs_pool.get(100_000).is_err_and(|error| error.is_forked())),
                     ("try_get", childs_pool.try_get(100_000).is_err_and(|error| error.is_forked())),
-                    ("prewarm", childs_pool.prewarm(1 << 20).is_err_and(|error| error.is_forked())),
+                    ("reserve", childs_pool.reserve(1 << 20).is_err_and(|error| error.is_forked())),
                     ("partition", childs_pool.partition("p", 1 << 20).is_err_and(|error| error.is_forked())),
                     ("copy", held.copy_range_to(0..10, &stream, &mut device).is_err_and(|error| error.is_forked())),
                     ("wait", copy.wait().is_err_and(|error| error.is_device())),

@@ -59,7 +59,7 @@ fn a_pool_grows_by_larger_granules_where_the_process_has_few_mappings_left_and_s
     write("proc/sys/vm/max_map_count", "4000\n");
     write("proc/self/maps", &"1000-2000 rw-p 00000000 00:00 0\n".repeat(3500));
     captured_log::listen();
-    let pool = Pool::builder().without_env().name("few mappings").host_root(root.path()).max_bytes(TIB);
+    let pool = Pool::builder().without_env().name("few mappings").unstable_host_root(root.path()).max_bytes(TIB);
     let pool = pool.backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(TIB)))).build().unwrap();
     let first: Vec<_> = (0..4).map(|_| pool.get(GIB / 2).unwrap()).collect();
     assert_eq!(pool.stats().memory.mappings, 1024, "2 MiB each");

@@ -248,8 +248,8 @@ fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
     assert!(copy.wait().unwrap_err().is_device());
     pool.maintain();
     let stats = pool.stats();
-    assert_eq!((stats.memory.lost, stats.copies.in_flight, stats.memory.idle), (1, 0, 0));
-    assert_eq!(stats.memory.lost_bytes, stats.memory.held_bytes);
+    assert_eq!((stats.memory.quarantined, stats.copies.in_flight, stats.memory.idle), (1, 0, 0));
+    assert_eq!(stats.memory.quarantined_bytes, stats.memory.held_bytes);
     stats.validate().unwrap();
     drop(pool);
     assert_eq!(source.calls(SourceCall::Release), 0);

@@ -90,7 +90,7 @@ fn stays_under_the_limit(counting: &Arc<CountingSource>, max_bytes: u64, reserve
         .unwrap();
     if reserve > 0 {
         // The first attempts may be scripted to fail.
-        while pool.prewarm(reserve).is_err() {}
+        while pool.reserve(reserve).is_err() {}
     }
     let eval = pool.partition("eval", max_bytes / 2).unwrap();
     let barrier = Barrier::new(usize::try_from(THREADS).unwrap());
@@ -144,32 +144,5 @@ fn the_limit_holds_over_discrete_regions() {
 fn the_limit_holds_beside_pageable_fallbacks() {
     for counting in [CountingSource::virtual_memory(), CountingSource::discrete()] {
         stays_under_the_limit(&counting, 8 << 20, 0, 10, OnFull::Pageable);
-    }
-}
-
-#[test]
-fn everything_comes_back_from_a_source_that_does_not_fail() {
-    for counting in [CountingSource::virtual_memory(), CountingSource::discrete()] {
-        let backend = Backend::Source(counting.clone());
-        let pool = Pool::builder()
-            .without_env()
-            .backend(backend)
-            .wait(Duration::from_micros(200))
-            .max_bytes(12 << 20)
-            .unstable_pressure("/dev/null")
-            .build();
-        let pool = pool.unwrap();
-        thread::scope(|scope| {
-            (1..=THREADS).for_each(|number| {
-                drop(scope.spawn({
-                    let pool = pool.clone();
-                    move || work(&pool, number << 40 | 1)
-                }))
-            });
-        });
-        assert_eq!(pool.stats().validate(), Ok(()));
-        assert!(counting.peak_bytes() <= 12 << 20);
-        drop(pool);
-        assert_eq!((counting.held_bytes(), counting.ranges()), (0, 0));
     }
 }

@@ -63,7 +63,7 @@ fn idle_buffers_grow_old_while_the_program_is_silent() {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let clock = ManualClock::default();
     let builder = Pool::builder().without_env().backend(Backend::Source(source.clone())).unstable_pressure("/dev/null");
-    let pool = builder.clock(clock.clone()).background_thread(true).build().unwrap();
+    let pool = builder.unstable_clock(clock.clone()).background_thread(true).build().unwrap();
     drop([pool.get(2 * MIB).unwrap(), pool.get(3 * MIB).unwrap()]);
     silently_until("aged and released", || {
         clock.advance_us(1_000_000);
@@ -112,7 +112,7 @@ fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance()
 
     let clock = ManualClock::default();
     let builder = Pool::builder().without_env().backend(Backend::Heap).unstable_pressure("/dev/null");
-    let other = builder.clock(clock.clone()).background_thread(true).build().unwrap();
+    let other = builder.unstable_clock(clock.clone()).background_thread(true).build().unwrap();
     drop(other.get(4096).unwrap());
     clock.advance_us(20_000_000);
     drop(other.get(8192).unwrap());

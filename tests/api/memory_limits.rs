@@ -181,7 +181,7 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
     let root = tempfile::tempdir().unwrap();
     machine(root.path(), "419430400\n");
     let clock = ManualClock::default();
-    let pool = builder().clock(clock.clone()).host_root(root.path()).build().unwrap();
+    let pool = builder().unstable_clock(clock.clone()).unstable_host_root(root.path()).build().unwrap();
     assert_eq!(valid_stats(&pool).limits.max_bytes, Some(100 << 20));
     let held = fill(&pool, 10 * MIB, 5);
     listen();
@@ -213,7 +213,7 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
 
 /// A pool over memory that counts as the machine's. `auto` allows 100 MiB.
 fn automatic(root: &Path) -> PoolBuilder {
-    builder().backend(Backend::Source(std::sync::Arc::new(SimSource::new(1 << 40)))).host_root(root)
+    builder().backend(Backend::Source(std::sync::Arc::new(SimSource::new(1 << 40)))).unstable_host_root(root)
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn auto_counts_what_the_pool_holds_itself_as_available_to_it() {
     let root = tempfile::tempdir().unwrap();
     machine(root.path(), "419430400\n");
     let clock = ManualClock::default();
-    let pool = builder().clock(clock.clone()).host_root(root.path()).build().unwrap();
+    let pool = builder().unstable_clock(clock.clone()).unstable_host_root(root.path()).build().unwrap();
     let _held = fill(&pool, 10 * MIB, 8);
     // 200 MiB may be used, and 190 are: 80 of them by the pool.
     machine(root.path(), "209715200\n");

@@ -20,7 +20,7 @@ fn on(root: &TempDir, node: u32) -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Heap)
-        .host_root(root.path())
+        .unstable_host_root(root.path())
         .background_thread(false)
         .setting("numa_node", node)
 }

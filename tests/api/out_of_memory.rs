@@ -28,7 +28,8 @@ fn pool_of(backend: Backend) -> PoolBuilder {
 #[test]
 fn a_get_over_the_limit_says_who_holds_what_in_the_error_and_in_the_log() {
     let (root, clock) = (machine(), ManualClock::default());
-    let builder = pool_of(Backend::Heap).max_bytes(8 << 20).host_root(root.path()).clock(clock.clone());
+    let builder =
+        pool_of(Backend::Heap).max_bytes(8 << 20).unstable_host_root(root.path()).unstable_clock(clock.clone());
     let pool = builder.name("loader").build().unwrap();
     let (images, labels) = (pool.tagged("loader/images"), pool.tagged("loader/labels"));
     let _images: Vec<_> = (0..6).map(|_| images.get(MIB).unwrap()).collect();
@@ -83,7 +84,7 @@ fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
         let pool = pool_of(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(2 << 20))))
             .setting("rounding", rounding)
             .max_bytes(None)
-            .host_root(root.path());
+            .unstable_host_root(root.path());
         let pool = pool.build().unwrap();
         let tagged = pool.tagged("t");
         let _held = tagged.get(MIB).unwrap();
@@ -110,27 +111,10 @@ fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
 }
 
 #[test]
-fn the_limit_to_raise_is_the_one_that_is_reached() {
-    let change = |pool: &Pool, len: usize| {
-        let text = pool.get(len).unwrap_err().report();
-        text.lines().last().unwrap().to_owned()
-    };
-    let pool = pool_of(Backend::Heap).max_bytes(8 << 20).build().unwrap();
-    let eval = pool.partition("eval", 1 << 20).unwrap();
-    let _eval = eval.get(MIB).unwrap();
-    assert!(change(&eval, 4096).contains("raise the limit of the partition to 1.1MiB"));
-    assert!(change(&pool, 16 * MIB).contains("request less, or raise PINPOOL_MAX_BYTES to 16.0MiB"));
-    let pool =
-        pool_of(Backend::Heap).max_bytes(8 << 20).reserve_bytes(2 << 20).setting("growth", false).build().unwrap();
-    let _all = pool.get(2 * MIB).unwrap();
-    assert!(change(&pool, 4096).contains("raise PINPOOL_RESERVE to 2.1MiB"));
-}
-
-#[test]
 fn copies_that_do_not_end_are_the_likely_cause() {
     use pinpool::copy::sink::{SinkMem, SinkStream};
     let clock = ManualClock::default();
-    let pool = pool_of(Backend::Heap).max_bytes(2 << 20).clock(clock.clone()).build().unwrap();
+    let pool = pool_of(Backend::Heap).max_bytes(2 << 20).unstable_clock(clock.clone()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(2 * MIB));
     let gate = stream.hold();
     let copy = pool.tagged("t").get(2 * MIB).unwrap().copy_to(&stream, &mut device).unwrap();
@@ -170,7 +154,7 @@ fn free_memory_in_pieces_is_called_that_by_error_dump_and_why() {
 #[test]
 fn after_a_request_that_failed_why_has_the_cause_of_the_failure() {
     let clock = ManualClock::default();
-    let pool = pool_of(Backend::Heap).max_bytes(8 << 20).clock(clock.clone()).build().unwrap();
+    let pool = pool_of(Backend::Heap).max_bytes(8 << 20).unstable_clock(clock.clone()).build().unwrap();
     let cache = pool.tagged("cache");
     let mut kept = Vec::new();
     let error = loop {

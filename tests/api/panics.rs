@@ -46,7 +46,7 @@ fn checked(max_bytes: u64, preset: Preset) -> (Pool, Arc<AtomicU64>) {
         .setting("pool_size_limit", 1)
         .setting("auto_resize", false)
         .background_thread(false);
-    (builder.on_check(listener).build().unwrap(), checks)
+    (builder.unstable_on_check(listener).build().unwrap(), checks)
 }
 
 /// The next eviction of `pool` makes a check due.
@@ -96,14 +96,14 @@ fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
         });
         until_waits(&pool, 1);
         stream.fail();
-        while pool.stats().memory.lost == 0 {
+        while pool.stats().memory.quarantined == 0 {
             thread::yield_now();
         }
         drop((gate, copy, other));
         assert_eq!(waiting.join().unwrap(), 1, "the line was logged by the get that waits");
     });
     drop(pool.get_with(Request::new(512 << 10).wait(Duration::ZERO)).expect("nobody waits any more"));
-    assert_eq!(valid_stats(&pool).memory.lost, 1);
+    assert_eq!(valid_stats(&pool).memory.quarantined, 1);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_panic_of_a_listener_loses_none_of_the_buffers_that_a_sweep_found() {
         .preset(Preset::TensorFlow)
         .setting("pool_size_limit", 1)
         .setting("auto_resize", false)
-        .on_check(|_| panic!("the listener panics"))
+        .unstable_on_check(|_| panic!("the listener panics"))
         .build()
         .unwrap();
     for _ in 0..998 {
@@ -125,7 +125,10 @@ fn a_panic_of_a_listener_loses_none_of_the_buffers_that_a_sweep_found() {
     stream.0.is_over.store(true, Ordering::SeqCst);
     go_on(|| pool.maintain());
     let stats = valid_stats(&pool);
-    assert_eq!((stats.memory.in_use, stats.copies.in_flight, stats.memory.lost, stats.memory.idle), (0, 0, 0, 1));
+    assert_eq!(
+        (stats.memory.in_use, stats.copies.in_flight, stats.memory.quarantined, stats.memory.idle),
+        (0, 0, 0, 1)
+    );
     pool.clear();
     assert_eq!(valid_stats(&pool).memory.held_bytes, 0);
 }
@@ -137,7 +140,7 @@ fn a_panic_of_a_listener_does_not_reach_the_drop_of_a_buffer() {
     let pool = builder(64 << 20)
         .setting("pool_size_limit", 1)
         .setting("auto_resize", false)
-        .on_check(move |_| {
+        .unstable_on_check(move |_| {
             counted.fetch_add(1, Ordering::SeqCst);
             panic!("the listener panics")
         })
@@ -157,7 +160,7 @@ fn a_panic_while_a_reserve_reports_its_progress_gives_its_bytes_back() {
     listen();
     let pool = builder(64 << 20).backend(Backend::Heap).build().unwrap();
     panic_at("reserve:");
-    go_on(|| drop(pool.prewarm(48 << 20)));
+    go_on(|| drop(pool.reserve(48 << 20)));
     assert!(panics() > 0);
     panic_at("");
     pool.trim(0);

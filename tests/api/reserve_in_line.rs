@@ -21,7 +21,7 @@ fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
                 let waiting = scope.spawn(|| waiter.get(46 * MIB).map(drop));
                 // A request of a partition waits for memory in the queue of the pool.
                 until_waits(&pool, 1);
-                let error = pool.prewarm(24 << 20).unwrap_err();
+                let error = pool.reserve(24 << 20).unwrap_err();
                 assert!(error.is_limit());
                 let text = error.to_string();
                 assert!(
@@ -30,7 +30,7 @@ fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
                 );
                 assert_eq!(pool.stats().memory.reserve_bytes, 0);
                 // There is room in addition to that request.
-                pool.prewarm(10 << 20).unwrap();
+                pool.reserve(10 << 20).unwrap();
                 assert!(!waiting.is_finished());
                 drop(held);
                 waiting.join().unwrap().unwrap();
@@ -38,7 +38,7 @@ fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
             assert_eq!(pool.stats().validate(), Ok(()));
             // No get waits any more.
             waiter.trim(0);
-            pool.prewarm(24 << 20).unwrap();
+            pool.reserve(24 << 20).unwrap();
         }
     }
 }

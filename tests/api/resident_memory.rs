@@ -56,7 +56,7 @@ fn resident_memory_falls_after_trim_clear_the_idle_timeout_and_the_end_of_the_po
 fn check_resident_memory(backend: Backend) {
     let name = backend.name();
     let clock = ManualClock::default();
-    let pool = builder(backend.clone()).clock(clock.clone()).build().unwrap();
+    let pool = builder(backend.clone()).unstable_clock(clock.clone()).build().unwrap();
     if pool.stats().limits.max_bytes < Some(MAX_BYTES) {
         println!(
             "skipped {name}: this process may lock {:?} bytes, the test needs {MAX_BYTES}",

@@ -371,7 +371,7 @@ fn maintain_enforces_the_count_limit_on_what_other_threads_put_back() {
     let pool = builder(Preset::Adaptive)
         .setting("pool_size_limit", 1)
         .setting("auto_resize", false)
-        .clock(clock)
+        .unstable_clock(clock)
         .build()
         .unwrap();
     let held: Vec<_> = (0..3).map(|_| pool.get(LEN).unwrap()).collect();
@@ -512,7 +512,7 @@ fn hits_take_the_short_path_after_gets_that_timed_out_were_cancelled_or_dropped(
 #[test]
 fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
     let clock = ManualClock::default();
-    let pool = builder(Preset::Adaptive).clock(clock.clone()).background_thread(false).build().unwrap();
+    let pool = builder(Preset::Adaptive).unstable_clock(clock.clone()).background_thread(false).build().unwrap();
     drop((pool.get(LEN).unwrap(), pool.get(LEN).unwrap()));
     // An hour of hits of one of the two buffers; no one reads the clock meanwhile.
     for _ in 0..3600 {

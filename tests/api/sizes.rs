@@ -166,7 +166,7 @@ proptest! {
 /// A pool over `variables` is refused, with the name and the value of the first, and these words.
 fn check_refused(variable: &str, words: &[&str]) {
     let value = std::env::var(variable).unwrap();
-    let error = Pool::from_env().unwrap_err();
+    let error = Pool::builder().build().unwrap_err();
     assert!(error.is_setting(), "{error}");
     let text = error.to_string();
     for part in [&*format!("{variable}={value}: "), "leave it out for the default"].iter().chain(words) {

@@ -107,7 +107,10 @@ fn a_wait_that_ends_without_room_is_timed_and_counted_as_run_out() {
 #[test]
 fn evictions_are_counted_by_reason() {
     let clock = ManualClock::default();
-    let pool = over(simulated(), 16 << 20).clock(clock.clone()).background_thread(false).setting("pool_size_limit", 3);
+    let pool = over(simulated(), 16 << 20)
+        .unstable_clock(clock.clone())
+        .background_thread(false)
+        .setting("pool_size_limit", 3);
     let pool = pool.setting("auto_resize", false).build().unwrap();
     drop((0..4).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
     assert_eq!(left(&pool), [1, 0, 0, 0]);
@@ -147,7 +150,7 @@ fn calls_that_pin_and_calls_that_give_back_are_apart() {
     pool.clear();
     let stats = valid_stats(&pool);
     assert_eq!((stats.memory.unpin.count, stats.memory.unpin.failures, stats.memory.unpin.time.count()), (2, 1, 3));
-    assert_eq!(stats.memory.lost_bytes, stats.memory.pin.bytes - stats.memory.unpin.bytes);
+    assert_eq!(stats.memory.quarantined_bytes, stats.memory.pin.bytes - stats.memory.unpin.bytes);
 }
 
 #[test]
@@ -162,7 +165,7 @@ fn what_rounding_adds_is_known_of_the_gets_that_found_nothing_idle() {
 #[test]
 fn a_use_is_timed_from_a_miss_to_its_put_and_a_hit_is_not() {
     let clock = ManualClock::default();
-    let pool = over(simulated(), 64 << 20).clock(clock.clone()).background_thread(false).build().unwrap();
+    let pool = over(simulated(), 64 << 20).unstable_clock(clock.clone()).background_thread(false).build().unwrap();
     let buf = pool.get(MIB).unwrap();
     clock.advance_us(1000);
     drop(buf);

@@ -108,7 +108,11 @@ fn stress(preset: Preset) {
         stats.validate().unwrap();
         // The pool's requests include the partition's requests.
         let expected: u64 = served.iter().skip(at).step_by(if at == 0 { 1 } else { pools.len() }).sum();
-        assert_eq!((stats.requests.served, stats.memory.lost, stats.copies.in_flight), (expected, 0, 0), "{stats:?}");
+        assert_eq!(
+            (stats.requests.served, stats.memory.quarantined, stats.copies.in_flight),
+            (expected, 0, 0),
+            "{stats:?}"
+        );
         assert_eq!(stats.memory.in_use_bytes, 0);
         if at == 0 {
             assert_eq!(stats.requests.returned, expected);

@@ -105,7 +105,7 @@ fn a_buffer_that_is_lost_is_nobodys() {
     stream.fail();
     let _copy = pool.tagged("t").get(MIB).unwrap().copy_to(&stream, &mut device);
     pool.maintain();
-    assert_eq!((owners(&pool), pool.stats().memory.lost), (Vec::new(), 1));
+    assert_eq!((owners(&pool), pool.stats().memory.quarantined), (Vec::new(), 1));
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_dump_is_the_same_text_at_any_time() {
 #[test]
 fn at_the_end_the_log_has_totals_and_what_is_still_out() {
     let clock = ManualClock::default();
-    let pool = heap().name("p").clock(clock.clone()).build().unwrap();
+    let pool = heap().name("p").unstable_clock(clock.clone()).build().unwrap();
     listen();
     let images = pool.tagged("images");
     let old = images.get(MIB).unwrap();

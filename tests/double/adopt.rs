@@ -77,11 +77,11 @@ fn memory_that_a_device_may_still_use_is_never_given_back() {
     lent(&pool, &locked(&pool, &alive)).copy_to(&stream, &mut memory).unwrap();
     double.lose_device(Code::LAUNCH_FAILED);
     drop(held_copy);
-    while pool.stats().memory.lost == 0 {
+    while pool.stats().memory.quarantined == 0 {
         pool.maintain();
     }
     let stats = pool.stats();
-    assert_eq!((stats.memory.lost, stats.requests.adopted, stats.memory.external_bytes), (1, 1, MIB as u64));
+    assert_eq!((stats.memory.quarantined, stats.requests.adopted, stats.memory.external_bytes), (1, 1, MIB as u64));
     stats.validate().unwrap();
     drop(pool);
     assert_eq!(Arc::strong_count(&alive), 2, "the pages stay mapped");

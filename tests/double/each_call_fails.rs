@@ -18,6 +18,7 @@ use mock_driver::{Code, MockDriver};
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Request, Result};
 
 use crate::captured_log::{lines_with_levels, listen};
+use crate::draw::Draw;
 use crate::fixture::{Held, MIB, builder, held};
 
 /// Each call fails at each of this many first times.
@@ -76,7 +77,7 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     // A thread of a program that makes its context current for its own calls only.
     // SAFETY: no context is current then; no call of this thread relies on one.
     let _refused = unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
-    let _refused = pool.prewarm(MIB as u64);
+    let _refused = pool.reserve(MIB as u64);
     for byte in 1..4 {
         let _refused = lane.round_trip(pool, byte);
     }
@@ -142,7 +143,7 @@ fn run(double: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
     }
     pool.trim(0);
     // The mock driver's work is over shortly before its events are. What is never over is a hang, which is reported.
-    while pool.stats().copies.in_flight > 0 || is_well_at_end && pool.stats().memory.lost > 0 {
+    while pool.stats().copies.in_flight > 0 || is_well_at_end && pool.stats().memory.quarantined > 0 {
         thread::yield_now();
         pool.trim(0);
     }
@@ -153,7 +154,12 @@ fn run(double: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
     assert_eq!((stats.memory.in_use, stats.copies.in_flight), (0, 0));
     if is_well_at_end {
         let kept_bytes = stats.memory.held_bytes - stats.memory.reserve_bytes;
-        assert_eq!((stats.memory.lost, kept_bytes), (0, stats.memory.lost_bytes), "{stats}\n{:?}", lines_with_levels());
+        assert_eq!(
+            (stats.memory.quarantined, kept_bytes),
+            (0, stats.memory.quarantined_bytes),
+            "{stats}\n{:?}",
+            lines_with_levels()
+        );
     }
     {
         let pinned_bytes = held(double).pinned_bytes - before.pinned_bytes;
@@ -253,12 +259,12 @@ fn sweep(case: &Case, double: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
             }
         }
     }
-    let mut random = Random(1);
+    let mut draw = Draw::of(1);
     for _ in 0..if is_everything_tried() { 300 } else { 20 } {
         let faults: Vec<_> = (0..AT_ONCE)
             .map(|_| {
-                let (name, count) = &calls[random.index(calls.len())];
-                Fault::new(name, 1 + random.below(*count), CODES[random.index(CODES.len())])
+                let (name, count) = &calls[usize::try_from(draw.below(calls.len() as u64)).unwrap()];
+                Fault::new(name, draw.between(1, *count), draw.pick(&CODES))
             })
             .collect();
         try_run(&faults, true);
@@ -270,22 +276,6 @@ fn sweep(case: &Case, double: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
     double.reset();
     double.renew_contexts();
     (wrong, failed)
-}
-
-/// Numbers that are the same in each run: xorshift.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-
-    fn index(&mut self, len: usize) -> usize {
-        usize::try_from(self.below(len as u64)).unwrap()
-    }
 }
 
 fn check(case: Case, needed: &[&str]) {

@@ -70,7 +70,7 @@ fn a_trim_does_not_ask_a_driver_that_stands_still() {
         let getting = pool.clone();
         in_time(move || {
             getting.trim(0);
-            assert_eq!((getting.stats().copies.in_flight, getting.stats().memory.lost), (1, 0));
+            assert_eq!((getting.stats().copies.in_flight, getting.stats().memory.quarantined), (1, 0));
         });
         drop(gate);
         blocked.join().unwrap();
@@ -80,7 +80,7 @@ fn a_trim_does_not_ask_a_driver_that_stands_still() {
                 pool.trim(0);
                 thread::sleep(Duration::from_millis(1));
             }
-            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
+            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
         });
     }
 }

@@ -12,7 +12,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError,
 use mock_driver::{Code, MockDriver};
 use pinpool::copy::cuda::{RawMem, RawStream};
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
+use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::fixture::{self, begin_capture, end_capture, ends_only_after, start, tensorflow, usual_streams};
 
@@ -77,23 +77,6 @@ fn a_read_waits_for_bytes_that_cudarc_copies_back() {
 }
 
 #[test]
-fn a_buffer_filled_on_one_stream_is_copied_on_another_only_when_it_is_full() {
-    let (_double, context, pool) = start();
-    for byte in 1..40 {
-        let (down, up) = (context.new_stream().unwrap(), context.new_stream().unwrap());
-        let (source, mut target) = (memory(&down, byte), memory(&up, 0));
-        let mut buf = filled(&pool, 0);
-        down.memcpy_dtoh(&source, &mut buf).unwrap();
-        up.memcpy_htod(&buf, &mut target).unwrap();
-        // And back into the buffer while it is still being copied.
-        let other = memory(&down, 200);
-        down.memcpy_dtoh(&other, &mut buf).unwrap();
-        assert_eq!(first_wrong(&up.clone_dtoh(&target).unwrap(), byte), None);
-        assert_eq!(first_wrong(buf.wait_slice().unwrap(), 200), None);
-    }
-}
-
-#[test]
 fn stored_errors_do_not_free_a_buffer_under_a_copy_by_cudarc() {
     let (double, context, pool) = start();
     let (writer, stream) = (context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -108,7 +91,7 @@ fn stored_errors_do_not_free_a_buffer_under_a_copy_by_cudarc() {
     context.record_err::<()>(Err(left_behind));
     drop(buf);
     pool.maintain();
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0));
     drop(gate);
     stream.synchronize().unwrap_err();
     stream.synchronize().unwrap();
@@ -132,9 +115,9 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     stream.memcpy_htod(&buf, &mut target).unwrap();
     drop(buf);
     (0..3).for_each(|_| pool.maintain());
-    assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (1, 0));
+    assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (1, 0));
     drop(gate);
-    while pool.stats().memory.lost > 0 {
+    while pool.stats().memory.quarantined > 0 {
         pool.maintain();
         thread::yield_now();
     }
@@ -143,13 +126,13 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     double.fail("cuEventCreate", 1, Code::UNKNOWN);
     stream.memcpy_htod(&filled(&pool, 2), &mut target).unwrap();
     poll_until_idle(&pool);
-    assert_eq!(pool.stats().memory.lost, 0);
+    assert_eq!(pool.stats().memory.quarantined, 0);
     // Where nothing is known of the stream, no copy is made, and cudarc's next call says so.
     (1..=2).for_each(|nth| double.fail("cuStreamIsCapturing", nth, Code::UNKNOWN));
     let nothing = stream.memcpy_htod(&filled(&pool, 2), &mut target);
     assert!(nothing.is_err() || context.check_err().is_err());
     pool.maintain();
-    assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (0, 0));
+    assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (0, 0));
     // A host slice with a forgotten guard.
     let buf = filled(&pool, 3);
     // SAFETY: the slice is not used.
@@ -157,40 +140,7 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     std::mem::forget(guard);
     drop(buf);
     pool.maintain();
-    assert_eq!(pool.stats().memory.lost, 1);
-}
-
-#[test]
-fn a_copy_by_cudarc_into_a_graph_takes_the_buffer_out_of_use_and_the_capture_survives() {
-    let (double, context, pool) = start();
-    let stream = context.new_stream().unwrap();
-    // SAFETY: one stream.
-    unsafe { context.disable_event_tracking() };
-    let mut target = memory(&stream, 0);
-    let buf = filled(&pool, 1);
-    captured(&stream, || {
-        stream.memcpy_htod(&buf, &mut target).unwrap();
-        drop(buf);
-        pool.maintain();
-        assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0, 0));
-    });
-    assert_eq!(double.counts().spoiled_captures, 0);
-}
-
-#[test]
-fn a_copy_by_cudarc_keeps_the_threads_context() {
-    let (_double, context, pool) = start();
-    let stream = context.new_stream().unwrap();
-    let mut target = memory(&stream, 0);
-    let buf = filled(&pool, 1);
-    stream.memcpy_htod(&buf, &mut target).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            drop(buf);
-            poll_until_idle(&pool);
-            assert_eq!(result::ctx::get_current(), Ok(None));
-        });
-    });
+    assert_eq!(pool.stats().memory.quarantined, 1);
 }
 
 /// Waits until nothing is in flight.
@@ -238,7 +188,7 @@ fn a_copy_back_that_fails_returns_no_bytes() {
     assert_eq!(buf.len(), LEN, "the buffer does not appear empty");
     drop(buf);
     pool.maintain();
-    assert_eq!((pool.stats().memory.lost, pool.stats().memory.idle), (2, 0));
+    assert_eq!((pool.stats().memory.quarantined, pool.stats().memory.idle), (2, 0));
 }
 
 #[test]
@@ -268,25 +218,7 @@ fn a_buffer_released_after_untracked_work_waits_for_that_work_only() {
     poll_until_idle(&pool);
     double.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);
     assert!(filled(&pool, 1).release_after(&stream).unwrap_err().is_device());
-    assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (1, 0));
-}
-
-#[test]
-fn handles_of_other_frameworks_serve_as_streams_and_memory() {
-    let (double, context, pool) = start();
-    let owner = context.new_stream().unwrap();
-    let allocated = memory(&owner, 0);
-    let address = allocated.device_ptr(&owner).0;
-    // SAFETY: the owner's stream lives to the end of this test.
-    let stream = unsafe { context.wrap_borrowed_stream(owner.cu_stream()) };
-    // SAFETY: so does its memory, which no other code uses meanwhile.
-    let mut raw = unsafe { RawMem::from_raw(address, LEN, stream.clone()) };
-    let gate = double.hold(owner.cu_stream());
-    let copy = filled(&pool, 5).copy_to(&stream, &mut raw).unwrap();
-    assert!(!copy.is_done().unwrap());
-    drop(gate);
-    let back = filled(&pool, 0).copy_from(&stream, &raw).unwrap().wait().unwrap();
-    assert_eq!(first_wrong(back.wait_slice().unwrap(), 5), None);
+    assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (1, 0));
 }
 
 #[test]
@@ -314,28 +246,13 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
     assert!(filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().to_string().contains("capturing a graph"));
     end_capture(&owner).unwrap();
     pool.maintain();
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "nothing was enqueued");
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "nothing was enqueued");
     double.fail("cuMemcpyHtoDAsync_v2", 1, Code(9999));
     assert!(
         filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().error().is_device(),
         "a code that no header lists"
     );
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
-}
-
-#[test]
-fn a_copy_without_an_event_is_refused_and_the_buffer_is_put_back() {
-    let (double, context, _) = start();
-    let pool = tensorflow().unstable_fence(FenceKind::Event).build().unwrap();
-    let stream = context.new_stream().unwrap();
-    let mut target = memory(&stream, 0);
-    let _gate = double.hold(stream.cu_stream());
-    double.fail_from("cuEventCreate", 1, Code::OUT_OF_MEMORY);
-    // Events of earlier copies are used first.
-    let refused = (0..2000).find_map(|_| pool.get(16).unwrap().copy_to(&stream, &mut target).err()).unwrap();
-    assert!(refused.error().is_copy() && refused.to_string().contains("cuEventCreate"), "{refused}");
-    drop(refused);
-    assert_eq!((pool.stats().memory.lost, pool.stats().memory.in_use), (0, 0));
 }
 
 #[test]
@@ -391,7 +308,7 @@ fn timelines_deliver_every_batch_intact_on_threads_that_share_streams() {
         }
     });
     poll_until_idle(&pool);
-    assert_eq!((pool.stats().requests.returned, pool.stats().memory.lost), (6 * 60 * 6, 0));
+    assert_eq!((pool.stats().requests.returned, pool.stats().memory.quarantined), (6 * 60 * 6, 0));
     assert_eq!(double.calls("cuStreamWriteValue32_v2"), 6 * 60 * 6);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
@@ -416,7 +333,7 @@ fn a_timeline_word_serves_one_stream_after_another() {
 fn the_oldest_copy_in_flight_is_reported_by_age_and_stream() {
     let (double, context, _) = start();
     let clock = ManualClock::default();
-    let pool = tensorflow().clock(clock.clone()).build().unwrap();
+    let pool = tensorflow().unstable_clock(clock.clone()).build().unwrap();
     let (first, second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let mut targets = [memory(&first, 0), memory(&second, 0)];
     let gates = [double.hold(first.cu_stream()), double.hold(second.cu_stream())];
@@ -517,13 +434,16 @@ fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
         let refused = filled(&pool, 1).copy_from(&other, &source).unwrap_err();
         assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
         assert_eq!(double.calls("cuEventRecord"), records, "nothing was enqueued, so no event was recorded");
-        assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 0, 1));
+        assert_eq!(
+            (pool.stats().memory.quarantined, pool.stats().copies.in_flight, pool.stats().memory.idle),
+            (0, 0, 1)
+        );
         assert_eq!(double.calls("cuMemcpyHtoDAsync_v2") + double.calls("cuMemcpyDtoHAsync_v2"), 0);
         // cudarc's own copy is in the graph, so its buffer is never reused.
         stream.memcpy_htod(&filled(&pool, 2), &mut target).unwrap();
     });
     pool.maintain();
-    assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (1, 0));
+    assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (1, 0));
     assert_eq!(double.counts().spoiled_captures, 0);
 }
 
@@ -541,11 +461,11 @@ fn an_event_of_a_capture_is_refused_and_later_buffers_are_not_affected() {
         event.record(&stream).unwrap();
         filled(&pool, 1).release_after_event(&event).unwrap();
         pool.maintain();
-        assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (1, 1));
+        assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (1, 1));
         drop(gate);
         poll_until_idle(&pool);
     });
-    assert_eq!((pool.stats().memory.lost, double.counts().spoiled_captures), (1, 0));
+    assert_eq!((pool.stats().memory.quarantined, double.counts().spoiled_captures), (1, 0));
 }
 
 #[test]
@@ -616,7 +536,8 @@ fn calls_of<R>(double: &MockDriver, act: impl FnOnce() -> R) -> (R, Vec<(String,
 fn copies_puts_hits_and_sweeps_make_few_driver_calls() {
     let (double, context, _) = start();
     // No time passes, so no tick comes between.
-    let pool = Pool::builder().without_env().backend(Backend::Vmm).clock(ManualClock::default()).build().unwrap();
+    let pool =
+        Pool::builder().without_env().backend(Backend::Vmm).unstable_clock(ManualClock::default()).build().unwrap();
     let stream = context.new_stream().unwrap();
     // SAFETY: one stream.
     unsafe { context.disable_event_tracking() };
@@ -669,38 +590,5 @@ fn hundreds_of_streams_at_once_have_timelines() {
     poll_until_idle(&pool);
     for ((byte, stream), target) in (0..=255).zip(&streams).zip(&targets) {
         assert_eq!(first_wrong(&stream.clone_dtoh(target).unwrap(), byte), None);
-    }
-}
-
-#[test]
-fn a_host_slice_is_checked_once_for_its_record_and_then_for_completion() {
-    let (double, context, pool) = start();
-    let stream = context.new_stream().unwrap();
-    let mut target = memory(&stream, 0);
-    let gate = double.hold(stream.cu_stream());
-    stream.memcpy_htod(&filled(&pool, 1), &mut target).unwrap();
-    let queries = double.calls("cuEventQuery");
-    (0..10).for_each(|_| pool.maintain());
-    assert_eq!((double.calls("cuEventElapsedTime"), double.calls("cuEventElapsedTime_v2")), (1, 0));
-    assert_eq!(double.calls("cuEventQuery"), queries + 10);
-    drop(gate);
-    poll_until_idle(&pool);
-    assert_eq!((double.calls("cuEventElapsedTime"), pool.stats().memory.lost), (1, 0));
-}
-
-#[test]
-fn pinned_memory_of_every_backend_has_a_device_address_and_pageable_memory_has_none() {
-    let (_double, context, _) = start();
-    let heap = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
-    assert!(filled(&heap, 1).device_ptr(&context).unwrap_err().is_copy());
-    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
-        for reserve_bytes in [0, 4 << 20] {
-            let pool =
-                Pool::builder().without_env().backend(backend.clone()).reserve_bytes(reserve_bytes).build().unwrap();
-            for len in [100, LEN, 3 << 20] {
-                let buf = pool.get(len).unwrap();
-                assert_eq!(buf.device_ptr(&context).unwrap(), buf.as_ptr() as u64, "{backend:?}, {len} B");
-            }
-        }
     }
 }

@@ -47,7 +47,7 @@ fn without_stream_ids_events_detect_the_end_of_copies_and_a_copy_waits_for_the_o
         drop(buf);
         stream.synchronize().unwrap();
         pool.maintain();
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), [7; 4096]);
     });
 }

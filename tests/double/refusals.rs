@@ -1,14 +1,12 @@
 //! Calls that the driver refuses once, or while a stream captures a graph: no memory is forgotten, and none is lost.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use mock_driver::{Code, MockDriver};
-use pinpool::unstable::backend::{VirtualMemory, VmmSource};
 use pinpool::{Backend, FenceKind, Pool, Preset, Request};
 
 use crate::child;
@@ -17,26 +15,6 @@ use crate::fixture::{MIB, begin_capture, builder, end_capture, filled, held, str
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
 const OF_A_CAPTURE: [Code; 2] = [Code(900), Code(901)];
 const BACKENDS: [Backend; 3] = [Backend::Vmm, Backend::Register, Backend::Cuda];
-
-#[test]
-#[allow(unsafe_code)] // Commits by hand.
-fn granules_that_the_driver_never_releases_are_an_error_at_the_end() {
-    let double = MockDriver::load();
-    let source = VmmSource::new(0, None).unwrap();
-    let before = held(&double);
-    let range = source.reserve(8 * MIB).unwrap();
-    // SAFETY: just reserved, and nothing is committed.
-    unsafe { source.commit(&range, 0, 8 * MIB) }.unwrap();
-    double.fail_from("cuMemRelease", 1, Code::UNKNOWN);
-    // SAFETY: committed above, and used by nothing.
-    unsafe { source.decommit(&range, 0, 8 * MIB) }.unwrap();
-    // SAFETY: it is from `reserve`, and nothing is committed.
-    let error = unsafe { source.unreserve(range) }.unwrap_err().to_string();
-    assert!(error.contains("cuMemRelease") && error.contains("8388608"), "{error}");
-    double.reset();
-    drop(source);
-    assert_eq!(held(&double), before, "the source tries once more when it is dropped");
-}
 
 #[test]
 fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
@@ -59,26 +37,6 @@ fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
 }
 
 #[test]
-fn the_pages_of_timelines_are_a_figure_of_their_own() {
-    const PAGE_BYTES: u64 = 4096;
-    child::alone(|| {
-        let double = MockDriver::load();
-        let context = CudaContext::new(0).unwrap();
-        let pools = [(); 2].map(|()| builder(Backend::Vmm).build().unwrap());
-        let pinned_bytes =
-            || double.counts().pinned_bytes - pools.iter().map(|pool| pool.stats().memory.held_bytes).sum::<u64>();
-        let before = pinned_bytes();
-        for _ in 0..3 {
-            let (stream, mut memory) = stream_and_memory(&context, 4096);
-            for pool in &pools {
-                filled(pool, 4096, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
-                assert_eq!((pinned_bytes() - before, pool.stats().copies.timeline_bytes), (PAGE_BYTES, PAGE_BYTES));
-            }
-        }
-    });
-}
-
-#[test]
 fn a_reserve_does_not_come_on_top_of_granules_that_the_driver_refuses_to_release() {
     const LIMIT: u64 = 16 << 20;
     let double = MockDriver::load();
@@ -87,12 +45,12 @@ fn a_reserve_does_not_come_on_top_of_granules_that_the_driver_refuses_to_release
     drop(pool.get(8 * MIB).unwrap());
     double.fail_from("cuMemRelease", 1, Code::UNKNOWN);
     pool.trim(0);
-    let reserved = pool.prewarm(LIMIT);
+    let reserved = pool.reserve(LIMIT);
     assert!(held(&double).pinned_bytes - before <= LIMIT, "{:?}", held(&double));
     let text = reserved.unwrap_err().to_string();
     assert!(text.contains("cuMemRelease") && text.contains("8388608 B"), "{text}");
     double.reset();
-    pool.prewarm(LIMIT).unwrap();
+    pool.reserve(LIMIT).unwrap();
     assert_eq!(held(&double).pinned_bytes - before, LIMIT, "the driver releases again");
 }
 
@@ -135,13 +93,13 @@ fn a_query_that_a_capture_forbids_loses_no_buffer() {
             std::thread::sleep(Duration::from_millis(2));
             pool.maintain();
             assert!(!copy.is_done().unwrap());
-            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "{code:?} {fence:?}");
+            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0), "{code:?} {fence:?}");
             double.reset();
             drop(gate);
             double.fail("cuEventSynchronize", 1, code);
             copy.wait().unwrap();
             pool.maintain();
-            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{code:?} {fence:?}");
+            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{code:?} {fence:?}");
         }
     }
 }
@@ -160,11 +118,11 @@ fn a_lent_copy_whose_query_a_capture_forbids_loses_no_buffer() {
         }
         drop(buf);
         pool.maintain();
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "{code:?}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0), "{code:?}");
         double.reset();
         stream.synchronize().unwrap();
         pool.maintain();
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{code:?}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{code:?}");
     }
 }
 
@@ -184,7 +142,7 @@ fn a_release_that_a_capture_forbids_keeps_the_memory_and_is_made_later() {
             drop(pool.get(3 * MIB).unwrap());
             double.fail(call, 1, code);
             pool.trim(0);
-            assert_eq!(pool.stats().memory.lost, 0);
+            assert_eq!(pool.stats().memory.quarantined, 0);
             drop(pool.get(3 * MIB).unwrap());
             pool.trim(0);
             assert_eq!(pool.stats().memory.held_bytes, 0, "{call} {code:?}");
@@ -209,7 +167,7 @@ fn a_pool_of_each_back_end_grows_copies_and_releases_beside_a_capture_and_spoils
             let before = held(&double);
             begin_capture(&captured, mode);
             let pool = builder(backend.clone()).build().unwrap();
-            pool.prewarm(1 << 20).unwrap();
+            pool.reserve(1 << 20).unwrap();
             filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
             let mut kept = filled(&pool, 4096, 2);
             kept.copy_range_to(0..4096, &stream, &mut memory).unwrap().wait().unwrap();
@@ -245,49 +203,14 @@ fn a_growth_that_a_capture_forbids_is_made_later() {
             (1..=4).for_each(|nth| double.fail(call, nth, code));
             let buf = pool.get(MIB).unwrap();
             let stats = pool.stats();
-            assert_eq!((stats.memory.lost, stats.requests.failed, stats.memory.in_use), (0, 0, 1), "{call} {code:?}");
+            assert_eq!(
+                (stats.memory.quarantined, stats.requests.failed, stats.memory.in_use),
+                (0, 0, 1),
+                "{call} {code:?}"
+            );
             drop((buf, pool));
             assert_eq!(held(&double), before, "{call} {code:?}");
         }
-    }
-}
-
-#[test]
-fn captures_of_another_thread_are_not_spoiled_while_a_pool_grows_copies_and_gives_back() {
-    for backend in BACKENDS {
-        let double = MockDriver::load();
-        let context = CudaContext::new(0).unwrap();
-        let (captured, _unused) = stream_and_memory(&context, 1);
-        let stream = context.new_stream().unwrap();
-        let mut memories = [4096, 3 * MIB, 5 * MIB].map(|len| stream.alloc_zeros::<u8>(len).unwrap());
-        let is_over = AtomicBool::new(false);
-        let captures = thread::scope(|scope| {
-            let capturing = scope.spawn(|| {
-                context.bind_to_thread().unwrap();
-                let mut captures = 0;
-                while !is_over.load(Ordering::Relaxed) || captures < 3 {
-                    begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
-                    thread::yield_now();
-                    assert_eq!(end_capture(&captured), Ok(()), "{}", backend.name());
-                    captures += 1;
-                }
-                captures
-            });
-            for round in 0_u8..20 {
-                let pool = builder(backend.clone()).max_bytes(32 << 20).build().unwrap();
-                for memory in &mut memories {
-                    drop(filled(&pool, memory.len(), round).copy_to(&stream, memory).unwrap());
-                    drop(pool.get(memory.len()).unwrap());
-                }
-                pool.maintain();
-                pool.trim(0);
-                pool.clear();
-            }
-            is_over.store(true, Ordering::Relaxed);
-            capturing.join().unwrap()
-        });
-        assert!(captures >= 3);
-        assert_eq!(double.counts().spoiled_captures, 0, "{}", backend.name());
     }
 }
 
@@ -308,12 +231,12 @@ fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
         thread::scope(|scope| {
             scope.spawn(|| pool.maintain());
         });
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "{call}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0), "{call}");
         assert!(double.calls(call) >= 2, "{call} was not asked again");
         drop(gate);
         stream.synchronize().unwrap();
         pool.maintain();
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{call}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{call}");
     }
 }
 
@@ -350,32 +273,22 @@ fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
             pool.trim(0);
             let stuck_bytes = held(&double).pinned_bytes - before.pinned_bytes;
             assert_eq!(
-                (pool.stats().memory.lost_bytes, pool.stats().memory.held_bytes),
+                (pool.stats().memory.quarantined_bytes, pool.stats().memory.held_bytes),
                 (stuck_bytes, stuck_bytes),
                 "{code:?}"
             );
             ask_again(&pool);
-            assert_eq!((pool.stats().memory.lost_bytes, pool.stats().memory.held_bytes), (0, 0), "{len} {code:?}");
+            assert_eq!(
+                (pool.stats().memory.quarantined_bytes, pool.stats().memory.held_bytes),
+                (0, 0),
+                "{len} {code:?}"
+            );
             assert_eq!(held(&double), before);
             drop(pool.get(4 * MIB - 4096).expect("under the same limit"));
             assert_eq!(pool.stats().validate(), Ok(()));
             drop(pool);
             assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
         }
-    }
-}
-
-#[test]
-fn tensorflows_preset_asks_once_more_at_the_end_and_keeps_what_is_refused_then() {
-    for refusals in [1, 2, 3] {
-        let double = MockDriver::load();
-        let before = held(&double);
-        let pool = tensorflow().build().unwrap();
-        drop(pool.get(3 * MIB).unwrap());
-        (1..=refusals).for_each(|nth| double.fail("cuMemFreeHost", nth, Code::UNKNOWN));
-        pool.trim(0);
-        drop(pool);
-        assert_eq!(held(&double) == before, refusals < 2, "{refusals}");
     }
 }
 
@@ -472,20 +385,6 @@ fn what_the_driver_refuses_is_not_blamed_on_the_limit() {
             double.reset();
         }
     });
-}
-
-#[test]
-fn a_refused_reserve_is_answered_with_a_smaller_one() {
-    let double = MockDriver::load();
-    for code in [Code::INVALID_VALUE, Code::OUT_OF_MEMORY] {
-        double.fail_from("cuMemHostRegister_v2", 1, code);
-        let pool = builder(Backend::Register).build().unwrap();
-        let text = pool.prewarm(64 << 20).unwrap_err().report();
-        let change = text.lines().last().unwrap();
-        assert!(change.starts_with("to do: ") && change.contains("lower PINPOOL_RESERVE"), "{text}");
-        assert!(!text.contains("RLIMIT_MEMLOCK") && !text.contains("pin at the start"), "{text}");
-        double.reset();
-    }
 }
 
 #[test]

@@ -168,7 +168,7 @@ fn check_pools(driver: *mut c_void) {
         // SAFETY: the stream is alive.
         assert_eq!(unsafe { wait(stream) }, 0);
         pool.maintain();
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{call:?}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{call:?}");
     }
     assert_eq!(Pool::builder().without_env().build().unwrap().stats().backend, "vmm", "what auto takes");
 }

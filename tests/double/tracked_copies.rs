@@ -62,7 +62,7 @@ fn under_a_held_copy<M>(
     stream.synchronize().unwrap();
     assert_eq!(*next.wait_slice().unwrap(), pattern(seed + 1), "{name}: written over by the copy");
     pool.maintain();
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{name}");
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{name}");
     assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.id()), id, "{name}: back in the pool");
 }
 

@@ -80,7 +80,7 @@ fn churn(rig: &Rig<'_>, pool: &Pool) {
         });
         let stats = pool.stats();
         stats.validate().unwrap();
-        assert_eq!((stats.copies.in_flight, stats.memory.in_use, stats.memory.lost), (0, 0, 0), "{name}");
+        assert_eq!((stats.copies.in_flight, stats.memory.in_use, stats.memory.quarantined), (0, 0, 0), "{name}");
         assert!(
             stats.requests.served >= before.requests.served + BATCHES,
             "{name}: {} gets",

@@ -102,7 +102,7 @@ impl Actors {
             5 => self.operate(draw),
             _ => self.fault(draw),
         };
-        let may_be_inside = !matches!(step.op, Op::DropPool | Op::Partition | Op::Prewarm | Op::Await | Op::Rewrite);
+        let may_be_inside = !matches!(step.op, Op::DropPool | Op::Partition | Op::Reserve | Op::Await | Op::Rewrite);
         if may_be_inside && draw.once_in(12) {
             step.during = Some(draw.pick(&[Call::Acquire, Call::Acquire, Call::Release, Call::Remap]));
         }
@@ -166,7 +166,7 @@ impl Actors {
                 Step::new(Op::Trim, &[draw.below(3), if draw.once_in(2) { 0 } else { draw.between(0, self.max_bytes) }])
             }
             4..6 => Step::new(Op::Clear, &[draw.below(3)]),
-            6 => Step::new(Op::Prewarm, &[draw.below(3), draw.between(1, self.max_bytes / 4 + 1)]),
+            6 => Step::new(Op::Reserve, &[draw.below(3), draw.between(1, self.max_bytes / 4 + 1)]),
             7..10 => Step::new(Op::Partition, &[draw.between(1, self.max_bytes)]),
             10 => Step::new(Op::DropPool, &[draw.between(1, 3)]),
             _ if draw.once_in(3) => Step::new(Op::DropPool, &[0]),

@@ -31,7 +31,7 @@ fn pool(root: &Path, draw: &mut Draw) -> Pool {
         .backend(Backend::Source(Arc::new(SimSource::new(1 << 40))))
         .preset(draw.pick(&[Preset::Adaptive, Preset::TensorFlow]))
         .unstable_pressure("/dev/null")
-        .host_root(root)
+        .unstable_host_root(root)
         .background_thread(false)
         .wait(Duration::ZERO)
         .max_bytes(Limit::Auto)

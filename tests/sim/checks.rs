@@ -54,7 +54,7 @@ fn account(world: &World, index: usize, stats: &Stats) -> Check {
     let is_out = bytes > 0 || world.pending.borrow().iter().any(|pending| pending.pool == index);
     let in_flight = world.pools.borrow()[0].as_ref().is_none_or(|pool| {
         let stats = pool.stats();
-        stats.copies.in_flight > 0 || stats.memory.lost > 0
+        stats.copies.in_flight > 0 || stats.memory.quarantined > 0
     });
     if is_unused && !is_out && !in_flight && stats.memory.in_use_bytes > 0 {
         return Err(format!("{} B are claimed for nothing", stats.memory.in_use_bytes));
@@ -91,10 +91,10 @@ fn counts(world: &World, stats: &Stats) -> Check {
         return Err(format!("{} B are in use, and users hold {bytes} B", stats.memory.in_use_bytes));
     }
     let is_faulty = world.device_failed.get() || world.site.memory().is_faulty();
-    if !is_faulty && (stats.memory.lost > 0 || stats.memory.lost_bytes > 0) {
+    if !is_faulty && (stats.memory.quarantined > 0 || stats.memory.quarantined_bytes > 0) {
         return Err(format!(
             "{} buffers and {} B are lost without a fault",
-            stats.memory.lost, stats.memory.lost_bytes
+            stats.memory.quarantined, stats.memory.quarantined_bytes
         ));
     }
     Ok(())
@@ -136,8 +136,8 @@ fn note(world: &World, stats: &Stats) {
         stats.copies.in_flight,
         stats.copies.in_flight_bytes,
         stats.copies.oldest_age.map_or(0, |age| u64::try_from(age.as_micros()).unwrap()),
-        stats.memory.lost,
-        stats.memory.lost_bytes,
+        stats.memory.quarantined,
+        stats.memory.quarantined_bytes,
         stats.memory.free_bytes,
         stats.memory.awaiting_release_bytes,
         stats.memory.reserve_bytes,

@@ -144,7 +144,7 @@ ops! {
     Poll = "poll" (pool),
     Trim = "trim" (pool to_bytes),
     Clear = "clear" (pool),
-    Prewarm = "prewarm" (pool bytes),
+    Reserve = "reserve" (pool bytes),
     Partition = "partition" (max_bytes),
     /// Another limit for the first pool.
     SetMaxBytes = "set_max_bytes" (max_bytes),

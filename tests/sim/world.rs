@@ -155,8 +155,8 @@ impl World {
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
             .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))
             .unstable_pressure("/dev/null")
-            .log_sampler(LogSampler::new())
-            .clock(clock.clone());
+            .unstable_log_sampler(LogSampler::new())
+            .unstable_clock(clock.clone());
         builder = match (setup.tensorflow, setup.exact) {
             (0, _) => builder.preset(Preset::Adaptive).reserve_bytes(setup.reserve_bytes),
             (_, 0) => builder.preset(Preset::TensorFlow),
@@ -306,9 +306,9 @@ impl World {
             Op::Poll => self.with_pool(args[0], |_, pool| pool.maintain()),
             Op::Trim => self.with_pool(args[0], |_, pool| pool.trim(args[1])),
             Op::Clear => self.with_pool(args[0], |_, pool| pool.clear()),
-            Op::Prewarm => self.with_pool(args[0], |_, pool| {
+            Op::Reserve => self.with_pool(args[0], |_, pool| {
                 self.took_room.set(true);
-                self.note(u64::from(pool.prewarm(args[1]).is_ok()));
+                self.note(u64::from(pool.reserve(args[1]).is_ok()));
             }),
             Op::Partition => self.partition(args[0]),
             Op::SetMaxBytes => self.with_pool(0, |index, pool| {

@@ -162,8 +162,8 @@ impl Player {
                 .setting("pool_size_limit", header.limit)
                 .setting("auto_resize", header.auto_resize)
                 .setting("rounding", header.rounding)
-                .log_sampler(log_sampler.clone())
-                .on_check(listener)
+                .unstable_log_sampler(log_sampler.clone())
+                .unstable_on_check(listener)
                 .build()
         };
         let pools = sources.iter().map(pool).collect::<Result<_, Error>>()?;

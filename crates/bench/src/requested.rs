@@ -73,7 +73,7 @@ fn hold(backend: &Backend, bytes: u64) -> Result<(), Error> {
     let pool = pool_builder(backend.clone()).build()?;
     // A request may use other driver calls than a reserve.
     let _buf = pool.get(4096)?;
-    pool.prewarm(bytes)
+    pool.reserve(bytes)
 }
 
 #[cfg(test)]

@@ -148,10 +148,10 @@ impl Replay {
         let (source, sums) = SimSource::priced(self.source);
         let builder = self
             .builder()
-            .host_root(NO_MACHINE)
-            .log_sampler(LogSampler::new())
-            .clock(clock)
-            .on_check(move |check| {
+            .unstable_host_root(NO_MACHINE)
+            .unstable_log_sampler(LogSampler::new())
+            .unstable_clock(clock)
+            .unstable_on_check(move |check| {
                 let mut checks = checks.lock();
                 *checks = (checks.0 + 1, Some(*check));
             })

@@ -13,15 +13,15 @@ def count(name: str, value: Any, least: int, most: int = (1 << 63) - 1) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise TypeError(f"{name}={value!r}: a whole number")
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
     if not least <= number <= most:
         limit = f"{least} or more" if number < least else f"at most {most}"
-        raise ValueError(f"{name}={number}: {limit}")
+        raise ValueError(f"{name} must be {limit}, not {number}")
     return number
 
 
 def switch(name: str, value: Any) -> bool:
     """`value` as True or False; other truthy values are refused."""
     if value not in (True, False):
-        raise TypeError(f"{name}={value!r}: True or False")
+        raise TypeError(f"{name} must be True or False, not {value!r}")
     return bool(value)

@@ -12,6 +12,11 @@ from ._pinpool import Buffer
 _buffers = weakref.WeakValueDictionary()
 
 
+def register(buf):
+    """Lets `record_stream` find `buf` from a tensor over its memory."""
+    _buffers[buf.ptr] = buf
+
+
 def record_stream(array: Any, stream: Any) -> None:
     """Prevents reuse of the memory of `array` until all work enqueued on `stream` so far has completed.
 
@@ -21,8 +26,8 @@ def record_stream(array: Any, stream: Any) -> None:
     buf = _buffer_of(array)
     if buf is None:
         raise TypeError(
-            f"a {type(array).__name__} outside all pool buffers: pass an array from pool.empty, a view of one, or call "
-            "record_stream of the buffer"
+            f"the memory of this {type(array).__name__} is not in a pool buffer: pass an array from pool.empty or a batch, a view of one, "
+            "or call record_stream of the buffer"
         )
     buf.record_stream(stream)
 
@@ -30,7 +35,12 @@ def record_stream(array: Any, stream: Any) -> None:
 def _buffer_of(array):
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return _buffers.get(array.untyped_storage().data_ptr())
+        address = array.untyped_storage().data_ptr()
+        if (buf := _buffers.get(address)) is not None:
+            return buf
+        # A tensor made from an array may begin within its buffer.
+        buffers = [buf for ref in _buffers.valuerefs() if (buf := ref()) is not None and not buf.released]
+        return next((buf for buf in buffers if 0 <= address - buf.ptr < buf.nbytes), None)
     while array is not None and not isinstance(array, Buffer):
         array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
     return array
@@ -41,7 +51,7 @@ def empty(pool, shape, dtype, order, library, timeout):
         return _numpy(pool, shape, dtype, order, timeout)
     if library == "torch":
         return _torch(pool, shape, dtype, order, timeout)
-    raise ValueError(f"library={library!r}: must be 'numpy' or 'torch'")
+    raise ValueError(f"library must be 'numpy' or 'torch', not {library!r}")
 
 
 def _lengths(shape):
@@ -51,7 +61,7 @@ def _lengths(shape):
         lengths = tuple(operator.index(length) for length in shape)
     for length in lengths:
         if length < 0:
-            raise ValueError(f"shape {lengths}: lengths must be 0 or more")
+            raise ValueError(f"shape must have lengths of 0 or more, not {lengths}")
     return lengths
 
 
@@ -64,12 +74,13 @@ def _numpy(pool, shape, dtype, order, timeout):
     if dtype.hasobject:
         raise TypeError(f"dtype {dtype}: Python objects cannot lie in pinned memory; use a dtype of plain bytes")
     if order not in ("C", "F"):
-        raise ValueError(f"order={order!r}: 'C' or 'F'")
+        raise ValueError(f"order must be 'C' or 'F', not {order!r}")
     nbytes = math.prod(lengths) * dtype.itemsize
     # NumPy refuses what it cannot index, the pool what does not fit.
     buf = pool.get(nbytes, timeout=timeout)
     if nbytes == 0:
         return np.empty(lengths, dtype, order)
+    register(buf)
     # The view keeps the memory in use; `np.ndarray(buffer=buf)` would keep only the object.
     return np.ndarray(lengths, dtype, np.frombuffer(buf, np.uint8), order=order)
 
@@ -80,7 +91,7 @@ def _torch(pool, shape, dtype, order, timeout):
     except ImportError as error:
         raise ImportError("library='torch' needs PyTorch, which cannot be imported here: pip install torch") from error
     if order != "C":
-        raise ValueError(f"order={order!r}: a tensor is made in 'C' order; permute it")
+        raise ValueError(f"order of a tensor must be 'C', not {order!r}: permute the tensor")
     if dtype is None:
         dtype = torch.get_default_dtype()
     elif not isinstance(dtype, torch.dtype):
@@ -98,5 +109,5 @@ def _torch(pool, shape, dtype, order, timeout):
     if nbytes == 0:
         return torch.empty(lengths, dtype=dtype)
     # torch keeps the object that it receives and releases it at the end, so it receives a view.
-    _buffers[buf.ptr] = buf
+    register(buf)
     return torch.frombuffer(memoryview(buf), dtype=dtype).reshape(lengths)

@@ -128,6 +128,8 @@ class Views:
         import numpy as np
 
         self._memory, self._tensor = memory, None
+        if isinstance(memory, Buffer):
+            _arrays.register(memory)
         self._array = np.frombuffer(memory, np.uint8) if len(memory) else np.empty(0, np.uint8)
 
     def of(self, value):
@@ -150,8 +152,6 @@ class Views:
         if self._tensor is None:
             # torch keeps the object that it receives and releases it at the end, so it receives a view.
             self._tensor = torch.frombuffer(memoryview(self._memory), dtype=torch.uint8)
-            if isinstance(self._memory, Buffer):
-                _arrays._buffers[self._memory.ptr] = self._memory
         end = leaf.offset + count * dtype.itemsize
         return self._tensor[leaf.offset : end].view(dtype).reshape(leaf.shape)
 
@@ -159,7 +159,7 @@ class Views:
 def chosen(library: Literal["numpy", "torch"] | None) -> Literal["numpy", "torch"]:
     """The library of batches; by default torch if this process has imported it."""
     if library not in (None, "numpy", "torch"):
-        raise ValueError(f"library={library!r}: batches can be of 'numpy' or 'torch'")
+        raise ValueError(f"library must be 'numpy' or 'torch', not {library!r}")
     return library or ("torch" if "torch" in sys.modules else "numpy")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias, ove
 import numpy as np
 
 from pinpool import Buffer, _pinpool
+from pinpool._arrays import register
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,7 @@ class Batch:
     """Samples in one buffer of pinned memory, back to back.
 
     `batch[i]` is a view of sample `i` as a NumPy array, without a copy. The memory returns to the pool when the batch, its
-    buffer and all views are gone; `batch.buffer.record_stream(stream)` delays that until work on a stream has completed.
+    buffer and all views are gone; after an asynchronous copy of a view, call `pinpool.record_stream(view, stream)`.
     A pickled batch arrives as a batch over a copy in unpinned memory.
 
     If fields are decoded, `batch.field("jpg")` is one array of all samples, and `batch[i]` is `batch.fields[i]`: a row of that
@@ -63,6 +64,8 @@ class Batch:
     def __init__(self, handed: _pinpool._Handed, labels: list[Any], failures: list[str], origin: Origin) -> None:
         self.number, self.epoch, self.index, self.buffer, self._parts, starts, _, _ = handed
         self._origin, self.labels, self.failures = origin, labels, failures
+        if isinstance(self.buffer, Buffer):
+            register(self.buffer)
         # A batch without a sample has no arrays.
         self._arrays = dict(zip(origin.decoded, starts or [0] * len(origin.decoded)))
 
@@ -82,7 +85,7 @@ class Batch:
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, str):
-            raise TypeError(f"batch[{index!r}]: a batch has samples by number; batch.field({index!r}) is that field of each sample")
+            raise TypeError(f"samples have numbers: use batch.field({index!r}) for that field of each sample")
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
         sample, begin, length, _ = self._part(index)
@@ -93,7 +96,7 @@ class Batch:
     def _part(self, index: SupportsIndex) -> tuple[int, int, int, int]:
         at = operator.index(index)
         if not -len(self) <= at < len(self):
-            raise IndexError(f"sample {at} of a batch that has {len(self)}")
+            raise IndexError(f"sample {at} is out of range: the batch has {len(self)}")
         return self._parts[at]
 
     def _view(self, begin: int, length: int) -> _Array:
@@ -114,7 +117,7 @@ class Batch:
     def tensors(self) -> list[torch.Tensor]:
         """The samples as torch tensors of dtype uint8: views of the buffer."""
         if self._arrays:
-            raise TypeError("batch.tensors(): the samples are decoded; batch.field('jpg') is one array of all: torch.from_numpy(it)")
+            raise TypeError("the samples are decoded, and each field is one array: use torch.from_numpy(batch.field('jpg'))")
         try:
             import torch
         except ImportError as error:
@@ -138,14 +141,14 @@ class Batch:
         begin = self._parts[index][1]
         if fields and not self.is_whole(index):
             raise ValueError(
-                f"{self.keys[index]}: it is longer than batch_bytes, so its fields are in several batches: raise "
-                "batch_bytes, or give batch_size alone"
+                f"{self.keys[index]} is longer than batch_bytes, so its fields are in several batches: raise batch_bytes, "
+                "or give batch_size alone"
             )
         views = {name: self._view(begin + first, end - first) for name, first, end in fields}
         if len(views) < len(fields):
             names = [name for name, *_ in fields]
             twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"{self.keys[index]}: two members of the sample are named {twice!r}: use batch[{index}]")
+            raise ValueError(f"{self.keys[index]} has two members named {twice!r}: use batch[{index}]")
         for names in self._arrays:
             views[";".join(names)] = self._array(names)[index]
         return views
@@ -156,7 +159,7 @@ class Batch:
         A sample without it yields `default`; without a default, KeyError names the first such sample.
         """
         if not isinstance(name, str):
-            raise TypeError(f"field({name!r}): the name of a field of each sample, such as 'jpg'")
+            raise TypeError(f"a field name must be a str, such as 'jpg', not {name!r}")
         found, name = [], name.removeprefix(".").lower()
         for names in self._arrays:
             if name in names or name == ";".join(names):
@@ -207,7 +210,7 @@ class Batch:
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failures" if self.failures else ""
-        return f"<pinpool.Batch {self.index} of epoch {self.epoch}: {len(self)} samples, {self.nbytes} B{failed}>"
+        return f"<pinpool_loader.Batch {self.index} of epoch {self.epoch}: {len(self)} samples, {self.nbytes} B{failed}>"
 
 
 class _Listed(NamedTuple):

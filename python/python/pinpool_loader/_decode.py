@@ -43,11 +43,11 @@ class Image:
             remedy = ": images are uint8; convert batches in map=" if "dtype" in others else ""
             raise TypeError(f"an Image has no argument {next(iter(others))}={remedy}")
         if width is None:
-            raise TypeError(f"Image({height!r}): give the height and the width, as in Image(224, 224)")
+            raise TypeError(f"Image({height!r}) has no width: give the height and the width, as in Image(224, 224)")
         if layout not in ("HWC", "CHW"):
-            raise ValueError(f"Image(layout={layout!r}): must be 'HWC' or 'CHW'")
+            raise ValueError(f"layout must be 'HWC' or 'CHW', not {layout!r}")
         if fit not in ("stretch", "crop"):
-            raise ValueError(f"Image(fit={fit!r}): must be 'stretch' or 'crop'")
+            raise ValueError(f"fit must be 'stretch' or 'crop', not {fit!r}")
         self.height, self.width = count("height", height, 1, (1 << 32) - 1), count("width", width, 1, (1 << 32) - 1)
         self.layout, self.fit = layout, fit
         self.pixels_max = None if pixels_max is None else count("pixels_max", pixels_max, 1, (1 << 63) - 1)
@@ -55,7 +55,7 @@ class Image:
     def _decoded(self) -> Decoded:
         decoder = _pinpool.Decoder.image(self.height, self.width, self.layout == "CHW", self.fit == "crop", self.pixels_max)
         if decoder is None:
-            raise ValueError(f"Image({self.height}, {self.width}): more pixels than an image can have")
+            raise ValueError(f"Image({self.height}, {self.width}) has more pixels than an image can have")
         sizes = (self.height, self.width)
         return Decoded(decoder, (3, *sizes) if self.layout == "CHW" else (*sizes, 3), "uint8")
 
@@ -69,16 +69,16 @@ def decoders(decode: Mapping[str, Image] | None) -> dict[tuple[str, ...], Decode
         return {}
     example = "such as {'jpg': pinpool_loader.Image(224, 224)}"
     if not isinstance(decode, Mapping) or not decode:
-        raise TypeError(f"decode={decode!r}: a dict of what each field is decoded to, {example}")
+        raise TypeError(f"decode must be a dict from fields to images, {example}, not {decode!r}")
     found: dict[tuple[str, ...], Decoded] = {}
     for key, image in decode.items():
         if not isinstance(image, Image):
-            raise TypeError(f"decode={{{key!r}: {image!r}}}: a pinpool_loader.Image, {example}; other formats by map=")
+            raise TypeError(f"decode[{key!r}] must be a pinpool_loader.Image, not {image!r}; map= decodes other formats")
         names = tuple(name.strip().removeprefix(".").lower() for name in str(key).split(";"))
         if not isinstance(key, str) or not all(names):
-            raise TypeError(f"decode={{{key!r}: ...}}: must be a field name, or several such as 'jpg;jpeg;png'")
+            raise TypeError(f"decode must have field names as keys, such as 'jpg' or 'jpg;jpeg;png', not {key!r}")
         taken = [name for earlier in found for name in earlier if name in names]
         if taken:
-            raise ValueError(f"decode={{{key!r}: ...}}: the field {taken[0]!r} is decoded already")
+            raise ValueError(f"decode names the field {taken[0]!r} twice")
         found[names] = image._decoded()
     return found

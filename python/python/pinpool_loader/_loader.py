@@ -25,6 +25,7 @@ _Place: TypeAlias = tuple[int, int, int]
 
 _ORDER = "shuffle=, seed=, rank= and world= choose the order"
 _MAP = "map= takes a function of a batch"
+_WORLD = "world= is the number of processes, and rank= the number of this one"
 _THREADS = "the loader has threads and no worker processes; map= runs a function of a batch, and batch.rng() seeds it"
 #: Arguments of torch's DataLoader, torchvision's ImageFolder and earlier versions, and what to use instead.
 _INSTEAD = {
@@ -45,9 +46,11 @@ _INSTEAD = {
     "worker_init_fn": _THREADS,
     "persistent_workers": _THREADS,
     "multiprocessing_context": _THREADS,
+    "num_replicas": _WORLD,
+    "world_size": _WORLD,
     "timeout": "PINPOOL_WAIT bounds the wait for memory",
     "in_order": "batches always come in order",
-    "device": "copy batch.tensors() with .to(device, non_blocking=True), then call batch.buffer.record_stream(stream)",
+    "device": "copy each tensor with .to(device, non_blocking=True), then call pinpool.record_stream(tensor, stream)",
     "progress": "for batch in tqdm.tqdm(loader)",
 }
 
@@ -123,21 +126,21 @@ class Loader(Generic[T]):
         for name in others:
             raise TypeError(f"Loader has no argument {name}=" + (f"; {_INSTEAD[name]}" if name in _INSTEAD else ""))
         if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error={on_error!r}: must be 'raise' or 'skip'")
+            raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
         if labels is not None and not (isinstance(labels, str) and labels):
-            raise TypeError(f"labels={labels!r}: the name of a field of each sample, such as 'cls'")
+            raise TypeError(f"labels must be the name of a field, such as 'cls', not {labels!r}")
         if label_type is not None and not callable(label_type):
-            raise TypeError(f"label_type={label_type!r}: a function of a label's text, such as int, float, str or json.loads")
+            raise TypeError(f"label_type must be a function of a label's text, such as int, float, str or json.loads, not {label_type!r}")
         if map is not None and not callable(map):
-            raise TypeError(f"map={map!r}: a function of a batch")
+            raise TypeError(f"map must be a function of a batch, not {map!r}")
         if pool is not None and not isinstance(pool, Pool):
-            raise TypeError(f"pool={pool!r}: a pinpool.Pool")
+            raise TypeError(f"pool must be a pinpool.Pool, not {pool!r}")
         self._map, self._map_workers = map, count("map_workers", map_workers, 1, 1024)
         decoded = _decode.decoders(decode)
         drop_last, even = switch("drop_last", drop_last), switch("even", even)
         needy = "decode=" if decoded else "drop_last=" if drop_last else "even=" if even else None
         if needy and (batch_size is None or batch_bytes is not None):
-            raise ValueError(f"{needy}: give batch_size=, without batch_bytes=")
+            raise ValueError(f"{needy} needs batch_size=, without batch_bytes=")
         if batch_size is None and batch_bytes is None:
             batch_bytes = 16 << 20
         batch_size = 0 if batch_size is None else count("batch_size", batch_size, 1)
@@ -193,12 +196,12 @@ class Loader(Generic[T]):
                 why = f"have nothing that can be read: {next(iter(self._failed))}"
             elif self._files.files():
                 why = "have only archives without a member"
-            raise ValueError(f"nothing to load: paths [{named}] {why}")
+            raise ValueError(f"cannot load anything: paths [{named}] {why}")
         plan = self._plan
         samples, world, batch_size = plan["samples"], plan["world"], plan["batch_size"]
         if not self._files.batches(0):
             parts = f"{samples} samples of world={world}, batch_size={batch_size}, drop_last={plan['drop_last']}"
-            raise ValueError(f"rank={plan['rank']} has no batch of {parts}; make batches smaller, or the world")
+            raise ValueError(f"rank={plan['rank']} has no batch of {parts}; use a smaller batch_size or world")
         if world == 1 or plan["drop_last"] or plan["even"]:
             return
         most, fewest = -(-samples // world), samples // world
@@ -324,16 +327,16 @@ class Loader(Generic[T]):
         """
         own = self.state_dict()
         if not isinstance(state, Mapping) or own.keys() - state.keys():
-            raise TypeError(f"state={state!r}: what state_dict() of a pinpool_loader.Loader returned")
+            raise TypeError(f"state must be a result of Loader.state_dict(), not {state!r}")
         ignored = {"epoch", "batch", "number"}
         if own["drop_last"] or own["even"] or not own["samples"] % own["world"] and own["batch_size"] and not own["batch_bytes"]:
             ignored.add("rank")
-        differ = [f"{name}={state[name]!r} there, {own[name]!r} here" for name in own if name not in ignored and state[name] != own[name]]
+        differ = [f"{name}={state[name]!r} in the state, {own[name]!r} here" for name in own if name not in ignored and state[name] != own[name]]
         if differ:
-            raise ValueError(f"state: it belongs to a loader with different batches: {'; '.join(differ)}")
+            raise ValueError(f"state belongs to a loader with different batches: {'; '.join(differ)}")
         epoch, batch, number = (count(f"state[{name!r}]", state[name], 0) for name in ("epoch", "batch", "number"))
         if batch >= (batches := self._batches(epoch)):
-            raise ValueError(f"state: it is at batch {batch} of epoch {epoch}, which has {batches}")
+            raise ValueError(f"state is at batch {batch} of epoch {epoch}, which has {batches}")
         self.close()
         self._place, self._is_resumed = (epoch, batch, number), True
 

@@ -21,12 +21,12 @@ def expanded(paths: Any) -> list[str]:
     Raises ValueError if nothing matches, or for a URL.
     """
     if isinstance(paths, bytes) or not isinstance(paths, (str, os.PathLike, Iterable)):
-        raise TypeError(f"paths={paths!r}: a path, or several, as str or os.PathLike")
+        raise TypeError(f"paths must be a str or os.PathLike, or several, not {paths!r}")
     listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     for path in listed:
         if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
             remedy = f", such as os.fsdecode({path!r})" if isinstance(path, bytes) else ""
-            raise TypeError(f"paths=[{path!r}, ...]: each path as str or os.PathLike{remedy}")
+            raise TypeError(f"each of paths must be a str or os.PathLike{remedy}, not {path!r}")
     return [found for path in listed for found in _expanded(os.fspath(path))]
 
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::memory::{Refusal, SlowCalls};
-use super::super::wait_queue::{Server, WaitQueue, Waiter};
-use super::get::{CALL_PATIENCE, expect_refusal};
-use super::verdicts::nanos;
+use super::get::CALL_PATIENCE;
+use super::report::nanos;
 use super::{Block, BlockRequest, Core};
+use crate::engine::memory::{Refusal, SlowCalls};
+use crate::engine::wait_queue::{Server, WaitQueue, Waiter};
 use crate::error::Retry;
 use crate::maintenance_thread::pause_for_copies;
 use pinpool_os::sync::plain::Mutex;
@@ -58,7 +58,7 @@ impl Server for Core {
                 acquired => acquired,
             }
         };
-        self.verdicts.calls_in_line_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
+        self.diagnosis.calls_while_waiting_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
         // The next head publishes its own demand.
         acquired.inspect(|_| self.clear_demand())
     }
@@ -68,7 +68,7 @@ impl Server for Core {
     }
 
     fn take_back(&self, block: Block) {
-        self.keep(block);
+        self.finish_put(block);
     }
 
     fn patience(&self, since: Instant) -> Duration {
@@ -97,18 +97,23 @@ impl Server for Core {
     }
 }
 
+/// The refusal of an attempt that makes driver calls.
+fn expect_refusal(refusal: Option<Refusal>) -> Refusal {
+    refusal.unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
+}
+
 /// Why hits and returns of a pool take the slow path: a request waits here, or other processes want memory.
 #[derive(Debug, Default)]
 pub(super) struct SlowPathFlag {
     /// One for each [`Reason`]. Locked while the shards are set, so that they are set in order.
     reasons: Mutex<[bool; 2]>,
-    is_for_ledger: AtomicBool,
+    is_for_shared_limit: AtomicBool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reason {
     Waiting,
-    Ledger,
+    SharedLimit,
 }
 
 impl SlowPathFlag {
@@ -119,7 +124,7 @@ impl SlowPathFlag {
         let before = reasons.contains(&true);
         reasons[reason as usize] = holds();
         // Relaxed: a return that takes the slow path because of this sees it by the lock of its shard.
-        self.is_for_ledger.store(reasons[Reason::Ledger as usize], Ordering::Relaxed);
+        self.is_for_shared_limit.store(reasons[Reason::SharedLimit as usize], Ordering::Relaxed);
         let now = reasons.contains(&true);
         if before != now {
             tell(now);
@@ -127,8 +132,8 @@ impl SlowPathFlag {
     }
 
     #[inline]
-    pub(super) fn is_for_ledger(&self) -> bool {
-        self.is_for_ledger.load(Ordering::Relaxed)
+    pub(super) fn is_for_shared_limit(&self) -> bool {
+        self.is_for_shared_limit.load(Ordering::Relaxed)
     }
 }
 
@@ -180,13 +185,13 @@ mod tests {
         let (attention, told) = (SlowPathFlag::default(), RefCell::new(Vec::new()));
         let change = |reason, holds| attention.change(reason, || holds, |now| told.borrow_mut().push(now));
         change(Reason::Waiting, true);
-        change(Reason::Ledger, true);
-        assert!(attention.is_for_ledger());
+        change(Reason::SharedLimit, true);
+        assert!(attention.is_for_shared_limit());
         change(Reason::Waiting, false);
-        change(Reason::Ledger, true);
+        change(Reason::SharedLimit, true);
         assert_eq!(*told.borrow(), [true]);
-        change(Reason::Ledger, false);
-        assert!(!attention.is_for_ledger());
+        change(Reason::SharedLimit, false);
+        assert!(!attention.is_for_shared_limit());
         assert_eq!(*told.borrow(), [true, false]);
     }
 }

@@ -210,7 +210,7 @@ impl Supply for OneEach {
         let CallCounts { calls, stuck_bytes, held_bytes, peak_bytes } = *self.counts.lock();
         self.budget.fill(stats);
         (stats.memory.held_bytes, stats.memory.peak_held_bytes) = (held_bytes, peak_bytes);
-        stats.memory.lost_bytes += stuck_bytes;
+        stats.memory.quarantined_bytes += stuck_bytes;
         stats.memory.mappings = calls.pin.count.saturating_sub(calls.unpin.count);
     }
 }

@@ -4,7 +4,7 @@ use std::thread::ThreadId;
 use std::time::Instant;
 
 use crate::backend::SourceError;
-use crate::ledger::Want;
+use crate::shared_limit::Want;
 use pinpool_os::sync::plain::{Condvar, Mutex};
 
 /// The pinning of a reserve while the pool is in use.

@@ -131,7 +131,7 @@ impl ArenaSupply {
     }
 
     /// Other owners of the shared limit have released memory.
-    pub(in crate::engine) fn ledger_has_changed(self: &Arc<Self>) {
+    pub(in crate::engine) fn shared_limit_has_changed(self: &Arc<Self>) {
         self.resume_reserve(self.reserve_now_us());
     }
 
@@ -200,7 +200,7 @@ impl ArenaSupply {
         }
         match self.step(now_us) {
             Ok(Step::Made) => {
-                self.want_of_ledger(u64::min);
+                self.want_of_shared_limit(u64::min);
                 self.report_progress();
                 // Waiting requests may fit into what is there now.
                 self.pool().iter().for_each(|pool| pool.room_was_made());
@@ -221,14 +221,15 @@ impl ArenaSupply {
                     self.log.reserve_waits(pinned_bytes, asked_bytes, self.budget().max_bytes());
                 }
                 // Earlier releases notified nobody.
-                if self.want_of_ledger(|_, lacking_bytes| lacking_bytes) && self.books().could_go_on(lacks_bytes) {
+                if self.want_of_shared_limit(|_, lacking_bytes| lacking_bytes) && self.books().could_go_on(lacks_bytes)
+                {
                     self.reserve.progress.lock().lacks_bytes = None;
                     return true;
                 }
             }
             Err(error) => {
                 self.reserve.progress.lock().stopped = Some(error.clone());
-                self.want_of_ledger(|_, _| 0);
+                self.want_of_shared_limit(|_, _| 0);
                 let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
                 self.log.reserve_stopped(pinned_bytes, asked_bytes, &error);
             }
@@ -239,7 +240,7 @@ impl ArenaSupply {
 
     /// Changes what this reserve wants of other owners of the shared limit, of what it wanted before and what it lacks under its
     /// own limit. Returns whether that is more than before.
-    fn want_of_ledger(&self, change: impl FnOnce(u64, u64) -> u64) -> bool {
+    fn want_of_shared_limit(&self, change: impl FnOnce(u64, u64) -> u64) -> bool {
         let books = self.books();
         let budget = books.budget().clone();
         if !budget.is_shared() {
@@ -274,7 +275,7 @@ impl ArenaSupply {
         let begun = progress.begun.take();
         progress.lacks_bytes = None;
         drop(progress);
-        self.want_of_ledger(|_, _| 0);
+        self.want_of_shared_limit(|_, _| 0);
         self.reserve.changed.notify_all();
         let Some(begun) = begun else { return };
         let (pinned_bytes, _) = self.books().reserve_progress();
@@ -293,7 +294,7 @@ impl ArenaSupply {
             (progress, _) = self.reserve.changed.wait_until(progress, until);
         }
         drop(progress);
-        self.want_of_ledger(|_, _| 0);
+        self.want_of_shared_limit(|_, _| 0);
         self.reserve.changed.notify_all();
     }
 

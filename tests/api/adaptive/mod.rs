@@ -43,7 +43,7 @@ fn over_both() -> [PoolBuilder; 2] {
 
 fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
     let clock = ManualClock::default();
-    (builder.clock(clock.clone()).build().unwrap(), clock)
+    (builder.unstable_clock(clock.clone()).build().unwrap(), clock)
 }
 
 /// Advances the clock once, polls once.

@@ -78,7 +78,7 @@ fn miscounts(counts: &Counts, stats: &Stats) -> Vec<String> {
         ("buffers given and taken", counts.given, counts.taken),
         ("buffers in use at the end and none", stats.memory.in_use, 0),
         ("copies in flight at the end and none", stats.copies.in_flight, 0),
-        ("buffers lost and none", stats.memory.lost, 0),
+        ("buffers quarantined and none", stats.memory.quarantined, 0),
         ("failed requests and none", stats.requests.failed, 0),
     ];
     let differ = pairs.into_iter().filter(|(_, left, right)| left != right);

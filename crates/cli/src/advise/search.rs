@@ -17,6 +17,8 @@ const IDLE_TIMEOUT: &str = "PINPOOL_IDLE_TIMEOUT";
 const RESERVE: &str = "PINPOOL_RESERVE";
 const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
 const PAGE_BYTES: u64 = 4096;
+/// Margin of the advised limit over the smallest that costs no more.
+const HEADROOM: f64 = 0.1;
 /// The limit is bisected down to this part of the peak.
 const STEPS: u64 = 128;
 /// More memory than this factor is advised only if it gains time.
@@ -89,19 +91,13 @@ pub(super) struct Search<'a> {
     /// Variables that the user has set.
     fixed: &'a [(String, String)],
     costs: Costs,
-    headroom: f64,
     progress: &'a ProgressBar,
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(
-        workload: &'a Workload,
-        fixed: &'a [(String, String)],
-        headroom: f64,
-        progress: &'a ProgressBar,
-    ) -> Self {
+    pub(super) fn new(workload: &'a Workload, fixed: &'a [(String, String)], progress: &'a ProgressBar) -> Self {
         let (hurried, costs) = (workload.hurried(), Costs::of(workload));
-        Self { workload, hurried, fixed, costs, headroom, progress }
+        Self { workload, hurried, fixed, costs, progress }
     }
 
     pub(super) fn advise(&self) -> Found<Advice> {
@@ -246,10 +242,10 @@ impl<'a> Search<'a> {
             return Ok(None);
         };
         let ahead = self.workload.mean_get_bytes().saturating_mul(BUFFERS_AHEAD) as f64 / smallest as f64;
-        let ahead = if is_faster && !settings.is_empty() { self.headroom.max(ahead) } else { self.headroom };
+        let ahead = if is_faster && !settings.is_empty() { HEADROOM.max(ahead) } else { HEADROOM };
         // A little more memory may cost more: then the headroom is smaller.
         let (mut max_bytes, mut cost) = (smallest, least_cost);
-        for headroom in [ahead, self.headroom / 2.0] {
+        for headroom in [ahead, HEADROOM / 2.0] {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Rounded anyway; not below 0.
             let ample = whole((smallest as f64 * (1.0 + headroom)) as u64);
             if let Some(found) = suffices(ample)? {

@@ -1,15 +1,15 @@
 //! Limits and reserves compared with the memory of the machine, which the ranks of a host share.
 
 use pinpool::Preset;
-use pinpool::unstable::config::{Config, LedgerName, env};
+use pinpool::unstable::config::{Config, SharedLimitName, env};
 use pinpool_os::host::HostMemory;
 use pinpool_os::words::Size;
 
 /// Whether the processes of the host share one limit.
 fn is_shared(config: &Config) -> bool {
     match config.ledger {
-        LedgerName::Disabled => false,
-        LedgerName::Auto => env::is_one_of_several(),
+        SharedLimitName::Disabled => false,
+        SharedLimitName::Auto => env::is_one_of_several(),
         _ => true,
     }
 }

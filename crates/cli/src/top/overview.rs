@@ -1,6 +1,6 @@
 //! All pools in one table, the one that loses most first.
 
-use pinpool::unstable::ledger::{self, LedgerOwner, LedgerReport};
+use pinpool::unstable::shared_limit::{self, SharedLimitOwner, SharedLimitReport};
 use pinpool_cli::table::{columns, columns_left};
 use pinpool_cli::terminal::one_line;
 use pinpool_os::words::{Size, Time};
@@ -33,15 +33,15 @@ pub(super) fn of(objects: &[Value]) -> String {
 }
 
 /// The same and the shared limits, each after an empty line.
-pub(super) fn of_host(objects: &[Value], limits: &[LedgerReport]) -> String {
+pub(super) fn of_host(objects: &[Value], limits: &[SharedLimitReport]) -> String {
     of(objects) + &limits.iter().map(|limit| format!("\n{}", text(limit))).collect::<String>()
 }
 
 /// The shared limits of this user that have an owner, and why others cannot be read.
-pub(super) fn shared_limits() -> (Vec<LedgerReport>, Vec<String>) {
+pub(super) fn shared_limits() -> (Vec<SharedLimitReport>, Vec<String>) {
     let (mut limits, mut unreadable) = (Vec::new(), Vec::new());
-    for name in ledger::names() {
-        match ledger::report(&name) {
+    for name in shared_limit::names() {
+        match shared_limit::report(&name) {
             Ok(report) => limits.extend(report.filter(|report| !report.owners.is_empty())),
             Err(error) => unreadable.push(error.to_string()),
         }
@@ -49,10 +49,10 @@ pub(super) fn shared_limits() -> (Vec<LedgerReport>, Vec<String>) {
     (limits, unreadable)
 }
 
-fn text(report: &LedgerReport) -> String {
+fn text(report: &SharedLimitReport) -> String {
     let limit = in_words(report.max_bytes);
     let title = ["pool", "process", "held", "idle", "wanted"].map(str::to_owned).to_vec();
-    let row = |owner: &LedgerOwner| {
+    let row = |owner: &SharedLimitOwner| {
         let pool = if owner.pool.is_empty() { "-" } else { &owner.pool };
         let away = if owner.is_elsewhere { " (another namespace)" } else { "" };
         let bytes = [owner.held_bytes, owner.idle_bytes, owner.wanted_bytes].map(|bytes| Size(bytes).to_string());

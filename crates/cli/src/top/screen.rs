@@ -11,7 +11,8 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Sparkline};
 
-use super::history::{History, lost_ns};
+use super::history::History;
+use crate::series::lost_ns;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::one_line;
 use pinpool_os::words::{Size, Time};

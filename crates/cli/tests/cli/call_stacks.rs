@@ -21,7 +21,8 @@ fn get_and_keep(pool: &Pool) -> PinnedBuf {
 /// A recording of ten minutes in which one buffer in twenty is not returned.
 fn leaking(path: &Path) -> Recording {
     let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().backend(pinpool::Backend::Heap).call_stacks(1).clock(clock.clone());
+    let builder =
+        Pool::builder().without_env().backend(pinpool::Backend::Heap).call_stacks(1).unstable_clock(clock.clone());
     let pool = builder.trace(path.to_owned()).build().unwrap();
     for at in 0..GETS {
         let buf = if at % 20 == 0 { get_and_keep(&pool) } else { pool.get(4096).unwrap() };

@@ -16,7 +16,7 @@ struct Bad {
 impl Bad {
     fn new(name: &str) -> Self {
         let user = std::fs::metadata("/proc/self").unwrap().uid();
-        let path = format!("/dev/shm/pinpool-ledger.{user}.{name}");
+        let path = format!("/dev/shm/pinpool-limit.{user}.{name}");
         std::fs::write(&path, "something else").unwrap();
         let bad = Self { name: name.to_owned(), path };
         std::fs::set_permissions(&bad.path, PermissionsExt::from_mode(0o600)).unwrap();

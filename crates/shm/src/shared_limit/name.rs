@@ -1,0 +1,41 @@
+//! The names of shared limits, and where their files are.
+
+use std::path::{Path, PathBuf};
+
+/// The files are here.
+const DIRECTORY: &str = "/dev/shm";
+
+/// The error in `name` as the name of a shared limit.
+pub fn problem_of(name: &str) -> Option<&'static str> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let is_name = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(is_plain);
+    (!is_name || name.len() > 64).then_some(
+        "not the name of a shared limit (none, auto, or up to 64 letters, digits, `.`, `_` and `-`, of which the first is a letter or \
+         a digit)",
+    )
+}
+
+/// The file of this user's shared limit `name`.
+pub(super) fn path_of(name: &str) -> PathBuf {
+    Path::new(DIRECTORY).join(format!("{}{name}", prefix()))
+}
+
+/// The names of this user's shared limits, sorted. The file of a killed owner is among them until it is used again.
+pub fn names() -> Vec<String> {
+    let prefix = prefix();
+    let entries = std::fs::read_dir(DIRECTORY).into_iter().flatten().flatten();
+    let name = |entry: std::fs::DirEntry| Some(entry.file_name().to_str()?.strip_prefix(&prefix)?.to_owned());
+    let mut names: Vec<_> = entries.filter_map(name).collect();
+    names.sort();
+    names
+}
+
+fn prefix() -> String {
+    format!("pinpool-limit.{}.", user())
+}
+
+#[allow(unsafe_code)]
+pub(super) fn user() -> u32 {
+    // SAFETY: reads a number of this process.
+    unsafe { libc::geteuid() }
+}

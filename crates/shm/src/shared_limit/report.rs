@@ -1,0 +1,126 @@
+//! The holders of a shared limit, for people and programs.
+
+use pinpool_os::words::Size;
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+
+use super::name::{path_of, problem_of};
+use super::segment::{SLOT_WORDS, SLOTS};
+use super::slots::{HELD, IDLE, NAME, NAMESPACE, PROCESS, Slots, WANTED};
+
+/// Words for the name of a pool: 72 bytes.
+const NAME_WORDS: usize = SLOT_WORDS - NAME;
+
+/// Owners that a text lists one by one.
+pub const LISTED: usize = 8;
+
+/// The contents of a shared limit.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct SharedLimitReport {
+    /// Its name.
+    pub name: String,
+    /// Its limit in bytes, set by its first owner; `None` without one.
+    pub max_bytes: Option<u64>,
+    /// Bytes that all owners hold.
+    pub held_bytes: u64,
+    /// The living owners, the largest first.
+    pub owners: Vec<SharedLimitOwner>,
+}
+
+/// A pool under a shared limit.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct SharedLimitOwner {
+    /// Its process number, which is valid in its own namespace only.
+    pub pid: u32,
+    /// Whether it is the pool that made this report.
+    pub is_own: bool,
+    /// Whether that process is in another namespace than this one.
+    pub is_elsewhere: bool,
+    /// Name of the pool; empty if it has none.
+    pub pool: String,
+    /// Bytes that it holds, including those that it is pinning or releasing.
+    pub held_bytes: u64,
+    /// Bytes of them that were idle at its last maintenance tick.
+    pub idle_bytes: u64,
+    /// Bytes that its waiting requests want in addition.
+    pub wanted_bytes: u64,
+}
+
+impl SharedLimitReport {
+    /// Reads the words of the living owners. The slot of the caller, if it has one, is `own`.
+    pub(super) fn of(name: &str, slots: &Slots, own: Option<usize>) -> Self {
+        // An owner that is just attaching has not written its process.
+        let is_owner =
+            |index: &usize| slots.get(*index, PROCESS) > 0 && (Some(*index) == own || slots.is_owned(*index));
+        let read =
+            || (0..SLOTS).filter(is_owner).map(|index| SharedLimitOwner::of(slots, index, own)).collect::<Vec<_>>();
+        // Under the lock nobody claims, so the sum is never above the limit.
+        let mut owners = slots.locked(read).unwrap_or_else(read);
+        owners.sort_by(|one, other| other.held_bytes.cmp(&one.held_bytes).then_with(|| one.pid.cmp(&other.pid)));
+        let held_bytes = owners.iter().map(|owner| owner.held_bytes).fold(0, u64::saturating_add);
+        let max_bytes = Some(slots.max_bytes()).filter(|&max_bytes| max_bytes != u64::MAX);
+        Self { name: name.to_owned(), max_bytes, held_bytes, owners }
+    }
+
+    /// What the others hold, for an error.
+    pub fn others_in_words(&self) -> String {
+        let others: Vec<_> = self.owners.iter().filter(|owner| !owner.is_own).collect();
+        let mut texts: Vec<_> = others.iter().take(LISTED).map(ToString::to_string).collect();
+        texts.extend((others.len() > LISTED).then(|| format!("and {} more", others.len() - LISTED)));
+        if texts.is_empty() { "no other process is attached".to_owned() } else { texts.join(", ") }
+    }
+}
+
+impl fmt::Display for SharedLimitOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pid, pool, held_bytes, idle_bytes, wanted_bytes, .. } = self;
+        let namespace = if self.is_elsewhere { " in another namespace" } else { "" };
+        let pool = if pool.is_empty() { "unnamed" } else { pool };
+        write!(f, "process {pid}{namespace} ({pool}) holds {}, {} idle", Size(*held_bytes), Size(*idle_bytes))?;
+        if *wanted_bytes > 0 { write!(f, ", and waits for {}", Size(*wanted_bytes)) } else { Ok(()) }
+    }
+}
+
+/// Number of this process's PID namespace; 0 if unknown.
+pub(super) fn namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino())
+}
+
+/// The first bytes of `name` as words.
+pub(super) fn words_of(name: &str) -> [u64; NAME_WORDS] {
+    let end = (0..=name.len().min(NAME_WORDS * 8)).rev().find(|&end| name.is_char_boundary(end)).unwrap_or(0);
+    let mut bytes = [0; NAME_WORDS * 8];
+    bytes[..end].copy_from_slice(&name.as_bytes()[..end]);
+    let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at * 8 + byte]));
+    std::array::from_fn(word)
+}
+
+impl SharedLimitOwner {
+    fn of(slots: &Slots, index: usize, own: Option<usize>) -> Self {
+        let get = |word| slots.get(index, word);
+        let name = (NAME..SLOT_WORDS).flat_map(|word| get(word).to_ne_bytes()).collect::<Vec<_>>();
+        Self {
+            pid: u32::try_from(get(PROCESS)).unwrap_or_default(),
+            is_elsewhere: get(NAMESPACE) != namespace(),
+            pool: String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned(),
+            held_bytes: get(HELD),
+            idle_bytes: get(IDLE).min(get(HELD)),
+            wanted_bytes: get(WANTED),
+            is_own: Some(index) == own,
+        }
+    }
+}
+
+/// The contents of this user's shared limit `name`; `None` if it has no owner. Attaches nothing.
+///
+/// # Errors
+///
+/// An invalid name, or a file that cannot be read, has another format or is not a shared limit.
+pub fn report(name: &str) -> Result<Option<SharedLimitReport>, String> {
+    problem_of(name).map_or(Ok(()), |problem| Err(problem.to_owned()))?;
+    Ok(Slots::view(&path_of(name))?.map(|slots| SharedLimitReport::of(name, &slots, None)))
+}

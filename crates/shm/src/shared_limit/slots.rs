@@ -1,0 +1,294 @@
+//! The words that the owners of a shared limit share, and the file that leads to them.
+//!
+//! ```text
+//!   file:   [header: magic, kind, version, where the memory is]                    removed by its last owner
+//!   memory: [cookie] [words of all owners] [slot 0] [slot 1] ... [slot 255]        goes with its last owner
+//!   locks:  one byte for the file as a whole, one for each slot; far behind the end of the file
+//! ```
+//!
+//! - shared-limit-slots-I1: the memory is created only under the lock of the file while no slot is locked.
+//! - shared-limit-slots-I2: a slot's words are written by its owner, and under the lock of the file while no owner has the slot locked.
+
+use std::fmt;
+use std::fs::{Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::name::user;
+use super::segment::{SLOTS, Segment};
+use super::shares::Demand;
+use crate::file::{LockFile, random, wake};
+use pinpool_os::fork;
+use pinpool_os::sync::process::{AtomicU64, Ordering};
+
+/// Magic, kind, version, number of the segment, its cookie.
+type Header = [u64; 5];
+const MAGIC: u64 = u64::from_ne_bytes(*b"pinpool\x01");
+const KIND: u64 = u64::from_ne_bytes(*b"limit   ");
+/// Raise it with each change of the words below.
+const VERSION: u64 = 4;
+
+/// Words of all owners: the limit; a number that rises with each change that others wait for.
+const MAX_BYTES: usize = 1;
+const EVENTS: usize = 2;
+/// Words of a slot: bytes held, wanted, idle; what the waiting request needs, since which event it waits; the process and its
+/// namespace; the first bytes of the pool's name, up to the end of the slot.
+pub(super) const HELD: usize = 0;
+pub(super) const WANTED: usize = 1;
+pub(super) const IDLE: usize = 2;
+pub(super) const NEEDED: usize = 3;
+pub(super) const SINCE: usize = 4;
+pub(super) const PROCESS: usize = 5;
+pub(super) const NAMESPACE: usize = 6;
+pub(super) const NAME: usize = 7;
+
+/// Longest wait for the lock of the file to attach, and for all else; others hold it for microseconds.
+const ATTACH_PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Why an owner claims nothing more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// New processes of the name use another file.
+    Removed,
+    /// Other code has closed the descriptor, and with it the lock of the slot.
+    Closed,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Removed => "its file in /dev/shm was removed",
+            Self::Closed => "this process has closed its descriptor",
+        })
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Slots {
+    path: PathBuf,
+    segment: Segment,
+    locks: LockFile,
+}
+
+impl Slots {
+    /// Attaches to the file at `path`, which is created if necessary, and takes a free slot. The limit is `max_bytes` if nobody
+    /// else is attached. Returns the number of the slot.
+    pub(super) fn attach(path: &Path, max_bytes: u64) -> Result<(Self, usize), String> {
+        loop {
+            let (locks, opened) = open(path, true)?;
+            let failed = |error| failed("lock", path, &error);
+            let attach = || {
+                // The last owner may have removed the file between its opening and its lock.
+                if !is_still(path, &opened) {
+                    return Ok(None);
+                }
+                let header = read_header(path, &locks)?;
+                let is_used = locks.has_owner().map_err(failed)?;
+                let segment = if is_used { find(path, &header, false)? } else { create(path, &locks, max_bytes)? };
+                let own = (0..SLOTS).find(|&index| !locks.is_slot_locked(index).unwrap_or(true)).ok_or_else(|| {
+                    format!("all {SLOTS} slots of {} are taken: stop some pools, or use another name", path.display())
+                })?;
+                segment.zero(own);
+                locks.try_lock_slot(own).map_err(failed)?;
+                Ok(Some((segment, own)))
+            };
+            let attached = locks.locked(ATTACH_PATIENCE, attach).map_err(failed)?.unwrap_or_else(|| {
+                let path = path.display();
+                Err(format!("{path} stays locked by another process: is it stopped (SIGSTOP) or in a debugger?"))
+            });
+            if let Some((segment, own)) = attached? {
+                return Ok((Self { path: path.to_owned(), segment, locks }, own));
+            }
+        }
+    }
+
+    /// Attaches to look; `None` if there is no such file, or nobody is attached.
+    pub(super) fn view(path: &Path) -> Result<Option<Self>, String> {
+        let opened = open(path, false);
+        if opened.is_err() && !path.exists() {
+            return Ok(None);
+        }
+        let locks = opened?.0;
+        let header = read_header(path, &locks)?;
+        let found = find(path, &header, true);
+        // The memory goes with its last owner.
+        if !locks.has_owner().map_err(|error| failed("lock", path, &error))? {
+            return Ok(None);
+        }
+        Ok(Some(Self { path: path.to_owned(), segment: found?, locks }))
+    }
+
+    pub(super) fn slot(&self, index: usize) -> &[AtomicU64] {
+        self.segment.slot(index)
+    }
+
+    pub(super) fn get(&self, index: usize, word: usize) -> u64 {
+        self.slot(index)[word].load(Ordering::SeqCst)
+    }
+
+    pub(super) fn max_bytes(&self) -> u64 {
+        self.segment.word(MAX_BYTES).load(Ordering::SeqCst)
+    }
+
+    pub(super) fn events(&self) -> &AtomicU64 {
+        self.segment.word(EVENTS)
+    }
+
+    /// Wakes the threads of all owners.
+    pub(super) fn tell(&self) {
+        self.events().fetch_add(1, Ordering::SeqCst);
+        wake(self.events(), i32::MAX);
+    }
+
+    /// Whether another owner lives that has slot `index`. If the system cannot tell, it counts as alive.
+    pub(super) fn is_owned(&self, index: usize) -> bool {
+        self.locks.is_slot_locked(index).unwrap_or(true)
+    }
+
+    fn sum(&self, word: usize, slots: impl Iterator<Item = usize>) -> u64 {
+        slots.map(|index| self.get(index, word)).fold(0, u64::saturating_add)
+    }
+
+    pub(super) fn room_bytes(&self) -> u64 {
+        self.max_bytes().saturating_sub(self.sum(HELD, 0..SLOTS))
+    }
+
+    /// What the owners but `own` want.
+    pub(super) fn wanted_beside(&self, own: usize) -> u64 {
+        self.sum(WANTED, (0..SLOTS).filter(|&index| index != own))
+    }
+
+    /// What the owners but `own` have and want.
+    pub(super) fn demands_beside(&self, own: usize) -> Vec<Demand> {
+        let demand = |index| {
+            let [held_bytes, wanted_bytes, needed_bytes] = [HELD, WANTED, NEEDED].map(|word| self.get(index, word));
+            Demand { held_bytes, wanted_bytes, needed_bytes, since: (self.get(index, SINCE), index) }
+        };
+        let others = (0..SLOTS).filter(|&index| index != own).map(demand);
+        others.filter(|demand| demand.held_bytes > 0 || demand.wanted_bytes > 0).collect()
+    }
+
+    /// Why the owner of a slot claims nothing more. A truncated file is no reason: the words are elsewhere.
+    pub(super) fn loss(&self) -> Option<Loss> {
+        match self.locks.metadata() {
+            None => Some(Loss::Closed),
+            Some(found) => (found.nlink() == 0).then_some(Loss::Removed),
+        }
+    }
+
+    #[cfg(all(test, target_os = "linux", not(miri), not(pinpool_loom)))]
+    pub(super) fn locks(&self) -> &LockFile {
+        &self.locks
+    }
+
+    /// Runs `act` while no other owner claims, attaches or leaves; `None` if it cannot have the lock.
+    pub(super) fn locked<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
+        self.locks.locked(PATIENCE, act).unwrap_or_default()
+    }
+
+    /// Takes the bytes of dead owners back. Returns whether there were any.
+    pub(super) fn clear_dead(&self, own: usize) -> bool {
+        let has_words = |index| self.get(index, HELD) > 0 || self.get(index, WANTED) > 0;
+        let is_dead = |index: &usize| *index != own && has_words(*index) && !self.is_owned(*index);
+        let clear = || (0..SLOTS).filter(is_dead).map(|index| self.segment.zero(index)).count() > 0;
+        (0..SLOTS).any(|index| is_dead(&index)) && self.locked(clear).unwrap_or(false)
+    }
+
+    /// Gives slot `own` up. The last owner removes the file.
+    pub(super) fn leave(&self, own: usize) {
+        let end = || {
+            self.segment.zero(own);
+            self.locks.unlock_slot(own);
+        };
+        let end_under_lock = || {
+            end();
+            let is_this = self.locks.metadata().is_some_and(|opened| is_still(&self.path, &opened));
+            if is_this && !self.locks.has_owner().unwrap_or(true) {
+                // A file that stays is used by the next owner.
+                let _ = std::fs::remove_file(&self.path);
+            }
+        };
+        self.locked(end_under_lock).unwrap_or_else(end);
+    }
+}
+
+fn failed(action: &str, path: &Path, error: &io::Error) -> String {
+    let remedy = match error.raw_os_error() {
+        Some(libc::ENOSPC) => " (make room there: `df -h /dev/shm`; in a container raise --shm-size)",
+        Some(libc::EACCES | libc::EPERM) => " (it belongs to another user, or is read-only: use another name)",
+        Some(libc::ELOOP) => " (it is a symbolic link: remove it)",
+        _ => "",
+    };
+    format!("cannot {action} {}: {error}{remedy}", path.display())
+}
+
+/// Opens the file for its locks. Only the user's own processes may attach.
+fn open(path: &Path, is_created: bool) -> Result<(LockFile, Metadata), String> {
+    let no_fork = fork::hold_off();
+    let mut options = OpenOptions::new();
+    // For writing as well: the kernel requires that to query a write lock.
+    options.read(true).write(true).create(is_created).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let opened = options.open(path).and_then(|file| file.metadata().map(|metadata| (file, metadata)));
+    let (file, metadata) = opened.map_err(|error| failed("open", path, &error))?;
+    let (owner, user, mode) = (metadata.uid(), user(), metadata.mode() & 0o777);
+    if !metadata.is_file() || owner != user || mode & 0o077 != 0 {
+        return Err(format!(
+            "{} is not a file that only user {user} may use (owner {owner}, mode {mode:o}); remove it, or use another name",
+            path.display()
+        ));
+    }
+    let locks = LockFile::over(file, &no_fork).map_err(|error| failed("watch", path, &error))?;
+    Ok((locks, metadata))
+}
+
+/// Whether `path` still leads to the file that was opened.
+fn is_still(path: &Path, opened: &Metadata) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (opened.dev(), opened.ino()))
+}
+
+/// The header of the file; zeros past its end.
+fn read_header(path: &Path, locks: &LockFile) -> Result<Header, String> {
+    let mut bytes = [0; size_of::<Header>()];
+    locks.file().read_at(&mut bytes, 0).map_err(|error| failed("read", path, &error))?;
+    let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at * 8 + byte]));
+    let header: Header = std::array::from_fn(word);
+    if ![0, MAGIC].contains(&header[0]) || ![0, KIND].contains(&header[1]) {
+        return Err(format!("{} is not a pinpool shared limit; remove it, or use another name", path.display()));
+    }
+    Ok(header)
+}
+
+/// The words that living owners share.
+fn find(path: &Path, header: &Header, is_read_only: bool) -> Result<Segment, String> {
+    let (path, [magic, _, version, id, cookie]) = (path.display(), *header);
+    if magic == 0 || version == 0 {
+        return Err(format!("{path} was truncated while other processes use it: stop them, or use another name"));
+    }
+    if version != VERSION {
+        return Err(format!(
+            "{path} has format {version}, and this release of pinpool uses format {VERSION}: use the same release in all processes \
+             that share it, or another name"
+        ));
+    }
+    let segment = i32::try_from(id).ok().and_then(|id| Segment::attach(id, cookie, is_read_only));
+    segment.ok_or_else(|| {
+        format!(
+            "{path} is used in another IPC namespace: share that too (docker --ipc, Kubernetes hostIPC), or use another name"
+        )
+    })
+}
+
+/// Creates the words and the header, over whatever a killed owner has left.
+fn create(path: &Path, locks: &LockFile, max_bytes: u64) -> Result<Segment, String> {
+    let cookie = random();
+    let segment = Segment::create(cookie)
+        .map_err(|error| format!("cannot share memory for {}: {error} (`ipcs -l` shows the limits)", path.display()))?;
+    segment.word(MAX_BYTES).store(max_bytes, Ordering::SeqCst);
+    let header: Header = [MAGIC, KIND, VERSION, u64::from(segment.id.cast_unsigned()), cookie];
+    let bytes = header.map(u64::to_ne_bytes).concat();
+    let written = locks.file().write_all_at(&bytes, 0).and_then(|()| locks.file().set_len(bytes.len() as u64));
+    written.map(|()| segment).map_err(|error| failed("write", path, &error))
+}

@@ -1,0 +1,368 @@
+#![allow(unsafe_code)] // Forks, and replaces descriptors.
+
+use std::fs::{self, File, Permissions};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::mpsc;
+use std::time::Instant;
+
+use super::name::path_of;
+use super::segment::SLOTS;
+use super::*;
+use crate::file::tests::Child;
+
+/// The shared limit of a test; its file is always removed at the end.
+struct Named(String);
+
+impl Named {
+    fn new(test: &str) -> Self {
+        Self(format!("test-{}-{test}", std::process::id()))
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        path_of(&self.0)
+    }
+
+    fn error(&self) -> String {
+        SharedLimit::attach(&self.0, None, 100).unwrap_err()
+    }
+
+    /// A different file in place of the shared limit's file.
+    fn write(&self, bytes: &[u8]) {
+        fs::write(self.path(), bytes).unwrap();
+        fs::set_permissions(self.path(), Permissions::from_mode(0o600)).unwrap();
+    }
+
+    fn attach(&self, pool: &str, max_bytes: u64) -> SharedLimit {
+        SharedLimit::attach(&self.0, Some(pool), max_bytes).unwrap()
+    }
+}
+
+/// Changes a want of `owner` that it has no other of.
+fn want(owner: &SharedLimit, want: &Want, bytes: u64) {
+    owner.set_want(want, bytes, bytes);
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.path());
+    }
+}
+
+#[test]
+fn owners_claim_under_the_limit_of_the_first() {
+    let named = Named::new("claims");
+    let (first, second) = (named.attach("one", 100), named.attach("two", 500));
+    assert_eq!(second.max_bytes(), 100);
+    assert!(first.claim(60) && !second.claim(41) && second.claim(40) && !first.claim(1));
+    assert_eq!((first.room_for(1), second.report().held_bytes), (0, 100));
+    first.release(60);
+    assert_eq!(second.room_for(0), 60);
+    let report = second.report();
+    assert_eq!((report.owners[0].pool.as_str(), report.owners[0].is_own), ("two", true));
+    assert_eq!(report.owners.len(), 2);
+    drop(second);
+    assert!(first.claim(100), "what the other held is free");
+    assert_eq!(super::report(&named.0).unwrap().unwrap().held_bytes, 100);
+    assert!(names().contains(&named.0));
+    drop(first);
+    assert!(super::report(&named.0).unwrap().is_none());
+    assert_eq!(named.attach("next", 700).max_bytes(), 700, "a shared limit without an owner starts again");
+}
+
+#[test]
+fn a_full_shared_limit_says_so_and_can_be_shown() {
+    let named = Named::new("full");
+    let all: Vec<_> = (0..SLOTS).map(|_| named.attach("", 100)).collect();
+    let error = named.error();
+    assert!(error.starts_with("all 256 slots of /dev/shm/pinpool-limit."), "{error}");
+    assert_eq!(super::report(&named.0).unwrap().unwrap().owners.len(), all.len());
+}
+
+#[test]
+fn what_is_given_back_is_never_below_zero() {
+    let named = Named::new("below");
+    let owner = named.attach("", 100);
+    assert!(owner.claim(10));
+    owner.release(11);
+    assert!(owner.claim(100) && !owner.claim(1));
+}
+
+#[test]
+fn others_lack_what_they_want_beyond_the_room() {
+    let named = Named::new("wants");
+    let (first, second) = (named.attach("", 100), named.attach("", 100));
+    assert!(first.claim(70));
+    let [get, reserve] = <[Want; 2]>::default();
+    assert_eq!((first.others_lack(), first.is_wanted()), (0, false));
+    want(&second, &get, 50);
+    assert_eq!((first.others_lack(), second.others_lack()), (20, 0));
+    assert!(first.is_wanted() && !second.is_wanted());
+    first.release(10);
+    assert_eq!(first.others_lack(), 10);
+    want(&second, &reserve, 7);
+    want(&second, &get, 40);
+    assert_eq!(first.others_lack(), 7);
+    want(&second, &get, 0);
+    assert_eq!((first.others_lack(), first.is_wanted()), (0, true));
+    want(&second, &reserve, 0);
+    assert!(!first.is_wanted());
+}
+
+#[test]
+fn a_want_and_what_is_given_back_wake_the_thread_of_each_owner_until_it_leaves() {
+    let named = Named::new("watch");
+    let (first, second) = (named.attach("", 100), named.attach("", 100));
+    assert!(first.claim(100));
+    let (sender, noticed) = mpsc::channel();
+    let of_second = sender.clone();
+    first.watch(move |is_wanted, _| sender.send(("first", is_wanted)).is_ok()).unwrap();
+    second.watch(move |is_wanted, _| of_second.send(("second", is_wanted)).is_ok()).unwrap();
+    let hears = |what: (&str, bool)| {
+        while noticed.recv_timeout(Duration::from_secs(20)).expect("the thread hears of it") != what {}
+    };
+    want(&second, &Want::default(), 10);
+    hears(("first", true));
+    first.release(10);
+    // Also its own thread: it still wants memory.
+    hears(("second", false));
+    drop((first, second));
+    // Both threads have let go of the sender.
+    while noticed.recv_timeout(Duration::from_secs(20)).is_ok() {}
+    assert!(matches!(noticed.recv_timeout(Duration::from_secs(20)), Err(mpsc::RecvTimeoutError::Disconnected)));
+}
+
+#[test]
+fn wants_that_change_at_once_leave_no_want_behind() {
+    let named = Named::new("drift");
+    let owner = named.attach("", 100);
+    let wants = <[Want; 4]>::default();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            // Two threads change each of two wants, and two have one of their own.
+            let (owner, shared, own) = (&owner, &wants[thread % 2], &wants[2 + thread % 2]);
+            scope.spawn(move || {
+                for round in 0..5_000 {
+                    want(owner, if thread < 2 { own } else { shared }, 1 + round % 9);
+                    want(owner, shared, 0);
+                }
+            });
+        }
+    });
+    wants.iter().for_each(|one| want(&owner, one, 0));
+    assert_eq!(named.attach("", 1).others_lack(), 0);
+    assert_eq!(owner.report().owners[0].wanted_bytes, 0);
+}
+
+#[test]
+fn an_owner_above_an_even_share_gives_what_it_puts_back_and_waits_behind_those_that_waited() {
+    let named = Named::new("even");
+    let (first, second) = (named.attach("", 64), named.attach("", 64));
+    assert!(first.claim(56));
+    let get = Want::default();
+    assert_eq!(first.owed_bytes(), 0);
+    want(&second, &get, 14);
+    assert_eq!((first.owed_bytes(), second.owed_bytes()), (6, 0));
+    first.release(14);
+    assert_eq!((first.owed_bytes(), first.room_for(14)), (0, 8));
+    assert!(!first.claim(14) && second.claim(14));
+    want(&second, &get, 0);
+    assert!(!first.claim(14) && first.claim(8));
+}
+
+#[test]
+fn a_name_is_letters_digits_and_a_few_signs() {
+    for name in ["a", "job-7", "0.x_Y", &"n".repeat(64)] {
+        assert_eq!(problem_of(name), None, "{name}");
+    }
+    for name in ["", ".", "..", "-x", "a/b", "a b", "ä", "a\0", &"n".repeat(65)] {
+        assert!(problem_of(name).is_some(), "{name}");
+        assert!(super::report(name).is_err());
+    }
+}
+
+#[test]
+fn the_largest_owners_come_first_and_a_long_name_is_cut_between_two_letters() {
+    let named = Named::new("words");
+    let names = ["loader".to_owned(), "x".repeat(80), "ä".repeat(40), format!("x{}", "ä".repeat(40)), String::new()];
+    let owners = names.each_ref().map(|name| named.attach(name, 1_000));
+    (1..).zip(&owners).for_each(|(bytes, owner)| assert!(owner.claim(bytes)));
+    want(&owners[4], &Want::default(), 7);
+    let report = owners[0].report();
+    let read: Vec<_> = report.owners.iter().rev().map(|owner| owner.pool.clone()).collect();
+    assert_eq!(
+        read,
+        ["loader".to_owned(), "x".repeat(72), "ä".repeat(36), format!("x{}", "ä".repeat(35)), String::new()]
+    );
+    let (pid, words) = (std::process::id(), report.others_in_words());
+    assert!(
+        words.starts_with(&format!("process {pid} (unnamed) holds 5B, 0B idle, and waits for 7B, process {pid} (xä"))
+    );
+    let _more = std::array::from_fn::<_, 6, _>(|_| named.attach("", 0));
+    assert!(owners[0].report().others_in_words().ends_with(", and 2 more"));
+}
+
+#[test]
+fn the_bytes_of_a_killed_owner_are_free_at_once_though_a_child_of_it_lives() {
+    let named = Named::new("death");
+    let own = named.attach("own", 100);
+    let (mut ends, mut orphan) = ([0; 2], 0);
+    // SAFETY: two descriptors are written.
+    assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+    let owner = Child::that(|| {
+        let owner = named.attach("killed", 100);
+        assert!(owner.claim(60));
+        // Its child keeps copies of everything that its parent has open and mapped, and owns nothing.
+        let child = Child::that(|| assert!(!owner.claim(1) && owner.report() == SharedLimitReport::default()));
+        // SAFETY: writes a number that is there.
+        unsafe { libc::write(ends[1], (&raw const child.0).cast(), size_of::<libc::pid_t>()) };
+        std::mem::forget(child);
+        owner
+    });
+    // SAFETY: reads a number into a place for it.
+    assert_eq!(unsafe { libc::read(ends[0], (&raw mut orphan).cast(), size_of::<libc::pid_t>()) }, 4);
+    for end in ends {
+        // SAFETY: this test's own descriptor, which is used no more.
+        unsafe { libc::close(end) };
+    }
+    assert!(!own.claim(41) && own.report().owners.len() == 2);
+    owner.kill();
+    assert_eq!(own.report().owners.len(), 1);
+    assert!(own.claim(100));
+    // SAFETY: the child created above, which nobody else ends.
+    assert_eq!(unsafe { libc::kill(orphan, libc::SIGKILL) }, 0, "it lived all the time");
+}
+
+#[test]
+fn a_child_that_ends_leaves_the_slot_and_the_descriptors_of_its_parent() {
+    let named = Named::new("fork");
+    let owner = named.attach("", 100);
+    assert!(owner.claim(60));
+    let child = Child::that(|| {
+        // Has the number of the descriptor that was closed.
+        let other = File::open("/dev/null").unwrap();
+        // SAFETY: the copy of the parent's object, which the parent drops in its own process.
+        drop(unsafe { std::ptr::read(&raw const owner) });
+        assert!(other.metadata().is_ok());
+        std::mem::forget(other);
+    });
+    child.kill();
+    let other = named.attach("", 100);
+    assert!(!other.claim(41) && other.report().owners.len() == 2);
+}
+
+#[test]
+fn what_a_killed_owner_left_is_replaced_and_the_files_of_others_are_not() {
+    let named = Named::new("header");
+    drop(Child::that(|| named.attach("", 77)));
+    assert!(named.path().exists(), "a killed owner removes nothing");
+    let left = fs::read(named.path()).unwrap();
+    let older = [&left[..16], &3_u64.to_ne_bytes(), &[0; 40]].concat();
+    for killed in [&[][..], &[0; 11], &[0; 4096], &left[..8], &left, &older] {
+        named.write(killed);
+        assert!(super::report(&named.0).unwrap().is_none());
+        assert_eq!(named.attach("", 100).max_bytes(), 100);
+    }
+    for foreign in [&b"#!/bin/sh\n"[..], b"a"] {
+        named.write(foreign);
+        for error in [named.error(), super::report(&named.0).unwrap_err()] {
+            assert!(error.ends_with("is not a pinpool shared limit; remove it, or use another name"), "{error}");
+        }
+        assert_eq!(fs::read(named.path()).unwrap(), foreign);
+    }
+    fs::set_permissions(named.path(), Permissions::from_mode(0o666)).unwrap();
+    let error = named.error();
+    assert!(error.contains("is not a file that only user") && error.contains("mode 666); remove it"), "{error}");
+    fs::remove_file(named.path()).unwrap();
+    std::os::unix::fs::symlink("/dev/null", named.path()).unwrap();
+    let error = named.error();
+    assert!(error.ends_with("(it is a symbolic link: remove it)"), "{error}");
+}
+
+#[test]
+fn a_used_file_of_another_format_namespace_or_length_is_refused_and_its_owners_go_on() {
+    let named = Named::new("used");
+    let owner = named.attach("", 100);
+    let whole = fs::read(named.path()).unwrap();
+    let changed = |word: usize, value: u64| {
+        let mut bytes = whole.clone();
+        bytes[8 * word..][..8].copy_from_slice(&value.to_ne_bytes());
+        bytes
+    };
+    let cases = [
+        (changed(2, 3), "has format 3, and this release of pinpool uses format 4: use the same release"),
+        // As in a container that shares the directory alone: no such segment, or another one of that number.
+        (changed(3, 0x7fff_ffff), "is used in another IPC namespace: share that too"),
+        (changed(3, u64::MAX), "is used in another IPC namespace"),
+        (changed(4, 1), "is used in another IPC namespace"),
+        (whole[..8].to_vec(), "was truncated while other processes use it: stop them, or use another name"),
+        (Vec::new(), "was truncated while other processes use it"),
+    ];
+    for (bytes, text) in cases {
+        named.write(&bytes);
+        for error in [named.error(), super::report(&named.0).unwrap_err()] {
+            assert!(error.contains(text), "{error}");
+        }
+        assert!(owner.claim(10) && owner.loss().is_none());
+    }
+    drop(owner);
+    assert!(!named.path().exists());
+}
+
+#[test]
+fn owners_of_a_removed_file_keep_what_they_hold_and_claim_nothing_more() {
+    let named = Named::new("removed");
+    let (first, second) = (named.attach("", 100), named.attach("", 100));
+    assert!(first.claim(60));
+    let (sender, noticed) = mpsc::channel();
+    first.watch(move |_, loss| loss.is_none_or(|loss| sender.send(loss).is_ok())).unwrap();
+    fs::remove_file(named.path()).unwrap();
+    want(&second, &Want::default(), 50);
+    assert_eq!((second.loss(), second.room_for(1), second.claim(1)), (Some(Loss::Removed), 0, false));
+    assert_eq!((first.is_wanted(), first.others_lack(), first.owed_bytes()), (false, 0, 0));
+    assert_eq!(noticed.recv_timeout(Duration::from_secs(20)), Ok(Loss::Removed));
+    first.release(20);
+    assert_eq!((first.report().held_bytes, second.report().owners.len()), (40, 2));
+    let next = named.attach("", 70);
+    assert!(next.claim(70) && !first.claim(1));
+    drop((first, second));
+    assert_eq!(super::report(&named.0).unwrap().unwrap().held_bytes, 70);
+    // It was reported once.
+    assert_eq!(noticed.recv_timeout(Duration::from_secs(20)), Err(mpsc::RecvTimeoutError::Disconnected));
+}
+
+#[test]
+fn an_owner_whose_descriptor_other_code_has_closed_leaves_its_slot_and_the_descriptor_alone() {
+    let named = Named::new("closed");
+    let owner = named.attach("", 100);
+    assert!(owner.claim(60));
+    let number = owner.0.slots.locks().file().as_raw_fd();
+    // May be any file, also the same.
+    let theirs = File::open(named.path()).unwrap();
+    // SAFETY: replaces the file behind a number, which the owner must notice.
+    assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
+    // SAFETY: from now on this test's own.
+    let victim = unsafe { File::from_raw_fd(number) };
+    let next = named.attach("", 100);
+    assert!(next.claim(100) && !owner.claim(1));
+    assert_eq!(owner.loss(), Some(Loss::Closed));
+    owner.release(60);
+    want(&owner, &Want::default(), 7);
+    owner.record_idle(1);
+    drop(Child::that(|| assert!(victim.metadata().is_ok())));
+    drop(owner);
+    assert!(victim.metadata().is_ok());
+    let report = next.report();
+    assert_eq!((report.owners.len(), report.held_bytes, next.is_wanted()), (1, 100, false));
+}
+
+#[test]
+fn claims_of_a_process_that_may_not_have_the_lock_are_refused_in_time() {
+    let named = Named::new("locked");
+    let owner = named.attach("", 100);
+    let stopped = named.attach("", 100);
+    let begun = Instant::now();
+    let refused = stopped.0.slots.locked(|| !owner.claim(1)).unwrap();
+    assert!(refused && begun.elapsed() < Duration::from_secs(20));
+    assert!(owner.claim(100));
+}

@@ -1,0 +1,382 @@
+//! Virtual host memory of the CUDA driver: pinned granules on the device's NUMA node, mapped one by one. Their sizes are
+//! defined by the range ([`AddressRange::granules`]): each is one allocation and one mapping of the process.
+//!
+//! ```text
+//!   reserve     [ . . . . . . . . ]          cuMemAddressReserve: addresses only
+//!   commit 2    [ . . G G . . . . ]          cuMemCreate, cuMemMap each; cuMemSetAccess over the run
+//!   remap       [ . . g g . G G . ]          the same handles at other addresses too: nothing is pinned again
+//!               [ . . . . . G G . ]          cuMemUnmap of the old place, later
+//!   decommit    [ . . . . . . . . ]          cuMemUnmap of the run, cuMemRelease each
+//! ```
+//!
+//! A commit blocks no enqueue of another thread for more than 0.3 ms, a decommit for more than 0.06 ms, and neither waits for
+//! the device. But a commit pins only 4 to 5 GB/s, so a reserve, which is acquired once and kept, is registered memory
+//! instead ([`RegisterSource`]) at 17 to 27 GB/s; of granules only where the driver registers nothing. To unregister it at the
+//! end of the pool waits for the device and holds up every enqueue.
+//!
+//! Access is set for the CPU, the own GPU and those that use the memory or may use it unseen (`table`). Creating a source tests a granule, at each
+//! [location](super::location) in order, and makes no context; neither does reserving.
+//!
+//! Invariants:
+//!
+//! 1. **vmm-I1**: `granules` has the handle of every granule that is mapped and readable, under its address, and no others.
+//!    Its lock is held around no call of the driver; a call owns its granules alone (the contract of [`VirtualMemory`]).
+//! 2. **vmm-I2**: a run of granules is unmapped by one call, which unmaps all of it or, if refused, none.
+#![allow(unsafe_code)] // Calls the driver.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::mapping;
+use super::register::RegisterSource;
+use super::source::{Region, RegionIds, Source};
+use super::trial;
+use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
+use crate::arena::GranuleSizes;
+use crate::driver::code::Code;
+use crate::driver::device::Device;
+use crate::driver::virtual_memory::{DriverRefusal, MemoryLocation, VmmApi};
+use crate::driver::{CurrentContext, RelaxedCapture};
+use crate::error::SourceError;
+use crate::finding::Finding;
+use pinpool_os::host::GRANULE_BYTES;
+use pinpool_os::sync::Mutex;
+use pinpool_os::sync::process::{AtomicBool, Ordering};
+
+mod calls;
+mod find;
+mod old_places;
+mod table;
+
+use calls::{Calls, Granule, Reached, bytes_of};
+use old_places::OldPlaces;
+use table::{GranuleRun, GranuleTable, placed, source_error};
+pub(crate) use table::{let_all_reach, let_reach};
+
+/// Pinned memory of the driver's virtual memory, readable by its device, and by each other that copies through the pool.
+#[derive(Debug)]
+pub struct VmmSource {
+    device: Arc<Device>,
+    driver: VmmApi,
+    location: MemoryLocation,
+    calls: Arc<Calls>,
+    /// Whether a call may make the device's context. False only while a granule is tried.
+    makes_context: bool,
+    ids: RegionIds,
+    granules: Arc<GranuleTable>,
+    /// Granules that the driver refused to release, mapped nowhere: [`VmmSource::create`] uses them first.
+    unreleased: Mutex<Vec<Granule>>,
+    old_places: OldPlaces,
+    reserves: Arc<RegisterSource>,
+    /// Registering is not supported here, as under confidential computing: a reserve is made of granules.
+    registers_nothing: AtomicBool,
+    /// Why the trial made no copy.
+    untested: Option<SourceError>,
+}
+
+/// More granules than these are not left mapped at old places: each is a mapping of the process.
+const OLD_GRANULES_MAX: usize = 256;
+
+/// All addresses.
+const EVERYWHERE: Range<u64> = 0..u64::MAX;
+
+fn address(start: NonNull<u8>) -> u64 {
+    start.as_ptr().addr() as u64
+}
+
+impl VmmSource {
+    /// The state that calls of the driver need, until the result is dropped.
+    fn enter(&self) -> Result<(Option<CurrentContext>, RelaxedCapture), SourceError> {
+        if self.makes_context {
+            return self.device.enter().map(|(current, relaxed)| (Some(current), relaxed));
+        }
+        self.device.enter_if_active()
+    }
+
+    /// New granules of these lengths, all of them or none.
+    fn create(&self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Granule>, DriverRefusal> {
+        let mut created = Vec::new();
+        for bytes in lengths {
+            let unreleased = {
+                let mut unreleased = self.unreleased.lock();
+                let alike = unreleased.iter().rposition(|granule| granule.bytes == bytes);
+                alike.map(|index| unreleased.swap_remove(index))
+            };
+            let new = || self.driver.create(bytes, self.location).map(|handle| Granule { handle, bytes });
+            match unreleased.map_or_else(new, Ok) {
+                Ok(granule) => created.push(granule),
+                Err(refusal) => {
+                    let _released_later = self.release_granules(&created);
+                    return Err(refusal);
+                }
+            }
+        }
+        Ok(created)
+    }
+
+    /// Releases granules that are mapped nowhere. Returns a refusal of the driver; what it refused is released later.
+    fn release_granules(&self, granules: &[Granule]) -> Result<(), DriverRefusal> {
+        let mut released = Ok(());
+        for &granule in granules {
+            // SAFETY: it came from `create`, and only the owner of its run releases it, here.
+            if let Err(refusal) = unsafe { self.driver.release(granule.handle) } {
+                // The driver still holds the memory unless it is gone itself; reuse keeps that from adding up.
+                self.unreleased.lock().push(granule);
+                released = Err(refusal);
+            }
+        }
+        released
+    }
+
+    /// Releases the granules that the driver refused to release before.
+    fn release_refused(&self) -> Result<(), SourceError> {
+        if self.unreleased.lock().is_empty() {
+            return Ok(());
+        }
+        let _entered = self.enter()?;
+        let refused = std::mem::take(&mut *self.unreleased.lock());
+        self.release_granules(&refused).map_err(|refusal| {
+            let bytes: usize = self.unreleased.lock().iter().map(|granule| granule.bytes).sum();
+            let what = format!("{refusal}; {bytes} B stay pinned");
+            SourceError::new(refusal.call, what).with_code(refusal.code.into())
+        })
+    }
+
+    /// The committed run of `bytes` at `offset`.
+    fn run_at(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<GranuleRun, SourceError> {
+        let run = self.granules.run_at(address(range.at(offset, bytes)?), bytes);
+        run.ok_or_else(|| SourceError::new("vmm", "granules that were never committed, or a part of one"))
+    }
+
+    /// Maps `granules` from `start` on, readable and writable, or commits nothing there. Returns the other devices that have
+    /// access.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are reserved by the caller, and no granule is committed there.
+    unsafe fn map(&self, start: NonNull<u8>, granules: &[Granule]) -> Result<Reached, SourceError> {
+        let (at, bytes) = (address(start), bytes_of(granules));
+        self.old_places.unmap(self.driver, &(at..at + bytes as u64)).map_err(source_error)?;
+        let undo = |count: usize| self.unmap_or_keep(at, &granules[..count]);
+        for (index, (address, granule)) in placed(at, granules).enumerate() {
+            // SAFETY: the caller's promise, and nothing is mapped there any more; the granule has this length.
+            let mapped = unsafe { self.driver.map(address, granule.bytes, 0, granule.handle, 0) };
+            mapped.inspect_err(|_| undo(index)).map_err(source_error)?;
+        }
+        // SAFETY: mapped above.
+        let others = unsafe { self.calls.set_access(at, granules) }.map_err(source_error);
+        // A child of `fork` would share the pages, and could write to them under a copy.
+        let kept = || mapping::advise(start, bytes, mapping::linux::MADV_DONTFORK);
+        others.and_then(|others| kept().map(|()| others)).inspect_err(|_| undo(granules.len()))
+    }
+
+    /// Unmaps `granules`, which nothing uses, from `start` on. What the driver refuses is unmapped later.
+    fn unmap_or_keep(&self, start: u64, granules: &[Granule]) {
+        let end = start + bytes_of(granules) as u64;
+        self.old_places.add(start, granules);
+        let _unmapped_later = self.old_places.unmap(self.driver, &(start..end));
+    }
+}
+
+// SAFETY: source-C1 to C3 follow from vm-S1 to S3 of a dedicated range; a reserve is a region of `RegisterSource`.
+// source-C4: `RegionIds`, for both kinds. source-C5: whole granules; whole pages for a reserve.
+unsafe impl Source for VmmSource {
+    fn name(&self) -> &'static str {
+        "vmm"
+    }
+
+    fn is_pinned(&self) -> bool {
+        true
+    }
+
+    fn held_bytes(&self, len_bytes: usize) -> usize {
+        len_bytes.max(1).checked_next_multiple_of(GRANULE_BYTES).unwrap_or(usize::MAX)
+    }
+
+    /// A reserve is registered, in whole pages.
+    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
+        self.reserves.held_bytes_fast(len_bytes)
+    }
+
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        let held_bytes = self.held_bytes(len_bytes);
+        let sizes = GranuleSizes::of_pool(GRANULE_BYTES as u64, Some(held_bytes as u64));
+        let range = self.reserve(held_bytes)?.with_granules(sizes);
+        let start = range.start();
+        // SAFETY: reserved above, and nothing of it is committed.
+        match unsafe { self.commit(&range, 0, held_bytes) } {
+            Ok(()) => Ok(Region::new(start, len_bytes, self.ids.next())),
+            Err(error) => {
+                // SAFETY: as above; if this fails too, addresses are leaked but no memory.
+                let _ = unsafe { self.unreserve(range) };
+                Err(error)
+            }
+        }
+    }
+
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        if !self.granules.contains(address(region.start())) {
+            // SAFETY: the caller's promise; without granules it came from `acquire_fast`, with this length.
+            return unsafe { self.reserves.release(region) };
+        }
+        let held_bytes = self.held_bytes(region.len_bytes());
+        let range = AddressRange::new(region.start(), held_bytes);
+        // SAFETY: the caller's promise: committed by `acquire`, and unused.
+        unsafe { self.decommit(&range, 0, held_bytes) }?;
+        // Ignore a failure: the memory is released, only addresses leak.
+        // SAFETY: reserved by `acquire`, and decommitted above.
+        let _ = unsafe { self.unreserve(range) };
+        Ok(())
+    }
+
+    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        // A granule takes the place of one that was not released. A reserve would come on top of it.
+        self.release_refused()?;
+        // Relaxed: a hint, which spares touching memory that is then refused.
+        if !self.registers_nothing.load(Ordering::Relaxed) {
+            let acquired = self.reserves.acquire_fast(len_bytes, threads, progress);
+            if !matches!(&acquired, Err(error) if error.code() == Some(Code::NOT_SUPPORTED.number())) {
+                return acquired.map(|region| Region::new(region.start(), len_bytes, self.ids.next()));
+            }
+            self.registers_nothing.store(true, Ordering::Relaxed);
+        }
+        // The caller has claimed whole pages.
+        if self.held_bytes(len_bytes) != self.held_bytes_fast(len_bytes) {
+            let what = format!("the driver registers no memory here, and {len_bytes} B are not whole granules");
+            let remedy = "raise PINPOOL_MAX_BYTES until the reserve fits in whole granules of 2 MiB";
+            return Err(SourceError::new("vmm", what).with_remedy(remedy));
+        }
+        self.acquire(len_bytes).inspect(|_| progress(len_bytes))
+    }
+
+    fn reserve_slice_bytes(&self) -> Option<u64> {
+        // Relaxed: a hint.
+        let registers = !self.registers_nothing.load(Ordering::Relaxed);
+        registers.then(|| self.reserves.reserve_slice_bytes()).flatten()
+    }
+
+    fn needs_gpu(&self) -> bool {
+        true
+    }
+
+    fn gone(&self) -> Option<SourceError> {
+        self.device.gone()
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        Some(self)
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.reserves.numa_node()
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let finding = |(device, refusal): (u32, DriverRefusal)| {
+            let found = format!("GPU {device} cannot copy from this memory: {} failed: {refusal}", refusal.call);
+            Finding::warning("gpu", found)
+                .remedy("create a separate pool for that GPU (PINPOOL_DEVICE), or use PINPOOL_BACKEND=register")
+        };
+        let untested = self.untested.iter().map(|error| trial::untested("vmm", error));
+        untested.chain(self.calls.refused().into_iter().map(finding)).collect()
+    }
+}
+
+// SAFETY: vm-S1: the driver's own reservation. vm-S2: mapped with access for host and devices, and unmapped only by
+// `decommit` and `remap`. vm-S3: pages of the kernel, or used before by this process; a remapped granule keeps its bytes.
+// vm-S4: a copy may cross the driver's mappings of adjacent addresses, and each granule is mapped alone. vm-S5: only `commit`
+// creates granules, and only `decommit` releases them.
+unsafe impl VirtualMemory for VmmSource {
+    fn granule_bytes(&self) -> usize {
+        GRANULE_BYTES
+    }
+
+    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
+        // By the manual this needs no context.
+        let _relaxed = RelaxedCapture::enter();
+        let reserved = self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES).map_err(source_error)?;
+        // The driver runs on 64-bit machines only.
+        let aligned = usize::try_from(reserved).ok().filter(|address| address.is_multiple_of(RANGE_ALIGN_BYTES));
+        let start = aligned.and_then(|address| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address)));
+        let start =
+            start.ok_or_else(|| SourceError::new("cuMemAddressReserve", format!("{reserved:#x} is no range")))?;
+        Ok(AddressRange::new(start, len_bytes))
+    }
+
+    unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        let start = range.at(offset, bytes)?;
+        let _entered = self.enter()?;
+        let granules = self.create(range.granules(offset, bytes)).map_err(source_error)?;
+        // SAFETY: addresses of the range, not committed by the caller's promise.
+        let others = unsafe { self.map(start, &granules) }.inspect_err(|_| {
+            let _released_later = self.release_granules(&granules);
+        })?;
+        self.granules.remember(address(start), &granules, others);
+        Ok(())
+    }
+
+    unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        let run = self.run_at(range, offset, bytes)?;
+        let _entered = self.enter()?;
+        // A granule that is still mapped at an old place would stay pinned (vm-S5).
+        self.old_places.unmap(self.driver, &EVERYWHERE).map_err(source_error)?;
+        // SAFETY: the caller's promise: committed and unused; whole granules (vmm-I1).
+        unsafe { self.driver.unmap(run.start, bytes) }.map_err(source_error)?;
+        self.granules.forget(&run);
+        let _released_later = self.release_granules(&run.granules);
+        Ok(())
+    }
+
+    unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
+        let runs = from.iter().map(|piece| self.run_at(range, piece.offset, piece.bytes));
+        let runs = runs.collect::<Result<Vec<_>, _>>().map_err(RemapError::Kept)?;
+        let granules: Vec<_> = runs.iter().flat_map(|run| &run.granules).copied().collect();
+        let to = range.at(to, bytes_of(&granules)).map_err(RemapError::Kept)?;
+        let _entered = self.enter().map_err(RemapError::Kept)?;
+        if self.old_places.granules() > OLD_GRANULES_MAX {
+            self.unmap_old_places().map_err(RemapError::Kept)?;
+        }
+        // One `map` for all runs, because setting the access costs more than all other calls.
+        // SAFETY: the caller's promise: nothing is committed at `to`.
+        let others = unsafe { self.map(to, &granules) }.map_err(RemapError::Kept)?;
+        for run in &runs {
+            self.granules.forget(run);
+            self.old_places.add(run.start, &run.granules);
+        }
+        self.granules.remember(address(to), &granules, others);
+        Ok(())
+    }
+
+    fn has_old_places(&self) -> bool {
+        self.old_places.granules() > 0
+    }
+
+    fn unmap_old_places(&self) -> Result<(), SourceError> {
+        if !self.has_old_places() {
+            return Ok(());
+        }
+        let _entered = self.enter()?;
+        self.old_places.unmap(self.driver, &EVERYWHERE).map_err(source_error)
+    }
+
+    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+        let unmapped = self.unmap_old_places();
+        let (start, bytes) = (address(range.start()), range.len_bytes());
+        let unreserved = if unmapped.is_err() || self.granules.bytes_in(start..start + bytes as u64) > 0 {
+            Err(SourceError::new("cuMemUnmap", "granules are still mapped at these addresses"))
+        } else {
+            // SAFETY: the caller's promise: it came from `reserve`, and it is unused; nothing is mapped there any more.
+            let unreserve = || unsafe { self.driver.unreserve(start, bytes) };
+            unreserve().or_else(|_| unreserve()).map_err(source_error)
+        };
+        unmapped.and(unreserved).and(self.release_refused())
+    }
+}
+
+impl Drop for VmmSource {
+    fn drop(&mut self) {
+        // `unreserve` has returned the error of the attempt before.
+        let _leaked = self.release_refused();
+    }
+}

@@ -1,0 +1,223 @@
+//! How values are written and read: the words of each setting, sizes and times as people write them.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::{Backend, HugeTlb, Limit, OnFull, Preset, SharedLimitName};
+use crate::shared_limit;
+use crate::size_class::Rounding;
+
+mod quantities;
+
+use quantities::{A_SIZE, show_time};
+pub use quantities::{format_bytes, parse_bytes, parse_duration};
+
+/// A value that cannot be read: names it and says what was expected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{value}` is {problem}")]
+pub struct ParseError {
+    value: String,
+    problem: Cow<'static, str>,
+}
+
+impl ParseError {
+    /// `problem` continues the sentence "`value` is ...": `not a size (like 64MiB)`, `less than 4KiB`.
+    #[doc(hidden)]
+    pub fn new(value: impl Into<String>, problem: impl Into<Cow<'static, str>>) -> Self {
+        Self { value: value.into(), problem: problem.into() }
+    }
+
+    /// What is wrong with the value: `not a size (like 64MiB)`.
+    #[doc(hidden)]
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
+}
+
+/// An enum with one word per value: its names, parsing and formatting.
+macro_rules! words {
+    ($type:ident, $one:literal: $($variant:ident = $word:literal $(or $alias:literal)*),+) => {
+        impl $type {
+            /// Name in settings and reports.
+            pub(crate) fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word,)+
+                }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = ParseError;
+
+            fn from_str(text: &str) -> Result<Self, ParseError> {
+                $(if [$word $(, $alias)*].iter().any(|word| text.eq_ignore_ascii_case(word)) {
+                    return Ok(Self::$variant);
+                })+
+                Err(ParseError::new(text, concat!("not ", $one, " (", words!(@list $($word)+), ")")))
+            }
+        }
+    };
+    (@list $first:literal $($word:literal)*) => { concat!($first $(, ", ", $word)*) };
+}
+
+words!(Preset, "a preset": Adaptive = "adaptive", TensorFlow = "tensorflow");
+words!(Rounding, "a rounding": Eighths = "eighths", Pow2 = "pow2", Exact = "exact" or "noop");
+words!(HugeTlb, "a kind of huge pages": Off = "off", Auto = "auto", Of2MiB = "2MiB" or "2M", Of1GiB = "1GiB" or "1G");
+words!(OnFull, "a value of PINPOOL_ON_FULL": Error = "error", Pageable = "pageable");
+
+impl FromStr for Backend {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let known = [Self::Auto, Self::Gpu, Self::Vmm, Self::Register, Self::Cuda, Self::Mlock, Self::Heap];
+        let found = known.into_iter().find(|backend| text.eq_ignore_ascii_case(backend.name()));
+        let problem = "not a backend (auto, gpu, vmm, register, cuda, mlock, heap)";
+        found.ok_or_else(|| ParseError::new(text, problem))
+    }
+}
+
+impl FromStr for Limit {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        match text.to_ascii_lowercase().as_str() {
+            "auto" => Ok(Self::Auto),
+            "none" => Ok(Self::Unlimited),
+            _ => match parse_bytes(text) {
+                Ok(0) => Err(ParseError::new(
+                    text,
+                    "not a limit, since every request would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)",
+                )),
+                Ok(bytes) => Ok(Self::Bytes(bytes)),
+                Err(error) if error.problem == A_SIZE => Err(ParseError::new(
+                    text,
+                    "neither auto, none nor a size (like 2GiB, 512M, 1.5GB, 1e9 or plain bytes)",
+                )),
+                Err(error) => Err(error),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Unlimited => f.write_str("none"),
+            Self::Bytes(bytes) => f.write_str(&format_bytes(*bytes)),
+        }
+    }
+}
+
+impl FromStr for SharedLimitName {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        match text.to_ascii_lowercase().as_str() {
+            "none" => Ok(Self::Disabled),
+            "auto" => Ok(Self::Auto),
+            _ => match shared_limit::problem_of(text) {
+                Some(problem) => Err(ParseError::new(text, problem)),
+                None => Ok(Self::Named(text.to_owned())),
+            },
+        }
+    }
+}
+
+impl fmt::Display for SharedLimitName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Disabled => "none",
+            Self::Auto => "auto",
+            Self::Named(name) => name,
+        })
+    }
+}
+
+/// How a variable is written.
+pub(super) struct ValueFormat<T> {
+    pub(super) parse: fn(&str) -> Result<T, ParseError>,
+    pub(super) show: fn(&T) -> String,
+}
+
+impl<T> ValueFormat<T> {
+    const fn new(parse: fn(&str) -> Result<T, ParseError>, show: fn(&T) -> String) -> Self {
+        Self { parse, show }
+    }
+}
+
+pub(super) const fn word<T: FromStr<Err = ParseError> + ToString>() -> ValueFormat<T> {
+    ValueFormat::new(T::from_str, T::to_string)
+}
+
+pub(super) const BACKEND: ValueFormat<Backend> = ValueFormat::new(Backend::from_str, show_backend);
+pub(super) const ORDINAL: ValueFormat<u32> =
+    ValueFormat::new(|text| number(text, "not a device number (0, 1, ...)"), u32::to_string);
+pub(super) const COUNT: ValueFormat<u64> = ValueFormat::new(|text| number(text, "not a whole number"), u64::to_string);
+pub(super) const AT_LEAST_ONE: ValueFormat<u64> = ValueFormat::new(at_least_one, u64::to_string);
+pub(super) const SIZE: ValueFormat<u64> =
+    ValueFormat::new(|text| Ok(or_word("none", text, parse_bytes)?.unwrap_or(0)), |&bytes| format_bytes(bytes));
+pub(super) const SWITCH: ValueFormat<bool> = ValueFormat::new(switch, |&on| u8::from(on).to_string());
+pub(super) const NODE: ValueFormat<Option<u32>> = ValueFormat::new(
+    |text| or_word("auto", text, |text| number(text, "neither auto nor the number of a NUMA node (0, 1, ...)")),
+    |node| node.map_or("auto".to_owned(), |node| node.to_string()),
+);
+pub(super) const SIZE_OR_NONE: ValueFormat<Option<u64>> = ValueFormat::new(
+    |text| or_word("none", text, parse_bytes),
+    |bytes| bytes.map_or_else(|| "none".to_owned(), format_bytes),
+);
+pub(super) const TIME_OR_NONE: ValueFormat<Option<Duration>> = ValueFormat::new(
+    |text| or_word("none", text, parse_duration),
+    |time| time.as_ref().map_or_else(|| "none".to_owned(), show_time),
+);
+pub(super) const PATH_OR_NONE: ValueFormat<Option<PathBuf>> =
+    ValueFormat::new(|text| or_word("none", text, |text| Ok(PathBuf::from(text))), show_path);
+pub(super) const SOCKET: ValueFormat<Option<PathBuf>> = ValueFormat::new(socket, show_path);
+
+/// A word without a slash is more likely a mistake than a socket in the directory where the program happens to run.
+fn socket(text: &str) -> Result<Option<PathBuf>, ParseError> {
+    match switch(text) {
+        Ok(is_served) => Ok(is_served.then(|| PathBuf::from("1"))),
+        Err(_) if text.contains('/') => Ok(Some(PathBuf::from(text))),
+        Err(_) => or_word("none", text, |text| Err(ParseError::new(text, "not a path with a slash, 1, or none"))),
+    }
+}
+
+fn show_path(path: &Option<PathBuf>) -> String {
+    path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
+}
+
+fn show_backend(backend: &Backend) -> String {
+    backend.name().to_owned()
+}
+
+/// `None` for `word`, else what `parse` makes of `text`.
+fn or_word<T>(word: &str, text: &str, parse: impl Fn(&str) -> Result<T, ParseError>) -> Result<Option<T>, ParseError> {
+    if text.eq_ignore_ascii_case(word) { Ok(None) } else { parse(text).map(Some) }
+}
+
+fn number<T: FromStr>(text: &str, problem: &'static str) -> Result<T, ParseError> {
+    text.parse().map_err(|_| ParseError::new(text, problem))
+}
+
+fn at_least_one(text: &str) -> Result<u64, ParseError> {
+    let problem = "not a whole number of at least 1";
+    number(text, problem).and_then(|n| if n > 0 { Ok(n) } else { Err(ParseError::new(text, problem)) })
+}
+
+pub(super) fn switch(text: &str) -> Result<bool, ParseError> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "on" | "yes" => Ok(true),
+        "0" | "false" | "off" | "no" => Ok(false),
+        _ => Err(ParseError::new(text, "neither 0 (no, off, false) nor 1 (yes, on, true)")),
+    }
+}

@@ -1,0 +1,434 @@
+//! Timelines: a word per stream that the stream itself increments, as a Vulkan timeline semaphore does. Any thread detects completion by
+//! a load. The stream writes by CUDA's `cuStreamWriteValue32`.
+//!
+//! ```text
+//!   stream:  ──copy──[word = 17]──copy──[word = 18]──▶        page of words, one cache line each, pinned, never freed
+//!   fence 18 is over once the word has reached 18
+//! ```
+//!
+//! One load covers all earlier copies of the stream. The words serve all pools of the process. Events are used instead for a stream
+//! without an [id](super::stream::id), and if the driver lacks or refuses `cuStreamWriteValue32_v2`. That function is found by name,
+//! since cudarc binds it only in some versions.
+//!
+//! Invariants:
+//!
+//! - **timeline-I1**: a word is written by one stream at a time, in increasing order. Another stream may use it only when all numbers
+//!   are written, and continues from there, so a fence of the earlier stream stays complete. Streams are identified by id, which is
+//!   unique for the life of the process, because a handle may name another stream while the copies of the first still run. A number is
+//!   taken and its write enqueued under one lock, and no number is taken twice, even if its write failed.
+//! - **timeline-I2**: words live as long as the process, as the state of their context does (context-I1), so a fence may read one
+//!   at any time.
+//! - **timeline-I3**: an unchanged word does not show that a device was lost. So a pending fence also queries a stream on which no
+//!   work ever runs, at most once per [`HEALTH_EVERY_US`].
+//! - **timeline-I4**: numbers have 64 bits and never wrap; the stream writes the low half. A reading is extended from the last
+//!   progress seen, which it exceeds by less than 2^31, because [`Sequence::next`] returns no larger number. A reading that seems to
+//!   exceed it by more is an old value, and is ignored.
+#![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::sys;
+
+use super::idle::StreamContext;
+use super::stream::Failed;
+use crate::backend;
+use crate::driver::code::Code;
+use crate::driver::{self, RelaxedCapture, calls, driver_watchdog};
+use crate::error::Result;
+use crate::in_flight::{Fence, StreamId};
+use pinpool_os::clock::monotonic_us;
+use pinpool_os::fork::OfProcess;
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Between two queries whether the device is well.
+const HEALTH_EVERY_US: u64 = 1000;
+const WORDS_BYTES: usize = 4096;
+/// A word has a cache line to itself, so that no stream disturbs another's readers.
+const WORD_STEP: usize = 64;
+/// A waiter reads so often before it yields, and so often in all before it sleeps.
+const SPINS: u32 = 100;
+const YIELDS: u32 = 200;
+const LONGEST_SLEEP: Duration = Duration::from_micros(200);
+/// Most numbers given out and not yet seen.
+const SEQUENCE_WINDOW: u64 = 1 << 31;
+/// Marks a free word. Drivers number streams from small numbers.
+const NO_STREAM: u64 = u64::MAX;
+/// Shortly before the first wrap of the low half, so that every program passes one.
+const FIRST: u64 = (1 << 32) - 64;
+
+/// Pinned for timelines, by this process.
+static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Pinned bytes of the timelines of this process. They belong to contexts, as long as the process lives, and to no pool: each page
+/// serves the streams of all pools.
+pub(crate) fn held_bytes() -> u64 {
+    // Relaxed: a statistic.
+    HELD_BYTES.load(Ordering::Relaxed)
+}
+
+/// The timelines in use in this process, by the numbers of their streams' ids.
+static TIMELINES: OfProcess<Mutex<BTreeMap<u64, &'static Timeline>>> = OfProcess::new(Mutex::default);
+
+std::thread_local! {
+    /// The timeline that this thread used last. A forked child inherits it and never uses it: the driver, which is called first,
+    /// refuses every call there.
+    static LAST: Cell<Option<&'static Timeline>> = const { Cell::new(None) };
+}
+
+/// The words of one context.
+#[derive(Debug, Default)]
+pub(super) struct Words {
+    /// The driver cannot register memory for words here, so it is not called again for each copy.
+    are_refused: AtomicBool,
+    free: Mutex<Vec<&'static Timeline>>,
+    /// A registered page without a device address, kept for the next attempt: freeing it would wait for the device. The address
+    /// of its first byte, or 0.
+    unmapped_page: Mutex<usize>,
+    health: Health,
+}
+
+/// When the device was last queried, and what it answered.
+#[derive(Debug, Default)]
+struct Health {
+    queried_us: AtomicU64,
+    /// The code of a failure that stays, or 0.
+    answer: AtomicU32,
+}
+
+/// A word and the progress of the stream that uses it. Never freed. When its stream has written all of its numbers, another stream
+/// may continue from there, so a fence needs no reference count: its number stays reached.
+#[derive(Debug)]
+#[repr(align(64))] // Streams disturb each other's threads no more than their words do.
+pub(super) struct Timeline {
+    /// Where the stream writes (timeline-I2), and the device address of the word.
+    word: &'static AtomicU32,
+    address: u64,
+    sequence: Sequence,
+    /// The number of the stream's id, or [`NO_STREAM`]. Cleared under the lock of `last`.
+    id: AtomicU64,
+    /// The stream's number in statistics.
+    stream: AtomicU64,
+    /// The last number enqueued for writing.
+    last: Mutex<u64>,
+    words: &'static Words,
+    context: &'static StreamContext,
+}
+
+impl Timeline {
+    fn read(&self) -> u32 {
+        // Acquire: pairs with the device's write, which comes after all that the stream did before.
+        self.word.load(Ordering::Acquire)
+    }
+
+    /// The timeline of the stream with this id, if it has one.
+    pub(super) fn known(id: u64) -> Option<&'static Self> {
+        // Relaxed: `write` checks under the lock.
+        let is_it = |timeline: &&Self| timeline.id.load(Ordering::Relaxed) == id;
+        if let Some(last) = LAST.get().filter(is_it) {
+            return Some(last);
+        }
+        let known = TIMELINES.get().lock().get(&id).copied()?;
+        LAST.set(Some(known));
+        Some(known)
+    }
+
+    /// Has the stream with this id write the next number behind all of its work so far; `None` if it cannot.
+    pub(super) fn write(&'static self, id: u64, stream: sys::CUstream) -> Option<TimelineFence> {
+        let mut last = self.last.lock();
+        // Another stream may have the word by now.
+        if self.id.load(Ordering::Relaxed) != id {
+            return None;
+        }
+        let next = self.sequence.next(*last, || self.read())?;
+        #[allow(clippy::cast_possible_truncation)] // The low half is what the stream writes.
+        // SAFETY: a live stream, and a word that is never freed (timeline-I2). The default flags order the write behind all
+        // work before it.
+        let written = unsafe { calls::stream_write_value(stream, self.address, next as u32, 0) };
+        // Also after a refusal the write may be enqueued, so its number is not taken again (timeline-I1).
+        *last = next;
+        drop(last);
+        written.ok()?;
+        Some(TimelineFence { timeline: self, number: next })
+    }
+
+    /// Takes the word from its stream if that has written all of its numbers.
+    fn free_if_at_rest(&self) -> bool {
+        // A thread that holds the lock is enqueueing a write.
+        let Some(last) = self.last.try_lock() else { return false };
+        let is_at_rest = self.sequence.update(|| self.read()) == *last;
+        if is_at_rest {
+            self.id.store(NO_STREAM, Ordering::Relaxed);
+        }
+        is_at_rest
+    }
+
+    fn stream_id(&self) -> StreamId {
+        self.context.stream_id(self.id.load(Ordering::Relaxed))
+    }
+}
+
+impl Words {
+    /// The timeline of the stream with this id, which is of the context of these words; `None` if there is no memory for one, or the
+    /// driver writes no words. The context is current.
+    pub(super) fn timeline(
+        &'static self,
+        id: StreamId,
+        stream: u64,
+        context: &'static StreamContext,
+    ) -> Option<&'static Timeline> {
+        let is_own = |timeline: &&Timeline| std::ptr::eq(timeline.words, self);
+        if let Some(known) = Timeline::known(id.number()) {
+            return Some(known).filter(is_own);
+        }
+        // Relaxed: a hint.
+        if self.are_refused.load(Ordering::Relaxed) || driver::symbol(c"cuStreamWriteValue32_v2").is_none() {
+            return None;
+        }
+        // Made before any thread waits, since waiters query it (timeline-I3).
+        context.idle_stream().ok()?;
+        let free = self.take_free(context)?;
+        let mut timelines = TIMELINES.get().lock();
+        let timeline = *timelines.entry(id.number()).or_insert(free);
+        if std::ptr::eq(timeline, free) {
+            free.stream.store(stream, Ordering::Relaxed);
+            free.id.store(id.number(), Ordering::Relaxed);
+        } else {
+            // Another thread was faster.
+            drop(timelines);
+            self.free.lock().push(free);
+        }
+        Some(timeline).filter(is_own)
+    }
+
+    /// A timeline without a stream: a spare one, one of a stream at rest, or the first of a new page.
+    fn take_free(&'static self, context: &'static StreamContext) -> Option<&'static Timeline> {
+        if let Some(free) = self.free.lock().pop() {
+            return Some(free);
+        }
+        let mut freed = Vec::new();
+        TIMELINES.get().lock().retain(|_, timeline| {
+            let is_free = std::ptr::eq(timeline.words, self) && timeline.free_if_at_rest();
+            freed.extend(is_free.then_some(*timeline));
+            !is_free
+        });
+        if freed.is_empty() {
+            // One thread at a time makes a page, and the next one finds its words.
+            let mut unmapped = self.unmapped_page.lock();
+            if self.free.lock().is_empty() {
+                freed = self.new_page(context, &mut unmapped).ok()?;
+            }
+        }
+        let mut free = self.free.lock();
+        free.append(&mut freed);
+        free.pop()
+    }
+
+    /// Timelines over pinned and mapped memory, which is never freed. It is this process's own, so a fence may read its word
+    /// after a reset of the device has ended the registration.
+    fn new_page(
+        &'static self,
+        context: &'static StreamContext,
+        unmapped: &mut usize,
+    ) -> Result<Vec<&'static Timeline>, Code> {
+        let _relaxed = RelaxedCapture::enter();
+        let page = match std::mem::take(unmapped) {
+            0 => {
+                let page = backend::page_of_this_process(WORDS_BYTES).ok_or(Code::OUT_OF_MEMORY)?;
+                let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+                // SAFETY: a page of this process that is never unmapped; the stream's context is current
+                // (`Words::timeline`).
+                let registered = unsafe { calls::host_register(page, WORDS_BYTES, flags) };
+                registered.inspect_err(|&code| {
+                    self.are_refused.fetch_or(code == Code::NOT_SUPPORTED, Ordering::Relaxed);
+                    // SAFETY: mapped above, and neither registered nor used.
+                    let _gone = unsafe { libc::munmap(page, WORDS_BYTES) };
+                })?;
+                // Relaxed: a statistic.
+                HELD_BYTES.fetch_add(WORDS_BYTES as u64, Ordering::Relaxed);
+                page
+            }
+            kept => std::ptr::with_exposed_provenance_mut(kept),
+        };
+        let device = calls::host_device_pointer(page, 0).inspect_err(|_| *unmapped = page.expose_provenance())?;
+        let timelines = (0..WORDS_BYTES).step_by(WORD_STEP).map(|offset| {
+            let word = page.cast::<u8>().wrapping_add(offset).cast::<u32>();
+            // SAFETY: inside the page, aligned, and never freed (timeline-I2).
+            let word = unsafe { AtomicU32::from_ptr(word) };
+            #[allow(clippy::cast_possible_truncation)] // The low half is meant.
+            word.store(FIRST as u32, Ordering::Relaxed);
+            &*Box::leak(Box::new(Timeline {
+                word,
+                address: device + offset as u64,
+                sequence: Sequence::new(FIRST),
+                id: AtomicU64::new(NO_STREAM),
+                stream: AtomicU64::new(0),
+                last: Mutex::new(FIRST),
+                words: self,
+                context,
+            }))
+        });
+        Ok(timelines.collect())
+    }
+}
+
+impl Health {
+    /// Fails if the device failed when it was last queried, which is now if a query is due (timeline-I3).
+    fn check(&self, context: &StreamContext) -> Result<(), Code> {
+        // Relaxed, here and below: elects one caller, and a code without other data.
+        let (now_us, queried_us) = (monotonic_us(), self.queried_us.load(Ordering::Relaxed));
+        let is_due = now_us >= queried_us.saturating_add(HEALTH_EVERY_US);
+        let elect = || self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed);
+        if !is_due || elect().is_err() {
+            return Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
+        }
+        let answer = driver_watchdog::ask(|| Self::query(context)).unwrap_or(Ok(()));
+        let failed = answer.err().filter(|code| code.is_permanent());
+        self.answer.store(failed.map_or(0, |code| code.0.cast_unsigned()), Ordering::Relaxed);
+        answer
+    }
+
+    fn query(context: &StreamContext) -> Result<(), Code> {
+        let idle_stream = context.idle_stream()?;
+        // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
+        match context.query("cuStreamQuery", || unsafe { calls::stream_query(idle_stream.0) }) {
+            // A refusal in a capture says nothing about the device.
+            Err(Failed(_, error)) if !error.is_forbidden_by_capture() => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A number that a stream writes behind some work.
+#[derive(Debug)]
+pub(super) struct TimelineFence {
+    timeline: &'static Timeline,
+    number: u64,
+}
+
+impl TimelineFence {
+    fn is_reached(&self) -> bool {
+        let sequence = &self.timeline.sequence;
+        sequence.seen() >= self.number || sequence.update(|| self.timeline.read()) >= self.number
+    }
+}
+
+// SAFETY: the stream writes the number behind the work, and the word only grows (timeline-I1), also through the wraps of its
+// low half (timeline-I4).
+unsafe impl Fence for TimelineFence {
+    fn is_done(&self) -> Result<bool> {
+        if self.is_reached() {
+            return Ok(true);
+        }
+        let health = self.timeline.words.health.check(self.timeline.context);
+        Ok(health.map(|()| false).map_err(|error| Failed("cuStreamQuery", error))?)
+    }
+
+    fn is_done_by_load(&self) -> Option<bool> {
+        Some(self.is_reached())
+    }
+
+    fn stream_id(&self) -> Option<StreamId> {
+        Some(self.timeline.stream_id())
+    }
+
+    fn wait(&self) -> Result<()> {
+        let mut pause = Duration::from_micros(10);
+        for round in 0_u32.. {
+            if self.is_done()? {
+                break;
+            }
+            match round {
+                0..SPINS => std::hint::spin_loop(),
+                SPINS..YIELDS => thread::yield_now(),
+                _ => {
+                    thread::sleep(pause);
+                    pause = (pause * 2).min(LONGEST_SLEEP);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn stream(&self) -> u64 {
+        self.timeline.stream.load(Ordering::Relaxed)
+    }
+}
+
+/// The numbers of one stream, extended from the 32 bits that it writes (timeline-I4): arithmetic, no driver.
+#[derive(Debug)]
+struct Sequence {
+    seen: AtomicU64,
+}
+
+impl Sequence {
+    fn new(seen: u64) -> Self {
+        Self { seen: AtomicU64::new(seen) }
+    }
+
+    /// The last number seen, without reading the word.
+    fn seen(&self) -> u64 {
+        // Acquire: pairs with the release in `update`, so that this thread has what the reader of the word had.
+        self.seen.load(Ordering::Acquire)
+    }
+
+    /// Reads the word and returns the number that the stream has reached. `read` comes after the load of `seen`, so it is
+    /// the newer of the two; an older reading would change nothing.
+    fn update(&self, read: impl FnOnce() -> u32) -> u64 {
+        let seen = self.seen();
+        #[allow(clippy::cast_possible_truncation)] // The low half is meant.
+        let ahead = u64::from(read().wrapping_sub(seen as u32));
+        if ahead >= SEQUENCE_WINDOW {
+            return seen;
+        }
+        let now = seen + ahead;
+        // AcqRel: as in `seen`. A maximum, since another thread may have read later; by exchange, since ThreadSanitizer
+        // knows no other.
+        let newer = |before: u64| (before < now).then_some(now);
+        self.seen.fetch_update(Ordering::AcqRel, Ordering::Acquire, newer).map_or_else(|later| later, |_| now)
+    }
+
+    /// The number after `last`, if it is not too far ahead of the last one seen.
+    fn next(&self, last: u64, read: impl FnOnce() -> u32) -> Option<u64> {
+        let next = last + 1;
+        (next - self.update(read) < SEQUENCE_WINDOW).then_some(next)
+    }
+}
+
+#[cfg(test)]
+mod all_readings;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readings_go_on_through_the_wrap() {
+        let sequence = Sequence::new(u64::from(u32::MAX) - 1);
+        assert_eq!(sequence.update(|| u32::MAX - 1), u64::from(u32::MAX) - 1);
+        assert_eq!(sequence.update(|| u32::MAX), u64::from(u32::MAX));
+        assert_eq!(sequence.update(|| 3), (1 << 32) + 3);
+        assert_eq!(sequence.update(|| 3), (1 << 32) + 3);
+    }
+
+    #[test]
+    fn a_reading_from_behind_is_not_taken_for_a_wrap() {
+        let sequence = Sequence::new(1000);
+        assert_eq!(sequence.update(|| 999), 1000);
+        #[allow(clippy::cast_possible_truncation)] // 2^31 fits.
+        let edge = 1000 + SEQUENCE_WINDOW as u32;
+        assert_eq!(sequence.update(|| edge), 1000, "a number this far ahead is never given out");
+        assert_eq!(sequence.update(|| edge - 1), 999 + SEQUENCE_WINDOW);
+    }
+
+    #[test]
+    fn no_number_is_given_out_that_a_reading_could_not_tell() {
+        let sequence = Sequence::new(10);
+        assert_eq!(sequence.next(10, || 10), Some(11));
+        assert_eq!(sequence.next(9 + SEQUENCE_WINDOW, || 10), None, "2^31 ahead of a stalled stream");
+        assert_eq!(sequence.next(9 + SEQUENCE_WINDOW, || 11), Some(10 + SEQUENCE_WINDOW));
+    }
+}

@@ -1,0 +1,284 @@
+//! The fast path, and its thread-local cache: the pools that a thread used last, and its shards of them.
+//!
+//! ```text
+//!   LAST_USED   no destructor: read until the thread ends         pool │ shard        pool │ shard
+//!                                                                    ▲ raw                ▲ raw
+//!   KEPT     has a destructor: one reference for each           Arc<Core>           Arc<Core>
+//! ```
+//!
+//! A hit finds its shard by comparing its pool with `LAST_USED`, and a return by comparing the shard that its buffer is open to
+//! (block-I3). So neither counts a reference or computes an index. There are two entries, for a thread that alternates between
+//! two pools. A return of another thread's block finds its pool by the block's owner, and pushes the block to that thread's
+//! shard, where the next hit takes it. The slow paths fill the entries and check everything.
+//!
+//! A pool that records or samples uses the slow paths and is never cached.
+//!
+//! A return gives up its buffer's reference to the pool: another thread may take the buffer, release it and close the pool
+//! before the return has completed. So a return uses a reference of its thread, which keeps only bookkeeping alive: memory and
+//! addresses are released when the pool closes.
+//!
+//! - **fast-path-I1**: Each entry of `LAST_USED` is a pool to which this thread holds a reference, in `KEPT` or in a frame of
+//!   [`KeptCore`] on its stack, and a shard of that pool. An entry changes before the reference goes.
+//! - **fast-path-I2**: In a child of `fork` the entries are cleared before the fork returns, and only pools of this process are
+//!   entered, so no fast path reaches a pool of a parent.
+#![allow(unsafe_code)] // Follows the raw pointers.
+
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::ptr;
+use std::sync::Arc;
+
+use super::Core;
+use crate::engine::block::{Block, BlockBody};
+use crate::engine::cache::thread_cache::{self, Shard};
+use crate::policy;
+use crate::size_class::plain_eighths_index;
+use pinpool_os::fork;
+use pinpool_os::sync::process::AtomicBool;
+
+/// Cached pools.
+const POOLS: usize = 2;
+
+/// A thread's shard of a pool.
+type OwnShard = Shard<BlockBody<Core>>;
+
+struct Recent {
+    pool: Cell<*const Core>,
+    shard: Cell<*const OwnShard>,
+}
+
+/// The shard of no pool: neither null, which a block has that is closed to the fast path, nor the address of any shard.
+const NO_SHARD: *const OwnShard = ptr::without_provenance(1);
+
+impl Recent {
+    const fn none() -> Self {
+        Self { pool: Cell::new(ptr::null()), shard: Cell::new(NO_SHARD) }
+    }
+}
+
+/// References behind `LAST_USED`, entry by entry. An empty one is in use by a frame on the stack.
+struct Kept {
+    pools: [Cell<Option<Arc<Core>>>; POOLS],
+    /// The entry that the next other pool replaces.
+    next: Cell<usize>,
+}
+
+thread_local! {
+    static LAST_USED: [Recent; POOLS] = const { [const { Recent::none() }; POOLS] };
+    static KEPT: Kept = const { Kept { pools: [const { Cell::new(None) }; POOLS], next: Cell::new(0) } };
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // Before the references go (fast-path-I1). From now on `KEPT` cannot be had, so no entry is filled again.
+        clear();
+    }
+}
+
+fn clear() {
+    LAST_USED.with(|recent| recent.iter().for_each(|entry| entry.pool.set(ptr::null())));
+    LAST_USED.with(|recent| recent.iter().for_each(|entry| entry.shard.set(NO_SHARD)));
+}
+
+impl Core {
+    /// The calling thread's shard, if this pool is its first cached pool.
+    #[inline(always)]
+    pub(crate) fn cached_shard(&self) -> Option<CachedShard<'_>> {
+        // SAFETY: alive as long as it is borrowed.
+        unsafe { Self::shard_of(self, 0, self) }
+    }
+
+    /// The calling thread's shard, if the pool at this address is cached at `at`.
+    ///
+    /// # Safety
+    ///
+    /// A pool at this address, if there is one, lives as long as its `owner`.
+    #[inline(always)]
+    pub(crate) unsafe fn shard_of<T>(address: *const Self, at: usize, _owner: &T) -> Option<CachedShard<'_>> {
+        // A small closure: a large one would not be inlined, and then each access calls through a pointer.
+        let (pool, shard) = LAST_USED.with(|recent| (recent[at].pool.get(), recent[at].shard.get()));
+        // SAFETY: (fast-path-I1) the entry's pool is alive, so its shard is as long as the owner is borrowed.
+        ptr::eq(pool, address).then(|| CachedShard(unsafe { &*shard }))
+    }
+
+    /// A block for a request of `len` bytes that missed in the first cached pool: from this pool if it is the second one, or a
+    /// block that another thread has returned to this thread's shard.
+    pub(crate) fn take_remote_or_second(&self, len: usize) -> Option<Block<Core>> {
+        let take_remote =
+            |shard: CachedShard<'_>| shard.0.take_remote_fast(plain_eighths_index(len)).map(Block::from_entry);
+        match self.cached_shard() {
+            Some(first) => take_remote(first),
+            None => {
+                // SAFETY: as above.
+                let second = unsafe { Self::shard_of(self, 1, self) }?;
+                second.take(len).or_else(|| take_remote(second))
+            }
+        }
+    }
+
+    /// Whether the calling thread may use the fast path.
+    pub(crate) fn has_short_path(&self) -> bool {
+        self.short_path().is_some_and(|shard| !shard.requires_slow_path())
+    }
+
+    /// Caches this pool for the calling thread.
+    pub(crate) fn enter(self: &Arc<Self>) {
+        if position(Arc::as_ptr(self)).is_none() {
+            keep(self.clone());
+        }
+    }
+}
+
+/// The entry of `pool`.
+fn position(pool: *const Core) -> Option<usize> {
+    LAST_USED.with(|recent| recent.iter().position(|entry| ptr::eq(entry.pool.get(), pool)))
+}
+
+/// The calling thread's shard of a pool.
+#[derive(Clone, Copy)]
+pub(crate) struct CachedShard<'a>(&'a OwnShard);
+
+impl CachedShard<'_> {
+    /// A plain idle block for a plain request for `len` bytes, if the shard has one. Its length is yet to be set.
+    #[inline(always)]
+    pub(crate) fn take(self, len: usize) -> Option<Block<Core>> {
+        // SAFETY: the index of every length is below the number of classes of the pool's cache.
+        unsafe { self.0.take_fast(plain_eighths_index(len)) }.map(Block::from_entry)
+    }
+
+    /// Puts `block`, which is open to the shard, if that is free.
+    #[inline(always)]
+    fn put(self, block: Block<Core>) -> Result<(), Block<Core>> {
+        self.0.put_fast(block.into_entry()).map_err(Block::from_entry)
+    }
+}
+
+impl Block<Core> {
+    /// Returns the buffer: by the fast path if the shard that it came from is cached and free, else by
+    /// [`put_slow`](Self::put_slow).
+    #[inline(always)]
+    pub(crate) fn put(self) {
+        let kept = match shard_for(&self, 0) {
+            Some(shard) => shard.put(self),
+            None => put_remote_or_second(self),
+        };
+        if let Err(block) = kept {
+            block.put_slow();
+        }
+    }
+}
+
+/// Puts `block`, which the first cached pool does not keep, if the second one or another thread's shard keeps it.
+#[inline(never)]
+fn put_remote_or_second(block: Block<Core>) -> Result<(), Block<Core>> {
+    match shard_for(&block, 1) {
+        Some(shard) => shard.put(block),
+        None => put_remote(block),
+    }
+}
+
+/// Puts `block`, which another thread took, if its pool is cached and only the return remains to be done: into that thread's
+/// shard. Writes only the header of the block; the next hit needs its cache line anyway.
+fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
+    let owner = Arc::as_ptr(block.owner());
+    let Some(at) = position(owner).filter(|_| block.is_plain()) else { return Err(block) };
+    // SAFETY: (fast-path-I1) the cached pool is alive; it is until the next change of its entry, by this thread.
+    let core = unsafe { &*owner };
+    core.put_remote(block)?;
+    if core.has_waiters() {
+        wake_waiters(core, at);
+    }
+    Ok(())
+}
+
+/// Wakes the head of the wait queue of `core`, which is cached at `at`.
+#[cold]
+fn wake_waiters(core: &Core, at: usize) {
+    // A waker is its user's: it may return a buffer of another pool, which then replaces the entry. If the reference is not here, a
+    // frame further up this stack has it.
+    let _kept = kept_reference(at).map(|core| KeptCore(ManuallyDrop::new(core)));
+    core.wake_waiters();
+}
+
+/// The cached shard that may keep `block` by the fast path.
+#[inline(always)]
+fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
+    let shard = LAST_USED.with(|recent| recent[at].shard.get());
+    let is_open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || is_varied(at));
+    // SAFETY: (fast-path-I1) a block's shard is not `NO_SHARD`, so the entry's pool is alive; it is until the next change of the
+    // entry, by this thread.
+    is_open.then(|| CachedShard(unsafe { &*shard }))
+}
+
+/// Whether large buffers of a cached pool go to the arena, by the slow path (policy-R3). A load.
+#[inline(always)]
+fn is_varied(at: usize) -> bool {
+    let pool = LAST_USED.with(|recent| recent[at].pool.get());
+    // SAFETY: (fast-path-I1) null, or a pool that is alive.
+    unsafe { pool.as_ref() }.is_some_and(Core::is_varied)
+}
+
+/// The pool of a block, which a thread keeps alive until the drop. The reference returns to the cache, also while the thread
+/// unwinds: an entry may rest on it.
+pub(in crate::engine) struct KeptCore(ManuallyDrop<Arc<Core>>);
+
+impl KeptCore {
+    /// Takes the thread's reference to the pool of `block` meanwhile: a nested return (a listener that drops a buffer) finds
+    /// nothing and counts its own reference, as does an exiting thread.
+    pub(in crate::engine) fn of(block: &Block<Core>) -> Self {
+        let core = block.owner();
+        // An entry and its reference agree, but for a frame on the stack: compare.
+        let kept = position(Arc::as_ptr(core)).and_then(kept_reference).filter(|kept| Arc::ptr_eq(kept, core));
+        Self(ManuallyDrop::new(kept.unwrap_or_else(|| core.clone())))
+    }
+}
+
+impl Deref for KeptCore {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.0
+    }
+}
+
+impl Drop for KeptCore {
+    fn drop(&mut self) {
+        // SAFETY: the value ends here, so nothing uses the field again.
+        keep(unsafe { ManuallyDrop::take(&mut self.0) });
+    }
+}
+
+/// Takes the thread's reference behind the entry at `at`.
+fn kept_reference(at: usize) -> Option<Arc<Core>> {
+    KEPT.try_with(|kept| kept.pools[at].take()).ok().flatten()
+}
+
+/// Keeps a reference to `core`, and caches `core`.
+fn keep(core: Arc<Core>) {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    if let Some(at) = position(Arc::as_ptr(&core)) {
+        // Cached already. Outside the access, as below.
+        drop(KEPT.try_with(|kept| kept.pools[at].replace(Some(core))));
+        return;
+    }
+    let Some(shard) = core.short_path().filter(|_| !core.is_forked()) else { return };
+    fork::call_in_children(&REGISTERED, forget_in_child);
+    let (pool, shard) = (Arc::as_ptr(&core), ptr::from_ref(shard));
+    let replaced = KEPT.try_with(|kept| {
+        let at = kept.next.replace((kept.next.get() + 1) % POOLS);
+        // Before the reference that it replaces goes (fast-path-I1).
+        LAST_USED.with(|recent| {
+            recent[at].pool.set(pool);
+            recent[at].shard.set(shard);
+        });
+        kept.pools[at].replace(Some(core))
+    });
+    // Outside the access, because it may end a pool, and the pool's drop may come here. A thread that is ending keeps nothing.
+    drop(replaced);
+}
+
+extern "C" fn forget_in_child() {
+    clear();
+    thread_cache::forget_other_threads();
+}

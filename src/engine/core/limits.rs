@@ -1,0 +1,317 @@
+//! The limits of a pool: `auto`, which a tick sets, and the limit that it shares with other owners.
+//!
+//! The limit `auto` is a share of the memory that the process may use. It changes with a cgroup limit. Free memory changes all the
+//! time, also by what the pool itself holds, so it alone changes no limit.
+//!
+//! A shared limit: what the requests of a pool want, and what it releases for requests of others:
+//!
+//! ```text
+//!   refused by the process's limit ─▶ the other pools release idle memory ─▶ tries again
+//!   head of the queue refused ─▶ its want ─▶ tries again, wakes the others, waits ─▶ served or timed out: no want
+//!   others' wants ─▶ a thread ─┬─▶ the maintenance thread: idle memory is released, step by step
+//!                              └─▶ slow-path flag: a return makes room, if the others come first
+//! ```
+//!
+//! A buffer that is returned and requested again at once is never idle when the maintenance thread checks, so returns make room as
+//! well. What a return released this pool cannot claim before the others are served (`shared_limit::shares`).
+
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::queue::Reason;
+use super::{Block, Core};
+use crate::config::Limit;
+use crate::engine::memory::{PoolView, Refusal, SlowCalls};
+use crate::maintenance_thread::Pace;
+use crate::policy;
+use crate::quota::{Budget, BudgetOwner};
+use crate::shared_limit::{SharedLimitReport, Want};
+use crate::stats::{EvictionReason, SharedLimitStats};
+use pinpool_observe::record::Event;
+use pinpool_os::fork::OfProcess;
+use pinpool_os::host::{HostMemory, LimitOrigin, MemoryGauge};
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::words::Size;
+
+/// Between two readings of the memory of the system, which are kernel files.
+const READ_EVERY_US: u64 = 1_000_000;
+/// Most bytes released for others in one step; other owners release, too, so each step checks what is still lacking.
+const STEP_BYTES: u64 = 64 << 20;
+/// The pause between two attempts of a reserve that waits for room under a shared limit.
+const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
+
+/// Where the limit of a pool comes from, and the memory of the system.
+#[derive(Debug)]
+pub(crate) struct AutoLimit {
+    /// The most that the process may lock, which no limit exceeds.
+    pub(crate) lock_limit_bytes: Option<u64>,
+    /// `None` if the memory of the machine is unknown.
+    gauge: Option<MemoryGauge>,
+    /// The limit of the machine or its cgroup that `auto` was computed from.
+    followed: Mutex<Option<(u64, LimitOrigin)>>,
+    /// Where the gauge reads.
+    root: PathBuf,
+}
+
+/// The last reading of the memory of the system, and where and when it was made. All pools of the process use it.
+static LAST_READING: OfProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = OfProcess::new(Mutex::default);
+
+impl AutoLimit {
+    /// Reads the files below `root`.
+    pub(crate) fn new(root: PathBuf) -> Self {
+        Self { gauge: MemoryGauge::open(&root), root, lock_limit_bytes: None, followed: Mutex::default() }
+    }
+
+    /// `max_bytes` in bytes for pools that hold `held_bytes`, and in words. If it is `auto`, it is followed from now on.
+    pub(crate) fn set(&self, max_bytes: Limit, held_bytes: u64) -> (Option<u64>, String) {
+        let mut followed = self.followed.lock();
+        *followed = None;
+        let (bytes, words) = match max_bytes {
+            Limit::Unlimited => (None, "none".to_owned()),
+            Limit::Bytes(bytes) => (Some(bytes), Size(bytes).to_string()),
+            Limit::Auto => match self.gauge.as_ref().and_then(MemoryGauge::read) {
+                None => (None, "none (the machine's memory is unknown)".to_owned()),
+                Some(memory) => {
+                    let (bytes, words) = share(&memory, held_bytes);
+                    *followed = Some((memory.total_bytes, memory.origin));
+                    (Some(bytes), format!("{} ({words})", Size(bytes)))
+                }
+            },
+        };
+        (self.within_lock_limit(bytes), words)
+    }
+
+    /// The new limit and why, if it is `auto` and the limit of the machine or its cgroup has changed.
+    fn change(&self, now_us: u64, held_bytes: impl FnOnce() -> u64) -> Option<(Option<u64>, String)> {
+        // One thread at a time is enough.
+        let mut followed = self.followed.try_lock()?;
+        let followed = followed.as_mut()?;
+        let memory = self.memory(now_us)?;
+        if (memory.total_bytes, &memory.origin) == (followed.0, &followed.1) {
+            return None;
+        }
+        let (bytes, words) = share(&memory, held_bytes());
+        *followed = (memory.total_bytes, memory.origin);
+        Some((self.within_lock_limit(Some(bytes)), words))
+    }
+
+    /// The memory of the system, as it was at most [`READ_EVERY_US`] ago. Reads files under no lock.
+    pub(super) fn memory(&self, now_us: u64) -> Option<HostMemory> {
+        let last = LAST_READING.get().lock().clone();
+        if let Some((root, read_us, memory)) = last
+            && root == self.root
+            && now_us.wrapping_sub(read_us) < READ_EVERY_US
+        {
+            return Some(memory);
+        }
+        let memory = self.gauge.as_ref()?.read()?;
+        *LAST_READING.get().lock() = Some((self.root.clone(), now_us, memory.clone()));
+        Some(memory)
+    }
+
+    fn within_lock_limit(&self, max_bytes: Option<u64>) -> Option<u64> {
+        self.lock_limit_bytes.into_iter().chain(max_bytes).min()
+    }
+}
+
+/// The share of pools that hold `held_bytes`, which are available to them alone; also in words.
+fn share(memory: &HostMemory, held_bytes: u64) -> (u64, String) {
+    let bytes = policy::default_limit(memory.total_bytes, memory.available_bytes.saturating_add(held_bytes));
+    (bytes, format!("a quarter of {}, {}", Size(memory.total_bytes), memory.origin))
+}
+
+impl Core {
+    /// Changes the limit; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
+    pub(crate) fn set_limit(&self, limit: Limit) {
+        let budget = self.memory().budget();
+        budget.set_auto(limit == Limit::Auto);
+        let (max_bytes, _) = self.limit.set(limit, budget.auto_bytes());
+        self.apply_limit(max_bytes, if limit == Limit::Auto { "auto" } else { "set_max_bytes" });
+    }
+
+    /// Sets the limit again, if it is `auto` and a cgroup limit has changed.
+    pub(super) fn follow_limit(&self, now_us: u64) {
+        if let Some((max_bytes, why)) = self.limit.change(now_us, || self.memory().budget().auto_bytes()) {
+            self.apply_limit(max_bytes, &why);
+        }
+    }
+
+    fn apply_limit(&self, max_bytes: Option<u64>, why: &str) {
+        let before = self.memory().max_bytes();
+        if before == max_bytes {
+            return;
+        }
+        self.memory().set_max_bytes(max_bytes);
+        self.stock.record(Event::MaxBytes { bytes: max_bytes.unwrap_or(u64::MAX) });
+        self.log.limit_changed(before, max_bytes, why);
+        self.complete_copies();
+        self.stock.enforce_limits(self, self.time.coarse_us());
+        self.memory().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));
+        self.notice(Pace::Active);
+        self.room_was_made();
+    }
+}
+
+impl BudgetOwner for Core {
+    fn release_idle(&self, bytes: u64) -> u64 {
+        self.complete_copies();
+        let released_bytes = self.memory().release_idle(bytes, self, self.time.coarse_us());
+        if released_bytes > 0 {
+            self.log.released_for_others(&self.shared_name(), released_bytes);
+        }
+        released_bytes
+    }
+}
+
+impl Core {
+    fn budget(&self) -> &Arc<Budget> {
+        self.memory().budget()
+    }
+
+    fn shared_name(&self) -> String {
+        self.budget().host().map_or_else(|| "(this process)".to_owned(), |host| host.name().to_owned())
+    }
+
+    /// From now on a thread is notified of changes of the shared limit, if there is one.
+    pub(crate) fn watch_shared_limit(self: &Arc<Self>) {
+        let Some(limit) = self.budget().host() else { return };
+        let (log, name) = (self.log.clone(), limit.name().to_owned());
+        let core: Weak<Self> = Arc::downgrade(self);
+        let begun = limit.watch(move |is_wanted, loss| {
+            if let Some(loss) = loss {
+                log.shared_limit_lost(&name, loss);
+            }
+            let Some(core) = core.upgrade() else { return false };
+            core.room_was_made();
+            if is_wanted {
+                core.update_slow_path();
+                core.notice(Pace::Copies);
+            }
+            // Without a thread the next poll continues.
+            core.memory().arena().into_iter().for_each(|arena| arena.shared_limit_has_changed());
+            true
+        });
+        self.log.no_thread(begun);
+    }
+
+    /// The head of the queue was refused for this reason. Returns whether to try again at once: it has just recorded what it
+    /// wants, and nobody was notified of what was released before.
+    pub(super) fn publish_demand(&self, refusal: &Refusal) -> bool {
+        let Some((needed_bytes, shortfall)) = refusal.by_shared_limit() else {
+            // Memory of other owners would not help any more.
+            self.clear_demand();
+            return false;
+        };
+        self.budget().set_want(&self.wanted_of_shared_limit, shortfall, needed_bytes) < shortfall
+    }
+
+    /// No request of this queue wants memory of other owners any more.
+    pub(super) fn clear_demand(&self) {
+        // A load without a shared limit. A request that changes it meanwhile has joined the queue, and ends it.
+        if self.wanted_of_shared_limit.bytes() > 0 {
+            self.budget().set_want(&self.wanted_of_shared_limit, 0, 0);
+        }
+    }
+
+    /// Has the other pools of the process release idle memory for a request that was refused for this reason. Returns whether it
+    /// has room now; or whether it may have, if no such `calls` may be made. A slow call.
+    pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
+        let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
+        shared.is_some_and(|(_, shortfall)| calls == SlowCalls::None || self.budget().ask_others(shortfall))
+    }
+
+    /// Releases idle memory while other owners lack it.
+    pub(super) fn release_to_others(&self) {
+        loop {
+            let lacking_bytes = self.budget().others_lack();
+            if lacking_bytes == 0 || self.release_idle(lacking_bytes.min(STEP_BYTES)) == 0 {
+                break;
+            }
+        }
+        self.update_slow_path();
+    }
+
+    /// Tells the host's limit how much of what is held is idle.
+    pub(super) fn record_idle(&self) {
+        self.budget().host().iter().for_each(|host| host.record_idle(self.memory().idle_bytes(self)));
+    }
+
+    /// Hits and returns take the slow path as long as other owners want memory.
+    pub(super) fn update_slow_path(&self) {
+        let is_wanted = || self.budget().is_wanted();
+        self.slow_path_flag.change(Reason::SharedLimit, is_wanted, |attends| self.stock.idle().set_slow_path(attends));
+    }
+
+    /// A return while other owners want memory: makes room of `block` if they come first. Otherwise returns it. A slow call if it
+    /// makes room.
+    #[inline]
+    pub(super) fn release_for_others(&self, block: Block) -> Option<Block> {
+        if self.slow_path_flag.is_for_shared_limit() { self.release_if_owed(block) } else { Some(block) }
+    }
+
+    #[cold]
+    fn release_if_owed(&self, block: Block) -> Option<Block> {
+        // While another return makes room: that may be enough.
+        let Some(_giving) = self.giving.try_lock() else { return Some(block) };
+        if self.budget().owed_bytes() == 0 {
+            self.update_slow_path();
+            return Some(block);
+        }
+        self.counters.made_room.add(1);
+        let now_us = self.time.coarse_us();
+        self.stock.evict(block, now_us, EvictionReason::Reclaimed);
+        // The block's own region was released with it.
+        let lacking_bytes = self.budget().others_lack();
+        if lacking_bytes > 0 {
+            self.memory().release_idle(lacking_bytes, self, now_us);
+        }
+        self.wake_waiters();
+        self.close_if_unused();
+        None
+    }
+
+    /// How soon to poll again because other owners lack memory: a return that is kept notifies nobody.
+    pub(super) fn pace_of_shared_limit(&self) -> Pace {
+        if self.memory().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
+    }
+
+    /// What `add` pins or claims; while a shared limit refuses it, waits for other owners as a request would.
+    pub(super) fn add_within_shared_limit<R>(&self, mut add: impl FnMut() -> Result<R, Refusal>) -> Result<R, Refusal> {
+        let until = Instant::now() + self.config.longest_wait().min(Duration::from_secs(1 << 30));
+        let want = Want::default();
+        let added = loop {
+            let added = add();
+            // What can never fit is no reason for others to release what they have.
+            let refused = added.as_ref().err().and_then(Refusal::by_shared_limit);
+            let Some((needed_bytes, shortfall)) = refused.filter(|_| Instant::now() < until && !self.is_closed())
+            else {
+                break added;
+            };
+            let is_told = self.budget().set_want(&want, shortfall, needed_bytes) >= shortfall;
+            if !self.budget().ask_others(shortfall) && is_told {
+                std::thread::sleep(RESERVE_PATIENCE);
+            }
+        };
+        if want.bytes() > 0 {
+            self.budget().set_want(&want, 0, 0);
+        }
+        added
+    }
+
+    /// The report of the shared limit.
+    pub(super) fn shared_limit_stats(&self) -> Option<SharedLimitStats> {
+        let SharedLimitReport { name, max_bytes, held_bytes, owners, .. } = self.budget().host()?.report();
+        let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();
+        let others = || owners.iter().filter(|owner| !owner.is_own);
+        Some(SharedLimitStats {
+            owners: owners.len() as u64,
+            own_bytes,
+            others_idle_bytes: others().map(|owner| owner.idle_bytes).fold(0, u64::saturating_add),
+            others_wanted_bytes: others().map(|owner| owner.wanted_bytes).fold(0, u64::saturating_add),
+            name,
+            max_bytes,
+            held_bytes,
+        })
+    }
+}

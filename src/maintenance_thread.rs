@@ -1,0 +1,580 @@
+//! The thread that maintains the pools of a process: `pinpool-maint`.
+//!
+//! ```text
+//!   miss, return with a copy ── does the thread check often enough? ── yes ──▶ done (one load)
+//!                                     └─ no ──▶ wake it, or start it
+//!   thread: [due reminders: wake] ─▶ [each pool: maintain] ─▶ sleep as long as the fastest pace allows ─┐
+//!              ▲────────────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! One thread serves all pools. It starts when a pool first needs it, and ends after the last pool. It checks all pools
+//! at the pace of the pool that needs it most often ([`Pace`]), and sleeps without a timeout while no pool holds memory. A forked
+//! child does not inherit the thread; the first pool that the child creates starts a new one.
+//!
+//! User wakers run before pool maintenance, and pools without a driver before pools with one. A slow call delays what comes after
+//! it. If a call has not returned after one second, the next reminder, or the next pool that finds the thread late, starts a
+//! replacement thread, which skips the object that the call is stuck in. Until then misses and returns of the other pools do
+//! their own maintenance.
+//!
+//! A future that waits for a deadline or a copy uses [`MaintenanceThread::remind`]:
+//!
+//! ```ignore
+//! let reminder = MaintenanceThread::of_process().remind(Some(deadline), Some(Box::new(move || is_over())), cx.waker())?;
+//! ```
+//!
+//! Decides when to check. Knows neither pools nor memory, and holds no lock while it calls out.
+//!
+//! - maint-I1: no wake-up is lost. The thread publishes its pace before it checks a last time what the pools need; a caller changes
+//!   what its pool needs before it reads the pace. Both have a full barrier in between.
+//! - maint-I2: once the process has begun to exit, the thread makes no call.
+#![allow(unsafe_code)] // A handler for the exit of the process.
+
+use std::any::Any;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pinpool_os::fork::OfProcess;
+use pinpool_os::sync::plain::{Condvar, Mutex};
+use pinpool_os::sync::process::{AtomicBool, AtomicU32, Ordering, fence};
+use pinpool_os::threads;
+use pinpool_os::unwind::caught;
+
+/// A thread that has been in one call for this long is replaced.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
+/// The exit of the process waits this long for a call of the thread to return.
+const EXIT_PATIENCE: Duration = Duration::from_millis(200);
+/// Shortest pause between two polls of copies. With the timer slack of Linux it takes up to 0.1 ms.
+const SHORTEST_COPY_PAUSE: Duration = Duration::from_micros(40);
+const LONGEST_COPY_PAUSE: Duration = Duration::from_millis(20);
+
+/// A pool or a reminder, as the thread sees it.
+pub(crate) trait Maintained: Send + Sync {
+    /// Does what is due. May make slow calls.
+    fn maintain(&self);
+
+    /// How soon it must be checked again. Cheap.
+    fn pace(&self) -> Pace;
+
+    /// When it must be checked at the latest. Cheap.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+}
+
+/// How soon a pool must be checked again. Larger is sooner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[repr(u32)]
+pub(crate) enum Pace {
+    /// Nothing is held.
+    #[default]
+    Never,
+    /// All memory is in use, and a return without copies notifies nobody; or none is in use, and idle memory only ages.
+    Quiet,
+    /// Copies are in flight, or some memory is idle and some in use.
+    Active,
+    /// A waker waits for a copy.
+    Copies,
+    /// A request will need a hole that does not exist yet.
+    Hole,
+}
+
+impl Pace {
+    /// Between two rounds, if the thread was last woken at `since`.
+    fn period(self, since: Instant) -> Option<Duration> {
+        match self {
+            Self::Hole => Some(Duration::from_micros(200)),
+            Self::Copies => Some(pause_for_copies(since)),
+            Self::Active => Some(Duration::from_millis(100)),
+            Self::Quiet => Some(Duration::from_secs(1)),
+            Self::Never => None,
+        }
+    }
+}
+
+/// Pause between two polls of copies; the newest copy began at `since`. Longer for a long-running copy.
+pub(crate) fn pause_for_copies(since: Instant) -> Duration {
+    (since.elapsed() / 128).clamp(SHORTEST_COPY_PAUSE, LONGEST_COPY_PAUSE)
+}
+
+/// A pending wake-up of a task. Dropping it cancels the wake-up.
+pub(crate) type Reminder = Arc<dyn Any + Send + Sync>;
+
+/// Returns true once the awaited event has happened.
+pub(crate) type Condition = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// Wakes a task at a deadline or when a condition holds, whichever is earlier.
+struct Reminded {
+    deadline: Option<Instant>,
+    is_over: Option<Condition>,
+    /// `None` once it was woken.
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Reminded {
+    fn is_pending(&self) -> bool {
+        self.waker.lock().is_some()
+    }
+}
+
+impl Maintained for Reminded {
+    fn maintain(&self) {
+        let is_late = || self.deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let is_over = || self.is_over.as_ref().is_some_and(|is_over| is_over());
+        if self.is_pending() && (is_late() || is_over()) {
+            let waker = self.waker.lock().take();
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    fn pace(&self) -> Pace {
+        if self.is_over.is_some() && self.is_pending() { Pace::Copies } else { Pace::Never }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.deadline.filter(|_| self.is_pending())
+    }
+}
+
+/// The thread of the process and what it checks.
+#[derive(Debug, Default)]
+pub(crate) struct MaintenanceThread {
+    /// Its current pace; `Never` also while it does not run.
+    pace: AtomicU32,
+    /// Threads that are calling pools or wakers: the current one, and those that it replaced.
+    calling: AtomicU32,
+    is_exiting: AtomicBool,
+    schedule: Mutex<Schedule>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Schedule {
+    reminders: Vec<Weak<dyn Maintained>>,
+    pools: Vec<Weak<dyn Maintained>>,
+    is_running: bool,
+    /// Number of the current thread; earlier ones end when their call returns.
+    runner: u64,
+    /// The address of the pool or reminder that is being called, and since when.
+    call: Option<(usize, Instant)>,
+    /// Addresses that replaced threads are still calling; they are skipped.
+    stuck: Vec<usize>,
+    /// The thread was woken since it last began a round.
+    is_woken: bool,
+    last_woken: Option<Instant>,
+}
+
+static OF_PROCESS: OfProcess<MaintenanceThread> = OfProcess::new(MaintenanceThread::default);
+
+impl MaintenanceThread {
+    /// The thread of this process. Starts no thread.
+    pub(crate) fn of_process() -> &'static Self {
+        OF_PROCESS.get()
+    }
+
+    /// Maintains `pool` from now on, whenever the pool needs it.
+    pub(crate) fn add(&self, pool: Weak<dyn Maintained>, calls_driver: bool) {
+        let mut schedule = self.schedule.lock();
+        // A driver may be slow, so its pools come last.
+        let at = if calls_driver { schedule.pools.len() } else { 0 };
+        schedule.pools.insert(at, pool);
+        if !schedule.is_running {
+            // A thread that could not be started is tried again.
+            self.pace.store(Pace::Never as u32, Ordering::Relaxed);
+        }
+        drop(schedule);
+        stop_at_exit(calls_driver);
+    }
+
+    /// Stops maintaining the pool at that address; a call in progress continues.
+    pub(crate) fn remove(&'static self, pool: *const ()) {
+        self.schedule.lock().pools.retain(|other| !std::ptr::addr_eq(other.as_ptr(), pool));
+        let _ = self.wake(false);
+    }
+
+    /// A pool now needs to be checked at `pace`. Starts the thread if there is none. [`Pace::Copies`] restarts its back-off, since
+    /// one more copy has begun.
+    ///
+    /// # Errors
+    ///
+    /// No thread could be started. Reported once for each pool that is added.
+    #[inline]
+    pub(crate) fn notice(&'static self, pace: Pace) -> io::Result<()> {
+        // SeqCst: maint-I1.
+        fence(Ordering::SeqCst);
+        // Relaxed: the barrier orders it.
+        let is_as_often = self.pace.load(Ordering::Relaxed) >= pace as u32;
+        if is_as_often && pace != Pace::Copies { Ok(()) } else { self.wake(true) }
+    }
+
+    /// Has the thread check the pools at once. Replaces it if it is stuck in one call, so that one pool does not block the others;
+    /// the replacement skips the called object until the call returns. If there is no thread, starts one only if it `may_start`.
+    ///
+    /// # Errors
+    ///
+    /// No thread could be started.
+    #[cold]
+    pub(crate) fn wake(&'static self, may_start: bool) -> io::Result<()> {
+        let mut schedule = self.schedule.lock();
+        if schedule.is_running {
+            (schedule.is_woken, schedule.last_woken) = (true, Some(Instant::now()));
+            self.changed.notify_one();
+        } else if !may_start {
+            return Ok(());
+        }
+        // Others need not wake a thread that has not begun.
+        self.pace.store(Pace::Hole as u32, Ordering::Relaxed);
+        let stuck = schedule.call.filter(|(_, since)| since.elapsed() >= STUCK_AFTER);
+        if schedule.is_running && stuck.is_none() {
+            return Ok(());
+        }
+        let number = schedule.runner + 1;
+        let run = move || {
+            while let Some((pace, deadline)) = self.check_all(number) {
+                self.sleep(pace, deadline);
+            }
+        };
+        threads::spawn(c"pinpool-maint", run)?;
+        (schedule.runner, schedule.is_running, schedule.call) = (number, true, None);
+        schedule.stuck.extend(stuck.map(|(address, _)| address));
+        Ok(())
+    }
+
+    /// Wakes `waker` once: at `deadline`, or when `is_over`, which is polled at [`Pace::Copies`], returns true.
+    /// Both calls come from the maintenance thread, outside of its locks.
+    ///
+    /// # Errors
+    ///
+    /// No thread could be started.
+    pub(crate) fn remind(
+        &'static self,
+        deadline: Option<Instant>,
+        is_over: Option<Condition>,
+        waker: &Waker,
+    ) -> io::Result<Reminder> {
+        let reminded = Arc::new(Reminded { deadline, is_over, waker: Mutex::new(Some(waker.clone())) });
+        let checked: Weak<Reminded> = Arc::downgrade(&reminded);
+        self.schedule.lock().reminders.push(checked);
+        self.wake(true)?;
+        Ok(reminded)
+    }
+
+    /// Wakes due reminders, then maintains the pools. Returns the pace and the next deadline, or `None` if this thread ends: it was
+    /// replaced, there is nothing to check, or the process exits.
+    fn check_all(&self, number: u64) -> Option<(Pace, Option<Instant>)> {
+        let _entered = self.enter()?;
+        let mut schedule = self.schedule.lock();
+        schedule.reminders.retain(|reminder| reminder.strong_count() > 0);
+        if schedule.pools.is_empty() && schedule.reminders.is_empty() {
+            schedule.is_running = false;
+            self.pace.store(Pace::Never as u32, Ordering::Relaxed);
+            return None;
+        }
+        schedule.is_woken = false;
+        // The last reference to a pool or reminder may be dropped with these.
+        let all: Vec<_> = schedule.reminders.iter().chain(&schedule.pools).filter_map(Weak::upgrade).collect();
+        drop(schedule);
+        if !all.iter().all(|one| self.call(number, &**one)) {
+            return None;
+        }
+        let fastest = || all.iter().map(|one| one.pace()).max().unwrap_or_default();
+        let pace = fastest();
+        // Relaxed: ordered by the barrier (maint-I1).
+        self.pace.store(pace as u32, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        Some((pace.max(fastest()), all.iter().filter_map(|one| one.deadline()).min()))
+    }
+
+    /// Maintains `one`, unless an earlier thread is still in it. A panic is reported by the process's hook and stops nothing else.
+    /// False if this thread was replaced meanwhile.
+    fn call(&self, number: u64, one: &dyn Maintained) -> bool {
+        let address = std::ptr::from_ref(one).addr();
+        let mut schedule = self.schedule.lock();
+        if schedule.stuck.contains(&address) {
+            return true;
+        }
+        schedule.call = Some((address, Instant::now()));
+        drop(schedule);
+        caught(|| one.maintain());
+        let mut schedule = self.schedule.lock();
+        if schedule.runner == number {
+            schedule.call = None;
+            return true;
+        }
+        schedule.stuck.retain(|&other| other != address);
+        false
+    }
+
+    /// Sleeps for one period, or until a reminder is due.
+    fn sleep(&self, pace: Pace, deadline: Option<Instant>) {
+        let (now, schedule) = (Instant::now(), self.schedule.lock());
+        let period = pace.period(schedule.last_woken.unwrap_or(now));
+        if schedule.is_woken {
+            return;
+        }
+        match period.map(|period| now + period).into_iter().chain(deadline).min() {
+            Some(until) => drop(self.changed.wait_until(schedule, until)),
+            None => drop(self.changed.wait(schedule)),
+        }
+    }
+
+    /// A thread of this crate makes calls until the result is dropped; the exit of the process waits for it briefly. `None`: the
+    /// process has begun to exit, and no call may be made (maint-I2).
+    pub(crate) fn enter(&self) -> Option<EnteredCall<'_>> {
+        // SeqCst, with the store and load of `stop`: at least one of the two threads sees the other.
+        self.calling.fetch_add(1, Ordering::SeqCst);
+        let entered = EnteredCall(self);
+        (!self.is_exiting.load(Ordering::SeqCst)).then_some(entered)
+    }
+
+    /// Stops all further calls of the thread. Waits up to [`EXIT_PATIENCE`] for a call in progress.
+    fn stop(&self) {
+        // SeqCst: maint-I2.
+        self.is_exiting.store(true, Ordering::SeqCst);
+        let begun = Instant::now();
+        while self.calling.load(Ordering::SeqCst) > 0 && begun.elapsed() < EXIT_PATIENCE {
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+/// A call that [`MaintenanceThread::enter`] began.
+#[derive(Debug)]
+pub(crate) struct EnteredCall<'thread>(&'thread MaintenanceThread);
+
+impl Drop for EnteredCall<'_> {
+    fn drop(&mut self) {
+        self.0.calling.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Stops the thread before what was set up earlier is torn down at the exit of the process. Handlers run in the opposite
+/// order of their registration, so the first pool that calls a driver, which is loaded by then, registers it again.
+fn stop_at_exit(calls_driver: bool) {
+    static IS_REGISTERED: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
+    extern "C" fn stop() {
+        // A child of `fork` has no such thread.
+        OF_PROCESS.get_if_made().into_iter().for_each(MaintenanceThread::stop);
+    }
+    let is_registered = &IS_REGISTERED[usize::from(calls_driver)];
+    // Relaxed: two registrations do no harm. No `Once`: a child of `fork` would wait for a thread that it does not have.
+    if !is_registered.load(Ordering::Relaxed) {
+        is_registered.store(true, Ordering::Relaxed);
+        // SAFETY: the handler stays loaded as long as the process runs, takes no lock and does not unwind. If it cannot be
+        // registered for lack of memory, the thread runs until the process is gone.
+        #[cfg(not(miri))]
+        unsafe {
+            libc::atexit(stop)
+        };
+        #[cfg(miri)]
+        let _ = stop;
+    }
+}
+
+#[cfg(all(test, not(pinpool_loom), not(miri)))]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct CountingWaker(AtomicUsize);
+
+    impl Wake for CountingWaker {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    impl CountingWaker {
+        fn count(&self) -> usize {
+            self.0.load(Ordering::SeqCst)
+        }
+    }
+
+    fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// A separate record, so that these tests do not share a thread.
+    fn record() -> &'static MaintenanceThread {
+        Box::leak(Box::new(MaintenanceThread::default()))
+    }
+
+    struct FakePool {
+        pace: AtomicU32,
+        looks: AtomicUsize,
+        panics: bool,
+    }
+
+    impl FakePool {
+        fn at(pace: Pace) -> Arc<Self> {
+            Arc::new(Self { pace: AtomicU32::new(pace as u32), looks: AtomicUsize::new(0), panics: false })
+        }
+
+        fn looks(&self) -> usize {
+            self.looks.load(Ordering::SeqCst)
+        }
+    }
+
+    impl Maintained for FakePool {
+        fn maintain(&self) {
+            self.looks.fetch_add(1, Ordering::SeqCst);
+            assert!(!self.panics, "on purpose");
+        }
+
+        fn pace(&self) -> Pace {
+            let pace = self.pace.load(Ordering::SeqCst);
+            [Pace::Hole, Pace::Copies, Pace::Active, Pace::Quiet, Pace::Never]
+                .into_iter()
+                .find(|&one| one as u32 == pace)
+                .unwrap()
+        }
+    }
+
+    fn added(thread: &'static MaintenanceThread, pool: &Arc<FakePool>) {
+        let pool: Weak<FakePool> = Arc::downgrade(pool);
+        thread.add(pool, false);
+    }
+
+    #[test]
+    fn a_reminder_wakes_once_at_its_deadline_or_when_its_condition_holds() {
+        let thread = record();
+        let (late, never, asked) = <[Arc<CountingWaker>; 3]>::default().into();
+        let holds = Arc::new(AtomicBool::new(false));
+        let seen = holds.clone();
+        let condition: Condition = Box::new(move || seen.load(Ordering::SeqCst));
+        let soon = Instant::now() + Duration::from_millis(20);
+        let far = Instant::now() + Duration::from_secs(3600);
+        let _late = thread.remind(Some(soon), None, &late.clone().into()).unwrap();
+        let _never = thread.remind(Some(far), None, &never.clone().into()).unwrap();
+        let _asked = thread.remind(Some(far), Some(condition), &asked.clone().into()).unwrap();
+        wait_until("the deadline", || late.count() == 1);
+        assert!(Instant::now() >= soon, "not before");
+        assert_eq!((asked.count(), never.count()), (0, 0));
+        holds.store(true, Ordering::SeqCst);
+        wait_until("the condition", || asked.count() == 1);
+        thread::sleep(Duration::from_millis(20));
+        assert_eq!((late.count(), never.count(), asked.count()), (1, 0, 1));
+    }
+
+    #[test]
+    fn a_reminder_that_was_dropped_wakes_nobody() {
+        let thread = record();
+        let (dropped, kept) = <[Arc<CountingWaker>; 2]>::default().into();
+        let soon = Instant::now() + Duration::from_millis(30);
+        drop(thread.remind(Some(soon), None, &dropped.clone().into()).unwrap());
+        let _kept = thread.remind(Some(soon), None, &kept.clone().into()).unwrap();
+        wait_until("the deadline", || kept.count() == 1);
+        assert_eq!(dropped.count(), 0);
+    }
+
+    #[test]
+    fn the_thread_looks_as_often_as_its_pools_need_and_sleeps_while_they_need_nothing() {
+        let thread = record();
+        let pool = FakePool::at(Pace::Active);
+        added(thread, &pool);
+        assert!(!thread.schedule.lock().is_running, "nothing was noticed yet");
+        thread.notice(Pace::Quiet).unwrap();
+        wait_until("looks again and again", || pool.looks() >= 3);
+        pool.pace.store(Pace::Never as u32, Ordering::SeqCst);
+        wait_until("sleeps", || thread.pace.load(Ordering::SeqCst) == Pace::Never as u32);
+        let looks = pool.looks();
+        thread::sleep(Duration::from_millis(250));
+        assert_eq!(pool.looks(), looks);
+        // What a miss does.
+        pool.pace.store(Pace::Quiet as u32, Ordering::SeqCst);
+        thread.notice(Pace::Quiet).unwrap();
+        wait_until("woken", || pool.looks() > looks);
+        thread.remove(Arc::as_ptr(&pool).cast());
+        wait_until("ends after the last pool", || !thread.schedule.lock().is_running);
+    }
+
+    #[test]
+    fn a_pool_that_panics_stops_no_other() {
+        let thread = record();
+        let broken = Arc::new(FakePool { panics: true, ..Arc::into_inner(FakePool::at(Pace::Active)).unwrap() });
+        let sound = FakePool::at(Pace::Active);
+        added(thread, &sound);
+        added(thread, &broken);
+        thread.notice(Pace::Active).unwrap();
+        wait_until("both again and again", || broken.looks() >= 2 && sound.looks() >= 2);
+    }
+
+    /// A pool that blocks in its maintenance until released.
+    struct HangingPool(Mutex<bool>, Condvar, AtomicUsize);
+
+    impl Maintained for HangingPool {
+        fn maintain(&self) {
+            self.2.fetch_add(1, Ordering::SeqCst);
+            let mut may_return = self.0.lock();
+            while !*may_return {
+                may_return = self.1.wait(may_return);
+            }
+        }
+
+        fn pace(&self) -> Pace {
+            Pace::Active
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_stuck_in_one_pool_is_replaced_and_that_pool_is_left_out_meanwhile() {
+        let thread = record();
+        let hanging = Arc::new(HangingPool(Mutex::new(false), Condvar::default(), AtomicUsize::new(0)));
+        let pool: Weak<HangingPool> = Arc::downgrade(&hanging);
+        thread.add(pool, false);
+        thread.notice(Pace::Active).unwrap();
+        wait_until("it hangs", || hanging.2.load(Ordering::SeqCst) == 1);
+        let sound = FakePool::at(Pace::Active);
+        added(thread, &sound);
+        let waker = Arc::<CountingWaker>::default();
+        wait_until("a task's reminder starts another thread", || {
+            let _ended = thread.remind(Some(Instant::now()), None, &waker.clone().into()).unwrap();
+            thread::sleep(Duration::from_millis(20));
+            waker.count() > 0 && sound.looks() > 3
+        });
+        assert_eq!(hanging.2.load(Ordering::SeqCst), 1, "left out");
+        *hanging.0.lock() = true;
+        hanging.1.notify_all();
+        wait_until("polled again", || hanging.2.load(Ordering::SeqCst) > 3);
+        assert!(thread.schedule.lock().stuck.is_empty());
+        assert!(thread.calling.load(Ordering::SeqCst) <= 1, "by one thread");
+    }
+
+    #[test]
+    fn no_wake_up_is_lost_while_the_thread_falls_asleep() {
+        let thread = record();
+        let pool = FakePool::at(Pace::Never);
+        added(thread, &pool);
+        for round in 0..500 {
+            let looks = pool.looks();
+            pool.pace.store(Pace::Copies as u32, Ordering::SeqCst);
+            thread.notice(Pace::Copies).unwrap();
+            wait_until("polled", || pool.looks() > looks);
+            pool.pace.store(Pace::Never as u32, Ordering::SeqCst);
+            (0..round % 64).for_each(|_| std::hint::spin_loop());
+        }
+    }
+
+    #[test]
+    fn after_the_exit_has_begun_nothing_is_called() {
+        let thread = record();
+        let pool = FakePool::at(Pace::Active);
+        added(thread, &pool);
+        thread.notice(Pace::Active).unwrap();
+        wait_until("it looks", || pool.looks() > 0);
+        thread.stop();
+        let looks = pool.looks();
+        thread.notice(Pace::Copies).unwrap();
+        thread::sleep(Duration::from_millis(250));
+        assert_eq!(pool.looks(), looks);
+    }
+}

@@ -1,0 +1,613 @@
+//! Limits in bytes: bytes are claimed here before memory is acquired for them.
+//!
+//! ```text
+//!   account ◀─ claims of its requests, from the request until the buffer is idle or released
+//!   pool    ◀─ claims of its regions, or one claim of its arena, which is resized; memory that users pinned
+//!     └─ process (the `auto` pools together) or host (`PINPOOL_LEDGER`)
+//!
+//!   claim(n) ─┬▶ Claim ──▶ the slow call; dropping the claim returns the bytes
+//!             └▶ QuotaExceeded: the level that refused, and its shortfall
+//! ```
+//!
+//! Unpinned memory has a separate budget. Never calls a source and never waits.
+//!
+//! - quota-I1: `used` is the sum of all live claims and of those kept forever. A claim that would raise it over `max` is refused by
+//!   the first level that lacks the room, and claims nothing. So the sum is at most `max`, unless `max` was lowered meanwhile.
+//! - quota-I2: a claim is returned exactly once, by its drop.
+//! - quota-I3: a request that waits for an account misses no return: it joins its queue, passes a fence and claims; a return
+//!   lowers `used`, passes a fence and tells the owner.
+//! - quota-I4: the `auto` pools of a process together hold at most what the limit of one allows: they claim under one lock.
+
+mod process;
+
+use pinpool_os::words::Size;
+use std::sync::{Arc, OnceLock, Weak};
+
+use crate::shared_limit::{SharedLimit, SharedLimitReport, Want};
+use crate::stats::Stats;
+use pinpool_os::lost;
+use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
+pub(crate) use process::Member;
+use process::Process;
+
+/// Who has the requests that wait for a budget, and the idle memory that is claimed under it. Called under no lock.
+pub(crate) trait BudgetOwner: Send + Sync {
+    /// Bytes were returned to an account.
+    fn bytes_returned(&self) {}
+
+    /// Releases idle memory until `bytes` are released or nothing is idle. Returns how much was. A slow call.
+    fn release_idle(&self, _bytes: u64) -> u64 {
+        0
+    }
+}
+
+/// Which limit refused a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// An account's: a partition.
+    Account,
+    Pool,
+    /// The process's or the host's.
+    Shared,
+}
+
+/// A claim was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct QuotaExceeded {
+    pub(crate) level: Level,
+    /// Bytes that would have to be returned there.
+    pub(crate) shortfall: u64,
+    /// Whether it would fit there if nothing else were claimed.
+    pub(crate) could_ever: bool,
+}
+
+/// One limit, and the bytes that are claimed under it.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    level: Level,
+    /// `u64::MAX` without a limit.
+    max_bytes: AtomicU64,
+    used_bytes: AtomicU64,
+    /// Among the pools of the process.
+    member: Member,
+    /// The limit of the host. Claims hold it, so that the pool leaves it with the last of them.
+    host: Option<Weak<SharedLimit>>,
+    owner: OnceLock<Weak<dyn BudgetOwner>>,
+}
+
+/// Bytes of a [`Budget`], returned when this is dropped.
+#[derive(Debug)]
+#[must_use = "dropping a claim returns its bytes"]
+pub(crate) struct Claim {
+    budget: Arc<Budget>,
+    host: Option<Arc<SharedLimit>>,
+    bytes: u64,
+}
+
+impl Budget {
+    pub(crate) fn new(max_bytes: Option<u64>) -> Arc<Self> {
+        Arc::new(Self::with(Level::Pool, max_bytes))
+    }
+
+    fn with(level: Level, max_bytes: Option<u64>) -> Self {
+        let max_bytes = max_bytes.unwrap_or(u64::MAX);
+        Self {
+            level,
+            max_bytes: AtomicU64::new(max_bytes),
+            used_bytes: AtomicU64::new(0),
+            member: Member::default(),
+            host: None,
+            owner: OnceLock::new(),
+        }
+    }
+
+    /// The budget of an account.
+    pub(crate) fn of_account(max_bytes: u64, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
+        Arc::new(Self { owner: OnceLock::from(owner), ..Self::with(Level::Account, Some(max_bytes)) })
+    }
+
+    /// A claim of no bytes under a new budget of a pool; its claims are made in `host` too, if there is one. The pool leaves
+    /// `host` with its last claim.
+    pub(crate) fn of_pool(max_bytes: Option<u64>, member: Member, host: Option<SharedLimit>) -> Claim {
+        let host = host.map(Arc::new);
+        let weak = host.as_ref().map(Arc::downgrade);
+        let budget = Arc::new(Self { member, host: weak, ..Self::with(Level::Pool, max_bytes) });
+        process::add(&budget);
+        Claim { budget, host, bytes: 0 }
+    }
+
+    /// Who serves the requests of this pool. Set once.
+    pub(crate) fn set_owner(&self, owner: Weak<dyn BudgetOwner>) {
+        let _ = self.owner.set(owner);
+    }
+
+    fn owner(&self) -> Option<Arc<dyn BudgetOwner>> {
+        self.owner.get()?.upgrade()
+    }
+
+    /// Whether a pool of this process, or another owner under the limit of the host, has memory.
+    pub(crate) fn has_claims_nearby(&self) -> bool {
+        let on_host = || self.host().is_some_and(|host| host.report().held_bytes > 0);
+        process::has_claims() || on_host()
+    }
+
+    /// Claims `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// A limit has no room for them, here or further out: the first that could never have it, else the first that has none now.
+    pub(crate) fn claim(self: &Arc<Self>, bytes: u64) -> Result<Claim, QuotaExceeded> {
+        let mut claim = self.nothing();
+        claim.resize(bytes)?;
+        Ok(claim)
+    }
+
+    /// A claim of no bytes.
+    pub(crate) fn nothing(self: &Arc<Self>) -> Claim {
+        Claim { budget: self.clone(), host: self.host(), bytes: 0 }
+    }
+
+    /// The limit of the host, if the pool is under one and has not ended.
+    pub(crate) fn host(&self) -> Option<Arc<SharedLimit>> {
+        self.host.as_ref()?.upgrade()
+    }
+
+    /// Whether other pools or processes are under the same limit.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.is_auto() || self.host().is_some()
+    }
+
+    /// Claims `bytes` at each level, or nowhere.
+    fn grow(&self, bytes: u64, host: Option<&SharedLimit>) -> Result<(), QuotaExceeded> {
+        self.in_process(|process| {
+            self.grow_own(bytes)?;
+            if process.claimable_bytes() >= bytes && host.is_none_or(|host| host.claim(bytes)) {
+                return Ok(());
+            }
+            // Relaxed, as in `grow_own`.
+            self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            Err(self.shared_is_full(bytes))
+        })
+    }
+
+    fn grow_own(&self, bytes: u64) -> Result<(), QuotaExceeded> {
+        // Relaxed: the count guards no other memory; the compare-exchange alone upholds quota-I1.
+        let max_bytes = self.max_bytes.load(Ordering::Relaxed);
+        let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= max_bytes);
+        let grown = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        // A sum that overflows is missing something, even without a limit.
+        let missing_bytes = |used: u64| used.saturating_add(bytes).saturating_sub(max_bytes).max(1);
+        grown.map(drop).map_err(|used| self.never(bytes).unwrap_or_else(|| self.full(missing_bytes(used))))
+    }
+
+    fn release(&self, bytes: u64) {
+        // Relaxed, as in `grow_own`.
+        self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        match self.level {
+            Level::Account => {
+                fence(Ordering::SeqCst);
+                self.owner().iter().for_each(|owner| owner.bytes_returned());
+            }
+            // Under locks of the pool: a thread wakes the requests of other pools.
+            _ if self.is_auto() && self.is_wanted() => process::wake_thread(),
+            _ => {}
+        }
+    }
+
+    /// Why `bytes` can never be claimed: the first limit that is lower.
+    pub(crate) fn never(&self, bytes: u64) -> Option<QuotaExceeded> {
+        let over_bytes = bytes.saturating_sub(self.limit());
+        let here = (over_bytes > 0).then_some(QuotaExceeded { could_ever: false, ..self.full(over_bytes) });
+        here.or_else(|| Some(self.shared_is_full(bytes)).filter(|over| !over.could_ever))
+    }
+
+    /// Whether `bytes` could be claimed if nothing else were.
+    pub(crate) fn could_hold(&self, bytes: u64) -> bool {
+        self.never(bytes).is_none()
+    }
+
+    /// Which level has no room for `bytes` now.
+    pub(crate) fn lacking(&self, bytes: u64) -> QuotaExceeded {
+        let shared = self.lacking_shared(bytes).filter(|_| bytes <= self.own_room_bytes());
+        shared.unwrap_or_else(|| self.full(bytes.saturating_sub(self.own_room_bytes())))
+    }
+
+    /// Whether the shared limit has no room for `bytes`.
+    pub(crate) fn lacking_shared(&self, bytes: u64) -> Option<QuotaExceeded> {
+        (self.shared_room_for(bytes) < bytes).then(|| self.shared_is_full(bytes))
+    }
+
+    /// The most that one claim could have.
+    pub(crate) fn highest_claim_bytes(&self) -> u64 {
+        self.limit().min(self.host().map_or(u64::MAX, |host| host.max_bytes()))
+    }
+
+    /// This budget has no room now.
+    pub(crate) fn full(&self, shortfall: u64) -> QuotaExceeded {
+        QuotaExceeded { level: self.level, shortfall, could_ever: true }
+    }
+
+    /// The shared limit has no room for `bytes`.
+    fn shared_is_full(&self, bytes: u64) -> QuotaExceeded {
+        QuotaExceeded { level: Level::Shared, shortfall: bytes, could_ever: bytes <= self.highest_claim_bytes() }
+    }
+
+    fn limit(&self) -> u64 {
+        // Relaxed, here and below: a snapshot.
+        self.max_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What may still be claimed, where at least `wanted_bytes` are of use.
+    pub(crate) fn room_for(&self, wanted_bytes: u64) -> u64 {
+        self.own_room_bytes().min(self.shared_room_for(wanted_bytes))
+    }
+
+    /// What may still be claimed, the shared limit aside.
+    pub(crate) fn own_room_bytes(&self) -> u64 {
+        self.limit().saturating_sub(self.used_bytes())
+    }
+
+    /// Bytes claimed beyond the limit, since it was lowered.
+    pub(crate) fn over_bytes(&self) -> u64 {
+        self.used_bytes().saturating_sub(self.limit())
+    }
+
+    /// Sets the limit. What is claimed above a lower one stays claimed until it is returned.
+    pub(crate) fn set_max_bytes(&self, max_bytes: Option<u64>) {
+        // Relaxed: a claim that is made at the same time comes before or after.
+        self.max_bytes.store(max_bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// All bytes that are claimed.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Sets the limit.
+    pub(crate) fn fill(&self, stats: &mut Stats) {
+        stats.limits.max_bytes = self.max_bytes();
+    }
+
+    /// `None` without a limit.
+    pub(crate) fn max_bytes(&self) -> Option<u64> {
+        unless_max(self.limit())
+    }
+
+    /// Queries the host's limit, else the process's.
+    fn shared(&self, host: impl FnOnce(&SharedLimit) -> u64, process: impl FnOnce(&Process) -> u64) -> u64 {
+        self.host().map_or_else(|| self.in_process(process), |shared| host(&shared))
+    }
+
+    fn shared_room_for(&self, bytes: u64) -> u64 {
+        self.shared(|host| host.room_for(bytes), Process::claimable_bytes)
+    }
+
+    /// A request or reserve of this pool that needs `needed_bytes` wants `bytes` of the shared limit from now on. Tells the other
+    /// owners if that is more than before. Returns what it wanted before; `bytes` without a shared limit.
+    pub(crate) fn set_want(&self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
+        match self.host() {
+            Some(host) => host.set_want(want, bytes, needed_bytes),
+            None if self.is_auto() || want.bytes() > 0 => self.set_want_in_process(want, bytes),
+            None => bytes,
+        }
+    }
+
+    /// Whether other owners want memory.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.shared(|host| host.is_wanted().into(), |process| process.wanted_bytes) > 0
+    }
+
+    /// What other owners want and the shared limit has no room for.
+    pub(crate) fn others_lack(&self) -> u64 {
+        self.shared(SharedLimit::others_lack, Process::lacking_bytes)
+    }
+
+    /// What a returned buffer must make room for, because other owners lack it and come first; else 0.
+    pub(crate) fn owed_bytes(&self) -> u64 {
+        self.shared(SharedLimit::owed_bytes, Process::lacking_bytes)
+    }
+
+    /// Why the shared limit has no room for `needed_bytes`, and what helps.
+    pub(crate) fn shared_in_words(&self, needed_bytes: u64) -> (String, &'static str) {
+        let is_too_large = needed_bytes > self.highest_claim_bytes();
+        let Some(host) = self.host() else {
+            let remedy = if is_too_large {
+                "request less, or set PINPOOL_MAX_BYTES to a size"
+            } else {
+                "return buffers in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size, which applies \
+                 to each pool"
+            };
+            return (self.process_in_words(), remedy);
+        };
+        if let Some(loss) = host.loss() {
+            let found = format!("PINPOOL_LEDGER={}: {loss}, so this pool can no longer grow", host.name());
+            return (found, "return buffers to this pool, or restart all processes that share the limit");
+        }
+        let report = host.report();
+        let SharedLimitReport { name, max_bytes, held_bytes, .. } = &report;
+        let (max_bytes, others) = (max_bytes.unwrap_or(u64::MAX), report.others_in_words());
+        let found = format!(
+            "exceeds the shared limit {name} of {}; {} are held ({others})",
+            Size(max_bytes),
+            Size(*held_bytes)
+        );
+        let remedy = if is_too_large {
+            "request less, or restart all its processes with a larger PINPOOL_MAX_BYTES"
+        } else {
+            "return buffers in these processes, wait longer (PINPOOL_WAIT), or restart them with a larger PINPOOL_MAX_BYTES"
+        };
+        (found, remedy)
+    }
+}
+
+/// A limit; `u64::MAX` means none.
+fn unless_max(max_bytes: u64) -> Option<u64> {
+    Some(max_bytes).filter(|&max_bytes| max_bytes != u64::MAX)
+}
+
+impl Claim {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Claims `bytes` in place of what was claimed. Less is never refused.
+    ///
+    /// # Errors
+    ///
+    /// As [`Budget::claim`]; then nothing changes.
+    pub(crate) fn resize(&mut self, bytes: u64) -> Result<(), QuotaExceeded> {
+        match bytes.checked_sub(self.bytes) {
+            // Refused by no limit, also by one that was lowered.
+            Some(0) => {}
+            Some(more) => self.budget.grow(more, self.host.as_deref())?,
+            None => self.release(self.bytes - bytes),
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    fn release(&self, bytes: u64) {
+        self.budget.release(bytes);
+        self.host.iter().for_each(|host| host.release(bytes));
+    }
+
+    /// The budget under which it is made.
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
+    /// Counts the bytes as claimed until the process ends: their memory could not be released.
+    pub(crate) fn keep_forever(self) {
+        // The pool may end before the process does, and the shared limit continues to count them.
+        if self.bytes > 0 {
+            lost::keep(self);
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // A claim that was refused tells nobody.
+        if self.bytes > 0 {
+            self.release(self.bytes);
+        }
+    }
+}
+
+#[cfg(all(test, not(pinpool_loom)))]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    #[test]
+    fn a_claim_over_the_limit_is_refused_and_claims_nothing() {
+        let budget = Budget::new(Some(100));
+        let first = budget.claim(60).unwrap();
+        assert!(budget.claim(41).is_err());
+        let second = budget.claim(40).unwrap();
+        assert_eq!(budget.used_bytes(), 100);
+        drop(first);
+        second.keep_forever();
+        assert_eq!(budget.used_bytes(), 40);
+    }
+
+    #[test]
+    fn a_limit_that_is_lowered_refuses_until_enough_came_back() {
+        let budget = Budget::new(None);
+        let held = budget.claim(60).unwrap();
+        budget.set_max_bytes(Some(50));
+        assert!(budget.claim(1).is_err() && budget.claim(0).is_ok(), "nothing fits everywhere");
+        assert_eq!((budget.used_bytes(), budget.max_bytes(), budget.over_bytes()), (60, Some(50), 10));
+        drop(held);
+        assert!(budget.claim(51).is_err());
+        assert!(budget.claim(50).is_ok());
+    }
+
+    #[derive(Default)]
+    struct Counting(AtomicUsize);
+
+    impl BudgetOwner for Counting {
+        fn bytes_returned(&self) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_the_level_and_what_is_missing_there_and_a_return_tells_the_watcher() {
+        let told = Arc::new(Counting::default());
+        let watcher: Weak<Counting> = Arc::downgrade(&told);
+        let (pool, account) = (Budget::new(Some(100)), Budget::of_account(50, watcher));
+        let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
+        let held = account.claim(30).unwrap();
+        let expected = |level, shortfall, could_ever| QuotaExceeded { level, shortfall, could_ever };
+        assert_eq!(over(&account, 25), expected(Level::Account, 5, true));
+        assert_eq!(over(&account, 51), expected(Level::Account, 1, false));
+        assert_eq!(over(&pool, 101), expected(Level::Pool, 1, false));
+        let told = || told.0.load(std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(told(), 0, "a claim that was refused tells nobody");
+        drop(held);
+        assert_eq!(told(), 1);
+    }
+
+    #[test]
+    fn a_claim_is_resized_as_a_whole_or_not_at_all() {
+        let pool = Budget::new(Some(100));
+        let (mut first, mut second) = (pool.nothing(), pool.nothing());
+        first.resize(60).unwrap();
+        second.resize(40).unwrap();
+        assert_eq!(second.resize(41).unwrap_err().shortfall, 1);
+        assert_eq!((first.bytes(), second.bytes(), pool.used_bytes()), (60, 40, 100));
+        first.resize(50).unwrap();
+        second.resize(50).unwrap();
+        pool.set_max_bytes(Some(10));
+        assert_eq!(pool.over_bytes(), 90);
+        second.resize(50).unwrap();
+        second.resize(30).unwrap();
+        assert!(second.resize(31).is_err(), "above a lowered limit nothing grows");
+        drop(first);
+        drop(second);
+        assert_eq!(pool.used_bytes(), 0);
+    }
+
+    /// An `auto` pool with a limit of `max_bytes` below a root that nothing else has.
+    fn automatic(root: &str, max_bytes: u64) -> Claim {
+        Budget::of_pool(Some(max_bytes), Member::new(root.into(), None, true), None)
+    }
+
+    #[test]
+    fn the_auto_pools_of_a_process_share_one_limit() {
+        let (mut pool, other) = (automatic("unit-shared", 100), automatic("unit-shared", 100));
+        pool.resize(70).unwrap();
+        let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
+        let expected = |level, shortfall, could_ever| QuotaExceeded { level, shortfall, could_ever };
+        assert_eq!(over(other.budget(), 31), expected(Level::Shared, 31, true));
+        assert_eq!(over(other.budget(), 101), expected(Level::Pool, 1, false));
+        assert_eq!((other.budget().used_bytes(), pool.budget().used_bytes()), (0, 70));
+        assert_eq!(over(pool.budget(), 31), expected(Level::Pool, 1, true), "its own limit refuses first");
+        let claim = other.budget().claim(30).unwrap();
+        assert_eq!((other.budget().own_room_bytes(), other.budget().room_for(1)), (70, 0));
+        assert_eq!(pool.resize(75).unwrap_err(), expected(Level::Shared, 5, true));
+        assert_eq!((pool.bytes(), pool.budget().used_bytes(), pool.budget().auto_bytes()), (70, 70, 100));
+        drop(claim);
+        assert_eq!(other.budget().room_for(10), 30);
+
+        // A pool's own limit does not apply to other pools, and the memory it holds is not counted as theirs.
+        pool.budget().set_auto(false);
+        assert_eq!((other.budget().room_for(1), pool.budget().is_shared()), (100, false));
+        let claim = other.budget().claim(100).unwrap();
+        pool.resize(80).unwrap();
+        pool.budget().set_auto(true);
+        assert_eq!((pool.budget().auto_bytes(), over(pool.budget(), 1).level), (180, Level::Shared));
+        drop(claim);
+        assert!(pool.budget().claim(20).is_ok());
+        drop(pool);
+        assert_eq!(other.budget().auto_bytes(), 0);
+    }
+
+    #[test]
+    fn the_level_that_lacks_room_is_named() {
+        let (pool, mut other) = (automatic("unit-lacking", 80), automatic("unit-lacking", 80));
+        let budget = pool.budget();
+        assert_eq!((budget.highest_claim_bytes(), budget.lacking(81).shortfall), (80, 1));
+        assert_eq!((budget.never(81).map(|over| over.level), budget.never(80)), (Some(Level::Pool), None));
+        other.resize(50).unwrap();
+        assert_eq!((budget.lacking(81).level, budget.lacking(31).level), (Level::Pool, Level::Shared));
+        assert_eq!((budget.lacking_shared(30), budget.lacking_shared(31).map(|over| over.shortfall)), (None, Some(31)));
+    }
+
+    #[test]
+    fn bytes_that_are_kept_forever_count_for_the_other_pools_of_the_process() {
+        let (pool, other) = (automatic("unit-kept", 100), automatic("unit-kept", 100));
+        let quota = pool.budget().clone();
+        quota.nothing().keep_forever();
+        quota.claim(30).unwrap().keep_forever();
+        drop(pool);
+        assert_eq!((quota.used_bytes(), other.budget().room_for(100)), (30, 70));
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))] // Shared memory.
+    #[test]
+    fn a_pool_leaves_the_limit_of_the_host_with_its_last_claim() {
+        let name = format!("unit-{}-outlives", std::process::id());
+        let shared = SharedLimit::attach(&name, None, 100).unwrap();
+        let pool = Budget::of_pool(None, Member::default(), Some(shared));
+        let quota = pool.budget().clone();
+        let claim = quota.claim(30).unwrap();
+        assert_eq!(quota.claim(71).map(drop).unwrap_err().level, Level::Shared);
+        assert!(quota.never(101).is_some_and(|over| !over.could_ever) && quota.never(100).is_none());
+        drop(pool);
+        assert_eq!(crate::shared_limit::report(&name).unwrap().unwrap().held_bytes, 30);
+        drop(claim);
+        assert!(crate::shared_limit::report(&name).unwrap().is_none() && !quota.is_shared());
+    }
+
+    #[test]
+    fn sums_that_overflow_are_refused() {
+        let quota = Budget::new(None);
+        let _held = quota.claim(u64::MAX - 1).unwrap();
+        assert!(quota.claim(2).is_err());
+        assert_eq!(quota.max_bytes(), None);
+    }
+}
+
+#[cfg(all(test, pinpool_loom))]
+mod models {
+    use super::*;
+
+    #[test]
+    fn two_claims_never_exceed_the_limit_together() {
+        loom::model(|| {
+            let quota = Budget::new(Some(3));
+            let other = quota.clone();
+            let thread = loom::thread::spawn(move || other.claim(2).is_ok());
+            let claimed = quota.claim(2);
+            assert!(quota.used_bytes() <= 3);
+            let mine = claimed.is_ok();
+            drop(claimed);
+            let theirs = thread.join().unwrap();
+            assert!(mine || theirs, "a refusal needs another claim");
+            assert_eq!(quota.used_bytes(), 0);
+        });
+    }
+
+    /// A queue of one request.
+    #[derive(Default)]
+    struct Queue {
+        is_waiting: loom::sync::atomic::AtomicBool,
+        is_told: loom::sync::Mutex<bool>,
+        told: loom::sync::Condvar,
+    }
+
+    impl BudgetOwner for Queue {
+        fn bytes_returned(&self) {
+            if self.is_waiting.load(Ordering::Relaxed) {
+                *self.is_told.lock().unwrap() = true;
+                self.told.notify_one();
+            }
+        }
+    }
+
+    /// Fails without either fence: loom reports a request that nobody wakes as a deadlock.
+    #[test]
+    fn loom_a_request_that_waits_is_told_of_the_return_that_makes_its_room() {
+        loom::model(|| {
+            let queue = Arc::new(Queue::default());
+            let watcher: Weak<Queue> = Arc::downgrade(&queue);
+            let budget = Budget::of_account(3, watcher);
+            let held = budget.claim(2).unwrap();
+            let returning = loom::thread::spawn(move || drop(held));
+            queue.is_waiting.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            while budget.claim(2).map(|claim| assert_eq!(claim.bytes(), 2)).is_err() {
+                let mut is_told = queue.is_told.lock().unwrap();
+                while !*is_told {
+                    is_told = queue.told.wait(is_told).unwrap();
+                }
+                *is_told = false;
+            }
+            returning.join().unwrap();
+            assert_eq!(budget.used_bytes(), 0);
+        });
+    }
+}

@@ -1,0 +1,60 @@
+//! What the tools, benches and tests of this repository need beyond the public interface. No promise: it changes without notice.
+
+/// The arena: where a buffer is placed in memory, and what is released. Numbers in, plans out.
+pub mod arena {
+    pub use crate::arena::*;
+}
+/// All backends, including those that a setting chooses, and the trial of one.
+pub mod backend {
+    pub use crate::backend::*;
+}
+/// The variables with their texts.
+pub mod config {
+    pub use crate::config::*;
+}
+/// Which process holds how much under a shared limit.
+pub mod shared_limit {
+    pub use crate::shared_limit::*;
+}
+pub mod short_path;
+
+pub use crate::diag::{CheckReport, LogSampler};
+pub use crate::engine::ManualClock;
+pub use crate::engine::cache::thread_cache;
+pub use crate::finding::{Finding, Level};
+pub use crate::policy::{Check, Window};
+pub use crate::size_class::Rounding;
+pub use crate::stats::{Kind, Statistic, Unit, Value};
+
+use crate::pool::Pool;
+
+/// What the judge sees of the pool now.
+pub fn snapshot(pool: &Pool) -> pinpool_observe::judge::Snapshot {
+    pool.core().snapshot()
+}
+
+/// The value that the variable `name` would have in a pool with the settings of `pool`.
+pub fn setting(pool: &Pool, name: &str) -> String {
+    pool.config().value_of(name)
+}
+
+/// TensorFlow's counters since the last raise or clear.
+pub fn window(pool: &Pool) -> Window {
+    pool.core().window()
+}
+
+/// Bytes of these addresses in huge pages, by the text of an smaps file: those set aside, and transparent ones.
+pub fn huge_bytes(smaps: &str, addresses: &std::ops::Range<usize>) -> [u64; 2] {
+    crate::backend::huge_bytes_in(smaps, addresses)
+}
+
+/// Completes copies and does what is due by the pool's clock, as its maintenance thread does when it wakes. Prepares no memory.
+pub fn look(pool: &Pool) {
+    pool.core().check();
+}
+
+/// Moves a few granules to where a request will want them, as the maintenance thread does while nothing is due (`policy-R13`).
+/// Returns whether there were any to move.
+pub fn prepare_step(pool: &Pool) -> bool {
+    pool.core().prepare_step()
+}
