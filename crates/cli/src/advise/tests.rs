@@ -310,7 +310,7 @@ fn memory_that_is_pinned_again_for_each_evaluation_gets_a_reserve() {
     let pins = (1..9).map(|n| Record { time_ns: 0, thread: 200, pool: 0, event: pin(2 * n * MIB) });
     recording.records.splice(0..0, pins);
     let workload = Workload::of(&recording).unwrap();
-    let better = super::search(&workload, &[], 0.1, &ProgressBar::hidden()).unwrap().advised.unwrap();
+    let better = super::search(&workload, &[], &ProgressBar::hidden()).unwrap().advised.unwrap();
     assert!(better.settings.iter().any(|(name, _)| *name == "PINPOOL_RESERVE"), "{better:?}");
     assert_eq!(better.cost.outcome.page_locks, 1, "{better:?}");
 }

@@ -41,6 +41,7 @@ pub(super) struct Window<'a> {
     most_held_bytes: u64,
     /// Mean bytes of the buffers in use at the beginning.
     mean_before_bytes: u64,
+    others_before_bytes: Option<u64>,
     lost: Lost,
 }
 
@@ -64,7 +65,8 @@ impl<'a> Window<'a> {
         let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = of;
         let lost = Lost { of_us, waiting_ns, pinning_ns, moving_ns };
         let (held_before_bytes, mean_before_bytes) = (before.held_bytes, mean_bytes(before));
-        Self { held_before_bytes, most_held_bytes, mean_before_bytes, lost, of, now }
+        let others_before_bytes = before.others_bytes;
+        Self { held_before_bytes, most_held_bytes, mean_before_bytes, others_before_bytes, lost, of, now }
     }
 
     /// Whether the window pinned and unpinned as much as was held at either end.
@@ -176,7 +178,7 @@ impl<'a> Window<'a> {
             _ => format!("{short_gets} of {gets} requests waited"),
         };
         let Some(limit) = now.limit.as_deref().filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
-        if let Some(others_bytes) = now.others_bytes.filter(|_| self.is_of_others()) {
+        if let Some(others_bytes) = self.missing_at_others() {
             let (own, others) = (Size(now.held_bytes), Size(others_bytes));
             let found = format!("{short}: this pool holds {own} of the shared limit, other processes {others}");
             let cure =
@@ -248,12 +250,11 @@ impl<'a> Window<'a> {
         format!("{}.{}", tenths / 10, tenths % 10)
     }
 
-    /// Whether other processes hold the missing memory: this pool's own limit has room.
-    fn is_of_others(&self) -> bool {
+    /// What other processes hold of the missing memory: this pool's own limit has room. They may have ended since.
+    fn missing_at_others(&self) -> Option<u64> {
         let Snapshot { needed_bytes, max_bytes, others_bytes, .. } = self.now;
-        *needed_bytes > 0
-            && others_bytes.is_some_and(|bytes| bytes > 0)
-            && max_bytes.is_none_or(|own| *needed_bytes <= own)
+        let is_theirs = *needed_bytes > 0 && max_bytes.is_none_or(|own| *needed_bytes <= own);
+        (*others_bytes).max(self.others_before_bytes).filter(|&bytes| bytes > 0 && is_theirs)
     }
 
     fn refused(&self, short: String) -> Judgement {
