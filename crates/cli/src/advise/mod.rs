@@ -35,7 +35,8 @@ use pinpool_cli::terminal::{Terminal, Verbosity};
 /// waiting. A recording is replayed as its threads would continue, starting from its own settings; a trace of requests alone from the
 /// defaults, without a limit. It tries PINPOOL_IDLE_TIMEOUT=none and a PINPOOL_RESERVE, unless --set fixes them, then bisects
 /// PINPOOL_MAX_BYTES. If nothing costs less, it says to keep what you have, and why. Exits with 1 if the trace is truncated, cannot be
-/// replayed faithfully, or shows a leak. With --try it shows the costs of the named settings instead, a column each.
+/// replayed faithfully, or shows a leak or another cause that no setting removes. With --try it shows the costs of the named settings
+/// instead, a column each.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool advise t.gz
   export PINPOOL_RESERVE=536870912
@@ -62,6 +63,8 @@ pub(crate) struct AdviseArgs {
     json: bool,
 }
 
+/// Causes outside the pool: a replay does not show them.
+const BEYOND_SETTINGS: [Cause; 4] = [Cause::Leak, Cause::StuckCopy, Cause::OtherProcess, Cause::MemoryRefused];
 /// Why no limit is advised, or nothing at all.
 const GROWS: &str = "use grows until the end, and a longer run would outgrow any limit that this one needs";
 const NO_GAIN: &str = "no idle timeout or reserve gains a tenth of the time lost, and no limit a tenth of the memory, at no cost of the other";
@@ -155,8 +158,8 @@ fn open(path: &Path, pool: Option<&str>, messages: &mut Vec<String>) -> Result<W
 /// If no setting helps the program, or its recording cannot be replayed faithfully.
 fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBar) -> Result<Advice, Box<dyn Error>> {
     let of_cause = |cause| workload.judged().iter().find(|judged| judged.judgement.cause == cause);
-    if let Some(PoolJudgement { name, judgement, .. }) = of_cause(Cause::Leak) {
-        return Err(format!("no limit helps {name}: {judgement}").into());
+    if let Some(PoolJudgement { name, judgement, .. }) = BEYOND_SETTINGS.into_iter().find_map(of_cause) {
+        return Err(format!("no setting of {name} helps: {judgement}").into());
     }
     if let Some(PoolJudgement { judgement, .. }) = of_cause(Cause::LimitTooSmall)
         && workload.failed_gets() > 0
