@@ -147,20 +147,6 @@ fn under_tensorflow_only_cuda_is_tried_of_the_driver() {
 }
 
 #[test]
-fn where_registering_is_refused_auto_ends_at_cuda() {
-    let double = MockDriver::load();
-    double.fail_from("cuMemCreate", 1, NOT_SUPPORTED);
-    double.fail_from("cuMemHostRegister_v2", 1, NOT_SUPPORTED);
-    for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let Taken { backend, warnings, .. } = taken(auto().preset(preset));
-        assert_eq!((backend, warnings), ("cuda", Vec::new()), "{preset:?}");
-    }
-    let pool = auto().build().unwrap();
-    drop(pool.get(3 << 20).unwrap());
-    assert_eq!(pool.stats().backend, "cuda");
-}
-
-#[test]
 fn a_trial_leaves_nothing_and_makes_a_context_only_for_a_copy() {
     alone(|| {
         let double = MockDriver::load();
