@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use pinpool_observe::judge::shortage::Refused;
+use pinpool_observe::diagnosis::shortage::Refused;
 use pinpool_os::words::{Size, Time};
 
 /// Result of the fallible calls of this crate.
@@ -374,7 +374,7 @@ impl SourceError {
 
 #[cfg(test)]
 mod tests {
-    use pinpool_observe::judge::shortage::Level;
+    use pinpool_observe::diagnosis::shortage::Level;
 
     use super::*;
 
