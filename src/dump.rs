@@ -6,7 +6,7 @@
 //!     12.0MiB TAG (...)                       the largest holders
 //!     3.0MiB in N more buffers
 //!   held, limit, driver, system
-//!   likely cause, and what to do              pinpool_observe::judge::shortage
+//!   likely cause, and what to do              pinpool_observe::diagnosis::shortage
 //! ```
 //!
 //! Numbers in, text out. Reads and locks nothing.
@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use crate::error::UsageReport;
 
-pub(crate) use pinpool_observe::judge::shortage::{Host, Level as RefusedBy, Refused};
-use pinpool_observe::judge::shortage::{Shortage, likely_cause};
-use pinpool_observe::judge::{AGED, Holder, Judgement, LikelyCause};
+pub(crate) use pinpool_observe::diagnosis::shortage::{Host, Level as RefusedBy, Refused};
+use pinpool_observe::diagnosis::shortage::{Shortage, likely_cause};
+use pinpool_observe::diagnosis::{AGED, Holder, LikelyCause, WindowDiagnosis};
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::words::{Size, Time};
 
@@ -106,8 +106,8 @@ pub struct Dump {
     pub(crate) request: Option<Request>,
     /// The limit to raise for more.
     pub(crate) limit: &'static str,
-    /// What the pool's judge saw last.
-    pub(crate) judged: Option<Judgement>,
+    /// The pool's last diagnosis.
+    pub(crate) diagnosis: Option<WindowDiagnosis>,
 }
 
 impl Dump {
@@ -142,7 +142,7 @@ impl Dump {
             max_bytes: max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE"),
             own_max_bytes: max_bytes,
             holders: &holders,
-            judged: self.judged.as_ref(),
+            diagnosis: self.diagnosis.as_ref(),
         })
     }
 }
@@ -231,7 +231,7 @@ mod tests {
             host: None,
             request: Some(Request { asked_bytes: 5000, tag, is_reserve: false, refused }),
             limit: "PINPOOL_MAX_BYTES",
-            judged: None,
+            diagnosis: None,
         };
         let text = dump.to_string();
         let lines: Vec<_> = text.lines().collect();

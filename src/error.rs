@@ -7,7 +7,7 @@
 use std::time::Duration;
 use std::{fmt, io};
 
-use pinpool_observe::judge::shortage::Refused;
+use pinpool_observe::diagnosis::shortage::Refused;
 use pinpool_os::words::{Size, Time};
 
 /// Result of the fallible calls of this crate.
@@ -351,7 +351,7 @@ impl SourceError {
 
 #[cfg(test)]
 mod tests {
-    use pinpool_observe::judge::shortage::Level;
+    use pinpool_observe::diagnosis::shortage::Level;
 
     use super::*;
 

@@ -8,7 +8,7 @@ use std::io;
 use std::path::{self, Path};
 use std::time::Duration;
 
-use pinpool_observe::judge::Judgement;
+use pinpool_observe::diagnosis::WindowDiagnosis;
 use pinpool_os::words::{Size, Time};
 use pinpool_shm::shared_limit::Loss;
 
@@ -129,10 +129,10 @@ lines! {
     Warn(shortage) out_of_memory(dump: &Dump) "{dump}";
 
     /// The diagnosis changed; evaluated every 10 s. To do: nothing.
-    Info(diagnosis) diagnosed(judgement: &Judgement) "diagnosis: {judgement}";
+    Info(diagnosis) diagnosed(found: &WindowDiagnosis) "diagnosis: {found}";
 
     /// Something costs time, with the seconds lost. To do: what the line says; for a `leak`, find who holds the tag's buffers.
-    Warn(diagnosis) alarmed(judgement: &Judgement) "diagnosis: {judgement}";
+    Warn(diagnosis) alarmed(found: &WindowDiagnosis) "diagnosis: {found}";
 
     /// The rest is pinned while the program runs. To do: nothing.
     Info(reserve) reserve_begun(pinned: u64 as Size, of: u64 as Size)

@@ -13,7 +13,7 @@ use super::*;
 use crate::dump::{Dump, Refused, RefusedBy, Request};
 use crate::error::{Error, ErrorKind, UsageReport};
 use crate::stats::Stats;
-use pinpool_observe::judge::{Judge, Snapshot};
+use pinpool_observe::diagnosis::{Monitor, Snapshot};
 use pinpool_shm::shared_limit::Loss;
 
 const MIB: u64 = 1 << 20;
@@ -38,13 +38,18 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         took: Duration::from_micros(36_100),
         max_bytes: Some(24 * MIB),
     };
-    let judged = |now: Snapshot| {
-        let mut judge = Judge::default();
-        judge.look(10_000_000, now).expect("a window ends").clone()
+    let diagnosed = |now: Snapshot| {
+        let mut monitor = Monitor::default();
+        monitor.add(10_000_000, now).expect("a window ends").clone()
     };
-    let healthy =
-        judged(Snapshot { gets: 1000, is_pinned: true, held_bytes: MIB, most_held_bytes: MIB, ..Default::default() });
-    let too_small = judged(Snapshot {
+    let healthy = diagnosed(Snapshot {
+        gets: 1000,
+        is_pinned: true,
+        held_bytes: MIB,
+        most_held_bytes: MIB,
+        ..Default::default()
+    });
+    let too_small = diagnosed(Snapshot {
         gets: 21_397,
         short_gets: 3_327,
         failed_gets: 1,
@@ -75,7 +80,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
             },
         }),
         limit: "PINPOOL_MAX_BYTES",
-        judged: None,
+        diagnosis: None,
     };
     let refused = SourceError::new("cuMemFreeHost", "unspecified launch failure").with_code(719);
     let mlock = SourceError::new("mlock", "out of memory").with_code(12);

@@ -9,7 +9,7 @@ use super::history::{Entry, History, PoolHistory};
 use super::message::{Counters, Found, Message, Numbers};
 use super::trend::Trend;
 use pinpool_cli::table::{columns, grouped};
-use pinpool_observe::judge::words::counted;
+use pinpool_observe::diagnosis::words::counted;
 
 /// Without `--all`, a longer table has its middle left out.
 const ROWS: usize = 40;
