@@ -17,7 +17,7 @@ fn byte(tensor: usize) -> u8 {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let pool = Pool::from_env()?;
+    let pool = Pool::builder().build()?;
     let bytes = TENSORS * STRIDE;
     let (stream, mut device) = (SinkStream::new()?, SinkMem::new(bytes));
 

@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
-    let pool = Pool::from_env()?;
+    let pool = Pool::builder().build()?;
 
     // By the pool: the copy takes the buffer, which returns to the pool when the copy ends.
     let mut device = stream.alloc_zeros::<f32>(NUMBERS)?;

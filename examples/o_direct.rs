@@ -15,7 +15,7 @@ const BLOCK_BYTES: usize = 4096;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).unwrap_or_else(|| "Cargo.toml".into());
-    let pool = Pool::from_env()?;
+    let pool = Pool::builder().build()?;
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path);
     // Without direct reads (tmpfs before Linux 6.6), read through the page cache.
     let (mut file, how) = match direct {

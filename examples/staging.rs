@@ -8,7 +8,7 @@ use pinpool::Pool;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let pool = Pool::from_env()?;
+    let pool = Pool::builder().build()?;
     let mut file = File::open(std::env::args().nth(1).unwrap_or_else(|| "Cargo.toml".into()))?;
     let len = usize::try_from(file.metadata()?.len())?;
     let (stream, mut device) = (SinkStream::new()?, SinkMem::new(len)); // on a GPU: cudarc's stream and slice

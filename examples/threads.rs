@@ -12,7 +12,7 @@ const BATCHES: usize = 100;
 const BATCH_BYTES: usize = 1 << 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let pool = Pool::from_env()?;
+    let pool = Pool::builder().build()?;
     // With a GPU: cudarc's stream and slice.
     let (stream, mut device) = (SinkStream::new()?, SinkMem::new(BATCH_BYTES));
     // The channel bounds how many filled batches wait, and so how much memory the loop needs.

@@ -38,7 +38,7 @@ async fn copy(pool: Pool, mut to_copy: Receiver<PinnedBuf>) -> Result<Vec<u8>> {
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 1)]
 async fn main() -> Result<()> {
-    let pool = Pool::from_env()?;
+    let pool = Pool::builder().build()?;
     let (filled, to_copy) = channel(4);
     let filling = tokio::spawn(fill(pool.clone(), filled));
     let copying = tokio::spawn(copy(pool.clone(), to_copy));

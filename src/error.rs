@@ -4,11 +4,10 @@
 //! is one line and names the request, the value, the limit and the remedy; [`report`](Error::report) has the lines on who holds
 //! what.
 
-use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use pinpool_observe::judge::shortage::Refused;
+use pinpool_observe::diagnosis::shortage::Refused;
 use pinpool_os::words::{Size, Time};
 
 /// Result of the fallible calls of this crate.
@@ -46,21 +45,29 @@ pub(crate) struct UsageReport {
     pub(crate) max_bytes: Option<u64>,
 }
 
-impl fmt::Display for UsageReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [held, in_use, idle, in_flight] =
-            [self.held_bytes, self.in_use_bytes, self.idle_bytes, self.in_flight_bytes].map(Size);
-        write!(f, "held {held}, in use {in_use}, idle {idle}, in flight {in_flight}")?;
-        let more = [
+impl UsageReport {
+    /// Bytes by state: four that are always shown, and others that are not 0.
+    pub(crate) fn by_state(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let always = [
+            ("held", self.held_bytes),
+            ("in use", self.in_use_bytes),
+            ("idle", self.idle_bytes),
+            ("in flight", self.in_flight_bytes),
+        ];
+        let others = [
             ("free", self.free_bytes),
             ("quarantined", self.quarantined_bytes),
             ("pinned by users", self.outside_bytes),
+            ("unpinned", self.fallback_bytes),
         ];
-        for (name, bytes) in more.into_iter().chain([("unpinned", self.fallback_bytes)]).filter(|(_, bytes)| *bytes > 0)
-        {
-            write!(f, ", {name} {}", Size(bytes))?;
-        }
-        Ok(())
+        always.into_iter().chain(others.into_iter().filter(|(_, bytes)| *bytes > 0))
+    }
+}
+
+impl fmt::Display for UsageReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let states: Vec<_> = self.by_state().map(|(state, bytes)| format!("{state} {}", Size(bytes))).collect();
+        f.write_str(&states.join(", "))
     }
 }
 
@@ -74,36 +81,14 @@ impl fmt::Display for Sentence<'_> {
     }
 }
 
-/// What a pool held and for whom when a request failed: lines below the error's text, formatted on demand.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Report(Option<Arc<dyn Lines>>);
-
-/// Text of several lines.
-pub(crate) trait Lines: fmt::Debug + Send + Sync {
-    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
-}
-
-impl Report {
-    pub(crate) fn new(lines: Arc<dyn Lines>) -> Self {
-        Self(Some(lines))
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(lines) = &self.0 else { return Ok(()) };
-        f.write_str("\n")?;
-        lines.write(f)
-    }
-}
-
 /// A request that found no memory.
 #[derive(Debug)]
 pub(crate) struct NoMemory {
     pub(crate) asked_bytes: u64,
     pub(crate) refused: Refused,
     pub(crate) usage: UsageReport,
-    pub(crate) report: Report,
+    /// What the pool held and for whom: lines for [`Error::report`].
+    pub(crate) report: String,
 }
 
 impl fmt::Display for NoMemory {
@@ -152,6 +137,12 @@ pub(crate) enum ErrorKind {
     #[error("cannot tell whether a copy completed: {why}")]
     Device { why: String },
     #[error(
+        "the stream is capturing a graph, and each launch would use the buffer again after it was recycled; copy before the \
+         capture begins or after it ends, or on a stream that does not take part in it"
+    )]
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has graphs.
+    Capture,
+    #[error(
         "cannot start a thread for {what}: {why}; raise the limit on processes (`ulimit -u`) or memory (`ulimit -v`)"
     )]
     Thread { what: &'static str, why: io::Error },
@@ -181,7 +172,7 @@ predicates! {
     /// A copy was refused before anything was enqueued.
     is_copy, Copy = Copy;
     /// The device failed: whether a copy completed is unknown.
-    is_device, Device = Device;
+    is_device, Device = Device | Capture;
     /// The system refused to create a thread.
     is_thread, Thread = Thread;
     /// The pool was created before this process was forked.
@@ -191,10 +182,26 @@ predicates! {
 }
 
 impl Error {
+    /// This machine has no such backend, or no driver for a stream or event: the same call fails again. Implies
+    /// [`is_backend`](Self::is_backend).
+    pub fn is_unavailable(&self) -> bool {
+        matches!(*self.0, ErrorKind::Unavailable { .. })
+    }
+
+    /// The driver knows no such stream or event. Implies [`is_request`](Self::is_request).
+    pub fn is_handle(&self) -> bool {
+        matches!(*self.0, ErrorKind::Handle { .. })
+    }
+
+    /// The stream is capturing a graph, so the end of the work is unknown. Implies [`is_device`](Self::is_device).
+    pub fn is_capture(&self) -> bool {
+        matches!(*self.0, ErrorKind::Capture)
+    }
+
     /// The error's text; if a request found no memory, also the largest holders, one per line.
     pub fn report(&self) -> String {
         match &*self.0 {
-            ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => format!("{self}{}", no_memory.report),
+            ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => format!("{self}\n{}", no_memory.report),
             _ => self.to_string(),
         }
     }
@@ -243,7 +250,9 @@ impl From<Error> for io::Error {
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
             ErrorKind::Thread { ref why, .. } => why.kind(),
             ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
-            ErrorKind::Forked { .. } | ErrorKind::Closed | ErrorKind::Device { .. } => io::ErrorKind::Other,
+            ErrorKind::Forked { .. } | ErrorKind::Closed | ErrorKind::Device { .. } | ErrorKind::Capture => {
+                io::ErrorKind::Other
+            }
         };
         Self::new(kind, error)
     }
@@ -342,7 +351,7 @@ impl SourceError {
 
 #[cfg(test)]
 mod tests {
-    use pinpool_observe::judge::shortage::Level;
+    use pinpool_observe::diagnosis::shortage::Level;
 
     use super::*;
 
@@ -362,8 +371,7 @@ mod tests {
             found: "exceeds the pool limit of 512B (PINPOOL_MAX_BYTES)".to_owned(),
             remedy: remedy.to_owned(),
         };
-        let error =
-            Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: Report::default() }));
+        let error = Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: String::new() }));
         assert!(error.is_limit() && !error.is_backend());
         let text = error.to_string();
         assert_eq!([format!("{error:?}"), format!("{error:#?}")], [(); 2].map(|()| format!("Limit: {text}")));

@@ -10,7 +10,7 @@
 //! use pinpool::Pool;
 //! use pinpool::copy::sink::{SinkMem, SinkStream};
 //!
-//! let pool = Pool::from_env()?; // settings from `PINPOOL_*`
+//! let pool = Pool::builder().build()?; // settings from `PINPOOL_*`
 //! let (stream, mut device) = (SinkStream::new()?, SinkMem::new(4096)); // on a GPU: cudarc's stream and slice
 //! let mut buf = pool.get(4096)?; // idle memory of this class, or newly pinned
 //! buf.wait_slice_mut()?.fill(7);

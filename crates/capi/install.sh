@@ -35,7 +35,7 @@ includedir=\${prefix}/include
 libdir=\${prefix}/lib
 
 Name: pinpool
-Description: A pool of page-locked host memory for programs that feed GPUs
+Description: A pool of pinned host memory for programs that feed GPUs
 Version: $version
 Cflags: -I\${includedir}
 Libs: -L\${libdir} -lpinpool
@@ -60,9 +60,9 @@ endif()
 unset(_pinpool_prefix)
 END
 cat > "$to/lib/cmake/pinpool/pinpoolConfigVersion.cmake" <<END
-# Before 1.0 versions with the same second number go together.
+# As pinpool.h promises: a later version serves programs of an earlier version with the same first number.
 set(PACKAGE_VERSION "$version")
-if(PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION OR NOT PACKAGE_FIND_VERSION MATCHES "^${version%.*}([.]|\$)")
+if(PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION OR NOT PACKAGE_FIND_VERSION MATCHES "^${version%%.*}([.]|\$)")
     set(PACKAGE_VERSION_COMPATIBLE FALSE)
 else()
     set(PACKAGE_VERSION_COMPATIBLE TRUE)

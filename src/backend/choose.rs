@@ -157,14 +157,11 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
             Chosen { findings: vec![found], ..Chosen::of(host_source(HeapSource::new(), options)) }
         }
         _ if !is_linux => Err(unavailable("needs Linux; use heap or a custom source on this system".to_owned()))?,
-        Backend::Gpu => {
-            let (source, passed_over) = best_of_driver(options);
-            Chosen::of(source.ok_or_else(|| {
-                let Finding { found: gpu, remedy, .. } = gpu(options.device);
-                let reasons = passed_over.iter().map(|(name, why)| format!("{name}: {why}"));
-                unavailable([gpu].into_iter().chain(remedy).chain(reasons).collect::<Vec<_>>().join("; "))
-            })?)
-        }
+        Backend::Gpu => best_of_driver(options).map_err(|passed_over| {
+            let Finding { found: gpu, remedy, .. } = gpu(options.device);
+            let reasons = passed_over.iter().map(|(name, why)| format!("{name}: {why}"));
+            unavailable([gpu].into_iter().chain(remedy).chain(reasons).collect::<Vec<_>>().join("; "))
+        })?,
         Backend::Vmm | Backend::Register if !options.arena => {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is a separate allocation and each eviction \
                        a release, which this backend makes slower than cuda does";
@@ -224,23 +221,23 @@ fn driver_sources(arena: bool) -> &'static [&'static str] {
 /// backends that do not work here, each with the reason.
 type PassedOver = Vec<(&'static str, String)>;
 
-/// The best source of the driver that works, if one does, and those that do not, each with the reason.
-fn best_of_driver(options: PinOptions<'_>) -> (Option<Arc<dyn Source>>, PassedOver) {
+/// The best source of the driver that works, or those that do not work, each with the reason.
+fn best_of_driver(options: PinOptions<'_>) -> Result<Chosen, PassedOver> {
     let mut passed_over = Vec::new();
     for &name in driver_sources(options.arena) {
         match tried_source(name, options) {
-            Ok(source) => return (Some(source), passed_over),
+            Ok(chosen) => return Ok(Chosen { passed_over, ..chosen }),
             Err(why) => passed_over.push((name, why)),
         }
     }
-    (None, passed_over)
+    Err(passed_over)
 }
 
 fn best(options: PinOptions<'_>) -> Chosen {
-    let (source, mut passed_over) = best_of_driver(options);
-    if let Some(source) = source {
-        return Chosen { passed_over, ..Chosen::of(source) };
-    }
+    let mut passed_over = match best_of_driver(options) {
+        Ok(chosen) => return chosen,
+        Err(passed_over) => passed_over,
+    };
     let mut findings: Vec<_> = unused_gpu(options, &passed_over).into_iter().collect();
     let mlock = host_source(HeapSource::locked(), options);
     match usable_lock_limit(&mlock, options.max_bytes) {
@@ -257,13 +254,15 @@ fn best(options: PinOptions<'_>) -> Chosen {
 }
 
 /// A source of the driver that has given memory and taken it back.
-fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Arc<dyn Source>, String> {
-    let source = driver_source(name, options, false)?;
+fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Chosen, String> {
+    let mut chosen = Chosen::of(driver_source(name, options, false)?);
     // `vmm` has tested a granule.
     if name != "vmm" {
-        trial::run(&*source, Some(options.device), options.max_bytes).map_err(|error| error.to_string())?;
+        let trial = trial::run(&*chosen.source, Some(options.device), options.max_bytes);
+        let untested = trial.map_err(|error| error.to_string())?.and_then(|trial| trial.untested);
+        chosen.findings.extend(untested.map(|error| trial::untested(name, &error)));
     }
-    Ok(source)
+    Ok(chosen)
 }
 
 /// The finding about a present GPU that serves no backend; `None` if there is none.

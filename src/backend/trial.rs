@@ -4,17 +4,22 @@
 use std::time::{Duration, Instant};
 
 use super::source::Source;
+#[cfg(feature = "cuda")]
+use crate::driver::code::Code;
 use crate::error::SourceError;
+use crate::finding::Finding;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
 /// Memory that a source returned and took back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Trial {
     /// Bytes taken: at most 2 MiB.
     pub bytes: usize,
     /// Time to take them.
     pub took: Duration,
+    /// Why no test copy was made, if the device has no memory for one: nothing is known about copies then.
+    pub untested: Option<SourceError>,
 }
 
 /// Tests `source` as [`Backend::Auto`](crate::Backend::Auto) does: takes at most 2 MiB and releases them. If the source [needs a
@@ -53,11 +58,11 @@ pub(super) fn run(
     match take(source, device, bytes) {
         #[cfg(feature = "cuda")]
         Err(error) if error.code().is_some_and(crate::driver::is_forbidden_by_capture) => Ok(None),
-        taken => taken.map(|took| Some(Trial { bytes, took })),
+        taken => taken.map(Some),
     }
 }
 
-fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Duration, SourceError> {
+fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Trial, SourceError> {
     let begun = Instant::now();
     let region = source.acquire(bytes)?;
     let took = begun.elapsed();
@@ -67,13 +72,36 @@ fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Durati
         device.map_or((true, Ok(())), |device| unsafe { super::word_copy::check(device, region.start()) });
     #[cfg(not(feature = "cuda"))]
     let (is_over, copied) = device.map_or((true, Ok(())), |_| (true, Ok(())));
-    if !is_over {
-        // Never released: the device may still use it.
-        return copied.map(|()| took);
-    }
-    // SAFETY: acquired above from this source; no reference into it exists and the copy has completed.
-    let released = unsafe { source.release(region) };
-    copied.and(released).map(|()| took)
+    // Never released if the device may still use it.
+    let released = match is_over {
+        // SAFETY: acquired above from this source; no reference into it exists and the copy has completed.
+        true => unsafe { source.release(region) },
+        false => Ok(()),
+    };
+    let (copied, untested) = match copied {
+        Err(error) if is_without_device_memory(&error) => (Ok(()), Some(error)),
+        copied => (copied, None),
+    };
+    copied.and(released).map(|()| Trial { bytes, took, untested })
+}
+
+/// Whether the device had no memory for the test copy. A framework may have taken all of it, and some devices have no memory
+/// pools; both copy from pinned memory all the same.
+#[cfg(feature = "cuda")]
+fn is_without_device_memory(error: &SourceError) -> bool {
+    let codes = [Code::OUT_OF_MEMORY, Code::NOT_SUPPORTED, Code::NOT_FOUND];
+    error.call == super::word_copy::ALLOCATION && codes.iter().any(|code| error.code() == Some(code.number()))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn is_without_device_memory(_error: &SourceError) -> bool {
+    false
+}
+
+/// What is unknown after the trial of `backend`.
+pub(super) fn untested(backend: &str, error: &SourceError) -> Finding {
+    Finding::warning("gpu", format!("backend {backend} is used without a test copy: {error}"))
+        .remedy("run `pinpool doctor` when the GPU has free memory")
 }
 
 #[cfg(all(test, not(miri)))]

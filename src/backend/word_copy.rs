@@ -13,9 +13,11 @@ const WORD_BYTES: usize = size_of::<u64>();
 /// Neither zero nor a value that a driver fills memory with.
 const WORD: u64 = 0x7072_6f62_6564_2131;
 
-/// Copies the first word at `start` to the device and back into the second. No error if the driver provides no stream
-/// or no device memory for it: the result is unknown then. The flag says whether the device is done with the words: if not, their
-/// memory must not be released.
+/// The call that takes device memory for the word. Its failure says nothing about host memory.
+pub(super) const ALLOCATION: &str = "cuMemAllocAsync";
+
+/// Copies the first word at `start` to the device and back into the second, and returns the first call that failed. The flag says
+/// whether the device is done with the words: if not, their memory must not be released.
 ///
 /// # Safety
 ///
@@ -25,7 +27,10 @@ pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> (bool, Result<(),
         Ok(entered) => entered,
         Err(error) => return (true, Err(error)),
     };
-    let Ok(stream) = calls::stream_create(calls::NON_BLOCKING) else { return (true, Ok(())) };
+    let stream = match calls::stream_create(calls::NON_BLOCKING) {
+        Ok(stream) => stream,
+        Err(error) => return (true, Err(driver_error("cuStreamCreate", error))),
+    };
     // SAFETY: the caller's promise, and a live stream.
     let copied = unsafe { check_on(stream, start.cast()) };
     // SAFETY: created above, destroyed once.
@@ -38,7 +43,10 @@ pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> (bool, Result<(),
 /// The contract of [`check`], and a live stream.
 unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> (bool, Result<(), SourceError>) {
     // SAFETY: a live stream. Freeing this memory does not wait for the device.
-    let Ok(word) = (unsafe { calls::device_alloc_async(WORD_BYTES, stream) }) else { return (true, Ok(())) };
+    let word = match unsafe { calls::device_alloc_async(WORD_BYTES, stream) } {
+        Ok(word) => word,
+        Err(error) => return (true, Err(driver_error(ALLOCATION, error))),
+    };
     // SAFETY: the caller's promise.
     let back = unsafe { sent.add(1) };
     // SAFETY: the caller's promise.

@@ -57,18 +57,10 @@ pub struct CheckReport {
     pub printed: bool,
 }
 
-/// Letter for letter TensorFlow's line of counters.
-struct After<'a>(&'a Check);
-
-/// Letter for letter TensorFlow's line of a raise.
-struct Raising {
-    from: u64,
-    to: u64,
-}
-
-impl fmt::Display for After<'_> {
+/// Letter for letter TensorFlow's lines.
+impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let window = &self.0.window;
+        let Check { window, limit, raised_to } = self.check;
         write!(
             f,
             "PoolAllocator: After {} get requests, put_count={} evicted_count={} eviction_rate={} and unsatisfied \
@@ -78,23 +70,8 @@ impl fmt::Display for After<'_> {
             window.evicted,
             SixDigits(window.eviction_rate()),
             SixDigits(window.unsatisfied_rate()),
-        )
-    }
-}
-
-impl fmt::Display for Raising {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Raising pool_size_limit_ from {} to {}", self.from, self.to)
-    }
-}
-
-impl fmt::Display for CheckReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        After(&self.check).fmt(f)?;
-        match self.check.raised_to {
-            Some(to) => write!(f, "\n{}", Raising { from: self.check.limit, to }),
-            None => Ok(()),
-        }
+        )?;
+        raised_to.map_or(Ok(()), |to| write!(f, "\nRaising pool_size_limit_ from {limit} to {to}"))
     }
 }
 
@@ -103,12 +80,12 @@ pub(crate) type Listener = Arc<dyn Fn(&CheckReport) + Send + Sync>;
 
 impl PoolLog {
     /// Prints a check if the sampler picks it, and calls the listener. TensorFlow's lines carry no name.
+    #[track_caller]
     pub(crate) fn checked(&self, check: Check) {
         let report = CheckReport { check, printed: self.log_sampler.next_is_printed(self.log_every) };
-        if report.printed {
-            log::info!(pool_size_limit, "{}", After(&check));
-            if let Some(to) = check.raised_to {
-                log::info!(pool_size_limit, "{}", Raising { from: check.limit, to });
+        if report.printed && log::is_wanted(::log::Level::Info) {
+            for line in report.to_string().lines() {
+                log::emit("pinpool::pool_size_limit", ::log::Level::Info, format_args!("{line}"));
             }
         }
         if let Some(listener) = self.listener.clone() {

@@ -1,4 +1,4 @@
-//! The macros of the crate `log`, for lines that are emitted while the thread holds no lock and no gate of the pool.
+//! Passes lines to the logger while the thread holds no lock of the pool.
 //!
 //! ```text
 //!   no deferral:  line ──▶ the logger
@@ -85,32 +85,11 @@ pub(super) fn emit(target: &'static str, level: ::log::Level, line: fmt::Argumen
     }
 }
 
-/// Logs a line of this kind of event: its target is `pinpool::KIND`. Evaluates its arguments only if lines of the level are
-/// wanted.
-macro_rules! at_level {
-    ($level:ident, $kind:ident, $($line:tt)+) => {
-        if ::log::Level::$level <= ::log::STATIC_MAX_LEVEL && ::log::Level::$level <= ::log::max_level() {
-            let target = concat!("pinpool::", stringify!($kind));
-            $crate::diag::log::emit(target, ::log::Level::$level, format_args!($($line)+));
-        }
-    };
+/// Whether the program logs lines of this level.
+#[inline]
+pub(super) fn is_wanted(level: ::log::Level) -> bool {
+    level <= ::log::STATIC_MAX_LEVEL && level <= ::log::max_level()
 }
-macro_rules! info {
-    ($($line:tt)+) => { $crate::diag::log::at_level!(Info, $($line)+) };
-}
-macro_rules! warn_line {
-    ($($line:tt)+) => { $crate::diag::log::at_level!(Warn, $($line)+) };
-}
-macro_rules! error {
-    ($($line:tt)+) => { $crate::diag::log::at_level!(Error, $($line)+) };
-}
-macro_rules! debug {
-    ($($line:tt)+) => { $crate::diag::log::at_level!(Debug, $($line)+) };
-}
-macro_rules! trace {
-    ($($line:tt)+) => { $crate::diag::log::at_level!(Trace, $($line)+) };
-}
-pub(super) use {at_level, debug, error, info, trace, warn_line as warn};
 
 /// The logger of the unit tests: keeps the lines of each thread.
 #[cfg(test)]

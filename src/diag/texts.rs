@@ -7,60 +7,14 @@ use pinpool_os::words::{Size, Time};
 
 use crate::dump::HeldBuffer;
 use crate::error::UsageReport;
+use crate::stats::{RequestStats, Stats};
 
-/// The properties of a new pool.
-#[derive(Debug)]
-pub(crate) struct Start<'a> {
-    pub(crate) preset: &'a str,
-    pub(crate) backend: &'a str,
-    pub(crate) is_pinned: bool,
-    /// The limit, with its origin.
-    pub(crate) limit: &'a str,
-    pub(crate) device: Option<u32>,
-    pub(crate) numa_node: Option<u32>,
-    /// The unit of growth, and the kernel's rule for transparent huge pages.
-    pub(crate) granule_bytes: Option<u64>,
-    pub(crate) huge_pages: Option<&'a str>,
-    /// What was set, each with its origin.
-    pub(crate) settings: &'a str,
-    /// Better backends, and why each is skipped.
-    pub(crate) passed_over: &'a [(&'static str, String)],
-}
+/// A key with its value; nothing without a value.
+pub(super) struct Pair<T>(pub(super) &'static str, pub(super) Option<T>);
 
-impl fmt::Display for Start<'_> {
+impl<T: fmt::Display> fmt::Display for Pair<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { preset, backend, limit, settings, .. } = self;
-        let pinned = if self.is_pinned { "yes" } else { "no" };
-        write!(f, "preset={preset} backend={backend} pinned={pinned} max={limit}")?;
-        if let Some(bytes) = self.granule_bytes {
-            write!(f, " granule={}", Size(bytes))?;
-        }
-        if let Some(rule) = self.huge_pages {
-            write!(f, " thp={rule}")?;
-        }
-        if let Some(device) = self.device {
-            write!(f, " gpu={device}")?;
-        }
-        write!(f, "{}", Node(self.numa_node))?;
-        write!(f, " version={} pid={}", env!("CARGO_PKG_VERSION"), std::process::id())?;
-        if !settings.is_empty() {
-            write!(f, "; {settings}")?;
-        }
-        // The backends of one driver are mostly skipped for one reason.
-        for alike in self.passed_over.chunk_by(|(_, one), (_, next)| one == next) {
-            let names: Vec<_> = alike.iter().map(|&(name, _)| name).collect();
-            write!(f, " (skipped {}: {})", names.join(", "), alike[0].1)?;
-        }
-        Ok(())
-    }
-}
-
-/// A NUMA node, if there is one.
-pub(super) struct Node(pub(super) Option<u32>);
-
-impl fmt::Display for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |node| write!(f, " numa_node={node}"))
+        self.1.as_ref().map_or(Ok(()), |value| write!(f, " {}={value}", self.0))
     }
 }
 
@@ -81,15 +35,25 @@ pub(super) struct Usage<'a>(pub(super) &'a UsageReport);
 
 impl fmt::Display for Usage<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let of = self.0;
-        let [held, in_use, idle, in_flight] =
-            [of.held_bytes, of.in_use_bytes, of.idle_bytes, of.in_flight_bytes].map(Size);
-        write!(f, "held={held} in_use={in_use} idle={idle}")?;
-        let more = [("free", of.free_bytes), ("quarantined", of.quarantined_bytes), ("outside", of.outside_bytes)];
-        for (key, bytes) in more.into_iter().chain([("unpinned", of.fallback_bytes)]).filter(|(_, bytes)| *bytes > 0) {
-            write!(f, " {key}={}", Size(bytes))?;
+        for (state, bytes) in self.0.by_state() {
+            write!(f, "{}={} ", state.replace(' ', "_"), Size(bytes))?;
         }
-        write!(f, " in_flight={in_flight} max={}", Limit(of.max_bytes))
+        write!(f, "max={}", Limit(self.0.max_bytes))
+    }
+}
+
+/// The totals of a pool that ends.
+pub(super) struct Totals<'a>(pub(super) &'a Stats);
+
+impl fmt::Display for Totals<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stats { requests, memory, .. } = self.0;
+        let RequestStats { served, hits, misses, failed, .. } = requests;
+        let (evicted, pins, peak) = (memory.evictions.over_limit, memory.pin.count, Size(memory.peak_held_bytes));
+        write!(
+            f,
+            "requests={served} hits={hits} misses={misses} failed={failed} evicted={evicted} pins={pins} peak={peak}"
+        )
     }
 }
 
@@ -123,14 +87,15 @@ const LISTED: usize = 10;
 
 /// Buffers that users hold when their pool ends: those under a tag, the oldest first, and the sum of the others.
 #[derive(Debug)]
-pub(super) struct StillOut<'a> {
-    pub(super) buffers: u64,
-    pub(super) bytes: u64,
-    pub(super) tagged: &'a [HeldBuffer],
+pub(crate) struct StillOut<'a> {
+    pub(crate) buffers: u64,
+    pub(crate) bytes: u64,
+    pub(crate) tagged: &'a [HeldBuffer],
 }
 
 impl fmt::Display for StillOut<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "buffers={} bytes={}", self.buffers, Size(self.bytes))?;
         let listed = &self.tagged[..self.tagged.len().min(LISTED)];
         for HeldBuffer { tag, bytes, age, stack } in listed {
             let place = stack.as_ref().and_then(|stack| stack.place());

@@ -42,6 +42,22 @@ impl Code {
     pub(crate) fn is_of_ended_context(self) -> bool {
         matches!(self, Self::INVALID_CONTEXT | Self::CONTEXT_IS_DESTROYED)
     }
+
+    /// Whether the driver must not be queried again about the same work. True for three kinds of codes:
+    ///
+    /// - Errors after which, by their text in `cuda.h` (CUDA 13.1), "the process must be terminated and relaunched": every later
+    ///   call returns the same error.
+    /// - The context or the handle is gone. Another object may get the handle, and a later answer would be about that object.
+    /// - The event was recorded into a graph (907): each launch of the graph repeats its copy.
+    ///
+    /// Any other code is queried again, also a code that is newer than this list. That is the safe choice: whatever this function
+    /// returns, the memory stays quarantined until the driver confirms the end of the work, and the handle is still the pool's, so
+    /// only a query costs. A temporary error that counted as permanent would leak the memory.
+    pub(crate) fn is_permanent(self) -> bool {
+        let ends_process = matches!(self.0, 226 | 700 | 702 | 710 | 714..=719 | 721 | 810 | 911);
+        let is_in_graph = self.0 == 907;
+        ends_process || is_in_graph || self.is_of_ended_context() || self == Self::INVALID_HANDLE
+    }
 }
 
 /// Whether a call was refused because a stream captures a graph: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and
@@ -54,5 +70,18 @@ pub(crate) fn is_forbidden_by_capture(code: i64) -> bool {
 impl From<DriverError> for Code {
     fn from(error: DriverError) -> Self {
         Self(error.0 as c_int)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_listed_codes_are_permanent() {
+        let permanent = [201, 226, 400, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 907, 911];
+        let found: Vec<_> = (1..2000).filter(|&code| Code(code).is_permanent()).collect();
+        assert_eq!(found, permanent);
+        assert!(!Code(-1).is_permanent() && !Code(c_int::MAX).is_permanent(), "unknown codes are queried again");
     }
 }

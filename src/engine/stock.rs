@@ -16,8 +16,7 @@ use super::cache::thread_cache::{Entry, SpareEntries};
 use super::cache::{Evicted, Idle, LoweredLimit};
 use super::classes::Classes;
 use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls};
-use super::meter::lifetime::Lifetime;
-use super::meter::maintenance::Tick;
+use super::meter::Lifetime;
 use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
@@ -49,16 +48,6 @@ pub(super) struct Stock<E> {
     recorder: Option<Arc<Recorder>>,
     /// Why all pinned memory is gone, once it is.
     gone: OnceLock<SourceError>,
-}
-
-/// What a return changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PutEnd {
-    Kept,
-    /// Memory was released: the pool may close.
-    Released,
-    /// The block returned to the arena and changed its holes.
-    Merged,
 }
 
 impl<E> Stock<E> {
@@ -192,40 +181,13 @@ impl<E> Stock<E> {
         self.gone.get().is_some()
     }
 
-    /// Keeps `block` as idle, and releases what the limit evicts; or gives it to the arena, where it merges with adjacent free
-    /// memory (policy-R3).
-    pub(super) fn put(&self, block: Block<E>, pool: &dyn PoolView, now_us: u64) -> PutEnd {
-        if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
-            self.idle.count_put();
-            self.evict(block, now_us, EvictionReason::Released);
-            self.enforce_idle_limit(pool, now_us);
-            return PutEnd::Merged;
-        }
-        let class = block.class();
-        let evicted = self.idle.put(block.into_entry(), class);
-        if evicted.is_none() {
-            return PutEnd::Kept;
-        }
-        self.evict_over_limit(evicted, now_us);
-        self.enforce_idle_limit(pool, now_us);
-        PutEnd::Released
-    }
-
-    /// Whether [`put`](Self::put) keeps `block` in a thread cache.
-    pub(super) fn keeps_idle(&self, block: &Block<E>) -> bool {
-        self.idle.has_cache()
-            && block.is_from_source()
-            && !self.is_gone()
-            && !policy::goes_to_arena(block.class_bytes(), || self.is_varied())
-    }
-
     /// Releases blocks over the count limit, which returns on the fast path do not check.
     pub(super) fn enforce_count_limit(&self, now_us: u64) {
         self.evict_over_limit(self.idle.evict_over_limit(), now_us);
     }
 
     /// Releases the block that was `evicted`, and others until the count limit holds.
-    fn evict_over_limit(&self, mut evicted: Option<Evicted<BlockBody<E>>>, now_us: u64) {
+    pub(super) fn evict_over_limit(&self, mut evicted: Option<Evicted<BlockBody<E>>>, now_us: u64) {
         while let Some(Evicted { entry, reason, check }) = evicted {
             self.evict(Block::from_entry(entry), now_us, reason);
             // After the last handle no request profits from a raise.
@@ -371,14 +333,6 @@ impl<E> Stock<E> {
         }
         self.log.reserved(bytes.min(length(&places)), || huge().iter().sum(), source.numa_node());
         Ok(())
-    }
-
-    /// Logs growth since the last report.
-    pub(super) fn report_growth(&self, tick: &mut Tick<'_>) {
-        let (held_bytes, calls) = (self.memory.held_bytes(), self.memory.calls());
-        if let Some(growth) = tick.growth_to_report(held_bytes, calls, self.memory.max_bytes()) {
-            self.log.grown(&growth);
-        }
     }
 
     /// How soon time alone may change something here: an idle buffer grows old, free memory falls due. Under `tensorflow`

@@ -6,12 +6,12 @@
 //!                └─ completion can never be known ─▶ leak
 //! ```
 //!
-//! `put` is in `core::recent`, with the short path of a plain block.
+//! `put` is in `core::fast_path`.
 
 use std::sync::{Arc, Weak};
 
 use super::block;
-use super::core::{Core, recent};
+use super::core::{Core, KeptCore};
 use crate::backend::HugeTlb;
 use crate::copy::CopyKeeper;
 use crate::error::{Error, Result};
@@ -77,7 +77,7 @@ impl Block {
     pub(crate) fn put_after(mut self, fence: SharedFence) {
         let mut fences = self.state_mut().copy_fences.take();
         fences.push(fence);
-        recent::with_core_alive(self, |core, block| core.put_after(block, fences));
+        KeptCore::of(&self).put_after(self, fences);
     }
 
     /// Who keeps the block while a copy uses it that took it.
@@ -88,6 +88,6 @@ impl Block {
 
     /// Never uses the block again: whether a device still uses it cannot be known.
     pub(crate) fn leak(self, error: &Error) {
-        recent::with_core_alive(self, |core, block| core.leak(block, error));
+        KeptCore::of(&self).leak(self, error);
     }
 }

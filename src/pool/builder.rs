@@ -1,36 +1,25 @@
-//! From settings to a running pool.
+//! The builder of a pool.
 //!
-//! The methods for settings are generated from the table in `config/settings.rs`. Decides which source, limit and fallback the
-//! settings mean; `config` decides what they imply and contradict.
+//! The methods for settings are generated from the table in `config/settings.rs`; `config` decides what the settings imply and
+//! contradict.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Pool;
 use super::handle::Handle;
-use super::on_host::pin_options;
-use crate::arena::Retention;
+use super::start::PoolStart;
 use crate::backend::{self, Backend};
-#[cfg(feature = "observe")]
-use crate::config::env::VariableReport;
-use crate::config::{Config, EnvReport, Limit, OnFull, Preset, Settings, SharedLimitName, env, for_each_setting};
-use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
-use crate::engine::{
-    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, OneEach, Pageable, Timekeeper,
-    granule_bytes,
-};
-use crate::error::{Error, ErrorKind, Result};
-use crate::finding::Finding;
-use crate::quota::{Budget, Claim, Member};
-use crate::shared_limit::{self, SharedLimit};
-use pinpool_observe::record::Recorder;
-#[cfg(feature = "observe")]
-use pinpool_observe::record::{PoolDescription, SET_IN_CODE, Unrecorded, count_failed};
-use pinpool_os::host::limits;
+use crate::config::{Config, EnvReport, Limit, OnFull, Preset, Settings, env, for_each_setting};
+use crate::diag::{CheckReport, LogSampler, PoolLog};
+use crate::engine::ManualClock;
+use crate::error::{Error, Result};
 
 /// Collects the settings of a new pool. A setting that code does not set comes from the environment, or has its default.
+///
+/// [`setting`](PoolBuilder::setting) lists all settings. The most common ones have a method with a type as well.
 #[must_use]
 pub struct PoolBuilder {
     settings: Settings,
@@ -81,23 +70,6 @@ impl PoolBuilder {
     /// `EVAL_PINPOOL_MAX_BYTES`. For programs with several pools that need different settings.
     pub fn env_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.env_prefix = Some(prefix.into());
-        self
-    }
-
-    /// Sets what the variable `name` sets, in the form of the variable: for settings without a method below, and for settings that
-    /// come as text from a file or another language. The name may be in lower case and without `PINPOOL_`. `background_thread` and
-    /// `call_stacks`, which no variable sets, are accepted too. An empty text sets nothing. A retired name is a warning when the pool
-    /// is built.
-    ///
-    /// [`build`](Self::build) fails if there is no such setting, its value is invalid, or code has set another value.
-    ///
-    /// ```
-    /// let pool = pinpool::Pool::builder().setting("backend", "heap").setting("PINPOOL_MAX_BYTES", "1.5G").build()?;
-    /// assert_eq!(pool.stats().limits.max_bytes, Some(3 << 29));
-    /// # Ok::<(), pinpool::Error>(())
-    /// ```
-    pub fn setting(mut self, name: &str, value: impl fmt::Display) -> Self {
-        self.texts.push((env::full_name(name), value.to_string()));
         self
     }
 
@@ -236,71 +208,15 @@ impl PoolBuilder {
         if let Some(error) = Error::first_of(errors) {
             return Err(error);
         }
-        let log = Arc::new(log);
-        let root = self.host_root;
+        let start = PoolStart { config, variables, log: Arc::new(log), host_root: self.host_root, clock: self.clock };
         // Before the driver opens descriptors: see `shared_memory` for the order in which the descriptors of a process are
         // closed.
-        let shared = join_shared_limit(&config, &log, &root)?;
-        let begins_late = shared.is_none() && may_begin_late(&config);
-        let late_log = log.clone();
-        let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..config.clone() };
-        let reserve_bytes = config.reserve_bytes;
-        let begin = move |config: &Config, shared: Option<SharedLimit>| {
-            let mut limit = AutoLimit::new(root.clone());
-            let is_auto = shared.is_none() && config.max_bytes == Limit::Auto;
-            let member = Member::new(root.clone(), log.name.clone(), is_auto);
-            let (mut max_bytes, limit_origin) =
-                limit.set(config.max_bytes, if is_auto { member.auto_bytes() } else { 0 });
-            let chosen = backend::choose(&config.backend, pin_options(config, &root, max_bytes, &[]))?;
-            max_bytes = chosen.lock_limit_bytes.or(max_bytes);
-            limit.lock_limit_bytes = chosen.lock_limit_bytes;
-            let (source, has_arena) = (&*chosen.source, config.preset == Preset::Adaptive);
-            log.started(&Start {
-                preset: config.preset.name(),
-                backend: source.name(),
-                is_pinned: source.is_pinned(),
-                limit: &limit_origin,
-                device: source.needs_gpu().then_some(config.device),
-                numa_node: source.numa_node(),
-                granule_bytes: source
-                    .virtual_memory()
-                    .filter(|_| has_arena)
-                    .map(|memory| granule_bytes(max_bytes, memory.granule_bytes() as u64)),
-                huge_pages: limits::memory_rules(&root).huge_pages.as_deref(),
-                settings: &env::origins(&variables),
-                passed_over: &chosen.passed_over,
-            });
-            chosen.findings.iter().for_each(|finding| log.found(finding));
-            chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
-
-            #[cfg(feature = "observe")]
-            let recorder = recorder(config, &variables, &log, &*chosen.source)?;
-            #[cfg(not(feature = "observe"))]
-            let recorder: Option<Arc<Recorder>> = None;
-            let source = CalledSource::new(chosen.source, recorder.clone());
-            let pageable = (config.on_full == OnFull::Pageable).then(|| Pageable::new(max_bytes));
-            let claim = Budget::of_pool(max_bytes, member, shared);
-            let memory = memory(config, (source, claim), pageable, &log, root.clone())?;
-            let time = Timekeeper::new(self.clock.clone());
-            let core = Core::new(config.clone(), memory, time, log.clone(), recorder, limit);
-            #[cfg(feature = "observe")]
-            core.serve_statistics();
-            core.watch_shared_limit();
-            Ok(core)
-        };
-        if begins_late {
-            // The arena may get no addresses; ordinary memory without an arena needs none.
-            let begin = move || {
-                begin(&config, None).or_else(|why: Error| {
-                    let found = format!("the pool is `tensorflow` over `heap`, without an arena: {why}");
-                    late_log.found(&Finding::warning("address-space", found).remedy("raise `ulimit -v`"));
-                    begin(&heap, None)
-                })
-            };
-            let begin = move || begin().unwrap_or_else(|error| unreachable!("ordinary memory: {error}"));
-            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(begin))) });
+        let shared = start.join_shared_limit()?;
+        if shared.is_none() && start.may_begin_late() {
+            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(move || start.begin_late()))) });
         }
-        let pool = Pool::of(begin(&config, shared)?);
+        let reserve_bytes = start.config.reserve_bytes;
+        let pool = Pool::of(start.begin(&start.config, shared)?);
         if reserve_bytes > 0 {
             pool.reserve(reserve_bytes)?;
         }
@@ -308,22 +224,34 @@ impl PoolBuilder {
     }
 }
 
-/// Whether the first use of the pool is soon enough to choose its backend: no step can fail, nothing is reserved, and the driver,
-/// which the choice starts, is not started yet.
-fn may_begin_late(config: &Config) -> bool {
-    let Config { backend, reserve_bytes, trace, numa_node, .. } = config;
-    matches!(backend, Backend::Auto)
-        && numa_node.is_none()
-        && *reserve_bytes == 0
-        && trace.is_none()
-        && backend::may_start_driver()
-}
-
 macro_rules! setters {
     ($(group $group:literal; $(
         #[doc = $doc:literal]
         $variable:literal = $default:expr, $name:ident $(($argument:ty))?: $type:ty as $format:expr;
     )+)+) => {
+        impl PoolBuilder {
+            /// Sets the setting `name` from text, as its variable does: for settings without a method of their own, and for values from
+            /// a file or another language. The name may be in lower case and without `PINPOOL_`. Empty text sets nothing.
+            ///
+            /// | variable | default | meaning |
+            /// | --- | --- | --- |
+            $($(#[doc = concat!("| `", $variable, "` | `", stringify!($default), "` |", $doc, " |")])+)+
+            ///
+            /// `background_thread` and `call_stacks`, which no variable sets, are accepted too. A retired name is a warning when the
+            /// pool is built. [`build`](Self::build) fails if there is no such setting, its value is invalid, or code has set another
+            /// value.
+            ///
+            /// ```
+            /// let pool = pinpool::Pool::builder().setting("backend", "heap").setting("PINPOOL_MAX_BYTES", "1.5G").build()?;
+            /// assert_eq!(pool.stats().limits.max_bytes, Some(3 << 29));
+            /// # Ok::<(), pinpool::Error>(())
+            /// ```
+            pub fn setting(mut self, name: &str, value: impl fmt::Display) -> Self {
+                self.texts.push((env::full_name(name), value.to_string()));
+                self
+            }
+        }
+
         /// The most common settings; [`setting`](Self::setting) has all. A value that code sets overrides the variable.
         impl PoolBuilder {
             $($($(
@@ -339,99 +267,3 @@ macro_rules! setters {
     };
 }
 for_each_setting!(setters);
-
-/// The recorder, if `PINPOOL_TRACE` is set.
-#[cfg(feature = "observe")]
-fn recorder(
-    config: &Config,
-    variables: &[VariableReport],
-    log: &PoolLog,
-    source: &dyn backend::Source,
-) -> Result<Option<Arc<Recorder>>> {
-    let Some(path) = &config.trace else { return Ok(None) };
-    let pinned = if source.is_pinned() { "yes" } else { "no" };
-    let mut facts = vec![("backend".to_owned(), source.name().to_owned()), ("pinned".to_owned(), pinned.to_owned())];
-    facts.extend(log.name.iter().map(|name| ("name".to_owned(), name.clone())));
-    facts.extend(variables.iter().map(|of| (of.name.to_owned(), config.value_of(of.name))));
-    let set_in_code: Vec<_> = variables.iter().filter(|of| of.origin == "builder").map(|of| of.name).collect();
-    facts.push((SET_IN_CODE.to_owned(), set_in_code.join(" ")));
-    match Recorder::open(path, PoolDescription { number: 0, facts }) {
-        Ok((recorder, earlier)) => {
-            earlier.iter().for_each(|earlier| log.earlier_recording(recorder.path(), earlier));
-            log.recording(recorder.path());
-            Ok(Some(recorder))
-        }
-        Err(Unrecorded::Failed(why)) => {
-            Err(ErrorKind::Setting { name: "PINPOOL_TRACE", value: path.display().to_string(), why }.into())
-        }
-        Err(other) => {
-            let why = match other {
-                Unrecorded::Taken => "another process writes it; put %p, the number of the process, into the name",
-                _ => "another thread of this process was opening a trace for too long",
-            };
-            count_failed();
-            log.not_recording(path, why);
-            Ok(None)
-        }
-    }
-}
-
-/// A slot in the shared limit, if `PINPOOL_LEDGER` names one. Its first owner sets its limit.
-fn join_shared_limit(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<SharedLimit>> {
-    let name = match &config.ledger {
-        SharedLimitName::Disabled => return Ok(None),
-        SharedLimitName::Auto if !env::is_one_of_several() => return Ok(None),
-        SharedLimitName::Auto => "auto",
-        SharedLimitName::Named(name) => name,
-    };
-    let refused = |why: String| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into();
-    if let Some(problem) = shared_limit::problem_of(name) {
-        return Err(refused(problem.to_owned()));
-    }
-    let asked_bytes = if let Limit::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
-    // All processes together have what `auto` gives to one pool.
-    let auto = || AutoLimit::new(root.to_owned()).set(Limit::Auto, 0).0;
-    let max_bytes = asked_bytes.or_else(auto).unwrap_or(u64::MAX);
-    match SharedLimit::attach(name, log.name.as_deref(), max_bytes) {
-        Ok(shared) => {
-            let report = shared.report();
-            log.joined_shared_limit(&report);
-            let other_bytes = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes));
-            other_bytes.iter().for_each(|&bytes| log.shared_limit_differs(name, report.max_bytes, bytes));
-            Ok(Some(shared))
-        }
-        // This shared limit was not requested by name.
-        Err(error) if config.ledger == SharedLimitName::Auto => {
-            log.shared_limit_unused(&error);
-            Ok(None)
-        }
-        Err(error) => Err(refused(error)),
-    }
-}
-
-fn memory(
-    config: &Config,
-    (source, claim): (CalledSource, Claim),
-    pageable: Option<Pageable>,
-    log: &Arc<PoolLog>,
-    root: PathBuf,
-) -> Result<Memory> {
-    match config.preset {
-        Preset::TensorFlow => Ok(Memory::one_each(OneEach::new(source, claim, log.clone()), pageable)),
-        Preset::Adaptive => {
-            let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
-            let backend = source.name();
-            let settings = ArenaSettings {
-                may_grow: config.growth,
-                pin_threads: config.pin_threads_on_host(),
-                // Miri takes a thread that does not end for a leak.
-                background_thread: config.may_poll(),
-                retention: Retention::after(idle_timeout_us),
-            };
-            let files = (root, config.code.pressure.as_deref());
-            ArenaSupply::new(source, claim, settings, log.clone(), files)
-                .map(|arena| Memory::of_arena(Arc::new(arena), pageable))
-                .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
-        }
-    }
-}

@@ -80,7 +80,7 @@ impl GetFuture {
 
     fn begin_in_pool(&mut self, wanted: &BlockRequest, wait: Duration) -> Result<Option<PinnedBuf>> {
         let core = self.pool.core();
-        match core.begin_get(wanted, wait, self.pool.handle.clone())? {
+        match core.begin_get(wanted, wait, Some(self.pool.handle.clone()))? {
             Ok(block) => return Ok(Some(buffer(core, block, wanted, self.request.align))),
             Err(ticket) => self.state = State::InPool(ticket),
         }

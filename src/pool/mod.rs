@@ -20,6 +20,7 @@ mod on_host;
 mod outside;
 mod request;
 mod reserve;
+mod start;
 mod statistics;
 
 pub use builder::PoolBuilder;
@@ -66,18 +67,9 @@ fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize) ->
 }
 
 impl Pool {
-    /// Settings for a new pool.
+    /// Settings for a new pool: those of the `PINPOOL_*` variables, and defaults for the others, until code sets them.
     pub fn builder() -> PoolBuilder {
         PoolBuilder::new()
-    }
-
-    /// A pool with the settings of the `PINPOOL_*` variables, and defaults for the others.
-    ///
-    /// # Errors
-    ///
-    /// As [`PoolBuilder::build`].
-    pub fn from_env() -> Result<Self> {
-        Self::builder().build()
     }
 
     pub(crate) fn of(core: Arc<Core>) -> Self {

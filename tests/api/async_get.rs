@@ -8,7 +8,6 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, GetFuture, OnFull, Pool, Preset, Request};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
@@ -191,40 +190,6 @@ fn a_waker_that_panics_reaches_neither_the_put_nor_the_next_get() {
     assert_eq!(valid_stats(&pool).memory.in_use, 0);
 }
 
-#[test]
-fn a_task_is_woken_when_a_copy_ends_and_no_call_is_made() {
-    let pool = over_sim(2 << 20).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(2 * MIB));
-    let gate = stream.hold();
-    let copy = pool.get(2 * MIB).unwrap().copy_to(&stream, &mut device).unwrap();
-    run(async {
-        let waiting = tokio::spawn(pool.get_async(2 * MIB));
-        tokio::task::yield_now().await;
-        assert!(!waiting.is_finished());
-        drop(gate);
-        waiting.await.unwrap().unwrap();
-    });
-    copy.wait().unwrap();
-}
-
-#[test]
-fn a_task_does_not_wait_on_its_thread_for_the_pin_of_another_thread() {
-    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
-    let pool = over_sim(8 << 20).backend(Backend::Source(source.clone())).build().unwrap();
-    let held = source.hold(SourceCall::Acquire);
-    thread::scope(|scope| {
-        let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
-        held.wait_for(1);
-        let mut get = pin!(pool.get_async(4 * MIB));
-        assert!(poll(get.as_mut(), Waker::noop()).is_pending());
-        assert!(!pinning.is_finished());
-        drop(held);
-        pinning.join().unwrap().unwrap();
-        run(get).unwrap();
-    });
-    valid_stats(&pool);
-}
-
 /// A pool that calls `source` for each size of its first get, under either preset.
 fn over_both_presets(source: &Arc<FaultSource>) -> [Pool; 2] {
     let tensorflow = Pool::builder().without_env().preset(Preset::TensorFlow).backend(Backend::Source(source.clone()));
@@ -393,36 +358,4 @@ fn a_get_whose_wait_is_over_before_its_call_begins_waits_no_longer_for_room() {
     let stats = valid_stats(&pool);
     assert_eq!((stats.requests.served, stats.requests.failed, stats.memory.in_use), (1, 1, 1));
     drop(held);
-}
-
-#[test]
-fn many_tasks_and_threads_are_all_served() {
-    const ROUNDS: usize = 200;
-    let pool = over_sim(4 << 20).build().unwrap();
-    thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| (0..ROUNDS).for_each(|round| drop(pool.get(MIB * (1 + round % 4)).unwrap())));
-        }
-        run(async {
-            let tasks: Vec<_> = (0..4)
-                .map(|task| {
-                    let pool = pool.clone();
-                    tokio::spawn(async move {
-                        for round in 0..ROUNDS {
-                            let buf = pool.get_async(MIB * (1 + (task + round) % 4)).await.unwrap();
-                            tokio::task::yield_now().await;
-                            drop(buf);
-                        }
-                    })
-                })
-                .collect();
-            for task in tasks {
-                task.await.unwrap();
-            }
-        });
-    });
-    let stats = valid_stats(&pool);
-    assert_eq!((stats.memory.in_use, stats.requests.failed), (0, 0));
-    // What is found for a task that has just taken what it was handed counts as a request and a return.
-    assert!(stats.requests.served >= 6 * ROUNDS as u64);
 }

@@ -3,12 +3,12 @@
 //! Most pools here have no thread: each `poll` makes one step, so that counts and order are exact.
 
 use pinpool_os::words::Size;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::{Backend, Pool, PoolBuilder};
+use pinpool::{Pool, PoolBuilder};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
@@ -346,15 +346,6 @@ fn the_end_of_the_pool_cancels_it_within_a_step() {
 }
 
 #[test]
-fn a_buffer_may_outlive_the_pool_whose_reserve_was_under_way() {
-    let pool = by_a_thread(faulty(false), TI, 512 * GI).build().unwrap();
-    let mut buf = pool.get(MIB).unwrap();
-    drop(pool);
-    buf.wait_slice_mut().unwrap()[0] = 1;
-    drop(buf);
-}
-
-#[test]
 fn a_pool_whose_step_hangs_holds_no_other_up() {
     let slow = faulty(false);
     let stuck = by_a_thread(slow.clone(), TI, TI / 2).build().unwrap();
@@ -402,17 +393,5 @@ fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
         drop(gate);
         assert!(pool.wait_reserved(PATIENCE).unwrap());
         assert_eq!(valid_stats(&pool).memory.reserve_bytes, 64 * MI);
-    });
-}
-
-#[test]
-fn a_process_may_end_in_the_middle() {
-    alone(|| {
-        static POOLS: OnceLock<[Pool; 2]> = OnceLock::new();
-        POOLS.get_or_init(|| {
-            let heap = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 30);
-            let heap = heap.reserve_bytes(256 << 20).setting("reserve_wait", false).build().unwrap();
-            [by_a_thread(faulty(false), TI, TI).build().unwrap(), heap]
-        });
     });
 }

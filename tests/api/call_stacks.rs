@@ -34,27 +34,6 @@ fn sampled(path: &Path) -> Vec<(u64, String)> {
 }
 
 #[test]
-fn a_leak_is_named_by_the_function_that_got_it() {
-    let clock = ManualClock::default();
-    let pool = sampling(1).unstable_clock(clock.clone()).build().unwrap();
-    let labels = pool.tagged("labels");
-    listen();
-    let mut kept = Vec::new();
-    for _ in 0..60 {
-        (0..19).for_each(|_| drop(labels.get(4096).unwrap()));
-        kept.push(get_tagged(&labels));
-        clock.advance_us(1_000_000);
-        pool.maintain();
-    }
-    let found = pool.diagnose().found;
-    assert!(found.ends_with("get_tagged)") && found.contains(" (most were allocated at "), "{found}");
-    assert!(!pool.diagnose().advice.unwrap().contains("call_stacks"), "{}", pool.diagnose());
-    let verdicts: Vec<_> =
-        lines_with_levels().into_iter().filter(|(_, line)| line.contains("diagnosis: leak")).collect();
-    assert!(verdicts.iter().all(|(_, line)| line.contains("get_tagged)")) && verdicts.len() == 1, "{verdicts:?}");
-}
-
-#[test]
 fn a_leak_without_a_tag_is_named_too_and_without_samples_the_setting_is() {
     for (every, named) in [(1, "get_for_ever)"), (0, "")] {
         let clock = ManualClock::default();

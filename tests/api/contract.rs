@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 
-use pinpool::source::{PAGE_BYTES, Source};
+use pinpool::source::Source;
 use pinpool::unstable::backend::{AddressRange, HeapSource, RANGE_ALIGN_BYTES};
 use pinpool::{Backend, Pool, Preset};
 use pinpool_replay::SimSource;
@@ -27,23 +27,6 @@ fn addresses_outside_a_range_are_refused() {
     for (offset, bytes) in [(0, 8193), (4096, 4097), (8193, 0), (usize::MAX, 2)] {
         let refusal = range.at(offset, bytes).unwrap_err().to_string();
         assert!(refusal.contains(&format!("{bytes} B at {offset} are not inside a range of 8192 B")), "{refusal}");
-    }
-}
-
-#[test]
-fn sim_holds_its_stated_total_and_no_more() {
-    let source = SimSource::new(3 * PAGE_BYTES as u64);
-    let first = source.acquire(PAGE_BYTES + 1).unwrap();
-    let second = source.acquire(1).unwrap();
-    let refusal = source.acquire(1).unwrap_err().to_string();
-    assert!(refusal.contains("12288 B of 12288 B"), "{refusal}");
-    // SAFETY: acquired above, no reference into it was made.
-    unsafe { source.release(first) }.unwrap();
-    let third = source.acquire(2 * PAGE_BYTES).unwrap();
-    assert_eq!(third.id(), 2, "a refused acquire takes no id, a recurring address gets a new one");
-    for region in [second, third] {
-        // SAFETY: acquired above, no reference into it was made.
-        unsafe { source.release(region) }.unwrap();
     }
 }
 

@@ -76,22 +76,6 @@ fn a_get_does_not_wait_past_its_deadline_for_the_release_of_another_thread() {
     }
 }
 
-#[test]
-fn a_get_that_may_wait_is_served_when_the_pin_of_another_thread_ends() {
-    let source = faulty(SimSource::new(1 << 40));
-    let pool = over(source.clone(), 8 << 20).build().unwrap();
-    let held = source.hold(SourceCall::Acquire);
-    thread::scope(|scope| {
-        let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
-        held.wait_for(1);
-        let waiting = scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(HANGS)).map(drop));
-        thread::sleep(Duration::from_millis(20));
-        drop(held);
-        pinning.join().unwrap().unwrap();
-        waiting.join().unwrap().unwrap();
-    });
-}
-
 /// A source that is put back into while it releases: what an unbounded loop never gets to the end of.
 #[test]
 fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {

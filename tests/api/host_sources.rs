@@ -82,31 +82,6 @@ fn mappings() -> Vec<(Range<usize>, [u64; 3])> {
 }
 
 #[test]
-fn sim_counts_regions_and_granules_together() {
-    let source = SimSource::new(4 * PAGE_BYTES as u64);
-    let pages = Pages::reserve(&source, 1 << 28);
-    let (far, region) = (1 << 27, source.acquire(PAGE_BYTES).unwrap());
-    pages.commit(0, 3).unwrap();
-    // SAFETY: committed, and used by this test alone.
-    unsafe { pages.start(0).write(7) };
-    let refusal = pages.commit(far, 1).unwrap_err().to_string();
-    assert!(refusal.contains("16384 B of 16384 B"), "{refusal}");
-    assert!(source.acquire(1).is_err());
-    // SAFETY: still committed after the refusals.
-    assert_eq!(unsafe { pages.start(0).read() }, 7);
-    // SAFETY: acquired above, no reference into it was made.
-    unsafe { source.release(region) }.unwrap();
-    pages.commit(far, 1).expect("the bytes that the region returned");
-    pages.decommit(0, 3).unwrap();
-    pages.decommit(far, 1).unwrap();
-    pages.unreserve();
-    let whole = source.acquire(4 * PAGE_BYTES).expect("nothing is held any more");
-    assert!(source.acquire(1).is_err());
-    // SAFETY: acquired above, no reference into it was made.
-    unsafe { source.release(whole) }.unwrap();
-}
-
-#[test]
 fn memory_comes_with_a_touch_and_goes_with_the_decommit() {
     const PAGES: usize = (64 << 20) / PAGE_BYTES;
     let source = HeapSource::new();

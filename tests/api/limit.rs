@@ -146,30 +146,3 @@ fn the_limit_holds_beside_pageable_fallbacks() {
         stays_under_the_limit(&counting, 8 << 20, 0, 10, OnFull::Pageable);
     }
 }
-
-#[test]
-fn everything_comes_back_from_a_source_that_does_not_fail() {
-    for counting in [CountingSource::virtual_memory(), CountingSource::discrete()] {
-        let backend = Backend::Source(counting.clone());
-        let pool = Pool::builder()
-            .without_env()
-            .backend(backend)
-            .wait(Duration::from_micros(200))
-            .max_bytes(12 << 20)
-            .unstable_pressure("/dev/null")
-            .build();
-        let pool = pool.unwrap();
-        thread::scope(|scope| {
-            (1..=THREADS).for_each(|number| {
-                drop(scope.spawn({
-                    let pool = pool.clone();
-                    move || work(&pool, number << 40 | 1)
-                }))
-            });
-        });
-        assert_eq!(pool.stats().validate(), Ok(()));
-        assert!(counting.peak_bytes() <= 12 << 20);
-        drop(pool);
-        assert_eq!((counting.held_bytes(), counting.ranges()), (0, 0));
-    }
-}

@@ -6,7 +6,6 @@
 
 mod abandoned;
 mod adaptive;
-mod adaptive_model;
 mod adopt;
 #[cfg(not(miri))]
 mod async_copy;
@@ -69,7 +68,6 @@ mod remedies;
 mod reserve_in_line;
 #[cfg(target_os = "linux")]
 mod resident_memory;
-mod scripted_faults;
 mod settings;
 mod settings_as_text;
 #[cfg(all(target_os = "linux", not(miri)))]

@@ -1,20 +1,13 @@
 //! Every byte is counted, under its own limit: memory that is not pinned, partitions, refused gets, lost buffers.
 
 use pinpool_os::words::Size;
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pinpool::SourceError;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::source::{Region, Source};
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
-use pinpool_replay::SimSource;
-use pinpool_testing::{FaultSource, SourceCall};
+use pinpool_testing::SourceCall;
 
 use crate::child::alone;
-use crate::draw::Draw;
 use crate::fixture::{faulty_heap, valid_stats};
 
 const MIB: usize = 1 << 20;
@@ -116,18 +109,6 @@ fn the_peak_of_a_partition_is_memory_that_was_there() {
     );
 }
 
-#[test]
-fn the_peak_of_a_pool_is_memory_that_was_there() {
-    for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let source = Arc::new(FaultSource::around(Arc::new(SimSource::discrete(1 << 40))));
-        let pool =
-            builder().preset(preset).backend(Backend::Source(source.clone())).max_bytes(1 << 30).build().unwrap();
-        (0..2).for_each(|index| source.fail(SourceCall::Acquire, index));
-        assert!(pool.get(MIB).is_err() || pool.get(MIB).is_err());
-        assert_eq!(valid_stats(&pool).memory.peak_held_bytes, 0, "{preset}");
-    }
-}
-
 /// Loses one buffer of 1 MiB to a device that fails.
 fn lose_one(pool: &Pool) {
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
@@ -188,93 +169,4 @@ fn where_the_addresses_ran_out_the_refusal_names_their_limit() {
         let error = pool.get(4 << 30).unwrap_err().to_string();
         assert!(error.contains("ulimit -v"), "{error}");
     });
-}
-
-/// Holds whole 64 KiB and a page more for each region, and for a fast one a page less than that.
-#[derive(Debug)]
-struct Costly {
-    inner: SimSource,
-    held_bytes: AtomicU64,
-    peak_bytes: AtomicU64,
-    fast: Mutex<HashSet<u64>>,
-}
-
-impl Costly {
-    fn counted(&self, bytes: usize) {
-        let held_bytes = self.held_bytes.fetch_add(bytes as u64, Ordering::SeqCst) + bytes as u64;
-        self.peak_bytes.fetch_max(held_bytes, Ordering::SeqCst);
-    }
-}
-
-// SAFETY: passes every call on to the wrapped source.
-#[allow(unsafe_code)]
-unsafe impl Source for Costly {
-    fn name(&self) -> &'static str {
-        "costly"
-    }
-
-    fn is_pinned(&self) -> bool {
-        true
-    }
-
-    fn held_bytes(&self, len_bytes: usize) -> usize {
-        len_bytes.checked_next_multiple_of(64 << 10).map_or(usize::MAX, |bytes| bytes.saturating_add(4096))
-    }
-
-    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
-        len_bytes.checked_next_multiple_of(64 << 10).unwrap_or(usize::MAX)
-    }
-
-    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        self.inner.acquire(len_bytes).inspect(|_| self.counted(Source::held_bytes(self, len_bytes)))
-    }
-
-    fn acquire_fast(&self, len_bytes: usize, _: usize, _: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        let region = self.inner.acquire(len_bytes)?;
-        self.counted(self.held_bytes_fast(len_bytes));
-        self.fast.lock().unwrap().insert(region.id());
-        Ok(region)
-    }
-
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        let (len_bytes, is_fast) = (region.len_bytes(), self.fast.lock().unwrap().remove(&region.id()));
-        let held_bytes = if is_fast { self.held_bytes_fast(len_bytes) } else { Source::held_bytes(self, len_bytes) };
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.release(region) }.inspect(|()| {
-            self.held_bytes.fetch_sub(held_bytes as u64, Ordering::SeqCst);
-        })
-    }
-}
-
-#[test]
-fn what_a_source_holds_beyond_the_bytes_asked_for_counts_under_the_limit() {
-    for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        for max_bytes in [64 << 10, (64 << 10) + 4096, 1 << 20, (1 << 20) + 4095, 3_000_000, 40 << 20] {
-            let (held_bytes, peak_bytes, fast) = Default::default();
-            let source = Arc::new(Costly { inner: SimSource::discrete(1 << 40), held_bytes, peak_bytes, fast });
-            let [held, peak] = [&source.held_bytes, &source.peak_bytes];
-            let pool = builder().preset(preset).backend(Backend::Source(source.clone())).max_bytes(max_bytes);
-            let pool = pool.build().unwrap();
-            let mut draw = Draw(max_bytes | 1);
-            let mut buffers = Vec::new();
-            for step in 0..300_u64 {
-                let len = (1 + draw.below(max_bytes)) >> draw.below(9);
-                buffers.extend(pool.get(usize::try_from(len.max(1)).unwrap()).ok());
-                let keep = usize::try_from(draw.below(6)).unwrap();
-                buffers.drain(..buffers.len().saturating_sub(keep));
-                match draw.below(20) {
-                    0 => pool.trim(draw.below(max_bytes)),
-                    1 => pool.clear(),
-                    2 if step < 40 => drop(pool.reserve(draw.below(max_bytes / 4))),
-                    _ => {}
-                }
-                let stats = valid_stats(&pool);
-                assert_eq!(stats.memory.held_bytes, held.load(Ordering::SeqCst), "{preset} {max_bytes}");
-                assert!(peak.load(Ordering::SeqCst) <= max_bytes, "{preset} {max_bytes}: {peak:?}");
-                assert_eq!(stats.memory.peak_held_bytes, peak.load(Ordering::SeqCst), "{preset} {max_bytes}");
-            }
-            drop((buffers, pool));
-            assert_eq!(held.load(Ordering::SeqCst), 0);
-        }
-    }
 }

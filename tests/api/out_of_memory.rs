@@ -111,23 +111,6 @@ fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
 }
 
 #[test]
-fn the_limit_to_raise_is_the_one_that_is_reached() {
-    let change = |pool: &Pool, len: usize| {
-        let text = pool.get(len).unwrap_err().report();
-        text.lines().last().unwrap().to_owned()
-    };
-    let pool = pool_of(Backend::Heap).max_bytes(8 << 20).build().unwrap();
-    let eval = pool.partition("eval", 1 << 20).unwrap();
-    let _eval = eval.get(MIB).unwrap();
-    assert!(change(&eval, 4096).contains("raise the limit of the partition to 1.1MiB"));
-    assert!(change(&pool, 16 * MIB).contains("request less, or raise PINPOOL_MAX_BYTES to 16.0MiB"));
-    let pool =
-        pool_of(Backend::Heap).max_bytes(8 << 20).reserve_bytes(2 << 20).setting("growth", false).build().unwrap();
-    let _all = pool.get(2 * MIB).unwrap();
-    assert!(change(&pool, 4096).contains("raise PINPOOL_RESERVE to 2.1MiB"));
-}
-
-#[test]
 fn copies_that_do_not_end_are_the_likely_cause() {
     use pinpool::copy::sink::{SinkMem, SinkStream};
     let clock = ManualClock::default();

@@ -8,7 +8,6 @@ use std::thread;
 use std::time::Duration;
 
 use log::Level;
-use pinpool::unstable::ManualClock;
 use pinpool::unstable::Rounding;
 use pinpool::{Backend, OnFull, Pool, PoolBuilder, Preset, Request};
 
@@ -151,20 +150,6 @@ fn the_log_line_of_a_shortage_has_the_same_remedy() {
     );
 }
 
-#[test]
-fn a_shortage_of_one_get_lasts_no_time() {
-    let clock = ManualClock::default();
-    let pool = heap().max_bytes(4 << 20).unstable_clock(clock.clone()).build().unwrap();
-    refusal(&pool, 4 * MIB, 4096);
-    listen();
-    clock.advance_us(2_000_000);
-    pool.maintain();
-    let kept = lines_with_levels();
-    let over: Vec<_> = kept.iter().filter(|(_, line)| line.contains(" recovered: ")).collect();
-    let [(Level::Info, line)] = over.as_slice() else { panic!("one line: {kept:?}") };
-    assert!(line.contains(" recovered: lasted=0s requests=1 "), "{line}");
-}
-
 /// Lowers the limit of locked memory, and takes from root what would make it exempt.
 #[allow(unsafe_code)] // Changes this process.
 fn lower_memlock(bytes: u64) {
@@ -280,23 +265,5 @@ fn a_refusal_by_the_limit_on_locked_memory_fails_at_once_and_is_not_repeated() {
         let stats = pool.stats();
         assert_eq!(stats.requests.timeouts, 1);
         assert!(stats.memory.pin.failures - failures <= 2, "{} failures", stats.memory.pin.failures - failures);
-    });
-}
-
-/// A process limit makes the backend fail, and the message names that limit.
-#[allow(unsafe_code)] // Changes this process.
-#[test]
-fn memory_refused_for_lack_of_addresses_names_their_limit() {
-    alone(|| {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmSize:")).unwrap();
-        let used: u64 = line.split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
-        let bytes = used * 1024 + (64 << 20);
-        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
-        // SAFETY: reads a limit that lives as long as the call.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
-        let pool = heap().preset(Preset::TensorFlow).build().unwrap();
-        let error = pool.get(256 * MIB).unwrap_err();
-        assert!(error.is_backend() && error.to_string().contains("ulimit -v"), "{error}");
     });
 }

@@ -179,50 +179,6 @@ fn a_setting_given_twice_with_different_values_is_named() {
 }
 
 #[test]
-fn values_are_read() {
-    let vars = || {
-        owned(&[
-            ("PINPOOL_BACKEND", "mlock"),
-            ("PINPOOL_DEVICE", "2"),
-            ("PINPOOL_POOL_SIZE_LIMIT", "7"),
-            ("PINPOOL_AUTO_RESIZE", "off"),
-            ("PINPOOL_ROUNDING", "EXACT"),
-            ("PINPOOL_MAX_BYTES", "64MiB"),
-            ("PINPOOL_IDLE_TIMEOUT", "none"),
-            ("PINPOOL_ON_FULL", "pageable"),
-            ("PINPOOL_LOG_EVERY", "1"),
-            ("PINPOOL_WAIT", "NONE"),
-            ("PINPOOL_RESERVE", "none"),
-            ("PINPOOL_SOCKET", "0"),
-        ])
-    };
-    alone_with(vars, || {
-        assert!(report().errors.is_empty());
-        let pool = Pool::from_env().unwrap();
-        let config = pool.config();
-        assert!(matches!(config.backend, Backend::Mlock));
-        assert_eq!((config.device, config.pool_size_limit, config.auto_resize), (2, 7, false));
-        assert_eq!((config.rounding, config.max_bytes, config.log_every), (Rounding::Exact, Limit::Bytes(64 << 20), 1));
-        assert_eq!((config.wait, config.on_full, config.idle_timeout), (None, OnFull::Pageable, None));
-        assert_eq!((config.reserve_bytes, config.socket.as_ref()), (0, None));
-    });
-}
-
-#[test]
-fn a_limit_of_zero_is_refused_and_none_is_no_limit() {
-    let text = |value| {
-        format!(
-            "PINPOOL_MAX_BYTES={value}: not a limit, since every request would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling \
-             off); correct it, or leave it out for the default auto"
-        )
-    };
-    let report = report_of(&[("PINPOOL_MAX_BYTES".to_owned(), "0".to_owned())]);
-    assert_eq!(report.errors.iter().map(ToString::to_string).collect::<Vec<_>>(), [text("0")]);
-    assert_eq!(refused(|pool| pool.max_bytes(0)).to_string(), text("0B"));
-    assert_eq!("none".parse(), Ok(Limit::Unlimited));
-}
-
-#[test]
 fn the_report_says_where_a_value_comes_from() {
     alone_with(
         || owned(&[("PINPOOL_POOL_SIZE_LIMIT", "0"), ("PINPOOL_LOG_EVERY", "x")]),
@@ -234,17 +190,6 @@ fn the_report_says_where_a_value_comes_from() {
             assert_eq!(origin("PINPOOL_AUTO_RESIZE"), Some("implied"));
             assert_eq!(origin("PINPOOL_LOG_EVERY"), Some("default"));
             assert_eq!(report.errors.len(), 1);
-        },
-    );
-}
-
-#[test]
-fn code_wins_over_environment() {
-    alone_with(
-        || owned(&[("PINPOOL_POOL_SIZE_LIMIT", "9"), ("PINPOOL_LOG_EVERY", "1")]),
-        || {
-            let pool = heap().setting("pool_size_limit", 7).build().unwrap();
-            assert_eq!((pool.config().pool_size_limit, pool.config().log_every), (7, 1));
         },
     );
 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 use pinpool::source::Source;
 use pinpool::{Pool, Preset};
 use pinpool_replay::SimSource;
-use pinpool_testing::{FaultSource, SourceCall};
+use pinpool_testing::FaultSource;
 
-use crate::fixture::{LONG, over};
+use crate::fixture::over;
 
 const MIB: usize = 1 << 20;
 
@@ -29,60 +29,6 @@ fn figures_come_at_once(pool: &Pool, during: &str) {
 
 fn faulty(source: impl Source + 'static) -> Arc<FaultSource> {
     Arc::new(FaultSource::around(Arc::new(source)))
-}
-
-/// A pool of each preset over each kind of memory.
-fn pools() -> Vec<(Arc<FaultSource>, Pool)> {
-    let (regions, granules) = (|| faulty(SimSource::discrete(1 << 40)), || faulty(SimSource::new(1 << 40)));
-    let all = [(regions(), Preset::TensorFlow), (regions(), Preset::Adaptive), (granules(), Preset::Adaptive)];
-    let build = |(source, preset): (Arc<FaultSource>, Preset)| {
-        let pool = over(source.clone(), 64 << 20).preset(preset).wait(LONG).build().unwrap();
-        (source, pool)
-    };
-    all.map(build).into()
-}
-
-#[test]
-fn while_a_pin_is_under_way() {
-    for (source, pool) in pools() {
-        let held = source.hold(SourceCall::Acquire);
-        thread::scope(|scope| {
-            let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
-            held.wait_for(1);
-            figures_come_at_once(&pool, "a pin call");
-            drop(held);
-            pinning.join().unwrap().unwrap();
-        });
-    }
-}
-
-#[test]
-fn while_memory_is_released() {
-    for (source, pool) in pools() {
-        drop(pool.get(8 * MIB).unwrap());
-        let held = source.hold(SourceCall::Release);
-        thread::scope(|scope| {
-            let releasing = scope.spawn(|| pool.clear());
-            held.wait_for(1);
-            figures_come_at_once(&pool, "a release");
-            drop(held);
-            releasing.join().unwrap();
-        });
-    }
-}
-
-#[test]
-fn while_a_reserve_is_pinned() {
-    for (source, pool) in pools().into_iter().skip(1) {
-        let held = source.hold(SourceCall::Acquire);
-        thread::scope(|scope| {
-            let reserving = scope.spawn(|| pool.reserve(8 << 20));
-            held.wait_for(1);
-            figures_come_at_once(&pool, "a reserve");
-            drop(held);
-            reserving.join().unwrap().unwrap();
-        });
-    }
 }
 
 #[test]

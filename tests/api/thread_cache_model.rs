@@ -9,10 +9,6 @@ fn put(cache: &ThreadCache<u32>, class: u32, value: u32) {
     assert!(cache.put(Entry::new(class, 10, value)).is_ok());
 }
 
-fn fill(cache: &ThreadCache<u32>, class: u32, values: std::ops::Range<u32>) {
-    values.for_each(|value| put(cache, class, value));
-}
-
 /// The buffers over the limit, oldest first.
 fn over_limit(cache: &ThreadCache<u32>) -> Vec<u32> {
     std::iter::from_fn(|| cache.evict_over_limit()).map(|entry| **entry).collect()
@@ -22,79 +18,6 @@ fn drained(cache: &ThreadCache<u32>, until: u64) -> Vec<u32> {
     let mut left = Vec::new();
     cache.drain(until, |entry| left.push(**entry));
     left
-}
-
-/// Runs `step` on another thread and joins it.
-fn elsewhere<R: Send>(step: impl FnOnce() -> R + Send) -> R {
-    std::thread::scope(|scope| scope.spawn(step).join().unwrap())
-}
-
-#[test]
-fn buffers_of_other_and_ended_threads_are_found() {
-    let cache = ThreadCache::new(1, 100, 4);
-    elsewhere(|| fill(&cache, 0, 0..3));
-    fill(&cache, 0, 3..4);
-    cache.validate().unwrap();
-    let mut found: Vec<u32> = std::iter::from_fn(|| cache.take(0)).map(|entry| **entry).collect();
-    assert_eq!(found.remove(0), 3, "its own buffer first");
-    found.sort_unstable();
-    assert_eq!(found, [0, 1, 2], "then the buffers of a thread that has ended");
-    cache.validate().unwrap();
-}
-
-#[test]
-fn a_put_returns_the_buffer_to_the_shard_that_took_it() {
-    let cache = ThreadCache::new(1, 100, 4);
-    fill(&cache, 0, 0..2);
-    let taken = [cache.take(0).unwrap(), cache.take(0).unwrap()];
-    elsewhere(|| {
-        taken.into_iter().for_each(|entry| assert!(cache.put(entry).is_ok()));
-        put(&cache, 0, 7);
-        assert_eq!(**cache.take(0).unwrap(), 7, "a thread's own newest comes first");
-    });
-    assert_eq!([cache.take(0), cache.take(0)].map(|entry| **entry.unwrap()), [0, 1], "newest first");
-    cache.validate().unwrap();
-}
-
-#[test]
-fn buffers_over_the_limit_leave_whichever_thread_put_them() {
-    let cache = ThreadCache::new(1, 12, 4);
-    fill(&cache, 0, 0..12);
-    let in_use: Vec<_> = std::iter::from_fn(|| cache.take(0)).collect();
-    elsewhere(|| {
-        in_use.into_iter().for_each(|entry| assert!(cache.put(entry).is_ok()));
-        cache.begin_tick(1);
-        fill(&cache, 0, 20..32);
-    });
-    assert_eq!(over_limit(&cache), (0..12).rev().collect::<Vec<_>>());
-    assert_eq!(cache.counts().idle, 12);
-    cache.validate().unwrap();
-}
-
-#[test]
-fn a_drain_removes_buffers_of_earlier_ticks() {
-    let cache = ThreadCache::new(1, 500, 4);
-    for value in 0..100 {
-        cache.begin_tick(u64::from(value) + 1);
-        put(&cache, 0, value);
-        if value == 3 {
-            elsewhere(|| put(&cache, 0, 500));
-        }
-    }
-    let mut left = drained(&cache, 70);
-    left.sort_unstable();
-    assert_eq!(left, (0..70).chain([500]).collect::<Vec<_>>());
-    cache.validate().unwrap();
-    assert_eq!((drained(&cache, u64::MAX).len(), cache.counts().idle), (30, 0));
-}
-
-#[test]
-fn a_limit_of_zero_and_an_unknown_class_keep_nothing() {
-    let cache = ThreadCache::new(1, 0, 4);
-    assert!(cache.put(Entry::new(0, 10, 1)).is_err());
-    cache.set_limit(1);
-    assert!(cache.put(Entry::new(1, 10, 2)).is_err() && cache.take(1).is_none());
-    assert_eq!(cache.counts(), Counts::default());
 }
 
 /// The naive model of the cache on one thread.

@@ -6,7 +6,6 @@ use std::sync::{Barrier, mpsc};
 use pinpool::unstable::thread_cache::{Entry, ThreadCache};
 
 use crate::draw::Draw;
-use crate::heap_calls;
 
 const CLASSES: u32 = 5;
 const THREADS: usize = if cfg!(miri) { 3 } else { 8 };
@@ -144,45 +143,4 @@ fn counters_balance_with_more_threads_than_shards() {
 #[test]
 fn counters_balance_after_a_seal_while_buffers_are_put() {
     check_balance(4, true);
-}
-
-#[test]
-fn threads_that_come_and_go_leave_nothing_behind() {
-    let (cache, misses) = (ThreadCache::new(1, 1000, 8), AtomicU64::new(0));
-    let rounds = if cfg!(miri) { 4 } else { 200 };
-    for _ in 0..rounds {
-        std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    let buffer = cache.take(0).unwrap_or_else(|| {
-                        count_one(&misses);
-                        Entry::new(0, BYTES, AtomicBool::new(false))
-                    });
-                    use_alone(&buffer);
-                    buffer.store(false, Ordering::Relaxed);
-                    assert!(cache.put(buffer).is_ok());
-                });
-            }
-        });
-        cache.validate().unwrap();
-    }
-    let misses = misses.into_inner();
-    assert_eq!(cache.counts().hits + misses, 3 * rounds);
-    assert!(misses <= 3, "{misses} buffers for three threads at a time");
-}
-
-#[test]
-fn a_get_and_its_put_allocate_nothing() {
-    let cache = ThreadCache::new(CLASSES, 100, 4);
-    for class in 0..CLASSES {
-        assert!(cache.put(Entry::new(class, BYTES, AtomicBool::new(false))).is_ok());
-    }
-    let before = heap_calls::by_this_thread();
-    for step in 0..1000 {
-        let buffer = cache.take(step % CLASSES).unwrap();
-        assert!(cache.put(buffer).is_ok());
-    }
-    let last = cache.take(0);
-    assert!(last.is_some() && cache.take(0).is_none());
-    assert_eq!(heap_calls::by_this_thread(), before);
 }

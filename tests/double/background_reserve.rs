@@ -67,30 +67,6 @@ fn a_refusal_of_the_driver_at_each_of_the_first_steps_leaves_what_is_there() {
 }
 
 #[test]
-fn the_first_step_refused_is_an_error_of_the_start() {
-    let double = MockDriver::load();
-    let before = held(&double);
-    let pool = pool(&Backend::Vmm, 0).unwrap();
-    double.fail("cuMemCreate", 1, Code::OUT_OF_MEMORY);
-    assert!(pool.reserve(64 * MI).unwrap_err().is_backend());
-    assert_eq!((held(&double).pinned_bytes, pool.stats().memory.reserve_target_bytes), (before.pinned_bytes, 0));
-}
-
-#[test]
-fn the_end_of_a_pool_waits_for_the_step_in_the_driver_and_leaves_nothing() {
-    let double = MockDriver::load();
-    let before = held(&double);
-    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
-        let pool = Pool::builder().without_env().backend(backend.clone()).max_bytes(1 << 30);
-        let pool = pool.reserve_bytes(512 << 20).setting("reserve_wait", false).build().unwrap();
-        drop(filled(&pool, MIB, 3));
-        drop(pool);
-        assert_eq!(held(&double), before, "{backend:?}");
-    }
-    assert_eq!(double.wrong_uses(), Vec::<String>::new());
-}
-
-#[test]
 fn a_process_may_end_while_the_driver_pins() {
     alone(|| {
         let _double = MockDriver::load();
@@ -99,23 +75,4 @@ fn a_process_may_end_while_the_driver_pins() {
             std::mem::forget(pool.reserve_bytes(512 << 20).setting("reserve_wait", false).build().unwrap());
         }
     });
-}
-
-#[test]
-fn a_reserve_that_is_registered_lies_in_huge_pages_where_there_are_some() {
-    let double = MockDriver::load();
-    let before = held(&double);
-    for backend in [Backend::Vmm, Backend::Register] {
-        let pool = builder(backend.clone())
-            .setting("hugetlb", pinpool::unstable::config::HugeTlb::Auto)
-            .max_bytes(64 << 20)
-            .reserve_bytes(8 << 20);
-        let pool = pool.build().unwrap();
-        assert_eq!(pool.stats().memory.reserve_bytes, 8 << 20);
-        drop(filled(&pool, 4 * MIB, 4));
-        pool.stats().validate().unwrap();
-        drop(pool);
-        assert_eq!(held(&double), before, "{backend:?}");
-    }
-    assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::thread;
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
 use mock_driver::{Code, Deviation, MockDriver};
 use pinpool::{Backend, Completion, Pool};
 
 use crate::child::alone;
 use crate::driver_facts;
-use crate::fixture::{MIB, begin_capture, end_capture, filled, start, stream_and_memory, tensorflow};
+use crate::fixture::{MIB, begin_capture, end_capture, filled, start, stream_and_memory};
 
 #[test]
 fn every_fact_about_the_driver_holds_on_the_double() {
@@ -27,33 +27,6 @@ fn the_facts_hold_where_a_driver_answers_otherwise_than_its_manual() {
         double.set_deviations(&[Deviation::SmallCopies, Deviation::OtherCodes]);
         driver_facts::check(&CudaContext::new(0).unwrap());
     });
-}
-
-#[test]
-fn a_new_pool_creates_no_context_and_a_get_keeps_the_threads_own() {
-    alone(|| {
-        let double = MockDriver::load();
-        let pool = tensorflow().build().unwrap();
-        assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 0);
-        drop(pool.get(4096).unwrap());
-        assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 1);
-        drop(pool.get(MIB).unwrap());
-        assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 1);
-        assert_eq!(result::ctx::get_current(), Ok(None));
-    });
-}
-
-#[test]
-fn without_a_device_cuda_is_an_error_and_auto_takes_another() {
-    let double = MockDriver::load();
-    double.set_device_count(0);
-    let error = tensorflow().build().unwrap_err();
-    assert!(error.is_backend() && error.to_string().contains("NO_DEVICE"), "{error}");
-    let pool = Pool::builder().without_env().backend(Backend::Auto).build().unwrap();
-    assert!(["mlock", "heap"].contains(&pool.stats().backend));
-    double.set_device_count(2);
-    let error = tensorflow().device(2).build().unwrap_err();
-    assert!(error.to_string().contains("PINPOOL_DEVICE"), "{error}");
 }
 
 #[test]
@@ -89,23 +62,6 @@ fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_survives() {
     assert_eq!(pool.stats().memory.idle, 1, "the buffer is put back");
     assert_eq!(end_capture(&stream), Ok(()));
     assert_eq!(double.counts().spoiled_captures, 0);
-}
-
-#[test]
-fn an_error_that_cudarc_stored_for_other_code_is_kept_for_it() {
-    let (double, context, pool) = start();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
-    let left_behind = DriverError(CUresult::CUDA_ERROR_ILLEGAL_STATE);
-    context.record_err::<()>(Err(left_behind));
-    let gate = double.hold(stream.cu_stream());
-    let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
-    assert!(!copy.is_done().unwrap());
-    drop(gate);
-    copy.wait().unwrap();
-    pool.maintain();
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
-    assert_eq!(context.check_err(), Err(left_behind));
-    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
 }
 
 #[test]
@@ -150,21 +106,6 @@ fn a_copy_that_fails_at_a_step_puts_its_buffer_back_only_if_nothing_was_enqueued
     }
 }
 
-#[test]
-fn a_failed_event_record_of_the_target_does_not_lose_the_copy() {
-    let (double, context, pool) = start();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
-    let buf = filled(&pool, 4096, 1);
-    double.fail("cuEventRecord", 1, Code::OUT_OF_MEMORY);
-    buf.copy_to(&stream, &mut memory).unwrap().wait().unwrap();
-    assert_eq!(
-        context.check_err(),
-        Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)),
-        "kept for the next user of the target"
-    );
-    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
-}
-
 /// A copy behind which the driver refuses the number and the event.
 fn copy_without_a_fence(
     double: &MockDriver,
@@ -176,18 +117,6 @@ fn copy_without_a_fence(
     // The first record is cudarc's event of the target.
     double.fail("cuEventRecord", 2, Code::OUT_OF_MEMORY);
     filled(pool, 4096, 1).copy_to(stream, memory).unwrap()
-}
-
-#[test]
-fn a_copy_without_a_fence_is_waited_for_once() {
-    let (double, context, pool) = start();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
-    // The first copy makes the timeline.
-    filled(&pool, 4096, 2).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
-    let copy = copy_without_a_fence(&double, &pool, &stream, &mut memory);
-    assert!(copy.is_done().unwrap(), "its stream is seen without work");
-    pool.maintain();
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
 }
 
 #[test]
@@ -250,24 +179,4 @@ fn on_a_lost_device_or_at_the_end_of_the_process_no_memory_is_freed_and_no_threa
         assert_eq!(double.counts().pinned_bytes, pinned);
         double.reset();
     }
-}
-
-#[test]
-fn hits_continue_while_another_thread_hangs_in_the_driver() {
-    let (double, context, pool) = start();
-    drop(pool.get(4096).unwrap());
-    let gate = double.hold_call("cuMemHostAlloc");
-    thread::scope(|scope| {
-        let stuck = scope.spawn(|| {
-            context.bind_to_thread().unwrap();
-            drop(pool.get(MIB).unwrap());
-        });
-        gate.wait_for(1);
-        for _ in 0..1000 {
-            assert!(pool.try_get(4096).unwrap().is_some());
-        }
-        assert!(!stuck.is_finished());
-        drop(gate);
-        stuck.join().unwrap();
-    });
 }

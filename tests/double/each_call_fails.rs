@@ -18,6 +18,7 @@ use mock_driver::{Code, MockDriver};
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Request, Result};
 
 use crate::captured_log::{lines_with_levels, listen};
+use crate::draw::Draw;
 use crate::fixture::{Held, MIB, builder, held};
 
 /// Each call fails at each of this many first times.
@@ -258,12 +259,12 @@ fn sweep(case: &Case, double: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
             }
         }
     }
-    let mut random = Random(1);
+    let mut draw = Draw::of(1);
     for _ in 0..if is_everything_tried() { 300 } else { 20 } {
         let faults: Vec<_> = (0..AT_ONCE)
             .map(|_| {
-                let (name, count) = &calls[random.index(calls.len())];
-                Fault::new(name, 1 + random.below(*count), CODES[random.index(CODES.len())])
+                let (name, count) = &calls[usize::try_from(draw.below(calls.len() as u64)).unwrap()];
+                Fault::new(name, draw.between(1, *count), draw.pick(&CODES))
             })
             .collect();
         try_run(&faults, true);
@@ -275,22 +276,6 @@ fn sweep(case: &Case, double: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
     double.reset();
     double.renew_contexts();
     (wrong, failed)
-}
-
-/// Numbers that are the same in each run: xorshift.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-
-    fn index(&mut self, len: usize) -> usize {
-        usize::try_from(self.below(len as u64)).unwrap()
-    }
 }
 
 fn check(case: Case, needed: &[&str]) {

@@ -72,9 +72,7 @@ const REFUSALS: &[(&[&str], &str, &[&str])] = &[
     (&["cuDevicePrimaryCtxRetain"], "host", &["skipped vmm, register, cuda: cuDevicePrimaryCtxRetain"]),
     (&["cuMemcpyHtoDAsync_v2"], "host", &["skipped vmm, register, cuda: cuMemcpyHtoDAsync"]),
     (&["cuMemcpyDtoHAsync_v2"], "host", &["skipped vmm, register, cuda: cuMemcpyDtoHAsync"]),
-    // No memory on the device for a word, or no stream: nothing is known of copies.
-    (&["cuMemAllocAsync"], "vmm", &[]),
-    (&["cuStreamCreate"], "vmm", &[]),
+    (&["cuStreamCreate"], "host", &["skipped vmm, register, cuda: cuStreamCreate"]),
 ];
 
 #[test]
@@ -111,6 +109,33 @@ fn each_refusal_at_each_step_is_named_and_the_next_back_end_is_taken() {
 }
 
 #[test]
+fn without_device_memory_for_a_test_copy_a_back_end_is_used_with_a_warning_that_names_the_call() {
+    alone(|| {
+        let double = MockDriver::load();
+        let refused = |call: &str, code: Code, others: &[&str]| {
+            double.reset();
+            double.renew_contexts();
+            std::mem::forget(CudaContext::new(0).unwrap());
+            double.fail_from(call, 1, code);
+            others.iter().for_each(|call| double.fail_from(call, 1, Code::NOT_PERMITTED));
+            taken(auto())
+        };
+        for code in [Code::OUT_OF_MEMORY, NOT_SUPPORTED] {
+            for (expected, others) in [("vmm", &[][..]), ("register", &["cuMemCreate"])] {
+                let Taken { backend, warnings, .. } = refused("cuMemAllocAsync", code, others);
+                let named = format!("backend {expected} is used without a test copy: cuMemAllocAsync failed");
+                assert!(backend == expected && warnings.iter().any(|line| line.contains(&named)), "{warnings:?}");
+                assert!(warnings.iter().any(|line| line.contains(&format!("(code {})", code.0))), "{warnings:?}");
+            }
+        }
+        // Any other answer is a refusal.
+        let Taken { backend, start, .. } = refused("cuMemAllocAsync", Code::LAUNCH_FAILED, &[]);
+        let named = "skipped vmm, register, cuda: cuMemAllocAsync failed: CUDA_ERROR_LAUNCH_FAILED (code 719)";
+        assert!(["mlock", "heap"].contains(&backend) && start.contains(named), "{start}");
+    });
+}
+
+#[test]
 fn under_tensorflow_only_cuda_is_tried_of_the_driver() {
     let double = MockDriver::load();
     let of = || taken(auto().preset(Preset::TensorFlow));
@@ -119,20 +144,6 @@ fn under_tensorflow_only_cuda_is_tried_of_the_driver() {
     let Taken { start, warnings, .. } = of();
     assert!(start.contains("skipped cuda: cuMemHostAlloc failed: CUDA_ERROR_NOT_PERMITTED (code 800)"), "{start}");
     assert!(warnings.iter().any(|line| line.contains("is not used although it is available")), "{warnings:?}");
-}
-
-#[test]
-fn where_registering_is_refused_auto_ends_at_cuda() {
-    let double = MockDriver::load();
-    double.fail_from("cuMemCreate", 1, NOT_SUPPORTED);
-    double.fail_from("cuMemHostRegister_v2", 1, NOT_SUPPORTED);
-    for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let Taken { backend, warnings, .. } = taken(auto().preset(preset));
-        assert_eq!((backend, warnings), ("cuda", Vec::new()), "{preset:?}");
-    }
-    let pool = auto().build().unwrap();
-    drop(pool.get(3 << 20).unwrap());
-    assert_eq!(pool.stats().backend, "cuda");
 }
 
 #[test]

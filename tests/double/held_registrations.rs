@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mock_driver::MockDriver;
-use pinpool::{Backend, Pool, Request};
+use pinpool::{Backend, Pool};
 
 use crate::fixture::{MIB, builder};
 
@@ -40,20 +40,4 @@ fn a_get_does_not_wait_past_its_deadline_for_the_registration_of_another_thread(
     });
     assert_eq!(pool.stats().validate(), Ok(()));
     drop(pool.get(4 * MIB).unwrap());
-}
-
-#[test]
-fn a_get_is_served_when_the_registration_of_another_thread_ends_in_time() {
-    let double = MockDriver::load();
-    let pool = registering();
-    let held = double.hold_call("cuMemHostRegister_v2");
-    thread::scope(|scope| {
-        let registering = scope.spawn(|| pool.get(8 * MIB).map(drop));
-        held.wait_for(1);
-        let waiting = scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(HANGS)).map(drop));
-        thread::sleep(Duration::from_millis(20));
-        drop(held);
-        registering.join().unwrap().unwrap();
-        waiting.join().unwrap().unwrap();
-    });
 }

@@ -1,4 +1,4 @@
-//! Statistics of a pool return at once while a thread is in any driver call.
+//! Statistics and hits of a pool return at once while a thread is in any driver call.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -6,19 +6,20 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use mock_driver::MockDriver;
-use pinpool::{Backend, FenceKind, Pool};
+use pinpool::{Backend, FenceKind, Pool, Preset};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
 
-/// Reads all statistics of `pool` on a separate thread. Fails if that takes too long.
+/// Reads all statistics of `pool` and takes an idle buffer, on a separate thread. Fails if that takes too long.
 fn statistics_return_at_once(pool: &Pool, call: &str) {
     let (done, result) = channel();
     let pool = pool.clone();
     thread::spawn(move || {
         let _all = (pool.stats().to_string(), pool.class_stats(), pool.partition_stats());
+        let _hit = pool.try_get(4096).unwrap();
         let _ = done.send(());
     });
-    assert!(result.recv_timeout(Duration::from_secs(20)).is_ok(), "the statistics waited for {call}");
+    assert!(result.recv_timeout(Duration::from_secs(20)).is_ok(), "the statistics or a hit waited for {call}");
 }
 
 /// Holds `call` while `act` makes it.
@@ -35,19 +36,22 @@ fn while_held(double: &MockDriver, pool: &Pool, call: &str, act: impl FnOnce(&Po
 }
 
 #[test]
-fn statistics_wait_for_no_pin_call_no_release_and_no_copy_call() {
+fn statistics_and_hits_wait_for_no_pin_call_no_release_and_no_copy_call() {
     let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
-    for (backend, pin, unpin) in [
-        (Backend::Vmm, "cuMemCreate", "cuMemUnmap"),
-        (Backend::Register, "cuMemHostRegister_v2", "cuMemHostUnregister"),
-        (Backend::Cuda, "cuMemHostAlloc", "cuMemFreeHost"),
+    for (preset, backend, pin, unpin) in [
+        (Preset::Adaptive, Backend::Vmm, "cuMemCreate", "cuMemUnmap"),
+        (Preset::Adaptive, Backend::Register, "cuMemHostRegister_v2", "cuMemHostUnregister"),
+        (Preset::Adaptive, Backend::Cuda, "cuMemHostAlloc", "cuMemFreeHost"),
+        (Preset::TensorFlow, Backend::Cuda, "cuMemHostAlloc", "cuMemFreeHost"),
     ] {
-        let pool = builder(backend).unstable_fence(FenceKind::Event).max_bytes(64 << 20).build().unwrap();
+        let builder = builder(backend).preset(preset).unstable_fence(FenceKind::Event);
+        let pool = builder.max_bytes(64 << 20).build().unwrap();
+        drop(pool.get(4096).unwrap());
         while_held(&double, &pool, pin, |pool| drop(pool.get(4 * MIB).unwrap()));
-        if pin != "cuMemCreate" {
-            // A reserve of `vmm` is made of other calls.
+        if preset == Preset::Adaptive && pin != "cuMemCreate" {
+            // Other calls pin a reserve of `vmm`; `tensorflow` has none.
             while_held(&double, &pool, pin, |pool| pool.reserve(8 << 20).unwrap());
         }
         while_held(&double, &pool, unpin, Pool::clear);

@@ -12,7 +12,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError,
 use mock_driver::{Code, MockDriver};
 use pinpool::copy::cuda::{RawMem, RawStream};
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
+use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::fixture::{self, begin_capture, end_capture, ends_only_after, start, tensorflow, usual_streams};
 
@@ -73,23 +73,6 @@ fn a_read_waits_for_bytes_that_cudarc_copies_back() {
         stream.memcpy_dtoh(&source, &mut buf).unwrap();
         assert!(buf.try_slice_mut().unwrap().is_none());
         assert_eq!(ends_only_after(&double, gate, || first_wrong(buf.wait_slice().unwrap(), byte)), None);
-    }
-}
-
-#[test]
-fn a_buffer_filled_on_one_stream_is_copied_on_another_only_when_it_is_full() {
-    let (_double, context, pool) = start();
-    for byte in 1..40 {
-        let (down, up) = (context.new_stream().unwrap(), context.new_stream().unwrap());
-        let (source, mut target) = (memory(&down, byte), memory(&up, 0));
-        let mut buf = filled(&pool, 0);
-        down.memcpy_dtoh(&source, &mut buf).unwrap();
-        up.memcpy_htod(&buf, &mut target).unwrap();
-        // And back into the buffer while it is still being copied.
-        let other = memory(&down, 200);
-        down.memcpy_dtoh(&other, &mut buf).unwrap();
-        assert_eq!(first_wrong(&up.clone_dtoh(&target).unwrap(), byte), None);
-        assert_eq!(first_wrong(buf.wait_slice().unwrap(), 200), None);
     }
 }
 
@@ -158,42 +141,6 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     drop(buf);
     pool.maintain();
     assert_eq!(pool.stats().memory.quarantined, 1);
-}
-
-#[test]
-fn a_copy_by_cudarc_into_a_graph_takes_the_buffer_out_of_use_and_the_capture_survives() {
-    let (double, context, pool) = start();
-    let stream = context.new_stream().unwrap();
-    // SAFETY: one stream.
-    unsafe { context.disable_event_tracking() };
-    let mut target = memory(&stream, 0);
-    let buf = filled(&pool, 1);
-    captured(&stream, || {
-        stream.memcpy_htod(&buf, &mut target).unwrap();
-        drop(buf);
-        pool.maintain();
-        assert_eq!(
-            (pool.stats().memory.quarantined, pool.stats().copies.in_flight, pool.stats().memory.idle),
-            (1, 0, 0)
-        );
-    });
-    assert_eq!(double.counts().spoiled_captures, 0);
-}
-
-#[test]
-fn a_copy_by_cudarc_keeps_the_threads_context() {
-    let (_double, context, pool) = start();
-    let stream = context.new_stream().unwrap();
-    let mut target = memory(&stream, 0);
-    let buf = filled(&pool, 1);
-    stream.memcpy_htod(&buf, &mut target).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            drop(buf);
-            poll_until_idle(&pool);
-            assert_eq!(result::ctx::get_current(), Ok(None));
-        });
-    });
 }
 
 /// Waits until nothing is in flight.
@@ -275,24 +222,6 @@ fn a_buffer_released_after_untracked_work_waits_for_that_work_only() {
 }
 
 #[test]
-fn handles_of_other_frameworks_serve_as_streams_and_memory() {
-    let (double, context, pool) = start();
-    let owner = context.new_stream().unwrap();
-    let allocated = memory(&owner, 0);
-    let address = allocated.device_ptr(&owner).0;
-    // SAFETY: the owner's stream lives to the end of this test.
-    let stream = unsafe { context.wrap_borrowed_stream(owner.cu_stream()) };
-    // SAFETY: so does its memory, which no other code uses meanwhile.
-    let mut raw = unsafe { RawMem::from_raw(address, LEN, stream.clone()) };
-    let gate = double.hold(owner.cu_stream());
-    let copy = filled(&pool, 5).copy_to(&stream, &mut raw).unwrap();
-    assert!(!copy.is_done().unwrap());
-    drop(gate);
-    let back = filled(&pool, 0).copy_from(&stream, &raw).unwrap().wait().unwrap();
-    assert_eq!(first_wrong(back.wait_slice().unwrap(), 5), None);
-}
-
-#[test]
 fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
     let (double, context, pool) = start();
     let owner = context.new_stream().unwrap();
@@ -324,21 +253,6 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
         "a code that no header lists"
     );
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
-}
-
-#[test]
-fn a_copy_without_an_event_is_refused_and_the_buffer_is_put_back() {
-    let (double, context, _) = start();
-    let pool = tensorflow().unstable_fence(FenceKind::Event).build().unwrap();
-    let stream = context.new_stream().unwrap();
-    let mut target = memory(&stream, 0);
-    let _gate = double.hold(stream.cu_stream());
-    double.fail_from("cuEventCreate", 1, Code::OUT_OF_MEMORY);
-    // Events of earlier copies are used first.
-    let refused = (0..2000).find_map(|_| pool.get(16).unwrap().copy_to(&stream, &mut target).err()).unwrap();
-    assert!(refused.error().is_copy() && refused.to_string().contains("cuEventCreate"), "{refused}");
-    drop(refused);
-    assert_eq!((pool.stats().memory.quarantined, pool.stats().memory.in_use), (0, 0));
 }
 
 #[test]
@@ -676,38 +590,5 @@ fn hundreds_of_streams_at_once_have_timelines() {
     poll_until_idle(&pool);
     for ((byte, stream), target) in (0..=255).zip(&streams).zip(&targets) {
         assert_eq!(first_wrong(&stream.clone_dtoh(target).unwrap(), byte), None);
-    }
-}
-
-#[test]
-fn a_host_slice_is_checked_once_for_its_record_and_then_for_completion() {
-    let (double, context, pool) = start();
-    let stream = context.new_stream().unwrap();
-    let mut target = memory(&stream, 0);
-    let gate = double.hold(stream.cu_stream());
-    stream.memcpy_htod(&filled(&pool, 1), &mut target).unwrap();
-    let queries = double.calls("cuEventQuery");
-    (0..10).for_each(|_| pool.maintain());
-    assert_eq!((double.calls("cuEventElapsedTime"), double.calls("cuEventElapsedTime_v2")), (1, 0));
-    assert_eq!(double.calls("cuEventQuery"), queries + 10);
-    drop(gate);
-    poll_until_idle(&pool);
-    assert_eq!((double.calls("cuEventElapsedTime"), pool.stats().memory.quarantined), (1, 0));
-}
-
-#[test]
-fn pinned_memory_of_every_backend_has_a_device_address_and_pageable_memory_has_none() {
-    let (_double, context, _) = start();
-    let heap = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
-    assert!(filled(&heap, 1).device_ptr(&context).unwrap_err().is_copy());
-    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
-        for reserve_bytes in [0, 4 << 20] {
-            let pool =
-                Pool::builder().without_env().backend(backend.clone()).reserve_bytes(reserve_bytes).build().unwrap();
-            for len in [100, LEN, 3 << 20] {
-                let buf = pool.get(len).unwrap();
-                assert_eq!(buf.device_ptr(&context).unwrap(), buf.as_ptr() as u64, "{backend:?}, {len} B");
-            }
-        }
     }
 }

@@ -1,14 +1,13 @@
 //! Granules that a request moves: which calls of the driver it waits for, and which come later.
-#![allow(unsafe_code)] // Commits, remaps and releases granules by hand.
 
 use std::thread;
 
 use mock_driver::{Code, MockDriver};
-use pinpool::SourceError;
-use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory, VmmSource};
+use pinpool::unstable::backend::VirtualMemory as _;
 use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::fixture::{MIB, builder, filled, held};
+use crate::sources::{RANGE_GRANULES, VmmRange};
 
 const GRANULE: usize = 2 * MIB;
 const CALLS: [&str; 5] = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"];
@@ -111,44 +110,11 @@ fn old_places_that_are_not_unmapped_cost_no_memory_and_are_tried_again() {
     assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
 }
 
-/// Granules of `vmm` by number.
-struct Granules {
-    source: VmmSource,
-    range: AddressRange,
-}
-
-impl Granules {
-    fn reserve(count: usize) -> Self {
-        let source = VmmSource::new(0, None).unwrap();
-        let range = source.reserve(count * GRANULE).unwrap();
-        Self { source, range }
-    }
-
-    fn commit(&self, first: usize, count: usize) -> Result<(), SourceError> {
-        // SAFETY: each test commits only what is uncommitted.
-        unsafe { self.source.commit(&self.range, first * GRANULE, count * GRANULE) }
-    }
-
-    fn remap(&self, from: usize, to: usize, count: usize) -> Result<(), RemapError> {
-        let from = [Subrange { offset: from * GRANULE, bytes: count * GRANULE }];
-        // SAFETY: each test remaps only what is committed and unused, to uncommitted addresses.
-        unsafe { self.source.remap(&self.range, &from, to * GRANULE) }
-    }
-
-    fn end(self, first: usize, count: usize) {
-        // SAFETY: these are committed and unused, and no others are committed.
-        unsafe { self.source.decommit(&self.range, first * GRANULE, count * GRANULE) }.unwrap();
-        // SAFETY: decommitted above.
-        unsafe { self.source.unreserve(self.range) }.unwrap();
-    }
-}
-
 #[test]
 fn addresses_are_not_mapped_again_before_another_thread_has_unmapped_them() {
     let double = MockDriver::load();
     let before = held(&double);
-    let granules = Granules::reserve(8);
-    granules.commit(0, 2).unwrap();
+    let granules = VmmRange::committed(2);
     granules.remap(0, 4, 2).unwrap();
     double.reset();
     let held_call = double.hold_call("cuMemUnmap");
@@ -163,42 +129,25 @@ fn addresses_are_not_mapped_again_before_another_thread_has_unmapped_them() {
         unmaps.join().unwrap().unwrap();
     });
     assert_eq!((double.calls("cuMemUnmap"), double.calls("cuMemMap")), (1, 2));
-    // SAFETY: committed and unused.
-    unsafe { granules.source.decommit(&granules.range, 0, 2 * GRANULE) }.unwrap();
-    granules.end(4, 2);
+    granules.decommit(0, 2).unwrap();
+    granules.decommit(4, 2).unwrap();
+    granules.unreserve();
     assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
-}
-
-#[test]
-fn a_refused_unmap_of_another_thread_is_tried_again_by_the_one_that_needs_the_addresses() {
-    let double = MockDriver::load();
-    let granules = Granules::reserve(8);
-    granules.commit(0, 1).unwrap();
-    granules.remap(0, 4, 1).unwrap();
-    double.reset();
-    double.fail("cuMemUnmap", 1, Code::UNKNOWN);
-    assert!(granules.source.unmap_old_places().is_err() && granules.source.has_old_places());
-    granules.commit(0, 1).unwrap();
-    assert!(!granules.source.has_old_places());
-    // SAFETY: committed and unused.
-    unsafe { granules.source.decommit(&granules.range, 0, GRANULE) }.unwrap();
-    granules.end(4, 1);
-    assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
 
 #[test]
 fn no_more_than_a_few_hundred_granules_stay_mapped_at_old_places() {
     let double = MockDriver::load();
     let before = held(&double);
-    let granules = Granules::reserve(800);
-    granules.commit(0, 1).unwrap();
+    let granules = VmmRange::committed(1);
     let mut most = 0;
-    for place in 1..800 {
+    for place in 1..RANGE_GRANULES {
         granules.remap(place - 1, place, 1).unwrap();
         most = most.max(held(&double).mappings - before.mappings);
     }
     assert!((200..=300).contains(&most), "{most}");
     assert!(double.calls("cuMemUnmap") < 10, "many in one call");
-    granules.end(799, 1);
+    granules.decommit(RANGE_GRANULES - 1, 1).unwrap();
+    granules.unreserve();
     assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
 }

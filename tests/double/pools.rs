@@ -11,21 +11,6 @@ use pinpool::{Backend, Pool};
 
 use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
 
-#[test]
-fn a_reserve_of_vmm_is_one_registration_that_buffers_are_carved_from() {
-    let double = MockDriver::load();
-    let before = held(&double);
-    let pool = builder(Backend::Vmm).reserve_bytes(16 << 20).build().unwrap();
-    let created = double.calls("cuMemCreate");
-    let bufs = [1, MIB, 5 * MIB].map(|len| pool.get(len).unwrap());
-    let now = held(&double);
-    assert_eq!((now.registrations - before.registrations, double.calls("cuMemCreate")), (1, created));
-    assert_eq!(now.pinned_bytes - before.pinned_bytes, 16 << 20);
-    let beyond = pool.get(16 * MIB).unwrap();
-    drop((bufs, beyond, pool));
-    assert_eq!(held(&double), before);
-}
-
 /// Copies 4096 B from the pool.
 fn start_copy(pool: &Pool, stream: &Arc<CudaStream>, memory: &mut CudaSlice<u8>) {
     drop(filled(pool, 4096, 7).copy_to(stream, memory).unwrap());

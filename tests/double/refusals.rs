@@ -1,14 +1,12 @@
 //! Calls that the driver refuses once, or while a stream captures a graph: no memory is forgotten, and none is lost.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use mock_driver::{Code, MockDriver};
-use pinpool::unstable::backend::{VirtualMemory, VmmSource};
 use pinpool::{Backend, FenceKind, Pool, Preset, Request};
 
 use crate::child;
@@ -17,26 +15,6 @@ use crate::fixture::{MIB, begin_capture, builder, end_capture, filled, held, str
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
 const OF_A_CAPTURE: [Code; 2] = [Code(900), Code(901)];
 const BACKENDS: [Backend; 3] = [Backend::Vmm, Backend::Register, Backend::Cuda];
-
-#[test]
-#[allow(unsafe_code)] // Commits by hand.
-fn granules_that_the_driver_never_releases_are_an_error_at_the_end() {
-    let double = MockDriver::load();
-    let source = VmmSource::new(0, None).unwrap();
-    let before = held(&double);
-    let range = source.reserve(8 * MIB).unwrap();
-    // SAFETY: just reserved, and nothing is committed.
-    unsafe { source.commit(&range, 0, 8 * MIB) }.unwrap();
-    double.fail_from("cuMemRelease", 1, Code::UNKNOWN);
-    // SAFETY: committed above, and used by nothing.
-    unsafe { source.decommit(&range, 0, 8 * MIB) }.unwrap();
-    // SAFETY: it is from `reserve`, and nothing is committed.
-    let error = unsafe { source.unreserve(range) }.unwrap_err().to_string();
-    assert!(error.contains("cuMemRelease") && error.contains("8388608"), "{error}");
-    double.reset();
-    drop(source);
-    assert_eq!(held(&double), before, "the source tries once more when it is dropped");
-}
 
 #[test]
 fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
@@ -55,26 +33,6 @@ fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
         double.reset();
         filled(&pool, 4096, 20).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
         assert_eq!((double.calls("cuStreamWriteValue32_v2"), double.counts().registrations), (1, before + 1));
-    });
-}
-
-#[test]
-fn the_pages_of_timelines_are_a_figure_of_their_own() {
-    const PAGE_BYTES: u64 = 4096;
-    child::alone(|| {
-        let double = MockDriver::load();
-        let context = CudaContext::new(0).unwrap();
-        let pools = [(); 2].map(|()| builder(Backend::Vmm).build().unwrap());
-        let pinned_bytes =
-            || double.counts().pinned_bytes - pools.iter().map(|pool| pool.stats().memory.held_bytes).sum::<u64>();
-        let before = pinned_bytes();
-        for _ in 0..3 {
-            let (stream, mut memory) = stream_and_memory(&context, 4096);
-            for pool in &pools {
-                filled(pool, 4096, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
-                assert_eq!((pinned_bytes() - before, pool.stats().copies.timeline_bytes), (PAGE_BYTES, PAGE_BYTES));
-            }
-        }
     });
 }
 
@@ -257,45 +215,6 @@ fn a_growth_that_a_capture_forbids_is_made_later() {
 }
 
 #[test]
-fn captures_of_another_thread_are_not_spoiled_while_a_pool_grows_copies_and_gives_back() {
-    for backend in BACKENDS {
-        let double = MockDriver::load();
-        let context = CudaContext::new(0).unwrap();
-        let (captured, _unused) = stream_and_memory(&context, 1);
-        let stream = context.new_stream().unwrap();
-        let mut memories = [4096, 3 * MIB, 5 * MIB].map(|len| stream.alloc_zeros::<u8>(len).unwrap());
-        let is_over = AtomicBool::new(false);
-        let captures = thread::scope(|scope| {
-            let capturing = scope.spawn(|| {
-                context.bind_to_thread().unwrap();
-                let mut captures = 0;
-                while !is_over.load(Ordering::Relaxed) || captures < 3 {
-                    begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
-                    thread::yield_now();
-                    assert_eq!(end_capture(&captured), Ok(()), "{}", backend.name());
-                    captures += 1;
-                }
-                captures
-            });
-            for round in 0_u8..20 {
-                let pool = builder(backend.clone()).max_bytes(32 << 20).build().unwrap();
-                for memory in &mut memories {
-                    drop(filled(&pool, memory.len(), round).copy_to(&stream, memory).unwrap());
-                    drop(pool.get(memory.len()).unwrap());
-                }
-                pool.maintain();
-                pool.trim(0);
-                pool.clear();
-            }
-            is_over.store(true, Ordering::Relaxed);
-            capturing.join().unwrap()
-        });
-        assert!(captures >= 3);
-        assert_eq!(double.counts().spoiled_captures, 0, "{}", backend.name());
-    }
-}
-
-#[test]
 fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
     for (fence, call) in [(FenceKind::Event, "cuEventQuery"), (FenceKind::Timeline, "cuStreamQuery")] {
         let double = MockDriver::load();
@@ -370,20 +289,6 @@ fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
             drop(pool);
             assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
         }
-    }
-}
-
-#[test]
-fn tensorflows_preset_asks_once_more_at_the_end_and_keeps_what_is_refused_then() {
-    for refusals in [1, 2, 3] {
-        let double = MockDriver::load();
-        let before = held(&double);
-        let pool = tensorflow().build().unwrap();
-        drop(pool.get(3 * MIB).unwrap());
-        (1..=refusals).for_each(|nth| double.fail("cuMemFreeHost", nth, Code::UNKNOWN));
-        pool.trim(0);
-        drop(pool);
-        assert_eq!(held(&double) == before, refusals < 2, "{refusals}");
     }
 }
 
@@ -480,20 +385,6 @@ fn what_the_driver_refuses_is_not_blamed_on_the_limit() {
             double.reset();
         }
     });
-}
-
-#[test]
-fn a_refused_reserve_is_answered_with_a_smaller_one() {
-    let double = MockDriver::load();
-    for code in [Code::INVALID_VALUE, Code::OUT_OF_MEMORY] {
-        double.fail_from("cuMemHostRegister_v2", 1, code);
-        let pool = builder(Backend::Register).build().unwrap();
-        let text = pool.reserve(64 << 20).unwrap_err().report();
-        let change = text.lines().last().unwrap();
-        assert!(change.starts_with("to do: ") && change.contains("lower PINPOOL_RESERVE"), "{text}");
-        assert!(!text.contains("RLIMIT_MEMLOCK") && !text.contains("pin at the start"), "{text}");
-        double.reset();
-    }
 }
 
 #[test]

@@ -11,7 +11,6 @@ use mock_driver::{Code, HeldStream, MockDriver};
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, FenceKind, Pool};
 
-use crate::child::alone;
 use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
 
 /// Backends with releases that wait for the device.
@@ -127,53 +126,29 @@ fn release_beside_a_copy(
         drop(held);
         releasing.join().unwrap();
     });
-    assert_eq!(
-        stream.clone_dtoh(memory).unwrap(),
-        vec![7; 4096][..2048].iter().copied().chain([0; 2048]).collect::<Vec<_>>()
-    );
+    assert_eq!(stream.clone_dtoh(memory).unwrap(), [[7; 2048], [0; 2048]].concat());
 }
 
 #[test]
-fn a_trim_waits_for_the_device_and_releases_what_is_free() {
-    for backend in BACKENDS {
-        let double = MockDriver::load();
-        let context = CudaContext::new(0).unwrap();
-        let (stream, mut memory) = stream_and_memory(&context, 4096);
-        let pool = builder(backend).build().unwrap();
-        drop(pool.get(3 * MIB).unwrap());
-        release_beside_a_copy(&double, &pool, (&stream, &mut memory), |pool| pool.trim(0));
-        pool.trim(0);
-        assert_eq!(pool.stats().memory.held_bytes, 0);
-        assert_eq!(double.wrong_uses(), Vec::<String>::new());
-    }
-}
-
-#[test]
-fn a_request_at_the_limit_that_nothing_else_serves_releases_regions_and_waits_for_the_device() {
-    for backend in BACKENDS {
+fn a_trim_and_a_request_that_nothing_else_serves_release_regions_and_wait_for_the_device() {
+    const LIMIT: u64 = (6 << 20) + 8192;
+    let by_trim: fn(&Pool) = |pool| pool.trim(0);
+    let by_request: fn(&Pool) = |pool| drop(pool.get(5 * MIB).unwrap());
+    for (backend, release) in
+        BACKENDS.into_iter().flat_map(|backend| [by_trim, by_request].map(|by| (backend.clone(), by)))
+    {
         let double = MockDriver::load();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let before_bytes = double.counts().pinned_bytes;
-        let pool = builder(backend).max_bytes((6 << 20) + 8192).wait(Duration::ZERO).build().unwrap();
+        let pool = builder(backend).max_bytes(LIMIT).wait(Duration::ZERO).build().unwrap();
         drop(pool.get(4096).unwrap());
         drop(pool.get(3 * MIB).unwrap());
-        release_beside_a_copy(&double, &pool, (&stream, &mut memory), |pool| drop(pool.get(5 * MIB).unwrap()));
+        release_beside_a_copy(&double, &pool, (&stream, &mut memory), release);
         let most_bytes = double.counts().peak_pinned_bytes - before_bytes;
-        assert!(most_bytes <= (6 << 20) + 8192, "{most_bytes}");
-        assert_eq!(double.wrong_uses(), Vec::<String>::new());
-    }
-}
-
-#[test]
-fn below_the_limit_a_request_releases_nothing() {
-    for backend in BACKENDS {
-        let double = MockDriver::load();
-        let pool = builder(backend).build().unwrap();
-        for len in (1..8).map(|nth| nth * 3 * MIB) {
-            drop(pool.get(len).unwrap());
-        }
-        assert_eq!(releases(&double), 0);
+        assert!(most_bytes <= LIMIT, "{most_bytes}");
+        pool.trim(0);
+        assert_eq!((pool.stats().memory.held_bytes, double.wrong_uses()), (0, Vec::new()));
     }
 }
 
@@ -198,20 +173,6 @@ fn nothing_is_released_while_a_copy_is_quarantined() {
         pool.trim(0);
         assert_eq!((pool.stats().memory.quarantined, pool.stats().memory.held_bytes), (0, 0));
     }
-}
-
-#[test]
-fn the_end_of_a_pool_on_vmm_unregisters_its_reserve() {
-    alone(|| {
-        let double = MockDriver::load();
-        let _context = CudaContext::new(0).unwrap();
-        let before = held(&double);
-        let pool = builder(Backend::Vmm).reserve_bytes(4 << 20).build().unwrap();
-        drop(pool.get(8 * MIB).unwrap());
-        let released = double.calls("cuMemHostUnregister");
-        drop(pool);
-        assert_eq!((double.calls("cuMemHostUnregister") - released, held(&double)), (1, before));
-    });
 }
 
 /// A stream, and device memory for each batch that is copied on it.

@@ -52,22 +52,11 @@ fn a_reserve_of_granules_never_passes_the_limit() {
     // Whole pages would fit, whole granules do not.
     let error = pool.reserve((11 << 20) - 4096).unwrap_err();
     let text = error.to_string();
-    assert!(error.is_backend() && text.contains("NOT_SUPPORTED") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
+    assert!(error.is_backend() && text.contains("registers no memory") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
     assert_eq!(held(&double), before);
     pool.reserve(8 << 20).unwrap();
     assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, 8 << 20);
     pool.stats().validate().unwrap();
-}
-
-#[test]
-fn any_other_refusal_of_a_reserve_stays_an_error() {
-    let double = MockDriver::load();
-    let before = double.counts().registrations;
-    double.fail("cuMemHostRegister_v2", 1, Code::OUT_OF_MEMORY);
-    let pool = builder(Backend::Vmm).build().unwrap();
-    assert!(pool.reserve(4 << 20).unwrap_err().is_backend());
-    pool.reserve(4 << 20).unwrap();
-    assert_eq!(double.counts().registrations - before, 1, "registered again");
 }
 
 #[test]

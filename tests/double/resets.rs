@@ -57,23 +57,17 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
 }
 
 #[test]
-fn events_of_a_context_that_was_reset_are_never_used_again() {
-    alone(|| reset_under_a_pool(Backend::Vmm, FenceKind::Event));
-}
-
-#[test]
-fn timelines_of_a_context_that_was_reset_are_never_used_again() {
-    alone(|| reset_under_a_pool(Backend::Vmm, FenceKind::Timeline));
-}
-
-#[test]
-fn a_pool_of_registered_memory_pins_and_unpins_nothing_more_after_a_reset() {
-    alone(|| reset_under_a_pool(Backend::Register, FenceKind::Event));
-}
-
-#[test]
-fn a_pool_of_the_drivers_memory_pins_and_unpins_nothing_more_after_a_reset() {
-    alone(|| reset_under_a_pool(Backend::Cuda, FenceKind::Event));
+fn no_event_timeline_or_memory_of_a_context_that_was_reset_is_used_again() {
+    alone(|| {
+        for (backend, fence) in [
+            (Backend::Vmm, FenceKind::Event),
+            (Backend::Vmm, FenceKind::Timeline),
+            (Backend::Register, FenceKind::Event),
+            (Backend::Cuda, FenceKind::Event),
+        ] {
+            reset_under_a_pool(backend, fence);
+        }
+    });
 }
 
 #[test]

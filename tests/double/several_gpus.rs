@@ -114,24 +114,6 @@ fn a_gpu_that_is_refused_is_logged_and_takes_nothing_from_the_others() {
 }
 
 #[test]
-fn a_gpu_that_is_refused_later_is_logged_once() {
-    let double = MockDriver::load();
-    double.set_device_count(2);
-    let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
-    contexts[0].bind_to_thread().unwrap();
-    let pool = builder(Backend::Vmm).build().unwrap();
-    drop(filled(&pool, MIB, 1));
-    listen();
-    double.refuse_access(1 << 1);
-    drop(filled(&pool, 20 * MIB, 2));
-    let refused = || {
-        pool.maintain();
-        lines_with_levels().iter().filter(|(_, line)| line.contains("GPU 1 cannot copy from this memory")).count()
-    };
-    assert_eq!(refused() + refused(), 1);
-}
-
-#[test]
 fn a_commit_reaches_gpus_with_a_context_and_a_later_gpu_copies_from_old_and_from_reused_buffers() {
     alone(|| {
         let double = MockDriver::load();
@@ -164,28 +146,6 @@ fn a_commit_reaches_gpus_with_a_context_and_a_later_gpu_copies_from_old_and_from
         let start = new.as_ptr();
         assert_eq!(double.calls("cuMemSetAccess"), double_calls + 1);
         assert!(copied(start, new.len()).unwrap().iter().all(|&arrived| arrived == 4));
-        assert_eq!(double.wrong_uses(), Vec::<String>::new());
-    });
-}
-
-#[test]
-fn granules_are_reached_by_a_gpu_whose_context_comes_after_their_address_was_handed_out() {
-    alone(|| {
-        let double = MockDriver::load();
-        double.set_device_count(2);
-        double.set_deviations(&[Deviation::StickyFaults]);
-        let _first = CudaContext::new(0).unwrap();
-        let pool = builder(Backend::Vmm).device(0).build().unwrap();
-        let known = filled(&pool, 3 * MIB, 1);
-        // As torch, a program in C or a preloaded pool has it.
-        let start = known.as_ptr();
-        let later = filled(&pool, 20 * MIB, 2);
-        let second = CudaContext::new(1).unwrap();
-        second.bind_to_thread().unwrap();
-        assert!(copied(start, 3 * MIB).unwrap().iter().all(|&arrived| arrived == 1));
-        assert!(
-            copied(later.wait_slice().unwrap()[..].as_ptr(), 20 * MIB).unwrap().iter().all(|&arrived| arrived == 2)
-        );
         assert_eq!(double.wrong_uses(), Vec::<String>::new());
     });
 }

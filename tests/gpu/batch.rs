@@ -1,7 +1,6 @@
 //! Bytes that differ between batches and between offsets, and the search for the first wrong one.
 
 use std::fmt::Display;
-use std::ops::Range;
 
 const WORD: usize = size_of::<u64>();
 
@@ -34,32 +33,11 @@ impl Batch {
         (mixed ^ mixed >> 29).to_le_bytes()
     }
 
-    pub(crate) fn bytes(self) -> Vec<u8> {
-        let mut bytes = vec![0; self.len];
-        self.write(&mut bytes);
-        bytes
-    }
-
     /// Compares every byte. `origin` names backend and stream.
     pub(crate) fn check(self, found: &[u8], origin: impl Display) {
-        self.check_part(0..self.len, found, origin);
-    }
-
-    /// Compares the bytes of a part.
-    pub(crate) fn check_part(self, part: Range<usize>, found: &[u8], origin: impl Display) {
-        let Self { number, len } = self;
-        let bytes = self.bytes();
-        let sent = &bytes[part.clone()];
-        assert_eq!(found.len(), sent.len(), "{origin}: bytes of batch {number}");
-        if let Some(at) =
-            (sent != found).then(|| sent.iter().zip(found).position(|(sent, found)| sent != found)).flatten()
-        {
-            panic!(
-                "{origin}: first wrong byte of batch {number} ({len} B) at offset {}: expected {:#04x}, found {:#04x}",
-                part.start + at,
-                sent[at],
-                found[at],
-            );
-        }
+        let mut sent = vec![0; self.len];
+        self.write(&mut sent);
+        let wrong = (sent != found).then(|| sent.iter().zip(found).position(|(sent, found)| sent != found));
+        assert_eq!(wrong, None, "{origin}: offset of the first wrong byte in {self:?}");
     }
 }

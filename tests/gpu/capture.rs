@@ -64,29 +64,6 @@ fn a_stream_that_captures_is_refused() {
 }
 
 #[test]
-fn an_event_of_a_capture_is_refused() {
-    let Some(device) = device::take() else { return };
-    device.on_each(|rig| {
-        let (pool, lane) = (rig.pool(), rig.lane(0, 1));
-        let buf = pool.get(MIB).unwrap();
-        let event = rig.context.new_event(None).unwrap();
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: a live stream, which captures until the call below.
-        unsafe { result::stream::begin_capture(lane.stream.cu_stream(), mode) }.unwrap();
-        event.record(&lane.stream).unwrap();
-        let released = buf.release_after_event(&event);
-        // SAFETY: as above. The query may invalidate the capture or not, as the driver decides.
-        if let Ok(graph) = unsafe { result::stream::end_capture(lane.stream.cu_stream()) } {
-            // SAFETY: just made, never launched.
-            unsafe { result::graph::destroy(graph) }.unwrap();
-        }
-        assert!(released.unwrap_err().is_device(), "{}", rig.name());
-        pool.maintain();
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 1), "{}", rig.name());
-    });
-}
-
-#[test]
 fn captures_survive_commits_remaps_releases_and_copies_on_any_thread() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {

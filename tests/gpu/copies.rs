@@ -1,9 +1,6 @@
 //! One copy at a time, held while it is observed: whether the memory may be reused meanwhile, and which bytes arrive.
 
-use std::sync::Arc;
-use std::thread;
-
-use cudarc::driver::{CudaContext, DevicePtrMut, result, sys};
+use cudarc::driver::CudaContext;
 use pinpool::{FenceKind, PinnedBuf, Pool};
 
 use crate::MIB;
@@ -103,81 +100,6 @@ fn a_buffer_that_a_device_writes_is_not_read_or_reused_before_the_copy_completes
 }
 
 #[test]
-fn a_write_to_a_borrowed_buffer_waits_for_the_copies_on_every_stream() {
-    let Some(device) = device::take() else { return };
-    device.on_each(|rig| {
-        let (pool, batch) = (rig.pool(), Batch::new(1, LEN));
-        let mut lanes: Vec<Lane> = (0..3).map(|number| rig.lane(number, LEN)).collect();
-        let mut buf = filled(&pool, batch);
-        let holds: Vec<HeldStream> = lanes.iter().map(|lane| HeldStream::on(&lane.stream)).collect();
-        // Several copies on each stream, the last by cudarc.
-        for lane in &mut lanes {
-            drop(buf.copy_range_to(0..LEN, &lane.stream, &mut lane.memory).unwrap());
-            drop(buf.copy_range_to(0..LEN, &lane.stream, &mut lane.memory).unwrap());
-            lane.stream.memcpy_htod(&buf, &mut lane.memory).unwrap();
-        }
-        for hold in holds {
-            assert!(buf.try_slice_mut().unwrap().is_none(), "{}: copies are in flight", rig.name());
-            hold.open();
-        }
-        // Waits for all copies.
-        buf.wait_slice_mut().unwrap().fill(0);
-        lanes.iter().for_each(|lane| lane.check(batch));
-        assert!(buf.try_slice_mut().unwrap().is_some(), "{}", rig.name());
-    });
-}
-
-#[test]
-fn a_buffer_filled_on_one_stream_is_copied_on_another_only_when_it_is_full() {
-    let Some(device) = device::take() else { return };
-    device.on_each(|rig| {
-        let pool = rig.pool();
-        let (mut down, mut up) = (rig.lane(0, LEN), rig.lane(1, LEN));
-        for number in 1..12 {
-            let batch = Batch::new(number, LEN);
-            drop(filled(&pool, batch).copy_to(&down.stream, &mut down.memory).unwrap());
-            let mut buf = pool.get(LEN).unwrap();
-            down.stream.memcpy_dtoh(&down.memory, &mut buf).unwrap();
-            up.stream.memcpy_htod(&buf, &mut up.memory).unwrap();
-            // And back into the buffer while it is still being copied.
-            let next = Batch::new(100 + number, LEN);
-            drop(filled(&pool, next).copy_to(&down.stream, &mut down.memory).unwrap());
-            down.stream.memcpy_dtoh(&down.memory, &mut buf).unwrap();
-            up.check(batch);
-            next.check(buf.wait_slice().unwrap(), &down.name);
-        }
-    });
-}
-
-#[test]
-fn a_later_record_of_an_event_changes_nothing() {
-    let Some(device) = device::take() else { return };
-    device.on_each(|rig| {
-        let (pool, batch) = (rig.pool(), Batch::new(1, LEN));
-        let (mut lane, other) = (rig.lane(0, LEN), rig.lane(1, 1));
-        let buf = filled(&pool, batch);
-        let id = buf.id();
-        let event = rig.context.new_event(None).unwrap();
-        let hold = HeldStream::on(&lane.stream);
-        let (to, tracking) = lane.memory.device_ptr_mut(&lane.stream);
-        // SAFETY: the buffer is kept until the event's work completes; the memory is as long.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(to, buf.as_ptr().cast(), LEN, lane.stream.cu_stream()) }.result().unwrap();
-        drop(tracking);
-        event.record(&lane.stream).unwrap();
-        buf.release_after_event(&event).unwrap();
-        event.record(&other.stream).unwrap();
-        drop(event);
-        check_in_flight(&pool, rig.name());
-        hold.open();
-        assert_eq!(wait_for_idle(&pool, LEN).id(), id);
-        lane.check(batch);
-        // An event without a record counts as complete.
-        wait_for_idle(&pool, LEN).release_after_event(&rig.context.new_event(None).unwrap()).unwrap();
-        assert_eq!(wait_for_idle(&pool, LEN).id(), id);
-    });
-}
-
-#[test]
 fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
@@ -212,69 +134,4 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
             assert_eq!(pool.stats().memory.quarantined, 0, "{}, fence {fence:?}", rig.name());
         }
     });
-}
-
-#[test]
-fn a_thread_without_a_context_puts_waits_and_polls() {
-    let Some(device) = device::take() else { return };
-    device.on_each(|rig| {
-        for fence in FENCES {
-            let pool = rig.builder().unstable_fence(fence).background_thread(true).build().unwrap();
-            let (mut lane, mut borrowing) = (rig.lane(0, LEN), rig.lane(1, LEN));
-            let [given, borrowed, sliced] = [1, 2, 3].map(|number| Batch::new(number, LEN));
-            let (mut kept, by_cudarc) = (filled(&pool, borrowed), filled(&pool, sliced));
-            let hold = HeldStream::on(&lane.stream);
-            let copy = filled(&pool, given).copy_to(&lane.stream, &mut lane.memory).unwrap();
-            drop(kept.copy_range_to(0..LEN, &borrowing.stream, &mut borrowing.memory).unwrap());
-            borrowing.stream.memcpy_htod(&by_cudarc, &mut borrowing.memory).unwrap();
-            thread::scope(|scope| {
-                scope.spawn(|| {
-                    pool.maintain();
-                    drop(by_cudarc);
-                    assert!(!copy.is_done().unwrap());
-                    hold.open();
-                    copy.wait().unwrap();
-                    kept.wait_slice_mut().unwrap().fill(0);
-                    drop(kept);
-                    drop(pool.get(5 * MIB).unwrap());
-                    wait_until("every buffer is put", || {
-                        pool.maintain();
-                        pool.stats().copies.in_flight == 0
-                    });
-                    assert_eq!(result::ctx::get_current(), Ok(None), "{}: left a context behind", rig.name());
-                });
-            });
-            lane.check(given);
-            borrowing.check(sliced);
-            assert_eq!(pool.stats().memory.quarantined, 0, "{}, fence {fence:?}", rig.name());
-        }
-    });
-}
-
-#[test]
-fn the_device_reads_a_buffer_at_its_device_address() {
-    let Some(device) = device::take() else { return };
-    device.on_each(|rig| {
-        // Memory of growth and of a reserve, which may be of another kind.
-        for reserve in [0, 16 << 20] {
-            let pool = rig.builder().reserve_bytes(reserve).build().unwrap();
-            let batch = Batch::new(reserve, 5 * MIB + 1);
-            let mut lane = rig.lane(0, batch.len);
-            let buf = filled(&pool, batch);
-            let address = buf
-                .device_ptr(rig.context)
-                .unwrap_or_else(|error| panic!("{}, reserve of {reserve} B: {error}", rig.name()));
-            copy_from_address(rig.context, address, &mut lane, batch.len);
-            buf.release_after(&lane.stream).unwrap();
-            lane.check(batch);
-        }
-    });
-}
-
-/// Reads as a kernel does: by the address alone.
-fn copy_from_address(context: &Arc<CudaContext>, address: u64, lane: &mut Lane, len: usize) {
-    context.bind_to_thread().unwrap();
-    let (to, _tracking) = lane.memory.device_ptr_mut(&lane.stream);
-    // SAFETY: the caller keeps the buffer until the work on the stream completes; the memory is as long.
-    unsafe { sys::cuMemcpyAsync(to, address, len, lane.stream.cu_stream()) }.result().unwrap();
 }

@@ -1,10 +1,13 @@
 //! The device, one test at a time, the backends that pin for it, and streams that can be held.
 
+use std::env;
 use std::ffi::c_void;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +19,8 @@ use crate::batch::Batch;
 
 /// Longest hold of a stream: a test that waits for it by mistake fails instead of hanging.
 const LONGEST_HOLD: Duration = Duration::from_secs(20);
+/// A process that takes longer is killed, and its test fails.
+const LONGEST_PROCESS: Duration = Duration::from_secs(40);
 /// Longest wait for a condition.
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
 
@@ -45,7 +50,7 @@ pub(crate) fn take() -> Option<Device> {
 }
 
 fn is_required() -> bool {
-    std::env::var("PINPOOL_REQUIRE_GPU").is_ok_and(|value| value == "1")
+    env::var("PINPOOL_REQUIRE_GPU").is_ok_and(|value| value == "1")
 }
 
 /// Prints past the test harness, which captures the output of a passing test.
@@ -82,7 +87,7 @@ impl Device {
 
 /// Whether a list of names in the environment has this one; `None` if it is not set.
 fn lists(variable: &str, name: &str) -> Option<bool> {
-    std::env::var(variable).ok().map(|list| list.split(',').any(|listed| listed.trim() == name))
+    env::var(variable).ok().map(|list| list.split(',').any(|listed| listed.trim() == name))
 }
 
 /// `PINPOOL_GPU_BACKENDS` names those to run on; all without it.
@@ -153,6 +158,26 @@ pub(crate) fn filled(pool: &Pool, batch: Batch) -> PinnedBuf {
     buf
 }
 
+/// Runs an ignored test in a separate process, with this variable, and returns how it ended.
+pub(crate) fn in_a_process(test: &str, (variable, value): (&str, &str)) -> &'static str {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", test, "--ignored", "--nocapture"]).env(variable, value).stdin(Stdio::null());
+    let (mut child, begun) = (command.spawn().unwrap(), Instant::now());
+    loop {
+        match child.try_wait().unwrap() {
+            Some(status) if status.success() => return "holds",
+            Some(status) if status.code().is_some() => return "does not hold",
+            Some(_) => return "ended by a signal",
+            None if begun.elapsed() > LONGEST_PROCESS => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                return "hangs";
+            }
+            None => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
 /// Waits until the condition holds.
 pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -162,52 +187,28 @@ pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Holds all later work of a stream until it is released or dropped.
-pub(crate) struct HeldStream(Arc<Gate>);
-
-#[derive(Default)]
-struct Gate {
-    state: Mutex<GateState>,
-    opened: Condvar,
-}
-
-#[derive(Default)]
-struct GateState {
-    is_open: bool,
-    timed_out: bool,
-}
+/// Holds all later work of a stream until it is opened or dropped.
+pub(crate) struct HeldStream(Sender<()>);
 
 impl HeldStream {
     /// Holds it by a host function, which real devices support too.
     pub(crate) fn on(stream: &CudaStream) -> Self {
-        extern "C" fn wait_for_gate(gate: *mut c_void) {
-            // SAFETY: from the `Arc` below, which this call owns: it is made once for each launch.
-            let gate = unsafe { Arc::from_raw(gate.cast::<Gate>().cast_const()) };
-            let state = gate.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let (mut state, waited) = gate
-                .opened
-                .wait_timeout_while(state, LONGEST_HOLD, |state| !state.is_open)
-                .unwrap_or_else(PoisonError::into_inner);
-            state.timed_out = waited.timed_out();
+        extern "C" fn wait_until_opened(opened: *mut c_void) {
+            // SAFETY: from the `Box` below, which this call owns: it is made once for each launch.
+            let opened = unsafe { Box::from_raw(opened.cast::<Receiver<()>>()) };
+            let _timed_out = opened.recv_timeout(LONGEST_HOLD);
         }
-        let gate = Arc::new(Gate::default());
+        let (open, opened) = channel();
         stream.context().bind_to_thread().unwrap();
-        let argument = Arc::into_raw(gate.clone()).cast_mut().cast();
+        let argument = Box::into_raw(Box::new(opened)).cast();
         // SAFETY: a live stream; the function calls no CUDA, and owns its argument.
-        unsafe { result::stream::launch_host_function(stream.cu_stream(), wait_for_gate, argument) }.unwrap();
-        Self(gate)
+        unsafe { result::stream::launch_host_function(stream.cu_stream(), wait_until_opened, argument) }.unwrap();
+        Self(open)
     }
 
     /// Lets the stream continue. Fails if the hold has timed out before.
     pub(crate) fn open(self) {
-        let timed_out = self.0.state.lock().unwrap_or_else(PoisonError::into_inner).timed_out;
-        assert!(!timed_out, "held for {LONGEST_HOLD:?}: a call meanwhile waited for the stream");
-    }
-}
-
-impl Drop for HeldStream {
-    fn drop(&mut self) {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).is_open = true;
-        self.0.opened.notify_all();
+        let opened = self.0.send(());
+        assert!(opened.is_ok(), "held for {LONGEST_HOLD:?}: a call meanwhile waited for the stream");
     }
 }

@@ -1,42 +1,25 @@
-//! How processes end, and children of them: exit with copies in flight and threads alive, fork after growth; and two pools on
-//! one device. Tests that end the process run in a separate process.
+//! How processes end, and children of them: exit with copies in flight and threads alive, fork after growth. Each
+//! case runs in a separate process.
 
 use std::env;
-use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use pinpool::{Backend, Pool};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, HeldStream, Lane, filled, wait_until};
+use crate::device::{self, Lane, filled, wait_until};
 
 /// Names the backend that a process is for.
 pub(crate) const BACKEND: &str = "PINPOOL_GPU_TEST_BACKEND";
-/// A process that takes longer is killed, and its test fails.
-const LONGEST: Duration = Duration::from_secs(40);
 /// Bytes of a buffer, over several granules.
 const LEN: usize = 7 * MIB;
 
 /// Runs an ignored test in a separate process, for one backend.
 pub(crate) fn in_a_process(test: &str, backend: &str) {
-    let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", test, "--ignored", "--nocapture"]).env(BACKEND, backend).stdin(Stdio::null());
-    let (mut child, begun) = (command.spawn().unwrap(), Instant::now());
-    let status = loop {
-        match child.try_wait().unwrap() {
-            Some(status) => break status,
-            None if begun.elapsed() > LONGEST => {
-                child.kill().unwrap();
-                child.wait().unwrap();
-                panic!("{backend}: {test} hangs");
-            }
-            None => thread::sleep(Duration::from_millis(5)),
-        }
-    };
-    assert!(status.success(), "{backend}: {test}: {status}");
+    assert_eq!(device::in_a_process(test, (BACKEND, backend)), "holds", "{backend}: {test}");
 }
 
 fn backend() -> Backend {
@@ -116,49 +99,5 @@ fn forks_after_growth() {
     wait_until("every buffer is put", || {
         pool.maintain();
         pool.stats().copies.in_flight == 0
-    });
-}
-
-#[test]
-fn two_pools_on_one_device_grow_copy_and_end_by_themselves() {
-    let Some(device) = device::take() else { return };
-    device.on_each(|rig| {
-        let mut pools: Vec<_> = (0..2).map(|_| rig.builder().max_bytes(64 << 20).build().unwrap()).collect();
-        let mut lanes: Vec<Lane> = (0..2).map(|number| rig.lane(number, LEN)).collect();
-        thread::scope(|scope| {
-            for (first, (pool, lane)) in [0, 100].into_iter().zip(pools.iter().zip(&mut lanes)) {
-                scope.spawn(move || {
-                    rig.context.bind_to_thread().unwrap();
-                    for number in first..first + 8 {
-                        let batch = Batch::new(number, LEN - 4096 * usize::try_from(number % 7).unwrap());
-                        drop(filled(pool, batch).copy_to(&lane.stream, &mut lane.memory).unwrap());
-                        lane.check(batch);
-                        if number % 5 == 0 {
-                            pool.trim(0);
-                        }
-                    }
-                });
-            }
-        });
-        // The end of one, with a copy of the other in flight.
-        let hold = HeldStream::on(&lanes[1].stream);
-        let batch = Batch::new(7, MIB);
-        let last = &mut lanes[1];
-        drop(filled(&pools[1], batch).copy_to(&last.stream, &mut last.memory).unwrap());
-        let first = pools.remove(0);
-        thread::scope(|scope| {
-            let ending = scope.spawn(|| drop(first));
-            if rig.virtual_memory() {
-                ending.join().unwrap();
-                hold.open();
-            } else {
-                // Its releases wait for all work of the device.
-                thread::sleep(Duration::from_millis(20));
-                hold.open();
-                ending.join().unwrap();
-            }
-        });
-        lanes[1].check(batch);
-        assert_eq!(pools[0].stats().memory.quarantined, 0, "{}", rig.name());
     });
 }

@@ -29,7 +29,7 @@ fn round_trips(rounds: u32) -> Result<i64, Box<dyn Error>> {
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
     let mut device = stream.alloc_zeros::<u8>(LONGEST)?;
-    let pool = Pool::from_env()?;
+    let pool = Pool::builder().build()?;
     let (mut wrong, mut held) = (0, Vec::new());
     for round in 0..rounds as usize {
         let len = 1 + (round * 2_654_435_761) % LONGEST;

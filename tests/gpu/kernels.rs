@@ -1,27 +1,22 @@
-//! Kernels alongside the pool: one that runs while memory is pinned, moved and released, one that reads a buffer in place, and
-//! one that breaks the device.
+//! Kernels alongside the pool: one that runs while memory is pinned, moved and released, and one that reads a buffer in place.
 //!
 //! The kernels are PTX, compiled by the driver. The mock driver has none: there a host function takes the place of the
-//! kernel that runs, and the others are skipped with a word.
+//! kernel that runs, and the other is skipped with a word.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result, sys};
-use pinpool::{Backend, Pool, Request};
-use pinpool_testing::check_source;
+use pinpool::Request;
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, HeldStream, Rig, filled, print_uncaptured, wait_until};
-use crate::ends::in_a_process;
+use crate::device::{self, HeldStream, filled, print_uncaptured, wait_until};
 use crate::memory::{LIMIT, fill_granules};
 
 /// `spin` runs until the word is set, at most for this many nanoseconds. `copy` copies words, one block, any threads.
-/// `break_device` writes to address 0.
 const PTX: &str = r"
 .version 6.0
 .target sm_50
@@ -68,15 +63,6 @@ NEXT:
     add.u64 %d4, %d4, %d5;
     bra NEXT;
 END:
-    ret;
-}
-.visible .entry break_device()
-{
-    .reg .u64 %d<2>;
-    .reg .u32 %r<2>;
-    mov.u64 %d1, 0;
-    mov.u32 %r1, 1;
-    st.volatile.u32 [%d1], %r1;
     ret;
 }
 ";
@@ -203,63 +189,5 @@ fn a_kernel_reads_a_buffer_in_place() {
             pool.stats().copies.in_flight == 0
         });
         assert_eq!(pool.stats().memory.quarantined, 0, "{}", rig.name());
-    });
-}
-
-/// The device is broken for the whole process, so each backend has a separate process.
-#[test]
-fn after_an_error_that_stays_buffers_are_lost_and_the_pool_still_ends() {
-    let Some(device) = device::take() else { return };
-    if Kernels::load(&device.context).is_none() {
-        return;
-    }
-    device.on_each(|rig| in_a_process("kernels::breaks_the_device", rig.name()));
-}
-
-#[test]
-#[ignore = "a process for the test above"]
-fn breaks_the_device() {
-    let backend: Backend = std::env::var(crate::ends::BACKEND).unwrap().parse().unwrap();
-    let context = CudaContext::new(0).unwrap();
-    let kernels = Kernels::load(&context).unwrap();
-    let pool =
-        Pool::builder().without_env().backend(backend).unstable_close_wait(Duration::from_secs(2)).build().unwrap();
-    let stream = context.new_stream().unwrap();
-    let mut memory = stream.alloc_zeros::<u8>(MIB).unwrap();
-    stream.synchronize().unwrap();
-    kernels.launch("break_device", 1, &stream, &mut []);
-    // Enqueued behind the kernel, or refused because the error is known already.
-    let copied = pool.get(MIB).unwrap().copy_to(&stream, &mut memory).map(drop);
-    thread::sleep(Duration::from_millis(200));
-    pool.maintain();
-    let stats = pool.stats();
-    stats.validate().unwrap();
-    assert_eq!(stats.copies.in_flight, 0, "{stats:?}");
-    assert!(copied.is_err() || stats.memory.quarantined == 1, "a copy on a broken device is taken for over: {stats:?}");
-    // Memory that is idle still serves, or the error says why not; nothing panics or hangs.
-    let _either = pool.get(MIB).map(drop);
-    drop(pool);
-    std::mem::forget((memory, stream, context));
-}
-
-/// The contract of a source holds while a kernel runs, where releases do not wait for it.
-#[test]
-fn virtual_memory_keeps_its_contract_while_a_kernel_runs() {
-    let Some(device) = device::take() else { return };
-    let kernels = Kernels::load(&device.context);
-    device.on_each(|rig: &Rig<'_>| {
-        if !rig.virtual_memory() {
-            return;
-        }
-        let stream = rig.context.new_stream().unwrap();
-        let source = pinpool::unstable::backend::VmmSource::new(0, None).unwrap();
-        // Its reserves are registered memory, which waits on release; the contract is checked first, for what it does once.
-        let running = Running::on(&stream, kernels.as_ref());
-        thread::scope(|scope| {
-            let checking = scope.spawn(|| check_source(&source));
-            thread::sleep(Duration::from_millis(100));
-            running.end();
-            checking.join().unwrap();
-        });
     });
 }

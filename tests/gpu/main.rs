@@ -18,24 +18,20 @@
 //! | `driver_facts.rs` | the assumed behaviour of the driver, checked on the double too |
 //! | `churn.rs` | many threads, many streams, little memory |
 //! | `copies.rs` | one copy at a time, held while it is observed |
-//! | `memory.rs` | memory that is committed, remapped and released alongside copies and after them |
+//! | `memory.rs` | memory that is remapped and released alongside copies and after them; a reserve |
 //! | `capture.rs` | the pool alongside graph captures |
-//! | `kernels.rs` | kernels that run while memory is pinned, moved and released; that read a buffer in place; that fail |
-//! | `ends.rs` | exit with copies in flight, fork after growth, two pools: each in its own process |
+//! | `kernels.rs` | kernels that run while memory is pinned, moved and released, and that read a buffer in place |
+//! | `ends.rs` | exit with copies in flight, fork after growth: each in its own process |
 //! | `in_process.rs`, `beside_torch.py` | a pool in the process of PyTorch, which a machine without PyTorch skips |
-//! | `figures.rs` | measurements, not tests: mappings and descriptors of a large pool |
 //!
 //! `run.sh` runs this suite and the benches of the tool on a machine without cargo, from binaries that `collect.sh` built.
 //!
 //! Each scenario is one function over a backend. Never loads the mock driver: a process has one driver, here the machine's
 //! driver.
-#![allow(clippy::print_stdout)] // Prints measurements.
+#![allow(clippy::print_stdout)] // Prints the outcome for each fact.
 #![allow(unsafe_code)] // The contract suite, the facts about the driver, and work that the pool does not track.
 
 use std::env;
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use cudarc::driver::result;
 use pinpool::unstable::backend::{CudaSource, RegisterSource, VmmSource};
@@ -48,7 +44,6 @@ mod copies;
 mod device;
 mod driver_facts;
 mod ends;
-mod figures;
 mod kernels;
 mod memory;
 mod methods;
@@ -57,8 +52,6 @@ const MIB: usize = 1 << 20;
 
 /// Names the fact that a process checks.
 const FACT: &str = "PINPOOL_GPU_FACT";
-/// A fact that takes longer does not hold.
-const LONGEST_FACT: Duration = Duration::from_secs(40);
 
 /// Each fact in its own process, so that one that fails, hangs or breaks the device hides no other. Prints a JSON
 /// line for each.
@@ -69,32 +62,13 @@ fn every_fact_about_the_driver_holds_on_the_device() {
     }
     let mut wrong = Vec::new();
     for (name, _) in driver_facts::FACTS {
-        let outcome = in_a_process(name);
+        let outcome = device::in_a_process("one_fact", (FACT, name));
         println!("{{\"fact\":\"{name}\",\"outcome\":\"{outcome}\"}}");
         if outcome != "holds" {
             wrong.push(name);
         }
     }
     assert!(wrong.is_empty(), "these facts do not hold: {wrong:?}");
-}
-
-fn in_a_process(name: &str) -> &'static str {
-    let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", "one_fact", "--ignored", "--nocapture"]).env(FACT, name).stdin(Stdio::null());
-    let (mut child, begun) = (command.spawn().unwrap(), Instant::now());
-    loop {
-        match child.try_wait().unwrap() {
-            Some(status) if status.success() => return "holds",
-            Some(status) if status.code().is_some() => return "does not hold",
-            Some(_) => return "ended by a signal",
-            None if begun.elapsed() > LONGEST_FACT => {
-                child.kill().unwrap();
-                child.wait().unwrap();
-                return "hangs";
-            }
-            None => thread::sleep(Duration::from_millis(5)),
-        }
-    }
 }
 
 #[test]

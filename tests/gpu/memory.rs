@@ -1,13 +1,9 @@
-//! Memory that is committed, remapped and released, during copies if the backend can and otherwise after them; reserves,
-//! limits, the end of a pool, and contexts.
+//! Memory that is committed, remapped and released, during copies if the backend can and otherwise after them; a reserve.
 
-use std::env;
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use cudarc::driver::{result, sys};
-use pinpool::{Backend, PinnedBuf, Pool, Request};
+use pinpool::{PinnedBuf, Pool, Request};
 
 use crate::MIB;
 use crate::batch::Batch;
@@ -131,57 +127,6 @@ fn memory_is_released_beside_a_copy_or_waits_for_it() {
 }
 
 #[test]
-fn at_the_limit_a_request_is_served_by_a_release() {
-    let Some(device) = device::take() else { return };
-    device.on_each(|rig| {
-        let (name, wait) = (rig.name(), Duration::from_secs(60));
-        let pool = rig.builder().max_bytes(LIMIT).wait(wait).build().unwrap();
-        let (small, large) = (Batch::new(1, 4096), Batch::new(2, 18 * MIB));
-        let (mut lane, mut other) = (rig.lane(0, small.len), rig.lane(1, large.len));
-        let hold = HeldStream::on(&lane.stream);
-        drop(filled(&pool, small).copy_to(&lane.stream, &mut lane.memory).unwrap());
-        // Alongside the copy no idle region is long enough, and the limit allows no other.
-        drop([(); 3].map(|()| pool.get(5 * MIB).unwrap()));
-        let buf = thread::scope(|scope| {
-            let get = scope.spawn(|| filled(&pool, large));
-            thread::sleep(Duration::from_millis(20));
-            assert!(rig.virtual_memory() || !get.is_finished(), "{name}: released under a copy");
-            hold.open();
-            get.join().unwrap()
-        });
-        drop(buf.copy_to(&other.stream, &mut other.memory).unwrap());
-        lane.check(small);
-        other.check(large);
-        let stats = pool.stats();
-        assert!(rig.virtual_memory() || stats.memory.unpin.count > 0, "{name}");
-        assert!(stats.memory.peak_held_bytes <= LIMIT, "{name}: {stats:?}");
-    });
-}
-
-#[test]
-fn any_part_of_a_buffer_across_granules_is_copied() {
-    let Some(device) = device::take() else { return };
-    device.on_each(|rig| {
-        let pool = rig.pool();
-        // Makes the next buffer begin inside a granule.
-        let first = filled(&pool, Batch::new(1, 100_001));
-        let batch = Batch::new(2, 9 * MIB + 123);
-        let mut lane = rig.lane(0, batch.len);
-        let mut buf = filled(&pool, batch);
-        for edge in [GRANULE, 2 * GRANULE, 4 * GRANULE] {
-            for part in [edge - 5..edge + 7, edge - MIB..edge + MIB, edge - 1..edge, edge..batch.len] {
-                drop(buf.copy_range_to(part.clone(), &lane.stream, &mut lane.memory).unwrap());
-                let arrived = lane.stream.clone_dtoh(&lane.memory.slice(..part.len())).unwrap();
-                batch.check_part(part, &arrived, &lane.name);
-            }
-        }
-        drop(buf.copy_to(&lane.stream, &mut lane.memory).unwrap());
-        lane.check(batch);
-        drop(first);
-    });
-}
-
-#[test]
 fn a_reserve_serves_copies_without_another_pin_call() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
@@ -200,75 +145,4 @@ fn a_reserve_serves_copies_without_another_pin_call() {
             assert_eq!(pool.stats().memory.pin.count, locks, "{}, round {round}", rig.name());
         }
     });
-}
-
-#[test]
-fn the_end_of_a_pool_waits_for_copies_and_for_its_last_buffer() {
-    let Some(device) = device::take() else { return };
-    device.on_each(|rig| {
-        for has_late_buffer in [false, true] {
-            let pool = rig.pool();
-            let batches: Vec<Batch> = (0..6).map(|number| Batch::new(number, 3 * MIB + 1)).collect();
-            let mut lanes: Vec<Lane> = (0..7).map(|number| rig.lane(number, 3 * MIB + 1)).collect();
-            let late = has_late_buffer.then(|| filled(&pool, Batch::new(9, 3 * MIB)));
-            let bufs: Vec<_> = batches.iter().map(|&batch| filled(&pool, batch)).collect();
-            let hold = HeldStream::on(&lanes[5].stream);
-            for (buf, lane) in bufs.into_iter().zip(&mut lanes) {
-                drop(buf.copy_to(&lane.stream, &mut lane.memory).unwrap());
-            }
-            thread::scope(|scope| {
-                let end = scope.spawn(|| drop(pool));
-                thread::sleep(Duration::from_millis(20));
-                // Where releases do not wait for copies, only the last buffer waits for them.
-                let may_end = rig.virtual_memory() && has_late_buffer;
-                assert!(may_end || !end.is_finished(), "{}: ended under a copy", rig.name());
-                hold.open();
-                end.join().unwrap();
-            });
-            for (batch, lane) in batches.iter().zip(&lanes) {
-                lane.check(*batch);
-            }
-            if let Some(buf) = late {
-                let lane = &mut lanes[6];
-                drop(buf.copy_to(&lane.stream, &mut lane.memory).unwrap());
-                lane.check(Batch::new(9, 3 * MIB));
-            }
-        }
-    });
-}
-
-#[test]
-fn a_new_pool_creates_no_context_and_its_first_get_does() {
-    const NAME: &str = "memory::a_new_pool_creates_no_context_and_its_first_get_does";
-    const CHILD: &str = "PINPOOL_GPU_TEST_BACKEND";
-    if let Ok(backend) = env::var(CHILD) {
-        return in_a_process_without_a_context(backend.parse().unwrap());
-    }
-    let Some(device) = device::take() else { return };
-    device.on_each(|rig| {
-        let child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", NAME, "--nocapture"])
-            .env(CHILD, rig.name())
-            .output()
-            .unwrap();
-        let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
-        assert!(child.status.success() && out.contains("1 passed"), "{}: {out}{err}", rig.name());
-    });
-}
-
-fn in_a_process_without_a_context(backend: Backend) {
-    let name = backend.name();
-    let pool = Pool::builder().without_env().backend(backend).build().unwrap();
-    let is_active = || {
-        let (mut flags, mut active) = (0, 0);
-        let device = result::device::get(0).unwrap();
-        // SAFETY: space for both answers.
-        unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) }.result().unwrap();
-        active != 0
-    };
-    assert!(!is_active(), "{name}: a new pool created a context");
-    let mut buf = pool.get(MIB).unwrap();
-    buf.wait_slice_mut().unwrap().fill(1);
-    assert!(is_active(), "{name}: pinned without a context");
-    assert_eq!(result::ctx::get_current(), Ok(None), "{name}: a request left a context behind");
 }

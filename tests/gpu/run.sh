@@ -11,12 +11,11 @@
 # | variable | default | meaning |
 # | --- | --- | --- |
 # | PINPOOL_GPU_EXCEPT | | backends that this machine need not have: vmm, or vmm,register |
-# | PINPOOL_GPU_STEPS | facts c run run_torch wheel shim libraries shared suite torch pool copy stall pin load hit peers | the steps, in this order |
+# | PINPOOL_GPU_STEPS | facts c run run_torch wheel shim libraries shared suite torch copy stall pin load hit peers | the steps, in this order |
 # | PINPOOL_GPU_THREADS | 1 4 8 16 | threads of `pinpool-bench hit` |
 # | PINPOOL_GPU_SUITE_SECONDS | 150 | the longest that the suite may take over one backend |
 # | PINPOOL_GPU_SUITE | | only tests of the suite whose names contain one of these words |
 # | PINPOOL_GPU_SECONDS | 2 | length of each measurement |
-# | PINPOOL_GPU_POOL_MIB | 1024,4096,16384 | sizes of the pools whose mappings and descriptors are counted |
 # | PINPOOL_GPU_SIZES | those of `pinpool-bench copy` | sizes that are copied |
 # | PINPOOL_GPU_PIN | 1GiB | bytes pinned by `pinpool-bench pin` |
 # | PINPOOL_GPU_FILES | 10000 | files of the synthetic data set |
@@ -27,12 +26,11 @@ bin=$(realpath "${1:?usage: run.sh FOLDER}")
 log=${PINPOOL_GPU_LOG:-$bin/log}
 mkdir -p "$log"
 
-steps=${PINPOOL_GPU_STEPS:-facts c run run_torch wheel shim libraries shared suite torch pool copy stall pin load hit peers}
+steps=${PINPOOL_GPU_STEPS:-facts c run run_torch wheel shim libraries shared suite torch copy stall pin load hit peers}
 seconds=${PINPOOL_GPU_SECONDS:-2}
 ends=$((SECONDS + ${PINPOOL_GPU_BUDGET:-570}))
 failed=0
 export PINPOOL_REQUIRE_GPU=1 PINPOOL_GPU_EXCEPT=${PINPOOL_GPU_EXCEPT:-}
-export PINPOOL_GPU_POOL_MIB=${PINPOOL_GPU_POOL_MIB:-1024,4096,16384}
 
 # The backends that this machine must have.
 backends=()
@@ -164,10 +162,6 @@ for name in $steps; do
         else
             missing torch "no python3"
         fi
-        ;;
-    pool)
-        step pool 90 "$bin/gpu" --exact figures::mappings_and_descriptors_of_a_large_pool --ignored --nocapture
-        lines pool
         ;;
     copy)
         sizes=()

@@ -44,7 +44,7 @@
  * What a function returns. The numbers never change; new ones may come.
  *
  * After every code but PP_OK and PP_NONE_IDLE, pp_last_error has a text that names the value, the limit and what to do. Unless
- * a function says otherwise, nothing has changed then, and what it would have stored is NULL or 0.
+ * a function says otherwise, nothing has changed then, and what it would have stored is NULL or 0. Each function lists its codes.
  */
 typedef enum {
   /** Done. */
@@ -57,18 +57,28 @@ typedef enum {
   PP_UNKNOWN_POINTER = 3,
   /** The handle is of a pool that was closed, or of none. */
   PP_UNKNOWN_POOL = 4,
-  /** Over the limit (PINPOOL_MAX_BYTES) even with all idle memory released and after the wait; or 4096 pools are open. */
+  /** Over the limit (PINPOOL_MAX_BYTES), after the wait and with all idle memory released. A later call may succeed. */
   PP_LIMIT = 5,
   /** No buffer of this size is idle. Returned by pp_try_get alone. */
   PP_NONE_IDLE = 6,
-  /** The driver or the kernel refused, or the backend that was set is not available. */
+  /** The driver or the kernel refused memory or a thread. A later call may succeed. */
   PP_BACKEND = 7,
-  /** The device failed or the stream captures a graph, so that the end of its work cannot be known. */
+  /** The device failed, so the end of its work is unknown. */
   PP_DEVICE = 8,
   /** The pool belongs to the process that forked this one. Nothing was done. */
   PP_FORKED = 9,
-  /** A defect of the library. The pool continues. */
+  /** A defect of the library. The pool continues. Any function may return it. */
   PP_INTERNAL = 10,
+  /** This machine has no such backend or no CUDA driver. The same call fails again. */
+  PP_UNAVAILABLE = 11,
+  /** The stream is capturing a graph, and each launch would use the buffer again. Its memory is never reused. */
+  PP_CAPTURING = 12,
+  /** The driver knows no such stream or event, or no context is current on this thread. */
+  PP_UNKNOWN_STREAM = 13,
+  /** 4096 pools are open. Close one. */
+  PP_TOO_MANY_POOLS = 14,
+  /** Another logger of Rust receives the log lines of this process. Only from pp_set_log. */
+  PP_LOGGER_SET = 15,
 } pp_status;
 
 /** Levels of log lines. Each has those before it. */
@@ -137,7 +147,8 @@ const char *pp_last_error(pp_status *status);
  * When this returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may be
  * freed. Therefore hold no lock that it takes. Called from inside a callback, it does not wait for those that run.
  *
- * PP_INVALID_ARGUMENT: no such level. PP_INTERNAL: a logger of Rust is installed in this process already.
+ * - PP_INVALID_ARGUMENT: no such level.
+ * - PP_LOGGER_SET: another logger of Rust receives the lines of this process.
  */
 pp_status pp_set_log(pp_log_fn callback,
                      void *user_data,
@@ -160,8 +171,12 @@ pp_status pp_set_log(pp_log_fn callback,
  * May pin memory (`reserve=`) and tries the backends, so it may take seconds. A pool has no own thread; all pools of
  * a process share one that returns idle memory, unless `background_thread=0`.
  *
- * PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another. PP_BACKEND: the backend that was set is not
- * available, or cannot pin the reserve. PP_INVALID_ARGUMENT, PP_LIMIT.
+ * - PP_INVALID_ARGUMENT: `pool` is NULL, or `config` is not UTF-8 or has an invalid item.
+ * - PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another.
+ * - PP_UNAVAILABLE: this machine does not have the backend that was set.
+ * - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
+ * - PP_LIMIT: the reserve is over the limit.
+ * - PP_TOO_MANY_POOLS: 4096 pools are open.
  */
 pp_status pp_pool_open(const char *config,
                        pp_pool **pool);
@@ -171,7 +186,10 @@ pp_status pp_pool_open(const char *config,
  * for a second use that must not take the memory of the first. Close it with pp_pool_close. `name` is UTF-8, and the tag of its
  * buffers.
  *
- * PP_BAD_SETTING: `pool` is a partition. PP_LIMIT: 4096 pools are open. PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+ * - PP_BAD_SETTING: `pool` is a partition.
+ * - PP_TOO_MANY_POOLS: 4096 pools are open.
+ * - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
  */
 pp_status pp_partition(pp_pool *pool,
                        const char *name,
@@ -188,7 +206,7 @@ pp_status pp_partition(pp_pool *pool,
  *
  * A process that ends need not close: the system takes the memory back.
  *
- * PP_UNKNOWN_POOL: closed already. PP_INVALID_ARGUMENT, PP_FORKED.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_pool_close(pp_pool *pool);
 
@@ -196,8 +214,10 @@ pp_status pp_pool_close(pp_pool *pool);
  * Pins `bytes` now, in one call, and keeps them until the pool ends: requests that fit are then fast from the first on. Needs
  * the preset adaptive.
  *
- * PP_LIMIT: over the limit. PP_BAD_SETTING: under the preset tensorflow. PP_BACKEND, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT,
- * PP_FORKED.
+ * - PP_LIMIT: over the limit.
+ * - PP_BAD_SETTING: the preset is tensorflow, or the pool is a partition.
+ * - PP_BACKEND: the driver or the kernel refused.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_reserve(pp_pool *pool,
                      uint64_t bytes);
@@ -206,7 +226,8 @@ pp_status pp_reserve(pp_pool *pool,
  * Changes the limit on all bytes held, in use and idle. Under a lower one idle memory returns to the system, and what is out
  * when it is returned; a higher one serves waiting requests. A partition has its own limit, within the limit of its pool.
  *
- * PP_INVALID_ARGUMENT: 0 bytes. PP_UNKNOWN_POOL, PP_FORKED.
+ * - PP_INVALID_ARGUMENT: NULL, or 0 bytes.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
  */
 pp_status pp_set_max_bytes(pp_pool *pool,
                            uint64_t max_bytes);
@@ -215,7 +236,7 @@ pp_status pp_set_max_bytes(pp_pool *pool,
  * Gives idle memory back to the system, the oldest first, until at most `to_bytes` are held or nothing is idle. Buffers that
  * are out stay. A slow call.
  *
- * PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_trim(pp_pool *pool,
                   uint64_t to_bytes);
@@ -223,14 +244,14 @@ pp_status pp_trim(pp_pool *pool,
 /**
  * Gives all idle buffers back to the system and begins the statistics of the window again. A slow call.
  *
- * PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_clear(pp_pool *pool);
 
 /**
  * Completes finished copies and releases memory that was idle for long. Call it periodically with `background_thread=0`.
  *
- * PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_maintain(pp_pool *pool);
 
@@ -238,7 +259,8 @@ pp_status pp_maintain(pp_pool *pool);
  * Stores the statistics of the pool in `json`, as one JSON object on one line: bytes under names that end in `_bytes`,
  * seconds under those that end in `_seconds`. The names stay; new ones may come. Release the text with pp_string_free.
  *
- * PP_BACKEND: no memory for the text. PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+ * - PP_BACKEND: no memory for the text.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_stats_json(pp_pool *pool, char **json);
 
@@ -253,22 +275,30 @@ void pp_string_free(char *text);
  * room, waits at most PINPOOL_WAIT; then fails, or gives memory that is not pinned, by PINPOOL_ON_FULL: pp_is_pinned tells.
  * 0 bytes are NULL and PP_OK.
  *
- * PP_LIMIT: over the limit. PP_BACKEND: the driver or the kernel refused. PP_INVALID_ARGUMENT: more than half of the
- * address space. PP_UNKNOWN_POOL, PP_FORKED.
+ * - PP_LIMIT: over the limit after the wait.
+ * - PP_BACKEND: the driver or the kernel refused.
+ * - PP_UNAVAILABLE: this machine does not have the backend that was set.
+ * - PP_INVALID_ARGUMENT: NULL, or more than half of the address space.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
  */
 pp_status pp_get(pp_pool *pool,
                  size_t bytes,
                  void **ptr);
 
-/** Requests a buffer as pp_get does, at a multiple of `alignment`: a power of two of at most 1 GiB, else PP_INVALID_ARGUMENT. */
-pp_status pp_get_aligned(pp_pool *pool,
-                         size_t bytes,
-                         size_t alignment,
-                         void **ptr);
+/**
+ * Requests a buffer as pp_get does, at a multiple of `alignment`.
+ *
+ * - PP_INVALID_ARGUMENT: `alignment` is not a power of two of at most 1 GiB.
+ * - The codes of pp_get.
+ */
+pp_status pp_get_aligned(pp_pool *pool, size_t bytes, size_t alignment, void **ptr);
 
 /**
  * Requests a buffer as pp_get does, counted under `tag`, UTF-8: out-of-memory texts, the statistics and reports say how much each tag
  * holds, and since when. A few tags, such as the parts of a program; not a new one for each buffer.
+ *
+ * - PP_INVALID_ARGUMENT: `tag` is NULL or not UTF-8.
+ * - The codes of pp_get.
  */
 pp_status pp_get_tagged(pp_pool *pool,
                         size_t bytes,
@@ -277,7 +307,10 @@ pp_status pp_get_tagged(pp_pool *pool,
 
 /**
  * Requests a buffer as pp_get does, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not
- * wait. Fails with PP_LIMIT after that time.
+ * wait.
+ *
+ * - PP_LIMIT: over the limit after that time.
+ * - The other codes of pp_get.
  */
 pp_status pp_get_timeout(pp_pool *pool,
                          size_t bytes,
@@ -285,8 +318,11 @@ pp_status pp_get_timeout(pp_pool *pool,
                          void **ptr);
 
 /**
- * Requests a buffer as pp_get does, if one of this size class is idle: it never pins and never waits. Else it returns
- * PP_NONE_IDLE, which is no error: pp_last_error stays as it was.
+ * Requests a buffer as pp_get does, if one of this size class is idle: it never pins and never waits.
+ *
+ * - PP_NONE_IDLE: none is idle. Not an error: pp_last_error does not change.
+ * - PP_INVALID_ARGUMENT: NULL, or more than half of the address space.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
  */
 pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
 
@@ -296,8 +332,10 @@ pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
  * `ptr` and `user_data`. `is_pinned` says whether the memory is pinned, and is what pp_is_pinned says. The bytes count neither as held nor
  * under the limit.
  *
- * PP_INVALID_ARGUMENT: `ptr` or `on_return` is NULL, 0 bytes, or a buffer at `ptr` is out. PP_UNKNOWN_POOL, PP_FORKED. After each of
- * them `on_return` is not called; neither is it where the end of the work cannot be known (PP_DEVICE of the return).
+ * - PP_INVALID_ARGUMENT: `ptr` or `on_return` is NULL, 0 bytes, or a buffer at `ptr` is in use.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+ *
+ * After each of them `on_return` is not called; nor is it if the end of the work stays unknown (see pp_put_on_stream).
  */
 pp_status pp_adopt(pp_pool *pool,
                    void *ptr,
@@ -310,8 +348,8 @@ pp_status pp_adopt(pp_pool *pool,
  * Puts back the buffer at `ptr`, an address that a request of this pool gave or that it adopted. NULL is allowed and does nothing. No work of a
  * device may use the buffer any more; while some may, use pp_put_on_stream or pp_put_on_event. Any thread may put.
  *
- * PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which. PP_UNKNOWN_POOL,
- * PP_INVALID_ARGUMENT, PP_FORKED.
+ * - PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_put(pp_pool *pool,
                  void *ptr);
@@ -321,10 +359,16 @@ pp_status pp_put(pp_pool *pool,
  * CUstream or a cudaStream_t; NULL is the default stream of the context that is current on this thread. It may be destroyed
  * afterwards, its context only after its work.
  *
- * PP_DEVICE: no event can be recorded, or the stream captures a graph. PP_BACKEND: no CUDA driver. PP_INVALID_ARGUMENT: the
- * driver knows no such stream. PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL, PP_FORKED. After each of them the buffer is not put:
- * pp_put puts it. After PP_DEVICE and PP_INVALID_ARGUMENT the pool cannot know when the work ends, so it never uses the memory
- * again.
+ * - PP_DEVICE: the driver refused to mark the work. Call this function again for the same stream, which must not have been
+ *   destroyed; if it succeeds, nothing is lost.
+ * - PP_CAPTURING: the stream is capturing a graph. Another call does not help.
+ * - PP_UNKNOWN_STREAM: the driver knows no such stream.
+ * - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
+ * - PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
+ *
+ * After each of them the buffer is not put: the caller still has it, and pp_put puts it. After the first three the end of the work
+ * is unknown, so after pp_put the memory is never reused.
  */
 pp_status pp_put_on_stream(pp_pool *pool,
                            void *ptr,
@@ -335,7 +379,9 @@ pp_status pp_put_on_stream(pp_pool *pool,
  * is reused when that is over. The event is a CUevent or a cudaEvent_t; it may be recorded again or destroyed afterwards. One
  * never recorded represents nothing. A context must be current on this thread: the event's or another.
  *
- * Fails as pp_put_on_stream, and then the buffer is not put.
+ * - PP_INVALID_ARGUMENT: `event` is NULL.
+ * - The codes of pp_put_on_stream, with the same consequences. Before another call after PP_DEVICE the event must not have been
+ *   recorded again.
  */
 pp_status pp_put_on_event(pp_pool *pool,
                           void *ptr,
@@ -345,7 +391,8 @@ pp_status pp_put_on_event(pp_pool *pool,
  * Stores in `is_pinned` whether the buffer at `ptr` is pinned, 1 or 0: 0 for the backend heap, and for what a
  * full pool gives in place of pinned memory.
  *
- * PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+ * - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_is_pinned(pp_pool *pool, const void *ptr, int *is_pinned);
 

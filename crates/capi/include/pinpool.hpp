@@ -65,7 +65,7 @@ struct handle {
 
 /**
  * A buffer of a pool, returned by its destructor, also during an exception: if a copy is in flight, call put_on_stream first.
- * Empty after a move, a return and a release.
+ * Empty after a move and a put.
  */
 class buffer {
 public:
@@ -100,9 +100,8 @@ public:
     }
 
     /**
-     * Puts the buffer back behind the work that `stream` has so far, a CUstream or cudaStream_t. If that fails, the work may
-     * still use the memory: the buffer stays out, the object is empty, and no destructor puts it. release() first to be able
-     * to put it later.
+     * Puts the buffer back behind the work that `stream` has so far, a CUstream or cudaStream_t. If that fails, this object keeps
+     * the buffer: call again, or see pp_put_on_stream for what a put() or the destructor does then.
      */
     void put_on_stream(CUstream_st *stream)
     {
@@ -113,14 +112,6 @@ public:
     void put_on_event(CUevent_st *event)
     {
         put_behind([&](pp_pool *pool, void *data) { return pp_put_on_event(pool, data, event); });
-    }
-
-    /** Gives the address up to the caller, who puts it by pp_put or a similar call while the pool is open. */
-    void *release() noexcept
-    {
-        void *data = data_;
-        forget();
-        return data;
     }
 
     void swap(buffer &other) noexcept
@@ -141,8 +132,8 @@ private:
     {
         if (data_ == nullptr)
             return;
-        const std::shared_ptr<detail::handle> pool = std::move(pool_);
-        detail::check(put(pool->pool, release()));
+        detail::check(put(pool_->pool, data_));
+        forget();
     }
 
     void forget() noexcept

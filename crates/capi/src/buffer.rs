@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use pinpool::cudarc::driver::sys;
-use pinpool::{Error, PinnedBuf, Pool, Request};
+use pinpool::{PinnedBuf, Pool, Request};
 
 use crate::call::{Failure, call, required, store};
 use crate::handle::pp_pool;
@@ -53,8 +53,11 @@ fn get<E: Into<Failure>>(
 /// room, waits at most PINPOOL_WAIT; then fails, or gives memory that is not pinned, by PINPOOL_ON_FULL: pp_is_pinned tells.
 /// 0 bytes are NULL and PP_OK.
 ///
-/// PP_LIMIT: over the limit. PP_BACKEND: the driver or the kernel refused. PP_INVALID_ARGUMENT: more than half of the
-/// address space. PP_UNKNOWN_POOL, PP_FORKED.
+/// - PP_LIMIT: over the limit after the wait.
+/// - PP_BACKEND: the driver or the kernel refused.
+/// - PP_UNAVAILABLE: this machine does not have the backend that was set.
+/// - PP_INVALID_ARGUMENT: NULL, or more than half of the address space.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
 ///
 /// # Safety
 ///
@@ -64,7 +67,10 @@ pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut
     get(pool, ptr, |pool| pool.get(bytes).map(Some))
 }
 
-/// Requests a buffer as pp_get does, at a multiple of `alignment`: a power of two of at most 1 GiB, else PP_INVALID_ARGUMENT.
+/// Requests a buffer as pp_get does, at a multiple of `alignment`.
+///
+/// - PP_INVALID_ARGUMENT: `alignment` is not a power of two of at most 1 GiB.
+/// - The codes of pp_get.
 ///
 /// # Safety
 ///
@@ -81,6 +87,9 @@ pub unsafe extern "C" fn pp_get_aligned(
 
 /// Requests a buffer as pp_get does, counted under `tag`, UTF-8: out-of-memory texts, the statistics and reports say how much each tag
 /// holds, and since when. A few tags, such as the parts of a program; not a new one for each buffer.
+///
+/// - PP_INVALID_ARGUMENT: `tag` is NULL or not UTF-8.
+/// - The codes of pp_get.
 ///
 /// # Safety
 ///
@@ -101,7 +110,10 @@ pub unsafe extern "C" fn pp_get_tagged(
 }
 
 /// Requests a buffer as pp_get does, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not
-/// wait. Fails with PP_LIMIT after that time.
+/// wait.
+///
+/// - PP_LIMIT: over the limit after that time.
+/// - The other codes of pp_get.
 ///
 /// # Safety
 ///
@@ -116,8 +128,11 @@ pub unsafe extern "C" fn pp_get_timeout(
     get(pool, ptr, |pool| pool.get_with(Request::new(bytes).wait(Duration::from_millis(timeout_ms))).map(Some))
 }
 
-/// Requests a buffer as pp_get does, if one of this size class is idle: it never pins and never waits. Else it returns
-/// PP_NONE_IDLE, which is no error: pp_last_error stays as it was.
+/// Requests a buffer as pp_get does, if one of this size class is idle: it never pins and never waits.
+///
+/// - PP_NONE_IDLE: none is idle. Not an error: pp_last_error does not change.
+/// - PP_INVALID_ARGUMENT: NULL, or more than half of the address space.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
 ///
 /// # Safety
 ///
@@ -154,8 +169,10 @@ impl Adopted {
 /// `ptr` and `user_data`. `is_pinned` says whether the memory is pinned, and is what pp_is_pinned says. The bytes count neither as held nor
 /// under the limit.
 ///
-/// PP_INVALID_ARGUMENT: `ptr` or `on_return` is NULL, 0 bytes, or a buffer at `ptr` is out. PP_UNKNOWN_POOL, PP_FORKED. After each of
-/// them `on_return` is not called; neither is it where the end of the work cannot be known (PP_DEVICE of the return).
+/// - PP_INVALID_ARGUMENT: `ptr` or `on_return` is NULL, 0 bytes, or a buffer at `ptr` is in use.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+///
+/// After each of them `on_return` is not called; nor is it if the end of the work stays unknown (see pp_put_on_stream).
 ///
 /// # Safety
 ///
@@ -192,8 +209,8 @@ pub unsafe extern "C" fn pp_adopt(
 /// Puts back the buffer at `ptr`, an address that a request of this pool gave or that it adopted. NULL is allowed and does nothing. No work of a
 /// device may use the buffer any more; while some may, use pp_put_on_stream or pp_put_on_event. Any thread may put.
 ///
-/// PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which. PP_UNKNOWN_POOL,
-/// PP_INVALID_ARGUMENT, PP_FORKED.
+/// - PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
     call(|| {
@@ -210,10 +227,16 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// CUstream or a cudaStream_t; NULL is the default stream of the context that is current on this thread. It may be destroyed
 /// afterwards, its context only after its work.
 ///
-/// PP_DEVICE: no event can be recorded, or the stream captures a graph. PP_BACKEND: no CUDA driver. PP_INVALID_ARGUMENT: the
-/// driver knows no such stream. PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL, PP_FORKED. After each of them the buffer is not put:
-/// pp_put puts it. After PP_DEVICE and PP_INVALID_ARGUMENT the pool cannot know when the work ends, so it never uses the memory
-/// again.
+/// - PP_DEVICE: the driver refused to mark the work. Call this function again for the same stream, which must not have been
+///   destroyed; if it succeeds, nothing is lost.
+/// - PP_CAPTURING: the stream is capturing a graph. Another call does not help.
+/// - PP_UNKNOWN_STREAM: the driver knows no such stream.
+/// - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
+/// - PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
+///
+/// After each of them the buffer is not put: the caller still has it, and pp_put puts it. After the first three the end of the work
+/// is unknown, so after pp_put the memory is never reused.
 ///
 /// # Safety
 ///
@@ -221,29 +244,34 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_put_on_stream(pool: *mut pp_pool, ptr: *mut c_void, stream: *mut CUstream_st) -> pp_status {
     // SAFETY: the caller's promise.
-    put_behind(pool, ptr, |buf| unsafe { buf.record_stream(stream.cast::<sys::CUstream_st>()) })
+    put_behind(pool, ptr, |buf| Ok(unsafe { buf.record_stream(stream.cast::<sys::CUstream_st>()) }?))
 }
 
 /// Puts back the buffer at `ptr` behind the work that `event` represents now, all that was enqueued before its last record: it
 /// is reused when that is over. The event is a CUevent or a cudaEvent_t; it may be recorded again or destroyed afterwards. One
 /// never recorded represents nothing. A context must be current on this thread: the event's or another.
 ///
-/// Fails as pp_put_on_stream, and then the buffer is not put.
+/// - PP_INVALID_ARGUMENT: `event` is NULL.
+/// - The codes of pp_put_on_stream, with the same consequences. Before another call after PP_DEVICE the event must not have been
+///   recorded again.
 ///
 /// # Safety
 ///
 /// The event is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_put_on_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
-    // SAFETY: the caller's promise.
-    put_behind(pool, ptr, |buf| unsafe { buf.record_event(event.cast::<sys::CUevent_st>()) })
+    put_behind(pool, ptr, |buf| {
+        required(event, "event")?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { buf.record_event(event.cast::<sys::CUevent_st>()) }?)
+    })
 }
 
 /// Puts the buffer at `ptr` back once `record` has recorded what uses it.
 fn put_behind(
     pool: *mut pp_pool,
     ptr: *mut c_void,
-    record: impl FnOnce(&mut PinnedBuf) -> Result<(), Error>,
+    record: impl FnOnce(&mut PinnedBuf) -> Result<(), Failure>,
 ) -> pp_status {
     call(|| {
         let buffers = slots::buffers_of(pool)?;
@@ -252,9 +280,9 @@ fn put_behind(
         }
         let (table, address) = (buffers.table(), ptr.addr());
         let mut buf = table.begin_leaving(address).map_err(|why| buffers.unknown(address, &why))?;
-        if let Err(error) = record(&mut buf) {
+        if let Err(failure) = record(&mut buf) {
             table.restore(buf);
-            return Err(Failure::from(error));
+            return Err(failure);
         }
         // The place goes first: once the buffer is dropped, its address may be another's.
         table.left(address);
@@ -266,7 +294,8 @@ fn put_behind(
 /// Stores in `is_pinned` whether the buffer at `ptr` is pinned, 1 or 0: 0 for the backend heap, and for what a
 /// full pool gives in place of pinned memory.
 ///
-/// PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+/// - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 ///
 /// # Safety
 ///

@@ -138,7 +138,8 @@ fn filter(level: c_int) -> Option<LevelFilter> {
 /// When this returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may be
 /// freed. Therefore hold no lock that it takes. Called from inside a callback, it does not wait for those that run.
 ///
-/// PP_INVALID_ARGUMENT: no such level. PP_INTERNAL: a logger of Rust is installed in this process already.
+/// - PP_INVALID_ARGUMENT: no such level.
+/// - PP_LOGGER_SET: another logger of Rust receives the lines of this process.
 ///
 /// # Safety
 ///
@@ -166,7 +167,7 @@ fn install() -> Result<(), Failure> {
     static IS_OURS: OnceLock<bool> = OnceLock::new();
     let text = "another logger of Rust gets the log lines of this process already";
     let is_ours = *IS_OURS.get_or_init(|| log::set_logger(&ToCallback).is_ok());
-    if is_ours { Ok(()) } else { Err(Failure::new(pp_status::PP_INTERNAL, text)) }
+    if is_ours { Ok(()) } else { Err(Failure::new(pp_status::PP_LOGGER_SET, text)) }
 }
 
 /// The sink of a callback, which is made at the first call for it.

@@ -25,8 +25,12 @@ use crate::status::pp_status;
 /// May pin memory (`reserve=`) and tries the backends, so it may take seconds. A pool has no own thread; all pools of
 /// a process share one that returns idle memory, unless `background_thread=0`.
 ///
-/// PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another. PP_BACKEND: the backend that was set is not
-/// available, or cannot pin the reserve. PP_INVALID_ARGUMENT, PP_LIMIT.
+/// - PP_INVALID_ARGUMENT: `pool` is NULL, or `config` is not UTF-8 or has an invalid item.
+/// - PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another.
+/// - PP_UNAVAILABLE: this machine does not have the backend that was set.
+/// - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
+/// - PP_LIMIT: the reserve is over the limit.
+/// - PP_TOO_MANY_POOLS: 4096 pools are open.
 ///
 /// # Safety
 ///
@@ -48,7 +52,10 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 /// for a second use that must not take the memory of the first. Close it with pp_pool_close. `name` is UTF-8, and the tag of its
 /// buffers.
 ///
-/// PP_BAD_SETTING: `pool` is a partition. PP_LIMIT: 4096 pools are open. PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+/// - PP_BAD_SETTING: `pool` is a partition.
+/// - PP_TOO_MANY_POOLS: 4096 pools are open.
+/// - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
 ///
 /// # Safety
 ///
@@ -92,7 +99,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
 ///
 /// A process that ends need not close: the system takes the memory back.
 ///
-/// PP_UNKNOWN_POOL: closed already. PP_INVALID_ARGUMENT, PP_FORKED.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
     call(|| slots::close(pool).map(|()| pp_status::PP_OK))
@@ -101,8 +108,10 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 /// Pins `bytes` now, in one call, and keeps them until the pool ends: requests that fit are then fast from the first on. Needs
 /// the preset adaptive.
 ///
-/// PP_LIMIT: over the limit. PP_BAD_SETTING: under the preset tensorflow. PP_BACKEND, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT,
-/// PP_FORKED.
+/// - PP_LIMIT: over the limit.
+/// - PP_BAD_SETTING: the preset is tensorflow, or the pool is a partition.
+/// - PP_BACKEND: the driver or the kernel refused.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     call(|| {
@@ -115,7 +124,8 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 /// Changes the limit on all bytes held, in use and idle. Under a lower one idle memory returns to the system, and what is out
 /// when it is returned; a higher one serves waiting requests. A partition has its own limit, within the limit of its pool.
 ///
-/// PP_INVALID_ARGUMENT: 0 bytes. PP_UNKNOWN_POOL, PP_FORKED.
+/// - PP_INVALID_ARGUMENT: NULL, or 0 bytes.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_status {
     call(|| {
@@ -130,7 +140,7 @@ pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_sta
 /// Gives idle memory back to the system, the oldest first, until at most `to_bytes` are held or nothing is idle. Buffers that
 /// are out stay. A slow call.
 ///
-/// PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
     call(|| {
@@ -141,7 +151,7 @@ pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
 
 /// Gives all idle buffers back to the system and begins the statistics of the window again. A slow call.
 ///
-/// PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     call(|| {
@@ -152,7 +162,7 @@ pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
 
 /// Completes finished copies and releases memory that was idle for long. Call it periodically with `background_thread=0`.
 ///
-/// PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
     call(|| {
@@ -164,7 +174,8 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
 /// Stores the statistics of the pool in `json`, as one JSON object on one line: bytes under names that end in `_bytes`,
 /// seconds under those that end in `_seconds`. The names stay; new ones may come. Release the text with pp_string_free.
 ///
-/// PP_BACKEND: no memory for the text. PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+/// - PP_BACKEND: no memory for the text.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 ///
 /// # Safety
 ///

@@ -202,7 +202,7 @@ pub(crate) fn open(pool: Pool) -> Result<*mut pp_pool, Failure> {
     });
     let Some((number, slot, generation)) = claimed else {
         let text = format!("{POOLS_MAX} pools are open or have buffers out: close one, and put its buffers");
-        return Err(Failure::new(pp_status::PP_LIMIT, text));
+        return Err(Failure::new(pp_status::PP_TOO_MANY_POOLS, text));
     };
     slot.begin(generation, pool);
     Ok(ptr::without_provenance_mut(generation << NUMBER_BITS | number))

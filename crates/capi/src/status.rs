@@ -7,7 +7,7 @@ use pinpool::Error;
 /// What a function returns. The numbers never change; new ones may come.
 ///
 /// After every code but PP_OK and PP_NONE_IDLE, pp_last_error has a text that names the value, the limit and what to do. Unless
-/// a function says otherwise, nothing has changed then, and what it would have stored is NULL or 0.
+/// a function says otherwise, nothing has changed then, and what it would have stored is NULL or 0. Each function lists its codes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum pp_status {
@@ -21,49 +21,70 @@ pub enum pp_status {
     PP_UNKNOWN_POINTER = 3,
     /// The handle is of a pool that was closed, or of none.
     PP_UNKNOWN_POOL = 4,
-    /// Over the limit (PINPOOL_MAX_BYTES) even with all idle memory released and after the wait; or 4096 pools are open.
+    /// Over the limit (PINPOOL_MAX_BYTES), after the wait and with all idle memory released. A later call may succeed.
     PP_LIMIT = 5,
     /// No buffer of this size is idle. Returned by pp_try_get alone.
     PP_NONE_IDLE = 6,
-    /// The driver or the kernel refused, or the backend that was set is not available.
+    /// The driver or the kernel refused memory or a thread. A later call may succeed.
     PP_BACKEND = 7,
-    /// The device failed or the stream captures a graph, so that the end of its work cannot be known.
+    /// The device failed, so the end of its work is unknown.
     PP_DEVICE = 8,
     /// The pool belongs to the process that forked this one. Nothing was done.
     PP_FORKED = 9,
-    /// A defect of the library. The pool continues.
+    /// A defect of the library. The pool continues. Any function may return it.
     PP_INTERNAL = 10,
+    /// This machine has no such backend or no CUDA driver. The same call fails again.
+    PP_UNAVAILABLE = 11,
+    /// The stream is capturing a graph, and each launch would use the buffer again. Its memory is never reused.
+    PP_CAPTURING = 12,
+    /// The driver knows no such stream or event, or no context is current on this thread.
+    PP_UNKNOWN_STREAM = 13,
+    /// 4096 pools are open. Close one.
+    PP_TOO_MANY_POOLS = 14,
+    /// Another logger of Rust receives the log lines of this process. Only from pp_set_log.
+    PP_LOGGER_SET = 15,
 }
+
+/// By number.
+const NAMES: [&CStr; 16] = [
+    c"PP_OK",
+    c"PP_INVALID_ARGUMENT",
+    c"PP_BAD_SETTING",
+    c"PP_UNKNOWN_POINTER",
+    c"PP_UNKNOWN_POOL",
+    c"PP_LIMIT",
+    c"PP_NONE_IDLE",
+    c"PP_BACKEND",
+    c"PP_DEVICE",
+    c"PP_FORKED",
+    c"PP_INTERNAL",
+    c"PP_UNAVAILABLE",
+    c"PP_CAPTURING",
+    c"PP_UNKNOWN_STREAM",
+    c"PP_TOO_MANY_POOLS",
+    c"PP_LOGGER_SET",
+];
 
 /// The name of a status: "PP_LIMIT"; "unknown" for a number that is none. Static, never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_status_name(status: c_int) -> *const c_char {
-    let name: &'static CStr = match status {
-        0 => c"PP_OK",
-        1 => c"PP_INVALID_ARGUMENT",
-        2 => c"PP_BAD_SETTING",
-        3 => c"PP_UNKNOWN_POINTER",
-        4 => c"PP_UNKNOWN_POOL",
-        5 => c"PP_LIMIT",
-        6 => c"PP_NONE_IDLE",
-        7 => c"PP_BACKEND",
-        8 => c"PP_DEVICE",
-        9 => c"PP_FORKED",
-        10 => c"PP_INTERNAL",
-        _ => c"unknown",
-    };
-    name.as_ptr()
+    let name = usize::try_from(status).ok().and_then(|status| NAMES.get(status));
+    name.unwrap_or(&c"unknown").as_ptr()
 }
 
 /// The code of an error of the library.
 pub(crate) fn of_error(error: &Error) -> pp_status {
     match () {
+        () if error.is_handle() => pp_status::PP_UNKNOWN_STREAM,
         () if error.is_request() => pp_status::PP_INVALID_ARGUMENT,
         () if error.is_setting() => pp_status::PP_BAD_SETTING,
         () if error.is_limit() => pp_status::PP_LIMIT,
+        () if error.is_unavailable() => pp_status::PP_UNAVAILABLE,
         () if error.is_backend() || error.is_thread() => pp_status::PP_BACKEND,
+        () if error.is_capture() => pp_status::PP_CAPTURING,
         () if error.is_device() || error.is_copy() => pp_status::PP_DEVICE,
         () if error.is_forked() => pp_status::PP_FORKED,
+        () if error.is_closed() => pp_status::PP_UNKNOWN_POOL,
         () => pp_status::PP_INTERNAL,
     }
 }

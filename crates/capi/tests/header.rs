@@ -50,6 +50,18 @@ fn the_header_is_up_to_date() {
     assert!(found == fresh, "stale: WRITE_HEADER=1 cargo test -p pinpool-capi --test header\n{fresh}");
 }
 
+#[test]
+fn every_function_lists_its_codes() {
+    let header = generated();
+    let comment_of = |at: usize| header[..at].rsplit("/**").next().unwrap();
+    let undocumented: Vec<_> = header
+        .match_indices("\npp_status pp_")
+        .filter(|(at, _)| !comment_of(*at).contains("- PP_"))
+        .map(|(at, _)| header[at + 11..].split('(').next().unwrap())
+        .collect();
+    assert_eq!(undocumented, Vec::<&str>::new());
+}
+
 /// The header of these sources.
 fn generated() -> String {
     let source = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(name).with_extension("rs");

@@ -11,6 +11,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use mock_driver::{Code, MockDriver};
+use pinpool::cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL as CAPTURE_MODE;
 use pinpool::cudarc::driver::{CudaContext, CudaStream, result};
 use pinpool_c::*;
 
@@ -105,19 +106,50 @@ fn a_put_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
     // SAFETY: refused, and no event with work that could use the buffer.
     let wrong = unsafe { pp_put_on_event(pool.0, held.0, ptr::null_mut()) };
     let (status, text) = outcome(wrong, ()).unwrap_err();
-    assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("the event is null"), "{text}");
+    assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("`event` is NULL"), "{text}");
     bytes(held, LEN).fill(1);
     put(pool, held).unwrap();
     let held = get(pool, LEN).unwrap();
     // SAFETY: the double looks handles up.
     let wrong = unsafe { pp_put_on_stream(pool.0, held.0, ptr::without_provenance_mut(0x1234_5670)) };
     let (status, text) = outcome(wrong, ()).unwrap_err();
-    assert_eq!(status, pp_status::PP_INVALID_ARGUMENT, "{text}");
+    assert_eq!(status, pp_status::PP_UNKNOWN_STREAM, "{text}");
     assert_eq!(context.check_err(), Ok(()));
     stream.synchronize().unwrap();
     put(pool, held).unwrap();
     assert_ne!(get(pool, LEN).unwrap(), held, "work of that stream may still use the memory");
     assert_eq!((in_flight(pool), &stats(pool)["memory"]["quarantined"]), (0, &1.into()));
+    close(pool);
+}
+
+#[test]
+fn a_failed_put_can_be_repeated_unless_the_stream_captures() {
+    let (double, context, stream, pool) = start();
+    let held = get(pool, LEN).unwrap();
+    double.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);
+    assert_eq!(put_on_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_DEVICE);
+    double.reset_scripts();
+    let gate = double.hold(stream.cu_stream());
+    let _work = stream.clone_htod(bytes(held, LEN)).unwrap();
+    put_on_stream(pool, held, &stream).unwrap();
+    assert_eq!((in_flight(pool), try_get(pool, LEN).0), (1, pp_status::PP_NONE_IDLE));
+    drop(gate);
+    stream.synchronize().unwrap();
+    assert_eq!((in_flight(pool), &stats(pool)["memory"]["quarantined"]), (0, &0.into()));
+    assert_eq!(try_get(pool, LEN), (pp_status::PP_OK, held), "the second put replaces the first");
+
+    // SAFETY: no other call uses the stream.
+    unsafe { result::stream::begin_capture(stream.cu_stream(), CAPTURE_MODE) }.unwrap();
+    assert_eq!(put_on_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_CAPTURING);
+    // SAFETY: as above.
+    unsafe { result::stream::end_capture(stream.cu_stream()) }.unwrap();
+    put_on_stream(pool, held, &stream).unwrap();
+    assert_eq!(
+        (in_flight(pool), &stats(pool)["memory"]["quarantined"]),
+        (0, &1.into()),
+        "a graph may be launched again"
+    );
+    assert_eq!(context.check_err(), Ok(()));
     close(pool);
 }
 

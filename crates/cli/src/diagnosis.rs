@@ -1,6 +1,6 @@
-//! The diagnosis of a pool as text: of a process, a recording, a replay or a line of a log.
+//! The diagnosis of a pool as text: of a process, a recording or a line of a log.
 
-use pinpool_observe::judge::{Cause, Judgement, PoolJudgement};
+use pinpool_observe::diagnosis::{Cause, PoolDiagnosis};
 use serde_json::Value;
 
 use crate::served::name_of;
@@ -21,15 +21,12 @@ pub(crate) struct Said {
 pub(crate) fn of_object(pool: &Value) -> Said {
     let said = &pool["why"];
     let text = |value: &Value| one_line(value.as_str().unwrap_or_default());
-    let lines = said["lines"].as_array().map_or(&[][..], Vec::as_slice);
-    let lines: Vec<_> = lines.iter().map(text).collect();
-    let unknown = || vec!["the process runs a version of pinpool without diagnoses".to_owned()];
-    Said {
-        pool: name_of(pool),
-        cause: text(&said["cause"]),
-        is_alarm: said["is_alarm"].as_bool().unwrap_or(false),
-        lines: if lines.is_empty() { unknown() } else { lines },
+    let mut lines: Vec<_> = said["lines"].as_array().into_iter().flatten().map(text).collect();
+    if lines.is_empty() {
+        lines.push("the process runs another version of pinpool".to_owned());
     }
+    let is_alarm = said["is_alarm"].as_bool().unwrap_or(false);
+    Said { pool: name_of(pool), cause: text(&said["cause"]), is_alarm, lines }
 }
 
 /// The diagnosis in a line of pinpool's log.
@@ -44,20 +41,15 @@ pub(crate) fn of_line(line: &[u8]) -> Option<Said> {
     Some(Said { pool: name.unwrap_or("the pool").to_owned(), cause: cause.name().to_owned(), is_alarm, lines })
 }
 
-/// A diagnosis of a pool of this name.
-pub(crate) fn of_judgement(pool: &str, judgement: &Judgement) -> Said {
-    let (cause, is_alarm) = (judgement.cause.name().to_owned(), judgement.is_alarm);
-    Said { pool: pool.to_owned(), cause, is_alarm, lines: judgement.lines() }
-}
-
 /// The diagnosis of a recorded pool.
-pub(crate) fn of_recorded(judged: &PoolJudgement, has_ended: bool) -> Said {
-    let mut said = of_judgement(&judged.name, &judged.judgement);
-    let (waited, all) = (grouped(judged.short_gets), grouped(judged.gets));
-    said.lines.insert(1, format!("  in the whole recording, {waited} of {all} requests waited"));
+pub(crate) fn of_recorded(judged: &PoolDiagnosis, has_ended: bool) -> Said {
+    let PoolDiagnosis { name, diagnosis: judgement, gets, short_gets, .. } = judged;
+    let mut lines = judgement.lines();
+    let all = format!("  in the whole recording, {} of {} requests waited", grouped(*short_gets), grouped(*gets));
+    lines.insert(1, all);
     if !has_ended {
-        said.lines
+        lines
             .insert(1, "  the end of the pool is not recorded: its process was killed, or is still running".to_owned());
     }
-    said
+    Said { pool: name.clone(), cause: judgement.cause.name().to_owned(), is_alarm: judgement.is_alarm, lines }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pinpool_replay::{Input, Workload};
+use pinpool_replay::{Input, Recording, Workload};
 
 use crate::files::{in_file, named};
 
@@ -37,6 +37,23 @@ pub(crate) fn kind(first: &[u8]) -> Kind {
 /// If the file cannot be read.
 pub(crate) fn open(path: &Path) -> Result<Input, String> {
     Input::open(path).map_err(|error| in_file(path, &error))
+}
+
+/// The recording in the open file at `path`.
+///
+/// # Errors
+///
+/// If the file is another one, or cannot be read.
+pub(crate) fn read_recording(path: &Path, input: Input) -> Result<Recording, String> {
+    let why = match kind(input.first()) {
+        Kind::Recording => return Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error)),
+        Kind::Workload => match Workload::read_file(input) {
+            Ok(_) => "this is a trace of requests alone, which `pinpool advise` replays".to_owned(),
+            Err(error) => error.to_string(),
+        },
+        Kind::Log => "PINPOOL_TRACE and `pinpool load --record` write one".to_owned(),
+    };
+    Err(named(path, &format_args!("not a recording: {why}")))
 }
 
 /// The workload in the file at `path`.

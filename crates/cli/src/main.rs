@@ -54,14 +54,23 @@ Options:
 `pinpool COMMAND --help` lists the options of a command, `pinpool man COMMAND` describes it in full.
 ";
 
-/// Former commands, with the command and the flags that replace them.
-const FORMER: [(&str, &[&str]); 6] = [
-    ("bench", &["doctor", "--bench"]),
-    ("diff", &["why"]),
-    ("dump", &["top", "--once"]),
-    ("env", &["doctor", "--settings"]),
-    ("inspect", &["why", "--lines"]),
-    ("stats", &["top", "--once"]),
+/// What became of a former command.
+enum Former {
+    /// This command with these flags.
+    Renamed(&'static [&'static str]),
+    /// What to do instead.
+    Removed(&'static str),
+}
+
+const FORMER: [(&str, Former); 8] = [
+    ("bench", Former::Renamed(&["doctor", "--bench"])),
+    ("diff", Former::Renamed(&["why"])),
+    ("dump", Former::Renamed(&["top", "--once"])),
+    ("env", Former::Renamed(&["doctor", "--settings"])),
+    ("inspect", Former::Renamed(&["why", "--lines"])),
+    ("keep", Former::Removed("reserve memory at the start of each process (PINPOOL_RESERVE)")),
+    ("ledger", Former::Removed("`pinpool top --all` shows the shared limits and their owners")),
+    ("stats", Former::Renamed(&["top", "--once"])),
 ];
 
 /// Pinned host memory for data loaders that feed GPUs
@@ -102,42 +111,35 @@ enum Command {
     #[command(hide = true)]
     Replay(replay::ReplayArgs),
     #[command(hide = true)]
-    Keep(RetiredArgs),
-    #[command(hide = true)]
-    Ledger(RetiredArgs),
-    #[command(hide = true)]
     Completions(pages::CompletionsArgs),
     #[command(hide = true)]
     Man(pages::ManArgs),
 }
 
-/// The arguments of a removed command.
-#[derive(Debug, clap::Args)]
-struct RetiredArgs {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    _ignored: Vec<OsString>,
-}
-
-fn retired(terminal: &Terminal, command: &str, instead: &str) -> Result<(), ExitError> {
-    terminal.message(format_args!("`pinpool {command}` was removed: {instead}"));
-    Err(ExitError::Settings)
-}
-
-/// The arguments, with a former command replaced.
-fn arguments() -> Vec<OsString> {
+/// The arguments, with a former command replaced, or what to do instead of it.
+fn arguments() -> Result<Vec<OsString>, String> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let at = arguments.iter().skip(1).position(|argument| !argument.to_string_lossy().starts_with('-'));
     if let Some(at) = at.map(|at| at + 1)
-        && let Some((_, new)) = FORMER.iter().find(|(former, _)| arguments[at] == *former)
+        && let Some((name, former)) = FORMER.iter().find(|(name, _)| arguments[at] == *name)
     {
-        arguments.splice(at..=at, new.iter().map(OsString::from));
+        match former {
+            Former::Renamed(new) => drop(arguments.splice(at..=at, new.iter().map(OsString::from))),
+            Former::Removed(instead) => return Err(format!("`pinpool {name}` was removed: {instead}")),
+        }
     }
-    arguments
+    Ok(arguments)
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(arguments());
     let terminal = Terminal::default();
+    let cli = match arguments() {
+        Ok(arguments) => Cli::parse_from(arguments),
+        Err(removed) => {
+            terminal.message(removed);
+            return ExitCode::from(ExitError::Settings as u8);
+        }
+    };
     let verbosity = match (cli.quiet, cli.verbose) {
         (true, _) => Verbosity::Quiet,
         (false, true) => Verbosity::Verbose,
@@ -151,7 +153,7 @@ fn main() -> ExitCode {
         (Verbosity::Normal, _) => "error",
     };
     pinpool_cli::logger::init(&terminal, default_filter);
-    let result = match cli.command {
+    let result = terminal.report(match cli.command {
         Command::Load(args) => load::run(&args, verbosity, &terminal),
         #[cfg(target_os = "linux")]
         Command::Run(args) => run::run(&args, &terminal),
@@ -164,13 +166,9 @@ fn main() -> ExitCode {
         Command::Advise(args) => advise::run(&args, verbosity, &terminal),
         Command::Trace(args) => trace::run(&args, &terminal),
         Command::Replay(args) => replay::run(&args, &terminal),
-        Command::Keep(_) => retired(&terminal, "keep", "reserve memory at the start of each process (PINPOOL_RESERVE)"),
-        Command::Ledger(_) => {
-            retired(&terminal, "ledger", "`pinpool top --all` shows the shared limits and their owners")
-        }
-        Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
-        Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),
-    };
+        Command::Completions(args) => pages::completions(&args, Cli::command()),
+        Command::Man(args) => pages::man(&args, Cli::command()),
+    });
     // The pools have been dropped, so their recordings are complete.
     let result = match pinpool_replay::failed_recordings() {
         0 => result,

@@ -7,27 +7,19 @@ pub fn list(rows: &[(&str, String)]) -> String {
 
 /// Lines of cells in columns; the first column is aligned left, the others right. Every row has the same length.
 pub fn columns(rows: &[Vec<String>]) -> String {
-    let count = rows.first().map_or(0, Vec::len);
-    let widths: Vec<usize> = (0..count).map(|at| rows.iter().map(|row| row[at].len()).max().unwrap_or(0)).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).enumerate();
-        let cells = cells.map(|(at, (cell, &width))| match at {
-            0 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
-        });
-        cells.collect::<Vec<_>>().join("  ") + "\n"
-    };
-    rows.iter().map(line).collect()
+    aligned(rows, |at, cell, width| if at == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") })
 }
 
-/// Lines of cells in columns, all aligned left; the last column has no width. Every row has the same length.
+/// Lines of cells in columns, all aligned left.
 pub fn columns_left(rows: &[Vec<String>]) -> String {
-    let count = rows.first().map_or(0, Vec::len);
-    let widths: Vec<usize> = (0..count)
-        .map(|at| if at + 1 == count { 0 } else { rows.iter().map(|row| row[at].len()).max().unwrap_or(0) })
-        .collect();
+    aligned(rows, |_, cell, width| format!("{cell:<width$}"))
+}
+
+fn aligned(rows: &[Vec<String>], cell: impl Fn(usize, &str, usize) -> String) -> String {
+    let width = |at: usize| rows.iter().map(|row| row[at].len()).max().unwrap_or(0);
+    let widths: Vec<_> = (0..rows.first().map_or(0, Vec::len)).map(width).collect();
     let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
+        let cells = row.iter().enumerate().map(|(at, text)| cell(at, text, widths[at]));
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };
     rows.iter().map(line).collect()

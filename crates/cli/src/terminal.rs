@@ -9,7 +9,7 @@ use std::io::{self, Write};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use crate::exit::ExitError;
+use crate::exit::{ExitError, Reason};
 
 /// How much is printed on stderr. `RUST_LOG` takes precedence for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,24 +36,21 @@ impl Default for Terminal {
 impl Terminal {
     /// A progress bar in bytes, cleared on drop. Hidden if the verbosity is quiet.
     pub fn bar(&self, total_bytes: u64, verbosity: Verbosity) -> ProgressBar {
-        if verbosity == Verbosity::Quiet {
-            return ProgressBar::hidden();
-        }
-        let bar = self.bars.add(ProgressBar::new(total_bytes).with_finish(ProgressFinish::AndClear));
-        let style = ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}");
-        if let Ok(style) = style {
-            bar.set_style(style);
-        }
-        bar
+        const STYLE: &str = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}";
+        self.progress(ProgressBar::new(total_bytes), STYLE, verbosity)
     }
 
     /// A line with a count of steps, cleared on drop. Hidden if the verbosity is quiet.
     pub fn steps(&self, verbosity: Verbosity) -> ProgressBar {
+        self.progress(ProgressBar::new_spinner(), "{spinner} {pos} {msg}, {elapsed}", verbosity)
+    }
+
+    fn progress(&self, bar: ProgressBar, style: &str, verbosity: Verbosity) -> ProgressBar {
         if verbosity == Verbosity::Quiet {
             return ProgressBar::hidden();
         }
-        let bar = self.bars.add(ProgressBar::new_spinner().with_finish(ProgressFinish::AndClear));
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} {msg}, {elapsed}") {
+        let bar = self.bars.add(bar.with_finish(ProgressFinish::AndClear));
+        if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
         bar
@@ -87,9 +84,19 @@ impl Terminal {
         self.report(to_stdout(&format!("{text}\n")).map_err(Into::into))
     }
 
-    /// Prints the error, if there is one. A closed stdout is not an error: its reader needs no more.
+    /// Prints the error, unless that was done, and returns its exit status. A closed stdout is not an error: its reader needs no more.
     pub fn report(&self, result: Result<(), Box<dyn Error>>) -> Result<(), ExitError> {
         let Err(error) = result else { return Ok(()) };
+        if let Some(printed) = error.downcast_ref::<ExitError>() {
+            return Err(*printed);
+        }
+        if let Some(reason) = error.downcast_ref::<Reason>() {
+            self.lines(reason);
+            return Err(reason.status);
+        }
+        if let Some(error) = error.downcast_ref::<pinpool::Error>() {
+            return Err(self.refuse(error));
+        }
         let io_error = error.downcast_ref::<io::Error>();
         if io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
             return Ok(());

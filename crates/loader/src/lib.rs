@@ -33,7 +33,7 @@
 //! }
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let pool = Pool::from_env()?;
+//! let pool = Pool::builder().build()?;
 //! let catalog = Catalog::from_paths(&["src"], false, &StopFlag::new());
 //! let mut options = LoadOptions::default();
 //! options.verify = true;
@@ -55,7 +55,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let catalog = Catalog::from_paths(&["src"], false, &StopFlag::new());
-//! let loader = Loader::new(&Pool::from_env()?, &catalog, LoadOptions::default());
+//! let loader = Loader::new(&Pool::builder().build()?, &catalog, LoadOptions::default());
 //! let mut batches = loader.batches()?;
 //! while let Some(batch) = batches.next() {
 //!     for part in &batch.parts {

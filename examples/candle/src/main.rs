@@ -38,7 +38,7 @@ fn tensor(batch: PinnedBuf, rows: usize, device: &Device) -> std::result::Result
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let device = Device::cuda_if_available(0)?;
-    let pool = Pool::from_env()?;
+    let pool = Pool::builder().build()?;
 
     let mut batch = pool.get(1000 * size_of::<f32>())?;
     batch.wait_cast_mut::<f32>()?.fill(0.5);

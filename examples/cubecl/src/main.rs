@@ -57,7 +57,7 @@ fn through_device(batch: Bytes) -> Result<Bytes, Box<dyn std::error::Error>> {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let pool = Pool::from_env()?;
+    let pool = Pool::builder().build()?;
     let mut batch = pool.get(1000 * size_of::<f32>())?;
     batch.wait_cast_mut::<f32>()?.fill(0.5);
     let back = through_device(bytes(batch))?;

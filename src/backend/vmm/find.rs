@@ -117,8 +117,10 @@ impl VmmSource {
             old_places,
             reserves,
             registers_nothing,
+            untested: None,
         };
-        trial::run(&source, source.device.is_active().then_some(ordinal), max_bytes)?;
+        let trial = trial::run(&source, source.device.is_active().then_some(ordinal), max_bytes)?;
+        source.untested = trial.and_then(|trial| trial.untested);
         source.makes_context = true;
         Ok(source)
     }

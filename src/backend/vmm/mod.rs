@@ -31,8 +31,10 @@ use std::sync::Arc;
 use super::mapping;
 use super::register::RegisterSource;
 use super::source::{Region, RegionIds, Source};
+use super::trial;
 use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 use crate::arena::GranuleSizes;
+use crate::driver::code::Code;
 use crate::driver::device::Device;
 use crate::driver::virtual_memory::{DriverRefusal, MemoryLocation, VmmApi};
 use crate::driver::{CurrentContext, RelaxedCapture};
@@ -69,13 +71,12 @@ pub struct VmmSource {
     reserves: Arc<RegisterSource>,
     /// Registering is not supported here, as under confidential computing: a reserve is made of granules.
     registers_nothing: AtomicBool,
+    /// Why the trial made no copy.
+    untested: Option<SourceError>,
 }
 
 /// More granules than these are not left mapped at old places: each is a mapping of the process.
 const OLD_GRANULES_MAX: usize = 256;
-
-/// `CUDA_ERROR_NOT_SUPPORTED`.
-const NOT_SUPPORTED: i64 = 801;
 
 /// All addresses.
 const EVERYWHERE: Range<u64> = 0..u64::MAX;
@@ -234,17 +235,17 @@ unsafe impl Source for VmmSource {
         self.release_refused()?;
         // Relaxed: a hint, which spares touching memory that is then refused.
         if !self.registers_nothing.load(Ordering::Relaxed) {
-            match self.reserves.acquire_fast(len_bytes, threads, progress) {
-                Err(error) if error.code() == Some(NOT_SUPPORTED) => {
-                    self.registers_nothing.store(true, Ordering::Relaxed);
-                }
-                acquired => return acquired.map(|region| Region::new(region.start(), len_bytes, self.ids.next())),
+            let acquired = self.reserves.acquire_fast(len_bytes, threads, progress);
+            if !matches!(&acquired, Err(error) if error.code() == Some(Code::NOT_SUPPORTED.number())) {
+                return acquired.map(|region| Region::new(region.start(), len_bytes, self.ids.next()));
             }
+            self.registers_nothing.store(true, Ordering::Relaxed);
         }
+        // The caller has claimed whole pages.
         if self.held_bytes(len_bytes) != self.held_bytes_fast(len_bytes) {
-            let what = format!("CUDA_ERROR_NOT_SUPPORTED, and {len_bytes} B are not whole granules");
+            let what = format!("the driver registers no memory here, and {len_bytes} B are not whole granules");
             let remedy = "raise PINPOOL_MAX_BYTES until the reserve fits in whole granules of 2 MiB";
-            return Err(SourceError::new("cuMemHostRegister", what).with_code(NOT_SUPPORTED).with_remedy(remedy));
+            return Err(SourceError::new("vmm", what).with_remedy(remedy));
         }
         self.acquire(len_bytes).inspect(|_| progress(len_bytes))
     }
@@ -277,7 +278,8 @@ unsafe impl Source for VmmSource {
             Finding::warning("gpu", found)
                 .remedy("create a separate pool for that GPU (PINPOOL_DEVICE), or use PINPOOL_BACKEND=register")
         };
-        self.calls.refused().into_iter().map(finding).collect()
+        let untested = self.untested.iter().map(|error| trial::untested("vmm", error));
+        untested.chain(self.calls.refused().into_iter().map(finding)).collect()
     }
 }
 

@@ -52,19 +52,13 @@ impl Answer {
         let _known = self.0.set(Ok(()));
     }
 
-    /// The driver refused a call. Whether that is final depends on the error.
+    /// The driver refused a call. The answer is final if the [error is permanent](crate::driver::code::Code::is_permanent).
     pub(super) fn refused(&self, failed: Failed) -> Error {
-        if stays(failed.1.number()) {
+        if failed.1.is_permanent() {
             let _known = self.0.set(Err(failed.to_string()));
         }
         failed.into()
     }
-}
-
-/// Whether every later call returns this error as well: by the manual the process must be restarted (214, 220, 700 to 720), the
-/// handle or its context is gone (201, 400, 709), or the event and its copy are part of a graph, which each launch repeats (907).
-pub(super) fn stays(code: i64) -> bool {
-    matches!(code, 201 | 214 | 220 | 400 | 700..=720 | 907)
 }
 
 #[cfg(test)]

@@ -31,11 +31,11 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 use super::answer::Answer;
 use super::context::{ContextState, Event};
 use super::idle::{CAPTURE_PAUSE, IdleFence};
-use super::stream::{CAPTURING, Failed, SetAside, Stream, is_capturing, number};
+use super::stream::{Failed, SetAside, Stream, is_capturing, number};
 use crate::copy::UnknownEnd;
 use crate::driver::code::Code;
 use crate::driver::{RelaxedCapture, calls};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
 /// The fence of one copy that cudarc makes.
@@ -53,7 +53,7 @@ impl HostSliceFence {
         // What the driver refuses once it may do the next time.
         match TrackedCopy::new(stream).or_else(|_| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
             Some(tracked) => Some(Self { shared: tracked.clone(), tracked: Some(tracked) }),
-            None => Some(Self { shared: Arc::new(UnknownEnd(CAPTURING.to_owned())), tracked: None }),
+            None => Some(Self { shared: Arc::new(UnknownEnd(ErrorKind::Capture.to_string())), tracked: None }),
         }
     }
 

@@ -35,7 +35,7 @@ pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 /// The driver refuses, does not answer, or the work takes too long. Always fails for a default stream, since its query would
 /// invalidate a capture of a stream that is ordered with it.
 pub(super) fn wait_for(stream: Stream) -> Result<(), Code> {
-    if is_default(stream.handle) {
+    if is_default(stream.handle.addr()) {
         return Err(Code::NOT_READY);
     }
     let _relaxed = RelaxedCapture::enter();

@@ -30,13 +30,13 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, SyncOnDro
 use self::context::ContextState;
 use self::event::EventFence;
 use self::idle::IdleFence;
-use self::stream::{CAPTURING, Failed, SetAside, Stream, is_capturing, number};
+use self::stream::{Failed, SetAside, Stream, is_capturing, number};
 use self::timeline::Timeline;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::backend;
 use crate::driver::calls;
 use crate::driver::code::Code;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::{FenceKind, SharedFence, StreamId};
 
 mod answer;
@@ -53,6 +53,7 @@ pub(crate) use event::fence_behind_event;
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
 pub use raw::{RawMem, RawStream};
 pub(crate) use raw::{fence_behind_event_handle, fence_behind_stream, require_driver};
+pub(crate) use stream::is_default;
 pub(crate) use timeline::held_bytes as timeline_bytes;
 
 // SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
@@ -105,7 +106,7 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
 fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
     // The driver may refuse a call once and accept it the next time.
     if is_capturing(stream).or_else(|_| is_capturing(stream))? {
-        return Err(Error::device(CAPTURING));
+        return Err(ErrorKind::Capture.into());
     }
     Ok(put(Prepared::new(stream, context, FenceKind::Timeline), stream, context))
 }
@@ -182,7 +183,7 @@ unsafe fn copy_behind<R>(
     let refused = |failed| refused(len, failed);
     let refuse_capturing = || match is_capturing(stream).map_err(refused)? {
         false => Ok(()),
-        true => Err(CopyFailure::Refused(Error::copy(len, CAPTURING))),
+        true => Err(CopyFailure::Refused(Error::copy(len, ErrorKind::Capture.to_string()))),
     };
     let start = match host {
         HostSide::Source(start) => start,
@@ -271,7 +272,7 @@ fn is_about_arguments(error: Code) -> bool {
     of_the_driver || of_a_handle || error == Code::INVALID_VALUE
 }
 
-/// Errors after which the device continues to work: capture errors, 900 to 998, and no memory for an event.
+/// Errors after which the device continues to work: capture errors, 900 to 908, and no memory for an event.
 fn is_about_captures_or_memory(error: Code) -> bool {
-    error == Code::OUT_OF_MEMORY || (900..=998).contains(&error.number())
+    error == Code::OUT_OF_MEMORY || (900..=908).contains(&error.number())
 }

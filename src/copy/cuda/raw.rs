@@ -72,7 +72,7 @@ impl RawStream {
 
     /// Makes the context of a default stream current.
     fn enter(self) -> Result<Option<CurrentContext>> {
-        let Some(ordinal) = self.device.filter(|_| is_default(self.handle)) else { return Ok(None) };
+        let Some(ordinal) = self.device.filter(|_| is_default(self.handle.addr())) else { return Ok(None) };
         require_driver()?;
         if calls::current_device().is_ok_and(|current| u32::try_from(current) == Ok(ordinal)) {
             return Ok(None);
@@ -228,7 +228,7 @@ pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<Shared
 /// As for [`fence_behind_stream`].
 unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
     // SAFETY: the caller's promise.
-    if is_default(stream) || unsafe { calls::is_capturing(stream) } != Ok(false) {
+    if is_default(stream.addr()) || unsafe { calls::is_capturing(stream) } != Ok(false) {
         return None;
     }
     let id = id_number(stream)?;

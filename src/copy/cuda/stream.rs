@@ -25,10 +25,6 @@ pub(super) const PER_THREAD: usize = 2;
 /// Set in the numbers of per-thread streams; no address has it.
 const PER_THREAD_BIT: u64 = 1 << 63;
 
-pub(super) const CAPTURING: &str = "the stream is capturing a graph, and each launch would use the buffer again after it \
-                                    was recycled; copy before the capture begins or after it ends, or on a stream that \
-                                    does not take part in it";
-
 /// A stream by its handle and the handle of its context, even if no cudarc object represents it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stream {
@@ -41,8 +37,8 @@ pub(super) struct Stream {
 }
 
 /// Whether the handle refers to a stream of the calling context or thread, instead of naming one.
-pub(super) fn is_default(handle: sys::CUstream) -> bool {
-    handle.addr() <= PER_THREAD
+pub(crate) fn is_default(handle: usize) -> bool {
+    handle <= PER_THREAD
 }
 
 impl From<&CudaStream> for Stream {

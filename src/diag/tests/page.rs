@@ -1,26 +1,20 @@
-//! docs/log-lines.md, made of the comments of the methods, and docs/data/log-lines.txt, the lines that they print:
+//! docs/log-lines.md, made of the comments of the rows, and docs/data/log-lines.txt, the lines that they print:
 //! `UPDATE_DOCS=1 cargo test --lib log_lines` writes both.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use super::lines::COMMENTS;
 use super::log::captured;
 use super::*;
-use crate::dump::{Refused, RefusedBy, Request};
-use crate::error::ErrorKind;
-use crate::finding::Finding;
-use crate::shared_limit::{Loss, SharedLimitReport};
-use pinpool_observe::judge::{Judge, Snapshot};
-
-const SOURCES: [&str; 5] = [
-    include_str!("../mod.rs"),
-    include_str!("../limits.rs"),
-    include_str!("../memory.rs"),
-    include_str!("../reserve.rs"),
-    include_str!("../warnings.rs"),
-];
+use crate::dump::{Dump, Refused, RefusedBy, Request};
+use crate::error::{Error, ErrorKind, UsageReport};
+use crate::stats::Stats;
+use pinpool_observe::diagnosis::{Monitor, Snapshot};
+use pinpool_shm::shared_limit::Loss;
 
 const MIB: u64 = 1 << 20;
 
@@ -34,18 +28,8 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         max_bytes: Some(24 * MIB),
         ..UsageReport::default()
     };
-    let start = Start {
-        preset: "adaptive",
-        backend: "mlock",
-        is_pinned: true,
-        limit: "24.0MiB",
-        device: None,
-        numa_node: Some(1),
-        granule_bytes: Some(128 << 10),
-        huge_pages: Some("madvise"),
-        settings: "PINPOOL_MAX_BYTES=24MiB (builder)",
-        passed_over: &[("vmm", "no GPU".to_owned()), ("cuda", "no GPU".to_owned())],
-    };
+    let facts = "preset=adaptive backend=mlock pinned=yes max=24.0MiB granule=128.0KiB thp=madvise numa_node=1 version=0.1.0 \
+                 pid=18721; PINPOOL_MAX_BYTES=24MiB (builder) (skipped vmm, cuda: no GPU)";
     let growth = Growth {
         asked_bytes: 15_728_640,
         held_before_bytes: 0,
@@ -54,13 +38,18 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         took: Duration::from_micros(36_100),
         max_bytes: Some(24 * MIB),
     };
-    let judged = |now: Snapshot| {
-        let mut judge = Judge::default();
-        judge.look(10_000_000, now).expect("a window ends").clone()
+    let diagnosed = |now: Snapshot| {
+        let mut monitor = Monitor::default();
+        monitor.add(10_000_000, now).expect("a window ends").clone()
     };
-    let healthy =
-        judged(Snapshot { gets: 1000, is_pinned: true, held_bytes: MIB, most_held_bytes: MIB, ..Default::default() });
-    let too_small = judged(Snapshot {
+    let healthy = diagnosed(Snapshot {
+        gets: 1000,
+        is_pinned: true,
+        held_bytes: MIB,
+        most_held_bytes: MIB,
+        ..Default::default()
+    });
+    let too_small = diagnosed(Snapshot {
         gets: 21_397,
         short_gets: 3_327,
         failed_gets: 1,
@@ -91,15 +80,12 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
             },
         }),
         limit: "PINPOOL_MAX_BYTES",
-        judged: None,
+        diagnosis: None,
     };
     let refused = SourceError::new("cuMemFreeHost", "unspecified launch failure").with_code(719);
     let mlock = SourceError::new("mlock", "out of memory").with_code(12);
     let unknown =
         Error::from(ErrorKind::Device { why: "cuEventQuery failed: unspecified launch failure (code 719)".to_owned() });
-    let mut shared = SharedLimitReport::default();
-    (shared.name, shared.max_bytes) = ("job".to_owned(), Some(64 * MIB));
-    let loss = |records, lost, failure: Option<&str>| Recorded { records, lost, failure: failure.map(str::to_owned) };
     let mut ended = Stats::default();
     (ended.requests.served, ended.requests.misses, ended.memory.peak_held_bytes) = (2, 2, 24 * MIB);
     let mut lines = Vec::new();
@@ -108,40 +94,41 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         let [captured::Line { level, target, text }] = found.as_slice() else {
             panic!("{method} prints one line: {found:?}")
         };
-        let first = text.lines().next().expect("a line");
-        let text = first.replace(&format!("pid={}", std::process::id()), "pid=18721");
+        let text = text.lines().next().expect("a line").to_owned();
         lines.push((method, captured::Line { level: *level, target, text }));
     };
-    add("started", &|| log.started(&start));
+    add("started", &|| log.started(facts));
     add("lock_limited", &|| log.lock_limited(8 * MIB));
     add("found_warning", &|| {
-        log.found(&Finding::warning("pinning", "memory is not pinned: mlock is limited").remedy("raise `ulimit -l`"))
+        log.found_warning(
+            &Finding::warning("pinning", "memory is not pinned: mlock is limited").remedy("raise `ulimit -l`"),
+        )
     });
     add("found_error", &|| {
-        log.found(&Finding::error("gpu", "the GPU is not used: the driver does not start (code 999)"))
+        log.found_error(&Finding::error("gpu", "the GPU is not used: the driver does not start (code 999)"))
     });
-    add("unused_variable", &|| log.unused_variables(&["PINPOOL_NAME=x: unknown setting".to_owned()]));
-    add("no_thread_for", &|| log.no_thread(Err(io::ErrorKind::WouldBlock.into())));
+    add("unused_variable", &|| log.unused_variable("PINPOOL_NAME=x: unknown setting"));
+    add("no_thread_for", &|| log.no_thread_for(&io::ErrorKind::WouldBlock.into()));
     add("grown", &|| log.grown(&growth));
     add("grew", &|| log.grew(&growth));
     add("carved", &|| log.carved(4096));
     add("few_mappings", &|| log.few_mappings(58_000, 65_530, 20_000, 2 * MIB));
-    add("sizes_vary", &|| log.sizes_changed(Some(true)));
-    add("sizes_recur", &|| log.sizes_changed(Some(false)));
-    add("pressure_began", &|| log.pressure_changed(false));
-    add("pressure_ended", &|| log.pressure_changed(true));
+    add("sizes_vary", &|| log.sizes_vary());
+    add("sizes_recur", &|| log.sizes_recur());
+    add("pressure_began", &|| log.pressure_began());
+    add("pressure_ended", &|| log.pressure_ended());
     add("limit_lowered", &|| log.limit_lowered(110, 100));
     add("limit_changed", &|| log.limit_changed(Some(24 * MIB), Some(64 * MIB), "set_max_bytes"));
     add("partitioned", &|| log.partitioned("eval", 16 * MIB, Some(8 * MIB)));
     add("began_to_wait", &|| log.began_to_wait(500_000, 524_288));
     add("waited", &|| log.waited(500_000, Duration::from_micros(5_130), true));
-    add("full", &|| log.shortage_began(500_000, true, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
-    add("refused", &|| log.shortage_began(500_000, false, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
+    add("full", &|| log.full(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
+    add("refused", &|| log.refused(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
     add("shortage_ended", &|| log.shortage_ended(Duration::from_secs(3), 2, Duration::from_millis(1_500), 0));
     add("fell_back", &|| log.fell_back(500_000, 10, 2 * MIB, Some(24 * MIB)));
     add("out_of_memory", &|| log.out_of_memory(&dump));
-    add("diagnosed", &|| log.judged(&healthy));
-    add("alarmed", &|| log.judged(&too_small));
+    add("diagnosed", &|| log.diagnosed(&healthy));
+    add("alarmed", &|| log.alarmed(&too_small));
     add("reserve_begun", &|| log.reserve_begun(8 * MIB, 24 * MIB));
     add("reserving", &|| log.reserving(16 * MIB, 24 * MIB, Some(Duration::from_secs(2))));
     add("reserve_done", &|| log.reserve_done(24 * MIB, Duration::from_millis(12), Some(1)));
@@ -149,18 +136,17 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("reserve_waits", &|| log.reserve_waits(8 * MIB, 64 * MIB, Some(24 * MIB)));
     add("reserve_stopped", &|| log.reserve_stopped(8 * MIB, 64 * MIB, &mlock));
     add("few_huge_pages", &|| log.few_huge_pages(&SourceError::new("mmap", "cannot allocate memory").with_code(12)));
-    add("joined_shared_limit", &|| log.joined_shared_limit(&shared));
+    add("joined_shared_limit", &|| log.joined_shared_limit("job", Some(64 * MIB), 0, 0));
     add("shared_limit_differs", &|| log.shared_limit_differs("job", Some(64 * MIB), 24 * MIB));
     add("shared_limit_unused", &|| log.shared_limit_unused("/dev/shm is full"));
     add("released_for_others", &|| log.released_for_others("job", 524_288));
-    add("shared_limit_removed", &|| log.shared_limit_lost("job", Some(Loss::Removed)));
-    add("shared_limit_closed", &|| log.shared_limit_lost("job", Some(Loss::Closed)));
+    add("shared_limit_lost", &|| log.shared_limit_lost("job", Loss::Removed));
     add("stuck", &|| log.stuck(1, 4096, Duration::from_secs(40), 0x10));
-    add("quarantined", &|| log.completion_unknown(4096, 1, true, true, &unknown));
-    add("leaked", &|| log.completion_unknown(4096, 1, false, false, &unknown));
+    add("quarantined", &|| log.quarantined(4096, 1, true, &unknown));
+    add("leaked", &|| log.leaked(4096, 1, false, &unknown));
     add("completion_known", &|| log.completion_known(1, 4096));
     add("idle_memory_stays", &|| log.idle_memory_stays(8 * MIB, "cuda"));
-    add("release_delayed", &|| log.release_error(Err(refused.clone())));
+    add("release_delayed", &|| log.release_delayed(&refused));
     add("release_failed", &|| log.release_failed(8 * MIB, &refused));
     add("memory_gone", &|| log.memory_gone(&refused));
     add("serving", &|| log.serving(path));
@@ -168,48 +154,24 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("recording", &|| log.recording(path));
     add("earlier_recording", &|| log.earlier_recording(path, Path::new("/tmp/t.gz.old")));
     add("not_recording", &|| log.not_recording(path, "another process writes it"));
-    add("recorded_all", &|| log.recorded(path, &loss(120, 0, None)));
-    add("records_lost", &|| log.recorded(path, &loss(120, 3, None)));
-    add("recording_failed", &|| log.recorded(path, &loss(120, 3, Some("no space left on device"))));
+    add("recorded_all", &|| log.recorded_all(path, 120));
+    add("records_lost", &|| log.records_lost(path, 120, 3));
+    add("recording_failed", &|| log.recording_failed(path, 120, 3, "no space left on device"));
     add("ended", &|| log.ended(&ended));
-    add("still_out", &|| log.still_out(1, MIB, &[]));
+    add("still_out", &|| log.still_out(&StillOut { buffers: 1, bytes: MIB, tagged: &[] }));
     add("closed_in_flight", &|| log.closed_in_flight(1, 4096, Duration::from_secs(30)));
     add("left_pinned", &|| log.left_pinned(24 * MIB));
     add("left_by_refusal", &|| log.left_by_refusal(24 * MIB, &refused));
     lines
 }
 
-/// The comment of each method that logs a line.
-fn comments() -> BTreeMap<&'static str, String> {
-    let mut comments = BTreeMap::new();
-    for source in SOURCES {
-        let (mut comment, mut method) = (String::new(), "");
-        for line in source.lines().map(str::trim) {
-            if let Some(text) = line.strip_prefix("///") {
-                // The last paragraph.
-                comment = if text.is_empty() { String::new() } else { comment + text };
-            } else if let Some((_, name)) = line.split_once("fn ") {
-                method = name.split(['(', '<']).next().unwrap_or_default();
-                comments.insert(method, std::mem::take(&mut comment));
-            } else if !line.starts_with('#') && !line.contains("log::") {
-                comment.clear();
-            }
-            if line.starts_with("log::") {
-                comments.entry(method).and_modify(|comment| comment.insert(0, '!'));
-            }
-        }
-    }
-    comments.retain(|_, comment| comment.starts_with('!'));
-    comments
-}
-
 #[test]
 fn the_page_of_the_log_lines_has_each_line_with_its_meaning_and_an_example() {
-    let (examples, mut comments) = (examples(), comments());
+    let mut comments: BTreeMap<_, _> = COMMENTS.iter().copied().collect();
     let (mut rows, mut lines) = (String::new(), String::new());
-    for (method, captured::Line { level, target, text }) in examples {
+    for (method, captured::Line { level, target, text }) in examples() {
         let comment = comments.remove(method).unwrap_or_else(|| panic!("{method} logs no line"));
-        let (meaning, to_do) = comment[1..].split_once(" To do: ").unwrap_or_else(|| panic!("{method}: {comment}"));
+        let (meaning, to_do) = comment.split_once(" To do: ").unwrap_or_else(|| panic!("{method}: {comment}"));
         let event = text.split(' ').nth(1).expect("an event").trim_end_matches(':');
         let (level, target, meaning) =
             (level.as_str().to_lowercase(), target.trim_start_matches("pinpool::"), meaning.trim());

@@ -2,7 +2,7 @@
 //!
 //! | preset | file | reuse | eviction | lock |
 //! | --- | --- | --- | --- | --- |
-//! | `tensorflow` | `exact.rs` | oldest of the class first | oldest of all first | one |
+//! | `tensorflow` | `tensorflow.rs` | oldest of the class first | oldest of all first | one |
 //! | `adaptive` | `thread_cache` | newest of the class first | oldest of all first | one per thread |
 //!
 //! One structure cannot serve both: TensorFlow's order is one list for the whole process, and maintaining it costs every return
@@ -13,15 +13,11 @@
 //! Never releases, waits or logs: victims leave by return value, to be released outside every lock. Reads no clock: times
 //! are arguments.
 
-mod exact;
-mod limit;
+mod tensorflow;
 pub mod thread_cache;
-mod ticks;
 
-use self::exact::ExactStore;
-use self::limit::CountLimit;
+use self::tensorflow::{CountLimit, ExactStore};
 use self::thread_cache::{Counts, Entry, Shard, ThreadCache};
-use self::ticks::Ticks;
 use crate::policy::{Check, Window};
 use crate::size_class::{Class, EIGHTHS_CLASSES};
 use crate::stats::{EvictionReason, Stats};
@@ -33,7 +29,6 @@ pub(super) struct Idle<T> {
     /// Under `adaptive`.
     cache: Option<ThreadCache<T>>,
     state: Mutex<State<T>>,
-    ticks: Mutex<Ticks>,
     /// A buffer idle for this long returns to the arena.
     idle_us: u64,
 }
@@ -77,7 +72,7 @@ impl<T> Idle<T> {
         let cache = is_adaptive.then(|| ThreadCache::new(EIGHTHS_CLASSES, as_count(limit), shards()));
         let limit = CountLimit::new(limit, auto_resize);
         let state = Mutex::new(State { limit, store: ExactStore::new(), sealed: false });
-        Self { cache, state, ticks: Mutex::default(), idle_us }
+        Self { cache, state, idle_us }
     }
 
     /// An idle buffer of `class`: a hit.
@@ -118,11 +113,6 @@ impl<T> Idle<T> {
         Some(state.evict(victim, cache))
     }
 
-    /// Whether there is a thread cache that may keep buffers.
-    pub(super) fn has_cache(&self) -> bool {
-        self.cache.as_ref().is_some_and(|cache| cache.limit() > 0)
-    }
-
     /// A request was served by the underlying allocator at `now_us`.
     pub(super) fn count_allocated(&self, now_us: u64) {
         self.state.lock().limit.count_allocated(now_us);
@@ -143,9 +133,11 @@ impl<T> Idle<T> {
 
     /// Buffers that have been idle too long at `now_us`.
     pub(super) fn expire(&self, now_us: u64) -> Vec<Box<Entry<T>>> {
-        let Some((cache, oldest_us)) = self.cache.as_ref().zip(now_us.checked_sub(self.idle_us)) else { return vec![] };
-        let old = self.ticks.lock().all_put_by(oldest_us);
-        old.checked_sub(1).map_or_else(Vec::new, |last| drained(cache, last))
+        let mut old = Vec::new();
+        if let Some((cache, oldest_us)) = self.cache.as_ref().zip(now_us.checked_sub(self.idle_us)) {
+            cache.drain_old(oldest_us, |entry| old.push(entry));
+        }
+        old
     }
 
     /// Lowers a limit that no request has needed for long.
@@ -175,7 +167,10 @@ impl<T> Idle<T> {
     }
 
     fn drain(&self, mut state: impl std::ops::DerefMut<Target = State<T>>) -> Vec<Box<Entry<T>>> {
-        self.cache.as_ref().map_or_else(|| state.store.drain(), |cache| drained(cache, u64::MAX))
+        let Some(cache) = &self.cache else { return state.store.drain() };
+        let mut idle = Vec::new();
+        cache.drain(u64::MAX, |entry| idle.push(entry));
+        idle
     }
 
     /// The calling thread's shard, which serves most hits on its fast path; `None` if each hit needs the order of all buffers.
@@ -185,12 +180,7 @@ impl<T> Idle<T> {
 
     /// The clock was read: it is `now_us`, and all earlier returns were made by `put_by_us`.
     pub(super) fn tick(&self, now_us: u64, put_by_us: u64) {
-        // While another thread begins a tick, this time belongs to that tick.
-        if let Some(cache) = &self.cache
-            && let Some(mut ticks) = self.ticks.try_lock()
-        {
-            ticks.begin(now_us, put_by_us, |tick| cache.begin_tick(tick));
-        }
+        self.cache.iter().for_each(|cache| cache.tick(now_us, put_by_us));
     }
 
     /// While `required`, each hit and return takes the slow path. A take finds what was returned before.
@@ -263,20 +253,13 @@ impl<T> State<T> {
     }
 }
 
-/// All buffers that were returned by the end of tick `until`.
-fn drained<T>(cache: &ThreadCache<T>, until: u64) -> Vec<Box<Entry<T>>> {
-    let mut entries = Vec::new();
-    cache.drain(until, |entry| entries.push(entry));
-    entries
-}
-
 fn as_count(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
 #[cfg(all(test, not(pinpool_loom)))]
 mod tests {
-    use super::ticks::TICK_US;
+    use super::thread_cache::TICK_US;
     use super::*;
     use crate::policy::IDLE_BUFFER_US;
 

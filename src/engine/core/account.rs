@@ -13,12 +13,12 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use super::super::memory::Refusal;
-use super::super::meter::counters::{Counter, Times};
-use super::super::meter::owners::TagAccount;
-use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter, deadline};
 use super::{Block, Core};
 use crate::diag::PoolLog;
+use crate::engine::memory::Refusal;
+use crate::engine::meter::owners::TagAccount;
+use crate::engine::meter::{Counter, Times};
+use crate::engine::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{ErrorKind, Result};
 use crate::quota::{Budget, BudgetOwner, Claim};
 use crate::size_class::Class;
@@ -151,7 +151,11 @@ impl Account {
     /// A buffer of this account. Waits for its claim, and then as a request of the pool.
     pub(crate) fn get(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         let begun = Instant::now();
-        let served = self.claim_within(wanted, wait).and_then(|claim| {
+        let claim = self.begin_claim(wanted, wait, None).and_then(|claim| match claim {
+            Ok(claim) => Ok(claim),
+            Err(ticket) => self.end_wait(&ticket, ticket.wait()),
+        });
+        let served = claim.and_then(|claim| {
             let mut block = self.core.get(wanted, wait.saturating_sub(begun.elapsed()))?;
             self.charge(&mut block, claim);
             Ok(block)
@@ -183,13 +187,6 @@ impl Account {
         self.counts.failed.add(1);
     }
 
-    fn claim_within(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Claim> {
-        match self.begin_claim(wanted, wait, None)? {
-            Ok(claim) => Ok(claim),
-            Err(ticket) => self.end_wait(&ticket, ticket.wait()),
-        }
-    }
-
     /// Claims for a request that waits at most `wait`, or has it join the queue. A task's request has a `keep_alive`.
     pub(crate) fn begin_claim(
         self: &Arc<Self>,
@@ -198,25 +195,22 @@ impl Account {
         keep_alive: Option<KeepAlive>,
     ) -> Result<Result<Claim, WaitTicket<Self>>> {
         let needed_bytes = self.core.memory().block_bytes(wanted.class);
-        let refused = |over| Refusal::QuotaExceeded { needed_bytes, over };
-        if let Some(over) = self.budget.never(needed_bytes) {
-            return Err(self.refuse(wanted, refused(over)));
-        }
-        // Waiting requests came first.
         let claimed = if self.waiters.has_waiters() {
-            Err(self.budget.full(needed_bytes))
+            // These came first.
+            Err(self.budget.never(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes)))
         } else {
             self.budget.claim(needed_bytes)
         };
-        let refusal = match claimed {
+        let over = match claimed {
             Ok(claim) => return Ok(Ok(claim)),
-            Err(over) => refused(over),
+            Err(over) => over,
         };
-        if wait.is_zero() {
+        let refusal = Refusal::QuotaExceeded { needed_bytes, over };
+        if wait.is_zero() || !over.could_ever {
             return Err(self.refuse(wanted, refusal));
         }
         self.core.log.began_to_wait(wanted.len as u64, wanted.class.bytes as u64);
-        let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline(wait)), keep_alive);
+        let waiter = Waiter::new(wanted.clone(), wanted.class, (Instant::now(), wait), keep_alive);
         Ok(Err(WaitTicket::new(self, waiter, Some(refusal))))
     }
 
@@ -249,16 +243,7 @@ impl Account {
 
     /// The statistics of this account.
     pub(crate) fn stats(&self) -> Stats {
-        let source = self.core.memory().source();
-        let stats = Stats {
-            name: Some(self.name.clone()),
-            number: self.number,
-            is_partition: true,
-            preset: self.core.config.preset.name(),
-            backend: source.name(),
-            is_pinned: source.is_pinned(),
-            ..Stats::default()
-        };
+        let stats = Stats { is_partition: true, ..self.core.empty_stats(Some(self.name.clone()), self.number) };
         if self.core.is_forked() {
             return stats;
         }

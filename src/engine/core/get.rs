@@ -10,12 +10,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use super::super::memory::{Refusal, SlowCalls};
-use super::super::meter::counters::usage_report;
-use super::super::wait_queue::{KeepAlive, Server, WAIT_MAX, WaitTicket, Waiter, deadline};
-use super::account::BlockRequest;
-use super::{Block, Core};
+use super::{Block, BlockRequest, Core};
 use crate::diag::is_power_of_ten;
+use crate::engine::memory::{Refusal, SlowCalls};
+use crate::engine::meter::usage_report;
+use crate::engine::wait_queue::{KeepAlive, Server, WaitTicket, Waiter, deadline};
 use crate::error::{ErrorKind, Result};
 use crate::in_flight::Ask;
 use crate::size_class::Class;
@@ -29,14 +28,65 @@ pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 impl Core {
     /// A block, idle or new, for a request of the pool; a partition's request has its claim.
     pub(crate) fn get(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
+        match self.begin_get(wanted, wait, None)? {
+            Ok(block) => Ok(block),
+            Err(ticket) => self.end_wait(&ticket, ticket.wait()),
+        }
+    }
+
+    /// Begins a request: a block, or its place in the wait queue. The request of a task has a `keep_alive` and makes no driver
+    /// call.
+    pub(crate) fn begin_get(
+        self: &Arc<Self>,
+        wanted: &BlockRequest,
+        wait: Duration,
+        keep_alive: Option<KeepAlive>,
+    ) -> Result<Result<Block, WaitTicket<Self>>> {
         if let Some(block) = self.stock.take(wanted.class) {
             self.record_get(&block, wanted, None);
-            return Ok(block);
+            return Ok(Ok(block));
         }
-        let begun = self.recording_since();
-        let outcome = self.miss(wanted, wait);
-        self.record_outcome(&outcome, wanted, begun);
-        outcome
+        let begun = Instant::now();
+        let first = match self.take_completed(wanted.class) {
+            Some(block) => Ok(block),
+            None if keep_alive.is_some() => self.acquire_in_turn(wanted, SlowCalls::None),
+            None => {
+                let deadline = deadline(begun, wait);
+                self.acquire_in_turn(wanted, SlowCalls::Until(deadline, deadline.max(begun + CALL_PATIENCE)))
+            }
+        };
+        let served = match first {
+            Ok(block) => Ok(block),
+            Err(Some(refusal)) if !self.may_wait(wanted, wait, &refusal) => self.give_up(wanted, Some(refusal), wait),
+            Err(refusal) => {
+                let waiter = Waiter::new(wanted.clone(), wanted.class, (begun, wait), keep_alive);
+                return Ok(Err(WaitTicket::new(self, waiter, refusal)));
+            }
+        };
+        self.record_outcome(&served, wanted, Some(begun));
+        served.map(Ok)
+    }
+
+    /// Whether the request of a task was served.
+    pub(crate) fn poll_get(ticket: &mut WaitTicket<Self>, context: &mut Context<'_>) -> Poll<Result<Block>> {
+        let served = ready!(ticket.poll(context));
+        Poll::Ready(ticket.server().end_wait(ticket, served))
+    }
+
+    /// A request has stopped waiting: it was served, or it failed.
+    fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
+        let (wanted, waiter, refusal) = (ticket.request(), ticket.waiter(), ticket.waiter().refusal());
+        if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
+            if served.is_none() && !self.is_hopeless(refusal) {
+                self.counters.timeouts.add(1);
+            }
+            self.record_wait_event();
+            self.shortage.count_wait(self.time.coarse_us(), waited);
+            self.log.waited(wanted.len as u64, waited, served.is_some());
+        }
+        let served = served.map_or_else(|| self.give_up(wanted, refusal, waiter.wait), Ok);
+        self.record_outcome(&served, wanted, Some(waiter.begun));
+        served
     }
 
     /// An idle block of the class, or a block with completed copies; makes no driver call and never waits.
@@ -54,89 +104,16 @@ impl Core {
     /// A block of `class` with completed copies, found by sweeping.
     fn take_completed(&self, class: Class) -> Option<Block> {
         while self.in_flight.count() > 0 {
-            let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
-            let mut swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
+            let swept = self.in_flight.sweep(Ask::Unknown);
             let found_none = swept.completed.is_empty();
-            let reused = self.reuse_completed(&mut swept, is_enough);
             self.complete(swept);
-            if reused.is_some() {
-                return reused;
-            }
-            // Another thread may take it first; then there may be more.
             let block = self.stock.take(class);
+            // Another thread may take it first; then there may be more.
             if block.is_some() || found_none {
                 return block;
             }
         }
         None
-    }
-
-    #[cold]
-    fn miss(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
-        if let Some(block) = self.take_completed(wanted.class) {
-            return Ok(block);
-        }
-        let deadline = deadline(wait);
-        let calls = SlowCalls::Until(deadline, deadline.max(Instant::now() + CALL_PATIENCE));
-        let refusal = match self.acquire_in_turn(wanted, calls) {
-            Ok(block) => return Ok(block),
-            Err(refusal) => expect_refusal(refusal),
-        };
-        if !self.may_wait(wanted, wait, &refusal) {
-            return self.give_up(wanted, Some(refusal), wait);
-        }
-        let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), None);
-        let ticket = WaitTicket::new(self, waiter, Some(refusal));
-        let served = ticket.wait();
-        self.end_wait(&ticket, served)
-    }
-
-    /// Begins the request of a task: a block, or its place in the wait queue. Makes no driver call.
-    pub(crate) fn begin_get(
-        self: &Arc<Self>,
-        wanted: &BlockRequest,
-        wait: Duration,
-        keep_alive: KeepAlive,
-    ) -> Result<Result<Block, WaitTicket<Self>>> {
-        if let Some(block) = self.try_get_of_pool(wanted.class) {
-            self.record_get(&block, wanted, None);
-            return Ok(Ok(block));
-        }
-        // Without a wait for room it still waits for driver calls.
-        let deadline = deadline(if wait.is_zero() { WAIT_MAX } else { wait });
-        let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), Some(keep_alive));
-        let served = match self.acquire_in_turn(wanted, SlowCalls::None) {
-            Ok(block) => Ok(block),
-            Err(Some(refusal)) if !self.may_wait(wanted, wait, &refusal) => self.give_up(wanted, Some(refusal), wait),
-            Err(refusal) => return Ok(Err(WaitTicket::new(self, waiter, refusal))),
-        };
-        self.record_outcome(&served, wanted, Some(waiter.begun));
-        served.map(Ok)
-    }
-
-    /// Whether the request of a task was served.
-    pub(crate) fn poll_get(ticket: &mut WaitTicket<Self>, context: &mut Context<'_>) -> Poll<Result<Block>> {
-        let served = ready!(ticket.poll(context));
-        let core = ticket.server();
-        let served = core.end_wait(ticket, served);
-        core.record_outcome(&served, ticket.request(), Some(ticket.waiter().begun));
-        Poll::Ready(served)
-    }
-
-    /// A request has stopped waiting: it was served, or it failed.
-    fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
-        let (wanted, refusal) = (ticket.request(), ticket.waiter().refusal());
-        if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
-            let is_served = served.is_some();
-            if !is_served && !self.is_hopeless(refusal) {
-                self.counters.timeouts.add(1);
-            }
-            let asked_bytes = wanted.len as u64;
-            self.record_wait_event();
-            self.shortage.count_wait(self.time.coarse_us(), waited);
-            self.log.waited(asked_bytes, waited, is_served);
-        }
-        served.map_or_else(|| self.give_up(wanted, refusal, ticket.waiter().wait), Ok)
     }
 
     /// The first attempt of a miss, which makes such `calls`. While others wait, it must fit in addition to the
@@ -195,12 +172,12 @@ impl Core {
         // Relaxed: a statistic.
         let mut block = acquired.inspect_err(|stop| match stop {
             Some(Refusal::Source(_)) => {
-                self.verdicts.is_by_source.store(true, Ordering::Relaxed);
+                self.diagnosis.is_by_source.store(true, Ordering::Relaxed);
                 self.backoff.refused(self.time.read_us());
                 self.watch_device(at.0);
             }
             Some(_) if !matches!(calls, SlowCalls::Held(..)) => {
-                self.verdicts.is_by_source.store(false, Ordering::Relaxed);
+                self.diagnosis.is_by_source.store(false, Ordering::Relaxed);
             }
             _ => {}
         })?;
@@ -283,9 +260,4 @@ impl Core {
         self.close_if_unused();
         None
     }
-}
-
-/// The refusal of an attempt that makes driver calls.
-pub(super) fn expect_refusal(refusal: Option<Refusal>) -> Refusal {
-    refusal.unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
 }

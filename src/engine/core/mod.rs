@@ -27,20 +27,16 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use super::meter::counters::Counters;
-
 use super::block::{self, BlockBody};
 use super::cache::thread_cache::Shard;
-use super::memory::{Adopted, Memory, Refusal};
-use super::memory::{PoolView, ReserveWait};
+use super::memory::{Adopted, Memory, PoolView, Refusal, ReserveWait};
 use super::meter::clock::Timekeeper;
-use super::meter::maintenance::Maintenance;
 use super::meter::owners::Owners;
-use super::meter::shortage::Shortage;
+use super::meter::{Counters, Shortage};
 use super::stock::Stock;
 use super::wait_queue::WaitQueue;
 use crate::backend::SourceError;
-use crate::config::{Config, Limit};
+use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::InFlight;
@@ -53,27 +49,22 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 mod account;
-mod auto_limit;
-mod end;
+mod fast_path;
 mod get;
+mod limits;
 mod put;
 mod queue;
-pub(super) mod recent;
 mod record;
 mod report;
-#[cfg(feature = "observe")]
-mod serving;
-mod shared_limit;
 mod tick;
-mod verdicts;
 
 pub(crate) use account::{Account, BlockRequest};
-pub(crate) use auto_limit::AutoLimit;
+pub(crate) use fast_path::CachedShard;
+pub(super) use fast_path::KeptCore;
+pub(crate) use limits::AutoLimit;
 use queue::{Backoff, SlowPathFlag};
-pub(crate) use recent::CachedShard;
-use report::SystemMemory;
-use tick::DeviceWatch;
-use verdicts::Verdicts;
+use report::Diagnosis;
+use tick::Ticks;
 
 type Block = block::Block<Core>;
 
@@ -88,7 +79,7 @@ pub(crate) struct Core {
     pub(super) in_flight: InFlight<Block>,
     waiters: WaitQueue<Self>,
     time: Timekeeper,
-    maintenance: Maintenance,
+    ticks: Ticks,
     /// Runs the maintenance ticks; `None` if the pool runs without it.
     thread: Option<&'static MaintenanceThread>,
     slow_path_flag: SlowPathFlag,
@@ -106,14 +97,12 @@ pub(crate) struct Core {
     /// Partitions in which requests wait.
     waiting_accounts: AtomicU64,
     owners: Owners,
-    system: SystemMemory,
-    verdicts: Verdicts,
-    device: DeviceWatch,
-    /// Where its limit comes from.
+    diagnosis: Diagnosis,
+    /// Where its limit comes from, and the memory of the system.
     limit: AutoLimit,
     /// Its entry at the socket that serves statistics.
     #[cfg(feature = "observe")]
-    showing: std::sync::OnceLock<pinpool_observe::stats_socket::Showing>,
+    showing: std::sync::OnceLock<pinpool_observe::stats_socket::ServedPool>,
 }
 
 impl Core {
@@ -128,12 +117,11 @@ impl Core {
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
             process: std::process::id(),
-            device: DeviceWatch::new(memory.source()),
+            ticks: Ticks::new(memory.source()),
             stock: Stock::new(&config, memory, log.clone(), recorder),
             in_flight: InFlight::new(),
             waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
-            maintenance: Maintenance::default(),
             // As for the wait queue, Miri takes a thread that does not end for a leak.
             thread: config.may_poll().then(MaintenanceThread::of_process),
             slow_path_flag: SlowPathFlag::default(),
@@ -146,8 +134,7 @@ impl Core {
             known_accounts: Mutex::default(),
             waiting_accounts: AtomicU64::new(0),
             owners: Owners::default(),
-            system: SystemMemory::default(),
-            verdicts: Verdicts::default(),
+            diagnosis: Diagnosis::default(),
             limit,
             #[cfg(feature = "observe")]
             showing: std::sync::OnceLock::new(),
@@ -166,29 +153,6 @@ impl Core {
             thread.add(pool, core.memory().source().needs_gpu());
         }
         core
-    }
-
-    /// Changes the limit; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
-    pub(crate) fn set_limit(&self, limit: Limit) {
-        let budget = self.memory().budget();
-        budget.set_auto(limit == Limit::Auto);
-        let (max_bytes, _) = self.limit.set(limit, budget.auto_bytes());
-        self.apply_limit(max_bytes, if limit == Limit::Auto { "auto" } else { "set_max_bytes" });
-    }
-
-    fn apply_limit(&self, max_bytes: Option<u64>, why: &str) {
-        let before = self.memory().max_bytes();
-        if before == max_bytes {
-            return;
-        }
-        self.memory().set_max_bytes(max_bytes);
-        self.stock.record(Event::MaxBytes { bytes: max_bytes.unwrap_or(u64::MAX) });
-        self.log.limit_changed(before, max_bytes, why);
-        self.complete_copies();
-        self.stock.enforce_limits(self, self.time.coarse_us());
-        self.memory().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));
-        self.notice(Pace::Active);
-        self.room_was_made();
     }
 
     /// The pool needs ticks at `pace` from now on. A load if the thread already runs as often.

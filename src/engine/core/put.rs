@@ -1,14 +1,25 @@
-//! Returns of blocks by their users and by completed copies, and blocks that are never reused.
+//! Returns of blocks by their users and by completed copies, blocks that are never reused, and the end of a pool: no handle is
+//! left, then no block but those in flight.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::fast_path::KeptCore;
 use super::{Block, Core};
+use crate::backend::SourceError;
 use crate::copy::CopyKeeper;
-use crate::engine::stock::PutEnd;
 use crate::error::Error;
-use crate::in_flight::{Ask, Fences, LostItem, SharedFence, Swept};
+use crate::in_flight::{Ask, Ended, Fences, LostItem, SharedFence, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
+use crate::stats::EvictionReason;
 use pinpool_observe::record::Event;
+use pinpool_os::lost;
 use pinpool_os::sync::process::{Ordering, fence};
+
+/// Longest wait of a closing pool for its copies: longer than any working copy, and shorter than a person waits for a process to
+/// end.
+const CLOSE_WAIT: Duration = Duration::from_secs(30);
 
 impl CopyKeeper for Core {
     fn copy_ended(&self) {
@@ -18,25 +29,32 @@ impl CopyKeeper for Core {
     }
 }
 
-impl Core {
-    /// The user returns `block`; devices may use it until the copies recorded on it have completed. The caller keeps a reference
-    /// to this pool until the call returns.
-    pub(in crate::engine) fn put(&self, mut block: Block) {
-        let fences = &mut block.state_mut().copy_fences;
+impl Block {
+    /// Returns the buffer, and checks everything. Devices may use it until the copies recorded on it have completed. In a forked
+    /// child the block leaks.
+    #[inline(never)]
+    pub(super) fn put_slow(mut self) {
+        if self.is_forked() {
+            return std::mem::forget(self);
+        }
+        let core = KeptCore::of(&self);
+        let fences = &mut self.state_mut().copy_fences;
         if !fences.is_empty() {
             let fences = fences.take();
-            return self.put_after(block, fences);
+            return core.put_after(self, fences);
         }
-        self.record_put(&block, false);
+        core.record_put(&self, false);
         // Under `PINPOOL_ZERO` the block waits for a sweep, so that its user need not zero it. Memory of another origin is never
         // kept.
-        if self.config.zero && self.thread.is_some() && block.is_from_source() {
-            self.begin_flight(block, Fences::new());
+        if core.config.zero && core.thread.is_some() && self.is_from_source() {
+            core.begin_flight(self, Fences::new());
         } else {
-            self.keep(block);
+            core.finish_put(self);
         }
     }
+}
 
+impl Core {
     /// The user returns `block`; devices may use it until all `fences` have completed.
     pub(in crate::engine) fn put_after(&self, block: Block, fences: Fences) {
         self.record_put(&block, true);
@@ -72,7 +90,7 @@ impl Core {
     }
 
     /// Nothing uses `block` any more. It serves a waiting request, becomes idle, or leaves the pool.
-    pub(super) fn keep(&self, mut block: Block) {
+    pub(super) fn finish_put(&self, mut block: Block) {
         self.end_use(&mut block, || self.time.read_us());
         block.end_holding();
         // Ends last: the account's next request comes after those that wait for memory of the pool.
@@ -89,13 +107,21 @@ impl Core {
             self.record_return();
         }
         let Some(block) = self.release_for_others(block).and_then(|block| self.offer_to_head(block)) else { return };
-        let end = self.stock.put(block, self, self.time.coarse_us());
-        if end == PutEnd::Merged {
+        let (class, now_us) = (block.class(), self.time.coarse_us());
+        if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
+            // Where it merges with adjacent free memory (policy-R3).
+            self.stock.idle().count_put();
+            self.stock.evict(block, now_us, EvictionReason::Released);
             self.notice(self.pace_of_change());
+        } else {
+            let evicted = self.stock.idle().put(block.into_entry(), class);
+            if evicted.is_none() {
+                return self.wake_waiters();
+            }
+            self.stock.evict_over_limit(evicted, now_us);
         }
-        if end != PutEnd::Kept {
-            self.close_if_unused();
-        }
+        self.stock.enforce_idle_limit(self, now_us);
+        self.close_if_unused();
         self.wake_waiters();
     }
 
@@ -136,7 +162,7 @@ impl Core {
     /// nothing is in flight.
     pub(super) fn complete_copies(&self) {
         if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep());
+            self.complete(self.in_flight.sweep(Ask::Unknown));
         }
     }
 
@@ -144,14 +170,14 @@ impl Core {
     /// their timelines: only a query shows that a device has failed.
     pub(super) fn query_copies(&self) {
         if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep_until(Ask::All, |_| false));
+            self.complete(self.in_flight.sweep(Ask::All));
         }
     }
 
     /// Returns the blocks with copies that are complete according to their timelines. Calls no fence and no backend.
     pub(crate) fn complete_by_loads(&self) {
         if self.in_flight.count() > 0 && self.memory().has_arena() {
-            self.complete(self.in_flight.sweep_until(Ask::Nothing, |_| true));
+            self.complete(self.in_flight.sweep(Ask::Nothing));
         }
     }
 
@@ -163,27 +189,9 @@ impl Core {
         self.end_flights(&mut completed);
         for block in completed {
             self.stock.record_of(&block, |id| Event::Completed { id });
-            self.keep(block);
+            self.finish_put(block);
         }
         swept.lost.into_iter().for_each(|LostItem { item, error, fence }| self.lose(item, fence, &error));
-    }
-
-    /// The last completed block that the sweeping request wants, bypassing the idle list: counts as a return and a hit. `None` if
-    /// another request waits, or the idle list would not keep the block.
-    pub(super) fn reuse_completed(&self, swept: &mut Swept<Block>, wanted: impl Fn(&Block) -> bool) -> Option<Block> {
-        let at = swept.completed.iter().rposition(wanted)?;
-        let is_kept = self.stock.keeps_idle(&swept.completed[at]) && !self.config.zero;
-        if !is_kept || self.has_waiters() || self.slow_path_flag.is_for_shared_limit() {
-            return None;
-        }
-        let mut block = swept.completed.remove(at);
-        self.end_flights(std::slice::from_mut(&mut block));
-        self.stock.record_of(&block, |id| Event::Completed { id });
-        block.end_holding();
-        let _claim = block.take_claim();
-        block.make_plain(self.generation.number());
-        self.counters.handed_over.add(1);
-        Some(block)
     }
 
     /// The copies of `blocks` have completed: records how long each was in flight.
@@ -204,7 +212,7 @@ impl Core {
         let (held_bytes, is_asked_again) = (block.held_bytes(), fence.is_some());
         self.stock.record_of(&block, |id| Event::Leaked { id });
         self.counters.quarantined_bytes.add(held_bytes);
-        let lost = self.counters.lost.add(1);
+        let lost = self.counters.quarantined.add(1);
         self.memory().arena().into_iter().for_each(|arena| arena.count_quarantined());
         let keeps_all = self.memory().arena().is_some_and(|arena| arena.may_never_release());
         let leaked = match fence {
@@ -216,7 +224,14 @@ impl Core {
             None => self.notice(Pace::Active),
         }
         // After the block is counted, since a log line may be slow.
-        self.log.completion_unknown(held_bytes, lost, keeps_all, is_asked_again, error);
+        // One failed device affects many.
+        if lost.is_power_of_two() {
+            if is_asked_again {
+                self.log.quarantined(held_bytes, lost, keeps_all, error);
+            } else {
+                self.log.leaked(held_bytes, lost, keeps_all, error);
+            }
+        }
         self.close_if_unused();
     }
 
@@ -235,13 +250,93 @@ impl Core {
         self.end_flights(&mut blocks);
         let buffers = blocks.len() as u64;
         let bytes = blocks.iter().map(|block| block.held_bytes()).sum();
-        self.counters.lost.subtract(buffers);
+        self.counters.quarantined.subtract(buffers);
         self.counters.quarantined_bytes.subtract(bytes);
         self.log.completion_known(buffers, bytes);
         self.memory().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
         for block in blocks {
             self.stock.record_new(&block);
-            self.keep(block);
+            self.finish_put(block);
         }
+    }
+}
+
+impl Core {
+    /// No handle is left. Idle blocks are released now, others when they come back.
+    pub(crate) fn seal(&self) {
+        // From now on returns release their blocks, and nothing is idle.
+        if let Some(thread) = self.thread {
+            thread.remove(std::ptr::from_ref(self).cast());
+        }
+        if let Some(arena) = self.memory().arena() {
+            arena.cancel_reserve();
+        }
+        self.report_end();
+        self.stock.lifetime().seal();
+        let idle = self.stock.seal();
+        // A release that waits for the device would wait for a stuck copy, so copies in flight come first.
+        if self.memory().source().release_waits() {
+            self.await_copies();
+        }
+        idle.into_iter().for_each(|block| self.stock.release(block, self.time.coarse_us()));
+        self.close_if_unused();
+    }
+
+    /// Waiting and later requests fail. What is idle is released, and so is what comes back.
+    pub(crate) fn refuse_requests(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+        self.stock.give_up(SourceError::new("the pool", "is closed"), self.time.coarse_us());
+        self.memory().arena().into_iter().for_each(|arena| arena.cancel_reserve());
+        self.trim(0);
+        self.waiters.wake_all();
+        self.existing_accounts().iter().for_each(|account| account.close());
+    }
+
+    /// Closes a sealed pool once every block is in flight, released or leaked.
+    pub(super) fn close_if_unused(&self) {
+        // Blocks in flight do not keep the pool open: `close` waits for their copies.
+        if self.stock.lifetime().begin_close(|| self.in_flight.held()) {
+            self.close();
+        }
+    }
+
+    /// Waits until nothing is in flight, at most as long as configured.
+    fn await_copies(&self) {
+        let (begun, longest_wait) = (Instant::now(), self.config.code.close_wait.unwrap_or(CLOSE_WAIT));
+        // Short copies complete at once; a stuck copy is not worth a busy processor.
+        let mut pause = Duration::from_micros(20);
+        while self.in_flight.count() > 0 {
+            // A device that failed is not waited for.
+            self.query_copies();
+            if begun.elapsed() >= longest_wait {
+                return;
+            }
+            thread::sleep(pause.min(longest_wait));
+            pause = (pause * 2).min(Duration::from_millis(10));
+        }
+    }
+
+    /// Ends the pool: waits for the copies in flight, and abandons those that do not end.
+    fn close(&self) {
+        let begun = Instant::now();
+        self.await_copies();
+        self.record_last_snapshot();
+        let Ended { swept, abandoned, recovered, failed } = self.in_flight.end();
+        self.complete(swept);
+        self.recover(recovered);
+        failed.into_iter().for_each(lost::keep);
+        if !abandoned.is_empty() {
+            let (copies, bytes) = (abandoned.len() as u64, abandoned.iter().map(|block| block.held_bytes()).sum());
+            self.log.closed_in_flight(copies, bytes, begun.elapsed());
+        }
+        // A release that waits for the device would wait for a stuck copy.
+        let may_release = abandoned.is_empty() || !self.memory().source().release_waits();
+        abandoned.iter().filter_map(|_| self.memory().arena()).for_each(|arena| arena.count_quarantined());
+        // Never freed on a guess (core-I2).
+        abandoned.into_iter().for_each(lost::keep);
+        if may_release {
+            self.memory().close(self.time.coarse_us());
+        }
+        self.end_recording();
     }
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::memory::{Refusal, SlowCalls};
-use super::super::wait_queue::{Server, WaitQueue, Waiter};
-use super::get::{CALL_PATIENCE, expect_refusal};
-use super::verdicts::nanos;
+use super::get::CALL_PATIENCE;
+use super::report::nanos;
 use super::{Block, BlockRequest, Core};
+use crate::engine::memory::{Refusal, SlowCalls};
+use crate::engine::wait_queue::{Server, WaitQueue, Waiter};
 use crate::error::Retry;
 use crate::maintenance_thread::pause_for_copies;
 use pinpool_os::sync::plain::Mutex;
@@ -58,7 +58,7 @@ impl Server for Core {
                 acquired => acquired,
             }
         };
-        self.verdicts.calls_in_line_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
+        self.diagnosis.calls_while_waiting_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
         // The next head publishes its own demand.
         acquired.inspect(|_| self.clear_demand())
     }
@@ -68,7 +68,7 @@ impl Server for Core {
     }
 
     fn take_back(&self, block: Block) {
-        self.keep(block);
+        self.finish_put(block);
     }
 
     fn patience(&self, since: Instant) -> Duration {
@@ -95,6 +95,11 @@ impl Server for Core {
         }
         self.counters.waits.record(waited);
     }
+}
+
+/// The refusal of an attempt that makes driver calls.
+fn expect_refusal(refusal: Option<Refusal>) -> Refusal {
+    refusal.unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
 }
 
 /// Why hits and returns of a pool take the slow path: a request waits here, or other processes want memory.

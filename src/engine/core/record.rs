@@ -17,11 +17,6 @@ impl Core {
         self.stock.recorder()
     }
 
-    /// When a request that is no hit begins, if the pool records.
-    pub(super) fn recording_since(&self) -> Option<Instant> {
-        self.recorder().map(|_| Instant::now())
-    }
-
     /// A request was served: at once, or after it began to look for memory.
     #[inline]
     pub(crate) fn record_get(&self, block: &Block, wanted: &BlockRequest, begun: Option<Instant>) {

@@ -1,50 +1,54 @@
-//! Statistics, and what a pool holds and for whom: for failed requests and for [`Pool::dump`](crate::Pool::dump).
+//! What a pool reports: statistics, the dump of its holders, the diagnosis, and all of these on a socket. No hit comes here.
 //!
-//! Takes only short locks, and none that a thread holds during a driver call.
+//! Takes only short locks, and none that a thread holds during a driver call. A forked child takes none: a thread that does not
+//! exist there may hold it.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
+#[cfg(feature = "observe")]
+use std::sync::Weak;
+use std::time::{Duration, Instant};
 
-use super::super::memory::Refusal;
-use super::super::meter::counters::usage_report;
-use super::super::meter::owners::{TagAccount, UNTAGGED};
 use super::{BlockRequest, Core};
 use crate::copy;
-use crate::diag::is_power_of_ten;
+use crate::diag::{StillOut, is_power_of_ten};
 use crate::dump::{Dump, Host, Owner, Request};
-use crate::error::{Error, ErrorKind, NoMemory, Report};
+use crate::engine::memory::Refusal;
+use crate::engine::meter::owners::{TagAccount, UNTAGGED};
+use crate::engine::meter::usage_report;
+use crate::error::{Error, ErrorKind, NoMemory};
 use crate::policy::Window;
 use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::{Class, plain_eighths_index};
-use crate::stats::{ClassStats, Stats};
-use pinpool_os::host::{self, LimitOrigin};
+use crate::stats::{Calls, ClassStats, MemoryStats, Stats};
+use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
+#[cfg(feature = "observe")]
+use pinpool_observe::stats_socket;
+use pinpool_os::host::LimitOrigin;
 use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
-/// Interval between two readings of the system's memory, which are kernel files.
-const READ_EVERY_US: u64 = 1_000_000;
-
-/// The system's memory at the last reading.
+/// The diagnosis, and what it is made of in addition to the statistics. Relaxed: statistics.
 #[derive(Debug, Default)]
-pub(super) struct SystemMemory(Mutex<Option<(u64, Option<Host>)>>);
+pub(super) struct Diagnosis {
+    monitor: Mutex<Monitor>,
+    short_gets: AtomicU64,
+    /// Events of threads that had just returned a buffer.
+    own_waits: AtomicU64,
+    /// Whether the source refused the last attempt that was refused.
+    pub(super) is_by_source: AtomicBool,
+    /// Time that waiting requests spent in calls of the source, which does not count as waiting.
+    pub(super) calls_while_waiting_ns: AtomicU64,
+    /// The last request that failed since the last diagnosis, and why.
+    pub(super) failure: Mutex<Option<(Cause, LikelyCause)>>,
+    /// The most bytes in use and requested at one time, since the last diagnosis.
+    needed_bytes: AtomicU64,
+}
 
-impl SystemMemory {
-    /// At `now_us`, or up to a second before. The files below `root` are read under no lock.
-    fn at(&self, root: &Path, now_us: u64) -> Option<Host> {
-        let last = self.0.lock().clone();
-        if let Some((_, host)) = last.filter(|(read_us, _)| now_us.saturating_sub(*read_us) < READ_EVERY_US) {
-            return host;
-        }
-        let memory = host::memory(root);
-        let host = memory.map(|memory| Host {
-            total_bytes: memory.total_bytes,
-            available_bytes: memory.available_bytes,
-            is_group: matches!(memory.origin, LimitOrigin::Cgroup(_)),
-            origin: memory.origin.to_string(),
-        });
-        *self.0.lock() = Some((now_us, host.clone()));
-        host
-    }
+thread_local! {
+    /// The pool that this thread returned a buffer to, while requests waited, since its last request.
+    static RETURNED_TO: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 impl Core {
@@ -75,14 +79,13 @@ impl Core {
         if is_by_account {
             dump.limit = self.memory().limit_name(Level::Account);
         }
-        let dump = Arc::new(dump);
         if nth > 0 {
-            *self.verdicts.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
+            *self.diagnosis.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
         }
         if is_power_of_ten(nth) {
             self.log.out_of_memory(&dump);
         }
-        let no_memory = NoMemory { asked_bytes, refused, usage: usage_report(&stats), report: Report::new(dump) };
+        let no_memory = NoMemory { asked_bytes, refused, usage: usage_report(&stats), report: dump.body() };
         let is_by_source = matches!(refusal, Refusal::Source(_));
         if is_by_source { ErrorKind::Backend(no_memory) } else { ErrorKind::Limit(no_memory) }.into()
     }
@@ -93,11 +96,11 @@ impl Core {
         self.log.ended(&stats);
         if stats.memory.in_use > 0 {
             let known = self.owners.buffers(self.time.now_us());
-            self.log.still_out(
-                stats.memory.in_use + stats.copies.in_flight,
-                stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
-                &known,
-            );
+            self.log.still_out(&StillOut {
+                buffers: stats.memory.in_use + stats.copies.in_flight,
+                bytes: stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
+                tagged: &known,
+            });
         }
     }
 
@@ -113,11 +116,21 @@ impl Core {
             longest_free_bytes: if is_forked { 0 } else { self.memory().longest_free_bytes() },
             peak_bytes: stats.memory.peak_held_bytes,
             oldest_copy: stats.copies.oldest_age.zip(stats.copies.oldest_stream),
-            host: if is_forked { None } else { self.system.at(&self.limit.root, self.time.coarse_us()) },
+            host: if is_forked { None } else { self.host_memory() },
             request,
-            judged: self.judged(),
+            diagnosis: self.latest_diagnosis(),
             limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory().limit_name(Level::Pool) },
         }
+    }
+
+    fn host_memory(&self) -> Option<Host> {
+        let memory = self.limit.memory(self.time.coarse_us())?;
+        Some(Host {
+            total_bytes: memory.total_bytes,
+            available_bytes: memory.available_bytes,
+            is_group: matches!(memory.origin, LimitOrigin::Cgroup(_)),
+            origin: memory.origin.to_string(),
+        })
     }
 
     /// The holders, largest first: the tags, and what has no tag. None in a forked child.
@@ -136,9 +149,7 @@ impl Core {
         owners.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.tag.cmp(&other.tag)));
         owners
     }
-}
 
-impl Core {
     /// The classes that this pool had buffers of, the smallest first.
     pub(crate) fn class_stats(&self) -> Vec<ClassStats> {
         if self.is_forked() {
@@ -160,11 +171,14 @@ impl Core {
         counted.map(row).collect()
     }
 
-    pub(crate) fn stats(&self) -> Stats {
+    /// The statistics of a pool or partition that has counted nothing.
+    pub(super) fn empty_stats(&self, name: Option<String>, number: u64) -> Stats {
         let (preset, source) = (self.config.preset.name(), self.memory().source());
-        let name = self.name().map(str::to_owned);
-        let (number, backend, is_pinned) = (self.log.number, source.name(), source.is_pinned());
-        let mut stats = Stats { name, number, preset, backend, is_pinned, ..Stats::default() };
+        Stats { name, number, preset, backend: source.name(), is_pinned: source.is_pinned(), ..Stats::default() }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let mut stats = self.empty_stats(self.name().map(str::to_owned), self.log.number);
         if self.is_forked() {
             return stats;
         }
@@ -183,5 +197,198 @@ impl Core {
     /// TensorFlow's counters since the last raise or clear.
     pub(crate) fn window(&self) -> Window {
         self.stock.idle().window()
+    }
+}
+
+impl Core {
+    /// This thread returns a buffer while requests wait.
+    pub(super) fn record_return(&self) {
+        // A thread that is ending requests nothing.
+        let _ = RETURNED_TO.try_with(|pool| pool.set(Some(self.log.number)));
+    }
+
+    /// A request of `class` found no memory at once.
+    pub(super) fn record_need(&self, class: Class) {
+        let own_bytes = self.memory().own_bytes().saturating_sub(self.stock.idle().bytes());
+        let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
+        self.diagnosis.short_gets.fetch_add(1, Ordering::Relaxed);
+        if RETURNED_TO.try_with(Cell::take).ok().flatten() == Some(self.log.number) {
+            self.diagnosis.own_waits.fetch_add(1, Ordering::Relaxed);
+        }
+        self.diagnosis.needed_bytes.fetch_max(own_bytes + waiting_bytes + class.bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Logs why the pool is as fast as it is, if that has changed.
+    pub(super) fn report_diagnosis(&self, now_us: u64) {
+        // A pool that keeps nothing releases what it pins.
+        if self.config.pool_size_limit == 0 && !self.memory().has_arena() {
+            return;
+        }
+        // One thread at a time is enough.
+        let Some(is_due) = self.diagnosis.monitor.try_lock().map(|monitor| monitor.is_due(now_us)) else { return };
+        let is_recorded = self.recorder().is_some_and(|recorder| recorder.wants_snapshot(now_us));
+        if !is_due && !is_recorded {
+            return;
+        }
+        // Under no lock: it may read files, to name the places of requests.
+        let snapshot = self.snapshot();
+        let Some(mut monitor) = self.diagnosis.monitor.try_lock() else { return };
+        let has_ended = monitor.add(now_us, snapshot.clone()).is_some();
+        if let Some(recorder) = self.recorder().filter(|_| has_ended || is_recorded) {
+            recorder.snapshot(now_us, snapshot);
+        }
+        if !has_ended {
+            return;
+        }
+        self.diagnosis.failure.lock().take();
+        // A request that continues to wait needs what it needed when it began.
+        if !self.has_waiters() {
+            self.diagnosis.needed_bytes.store(0, Ordering::Relaxed);
+        }
+        let news = if monitor.should_log(now_us) { monitor.latest().cloned() } else { None };
+        drop(monitor);
+        if let Some(diagnosis) = news {
+            if diagnosis.is_alarm { self.log.alarmed(&diagnosis) } else { self.log.diagnosed(&diagnosis) }
+        }
+    }
+
+    /// Records the state of a pool that ends.
+    pub(super) fn record_last_snapshot(&self) {
+        if let Some(recorder) = self.recorder() {
+            recorder.snapshot(self.time.now_us(), self.snapshot());
+        }
+    }
+
+    /// The diagnosis of the last window, or of the time so far.
+    pub(crate) fn why(&self) -> WindowDiagnosis {
+        let (now_us, snapshot) = (self.time.coarse_us(), self.snapshot());
+        // In a child of `fork` a thread that does not exist here may hold the lock.
+        let monitor = if self.is_forked() { None } else { self.diagnosis.monitor.try_lock() };
+        monitor.as_deref().unwrap_or(&Monitor::default()).why(now_us, &snapshot)
+    }
+
+    /// The diagnosis of the last window, if there was one and no other thread evaluates it now.
+    pub(super) fn latest_diagnosis(&self) -> Option<WindowDiagnosis> {
+        if self.is_forked() { None } else { self.diagnosis.monitor.try_lock()?.latest().cloned() }
+    }
+
+    /// What the diagnosis sees now.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let (stats, is_direct) = (self.stats(), !self.memory().has_arena());
+        let needed_bytes = self.diagnosis.needed_bytes.load(Ordering::Relaxed);
+        // A wait counts while it lasts, not in the window that it ends in.
+        let in_line = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
+        let waited = stats.requests.wait_time.total() + in_line;
+        let limit = self.memory().limit_name(Level::Pool);
+        let has_limit =
+            limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
+        let nanos = |calls: &Calls| nanos(calls.time.total());
+        let MemoryStats { pin, unpin, remap, .. } = &stats.memory;
+        let place = |tag: &str| if self.config.code.call_stacks > 0 { self.owners.place(tag) } else { None };
+        let holder = |owner: &Owner| Holder { place: place(&owner.tag), ..owner.holder() };
+        let classes = if is_direct { self.class_stats() } else { Vec::new() };
+        Snapshot {
+            gets: stats.requests.served + stats.requests.failed,
+            misses: stats.requests.misses,
+            // Under `tensorflow` a buffer that was evicted earlier is one too few, not one of another size.
+            new_lengths: if is_direct {
+                stats.requests.miss_reasons.first_of_size
+            } else {
+                self.counters.new_lengths()
+            },
+            puts: stats.requests.returned,
+            evicted: stats.memory.evictions.over_limit,
+            short_gets: self.diagnosis.short_gets.load(Ordering::Relaxed),
+            own_waits: self.diagnosis.own_waits.load(Ordering::Relaxed),
+            failed_gets: stats.requests.failed,
+            is_by_source: self.diagnosis.is_by_source.load(Ordering::Relaxed),
+            waiting: stats.requests.waiting,
+            waiting_ns: self::nanos(waited)
+                .saturating_sub(self.diagnosis.calls_while_waiting_ns.load(Ordering::Relaxed)),
+            pin_calls: pin.count,
+            pinned_bytes: stats.memory.pin.bytes,
+            unpinned_bytes: stats.memory.unpin.bytes,
+            pinning_ns: nanos(pin) + nanos(unpin),
+            moving_ns: nanos(remap),
+            held_bytes: stats.memory.held_bytes,
+            most_held_bytes: stats.memory.peak_held_bytes,
+            used_bytes: stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
+            used: stats.memory.in_use + stats.copies.in_flight,
+            in_flight_bytes: stats.copies.in_flight_bytes,
+            idle_bytes: stats.memory.idle_bytes,
+            free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
+            fallback_bytes: stats.memory.fallback_bytes,
+            needed_bytes,
+            limit: has_limit.then_some(limit.into()),
+            max_bytes: stats.limits.max_bytes,
+            others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),
+            // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
+            pool_size_limit: is_direct.then_some(stats.limits.max_idle_buffers),
+            recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
+            oldest_copy: stats.copies.oldest_age,
+            oldest_copy_stream: stats.copies.oldest_stream,
+            copies: stats.copies.time.count() + stats.copies.in_flight,
+            is_pinned: stats.is_pinned,
+            #[cfg(feature = "cuda")]
+            has_driver: crate::driver::is_loaded(),
+            #[cfg(not(feature = "cuda"))]
+            has_driver: false,
+            failure: if self.is_forked() { None } else { self.diagnosis.failure.lock().clone() },
+            holders: self.owners_of(&stats).iter().map(holder).collect(),
+        }
+    }
+}
+
+pub(super) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Most owners of a pool that its statistics on a socket list.
+#[cfg(feature = "observe")]
+const OWNERS_MAX: usize = 20;
+
+#[cfg(feature = "observe")]
+impl stats_socket::StatisticsSource for Core {
+    fn object(&self) -> serde_json::Value {
+        let stats = self.stats();
+        let owners = self.owners_of(&stats);
+        let why = self.why();
+        let owner = |owner: &Owner| {
+            let oldest_seconds = owner.oldest.map(|age| age.as_secs_f64());
+            let Owner { tag, buffers, bytes, asked_bytes, .. } = owner;
+            serde_json::json!({
+                "tag": tag, "buffers": buffers, "bytes": bytes, "asked_bytes": asked_bytes, "oldest_seconds": oldest_seconds,
+            })
+        };
+        let mut object = serde_json::json!(stats);
+        object["why"] = serde_json::json!({
+            "cause": why.cause.name(), "is_alarm": why.is_alarm, "lines": why.lines(), "lost_seconds": why.lost.total_ns() as f64 / 1e9,
+            "of_seconds": why.lost.of_us as f64 / 1e6,
+        });
+        // For `pinpool top --once`, in the words that a program prints.
+        object["table"] = stats.to_string().into();
+        object["dump"] = self.dump_of(&stats, None).to_string().into();
+        object["snapshot"] = serde_json::json!(self.snapshot());
+        object["owners"] = owners.iter().take(OWNERS_MAX).map(owner).collect();
+        object
+    }
+}
+
+#[cfg(feature = "observe")]
+impl Core {
+    /// Serves the statistics on a socket until the pool is gone, if `PINPOOL_SOCKET` asks for it.
+    pub(crate) fn serve_statistics(self: &Arc<Self>) {
+        let Some(path) = &self.config.socket else { return };
+        let is_derived = path.as_os_str() == "1";
+        let path = if is_derived { stats_socket::path_of(self.process) } else { path.clone() };
+        let pool: Weak<Self> = Arc::downgrade(self);
+        match stats_socket::serve(&path, pool) {
+            Ok(showing) => {
+                self.log.serving(&path);
+                // Set once, when the pool is made.
+                let _ = self.showing.set(showing);
+            }
+            Err(error) => self.log.not_serving(&path, &error.to_string()),
+        }
     }
 }

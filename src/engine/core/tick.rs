@@ -1,18 +1,74 @@
-//! Periodic work: reads the clock, completes copies, and does what is due. Run by the maintenance thread, or by requests.
+//! Maintenance ticks: reads the clock, completes copies, and does what is due.
+//!
+//! The [maintenance thread](crate::maintenance_thread) of the process runs them. Without one, misses and returns with copies do; with
+//! one, these only if it is late by seconds, because it could not be started or is in a call of another pool. A hit never does.
+//!
+//! One thread at a time runs a tick; a thread that finds another thread running one continues without waiting. So the lock held
+//! during a tick, slow calls included, makes no thread wait.
 
-use super::super::memory::PoolView;
 use super::Core;
 use crate::backend::Source;
-use crate::diag;
-use crate::engine::meter::maintenance::LATE_US;
+use crate::diag::{self, Growth};
+use crate::engine::memory::PoolView;
 use crate::in_flight::PendingGroup;
 use crate::maintenance_thread::{Maintained, Pace};
-use crate::stats::EvictionReason;
-use pinpool_observe::judge::STUCK_AFTER;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::stats::{EvictionReason, SourceCalls};
+use pinpool_observe::diagnosis::STUCK_AFTER;
+use pinpool_os::sync::plain::{Mutex, MutexGuard};
+use pinpool_os::sync::process::{AtomicU64, AtomicUsize, Ordering};
 
+/// Between two ticks: much shorter than any time in the rules, long against the cost of a tick.
+const TICK_EVERY_US: u64 = 10_000;
+/// A tick that the maintenance thread has not run for this long is run by the next miss or return with a copy.
+const LATE_US: u64 = 3_000_000;
+/// Between two queries of fences that failed.
+const QUERY_FAILED_EVERY_US: u64 = 100_000;
 /// Failed fences that a tick queries again: a lost device may have left thousands.
 const QUERIED_AT_ONCE: usize = 64;
+/// Growth is logged each time that pinned memory has doubled since the last time, from here on.
+const FIRST_GROWTH_BYTES: u64 = 64 << 20;
+
+/// The ticks of a pool.
+#[derive(Debug)]
+pub(super) struct Ticks {
+    next_us: AtomicU64,
+    /// Locked while a tick runs.
+    state: Mutex<TickState>,
+    /// Findings about the device that were logged. Earlier ones were logged when the source was made.
+    findings: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct TickState {
+    next_query_us: u64,
+    /// What was held, and the calls of the source, when growth was last logged.
+    held_bytes: u64,
+    calls: SourceCalls,
+}
+
+impl Ticks {
+    pub(super) fn new(source: &dyn Source) -> Self {
+        let findings = AtomicUsize::new(source.findings().len());
+        Self { next_us: AtomicU64::new(0), state: Mutex::default(), findings }
+    }
+
+    fn is_due(&self, now_us: u64) -> bool {
+        // Relaxed: a hint.
+        now_us >= self.next_us.load(Ordering::Relaxed)
+    }
+
+    /// Begins a tick if one has been due for `patience_us` and no other thread runs one. Also returns how long it was due.
+    fn begin(&self, now_us: u64, patience_us: u64) -> Option<(MutexGuard<'_, TickState>, u64)> {
+        // Relaxed: a thread that sees an old value finds the lock taken, or repeats a tick that has nothing to do.
+        let due_us = self.next_us.load(Ordering::Relaxed);
+        if now_us < due_us.saturating_add(patience_us) {
+            return None;
+        }
+        let state = self.state.try_lock()?;
+        self.next_us.store(now_us.saturating_add(TICK_EVERY_US), Ordering::Relaxed);
+        Some((state, now_us - due_us))
+    }
+}
 
 impl Core {
     /// Completes copies and does what is due; without a maintenance thread also its compaction and its reserve.
@@ -34,9 +90,9 @@ impl Core {
     pub(crate) fn check(&self) {
         self.query_copies();
         self.release_to_others();
-        self.record_idle();
         let now_us = self.tick_after(0);
         self.watch_device(now_us);
+        self.record_idle();
         self.stock.enforce_limits(self, now_us);
     }
 
@@ -58,65 +114,72 @@ impl Core {
     }
 
     /// Reads the clock and returns the time. Does what has been due for `patience_us`; that may be slow calls.
-    pub(super) fn tick_after(&self, patience_us: u64) -> u64 {
+    fn tick_after(&self, patience_us: u64) -> u64 {
         let now_us = self.now_us();
-        let Some(mut tick) = self.maintenance.begin_tick(now_us, patience_us) else { return now_us };
+        let Some((mut state, late_us)) = self.ticks.begin(now_us, patience_us) else { return now_us };
         // Until the tick has ended: a log sink may call the pool.
         let _deferral = diag::defer();
-        if let Some(thread) = self.thread.filter(|_| patience_us > 0) {
-            self.log.no_thread(thread.wake(false));
+        match self.thread {
+            Some(thread) if patience_us > 0 => self.log.no_thread(thread.wake(false)),
+            Some(_) => {}
+            // The maintenance thread does this at every tick.
+            None => self.watch_device(now_us),
         }
-        // The maintenance thread does this at every tick.
-        if self.thread.is_none() {
-            self.watch_device(now_us);
-        }
-        if tick.may_query_failed(now_us) {
+        if now_us >= state.next_query_us {
+            state.next_query_us = now_us.saturating_add(QUERY_FAILED_EVERY_US);
             self.query_failed(QUERIED_AT_ONCE);
             self.memory().release_refused();
         }
         if !self.has_waiters() {
             self.shortage.end_if_calm(&self.log, now_us);
         }
-        if self.in_flight.count() > 0 {
-            // The thread runs several times a second: if it did not, the process was stopped, and no copy was seen to complete.
-            if self.thread.is_some() && tick.late_us > LATE_US {
-                self.in_flight.leave_out(tick.late_us, now_us);
-            }
-            let stuck = self.in_flight.newly_stuck(now_us, STUCK_AFTER);
-            let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
-            stuck.into_iter().for_each(log);
-        }
+        self.report_stuck_copies(now_us, late_us);
         if let Some(arena) = self.memory().arena() {
             self.stock.expire(now_us);
             self.close_if_unused();
             arena.tick(self, now_us, || self.trim(0));
         }
-        self.stock.report_growth(&mut tick);
-        drop(tick);
-        self.report_verdict(now_us);
-        if let Some((max_bytes, why)) = self.limit.change(now_us, || self.memory().budget().auto_bytes()) {
-            self.apply_limit(max_bytes, &why);
-        }
+        self.report_growth(&mut state);
+        drop(state);
+        self.report_diagnosis(now_us);
+        self.follow_limit(now_us);
         self.stock.enforce_limits(self, now_us);
         self.record_idle();
         now_us
     }
-}
 
-/// Findings about the device that were logged.
-#[derive(Debug)]
-pub(super) struct DeviceWatch {
-    findings: AtomicUsize,
-}
-
-impl DeviceWatch {
-    /// Earlier findings were logged when the source was made.
-    pub(super) fn new(source: &dyn Source) -> Self {
-        Self { findings: AtomicUsize::new(source.findings().len()) }
+    fn report_stuck_copies(&self, now_us: u64, late_us: u64) {
+        if self.in_flight.count() == 0 {
+            return;
+        }
+        // The thread runs several times a second: if it did not, the process was stopped, and no copy was seen to complete.
+        if self.thread.is_some() && late_us > LATE_US {
+            self.in_flight.leave_out(late_us, now_us);
+        }
+        for PendingGroup { buffers, age, stream, bytes } in self.in_flight.newly_stuck(now_us, STUCK_AFTER) {
+            self.log.stuck(buffers, bytes, age, stream);
+        }
     }
-}
 
-impl Core {
+    /// Logs the growth since the last time, if twice as much is held.
+    fn report_growth(&self, state: &mut TickState) {
+        let held_bytes = self.memory().held_bytes();
+        if held_bytes < state.held_bytes.saturating_mul(2).max(FIRST_GROWTH_BYTES) {
+            return;
+        }
+        let calls = self.memory().calls();
+        let growth = Growth {
+            asked_bytes: calls.pin.bytes.saturating_sub(state.calls.pin.bytes),
+            held_before_bytes: state.held_bytes,
+            held_bytes,
+            pin_calls: calls.pin.count.saturating_sub(state.calls.pin.count),
+            took: calls.time().saturating_sub(state.calls.time()),
+            max_bytes: self.memory().max_bytes(),
+        };
+        (state.held_bytes, state.calls) = (held_bytes, calls);
+        self.log.grown(&growth);
+    }
+
     /// After a device reset the pool hands out no memory that the reset has invalidated. A slow call.
     pub(super) fn watch_device(&self, now_us: u64) {
         let source = self.memory().source();
@@ -127,9 +190,9 @@ impl Core {
             self.log.memory_gone(&why);
         }
         let findings = source.findings();
-        // Relaxed: one tick at a time.
-        let told = self.device.findings.swap(findings.len(), Ordering::Relaxed);
-        findings.iter().skip(told).for_each(|finding| self.log.found(finding));
+        // Relaxed: a thread that sees an old value logs a finding twice.
+        let logged = self.ticks.findings.swap(findings.len(), Ordering::Relaxed);
+        findings.iter().skip(logged).for_each(|finding| self.log.found(finding));
     }
 }
 
@@ -168,7 +231,6 @@ impl PoolView for Core {
 
 impl Maintained for Core {
     fn maintain(&self) {
-        self.release_to_others();
         let (wanted, budget) = (self.wanted_of_shared_limit.bytes(), self.memory().budget());
         if wanted > 0 && budget.host().is_none() && budget.room_for(wanted) >= wanted {
             // Another pool of the process has made room, and has woken this thread only.
@@ -176,10 +238,10 @@ impl Maintained for Core {
         }
         let is_preparing = self.memory().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
         // During compaction the thread runs more often than anything else is due.
-        if !is_preparing || self.counters.adopted.get() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
-            self.query_copies();
-            let now_us = self.tick_after(0);
-            self.watch_device(now_us);
+        if !is_preparing || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
+            self.check();
+        } else {
+            self.release_to_others();
         }
     }
 

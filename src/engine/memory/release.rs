@@ -28,7 +28,7 @@ impl ArenaSupply {
         let Some(mut watch) = self.pressure.0.try_lock() else { return };
         if let Some(pressure) = watch.pressure_change(now_us) {
             self.shorten_retention((pressure != Pressure::Calm).then_some(RETENTION_DIVISOR));
-            self.log.pressure_changed(pressure == Pressure::Calm);
+            if pressure == Pressure::Calm { self.log.pressure_ended() } else { self.log.pressure_began() }
         }
         if watch.pressure == Pressure::Severe {
             release_while(pool, EvictionReason::Reclaimed, || true);

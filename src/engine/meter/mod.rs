@@ -1,8 +1,380 @@
-//! What a pool counts beyond its idle buffers and its memory: time, buffers in use and their holders.
+//! What a pool counts in addition to its idle buffers and its memory. No hit comes here.
+//!
+//! ```text
+//!   in use = blocks - idle - in flight
+//!   handles dropped ─▶ sealed ─▶ no block exists but in flight ─▶ closed, once
+//! ```
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `mod.rs` | counters, the number of blocks and the end that it decides, shortages of memory |
+//! | `clock.rs` | the time |
+//! | `owners.rs` | who holds the buffers of each tag |
+//!
+//! While other threads run, the counters of a snapshot may be a few operations apart.
+//!
+//! - **lifetime-I1**: a sealed pool closes once: the last of the seal, the removal of a block, and the begin of a flight
+//!   sees the others. Each changes its own word first, and then passes through the count of blocks by an exchange that
+//!   acquires and releases; the exchanges of one word have an order.
+
+use std::time::Duration;
+
+use crate::diag::{PoolLog, is_power_of_ten};
+use crate::error::UsageReport;
+use crate::stats::{Histogram, Stats};
+use pinpool_observe::diagnosis::RecentLengths;
+use pinpool_os::sync::atomic;
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 pub(super) mod clock;
-pub(super) mod counters;
-pub(super) mod lifetime;
-pub(super) mod maintenance;
 pub(super) mod owners;
-pub(super) mod shortage;
+
+/// A shortage of memory ends when every request has found room at once for this long. At the limit, successful and blocked
+/// requests alternate, so ending at the first success would log two lines per request.
+const CALM_US: u64 = 1_000_000;
+
+/// A statistic. All accesses are Relaxed: each is a number on its own.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    /// Returns the sum.
+    pub(crate) fn add(&self, number: u64) -> u64 {
+        self.0.fetch_add(number, Ordering::Relaxed).wrapping_add(number)
+    }
+
+    pub(crate) fn subtract(&self, number: u64) {
+        self.add(number.wrapping_neg());
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How long something took, each time.
+#[derive(Debug, Default)]
+pub(crate) struct Times(Mutex<Histogram>);
+
+impl Times {
+    pub(crate) fn record(&self, took: Duration) {
+        self.0.lock().record(took);
+    }
+
+    /// From `since_us` to `now_us`.
+    pub(crate) fn record_us(&self, since_us: u64, now_us: u64) {
+        self.record(Duration::from_micros(now_us.saturating_sub(since_us)));
+    }
+
+    pub(crate) fn get(&self) -> Histogram {
+        *self.0.lock()
+    }
+}
+
+/// Counts of requests, and of buffers that are not idle.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) failed_requests: Counter,
+    pub(crate) fallbacks: Counter,
+    pub(crate) fallback_returns: Counter,
+    /// Buffers over adopted memory: in use, in flight or quarantined.
+    pub(crate) adopted: Counter,
+    /// Buffers handed over from a return to a waiting request and taken by it: a return and a hit each. Counted when it is
+    /// taken, since the request may have timed out.
+    pub(crate) handed_over: Counter,
+    /// Returns that freed memory for a blocked request.
+    pub(crate) made_room: Counter,
+    /// Buffers that are quarantined now.
+    pub(crate) quarantined: Counter,
+    pub(crate) quarantined_bytes: Counter,
+    pub(crate) timeouts: Counter,
+    requested: Mutex<Requested>,
+    /// How long requests waited.
+    pub(crate) waits: Times,
+    /// How long users had the buffers that misses made.
+    pub(crate) uses: Times,
+    /// How long buffers were in flight.
+    pub(crate) flights: Times,
+}
+
+/// What was requested by requests that found nothing idle at once.
+#[derive(Debug, Default)]
+struct Requested {
+    bytes: u64,
+    class_bytes: u64,
+    recent_lengths: RecentLengths,
+    /// Requests of a length that was not requested recently.
+    new_lengths: u64,
+}
+
+impl Counters {
+    /// A request for `len` bytes that found no idle buffer at once received `class_bytes`.
+    pub(crate) fn count_request(&self, len: usize, class_bytes: usize) {
+        let mut requested = self.requested.lock();
+        requested.bytes += len as u64;
+        requested.class_bytes += class_bytes as u64;
+        requested.new_lengths += u64::from(requested.recent_lengths.is_new(len as u64));
+    }
+
+    /// Requests so far that found nothing idle at once and had a length that was not requested recently.
+    pub(crate) fn new_lengths(&self) -> u64 {
+        self.requested.lock().new_lengths
+    }
+
+    /// Adds to `stats`, in which the stock and the copies in flight have filled their own, what is counted here. `own_bytes` are
+    /// in blocks of this pool.
+    pub(crate) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
+        let (fallbacks, fallback_returns) = (self.fallbacks.get(), self.fallback_returns.get());
+        let (handed_over, quarantined_bytes) = (self.handed_over.get(), self.quarantined_bytes.get());
+        stats.requests.served += fallbacks + handed_over;
+        stats.requests.hits += handed_over;
+        stats.requests.misses += fallbacks;
+        stats.requests.returned += fallback_returns + handed_over + self.made_room.get();
+        let Requested { bytes, class_bytes, .. } = *self.requested.lock();
+        (stats.requests.requested_bytes, stats.requests.granted_bytes) = (bytes, class_bytes);
+        stats.requests.failed = self.failed_requests.get();
+        stats.requests.timeouts = self.timeouts.get();
+        stats.requests.wait_time = self.waits.get();
+        stats.requests.use_time = self.uses.get();
+        stats.copies.time = self.flights.get();
+        stats.requests.fallbacks = fallbacks;
+        stats.memory.fallback_buffers = fallbacks.saturating_sub(fallback_returns);
+        stats.requests.adopted = self.adopted.get();
+        stats.memory.quarantined = self.quarantined.get();
+        stats.memory.quarantined_bytes += quarantined_bytes;
+        // Saturating: copies complete between the readings while other threads run. Exact at rest.
+        stats.memory.in_use = stats.memory.buffers.saturating_sub(stats.memory.idle + stats.copies.in_flight);
+        stats.memory.in_use_bytes =
+            own_bytes.saturating_sub(stats.memory.idle_bytes + stats.copies.in_flight_bytes + quarantined_bytes);
+    }
+}
+
+/// The bytes of a snapshot, for the text of an error.
+pub(crate) fn usage_report(stats: &Stats) -> UsageReport {
+    UsageReport {
+        held_bytes: stats.memory.held_bytes,
+        in_use_bytes: stats.memory.in_use_bytes,
+        idle_bytes: stats.memory.idle_bytes,
+        free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
+        in_flight_bytes: stats.copies.in_flight_bytes,
+        quarantined_bytes: stats.memory.quarantined_bytes,
+        outside_bytes: stats.memory.external_bytes,
+        fallback_bytes: stats.memory.fallback_bytes,
+        max_bytes: stats.limits.max_bytes,
+    }
+}
+
+/// The blocks of a pool, and whether it has ended.
+#[derive(Debug, Default)]
+pub(crate) struct Lifetime {
+    /// Blocks that exist: idle, in use or in flight.
+    blocks: atomic::AtomicU64,
+    is_sealed: atomic::AtomicBool,
+    is_closed: atomic::AtomicBool,
+}
+
+impl Lifetime {
+    /// A new block exists.
+    pub(crate) fn add_block(&self) {
+        // Relaxed: the caller has a handle of the pool, so it is not sealed.
+        self.blocks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A block exists no more.
+    pub(crate) fn remove_block(&self) {
+        // AcqRel: lifetime-I1.
+        self.blocks.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn fill(&self, stats: &mut Stats) {
+        // Relaxed: a statistic.
+        stats.memory.buffers = self.blocks.load(Ordering::Relaxed);
+    }
+
+    /// No handle of the pool is left.
+    pub(crate) fn seal(&self) {
+        // Relaxed: the exchange in `begin_close`, which follows, releases it.
+        self.is_sealed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_sealed(&self) -> bool {
+        // Relaxed: a hint.
+        self.is_sealed.load(Ordering::Relaxed)
+    }
+
+    /// Call after the seal, and after each removal of a block and begin of a flight. True for the one caller that closes the
+    /// pool: it is sealed and no block exists but those `in_flight`.
+    pub(crate) fn begin_close(&self, in_flight: impl FnOnce() -> u64) -> bool {
+        // An exchange that changes nothing, AcqRel: lifetime-I1.
+        let blocks = self.blocks.fetch_add(0, Ordering::AcqRel);
+        // Relaxed: if the seal came first, the exchange acquired it.
+        self.is_sealed.load(Ordering::Relaxed)
+            && blocks <= in_flight()
+            // AcqRel: one thread closes, and sees all that was put before.
+            && !self.is_closed.swap(true, Ordering::AcqRel)
+    }
+}
+
+/// The current shortage of memory, if any. Logged once when it begins and once when it ends: the first of a pool, the tenth, the
+/// hundredth, so that a pool that runs short often does not repeat itself.
+#[derive(Debug, Default)]
+pub(crate) struct Shortage {
+    /// Lets a miss that finds room skip the lock.
+    is_on: AtomicBool,
+    counts: Mutex<Option<ShortageCounts>>,
+    /// Shortages so far.
+    shortages: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct ShortageCounts {
+    is_logged: bool,
+    begun_us: u64,
+    last_us: u64,
+    gets: u64,
+    /// Total time that requests waited.
+    waited: Duration,
+    fallbacks: u64,
+}
+
+impl Shortage {
+    /// A request for `len_bytes` found no room at `now_us`. `why` is called for the first of a shortage that is logged, and
+    /// also returns whether the request just waits for room under a limit.
+    pub(crate) fn count_get(
+        &self,
+        log: &PoolLog,
+        len_bytes: u64,
+        now_us: u64,
+        why: impl FnOnce() -> (bool, String, UsageReport),
+    ) {
+        let mut counts = self.counts.lock();
+        if let Some(counts) = &mut *counts {
+            counts.gets += 1;
+            counts.last_us = counts.last_us.max(now_us);
+            return;
+        }
+        // Relaxed: counted under the lock.
+        let is_logged = is_power_of_ten(self.shortages.fetch_add(1, Ordering::Relaxed) + 1);
+        *counts =
+            Some(ShortageCounts { is_logged, begun_us: now_us, last_us: now_us, gets: 1, ..ShortageCounts::default() });
+        // Relaxed, here and below: a hint; the lock decides.
+        self.is_on.store(true, Ordering::Relaxed);
+        drop(counts);
+        if is_logged {
+            let (waits, why, usage) = why();
+            if waits { log.full(len_bytes, &why, &usage) } else { log.refused(len_bytes, &why, &usage) }
+        }
+    }
+
+    /// A request has waited until now: memory was short.
+    pub(crate) fn count_wait(&self, now_us: u64, waited: Duration) {
+        if let Some(counts) = &mut *self.counts.lock() {
+            counts.last_us = counts.last_us.max(now_us);
+            counts.waited += waited;
+        }
+    }
+
+    /// A request received pageable memory.
+    pub(crate) fn count_fallback(&self) {
+        self.counts.lock().iter_mut().for_each(|counts| counts.fallbacks += 1);
+    }
+
+    /// Ends it if every request has found room for a while.
+    pub(crate) fn end_if_calm(&self, log: &PoolLog, now_us: u64) {
+        if !self.is_on.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut counts = self.counts.lock();
+        let is_calm = |counts: &mut ShortageCounts| now_us.saturating_sub(counts.last_us) >= CALM_US;
+        let Some(ended) = counts.take_if(is_calm) else { return };
+        self.is_on.store(false, Ordering::Relaxed);
+        drop(counts);
+        if ended.is_logged {
+            let after = Duration::from_micros(ended.last_us - ended.begun_us);
+            log.shortage_ended(after, ended.gets, ended.waited, ended.fallbacks);
+        }
+    }
+}
+
+#[cfg(all(test, pinpool_loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+    use pinpool_os::sync::UnsafeCell;
+    use pinpool_os::sync::atomic::AtomicU64;
+
+    struct ModelPool {
+        lifetime: Lifetime,
+        /// Models the count of `in_flight`, which is Relaxed.
+        in_flight: AtomicU64,
+        /// What a release leaves and the close uses.
+        memory: [UnsafeCell<u32>; 2],
+        closed: AtomicU64,
+    }
+
+    // SAFETY: loom checks the accesses to the cells.
+    #[allow(unsafe_code)]
+    unsafe impl Sync for ModelPool {}
+
+    impl ModelPool {
+        fn with_blocks(blocks: u64) -> Arc<Self> {
+            let lifetime = Lifetime::default();
+            (0..blocks).for_each(|_| lifetime.add_block());
+            let memory = [(); 2].map(|()| UnsafeCell::new(0));
+            Arc::new(Self { lifetime, in_flight: AtomicU64::new(0), memory, closed: AtomicU64::new(0) })
+        }
+
+        fn release(&self, block: usize) {
+            self.memory[block].with_mut(|_| ());
+            self.lifetime.remove_block();
+            self.close_if_unused();
+        }
+
+        fn begin_flight(&self) {
+            self.in_flight.fetch_add(1, Ordering::Relaxed);
+            self.close_if_unused();
+        }
+
+        fn seal(&self) {
+            self.lifetime.seal();
+            self.close_if_unused();
+        }
+
+        fn close_if_unused(&self) {
+            if self.lifetime.begin_close(|| self.in_flight.load(Ordering::Relaxed)) {
+                self.closed.fetch_add(1, Ordering::Relaxed);
+                self.memory.iter().for_each(|memory| memory.with_mut(|_| ()));
+            }
+        }
+    }
+
+    fn model(blocks: u64, acts: [fn(&ModelPool); 3]) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(move || {
+            let pool = ModelPool::with_blocks(blocks);
+            let [first, second, here] = acts;
+            let others = [first, second].map(|act| {
+                let pool = pool.clone();
+                thread::spawn(move || act(&pool))
+            });
+            here(&pool);
+            others.into_iter().for_each(|other| other.join().unwrap());
+            assert_eq!(pool.closed.load(Ordering::Relaxed), 1, "the pool closes once");
+        });
+    }
+
+    /// Fails if `begin_close` reads the count by a load.
+    #[test]
+    fn loom_of_the_last_puts_and_the_seal_one_closes() {
+        model(2, [|pool| pool.release(0), |pool| pool.release(1), ModelPool::seal]);
+    }
+
+    /// Fails if `begin_close` reads the count by a load or checks the seal before the count, or if `remove_block` is Relaxed.
+    #[test]
+    fn loom_of_a_put_in_flight_a_put_and_the_seal_one_closes() {
+        model(2, [|pool| pool.release(0), ModelPool::begin_flight, ModelPool::seal]);
+    }
+}

@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::dump::{HeldBuffer, Owner};
-use pinpool_observe::judge::largest;
+use pinpool_observe::diagnosis::largest;
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::sync::plain::Mutex;
 
@@ -30,8 +30,6 @@ const TAG_BYTES_MAX: usize = 128;
 pub(crate) const UNTAGGED: &str = "(untagged)";
 /// The tag for buffers with a tag beyond the maximum number of tags.
 const OTHERS: &str = "(other tags)";
-/// Rows that an account without buffers keeps room for.
-const SPARE_ROWS: usize = 64;
 
 /// The accounts of one pool, by tag.
 #[derive(Debug)]
@@ -58,9 +56,9 @@ pub(crate) struct TagAccount {
 
 #[derive(Debug, Default)]
 struct Rows {
-    rows: Vec<Option<Row>>,
-    /// Indices of rows without a buffer.
-    free: Vec<usize>,
+    /// By their numbers.
+    rows: BTreeMap<u64, Row>,
+    last_number: u64,
 }
 
 #[derive(Debug)]
@@ -76,7 +74,7 @@ struct Row {
 #[derive(Debug)]
 pub(crate) struct Holder {
     account: Arc<TagAccount>,
-    row: usize,
+    number: u64,
 }
 
 impl Owners {
@@ -102,7 +100,7 @@ impl Owners {
     pub(crate) fn sums(&self, now_us: u64) -> Vec<Owner> {
         let sum = |account: Arc<TagAccount>| {
             let mut owner = Owner::new(&account.tag);
-            for row in account.rows.lock().rows.iter().flatten() {
+            for row in account.rows.lock().rows.values() {
                 owner.add(row.asked_bytes, row.held_bytes, now_us.saturating_sub(row.since_us));
             }
             (owner.buffers > 0).then_some(owner)
@@ -114,7 +112,7 @@ impl Owners {
     pub(crate) fn place(&self, tag: &str) -> Option<String> {
         let of_tag = self.accounts().into_iter().chain([self.untagged.clone()]).find(|account| &*account.tag == tag)?;
         let sampled = |row: &Row| row.stack.clone().map(|stack| (stack, row.held_bytes));
-        let sampled: Vec<_> = of_tag.rows.lock().rows.iter().flatten().filter_map(sampled).collect();
+        let sampled: Vec<_> = of_tag.rows.lock().rows.values().filter_map(sampled).collect();
         largest(sampled)?.place()
     }
 
@@ -127,7 +125,7 @@ impl Owners {
                 let age = Duration::from_micros(now_us.saturating_sub(row.since_us));
                 HeldBuffer { tag: account.tag.to_string(), bytes: row.held_bytes, age, stack: row.stack.clone() }
             };
-            buffers.extend(rows.rows.iter().flatten().map(held));
+            buffers.extend(rows.rows.values().map(held));
         }
         buffers.sort_by(|one, other| other.age.cmp(&one.age).then_with(|| other.bytes.cmp(&one.bytes)));
         buffers
@@ -154,31 +152,22 @@ impl TagAccount {
 
     /// A buffer of `held_bytes`, allocated at `now_us` for a request of `asked_bytes`.
     pub(crate) fn hold(self: &Arc<Self>, asked_bytes: u64, held_bytes: u64, now_us: u64) -> Holder {
-        let new = Some(Row { asked_bytes, held_bytes, since_us: now_us, stack: None });
         let mut rows = self.rows.lock();
-        let row = match rows.free.pop() {
-            Some(row) => row,
-            None => {
-                rows.rows.push(None);
-                rows.rows.len() - 1
-            }
-        };
-        if let Some(row) = rows.rows.get_mut(row) {
-            *row = new;
-        }
+        rows.last_number += 1;
+        let number = rows.last_number;
+        rows.rows.insert(number, Row { asked_bytes, held_bytes, since_us: now_us, stack: None });
         drop(rows);
-        Holder { account: self.clone(), row }
+        Holder { account: self.clone(), number }
     }
 }
 
 impl Holder {
     pub(crate) fn is_sampled(&self) -> bool {
-        self.account.rows.lock().rows.get(self.row).into_iter().flatten().any(|row| row.stack.is_some())
+        self.account.rows.lock().rows.get(&self.number).is_some_and(|row| row.stack.is_some())
     }
 
     pub(crate) fn set_stack(&self, stack: Arc<CallStack>) {
-        let mut rows = self.account.rows.lock();
-        if let Some(Some(row)) = rows.rows.get_mut(self.row) {
+        if let Some(row) = self.account.rows.lock().rows.get_mut(&self.number) {
             row.stack = Some(stack);
         }
     }
@@ -186,15 +175,9 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        let mut rows = self.account.rows.lock();
-        rows.rows.get_mut(self.row).into_iter().for_each(|row| *row = None);
-        rows.free.push(self.row);
-        if rows.free.len() == rows.rows.len() {
-            rows.rows.clear();
-            rows.free.clear();
-            rows.rows.shrink_to(SPARE_ROWS);
-            rows.free.shrink_to(SPARE_ROWS);
-        }
+        let row = self.account.rows.lock().rows.remove(&self.number);
+        // Its stack may be the last reference to a call stack, which is dropped under no lock.
+        drop(row);
     }
 }
 
@@ -216,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_lives_as_long_as_its_holder_and_rows_are_used_again() {
+    fn a_row_lives_as_long_as_its_holder() {
         let owners = Owners::default();
         let account = owners.account("a").unwrap();
         let holders: Vec<_> = (0..100).map(|n| account.hold(10, 16, n * 1_000_000)).collect();
@@ -225,14 +208,8 @@ mod tests {
         assert_eq!(all[0].oldest, Some(buffers[0].age));
         assert_eq!((buffers.len(), buffers[0].age.as_secs(), buffers[99].age.as_secs()), (100, 100, 1));
         let kept: Vec<_> = holders.into_iter().skip(50).collect();
-        let _again = account.hold(1, 1, 0);
-        let rows = || {
-            let rows = account.rows.lock();
-            (rows.rows.len(), rows.free.len(), rows.rows.capacity())
-        };
-        assert_eq!((rows().0, rows().1), (100, 49));
-        drop((kept, _again));
-        assert_eq!(rows(), (0, 0, SPARE_ROWS));
+        assert_eq!((owners.sums(0)[0].buffers, kept.len()), (50, 50));
+        drop(kept);
         assert!(owners.sums(0).is_empty() && owners.buffers(0).is_empty(), "a tag without buffers is not shown");
     }
 

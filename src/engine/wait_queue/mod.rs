@@ -30,16 +30,14 @@
 //! - waiters-I3: nothing is handed to a request that has left the queue: both happen under the lock of the queue.
 //! - waiters-I4: the slow path is required exactly while the queue has a request: [`WaitQueue::change`] tells the pool.
 
-mod ticket;
 mod waiter;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::ticket::WaitTicket;
-pub(crate) use self::waiter::{KeepAlive, WAIT_MAX, Waiter, deadline};
-use super::meter::counters::Counter;
+pub(crate) use self::waiter::{KeepAlive, WaitTicket, Waiter, deadline};
+use super::meter::Counter;
 use crate::maintenance_thread::MaintenanceThread;
 use crate::size_class::Class;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};

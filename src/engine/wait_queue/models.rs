@@ -100,12 +100,12 @@ const NO_TIME: Duration = Duration::from_nanos(1);
 
 /// The request of a thread.
 fn join(pool: &Arc<ModelPool>, wait: Duration) -> WaitTicket<ModelPool> {
-    WaitTicket::new(pool, Waiter::new((), CLASS, (wait, deadline(wait)), None), Some(()))
+    WaitTicket::new(pool, Waiter::new((), CLASS, (Instant::now(), wait), None), Some(()))
 }
 
 /// The request of a task.
 fn join_task(pool: &Arc<ModelPool>, wait: Duration, refusal: Option<()>) -> WaitTicket<ModelPool> {
-    WaitTicket::new(pool, Waiter::new((), CLASS, (wait, deadline(wait)), Some(std::sync::Arc::new(()))), refusal)
+    WaitTicket::new(pool, Waiter::new((), CLASS, (Instant::now(), wait), Some(std::sync::Arc::new(()))), refusal)
 }
 
 fn get(pool: &Arc<ModelPool>) {

@@ -88,17 +88,17 @@ const NO_TIME: Duration = Duration::from_nanos(1);
 
 /// The request of a thread.
 fn join(pool: &Arc<TestPool>, wait: Duration) -> WaitTicket<TestPool> {
-    WaitTicket::new(pool, Waiter::new((), CLASS, (wait, deadline(wait)), None), Some(""))
+    WaitTicket::new(pool, Waiter::new((), CLASS, (Instant::now(), wait), None), Some(""))
 }
 
 /// The request of a task.
 fn join_task(pool: &Arc<TestPool>, class: Class, wait: Duration) -> WaitTicket<TestPool> {
-    WaitTicket::new(pool, Waiter::new((), class, (wait, deadline(wait)), Some(Arc::new(()))), Some(""))
+    WaitTicket::new(pool, Waiter::new((), class, (Instant::now(), wait), Some(Arc::new(()))), Some(""))
 }
 
 /// The request of a task that has not made its first attempt.
 fn defer(pool: &Arc<TestPool>) -> WaitTicket<TestPool> {
-    WaitTicket::new(pool, Waiter::new((), CLASS, (LONG, deadline(LONG)), Some(Arc::new(()))), None)
+    WaitTicket::new(pool, Waiter::new((), CLASS, (Instant::now(), LONG), Some(Arc::new(()))), None)
 }
 
 fn get(pool: &Arc<TestPool>) -> Option<u32> {

@@ -42,28 +42,3 @@ fn failed_releases_hold_back_no_other_and_are_logged_once() {
         assert_eq!((valid_stats(&pool).memory.held_bytes, counting.held_bytes()), (0, 0));
     }
 }
-
-#[test]
-fn a_step_that_fails_leaves_the_figures_equal_to_what_is_held() {
-    for (lose, fail_acquire) in [(true, false), (false, false), (false, true)] {
-        let counting = CountingSource::virtual_memory();
-        let source = Arc::new(FaultSource::around(counting.clone()));
-        let pool = over(source.clone()).max_bytes(16 << 20).build().unwrap();
-        // Every other granule is free: the next get must remap them.
-        let held: Vec<_> = (0..8).map(|_| pool.get(2 * MIB).unwrap()).collect();
-        let kept: Vec<_> =
-            held.into_iter().enumerate().filter_map(|(at, buffer)| (at % 2 == 1).then_some(buffer)).collect();
-        match (lose, fail_acquire) {
-            (true, _) => source.lose_remap(1),
-            (_, true) => source.fail(SourceCall::Acquire, 8),
-            _ => source.fail(SourceCall::Remap, 1),
-        }
-        let outcome = pool.get(8 * MIB);
-        let stats = valid_stats(&pool);
-        assert_eq!(stats.memory.held_bytes, counting.held_bytes());
-        assert_eq!(stats.memory.pin.bytes - stats.memory.unpin.bytes, counting.held_bytes());
-        drop((outcome, kept));
-        pool.clear();
-        assert_eq!((valid_stats(&pool).memory.held_bytes, counting.held_bytes()), (0, 0));
-    }
-}

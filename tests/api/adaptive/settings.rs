@@ -2,12 +2,9 @@
 
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::window;
-use pinpool::{OnFull, PinnedBuf};
 
-use super::{LONG, MIB, after_seconds, fill, over, over_both, over_virtual_memory, valid_stats, with_manual_clock};
-use crate::counting::CountingSource;
+use super::{MIB, after_seconds, fill, over_both, over_virtual_memory, valid_stats, with_manual_clock};
 
 #[test]
 fn a_limit_of_one_evicts_to_the_arena_and_a_limit_of_zero_keeps_nothing() {
@@ -64,21 +61,6 @@ fn an_idle_timeout_is_about_what_it_says_and_none_keeps_all() {
 }
 
 #[test]
-fn try_get_takes_an_idle_buffer_and_pins_nothing() {
-    let pool = over_virtual_memory().wait(LONG).build().unwrap();
-    assert!(pool.try_get(5000).unwrap().is_none());
-    drop(pool.get(5000).unwrap());
-    let hit = pool.try_get(5001).unwrap().unwrap();
-    assert_eq!(hit.len(), 5001);
-    assert!(pool.try_get(5000).unwrap().is_none());
-    let stats = valid_stats(&pool);
-    assert_eq!(
-        (stats.requests.served, stats.requests.failed, stats.memory.pin.count, stats.requests.waits),
-        (2, 0, 1, 0)
-    );
-}
-
-#[test]
 fn trim_goes_down_to_its_argument_and_spares_what_is_in_use() {
     for builder in over_both() {
         let pool = builder.build().unwrap();
@@ -100,37 +82,4 @@ fn trim_goes_down_to_its_argument_and_spares_what_is_in_use() {
         assert_eq!((stats.memory.held_bytes, window(&pool), stats.memory.idle), (0, Default::default(), 0));
         assert_eq!(stats.memory.pin.bytes, stats.memory.unpin.bytes);
     }
-}
-
-#[test]
-fn a_pageable_fallback_is_not_pinned_is_counted_and_is_freed_at_the_put() {
-    let builder = over(CountingSource::virtual_memory()).max_bytes(4 << 20).on_full(OnFull::Pageable);
-    let pool = builder.build().unwrap();
-    let pinned: Vec<_> = (0..2).map(|_| pool.get(2 * MIB).unwrap()).collect();
-    assert!(pinned.iter().all(PinnedBuf::is_pinned));
-    let mut fallback = pool.get(2 * MIB).unwrap();
-    fallback.wait_slice_mut().unwrap().fill(3);
-    assert!(!fallback.is_pinned());
-    let second = pool.get(2 * MIB).unwrap();
-    assert!(!second.is_pinned() && pool.get(4096).unwrap_err().is_limit(), "as much as the limit");
-    let stats = valid_stats(&pool);
-    assert_eq!(
-        (stats.requests.fallbacks, stats.memory.in_use, stats.memory.in_use_bytes, stats.requests.failed),
-        (2, 4, 8 << 20, 1)
-    );
-    assert_eq!((stats.memory.held_bytes, stats.memory.fallback_bytes), (4 << 20, 4 << 20));
-    let stream = SinkStream::new().unwrap();
-    fallback.copy_to(&stream, &mut SinkMem::new(2 * MIB)).unwrap().wait().unwrap();
-    drop(second);
-    pool.maintain();
-    let stats = valid_stats(&pool);
-    assert_eq!((stats.requests.returned, stats.memory.in_use, stats.memory.idle), (2, 2, 0));
-}
-
-#[test]
-fn without_a_fallback_a_get_at_the_limit_is_an_error() {
-    let pool = over_virtual_memory().max_bytes(4 << 20).on_full(OnFull::Error).build().unwrap();
-    let _held = fill(&pool, MIB);
-    assert!(pool.get(MIB).unwrap_err().is_limit());
-    assert_eq!((valid_stats(&pool).requests.failed, pool.stats().requests.fallbacks), (2, 0));
 }

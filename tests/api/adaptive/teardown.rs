@@ -5,8 +5,6 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::OnFull;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::ManualClock;
 
 use super::{MIB, over, wait_until};
@@ -57,33 +55,6 @@ fn a_pool_ends_once_when_its_last_handle_and_buffers_are_dropped_together() {
             assert_eq!((source.held_bytes(), source.ranges()), (0, 0), "round {round}");
         }
     }
-}
-
-#[test]
-fn the_end_of_a_pool_waits_for_copies_in_flight() {
-    for source in sources() {
-        let pool = over(source.clone()).build().unwrap();
-        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(3 * MIB));
-        let gate = stream.hold();
-        let copy = pool.get(3 * MIB).unwrap().copy_to(&stream, &mut device).unwrap();
-        thread::scope(|scope| {
-            let closing = scope.spawn(|| drop(pool));
-            assert!(!closing.is_finished());
-            drop(gate);
-        });
-        copy.wait().unwrap();
-        assert_eq!((source.held_bytes(), source.ranges()), (0, 0));
-    }
-}
-
-#[test]
-fn a_pageable_fallback_may_be_the_last_buffer() {
-    let source = CountingSource::virtual_memory();
-    let pool = over(source.clone()).max_bytes(2 << 20).on_full(OnFull::Pageable).build().unwrap();
-    let (pinned, fallback) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
-    drop((pool, pinned));
-    drop(fallback);
-    assert_eq!((source.held_bytes(), source.ranges()), (0, 0));
 }
 
 #[test]

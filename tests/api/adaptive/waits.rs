@@ -4,8 +4,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, Pool, Request};
+use pinpool::Request;
 
 use super::{KIB, LONG, MIB, after_seconds, over_virtual_memory, valid_stats, wait_until, with_manual_clock};
 use crate::captured_log::{count, lines, listen};
@@ -29,36 +28,6 @@ fn a_wait_ends_when_a_buffer_is_put() {
 }
 
 #[test]
-fn a_wait_without_end_ends_when_a_buffer_of_its_class_is_put() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(4 << 20).build().unwrap();
-    let held = pool.get(3 << 20).unwrap();
-    thread::scope(|scope| {
-        let waiting =
-            scope.spawn(|| pool.get_with(Request::new(3 << 20).wait(Duration::MAX)).map(|buffer| buffer.len()));
-        wait_until(|| pool.stats().requests.waits == 1);
-        drop(held);
-        assert_eq!(waiting.join().unwrap().unwrap(), 3 << 20);
-    });
-}
-
-#[test]
-fn a_wait_ends_when_a_copy_completes() {
-    let pool = over_virtual_memory().max_bytes(4 << 20).wait(LONG).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4 * MIB));
-    let gate = stream.hold();
-    let copy = pool.get(4 * MIB).unwrap().copy_to(&stream, &mut device).unwrap();
-    assert_eq!(valid_stats(&pool).copies.in_flight_bytes, 4 << 20);
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| pool.get(4 * MIB));
-        wait_until(|| pool.stats().requests.waits == 1);
-        drop(gate);
-        waiting.join().unwrap().unwrap();
-    });
-    copy.wait().unwrap();
-    valid_stats(&pool);
-}
-
-#[test]
 fn waits_are_served_in_the_order_of_arrival() {
     let pool = over_virtual_memory().max_bytes(2 << 20).wait(LONG).build().unwrap();
     let first = pool.get(2 * MIB).unwrap();
@@ -77,24 +46,6 @@ fn waits_are_served_in_the_order_of_arrival() {
         drop(first);
     });
     assert_eq!(order.try_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
-    valid_stats(&pool);
-}
-
-#[test]
-fn a_get_that_does_not_wait_does_not_overtake_one_that_waits() {
-    let pool = over_virtual_memory().max_bytes(8 << 20).wait(LONG).build().unwrap();
-    let (half, other) = (pool.get(4 * MIB).unwrap(), pool.get(4 * MIB).unwrap());
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| pool.get(8 * MIB));
-        wait_until(|| pool.stats().requests.waits == 1);
-        drop(half);
-        assert!(
-            pool.get_with(Request::new(MIB).wait(Duration::ZERO)).unwrap_err().is_limit(),
-            "the free memory belongs to the get that waits"
-        );
-        drop(other);
-        waiting.join().unwrap().unwrap();
-    });
     valid_stats(&pool);
 }
 

@@ -128,7 +128,7 @@ fn a_config_that_cannot_be_read_is_named() {
         ("backend=heap; max_byte=1GiB", pp_status::PP_BAD_SETTING, "PINPOOL_MAX_BYTE:"),
         ("max_bytes=lots", pp_status::PP_BAD_SETTING, "PINPOOL_MAX_BYTES=lots"),
         ("backend=heap; reserve=2GiB; max_bytes=1GiB", pp_status::PP_BAD_SETTING, "PINPOOL_RESERVE"),
-        ("backend=cuda; device=99", pp_status::PP_BACKEND, "cuda"),
+        ("backend=cuda; device=99", pp_status::PP_UNAVAILABLE, "cuda"),
         ("A_ ; B_", pp_status::PP_INVALID_ARGUMENT, "two prefixes, `A_` and `B_`"),
         ("hello world", pp_status::PP_INVALID_ARGUMENT, "`hello world` is neither NAME=VALUE nor a prefix"),
         ("backend=heap; max_bytes 4GiB", pp_status::PP_INVALID_ARGUMENT, "`max_bytes 4GiB` is neither"),
@@ -246,11 +246,16 @@ fn every_status_has_its_name() {
         (pp_status::PP_DEVICE, "PP_DEVICE"),
         (pp_status::PP_FORKED, "PP_FORKED"),
         (pp_status::PP_INTERNAL, "PP_INTERNAL"),
+        (pp_status::PP_UNAVAILABLE, "PP_UNAVAILABLE"),
+        (pp_status::PP_CAPTURING, "PP_CAPTURING"),
+        (pp_status::PP_UNKNOWN_STREAM, "PP_UNKNOWN_STREAM"),
+        (pp_status::PP_TOO_MANY_POOLS, "PP_TOO_MANY_POOLS"),
+        (pp_status::PP_LOGGER_SET, "PP_LOGGER_SET"),
     ];
     for (number, (status, text)) in (0..).zip(all) {
         assert_eq!((status as i32, format!("{status:?}").as_str(), name(number)), (number, text, text));
     }
-    assert_eq!((name(11), name(-1)), ("unknown", "unknown"));
+    assert_eq!((name(16), name(-1)), ("unknown", "unknown"));
     // SAFETY: a static text.
     assert_eq!(unsafe { CStr::from_ptr(pp_version()) }.to_str(), Ok(env!("CARGO_PKG_VERSION")));
 }

@@ -138,14 +138,15 @@ fn a_put_behind_a_stream_without_a_driver_leaves_the_buffer_with_its_user() {
     let held = get(pool, 4096).unwrap();
     // SAFETY: the default stream, which needs no object.
     let on_stream = unsafe { pp_put_on_stream(pool.0, held.0, ptr::null_mut()) };
-    if on_stream == pp_status::PP_BACKEND {
-        refused(on_stream, pp_status::PP_BACKEND, "no CUDA driver");
-        // SAFETY: as above; NULL is refused.
-        refused(unsafe { pp_put_on_event(pool.0, held.0, ptr::null_mut()) }, pp_status::PP_BACKEND, "no CUDA driver");
+    if on_stream == pp_status::PP_UNAVAILABLE {
+        refused(on_stream, pp_status::PP_UNAVAILABLE, "no CUDA driver");
     } else {
         // A machine with a driver, where this thread has no context.
-        assert_eq!(on_stream, pp_status::PP_INVALID_ARGUMENT, "{:?}", last_error());
+        assert_eq!(on_stream, pp_status::PP_UNKNOWN_STREAM, "{:?}", last_error());
     }
+    // SAFETY: NULL is refused.
+    let on_event = unsafe { pp_put_on_event(pool.0, held.0, ptr::null_mut()) };
+    refused(on_event, pp_status::PP_INVALID_ARGUMENT, "`event` is NULL");
     put(pool, held).unwrap();
     close(pool);
 }

@@ -132,6 +132,13 @@ fn address_sanitizer_sees_a_use_after_the_put_and_behind_the_length() {
 }
 
 #[test]
+fn a_package_for_cmake_serves_the_major_version_as_the_header_promises() {
+    let file = installed().join("lib/cmake/pinpool/pinpoolConfigVersion.cmake");
+    let major = env!("CARGO_PKG_VERSION_MAJOR");
+    assert!(std::fs::read_to_string(file).unwrap().contains(&format!("MATCHES \"^{major}([.]|$)\"")));
+}
+
+#[test]
 fn cmake_finds_both_libraries() {
     if !is_here("cc") || !is_here("cmake") {
         return;
@@ -139,7 +146,7 @@ fn cmake_finds_both_libraries() {
     let (prefix, folder) = (installed(), tempfile::tempdir().unwrap());
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/misuse.c");
     let lists = format!(
-        "cmake_minimum_required(VERSION 3.16)\nproject(user C)\nfind_package(pinpool 0.1 CONFIG REQUIRED)\n\
+        "cmake_minimum_required(VERSION 3.16)\nproject(user C)\nfind_package(pinpool 0.0.9 CONFIG REQUIRED)\n\
          foreach(kind pinpool static)\n  add_executable(with_${{kind}} \"{}\")\n  \
          target_link_libraries(with_${{kind}} pinpool::${{kind}} pthread)\nendforeach()\n",
         source.display()

@@ -43,15 +43,17 @@ fn numa(nodes: &[u32], of_memory: Option<u32>) -> Finding {
     }
 }
 
+/// A warning with this remedy if `is_problem`.
+fn warn_if(is_problem: bool, check: &'static str, found: String, remedy: &str) -> Finding {
+    if is_problem { Finding::warning(check, found).remedy(remedy) } else { Finding::ok(check, found) }
+}
+
 fn huge_pages(rules: &MemoryRules) -> Finding {
-    match rules.huge_pages.as_deref() {
-        Some("never") => {
-            Finding::warning("huge-pages", "transparent_hugepage/enabled is never: 4 KiB pages pin slower")
-                .remedy("write madvise to /sys/kernel/mm/transparent_hugepage/enabled")
-        }
-        Some(word) => Finding::ok("huge-pages", format!("transparent_hugepage/enabled is {word}")),
-        None => Finding::note("huge-pages", "this kernel does not report its setting"),
-    }
+    const CHECK: &str = "huge-pages";
+    let Some(word) = &rules.huge_pages else { return Finding::note(CHECK, "this kernel does not report its setting") };
+    let found = format!("transparent_hugepage/enabled is {word}");
+    const REMEDY: &str = "write madvise to /sys/kernel/mm/transparent_hugepage/enabled: 4 KiB pages pin slower";
+    warn_if(word == "never", CHECK, found, REMEDY)
 }
 
 /// `ulimit -l` applies to `mlock` only, not to memory that a driver pins.
@@ -73,24 +75,15 @@ fn locked(process: &ProcessLimits, binding: Option<u64>, backend: &str) -> Findi
 /// A pool reserves addresses for its whole limit.
 fn addresses(process: &ProcessLimits, max_bytes: Option<u64>) -> Finding {
     const CHECK: &str = "address-space";
-    match process.address_bytes {
-        None => Finding::ok(CHECK, "unlimited (ulimit -v)"),
-        Some(limit) if max_bytes.is_none_or(|max_bytes| limit / 2 < max_bytes) => {
-            Finding::warning(CHECK, format!("{} (ulimit -v), too little for a full pool", Size(limit)))
-                .remedy("raise it (`ulimit -v unlimited`) or lower PINPOOL_MAX_BYTES")
-        }
-        Some(limit) => Finding::ok(CHECK, format!("{} (ulimit -v)", Size(limit))),
-    }
+    let Some(limit) = process.address_bytes else { return Finding::ok(CHECK, "unlimited (ulimit -v)") };
+    let is_low = max_bytes.is_none_or(|max_bytes| limit / 2 < max_bytes);
+    let remedy = "a full pool needs more: raise it (`ulimit -v unlimited`) or lower PINPOOL_MAX_BYTES";
+    warn_if(is_low, CHECK, format!("{} (ulimit -v)", Size(limit)), remedy)
 }
 
 fn count(check: &'static str, how: &str, limit: Option<u64>) -> Finding {
-    match limit {
-        None => Finding::ok(check, format!("unlimited ({how})")),
-        Some(few @ ..FEW) => {
-            Finding::warning(check, format!("{few} ({how})")).remedy(format!("raise it (`{how} 4096`)"))
-        }
-        Some(limit) => Finding::ok(check, format!("{limit} ({how})")),
-    }
+    let Some(limit) = limit else { return Finding::ok(check, format!("unlimited ({how})")) };
+    warn_if(limit < FEW, check, format!("{limit} ({how})"), &format!("raise it (`{how} 4096`)"))
 }
 
 /// The driver may map each granule separately.
@@ -98,11 +91,9 @@ fn mappings(rules: &MemoryRules, backend: &str, max_bytes: Option<u64>) -> Findi
     const CHECK: &str = "mappings";
     let Some(limit) = rules.max_mappings else { return Finding::note(CHECK, "vm.max_map_count is unreadable") };
     let granules = max_bytes.unwrap_or(0) / GRANULE_BYTES as u64;
-    if backend == "vmm" && granules > limit / 10 * 9 {
-        let found = format!("vm.max_map_count is {limit}, and a full pool has {granules} granules");
-        return Finding::warning(CHECK, found).remedy(format!("set vm.max_map_count to {} or more", granules * 2));
-    }
-    Finding::ok(CHECK, format!("vm.max_map_count is {limit}"))
+    let is_low = backend == "vmm" && granules > limit / 10 * 9;
+    let remedy = format!("a full pool has {granules} granules: set vm.max_map_count to {} or more", granules * 2);
+    warn_if(is_low, CHECK, format!("vm.max_map_count is {limit}"), &remedy)
 }
 
 fn available(memory: Option<&HostMemory>) -> Finding {
@@ -111,27 +102,21 @@ fn available(memory: Option<&HostMemory>) -> Finding {
         return Finding::warning(CHECK, "the memory of the machine is unknown (/proc/meminfo)")
             .remedy("set PINPOOL_MAX_BYTES: the default limit needs this number");
     };
-    let [total, available] = [memory.total_bytes, memory.available_bytes].map(Size);
-    let found = match &memory.origin {
-        LimitOrigin::Cgroup(file) => format!("{available} of {total} available, the limit in {}", file.display()),
-        LimitOrigin::Machine => format!("{available} of {total} available; no cgroup limit"),
+    let origin = match &memory.origin {
+        LimitOrigin::Cgroup(file) => format!(", the limit in {}", file.display()),
+        LimitOrigin::Machine => "; no cgroup limit".to_owned(),
     };
-    if memory.available_bytes < memory.total_bytes / 16 {
-        return Finding::warning(CHECK, found).remedy("free memory, or raise the limit of the cgroup");
-    }
-    Finding::ok(CHECK, found)
+    let [total, available] = [memory.total_bytes, memory.available_bytes].map(Size);
+    let is_low = memory.available_bytes < memory.total_bytes / 16;
+    let found = format!("{available} of {total} available{origin}");
+    warn_if(is_low, CHECK, found, "free memory, or raise the limit of the cgroup")
 }
 
 fn overcommit(rules: &MemoryRules) -> Finding {
     const CHECK: &str = "overcommit";
-    match rules.overcommit {
-        Some(2) => {
-            Finding::warning(CHECK, "vm.overcommit_memory is 2: the kernel may refuse memory while some is free")
-                .remedy("set vm.overcommit_memory=0, or raise vm.overcommit_ratio")
-        }
-        Some(mode) => Finding::ok(CHECK, format!("vm.overcommit_memory is {mode}")),
-        None => Finding::note(CHECK, "vm.overcommit_memory is unreadable"),
-    }
+    let Some(mode) = rules.overcommit else { return Finding::note(CHECK, "vm.overcommit_memory is unreadable") };
+    const REMEDY: &str = "the kernel may refuse memory while some is free: set vm.overcommit_memory=0";
+    warn_if(mode == 2, CHECK, format!("vm.overcommit_memory is {mode}"), REMEDY)
 }
 
 fn pressure(is_reported: bool) -> Finding {

@@ -8,7 +8,7 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `settings` | the variables, and what this machine lacks for them |
+//! | `settings` | the variables, and their problems |
 //! | `machine` | NUMA nodes, limits, cgroups, memory pressure, the shared limit |
 //! | `memory` | each backend tried, the backend and limit of a pool, the reserve |
 //! | `probe` | driver queries, each in its own process, so that a driver that crashes is a finding |
@@ -21,6 +21,7 @@ mod memory;
 mod probe;
 mod settings;
 
+use std::error::Error;
 use std::time::Duration;
 
 use clap::Args;
@@ -38,8 +39,7 @@ pub(crate) use probe::{ProbeArgs, run_probe};
 ///
 /// Each backend pins a little memory and releases it. Exits with 0 if pinned memory for the GPU is available and the reserve fits, with 1
 /// if not, and with 2 if the settings are invalid. With --settings it lists the PINPOOL_ variables, and exits with 2 if they are invalid
-/// or contradict each other and with 1 if this machine lacks something they require. With --bench it measures pinning, hits and copies
-/// next to malloc and the driver.
+/// or contradict each other. With --bench it measures pinning, hits and copies next to malloc and the driver.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool doctor --reserve 8G
   gpu      ok     NVIDIA H100 80GB HBM3, driver 580.95
@@ -84,9 +84,9 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     if args.settings {
-        return settings::run(args.all, terminal);
+        return Ok(settings::run(args.all, terminal)?);
     }
     if args.bench {
         return bench::run(args.bytes, args.size, args.json, terminal);
@@ -107,7 +107,6 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), ExitErro
     let (status, result) = conclude(&findings, of_gpu);
     findings.push(result);
     let printed = if args.json {
-        let finding = |Finding { check, level, found, remedy, .. }: &Finding| json!({ "check": check, "level": level.name(), "found": found, "remedy": remedy });
         terminal.print(json!({
             "status": status.map_or_else(|error| error as u8, |()| 0),
             "device": config.device,
@@ -116,12 +115,12 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), ExitErro
             "gpu": tried.works && source.is_some_and(|source| source.is_pinned() && source.needs_gpu()),
             "max_bytes": tried.max_bytes,
             "reserve": reserve,
-            "findings": findings.iter().map(finding).collect::<Vec<_>>(),
+            "findings": findings.iter().map(probe::encode).collect::<Vec<_>>(),
         }))
     } else {
         terminal.print(table(&findings).trim_end())
     };
-    status.and(printed)
+    Ok(status.and(printed)?)
 }
 
 /// The exit status and the last finding: `of_gpu`, unless one of `findings` is an error.

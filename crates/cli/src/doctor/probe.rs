@@ -2,6 +2,7 @@
 //!
 //! A driver that ends that process, or never answers, is a finding, and is not used in this process.
 
+use std::error::Error;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
@@ -13,9 +14,9 @@ use pinpool::unstable::backend::{self, Trial};
 use pinpool::unstable::config::Config;
 use pinpool::unstable::{Finding, Level};
 use pinpool_os::words::{Size, Time};
+use serde_json::{Value, json};
 
 use super::settings;
-use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
 /// The query whether there is a device.
@@ -86,14 +87,14 @@ fn cause(status: ExitStatus) -> String {
 }
 
 /// Runs a query in this process, which the driver may end, and prints the answer.
-pub(crate) fn run_probe(args: &ProbeArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run_probe(args: &ProbeArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let config = settings::checked(args.device, None).0;
     let finding = match BACKENDS.into_iter().find(|backend| *backend == args.name) {
         Some(name) => tried_here(name, &config),
         None if args.name == GPU => backend::gpu(config.device),
-        None => return Err(ExitError::Settings),
+        None => return Err(format!("doctor-probe {}: no such query", args.name).into()),
     };
-    terminal.print(encode(&finding))
+    Ok(terminal.print(encode(&finding))?)
 }
 
 fn tried_here(name: &'static str, config: &Config) -> Finding {
@@ -110,6 +111,7 @@ pub(super) fn tried(name: &'static str, source: &dyn Source, device: u32, level:
         Ok(Some(Trial { bytes, .. })) if !source.is_pinned() => {
             Finding::ok(name, format!("allocated and released {}", Size(bytes as u64)))
         }
+        Ok(Some(Trial { untested: Some(error), .. })) => Finding::note(name, format!("no test copy was made: {error}")),
         Ok(Some(Trial { bytes, took, .. })) => {
             Finding::ok(name, format!("pinned and released {} in {}", Size(bytes as u64), Time(took)))
         }
@@ -123,18 +125,15 @@ pub(super) fn failed(check: &'static str, level: Level, error: SourceError) -> F
     remedy.into_iter().fold(Finding::new(check, level, found), Finding::remedy)
 }
 
-/// Three lines: level, what was found, what to do.
-fn encode(finding: &Finding) -> String {
-    let line = |text: &str| text.replace(['\n', '\r'], " ");
-    let remedy = finding.remedy.as_deref().unwrap_or_default();
-    format!("{}\n{}\n{}", finding.level.name(), line(&finding.found), line(remedy))
+/// The finding as an object.
+pub(super) fn encode(Finding { check, level, found, remedy, .. }: &Finding) -> Value {
+    json!({ "check": check, "level": level.name(), "found": found, "remedy": remedy })
 }
 
 fn decode(check: &'static str, text: &str) -> Option<Finding> {
-    let mut lines = text.lines();
-    let (level, found) = (lines.next()?, lines.next()?);
+    let object: Value = serde_json::from_str(text).ok()?;
     let levels = [Level::Ok, Level::Note, Level::Warning, Level::Error];
-    let level = levels.into_iter().find(|one| one.name() == level)?;
-    let remedy = lines.next().filter(|remedy| !remedy.is_empty());
-    Some(remedy.into_iter().fold(Finding::new(check, level, found), Finding::remedy))
+    let level = levels.into_iter().find(|level| object["level"] == level.name())?;
+    let finding = Finding::new(check, level, object["found"].as_str()?);
+    Some(object["remedy"].as_str().into_iter().fold(finding, Finding::remedy))
 }

@@ -1,16 +1,15 @@
-//! The variables: `pinpool doctor --settings`, and what this machine lacks for them.
+//! The variables: `pinpool doctor --settings`, and their problems.
 
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 
+use pinpool::unstable::Finding;
+use pinpool::unstable::config::Config;
 use pinpool::unstable::config::env::{self, VariableReport};
-use pinpool::unstable::config::{Config, EnvReport};
-use pinpool::unstable::{Finding, Level, backend};
-use pinpool::{Limit, Pool};
 use pinpool_os::host;
 use pinpool_replay::Input;
 
-use super::limits::{limits_on_host, reserve_problem, too_much};
 use crate::input::RECORDING;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::columns_left;
@@ -31,7 +30,7 @@ const COMMON: [&str; 8] = [
     "PINPOOL_SOCKET",
 ];
 
-/// Lists the variables. Exits with 2 if no pool can be built with them, and with 1 if this machine lacks something they require.
+/// Lists the variables. Exits with 2 if no pool can be built with them.
 pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let report = env::report();
     let is_listed = |variable: &&VariableReport| all || COMMON.contains(&variable.name) || variable.origin != "default";
@@ -40,24 +39,13 @@ pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let rows = std::iter::once(["variable", "value", "from", "default", "meaning"]).chain(rows);
     let rows: Vec<_> = rows.map(|row| row.map(str::to_owned).to_vec()).collect();
     terminal.print(columns_left(&rows).trim_end())?;
-    let line = |level: &str, text: &dyn std::fmt::Display| terminal.write(format!("{level}: {text}\n").as_bytes());
+    let line = |level: &str, text: &dyn Display| terminal.write(format!("{level}: {text}\n").as_bytes());
     if let more @ 1.. = report.variables.len() - listed.len() {
         line("note", &format_args!("{more} more have their defaults: `pinpool doctor --settings --all` lists them"));
     }
     report.warnings.iter().for_each(|warning| line("warning", warning));
     report.errors.iter().for_each(|error| line("error", error));
-    if !report.errors.is_empty() {
-        return Err(ExitError::Settings);
-    }
-    let unmet = unmet(&report);
-    unmet.iter().for_each(|finding| line(finding.level.name(), &format_args!("{}: {finding}", finding.check)));
-    // Without the settings that `unmet` checks: a reserve would be pinned, a recording or a socket opened.
-    let builder = Pool::builder().reserve_bytes(0).background_thread(false).trace(None).setting("socket", "none");
-    match builder.build() {
-        Err(error) => Err(terminal.refuse(&error)),
-        Ok(_) if unmet.is_empty() => Ok(()),
-        Ok(_) => Err(ExitError::Failure),
-    }
+    if report.errors.is_empty() { Ok(()) } else { Err(ExitError::Settings) }
 }
 
 /// The settings with these in place of their variables, and what is wrong with them.
@@ -78,6 +66,8 @@ pub(super) fn checked(device: Option<u32>, reserve: Option<u64>) -> (Config, Vec
     let errors = report.errors.iter().map(|error| Finding::error(CHECK, error.to_string()));
     let mut findings: Vec<_> =
         warnings.chain(errors).map(|finding| finding.remedy("correct the variable or unset it")).collect();
+    // What this machine lacks for them.
+    findings.extend([numa_node(&report.config), trace(&report.config), socket(&report.config)].into_iter().flatten());
     if findings.is_empty() {
         let mut set: Vec<_> = set.iter().map(|(name, value)| format!("{name}={value}")).collect();
         set.sort();
@@ -86,39 +76,10 @@ pub(super) fn checked(device: Option<u32>, reserve: Option<u64>) -> (Config, Vec
     (report.config, findings)
 }
 
-/// What the settings require and this machine lacks, one finding per setting. Pins nothing, opens no recording and no socket.
-fn unmet(env: &EnvReport) -> Vec<Finding> {
-    let config = &env.config;
-    let device = env.is_set("PINPOOL_DEVICE").then(|| device(config)).flatten();
-    let of_all = [reserve(config), limit(config), numa_node(config), device, trace(config), socket(config)];
-    of_all.into_iter().flatten().collect()
-}
-
-fn reserve(config: &Config) -> Option<Finding> {
-    let memory = host::memory(Path::new("/"));
-    let max_bytes = config.limit_on_host().0;
-    let (found, remedy) = reserve_problem(config, max_bytes, memory.as_ref(), config.reserve_bytes, false)?;
-    Some(Finding::error("PINPOOL_RESERVE", found).remedy(remedy))
-}
-
-fn limit(config: &Config) -> Option<Finding> {
-    let (Limit::Bytes(bytes), memory) = (config.max_bytes, host::memory(Path::new("/"))?) else { return None };
-    let ranks = limits_on_host(config);
-    let found = too_much(ranks, bytes, &memory).filter(|_| ranks.saturating_mul(bytes) > memory.total_bytes)?;
-    Some(Finding::warning("PINPOOL_MAX_BYTES", found).remedy("lower it, or set it to auto"))
-}
-
 fn numa_node(config: &Config) -> Option<Finding> {
     let (node, nodes) = (config.numa_node?, host::numa_nodes(Path::new("/")));
-    let found = format!("no NUMA node {node}: this machine has {nodes:?}");
-    let finding = Finding::warning("PINPOOL_NUMA_NODE", found).remedy("set one of these, or auto");
-    (!nodes.contains(&node)).then_some(finding)
-}
-
-fn device(config: &Config) -> Option<Finding> {
-    let Finding { level, found, remedy, .. } = backend::gpu(config.device);
-    let remedy = remedy.unwrap_or_else(|| "memory is not pinned for a GPU".to_owned());
-    (level > Level::Ok).then(|| Finding::warning("PINPOOL_DEVICE", found).remedy(remedy))
+    let found = format!("PINPOOL_NUMA_NODE={node}: this machine has the nodes {nodes:?}");
+    (!nodes.contains(&node)).then(|| Finding::warning(CHECK, found).remedy("set one of these, or auto"))
 }
 
 fn trace(config: &Config) -> Option<Finding> {
@@ -130,12 +91,12 @@ fn trace(config: &Config) -> Option<Finding> {
     let found = missing_directory(path).or_else(|| {
         holds_other().then(|| format!("{} is not a recording and will not be overwritten", path.display()))
     })?;
-    Some(Finding::error("PINPOOL_TRACE", found).remedy("name another file"))
+    Some(Finding::error(CHECK, format!("PINPOOL_TRACE: {found}")).remedy("name another file"))
 }
 
 fn socket(config: &Config) -> Option<Finding> {
     let found = missing_directory(config.socket.as_deref()?)?;
-    Some(Finding::warning("PINPOOL_SOCKET", found).remedy("create it, or name another path"))
+    Some(Finding::warning(CHECK, format!("PINPOOL_SOCKET: {found}")).remedy("create it, or name another path"))
 }
 
 fn missing_directory(path: &Path) -> Option<String> {

@@ -1,14 +1,11 @@
 //! Notes about the files before they are loaded: skipped files, and containers that are loaded as plain bytes.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use pinpool_loader::{Catalog, DataFile, DataOrigin};
 
 /// Names in a note.
 const NAMED: usize = 3;
-/// Extensions of containers that the loader cannot open.
-const CLOSED: [&str; 9] = ["7z", "arrow", "bz2", "hdf5", "lz4", "parquet", "tfrecord", "xz", "zip"];
 /// Extensions of containers that the loader opens with --containers.
 const OPENED: [&str; 6] = ["gz", "safetensors", "tar", "tgz", "tzst", "zst"];
 
@@ -23,33 +20,22 @@ pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
         let names = names(special.iter().map(PathBuf::as_path));
         notes.push(format!("skipped {} pipes, sockets or devices: {names}", special.len()));
     }
-    let mut by_extension: BTreeMap<String, Vec<&Path>> = BTreeMap::new();
-    for file in catalog.files() {
-        if let Some((path, extension)) = plain_container(file) {
-            by_extension.entry(extension).or_default().push(path);
-        }
-    }
-    for (extension, paths) in by_extension {
-        let hint = if OPENED.contains(&extension.as_str()) {
-            "--containers loads what is in them"
-        } else {
-            "only .tar, .safetensors, .gz and .zst files can be opened"
-        };
-        let (count, names) = (paths.len(), names(paths.into_iter()));
-        notes.push(format!("{count} .{extension} files are loaded as plain bytes ({names}): {hint}"));
+    let plain: Vec<_> = catalog.files().iter().filter_map(plain_container).collect();
+    if !plain.is_empty() {
+        let (count, names) = (plain.len(), names(plain.into_iter()));
+        notes.push(format!(
+            "{count} container files are loaded as plain bytes ({names}): --containers loads what is in them"
+        ));
     }
     notes
 }
 
-/// A container that is loaded as one sample, and its extension.
-fn plain_container(file: &DataFile) -> Option<(&Path, String)> {
+/// A container that is loaded as one sample.
+fn plain_container(file: &DataFile) -> Option<&Path> {
     let DataOrigin::File(path) = &file.origin else { return None };
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();
-    let is_opened = OPENED.contains(&extension.as_str());
-    if !is_opened && !CLOSED.contains(&extension.as_str()) {
-        return None;
-    }
-    (!is_opened || !(file.is_container || file.compression.is_some())).then_some((path, extension))
+    let is_plain = OPENED.contains(&&*extension) && !file.is_container && file.compression.is_none();
+    is_plain.then_some(path)
 }
 
 fn names<'a>(paths: impl ExactSizeIterator<Item = &'a Path>) -> String {

@@ -1,6 +1,5 @@
 //! The statistics at the end of a load, as a table or as a JSON object.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pinpool::Stats;
@@ -54,27 +53,8 @@ impl LoadReport<'_> {
             "verify": self.verify,
             "verified_batches": summary.verified_batches,
             "max_in_flight_batches": summary.max_in_flight_batches,
-            "gets": stats.requests.served,
-            "hits": stats.requests.hits,
-            "hit_rate": stats.requests.hit_rate(),
-            "puts": stats.requests.returned,
-            "evicted": stats.memory.evictions.over_limit,
-            "reclaimed": stats.memory.evictions.reclaimed,
-            "waits": stats.requests.waits,
-            "fallbacks": stats.requests.fallbacks,
-            "checks": stats.limits.checks,
-            "raises": stats.limits.raises,
-            "lowers": stats.limits.lowers,
-            "pool_size_limit": stats.limits.max_idle_buffers,
             "pinned_bytes": self.pinned_bytes,
-            "pinned_after_idle_bytes": stats.memory.held_bytes,
-            "front_idle_bytes": stats.memory.idle_bytes,
-            "reserve_bytes": stats.memory.reserve_bytes,
-            "peak_pinned_bytes": stats.memory.peak_held_bytes,
-            "underlying_allocs": stats.memory.pin.count,
-            "underlying_frees": stats.memory.unpin.count,
-            "underlying_seconds": call_time(stats),
-            "failures_by_cause": self.failures.by_cause().collect::<BTreeMap<_, _>>(),
+            "failures_by_cause": self.failures.by_cause,
             "skipped_special_files": self.skipped_special_files,
             "stats": stats,
         })
@@ -104,10 +84,4 @@ impl LoadReport<'_> {
         ]);
         format!("{}\n\n{stats}\n", rows.trim_end())
     }
-}
-
-/// Seconds spent in pin, unpin and remap calls.
-fn call_time(stats: &Stats) -> f64 {
-    let memory = &stats.memory;
-    [&memory.pin, &memory.unpin, &memory.remap].map(|calls| calls.time.total().as_secs_f64()).iter().sum()
 }

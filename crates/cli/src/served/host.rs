@@ -1,4 +1,4 @@
-//! All processes of this user and host with `PINPOOL_SOCKET=1`.
+//! Several processes: some, or all of this user and host with `PINPOOL_SOCKET=1`.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::thread;
 use pinpool_observe::stats_socket::path_of;
 use serde_json::Value;
 
-use super::statistics_of;
+use super::socket::statistics_of;
 
 /// The statistics of each process, ordered by id, and the errors of the others. Processes that have just ended are skipped.
 pub(crate) fn on_host() -> (Vec<Value>, Vec<String>) {
@@ -15,18 +15,22 @@ pub(crate) fn on_host() -> (Vec<Value>, Vec<String>) {
     let names = fs::read_dir(&folder).into_iter().flatten().flatten();
     let mut processes: Vec<u32> = names.filter_map(|entry| process_of(entry.file_name().to_str()?)).collect();
     processes.sort_unstable();
-    let ask = |process: u32| statistics_of(&process.to_string()).map_err(|error| error.to_string());
-    // In parallel, so that one hanging process does not delay the others.
+    all_of(&processes.iter().map(u32::to_string).collect::<Vec<_>>(), true)
+}
+
+/// The statistics of these processes, and the errors of the others. All are queried at once, so that none delays the others.
+pub(crate) fn all_of(targets: &[String], skips_ended: bool) -> (Vec<Value>, Vec<String>) {
+    let ask = |target: &String| statistics_of(target).map_err(|error| error.to_string());
     let answers: Vec<_> = thread::scope(|scope| {
-        let asked: Vec<_> = processes.iter().map(|&process| scope.spawn(move || ask(process))).collect();
+        let asked: Vec<_> = targets.iter().map(|target| scope.spawn(move || ask(target))).collect();
         asked.into_iter().filter_map(|asked| asked.join().ok()).collect()
     });
     let (mut objects, mut silent) = (Vec::new(), Vec::new());
-    for (process, answer) in processes.into_iter().zip(answers) {
+    for (target, answer) in targets.iter().zip(answers) {
         match answer {
             Ok(object) => objects.push(object),
-            Err(why) if Path::new("/proc").join(process.to_string()).exists() => silent.push(why),
-            Err(_) => {}
+            Err(_) if skips_ended && !Path::new("/proc").join(target).exists() => {}
+            Err(why) => silent.push(why),
         }
     }
     (objects, silent)

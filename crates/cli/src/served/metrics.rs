@@ -10,7 +10,7 @@ use clap::Args;
 use pinpool_metrics::prometheus_text;
 use serde_json::Value;
 
-use super::{on_host, pools, statistics_of};
+use super::{all_of, on_host, pools};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
@@ -39,32 +39,21 @@ pub(crate) struct MetricsArgs {
     listen: Option<String>,
 }
 
-pub(crate) fn run(args: &MetricsArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &MetricsArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     if let Some(address) = &args.listen {
-        return terminal.report(serve(address, args, terminal));
+        return serve(address, args, terminal);
     }
     let (text, silent) = text(args);
     if !text.is_empty() {
         terminal.print(text.trim_end())?;
     }
     silent.iter().for_each(|why| terminal.message(why));
-    if silent.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
+    if silent.is_empty() { Ok(()) } else { Err(ExitError::Failure.into()) }
 }
 
 /// The text, and the errors of processes that did not answer.
 fn text(args: &MetricsArgs) -> (String, Vec<String>) {
-    let (objects, silent) = if args.all {
-        on_host()
-    } else {
-        let (mut objects, mut silent) = (Vec::new(), Vec::new());
-        for target in &args.targets {
-            match statistics_of(target) {
-                Ok(object) => objects.push(object),
-                Err(error) => silent.push(error.to_string()),
-            }
-        }
-        (objects, silent)
-    };
+    let (objects, silent) = if args.all { on_host() } else { all_of(&args.targets, false) };
     let labelled: Vec<_> =
         objects.iter().flat_map(|object| pools(object).iter().map(|pool| (labels(object, pool), pool))).collect();
     (prometheus_text(&labelled), silent)
@@ -80,7 +69,7 @@ fn labels(object: &Value, pool: &Value) -> Vec<(&'static str, String)> {
 /// Serves until the process is stopped.
 fn serve(address: &str, args: &MetricsArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(address).map_err(|error| format!("--listen {address}: {error}"))?;
-    terminal.print(format_args!("http://{}/metrics", listener.local_addr()?)).map_err(|_| "stdout: it is closed")?;
+    terminal.print(format_args!("http://{}/metrics", listener.local_addr()?))?;
     thread::scope(|scope| {
         loop {
             match listener.accept() {

@@ -11,13 +11,15 @@ pub(crate) mod metrics;
 pub(crate) mod socket;
 
 use std::cmp::Ordering;
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 
 use pinpool_cli::terminal::one_line;
-use pinpool_observe::judge::Cause;
+use pinpool_observe::diagnosis::Cause;
 use serde_json::Value;
 
-pub(crate) use host::on_host;
-pub(crate) use socket::statistics_of;
+pub(crate) use host::{all_of, on_host};
 
 /// The pools of a process.
 pub(crate) fn pools(object: &Value) -> &[Value] {
@@ -59,11 +61,10 @@ pub(crate) fn lost_share(pool: &Value) -> Option<f64> {
 }
 
 /// Whether this is a process id (and no file of that name) or a socket.
-pub(crate) fn names_process(target: &str) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    match std::fs::metadata(target) {
+pub(crate) fn names_process(target: &Path) -> bool {
+    match fs::metadata(target) {
         Ok(data) => data.file_type().is_socket(),
-        Err(_) => target.parse::<u32>().is_ok(),
+        Err(_) => target.to_str().is_some_and(|target| target.parse::<u32>().is_ok()),
     }
 }
 

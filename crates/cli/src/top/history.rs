@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pinpool_observe::judge::Snapshot;
+use pinpool_observe::diagnosis::Snapshot;
 use serde_json::Value;
 
 use crate::diagnosis::of_object;
-use crate::series::snapshot_of;
+use crate::series::{lost_ns, snapshot_of};
 
 /// Values that are kept for each curve.
 const KEPT: usize = 200;
@@ -64,11 +64,6 @@ impl History {
         let of = |hits: f64, gets: f64| (gets > 0.0).then(|| (hits / gets * 100.0).min(100.0));
         [of(self.rate(hits), self.rate(|now| now.gets)), of(hits(&self.now) as f64, self.now.gets as f64)]
     }
-}
-
-/// Time of all threads that the pool took so far.
-pub(super) fn lost_ns(now: &Snapshot) -> u64 {
-    now.waiting_ns.saturating_add(now.pinning_ns).saturating_add(now.moving_ns)
 }
 
 fn hits(now: &Snapshot) -> u64 {

@@ -14,17 +14,18 @@ mod session;
 
 use std::error::Error;
 use std::io::{self, IsTerminal};
+use std::slice;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use pinpool_loader::StopFlag;
-use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::Value;
 
 use self::history::History;
 use self::session::Session;
 use crate::interrupt::stop_at_interrupt;
-use crate::served::socket::{Newest, first_line, statistics};
+use crate::served::socket::{Objects, first};
 use crate::served::{is_alarm, name_of, on_host, pools, worst_first};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::{Terminal, one_line, to_stdout};
@@ -61,7 +62,7 @@ pub(crate) struct TopArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let is_live = !args.json && !args.once && io::stdout().is_terminal();
     // A signal ends it like a key, so that the terminal is restored.
     let stop = if is_live { stop_at_interrupt(terminal) } else { StopFlag::new() };
@@ -70,18 +71,17 @@ pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), ExitError> 
         None if is_live => show_host(&stop),
         None => print_host(args.json, terminal),
     };
-    terminal.report(shown)?;
-    if stop.is_raised() { Err(ExitError::Interrupted) } else { Ok(()) }
+    if stop.is_raised() { Err(ExitError::Interrupted.into()) } else { shown }
 }
 
 fn show_target(target: &str, is_json: bool, is_live: bool, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
-    let Some((lines, first, object)) = first_line(target, stop)? else { return Ok(()) };
+    let (object, objects) = first(target, stop)?;
     if is_json {
-        return Ok(to_stdout(&first)?);
+        return Ok(to_stdout(&format!("{object}\n"))?);
     }
     // A live screen waits for the first pool.
     if is_live {
-        return show(&object, &lines, stop);
+        return show(object, &objects, stop);
     }
     if pools(&object).is_empty() {
         return Err(format!("{target}: the process has no pool now").into());
@@ -122,9 +122,7 @@ fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
         silent.extend(unreadable);
         let text = overview::of_host(&objects, &limits);
         session.screen.draw(|frame| overview::draw(frame, &text, &silent.join("; "), "q or Ctrl-C ends"))?;
-        if let Some(Event::Key(key)) = session.next_event(QUERY_EVERY)?
-            && ends(key)
-        {
+        if session.next_key(QUERY_EVERY)?.is_some_and(ends) {
             return Ok(());
         }
     }
@@ -132,38 +130,28 @@ fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
 }
 
 /// Runs until a key, a signal or the end of the process.
-fn show(first: &Value, lines: &Newest, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
+fn show(mut object: Value, objects: &Objects, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let mut session = Session::begin()?;
-    let worst = pools(first).iter().position(is_alarm).unwrap_or(0);
-    let (mut shown, mut last) = (Shown { pool: worst, ..Shown::default() }, first.clone());
-    shown.add(first, Instant::now());
+    let pool = pools(&object).iter().position(is_alarm).unwrap_or(0);
+    let mut shown = Shown { pool, ..Shown::default() };
+    shown.add(&object, Instant::now());
     let mut has_table = shown.pools > 1;
     while !stop.is_raised() {
-        match lines.take() {
-            Some(Ok(Some(line))) => {
-                last = statistics(&line)?;
-                shown.add(&last, Instant::now());
-            }
-            Some(Ok(None)) => return Err("the process has ended".into()),
-            Some(Err(why)) => return Err(why.into()),
-            None => {}
+        if let Ok(next) = objects.try_recv() {
+            object = next?;
+            shown.add(&object, Instant::now());
         }
-        let progress = shown.progress();
-        session.screen.draw(|frame| {
-            if has_table {
-                overview::draw(frame, &overview::of(std::slice::from_ref(&last)), "", "a: one pool; q or Ctrl-C ends");
-            } else {
-                screen::draw(frame, &shown.history, &progress, shown.keys());
-            }
+        session.screen.draw(|frame| match has_table {
+            true => overview::draw(frame, &overview::of(slice::from_ref(&object)), "", "a: one pool; q or Ctrl-C ends"),
+            false => screen::draw(frame, &shown.history, &shown.progress(), shown.keys()),
         })?;
-        match session.next_event(Duration::from_millis(100))? {
-            Some(Event::Key(key)) if ends(key) => return Ok(()),
-            Some(Event::Key(key)) if key.kind == KeyEventKind::Press => match key.code {
+        if let Some(key) = session.next_key(Duration::from_millis(100))? {
+            match key.code {
+                _ if ends(key) => return Ok(()),
                 KeyCode::Char('n') => shown.next_pool(),
                 KeyCode::Char('a') => has_table = !has_table,
                 _ => {}
-            },
-            _ => {}
+            }
         }
     }
     Ok(())
@@ -171,7 +159,7 @@ fn show(first: &Value, lines: &Newest, stop: &StopFlag) -> Result<(), Box<dyn Er
 
 fn ends(key: KeyEvent) -> bool {
     let is_ctrl_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
-    key.kind == KeyEventKind::Press && (is_ctrl_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc))
+    is_ctrl_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
 }
 
 /// The pool on the screen.
@@ -213,19 +201,20 @@ impl Shown {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::served::socket::statistics;
 
     #[test]
     fn the_next_pool_begins_a_history_of_its_own() {
         let mut shown = Shown::default();
         let object =
-            statistics(r#"{"process":5,"pools":[{"snapshot":{"gets":10}},{"snapshot":{"gets":3},"name":"b"}]}"#)
+            statistics(br#"{"process":5,"pools":[{"snapshot":{"gets":10}},{"snapshot":{"gets":3},"name":"b"}]}"#)
                 .unwrap();
         let begun = Instant::now();
         shown.add(&object, begun);
         assert_eq!((shown.history.now.gets, shown.progress()), (10, "process 5, pool 1 of 2".to_owned()));
         shown.next_pool();
         shown.add(&object, begun);
-        let later = statistics(r#"{"process":5,"pools":[{},{"snapshot":{"gets":7},"name":"b"}]}"#).unwrap();
+        let later = statistics(br#"{"process":5,"pools":[{},{"snapshot":{"gets":7},"name":"b"}]}"#).unwrap();
         shown.add(&later, begun + Duration::from_secs(2));
         assert!((shown.history.rate(|now| now.gets) - 2.0).abs() < 1e-9, "of the time between the objects");
         assert_eq!((shown.history.now.gets, shown.history.title.as_str()), (7, "b: ? on ?"));

@@ -3,15 +3,16 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pinpool_observe::judge::Snapshot;
-use pinpool_observe::judge::words::counted;
+use pinpool_observe::diagnosis::Snapshot;
+use pinpool_observe::diagnosis::words::counted;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Sparkline};
 
-use super::history::{History, lost_ns};
+use super::history::History;
+use crate::series::lost_ns;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::one_line;
 use pinpool_os::words::{Size, Time};
@@ -224,7 +225,7 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    use pinpool_observe::judge::Holder;
+    use pinpool_observe::diagnosis::Holder;
 
     use super::*;
 

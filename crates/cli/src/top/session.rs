@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::cursor::Show;
-use ratatui::crossterm::event::{self, Event};
+use ratatui::crossterm::event::{self, KeyEvent};
 use ratatui::crossterm::execute;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -44,12 +44,12 @@ impl Session {
         Ok(Self { screen: ratatui::try_init().inspect_err(|_| restore())?, keys })
     }
 
-    /// The next event, if one comes within `wait`.
+    /// The next key pressed within `wait`; `None` for other events.
     ///
     /// # Errors
     ///
     /// If the terminal is gone. This polls itself because crossterm would read such a terminal forever.
-    pub(super) fn next_event(&self, wait: Duration) -> io::Result<Option<Event>> {
+    pub(super) fn next_key(&self, wait: Duration) -> io::Result<Option<KeyEvent>> {
         let mut keys = [PollFd::new(&self.keys, PollFlags::IN)];
         let wait = Timespec::try_from(wait).map_err(io::Error::other)?;
         match poll(&mut keys, Some(&wait)) {
@@ -60,7 +60,8 @@ impl Session {
         if keys[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
             return Err(io::Error::other("the terminal is gone"));
         }
-        if event::poll(Duration::ZERO)? { event::read().map(Some) } else { Ok(None) }
+        let event = if event::poll(Duration::ZERO)? { Some(event::read()?) } else { None };
+        Ok(event.and_then(|event| event.as_key_press_event()))
     }
 }
 

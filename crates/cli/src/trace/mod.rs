@@ -20,11 +20,11 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use pinpool_replay::{Event, PoolDescription, Recording, Workload};
+use pinpool_replay::{Event, PoolDescription, Recording};
 use serde_json::{Map, Value};
 
-use crate::input::{self, Kind};
-use pinpool_cli::exit::ExitError;
+use crate::files::{in_file, named};
+use crate::input;
 use pinpool_cli::terminal::Terminal;
 
 /// Most pools that a message names.
@@ -62,36 +62,20 @@ enum Format {
     Pytorch,
 }
 
-pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let recording = match convert(args) {
-        Ok(recording) => recording,
-        Err(error) => return terminal.report(Err(error)),
-    };
-    let trace = args.trace.display();
+pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+    let recording = convert(args)?;
     if let Some(unended) = unended(&recording) {
-        terminal.message(format_args!("{trace}: {unended}"));
+        terminal.message(named(&args.trace, &unended));
     }
-    match recording.warning {
-        None => Ok(()),
-        Some(warning) => {
-            terminal.message(format_args!("{trace}: {warning}"));
-            Err(ExitError::Failure)
-        }
-    }
+    recording.warning.map_or(Ok(()), |warning| Err(named(&args.trace, &warning).into()))
 }
 
 /// Writes the trace, and returns it.
 fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
-    let in_trace = |error: &dyn std::fmt::Display| in_file(&args.trace, error);
-    let input = input::open(&args.trace)?;
-    if input::kind(input.first()) != Kind::Recording {
-        let why = Workload::read_file(input).err().map(|error| format!(": {error}")).unwrap_or_default();
-        return Err(in_trace(&format_args!("not a recording{why} (PINPOOL_TRACE and `load --record` make one)")).into());
-    }
-    let recording = Recording::read(input.into_bytes()).map_err(|error| in_trace(&error))?;
+    let recording = input::read_recording(&args.trace, input::open(&args.trace)?)?;
     if recording.records.is_empty() {
         let why = recording.warning.as_deref().unwrap_or("it has no records");
-        return Err(in_trace(&format_args!("nothing to print: {why}")).into());
+        return Err(named(&args.trace, &format_args!("nothing to print: {why}")).into());
     }
     match &args.output {
         Some(path) => {
@@ -136,10 +120,6 @@ pub(crate) fn refuse_to_overwrite(input: &Path, output: &Path) -> Result<(), Str
     if same { Err(format!("{}: this is the input; name another file", output.display())) } else { Ok(()) }
 }
 
-fn in_file(path: &Path, error: &dyn std::fmt::Display) -> String {
-    format!("{}: {error}", path.display())
-}
-
 /// The name of an event, and its fields with the names of the tag and of the place of a sampled request.
 fn described(event: &Event, recording: &Recording) -> (String, Map<String, Value>) {
     let (name, mut fields) = match serde_json::to_value(event) {
@@ -161,6 +141,6 @@ fn described(event: &Event, recording: &Recording) -> (String, Map<String, Value
 }
 
 /// The name of a pool, or its number.
-fn name_of(pool: &PoolDescription) -> String {
+pub(crate) fn name_of(pool: &PoolDescription) -> String {
     pool.fact("name").map_or_else(|| format!("pool {}", pool.number), ToOwned::to_owned)
 }

@@ -1,6 +1,6 @@
 //! `pinpool why`: what a pool costs and what to change, of a process, a recording or a log.
 //!
-//! `pinpool_observe::judge` determines the causes; `lines` determines those for TensorFlow's lines.
+//! `pinpool_observe::diagnosis` determines the causes; `lines` determines those for TensorFlow's lines.
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -11,19 +11,16 @@ mod diff;
 pub(crate) mod lines;
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use pinpool_loader::StopFlag;
-use pinpool_observe::judge::Cause;
-use pinpool_replay::{Recording, Replay};
+use pinpool_observe::diagnosis::Cause;
 
 use crate::diagnosis::Said;
-use crate::files::{in_file, named};
-use crate::input::{self, Kind, read_workload};
-use crate::series::{Series, of_log};
-use crate::served::names_process;
+use crate::files::named;
+use crate::series::Series;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
@@ -32,10 +29,9 @@ const LISTED: usize = 8;
 
 /// Explain what a pool costs and what to change
 ///
-/// TARGET is a running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE), a trace of requests, which is replayed, or a
-/// log with lines of TensorFlow or pinpool. Of two recordings it prints what changed: seconds lost, causes, settings. Costs are seconds
+/// TARGET is a running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE), or a log with lines of TensorFlow or pinpool. Of two recordings it prints what changed: seconds lost, causes, settings. Costs are seconds
 /// lost by waiting, pinning and moving memory. With --lines it lists the messages `PoolAllocator: After ...` and
-/// `Raising pool_size_limit_ ...` of logs, saved notebooks and compressed logs of up to 1 GiB, with the limit at each. Exits with 1 if it
+/// `Raising pool_size_limit_ ...` of logs, saved notebooks and compressed logs, with the limit at each. Exits with 1 if it
 /// found a problem, if the second recording loses more of its time, or if a file is truncated or has no such line.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool why t.gz
@@ -43,9 +39,9 @@ const LISTED: usize = 8;
     0 s lost in 10.0 s
     to do: put them back")]
 pub(crate) struct WhyArgs {
-    /// Process id, socket, recording, trace or log (`-` is stdin); two recordings to compare
+    /// Process id, socket, recording or log (`-` is stdin); two recordings to compare
     #[arg(required = true, value_name = "TARGET")]
-    targets: Vec<String>,
+    targets: Vec<PathBuf>,
 
     /// List TensorFlow's lines in logs, with the limit at each
     #[arg(long)]
@@ -60,26 +56,26 @@ pub(crate) struct WhyArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let target = match args.targets.as_slice() {
         targets if args.lines => return lines::run(targets, args.json, args.all, terminal),
-        [before, after] => return diff::run(Path::new(before), Path::new(after), args.json, terminal),
+        [before, after] => return diff::run(before, after, args.json, terminal),
         [target] => target,
-        _ => return terminal.report(Err("name one target, two recordings to compare, or logs with --lines".into())),
+        _ => return Err("name one target, two recordings to compare, or logs with --lines".into()),
     };
-    let (said, warning) = match judged(target) {
-        Ok(judged) => judged,
-        Err(error) => return terminal.report(Err(error)),
-    };
+    let Series { said, warning, .. } = Series::read(target, Duration::ZERO, &StopFlag::new())?;
+    if said.is_empty() {
+        return Err(named(target, &"too few requests for a diagnosis: at least 20 are needed").into());
+    }
     let has_alarm = said.iter().any(|said| said.is_alarm);
     let text = if args.json {
-        serde_json::json!({ "target": target, "pools": said, "warning": warning }).to_string()
+        serde_json::json!({ "target": target.to_string_lossy(), "pools": said, "warning": warning }).to_string()
     } else {
         in_words(&said, args.all)
     };
     terminal.print(text.trim_end())?;
-    warning.iter().for_each(|warning| terminal.message(named(Path::new(target), warning)));
-    if has_alarm || warning.is_some() { Err(ExitError::Failure) } else { Ok(()) }
+    warning.map_or(Ok(()), |warning| Err(named(target, &warning)))?;
+    if has_alarm { Err(ExitError::Failure.into()) } else { Ok(()) }
 }
 
 /// The lines of each pool; without `all`, healthy pools share one line if another has a problem.
@@ -108,35 +104,4 @@ fn in_words(said: &[Said], all: bool) -> String {
         text += &format!("{} healthy: {}{more}\n", brief.len(), names.join(", "));
     }
     text
-}
-
-/// The diagnosis of each pool, the worst first, and why it does not cover the whole file.
-fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
-    if names_process(target) {
-        return Ok((Series::of_process(target, Duration::ZERO, &StopFlag::new())?.0.said, None));
-    }
-    let path = PathBuf::from(target);
-    let input = input::open(&path)?;
-    match input::kind(input.first()) {
-        Kind::Recording => {
-            let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(&path, &error))?;
-            let said = Series::of_recording(&recording).said;
-            if said.is_empty() {
-                return Err(named(&path, &"too few requests for a diagnosis: at least 20 are needed").into());
-            }
-            Ok((said, recording.warning))
-        }
-        Kind::Workload => {
-            let workload = read_workload(&path, input)?;
-            let played = Series::of_replay(target, &workload, &Replay::default());
-            let (series, _) = played.map_err(|error| in_file(&path, &error))?;
-            Ok((series.said, workload.warning().map(str::to_owned)))
-        }
-        Kind::Log => {
-            let log = lines::read(input).map_err(|error| named(&path, &error))?;
-            let mut said = of_log(&log);
-            said.sort_by_key(|said| !said.is_alarm);
-            Ok((said, log.stopped))
-        }
-    }
 }

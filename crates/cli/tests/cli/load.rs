@@ -86,8 +86,7 @@ fn repeated_failures_are_grouped_by_cause() {
     let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()));
     assert_eq!(ran.code(), 1);
     assert_eq!(lines(&ran.stderr, "No such file or directory"), 11, "ten and their sum: {}", ran.stderr);
-    let of_the_first = "500 failed: No such file or directory (os error 2); the first: ";
-    ran.check_stderr(&format!("{of_the_first}{}/gone000, ", dir.path().display()));
+    ran.check_stderr("500 failed: No such file or directory (os error 2)\n");
     let printed = ran.figures();
     assert_eq!(printed["failed_files"], 500);
     assert_eq!(printed["failures_by_cause"]["No such file or directory (os error 2)"], 500);
@@ -122,10 +121,12 @@ fn files_that_are_skipped_or_loaded_as_plain_bytes_are_named() {
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let at = |name: &str| dir.path().join(name).display().to_string();
     ran.check_stderr(&format!("skipped 2 pipes, sockets or devices: {}, {}", at("fifo"), at("socket")));
-    ran.check_stderr(&format!("2 .parquet files are loaded as plain bytes ({}, {})", at("c.parquet"), at("d.parquet")));
-    ran.check_stderr(&format!("1 .gz files are loaded as plain bytes ({})", at("a.tar.gz")));
-    ran.check_stderr(&format!("2 .zip files are loaded as plain bytes ({}, {})", at("G.ZIP"), at("b.zip")));
-    ran.check_stderr(&format!("1 .tar files are loaded as plain bytes ({}): --containers loads", at("e.tar")));
+    let plain = format!(
+        "2 container files are loaded as plain bytes ({}, {}): --containers loads",
+        at("a.tar.gz"),
+        at("e.tar")
+    );
+    ran.check_stderr(&plain);
     assert_eq!(number(&ran.figures(), "skipped_special_files"), 2);
     assert_eq!(number(&ran.figures(), "files"), 7);
 }
@@ -133,7 +134,7 @@ fn files_that_are_skipped_or_loaded_as_plain_bytes_are_named() {
 #[test]
 fn quiet_prints_errors_only_and_verbose_every_batch() {
     let dir = tree();
-    fs::write(dir.path().join("a.zip"), b"x").unwrap();
+    fs::write(dir.path().join("a.tar"), b"x").unwrap();
     let ran = finish(pinpool(&["load", "--json", "-q"]).arg(dir.path()));
     assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
     let ran = finish(pinpool(&["-q", "load", "--json", "/nowhere"]).arg(dir.path()));

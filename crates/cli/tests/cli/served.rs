@@ -128,7 +128,7 @@ fn the_report_of_a_process_shows_its_owners_and_its_diagnosis() {
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let page = std::fs::read_to_string(&output).unwrap();
     for text in
-        [&*format!("process {process}"), "\"name\":\"loader/labels\"", "\"clock\":1", pool.diagnose().cause.name()]
+        [&*format!("{process}: a process"), "\"name\":\"loader/labels\"", "\"clock\":1", pool.diagnose().cause.name()]
     {
         assert!(page.contains(text), "no {text} in {page}");
     }
@@ -150,7 +150,7 @@ fn a_process_that_ends_is_drawn_up_to_its_end() {
     assert_eq!(ended("a report of a process", report).code(), Some(1));
     let mut said = String::new();
     stderr.read_to_string(&mut said).unwrap();
-    assert!(said.lines().count() == 1 && said.ends_with("; the report covers the time before\n"), "{said}");
+    assert!(said.lines().count() == 1 && said.ends_with("; the report covers the part before\n"), "{said}");
     assert!(output.exists());
 }
 

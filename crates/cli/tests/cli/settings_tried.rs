@@ -55,7 +55,7 @@ fn settings_that_cannot_be_meant_are_refused_by_name() {
         ("WAIT=soon", "PINPOOL_WAIT=soon: not a time"),
         ("NONSENSE=1", "PINPOOL_NONSENSE: unknown setting"),
     ] {
-        for command in ["load", "replay", "advise", "report"] {
+        for command in ["load", "replay", "advise"] {
             let ran = finish(pinpool(&[command, "--set", set]).arg(&path));
             assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""), "{command} --set {set}");
             ran.check_stderr(words);
@@ -63,7 +63,7 @@ fn settings_that_cannot_be_meant_are_refused_by_name() {
         }
     }
     // Names that the commands share are one setting, however many --set they come in.
-    for command in [&["load"][..], &["advise"], &["report", "-o", "page.html"]] {
+    for command in [&["load"][..], &["advise"]] {
         let ran = finish(pinpool(command).args(["--set", "WAIT=1s", "--set", "wait=2s"]).arg(&path));
         assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""), "{command:?}");
         ran.check_stderr("--set WAIT=1s,wait=2s: PINPOOL_WAIT is set twice");

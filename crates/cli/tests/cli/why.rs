@@ -66,17 +66,6 @@ fn a_killed_process_has_no_recorded_end() {
 }
 
 #[test]
-fn a_trace_is_replayed_and_diagnosed() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("w.trace");
-    let text: String = (0..2_000).map(|n| format!("a {n} 1000000\nt 50000\nf {n}\n")).collect();
-    fs::write(&path, text).unwrap();
-    let ran = why(&path, &[]);
-    assert_eq!(ran.code(), 0, "{}", ran.stdout);
-    assert!(ran.stdout.starts_with("healthy: ") && ran.stdout.contains(" lost"), "{}", ran.stdout);
-}
-
-#[test]
 fn the_last_diagnosis_of_each_pool_in_a_log_counts_and_alarms_come_first() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.log");

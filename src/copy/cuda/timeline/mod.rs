@@ -32,7 +32,6 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 
-use super::answer::stays;
 use super::idle::StreamContext;
 use super::stream::Failed;
 use crate::backend;
@@ -287,7 +286,7 @@ impl Health {
             return Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
         }
         let answer = driver_watchdog::ask(|| Self::query(context)).unwrap_or(Ok(()));
-        let failed = answer.err().filter(|code| stays(code.number()));
+        let failed = answer.err().filter(|code| code.is_permanent());
         self.answer.store(failed.map_or(0, |code| code.0.cast_unsigned()), Ordering::Relaxed);
         answer
     }

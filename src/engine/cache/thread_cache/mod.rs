@@ -62,9 +62,7 @@ mod entry;
 mod free_list;
 mod lock;
 mod occupancy;
-mod remote_list;
 mod shard;
-mod slot;
 
 pub use entry::Entry;
 pub(in crate::engine) use entry::SpareEntries;
@@ -72,6 +70,8 @@ pub(in crate::engine) use shard::Shard;
 
 use occupancy::Occupancy;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
+use pinpool_os::sync::plain::Mutex;
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -83,6 +83,7 @@ pub struct ThreadCache<T> {
     shards: Box<[Shard<T>]>,
     occupancy: Arc<Occupancy>,
     limit: AtomicUsize,
+    ticks: Mutex<Ticks>,
 }
 
 /// What a cache counts.
@@ -110,12 +111,13 @@ impl<T> ThreadCache<T> {
             shards: (0..shards).zip(0u16..).map(|(_, at)| Shard::new(classes, at, occupancy.clone())).collect(),
             occupancy,
             limit: AtomicUsize::new(limit),
+            ticks: Mutex::default(),
         }
     }
 
     /// The calling thread's shard, for its fast path.
     pub(in crate::engine) fn own_shard(&self) -> &Shard<T> {
-        &self.shards[self.shard_of(slot::current())]
+        &self.shards[self.shard_of(entry::current_slot())]
     }
 
     /// From now on puts belong to `tick`, or to a later tick, which is returned: if more puts came between two ticks than an
@@ -126,6 +128,23 @@ impl<T> ThreadCache<T> {
         if newest < tick { tick } else { self.begin_tick(newest + 1) }
     }
 
+    /// The clock was read: it is `now_us`, and all earlier puts were made by `put_by_us`. Begins a tick if the current one began
+    /// earlier.
+    pub fn tick(&self, now_us: u64, put_by_us: u64) {
+        // While another thread begins a tick, this time belongs to that tick.
+        if let Some(mut ticks) = self.ticks.try_lock() {
+            ticks.begin(now_us, put_by_us, |tick| self.begin_tick(tick));
+        }
+    }
+
+    /// Passes every buffer that was put at `us` or earlier to `sink`, outside every lock.
+    pub(in crate::engine) fn drain_old(&self, us: u64, sink: impl FnMut(Box<Entry<T>>)) {
+        let old = self.ticks.lock().all_put_by(us);
+        if let Some(last) = old.checked_sub(1) {
+            self.drain(last, sink);
+        }
+    }
+
     /// While set, no take and no put uses the fast path. When it returns, those that began before have ended, and a take
     /// finds what they put.
     pub fn set_slow_path(&self, required: bool) {
@@ -134,7 +153,7 @@ impl<T> ThreadCache<T> {
 
     /// An idle buffer of `class`, the calling thread's newest first.
     pub fn take(&self, class: u32) -> Option<Box<Entry<T>>> {
-        self.take_at(slot::current(), class)
+        self.take_at(entry::current_slot(), class)
     }
 
     /// Puts `entry` back.
@@ -143,7 +162,7 @@ impl<T> ThreadCache<T> {
     ///
     /// Returns `entry` if the limit is 0, the cache is sealed or does not know the class.
     pub fn put(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
-        self.put_at(slot::current(), entry)
+        self.put_at(entry::current_slot(), entry)
     }
 
     /// Returns `entry` to its owner shard, which belongs to another thread.
@@ -168,7 +187,7 @@ impl<T> ThreadCache<T> {
     /// Removes the buffer put longest ago. The tick that a shard publishes is a lower bound: if it was not exact, the shard
     /// corrects it and the search begins again.
     pub fn evict_oldest(&self) -> Option<Box<Entry<T>>> {
-        let own = self.shard_of(slot::current());
+        let own = self.shard_of(entry::current_slot());
         loop {
             let used = self.occupancy.used();
             let ticks = bits_from(own, used).filter_map(|at| Some((self.shards[at].oldest_tick()?, at)));
@@ -270,9 +289,49 @@ impl<T> ThreadCache<T> {
     }
 }
 
+/// Ticks are at least this far apart.
+pub(in crate::engine) const TICK_US: u64 = 10_000;
+
+/// The number of the current tick, and the times of the ticks before it.
+///
+/// A return on the fast path reads no clock. It belongs to the tick that began last, so all that is known of its time is that
+/// the next tick began later. So a buffer is old enough only if the tick *after* its own is.
+#[derive(Debug, Default)]
+struct Ticks {
+    current: u64,
+    /// When the current tick began, in units of [`TICK_US`].
+    since: u64,
+    /// Oldest first: a time in units of [`TICK_US`], and the tick before which all buffers were returned by that time.
+    put_by: VecDeque<(u64, u64)>,
+    /// The buffers of ticks before this one are old.
+    old: u64,
+}
+
+impl Ticks {
+    /// Begins a tick at `now_us`, unless the current tick began at that time or later; all buffers of the current tick were returned by
+    /// `put_by_us`. `begin` gets the number of the tick and returns the one that has begun, which may be later.
+    fn begin(&mut self, now_us: u64, put_by_us: u64, begin: impl FnOnce(u64) -> u64) {
+        let now = now_us / TICK_US;
+        if self.current == 0 || now > self.since {
+            self.since = now;
+            self.current = begin(self.current + 1);
+            self.put_by.push_back((put_by_us / TICK_US, self.current));
+        }
+    }
+
+    /// The tick before which all buffers were returned at `us` or earlier.
+    fn all_put_by(&mut self, us: u64) -> u64 {
+        while let Some(&(_, tick)) = self.put_by.front().filter(|(put_by, _)| *put_by <= us / TICK_US) {
+            self.old = tick;
+            self.put_by.pop_front();
+        }
+        self.old
+    }
+}
+
 /// In a forked child: only the calling thread exists, so only its slot is in use.
 pub(in crate::engine) fn forget_other_threads() {
-    slot::keep_own_lease_only();
+    entry::keep_own_lease_only();
 }
 
 /// The numbers of the set bits, from `first` upward and then from 0.
@@ -301,5 +360,113 @@ impl<T> fmt::Debug for ThreadCache<T> {
 #[cfg(all(test, pinpool_loom))]
 mod models;
 
+/// What only a thread with a chosen slot or owner shows. `tests/api/thread_cache_model.rs` tests the rest.
 #[cfg(all(test, not(pinpool_loom)))]
-mod tests;
+mod tests {
+    use super::*;
+
+    fn kept(put: Result<(), Box<Entry<u32>>>) {
+        assert!(put.is_ok());
+    }
+
+    #[test]
+    fn between_threads_the_tick_decides_which_buffer_is_oldest() {
+        let cache = ThreadCache::new(2, 4, 4);
+        for (at, value, tick) in [(1, 1, 5), (2, 3, 6), (1, 2, 7), (2, 4, 8)] {
+            cache.begin_tick(tick);
+            kept(cache.put_at(at, Entry::new_at(at, 0, 10, value)));
+        }
+        let victims = (9..13).map(|value| {
+            assert!(cache.evict_over_limit().is_none());
+            cache.begin_tick(u64::from(value));
+            kept(cache.put_at(2, Entry::new_at(2, 1, 10, value)));
+            **cache.evict_over_limit().unwrap()
+        });
+        assert_eq!(victims.collect::<Vec<_>>(), [1, 3, 2, 4]);
+        assert_eq!(cache.evict_oldest().map(|entry| **entry), Some(9));
+        cache.validate().unwrap();
+    }
+
+    #[test]
+    fn after_seal_puts_are_handed_back_and_one_drain_empties_the_cache() {
+        let cache = ThreadCache::new(1, 10, 4);
+        (0..4).for_each(|value| kept(cache.put(Entry::new(0, 10, value))));
+        let own = cache.take(0).unwrap();
+        let mut remote = cache.take(0).unwrap();
+        cache.seal();
+        remote.owner += 1;
+        remote.keep_off_short_path();
+        for entry in [own, remote, Entry::new(0, 10, 9)] {
+            assert!(cache.put(entry).is_err());
+        }
+        let mut left = 0;
+        cache.drain(u64::MAX, |_| left += 1);
+        assert_eq!((left, cache.counts().idle, cache.take(0).is_none()), (2, 0, true));
+        cache.validate().unwrap();
+    }
+
+    #[test]
+    fn threads_that_share_a_shard_find_each_others_buffers() {
+        let cache = ThreadCache::new(1, 100, 1);
+        for at in 0..5 {
+            kept(cache.put_at(at, Entry::new_at(at, 0, 10, u32::from(at))));
+        }
+        let taken = (5..10).filter_map(|at| cache.take_at(at, 0)).count();
+        assert_eq!(taken, 5);
+        cache.validate().unwrap();
+    }
+
+    #[test]
+    fn dropping_the_cache_drops_its_idle_buffers() {
+        let counted = std::sync::Arc::new(());
+        let cache = ThreadCache::new(2, 10, 2);
+        for at in 0..2 {
+            for owner in 0..2 {
+                assert!(cache.put_at(at, Entry::new_at(owner, at.into(), 1, counted.clone())).is_ok());
+            }
+        }
+        assert_eq!(std::sync::Arc::strong_count(&counted), 5);
+        drop(cache);
+        assert_eq!(std::sync::Arc::strong_count(&counted), 1);
+    }
+
+    #[test]
+    fn a_put_of_another_thread_belongs_to_the_tick_in_which_it_was_made() {
+        let cache = ThreadCache::new(1, 10, 2);
+        for tick in 1..4 {
+            cache.begin_tick(tick);
+            kept(cache.put_at(0, Entry::new_at(1, 0, 10, u32::try_from(tick).unwrap())));
+        }
+        for tick in 1..4 {
+            let mut drained = Vec::new();
+            cache.drain(tick, |entry| drained.push(**entry));
+            assert_eq!(drained, [u32::try_from(tick).unwrap()]);
+        }
+        cache.validate().unwrap();
+    }
+
+    /// Begins a tick; returns its number.
+    fn begin(ticks: &mut Ticks, now_us: u64) -> Option<u64> {
+        let mut begun = None;
+        ticks.begin(now_us, now_us, |tick| *begun.insert(tick));
+        begun
+    }
+
+    #[test]
+    fn a_tick_ages_only_what_the_next_tick_proves_to_be_old() {
+        let mut ticks = Ticks::default();
+        assert_eq!(begin(&mut ticks, 0), Some(1));
+        assert_eq!(ticks.all_put_by(0), 1, "buffers of tick 0 were put by then");
+        // Puts of tick 1 may have come at any time up to the next reading of the clock.
+        assert_eq!(begin(&mut ticks, 60_000_000), Some(2));
+        assert_eq!(ticks.all_put_by(50_000_000), 1);
+        assert_eq!(ticks.all_put_by(60_000_000), 2);
+    }
+
+    #[test]
+    fn ticks_are_some_time_apart_and_a_late_reading_begins_none() {
+        let mut ticks = Ticks::default();
+        assert_eq!([70, 80, 2 * TICK_US, TICK_US].map(|now| begin(&mut ticks, now)), [Some(1), None, Some(2), None]);
+        assert_eq!((ticks.all_put_by(TICK_US), ticks.all_put_by(u64::MAX)), (1, 2));
+    }
+}

@@ -1,41 +1,67 @@
-//! A log's messages as a series of snapshots, for charts.
+//! A log's messages as a series of snapshots.
 //!
 //! Counters restart at each raise, so the requests of the windows before are added. Requests of windows that the log does not show
 //! are not counted: the position of a message is a lower bound.
 
-use pinpool_observe::judge::Snapshot;
+use pinpool_cli::table::grouped;
+use pinpool_observe::diagnosis::Snapshot;
 
 use super::history::{Entry, History};
-use super::message::{Message, Numbers};
+use super::message::{Found, Message, Numbers};
 use super::trend::Trend;
+use crate::diagnosis::Said;
+use crate::series::{OfPool, Series};
+
+const NOTE: &str = "The counters in a log restart at each raise, and requests between the printed lines are not counted: the x axis is \
+                    a lower bound, and unprinted raises are spread evenly. A log has no bytes and no times: PINPOOL_TRACE records them.";
+
+/// Each pool of `history`, over the requests that its messages show, or over its messages if they show none. The diagnoses in the log
+/// have priority over those from TensorFlow's lines.
+pub(super) fn series(found: Found, history: &History) -> Series {
+    let mut curves: Vec<_> = history.pools.iter().map(|_| Curve::default()).collect();
+    for (message, entry) in found.messages.iter().zip(&history.entries) {
+        curves[entry.pool].add(message, entry);
+    }
+    let name = |at: usize| format!("pool {}", at + 1);
+    let pool = |(at, curve): (usize, Curve)| {
+        let x = |at: usize, of: &Snapshot| if curve.has_requests { of.gets as f64 } else { at as f64 + 1.0 };
+        let points = curve.points.into_iter().enumerate().map(|(at, of)| (x(at, &of), of)).collect();
+        OfPool { name: name(at), points }
+    };
+    let of_trend = |(at, pool)| {
+        let trend = Trend::of(pool);
+        let cause = trend.name().to_owned();
+        let advice = trend.advice(pool).into_iter().map(|line| format!("  {line}"));
+        let lines = std::iter::once(cause.clone()).chain(advice).collect();
+        Said { pool: name(at), cause, is_alarm: trend == Trend::Thrashing, lines }
+    };
+    let [messages, lines] = [found.messages.len() as u64, found.lines].map(grouped);
+    let cut = (found.cut > 0).then(|| format!("{} truncated or damaged messages are not used.", grouped(found.cut)));
+    let mut said: Vec<_> = match found.said.is_empty() {
+        true => history.pools.iter().enumerate().map(of_trend).collect(),
+        false => found.said.into_values().collect(),
+    };
+    said.sort_by_key(|said| !said.is_alarm);
+    Series {
+        pools: curves.into_iter().enumerate().map(pool).collect(),
+        said,
+        source: format!("{messages} messages in {lines} lines"),
+        notes: [NOTE.to_owned()].into_iter().chain(cut).collect(),
+        warning: found.stopped,
+        ..Series::default()
+    }
+}
 
 /// What the log shows of one pool.
-#[derive(Debug)]
-pub(crate) struct Curve {
+#[derive(Default)]
+struct Curve {
     /// One for each message: requests, misses, evictions and the limit so far.
-    pub(crate) points: Vec<Snapshot>,
+    points: Vec<Snapshot>,
     /// Without `After` messages the requests are unknown.
-    pub(crate) has_requests: bool,
-    pub(crate) trend: &'static str,
-    /// A sentence each.
-    pub(crate) advice: Vec<String>,
+    has_requests: bool,
     /// Requests and evictions of the windows before, and of this one.
     before: (u64, u64),
     window: (u64, u64),
-}
-
-/// A curve for each pool of `history`.
-pub(super) fn curves(messages: &[Message], history: &History) -> Vec<Curve> {
-    let new = |pool| {
-        let trend = Trend::of(pool);
-        let (trend, advice) = (trend.name(), trend.advice(pool));
-        Curve { points: Vec::new(), has_requests: false, trend, advice, before: (0, 0), window: (0, 0) }
-    };
-    let mut curves: Vec<_> = history.pools.iter().map(new).collect();
-    for (message, entry) in messages.iter().zip(&history.entries) {
-        curves[entry.pool].add(message, entry);
-    }
-    curves
 }
 
 impl Curve {

@@ -29,29 +29,24 @@ const LONGEST_LINE_BYTES: usize = 1 << 20;
 const MOST_MESSAGES: usize = 200_000;
 
 /// The optional time, severity and source location.
-const PREFIX: &str = r"(?-u)(?:\[?(?<time>\d{4}-\d\d-\d\d[ T]?\d\d:\d\d:\d\d(?:\.\d+)?)Z?:?\s*)?[A-Z]+\s*(?:\S*pool_allocator\.cc:(?<at>\d+)|\S+?)\]\s*$";
+const PREFIX: &str = r"(?:\[?(?<time>\d{4}-\d\d-\d\d[ T]?\d\d:\d\d:\d\d(?:\.\d+)?)Z?:?\s*)?[A-Z]+\s*(?:\S*pool_allocator\.cc:(?<at>\d+)|\S+?)\]\s*$";
 /// What terminals, web pages and markup insert into a line: colours, links, special blanks and dashes, escapes.
-const DECORATION: &str = r"(?-u)(?:\x1b|\\u001[bB])(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|&nbsp;|&#\d{1,3};|\xc2\xa0|\xc2\xad|\xe2\x80\x8b|\xe2\x80\x93|\xe2\x88\x92|\\_";
+const DECORATION: &str = r"(?:\x1b|\\u001[bB])(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|&nbsp;|&#\d{1,3};|\xc2\xa0|\xc2\xad|\xe2\x80\x8b|\xe2\x80\x93|\xe2\x88\x92|\\_";
 /// The prefix that containerd writes before a line, or before a part of a line (`P`).
-const CONTAINER: &str = r"(?-u)^\d{4}-\d\d-\d\dT\S+ std(?:out|err) (?<part>[PF]) ";
+const CONTAINER: &str = r"^\d{4}-\d\d-\d\dT\S+ std(?:out|err) (?<part>[PF]) ";
 
-static CONTAINERS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(CONTAINER).ok());
-static DECORATIONS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(DECORATION).ok());
-static PREFIXES: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(PREFIX).ok());
+static CONTAINERS: LazyLock<Regex> = LazyLock::new(|| compiled(CONTAINER));
+static DECORATIONS: LazyLock<Regex> = LazyLock::new(|| compiled(DECORATION));
+static PREFIXES: LazyLock<Regex> = LazyLock::new(|| compiled(PREFIX));
 
-/// Finds all messages.
-///
-/// # Errors
-///
-/// If the patterns do not compile. [`Found::stopped`] says why the log was not read to its end.
-pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> io::Result<Found> {
-    let (Some(prefixes), Some(origins), Some(decorations), Some(containers)) =
-        (&*PREFIXES, Origins::new(), &*DECORATIONS, &*CONTAINERS)
-    else {
-        return Err(io::Error::other("the patterns of this command do not compile"));
-    };
-    let (found, recent) = (Found::default(), VecDeque::new());
-    let mut finder = Finder { prefixes, origins, decorations, containers, found, recent, open: None, part: None };
+/// A pattern of this module.
+pub(super) fn compiled(pattern: &str) -> Regex {
+    Regex::new(&format!("(?-u){pattern}")).expect("the patterns are constants that tests compile")
+}
+
+/// Finds all messages. [`Found::stopped`] says why the log was not read to its end.
+pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> Found {
+    let mut finder = Finder::default();
     let stopped = loop {
         match pieces.next() {
             Ok(Some(piece)) => finder.search(piece),
@@ -69,14 +64,12 @@ pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> io::Result<Found> {
     finder.close();
     let mut found = finder.found;
     origin::forget_numbers(&mut found.messages);
-    Ok(Found { lines: pieces.lines(), stopped, ..found })
+    Found { lines: pieces.lines(), stopped, ..found }
 }
 
-struct Finder<'a> {
-    prefixes: &'a Regex,
+#[derive(Default)]
+struct Finder {
     origins: Origins,
-    decorations: &'a Regex,
-    containers: &'a Regex,
     found: Found,
     /// The previous lines, for wrapped prefixes.
     recent: VecDeque<(u64, Vec<u8>)>,
@@ -89,7 +82,8 @@ struct Finder<'a> {
 struct Head {
     line: u64,
     time: Option<String>,
-    source_line: Option<u32>,
+    /// The prefix names TensorFlow's source file.
+    is_tensorflow: bool,
     origin: Option<String>,
 }
 
@@ -130,13 +124,13 @@ impl Open {
     }
 }
 
-impl Finder<'_> {
+impl Finder {
     fn search(&mut self, piece: Piece) {
         if piece.bytes.is_empty() {
             return;
         }
         let Some(Piece { line, bytes }) = self.whole_line(piece) else { return };
-        let bytes = self.undecorated(bytes);
+        let bytes = undecorated(bytes);
         self.origins.record_head(&bytes);
         if let Some(said) = crate::diagnosis::of_line(&bytes) {
             self.found.said.insert(said.pool.clone(), said);
@@ -164,8 +158,8 @@ impl Finder<'_> {
             return 1;
         }
         let head = self.head(line, bytes, at);
-        let is_message = is_likely || head.source_line.is_some();
-        if followed.letters == 0 || (!has_begun && !is_part && head.source_line.is_none()) {
+        let is_message = is_likely || head.is_tensorflow;
+        if followed.letters == 0 || (!has_begun && !is_part && !head.is_tensorflow) {
             return 1;
         }
         self.close();
@@ -230,8 +224,7 @@ impl Finder<'_> {
             self.found.cut += u64::from(open.is_message);
             return;
         };
-        let Head { line, time, source_line, origin } = open.head;
-        self.found.source_line = self.found.source_line.or(source_line);
+        let Head { line, time, origin, .. } = open.head;
         self.found.messages.push(Message { line, time, origin, numbers });
     }
 
@@ -249,30 +242,28 @@ impl Finder<'_> {
             let joined = [0, frame(before, &text)].map(|start| [before, text[start..].trim_ascii_start()].concat());
             let longer =
                 joined.iter().find_map(|text| self.prefix(*number, text).filter(|(start, _)| *start < before.len()));
-            if let Some((_, longer)) =
-                longer.filter(|(_, longer)| longer.time.is_some() || longer.source_line.is_some())
-            {
+            if let Some((_, longer)) = longer.filter(|(_, longer)| longer.time.is_some() || longer.is_tensorflow) {
                 (head, first) = (Some(longer), whole);
             }
             [_, text] = joined;
         }
-        let head = head.unwrap_or(Head { line, time: None, source_line: None, origin: None });
+        let head = head.unwrap_or(Head { line, time: None, is_tensorflow: false, origin: None });
         Head { origin: self.origins.of(first), ..head }
     }
 
     /// The prefix at the end of `text` and its position, if there is one.
     fn prefix(&self, line: u64, text: &[u8]) -> Option<(usize, Head)> {
-        let captures = self.prefixes.captures(text).filter(|_| text.trim_ascii_end().ends_with(b"]"))?;
+        let captures = PREFIXES.captures(text).filter(|_| text.trim_ascii_end().ends_with(b"]"))?;
         let start = captures.get_match().start();
         // The pattern matches ASCII only.
         let text = |name| std::str::from_utf8(captures.name(name)?.as_bytes()).ok();
-        let source_line = text("at").and_then(|at| at.parse().ok());
-        Some((start, Head { line, time: text("time").map(str::to_owned), source_line, origin: None }))
+        let is_tensorflow = captures.name("at").is_some();
+        Some((start, Head { line, time: text("time").map(str::to_owned), is_tensorflow, origin: None }))
     }
 
     /// A container log line after its last part; other pieces unchanged.
     fn whole_line(&mut self, Piece { line, bytes }: Piece) -> Option<Piece> {
-        let Some(captures) = self.containers.captures(&bytes) else { return Some(Piece { line, bytes }) };
+        let Some(captures) = CONTAINERS.captures(&bytes) else { return Some(Piece { line, bytes }) };
         let is_part = captures.name("part").is_some_and(|part| part.as_bytes() == b"P");
         let text = &bytes[captures.get_match().end()..];
         let (line, before) = self.part.take().unwrap_or((line, Vec::new()));
@@ -283,24 +274,24 @@ impl Finder<'_> {
         }
         Some(Piece { line, bytes: whole })
     }
+}
 
-    /// The text without colours and escapes, with plain blanks and dashes.
-    fn undecorated(&self, bytes: Vec<u8>) -> Vec<u8> {
-        // Few logs have any, and the search for these bytes is fast.
-        if !bytes.iter().any(|byte| matches!(byte, 0x1b | b'&' | b'\\' | 0xc2 | 0xe2)) {
-            return bytes;
-        }
-        let plain = |found: &Captures<'_>| match found.get_match().as_bytes() {
-            [b'&', b'#', number @ .., b';'] => {
-                std::str::from_utf8(number).ok().and_then(|text| text.parse().ok()).into_iter().collect()
-            }
-            [b'&', ..] | [0xc2, 0xa0] => vec![b' '],
-            [0xe2, 0x80, 0x93] | [0xe2, 0x88, 0x92] => vec![b'-'],
-            [b'\\', b'_'] => vec![b'_'],
-            _ => Vec::new(),
-        };
-        self.decorations.replace_all(&bytes, plain).into_owned()
+/// The text without colours and escapes, with plain blanks and dashes.
+fn undecorated(bytes: Vec<u8>) -> Vec<u8> {
+    // Few logs have any, and the search for these bytes is fast.
+    if !bytes.iter().any(|byte| matches!(byte, 0x1b | b'&' | b'\\' | 0xc2 | 0xe2)) {
+        return bytes;
     }
+    let plain = |found: &Captures<'_>| match found.get_match().as_bytes() {
+        [b'&', b'#', number @ .., b';'] => {
+            std::str::from_utf8(number).ok().and_then(|text| text.parse().ok()).into_iter().collect()
+        }
+        [b'&', ..] | [0xc2, 0xa0] => vec![b' '],
+        [0xe2, 0x80, 0x93] | [0xe2, 0x88, 0x92] => vec![b'-'],
+        [b'\\', b'_'] => vec![b'_'],
+        _ => Vec::new(),
+    };
+    DECORATIONS.replace_all(&bytes, plain).into_owned()
 }
 
 /// The beginning of a text, which may be long.

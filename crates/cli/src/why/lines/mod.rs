@@ -11,7 +11,7 @@
 //! | `history.rs` | many lines: the pool of each, the limit in force, unprinted raises |
 //! | `trend.rs` | warming up, steady or thrashing, and what to set |
 //! | `report.rs` | the result as text and as JSON |
-//! | `curve.rs` | the result as snapshots, for `pinpool report` |
+//! | `curve.rs` | the result as a series |
 
 mod curve;
 mod finder;
@@ -25,63 +25,37 @@ mod text;
 mod trend;
 
 use std::error::Error;
-use std::io::{self, BufWriter, Read, Write};
-use std::path::Path;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use encoding_rs_io::DecodeReaderBytes;
 use pinpool_replay::Input;
 
-use crate::diagnosis::Said;
 use crate::files::named;
 use crate::input::{self, Kind};
-pub(crate) use curve::Curve;
+use crate::series::Series;
 use history::History;
 use message::Found;
-use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
 /// Lists the messages of each log.
-pub(super) fn run(logs: &[String], is_json: bool, all: bool, terminal: &Terminal) -> Result<(), ExitError> {
+pub(super) fn run(logs: &[PathBuf], is_json: bool, all: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let mut result = Ok(());
     for path in logs {
         // An error does not prevent the other logs from being read.
-        let log = terminal.report(list(Path::new(path), is_json, all, logs.len() > 1));
-        result = result.and(log);
+        result = result.and(terminal.report(list(path, is_json, all)));
     }
-    result
+    Ok(result?)
 }
 
-/// The contents of a log.
-pub(crate) struct Log {
-    pub(crate) lines: u64,
-    pub(crate) messages: u64,
-    /// Truncated or damaged messages.
-    pub(crate) cut: u64,
-    pub(crate) tensorflow: Option<&'static str>,
-    /// Why and at which line reading stopped early.
-    pub(crate) stopped: Option<String>,
-    /// The pools' own diagnoses, if pinpool wrote the log.
-    pub(crate) said: Vec<Said>,
-    /// One for each pool with TensorFlow's lines.
-    pub(crate) curves: Vec<Curve>,
-}
-
-/// Reads the log.
+/// The pools of a log.
 ///
 /// # Errors
 ///
 /// If it cannot be read or has no message.
-pub(crate) fn read(input: Input) -> Result<Log, Box<dyn Error>> {
+pub(crate) fn series(input: Input) -> Result<Series, Box<dyn Error>> {
     let (found, history) = find(input, false)?;
-    Ok(Log {
-        lines: found.lines,
-        messages: found.messages.len() as u64,
-        cut: found.cut,
-        tensorflow: found.tensorflow(),
-        curves: curve::curves(&found.messages, &history),
-        stopped: found.stopped,
-        said: found.said.into_values().collect(),
-    })
+    Ok(curve::series(found, &history))
 }
 
 fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn Error>> {
@@ -94,7 +68,8 @@ fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn 
         return Err(format!("{format} compression is not supported: `{unpack} FILE | pinpool why --lines -`").into());
     }
     let encoded = encoding(input.first());
-    let found = finder::find(text::Pieces::new(text_of(input)))?;
+    // PowerShell writes UTF-16, with a byte order mark.
+    let found = finder::find(text::Pieces::new(DecodeReaderBytes::new(input.into_bytes())));
     if found.messages.is_empty() && (needs_messages || found.said.is_empty()) {
         return Err(encoded.map_or_else(|| none_found(kind, &found), str::to_owned).into());
     }
@@ -125,11 +100,11 @@ fn encoding(first: &[u8]) -> Option<&'static str> {
         .then_some("the text looks like base64; decode it first: `base64 -d FILE | pinpool why --lines -`")
 }
 
-fn list(path: &Path, is_json: bool, all: bool, is_one_of_many: bool) -> Result<(), Box<dyn Error>> {
+fn list(path: &Path, is_json: bool, all: bool) -> Result<(), Box<dyn Error>> {
     let (found, history) = find(input::open(path)?, true).map_err(|error| named(path, &error))?;
     let mut out = BufWriter::new(io::stdout().lock());
     let printed = if is_json {
-        report::json(&mut out, path, is_one_of_many, &found, &history)
+        report::json(&mut out, path, &found, &history)
     } else {
         out.write_all(report::table(path, &found, &history, all).as_bytes())
     };
@@ -141,7 +116,7 @@ fn list(path: &Path, is_json: bool, all: bool, is_one_of_many: bool) -> Result<(
 
 fn none_found(kind: Kind, found: &Found) -> String {
     if kind == Kind::Workload {
-        return "this is a trace, not a log: use `pinpool advise` or `pinpool report`".to_owned();
+        return "this is a trace, not a log: use `pinpool advise`".to_owned();
     }
 
     let cut = if found.cut > 0 { format!(" ({} are truncated or damaged)", found.cut) } else { String::new() };
@@ -151,16 +126,4 @@ fn none_found(kind: Kind, found: &Found) -> String {
          (TF_CPP_MIN_LOG_LEVEL=0); pinpool prints them at level info (RUST_LOG=info) after 1000 evictions",
         found.lines
     )
-}
-
-/// Longest unpacked log.
-const UNPACKED_MAX: u64 = 1 << 30;
-
-/// The text of a log, unpacked, with UTF-16 (written by PowerShell, with a byte order mark) converted to UTF-8.
-fn text_of(input: Input) -> Box<dyn Read> {
-    if input.is_packed() {
-        Box::new(DecodeReaderBytes::new(text::Unpacked::new(input.into_bytes(), UNPACKED_MAX)))
-    } else {
-        Box::new(DecodeReaderBytes::new(input.into_bytes()))
-    }
 }

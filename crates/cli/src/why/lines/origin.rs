@@ -1,9 +1,11 @@
 //! The process of a line, as named by a launcher before it.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::LazyLock;
 
 use regex::bytes::Regex;
 
+use super::finder::compiled;
 use super::history::{History, may_raise};
 use super::message::{Message, Numbers};
 
@@ -34,36 +36,25 @@ const NAMES: [&str; 10] = [
 ];
 /// Members of a JSON object that name a process.
 const MEMBER: &str = r#""(?:_PID|pid|rank|local_rank|pod|pod_name|_HOSTNAME|host|hostname)"\s*:\s*(?:"[^"]*"|\d+)"#;
-/// The header that `tail` prints before lines of another file.
-const FILE: &str = r"^==> (.+) <==$";
 /// Most names of a process, such as a host and a rank.
 const NAMES_MAX: usize = 3;
 
+static NAME: LazyLock<Regex> =
+    LazyLock::new(|| compiled(&format!(r"^\s*(?:{TIME})*(?<name>{})(?:\d+:)?", NAMES.join("|"))));
+static MEMBERS: LazyLock<Regex> = LazyLock::new(|| compiled(MEMBER));
+
 /// Finds the name of the process in a line.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Origins {
-    name: Regex,
-    member: Regex,
-    file: Regex,
     /// The current file in the output of `tail`.
     of_file: Option<String>,
 }
 
 impl Origins {
-    /// `None` if the patterns do not compile.
-    pub(super) fn new() -> Option<Self> {
-        let names = NAMES.join("|");
-        let name = Regex::new(&format!(r"(?-u)^\s*(?:{TIME})*(?<name>{names})(?:\d+:)?")).ok()?;
-        let (member, file) = (Regex::new(&format!("(?-u){MEMBER}")).ok()?, Regex::new(&format!("(?-u){FILE}")).ok()?);
-        Some(Self { name, member, file, of_file: None })
-    }
-
-    /// Records a header of `tail`.
+    /// Records the header that `tail` prints before lines of another file.
     pub(super) fn record_head(&mut self, line: &[u8]) {
-        if line.starts_with(b"==> ")
-            && let Some(file) = self.file.captures(line).and_then(|captures| captures.get(1))
-        {
-            self.of_file = Some(in_words(file.as_bytes()));
+        if let Some(file) = line.strip_prefix(b"==> ").and_then(|rest| rest.strip_suffix(b" <==")) {
+            self.of_file = Some(in_words(file));
         }
     }
 
@@ -71,10 +62,10 @@ impl Origins {
     pub(super) fn of(&self, line: &[u8]) -> Option<String> {
         let mut names: Vec<String> = self.of_file.iter().cloned().collect();
         if line.trim_ascii_start().starts_with(b"{") {
-            names.extend(self.member.find_iter(line).map(|found| in_words(found.as_bytes())));
+            names.extend(MEMBERS.find_iter(line).map(|found| in_words(found.as_bytes())));
         } else {
             let mut rest = line;
-            while let Some(captures) = self.name.captures(rest).filter(|_| names.len() < NAMES_MAX) {
+            while let Some(captures) = NAME.captures(rest).filter(|_| names.len() < NAMES_MAX) {
                 names.extend(captures.name("name").map(|found| in_words(found.as_bytes())));
                 rest = &rest[captures.get_match().end()..];
             }
@@ -145,7 +136,7 @@ mod tests {
 
     #[test]
     fn launchers_name_processes_and_times_do_not() {
-        let mut origins = Origins::new().unwrap();
+        let mut origins = Origins::default();
         let message = "I tensorflow/core/common_runtime/gpu/pool_allocator.cc:247] PoolAllocator: After 1 get requests";
         for (prefix, name) in [
             ("[rank0]: ", "[rank0]:"),

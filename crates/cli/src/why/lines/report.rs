@@ -3,132 +3,56 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use serde::Serialize;
+use serde_json::json;
 
 use super::history::{Entry, History, PoolHistory};
 use super::message::{Counters, Found, Message, Numbers};
 use super::trend::Trend;
 use pinpool_cli::table::{columns, grouped};
-use pinpool_observe::judge::words::counted;
+use pinpool_observe::diagnosis::words::counted;
 
 /// Without `--all`, a longer table has its middle left out.
 const ROWS: usize = 40;
 
 const INFORMATION: &str = "These lines are information, not errors.";
 
-/// One message as JSON.
-#[derive(Serialize)]
-struct Row<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    log: Option<&'a str>,
-    line: u64,
-    kind: &'static str,
-    pool: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    time: Option<&'a str>,
-    #[serde(flatten)]
-    numbers: Numbers,
-    limit: Option<u64>,
-    allocated: Option<u64>,
-    silent_raises: u64,
-}
-
-#[derive(Serialize)]
-struct Summary<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    log: Option<&'a str>,
-    kind: &'static str,
-    lines: u64,
-    after: usize,
-    raise: usize,
-    /// Truncated or damaged messages.
-    cut: u64,
-    tensorflow: Option<&'static str>,
-    /// Why the log was not read to its end.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stopped: Option<&'a str>,
-    raises_printed: u64,
-    raises_silent: u64,
-    verdict: &'static str,
-    limit: Option<u64>,
-    pools: Vec<PoolRow>,
-}
-
-#[derive(Serialize)]
-struct PoolRow {
-    pool: usize,
-    /// The prefix of the lines of its process.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    origin: Option<String>,
-    verdict: &'static str,
-    limit: Option<u64>,
-    raises_printed: u64,
-    raises_silent: u64,
-    advice: Vec<String>,
-}
-
-/// One object for each message, then the summary.
+/// One object for each message, then the summary. Unknown values are null.
 ///
 /// # Errors
 ///
 /// The errors of `out`.
-pub(super) fn json(
-    out: &mut impl Write,
-    path: &Path,
-    is_one_of_many: bool,
-    found: &Found,
-    history: &History,
-) -> io::Result<()> {
-    let name = path.to_string_lossy();
-    let log = is_one_of_many.then_some(&*name);
+pub(super) fn json(out: &mut impl Write, path: &Path, found: &Found, history: &History) -> io::Result<()> {
+    let log = path.to_string_lossy();
     let mut raise = 0;
     for (message, entry) in found.messages.iter().zip(&history.entries) {
         let is_raise = matches!(message.numbers, Numbers::Raise { .. });
         raise += usize::from(is_raise);
-        let row = Row {
-            log,
-            line: message.line,
-            kind: if is_raise { "raise" } else { "after" },
-            pool: entry.pool + 1,
-            time: message.time.as_deref(),
-            numbers: message.numbers,
-            limit: entry.limit,
-            allocated: entry.allocated,
-            silent_raises: entry.silent_raises,
-        };
-        writeln!(out, "{}", serde_json::to_string(&row)?)?;
+        let mut row = json!({
+            "log": log, "line": message.line, "kind": if is_raise { "raise" } else { "after" }, "pool": entry.pool + 1,
+            "time": message.time, "limit": entry.limit, "allocated": entry.allocated, "silent_raises": entry.silent_raises,
+        });
+        let numbers = json!(message.numbers);
+        for (name, number) in numbers.as_object().into_iter().flatten() {
+            row[name] = number.clone();
+        }
+        writeln!(out, "{row}")?;
     }
     let (raises_printed, raises_silent) = history.raises();
     let last = last_pool(history);
-    let summary = Summary {
-        log,
-        kind: "summary",
-        lines: found.lines,
-        after: found.messages.len() - raise,
-        raise,
-        cut: found.cut,
-        tensorflow: found.tensorflow(),
-        stopped: found.stopped.as_deref(),
-        raises_printed,
-        raises_silent,
-        verdict: last.map_or("unknown", |pool| Trend::of(pool).name()),
-        limit: last.and_then(|pool| pool.limit),
-        pools: (1..).zip(&history.pools).map(pool_row).collect(),
+    let pool = |(number, pool): (usize, &PoolHistory)| {
+        let trend = Trend::of(pool);
+        json!({
+            "pool": number, "origin": pool.origin, "verdict": trend.name(), "limit": pool.limit,
+            "raises_printed": pool.printed_raises, "raises_silent": pool.silent_raises, "advice": trend.advice(pool),
+        })
     };
-    writeln!(out, "{}", serde_json::to_string(&summary)?)
-}
-
-fn pool_row((number, pool): (usize, &PoolHistory)) -> PoolRow {
-    let trend = Trend::of(pool);
-    PoolRow {
-        pool: number,
-        origin: pool.origin.clone(),
-        verdict: trend.name(),
-        limit: pool.limit,
-        raises_printed: pool.printed_raises,
-        raises_silent: pool.silent_raises,
-        advice: trend.advice(pool),
-    }
+    let summary = json!({
+        "log": log, "kind": "summary", "lines": found.lines, "after": found.messages.len() - raise, "raise": raise, "cut": found.cut,
+        "stopped": found.stopped, "raises_printed": raises_printed,
+        "raises_silent": raises_silent, "verdict": last.map_or("unknown", |pool| Trend::of(pool).name()),
+        "limit": last.and_then(|pool| pool.limit), "pools": (1..).zip(&history.pools).map(pool).collect::<Vec<_>>(),
+    });
+    writeln!(out, "{summary}")
 }
 
 /// The pool of the last message.
@@ -143,7 +67,7 @@ pub(super) fn table(path: &Path, found: &Found, history: &History, all: bool) ->
     let messages = found.messages.iter().zip(&history.entries).map(|(message, entry)| table_row(message, entry));
     let rows: Vec<_> = std::iter::once(head.map(str::to_owned).to_vec()).chain(messages).collect();
     let table = columns(&rows);
-    let mut lines: Vec<_> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+    let mut lines: Vec<_> = table.lines().map(str::to_owned).collect();
     let left_out = if all { 0 } else { found.messages.len().saturating_sub(ROWS) };
     if left_out > 0 {
         let first = 1 + ROWS / 2;
@@ -170,9 +94,8 @@ fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
 
 fn conclusion(found: &Found, history: &History) -> String {
     let (printed, silent) = history.raises();
-    let version = found.tensorflow().map_or(String::new(), |version| format!(", of TensorFlow {version}"));
     let mut text = format!(
-        "\n{INFORMATION}\n{} in {}{version}; {} printed, {silent} not printed\n",
+        "\n{INFORMATION}\n{} in {}; {} printed, {silent} not printed\n",
         counted(found.messages.len() as u64, "message"),
         counted(found.lines, "line"),
         counted(printed, "raise"),

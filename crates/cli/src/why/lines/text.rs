@@ -34,7 +34,7 @@ impl<R: Read> Pieces<R> {
         self.line
     }
 
-    /// The next piece, or a part of it; `None` at the end. Blank lines are skipped.
+    /// The next piece, or a part of it; `None` at the end.
     ///
     /// # Errors
     ///
@@ -44,32 +44,23 @@ impl<R: Read> Pieces<R> {
         let mut ended_by = None;
         while ended_by.is_none() && bytes.len() < PART_BYTES {
             let chunk = match self.text.fill_buf() {
+                Ok([]) => break,
                 Ok(chunk) => chunk,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            if chunk.is_empty() {
-                self.piece_bytes = 0;
-                break;
-            }
-            let blank = chunk.iter().take_while(|byte| **byte == b'\n').count();
-            if blank > 0 && bytes.is_empty() && !self.is_inside_line {
-                self.line += blank as u64;
-                self.text.consume(blank);
-                continue;
-            }
             let end = chunk.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
             ended_by = end.map(|end| chunk[end]);
             bytes.extend_from_slice(&chunk[..end.unwrap_or(chunk.len())]);
             let used = end.map_or(chunk.len(), |end| end + 1);
             self.text.consume(used);
-            self.piece_bytes += used as u64;
         }
         if bytes.is_empty() && ended_by.is_none() {
             return Ok(None);
         }
         self.line += u64::from(!self.is_inside_line);
         self.is_inside_line = ended_by != Some(b'\n');
+        self.piece_bytes += bytes.len() as u64;
         if self.piece_bytes > LONGEST_PIECE_BYTES {
             return Err(too_long(self.line));
         }
@@ -88,36 +79,6 @@ fn too_long(line: u64) -> io::Error {
     ))
 }
 
-/// An unpacked log, up to a limit: a small file can unpack to any size.
-#[derive(Debug)]
-pub(super) struct Unpacked<R> {
-    bytes: R,
-    most: u64,
-    so_far: u64,
-}
-
-impl<R> Unpacked<R> {
-    /// At most `most` bytes of `bytes`.
-    pub(super) fn new(bytes: R, most: u64) -> Self {
-        Self { bytes, most, so_far: 0 }
-    }
-}
-
-impl<R: Read> Read for Unpacked<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.bytes.read(into)?;
-        self.so_far = self.so_far.saturating_add(read as u64);
-        if self.so_far > self.most {
-            return Err(io::Error::other(format!(
-                "it unpacks to more than {} MiB, the most that is read of a compressed log; if the file is trusted, use \
-                 `gzip -dc FILE | pinpool why --lines -`",
-                self.most >> 20
-            )));
-        }
-        Ok(read)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_carriage_return_ends_a_piece_and_a_line_feed_a_line() {
-        assert_eq!(pieces("a\rbb\n\nccc\r\nd".as_bytes()), [(1, 1), (1, 2), (3, 3), (3, 0), (4, 1)]);
+        assert_eq!(pieces("a\rbb\n\nccc\r\nd".as_bytes()), [(1, 1), (1, 2), (2, 0), (3, 3), (3, 0), (4, 1)]);
         assert_eq!(pieces("".as_bytes()), []);
     }
 
@@ -141,12 +102,5 @@ mod tests {
         assert!(
             pieces.iter().rev().skip(1).all(|&(line, _)| line == 1) && pieces.last().is_some_and(|last| last.0 == 2)
         );
-    }
-
-    #[test]
-    fn a_packed_log_is_unpacked_up_to_a_limit_that_the_error_names() {
-        let all = |bytes: &[u8]| io::read_to_string(Unpacked::new(bytes, 1 << 20)).map_err(|error| error.to_string());
-        assert_eq!(all(&[b'\n'; 1 << 20]).map(|text| text.len()), Ok(1 << 20));
-        assert!(all(&[b'\n'; (1 << 20) + 1]).is_err_and(|error| error.contains("more than 1 MiB")));
     }
 }

@@ -1,4 +1,4 @@
-//! The fast path's thread-local cache: the pools that a thread used last, and its shards of them.
+//! The fast path, and its thread-local cache: the pools that a thread used last, and its shards of them.
 //!
 //! ```text
 //!   LAST_USED   no destructor: read until the thread ends         pool │ shard        pool │ shard
@@ -17,20 +17,21 @@
 //! before the return has completed. So a return uses a reference of its thread, which keeps only bookkeeping alive: memory and
 //! addresses are released when the pool closes.
 //!
-//! - **recent-I1**: Each entry of `LAST_USED` is a pool to which this thread holds a reference, in `KEPT` or in a frame of
-//!   [`with_core_alive`] on its stack, and a shard of that pool. An entry changes before the reference goes.
-//! - **recent-I2**: In a child of `fork` the entries are cleared before the fork returns, and only pools of this process are
+//! - **fast-path-I1**: Each entry of `LAST_USED` is a pool to which this thread holds a reference, in `KEPT` or in a frame of
+//!   [`KeptCore`] on its stack, and a shard of that pool. An entry changes before the reference goes.
+//! - **fast-path-I2**: In a child of `fork` the entries are cleared before the fork returns, and only pools of this process are
 //!   entered, so no fast path reaches a pool of a parent.
 #![allow(unsafe_code)] // Follows the raw pointers.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::ptr;
 use std::sync::Arc;
 
-use super::super::block::{Block, BlockBody};
-use super::super::cache::thread_cache::{self, Shard};
 use super::Core;
+use crate::engine::block::{Block, BlockBody};
+use crate::engine::cache::thread_cache::{self, Shard};
 use crate::policy;
 use crate::size_class::plain_eighths_index;
 use pinpool_os::fork;
@@ -70,7 +71,7 @@ thread_local! {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // Before the references go (recent-I1). From now on `KEPT` cannot be had, so no entry is filled again.
+        // Before the references go (fast-path-I1). From now on `KEPT` cannot be had, so no entry is filled again.
         clear();
     }
 }
@@ -97,7 +98,7 @@ impl Core {
     pub(crate) unsafe fn shard_of<T>(address: *const Self, at: usize, _owner: &T) -> Option<CachedShard<'_>> {
         // A small closure: a large one would not be inlined, and then each access calls through a pointer.
         let (pool, shard) = LAST_USED.with(|recent| (recent[at].pool.get(), recent[at].shard.get()));
-        // SAFETY: (recent-I1) the entry's pool is alive, so its shard is as long as the owner is borrowed.
+        // SAFETY: (fast-path-I1) the entry's pool is alive, so its shard is as long as the owner is borrowed.
         ptr::eq(pool, address).then(|| CachedShard(unsafe { &*shard }))
     }
 
@@ -154,25 +155,26 @@ impl CachedShard<'_> {
 }
 
 impl Block<Core> {
-    /// Returns the buffer: by the fast path if the shard that it came from is cached and free, else by [`Core::put`].
+    /// Returns the buffer: by the fast path if the shard that it came from is cached and free, else by
+    /// [`put_slow`](Self::put_slow).
     #[inline(always)]
     pub(crate) fn put(self) {
-        let Some(shard) = shard_for(&self, 0) else { return put_remote_or_second(self) };
-        if let Err(block) = shard.put(self) {
-            put_slow(block);
+        let kept = match shard_for(&self, 0) {
+            Some(shard) => shard.put(self),
+            None => put_remote_or_second(self),
+        };
+        if let Err(block) = kept {
+            block.put_slow();
         }
     }
 }
 
-/// Puts `block`, which the first cached pool does not keep.
+/// Puts `block`, which the first cached pool does not keep, if the second one or another thread's shard keeps it.
 #[inline(never)]
-fn put_remote_or_second(block: Block<Core>) {
-    let unkept = match shard_for(&block, 1) {
+fn put_remote_or_second(block: Block<Core>) -> Result<(), Block<Core>> {
+    match shard_for(&block, 1) {
         Some(shard) => shard.put(block),
         None => put_remote(block),
-    };
-    if let Err(block) = unkept {
-        put_slow(block);
     }
 }
 
@@ -181,7 +183,7 @@ fn put_remote_or_second(block: Block<Core>) {
 fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     let owner = Arc::as_ptr(block.owner());
     let Some(at) = position(owner).filter(|_| block.is_plain()) else { return Err(block) };
-    // SAFETY: (recent-I1) the cached pool is alive; it is until the next change of its entry, by this thread.
+    // SAFETY: (fast-path-I1) the cached pool is alive; it is until the next change of its entry, by this thread.
     let core = unsafe { &*owner };
     core.put_remote(block)?;
     if core.has_waiters() {
@@ -190,19 +192,12 @@ fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     Ok(())
 }
 
-/// The return that checks everything. In a forked child the block leaks.
-#[inline(never)]
-fn put_slow(block: Block<Core>) {
-    if block.is_forked() { std::mem::forget(block) } else { with_core_alive(block, Core::put) }
-}
-
 /// Wakes the head of the wait queue of `core`, which is cached at `at`.
 #[cold]
 fn wake_waiters(core: &Core, at: usize) {
     // A waker is its user's: it may return a buffer of another pool, which then replaces the entry. If the reference is not here, a
     // frame further up this stack has it.
-    let kept = KEPT.try_with(|kept| kept.pools[at].take()).ok().flatten();
-    let _frame = kept.map(|kept| Frame(ManuallyDrop::new(kept)));
+    let _kept = kept_reference(at).map(|core| KeptCore(ManuallyDrop::new(core)));
     core.wake_waiters();
 }
 
@@ -211,7 +206,7 @@ fn wake_waiters(core: &Core, at: usize) {
 fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
     let shard = LAST_USED.with(|recent| recent[at].shard.get());
     let is_open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || is_varied(at));
-    // SAFETY: (recent-I1) a block's shard is not `NO_SHARD`, so the entry's pool is alive; it is until the next change of the
+    // SAFETY: (fast-path-I1) a block's shard is not `NO_SHARD`, so the entry's pool is alive; it is until the next change of the
     // entry, by this thread.
     is_open.then(|| CachedShard(unsafe { &*shard }))
 }
@@ -220,32 +215,43 @@ fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
 #[inline(always)]
 fn is_varied(at: usize) -> bool {
     let pool = LAST_USED.with(|recent| recent[at].pool.get());
-    // SAFETY: (recent-I1) null, or a pool that is alive.
+    // SAFETY: (fast-path-I1) null, or a pool that is alive.
     unsafe { pool.as_ref() }.is_some_and(Core::is_varied)
 }
 
-/// Passes `block` to `act` with its core, which this thread keeps alive until the end.
-pub(crate) fn with_core_alive<R>(block: Block<Core>, act: impl FnOnce(&Core, Block<Core>) -> R) -> R {
-    let frame = Frame(ManuallyDrop::new(take_reference(block.owner())));
-    act(&frame.0, block)
+/// The pool of a block, which a thread keeps alive until the drop. The reference returns to the cache, also while the thread
+/// unwinds: an entry may rest on it.
+pub(in crate::engine) struct KeptCore(ManuallyDrop<Arc<Core>>);
+
+impl KeptCore {
+    /// Takes the thread's reference to the pool of `block` meanwhile: a nested return (a listener that drops a buffer) finds
+    /// nothing and counts its own reference, as does an exiting thread.
+    pub(in crate::engine) fn of(block: &Block<Core>) -> Self {
+        let core = block.owner();
+        // An entry and its reference agree, but for a frame on the stack: compare.
+        let kept = position(Arc::as_ptr(core)).and_then(kept_reference).filter(|kept| Arc::ptr_eq(kept, core));
+        Self(ManuallyDrop::new(kept.unwrap_or_else(|| core.clone())))
+    }
 }
 
-/// The reference of a frame on the stack. Kept by its end, also where the frame unwinds: an entry may rest on it.
-struct Frame(ManuallyDrop<Arc<Core>>);
+impl Deref for KeptCore {
+    type Target = Core;
 
-impl Drop for Frame {
+    fn deref(&self) -> &Core {
+        &self.0
+    }
+}
+
+impl Drop for KeptCore {
     fn drop(&mut self) {
-        // SAFETY: the frame ends here, so nothing uses the field again.
+        // SAFETY: the value ends here, so nothing uses the field again.
         keep(unsafe { ManuallyDrop::take(&mut self.0) });
     }
 }
 
-/// The thread's reference to `core`. Taken out meanwhile: a nested return (a listener that drops a buffer) finds nothing and
-/// counts its own reference, as does an exiting thread.
-fn take_reference(core: &Arc<Core>) -> Arc<Core> {
-    let kept = position(Arc::as_ptr(core)).and_then(|at| KEPT.try_with(|kept| kept.pools[at].take()).ok().flatten());
-    // An entry and its reference agree, but for a frame on the stack: compare.
-    kept.filter(|kept| Arc::ptr_eq(kept, core)).unwrap_or_else(|| core.clone())
+/// Takes the thread's reference behind the entry at `at`.
+fn kept_reference(at: usize) -> Option<Arc<Core>> {
+    KEPT.try_with(|kept| kept.pools[at].take()).ok().flatten()
 }
 
 /// Keeps a reference to `core`, and caches `core`.
@@ -261,7 +267,7 @@ fn keep(core: Arc<Core>) {
     let (pool, shard) = (Arc::as_ptr(&core), ptr::from_ref(shard));
     let replaced = KEPT.try_with(|kept| {
         let at = kept.next.replace((kept.next.get() + 1) % POOLS);
-        // Before the reference that it replaces goes (recent-I1).
+        // Before the reference that it replaces goes (fast-path-I1).
         LAST_USED.with(|recent| {
             recent[at].pool.set(pool);
             recent[at].shard.set(shard);

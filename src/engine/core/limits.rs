@@ -1,4 +1,9 @@
-//! A pool and the limit that it shares with other owners: what its requests want, and what it releases for requests of others.
+//! The limits of a pool: `auto`, which a tick sets, and the limit that it shares with other owners.
+//!
+//! The limit `auto` is a share of the memory that the process may use. It changes with a cgroup limit. Free memory changes all the
+//! time, also by what the pool itself holds, so it alone changes no limit.
+//!
+//! A shared limit: what the requests of a pool want, and what it releases for requests of others:
 //!
 //! ```text
 //!   refused by the process's limit ─▶ the other pools release idle memory ─▶ tries again
@@ -10,21 +15,143 @@
 //! A buffer that is returned and requested again at once is never idle when the maintenance thread checks, so returns make room as
 //! well. What a return released this pool cannot claim before the others are served (`shared_limit::shares`).
 
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::super::memory::{PoolView, Refusal, SlowCalls};
 use super::queue::Reason;
 use super::{Block, Core};
+use crate::config::Limit;
+use crate::engine::memory::{PoolView, Refusal, SlowCalls};
 use crate::maintenance_thread::Pace;
+use crate::policy;
 use crate::quota::{Budget, BudgetOwner};
 use crate::shared_limit::{SharedLimitReport, Want};
 use crate::stats::{EvictionReason, SharedLimitStats};
+use pinpool_observe::record::Event;
+use pinpool_os::fork::OfProcess;
+use pinpool_os::host::{HostMemory, LimitOrigin, MemoryGauge};
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::words::Size;
 
+/// Between two readings of the memory of the system, which are kernel files.
+const READ_EVERY_US: u64 = 1_000_000;
 /// Most bytes released for others in one step; other owners release, too, so each step checks what is still lacking.
 const STEP_BYTES: u64 = 64 << 20;
 /// The pause between two attempts of a reserve that waits for room under a shared limit.
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
+
+/// Where the limit of a pool comes from, and the memory of the system.
+#[derive(Debug)]
+pub(crate) struct AutoLimit {
+    /// The most that the process may lock, which no limit exceeds.
+    pub(crate) lock_limit_bytes: Option<u64>,
+    /// `None` if the memory of the machine is unknown.
+    gauge: Option<MemoryGauge>,
+    /// The limit of the machine or its cgroup that `auto` was computed from.
+    followed: Mutex<Option<(u64, LimitOrigin)>>,
+    /// Where the gauge reads.
+    root: PathBuf,
+}
+
+/// The last reading of the memory of the system, and where and when it was made. All pools of the process use it.
+static LAST_READING: OfProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = OfProcess::new(Mutex::default);
+
+impl AutoLimit {
+    /// Reads the files below `root`.
+    pub(crate) fn new(root: PathBuf) -> Self {
+        Self { gauge: MemoryGauge::open(&root), root, lock_limit_bytes: None, followed: Mutex::default() }
+    }
+
+    /// `max_bytes` in bytes for pools that hold `held_bytes`, and in words. If it is `auto`, it is followed from now on.
+    pub(crate) fn set(&self, max_bytes: Limit, held_bytes: u64) -> (Option<u64>, String) {
+        let mut followed = self.followed.lock();
+        *followed = None;
+        let (bytes, words) = match max_bytes {
+            Limit::Unlimited => (None, "none".to_owned()),
+            Limit::Bytes(bytes) => (Some(bytes), Size(bytes).to_string()),
+            Limit::Auto => match self.gauge.as_ref().and_then(MemoryGauge::read) {
+                None => (None, "none (the machine's memory is unknown)".to_owned()),
+                Some(memory) => {
+                    let (bytes, words) = share(&memory, held_bytes);
+                    *followed = Some((memory.total_bytes, memory.origin));
+                    (Some(bytes), format!("{} ({words})", Size(bytes)))
+                }
+            },
+        };
+        (self.within_lock_limit(bytes), words)
+    }
+
+    /// The new limit and why, if it is `auto` and the limit of the machine or its cgroup has changed.
+    fn change(&self, now_us: u64, held_bytes: impl FnOnce() -> u64) -> Option<(Option<u64>, String)> {
+        // One thread at a time is enough.
+        let mut followed = self.followed.try_lock()?;
+        let followed = followed.as_mut()?;
+        let memory = self.memory(now_us)?;
+        if (memory.total_bytes, &memory.origin) == (followed.0, &followed.1) {
+            return None;
+        }
+        let (bytes, words) = share(&memory, held_bytes());
+        *followed = (memory.total_bytes, memory.origin);
+        Some((self.within_lock_limit(Some(bytes)), words))
+    }
+
+    /// The memory of the system, as it was at most [`READ_EVERY_US`] ago. Reads files under no lock.
+    pub(super) fn memory(&self, now_us: u64) -> Option<HostMemory> {
+        let last = LAST_READING.get().lock().clone();
+        if let Some((root, read_us, memory)) = last
+            && root == self.root
+            && now_us.wrapping_sub(read_us) < READ_EVERY_US
+        {
+            return Some(memory);
+        }
+        let memory = self.gauge.as_ref()?.read()?;
+        *LAST_READING.get().lock() = Some((self.root.clone(), now_us, memory.clone()));
+        Some(memory)
+    }
+
+    fn within_lock_limit(&self, max_bytes: Option<u64>) -> Option<u64> {
+        self.lock_limit_bytes.into_iter().chain(max_bytes).min()
+    }
+}
+
+/// The share of pools that hold `held_bytes`, which are available to them alone; also in words.
+fn share(memory: &HostMemory, held_bytes: u64) -> (u64, String) {
+    let bytes = policy::default_limit(memory.total_bytes, memory.available_bytes.saturating_add(held_bytes));
+    (bytes, format!("a quarter of {}, {}", Size(memory.total_bytes), memory.origin))
+}
+
+impl Core {
+    /// Changes the limit; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
+    pub(crate) fn set_limit(&self, limit: Limit) {
+        let budget = self.memory().budget();
+        budget.set_auto(limit == Limit::Auto);
+        let (max_bytes, _) = self.limit.set(limit, budget.auto_bytes());
+        self.apply_limit(max_bytes, if limit == Limit::Auto { "auto" } else { "set_max_bytes" });
+    }
+
+    /// Sets the limit again, if it is `auto` and a cgroup limit has changed.
+    pub(super) fn follow_limit(&self, now_us: u64) {
+        if let Some((max_bytes, why)) = self.limit.change(now_us, || self.memory().budget().auto_bytes()) {
+            self.apply_limit(max_bytes, &why);
+        }
+    }
+
+    fn apply_limit(&self, max_bytes: Option<u64>, why: &str) {
+        let before = self.memory().max_bytes();
+        if before == max_bytes {
+            return;
+        }
+        self.memory().set_max_bytes(max_bytes);
+        self.stock.record(Event::MaxBytes { bytes: max_bytes.unwrap_or(u64::MAX) });
+        self.log.limit_changed(before, max_bytes, why);
+        self.complete_copies();
+        self.stock.enforce_limits(self, self.time.coarse_us());
+        self.memory().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));
+        self.notice(Pace::Active);
+        self.room_was_made();
+    }
+}
 
 impl BudgetOwner for Core {
     fn release_idle(&self, bytes: u64) -> u64 {
@@ -51,8 +178,10 @@ impl Core {
         let Some(limit) = self.budget().host() else { return };
         let (log, name) = (self.log.clone(), limit.name().to_owned());
         let core: Weak<Self> = Arc::downgrade(self);
-        let begun = limit.watch(move |is_wanted, news| {
-            log.shared_limit_lost(&name, news);
+        let begun = limit.watch(move |is_wanted, loss| {
+            if let Some(loss) = loss {
+                log.shared_limit_lost(&name, loss);
+            }
             let Some(core) = core.upgrade() else { return false };
             core.room_was_made();
             if is_wanted {

@@ -1,0 +1,235 @@
+//! What a pool has from TensorFlow's
+//! [`PoolAllocator`](https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/common_runtime/pool_allocator.h):
+//! the count limit with the counts that it is checked against (policy-R4), which both presets use; and the order of the preset
+//! `tensorflow`: each class reuses its oldest buffer first, and the oldest buffer of all is evicted first.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::thread_cache::{Counts, Entry};
+use crate::policy::{self, CHECK_EVERY_EVICTIONS, Check, Window};
+use crate::stats::Stats;
+
+/// Most numbers of returns and classes that remain after their buffers have left.
+const LEFTOVERS: usize = 32;
+
+/// How many buffers may be idle, and what raises and lowers that.
+#[derive(Debug, Default)]
+pub(super) struct CountLimit {
+    limit: u64,
+    start_limit: u64,
+    auto_resize: bool,
+    /// All events but those that a thread cache counts.
+    pub(super) counted: Window,
+    /// Everything counted when the window began.
+    window_start: Window,
+    last_miss_us: u64,
+    checks: u64,
+    raises: u64,
+    lowers: u64,
+}
+
+impl CountLimit {
+    pub(super) fn new(limit: u64, auto_resize: bool) -> Self {
+        Self { limit, start_limit: limit, auto_resize, ..Self::default() }
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.limit
+    }
+
+    fn total(&self, Counts { hits, puts, .. }: Counts) -> Window {
+        let Window { get_from_pool, put, .. } = self.counted;
+        Window { get_from_pool: get_from_pool + hits, put: put + puts, ..self.counted }
+    }
+
+    /// Counts an eviction. Every thousandth of a window checks its rates and may raise the limit.
+    pub(super) fn count_eviction(&mut self, counts: impl FnOnce() -> Counts) -> Option<Check> {
+        self.counted.evicted += 1;
+        let evicted = self.counted.evicted - self.window_start.evicted;
+        evicted.is_multiple_of(CHECK_EVERY_EVICTIONS).then(|| {
+            let total = self.total(counts());
+            let check = policy::check(total.since(self.window_start), self.limit, self.auto_resize);
+            self.checks += 1;
+            if let Some(limit) = check.raised_to {
+                self.limit = limit;
+                self.raises += 1;
+                self.window_start = total;
+            }
+            check
+        })
+    }
+
+    pub(super) fn begin_window(&mut self, counts: Counts) {
+        self.window_start = self.total(counts);
+    }
+
+    pub(super) fn count_allocated(&mut self, now_us: u64) {
+        self.counted.allocated += 1;
+        self.last_miss_us = self.last_miss_us.max(now_us);
+    }
+
+    /// Lowers the limit if no miss has needed it for long. Returns the limit before.
+    pub(super) fn lower(&mut self, now_us: u64) -> Option<u64> {
+        let from = self.limit;
+        self.limit = policy::lowered(from, self.start_limit, self.last_miss_us, now_us)?;
+        // The next halving is a full quiet time away.
+        self.last_miss_us = now_us;
+        self.lowers += 1;
+        Some(from)
+    }
+
+    /// TensorFlow's counters since the last raise or clear.
+    pub(super) fn window(&self, counts: Counts) -> Window {
+        self.total(counts).since(self.window_start)
+    }
+
+    pub(super) fn fill(&self, stats: &mut Stats, counts: Counts) {
+        let total = self.total(counts);
+        stats.requests.served += total.gets();
+        stats.requests.hits += total.get_from_pool;
+        stats.requests.misses += total.allocated;
+        stats.requests.returned += total.put;
+        stats.limits.max_idle_buffers = self.limit;
+        stats.limits.checks = self.checks;
+        stats.limits.raises = self.raises;
+        stats.limits.lowers = self.lowers;
+    }
+}
+
+/// Idle buffers by class, oldest first, with the numbers of their returns.
+type Classes<T> = BTreeMap<usize, VecDeque<(u64, Box<Entry<T>>)>>;
+
+/// Idle buffers in the order of their returns.
+#[derive(Debug)]
+pub(super) struct ExactStore<T> {
+    classes: Classes<T>,
+    /// Class and number of all returns, oldest first; including some of buffers that have left.
+    order: VecDeque<(usize, u64)>,
+    puts: u64,
+    len: usize,
+    bytes: u64,
+}
+
+fn oldest<T>(classes: &Classes<T>, class: usize) -> Option<u64> {
+    classes.get(&class)?.front().map(|(put, _)| *put)
+}
+
+impl<T> ExactStore<T> {
+    pub(super) fn new() -> Self {
+        Self { classes: BTreeMap::new(), order: VecDeque::new(), puts: 0, len: 0, bytes: 0 }
+    }
+
+    /// The oldest buffer of `class`.
+    pub(super) fn take(&mut self, class: usize) -> Option<Box<Entry<T>>> {
+        let (_, entry) = self.classes.get_mut(&class)?.pop_front()?;
+        self.len -= 1;
+        self.bytes -= entry.bytes() as u64;
+        Some(entry)
+    }
+
+    /// Keeps `entry` as the newest.
+    pub(super) fn put(&mut self, class: usize, entry: Box<Entry<T>>) {
+        self.puts += 1;
+        self.len += 1;
+        self.bytes += entry.bytes() as u64;
+        self.order.push_back((class, self.puts));
+        self.classes.entry(class).or_default().push_back((self.puts, entry));
+        if self.order.len().max(self.classes.len()) > 2 * self.len + LEFTOVERS {
+            self.classes.retain(|_, idle| !idle.is_empty());
+            let classes = &self.classes;
+            self.order.retain(|(class, put)| oldest(classes, *class).is_some_and(|oldest| oldest <= *put));
+        }
+    }
+
+    /// The oldest buffer of all.
+    pub(super) fn evict(&mut self) -> Option<Box<Entry<T>>> {
+        loop {
+            let (class, put) = self.order.pop_front()?;
+            if oldest(&self.classes, class) == Some(put) {
+                return self.take(class);
+            }
+        }
+    }
+
+    /// Everything, oldest first.
+    pub(super) fn drain(&mut self) -> Vec<Box<Entry<T>>> {
+        std::iter::from_fn(|| self.evict()).collect()
+    }
+
+    pub(super) fn count_of(&self, class: usize) -> u64 {
+        self.classes.get(&class).map_or(0, |idle| idle.len() as u64)
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+#[cfg(all(test, not(pinpool_loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 256 }, failure_persistence: None, ..Default::default() })]
+        #[test]
+        fn it_does_what_a_plain_vector_does(steps in prop::collection::vec((0..18, 0..6_usize), 1..if cfg!(miri) { 40 } else { 200 })) {
+            let mut store = ExactStore::new();
+            let mut model: Vec<(usize, usize)> = Vec::new();
+            for (number, (step, class)) in steps.into_iter().enumerate() {
+                match step {
+                    0..8 => {
+                        store.put(class, Entry::new(0, 10, number));
+                        model.push((class, number));
+                    }
+                    8..14 => {
+                        let at = model.iter().position(|&(other, _)| other == class);
+                        prop_assert_eq!(store.take(class).map(|entry| **entry), at.map(|at| model.remove(at).1));
+                    }
+                    14..17 => {
+                        let oldest = (!model.is_empty()).then(|| model.remove(0).1);
+                        prop_assert_eq!(store.evict().map(|entry| **entry), oldest);
+                    }
+                    _ => {
+                        let drained: Vec<_> = store.drain().into_iter().map(|entry| **entry).collect();
+                        prop_assert_eq!(drained, model.drain(..).map(|(_, item)| item).collect::<Vec<_>>());
+                    }
+                }
+                let of_class = model.iter().filter(|&&(other, _)| other == class).count();
+                prop_assert_eq!((store.count_of(class), store.len()), (of_class as u64, model.len() as u64));
+                prop_assert_eq!(store.bytes(), 10 * store.len());
+                prop_assert!(store.order.len().max(store.classes.len()) <= 2 * model.len() + LEFTOVERS + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn each_thousandth_eviction_of_a_window_is_a_check_and_a_raise_begins_a_window() {
+        let mut limit = CountLimit::new(5, true);
+        let checks = |limit: &mut CountLimit, evictions, counts| {
+            (0..evictions).filter_map(|_| limit.count_eviction(|| counts)).collect::<Vec<_>>()
+        };
+        let counts = Counts { hits: 9_000, puts: 10_000, ..Counts::default() };
+        assert_eq!(checks(&mut limit, 999, counts), []);
+        // No misses: the limit stays, and so does the window.
+        let window = Window { get_from_pool: 9_000, put: 10_000, allocated: 0, evicted: 1_000 };
+        assert_eq!(checks(&mut limit, 1, counts), [Check { window, limit: 5, raised_to: None }]);
+        limit.counted.allocated += 500;
+        let window = Window { allocated: 500, evicted: 2_000, ..window };
+        assert_eq!(checks(&mut limit, 1_999, counts), [Check { window, limit: 5, raised_to: Some(100) }]);
+        assert_eq!((limit.get(), limit.checks, limit.raises), (100, 2, 1));
+        // A window of 999 evictions ends without a check.
+        limit.begin_window(counts);
+        assert_eq!(checks(&mut limit, 999, counts), []);
+        assert_eq!(checks(&mut limit, 1, counts).len(), 1);
+        let mut stats = Stats::default();
+        limit.fill(&mut stats, counts);
+        assert_eq!((stats.requests.served, stats.requests.returned), (9_500, 10_000));
+        assert_eq!(limit.window(counts), Window { evicted: 1_000, ..Window::default() });
+    }
+}

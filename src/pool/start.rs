@@ -1,0 +1,206 @@
+//! The start of a pool with resolved settings: source, limit, recorder and engine, in this order.
+
+use std::path::PathBuf;
+use std::process;
+use std::sync::Arc;
+
+use super::on_host::pin_options;
+use crate::arena::Retention;
+use crate::backend::{self, Backend, Chosen, Source, VirtualMemory};
+use crate::config::env::{self, VariableReport};
+use crate::config::{Config, Limit, OnFull, Preset, SharedLimitName};
+use crate::diag::PoolLog;
+use crate::engine::{
+    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, OneEach, Pageable, Timekeeper,
+    granule_bytes,
+};
+use crate::error::{Error, ErrorKind, Result};
+use crate::finding::Finding;
+use crate::quota::{Budget, Claim, Member};
+use crate::shared_limit::SharedLimit;
+use pinpool_observe::record::Recorder;
+#[cfg(feature = "observe")]
+use pinpool_observe::record::{PoolDescription, SET_IN_CODE, Unrecorded, count_failed};
+use pinpool_os::host::limits;
+use pinpool_os::words::Size;
+
+/// What a pool starts from.
+pub(super) struct PoolStart {
+    pub(super) config: Config,
+    pub(super) variables: Vec<VariableReport>,
+    pub(super) log: Arc<PoolLog>,
+    pub(super) host_root: PathBuf,
+    pub(super) clock: Option<ManualClock>,
+}
+
+impl PoolStart {
+    /// Whether the first use of the pool is soon enough to choose its backend: no step can fail, nothing is reserved, and the
+    /// driver, which the choice starts, is not started yet.
+    pub(super) fn may_begin_late(&self) -> bool {
+        let Config { backend, reserve_bytes, trace, numa_node, .. } = &self.config;
+        matches!(backend, Backend::Auto)
+            && numa_node.is_none()
+            && *reserve_bytes == 0
+            && trace.is_none()
+            && backend::may_start_driver()
+    }
+
+    /// Starts the engine at the first use of the pool, when no step may fail: the arena may get no addresses; ordinary memory
+    /// without an arena needs none.
+    pub(super) fn begin_late(&self) -> Arc<Core> {
+        let begun = self.begin(&self.config, None).or_else(|why: Error| {
+            let found = format!("the pool is `tensorflow` over `heap`, without an arena: {why}");
+            self.log.found(&Finding::warning("address-space", found).remedy("raise `ulimit -v`"));
+            let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..self.config.clone() };
+            self.begin(&heap, None)
+        });
+        begun.unwrap_or_else(|error| unreachable!("ordinary memory: {error}"))
+    }
+
+    /// Starts the engine with the settings `config`.
+    pub(super) fn begin(&self, config: &Config, shared: Option<SharedLimit>) -> Result<Arc<Core>> {
+        let Self { log, host_root: root, .. } = self;
+        let mut limit = AutoLimit::new(root.clone());
+        let is_auto = shared.is_none() && config.max_bytes == Limit::Auto;
+        let member = Member::new(root.clone(), log.name.clone(), is_auto);
+        let (mut max_bytes, limit_origin) = limit.set(config.max_bytes, if is_auto { member.auto_bytes() } else { 0 });
+        let chosen = backend::choose(&config.backend, pin_options(config, root, max_bytes, &[]))?;
+        max_bytes = chosen.lock_limit_bytes.or(max_bytes);
+        limit.lock_limit_bytes = chosen.lock_limit_bytes;
+        self.log_start(config, &chosen, max_bytes, &limit_origin);
+
+        let recorder = self.recorder(config, &*chosen.source)?;
+        let source = CalledSource::new(chosen.source, recorder.clone());
+        let pageable = (config.on_full == OnFull::Pageable).then(|| Pageable::new(max_bytes));
+        let memory = self.memory(config, source, Budget::of_pool(max_bytes, member, shared), pageable)?;
+        let time = Timekeeper::new(self.clock.clone());
+        let core = Core::new(config.clone(), memory, time, log.clone(), recorder, limit);
+        #[cfg(feature = "observe")]
+        core.serve_statistics();
+        core.watch_shared_limit();
+        Ok(core)
+    }
+
+    fn log_start(&self, config: &Config, chosen: &Chosen, max_bytes: Option<u64>, limit_origin: &str) {
+        let (log, source, is_adaptive) = (&self.log, &*chosen.source, config.preset == Preset::Adaptive);
+        let granules = source.virtual_memory().filter(|_| is_adaptive);
+        let granule_of = |memory: &dyn VirtualMemory| granule_bytes(max_bytes, memory.granule_bytes() as u64);
+        let facts = [
+            ("preset", Some(config.preset.to_string())),
+            ("backend", Some(source.name().to_owned())),
+            ("pinned", Some(if source.is_pinned() { "yes" } else { "no" }.to_owned())),
+            ("max", Some(limit_origin.to_owned())),
+            ("granule", granules.map(|memory| Size(granule_of(memory)).to_string())),
+            ("thp", limits::memory_rules(&self.host_root).huge_pages),
+            ("gpu", source.needs_gpu().then(|| config.device.to_string())),
+            ("numa_node", source.numa_node().map(|node| node.to_string())),
+            ("version", Some(env!("CARGO_PKG_VERSION").to_owned())),
+            ("pid", Some(process::id().to_string())),
+        ];
+        let facts = facts.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
+        let mut text = facts.collect::<Vec<_>>().join(" ");
+        let settings = env::origins(&self.variables);
+        if !settings.is_empty() {
+            text += &format!("; {settings}");
+        }
+        // The backends of one driver are mostly skipped for one reason.
+        for alike in chosen.passed_over.chunk_by(|(_, one), (_, next)| one == next) {
+            let names: Vec<_> = alike.iter().map(|&(name, _)| name).collect();
+            text += &format!(" (skipped {}: {})", names.join(", "), alike[0].1);
+        }
+        log.started(&text);
+        chosen.findings.iter().for_each(|finding| log.found(finding));
+        chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
+    }
+
+    #[cfg(not(feature = "observe"))]
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps)] // As with the feature.
+    fn recorder(&self, _: &Config, _: &dyn Source) -> Result<Option<Arc<Recorder>>> {
+        Ok(None)
+    }
+
+    /// The recorder, if `PINPOOL_TRACE` is set.
+    #[cfg(feature = "observe")]
+    fn recorder(&self, config: &Config, source: &dyn Source) -> Result<Option<Arc<Recorder>>> {
+        let Self { log, variables, .. } = self;
+        let Some(path) = &config.trace else { return Ok(None) };
+        let pinned = if source.is_pinned() { "yes" } else { "no" };
+        let mut facts =
+            vec![("backend".to_owned(), source.name().to_owned()), ("pinned".to_owned(), pinned.to_owned())];
+        facts.extend(log.name.iter().map(|name| ("name".to_owned(), name.clone())));
+        facts.extend(variables.iter().map(|of| (of.name.to_owned(), config.value_of(of.name))));
+        let set_in_code: Vec<_> = variables.iter().filter(|of| of.origin == "builder").map(|of| of.name).collect();
+        facts.push((SET_IN_CODE.to_owned(), set_in_code.join(" ")));
+        let why = match Recorder::open(path, PoolDescription { number: 0, facts }) {
+            Ok((recorder, earlier)) => {
+                earlier.iter().for_each(|earlier| log.earlier_recording(recorder.path(), earlier));
+                log.recording(recorder.path());
+                return Ok(Some(recorder));
+            }
+            Err(Unrecorded::Failed(why)) => {
+                return Err(ErrorKind::Setting { name: "PINPOOL_TRACE", value: path.display().to_string(), why }.into());
+            }
+            Err(Unrecorded::Taken) => "another process writes it; put %p (the process id) into the name",
+            Err(_) => "another thread of this process was opening a recording for too long",
+        };
+        count_failed();
+        log.not_recording(path, why);
+        Ok(None)
+    }
+
+    fn memory(
+        &self,
+        config: &Config,
+        source: CalledSource,
+        claim: Claim,
+        pageable: Option<Pageable>,
+    ) -> Result<Memory> {
+        let log = self.log.clone();
+        if config.preset == Preset::TensorFlow {
+            return Ok(Memory::one_each(OneEach::new(source, claim, log), pageable));
+        }
+        let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+        let settings = ArenaSettings {
+            may_grow: config.growth,
+            pin_threads: config.pin_threads_on_host(),
+            background_thread: config.may_poll(),
+            retention: Retention::after(idle_timeout_us),
+        };
+        let (backend, files) = (source.name(), (self.host_root.clone(), config.code.pressure.as_deref()));
+        let arena = ArenaSupply::new(source, claim, settings, log, files)
+            .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() })?;
+        Ok(Memory::of_arena(Arc::new(arena), pageable))
+    }
+
+    /// A slot in the shared limit, if `PINPOOL_LEDGER` names one. Its first owner sets its limit.
+    pub(super) fn join_shared_limit(&self) -> Result<Option<SharedLimit>> {
+        let Self { config, log, .. } = self;
+        let name = match &config.ledger {
+            SharedLimitName::Disabled => return Ok(None),
+            SharedLimitName::Auto if !env::is_one_of_several() => return Ok(None),
+            SharedLimitName::Auto => "auto",
+            SharedLimitName::Named(name) => name,
+        };
+        let refused = |why: String| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into();
+        let asked_bytes = if let Limit::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
+        // All processes together have what `auto` gives to one pool.
+        let auto = || AutoLimit::new(self.host_root.clone()).set(Limit::Auto, 0).0;
+        let max_bytes = asked_bytes.or_else(auto).unwrap_or(u64::MAX);
+        match SharedLimit::attach(name, log.name.as_deref(), max_bytes) {
+            Ok(shared) => {
+                let report = shared.report();
+                let others = report.owners.len().saturating_sub(1);
+                log.joined_shared_limit(name, report.max_bytes, report.held_bytes, others);
+                let other_bytes = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes));
+                other_bytes.iter().for_each(|&bytes| log.shared_limit_differs(name, report.max_bytes, bytes));
+                Ok(Some(shared))
+            }
+            // This shared limit was not requested by name.
+            Err(error) if config.ledger == SharedLimitName::Auto => {
+                log.shared_limit_unused(&error);
+                Ok(None)
+            }
+            Err(error) => Err(refused(error)),
+        }
+    }
+}
