@@ -52,12 +52,9 @@ fn each_setting_has_a_column() {
     ];
     let ran = replay(&sets);
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    for row in
-        ["hits", "driver seconds", "most held", "waste at the peak", "waits", "raises", "TensorFlow's last lines"]
-    {
+    for row in ["misses", "driver seconds", "most held", "waits"] {
         assert!(ran.stdout.contains(row), "no {row} in\n{}", ran.stdout);
     }
-    assert!(ran.stdout.contains("PoolAllocator: After "), "{}", ran.stdout);
 
     let tried =
         finish(pinpool(&["advise", "--json", "--try", "PRESET=tensorflow", "--try", "MAX_BYTES=6MiB"]).arg(&path));

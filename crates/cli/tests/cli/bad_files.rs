@@ -83,7 +83,7 @@ fn inspect_names_the_commands_for_a_recording_and_for_a_trace() {
     }
     let ran = on(&["inspect"], &written(&dir, "w", "# limit 5\na 1 4096\nf 1\n"));
     assert_eq!(ran.code(), 1);
-    ran.check_stderr("this is a trace, not a log: use `pinpool advise`");
+    ran.check_stderr("`pinpool advise` reads traces of requests");
 }
 
 #[test]

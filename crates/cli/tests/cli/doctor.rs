@@ -152,33 +152,6 @@ fn what_the_machine_lacks_for_a_setting_is_named() {
     assert_eq!(fs::read_to_string(&other).unwrap(), "precious");
 }
 
-#[test]
-fn the_needs_of_all_ranks_of_the_host_are_added() {
-    let of = |ranks: &str, ledger: &str| {
-        let mut command = doctor(&[]);
-        command.env("LOCAL_WORLD_SIZE", ranks).env("PINPOOL_LEDGER", ledger);
-        diagnosis(command.env("PINPOOL_MAX_BYTES", "1000TiB").env("PINPOOL_RESERVE", "1000TiB"))
-    };
-    let found = of("4", "none");
-    let words = "4 ranks need 4000.0TiB of ";
-    let (level, text, remedy) = finding(&found, "limit");
-    assert!(
-        level == "warning" && text.starts_with(words) && remedy.contains("PINPOOL_LEDGER=auto"),
-        "{text}; {remedy}"
-    );
-    let (level, text, _) = finding(&found, "reserve");
-    assert!(level == "error" && text.starts_with(words) && found["reserve"]["fits"] == false, "{text}");
-    // They share a limit, and pin a reserve each.
-    let shared = of("4", &format!("doctor-{}", std::process::id()));
-    assert!(finding(&shared, "limit").1.starts_with("1000.0TiB exceeds"), "{shared}");
-    assert!(finding(&shared, "reserve").1.starts_with(words), "{shared}");
-    assert!(finding(&of("1", "none"), "reserve").1.starts_with("1000.0TiB exceeds"));
-    let ran = finish(
-        doctor(&[]).env("LOCAL_WORLD_SIZE", "4").env("PINPOOL_RESERVE", "1000TiB").env("PINPOOL_MAX_BYTES", "none"),
-    );
-    assert!(ran.code == 1 && ran.stdout.contains(words), "{}", ran.stdout);
-}
-
 /// Lowers a limit of the process, and drops the capability that would exempt root.
 #[allow(unsafe_code)] // Runs between fork and exec.
 fn under_limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64) -> &mut Command {
