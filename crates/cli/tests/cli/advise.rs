@@ -1,23 +1,16 @@
 //! `advise --try` and `advise`.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use pinpool::{Backend, Pool, Preset};
 use serde_json::Value;
 
-use crate::tool::{Ran, finish, pinpool};
+use crate::tool::{Ran, finish, pinpool, written};
 
 fn advise(path: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&["advise"]).arg(path).args(args))
-}
-
-fn written(dir: &Path, name: &str, text: &str) -> PathBuf {
-    let path = dir.join(name);
-    fs::write(&path, text).unwrap();
-    path
 }
 
 /// Batches of `held` buffers of each size, allocated and returned together.

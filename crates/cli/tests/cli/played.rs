@@ -1,18 +1,11 @@
 //! Costs, waste and several pools in replays, and invalid traces.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pinpool::{Backend, Pool};
 
-use crate::tool::{Ran, finish, number, pinpool};
-
-fn written(dir: &Path, name: &str, text: &str) -> PathBuf {
-    let path = dir.join(name);
-    fs::write(&path, text).unwrap();
-    path
-}
+use crate::tool::{Ran, finish, number, pinpool, written};
 
 fn ran(command: &str, path: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&[command]).arg(path).args(args))
