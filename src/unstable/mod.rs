@@ -28,8 +28,8 @@ pub use crate::stats::{Kind, Statistic, Unit, Value};
 
 use crate::pool::Pool;
 
-/// What the judge sees of the pool now.
-pub fn snapshot(pool: &Pool) -> pinpool_observe::judge::Snapshot {
+/// The state that a diagnosis is based on.
+pub fn snapshot(pool: &Pool) -> pinpool_observe::diagnosis::Snapshot {
     pool.core().snapshot()
 }
 

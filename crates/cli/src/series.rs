@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pinpool_cli::table::grouped;
 use pinpool_loader::StopFlag;
-use pinpool_observe::judge::{Snapshot, judge_recording};
+use pinpool_observe::diagnosis::{Snapshot, diagnose_recording};
 use pinpool_replay::{Event, Recording};
 use serde_json::Value;
 
@@ -74,7 +74,7 @@ impl Series {
             }
             pools.push(OfPool { name: crate::trace::name_of(description), points });
         }
-        let judged = judge_recording(recording);
+        let judged = diagnose_recording(recording);
         let fact = |fact: &str| recording.pools.first()?.fact(fact);
         let (backend, version) = (fact("backend").unwrap_or("?"), fact("version").unwrap_or("?"));
         let records = grouped(recording.records.len() as u64);

@@ -102,7 +102,7 @@ pub(crate) struct Core {
     limit: AutoLimit,
     /// Its entry at the socket that serves statistics.
     #[cfg(feature = "observe")]
-    showing: std::sync::OnceLock<pinpool_observe::stats_socket::Showing>,
+    showing: std::sync::OnceLock<pinpool_observe::stats_socket::ServedPool>,
 }
 
 impl Core {

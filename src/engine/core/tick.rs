@@ -13,7 +13,7 @@ use crate::engine::memory::PoolView;
 use crate::in_flight::PendingGroup;
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::stats::{EvictionReason, SourceCalls};
-use pinpool_observe::judge::STUCK_AFTER;
+use pinpool_observe::diagnosis::STUCK_AFTER;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::sync::process::{AtomicU64, AtomicUsize, Ordering};
 

@@ -384,7 +384,7 @@ impl Books {
 
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
         let arena = self.arena.stats();
-        self.budget().fill(stats);
+        stats.limits.max_bytes = self.budget().max_bytes();
         stats.memory.held_bytes = self.held_bytes();
         stats.memory.peak_held_bytes = self.peak_bytes;
         stats.memory.free_bytes = arena.hole_bytes;

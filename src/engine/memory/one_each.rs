@@ -208,7 +208,7 @@ impl Supply for OneEach {
 
     fn fill(&self, stats: &mut Stats) {
         let CallCounts { calls, stuck_bytes, held_bytes, peak_bytes } = *self.counts.lock();
-        self.budget.fill(stats);
+        stats.limits.max_bytes = self.budget.max_bytes();
         (stats.memory.held_bytes, stats.memory.peak_held_bytes) = (held_bytes, peak_bytes);
         stats.memory.quarantined_bytes += stuck_bytes;
         stats.memory.mappings = calls.pin.count.saturating_sub(calls.unpin.count);

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::ProgressBar;
-use pinpool_observe::judge::words::counted;
-use pinpool_observe::judge::{Cause, Lost, PoolJudgement, judge_recording};
+use pinpool_observe::diagnosis::words::counted;
+use pinpool_observe::diagnosis::{Cause, Lost, PoolDiagnosis, diagnose_recording};
 use pinpool_replay::{Recording, Replay, Workload};
 use serde_json::json;
 
@@ -35,7 +35,8 @@ use pinpool_cli::terminal::{Terminal, Verbosity};
 /// waiting. A recording is replayed as its threads would continue, starting from its own settings; a trace of requests alone from the
 /// defaults, without a limit. It tries PINPOOL_IDLE_TIMEOUT=none and a PINPOOL_RESERVE, unless --set fixes them, then bisects
 /// PINPOOL_MAX_BYTES. If nothing costs less, it says to keep what you have, and why. Exits with 1 if the trace is truncated, cannot be
-/// replayed faithfully, or shows a leak. With --try it shows the costs of the named settings instead, a column each.
+/// replayed faithfully, or shows a leak or another cause that no setting removes. With --try it shows the costs of the named settings
+/// instead, a column each.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool advise t.gz
   export PINPOOL_RESERVE=536870912
@@ -62,6 +63,8 @@ pub(crate) struct AdviseArgs {
     json: bool,
 }
 
+/// Causes outside the pool: a replay does not show them.
+const BEYOND_SETTINGS: [Cause; 4] = [Cause::Leak, Cause::StuckCopy, Cause::OtherProcess, Cause::MemoryRefused];
 /// Why no limit is advised, or nothing at all.
 const GROWS: &str = "use grows until the end, and a longer run would outgrow any limit that this one needs";
 const NO_GAIN: &str = "no idle timeout or reserve gains a tenth of the time lost, and no limit a tenth of the memory, at no cost of the other";
@@ -104,7 +107,7 @@ fn advise(
     let settings = advice.advised.iter().flat_map(|better| set.pairs.iter().cloned().chain(better.settings()));
     let settings = Settings::of(&workload, settings);
     let trace = path.display().to_string();
-    let recorded = workload.judged().first().map(|judged| &judged.judgement.lost);
+    let recorded = workload.diagnoses().first().map(|one| &one.diagnosis.lost);
     let text = if args.json {
         let mut object = serde_json::to_value(&advice)?;
         object["trace"] = trace.into();
@@ -122,15 +125,16 @@ fn advise(
 /// The trace of one pool: the named one, or the one that lost most.
 fn open(path: &Path, pool: Option<&str>, messages: &mut Vec<String>) -> Result<Workload, String> {
     let choose = |recording: &mut Recording| {
-        let judged = judge_recording(recording);
-        let chosen = judged.iter().find(|judged| pool.is_none_or(|pool| judged.name == pool));
-        if chosen.is_none() && !judged.is_empty() {
-            let names: Vec<_> = judged.iter().map(|judged| &*judged.name).collect();
+        let diagnoses = diagnose_recording(recording);
+        let chosen = diagnoses.iter().find(|one| pool.is_none_or(|pool| one.name == pool));
+        if chosen.is_none() && !diagnoses.is_empty() {
+            let names: Vec<_> = diagnoses.iter().map(|one| &*one.name).collect();
             return Err(named(path, &format_args!("it has no such pool with requests; it has {}", names.join(", "))));
         }
-        if let Some(PoolJudgement { pool: number, name, .. }) = chosen.filter(|_| judged.len() > 1) {
+        if let Some(PoolDiagnosis { pool: number, name, .. }) = chosen.filter(|_| diagnoses.len() > 1) {
             let why = if pool.is_none() { ", which lost most (--pool names another)" } else { "" };
-            messages.push(named(path, &format_args!("it has {} pools; the advice is for {name}{why}", judged.len())));
+            messages
+                .push(named(path, &format_args!("it has {} pools; the advice is for {name}{why}", diagnoses.len())));
             recording.pools.retain(|pool| pool.number == *number);
             recording.records.retain(|record| record.pool == *number);
         }
@@ -151,18 +155,18 @@ fn open(path: &Path, pool: Option<&str>, messages: &mut Vec<String>) -> Result<W
 ///
 /// If no setting helps the program, or its recording cannot be replayed faithfully.
 fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBar) -> Result<Advice, Box<dyn Error>> {
-    let of_cause = |cause| workload.judged().iter().find(|judged| judged.judgement.cause == cause);
-    if let Some(PoolJudgement { name, judgement, .. }) = of_cause(Cause::Leak) {
-        return Err(format!("no limit helps {name}: {judgement}").into());
+    let of_cause = |cause| workload.diagnoses().iter().find(|one| one.diagnosis.cause == cause);
+    if let Some(PoolDiagnosis { name, diagnosis, .. }) = BEYOND_SETTINGS.into_iter().find_map(of_cause) {
+        return Err(format!("no setting of {name} helps: {diagnosis}").into());
     }
-    if let Some(PoolJudgement { judgement, .. }) = of_cause(Cause::LimitTooSmall)
+    if let Some(PoolDiagnosis { diagnosis, .. }) = of_cause(Cause::LimitTooSmall)
         && workload.failed_gets() > 0
     {
         let failed = counted(workload.failed_gets(), "request");
         return Err(format!(
             "{failed} failed under the limit, and no replay shows what the program would have done with memory: \
              {}; then record it again",
-            judgement.cure.as_deref().unwrap_or("raise PINPOOL_MAX_BYTES")
+            diagnosis.advice.as_deref().unwrap_or("raise PINPOOL_MAX_BYTES")
         )
         .into());
     }

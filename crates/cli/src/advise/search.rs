@@ -113,7 +113,7 @@ impl<'a> Search<'a> {
                 bases.push((settings, cost));
             }
         }
-        bases.sort_by(|(_, one), (_, other)| one.lost_seconds.total_cmp(&other.lost_seconds));
+        bases.sort_by(|one, other| rank(one).total_cmp(&rank(other)));
         // A full pool needs a higher limit first. Otherwise a lower one saves memory if no other setting saves time.
         let (at, limit_alone) = match as_given.outcome.waits > 0 && self.workload.is_closed() {
             true => (0, self.play(self.workload, &Replay { max_bytes: None, ..given.clone() })?),
@@ -171,10 +171,9 @@ impl<'a> Search<'a> {
     fn gains(&self, settings: &[(&'static str, String)], cost: &Column, as_given: &Column) -> bool {
         let seconds = self.workload.duration_us() as f64 / 1e6;
         let of_reserve = (seconds * RESERVE_GAIN_OF_TIME).min(as_given.lost_seconds * RESERVE_GAIN);
-        let is_reserve = settings.iter().any(|(name, _)| *name == RESERVE);
         cost.lost_seconds <= self.enough_gained(as_given)
             && self.costs.lost_range(cost).0 <= self.costs.lost_range(as_given).0 * (1.0 - GAIN)
-            && (!is_reserve || cost.lost_seconds <= as_given.lost_seconds - of_reserve)
+            && (!has_reserve(settings) || cost.lost_seconds <= as_given.lost_seconds - of_reserve)
     }
 
     /// At most this much may be lost for a gain that is worth advice.
@@ -289,6 +288,16 @@ fn bisect(
         }
     }
     Ok(Some((high, cost)))
+}
+
+/// The seconds lost, less a tenth for a reserve. A replay prices each pinned byte alike, but a reserve is pinned by several threads before
+/// the program works, and also replaces its first pin calls.
+fn rank((settings, cost): &(Settings, Column)) -> f64 {
+    if has_reserve(settings) { cost.lost_seconds * (1.0 - GAIN) } else { cost.lost_seconds }
+}
+
+fn has_reserve(settings: &[(&str, String)]) -> bool {
+    settings.iter().any(|(name, _)| *name == RESERVE)
 }
 
 /// The settings as `--set` takes them.

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
 use indicatif::ProgressBar;
-use pinpool_observe::judge::Cause;
+use pinpool_observe::diagnosis::Cause;
 use pinpool_replay::{Event, PoolDescription, Record, Recording, Replay, Workload};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -285,6 +285,36 @@ fn a_steady_loop_gets_no_advice_and_a_growing_one_no_limit() {
     assert_eq!(grows, Some(vec!["PINPOOL_IDLE_TIMEOUT=none".to_owned()]));
 }
 
+/// Training in one buffer at a time, with an evaluation in 64 every half minute.
+fn evaluations() -> Vec<Act> {
+    let mut acts = Vec::new();
+    let mut held = |name: u64, from_ms: u64, to_ms: u64| {
+        acts.push(Act { at_ns: from_ms * MS, thread: 0, name, op: Op::Get { bytes: 4 * MIB } });
+        acts.push(Act { at_ns: to_ms * MS, thread: 0, name, op: Op::Put { copies_ns: 0 } });
+    };
+    for round in 0..4 {
+        let (first, begun_ms) = (round * 1000, round * 30_000);
+        (0..500).for_each(|step| held(first + step, begun_ms + step * 50, begun_ms + step * 50 + 25));
+        (500..564).for_each(|step| held(first + step, begun_ms + 25_500 + step, begun_ms + 27_000 + step));
+    }
+    acts.sort_by_key(|act| act.at_ns);
+    acts
+}
+
+#[test]
+fn memory_that_is_pinned_again_for_each_evaluation_gets_a_reserve() {
+    let adaptive = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_IDLE_TIMEOUT", "10s")];
+    let mut recording = Run::of(&evaluations()).record_all(Some(6 << 30), &adaptive);
+    // Calls cost nothing but the time of their bytes, so that the bytes of a reserve seem to cost as much as those of growth.
+    let pin = |bytes: u64| Event::Pin { address: 1, bytes, took_ns: 2 * bytes, failed: false };
+    let pins = (1..9).map(|n| Record { time_ns: 0, thread: 200, pool: 0, event: pin(2 * n * MIB) });
+    recording.records.splice(0..0, pins);
+    let workload = Workload::of(&recording).unwrap();
+    let better = super::search(&workload, &[], &ProgressBar::hidden()).unwrap().advised.unwrap();
+    assert!(better.settings.iter().any(|(name, _)| *name == "PINPOOL_RESERVE"), "{better:?}");
+    assert_eq!(better.cost.outcome.page_locks, 1, "{better:?}");
+}
+
 #[test]
 fn settings_made_in_code_are_not_advised_as_variables() {
     let lines = |set_in_code| {
@@ -346,7 +376,7 @@ fn a_recording_that_a_replay_cannot_reproduce_gets_no_advice() {
 
 /// Whether the advice was right, and its kind.
 fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
-    if workload.judged().iter().any(|judged| judged.judgement.cause == Cause::Leak) {
+    if workload.diagnoses().iter().any(|one| one.diagnosis.cause == Cause::Leak) {
         return Ok(Outcome::Leak);
     }
     let progress = ProgressBar::hidden();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use pinpool_observe::judge::Snapshot;
+use pinpool_observe::diagnosis::Snapshot;
 use serde_json::Value;
 
 use crate::diagnosis::of_object;

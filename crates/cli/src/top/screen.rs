@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pinpool_observe::judge::Snapshot;
-use pinpool_observe::judge::words::counted;
+use pinpool_observe::diagnosis::Snapshot;
+use pinpool_observe::diagnosis::words::counted;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -227,7 +227,7 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    use pinpool_observe::judge::Holder;
+    use pinpool_observe::diagnosis::Holder;
 
     use super::*;
 

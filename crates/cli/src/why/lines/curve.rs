@@ -4,7 +4,7 @@
 //! are not counted: the position of a message is a lower bound.
 
 use pinpool_cli::table::grouped;
-use pinpool_observe::judge::Snapshot;
+use pinpool_observe::diagnosis::Snapshot;
 
 use super::history::{Entry, History, PoolHistory};
 use super::message::{Found, Message, Numbers};

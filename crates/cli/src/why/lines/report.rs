@@ -10,7 +10,7 @@ use super::message::{Counters, Found, Message, Numbers};
 use super::trend::Trend;
 use crate::diagnosis::Said;
 use pinpool_cli::table::{columns, grouped};
-use pinpool_observe::judge::words::counted;
+use pinpool_observe::diagnosis::words::counted;
 
 /// Without `--all`, a longer table has its middle left out.
 const ROWS: usize = 40;
