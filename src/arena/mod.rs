@@ -33,6 +33,7 @@
 //! - **arena-I5**: The holes of discrete regions, and no others, are also in `regions` of their set.
 //! - **arena-I6** (`keep`): What is kept is committed, outside of the ranges of reserves.
 
+mod compaction;
 mod demand;
 mod discrete;
 mod extent;
@@ -42,7 +43,6 @@ mod grow;
 mod holes;
 mod keep;
 mod plan;
-mod prepare;
 mod retain;
 mod shrink;
 mod uncommitted;

@@ -51,6 +51,6 @@ pub fn look(pool: &Pool) {
 
 /// Moves a few granules to where a request will want them, as the maintenance thread does while nothing is due (`policy-R13`).
 /// Returns whether there were any to move.
-pub fn prepare_step(pool: &Pool) -> bool {
-    pool.core().prepare_step()
+pub fn compaction_step(pool: &Pool) -> bool {
+    pool.core().compaction_step()
 }

@@ -28,7 +28,7 @@ mod reserve;
 pub(in crate::engine) use reserve::Step;
 
 /// Time between a step towards a compaction target that failed and the next one.
-const PREPARE_AFTER_FAILURE_US: u64 = 1_000_000;
+const COMPACT_AFTER_FAILURE_US: u64 = 1_000_000;
 /// Every block starts at a multiple of this.
 const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
 
@@ -43,7 +43,7 @@ pub(in crate::engine) struct Books {
     /// Above this, what is wanted counts as varied sizes (policy-R12).
     varied_above_bytes: u64,
     /// A step towards a compaction target failed: the next one is not before this.
-    next_preparation_us: u64,
+    next_compaction_us: u64,
     /// No pool carves from here any more.
     is_closed: bool,
     /// Bytes that were due at the last tick and stay, since their release would wait for the device.
@@ -74,7 +74,7 @@ impl Books {
             mappings,
             demand: Demand::default(),
             varied_above_bytes,
-            next_preparation_us: 0,
+            next_compaction_us: 0,
             is_closed: false,
             overdue_bytes: 0,
             budget: claim.budget().clone(),
@@ -155,14 +155,14 @@ impl Books {
     }
 
     /// Plans a step towards a compaction target (policy-R13).
-    pub(in crate::engine) fn plan_preparation(&mut self, now_us: u64) -> Option<Plan> {
-        if now_us < self.next_preparation_us || !self.is_varied(now_us) {
+    pub(in crate::engine) fn plan_compaction(&mut self, now_us: u64) -> Option<Plan> {
+        if now_us < self.next_compaction_us || !self.is_varied(now_us) {
             return None;
         }
-        self.arena.prepare(self.demand.wanted_bytes(now_us), ALIGN_BYTES)
+        self.arena.compact(self.demand.wanted_bytes(now_us), ALIGN_BYTES)
     }
 
-    /// Settles a plan of [`plan_preparation`](Self::plan_preparation). After a failure none is made for a while.
+    /// Settles a plan of [`plan_compaction`](Self::plan_compaction). After a failure none is made for a while.
     pub(in crate::engine) fn finish_compaction(
         &mut self,
         plan: Plan,
@@ -170,7 +170,7 @@ impl Books {
         now_us: u64,
     ) {
         if self.count(executed).is_some() {
-            self.next_preparation_us = now_us.saturating_add(PREPARE_AFTER_FAILURE_US);
+            self.next_compaction_us = now_us.saturating_add(COMPACT_AFTER_FAILURE_US);
         }
         self.arena.finish_plan(plan, outcome, now_us);
     }
