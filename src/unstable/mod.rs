@@ -1,9 +1,5 @@
 //! What the tools, benches and tests of this repository need beyond the public interface. No promise: it changes without notice.
 
-/// The arena: where a buffer is placed in memory, and what is released. Numbers in, plans out.
-pub mod arena {
-    pub use crate::arena::*;
-}
 /// All backends, including those that a setting chooses, and the trial of one.
 pub mod backend {
     pub use crate::backend::*;
