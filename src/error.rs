@@ -72,13 +72,9 @@ impl fmt::Display for UsageReport {
 }
 
 /// A text as a separate sentence.
-struct Sentence<'a>(&'a str);
-
-impl fmt::Display for Sentence<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut letters = self.0.chars();
-        letters.next().map_or(Ok(()), |first| write!(f, "{}{}.", first.to_ascii_uppercase(), letters.as_str()))
-    }
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| format!("{}{}.", first.to_ascii_uppercase(), letters.as_str()))
 }
 
 /// A request that found no memory.
@@ -96,7 +92,7 @@ impl fmt::Display for NoMemory {
         let Self { asked_bytes, refused: Refused { needed_bytes, found, remedy, .. }, usage, .. } = self;
         let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
         write!(f, "cannot allocate {asked} (rounded to {needed}): {found}; {usage}")?;
-        if remedy.is_empty() { Ok(()) } else { write!(f, ". {}", Sentence(remedy)) }
+        if remedy.is_empty() { Ok(()) } else { write!(f, ". {}", sentence(remedy)) }
     }
 }
 
@@ -198,15 +194,13 @@ impl Error {
         matches!(*self.0, ErrorKind::Capture)
     }
 
-    /// Bytes of the buffer that was requested or copied; `None` if the error is about something else.
+    /// Bytes of the request that failed; `None` if the error is not about the size of a request.
     pub fn requested_bytes(&self) -> Option<u64> {
-        match &*self.0 {
-            ErrorKind::Length { len, .. } | ErrorKind::Alignment { len, .. } | ErrorKind::Copy { len, .. } => {
-                Some(*len as u64)
-            }
+        match *self.0 {
+            ErrorKind::Length { len, .. } | ErrorKind::Alignment { len, .. } => Some(len as u64),
             ErrorKind::Limit(NoMemory { asked_bytes, .. })
             | ErrorKind::Backend(NoMemory { asked_bytes, .. })
-            | ErrorKind::Late { asked_bytes, .. } => Some(*asked_bytes),
+            | ErrorKind::Late { asked_bytes, .. } => Some(asked_bytes),
             _ => None,
         }
     }
@@ -256,20 +250,13 @@ impl Error {
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match *error.0 {
-            ErrorKind::Length { .. }
-            | ErrorKind::Alignment { .. }
-            | ErrorKind::View { .. }
-            | ErrorKind::Handle { .. }
-            | ErrorKind::Setting { .. }
-            | ErrorKind::Copy { .. } => io::ErrorKind::InvalidInput,
             ErrorKind::Limit { .. } => io::ErrorKind::QuotaExceeded,
+            ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
             ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
             ErrorKind::Thread { ref why, .. } => why.kind(),
-            ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
-            ErrorKind::Forked { .. } | ErrorKind::Closed | ErrorKind::Device { .. } | ErrorKind::Capture => {
-                io::ErrorKind::Other
-            }
+            _ if error.is_request() || error.is_setting() || error.is_copy() => io::ErrorKind::InvalidInput,
+            _ => io::ErrorKind::Other,
         };
         Self::new(kind, error)
     }
