@@ -165,7 +165,7 @@ impl Core {
     /// The pace that is needed after memory was carved or returned.
     fn pace_of_change(&self) -> Pace {
         match self.memory().arena() {
-            Some(arena) if arena.lacks_hole() => Pace::Hole,
+            Some(arena) if arena.lacks_hole() => Pace::Compaction,
             _ => Pace::Quiet,
         }
     }
