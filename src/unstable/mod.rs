@@ -20,7 +20,6 @@ pub mod short_path;
 
 pub use crate::diag::{CheckReport, LogSampler};
 pub use crate::engine::ManualClock;
-pub use crate::engine::cache::thread_cache;
 pub use crate::finding::{Finding, Level};
 pub use crate::policy::{Check, Window};
 pub use crate::size_class::Rounding;

@@ -87,8 +87,6 @@ mod stats_never_wait;
 mod stress;
 mod tags;
 mod tensorflow_model;
-mod thread_cache_model;
-mod thread_cache_stress;
 mod told_copies;
 mod totals;
 #[cfg(not(miri))]

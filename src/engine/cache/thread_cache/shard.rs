@@ -245,6 +245,7 @@ impl<T> Shard<T> {
     }
 
     /// At rest: compares the lists with the counts; returns the classes that have entries.
+    #[cfg(test)]
     pub(super) fn validate(&self) -> Result<Vec<u32>, String> {
         self.own.free_list.with(|list| {
             self.collect(list);
