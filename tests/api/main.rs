@@ -26,6 +26,7 @@ mod docs;
 mod draw;
 #[cfg(not(miri))]
 mod env_prefix;
+mod fast_path;
 mod fault;
 mod fences;
 mod fixture;
@@ -74,7 +75,6 @@ mod settings_as_text;
 mod shared_limit;
 mod shared_limit_file;
 mod shared_limit_waits;
-mod short_path;
 mod sink;
 mod sizes;
 mod slices;

@@ -141,7 +141,7 @@ mod tests {
             Pool::builder().without_env().backend(Backend::Heap).trace(dir.path().join("t.trace")).build().unwrap();
         for _ in 0..4 {
             drop(pool.get(4096).unwrap());
-            assert!(pool.core().cached_shard().is_none() && !pool.core().has_short_path());
+            assert!(pool.core().cached_shard().is_none() && !pool.core().has_fast_path());
         }
         assert_eq!(pool.stats().requests.hits, 3);
     }

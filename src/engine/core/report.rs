@@ -33,7 +33,7 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct Diagnosis {
     judge: Mutex<Judge>,
-    short_gets: AtomicU64,
+    short_requests: AtomicU64,
     /// Events of threads that had just returned a buffer.
     own_waits: AtomicU64,
     /// Whether the source refused the last attempt that was refused.
@@ -119,7 +119,7 @@ impl Core {
             oldest_copy: stats.copies.oldest_age.zip(stats.copies.oldest_stream),
             host: if is_forked { None } else { self.host_memory() },
             request,
-            judged: self.judged(),
+            judged: self.last_diagnosis(),
             limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory().limit_name(Level::Pool) },
         }
     }
@@ -212,7 +212,7 @@ impl Core {
     pub(super) fn record_need(&self, class: Class) {
         let own_bytes = self.memory().own_bytes().saturating_sub(self.stock.idle().bytes());
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
-        self.diagnosis.short_gets.fetch_add(1, Ordering::Relaxed);
+        self.diagnosis.short_requests.fetch_add(1, Ordering::Relaxed);
         if RETURNED_TO.try_with(Cell::take).ok().flatten() == Some(self.log.number) {
             self.diagnosis.own_waits.fetch_add(1, Ordering::Relaxed);
         }
@@ -269,7 +269,7 @@ impl Core {
     }
 
     /// The diagnosis of the last window, if there was one and no other thread evaluates it now.
-    pub(super) fn judged(&self) -> Option<Judgement> {
+    pub(super) fn last_diagnosis(&self) -> Option<Judgement> {
         if self.is_forked() { None } else { self.diagnosis.judge.try_lock()?.latest().cloned() }
     }
 
@@ -299,7 +299,7 @@ impl Core {
             },
             puts: stats.requests.returned,
             evicted: stats.memory.evictions.over_limit,
-            short_gets: self.diagnosis.short_gets.load(Ordering::Relaxed),
+            short_gets: self.diagnosis.short_requests.load(Ordering::Relaxed),
             own_waits: self.diagnosis.own_waits.load(Ordering::Relaxed),
             failed_gets: stats.requests.failed,
             is_by_source: self.diagnosis.is_by_source.load(Ordering::Relaxed),

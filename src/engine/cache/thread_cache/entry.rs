@@ -127,7 +127,7 @@ impl<T> Entry<T> {
 
     /// The next put takes the slow path.
     #[inline]
-    pub(in crate::engine) fn keep_off_short_path(&self) {
+    pub(in crate::engine) fn close_to_fast_path(&self) {
         self.set_shard(ptr::null::<()>());
     }
 }

@@ -39,7 +39,7 @@ fn after_seal_puts_are_handed_back_and_one_drain_empties_the_cache() {
     let mut remote = cache.take(current_slot(), 0).unwrap();
     cache.seal();
     remote.owner += 1;
-    remote.keep_off_short_path();
+    remote.close_to_fast_path();
     for entry in [own, remote, Entry::new(0, 10, 9)] {
         assert!(cache.put(current_slot(), entry).is_err());
     }
