@@ -135,7 +135,7 @@ fn a_failed_put_can_be_repeated_unless_the_stream_captures() {
     assert_eq!((in_flight(pool), try_get(pool, LEN).0), (1, pp_status::PP_NONE_IDLE));
     drop(gate);
     stream.synchronize().unwrap();
-    assert_eq!((in_flight(pool), &stats(pool)["memory"]["lost"]), (0, &0.into()));
+    assert_eq!((in_flight(pool), &stats(pool)["memory"]["quarantined"]), (0, &0.into()));
     assert_eq!(try_get(pool, LEN), (pp_status::PP_OK, held), "the second put replaces the first");
 
     // SAFETY: no other call uses the stream.
@@ -144,7 +144,11 @@ fn a_failed_put_can_be_repeated_unless_the_stream_captures() {
     // SAFETY: as above.
     unsafe { result::stream::end_capture(stream.cu_stream()) }.unwrap();
     put_on_stream(pool, held, &stream).unwrap();
-    assert_eq!((in_flight(pool), &stats(pool)["memory"]["lost"]), (0, &1.into()), "a graph may be launched again");
+    assert_eq!(
+        (in_flight(pool), &stats(pool)["memory"]["quarantined"]),
+        (0, &1.into()),
+        "a graph may be launched again"
+    );
     assert_eq!(context.check_err(), Ok(()));
     close(pool);
 }

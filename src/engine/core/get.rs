@@ -104,8 +104,7 @@ impl Core {
     /// A block of `class` with completed copies, found by sweeping.
     fn take_completed(&self, class: Class) -> Option<Block> {
         while self.in_flight.count() > 0 {
-            let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
-            let swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
+            let swept = self.in_flight.sweep(Ask::Unknown);
             let found_none = swept.completed.is_empty();
             self.complete(swept);
             let block = self.stock.take(class);

@@ -17,6 +17,8 @@ const IDLE_TIMEOUT: &str = "PINPOOL_IDLE_TIMEOUT";
 const RESERVE: &str = "PINPOOL_RESERVE";
 const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
 const PAGE_BYTES: u64 = 4096;
+/// Margin of the advised limit over the smallest that costs no more.
+const HEADROOM: f64 = 0.1;
 /// The limit is bisected down to this part of the peak.
 const STEPS: u64 = 128;
 /// More memory than this factor is advised only if it gains time.
@@ -89,19 +91,13 @@ pub(super) struct Search<'a> {
     /// Variables that the user has set.
     fixed: &'a [(String, String)],
     costs: Costs,
-    headroom: f64,
     progress: &'a ProgressBar,
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(
-        workload: &'a Workload,
-        fixed: &'a [(String, String)],
-        headroom: f64,
-        progress: &'a ProgressBar,
-    ) -> Self {
+    pub(super) fn new(workload: &'a Workload, fixed: &'a [(String, String)], progress: &'a ProgressBar) -> Self {
         let (hurried, costs) = (workload.hurried(), Costs::of(workload));
-        Self { workload, hurried, fixed, costs, headroom, progress }
+        Self { workload, hurried, fixed, costs, progress }
     }
 
     pub(super) fn advise(&self) -> Found<Advice> {
@@ -117,7 +113,7 @@ impl<'a> Search<'a> {
                 bases.push((settings, cost));
             }
         }
-        bases.sort_by(|(_, one), (_, other)| one.lost_seconds.total_cmp(&other.lost_seconds));
+        bases.sort_by(|one, other| rank(one).total_cmp(&rank(other)));
         // A full pool needs a higher limit first. Otherwise a lower one saves memory if no other setting saves time.
         let (at, limit_alone) = match as_given.outcome.waits > 0 && self.workload.is_closed() {
             true => (0, self.play(self.workload, &Replay { max_bytes: None, ..given.clone() })?),
@@ -175,10 +171,9 @@ impl<'a> Search<'a> {
     fn gains(&self, settings: &[(&'static str, String)], cost: &Column, as_given: &Column) -> bool {
         let seconds = self.workload.duration_us() as f64 / 1e6;
         let of_reserve = (seconds * RESERVE_GAIN_OF_TIME).min(as_given.lost_seconds * RESERVE_GAIN);
-        let is_reserve = settings.iter().any(|(name, _)| *name == RESERVE);
         cost.lost_seconds <= self.enough_gained(as_given)
             && self.costs.lost_range(cost).0 <= self.costs.lost_range(as_given).0 * (1.0 - GAIN)
-            && (!is_reserve || cost.lost_seconds <= as_given.lost_seconds - of_reserve)
+            && (!has_reserve(settings) || cost.lost_seconds <= as_given.lost_seconds - of_reserve)
     }
 
     /// At most this much may be lost for a gain that is worth advice.
@@ -247,10 +242,10 @@ impl<'a> Search<'a> {
             return Ok(None);
         };
         let ahead = self.workload.mean_get_bytes().saturating_mul(BUFFERS_AHEAD) as f64 / smallest as f64;
-        let ahead = if is_faster && !settings.is_empty() { self.headroom.max(ahead) } else { self.headroom };
+        let ahead = if is_faster && !settings.is_empty() { HEADROOM.max(ahead) } else { HEADROOM };
         // A little more memory may cost more: then the headroom is smaller.
         let (mut max_bytes, mut cost) = (smallest, least_cost);
-        for headroom in [ahead, self.headroom / 2.0] {
+        for headroom in [ahead, HEADROOM / 2.0] {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Rounded anyway; not below 0.
             let ample = whole((smallest as f64 * (1.0 + headroom)) as u64);
             if let Some(found) = suffices(ample)? {
@@ -293,6 +288,16 @@ fn bisect(
         }
     }
     Ok(Some((high, cost)))
+}
+
+/// The seconds lost, less a tenth for a reserve. A replay prices each pinned byte alike, but a reserve is pinned by several threads before
+/// the program works, and also replaces its first pin calls.
+fn rank((settings, cost): &(Settings, Column)) -> f64 {
+    if has_reserve(settings) { cost.lost_seconds * (1.0 - GAIN) } else { cost.lost_seconds }
+}
+
+fn has_reserve(settings: &[(&str, String)]) -> bool {
+    settings.iter().any(|(name, _)| *name == RESERVE)
 }
 
 /// The settings as `--set` takes them.

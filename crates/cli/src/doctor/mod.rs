@@ -21,6 +21,7 @@ mod memory;
 mod probe;
 mod settings;
 
+use std::error::Error;
 use std::time::Duration;
 
 use clap::Args;
@@ -83,9 +84,9 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     if args.settings {
-        return settings::run(args.all, terminal);
+        return Ok(settings::run(args.all, terminal)?);
     }
     if args.bench {
         return bench::run(args.bytes, args.size, args.json, terminal);
@@ -119,7 +120,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), ExitErro
     } else {
         terminal.print(table(&findings).trim_end())
     };
-    status.and(printed)
+    Ok(status.and(printed)?)
 }
 
 /// The exit status and the last finding: `of_gpu`, unless one of `findings` is an error.

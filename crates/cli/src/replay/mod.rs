@@ -57,18 +57,18 @@ struct JsonLine<'a> {
 }
 
 /// Exits with 1 if a trace is truncated.
-pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let sets_limit = args.set.iter().flat_map(|set| &set.pairs).any(|(name, _)| name == "PINPOOL_MAX_BYTES");
     if args.max_ratio.is_some() && sets_limit {
-        return terminal.report(Err("--max-ratio and MAX_BYTES both set the limit: omit one of the two".into()));
+        return Err("--max-ratio and MAX_BYTES both set the limit: omit one of the two".into());
     }
     let (mut warnings, mut notes) = (Vec::new(), Vec::new());
     // Invalid settings are refused before any file is read.
-    args.set.iter().try_for_each(|set| set.replay(terminal).map(drop))?;
+    args.set.iter().try_for_each(|set| set.replay().map(drop))?;
     let played = args.workloads.iter().try_for_each(|path| args.play(path, &mut warnings, &mut notes));
     notes.iter().chain(&warnings).for_each(|message| terminal.message(message));
-    terminal.report(played)?;
-    if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
+    played?;
+    if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure.into()) }
 }
 
 impl ReplayArgs {

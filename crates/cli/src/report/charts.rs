@@ -65,10 +65,10 @@ fn axis(name: &str, unit: &str) -> Value {
     json!({ "name": name, "unit": unit })
 }
 
-/// A line with a value that holds until the next point (`steps`, or `area`, which is stacked), or marks (`triangles`, `crosses`).
+/// A line with a value that holds until the next point (`steps`, or `area`, which is stacked), or marks (`discs`, `rings`).
 fn line(name: &str, shape: &str, points: impl IntoIterator<Item = (f64, f64)>) -> Value {
     let points: Vec<_> = points.into_iter().collect();
-    let is_mark = matches!(shape, "triangles" | "crosses");
+    let is_mark = matches!(shape, "discs" | "rings");
     let is_kept = |at: usize| is_mark || at == 0 || at + 1 == points.len() || points[at].1 != points[at - 1].1;
     let kept: Vec<_> = (0..points.len()).filter(|&at| is_kept(at)).map(|at| points[at]).collect();
     json!({ "name": name, "shape": shape, "points": kept })
@@ -155,8 +155,8 @@ impl<'a> Charts<'a> {
             let grown = self.samples.iter().filter(|(_, of)| std::mem::replace(&mut before, ns(of)) < ns(of));
             series.push(line(name, shape, grown.map(|(x, of)| (*x, of.held_bytes as f64))));
         };
-        mark("wait", "triangles", |of| of.waiting_ns);
-        mark("pin or unpin", "crosses", |of| of.pinning_ns);
+        mark("wait", "discs", |of| of.waiting_ns);
+        mark("pin or unpin", "rings", |of| of.pinning_ns);
         let limit = max.map_or_else(|| "no limit".to_owned(), |max| format!("limit {}", Size(max)));
         let words = format!("At most {} held; {limit}.", Size(held));
         Some(self.figure("bytes", "Bytes by state", words, vec![panel("bytes", "bytes", &series, false)]))
@@ -196,7 +196,7 @@ impl<'a> Charts<'a> {
         if lines.is_empty() || (self.series.has_time && raises.is_empty() && evicted == 0) {
             return None;
         }
-        lines.push(line("raise", "triangles", raises));
+        lines.push(line("raise", "discs", raises));
         let panels = vec![
             panel("limit on idle buffers", "count", &lines, false),
             panel("evictions so far", "count", &[self.line("evictions", "steps", |of| Some(of.evicted))], false),

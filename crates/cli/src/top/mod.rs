@@ -62,7 +62,7 @@ pub(crate) struct TopArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let is_live = !args.json && !args.once && io::stdout().is_terminal();
     // A signal ends it like a key, so that the terminal is restored.
     let stop = if is_live { stop_at_interrupt(terminal) } else { StopFlag::new() };
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), ExitError> 
         None if is_live => show_host(&stop),
         None => print_host(args.json, terminal),
     };
-    if stop.is_raised() { Err(ExitError::Interrupted) } else { terminal.report(shown) }
+    if stop.is_raised() { Err(ExitError::Interrupted.into()) } else { shown }
 }
 
 fn show_target(target: &str, is_json: bool, is_live: bool, stop: &StopFlag) -> Result<(), Box<dyn Error>> {

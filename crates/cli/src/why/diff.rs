@@ -1,5 +1,6 @@
 //! What changed between two recordings, in seconds.
 
+use std::error::Error;
 use std::path::Path;
 
 use pinpool_observe::judge::words::{percent, seconds};
@@ -25,11 +26,8 @@ struct Change {
 }
 
 /// Pools are matched by name, or by number if they have no name.
-pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Terminal) -> Result<(), ExitError> {
-    let both = match read(before).and_then(|before| Ok([before, read(after)?])) {
-        Ok(both) => both,
-        Err(error) => return terminal.report(Err(error.into())),
-    };
+pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+    let both = [read(before)?, read(after)?];
     let changes = changes(&both);
     let shares = [0, 1].map(|side| changes.iter().map(|change| share(change.sides[side].as_ref())).sum::<f64>());
     let text = if is_json { in_json(&changes, shares).to_string() } else { in_words(&changes, shares) };
@@ -38,7 +36,7 @@ pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Termina
         [before, after].into_iter().zip(&both).filter_map(|(path, of)| Some(named(path, of.warning.as_ref()?)));
     let warnings: Vec<_> = warnings.collect();
     warnings.iter().for_each(|warning| terminal.message(warning));
-    if shares[1] > shares[0] + SHOWN_SHARE || !warnings.is_empty() { Err(ExitError::Failure) } else { Ok(()) }
+    if shares[1] > shares[0] + SHOWN_SHARE || !warnings.is_empty() { Err(ExitError::Failure.into()) } else { Ok(()) }
 }
 
 fn read(path: &Path) -> Result<Recording, String> {

@@ -10,6 +10,7 @@
 mod diff;
 pub(crate) mod lines;
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -55,21 +56,17 @@ pub(crate) struct WhyArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let target = match args.targets.as_slice() {
         targets if args.lines => return lines::run(targets, args.json, args.all, terminal),
         [before, after] => return diff::run(before, after, args.json, terminal),
         [target] => target,
-        _ => return terminal.report(Err("name one target, two recordings to compare, or logs with --lines".into())),
+        _ => return Err("name one target, two recordings to compare, or logs with --lines".into()),
     };
-    let Series { said, warning, .. } = match Series::read(target, Duration::ZERO, &StopFlag::new()) {
-        Ok(series) if series.said.is_empty() => {
-            let why = "too few requests for a diagnosis: at least 20 are needed";
-            return terminal.report(Err(named(target, &why).into()));
-        }
-        Ok(series) => series,
-        Err(error) => return terminal.report(Err(error)),
-    };
+    let Series { said, warning, .. } = Series::read(target, Duration::ZERO, &StopFlag::new())?;
+    if said.is_empty() {
+        return Err(named(target, &"too few requests for a diagnosis: at least 20 are needed").into());
+    }
     let has_alarm = said.iter().any(|said| said.is_alarm);
     let text = if args.json {
         serde_json::json!({ "target": target.to_string_lossy(), "pools": said, "warning": warning }).to_string()
@@ -77,8 +74,8 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> 
         in_words(&said, args.all)
     };
     terminal.print(text.trim_end())?;
-    warning.iter().for_each(|warning| terminal.message(named(target, warning)));
-    if has_alarm || warning.is_some() { Err(ExitError::Failure) } else { Ok(()) }
+    warning.map_or(Ok(()), |warning| Err(named(target, &warning)))?;
+    if has_alarm { Err(ExitError::Failure.into()) } else { Ok(()) }
 }
 
 /// The lines of each pool; without `all`, healthy pools share one line if another has a problem.

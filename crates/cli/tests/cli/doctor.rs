@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -67,20 +67,6 @@ fn driver_in(file: &Path) -> TempDir {
 fn mock_driver() -> TempDir {
     let here = std::env::current_exe().unwrap();
     driver_in(&here.parent().unwrap().join("libmock_driver.so"))
-}
-
-/// A library with a `cuInit` that returns `code`, in a new folder; `None` without a C compiler.
-#[cfg(feature = "cuda")]
-fn stub(code: i32) -> Option<(TempDir, PathBuf)> {
-    let folder = tempfile::tempdir().unwrap();
-    let (source, library) = (folder.path().join("stub.c"), folder.path().join("libcuda.so.1"));
-    fs::write(&source, format!("int cuInit(unsigned flags) {{ return flags == 0 ? {code} : 1; }}\n")).unwrap();
-    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
-    if !compiled.is_ok_and(|status| status.success()) {
-        println!("skipped: no C compiler");
-        return None;
-    }
-    Some((folder, library))
 }
 
 #[test]
@@ -167,29 +153,6 @@ fn what_the_machine_lacks_for_a_setting_is_named() {
 }
 
 #[test]
-fn the_result_agrees_with_the_exit_status() {
-    let sets: [&[(&str, &str)]; 6] = [
-        &[],
-        &[("PINPOOL_RESERVE", "all")],
-        &[("PINPOOL_GROWTH", "0")],
-        &[("PINPOOL_BACKEND", "heap")],
-        &[("PINPOOL_RESERVE", "9000TiB"), ("PINPOOL_MAX_BYTES", "none")],
-        &[("PINPOOL_IDLE_TIMEOUT", "5s"), ("PINPOOL_PRESET", "tensorflow")],
-    ];
-    for set in sets {
-        let found = diagnosis(doctor(&[]).envs(set.iter().copied()));
-        let (level, text, _) = finding(&found, "result");
-        assert_eq!(level == "ok", found["status"] == 0, "{set:?}: {text}");
-        assert_eq!(text.contains("no pool can be built with these settings"), found["status"] == 2, "{set:?}: {text}");
-        let results = found["findings"].as_array().unwrap().iter().filter(|finding| finding["check"] == "result");
-        assert_eq!(results.count(), 1);
-    }
-    let ineffective = diagnosis(doctor(&[]).env("PINPOOL_IDLE_TIMEOUT", "5s").env("PINPOOL_PRESET", "tensorflow"));
-    let (level, text, _) = finding(&ineffective, "settings");
-    assert!(level == "warning" && text.contains("PINPOOL_IDLE_TIMEOUT=5s: has no effect"), "{text}");
-}
-
-#[test]
 fn the_needs_of_all_ranks_of_the_host_are_added() {
     let of = |ranks: &str, ledger: &str| {
         let mut command = doctor(&[]);
@@ -214,25 +177,6 @@ fn the_needs_of_all_ranks_of_the_host_are_added() {
         doctor(&[]).env("LOCAL_WORLD_SIZE", "4").env("PINPOOL_RESERVE", "1000TiB").env("PINPOOL_MAX_BYTES", "none"),
     );
     assert!(ran.code == 1 && ran.stdout.contains(words), "{}", ran.stdout);
-}
-
-#[test]
-fn a_shared_limit_without_room_for_its_file_fails_as_it_does_for_a_pool() {
-    let script = "mount -t tmpfs -o size=16k none /dev/shm && { head -c 16384 /dev/zero > /dev/shm/full; exec \"$0\" doctor --json; }";
-    let of = |ledger: &str| {
-        let mut command = Command::new("unshare");
-        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_pinpool")]);
-        command.env("PINPOOL_LEDGER", ledger).env("PINPOOL_MAX_BYTES", "1G").env("LOCAL_WORLD_SIZE", "2").output()
-    };
-    for (ledger, level) in [("train", "error"), ("auto", "warning")] {
-        let Some(found) = of(ledger).ok().and_then(|ran| serde_json::from_slice::<Value>(&ran.stdout).ok()) else {
-            println!("skipped: no memory file system can be mounted here");
-            return;
-        };
-        let (found_level, text, remedy) = finding(&found, "shared-limit");
-        assert!(found_level == level && text.contains("No space left on device"), "{level}: {text}");
-        assert!(remedy.contains("/dev/shm") && found["status"] == 1, "{remedy}");
-    }
 }
 
 /// Lowers a limit of the process, and drops the capability that would exempt root.
@@ -353,87 +297,4 @@ fn a_driver_that_crashes_or_hangs_is_a_finding() {
         assert_eq!(finding(&of_all, name).0, "note", "{of_all}");
     }
     assert_eq!((&of_all["status"], &of_all["gpu"]), (&1.into(), &false.into()));
-}
-
-/// A library that cannot start says why.
-#[cfg(feature = "cuda")]
-#[test]
-fn a_library_that_does_not_start_is_named_with_the_cause() {
-    for (code, visible, words, remedy) in [
-        (34, None, "stub", "libcuda.so.1 out of the loader's path"),
-        (100, Some(""), "CUDA_ERROR_NO_DEVICE", "CUDA_VISIBLE_DEVICES="),
-        (803, None, "different versions", "restart the machine"),
-    ] {
-        let Some((folder, library)) = stub(code) else { return };
-        let mut command = doctor(&[]);
-        command.env("LD_LIBRARY_PATH", folder.path());
-        visible.iter().for_each(|visible| {
-            command.env("CUDA_VISIBLE_DEVICES", visible);
-        });
-        let found = diagnosis(&mut command);
-        if found["gpu"] == true {
-            println!("skipped: there is a driver in front of the library of this test");
-            return;
-        }
-        let (level, text, what) = finding(&found, "gpu");
-        assert_eq!(found["status"], 1);
-        assert!(level == "warning" && text.contains(words) && what.contains(remedy), "{code}: {text}; {what}");
-        assert!(text.contains(&*library.to_string_lossy()) && text.contains(&format!("({code})")), "{text}");
-        assert_eq!(finding(&found, "result").2, what, "the result repeats the remedy");
-    }
-}
-
-/// A new cgroup, removed on drop.
-struct Group(PathBuf);
-
-impl Group {
-    fn with_limit(bytes: u64) -> Option<Self> {
-        let name = format!("pinpool-doctor-{}", std::process::id());
-        for (root, file) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
-            let path = Path::new(root).join(&name);
-            if !Path::new(root).join("cgroup.procs").exists() || fs::create_dir(&path).is_err() {
-                continue;
-            }
-            let group = Self(path);
-            if fs::write(group.0.join(file), bytes.to_string()).is_ok() {
-                return Some(group);
-            }
-        }
-        None
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
-    }
-}
-
-#[test]
-fn the_limit_of_a_cgroup_bounds_the_pool_and_the_reserve() {
-    let Some(group) = Group::with_limit(300 << 20) else {
-        println!("skipped: no cgroup can be made here");
-        return;
-    };
-    let script = format!("echo $$ > {}/cgroup.procs && exec \"$0\" doctor --json --reserve $1", group.0.display());
-    let in_group = |reserve| {
-        let mut command = Command::new("sh");
-        command.args(["-c", &script, env!("CARGO_BIN_EXE_pinpool"), reserve]).env_remove("PINPOOL_MAX_BYTES");
-        serde_json::from_str::<Value>(&finish(command.stdin(Stdio::null())).stdout)
-    };
-    let Ok(diagnosis) = in_group("200M") else {
-        println!("skipped: this process may not move into a cgroup");
-        return;
-    };
-    let (_, text, _) = finding(&diagnosis, "memory");
-    assert!(text.contains("300.0MiB available, the limit in") && text.contains("pinpool-doctor"), "{text}");
-    assert!(diagnosis["max_bytes"].as_u64().unwrap() <= 75 << 20, "{diagnosis}");
-    let (level, text, remedy) = finding(&diagnosis, "reserve");
-    assert!(level == "error" && text.contains("200.0MiB exceeds the limit"), "{text}");
-    assert!(remedy.contains("PINPOOL_MAX_BYTES"), "{remedy}");
-    // Under a higher limit the kernel would kill the process.
-    let beyond = in_group("400M").unwrap();
-    let (level, _, remedy) = finding(&beyond, "reserve");
-    assert!(level == "error" && remedy.contains("the limit of the cgroup"), "{remedy}");
-    assert!(!remedy.contains("PINPOOL_MAX_BYTES"), "{remedy}");
 }

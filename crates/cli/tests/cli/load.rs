@@ -86,8 +86,7 @@ fn repeated_failures_are_grouped_by_cause() {
     let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()));
     assert_eq!(ran.code(), 1);
     assert_eq!(lines(&ran.stderr, "No such file or directory"), 11, "ten and their sum: {}", ran.stderr);
-    let of_the_first = "500 failed: No such file or directory (os error 2); the first: ";
-    ran.check_stderr(&format!("{of_the_first}{}/gone000, ", dir.path().display()));
+    ran.check_stderr("500 failed: No such file or directory (os error 2)\n");
     let printed = ran.figures();
     assert_eq!(printed["failed_files"], 500);
     assert_eq!(printed["failures_by_cause"]["No such file or directory (os error 2)"], 500);

@@ -49,29 +49,6 @@ pub(crate) fn tree() -> TempDir {
     dir
 }
 
-fn tar_file(path: &Path, members: &[(&str, usize)]) {
-    let mut archive = tar::Builder::new(File::create(path).unwrap());
-    for (name, len) in members {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(*len as u64);
-        archive.append_data(&mut header, name, &vec![b'x'; *len][..]).unwrap();
-    }
-    archive.finish().unwrap();
-}
-
-fn safetensors_file(path: &Path, tensors: &[(&str, usize)]) {
-    let mut header = String::from("{");
-    let mut at = 0;
-    for (name, len) in tensors {
-        let comma = if at == 0 { "" } else { "," };
-        let end = at + len;
-        header += &format!(r#"{comma}"{name}":{{"dtype":"U8","shape":[{len}],"data_offsets":[{at},{end}]}}"#);
-        at = end;
-    }
-    header.push('}');
-    fs::write(path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![5; at]].concat()).unwrap();
-}
-
 #[test]
 fn a_tree_is_loaded_verified_and_reported() {
     let dir = tree();
@@ -98,54 +75,6 @@ fn a_tree_is_loaded_verified_and_reported() {
         ran.check_stderr("copying to a host sink");
     }
     ran.check_stderr("loop leads back");
-}
-
-#[test]
-fn the_table_has_a_row_for_each_number() {
-    let dir = tree();
-    let ran = finish(pinpool(&["load"]).arg(dir.path()));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    let row = |name: &str| {
-        let row = ran.stdout.lines().find(|row| row.starts_with(name));
-        row.unwrap_or_else(|| panic!("no {name} in:\n{}", ran.stdout))[18..].trim()
-    };
-    assert_eq!(row("files"), "200");
-    assert_eq!(row("bytes"), "199,000");
-    assert_eq!(row("batches"), "1");
-    assert_eq!(row("pool "), "heap (not pinned)");
-    let others = ["copied to", "epochs", "failed files", "samples", "seconds", "GB/s", "verified batches"];
-    for name in others {
-        assert!(!row(name).is_empty(), "{name}");
-    }
-    let (rows, of_the_pool) = ran.stdout.split_once("\n\n").expect("followed by the table of the pool");
-    assert_eq!(rows.lines().count(), others.len() + 6);
-    assert!(of_the_pool.starts_with("pool") && of_the_pool.contains("miss_reasons.first_of_size=1"), "{of_the_pool}");
-}
-
-#[test]
-fn containers_are_opened_when_named_alone_in_a_directory_or_asked_for() {
-    let dir = tempfile::tempdir().unwrap();
-    let shard = dir.path().join("shard-000.tar");
-    tar_file(&shard, &[("0.jpg", 100), ("0.cls", 1), ("1.jpg", 200), ("1.cls", 1), ("2.jpg", 0)]);
-    safetensors_file(&dir.path().join("w.safetensors"), &[("a", 64), ("b", 1000)]);
-
-    // A directory of nothing but containers needs no option.
-    for options in [&[] as &[&str], &["--containers"]] {
-        let opened = load(&dir, options).figures();
-        assert_eq!((opened["files"].as_u64(), opened["samples"].as_u64()), (Some(2), Some(5)), "{options:?}");
-        assert_eq!(opened["bytes"], 302 + 1064);
-        assert_eq!(opened["batches"], opened["verified_batches"]);
-    }
-
-    // Next to any other file, a container is one plain sample by default.
-    fs::write(dir.path().join("notes.txt"), b"notes").unwrap();
-    let plain = load(&dir, &[]).figures();
-    assert_eq!((plain["files"].as_u64(), plain["samples"].as_u64()), (Some(3), Some(3)));
-    let opened = load(&dir, &["--containers"]).figures();
-    assert_eq!((opened["files"].as_u64(), opened["samples"].as_u64()), (Some(3), Some(6)));
-
-    let named = finish(pinpool(&["load", "--json"]).arg(&shard)).figures();
-    assert_eq!((named["files"].as_u64(), named["samples"].as_u64()), (Some(1), Some(3)));
 }
 
 #[test]
@@ -368,20 +297,6 @@ fn rust_log_silences_the_log_but_not_the_failures() {
     let dir = tree();
     let ran = finish(pinpool(&["load", "--json", "/nowhere"]).arg(dir.path()).env("RUST_LOG", "off"));
     assert_eq!(ran.stderr, "pinpool: /nowhere: No such file or directory (os error 2)\n");
-}
-
-#[test]
-fn without_a_path_the_data_set_is_generated_from_a_seed() {
-    let bytes = |seed: &str| {
-        let ran = run(&["load", "--json", "--verify", "--synthetic", "50", "--seed", seed]);
-        assert_eq!(ran.code(), 0, "{}", ran.stderr);
-        let printed = ran.figures();
-        assert_eq!(printed["files"], 50);
-        assert_eq!(printed["batches"], printed["verified_batches"]);
-        printed["bytes"].as_u64().unwrap()
-    };
-    assert_eq!(bytes("1"), bytes("1"));
-    assert_ne!(bytes("1"), bytes("2"));
 }
 
 #[test]

@@ -22,7 +22,7 @@
 //! | `sizes_never_recur` | most requests missed, with lengths not requested recently; under `tensorflow` each is a pin call |
 //! | `thrashing` | in two windows as much memory was pinned and unpinned as is held |
 //! | | or over minutes memory is unpinned and pinned again for a fiftieth of the time |
-//! | | or most requests missed with recurring lengths, and a twentieth of the time was spent in calls |
+//! | | or most requests missed with recurring lengths, and a twentieth of the time was spent in remaps, or near the limit in pin calls |
 //! | | or, under `tensorflow`, more than 2 of 1000 requests missed and returns evicted |
 //! | `warming_up` | a sixteenth more is held than in any window before, and more than a fiftieth of the requests missed |
 //! | `not_pinned` | copies use unpinned memory |

@@ -39,11 +39,19 @@ pub(super) struct Window<'a> {
     of: Snapshot,
     held_before_bytes: u64,
     most_held_bytes: u64,
+    /// Mean bytes of the buffers in use at the beginning.
+    mean_before_bytes: u64,
+    others_before_bytes: Option<u64>,
     lost: Lost,
 }
 
 pub(super) fn is_stuck(now: &Snapshot) -> bool {
     now.oldest_copy.is_some_and(|age| age >= STUCK_AFTER)
+}
+
+/// Mean bytes of the buffers in use; 0 of none.
+fn mean_bytes(of: &Snapshot) -> u64 {
+    of.used_bytes / of.used.max(1)
 }
 
 fn is_high(part: u64, whole: u64) -> bool {
@@ -56,7 +64,9 @@ impl<'a> Window<'a> {
         let of = now.since(before);
         let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = of;
         let lost = Lost { of_us, waiting_ns, pinning_ns, moving_ns };
-        Self { held_before_bytes: before.held_bytes, most_held_bytes, lost, of, now }
+        let (held_before_bytes, mean_before_bytes) = (before.held_bytes, mean_bytes(before));
+        let others_before_bytes = before.others_bytes;
+        Self { held_before_bytes, most_held_bytes, mean_before_bytes, others_before_bytes, lost, of, now }
     }
 
     /// Whether the window pinned and unpinned as much as was held at either end.
@@ -111,7 +121,7 @@ impl<'a> Window<'a> {
         let age = self.now.oldest_copy.filter(|_| is_stuck(self.now))?;
         let stream = self.now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream {stream:#x}"));
         let copying = self.now.holders.iter().max_by_key(|holder| holder.oldest);
-        let tag = copying.map_or_else(String::new, |holder| format!("; tag {} has the oldest buffer", holder.tag));
+        let tag = copying.map_or_else(String::new, |holder| format!(" (tag {} has the oldest buffer)", holder.tag));
         let found = format!("a copy{stream} has been in flight for {}{tag}", Time(age));
         let cure = "find what blocks the stream; no pool setting helps".to_owned();
         Some(self.alarm(Cause::StuckCopy, found, cure))
@@ -168,7 +178,7 @@ impl<'a> Window<'a> {
             _ => format!("{short_gets} of {gets} requests waited"),
         };
         let Some(limit) = now.limit.as_deref().filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
-        if let Some(others_bytes) = now.others_bytes.filter(|_| self.is_of_others()) {
+        if let Some(others_bytes) = self.missing_at_others() {
             let (own, others) = (Size(now.held_bytes), Size(others_bytes));
             let found = format!("{short}: this pool holds {own} of the shared limit, other processes {others}");
             let cure =
@@ -210,8 +220,7 @@ impl<'a> Window<'a> {
         }
         let running_us = lost.of_us.saturating_sub(wait_ns / 1000).max(lost.of_us / PAUSED_PART).max(1);
         let missed_gets = u128::from(of.gets) * u128::from(wait_ns / 1000) / u128::from(running_us);
-        let buffer_bytes = now.used_bytes / now.used.max(1);
-        let more_bytes = u64::try_from(missed_gets * u128::from(buffer_bytes)).unwrap_or(u64::MAX);
+        let more_bytes = u64::try_from(missed_gets * u128::from(mean_bytes(now))).unwrap_or(u64::MAX);
         let needed_bytes = now.max_bytes?.saturating_add(more_bytes).max(now.needed_bytes);
         let found = format!("{short}, {} each, because the consumer pauses", seconds(wait_ns));
         Some(self.too_small(found, limit, needed_bytes, " to bridge such a pause"))
@@ -241,12 +250,11 @@ impl<'a> Window<'a> {
         format!("{}.{}", tenths / 10, tenths % 10)
     }
 
-    /// Whether other processes hold the missing memory: this pool's own limit has room.
-    fn is_of_others(&self) -> bool {
+    /// What other processes hold of the missing memory: this pool's own limit has room. They may have ended since.
+    fn missing_at_others(&self) -> Option<u64> {
         let Snapshot { needed_bytes, max_bytes, others_bytes, .. } = self.now;
-        *needed_bytes > 0
-            && others_bytes.is_some_and(|bytes| bytes > 0)
-            && max_bytes.is_none_or(|own| *needed_bytes <= own)
+        let is_theirs = *needed_bytes > 0 && max_bytes.is_none_or(|own| *needed_bytes <= own);
+        (*others_bytes).max(self.others_before_bytes).filter(|&bytes| bytes > 0 && is_theirs)
     }
 
     fn refused(&self, short: String) -> Judgement {
@@ -324,24 +332,28 @@ impl<'a> Window<'a> {
             let cure = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES".to_owned();
             return Some(self.alarm(Cause::Thrashing, found, cure));
         }
-        if let Some(Repinned { bytes, each_ns, every_us }) = again {
-            let (size, every) = (Size(bytes), seconds(every_us.saturating_mul(1000)));
-            let found = format!("{size} unpinned and pinned again every {every}, at {} each time", seconds(each_ns));
-            let idle_s = (every_us / 1_000_000 * 2).next_multiple_of(10);
-            let cure = format!("set PINPOOL_IDLE_TIMEOUT={idle_s}s or PINPOOL_RESERVE={}", RoundedUp(bytes));
-            return Some(self.alarm(Cause::Thrashing, found, cure));
+        if let Some(Repinned { bytes, each_ns, times, of_us }) = again {
+            let (size, each, of) = (Size(bytes), seconds(each_ns), seconds(of_us.saturating_mul(1000)));
+            let found = format!("{size} unpinned and pinned again {times} times in {of}, at {each} each time");
+            // A longer idle timeout would leave the first of these pin calls where it is.
+            let kept_bytes = now.most_held_bytes.max(bytes);
+            let cure = format!("set PINPOOL_RESERVE to {}, so that this memory stays pinned", RoundedUp(kept_bytes));
+            let mut judgement = self.alarm(Cause::Thrashing, found, cure);
+            (judgement.setting, judgement.size) = (Some(("PINPOOL_RESERVE", kept_bytes)), kept_bytes);
+            return Some(judgement);
         }
         if *misses <= gets / 2 || self.is_warming_up() {
             return None;
         }
-        let calls_ns = self.lost.pinning_ns.saturating_add(self.lost.moving_ns);
+        // Pin calls far below the limit are growth, or memory that was idle (`churn.rs`).
+        let pinning_ns = if self.is_near_limit() { self.lost.pinning_ns } else { 0 };
+        let calls_ns = pinning_ns.saturating_add(self.lost.moving_ns);
         let is_costly = !self.is_growing() && calls_ns / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
         if is_varied {
             let found = format!("{}: no idle buffer had their size, so they were carved from held memory", missed());
             let cure = is_costly.then(|| "batch to fewer sizes".to_owned());
             return Some(Judgement { is_alarm: is_costly, cure, ..self.judgement(Cause::SizesNeverRecur, found) });
         }
-        // Memory that was unpinned before and is pinned again is judged over minutes (`churn.rs`).
         let has_regrown = self.now.held_bytes > self.held_before_bytes + self.held_before_bytes / GROWTH_PART;
         (is_costly && !has_regrown).then(|| {
             let found = format!("{} with recurring sizes: buffers of other sizes took their memory", missed());
@@ -350,14 +362,25 @@ impl<'a> Window<'a> {
         })
     }
 
+    fn is_near_limit(&self) -> bool {
+        self.now.max_bytes.is_some_and(|max_bytes| self.cycled_bytes() >= max_bytes - max_bytes / 8)
+    }
+
     fn is_growing(&self) -> bool {
         self.now.held_bytes > self.most_held_bytes.saturating_add(self.most_held_bytes / GROWTH_PART)
     }
 
-    /// A pool that grows because sizes grow does not warm up.
     fn is_warming_up(&self) -> bool {
         let is_first = self.most_held_bytes == 0 || self.of.new_lengths <= self.of.misses / 2;
-        self.is_growing() && is_first && self.of.misses > self.of.gets / WARM_PART
+        self.is_growing() && is_first && !self.are_buffers_larger() && self.of.misses > self.of.gets / WARM_PART
+    }
+
+    /// Whether the pool holds more only because its buffers have become larger.
+    fn are_buffers_larger(&self) -> bool {
+        let [before, now] = [self.mean_before_bytes, mean_bytes(self.now)].map(u128::from);
+        let [held_before, held] = [self.held_before_bytes, self.now.held_bytes].map(u128::from);
+        let part = u128::from(GROWTH_PART);
+        before > 0 && now > before && held * before * part <= held_before * now * (part + 1)
     }
 
     /// No known problem.

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::Pool;
-use pinpool_replay::{Replay, ReplayReport, SourceKind, TraceReader, Watch, Workload};
+use pinpool_replay::{Replay, ReplayReport, SourceKind, TraceReader, Workload};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -116,7 +116,7 @@ fn alarms(workload: &Workload, replay: &Replay) -> (ReplayReport, Vec<String>) {
     let mut see = |_: u64, pool: &Pool| {
         alarms.extend(Some(pool.diagnose()).filter(|found| found.is_alarm).map(|why| why.to_string()))
     };
-    let report = replay.play_watched(workload, Some(Watch::new(workload, 1000, &mut see))).unwrap();
+    let report = replay.play_watched(workload, &mut see).unwrap();
     alarms.dedup();
     (report, alarms)
 }

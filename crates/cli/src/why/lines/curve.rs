@@ -35,7 +35,6 @@ pub(super) fn series(found: Found, history: &History) -> Series {
         let lines = std::iter::once(cause.clone()).chain(advice).collect();
         Said { pool: name(at), cause, is_alarm: trend == Trend::Thrashing, lines }
     };
-    let version = found.tensorflow().map_or_else(String::new, |version| format!(", of TensorFlow {version}"));
     let [messages, lines] = [found.messages.len() as u64, found.lines].map(grouped);
     let cut = (found.cut > 0).then(|| format!("{} truncated or damaged messages are not used.", grouped(found.cut)));
     let mut said: Vec<_> = match found.said.is_empty() {
@@ -46,7 +45,7 @@ pub(super) fn series(found: Found, history: &History) -> Series {
     Series {
         pools: curves.into_iter().enumerate().map(pool).collect(),
         said,
-        source: format!("{messages} messages in {lines} lines{version}"),
+        source: format!("{messages} messages in {lines} lines"),
         notes: [NOTE.to_owned()].into_iter().chain(cut).collect(),
         warning: found.stopped,
         ..Series::default()

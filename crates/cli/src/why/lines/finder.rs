@@ -82,7 +82,8 @@ struct Finder {
 struct Head {
     line: u64,
     time: Option<String>,
-    source_line: Option<u32>,
+    /// The prefix names TensorFlow's source file.
+    is_tensorflow: bool,
     origin: Option<String>,
 }
 
@@ -157,8 +158,8 @@ impl Finder {
             return 1;
         }
         let head = self.head(line, bytes, at);
-        let is_message = is_likely || head.source_line.is_some();
-        if followed.letters == 0 || (!has_begun && !is_part && head.source_line.is_none()) {
+        let is_message = is_likely || head.is_tensorflow;
+        if followed.letters == 0 || (!has_begun && !is_part && !head.is_tensorflow) {
             return 1;
         }
         self.close();
@@ -223,8 +224,7 @@ impl Finder {
             self.found.cut += u64::from(open.is_message);
             return;
         };
-        let Head { line, time, source_line, origin } = open.head;
-        self.found.source_line = self.found.source_line.or(source_line);
+        let Head { line, time, origin, .. } = open.head;
         self.found.messages.push(Message { line, time, origin, numbers });
     }
 
@@ -242,14 +242,12 @@ impl Finder {
             let joined = [0, frame(before, &text)].map(|start| [before, text[start..].trim_ascii_start()].concat());
             let longer =
                 joined.iter().find_map(|text| self.prefix(*number, text).filter(|(start, _)| *start < before.len()));
-            if let Some((_, longer)) =
-                longer.filter(|(_, longer)| longer.time.is_some() || longer.source_line.is_some())
-            {
+            if let Some((_, longer)) = longer.filter(|(_, longer)| longer.time.is_some() || longer.is_tensorflow) {
                 (head, first) = (Some(longer), whole);
             }
             [_, text] = joined;
         }
-        let head = head.unwrap_or(Head { line, time: None, source_line: None, origin: None });
+        let head = head.unwrap_or(Head { line, time: None, is_tensorflow: false, origin: None });
         Head { origin: self.origins.of(first), ..head }
     }
 
@@ -259,8 +257,8 @@ impl Finder {
         let start = captures.get_match().start();
         // The pattern matches ASCII only.
         let text = |name| std::str::from_utf8(captures.name(name)?.as_bytes()).ok();
-        let source_line = text("at").and_then(|at| at.parse().ok());
-        Some((start, Head { line, time: text("time").map(str::to_owned), source_line, origin: None }))
+        let is_tensorflow = captures.name("at").is_some();
+        Some((start, Head { line, time: text("time").map(str::to_owned), is_tensorflow, origin: None }))
     }
 
     /// A container log line after its last part; other pieces unchanged.

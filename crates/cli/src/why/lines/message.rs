@@ -87,21 +87,4 @@ pub(super) struct Found {
     pub(super) stopped: Option<String>,
     /// The last diagnosis of each pool, if pinpool wrote the log.
     pub(super) said: BTreeMap<String, Said>,
-    /// The source line number in the first prefix.
-    pub(super) source_line: Option<u32>,
-}
-
-impl Found {
-    /// The TensorFlow versions that print from this source line.
-    pub(super) fn tensorflow(&self) -> Option<&'static str> {
-        match self.source_line? {
-            227 | 239 => Some("0.5"),
-            242 | 254 => Some("0.6"),
-            243 | 255 => Some("of early 2016"),
-            244 | 256 => Some("0.7 to 0.10"),
-            245 | 257 => Some("0.11"),
-            247 | 259 => Some("0.12 to 1.x"),
-            _ => None,
-        }
-    }
 }

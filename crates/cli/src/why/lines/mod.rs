@@ -36,18 +36,16 @@ use crate::input::{self, Kind};
 use crate::series::Series;
 use history::History;
 use message::Found;
-use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
 /// Lists the messages of each log.
-pub(super) fn run(logs: &[PathBuf], is_json: bool, all: bool, terminal: &Terminal) -> Result<(), ExitError> {
+pub(super) fn run(logs: &[PathBuf], is_json: bool, all: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let mut result = Ok(());
     for path in logs {
         // An error does not prevent the other logs from being read.
-        let log = terminal.report(list(path, is_json, all));
-        result = result.and(log);
+        result = result.and(terminal.report(list(path, is_json, all)));
     }
-    result
+    Ok(result?)
 }
 
 /// The pools of a log.

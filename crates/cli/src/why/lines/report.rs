@@ -48,7 +48,7 @@ pub(super) fn json(out: &mut impl Write, path: &Path, found: &Found, history: &H
     };
     let summary = json!({
         "log": log, "kind": "summary", "lines": found.lines, "after": found.messages.len() - raise, "raise": raise, "cut": found.cut,
-        "tensorflow": found.tensorflow(), "stopped": found.stopped, "raises_printed": raises_printed,
+        "stopped": found.stopped, "raises_printed": raises_printed,
         "raises_silent": raises_silent, "verdict": last.map_or("unknown", |pool| Trend::of(pool).name()),
         "limit": last.and_then(|pool| pool.limit), "pools": (1..).zip(&history.pools).map(pool).collect::<Vec<_>>(),
     });
@@ -94,9 +94,8 @@ fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
 
 fn conclusion(found: &Found, history: &History) -> String {
     let (printed, silent) = history.raises();
-    let version = found.tensorflow().map_or(String::new(), |version| format!(", of TensorFlow {version}"));
     let mut text = format!(
-        "\n{INFORMATION}\n{} in {}{version}; {} printed, {silent} not printed\n",
+        "\n{INFORMATION}\n{} in {}; {} printed, {silent} not printed\n",
         counted(found.messages.len() as u64, "message"),
         counted(found.lines, "line"),
         counted(printed, "raise"),
