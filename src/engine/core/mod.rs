@@ -6,7 +6,7 @@
 //! | `get.rs`, `queue.rs` | a request and its wait; what the wait queue requires of a pool |
 //! | `put.rs` | a return, completed copies, blocks that are never reused, the end |
 //! | `fast_path.rs` | hits and returns in a cached shard |
-//! | `tick.rs` | what is due from time to time |
+//! | `tick.rs` | periodic work |
 //! | `limits.rs`, `account.rs` | the limit `auto` and the shared limit; a partition |
 //! | `report.rs`, `record.rs` | statistics, dump, diagnosis; recordings and call stacks |
 //!
@@ -190,7 +190,7 @@ impl Core {
         self.log.name.as_deref()
     }
 
-    /// Whether this process is a child of the one that made the pool.
+    /// Whether this process is a forked child of the process that made the pool.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.generation.is_stale()

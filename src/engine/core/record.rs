@@ -17,7 +17,7 @@ impl Core {
         self.stock.recorder()
     }
 
-    /// A request was served: at once, or after it began to look for memory.
+    /// A request was served, at once or by a miss that began at `begun`.
     #[inline]
     pub(crate) fn record_get(&self, block: &Block, wanted: &BlockRequest, begun: Option<Instant>) {
         if let Some((recorder, id)) = self.recorder().zip(block.recorded_id()) {

@@ -219,7 +219,7 @@ impl Core {
         self.diagnosis.needed_bytes.fetch_max(own_bytes + waiting_bytes + class.bytes as u64, Ordering::Relaxed);
     }
 
-    /// Logs why the pool is as fast as it is, if that has changed.
+    /// Evaluates the diagnosis if that is due, and logs it if it has changed.
     pub(super) fn report_diagnosis(&self, now_us: u64) {
         // A pool that keeps nothing releases what it pins.
         if self.config.pool_size_limit == 0 && !self.memory().has_arena() {
@@ -323,7 +323,7 @@ impl Core {
             limit: has_limit.then_some(limit.into()),
             max_bytes: stats.limits.max_bytes,
             others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),
-            // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
+            // Under `adaptive` an eviction returns memory to the arena and makes no driver call.
             pool_size_limit: is_direct.then_some(stats.limits.max_idle_buffers),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
             oldest_copy: stats.copies.oldest_age,
@@ -377,7 +377,7 @@ impl stats_socket::Shown for Core {
 
 #[cfg(feature = "observe")]
 impl Core {
-    /// Serves the statistics on a socket until the pool is gone, if `PINPOOL_SOCKET` asks for it.
+    /// Serves the statistics on a socket until the pool ends, if `PINPOOL_SOCKET` asks for it.
     pub(crate) fn serve_statistics(self: &Arc<Self>) {
         let Some(path) = &self.config.socket else { return };
         let is_derived = path.as_os_str() == "1";

@@ -75,7 +75,7 @@ impl<T> Entry<T> {
         Box::new(Self::around(owner, class, bytes, value))
     }
 
-    /// A class over 65,534 is one that no cache knows.
+    /// No cache has a class above 65,534.
     #[inline]
     fn around(owner: u16, class: u32, bytes: usize, value: T) -> Self {
         Self {
@@ -132,7 +132,7 @@ impl<T> Entry<T> {
     }
 }
 
-/// Memory of entries that are gone, for those to come: an allocation of whole cache lines takes longer than a carve.
+/// Memory of unwrapped entries, for later entries: an allocation of whole cache lines takes longer than a carve.
 #[derive(Debug)]
 pub(in crate::engine) struct SpareEntries<T>(Mutex<Vec<Box<MaybeUninit<Entry<T>>>>>);
 

@@ -12,7 +12,7 @@
 //! another shard that the occupancy bitmap names. **Put**: to the *owner shard*, which is the shard of the thread that took
 //! the buffer last: into the free list if that shard is the caller's own, else into its remote list. Loader threads take
 //! buffers and the copying thread puts them, so each buffer circulates between one loader's shard and the copying thread
-//! over a single cache line, and loader threads never meet. **Limit**: a return only counts. Whoever has time, a miss, a slow
+//! over a single cache line, and loader threads do not contend. **Limit**: a return only counts. A miss, a slow
 //! put or a tick, calls [`ThreadCache::evict_over_limit`] until the cache is back at its limit. **Ages** are counted in
 //! *ticks*: a return belongs to the tick that the user of the cache began last.
 //!
