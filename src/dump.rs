@@ -6,7 +6,7 @@
 //!     12.0MiB TAG (...)                       the largest holders
 //!     3.0MiB in N more buffers
 //!   held, limit, driver, system
-//!   likely cause, and what to do              pinpool_observe::judge::shortage
+//!   likely cause, and what to do              pinpool_observe::diagnosis::shortage
 //! ```
 //!
 //! Numbers in, text out. Reads and locks nothing.
@@ -15,11 +15,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{Lines, UsageReport};
+use crate::error::UsageReport;
 
-pub(crate) use pinpool_observe::judge::shortage::{Host, Level as RefusedBy, Refused};
-use pinpool_observe::judge::shortage::{Shortage, likely_cause};
-use pinpool_observe::judge::{AGED, Holder, Judgement, LikelyCause};
+pub(crate) use pinpool_observe::diagnosis::shortage::{Host, Level as RefusedBy, Refused};
+use pinpool_observe::diagnosis::shortage::{Shortage, likely_cause};
+use pinpool_observe::diagnosis::{AGED, Holder, LikelyCause, WindowDiagnosis};
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::words::{Size, Time};
 
@@ -106,14 +106,19 @@ pub struct Dump {
     pub(crate) request: Option<Request>,
     /// The limit to raise for more.
     pub(crate) limit: &'static str,
-    /// What the pool's judge saw last.
-    pub(crate) judged: Option<Judgement>,
+    /// The pool's last diagnosis.
+    pub(crate) diagnosis: Option<WindowDiagnosis>,
 }
 
 impl Dump {
     /// The owners that hold buffers, the largest first.
     pub fn owners(&self) -> &[Owner] {
         &self.owners
+    }
+
+    /// The lines below the text of an error.
+    pub(crate) fn body(&self) -> String {
+        Body(self).to_string()
     }
 
     /// Why the request failed, or the next ones may.
@@ -137,15 +142,17 @@ impl Dump {
             max_bytes: max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE"),
             own_max_bytes: max_bytes,
             holders: &holders,
-            judged: self.judged.as_ref(),
+            diagnosis: self.diagnosis.as_ref(),
         })
     }
 }
 
-/// Below the text of an error: all but the headline.
-impl Lines for Dump {
-    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dump = self;
+/// All but the headline.
+struct Body<'a>(&'a Dump);
+
+impl fmt::Display for Body<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dump = self.0;
         write!(f, "usage of device {}, allocator {}:", dump.device, dump.allocator)?;
         let (listed, rest) = dump.owners.split_at(dump.owners.len().min(LISTED));
         for Owner { tag, buffers, bytes, oldest, .. } in listed {
@@ -186,8 +193,7 @@ impl fmt::Display for Dump {
                 write!(f, "out_of_memory: cannot allocate {asked} (rounded to {needed}) for {tag}: {found}")?;
             }
         }
-        f.write_str("\n")?;
-        self.write(f)
+        write!(f, "\n{}", Body(self))
     }
 }
 
@@ -225,7 +231,7 @@ mod tests {
             host: None,
             request: Some(Request { asked_bytes: 5000, tag, is_reserve: false, refused }),
             limit: "PINPOOL_MAX_BYTES",
-            judged: None,
+            diagnosis: None,
         };
         let text = dump.to_string();
         let lines: Vec<_> = text.lines().collect();

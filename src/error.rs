@@ -4,11 +4,10 @@
 //! is one line and names the request, the value, the limit and the remedy; [`report`](Error::report) has the lines on who holds
 //! what.
 
-use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use pinpool_observe::judge::shortage::Refused;
+use pinpool_observe::diagnosis::shortage::Refused;
 use pinpool_os::words::{Size, Time};
 
 /// Result of the fallible calls of this crate.
@@ -82,36 +81,14 @@ impl fmt::Display for Sentence<'_> {
     }
 }
 
-/// What a pool held and for whom when a request failed: lines below the error's text, formatted on demand.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Report(Option<Arc<dyn Lines>>);
-
-/// Text of several lines.
-pub(crate) trait Lines: fmt::Debug + Send + Sync {
-    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
-}
-
-impl Report {
-    pub(crate) fn new(lines: Arc<dyn Lines>) -> Self {
-        Self(Some(lines))
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(lines) = &self.0 else { return Ok(()) };
-        f.write_str("\n")?;
-        lines.write(f)
-    }
-}
-
 /// A request that found no memory.
 #[derive(Debug)]
 pub(crate) struct NoMemory {
     pub(crate) asked_bytes: u64,
     pub(crate) refused: Refused,
     pub(crate) usage: UsageReport,
-    pub(crate) report: Report,
+    /// What the pool held and for whom: lines for [`Error::report`].
+    pub(crate) report: String,
 }
 
 impl fmt::Display for NoMemory {
@@ -224,7 +201,7 @@ impl Error {
     /// The error's text; if a request found no memory, also the largest holders, one per line.
     pub fn report(&self) -> String {
         match &*self.0 {
-            ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => format!("{self}{}", no_memory.report),
+            ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => format!("{self}\n{}", no_memory.report),
             _ => self.to_string(),
         }
     }
@@ -374,7 +351,7 @@ impl SourceError {
 
 #[cfg(test)]
 mod tests {
-    use pinpool_observe::judge::shortage::Level;
+    use pinpool_observe::diagnosis::shortage::Level;
 
     use super::*;
 
@@ -394,8 +371,7 @@ mod tests {
             found: "exceeds the pool limit of 512B (PINPOOL_MAX_BYTES)".to_owned(),
             remedy: remedy.to_owned(),
         };
-        let error =
-            Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: Report::default() }));
+        let error = Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: String::new() }));
         assert!(error.is_limit() && !error.is_backend());
         let text = error.to_string();
         assert_eq!([format!("{error:?}"), format!("{error:#?}")], [(); 2].map(|()| format!("Limit: {text}")));

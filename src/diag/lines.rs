@@ -8,11 +8,11 @@ use std::io;
 use std::path::{self, Path};
 use std::time::Duration;
 
-use pinpool_observe::judge::Judgement;
+use pinpool_observe::diagnosis::WindowDiagnosis;
 use pinpool_os::words::{Size, Time};
 use pinpool_shm::shared_limit::Loss;
 
-use super::texts::{Growth, Limit, Pair, Start, StillOut, Totals, Usage};
+use super::texts::{Growth, Limit, Pair, StillOut, Totals, Usage};
 use super::{PoolLog, log};
 use crate::backend::SourceError;
 use crate::dump::Dump;
@@ -49,7 +49,7 @@ macro_rules! lines {
 
 lines! {
     /// A pool was created. To do: nothing.
-    Info(pool) started(start: &Start<'_>) "created: {start}";
+    Info(pool) started(facts: &str) "created: {facts}";
 
     /// The process may lock less memory than the pool's limit. To do: what the line says, or a lower limit.
     Warn(limit) lock_limited(max: u64 as Size) "lock_limit: RLIMIT_MEMLOCK lowers the pool limit max={max}; raise it (`ulimit -l`, \
@@ -129,10 +129,10 @@ lines! {
     Warn(shortage) out_of_memory(dump: &Dump) "{dump}";
 
     /// The diagnosis changed; evaluated every 10 s. To do: nothing.
-    Info(diagnosis) diagnosed(judgement: &Judgement) "diagnosis: {judgement}";
+    Info(diagnosis) diagnosed(found: &WindowDiagnosis) "diagnosis: {found}";
 
     /// Something costs time, with the seconds lost. To do: what the line says; for a `leak`, find who holds the tag's buffers.
-    Warn(diagnosis) alarmed(judgement: &Judgement) "diagnosis: {judgement}";
+    Warn(diagnosis) alarmed(found: &WindowDiagnosis) "diagnosis: {found}";
 
     /// The rest is pinned while the program runs. To do: nothing.
     Info(reserve) reserve_begun(pinned: u64 as Size, of: u64 as Size)

@@ -24,7 +24,6 @@ use pinpool_os::words::Size;
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::shared_limit::{SharedLimit, SharedLimitReport, Want};
-use crate::stats::Stats;
 use pinpool_os::lost;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
 pub(crate) use process::Member;
@@ -263,14 +262,9 @@ impl Budget {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit.
-    pub(crate) fn fill(&self, stats: &mut Stats) {
-        stats.limits.max_bytes = self.max_bytes();
-    }
-
     /// `None` without a limit.
     pub(crate) fn max_bytes(&self) -> Option<u64> {
-        unless_max(self.limit())
+        Some(self.limit()).filter(|&max_bytes| max_bytes != u64::MAX)
     }
 
     /// Queries the host's limit, else the process's.
@@ -338,11 +332,6 @@ impl Budget {
         };
         (found, remedy)
     }
-}
-
-/// A limit; `u64::MAX` means none.
-fn unless_max(max_bytes: u64) -> Option<u64> {
-    Some(max_bytes).filter(|&max_bytes| max_bytes != u64::MAX)
 }
 
 impl Claim {

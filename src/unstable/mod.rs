@@ -1,9 +1,5 @@
 //! What the tools, benches and tests of this repository need beyond the public interface. No promise: it changes without notice.
 
-/// The arena: where a buffer is placed in memory, and what is released. Numbers in, plans out.
-pub mod arena {
-    pub use crate::arena::*;
-}
 /// All backends, including those that a setting chooses, and the trial of one.
 pub mod backend {
     pub use crate::backend::*;
@@ -42,8 +38,8 @@ pub use crate::stats::{Kind, Statistic, Unit, Value};
 
 use crate::pool::Pool;
 
-/// What the judge sees of the pool now.
-pub fn snapshot(pool: &Pool) -> pinpool_observe::judge::Snapshot {
+/// The state that a diagnosis is based on.
+pub fn snapshot(pool: &Pool) -> pinpool_observe::diagnosis::Snapshot {
     pool.core().snapshot()
 }
 
@@ -69,6 +65,6 @@ pub fn look(pool: &Pool) {
 
 /// Moves a few granules to where a request will want them, as the maintenance thread does while nothing is due (`policy-R13`).
 /// Returns whether there were any to move.
-pub fn prepare_step(pool: &Pool) -> bool {
-    pool.core().prepare_step()
+pub fn compaction_step(pool: &Pool) -> bool {
+    pool.core().compaction_step()
 }

@@ -1,6 +1,6 @@
 //! The diagnosis of a pool as text: of a process, a recording or a line of a log.
 
-use pinpool_observe::judge::{Cause, PoolJudgement};
+use pinpool_observe::diagnosis::{Cause, PoolDiagnosis};
 use serde_json::Value;
 
 use crate::served::name_of;
@@ -42,8 +42,8 @@ pub(crate) fn of_line(line: &[u8]) -> Option<Said> {
 }
 
 /// The diagnosis of a recorded pool.
-pub(crate) fn of_recorded(judged: &PoolJudgement, has_ended: bool) -> Said {
-    let PoolJudgement { name, judgement, gets, short_gets, .. } = judged;
+pub(crate) fn of_recorded(judged: &PoolDiagnosis, has_ended: bool) -> Said {
+    let PoolDiagnosis { name, diagnosis: judgement, gets, short_gets, .. } = judged;
     let mut lines = judgement.lines();
     let all = format!("  in the whole recording, {} of {} requests waited", grouped(*short_gets), grouped(*gets));
     lines.insert(1, all);

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pinpool_cli::table::grouped;
 use pinpool_loader::StopFlag;
-use pinpool_observe::judge::{Snapshot, judge_recording};
+use pinpool_observe::diagnosis::{Snapshot, diagnose_recording};
 use pinpool_replay::{Event, Recording};
 use serde_json::Value;
 
 use crate::diagnosis::{Said, of_object, of_recorded};
 use crate::files::named;
-use crate::input::{self, Kind, read_recording};
+use crate::input::{self, is_recording, read_recording};
 use crate::served::{name_of, names_process, pools, socket, worst_first};
 use crate::why::lines;
 
@@ -54,9 +54,9 @@ impl Series {
             return Self::of_process(&target.to_string_lossy(), length, stop);
         }
         let input = input::open(target)?;
-        match input::kind(input.first()) {
-            Kind::Recording | Kind::Workload => Ok(Self::of_recording(&read_recording(target, input)?)),
-            Kind::Log => Ok(lines::series(input).map_err(|error| named(target, &error))?),
+        match is_recording(&input) {
+            true => Ok(Self::of_recording(&read_recording(target, input)?)),
+            false => Ok(lines::series(input).map_err(|error| named(target, &error))?),
         }
     }
 
@@ -74,7 +74,7 @@ impl Series {
             }
             pools.push(OfPool { name: crate::trace::name_of(description), points });
         }
-        let judged = judge_recording(recording);
+        let judged = diagnose_recording(recording);
         let fact = |fact: &str| recording.pools.first()?.fact(fact);
         let (backend, version) = (fact("backend").unwrap_or("?"), fact("version").unwrap_or("?"));
         let records = grouped(recording.records.len() as u64);

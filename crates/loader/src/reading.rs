@@ -35,11 +35,11 @@ use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::{Condvar, Mutex};
 
 use super::batches::{Batches, LoadedBatch, PlannedBatch};
-use super::read::{OpenFiles, SampleReader, batch_bytes};
+use super::read::{SampleReader, batch_bytes};
 use super::run::Loader;
 use super::state::LoadState;
 use super::stop::Unpark;
-use super::summary::{Ended, LoadError};
+use super::summary::LoadError;
 use pinpool::{Error, PinnedBuf};
 
 /// Longest time between two checks for the end of the load.
@@ -133,7 +133,6 @@ impl Drop for CloseOnDrop<'_> {
 struct Workers {
     loader: Loader,
     ahead: ReadAhead,
-    files: OpenFiles,
     /// Locked while a batch is started and gets its buffer (worker-I1).
     batches: Mutex<Batches>,
 }
@@ -142,7 +141,7 @@ impl Workers {
     /// Reads batches until the plan is done or the read-ahead is closed.
     fn work(&self, filled: &Sender<LoadedBatch>) {
         let _close = CloseOnDrop(&self.ahead);
-        let mut reader = SampleReader::new(&self.loader, &self.files);
+        let mut reader = SampleReader::new(&self.loader);
         while let Some((planned, buffer)) = self.start_batch()
             && let Some(batch) = reader.load(&self.loader.options.decode, planned, buffer)
             && filled.send(batch).is_ok()
@@ -230,7 +229,6 @@ impl Reading {
         let workers = Workers {
             loader: loader.clone(),
             ahead: ReadAhead::new(prefetch),
-            files: OpenFiles::default(),
             batches: Mutex::new(Batches::new(&loader.catalog, &loader.options, &loader.start)),
         };
         Reading {
@@ -303,17 +301,15 @@ impl Drop for Reading {
 #[derive(Debug)]
 pub struct BatchReader {
     reading: Reading,
-    is_strict: bool,
     /// After the batch that was handed out last.
     state: LoadState,
-    ended: Option<Ended>,
 }
 
 impl BatchReader {
-    pub(super) fn new(reading: Reading, is_strict: bool, state: LoadState) -> BatchReader {
+    pub(super) fn new(reading: Reading, state: LoadState) -> BatchReader {
         // Until the first call no consumer waits for a batch.
         reading.ahead().set_wanted(false);
-        BatchReader { reading, is_strict, state, ended: None }
+        BatchReader { reading, state }
     }
 
     /// The next batch, as [`next`](Iterator::next); pending if no batch is filled within `wait`, or a little longer while
@@ -323,17 +319,14 @@ impl BatchReader {
     }
 
     fn take(&mut self, wait: Option<Duration>) -> Poll<Option<LoadedBatch>> {
-        if self.ended.is_some() {
-            return Poll::Ready(None);
-        }
         if self.reading.is_stopped() {
-            self.end(Ended::Stopped);
+            self.stop();
             return Poll::Ready(None);
         }
         self.reading.ahead().set_wanted(true);
         let Poll::Ready(next) = self.reading.next(wait) else { return Poll::Pending };
         let Some(batch) = next else {
-            self.end(if self.reading.is_stopped() { Ended::Stopped } else { Ended::Complete });
+            self.stop();
             return Poll::Ready(None);
         };
         self.reading.ahead().set_wanted(false);
@@ -342,33 +335,19 @@ impl BatchReader {
         // `PINPOOL_WAIT`.
         self.reading.ahead().completed();
         (self.state.epoch, self.state.batch, self.state.number) = (batch.epoch, batch.in_epoch + 1, batch.number + 1);
-        if self.is_strict && !batch.failures.is_empty() {
-            self.end(Ended::Strict);
-        }
         Poll::Ready(Some(batch))
-    }
-
-    fn end(&mut self, ended: Ended) {
-        self.reading.end();
-        self.ended.get_or_insert(ended);
     }
 
     /// Ends the load: when this returns, its threads have ended and all that was read ahead is back in the pool. There is no
     /// further batch.
     pub fn stop(&mut self) {
-        self.end(Ended::Stopped);
+        self.reading.end();
     }
 
     /// Where a later load continues: after the batch that was handed out last. Batches read ahead do not count.
     #[must_use]
     pub fn state(&self) -> LoadState {
         self.state
-    }
-
-    /// Why there is no further batch; `None` while there may be one.
-    #[must_use]
-    pub fn ended(&self) -> Option<&Ended> {
-        self.ended.as_ref()
     }
 }
 

@@ -112,7 +112,7 @@ pub(crate) struct Core {
     limit: AutoLimit,
     /// Its entry at the socket that serves statistics.
     #[cfg(feature = "observe")]
-    showing: std::sync::OnceLock<pinpool_observe::stats_socket::Showing>,
+    showing: std::sync::OnceLock<pinpool_observe::stats_socket::ServedPool>,
 }
 
 impl Core {
@@ -175,7 +175,7 @@ impl Core {
     /// The pace that is needed after memory was carved or returned.
     fn pace_of_change(&self) -> Pace {
         match self.memory().arena() {
-            Some(arena) if arena.lacks_hole() => Pace::Hole,
+            Some(arena) if arena.lacks_hole() => Pace::Compaction,
             _ => Pace::Quiet,
         }
     }

@@ -22,7 +22,7 @@ use std::time::Duration;
 use crate::diag::{PoolLog, is_power_of_ten};
 use crate::error::UsageReport;
 use crate::stats::{Histogram, Stats};
-use pinpool_observe::judge::RecentLengths;
+use pinpool_observe::diagnosis::RecentLengths;
 use pinpool_os::sync::atomic;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};

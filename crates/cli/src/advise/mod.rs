@@ -15,15 +15,15 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::ProgressBar;
-use pinpool_observe::judge::words::counted;
-use pinpool_observe::judge::{Cause, Lost, PoolJudgement, judge_recording};
+use pinpool_observe::diagnosis::words::counted;
+use pinpool_observe::diagnosis::{Cause, Lost, PoolDiagnosis, diagnose_recording};
 use pinpool_replay::{Recording, Replay, Workload};
 use serde_json::json;
 
 use self::search::{Advice, Better, Search};
-use crate::files::{in_file, named};
-use crate::input::{self, Kind};
-use crate::replay::{self, DECISIVE_ROWS, ReplayArgs, table};
+use crate::files::named;
+use crate::input;
+use crate::replay::{self, ReplayArgs, table};
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
@@ -107,7 +107,7 @@ fn advise(
     let settings = advice.advised.iter().flat_map(|better| set.pairs.iter().cloned().chain(better.settings()));
     let settings = Settings::of(&workload, settings);
     let trace = path.display().to_string();
-    let recorded = workload.judged().first().map(|judged| &judged.judgement.lost);
+    let recorded = workload.diagnoses().first().map(|one| &one.diagnosis.lost);
     let text = if args.json {
         let mut object = serde_json::to_value(&advice)?;
         object["trace"] = trace.into();
@@ -124,25 +124,23 @@ fn advise(
 
 /// The trace of one pool: the named one, or the one that lost most.
 fn open(path: &Path, pool: Option<&str>, messages: &mut Vec<String>) -> Result<Workload, String> {
-    let input = input::open(path)?;
-    let workload = if input::kind(input.first()) == Kind::Recording {
-        let mut recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
-        let judged = judge_recording(&recording);
-        let chosen = judged.iter().find(|judged| pool.is_none_or(|pool| judged.name == pool));
-        if chosen.is_none() && !judged.is_empty() {
-            let names: Vec<_> = judged.iter().map(|judged| &*judged.name).collect();
+    let choose = |recording: &mut Recording| {
+        let diagnoses = diagnose_recording(recording);
+        let chosen = diagnoses.iter().find(|one| pool.is_none_or(|pool| one.name == pool));
+        if chosen.is_none() && !diagnoses.is_empty() {
+            let names: Vec<_> = diagnoses.iter().map(|one| &*one.name).collect();
             return Err(named(path, &format_args!("it has no such pool with requests; it has {}", names.join(", "))));
         }
-        if let Some(PoolJudgement { pool: number, name, .. }) = chosen.filter(|_| judged.len() > 1) {
+        if let Some(PoolDiagnosis { pool: number, name, .. }) = chosen.filter(|_| diagnoses.len() > 1) {
             let why = if pool.is_none() { ", which lost most (--pool names another)" } else { "" };
-            messages.push(named(path, &format_args!("it has {} pools; the advice is for {name}{why}", judged.len())));
+            messages
+                .push(named(path, &format_args!("it has {} pools; the advice is for {name}{why}", diagnoses.len())));
             recording.pools.retain(|pool| pool.number == *number);
             recording.records.retain(|record| record.pool == *number);
         }
-        input::with_gets(path, Workload::of(&recording).map_err(|error| in_file(path, &error))?)?
-    } else {
-        input::read_workload(path, input)?
+        Ok(())
     };
+    let workload = input::read_workload(path, input::open(path)?, choose)?;
     match workload.pools_merged() {
         Some(pools) => {
             Err(named(path, &format_args!("it has {pools} pools, and advice is for one: remove the others")))
@@ -157,18 +155,18 @@ fn open(path: &Path, pool: Option<&str>, messages: &mut Vec<String>) -> Result<W
 ///
 /// If no setting helps the program, or its recording cannot be replayed faithfully.
 fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBar) -> Result<Advice, Box<dyn Error>> {
-    let of_cause = |cause| workload.judged().iter().find(|judged| judged.judgement.cause == cause);
-    if let Some(PoolJudgement { name, judgement, .. }) = BEYOND_SETTINGS.into_iter().find_map(of_cause) {
-        return Err(format!("no setting of {name} helps: {judgement}").into());
+    let of_cause = |cause| workload.diagnoses().iter().find(|one| one.diagnosis.cause == cause);
+    if let Some(PoolDiagnosis { name, diagnosis, .. }) = BEYOND_SETTINGS.into_iter().find_map(of_cause) {
+        return Err(format!("no setting of {name} helps: {diagnosis}").into());
     }
-    if let Some(PoolJudgement { judgement, .. }) = of_cause(Cause::LimitTooSmall)
+    if let Some(PoolDiagnosis { diagnosis, .. }) = of_cause(Cause::LimitTooSmall)
         && workload.failed_gets() > 0
     {
         let failed = counted(workload.failed_gets(), "request");
         return Err(format!(
             "{failed} failed under the limit, and no replay shows what the program would have done with memory: \
              {}; then record it again",
-            judgement.cure.as_deref().unwrap_or("raise PINPOOL_MAX_BYTES")
+            diagnosis.advice.as_deref().unwrap_or("raise PINPOOL_MAX_BYTES")
         )
         .into());
     }
@@ -230,7 +228,7 @@ fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &Settings) -> St
     let advised = advice.advised.as_ref();
     let tried = advice.tried.iter();
     let costs: Vec<_> = [&advice.as_given].into_iter().chain(advised.map(|better| &better.cost)).chain(tried).collect();
-    text += &table(&costs, DECISIVE_ROWS);
+    text += &table(&costs);
     text += &match advised {
         None => format!("\nkeep what you have: {}\n", why_kept(advice)),
         Some(Better { smallest_max_bytes: None, .. }) => format!("\nno limit is advised: {GROWS}\n"),

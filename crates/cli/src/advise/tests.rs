@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
 use indicatif::ProgressBar;
-use pinpool_observe::judge::Cause;
+use pinpool_observe::diagnosis::Cause;
 use pinpool_replay::{Event, PoolDescription, Record, Recording, Replay, Workload};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -376,7 +376,7 @@ fn a_recording_that_a_replay_cannot_reproduce_gets_no_advice() {
 
 /// Whether the advice was right, and its kind.
 fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
-    if workload.judged().iter().any(|judged| judged.judgement.cause == Cause::Leak) {
+    if workload.diagnoses().iter().any(|one| one.diagnosis.cause == Cause::Leak) {
         return Ok(Outcome::Leak);
     }
     let progress = ProgressBar::hidden();

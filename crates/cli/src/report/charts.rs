@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pinpool_observe::judge::words::{counted, percent, seconds};
-use pinpool_observe::judge::{Holder, Snapshot};
+use pinpool_observe::diagnosis::words::{counted, percent, seconds};
+use pinpool_observe::diagnosis::{Holder, Snapshot};
 use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
 

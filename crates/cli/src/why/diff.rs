@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::path::Path;
 
-use pinpool_observe::judge::words::{percent, seconds};
-use pinpool_observe::judge::{Lost, PoolJudgement, judge_recording};
+use pinpool_observe::diagnosis::words::{percent, seconds};
+use pinpool_observe::diagnosis::{Lost, PoolDiagnosis, diagnose_recording};
 use pinpool_replay::Recording;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ const SHOWN_SHARE: f64 = 0.001;
 /// A pool before and after; `None` if the recording does not have it, or has too few of its requests.
 struct Change {
     pool: String,
-    sides: [Option<PoolJudgement>; 2],
+    sides: [Option<PoolDiagnosis>; 2],
     /// Variables that differ: name, before, after.
     settings: Vec<[Option<String>; 3]>,
 }
@@ -45,7 +45,7 @@ fn read(path: &Path) -> Result<Recording, String> {
 
 /// The pools, the largest increase in lost time first.
 fn changes(both: &[Recording; 2]) -> Vec<Change> {
-    let judged = both.each_ref().map(judge_recording);
+    let judged = both.each_ref().map(diagnose_recording);
     let mut names: Vec<_> = judged.iter().flatten().map(|judged| judged.name.clone()).collect();
     names.sort();
     names.dedup();
@@ -64,8 +64,8 @@ fn changes(both: &[Recording; 2]) -> Vec<Change> {
 }
 
 /// Lost time as a share.
-fn share(side: Option<&PoolJudgement>) -> f64 {
-    let lost = side.map(|side| side.judgement.lost).filter(|lost| lost.of_us > 0);
+fn share(side: Option<&PoolDiagnosis>) -> f64 {
+    let lost = side.map(|side| side.diagnosis.lost).filter(|lost| lost.of_us > 0);
     lost.map_or(0.0, |lost| lost.total_ns() as f64 / 1e3 / lost.of_us as f64)
 }
 
@@ -92,8 +92,8 @@ const TIMES: [(&str, &str, fn(&Lost) -> u64); 5] = [
 ];
 
 fn in_json(changes: &[Change], [before_share, after_share]: [f64; 2]) -> Value {
-    let side = |side: &Option<PoolJudgement>| {
-        let PoolJudgement { judgement, gets, short_gets, .. } = side.as_ref()?;
+    let side = |side: &Option<PoolDiagnosis>| {
+        let PoolDiagnosis { diagnosis: judgement, gets, short_gets, .. } = side.as_ref()?;
         let mut object = json!({ "cause": judgement.cause.name(), "gets": gets, "short_gets": short_gets });
         for (_, key, ns) in TIMES {
             object[key] = (ns(&judgement.lost) as f64 / 1e9).into();
@@ -115,13 +115,13 @@ fn in_words(changes: &[Change], [before, after]: [f64; 2]) -> String {
     };
     let mut text = format!("{trend}: {} of the time of a thread before, {} after\n", parts(before), parts(after));
     for Change { pool, sides, settings } in changes {
-        let row = |name: &str, of: &dyn Fn(&PoolJudgement) -> String| {
-            let cell = |side: &Option<PoolJudgement>| side.as_ref().map_or_else(|| "-".to_owned(), of);
+        let row = |name: &str, of: &dyn Fn(&PoolDiagnosis) -> String| {
+            let cell = |side: &Option<PoolDiagnosis>| side.as_ref().map_or_else(|| "-".to_owned(), of);
             vec![name.to_owned(), cell(&sides[0]), cell(&sides[1])]
         };
         let mut rows = vec![["", "before", "after"].map(str::to_owned).to_vec()];
-        rows.push(row("cause", &|side| side.judgement.cause.name().to_owned()));
-        rows.extend(TIMES.map(|(name, _, ns)| row(name, &|side| seconds(ns(&side.judgement.lost)))));
+        rows.push(row("cause", &|side| side.diagnosis.cause.name().to_owned()));
+        rows.extend(TIMES.map(|(name, _, ns)| row(name, &|side| seconds(ns(&side.diagnosis.lost)))));
         rows.push(row("requests", &|side| grouped(side.gets)));
         rows.push(row("  waited", &|side| grouped(side.short_gets)));
         let cell = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());

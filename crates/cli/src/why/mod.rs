@@ -1,6 +1,6 @@
 //! `pinpool why`: what a pool costs and what to change, of a process, a recording or a log.
 //!
-//! `pinpool_observe::judge` determines the causes; `lines` determines those for TensorFlow's lines.
+//! `pinpool_observe::diagnosis` determines the causes; `lines` determines those for TensorFlow's lines.
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::Args;
 use pinpool_loader::StopFlag;
-use pinpool_observe::judge::Cause;
+use pinpool_observe::diagnosis::Cause;
 
 use crate::diagnosis::Said;
 use crate::files::named;

@@ -1,12 +1,11 @@
 //! `load --record` and `pinpool trace`: what is recorded, printed and converted, and what is refused.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::tool::{Ran, finish, pinpool, run};
+use crate::tool::{Ran, finish, packed, pinpool, run, written};
 
 /// A recorded load of a few hundred files.
 pub(crate) fn recorded(dir: &Path, name: &str) -> PathBuf {
@@ -91,23 +90,12 @@ fn a_trace_is_converted_to_csv_to_trace_events_and_to_a_snapshot() {
 fn unreadable_and_unwritable_files_are_errors_with_their_names() {
     let dir = tempfile::tempdir().unwrap();
     let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();
-    let file = |name: &str, bytes: &[u8]| {
-        let path = dir.path().join(name);
-        fs::write(&path, bytes).unwrap();
-        path
-    };
-    let mut newer = whole.clone();
-    newer[8] = 200;
-    let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
-    bomb.write_all(&whole[..12]).unwrap();
-    let zeros = vec![0; 1 << 20];
-    (0..64).for_each(|_| bomb.write_all(&zeros).unwrap());
-    let mut lines = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
-    (0..5).for_each(|_| lines.write_all(&vec![b'\n'; 1 << 20]).unwrap());
+    let file = |name: &str, bytes: &[u8]| written(dir.path(), name, bytes);
+    let bomb = packed(&[&whole[..12], &vec![0; 64 << 20]].concat());
+    let lines = packed(&vec![b'\n'; 5 << 20]);
     let cases = [
-        (file("newer.trace", &newer), "version 200"),
-        (file("bomb.gz", &bomb.finish().unwrap()), "block of 0 bytes"),
-        (file("lines.gz", &lines.finish().unwrap()), "at most 4000000 lines"),
+        (file("bomb.gz", &bomb), "block of 0 bytes"),
+        (file("lines.gz", &lines), "at most 4000000 lines"),
         (file("empty", b""), "no requests"),
         (file("noise", &[0xff; 5000]), "line 1"),
         (file("no_gets.trace", b"t 100\n"), "no requests"),

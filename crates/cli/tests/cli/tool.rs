@@ -4,11 +4,13 @@
 mod ran;
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -26,6 +28,19 @@ pub(crate) fn run(args: &[&str]) -> Ran {
 /// A number of the statistics of the pool in the JSON of a load.
 fn of_pool(printed: &Value, at: &str) -> u64 {
     printed["stats"].pointer(at).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {at} in {printed}"))
+}
+
+/// A file with this name and content.
+pub(crate) fn written(dir: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+    let path = dir.join(name);
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+pub(crate) fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    gzip.write_all(bytes).unwrap();
+    gzip.finish().unwrap()
 }
 
 fn load(dir: &TempDir, args: &[&str]) -> Ran {
@@ -242,12 +257,12 @@ fn a_pool_that_evicts_logs_tensorflows_lines() {
     let printed = ran.figures();
     assert_eq!((of_pool(&printed, "/limits/checks"), of_pool(&printed, "/limits/raises")), (1, 1));
 
-    // 2018-06-27 18:09:11.701458: I src/diag/checks.rs:109] message
+    // 2018-06-27 18:09:11.701458: I src/engine/stock.rs:109] message
     let (prefix, message) = line.split_once("] ").unwrap();
     let (time, place) = prefix.split_at(26);
     let shape = time.replace(|c: char| c.is_ascii_digit(), "9");
     assert_eq!(shape, "9999-99-99 99:99:99.999999");
-    let line_number = place.strip_prefix(": I src/diag/checks.rs:").expect(place);
+    let line_number = place.strip_prefix(": I src/").and_then(|place| place.split_once(".rs:")).expect(place).1;
     assert!(line_number.parse::<u32>().is_ok(), "{line_number}");
     assert!(message.contains(" get requests, put_count=") && message.contains("evicted_count=1000 "), "{message}");
 }

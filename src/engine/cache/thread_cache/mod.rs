@@ -13,7 +13,7 @@
 //! the buffer last: into the free list if that shard is the caller's own, else into its remote list. Loader threads take
 //! buffers and the copying thread puts them, so each buffer circulates between one loader's shard and the copying thread
 //! over a single cache line, and loader threads do not contend. **Limit**: a return only counts. A miss, a slow
-//! put or a tick, calls [`ThreadCache::evict_over_limit`] until the cache is back at its limit. **Ages** are counted in
+//! put or a tick calls [`ThreadCache::evict_over_limit`] until the cache is back at its limit. **Ages** are counted in
 //! *ticks*: a return belongs to the tick that the user of the cache began last.
 //!
 //! A thread that has cached its shard takes and puts on the *fast path*: one exchange, one store, and no other check. The

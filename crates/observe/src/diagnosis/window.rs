@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::churn::{Calls, Repinned};
-use super::judgement::{Cause, Judgement, Lost};
 use super::leak::Leak;
 use super::snapshot::{STUCK_AFTER, Snapshot};
+use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
 
 /// More than one part in this many is not tolerable: TensorFlow's rate of 0.002.
@@ -90,7 +90,7 @@ impl<'a> Window<'a> {
     }
 
     /// The first rule that holds.
-    pub(super) fn judge(&self, leak: Option<Leak>, churned: u32, again: Option<Repinned>) -> Judgement {
+    pub(super) fn diagnose(&self, leak: Option<Leak>, churned: u32, again: Option<Repinned>) -> WindowDiagnosis {
         self.stuck_copy()
             .or_else(|| leak.map(|leak| self.leak(&leak)))
             .or_else(|| self.shortage())
@@ -98,7 +98,7 @@ impl<'a> Window<'a> {
             .unwrap_or_else(|| self.quiet())
     }
 
-    fn judgement(&self, cause: Cause, found: String) -> Judgement {
+    fn diagnosis(&self, cause: Cause, found: String) -> WindowDiagnosis {
         let Self { now, of, lost, .. } = self;
         let [pinned, unpinned] = [of.pinned_bytes, of.unpinned_bytes].map(Size);
         let [used, in_flight, idle, free] =
@@ -110,24 +110,24 @@ impl<'a> Window<'a> {
             format!("{gets}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
             format!("{held} held{max}: {used} in {buffers}, {in_flight} in flight, {idle} idle, {free} free"),
         ];
-        Judgement { cause, is_alarm: false, found, evidence, cure: None, setting: None, lost: *lost, size: 0 }
+        WindowDiagnosis { cause, is_alarm: false, found, evidence, advice: None, setting: None, lost: *lost, size: 0 }
     }
 
-    fn alarm(&self, cause: Cause, found: String, cure: String) -> Judgement {
-        Judgement { is_alarm: true, cure: Some(cure), ..self.judgement(cause, found) }
+    fn alarm(&self, cause: Cause, found: String, advice: String) -> WindowDiagnosis {
+        WindowDiagnosis { is_alarm: true, advice: Some(advice), ..self.diagnosis(cause, found) }
     }
 
-    fn stuck_copy(&self) -> Option<Judgement> {
+    fn stuck_copy(&self) -> Option<WindowDiagnosis> {
         let age = self.now.oldest_copy.filter(|_| is_stuck(self.now))?;
         let stream = self.now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream {stream:#x}"));
         let copying = self.now.holders.iter().max_by_key(|holder| holder.oldest);
         let tag = copying.map_or_else(String::new, |holder| format!(" (tag {} has the oldest buffer)", holder.tag));
         let found = format!("a copy{stream} has been in flight for {}{tag}", Time(age));
-        let cure = "find what blocks the stream; no pool setting helps".to_owned();
-        Some(self.alarm(Cause::StuckCopy, found, cure))
+        let advice = "find what blocks the stream; no pool setting helps".to_owned();
+        Some(self.alarm(Cause::StuckCopy, found, advice))
     }
 
-    fn leak(&self, leak: &Leak) -> Judgement {
+    fn leak(&self, leak: &Leak) -> WindowDiagnosis {
         let Leak { holder, more_buffers, more_bytes, over } = leak;
         let age = holder.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", Time(age)));
         let over_ms = u64::try_from(over.as_millis()).unwrap_or(u64::MAX).max(1);
@@ -153,17 +153,17 @@ impl<'a> Window<'a> {
                 "; request buffers through Pool::tagged, or set call_stacks(100) in code, to see who holds them"
             }
         };
-        let cure = format!("return these buffers or drop their owner; a higher limit only delays the failure{hint}");
-        let mut judgement = self.alarm(Cause::Leak, found, cure);
+        let advice = format!("return these buffers or drop their owner; a higher limit only delays the failure{hint}");
+        let mut diagnosis = self.alarm(Cause::Leak, found, advice);
         let per_minute = more_buffers.saturating_mul(60_000) / over_ms;
-        judgement.evidence.insert(0, format!("{} more per minute; {forecast}", counted(per_minute, "buffer")));
+        diagnosis.evidence.insert(0, format!("{} more per minute; {forecast}", counted(per_minute, "buffer")));
         // A line for each doubling.
-        judgement.size = holder.buffers.next_power_of_two();
-        judgement
+        diagnosis.size = holder.buffers.next_power_of_two();
+        diagnosis
     }
 
     /// Requests that found no memory at once.
-    fn shortage(&self) -> Option<Judgement> {
+    fn shortage(&self) -> Option<WindowDiagnosis> {
         let Self { now, of: Snapshot { short_gets, .. }, .. } = self;
         let gets = self.of.gets.max(*short_gets);
         // Requests that still wait are not counted.
@@ -181,15 +181,15 @@ impl<'a> Window<'a> {
         if let Some(others_bytes) = self.missing_at_others() {
             let (own, others) = (Size(now.held_bytes), Size(others_bytes));
             let found = format!("{short}: this pool holds {own} of the shared limit, other processes {others}");
-            let cure =
+            let advice =
                 format!("raise {limit} for all of them, or reduce what they hold (`pinpool top --all` lists it)");
-            return Some(self.alarm(Cause::OtherProcess, found, cure));
+            return Some(self.alarm(Cause::OtherProcess, found, advice));
         }
-        if let Some(judgement) = self.pause(&short, limit) {
-            return Some(judgement);
+        if let Some(diagnosis) = self.pause(&short, limit) {
+            return Some(diagnosis);
         }
-        if let Some(judgement) = self.slow_consumer(&short) {
-            return Some(judgement);
+        if let Some(diagnosis) = self.slow_consumer(&short) {
+            return Some(diagnosis);
         }
         // Nothing else shows that the consumer was ever idle.
         if !self.is_of_one_thread() && self.of.failed_gets == 0 && self.of.puts > 0 {
@@ -201,17 +201,17 @@ impl<'a> Window<'a> {
         Some(self.too_small(short, limit, needed_bytes, ""))
     }
 
-    fn too_small(&self, short: String, limit: &str, needed_bytes: u64, purpose: &str) -> Judgement {
-        let cure = format!("raise {limit} to {}{purpose}", RoundedUp(needed_bytes));
-        let mut judgement = self.alarm(Cause::LimitTooSmall, short, cure);
-        judgement.setting = SETTINGS.into_iter().find(|name| *name == limit).map(|name| (name, needed_bytes));
-        judgement.size = needed_bytes;
-        judgement
+    fn too_small(&self, short: String, limit: &str, needed_bytes: u64, purpose: &str) -> WindowDiagnosis {
+        let advice = format!("raise {limit} to {}{purpose}", RoundedUp(needed_bytes));
+        let mut diagnosis = self.alarm(Cause::LimitTooSmall, short, advice);
+        diagnosis.setting = SETTINGS.into_iter().find(|name| *name == limit).map(|name| (name, needed_bytes));
+        diagnosis.size = needed_bytes;
+        diagnosis
     }
 
     /// A few requests wait long, while most find memory at once: the consumer keeps up and pauses now and then. The buffers that producers
     /// would have filled meanwhile bridge the pause.
-    fn pause(&self, short: &str, limit: &str) -> Option<Judgement> {
+    fn pause(&self, short: &str, limit: &str) -> Option<WindowDiagnosis> {
         let Self { now, of, lost, .. } = self;
         let waits = of.short_gets.max(now.waiting);
         let wait_ns = lost.waiting_ns.checked_div(waits)?;
@@ -227,16 +227,16 @@ impl<'a> Window<'a> {
     }
 
     /// A full pool: ordinary if the consumer is always busy.
-    fn full(&self, short: &str, limit: &str) -> Judgement {
+    fn full(&self, short: &str, limit: &str) -> WindowDiagnosis {
         let found = format!("{short}, and {} buffers are returned per second", self.puts_a_second());
-        let cure = format!(
+        let advice = format!(
             "if the consumer is always busy, do nothing: more memory only lengthens its queue; if it waits for buffers, raise {limit} \
              (`pinpool advise RECORDING` shows which)"
         );
-        Judgement {
-            cure: Some(cure),
+        WindowDiagnosis {
+            advice: Some(advice),
             lost: Lost { waiting_ns: 0, ..self.lost },
-            ..self.judgement(Cause::PoolFull, found)
+            ..self.diagnosis(Cause::PoolFull, found)
         }
     }
 
@@ -257,19 +257,20 @@ impl<'a> Window<'a> {
         (*others_bytes).max(self.others_before_bytes).filter(|&bytes| bytes > 0 && is_theirs)
     }
 
-    fn refused(&self, short: String) -> Judgement {
+    fn refused(&self, short: String) -> WindowDiagnosis {
         let (unused_bytes, held_bytes) = (self.now.idle_bytes + self.now.free_bytes, self.now.held_bytes);
         if unused_bytes > held_bytes / 2 {
             let (unused, held) = (Size(unused_bytes), Size(held_bytes));
-            let cure = "lower PINPOOL_MAX_BYTES, so that requests release idle memory, or set PINPOOL_PRESET=adaptive";
+            let advice =
+                "lower PINPOOL_MAX_BYTES, so that requests release idle memory, or set PINPOOL_PRESET=adaptive";
             let found = format!("{short} although {unused} of {held} held are idle or free");
-            return self.alarm(Cause::IdleHoard, found, cure.to_owned());
+            return self.alarm(Cause::IdleHoard, found, advice.to_owned());
         }
         self.alarm(Cause::MemoryRefused, format!("{short}: the backend refused memory"), OF_SYSTEM.to_owned())
     }
 
     /// Buffers wait in a queue: the waiting requests are few compared with them, so more memory would lengthen the queue.
-    fn slow_consumer(&self, short: &str) -> Option<Judgement> {
+    fn slow_consumer(&self, short: &str) -> Option<WindowDiagnosis> {
         let now = self.now;
         let max_bytes = now.max_bytes.filter(|&bytes| bytes > 0)?;
         let overhang_bytes = now.needed_bytes.saturating_sub(max_bytes);
@@ -297,15 +298,15 @@ impl<'a> Window<'a> {
             self.puts_a_second(),
             seconds(out_ns)
         );
-        let cure = "make the consumer faster, or queue fewer buffers; more memory lengthens the queue without raising throughput";
-        let mut judgement = self.alarm(Cause::SlowConsumer, found, cure.to_owned());
+        let advice = "make the consumer faster, or queue fewer buffers; more memory lengthens the queue without raising throughput";
+        let mut diagnosis = self.alarm(Cause::SlowConsumer, found, advice.to_owned());
         let more = percent(overhang_bytes, max_bytes);
-        judgement.evidence.insert(0, format!("serving all waiting requests would use {more} more memory"));
-        Some(judgement)
+        diagnosis.evidence.insert(0, format!("serving all waiting requests would use {more} more memory"));
+        Some(diagnosis)
     }
 
     /// Memory is pinned and unpinned, or evicted and missed, repeatedly.
-    fn back_and_forth(&self, churned: u32, again: Option<Repinned>) -> Option<Judgement> {
+    fn back_and_forth(&self, churned: u32, again: Option<Repinned>) -> Option<WindowDiagnosis> {
         let Self { now, of: Snapshot { misses, gets, new_lengths, .. }, .. } = self;
         let missed = || format!("{misses} of {gets} requests missed");
         let is_varied = *new_lengths > gets / 2;
@@ -316,31 +317,31 @@ impl<'a> Window<'a> {
             // Buffers of sizes that do not recur do not help.
             if is_varied && *misses > gets / 10 * 8 {
                 let found = format!("{}, each with a pin call, because no idle buffer had their size", missed());
-                let cure = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes".to_owned();
-                return Some(self.alarm(Cause::SizesNeverRecur, found, cure));
+                let advice = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes".to_owned();
+                return Some(self.alarm(Cause::SizesNeverRecur, found, advice));
             }
             let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.of.evicted));
             let found = format!("{} evicted buffers", missed());
-            let cure = format!("raise PINPOOL_POOL_SIZE_LIMIT to {needed}");
-            let mut judgement = self.alarm(Cause::Thrashing, found, cure);
-            (judgement.setting, judgement.size) = (Some(("PINPOOL_POOL_SIZE_LIMIT", needed)), needed);
-            return Some(judgement);
+            let advice = format!("raise PINPOOL_POOL_SIZE_LIMIT to {needed}");
+            let mut diagnosis = self.alarm(Cause::Thrashing, found, advice);
+            (diagnosis.setting, diagnosis.size) = (Some(("PINPOOL_POOL_SIZE_LIMIT", needed)), needed);
+            return Some(diagnosis);
         }
         if churned >= CHURNED {
             let (pinned, held) = (Size(self.of.pinned_bytes), Size(self.cycled_bytes()));
             let found = format!("{pinned} pinned and unpinned to hold {held}");
-            let cure = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES".to_owned();
-            return Some(self.alarm(Cause::Thrashing, found, cure));
+            let advice = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES".to_owned();
+            return Some(self.alarm(Cause::Thrashing, found, advice));
         }
         if let Some(Repinned { bytes, each_ns, times, of_us }) = again {
             let (size, each, of) = (Size(bytes), seconds(each_ns), seconds(of_us.saturating_mul(1000)));
             let found = format!("{size} unpinned and pinned again {times} times in {of}, at {each} each time");
             // A longer idle timeout would leave the first of these pin calls where it is.
             let kept_bytes = now.most_held_bytes.max(bytes);
-            let cure = format!("set PINPOOL_RESERVE to {}, so that this memory stays pinned", RoundedUp(kept_bytes));
-            let mut judgement = self.alarm(Cause::Thrashing, found, cure);
-            (judgement.setting, judgement.size) = (Some(("PINPOOL_RESERVE", kept_bytes)), kept_bytes);
-            return Some(judgement);
+            let advice = format!("set PINPOOL_RESERVE to {}, so that this memory stays pinned", RoundedUp(kept_bytes));
+            let mut diagnosis = self.alarm(Cause::Thrashing, found, advice);
+            (diagnosis.setting, diagnosis.size) = (Some(("PINPOOL_RESERVE", kept_bytes)), kept_bytes);
+            return Some(diagnosis);
         }
         if *misses <= gets / 2 || self.is_warming_up() {
             return None;
@@ -351,8 +352,12 @@ impl<'a> Window<'a> {
         let is_costly = !self.is_growing() && calls_ns / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
         if is_varied {
             let found = format!("{}: no idle buffer had their size, so they were carved from held memory", missed());
-            let cure = is_costly.then(|| "batch to fewer sizes".to_owned());
-            return Some(Judgement { is_alarm: is_costly, cure, ..self.judgement(Cause::SizesNeverRecur, found) });
+            let advice = is_costly.then(|| "batch to fewer sizes".to_owned());
+            return Some(WindowDiagnosis {
+                is_alarm: is_costly,
+                advice,
+                ..self.diagnosis(Cause::SizesNeverRecur, found)
+            });
         }
         let has_regrown = self.now.held_bytes > self.held_before_bytes + self.held_before_bytes / GROWTH_PART;
         (is_costly && !has_regrown).then(|| {
@@ -384,20 +389,24 @@ impl<'a> Window<'a> {
     }
 
     /// No known problem.
-    fn quiet(&self) -> Judgement {
+    fn quiet(&self) -> WindowDiagnosis {
         let now = self.now;
         if self.is_warming_up() {
             let found = format!("held {}->{}", Size(self.held_before_bytes), Size(now.held_bytes));
-            return self.judgement(Cause::WarmingUp, found);
+            return self.diagnosis(Cause::WarmingUp, found);
         }
         if !now.is_pinned && now.copies > 0 {
             let found = "copies use unpinned memory, which the driver copies twice".to_owned();
-            let cure = "run `pinpool doctor` for the reason and the fix".to_owned();
+            let advice = "run `pinpool doctor` for the reason and the fix".to_owned();
             // Without a GPU there is nothing to pin for.
-            return Judgement { is_alarm: now.has_driver, cure: Some(cure), ..self.judgement(Cause::NotPinned, found) };
+            return WindowDiagnosis {
+                is_alarm: now.has_driver,
+                advice: Some(advice),
+                ..self.diagnosis(Cause::NotPinned, found)
+            };
         }
         let served = self.of.gets.saturating_sub(self.of.pin_calls);
         let found = format!("{served} of {} requests waited for nothing, {} held", self.of.gets, Size(now.held_bytes));
-        self.judgement(Cause::Healthy, found)
+        self.diagnosis(Cause::Healthy, found)
     }
 }
