@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::diagnosis::{Said, of_object, of_recorded};
 use crate::files::named;
-use crate::input::{self, Kind, read_recording};
+use crate::input::{self, is_recording, read_recording};
 use crate::served::{name_of, names_process, pools, socket, worst_first};
 use crate::why::lines;
 
@@ -54,9 +54,9 @@ impl Series {
             return Self::of_process(&target.to_string_lossy(), length, stop);
         }
         let input = input::open(target)?;
-        match input::kind(input.first()) {
-            Kind::Recording | Kind::Workload => Ok(Self::of_recording(&read_recording(target, input)?)),
-            Kind::Log => Ok(lines::series(input).map_err(|error| named(target, &error))?),
+        match is_recording(&input) {
+            true => Ok(Self::of_recording(&read_recording(target, input)?)),
+            false => Ok(lines::series(input).map_err(|error| named(target, &error))?),
         }
     }
 

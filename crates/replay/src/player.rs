@@ -21,7 +21,7 @@ use super::replay::Replay;
 use super::report::ReplayReport;
 use super::workload::Workload;
 use crate::format::DEFAULT_ALIGN;
-use pinpool::unstable::{ManualClock, look, prepare_step};
+use pinpool::unstable::{ManualClock, compaction_step, look};
 use pinpool::{Error, PinnedBuf, Pool};
 
 mod steps;
@@ -241,7 +241,7 @@ impl<'a> Player<'a> {
         let now_ns = self.clock.now_us() * 1_000;
         self.prepared_until_ns = self.prepared_until_ns.max(since_us * 1_000 + WAKE_NS);
         self.sums.take();
-        while self.prepared_until_ns < now_ns && prepare_step(&self.pool) {
+        while self.prepared_until_ns < now_ns && compaction_step(&self.pool) {
             let calls = self.sums.take();
             self.prepared_until_ns += calls.moving_ns;
             self.report.moving_ns += calls.moving_ns;

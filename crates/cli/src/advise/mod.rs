@@ -21,9 +21,9 @@ use pinpool_replay::{Recording, Replay, Workload};
 use serde_json::json;
 
 use self::search::{Advice, Better, Search};
-use crate::files::{in_file, named};
-use crate::input::{self, Kind};
-use crate::replay::{self, DECISIVE_ROWS, ReplayArgs, table};
+use crate::files::named;
+use crate::input;
+use crate::replay::{self, ReplayArgs, table};
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
@@ -124,10 +124,8 @@ fn advise(
 
 /// The trace of one pool: the named one, or the one that lost most.
 fn open(path: &Path, pool: Option<&str>, messages: &mut Vec<String>) -> Result<Workload, String> {
-    let input = input::open(path)?;
-    let workload = if input::kind(input.first()) == Kind::Recording {
-        let mut recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
-        let diagnoses = diagnose_recording(&recording);
+    let choose = |recording: &mut Recording| {
+        let diagnoses = diagnose_recording(recording);
         let chosen = diagnoses.iter().find(|one| pool.is_none_or(|pool| one.name == pool));
         if chosen.is_none() && !diagnoses.is_empty() {
             let names: Vec<_> = diagnoses.iter().map(|one| &*one.name).collect();
@@ -140,10 +138,9 @@ fn open(path: &Path, pool: Option<&str>, messages: &mut Vec<String>) -> Result<W
             recording.pools.retain(|pool| pool.number == *number);
             recording.records.retain(|record| record.pool == *number);
         }
-        input::with_gets(path, Workload::of(&recording).map_err(|error| in_file(path, &error))?)?
-    } else {
-        input::read_workload(path, input)?
+        Ok(())
     };
+    let workload = input::read_workload(path, input::open(path)?, choose)?;
     match workload.pools_merged() {
         Some(pools) => {
             Err(named(path, &format_args!("it has {pools} pools, and advice is for one: remove the others")))
@@ -231,7 +228,7 @@ fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &Settings) -> St
     let advised = advice.advised.as_ref();
     let tried = advice.tried.iter();
     let costs: Vec<_> = [&advice.as_given].into_iter().chain(advised.map(|better| &better.cost)).chain(tried).collect();
-    text += &table(&costs, DECISIVE_ROWS);
+    text += &table(&costs);
     text += &match advised {
         None => format!("\nkeep what you have: {}\n", why_kept(advice)),
         Some(Better { smallest_max_bytes: None, .. }) => format!("\nno limit is advised: {GROWS}\n"),

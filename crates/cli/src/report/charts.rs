@@ -80,10 +80,11 @@ fn panel(name: &str, unit: &str, series: &[Value], is_lane: bool) -> Value {
 
 impl<'a> Charts<'a> {
     pub(super) fn new(series: &'a Series) -> Self {
-        let end = series.pools.iter().filter_map(|pool| Some(pool.points.last()?.0)).fold(0.0, f64::max);
+        let points = series.pools.iter().flat_map(|pool| &pool.points).map(|(x, _)| *x);
+        let (begin, end) = (points.clone().fold(f64::INFINITY, f64::min), points.fold(0.0, f64::max));
         let mut charts = Self { series, samples: Vec::new(), tags: Lanes::new(), pools: Lanes::new() };
         for part in 0..=PARTS {
-            let x = end * part as f64 / PARTS as f64;
+            let x = if part == PARTS { end } else { begin + (end - begin) * part as f64 / PARTS as f64 };
             let mut sum = Snapshot { max_bytes: Some(0), ..Snapshot::default() };
             for pool in &series.pools {
                 let until = pool.points.partition_point(|(at, _)| *at <= x);

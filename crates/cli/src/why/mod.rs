@@ -80,15 +80,9 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
 
 /// The lines of each pool; without `all`, healthy pools share one line if another has a problem.
 fn in_words(said: &[Said], all: bool) -> String {
-    let is_brief = |said: &&Said| said.cause == Cause::Healthy.name();
-    let (brief, mut told): (Vec<_>, Vec<_>) = said.iter().partition(|said| !all && is_brief(said));
-    // A single healthy pool has its own lines.
-    let brief = if told.is_empty() && brief.len() == 1 {
-        told = brief;
-        Vec::new()
-    } else {
-        brief
-    };
+    // A single pool has its own lines.
+    let is_brief = |one: &&Said| !all && said.len() > 1 && one.cause == Cause::Healthy.name();
+    let (brief, told): (Vec<_>, Vec<_>) = said.iter().partition(is_brief);
     let mut text = String::new();
     for Said { pool, lines, .. } in told.iter().take(if all { usize::MAX } else { LISTED }) {
         let name = if said.len() > 1 { format!("{pool}: ") } else { String::new() };

@@ -1,23 +1,16 @@
 //! `advise --try` and `advise`.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use pinpool::{Backend, Pool, Preset};
 use serde_json::Value;
 
-use crate::tool::{Ran, finish, pinpool};
+use crate::tool::{Ran, finish, pinpool, written};
 
 fn advise(path: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&["advise"]).arg(path).args(args))
-}
-
-fn written(dir: &Path, name: &str, text: &str) -> PathBuf {
-    let path = dir.join(name);
-    fs::write(&path, text).unwrap();
-    path
 }
 
 /// Batches of `held` buffers of each size, allocated and returned together.
@@ -52,12 +45,9 @@ fn each_setting_has_a_column() {
     ];
     let ran = replay(&sets);
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    for row in
-        ["hits", "driver seconds", "most held", "waste at the peak", "waits", "raises", "TensorFlow's last lines"]
-    {
+    for row in ["misses", "driver seconds", "most held", "waits"] {
         assert!(ran.stdout.contains(row), "no {row} in\n{}", ran.stdout);
     }
-    assert!(ran.stdout.contains("PoolAllocator: After "), "{}", ran.stdout);
 
     let tried =
         finish(pinpool(&["advise", "--json", "--try", "PRESET=tensorflow", "--try", "MAX_BYTES=6MiB"]).arg(&path));

@@ -4,43 +4,26 @@
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde_json::Value;
 #[cfg(feature = "cuda")]
 use tempfile::TempDir;
 
-/// The tool without the settings of the test's environment.
+use crate::tool::{finish, pinpool};
+
+/// `doctor` on the backend that it selects.
 fn doctor(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pinpool"));
-    let ours = |name: &str| name.starts_with("PINPOOL_") || ["RUST_LOG", "CUDA_VISIBLE_DEVICES"].contains(&name);
-    std::env::vars_os().map(|(name, _)| name).filter(|name| ours(&name.to_string_lossy())).for_each(|name| {
-        command.env_remove(name);
-    });
-    command.arg("doctor").args(args).stdin(Stdio::null());
+    let mut command = pinpool(&["doctor"]);
+    command.args(args).env_remove("PINPOOL_BACKEND").env_remove("CUDA_VISIBLE_DEVICES");
     command
-}
-
-/// What one run printed as text or JSON, and its exit status.
-struct Ran {
-    code: i32,
-    stdout: String,
-}
-
-fn finish(command: &mut Command) -> Ran {
-    let output = command.output().unwrap();
-    let (stdout, stderr) =
-        (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr).into_owned());
-    assert!(!stderr.contains("panicked") && !stdout.contains("panicked"), "{stderr}{stdout}");
-    let code = output.status.code().unwrap_or_else(|| panic!("{:?}: {stderr}{stdout}", output.status));
-    Ran { code, stdout }
 }
 
 /// The JSON object; its status is the exit status.
 fn diagnosis(command: &mut Command) -> Value {
     let ran = finish(command.arg("--json"));
     let diagnosis: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.stdout));
-    assert_eq!(diagnosis["status"], ran.code, "{diagnosis}");
+    assert_eq!(diagnosis["status"], ran.code(), "{diagnosis}");
     diagnosis
 }
 
@@ -97,7 +80,7 @@ fn every_check_is_reported_once_with_a_level_and_a_remedy_if_needed() {
 #[test]
 fn the_text_is_aligned_and_has_each_remedy_below_its_finding() {
     let ran = finish(&mut doctor(&["--reserve", "1000G"]));
-    assert_eq!(ran.code, 1, "{}", ran.stdout);
+    assert_eq!(ran.code(), 1, "{}", ran.stdout);
     let lines: Vec<_> = ran.stdout.lines().collect();
     let at = lines.iter().position(|line| line.starts_with("reserve ")).unwrap();
     assert!(lines[at].contains("error") && lines[at].contains("1000.0GiB exceeds the limit"), "{}", ran.stdout);
@@ -129,7 +112,7 @@ fn bad_settings_exit_with_2() {
     assert_eq!((&planned["status"], &planned["reserve"]["fits"]), (&Value::from(1), &Value::from(false)));
 
     for wrong in [&["--reserve", "12 bananas"][..], &["--device", "first"], &["--frobnicate"]] {
-        assert_eq!(finish(&mut doctor(wrong)).code, 2, "{wrong:?}");
+        assert_eq!(finish(&mut doctor(wrong)).code(), 2, "{wrong:?}");
     }
 }
 
@@ -150,33 +133,6 @@ fn what_the_machine_lacks_for_a_setting_is_named() {
         assert_eq!(found["status"] == 2, level == "error", "{found}");
     }
     assert_eq!(fs::read_to_string(&other).unwrap(), "precious");
-}
-
-#[test]
-fn the_needs_of_all_ranks_of_the_host_are_added() {
-    let of = |ranks: &str, ledger: &str| {
-        let mut command = doctor(&[]);
-        command.env("LOCAL_WORLD_SIZE", ranks).env("PINPOOL_LEDGER", ledger);
-        diagnosis(command.env("PINPOOL_MAX_BYTES", "1000TiB").env("PINPOOL_RESERVE", "1000TiB"))
-    };
-    let found = of("4", "none");
-    let words = "4 ranks need 4000.0TiB of ";
-    let (level, text, remedy) = finding(&found, "limit");
-    assert!(
-        level == "warning" && text.starts_with(words) && remedy.contains("PINPOOL_LEDGER=auto"),
-        "{text}; {remedy}"
-    );
-    let (level, text, _) = finding(&found, "reserve");
-    assert!(level == "error" && text.starts_with(words) && found["reserve"]["fits"] == false, "{text}");
-    // They share a limit, and pin a reserve each.
-    let shared = of("4", &format!("doctor-{}", std::process::id()));
-    assert!(finding(&shared, "limit").1.starts_with("1000.0TiB exceeds"), "{shared}");
-    assert!(finding(&shared, "reserve").1.starts_with(words), "{shared}");
-    assert!(finding(&of("1", "none"), "reserve").1.starts_with("1000.0TiB exceeds"));
-    let ran = finish(
-        doctor(&[]).env("LOCAL_WORLD_SIZE", "4").env("PINPOOL_RESERVE", "1000TiB").env("PINPOOL_MAX_BYTES", "none"),
-    );
-    assert!(ran.code == 1 && ran.stdout.contains(words), "{}", ran.stdout);
 }
 
 /// Lowers a limit of the process, and drops the capability that would exempt root.

@@ -4,11 +4,13 @@
 mod ran;
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -26,6 +28,19 @@ pub(crate) fn run(args: &[&str]) -> Ran {
 /// A number of the statistics of the pool in the JSON of a load.
 fn of_pool(printed: &Value, at: &str) -> u64 {
     printed["stats"].pointer(at).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {at} in {printed}"))
+}
+
+/// A file with this name and content.
+pub(crate) fn written(dir: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+    let path = dir.join(name);
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+pub(crate) fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    gzip.write_all(bytes).unwrap();
+    gzip.finish().unwrap()
 }
 
 fn load(dir: &TempDir, args: &[&str]) -> Ran {
@@ -134,26 +149,6 @@ fn a_batch_beyond_the_limit_is_named_with_the_numbers() {
 }
 
 #[test]
-fn an_idle_pool_holds_its_reserve_and_one_granule_at_most() {
-    let dir = tree();
-    let args = ["load", "--json", "--idle", "16", "--set", "idle_timeout=1s,reserve=2MiB,max_bytes=none"];
-    let ran = finish(
-        pinpool(&args).args(["--set", "WAIT=1s", "--set", "ON_FULL=error", "--batch-bytes", "64KiB"]).arg(dir.path()),
-    );
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    let printed = ran.figures();
-    let (reserve, held) = (of_pool(&printed, "/memory/reserve_bytes"), of_pool(&printed, "/memory/held_bytes"));
-    assert!(reserve == 2 << 20 && held <= reserve + (2 << 20), "{printed}");
-    assert!(number(&printed, "pinned_bytes") >= held);
-    for none in
-        ["memory/idle_bytes", "memory/evictions/reclaimed", "limits/lowers", "requests/waits", "requests/fallbacks"]
-    {
-        assert_eq!(of_pool(&printed, &format!("/{none}")), 0, "{none}");
-    }
-    assert_eq!(of_pool(&printed, "/memory/pin/count"), 1, "every buffer was carved from the reserve");
-}
-
-#[test]
 fn a_bad_variable_and_a_contradiction_are_errors_and_an_unknown_name_is_a_warning() {
     let dir = tree();
     for variable in ["PINPOOL_WAIT", "PINPOOL_ZERO", "PINPOOL_ON_FULL", "PINPOOL_MAX_BYTES"] {
@@ -242,12 +237,12 @@ fn a_pool_that_evicts_logs_tensorflows_lines() {
     let printed = ran.figures();
     assert_eq!((of_pool(&printed, "/limits/checks"), of_pool(&printed, "/limits/raises")), (1, 1));
 
-    // 2018-06-27 18:09:11.701458: I src/diag/checks.rs:109] message
+    // 2018-06-27 18:09:11.701458: I src/engine/stock.rs:109] message
     let (prefix, message) = line.split_once("] ").unwrap();
     let (time, place) = prefix.split_at(26);
     let shape = time.replace(|c: char| c.is_ascii_digit(), "9");
     assert_eq!(shape, "9999-99-99 99:99:99.999999");
-    let line_number = place.strip_prefix(": I src/diag/checks.rs:").expect(place);
+    let line_number = place.strip_prefix(": I src/").and_then(|place| place.split_once(".rs:")).expect(place).1;
     assert!(line_number.parse::<u32>().is_ok(), "{line_number}");
     assert!(message.contains(" get requests, put_count=") && message.contains("evicted_count=1000 "), "{message}");
 }
@@ -343,21 +338,9 @@ fn wrong_arguments_are_refused_with_the_usage_status() {
 }
 
 #[test]
-fn a_closed_stdout_or_stderr_is_no_failure() {
+fn a_closed_stderr_is_no_failure() {
     let dir = tree();
-    let mut command = pinpool(&["load"]);
-    let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    let mut stderr = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
-    assert!(!stderr.contains("panicked"), "{stderr}");
-
-    let mut child = pinpool(&["env"]).stdout(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    assert_eq!(child.wait().unwrap().code(), Some(0));
-
-    // Nor is a closed stderr, which cannot be reported.
+    // It cannot be reported.
     let mut command = pinpool(&["load", "--json", "/nowhere"]);
     let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stderr.take());

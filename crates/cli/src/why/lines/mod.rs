@@ -32,7 +32,7 @@ use encoding_rs_io::DecodeReaderBytes;
 use pinpool_replay::Input;
 
 use crate::files::named;
-use crate::input::{self, Kind};
+use crate::input::{self, is_recording};
 use crate::series::Series;
 use history::History;
 use message::Found;
@@ -59,8 +59,7 @@ pub(crate) fn series(input: Input) -> Result<Series, Box<dyn Error>> {
 }
 
 fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn Error>> {
-    let kind = input::kind(input.first());
-    if kind == Kind::Recording {
+    if is_recording(&input) {
         let why = "this is a recording, not a log: use `pinpool trace`, `pinpool report` or `pinpool advise`";
         return Err(why.into());
     }
@@ -71,7 +70,7 @@ fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn 
     // PowerShell writes UTF-16, with a byte order mark.
     let found = finder::find(text::Pieces::new(DecodeReaderBytes::new(input.into_bytes())));
     if found.messages.is_empty() && (needs_messages || found.said.is_empty()) {
-        return Err(encoded.map_or_else(|| none_found(kind, &found), str::to_owned).into());
+        return Err(encoded.map_or_else(|| none_found(&found), str::to_owned).into());
     }
     let history = History::of(&found.messages)?;
     Ok((found, history))
@@ -106,7 +105,7 @@ fn list(path: &Path, is_json: bool, all: bool) -> Result<(), Box<dyn Error>> {
     let printed = if is_json {
         report::json(&mut out, path, &found, &history)
     } else {
-        out.write_all(report::table(path, &found, &history, all).as_bytes())
+        out.write_all(report::table(path, &found, &history, &curve::said(&found, &history), all).as_bytes())
     };
     // Keeps the kind of the error: a closed pipe is not a failure.
     let printed = printed.and_then(|()| out.flush());
@@ -114,16 +113,12 @@ fn list(path: &Path, is_json: bool, all: bool) -> Result<(), Box<dyn Error>> {
     found.stopped.map_or(Ok(()), |stopped| Err(named(path, &stopped).into()))
 }
 
-fn none_found(kind: Kind, found: &Found) -> String {
-    if kind == Kind::Workload {
-        return "this is a trace, not a log: use `pinpool advise`".to_owned();
-    }
-
+fn none_found(found: &Found) -> String {
     let cut = if found.cut > 0 { format!(" ({} are truncated or damaged)", found.cut) } else { String::new() };
     let stopped = found.stopped.as_ref().map_or_else(String::new, |stopped| format!("{stopped}; "));
     format!(
         "{stopped}no complete message of the pool in {} lines{cut}: TensorFlow printed them until mid-2017 at level I \
-         (TF_CPP_MIN_LOG_LEVEL=0); pinpool prints them at level info (RUST_LOG=info) after 1000 evictions",
+         (TF_CPP_MIN_LOG_LEVEL=0); pinpool prints them at level info (RUST_LOG=info) after 1000 evictions (`pinpool advise` reads traces of requests)",
         found.lines
     )
 }

@@ -8,6 +8,7 @@ use serde_json::json;
 use super::history::{Entry, History, PoolHistory};
 use super::message::{Counters, Found, Message, Numbers};
 use super::trend::Trend;
+use crate::diagnosis::Said;
 use pinpool_cli::table::{columns, grouped};
 use pinpool_observe::diagnosis::words::counted;
 
@@ -61,7 +62,7 @@ fn last_pool(history: &History) -> Option<&PoolHistory> {
 }
 
 /// A row for each message, and the conclusion.
-pub(super) fn table(path: &Path, found: &Found, history: &History, all: bool) -> String {
+pub(super) fn table(path: &Path, found: &Found, history: &History, said: &[Said], all: bool) -> String {
     let head =
         ["line", "pool", "requests", "allocated", "returns", "evicted", "missed", "limit", "raised to", "not printed"];
     let messages = found.messages.iter().zip(&history.entries).map(|(message, entry)| table_row(message, entry));
@@ -73,7 +74,7 @@ pub(super) fn table(path: &Path, found: &Found, history: &History, all: bool) ->
         let first = 1 + ROWS / 2;
         lines.splice(first..first + left_out, [format!("... {} more (--all)", grouped(left_out as u64))]);
     }
-    format!("{}\n{}\n{}", path.display(), lines.join("\n"), conclusion(found, history))
+    format!("{}\n{}\n{}", path.display(), lines.join("\n"), conclusion(found, history, said))
 }
 
 fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
@@ -92,7 +93,7 @@ fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
     row
 }
 
-fn conclusion(found: &Found, history: &History) -> String {
+fn conclusion(found: &Found, history: &History, said: &[Said]) -> String {
     let (printed, silent) = history.raises();
     let mut text = format!(
         "\n{INFORMATION}\n{} in {}; {} printed, {silent} not printed\n",
@@ -106,16 +107,8 @@ fn conclusion(found: &Found, history: &History) -> String {
     if found.cut > 0 {
         text += &format!("truncated or damaged, and not used: {}\n", counted(found.cut, "message"));
     }
-    for said in found.said.values() {
-        text += &format!("{}: {}\n", said.pool, said.lines.join("; "));
-    }
-    // The pools' own diagnoses have priority.
-    let pools = if found.said.is_empty() { &*history.pools } else { &[] };
-    for (at, pool) in pools.iter().enumerate() {
-        let origin = pool.origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"));
-        let which = if history.pools.len() > 1 { format!("pool {}{origin}: ", at + 1) } else { String::new() };
-        let trend = Trend::of(pool);
-        text += &format!("{which}{}: {}\n", trend.name(), trend.advice(pool).join(" "));
+    for Said { pool, lines, .. } in said {
+        text += &format!("{pool}: {}\n", lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join("; "));
     }
     text
 }
