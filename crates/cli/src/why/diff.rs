@@ -82,8 +82,9 @@ fn settings(both: &[Recording; 2], pools: [u32; 2]) -> Vec<[Option<String>; 3]> 
     all.filter(|(_, [old, new])| old != new).map(|(name, [old, new])| [Some(name), old, new]).collect()
 }
 
-/// Times of a pool: name in the table, key in JSON, nanoseconds.
-const TIMES: [(&str, &str, fn(&Lost) -> u64); 5] = [
+/// Name in the table, key in JSON, nanoseconds.
+type TimeRow = (&'static str, &'static str, fn(&Lost) -> u64);
+const TIMES: [TimeRow; 5] = [
     ("seconds", "seconds", |lost| lost.of_us.saturating_mul(1000)),
     ("lost", "lost_seconds", Lost::total_ns),
     ("  waiting", "waiting_seconds", |lost| lost.waiting_ns),
