@@ -33,9 +33,8 @@ use std::time::Duration;
 use cudarc::driver::sys;
 
 use super::idle::StreamContext;
-use super::stream::Failed;
 use crate::backend;
-use crate::driver::code::Code;
+use crate::driver::code::{Code, Failed};
 use crate::driver::{self, RelaxedCapture, calls, driver_watchdog};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
