@@ -363,7 +363,7 @@ fn stop_at_exit(calls_driver: bool) {
     if !is_registered.load(Ordering::Relaxed) {
         is_registered.store(true, Ordering::Relaxed);
         // SAFETY: the handler stays loaded as long as the process runs, takes no lock and does not unwind. If it cannot be
-        // registered for lack of memory, the thread runs until the process is gone.
+        // registered for lack of memory, the thread runs until the process ends.
         #[cfg(not(miri))]
         unsafe {
             libc::atexit(stop)

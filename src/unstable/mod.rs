@@ -12,11 +12,25 @@ pub mod config {
 pub mod shared_limit {
     pub use crate::shared_limit::*;
 }
-pub mod short_path;
+/// Which path the requests of a pool take, for tests that count.
+pub mod fast_path {
+    use crate::buffer::PinnedBuf;
+    use crate::pool::Pool;
+
+    /// Whether requests and returns of the calling thread may take the fast path: the preset has one, and no request waits.
+    pub fn is_open(pool: &Pool) -> bool {
+        pool.core().has_fast_path()
+    }
+
+    /// A request that only takes the fast path; `None` if the slow path would have to serve it.
+    pub fn get(pool: &Pool, len: usize) -> Option<PinnedBuf> {
+        let block = pool.core().cached_shard()?.take(len)?;
+        Some(PinnedBuf::over_plain(block, len))
+    }
+}
 
 pub use crate::diag::{CheckReport, LogSampler};
 pub use crate::engine::ManualClock;
-pub use crate::engine::cache::thread_cache;
 pub use crate::finding::{Finding, Level};
 pub use crate::policy::{Check, Window};
 pub use crate::size_class::Rounding;

@@ -200,7 +200,7 @@ impl Core {
             // A full pool is ordinary.
             let is_ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
             let why = || (is_ordinary, self.memory().explain(refusal, class).to_string(), usage_report(&self.stats()));
-            self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
+            self.shortage.count_refused(&self.log, len as u64, self.time.coarse_us(), why);
         }
         if may_wait {
             self.log.began_to_wait(len as u64, class.bytes as u64);

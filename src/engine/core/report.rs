@@ -33,7 +33,7 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct Diagnosis {
     monitor: Mutex<Monitor>,
-    short_gets: AtomicU64,
+    short_requests: AtomicU64,
     /// Events of threads that had just returned a buffer.
     own_waits: AtomicU64,
     /// Whether the source refused the last attempt that was refused.
@@ -211,14 +211,14 @@ impl Core {
     pub(super) fn record_need(&self, class: Class) {
         let own_bytes = self.memory().own_bytes().saturating_sub(self.stock.idle().bytes());
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
-        self.diagnosis.short_gets.fetch_add(1, Ordering::Relaxed);
+        self.diagnosis.short_requests.fetch_add(1, Ordering::Relaxed);
         if RETURNED_TO.try_with(Cell::take).ok().flatten() == Some(self.log.number) {
             self.diagnosis.own_waits.fetch_add(1, Ordering::Relaxed);
         }
         self.diagnosis.needed_bytes.fetch_max(own_bytes + waiting_bytes + class.bytes as u64, Ordering::Relaxed);
     }
 
-    /// Logs why the pool is as fast as it is, if that has changed.
+    /// Evaluates the diagnosis if that is due, and logs it if it has changed.
     pub(super) fn report_diagnosis(&self, now_us: u64) {
         // A pool that keeps nothing releases what it pins.
         if self.config.pool_size_limit == 0 && !self.memory().has_arena() {
@@ -298,7 +298,7 @@ impl Core {
             },
             puts: stats.requests.returned,
             evicted: stats.memory.evictions.over_limit,
-            short_gets: self.diagnosis.short_gets.load(Ordering::Relaxed),
+            short_gets: self.diagnosis.short_requests.load(Ordering::Relaxed),
             own_waits: self.diagnosis.own_waits.load(Ordering::Relaxed),
             failed_gets: stats.requests.failed,
             is_by_source: self.diagnosis.is_by_source.load(Ordering::Relaxed),
@@ -322,7 +322,7 @@ impl Core {
             limit: has_limit.then_some(limit.into()),
             max_bytes: stats.limits.max_bytes,
             others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),
-            // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
+            // Under `adaptive` an eviction returns memory to the arena and makes no driver call.
             pool_size_limit: is_direct.then_some(stats.limits.max_idle_buffers),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
             oldest_copy: stats.copies.oldest_age,
@@ -376,7 +376,7 @@ impl stats_socket::StatisticsSource for Core {
 
 #[cfg(feature = "observe")]
 impl Core {
-    /// Serves the statistics on a socket until the pool is gone, if `PINPOOL_SOCKET` asks for it.
+    /// Serves the statistics on a socket until the pool ends, if `PINPOOL_SOCKET` asks for it.
     pub(crate) fn serve_statistics(self: &Arc<Self>) {
         let Some(path) = &self.config.socket else { return };
         let is_derived = path.as_os_str() == "1";

@@ -152,7 +152,7 @@ impl Core {
         if self.in_flight.count() == 0 {
             return;
         }
-        // The thread runs several times a second: if it did not, the process was stopped, and no copy was seen to complete.
+        // The thread runs several times a second. If it did not, the process was stopped, and that time does not count.
         if self.thread.is_some() && late_us > LATE_US {
             self.in_flight.leave_out(late_us, now_us);
         }

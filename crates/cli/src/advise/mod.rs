@@ -20,7 +20,7 @@ use pinpool_observe::diagnosis::{Cause, Lost, PoolDiagnosis, diagnose_recording}
 use pinpool_replay::{Recording, Replay, Workload};
 use serde_json::json;
 
-use self::search::{Advice, Better, Search};
+use self::search::{Advice, BetterSettings, Search};
 use crate::files::named;
 use crate::input;
 use crate::replay::{self, ReplayArgs, table};
@@ -231,8 +231,8 @@ fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &Settings) -> St
     text += &table(&costs);
     text += &match advised {
         None => format!("\nkeep what you have: {}\n", why_kept(advice)),
-        Some(Better { smallest_max_bytes: None, .. }) => format!("\nno limit is advised: {GROWS}\n"),
-        Some(Better { smallest_max_bytes: Some(smallest), cost, .. }) => {
+        Some(BetterSettings { smallest_max_bytes: None, .. }) => format!("\nno limit is advised: {GROWS}\n"),
+        Some(BetterSettings { smallest_max_bytes: Some(smallest), cost, .. }) => {
             let max_bytes = cost.outcome.max_bytes.unwrap_or(*smallest);
             let percent = 100.0 * (max_bytes as f64 / *smallest as f64 - 1.0);
             format!("\nthe limit is {percent:.0} % above the smallest that costs no more and adds no waits\n")

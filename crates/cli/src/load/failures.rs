@@ -73,3 +73,16 @@ fn remedy(cause: &FailureCause) -> Option<&'static str> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_has_a_remedy() {
+        let too_many = FailureCause::Io(io::Error::from_raw_os_error(libc::EMFILE));
+        assert!(remedy(&too_many).is_some_and(|remedy| remedy.contains("`ulimit -n`")));
+    }
+}

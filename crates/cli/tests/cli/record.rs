@@ -3,8 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
 use crate::tool::{Ran, finish, packed, pinpool, run, written};
 
 /// A recorded load of a few hundred files.
@@ -48,7 +46,7 @@ fn the_text_of_a_recording_is_replayed_like_the_recording() {
 }
 
 #[test]
-fn a_trace_is_converted_to_csv_to_trace_events_and_to_a_snapshot() {
+fn a_trace_is_converted_to_csv() {
     let dir = tempfile::tempdir().unwrap();
     let path = recorded(dir.path(), "t.trace.gz");
     let csv = trace(&path, &["--format", "csv"]).stdout;
@@ -66,24 +64,6 @@ fn a_trace_is_converted_to_csv_to_trace_events_and_to_a_snapshot() {
         puts += u64::from(fields[3].starts_with("put"));
     }
     assert!(gets > 20 && gets == puts, "{gets} {puts}");
-
-    let events: Value = serde_json::from_str(&trace(&path, &["--format", "chrome"]).stdout).unwrap();
-    let events = events["traceEvents"].as_array().unwrap();
-    let of_kind = |kind: &str| events.iter().filter(|event| event["ph"] == kind).count();
-    assert!(of_kind("C") > 20 && of_kind("X") > 0 && of_kind("M") > 1, "{}", events.len());
-    // Required by readers of the format.
-    for event in events {
-        assert!(event["pid"].is_u64() && event["name"].is_string(), "{event}");
-        assert!(event["ph"] == "M" || event["ts"].is_number(), "{event}");
-    }
-    let last = events.iter().rfind(|event| event["name"] == "buffer bytes").unwrap();
-    assert_eq!(last["args"]["in use"], 0, "all buffers were returned: {last}");
-
-    let out = dir.path().join("snapshot.pickle");
-    let ran = trace(&path, &["--format", "pytorch", "-o", out.to_str().unwrap()]);
-    assert_eq!((ran.code(), ran.stdout.as_str()), (0, ""));
-    let bytes = fs::read(out).unwrap();
-    assert!(bytes.starts_with(b"\x80\x02}(") && bytes.ends_with(b"u."));
 }
 
 #[test]

@@ -149,26 +149,6 @@ fn a_batch_beyond_the_limit_is_named_with_the_numbers() {
 }
 
 #[test]
-fn an_idle_pool_holds_its_reserve_and_one_granule_at_most() {
-    let dir = tree();
-    let args = ["load", "--json", "--idle", "16", "--set", "idle_timeout=1s,reserve=2MiB,max_bytes=none"];
-    let ran = finish(
-        pinpool(&args).args(["--set", "WAIT=1s", "--set", "ON_FULL=error", "--batch-bytes", "64KiB"]).arg(dir.path()),
-    );
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    let printed = ran.figures();
-    let (reserve, held) = (of_pool(&printed, "/memory/reserve_bytes"), of_pool(&printed, "/memory/held_bytes"));
-    assert!(reserve == 2 << 20 && held <= reserve + (2 << 20), "{printed}");
-    assert!(number(&printed, "pinned_bytes") >= held);
-    for none in
-        ["memory/idle_bytes", "memory/evictions/reclaimed", "limits/lowers", "requests/waits", "requests/fallbacks"]
-    {
-        assert_eq!(of_pool(&printed, &format!("/{none}")), 0, "{none}");
-    }
-    assert_eq!(of_pool(&printed, "/memory/pin/count"), 1, "every buffer was carved from the reserve");
-}
-
-#[test]
 fn a_bad_variable_and_a_contradiction_are_errors_and_an_unknown_name_is_a_warning() {
     let dir = tree();
     for variable in ["PINPOOL_WAIT", "PINPOOL_ZERO", "PINPOOL_ON_FULL", "PINPOOL_MAX_BYTES"] {
@@ -358,21 +338,9 @@ fn wrong_arguments_are_refused_with_the_usage_status() {
 }
 
 #[test]
-fn a_closed_stdout_or_stderr_is_no_failure() {
+fn a_closed_stderr_is_no_failure() {
     let dir = tree();
-    let mut command = pinpool(&["load"]);
-    let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    let mut stderr = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
-    assert!(!stderr.contains("panicked"), "{stderr}");
-
-    let mut child = pinpool(&["env"]).stdout(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    assert_eq!(child.wait().unwrap().code(), Some(0));
-
-    // Nor is a closed stderr, which cannot be reported.
+    // It cannot be reported.
     let mut command = pinpool(&["load", "--json", "/nowhere"]);
     let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stderr.take());

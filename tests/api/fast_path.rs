@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::unstable::{ManualClock, short_path};
+use pinpool::unstable::{ManualClock, fast_path};
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 
 use crate::child::{alone, in_a_child};
@@ -419,11 +419,11 @@ fn a_thread_that_only_hits_serves_a_get_that_waits() {
     }
 }
 
-/// How many of 1000 hits the short path served.
-fn short_hits(pool: &Pool) -> usize {
+/// How many of 1000 hits the fast path served.
+fn fast_hits(pool: &Pool) -> usize {
     // At hand, and one is idle.
     drop(pool.get(LEN).unwrap());
-    (0..1000).filter(|_| short_path::get(pool, LEN).is_some()).count()
+    (0..1000).filter(|_| fast_path::get(pool, LEN).is_some()).count()
 }
 
 /// More than is left in a [`full_pool`].
@@ -437,27 +437,27 @@ fn full_pool() -> (Pool, Vec<PinnedBuf>) {
     let held: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).wait(Duration::ZERO)).ok()).collect();
     assert_eq!(held.len(), 7);
     drop(small);
-    assert_eq!((short_path::is_open(&pool), short_hits(&pool)), (true, 1000));
+    assert_eq!((fast_path::is_open(&pool), fast_hits(&pool)), (true, 1000));
     (pool, held)
 }
 
 #[test]
-fn a_hit_takes_the_short_path_but_while_a_get_waits() {
+fn a_hit_takes_the_fast_path_but_while_a_get_waits() {
     let (pool, held) = full_pool();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| drop(pool.get(MUCH).unwrap()));
         while pool.stats().requests.waiting == 0 {
             thread::yield_now();
         }
-        assert!(!short_path::is_open(&pool) && short_path::get(&pool, LEN).is_none());
+        assert!(!fast_path::is_open(&pool) && fast_path::get(&pool, LEN).is_none());
         drop(held);
         waiting.join().unwrap();
     });
-    assert_eq!((short_path::is_open(&pool), short_hits(&pool)), (true, 1000));
+    assert_eq!((fast_path::is_open(&pool), fast_hits(&pool)), (true, 1000));
 }
 
 #[test]
-fn hits_take_the_short_path_after_gets_that_timed_out_were_cancelled_or_dropped() {
+fn hits_take_the_fast_path_after_gets_that_timed_out_were_cancelled_or_dropped() {
     const TASKS: usize = 8;
     const GETS: usize = if cfg!(miri) { 5 } else { 1_250 };
     let (pool, held) = full_pool();
@@ -504,7 +504,7 @@ fn hits_take_the_short_path_after_gets_that_timed_out_were_cancelled_or_dropped(
     });
     tasks.into_iter().for_each(|task| runtime.block_on(task).unwrap());
     assert_eq!(check(&pool).requests.waiting, 0);
-    assert_eq!((short_path::is_open(&pool), short_hits(&pool)), (true, 1000));
+    assert_eq!((fast_path::is_open(&pool), fast_hits(&pool)), (true, 1000));
     drop(held);
     drop(pool.get_with(Request::new(6 << 20).wait(Duration::ZERO)).expect("nobody waits any more"));
 }
@@ -543,7 +543,7 @@ fn a_limit_lowered_while_a_thread_only_hits_holds_after_the_next_look() {
                 warm.send(()).unwrap();
                 while !stop.load(Ordering::Relaxed) {
                     drop(pool.try_get(len).unwrap());
-                    // By the short path while something is idle, and otherwise refused.
+                    // By the fast path while something is idle, and otherwise refused.
                     drop(pool.get_with(Request::new(100).wait(Duration::ZERO)));
                 }
             });
