@@ -55,7 +55,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     reserve: Option<u64>,
 
-    /// Timeout of each driver query, which runs in its own process
+    /// Timeout of each driver query
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     probe_limit: Duration,
 

@@ -61,7 +61,10 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
         targets if args.lines => return lines::run(targets, args.json, args.all, terminal),
         [before, after] => return diff::run(before, after, args.json, terminal),
         [target] => target,
-        _ => return Err("name one target, two recordings to compare, or logs with --lines".into()),
+        _ => {
+            let why = "name one target, two recordings to compare, or logs with --lines";
+            return Err(ExitError::Settings.because(why));
+        }
     };
     let Series { diagnoses, warning, .. } = Series::read(target, Duration::ZERO, &StopFlag::new())?;
     if diagnoses.is_empty() {
