@@ -91,11 +91,11 @@ pub struct Chosen {
     pub lock_limit_bytes: Option<u64>,
     /// Better sources that do not work here, each with the reason.
     pub passed_over: Vec<(&'static str, String)>,
-    /// What `Auto` could not have: a GPU that is here and not used, memory that is not pinned.
+    /// Disadvantages of the choice, such as an unused GPU or unpinned memory.
     pub findings: Vec<Finding>,
 }
 
-/// How memory is to be pinned, and for which pool.
+/// How memory is pinned, and for which pool.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PinOptions<'a> {
     /// The root of the file system, `/` except in tests.
@@ -179,7 +179,7 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
     Ok(chosen)
 }
 
-/// What is wrong with the node of `source`, if another was asked for.
+/// What is wrong with the node of `source`, if another was requested.
 fn node_ignored(source: &dyn Source, node: Option<u32>) -> Option<Finding> {
     let node = node.filter(|_| source.numa_node() != node)?;
     let found =
@@ -218,7 +218,7 @@ fn driver_sources(arena: bool) -> &'static [&'static str] {
     if arena { &["vmm", "register", "cuda"] } else { &["cuda"] }
 }
 
-/// backends that do not work here, each with the reason.
+/// Backends that do not work here, each with the reason.
 type PassedOver = Vec<(&'static str, String)>;
 
 /// The best source of the driver that works, or those that do not work, each with the reason.
@@ -253,7 +253,7 @@ fn best(options: PinOptions<'_>) -> Chosen {
     }
 }
 
-/// A source of the driver that has given memory and taken it back.
+/// A source of the driver that has passed its trial.
 fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Chosen, String> {
     let mut chosen = Chosen::of(driver_source(name, options, false)?);
     // `vmm` has tested a granule.
@@ -297,8 +297,8 @@ pub fn gpu(_device: u32) -> Finding {
     }
 }
 
-/// The GPU of a pool that is told of none: the one that this process works with, else the first. A pool for another one would make
-/// a context there, which takes its memory.
+/// The default GPU of a pool: the GPU that this process uses, else the first. A pool for another GPU would create a context there,
+/// which takes GPU memory.
 pub(crate) fn default_device() -> u32 {
     #[cfg(feature = "cuda")]
     return crate::driver::device::in_use().unwrap_or(0);

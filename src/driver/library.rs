@@ -17,7 +17,7 @@ pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     symbol_of(library()?, name)
 }
 
-/// The names of the driver's library, and what else `dlopen` is asked: the one that is loaded is the driver of this process, as
+/// The names of the driver's library, and the flags of `dlopen`: a loaded library is the driver of this process, as
 /// for the runtime. The name without a version comes last: toolkits have a stub for linking under it.
 const LIBRARIES: [(&CStr, c_int); 4] = [
     (c"libcuda.so.1", libc::RTLD_NOLOAD),

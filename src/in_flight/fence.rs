@@ -25,7 +25,7 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// # Errors
     ///
     /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the copy is unknown. The pool
-    /// asks again some ten times a second, and uses the memory again after `Ok(true)`.
+    /// queries the fence again about ten times a second, and reuses the memory after `Ok(true)`.
     fn is_done(&self) -> Result<bool>;
 
     /// Waits until the copy has completed.
@@ -108,16 +108,16 @@ pub(super) struct Refusal {
 }
 
 /// Queries a fence, which may be a user's. A panic counts as a failure, so that nothing but the memory is lost.
-pub(super) fn ask(fence: &dyn Fence) -> Result<bool, Refusal> {
+pub(super) fn query(fence: &dyn Fence) -> Result<bool, Refusal> {
     match caught(|| fence.is_done()) {
         Some(answer) => answer.map_err(|error| Refusal { error, is_final: false }),
         None => Err(Refusal { error: Error::device("the fence of a copy panicked"), is_final: true }),
     }
 }
 
-/// Queries a fence as [`ask`] does, for callers that treat all failures alike.
+/// Queries a fence as [`query`] does, for callers that treat all failures alike.
 pub(crate) fn is_over(fence: &dyn Fence) -> Result<bool> {
-    ask(fence).map_err(|refusal| refusal.error)
+    query(fence).map_err(|refusal| refusal.error)
 }
 
 /// Several fences as one: the failure of one outweighs the others (in-flight-I2).

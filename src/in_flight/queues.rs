@@ -52,7 +52,7 @@ pub(super) struct Queue<T> {
 
 /// Which fences a sweep queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum QueryScope {
     /// None: the sweep calls nothing and takes no lock of others.
     Nothing,
     /// Those without an answer by a load.
@@ -91,7 +91,7 @@ impl<T> Queues<T> {
     }
 }
 
-impl Ask {
+impl QueryScope {
     /// Whether a fence is queried if a load gives this answer.
     pub(super) fn includes(self, known: Option<bool>) -> bool {
         match self {

@@ -11,7 +11,7 @@
 //! address was handed out ([`let_all_reach`]), every device of the machine has access to every granule of the process, as far
 //! as it is not refused.
 //!
-//! A device that was refused is asked for again when it copies through the pool, and only for what it copies: a device that
+//! Access for a refused device is requested again when it copies through the pool, and only for those granules: a device that
 //! answers no more, or that can reach no memory of the host, fails its own copies and keeps no pool from growing.
 //!
 //! All tables are in one list of the process, because a copy knows an address and a stream, and no pool. On a machine with

@@ -13,8 +13,8 @@
 //! everything else is gone.
 //!
 //! **context-I2**: events and streams of a state are used only while its context is there. A reset ends the context with
-//! all of them, and the next context of the device may have its handle, but never its number: every use of the state asks for
-//! the number first. A driver without numbers (before CUDA 12.0) cannot be asked.
+//! all of them, and the next context of the device may have its handle, but never its number: every use of the state checks
+//! the number first, except with drivers without numbers (before CUDA 12.0).
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::cell::Cell;
@@ -222,7 +222,7 @@ impl ContextState {
 
     /// Is the event of a fence over? Unknown if the driver is stalled, or if a capture forbids the query.
     pub(super) fn is_over(&self, event: Event) -> Result<bool, Failed> {
-        match driver_watchdog::ask(|| self.query_now(event)).unwrap_or(Ok(false)) {
+        match driver_watchdog::query(|| self.query_now(event)).unwrap_or(Ok(false)) {
             Err(Failed(_, error)) if error.is_forbidden_by_capture() => Ok(false),
             answer => answer,
         }

@@ -80,7 +80,7 @@ impl Drop for EventFence {
 // one id is one stream (`stream::id`).
 unsafe impl Fence for EventFence {
     fn is_done(&self) -> Result<bool> {
-        self.answer.or_ask(|| self.context.is_over(self.event))
+        self.answer.or_query(|| self.context.is_over(self.event))
     }
 
     fn wait(&self) -> Result<()> {

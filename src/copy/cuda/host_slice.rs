@@ -155,7 +155,7 @@ impl Drop for TrackedCopy {
 unsafe impl Fence for TrackedCopy {
     fn is_done(&self) -> Result<bool> {
         match self.record()? {
-            Some(Record::Present) => self.answer.or_ask(|| self.context.is_over(self.event())),
+            Some(Record::Present) => self.answer.or_query(|| self.context.is_over(self.event())),
             Some(Record::Missing(idle)) => idle.is_done(),
             None => Ok(false),
         }

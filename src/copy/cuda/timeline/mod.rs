@@ -284,7 +284,7 @@ impl Health {
         if !is_due || elect().is_err() {
             return Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
         }
-        let answer = driver_watchdog::ask(|| Self::query(context)).unwrap_or(Ok(()));
+        let answer = driver_watchdog::query(|| Self::query(context)).unwrap_or(Ok(()));
         let failed = answer.err().filter(|code| code.is_permanent());
         self.answer.store(failed.map_or(0, |code| code.0.cast_unsigned()), Ordering::Relaxed);
         answer
