@@ -187,7 +187,7 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     Ok(printed?)
 }
 
-/// Makes no pool call for the time `idle`, or until `stop` is raised: the pool releases memory in the background.
+/// Waits for `idle`, or until `stop` is raised, while the pool releases memory in the background.
 fn stay_idle(idle: Duration, stop: &StopFlag) {
     if idle > Duration::ZERO {
         log::info!("idle for {} s", idle.as_secs_f64());

@@ -13,14 +13,14 @@ use pinpool_loader::StopFlag;
 use pinpool_observe::stats_socket::{PATH_BYTES_MAX, connect, path_of};
 use serde_json::Value;
 
-/// Longest line that is read: thousands of pools.
+/// Maximum length of a line, enough for thousands of pools.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 /// Timeout of a line.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Time between two checks for an interrupt.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The statistics that a process sends; nothing follows an error.
+/// The statistics that a process sends. An error is the last item.
 pub(crate) type Objects = Receiver<Result<Value, String>>;
 
 /// The first object that the process sends: its id and the statistics of its pools.
@@ -32,7 +32,7 @@ pub(crate) fn statistics_of(target: &str) -> Result<Value, Box<dyn Error>> {
     Ok(first(target, &StopFlag::new())?.0)
 }
 
-/// The first object, and the source of further ones.
+/// The first object, and a channel for further ones.
 ///
 /// # Errors
 ///
@@ -45,7 +45,7 @@ pub(crate) fn first(target: &str, stop: &StopFlag) -> Result<(Value, Objects), B
         let why = format!("the path has {length} bytes; a socket path has at most {PATH_BYTES_MAX}");
         return Err(in_socket(why).into());
     }
-    // A process that sends too much waits for this one.
+    // A full channel makes the sending process wait.
     let (sender, objects) = mpsc::sync_channel(1);
     let of = path.clone();
     thread::Builder::new().name("pinpool-top".to_owned()).spawn(move || send_all(&of, &sender))?;
@@ -61,7 +61,7 @@ pub(crate) fn first(target: &str, stop: &StopFlag) -> Result<(Value, Objects), B
     Err(ExitError::Interrupted.because("interrupted"))
 }
 
-/// Sends the objects of the socket at `path`, until an error, the end of the process, or the end of the receiver.
+/// Sends the objects from the socket at `path` until an error, the end of the process, or a dropped receiver.
 fn send_all(path: &Path, objects: &SyncSender<Result<Value, String>>) {
     let sent = connected(path).and_then(|socket| {
         let mut lines = BufReader::new(socket);
@@ -69,7 +69,7 @@ fn send_all(path: &Path, objects: &SyncSender<Result<Value, String>>) {
         Ok(())
     });
     if let Err(why) = sent {
-        // Without a receiver nobody needs the reason.
+        // If the receiver is gone, the reason is not needed.
         let _ = objects.send(Err(why));
     }
 }
