@@ -177,8 +177,8 @@ lines! {
     Debug(shared_limit) released_for_others(name: &str, bytes: u64)
         "shared_limit: released idle memory for another process name={name} bytes={bytes}B";
 
-    /// The file of the shared limit was removed, or this process closed its descriptor; buffers stay valid. To do: restart all its
-    /// processes. Keep the file (`RemoveIPC=no` in logind.conf, cleaners of `/dev/shm`); exclude the descriptor from `closefrom`.
+    /// The file of the shared limit was removed, or its descriptor closed; buffers stay valid. To do: restart all its processes; exclude
+    /// the file from cleaners of `/dev/shm` (`RemoveIPC=no`), the descriptor from `closefrom`.
     Error(shared_limit) shared_limit_lost(name: &str, loss: Loss as loss_in_words)
         "shared_limit: {loss}, so this pool can no longer grow name={name}; restart all its processes";
 
