@@ -382,7 +382,7 @@ impl PinnedBuf {
         }
     }
 
-    /// Is no recorded copy using the bytes? Forgets those that are over.
+    /// Is no recorded copy using the bytes? Forgets those that have completed.
     #[inline]
     fn is_free(&mut self) -> bool {
         let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.are_over().unwrap_or(false);
