@@ -305,7 +305,7 @@ impl PinnedBuf {
         }
     }
 
-    /// Gives the buffer up behind the fence that `mark` makes; `None` if there is nothing to wait for.
+    /// Consumes the buffer; it is reused after the fence that `mark` makes, or at once if there is none.
     fn release_behind(mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         // Not by the length: others may still use the memory of a buffer that was truncated to nothing.
         let Some(block) = &*self.block else { return Ok(()) };

@@ -152,8 +152,7 @@ fn lock_until(opened: &Mutex<Vec<Opened>>, until: Instant) -> Option<MutexGuard<
 }
 
 impl Writer {
-    /// The writer of `path`, the number of another pool in it, and where the recording is that was there before, if this pool has
-    /// opened the file.
+    /// The writer of `path`, the number of another pool in it, and the new path of an earlier recording if this pool opened the file.
     pub(super) fn of(path: &Path) -> Result<(Arc<Self>, u32, Option<PathBuf>), Unrecorded> {
         let no_thread = |error: io::Error| {
             Unrecorded::Failed(format!(
@@ -444,7 +443,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_keeps_its_number_and_those_that_are_too_many_share_one() {
+    fn a_tag_keeps_its_number_and_excess_tags_share_one() {
         let mut names = Named::default();
         let numbers: Vec<_> = (0..TAGS_MAX + 1000).map(|n| names.tag(&format!("tag {n}"))).collect();
         assert_eq!((names.tags.numbers.len(), names.tags.unwritten.len()), (TAGS_MAX, TAGS_MAX));
