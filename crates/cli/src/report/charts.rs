@@ -233,7 +233,7 @@ impl<'a> Charts<'a> {
             [format!("{pool}: {}{place}", holder.tag), grouped(holder.buffers), Size(holder.bytes).to_string(), age]
         };
         let rows: Vec<_> = left.iter().take(ROWS_MAX).map(row).collect();
-        let name = format!("Out at the end: {}", counted(buffers, "buffer"));
+        let name = format!("In use at the end: {}", counted(buffers, "buffer"));
         (buffers > 0).then(|| json!({ "name": name, "head": ["owner", "buffers", "bytes", "oldest"], "rows": rows }))
     }
 

@@ -92,8 +92,8 @@ fn silent() -> String {
     format!("the process has sent no whole line for {} s", SILENCE.as_secs())
 }
 
-fn no_statistics(why: impl std::fmt::Display) -> String {
-    format!("what came from the socket is no statistics of pinpool: {why}")
+fn not_statistics(why: impl std::fmt::Display) -> String {
+    format!("the socket sent something other than statistics of pinpool: {why}")
 }
 
 /// The object in the next line.
@@ -103,9 +103,9 @@ fn next(lines: &mut BufReader<UnixStream>) -> Result<Value, String> {
         Ok(0) => Err("the process has ended".to_owned()),
         Ok(_) if line.ends_with(b"\n") => statistics(&line),
         Ok(read) if read as u64 == LINE_BYTES_MAX => {
-            Err(no_statistics(format_args!("a line has more than {LINE_BYTES_MAX} bytes")))
+            Err(not_statistics(format_args!("a line has more than {LINE_BYTES_MAX} bytes")))
         }
-        Ok(_) => Err(no_statistics("it is truncated in the middle of a line")),
+        Ok(_) => Err(not_statistics("it is truncated in the middle of a line")),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(silent()),
         Err(error) => Err(error.to_string()),
     }
@@ -113,12 +113,12 @@ fn next(lines: &mut BufReader<UnixStream>) -> Result<Value, String> {
 
 /// The object in a line.
 pub(crate) fn statistics(line: &[u8]) -> Result<Value, String> {
-    let mut object: Value = serde_json::from_slice(line).map_err(no_statistics)?;
+    let mut object: Value = serde_json::from_slice(line).map_err(not_statistics)?;
     super::mark_unpinned(&mut object);
     if let Some(why) = object["closed"].as_str() {
         return Err(format!("the process has closed the connection: {why}"));
     }
-    if object["pools"].is_array() { Ok(object) } else { Err(no_statistics("it has no list of pools")) }
+    if object["pools"].is_array() { Ok(object) } else { Err(not_statistics("it has no list of pools")) }
 }
 
 #[cfg(test)]
@@ -151,11 +151,11 @@ mod tests {
     fn other_lines_are_refused_with_the_reason() {
         let long = vec![b' '; 17 << 20];
         for (bytes, why) in [
-            (&b"not json\n"[..], "no statistics of pinpool"),
+            (&b"not json\n"[..], "other than statistics of pinpool"),
             (b"{\"pools\":1}\n", "no list of pools"),
             (b"{\"closed\":\"16 readers have come\"}\n", "closed the connection: 16 readers have come"),
             (b"{\"pools\":[]}", "truncated in the middle of a line"),
-            (b"\xff\n", "no statistics of pinpool"),
+            (b"\xff\n", "other than statistics of pinpool"),
             (&long, "more than 16777216 bytes"),
             (b"", "the process has ended"),
         ] {

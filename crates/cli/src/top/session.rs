@@ -32,7 +32,7 @@ impl Session {
     /// If stdout is not a terminal, or raw mode is refused.
     pub(super) fn begin() -> Result<Self, Box<dyn Error>> {
         if !io::stdout().is_terminal() {
-            return Err("stdout is no terminal: nothing can be shown live".into());
+            return Err("stdout is not a terminal; use --once".into());
         }
         let stdin = io::stdin();
         let keys = if stdin.is_terminal() {
@@ -58,7 +58,7 @@ impl Session {
             Err(error) => return Err(error.into()),
         }
         if keys[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
-            return Err(io::Error::other("the terminal is gone"));
+            return Err(io::Error::other("the terminal was closed"));
         }
         let event = if event::poll(Duration::ZERO)? { Some(event::read()?) } else { None };
         Ok(event.and_then(|event| event.as_key_press_event()))

@@ -36,9 +36,9 @@ const LISTED: usize = 8;
 /// time, or if a file is truncated or has no such line.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool why t.gz
-  leak: 60 buffers of labels with 60.0 MiB are out, the oldest for 61 s, 30 more than 30 s ago
-    0 s lost in 10.0 s
-    to do: put them back")]
+  leak: tag labels holds 60 buffers (60.0MiB), 30 more than 30.0s ago, and none was returned
+    0s of 10.0s lost
+    to do: return them")]
 pub(crate) struct WhyArgs {
     /// Process id, socket, recording or log (`-` is stdin); two recordings to compare
     #[arg(required = true, value_name = "TARGET")]
