@@ -118,7 +118,7 @@ impl Dump {
 
     /// The lines below the text of an error.
     pub(crate) fn body(&self) -> String {
-        Body(self).to_string()
+        self.to_string().split_once('\n').map(|(_, body)| body.to_owned()).unwrap_or_default()
     }
 
     /// Why the request failed, or the next ones may.
@@ -147,14 +147,19 @@ impl Dump {
     }
 }
 
-/// All but the headline.
-struct Body<'a>(&'a Dump);
-
-impl fmt::Display for Body<'_> {
+impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dump = self.0;
-        write!(f, "usage of device {}, allocator {}:", dump.device, dump.allocator)?;
-        let (listed, rest) = dump.owners.split_at(dump.owners.len().min(LISTED));
+        match &self.request {
+            None => f.write_str("memory of the pool")?,
+            Some(Request { asked_bytes, tag, refused: Refused { needed_bytes, found, .. }, .. }) => {
+                let tag = tag.as_deref().unwrap_or("(untagged)");
+                let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
+                write!(f, "out_of_memory: cannot allocate {asked} (rounded to {needed}) for {tag}: {found}")?;
+            }
+        }
+        f.write_str("\n")?;
+        write!(f, "usage of device {}, allocator {}:", self.device, self.allocator)?;
+        let (listed, rest) = self.owners.split_at(self.owners.len().min(LISTED));
         for Owner { tag, buffers, bytes, oldest, .. } in listed {
             let noun = if *buffers == 1 { "buffer" } else { "buffers" };
             write!(f, "\n  {} {tag} ({buffers} {noun}", Size(*bytes))?;
@@ -167,33 +172,19 @@ impl fmt::Display for Body<'_> {
         if buffers > 0 {
             write!(f, "\n  {} in {buffers} more buffers", Size(bytes))?;
         }
-        let UsageReport { max_bytes, .. } = dump.usage;
+        let UsageReport { max_bytes, .. } = self.usage;
         let max = max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
-        write!(f, "\n{}; limit {max}, peak {}", dump.usage, Size(dump.peak_bytes))?;
-        if let Some(Request { refused: Refused { level: RefusedBy::Source { .. }, found, .. }, .. }) = &dump.request {
+        write!(f, "\n{}; limit {max}, peak {}", self.usage, Size(self.peak_bytes))?;
+        if let Some(Request { refused: Refused { level: RefusedBy::Source { .. }, found, .. }, .. }) = &self.request {
             write!(f, "\ndriver: {found}")?;
         }
-        if let Some(Host { total_bytes, available_bytes, origin, .. }) = &dump.host {
+        if let Some(Host { total_bytes, available_bytes, origin, .. }) = &self.host {
             write!(f, "\nsystem: {} free of {} ({origin})", Size(*available_bytes), Size(*total_bytes))?;
         }
-        match dump.likely_cause() {
+        match self.likely_cause() {
             Some(cause) => write!(f, "\nlikely cause: {}\nto do: {}", cause.found, cause.change),
             None => Ok(()),
         }
-    }
-}
-
-impl fmt::Display for Dump {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.request {
-            None => f.write_str("memory of the pool")?,
-            Some(Request { asked_bytes, tag, refused: Refused { needed_bytes, found, .. }, .. }) => {
-                let tag = tag.as_deref().unwrap_or("(untagged)");
-                let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
-                write!(f, "out_of_memory: cannot allocate {asked} (rounded to {needed}) for {tag}: {found}")?;
-            }
-        }
-        write!(f, "\n{}", Body(self))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The limit that the pools of several processes share (`PINPOOL_LEDGER`); `pinpool_shm::shared_limit` implements it.
 
 use crate::error::{ErrorKind, Result};
-pub(crate) use pinpool_shm::shared_limit::{SharedLimit, Want, problem_of};
+pub(crate) use pinpool_shm::shared_limit::{Loss, SharedLimit, Want, problem_of};
 pub use pinpool_shm::shared_limit::{SharedLimitOwner, SharedLimitReport, names};
 
 /// The limit that a pool shares with other processes of this host (`PINPOOL_LEDGER`).
@@ -27,4 +27,12 @@ pub enum SharedLimitName {
 pub fn report(name: &str) -> Result<Option<SharedLimitReport>> {
     pinpool_shm::shared_limit::report(name)
         .map_err(|why| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into())
+}
+
+/// Why a pool can no longer grow under its shared limit.
+pub(crate) fn loss_in_words(loss: Loss) -> &'static str {
+    match loss {
+        Loss::Removed => "its file in /dev/shm was removed",
+        Loss::Closed => "this process has closed its descriptor",
+    }
 }

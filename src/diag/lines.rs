@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use pinpool_observe::diagnosis::WindowDiagnosis;
 use pinpool_os::words::{Size, Time};
-use pinpool_shm::shared_limit::Loss;
 
 use super::texts::{Growth, Limit, Pair, StillOut, Totals, Usage};
 use super::{PoolLog, log};
@@ -18,6 +17,7 @@ use crate::backend::SourceError;
 use crate::dump::Dump;
 use crate::error::{Error, UsageReport};
 use crate::finding::Finding;
+use crate::shared_limit::{Loss, loss_in_words};
 use crate::stats::Stats;
 
 macro_rules! lines {
@@ -179,7 +179,7 @@ lines! {
 
     /// The file of the shared limit was removed, or this process closed its descriptor; buffers stay valid. To do: restart all its
     /// processes. Keep the file (`RemoveIPC=no` in logind.conf, cleaners of `/dev/shm`); exclude the descriptor from `closefrom`.
-    Error(shared_limit) shared_limit_lost(name: &str, loss: Loss)
+    Error(shared_limit) shared_limit_lost(name: &str, loss: Loss as loss_in_words)
         "shared_limit: {loss}, so this pool can no longer grow name={name}; restart all its processes";
 
     /// Copies do not complete. To do: find what blocks the stream.

@@ -23,7 +23,7 @@ mod process;
 use pinpool_os::words::Size;
 use std::sync::{Arc, OnceLock, Weak};
 
-use crate::shared_limit::{SharedLimit, SharedLimitReport, Want};
+use crate::shared_limit::{SharedLimit, SharedLimitReport, Want, loss_in_words};
 use pinpool_os::lost;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
 pub(crate) use process::Member;
@@ -314,7 +314,8 @@ impl Budget {
             return (self.process_in_words(), remedy);
         };
         if let Some(loss) = host.loss() {
-            let found = format!("PINPOOL_LEDGER={}: {loss}, so this pool can no longer grow", host.name());
+            let (name, why) = (host.name(), loss_in_words(loss));
+            let found = format!("PINPOOL_LEDGER={name}: {why}, so this pool can no longer grow");
             return (found, "return buffers to this pool, or restart all processes that share the limit");
         }
         let report = host.report();

@@ -88,18 +88,6 @@ fn a_buffer_put_on_an_event_comes_back_after_what_it_stands_for() {
 }
 
 #[test]
-fn a_put_whose_event_the_driver_refuses_once_is_made_good() {
-    let (double, context, stream, pool) = start();
-    put_on_stream(pool, get(pool, LEN).unwrap(), &stream).unwrap();
-    double.fail("cuEventRecord", 1, Code::LAUNCH_FAILED);
-    put_on_stream(pool, get(pool, LEN).unwrap(), &stream).unwrap();
-    assert_eq!(context.check_err(), Ok(()));
-    stream.synchronize().unwrap();
-    assert_eq!((in_flight(pool), &stats(pool)["memory"]["quarantined"]), (0, &0.into()));
-    close(pool);
-}
-
-#[test]
 fn a_put_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
     let (_double, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();

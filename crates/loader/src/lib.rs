@@ -15,7 +15,7 @@
 //!                       reading                          in order, at most `prefetch` ahead
 //!               +----------+----------+
 //!               |                  transfer              buffer.copy_to(stream, memory): takes the buffer
-//!               |                lane 0 | lane 1         completion.is_done(): the buffer is back in the pool
+//!               |                lane 0 | lane 1         completion.is_done(): the buffer has returned
 //!               |                     |
 //!          BatchReader           Destination             a GPU, or a host sink; checksums of what arrived
 //! ```
@@ -148,13 +148,13 @@ impl Loader {
         Ok(BatchReader::new(Reading::start(self)?, self.start_state()))
     }
 
-    /// Where this loader begins: the state before its first batch.
+    /// The state before the first batch of this loader.
     #[must_use]
     pub fn start_state(&self) -> LoadState {
         LoadState { plan: plan_number(&self.catalog, &self.options), ..self.start }
     }
 
-    /// The loader that loads what is left behind `state`: exactly the batches that an uninterrupted load has from there on.
+    /// A loader of the remaining batches: the batches that an uninterrupted load yields after `state`.
     ///
     /// # Errors
     ///

@@ -9,11 +9,11 @@
 //!   completed <= sent <= started <= sent + prefetch
 //!   |            |        '- batches that a worker took from the plan
 //!   |            '- batches given to the destination, or found to have nothing to send
-//!   '- batches whose buffer is back in the pool
+//!   '- batches whose buffer has returned to the pool
 //! ```
 //!
-//! - **reading-I1**: batches come in the order of the plan, whichever worker finishes first.
-//! - **reading-I2**: when [`Reading`] ends, its threads have ended and every buffer that was not taken is back in the pool.
+//! - **reading-I1**: batches come in the order of the plan, even if later ones are filled first.
+//! - **reading-I2**: when [`Reading`] ends, its threads have ended and all remaining buffers have returned to the pool.
 //! - **ahead-I1**: every batch started is eventually sent and completed, unless the read-ahead was closed.
 //! - **ahead-I2**: once closed, no batch is started and no thread waits.
 //! - **worker-I1**: a batch is started and gets its buffer under one lock, so buffers are allocated in batch order. Batches
@@ -159,7 +159,7 @@ impl Workers {
     }
 
     /// A buffer for the batch. At the pool limit, waits for buffers of earlier batches to come back; an error means that all
-    /// of them are back, or held by the consumer that waits for this batch, and the batch still does not fit. `None` if the
+    /// of them have returned, or are held by the consumer that waits for this batch, and the batch still does not fit. `None` if the
     /// load was ended meanwhile.
     fn get_buffer(&self, planned: &PlannedBatch) -> Option<Result<PinnedBuf, Error>> {
         let len = batch_bytes(&self.loader.options.decode, planned, &self.loader.catalog);
@@ -338,7 +338,7 @@ impl BatchReader {
         Poll::Ready(Some(batch))
     }
 
-    /// Ends the load: when this returns, its threads have ended and all that was read ahead is back in the pool. There is no
+    /// Ends the load: its threads end, and batches read ahead return to the pool, before this returns. There is no
     /// further batch.
     pub fn stop(&mut self) {
         self.reading.end();

@@ -47,7 +47,7 @@ pub struct LoadOptions {
     pub verify: bool,
     /// Whether the first failure ends a [`Loader::run`](Loader::run). Default: no.
     pub strict: bool,
-    /// The fields that are decoded, each to an array of the batch. A sample lies in one batch then, whatever `batch_bytes` is, and
+    /// The fields to decode, each into an array of the batch. Then each sample lies in one batch, `batch_bytes` has no effect, and
     /// `verify` compares nothing. Default: none, and a batch has the bytes of its samples.
     pub decode: Vec<DecodedField>,
 }

@@ -12,9 +12,9 @@ use super::log::captured;
 use super::*;
 use crate::dump::{Dump, Refused, RefusedBy, Request};
 use crate::error::{Error, ErrorKind, UsageReport};
+use crate::shared_limit::Loss;
 use crate::stats::Stats;
 use pinpool_observe::diagnosis::{Monitor, Snapshot};
-use pinpool_shm::shared_limit::Loss;
 
 const MIB: u64 = 1 << 20;
 

@@ -20,7 +20,7 @@ use pinpool_observe::diagnosis::{Cause, Lost, PoolDiagnosis, diagnose_recording}
 use pinpool_replay::{Recording, Replay, Workload};
 use serde_json::json;
 
-use self::search::{Advice, Better, Search};
+use self::search::{Advice, BetterSettings, Search};
 use crate::files::named;
 use crate::input;
 use crate::replay::{self, ReplayArgs, table};
@@ -96,9 +96,12 @@ fn advise(
     messages: &mut Vec<String>,
 ) -> Result<(String, bool), Box<dyn Error>> {
     if set.pairs.iter().any(|(name, _)| name == "PINPOOL_MAX_BYTES") {
-        return Err("--set MAX_BYTES: advise finds the limit; --try shows the cost of one value".into());
+        let why = "--set MAX_BYTES: advise finds the limit; --try shows the cost of one value";
+        return Err(ExitError::Settings.because(why));
     }
-    let [path] = args.traces.as_slice() else { return Err("several traces need --try: name one".into()) };
+    let [path] = args.traces.as_slice() else {
+        return Err(ExitError::Settings.because("several traces need --try: name one"));
+    };
     let workload = open(path, args.pool.as_deref(), messages)?;
     messages.extend(workload.warning().map(|warning| named(path, &warning)));
     bar.enable_steady_tick(Duration::from_millis(100));
@@ -231,8 +234,8 @@ fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &Settings) -> St
     text += &table(&costs);
     text += &match advised {
         None => format!("\nkeep what you have: {}\n", why_kept(advice)),
-        Some(Better { smallest_max_bytes: None, .. }) => format!("\nno limit is advised: {GROWS}\n"),
-        Some(Better { smallest_max_bytes: Some(smallest), cost, .. }) => {
+        Some(BetterSettings { smallest_max_bytes: None, .. }) => format!("\nno limit is advised: {GROWS}\n"),
+        Some(BetterSettings { smallest_max_bytes: Some(smallest), cost, .. }) => {
             let max_bytes = cost.outcome.max_bytes.unwrap_or(*smallest);
             let percent = 100.0 * (max_bytes as f64 / *smallest as f64 - 1.0);
             format!("\nthe limit is {percent:.0} % above the smallest that costs no more and adds no waits\n")

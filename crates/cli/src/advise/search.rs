@@ -37,7 +37,7 @@ const BUFFERS_AHEAD: u64 = 2;
 /// A limit above one at which requests waited must end the program earlier by this share: replays are no more precise.
 const EARLIER: f64 = 0.1;
 
-type Found<T> = Result<T, Box<dyn Error>>;
+type SearchResult<T> = Result<T, Box<dyn Error>>;
 
 /// Names and values.
 type Settings = Vec<(&'static str, String)>;
@@ -50,7 +50,7 @@ pub(super) struct Point {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Better {
+pub(super) struct BetterSettings {
     pub(super) settings: Settings,
     #[serde(flatten)]
     pub(super) cost: Column,
@@ -58,7 +58,7 @@ pub(super) struct Better {
     pub(super) smallest_max_bytes: Option<u64>,
 }
 
-impl Better {
+impl BetterSettings {
     pub(super) fn settings(&self) -> impl Iterator<Item = (String, String)> {
         self.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone()))
     }
@@ -70,7 +70,7 @@ pub(super) struct Advice {
     pub(super) peak_requested_bytes: u64,
     pub(super) as_given: Column,
     /// `None`: keep the given settings.
-    pub(super) advised: Option<Better>,
+    pub(super) advised: Option<BetterSettings>,
     /// What was replayed in addition to the given settings.
     pub(super) tried: Vec<Column>,
     /// The limits that were replayed, in ascending order.
@@ -100,7 +100,7 @@ impl<'a> Search<'a> {
         Self { workload, hurried, fixed, costs, progress }
     }
 
-    pub(super) fn advise(&self) -> Found<Advice> {
+    pub(super) fn advise(&self) -> SearchResult<Advice> {
         self.progress.set_message("replays");
         let given = self.under(&[])?;
         let as_given = Column { set: "as given".to_owned(), ..self.play(self.workload, &given)? };
@@ -124,7 +124,7 @@ impl<'a> Search<'a> {
         for (settings, base) in bases {
             advised = match grows {
                 true if settings.is_empty() => None,
-                true => Some(Better { settings, cost: base, smallest_max_bytes: None }),
+                true => Some(BetterSettings { settings, cost: base, smallest_max_bytes: None }),
                 false => self.smallest(settings, &base, &given, &as_given, &mut frontier)?,
             };
             if advised.is_some() {
@@ -136,7 +136,7 @@ impl<'a> Search<'a> {
             gets: self.workload.gets(),
             peak_requested_bytes: self.workload.peak_requested_bytes(),
             as_given,
-            lost_seconds_range: advised.as_ref().map(|better: &Better| self.costs.lost_range(&better.cost)),
+            lost_seconds_range: advised.as_ref().map(|better: &BetterSettings| self.costs.lost_range(&better.cost)),
             advised,
             tried,
             frontier,
@@ -146,18 +146,18 @@ impl<'a> Search<'a> {
     }
 
     /// The recorded settings with the user's, and `settings` in their place.
-    fn under(&self, settings: &[(&'static str, String)]) -> Found<Replay> {
+    fn under(&self, settings: &[(&'static str, String)]) -> SearchResult<Replay> {
         let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
         Ok(Replay::as_recorded(self.workload, &self.fixed.iter().cloned().chain(settings).collect::<Vec<_>>())?)
     }
 
-    fn play(&self, workload: &Workload, replay: &Replay) -> Found<Column> {
+    fn play(&self, workload: &Workload, replay: &Replay) -> SearchResult<Column> {
         self.progress.inc(1);
         Ok(Column::play("", workload, replay, &self.costs)?)
     }
 
     /// Settings to try in addition to the given ones: each keeps memory pinned.
-    fn choices(&self, given: &Replay, as_given: &Column, grows: bool) -> Found<Vec<Settings>> {
+    fn choices(&self, given: &Replay, as_given: &Column, grows: bool) -> SearchResult<Vec<Settings>> {
         let is_adaptive = given.config()?.preset == Preset::Adaptive;
         let reserve = (RESERVE, as_given.outcome.peak_pinned_bytes.to_string());
         let choices = [(IDLE_TIMEOUT, "none".to_owned()), reserve].into_iter();
@@ -206,7 +206,7 @@ impl<'a> Search<'a> {
         given: &Replay,
         as_given: &Column,
         frontier: &mut Vec<Point>,
-    ) -> Found<Option<Better>> {
+    ) -> SearchResult<Option<BetterSettings>> {
         let replay = self.under(&settings)?;
         // A part of the gain may be traded for less memory, but nothing that the given settings achieve.
         let gain = (as_given.lost_seconds - base.lost_seconds).max(0.0);
@@ -214,7 +214,7 @@ impl<'a> Search<'a> {
         let is_faster = (!settings.is_empty() || as_given.outcome.waits > 0) && self.workload.is_closed();
         let ends = |hurried: &Column, calls: &Column| hurried.outcome.ended_us as f64 / 1e6 + calls.driver_seconds;
         let before = if is_faster { ends(&self.play(&self.hurried, given)?, as_given) } else { 1.0 };
-        let mut suffices = |max_bytes: u64| -> Found<Option<Column>> {
+        let mut suffices = |max_bytes: u64| -> SearchResult<Option<Column>> {
             let replay = Replay { max_bytes: Some(max_bytes), ..replay.clone() };
             let mut cost = self.play(self.workload, &replay)?;
             frontier.push(Point { max_bytes, lost_seconds: cost.lost_seconds });
@@ -262,7 +262,7 @@ impl<'a> Search<'a> {
         }
         settings.push((MAX_BYTES, max_bytes.to_string()));
         cost.set = "advised".to_owned();
-        Ok(Some(Better { settings, cost, smallest_max_bytes: Some(smallest) }))
+        Ok(Some(BetterSettings { settings, cost, smallest_max_bytes: Some(smallest) }))
     }
 }
 
@@ -271,8 +271,8 @@ fn bisect(
     mut low: u64,
     mut high: u64,
     most: u64,
-    suffices: &mut impl FnMut(u64) -> Found<Option<Column>>,
-) -> Found<Option<(u64, Column)>> {
+    suffices: &mut impl FnMut(u64) -> SearchResult<Option<Column>>,
+) -> SearchResult<Option<(u64, Column)>> {
     let step = whole(high / STEPS);
     let mut found = suffices(high)?;
     while found.is_none() && high < most {

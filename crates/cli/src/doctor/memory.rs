@@ -25,7 +25,7 @@ const SAMPLE_BYTES: usize = 64 << 20;
 const SAMPLE_DIVISOR: u64 = 16;
 
 /// The backends after their trial.
-pub(super) struct Tried {
+pub(super) struct Backends {
     pub(super) findings: Vec<Finding>,
     /// The backend of a pool.
     pub(super) chosen: Option<Arc<dyn Source>>,
@@ -35,7 +35,7 @@ pub(super) struct Tried {
 }
 
 /// Pins a little with every backend, and chooses one as a pool does.
-pub(super) fn try_all(config: &Config, gpu: &Answer, ask: impl Fn(&'static str) -> Answer) -> Tried {
+pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static str) -> Answer) -> Backends {
     let (mut max_bytes, mut limit) = config.limit_on_host();
     let answer = |name| match gpu.is_deadly {
         true => Answer { finding: Finding::note(name, "not tried: the driver query failed"), is_deadly: true },
@@ -70,7 +70,7 @@ pub(super) fn try_all(config: &Config, gpu: &Answer, ask: impl Fn(&'static str) 
     };
     findings.push(limit_finding(max_bytes, limit));
     let works = chosen.as_ref().is_some_and(|source| backend::try_out(&**source, config.device).is_ok());
-    Tried { findings, chosen, works, max_bytes }
+    Backends { findings, chosen, works, max_bytes }
 }
 
 /// The backend of a pool, and why it is not a better one.

@@ -55,7 +55,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     reserve: Option<u64>,
 
-    /// Timeout of each driver query, which runs in its own process
+    /// Timeout of each driver query
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     probe_limit: Duration,
 
@@ -95,15 +95,15 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn 
     let ask = |name| probe::ask(name, args.device, args.probe_limit);
     let gpu = ask(probe::GPU);
     findings.push(gpu.finding.clone());
-    let tried = memory::try_all(&config, &gpu, ask);
-    findings.extend(tried.findings);
-    let source = tried.chosen.as_deref();
-    findings.extend(machine::examine(&config, source, tried.max_bytes));
+    let backends = memory::try_backends(&config, &gpu, ask);
+    findings.extend(backends.findings);
+    let source = backends.chosen.as_deref();
+    findings.extend(machine::examine(&config, source, backends.max_bytes));
     let planned = args.reserve.unwrap_or(config.reserve_bytes);
-    let plan = source.map(|source| memory::plan_reserve(source, &config, tried.max_bytes, planned));
+    let plan = source.map(|source| memory::plan_reserve(source, &config, backends.max_bytes, planned));
     let (reserve, of_plan) = plan.unwrap_or_default();
     findings.extend(of_plan);
-    let of_gpu = memory::result(config.device, &gpu.finding, source, tried.works);
+    let of_gpu = memory::result(config.device, &gpu.finding, source, backends.works);
     let (status, result) = conclude(&findings, of_gpu);
     findings.push(result);
     let printed = if args.json {
@@ -112,8 +112,8 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn 
             "device": config.device,
             "backend": source.map(|source| source.name()),
             "pinned": source.is_some_and(|source| source.is_pinned()),
-            "gpu": tried.works && source.is_some_and(|source| source.is_pinned() && source.needs_gpu()),
-            "max_bytes": tried.max_bytes,
+            "gpu": backends.works && source.is_some_and(|source| source.is_pinned() && source.needs_gpu()),
+            "max_bytes": backends.max_bytes,
             "reserve": reserve,
             "findings": findings.iter().map(probe::encode).collect::<Vec<_>>(),
         }))

@@ -105,7 +105,7 @@ pub(crate) struct Args {
     #[arg(long)]
     require_gpu: bool,
 
-    /// Wait after the last batch, then report what the pool still holds
+    /// Wait between the last batch and the report
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_duration)]
     idle: Duration,
 
@@ -117,7 +117,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
-    /// Keep the call stack of one request in N, to name the lines that leak
+    /// Keep the call stack of one request in N
     #[arg(long, value_name = "N", default_value_t = 0)]
     call_stacks: u64,
 

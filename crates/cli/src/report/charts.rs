@@ -9,7 +9,7 @@ use pinpool_observe::diagnosis::{Holder, Snapshot};
 use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
 
-use crate::diagnosis::Said;
+use crate::diagnosis::DiagnosisText;
 use crate::series::{Series, lost_ns};
 use pinpool_cli::table::grouped;
 
@@ -112,7 +112,7 @@ impl<'a> Charts<'a> {
         ];
         let missing = self.series.warning.iter().map(|warning| format!("A part is missing: {warning}."));
         json!({
-            "title": title, "source": source, "diagnoses": diagnoses(&self.series.said), "facts": self.facts(),
+            "title": title, "source": source, "diagnoses": diagnoses(&self.series.diagnoses), "facts": self.facts(),
             "charts": charts.into_iter().flatten().collect::<Vec<_>>(), "table": self.out_at_the_end(),
             "notes": self.series.notes.iter().cloned().chain(missing).collect::<Vec<_>>(),
         })
@@ -260,17 +260,17 @@ impl<'a> Charts<'a> {
 }
 
 /// The diagnoses, the worst first: all alarms, or the first.
-fn diagnoses(said: &[Said]) -> Vec<Value> {
-    let alarms = said.iter().filter(|said| said.is_alarm).count();
-    let diagnosis = |one: &Said| {
-        let name = if said.len() > 1 { format!("{}: {}", one.pool, one.cause) } else { one.cause.clone() };
+fn diagnoses(all: &[DiagnosisText]) -> Vec<Value> {
+    let alarms = all.iter().filter(|one| one.is_alarm).count();
+    let diagnosis = |one: &DiagnosisText| {
+        let name = if all.len() > 1 { format!("{}: {}", one.pool, one.cause) } else { one.cause.clone() };
         let cause = format!("{}: ", one.cause);
         let lines: Vec<_> = one.lines.iter().map(|line| line.trim().trim_start_matches(&*cause)).collect();
         json!({ "name": name, "lines": lines, "is_alarm": one.is_alarm })
     };
-    let told: Vec<_> = said.iter().take(alarms.clamp(1, ALARMS_MAX)).map(diagnosis).collect();
-    match told.is_empty() {
+    let shown: Vec<_> = all.iter().take(alarms.clamp(1, ALARMS_MAX)).map(diagnosis).collect();
+    match shown.is_empty() {
         true => vec![json!({ "name": "unknown", "lines": ["too few requests for a diagnosis"], "is_alarm": false })],
-        false => told,
+        false => shown,
     }
 }

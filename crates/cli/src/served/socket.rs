@@ -8,6 +8,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pinpool_cli::exit::ExitError;
 use pinpool_loader::StopFlag;
 use pinpool_observe::stats_socket::{PATH_BYTES_MAX, connect, path_of};
 use serde_json::Value;
@@ -57,7 +58,7 @@ pub(crate) fn first(target: &str, stop: &StopFlag) -> Result<(Value, Objects), B
             Err(_) => return Err(in_socket(silent()).into()),
         }
     }
-    Err(in_socket("interrupted".to_owned()).into())
+    Err(ExitError::Interrupted.because("interrupted"))
 }
 
 /// Sends the objects of the socket at `path`, until an error, the end of the process, or the end of the receiver.

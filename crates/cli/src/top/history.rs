@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pinpool_observe::diagnosis::Snapshot;
 use serde_json::Value;
 
-use crate::diagnosis::of_object;
+use crate::diagnosis::from_process;
 use crate::series::{lost_ns, snapshot_of};
 use crate::served::pools;
 
@@ -49,13 +49,13 @@ impl History {
         let pools = pools(object);
         (self.process, self.pools) = (object["process"].as_u64().unwrap_or(0), pools.len());
         let Some(pool) = pools.get(self.pool).or(pools.first()) else { return };
-        let (said, text) = (of_object(pool), |name: &str| pool[name].as_str().unwrap_or("?").to_owned());
-        self.title = format!("{}: {} on {}", said.pool, text("preset"), text("backend"));
-        (self.why, self.is_alarm) = (said.lines, said.is_alarm);
-        self.see(snapshot_of(pool), now);
+        let (diagnosis, text) = (from_process(pool), |name: &str| pool[name].as_str().unwrap_or("?").to_owned());
+        self.title = format!("{}: {} on {}", diagnosis.pool, text("preset"), text("backend"));
+        (self.why, self.is_alarm) = (diagnosis.lines, diagnosis.is_alarm);
+        self.add_snapshot(snapshot_of(pool), now);
     }
 
-    pub(super) fn see(&mut self, snapshot: Snapshot, now: Instant) {
+    pub(super) fn add_snapshot(&mut self, snapshot: Snapshot, now: Instant) {
         let before = std::mem::replace(&mut self.now, snapshot);
         let Some(arrived) = self.arrived.replace(now) else { return };
         (self.before, self.between) = (Some(before), now - arrived);
@@ -106,12 +106,12 @@ mod tests {
     fn rates_are_of_the_time_between_two_snapshots() {
         let snapshot = |gets: u64, misses: u64| Snapshot { gets, misses, ..Snapshot::default() };
         let (mut history, begun, half) = (History::default(), Instant::now(), Duration::from_millis(500));
-        history.see(snapshot(1000, 900), begun);
+        history.add_snapshot(snapshot(1000, 900), begun);
         assert_eq!((history.rate(|now| now.gets), history.hit_rates()[0]), (0.0, None));
-        history.see(snapshot(1100, 901), begun + half);
+        history.add_snapshot(snapshot(1100, 901), begun + half);
         assert_eq!((history.rate(|now| now.gets), history.hit_rates()[0]), (200.0, Some(99.0)));
         assert_eq!((history.lost.len(), history.elapsed), (1, half));
-        history.see(snapshot(1100, 901), begun + 2 * half);
+        history.add_snapshot(snapshot(1100, 901), begun + 2 * half);
         assert_eq!((history.hit_rates()[0], history.held.len()), (None, 2));
         assert!(history.hit_rates()[1].is_some_and(|rate| (rate - 18.0909).abs() < 1e-3));
     }

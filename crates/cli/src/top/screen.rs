@@ -258,8 +258,8 @@ mod tests {
             ..before.clone()
         };
         let begun = Instant::now();
-        history.see(before, begun);
-        history.see(now, begun + Duration::from_secs(1));
+        history.add_snapshot(before, begun);
+        history.add_snapshot(now, begun + Duration::from_secs(1));
         history
     }
 

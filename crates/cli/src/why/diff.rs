@@ -45,12 +45,12 @@ fn read(path: &Path) -> Result<Recording, String> {
 
 /// The pools, the largest increase in lost time first.
 fn changes(both: &[Recording; 2]) -> Vec<Change> {
-    let judged = both.each_ref().map(diagnose_recording);
-    let mut names: Vec<_> = judged.iter().flatten().map(|judged| judged.name.clone()).collect();
+    let diagnoses = both.each_ref().map(diagnose_recording);
+    let mut names: Vec<_> = diagnoses.iter().flatten().map(|one| one.name.clone()).collect();
     names.sort();
     names.dedup();
     let change = |pool: String| {
-        let sides = judged.each_ref().map(|all| all.iter().find(|judged| judged.name == pool).cloned());
+        let sides = diagnoses.each_ref().map(|all| all.iter().find(|one| one.name == pool).cloned());
         let settings = match &sides {
             [Some(old), Some(new)] => settings(both, [old.pool, new.pool]),
             _ => Vec::new(),
@@ -82,8 +82,9 @@ fn settings(both: &[Recording; 2], pools: [u32; 2]) -> Vec<[Option<String>; 3]> 
     all.filter(|(_, [old, new])| old != new).map(|(name, [old, new])| [Some(name), old, new]).collect()
 }
 
-/// Times of a pool: name in the table, key in JSON, nanoseconds.
-const TIMES: [(&str, &str, fn(&Lost) -> u64); 5] = [
+/// Name in the table, key in JSON, nanoseconds.
+type TimeRow = (&'static str, &'static str, fn(&Lost) -> u64);
+const TIMES: [TimeRow; 5] = [
     ("seconds", "seconds", |lost| lost.of_us.saturating_mul(1000)),
     ("lost", "lost_seconds", Lost::total_ns),
     ("  waiting", "waiting_seconds", |lost| lost.waiting_ns),
@@ -93,10 +94,10 @@ const TIMES: [(&str, &str, fn(&Lost) -> u64); 5] = [
 
 fn in_json(changes: &[Change], [before_share, after_share]: [f64; 2]) -> Value {
     let side = |side: &Option<PoolDiagnosis>| {
-        let PoolDiagnosis { diagnosis: judgement, gets, short_gets, .. } = side.as_ref()?;
-        let mut object = json!({ "cause": judgement.cause.name(), "gets": gets, "short_gets": short_gets });
+        let PoolDiagnosis { diagnosis, gets, short_gets, .. } = side.as_ref()?;
+        let mut object = json!({ "cause": diagnosis.cause.name(), "gets": gets, "short_gets": short_gets });
         for (_, key, ns) in TIMES {
-            object[key] = (ns(&judgement.lost) as f64 / 1e9).into();
+            object[key] = (ns(&diagnosis.lost) as f64 / 1e9).into();
         }
         Some(object)
     };

@@ -33,7 +33,7 @@ fn batches(rounds: usize, held: usize, sizes: &[u64]) -> String {
 #[test]
 fn each_setting_has_a_column() {
     let dir = tempfile::tempdir().unwrap();
-    let path = written(dir.path(), "w.trace", &batches(400, 8, &[1 << 20, 300_000]));
+    let path = written(dir.path(), "w.trace", batches(400, 8, &[1 << 20, 300_000]));
     let replay = |args: &[&str]| finish(pinpool(&["replay"]).arg(&path).args(args));
     let sets = [
         "--set",
@@ -75,7 +75,7 @@ fn each_setting_has_a_column() {
 #[test]
 fn a_setting_without_effect_in_a_replay_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
-    let path = written(dir.path(), "w.trace", &batches(2, 2, &[4096]));
+    let path = written(dir.path(), "w.trace", batches(2, 2, &[4096]));
     for (set, words) in [
         ("BACKEND=vmm", "PINPOOL_BACKEND has no effect in a replay"),
         ("NONSENSE=1", "PINPOOL_NONSENSE: unknown setting"),
@@ -117,7 +117,7 @@ pub(crate) fn check(path: &Path) -> Value {
 #[test]
 fn the_advice_costs_no_more_when_replayed_and_less_memory_costs_more() {
     let dir = tempfile::tempdir().unwrap();
-    let path = written(dir.path(), "w.trace", &batches(200, 20, &[1 << 20, 300_000, 70_000, 9_000]));
+    let path = written(dir.path(), "w.trace", batches(200, 20, &[1 << 20, 300_000, 70_000, 9_000]));
     let advice = check(&path);
     let peak = advice["peak_requested_bytes"].as_u64().unwrap();
     let set = advised(&advice).unwrap();

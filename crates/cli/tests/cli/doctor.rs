@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
+#[cfg(feature = "cuda")]
 use std::path::Path;
 use std::process::Command;
 

@@ -73,7 +73,7 @@ fn public_run(run: &str) -> String {
 #[test]
 fn a_log_has_its_limit_with_raises_its_evictions_and_the_diagnosis() {
     let dir = tempfile::tempdir().unwrap();
-    let log = written(dir.path(), "train.log", &public_run("r103"));
+    let log = written(dir.path(), "train.log", public_run("r103"));
     let ran = run(&["inspect", "--json", log.to_str().unwrap()]);
     let summary: Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
     let page = page(&log);
@@ -87,7 +87,7 @@ fn two_pools_have_series_of_different_names() {
     let dir = tempfile::tempdir().unwrap();
     let start_again = "PoolAllocator: After 2030 get requests, put_count=2030 evicted_count=1000 eviction_rate=0.492611 and \
                        unsatisfied allocation rate=0.541872\nRaising pool_size_limit_ from 100 to 110\n";
-    let log = written(dir.path(), "two.log", &format!("{AFTER}{RAISE}{start_again}"));
+    let log = written(dir.path(), "two.log", format!("{AFTER}{RAISE}{start_again}"));
     let page = page(&log);
     for name in ["limit of pool 1", "limit of pool 2", "evictions"] {
         assert!(points(&page, "limit", name) > 0, "{name}");
@@ -98,7 +98,7 @@ fn two_pools_have_series_of_different_names() {
 #[test]
 fn the_page_needs_no_network_and_serves_both_colour_schemes_phones_and_paper() {
     let dir = tempfile::tempdir().unwrap();
-    let page = page(&written(dir.path(), "train.log", &format!("{AFTER}{RAISE}")));
+    let page = page(&written(dir.path(), "train.log", format!("{AFTER}{RAISE}")));
     for part in
         ["prefers-color-scheme:dark", "@media print", "name=\"viewport\"", "<html lang=\"en\">", "default-src 'none'"]
     {

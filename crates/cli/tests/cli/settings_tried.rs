@@ -25,7 +25,7 @@ fn a_reserve_is_advised_if_a_program_pins_the_same_memory_again_after_each_pause
             .chain(["t 120000000\n".to_owned()])
             .collect::<String>()
     };
-    let path = written(dir.path(), "w.trace", &(0..20).map(burst).collect::<String>());
+    let path = written(dir.path(), "w.trace", (0..20).map(burst).collect::<String>());
     let advice = check(&path);
     assert!(number(&advice["as_given"], "page_locks") > 5 * number(&advice["advised"], "page_locks"), "{advice}");
     let tried: Vec<_> = advice["tried"].as_array().unwrap().iter().map(|one| one["set"].as_str().unwrap()).collect();

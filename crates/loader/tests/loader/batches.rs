@@ -78,18 +78,6 @@ fn the_iterator_and_a_run_have_the_same_batches() {
 }
 
 #[test]
-fn a_sample_longer_than_a_batch_comes_in_parts_that_say_where_they_begin() {
-    let (_dir, catalog) = numbered_files(&[3, 25, 4]);
-    let pool = pool(1 << 30);
-    let options = options(|o| (o.batch_samples, o.batch_bytes) = (None, NonZeroU64::new(10)));
-    let parts: Vec<Vec<_>> = reader(&pool, &catalog, options)
-        .map(|batch| batch.parts.iter().map(|part| (part.sample, part.start, part.bytes.clone())).collect())
-        .collect();
-    assert_eq!(parts[..3], [[(0, 0, 0..3)], [(1, 0, 0..10)], [(1, 10, 0..10)]]);
-    assert_eq!(parts[3..], [[(1, 20, 0..5), (2, 0, 5..9)]]);
-}
-
-#[test]
 fn shards_are_disjoint_and_together_each_epoch() {
     let (_dir, catalog) = numbered_files(&[1; 23]);
     let pool = pool(1 << 30);

@@ -7,34 +7,34 @@ use pinpool_cli::table::grouped;
 use pinpool_observe::diagnosis::Snapshot;
 
 use super::history::{Entry, History, PoolHistory};
-use super::message::{Found, Message, Numbers};
+use super::message::{LogContent, Message, Numbers};
 use super::trend::Trend;
-use crate::diagnosis::Said;
-use crate::series::{OfPool, Series};
+use crate::diagnosis::DiagnosisText;
+use crate::series::{PoolSeries, Series};
 
 const NOTE: &str = "The counters in a log restart at each raise, and requests between the printed lines are not counted: the x axis is \
                     a lower bound, and unprinted raises are spread evenly. A log has no bytes and no times: PINPOOL_TRACE records them.";
 
 /// The diagnoses in the log; without any, those from TensorFlow's lines. Alarms come first.
-pub(super) fn said(found: &Found, history: &History) -> Vec<Said> {
+pub(super) fn diagnoses(found: &LogContent, history: &History) -> Vec<DiagnosisText> {
     let of_trend = |(pool, number): (&PoolHistory, u64)| {
         let trend = Trend::of(pool);
         let cause = trend.name().to_owned();
         let advice = trend.advice(pool).join("\n  ");
         let lines = format!("{cause}: {advice}").lines().map(str::to_owned).collect();
         let origin = pool.origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"));
-        Said { pool: format!("pool {number}{origin}"), cause, is_alarm: trend == Trend::Thrashing, lines }
+        DiagnosisText { pool: format!("pool {number}{origin}"), cause, is_alarm: trend == Trend::Thrashing, lines }
     };
-    let mut said: Vec<_> = match found.said.is_empty() {
+    let mut all: Vec<_> = match found.diagnoses.is_empty() {
         true => history.pools.iter().zip(1..).map(of_trend).collect(),
-        false => found.said.values().cloned().collect(),
+        false => found.diagnoses.values().cloned().collect(),
     };
-    said.sort_by_key(|said| !said.is_alarm);
-    said
+    all.sort_by_key(|one| !one.is_alarm);
+    all
 }
 
 /// Each pool of `history`, over the requests that its messages show, or over its messages if they show none.
-pub(super) fn series(found: Found, history: &History) -> Series {
+pub(super) fn series(found: LogContent, history: &History) -> Series {
     let mut curves: Vec<_> = history.pools.iter().map(|_| Curve::default()).collect();
     for (message, entry) in found.messages.iter().zip(&history.entries) {
         curves[entry.pool].add(message, entry);
@@ -42,14 +42,14 @@ pub(super) fn series(found: Found, history: &History) -> Series {
     let pool = |(at, curve): (usize, Curve)| {
         let x = |at: usize, of: &Snapshot| if curve.has_requests { of.gets as f64 } else { at as f64 + 1.0 };
         let points = curve.points.into_iter().enumerate().map(|(at, of)| (x(at, &of), of)).collect();
-        OfPool { name: format!("pool {}", at + 1), points }
+        PoolSeries { name: format!("pool {}", at + 1), points }
     };
     let [messages, lines] = [found.messages.len() as u64, found.lines].map(grouped);
     let cut = (found.cut > 0).then(|| format!("{} truncated or damaged messages are not used.", grouped(found.cut)));
-    let said = said(&found, history);
+    let diagnoses = diagnoses(&found, history);
     Series {
         pools: curves.into_iter().enumerate().map(pool).collect(),
-        said,
+        diagnoses,
         source: format!("{messages} messages in {lines} lines"),
         notes: [NOTE.to_owned()].into_iter().chain(cut).collect(),
         warning: found.stopped,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::diagnosis::Said;
+use crate::diagnosis::DiagnosisText;
 
 /// The pool raises its limit if both rates exceed this (`kTolerable`).
 pub(super) const TOLERABLE_RATE: f64 = 2e-3;
@@ -78,7 +78,7 @@ impl Numbers {
 
 /// The messages of a log.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct LogContent {
     pub(super) messages: Vec<Message>,
     pub(super) lines: u64,
     /// Truncated or damaged messages.
@@ -86,5 +86,5 @@ pub(super) struct Found {
     /// Why and at which line reading stopped early.
     pub(super) stopped: Option<String>,
     /// The last diagnosis of each pool, if pinpool wrote the log.
-    pub(super) said: BTreeMap<String, Said>,
+    pub(super) diagnoses: BTreeMap<String, DiagnosisText>,
 }

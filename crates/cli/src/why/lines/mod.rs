@@ -35,7 +35,7 @@ use crate::files::named;
 use crate::input::{self, is_recording};
 use crate::series::Series;
 use history::History;
-use message::Found;
+use message::LogContent;
 use pinpool_cli::terminal::Terminal;
 
 /// Lists the messages of each log.
@@ -58,7 +58,7 @@ pub(crate) fn series(input: Input) -> Result<Series, Box<dyn Error>> {
     Ok(curve::series(found, &history))
 }
 
-fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn Error>> {
+fn find(input: Input, needs_messages: bool) -> Result<(LogContent, History), Box<dyn Error>> {
     if is_recording(&input) {
         let why = "this is a recording, not a log: use `pinpool trace`, `pinpool report` or `pinpool advise`";
         return Err(why.into());
@@ -69,7 +69,7 @@ fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn 
     let encoded = encoding(input.first());
     // PowerShell writes UTF-16, with a byte order mark.
     let found = finder::find(text::Pieces::new(DecodeReaderBytes::new(input.into_bytes())));
-    if found.messages.is_empty() && (needs_messages || found.said.is_empty()) {
+    if found.messages.is_empty() && (needs_messages || found.diagnoses.is_empty()) {
         return Err(encoded.map_or_else(|| none_found(&found), str::to_owned).into());
     }
     let history = History::of(&found.messages)?;
@@ -105,7 +105,7 @@ fn list(path: &Path, is_json: bool, all: bool) -> Result<(), Box<dyn Error>> {
     let printed = if is_json {
         report::json(&mut out, path, &found, &history)
     } else {
-        out.write_all(report::table(path, &found, &history, &curve::said(&found, &history), all).as_bytes())
+        out.write_all(report::table(path, &found, &history, &curve::diagnoses(&found, &history), all).as_bytes())
     };
     // Keeps the kind of the error: a closed pipe is not a failure.
     let printed = printed.and_then(|()| out.flush());
@@ -113,7 +113,7 @@ fn list(path: &Path, is_json: bool, all: bool) -> Result<(), Box<dyn Error>> {
     found.stopped.map_or(Ok(()), |stopped| Err(named(path, &stopped).into()))
 }
 
-fn none_found(found: &Found) -> String {
+fn none_found(found: &LogContent) -> String {
     let cut = if found.cut > 0 { format!(" ({} are truncated or damaged)", found.cut) } else { String::new() };
     let stopped = found.stopped.as_ref().map_or_else(String::new, |stopped| format!("{stopped}; "));
     format!(

@@ -6,9 +6,9 @@ use std::path::Path;
 use serde_json::json;
 
 use super::history::{Entry, History, PoolHistory};
-use super::message::{Counters, Found, Message, Numbers};
+use super::message::{Counters, LogContent, Message, Numbers};
 use super::trend::Trend;
-use crate::diagnosis::Said;
+use crate::diagnosis::DiagnosisText;
 use pinpool_cli::table::{columns, grouped};
 use pinpool_observe::diagnosis::words::counted;
 
@@ -22,7 +22,7 @@ const INFORMATION: &str = "These lines are information, not errors.";
 /// # Errors
 ///
 /// The errors of `out`.
-pub(super) fn json(out: &mut impl Write, path: &Path, found: &Found, history: &History) -> io::Result<()> {
+pub(super) fn json(out: &mut impl Write, path: &Path, found: &LogContent, history: &History) -> io::Result<()> {
     let log = path.to_string_lossy();
     let mut raise = 0;
     for (message, entry) in found.messages.iter().zip(&history.entries) {
@@ -62,7 +62,13 @@ fn last_pool(history: &History) -> Option<&PoolHistory> {
 }
 
 /// A row for each message, and the conclusion.
-pub(super) fn table(path: &Path, found: &Found, history: &History, said: &[Said], all: bool) -> String {
+pub(super) fn table(
+    path: &Path,
+    found: &LogContent,
+    history: &History,
+    diagnoses: &[DiagnosisText],
+    all: bool,
+) -> String {
     let head =
         ["line", "pool", "requests", "allocated", "returns", "evicted", "missed", "limit", "raised to", "not printed"];
     let messages = found.messages.iter().zip(&history.entries).map(|(message, entry)| table_row(message, entry));
@@ -74,7 +80,7 @@ pub(super) fn table(path: &Path, found: &Found, history: &History, said: &[Said]
         let first = 1 + ROWS / 2;
         lines.splice(first..first + left_out, [format!("... {} more (--all)", grouped(left_out as u64))]);
     }
-    format!("{}\n{}\n{}", path.display(), lines.join("\n"), conclusion(found, history, said))
+    format!("{}\n{}\n{}", path.display(), lines.join("\n"), conclusion(found, history, diagnoses))
 }
 
 fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
@@ -93,7 +99,7 @@ fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
     row
 }
 
-fn conclusion(found: &Found, history: &History, said: &[Said]) -> String {
+fn conclusion(found: &LogContent, history: &History, diagnoses: &[DiagnosisText]) -> String {
     let (printed, silent) = history.raises();
     let mut text = format!(
         "\n{INFORMATION}\n{} in {}; {} printed, {silent} not printed\n",
@@ -107,7 +113,7 @@ fn conclusion(found: &Found, history: &History, said: &[Said]) -> String {
     if found.cut > 0 {
         text += &format!("truncated or damaged, and not used: {}\n", counted(found.cut, "message"));
     }
-    for Said { pool, lines, .. } in said {
+    for DiagnosisText { pool, lines, .. } in diagnoses {
         text += &format!("{pool}: {}\n", lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join("; "));
     }
     text
