@@ -105,19 +105,10 @@ fn unknown_variables_of_ours_are_named_and_others_left_alone() {
 }
 
 /// Retired names with what replaces each.
-const RETIRED: [(&str, &str); 12] = [
-    ("CALL_STACKS", "set call_stacks in Rust or C, or use `pinpool load --call-stacks`"),
+/// Two of the retired names; the table is in `config`.
+const RETIRED: [(&str, &str); 2] = [
     ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
-    ("FENCE", "streams count completed copies in host memory, or record events if the driver refuses that"),
-    ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared shares buffers between processes"),
-    ("MAX_FALLBACK_BYTES", "unpinned memory is limited to as much as PINPOOL_MAX_BYTES"),
-    ("PIN_THREADS", "the pool pins with one thread per core that the process may use"),
-    ("POLL", "set background_thread in code"),
     ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),
-    ("PRESSURE", "the pool always follows the kernel's memory pressure"),
-    ("RELEASE_POLICY", "register and cuda release memory in trim(), clear(), at the limit, and at the end"),
-    ("STUCK_AFTER", "a copy in flight for 30s is reported as stuck"),
-    ("WRITE_COMBINED", "pool memory is always cached; allocate write-combined memory with cuMemHostAlloc"),
 ];
 
 #[test]
