@@ -6,7 +6,7 @@
 
 use std::error::Error;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -18,16 +18,17 @@ use pinpool_shared::{SharedSlabs, SlabWorker, Ticket};
 const BYTES: usize = 4 << 20;
 const LONG: Duration = Duration::from_secs(30);
 
-/// The worker: its standard input is its end of the socket. It receives batch numbers and sends tickets.
-fn work() -> Result<(), Box<dyn Error>> {
+/// The worker: its arguments are the trainer's process and the descriptor there, its standard input is its end of a socket. It
+/// receives batch numbers and sends tickets.
+fn work(trainer: &str, descriptor: &str, dies: bool) -> Result<(), Box<dyn Error>> {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let worker = SlabWorker::attach_by(&socket)?;
+    let worker = SlabWorker::attach_to_process(trainer.parse()?, descriptor.parse()?)?;
     let mut number = [0; 8];
     while socket.read_exact(&mut number).is_ok() {
         let batch = u64::from_le_bytes(number);
         let mut buf = worker.get(BYTES, LONG)?;
         buf.as_mut_slice().fill(number[0]); // decode into it
-        if batch == 7 && std::env::args().nth(2).is_some() {
+        if batch == 7 && dies {
             std::process::abort();
         }
         socket.write_all(&buf.send(batch)?.to_bytes())?;
@@ -43,20 +44,20 @@ struct Worker {
 fn start(slabs: &SharedSlabs, dies: bool) -> Result<Worker, Box<dyn Error>> {
     let (socket, theirs) = UnixStream::pair()?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("--worker").args(dies.then_some("dies")).stdin(OwnedFd::from(theirs));
-    let process = command.spawn()?;
-    slabs.pass_to(&socket)?;
-    Ok(Worker { socket, process })
+    let [trainer, descriptor] = [std::process::id().to_string(), slabs.as_fd().as_raw_fd().to_string()];
+    command.args(["--worker", &trainer, &descriptor]).args(dies.then_some("dies")).stdin(OwnedFd::from(theirs));
+    Ok(Worker { socket, process: command.spawn()? })
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut args = std::env::args().skip(1);
-    let first = args.next();
-    if first.as_deref() == Some("--worker") {
-        return work();
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [first, trainer, descriptor, dies @ ..] = &args[..]
+        && first == "--worker"
+    {
+        return work(trainer, descriptor, !dies.is_empty());
     }
-    let count: usize = first.map_or(Ok(4), |count| count.parse())?;
-    let batches: u64 = args.next().map_or(Ok(40), |count| count.parse())?;
+    let count: usize = args.first().map_or(Ok(4), |count| count.parse())?;
+    let batches: u64 = args.get(1).map_or(Ok(40), |count| count.parse())?;
     let pool = Pool::builder().build()?;
     let slabs = SharedSlabs::new(&pool, BYTES, 2 * count.max(1))?;
     let (stream, mut replaced) = (SinkStream::new()?, 0);

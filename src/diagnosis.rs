@@ -3,8 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-pub use pinpool_observe::judge::Cause;
-use pinpool_observe::judge::Judgement;
+pub use pinpool_observe::diagnosis::Cause;
+use pinpool_observe::diagnosis::WindowDiagnosis;
 
 /// What costs a pool time, and what helps ([`Pool::diagnose`](crate::Pool::diagnose)).
 ///
@@ -29,10 +29,10 @@ pub struct Diagnosis {
     text: String,
 }
 
-impl From<Judgement> for Diagnosis {
-    fn from(judgement: Judgement) -> Self {
-        let text = judgement.lines().join("\n");
-        let Judgement { cause, is_alarm, found, cure: advice, setting, lost, .. } = judgement;
+impl From<WindowDiagnosis> for Diagnosis {
+    fn from(of: WindowDiagnosis) -> Self {
+        let text = of.lines().join("\n");
+        let WindowDiagnosis { cause, is_alarm, found, advice, setting, lost, .. } = of;
         let (lost, observed) = (Duration::from_nanos(lost.total_ns()), Duration::from_micros(lost.of_us));
         Self { cause, is_alarm, found, advice, setting, lost, observed, text }
     }

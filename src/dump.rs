@@ -6,7 +6,7 @@
 //!     12.0MiB TAG (...)                       the largest holders
 //!     3.0MiB in N more buffers
 //!   held, limit, driver, system
-//!   likely cause, and what to do              pinpool_observe::judge::shortage
+//!   likely cause, and what to do              pinpool_observe::diagnosis::shortage
 //! ```
 //!
 //! Numbers in, text out. Reads and locks nothing.
@@ -15,11 +15,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{Lines, UsageReport};
+use crate::error::UsageReport;
 
-pub(crate) use pinpool_observe::judge::shortage::{Host, Level as RefusedBy, Refused};
-use pinpool_observe::judge::shortage::{Shortage, likely_cause};
-use pinpool_observe::judge::{AGED, Holder, Judgement, LikelyCause};
+pub(crate) use pinpool_observe::diagnosis::shortage::{Host, Level as RefusedBy, Refused};
+use pinpool_observe::diagnosis::shortage::{Shortage, likely_cause};
+use pinpool_observe::diagnosis::{AGED, Holder, LikelyCause, WindowDiagnosis};
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::words::{Size, Time};
 
@@ -106,14 +106,19 @@ pub struct Dump {
     pub(crate) request: Option<Request>,
     /// The limit to raise for more.
     pub(crate) limit: &'static str,
-    /// What the pool's judge saw last.
-    pub(crate) judged: Option<Judgement>,
+    /// The pool's last diagnosis.
+    pub(crate) diagnosis: Option<WindowDiagnosis>,
 }
 
 impl Dump {
     /// The owners that hold buffers, the largest first.
     pub fn owners(&self) -> &[Owner] {
         &self.owners
+    }
+
+    /// The lines below the text of an error.
+    pub(crate) fn body(&self) -> String {
+        self.to_string().split_once('\n').map(|(_, body)| body.to_owned()).unwrap_or_default()
     }
 
     /// Why the request failed, or the next ones may.
@@ -137,42 +142,8 @@ impl Dump {
             max_bytes: max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE"),
             own_max_bytes: max_bytes,
             holders: &holders,
-            judged: self.judged.as_ref(),
+            diagnosis: self.diagnosis.as_ref(),
         })
-    }
-}
-
-/// Below the text of an error: all but the headline.
-impl Lines for Dump {
-    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dump = self;
-        write!(f, "usage of device {}, allocator {}:", dump.device, dump.allocator)?;
-        let (listed, rest) = dump.owners.split_at(dump.owners.len().min(LISTED));
-        for Owner { tag, buffers, bytes, oldest, .. } in listed {
-            let noun = if *buffers == 1 { "buffer" } else { "buffers" };
-            write!(f, "\n  {} {tag} ({buffers} {noun}", Size(*bytes))?;
-            if let Some(oldest) = oldest {
-                write!(f, ", the oldest {}", Time(*oldest))?;
-            }
-            f.write_str(")")?;
-        }
-        let (buffers, bytes) = rest.iter().fold((0, 0), |sum, owner| (sum.0 + owner.buffers, sum.1 + owner.bytes));
-        if buffers > 0 {
-            write!(f, "\n  {} in {buffers} more buffers", Size(bytes))?;
-        }
-        let UsageReport { max_bytes, .. } = dump.usage;
-        let max = max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
-        write!(f, "\n{}; limit {max}, peak {}", dump.usage, Size(dump.peak_bytes))?;
-        if let Some(Request { refused: Refused { level: RefusedBy::Source { .. }, found, .. }, .. }) = &dump.request {
-            write!(f, "\ndriver: {found}")?;
-        }
-        if let Some(Host { total_bytes, available_bytes, origin, .. }) = &dump.host {
-            write!(f, "\nsystem: {} free of {} ({origin})", Size(*available_bytes), Size(*total_bytes))?;
-        }
-        match dump.likely_cause() {
-            Some(cause) => write!(f, "\nlikely cause: {}\nto do: {}", cause.found, cause.change),
-            None => Ok(()),
-        }
     }
 }
 
@@ -187,7 +158,33 @@ impl fmt::Display for Dump {
             }
         }
         f.write_str("\n")?;
-        self.write(f)
+        write!(f, "usage of device {}, allocator {}:", self.device, self.allocator)?;
+        let (listed, rest) = self.owners.split_at(self.owners.len().min(LISTED));
+        for Owner { tag, buffers, bytes, oldest, .. } in listed {
+            let noun = if *buffers == 1 { "buffer" } else { "buffers" };
+            write!(f, "\n  {} {tag} ({buffers} {noun}", Size(*bytes))?;
+            if let Some(oldest) = oldest {
+                write!(f, ", the oldest {}", Time(*oldest))?;
+            }
+            f.write_str(")")?;
+        }
+        let (buffers, bytes) = rest.iter().fold((0, 0), |sum, owner| (sum.0 + owner.buffers, sum.1 + owner.bytes));
+        if buffers > 0 {
+            write!(f, "\n  {} in {buffers} more buffers", Size(bytes))?;
+        }
+        let UsageReport { max_bytes, .. } = self.usage;
+        let max = max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
+        write!(f, "\n{}; limit {max}, peak {}", self.usage, Size(self.peak_bytes))?;
+        if let Some(Request { refused: Refused { level: RefusedBy::Source { .. }, found, .. }, .. }) = &self.request {
+            write!(f, "\ndriver: {found}")?;
+        }
+        if let Some(Host { total_bytes, available_bytes, origin, .. }) = &self.host {
+            write!(f, "\nsystem: {} free of {} ({origin})", Size(*available_bytes), Size(*total_bytes))?;
+        }
+        match self.likely_cause() {
+            Some(cause) => write!(f, "\nlikely cause: {}\nto do: {}", cause.found, cause.change),
+            None => Ok(()),
+        }
     }
 }
 
@@ -225,7 +222,7 @@ mod tests {
             host: None,
             request: Some(Request { asked_bytes: 5000, tag, is_reserve: false, refused }),
             limit: "PINPOOL_MAX_BYTES",
-            judged: None,
+            diagnosis: None,
         };
         let text = dump.to_string();
         let lines: Vec<_> = text.lines().collect();

@@ -1,14 +1,12 @@
 //! Errors, with their numbers.
 //!
-//! [`Error`] is opaque: its text is for people, its predicates are for code that branches. Every text
-//! is one line and names the request, the value, the limit and the remedy; [`report`](Error::report) has the lines on who holds
-//! what.
+//! [`Error`] is opaque: its text is for people and may change, its methods are for code. Every text is one line and names the
+//! request, the value, the limit and the remedy; [`report`](Error::report) adds who holds what.
 
-use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use pinpool_observe::judge::shortage::Refused;
+use pinpool_observe::diagnosis::shortage::Refused;
 use pinpool_os::words::{Size, Time};
 
 /// Result of the fallible calls of this crate.
@@ -16,7 +14,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call of the pool failed.
 ///
-/// The kind is boxed so that a `Result<PinnedBuf, Error>` stays small on the path that succeeds.
+/// Its text is for people and may change. Code branches on the `is_...` methods; converting it to an [`io::Error`] chooses a kind
+/// that matches them. The content is boxed so that a `Result<PinnedBuf, Error>` is small.
 #[derive(thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<ErrorKind>);
@@ -73,36 +72,9 @@ impl fmt::Display for UsageReport {
 }
 
 /// A text as a separate sentence.
-struct Sentence<'a>(&'a str);
-
-impl fmt::Display for Sentence<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut letters = self.0.chars();
-        letters.next().map_or(Ok(()), |first| write!(f, "{}{}.", first.to_ascii_uppercase(), letters.as_str()))
-    }
-}
-
-/// What a pool held and for whom when a request failed: lines below the error's text, formatted on demand.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Report(Option<Arc<dyn Lines>>);
-
-/// Text of several lines.
-pub(crate) trait Lines: fmt::Debug + Send + Sync {
-    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
-}
-
-impl Report {
-    pub(crate) fn new(lines: Arc<dyn Lines>) -> Self {
-        Self(Some(lines))
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(lines) = &self.0 else { return Ok(()) };
-        f.write_str("\n")?;
-        lines.write(f)
-    }
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| format!("{}{}.", first.to_ascii_uppercase(), letters.as_str()))
 }
 
 /// A request that found no memory.
@@ -111,7 +83,8 @@ pub(crate) struct NoMemory {
     pub(crate) asked_bytes: u64,
     pub(crate) refused: Refused,
     pub(crate) usage: UsageReport,
-    pub(crate) report: Report,
+    /// What the pool held and for whom: lines for [`Error::report`].
+    pub(crate) report: String,
 }
 
 impl fmt::Display for NoMemory {
@@ -119,7 +92,7 @@ impl fmt::Display for NoMemory {
         let Self { asked_bytes, refused: Refused { needed_bytes, found, remedy, .. }, usage, .. } = self;
         let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
         write!(f, "cannot allocate {asked} (rounded to {needed}): {found}; {usage}")?;
-        if remedy.is_empty() { Ok(()) } else { write!(f, ". {}", Sentence(remedy)) }
+        if remedy.is_empty() { Ok(()) } else { write!(f, ". {}", sentence(remedy)) }
     }
 }
 
@@ -221,10 +194,26 @@ impl Error {
         matches!(*self.0, ErrorKind::Capture)
     }
 
+    /// Bytes of the request that failed; `None` if the error is not about the size of a request.
+    pub fn requested_bytes(&self) -> Option<u64> {
+        match *self.0 {
+            ErrorKind::Length { len, .. } | ErrorKind::Alignment { len, .. } => Some(len as u64),
+            ErrorKind::Limit(NoMemory { asked_bytes, .. })
+            | ErrorKind::Backend(NoMemory { asked_bytes, .. })
+            | ErrorKind::Late { asked_bytes, .. } => Some(asked_bytes),
+            _ => None,
+        }
+    }
+
+    /// The variable of the setting that is wrong, such as `PINPOOL_MAX_BYTES`; `None` if the error is about something else.
+    pub fn setting(&self) -> Option<&'static str> {
+        if let ErrorKind::Setting { name, .. } = *self.0 { Some(name) } else { None }
+    }
+
     /// The error's text; if a request found no memory, also the largest holders, one per line.
     pub fn report(&self) -> String {
         match &*self.0 {
-            ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => format!("{self}{}", no_memory.report),
+            ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => format!("{self}\n{}", no_memory.report),
             _ => self.to_string(),
         }
     }
@@ -233,8 +222,7 @@ impl Error {
 impl Error {
     /// The first of these errors of settings, which names the others.
     pub(crate) fn first_of(errors: Vec<Self>) -> Option<Self> {
-        let name = |error: &Self| if let ErrorKind::Setting { name, .. } = *error.0 { name } else { "" };
-        let mut names: Vec<_> = errors.iter().map(name).collect();
+        let mut names: Vec<_> = errors.iter().filter_map(Self::setting).collect();
         names.dedup();
         let mut first = errors.into_iter().next()?;
         if let (ErrorKind::Setting { why, .. }, [_, others @ ..]) = (&mut *first.0, &names[..])
@@ -262,20 +250,13 @@ impl Error {
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match *error.0 {
-            ErrorKind::Length { .. }
-            | ErrorKind::Alignment { .. }
-            | ErrorKind::View { .. }
-            | ErrorKind::Handle { .. }
-            | ErrorKind::Setting { .. }
-            | ErrorKind::Copy { .. } => io::ErrorKind::InvalidInput,
             ErrorKind::Limit { .. } => io::ErrorKind::QuotaExceeded,
+            ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
             ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
             ErrorKind::Thread { ref why, .. } => why.kind(),
-            ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
-            ErrorKind::Forked { .. } | ErrorKind::Closed | ErrorKind::Device { .. } | ErrorKind::Capture => {
-                io::ErrorKind::Other
-            }
+            _ if error.is_request() || error.is_setting() || error.is_copy() => io::ErrorKind::InvalidInput,
+            _ => io::ErrorKind::Other,
         };
         Self::new(kind, error)
     }
@@ -374,7 +355,7 @@ impl SourceError {
 
 #[cfg(test)]
 mod tests {
-    use pinpool_observe::judge::shortage::Level;
+    use pinpool_observe::diagnosis::shortage::Level;
 
     use super::*;
 
@@ -394,9 +375,9 @@ mod tests {
             found: "exceeds the pool limit of 512B (PINPOOL_MAX_BYTES)".to_owned(),
             remedy: remedy.to_owned(),
         };
-        let error =
-            Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: Report::default() }));
+        let error = Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: String::new() }));
         assert!(error.is_limit() && !error.is_backend());
+        assert_eq!((error.requested_bytes(), error.setting()), (Some(64), None));
         let text = error.to_string();
         assert_eq!([format!("{error:?}"), format!("{error:#?}")], [(); 2].map(|()| format!("Limit: {text}")));
         assert_eq!(

@@ -78,14 +78,14 @@ pub(crate) enum Pace {
     /// A waker waits for a copy.
     Copies,
     /// A request will need a hole that does not exist yet.
-    Hole,
+    Compaction,
 }
 
 impl Pace {
     /// Between two rounds, if the thread was last woken at `since`.
     fn period(self, since: Instant) -> Option<Duration> {
         match self {
-            Self::Hole => Some(Duration::from_micros(200)),
+            Self::Compaction => Some(Duration::from_micros(200)),
             Self::Copies => Some(pause_for_copies(since)),
             Self::Active => Some(Duration::from_millis(100)),
             Self::Quiet => Some(Duration::from_secs(1)),
@@ -225,7 +225,7 @@ impl MaintenanceThread {
             return Ok(());
         }
         // Others need not wake a thread that has not begun.
-        self.pace.store(Pace::Hole as u32, Ordering::Relaxed);
+        self.pace.store(Pace::Compaction as u32, Ordering::Relaxed);
         let stuck = schedule.call.filter(|(_, since)| since.elapsed() >= STUCK_AFTER);
         if schedule.is_running && stuck.is_none() {
             return Ok(());
@@ -363,7 +363,7 @@ fn stop_at_exit(calls_driver: bool) {
     if !is_registered.load(Ordering::Relaxed) {
         is_registered.store(true, Ordering::Relaxed);
         // SAFETY: the handler stays loaded as long as the process runs, takes no lock and does not unwind. If it cannot be
-        // registered for lack of memory, the thread runs until the process is gone.
+        // registered for lack of memory, the thread runs until the process ends.
         #[cfg(not(miri))]
         unsafe {
             libc::atexit(stop)
@@ -432,7 +432,7 @@ mod tests {
 
         fn pace(&self) -> Pace {
             let pace = self.pace.load(Ordering::SeqCst);
-            [Pace::Hole, Pace::Copies, Pace::Active, Pace::Quiet, Pace::Never]
+            [Pace::Compaction, Pace::Copies, Pace::Active, Pace::Quiet, Pace::Never]
                 .into_iter()
                 .find(|&one| one as u32 == pace)
                 .unwrap()

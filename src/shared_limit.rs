@@ -1,7 +1,7 @@
 //! The limit that the pools of several processes share (`PINPOOL_LEDGER`); `pinpool_shm::shared_limit` implements it.
 
 use crate::error::{ErrorKind, Result};
-pub(crate) use pinpool_shm::shared_limit::{SharedLimit, Want, problem_of};
+pub(crate) use pinpool_shm::shared_limit::{Loss, SharedLimit, Want, problem_of};
 pub use pinpool_shm::shared_limit::{SharedLimitOwner, SharedLimitReport, names};
 
 /// The limit that a pool shares with other processes of this host (`PINPOOL_LEDGER`).
@@ -18,23 +18,6 @@ pub enum SharedLimitName {
     Named(String),
 }
 
-impl From<&str> for SharedLimitName {
-    fn from(name: &str) -> Self {
-        // In any case, as in the variable.
-        match name.to_ascii_lowercase().as_str() {
-            "none" => Self::Disabled,
-            "auto" => Self::Auto,
-            _ => Self::Named(name.to_owned()),
-        }
-    }
-}
-
-impl From<String> for SharedLimitName {
-    fn from(name: String) -> Self {
-        Self::from(name.as_str())
-    }
-}
-
 /// The contents of this user's shared limit `name`; `None` if there is none. Attaches nothing.
 ///
 /// # Errors
@@ -46,14 +29,10 @@ pub fn report(name: &str) -> Result<Option<SharedLimitReport>> {
         .map_err(|why| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_two_words_are_read_in_any_case_and_a_name_as_it_is() {
-        assert_eq!(["none", "NONE"].map(SharedLimitName::from), [SharedLimitName::Disabled, SharedLimitName::Disabled]);
-        assert_eq!(SharedLimitName::from("Auto".to_owned()), SharedLimitName::Auto);
-        assert_eq!(SharedLimitName::from("Job7"), SharedLimitName::Named("Job7".to_owned()));
+/// Why a pool can no longer grow under its shared limit.
+pub(crate) fn loss_in_words(loss: Loss) -> &'static str {
+    match loss {
+        Loss::Removed => "its file in /dev/shm was removed",
+        Loss::Closed => "this process has closed its descriptor",
     }
 }

@@ -178,7 +178,7 @@ pub(crate) fn capsule<'py>(
     } else {
         (Box::into_raw(Box::new(Managed { tensor, context, deleter: Some(delete) })).cast(), PLAIN)
     };
-    // SAFETY: a pointer that is not null, a string of C that lives as long as the program, and a destructor for both.
+    // SAFETY: a pointer that is not null, a static C string, and a destructor for both.
     let capsule = unsafe { ffi::PyCapsule_New(managed, name.as_ptr(), Some(end_capsule)) };
     // SAFETY: a new reference, or null with an exception set; then there is no memory, and the structure stays.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) }?;

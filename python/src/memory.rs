@@ -98,7 +98,7 @@ struct State {
     views: usize,
     /// Released by its user: no new views.
     is_closed: bool,
-    /// Uncounted views may exist as long as references do.
+    /// Uncounted views may exist while references exist.
     is_lent: bool,
     streams: Vec<Arc<dyn Fence>>,
 }
@@ -208,7 +208,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The memory returns after the work behind `fence`.
+    /// The memory returns after the work that `fence` marks.
     pub(crate) fn record(&self, fence: Arc<dyn Fence>) -> PyResult<()> {
         let mut state = self.usable()?;
         self.origin.has_streams.store(true, Ordering::Relaxed);

@@ -97,7 +97,7 @@ impl Stream {
 ///
 /// # Safety
 ///
-/// It is alive as long as this is used.
+/// The stream must stay alive while the result is used.
 pub(crate) unsafe fn raw(handle: usize) -> RawStream {
     // SAFETY: the caller's promise.
     unsafe { RawStream::new(std::ptr::with_exposed_provenance_mut(handle)) }

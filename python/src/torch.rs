@@ -49,7 +49,7 @@ struct Stream {
 impl Stream {
     /// # Safety
     ///
-    /// The stream is alive as long as the result is used.
+    /// The stream must stay alive while the result is used.
     unsafe fn as_raw(&self) -> RawStream {
         // SAFETY: the caller's promise.
         let stream = unsafe { RawStream::new(self.handle) };
@@ -75,7 +75,7 @@ pub(crate) fn _host_memory() -> Option<(u64, String)> {
     Some((memory.total_bytes, memory.origin.to_string()))
 }
 
-/// The address of the functions of `pool`. They live as long as the process, as torch's memory may.
+/// The address of the functions of `pool`. They are never freed, since torch may use its memory until the process exits.
 #[pyfunction]
 pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
     let (is_cudas, pool) = (pool.get().gets().origin().is_cudas, pool.get().pool()?.clone());
@@ -90,7 +90,7 @@ pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<
 
 /// # Safety
 ///
-/// `pool` is that of [`Functions`]; `block` and `address` can be written; `error` has `error_bytes` bytes.
+/// `pool` is the field of [`Functions`]; `block` and `address` can be written; `error` has `error_bytes` bytes.
 unsafe extern "C" fn get(
     pool: *const Pool,
     bytes: usize,
@@ -150,7 +150,7 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
 
 /// # Safety
 ///
-/// `pool` is that of [`Functions`].
+/// `pool` is the field of [`Functions`].
 unsafe extern "C" fn trim(pool: *const Pool) {
     // SAFETY: leaked by `_torch_functions`.
     let _panic = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.clear()));
@@ -158,7 +158,7 @@ unsafe extern "C" fn trim(pool: *const Pool) {
 
 /// # Safety
 ///
-/// `pool` is that of [`Functions`], and `totals` can be written.
+/// `pool` is the field of [`Functions`], and `totals` can be written.
 unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
     let _panic = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: leaked by `_torch_functions`.

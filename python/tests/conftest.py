@@ -11,8 +11,8 @@ import pinpool
 
 @pytest.fixture
 def pool():
-    """A pool on ordinary memory that takes no setting from outside."""
-    return pinpool.Pool(env=False, backend="heap", max_bytes="64MiB", wait="100ms")
+    """A pool on ordinary memory that takes no setting from outside. The wait bounds a hang: under load a pin call may take long."""
+    return pinpool.Pool(env=False, backend="heap", max_bytes="64MiB", wait="300s")
 
 
 @pytest.fixture

@@ -409,6 +409,7 @@ def test_a_pool_that_is_too_small_says_so(tmp_path):
     for number in range(4):
         (tmp_path / str(number)).write_bytes(bytes(3_000_000))
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait="100ms")
+    pool.get(3_000_000, timeout=300).release()  # Later requests need no pin call, which may take longer than the wait.
     with pytest.raises(pinpool.LimitError, match="PINPOOL_MAX_BYTES.*held"):
         list(pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool))
     loader = pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool)

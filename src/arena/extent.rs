@@ -24,11 +24,11 @@ pub(crate) const RANGE_BYTES_MAX: u64 = 1 << (OFFSET_BITS - 1);
 
 /// An address in the arena: a range and a byte offset in it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct ArenaPtr(pub(super) u64);
+pub(crate) struct ArenaPtr(pub(super) u64);
 
 impl ArenaPtr {
     /// The address `offset` bytes into the range with this number.
-    pub fn new(range: u32, offset: u64) -> Self {
+    pub(crate) fn new(range: u32, offset: u64) -> Self {
         debug_assert!(range < RANGES_MAX && offset <= OFFSET_MASK);
         Self((u64::from(range) << OFFSET_BITS) | offset)
     }
@@ -38,7 +38,7 @@ impl ArenaPtr {
     }
 
     /// Bytes from the start of the range.
-    pub fn offset(self) -> u64 {
+    pub(crate) fn offset(self) -> u64 {
         self.0 & OFFSET_MASK
     }
 }

@@ -8,7 +8,7 @@ use super::{Arena, RangeKind};
 impl Arena {
     /// Finishes a plan: records the completed steps and undoes the rest. Returns whether all were made, so that the
     /// buffer is granted.
-    pub fn finish_plan(&mut self, plan: Plan, outcome: PlanOutcome, now_us: u64) -> bool {
+    pub(crate) fn finish_plan(&mut self, plan: Plan, outcome: PlanOutcome, now_us: u64) -> bool {
         self.stats.claimed_bytes -= plan.claim_bytes;
         let done = outcome.steps_done();
         let granted = done >= plan.steps.len();

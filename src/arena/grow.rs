@@ -25,7 +25,7 @@ const STEP_FACTOR: u64 = 9;
 
 /// What a placement may do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GrowthLimits {
+pub(crate) struct GrowthLimits {
     /// Bytes that may be committed beyond those claimed now; `u64::MAX` without a limit.
     pub(crate) commit_bytes: u64,
     /// Bytes claimed now beyond a limit that was lowered: what is decommitted makes up for these before it makes room.
@@ -41,9 +41,10 @@ pub struct GrowthLimits {
     pub(crate) known_bytes: u64,
 }
 
+#[cfg(test)]
 impl GrowthLimits {
     /// No limits.
-    pub const UNLIMITED: Self = Self {
+    pub(crate) const UNLIMITED: Self = Self {
         commit_bytes: u64::MAX,
         over_bytes: 0,
         may_decommit_regions: true,
@@ -55,7 +56,7 @@ impl GrowthLimits {
 
 /// No placement for a buffer keeps within the limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NoSpace {
+pub(crate) struct NoSpace {
     /// Bytes to commit, beyond what idle granules can provide.
     pub(crate) missing_bytes: u64,
     /// Bytes in transit: settling their plans may help.
@@ -82,7 +83,7 @@ impl Arena {
     /// # Errors
     ///
     /// [`NoSpace`] if that would exceed the limits, even with every idle granule remapped or decommitted.
-    pub fn grow(&mut self, bytes: u64, align: u64, limits: GrowthLimits) -> Result<Plan, NoSpace> {
+    pub(crate) fn grow(&mut self, bytes: u64, align: u64, limits: GrowthLimits) -> Result<Plan, NoSpace> {
         let plan = match self.growth {
             GrowthMode::Granules(_) => self.grow_granules(bytes, align, limits),
             GrowthMode::Regions => self.grow_region(bytes, limits),

@@ -33,6 +33,7 @@
 //! - **arena-I5**: The holes of discrete regions, and no others, are also in `regions` of their set.
 //! - **arena-I6** (`keep`): What is kept is committed, outside of the ranges of reserves.
 
+mod compaction;
 mod demand;
 mod discrete;
 mod extent;
@@ -42,7 +43,6 @@ mod grow;
 mod holes;
 mod keep;
 mod plan;
-mod prepare;
 mod retain;
 mod shrink;
 mod uncommitted;
@@ -67,13 +67,13 @@ use retain::{IdleGranules, IdleRun};
 use uncommitted::Uncommitted;
 
 pub(crate) use demand::Demand;
-pub use extent::ArenaPtr;
+pub(crate) use extent::ArenaPtr;
 pub(crate) use extent::{Extent, RANGE_BYTES_MAX};
 pub(crate) use granules::GranuleSizes;
-pub use grow::{GrowthLimits, NoSpace};
+pub(crate) use grow::{GrowthLimits, NoSpace};
 pub(crate) use plan::Step;
-pub use plan::{Plan, PlanOutcome};
-pub use retain::Retention;
+pub(crate) use plan::{Plan, PlanOutcome};
+pub(crate) use retain::Retention;
 
 /// The set that indexes the holes of a range. Buffers of any size share virtual ranges and reserves; a discrete region
 /// takes small or large buffers (policy-R11), so that a long-lived small buffer does not keep a large region committed.
@@ -133,7 +133,7 @@ pub(crate) struct ArenaStats {
 
 /// The address ranges and their indices. See the module.
 #[derive(Debug)]
-pub struct Arena {
+pub(crate) struct Arena {
     growth: GrowthMode,
     /// Sizes of the granules of the virtual ranges.
     sizes: GranuleSizes,
@@ -167,7 +167,7 @@ impl fmt::Debug for RegionCost {
 
 /// How the arena grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum GrowthMode {
+pub(crate) enum GrowthMode {
     /// By granules, anywhere in the virtual ranges: the smallest have this many bytes (a power of two), and those at higher
     /// offsets more (`GranuleSizes`). A buffer may span granules.
     Granules(u64),
@@ -177,7 +177,7 @@ pub enum GrowthMode {
 
 impl Arena {
     /// An arena without ranges.
-    pub fn new(growth: GrowthMode, retention: Retention) -> Self {
+    pub(crate) fn new(growth: GrowthMode, retention: Retention) -> Self {
         let smallest_bytes = if let GrowthMode::Granules(bytes) = growth { bytes } else { 1 };
         Self {
             growth,
@@ -218,7 +218,7 @@ impl Arena {
 
     /// Adds an uncommitted virtual range of `bytes`, rounded down to whole granules; returns its number. `None` if the
     /// arena grows by regions, the range would be empty or too long, or there are too many ranges.
-    pub fn add_virtual_range(&mut self, bytes: u64) -> Option<u32> {
+    pub(crate) fn add_virtual_range(&mut self, bytes: u64) -> Option<u32> {
         if self.growth == GrowthMode::Regions || bytes > RANGE_BYTES_MAX {
             return None;
         }
@@ -269,7 +269,7 @@ impl Arena {
     /// Takes `bytes` at `align` from committed holes, without a driver call: from the tightest, the lowest among equals
     /// (see policy-R5), or in discrete regions as policy-R11 says. `bytes` and `align` are multiples of a page, `align` is
     /// a power of two.
-    pub fn carve(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
+    pub(crate) fn carve(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
         self.carve_in(self.own_set(bytes), bytes, align)
     }
 
@@ -302,7 +302,7 @@ impl Arena {
     }
 
     /// Returns the bytes of a buffer; granules that are wholly free now are idle since `now_us`.
-    pub fn free(&mut self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
+    pub(crate) fn free(&mut self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
         self.stats.live_bytes -= bytes;
         self.add_hole(Extent::new(ptr, bytes), now_us);
     }

@@ -37,7 +37,7 @@ impl Step {
 /// Steps to make in order and then finish. A plan that is dropped leaves its granules in transit.
 #[derive(Debug)]
 #[must_use = "a plan holds granules in transit until `Arena::finish_plan`"]
-pub struct Plan {
+pub(crate) struct Plan {
     /// The buffer that this plan is for.
     pub(super) buffer: Option<Extent>,
     pub(super) steps: Vec<Step>,
@@ -64,7 +64,7 @@ impl Plan {
     }
 
     /// Address of the buffer, valid once all steps are done.
-    pub fn ptr(&self) -> Option<ArenaPtr> {
+    pub(crate) fn ptr(&self) -> Option<ArenaPtr> {
         self.buffer.map(Extent::ptr)
     }
 }
@@ -72,7 +72,7 @@ impl Plan {
 /// How a plan ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs)] // The variants explain their fields.
-pub enum PlanOutcome {
+pub(crate) enum PlanOutcome {
     /// Every step was made.
     Done,
     /// The first `done` steps were made; the next failed and changed nothing; the others were not tried.

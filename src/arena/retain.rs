@@ -110,7 +110,7 @@ impl IdleGranules {
 
 /// When idle granules are decommitted, and how many (policy-R9).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Retention {
+pub(crate) struct Retention {
     /// How long a granule is idle before it is due; `None`: it never is.
     pub(crate) idle_timeout_us: Option<u64>,
     /// Time between two decommits.

@@ -20,7 +20,8 @@ use cudarc::driver::sys;
 
 use super::source::{Region, RegionIds, Source};
 use crate::driver::calls;
-use crate::driver::device::{Device, driver_error, pinning_error};
+use crate::driver::code::Failed;
+use crate::driver::device::Device;
 use crate::error::SourceError;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 use pinpool_os::sync::Mutex;
@@ -83,7 +84,7 @@ unsafe impl Source for CudaSource {
         let _entered = self.device.enter()?;
         let held_bytes = self.held_bytes(len_bytes);
         let block = calls::host_alloc(held_bytes, sys::CU_MEMHOSTALLOC_PORTABLE);
-        let block = block.map_err(|error| pinning_error("cuMemHostAlloc", error))?;
+        let block = block.map_err(|error| Failed("cuMemHostAlloc", error))?;
         let block = block.cast::<u8>();
         let skip = block.align_offset(PAGE_BYTES);
         let start = NonNull::new(block.wrapping_add(skip)).filter(|_| skip + len_bytes <= held_bytes);
@@ -105,7 +106,7 @@ unsafe impl Source for CudaSource {
         unsafe { calls::host_free(block.0.as_ptr().cast()) }.map_err(|error| {
             // The next release of the region frees the same block.
             self.shifted.lock().insert(region.start().as_ptr().addr(), block);
-            driver_error("cuMemFreeHost", error)
+            Failed("cuMemFreeHost", error).into()
         })
     }
 

@@ -34,12 +34,6 @@ impl HeapSource {
         Self { is_locked: true, ..Self::default() }
     }
 
-    /// Takes memory from the node `node` where the machine has several.
-    #[must_use]
-    pub fn on_node(self, node: u32) -> Self {
-        self.on_node_below(Path::new("/"), node)
-    }
-
     /// Takes memory from the node `node` of the machine below `root`.
     pub(super) fn on_node_below(self, root: &Path, node: u32) -> Self {
         Self { placement: NodePlacement::on(root, node), ..self }

@@ -24,7 +24,8 @@ use super::mapping;
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
 use crate::driver::calls;
-use crate::driver::device::{Device, driver_error, pinning_error};
+use crate::driver::code::Failed;
+use crate::driver::device::Device;
 use crate::driver::virtual_memory::attribute;
 use crate::error::{Retry, SourceError};
 use pinpool_os::sync::{Condvar, Mutex};
@@ -140,7 +141,7 @@ impl RegisterSource {
         let _entered = self.device.enter()?;
         // SAFETY: the caller's promise.
         let unregistered = unsafe { calls::host_unregister(start.as_ptr().cast()) };
-        unregistered.map_err(|error| driver_error("cuMemHostUnregister", error))
+        Ok(unregistered.map_err(|error| Failed("cuMemHostUnregister", error))?)
     }
 
     fn register(&self, region: &Region, until: Option<Instant>) -> Result<(), SourceError> {
@@ -166,7 +167,7 @@ impl RegisterSource {
         let registered = unsafe { calls::host_register(region.start().as_ptr().cast(), bytes, FLAGS) };
         *self.registering.lock() = Registering { is_running: false, last_end: Some(Instant::now()) };
         self.registered.notify_one();
-        registered.map_err(|error| pinning_error("cuMemHostRegister", error))
+        Ok(registered.map_err(|error| Failed("cuMemHostRegister", error))?)
     }
 }
 

@@ -32,48 +32,27 @@ pub struct BufViewMut<'a, T = u8> {
     part: Part<T>,
 }
 
-/// `len` elements from `start_bytes` on. They are inside the buffer and aligned.
+/// A range of the bytes that is a whole number of aligned elements of `T`.
 #[derive(Debug)]
 struct Part<T> {
-    start_bytes: usize,
-    len: usize,
+    bytes: Range<usize>,
     element: PhantomData<T>,
 }
 
 impl<T: Pod> Part<T> {
     fn all(buf: &PinnedBuf) -> Result<Self> {
         check_cast::<T>(buf.start().as_ptr(), buf.len())?;
-        Ok(Self { start_bytes: 0, len: buf.len() / size_of::<T>(), element: PhantomData })
+        Ok(Self { bytes: 0..buf.len(), element: PhantomData })
+    }
+
+    fn len(&self) -> usize {
+        self.bytes.len() / size_of::<T>()
     }
 
     fn range(self, range: impl RangeBounds<usize>) -> Result<Self> {
-        let Range { start, end } = elements_in(range, self.len)?;
-        Ok(Self { start_bytes: self.start_bytes + start * size_of::<T>(), len: end - start, element: PhantomData })
-    }
-
-    /// The elements of `buf`.
-    ///
-    /// # Safety
-    ///
-    /// No copy is writing to them, or they are read behind it, on its stream.
-    unsafe fn of<'a>(&self, buf: &'a PinnedBuf) -> &'a [T] {
-        // SAFETY: inside the buffer.
-        let start = unsafe { buf.start().add(self.start_bytes) };
-        // SAFETY: inside the buffer and aligned; any bytes are a `Pod`, and they are initialised (buffer-I3). `&PinnedBuf`
-        // excludes writers in this process; the caller excludes device writes.
-        unsafe { std::slice::from_raw_parts(start.cast().as_ptr(), self.len) }
-    }
-
-    /// The elements of `buf`, to write to.
-    ///
-    /// # Safety
-    ///
-    /// No copy is using them, or they are written behind it, on its stream.
-    unsafe fn of_mut<'a>(&self, buf: &'a mut PinnedBuf) -> &'a mut [T] {
-        // SAFETY: inside the buffer.
-        let start = unsafe { buf.start().add(self.start_bytes) };
-        // SAFETY: as in `of`, and `&mut PinnedBuf` makes it the only slice.
-        unsafe { std::slice::from_raw_parts_mut(start.cast().as_ptr(), self.len) }
+        let Range { start, end } = elements_in(range, self.len())?;
+        let byte = |element: usize| self.bytes.start + element * size_of::<T>();
+        Ok(Self { bytes: byte(start)..byte(end), element: PhantomData })
     }
 }
 
@@ -126,17 +105,21 @@ impl PinnedBuf {
         Ok(BufViewMut { part: Part::all(self)?, buf: self })
     }
 
-    fn lend<'a, T: Pod>(&'a self, part: &Part<T>, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
-        let nothing = (&[][..], SyncOnDrop::Record(None));
-        let Some(block) = &*self.block else { return nothing };
+    /// The fence of a copy that cudarc starts on `stream`. Without one the context gets an error, unless the buffer is empty.
+    fn fence_on(&self, stream: &CudaStream) -> Option<HostSliceFence> {
+        let block = self.block.as_ref()?;
         let reached = || let_reach(stream.context().ordinal(), self.start().as_ptr(), self.len());
-        if block.check_process().and_then(|()| reached()).is_err() {
+        let is_reached = block.check_process().and_then(|()| reached()).is_ok();
+        let fence = if is_reached { HostSliceFence::new(stream) } else { None };
+        if fence.is_none() {
             refuse_host_slice(stream);
-            return nothing;
         }
-        let Some(fence) = HostSliceFence::new(stream) else {
-            refuse_host_slice(stream);
-            return nothing;
+        fence
+    }
+
+    fn lend<'a, T: Pod>(&'a self, part: &Part<T>, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
+        let (Some(block), Some(fence)) = (&*self.block, self.fence_on(stream)) else {
+            return (&[], SyncOnDrop::Record(None));
         };
         // Writes of this very stream are over before the copy begins (host-slice-I3).
         let copy_fences = block.shared_fences();
@@ -149,21 +132,15 @@ impl PinnedBuf {
             return (&[], guard);
         }
         // SAFETY: cudarc's contract: the bytes are used on `stream` only, behind the writes that this waited for.
-        (unsafe { part.of(self) }, guard)
+        let bytes = unsafe { self.bytes() };
+        (bytemuck::cast_slice(&bytes[part.bytes.clone()]), guard)
     }
 
     fn lend_mut<'a, T: Pod>(&'a mut self, part: &Part<T>, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
-        let reached = || let_reach(stream.context().ordinal(), self.start().as_ptr(), self.len());
-        let Some(block) = &*self.block else { return (&mut [], SyncOnDrop::Record(None)) };
-        if block.check_process().and_then(|()| reached()).is_err() {
-            refuse_host_slice(stream);
-            return (&mut [], SyncOnDrop::Record(None));
-        }
-        let Some(fence) = HostSliceFence::new(stream) else {
-            refuse_host_slice(stream);
+        let fence = self.fence_on(stream);
+        let (Some(block), Some(fence)) = (&mut *self.block, fence) else {
             return (&mut [], SyncOnDrop::Record(None));
         };
-        let Some(block) = &mut *self.block else { return (&mut [], SyncOnDrop::Record(None)) };
         let copy_fences = &mut block.state_mut().copy_fences;
         let written = copy_fences.wait_for_others(fence.shared.stream_id());
         copy_fences.record_write(fence.shared.clone());
@@ -174,7 +151,8 @@ impl PinnedBuf {
             return (&mut [], guard);
         }
         // SAFETY: as in `lend`, behind every copy that this waited for.
-        (unsafe { part.of_mut(self) }, guard)
+        let bytes = unsafe { self.bytes_mut() };
+        (bytemuck::cast_slice_mut(&mut bytes[part.bytes.clone()]), guard)
     }
 }
 
@@ -212,11 +190,11 @@ impl HostSlice<u8> for PinnedBuf {
     }
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [u8], SyncOnDrop<'a>) {
-        self.lend(&Part { start_bytes: 0, len: self.len(), element: PhantomData }, stream)
+        self.lend(&Part { bytes: 0..self.len(), element: PhantomData }, stream)
     }
 
     unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [u8], SyncOnDrop<'a>) {
-        let part = Part { start_bytes: 0, len: self.len(), element: PhantomData };
+        let part = Part { bytes: 0..self.len(), element: PhantomData };
         self.lend_mut(&part, stream)
     }
 }
@@ -224,7 +202,7 @@ impl HostSlice<u8> for PinnedBuf {
 /// A source only. As a destination it accepts no bytes, and the context gets the error `CUDA_ERROR_NOT_PERMITTED`.
 impl<T: Pod> HostSlice<T> for BufView<'_, T> {
     fn len(&self) -> usize {
-        self.part.len
+        self.part.len()
     }
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
@@ -239,7 +217,7 @@ impl<T: Pod> HostSlice<T> for BufView<'_, T> {
 
 impl<T: Pod> HostSlice<T> for BufViewMut<'_, T> {
     fn len(&self) -> usize {
-        self.part.len
+        self.part.len()
     }
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
@@ -253,21 +231,20 @@ impl<T: Pod> HostSlice<T> for BufViewMut<'_, T> {
 
 /// `range` of `len` elements.
 fn elements_in(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
+    // Saturating: no slice is that long.
     let start = match range.start_bound() {
-        Bound::Included(&start) => Some(start),
-        Bound::Excluded(&before) => before.checked_add(1),
-        Bound::Unbounded => Some(0),
+        Bound::Included(&start) => start,
+        Bound::Excluded(&before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
     };
     let end = match range.end_bound() {
-        Bound::Included(&last) => last.checked_add(1),
-        Bound::Excluded(&end) => Some(end),
-        Bound::Unbounded => Some(len),
+        Bound::Included(&last) => last.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => len,
     };
-    match (start, end) {
-        (Some(start), Some(end)) if start <= end && end <= len => Ok(start..end),
-        _ => {
-            let why = format!("{:?} to {:?} is not inside {len} elements", range.start_bound(), range.end_bound());
-            Err(ErrorKind::View { why }.into())
-        }
+    if start <= end && end <= len {
+        return Ok(start..end);
     }
+    let why = format!("{:?} to {:?} is not inside {len} elements", range.start_bound(), range.end_bound());
+    Err(ErrorKind::View { why }.into())
 }

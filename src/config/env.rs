@@ -112,7 +112,7 @@ fn find(name: &str) -> Option<&'static Variable> {
 }
 
 /// The name of a setting that is written `name`: in any case, and of a variable also without the prefix.
-pub fn full_name(name: &str) -> String {
+pub(crate) fn full_name(name: &str) -> String {
     if let Some((in_code, _)) = IN_CODE.iter().find(|(in_code, _)| name.eq_ignore_ascii_case(in_code)) {
         return (*in_code).to_owned();
     }

@@ -51,7 +51,7 @@ macro_rules! for_each_setting {
         group "Where memory comes from";
 
         /// Source of memory: auto, gpu, vmm, register, cuda, mlock or heap.
-        "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as BACKEND;
+        "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as word();
 
         /// Ordinal of the GPU that copies use; default: current context's, first active, or 0.
         "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;

@@ -26,7 +26,7 @@ static CHECKS_OF_PROCESS: AtomicU64 = AtomicU64::new(0);
 
 impl LogSampler {
     /// The sampler that pools share by default.
-    pub fn process() -> Self {
+    pub(crate) fn process() -> Self {
         Self(Checks::OfProcess)
     }
 

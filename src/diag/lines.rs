@@ -8,16 +8,16 @@ use std::io;
 use std::path::{self, Path};
 use std::time::Duration;
 
-use pinpool_observe::judge::Judgement;
+use pinpool_observe::diagnosis::WindowDiagnosis;
 use pinpool_os::words::{Size, Time};
-use pinpool_shm::shared_limit::Loss;
 
-use super::texts::{Growth, Limit, Pair, Start, StillOut, Totals, Usage};
+use super::texts::{Growth, Limit, Pair, StillOut, Totals, Usage};
 use super::{PoolLog, log};
 use crate::backend::SourceError;
 use crate::dump::Dump;
 use crate::error::{Error, UsageReport};
 use crate::finding::Finding;
+use crate::shared_limit::{Loss, loss_in_words};
 use crate::stats::Stats;
 
 macro_rules! lines {
@@ -49,7 +49,7 @@ macro_rules! lines {
 
 lines! {
     /// A pool was created. To do: nothing.
-    Info(pool) started(start: &Start<'_>) "created: {start}";
+    Info(pool) started(facts: &str) "created: {facts}";
 
     /// The process may lock less memory than the pool's limit. To do: what the line says, or a lower limit.
     Warn(limit) lock_limited(max: u64 as Size) "lock_limit: RLIMIT_MEMLOCK lowers the pool limit max={max}; raise it (`ulimit -l`, \
@@ -129,10 +129,10 @@ lines! {
     Warn(shortage) out_of_memory(dump: &Dump) "{dump}";
 
     /// The diagnosis changed; evaluated every 10 s. To do: nothing.
-    Info(diagnosis) diagnosed(judgement: &Judgement) "diagnosis: {judgement}";
+    Info(diagnosis) diagnosed(found: &WindowDiagnosis) "diagnosis: {found}";
 
     /// Something costs time, with the seconds lost. To do: what the line says; for a `leak`, find who holds the tag's buffers.
-    Warn(diagnosis) alarmed(judgement: &Judgement) "diagnosis: {judgement}";
+    Warn(diagnosis) alarmed(found: &WindowDiagnosis) "diagnosis: {found}";
 
     /// The rest is pinned while the program runs. To do: nothing.
     Info(reserve) reserve_begun(pinned: u64 as Size, of: u64 as Size)
@@ -179,7 +179,7 @@ lines! {
 
     /// The file of the shared limit was removed, or this process closed its descriptor; buffers stay valid. To do: restart all its
     /// processes. Keep the file (`RemoveIPC=no` in logind.conf, cleaners of `/dev/shm`); exclude the descriptor from `closefrom`.
-    Error(shared_limit) shared_limit_lost(name: &str, loss: Loss)
+    Error(shared_limit) shared_limit_lost(name: &str, loss: Loss as loss_in_words)
         "shared_limit: {loss}, so this pool can no longer grow name={name}; restart all its processes";
 
     /// Copies do not complete. To do: find what blocks the stream.

@@ -30,7 +30,7 @@ pub use checks::{CheckReport, LogSampler};
 #[cfg(all(test, not(pinpool_loom)))]
 pub(crate) use log::captured;
 pub(crate) use log::defer;
-pub(crate) use texts::{Growth, Start, StillOut};
+pub(crate) use texts::{Growth, StillOut};
 
 /// The log of one pool. Displays as the start of its lines: `pool[NAME] `.
 #[derive(Clone)]

@@ -9,46 +9,6 @@ use crate::dump::HeldBuffer;
 use crate::error::UsageReport;
 use crate::stats::{RequestStats, Stats};
 
-/// The properties of a new pool.
-#[derive(Debug)]
-pub(crate) struct Start<'a> {
-    pub(crate) preset: &'a str,
-    pub(crate) backend: &'a str,
-    pub(crate) is_pinned: bool,
-    /// The limit, with its origin.
-    pub(crate) limit: &'a str,
-    pub(crate) device: Option<u32>,
-    pub(crate) numa_node: Option<u32>,
-    /// The unit of growth, and the kernel's rule for transparent huge pages.
-    pub(crate) granule_bytes: Option<u64>,
-    pub(crate) huge_pages: Option<&'a str>,
-    /// What was set, each with its origin.
-    pub(crate) settings: &'a str,
-    /// Better backends, and why each is skipped.
-    pub(crate) passed_over: &'a [(&'static str, String)],
-}
-
-impl fmt::Display for Start<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { preset, backend, limit, settings, .. } = self;
-        let pinned = if self.is_pinned { "yes" } else { "no" };
-        let granule = Pair("granule", self.granule_bytes.map(Size));
-        let (rule, device, node) =
-            (Pair("thp", self.huge_pages), Pair("gpu", self.device), Pair("numa_node", self.numa_node));
-        write!(f, "preset={preset} backend={backend} pinned={pinned} max={limit}{granule}{rule}{device}{node}")?;
-        write!(f, " version={} pid={}", env!("CARGO_PKG_VERSION"), std::process::id())?;
-        if !settings.is_empty() {
-            write!(f, "; {settings}")?;
-        }
-        // The backends of one driver are mostly skipped for one reason.
-        for alike in self.passed_over.chunk_by(|(_, one), (_, next)| one == next) {
-            let names: Vec<_> = alike.iter().map(|&(name, _)| name).collect();
-            write!(f, " (skipped {}: {})", names.join(", "), alike[0].1)?;
-        }
-        Ok(())
-    }
-}
-
 /// A key with its value; nothing without a value.
 pub(super) struct Pair<T>(pub(super) &'static str, pub(super) Option<T>);
 

@@ -2,8 +2,14 @@
 //! a driver that is newer than the bindings may answer any.
 
 use std::ffi::c_int;
+use std::fmt;
 
 use cudarc::driver::DriverError;
+
+use crate::error::{Error, SourceError};
+
+const SHORT_OF_MEMORY: &str =
+    "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES, or raise its cgroup's limit";
 
 /// An error of the driver: any number but 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +70,33 @@ impl Code {
 /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`. The same call succeeds later, so nothing is known to have failed.
 pub(crate) fn is_forbidden_by_capture(code: i64) -> bool {
     matches!(code, 900 | 901)
+}
+
+/// A driver call that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Failed(pub(crate) &'static str, pub(crate) Code);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(call, code) = self;
+        write!(f, "{call} failed: {code} (code {})", code.number())
+    }
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Self {
+        Self::device(failed.to_string())
+    }
+}
+
+/// With a remedy if the call pins and memory is short.
+impl From<Failed> for SourceError {
+    fn from(Failed(call, code): Failed) -> Self {
+        let error = Self::new(call, code.to_string()).with_code(code.number());
+        let pins =
+            matches!(call, "cuMemHostAlloc" | "cuMemHostRegister" | "cuMemCreate" | "cuMemMap" | "cuMemSetAccess");
+        if pins && code == Code::OUT_OF_MEMORY { error.with_remedy(SHORT_OF_MEMORY) } else { error }
+    }
 }
 
 /// An error of a call that cudarc itself made.

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
 
-use super::code::Code;
+use super::code::{Code, Failed};
 use super::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
@@ -20,10 +20,6 @@ use pinpool_os::sync::plain::Mutex;
 
 /// Buffer length for an id on the PCI bus: domain, bus, device, function.
 const PCI_ID_BYTES: usize = 32;
-
-/// Remedy when the driver cannot pin more.
-pub(crate) const SHORT_OF_MEMORY: &str =
-    "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES, or raise its cgroup's limit";
 
 /// The devices that this process has found. Each keeps one reference to its primary context.
 static DEVICES: OfProcess<Mutex<Vec<Arc<Device>>>> = OfProcess::new(Mutex::default);
@@ -60,7 +56,7 @@ impl Device {
             SourceError::new("cuDeviceGet", format!("no device {ordinal}, the driver sees {devices}"))
                 .with_remedy("set PINPOOL_DEVICE, or check CUDA_VISIBLE_DEVICES")
         })?;
-        let handle = calls::device(number).map_err(|error| driver_error("cuDeviceGet", error))?;
+        let handle = calls::device(number).map_err(|error| Failed("cuDeviceGet", error))?;
         // Threads that come at once may each add one; later calls find the last.
         Ok(Self::found(ordinal).unwrap_or_else(|| {
             let device = Arc::new(Self { ordinal, handle, context: OnceLock::new() });
@@ -77,20 +73,20 @@ impl Device {
             Some(&context) => context,
             // A failure is not stored: a device without memory now may have some later.
             None => {
-                let retained = calls::primary_retain(self.handle)
-                    .map_err(|error| driver_error("cuDevicePrimaryCtxRetain", error))?;
+                let retained =
+                    calls::primary_retain(self.handle).map_err(|error| Failed("cuDevicePrimaryCtxRetain", error))?;
                 let context = Context::new(retained);
                 // Otherwise it is unusable, or another thread was faster.
                 if !context.is_ok_and(|context| self.context.set(context).is_ok()) {
                     // SAFETY: taken above, released once.
                     let _released = unsafe { calls::release_primary(self.handle) };
                 }
-                context.map_err(|error| driver_error("cuCtxGetId", error))?
+                context.map_err(|error| Failed("cuCtxGetId", error))?
             }
         };
         let refused = |error| match error {
             Code::CONTEXT_IS_DESTROYED => was_reset(),
-            error => driver_error("cuCtxSetCurrent", error),
+            error => Failed("cuCtxSetCurrent", error).into(),
         };
         // SAFETY: the context is retained and never released.
         unsafe { context.enter() }.map(|current| (current, relaxed)).map_err(refused)
@@ -157,15 +153,5 @@ pub(crate) fn in_use() -> Option<u32> {
 
 /// How many devices the driver lists.
 pub(crate) fn count() -> Result<c_int, SourceError> {
-    calls::device_count().map_err(|error| driver_error("cuDeviceGetCount", error))
-}
-
-/// The error that [`driver_error`] makes, for a call that pins: with a remedy where memory is short.
-pub(crate) fn pinning_error(call: &'static str, error: Code) -> SourceError {
-    let cause = driver_error(call, error);
-    if error == Code::OUT_OF_MEMORY { cause.with_remedy(SHORT_OF_MEMORY) } else { cause }
-}
-
-pub(crate) fn driver_error(call: &'static str, error: Code) -> SourceError {
-    SourceError::new(call, error.to_string()).with_code(error.number())
+    Ok(calls::device_count().map_err(|error| Failed("cuDeviceGetCount", error))?)
 }

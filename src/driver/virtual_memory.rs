@@ -7,10 +7,9 @@
 //! Never decides what is mapped, and holds no state.
 
 use std::ffi::c_int;
-use std::fmt;
 
 use super::calls::calls;
-use super::code::Code;
+use super::code::{Code, Failed};
 use super::library::symbol;
 
 /// `CUmemGenericAllocationHandle`: one physical granule.
@@ -85,27 +84,6 @@ impl AccessDescriptor {
 const _: () = assert!(size_of::<MemoryLocation>() == 8 && size_of::<AccessDescriptor>() == 12);
 const _: () = assert!(size_of::<AllocationProperties>() == 32 && align_of::<AllocationProperties>() == 8);
 
-/// A call of the driver that failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DriverRefusal {
-    pub(crate) call: &'static str,
-    pub(crate) code: c_int,
-}
-
-impl DriverRefusal {
-    /// Whether the driver may take the same call later: `CUDA_ERROR_OUT_OF_MEMORY`.
-    pub(crate) fn may_pass(self) -> bool {
-        self.code == 2
-    }
-}
-
-/// The name of every error that these calls return.
-impl fmt::Display for DriverRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Code(self.code).fmt(f)
-    }
-}
-
 macro_rules! functions {
     ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),* $(,)?);)*) => {
         /// The driver's functions, which are all there.
@@ -125,11 +103,11 @@ macro_rules! functions {
             ///
             /// The driver's manual states the conditions of this call.
             #[allow(clippy::unused_self)] // Shows that the driver has the function.
-            $vis unsafe fn $function(self, $($arg: $type),*) -> Result<(), DriverRefusal> {
+            $vis unsafe fn $function(self, $($arg: $type),*) -> Result<(), Failed> {
                 calls! { call = $name($($arg: $type),*); }
                 // SAFETY: the caller's promise.
                 let refused = unsafe { call($($arg),*) };
-                refused.map_err(|Code(code)| DriverRefusal { call: $name.to_str().unwrap_or_default(), code })
+                refused.map_err(|code| Failed($name.to_str().unwrap_or_default(), code))
             })*
         }
     };
@@ -157,7 +135,7 @@ functions! {
 
 impl VmmApi {
     /// Smallest granule of this kind.
-    pub(crate) fn granularity(self, location: MemoryLocation) -> Result<usize, DriverRefusal> {
+    pub(crate) fn granularity(self, location: MemoryLocation) -> Result<usize, Failed> {
         let mut bytes = 0;
         let properties = AllocationProperties::pinned(location);
         // SAFETY: `bytes` takes the result, and the properties live as long as the call.
@@ -166,7 +144,7 @@ impl VmmApi {
     }
 
     /// Reserves `bytes` addresses at a multiple of `alignment`.
-    pub(crate) fn reserve(self, bytes: usize, alignment: usize) -> Result<u64, DriverRefusal> {
+    pub(crate) fn reserve(self, bytes: usize, alignment: usize) -> Result<u64, Failed> {
         let mut address = 0;
         // SAFETY: `address` takes the result; the driver chooses free addresses.
         unsafe { self.reserve_call(&raw mut address, bytes, alignment, 0, 0) }?;
@@ -174,7 +152,7 @@ impl VmmApi {
     }
 
     /// Creates a granule of `bytes`. A context must be current.
-    pub(crate) fn create(self, bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, DriverRefusal> {
+    pub(crate) fn create(self, bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, Failed> {
         let mut granule = 0;
         let properties = AllocationProperties::pinned(location);
         // SAFETY: `granule` takes the result, and the properties live as long as the call.

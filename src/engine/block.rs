@@ -13,7 +13,7 @@
 //! - **block-I2**: The tag of the entry is the fork generation of its pool only while the block is *plain*: memory of the
 //!   source, no copy begun or recorded, no holder, `first` at its start, no fork since. Every call that may change one of
 //!   these sets another tag; the slow put makes the block plain again. So a hit compares two numbers and skips all checks.
-//! - **block-I3**: Only a fast-path block can take the short path of a return. A take opens it, and what sets another tag
+//! - **block-I3**: Only a fast-path block can take the fast path of a return. A take opens it, and what sets another tag
 //!   closes it.
 
 use std::fmt;
@@ -183,7 +183,7 @@ impl<E> Block<E> {
         self.0.tag() == fork::current()
     }
 
-    /// Whether the shard at `shard` may keep the block by the short path (block-I3).
+    /// Whether the shard at `shard` may keep the block by the fast path (block-I3).
     #[inline(always)]
     pub(super) fn is_open_to<S>(&self, shard: *const S) -> bool {
         self.0.is_of(shard)
@@ -262,7 +262,7 @@ impl<E> Block<E> {
     /// The block is not plain from now on.
     fn end_plain(&self) {
         self.0.set_tag(NOT_PLAIN);
-        self.0.keep_off_short_path();
+        self.0.close_to_fast_path();
     }
 
     /// Records the block with its user, `holder`, until it is idle again: its return takes the slow path.

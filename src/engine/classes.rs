@@ -8,7 +8,7 @@
 //! Misses and releases come here, hits and the puts that keep a buffer do not. The lock is held for a look-up.
 
 use crate::size_class::Class;
-use crate::stats::{ClassStats, EvictionReason, EvictionReasons, MissReason, MissReasons, Stats};
+use crate::stats::{ClassStats, EvictionReason, EvictionReasons, MissReasons, Stats};
 use pinpool_os::sync::plain::Mutex;
 
 /// Classes without a buffer are forgotten when there are more than this many; `adaptive` has fewer.
@@ -41,20 +41,21 @@ impl Classes {
         let row = table.row(class.bytes);
         row.misses += 1;
         row.buffers += 1;
-        let reason = match row.peak_buffers {
-            0 => MissReason::FirstOfSize,
-            peak if row.buffers <= peak => MissReason::EvictedEarlier,
-            _ => MissReason::AllInUse,
-        };
-        row.peak_buffers = row.peak_buffers.max(row.buffers);
-        table.totals.misses.count(reason);
+        let (buffers, peak) = (row.buffers, row.peak_buffers);
+        row.peak_buffers = peak.max(buffers);
+        let reasons = &mut table.totals.misses;
+        match peak {
+            0 => reasons.first_of_size += 1,
+            _ if buffers <= peak => reasons.evicted_earlier += 1,
+            _ => reasons.all_in_use += 1,
+        }
     }
 
     /// A request of `class` missed and has unpinned memory.
     pub(super) fn fell_back(&self, class: Class) {
         let mut table = self.0.lock();
         table.row(class.bytes).misses += 1;
-        table.totals.misses.count(MissReason::AllInUse);
+        table.totals.misses.all_in_use += 1;
     }
 
     /// A pinned buffer of `class` leaves.

@@ -19,7 +19,7 @@
 //! | `stock.rs` | idle blocks, and the memory that new blocks are made of |
 
 mod block;
-pub(crate) mod cache;
+mod cache;
 mod classes;
 mod core;
 mod memory;

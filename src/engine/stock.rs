@@ -15,7 +15,7 @@ use super::block::{Block, BlockBody};
 use super::cache::thread_cache::{Entry, SpareEntries};
 use super::cache::{Evicted, Idle, LoweredLimit};
 use super::classes::Classes;
-use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls};
+use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls, Stop};
 use super::meter::Lifetime;
 use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
 use crate::config::Config;
@@ -104,7 +104,7 @@ impl<E> Stock<E> {
         class: Class,
         (now_us, calls): (u64, SlowCalls),
         pool: &dyn PoolView,
-    ) -> Result<Block<E>, Option<Refusal>> {
+    ) -> Result<Block<E>, Stop> {
         if let Some(why) = self.gone.get() {
             return Err(Refusal::Source(why.clone()).into());
         }
@@ -348,8 +348,8 @@ impl<E> Stock<E> {
                 (true, ..) => Pace::Active,
             };
         };
-        if arena.is_preparing() {
-            return Pace::Hole;
+        if arena.is_compacting() {
+            return Pace::Compaction;
         }
         if idle_bytes > 0 || arena.ages() {
             return if self.memory.own_bytes() > idle_bytes { Pace::Active } else { Pace::Quiet };

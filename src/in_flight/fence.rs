@@ -202,6 +202,7 @@ enum AccessKind {
     /// A lent read after the end of the borrow.
     Returned,
     /// Work of the stream or event with this handle, behind which the driver refused a fence. It may write.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has such handles.
     Unfenced(usize),
 }
 

@@ -209,12 +209,7 @@ impl<T> InFlight<T> {
     }
 
     /// Returns the completed items. Skips the queues that other threads are querying.
-    pub(crate) fn sweep(&self) -> Swept<T> {
-        self.sweep_until(Ask::Unknown, |_| false)
-    }
-
-    /// A sweep that queries no more once a completed item is `enough`, since each query may be a call of the driver.
-    pub(crate) fn sweep_until(&self, ask: Ask, enough: impl Fn(&T) -> bool) -> Swept<T> {
+    pub(crate) fn sweep(&self, ask: Ask) -> Swept<T> {
         let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
         let (mut fences, mut pending) = (SmallVec::<[SharedFence; 8]>::new(), SmallVec::<[u64; 4]>::new());
         let (mut bytes, mut queues) = (0, self.queues.lock());
@@ -238,13 +233,9 @@ impl<T> InFlight<T> {
         self.publish(queues.counts);
         drop(queues);
         fences.into_iter().for_each(discard);
-        let mut has_enough = !pending.is_empty() && swept.completed.iter().any(&enough);
         for key in pending {
-            if has_enough {
-                break;
-            }
             if let Some((claim, first)) = self.claim(key) {
-                has_enough = claim.sweep(first, ask, &enough, &mut swept);
+                claim.sweep(first, ask, &mut swept);
             }
         }
         swept
@@ -361,8 +352,8 @@ impl<T> LostItem<T> {
 }
 
 impl<T> Claim<'_, T> {
-    /// Queries the queue from its `first` candidate on. Returns whether that was `enough`.
-    fn sweep(&self, first: Candidate, asked: Ask, enough: &impl Fn(&T) -> bool, swept: &mut Swept<T>) -> bool {
+    /// Queries the queue from its `first` candidate on.
+    fn sweep(&self, first: Candidate, asked: Ask, swept: &mut Swept<T>) {
         let mut next = Some(first);
         while let Some((number, fence)) = next {
             let state = match fence.is_done_by_load() {
@@ -371,13 +362,13 @@ impl<T> Claim<'_, T> {
             };
             discard(fence);
             let end = match state {
-                Ok(false) => return false,
+                Ok(false) => return,
                 Ok(true) => Ok(()),
                 Err(refusal) => Err(refusal),
             };
             let mut queues = self.in_flight.queues.lock();
             // The end of the pool may have abandoned it.
-            let Some(queue) = queues.find(self.key) else { return false };
+            let Some(queue) = queues.find(self.key) else { return };
             let copy = queue.remove(number);
             next = queue.head();
             if let Some(copy) = &copy {
@@ -387,7 +378,6 @@ impl<T> Claim<'_, T> {
             }
             drop(queues);
             let Some(PendingCopy { item, fence, .. }) = copy else { continue };
-            let is_enough = end.is_ok() && enough(&item);
             match end {
                 Ok(()) => {
                     discard(fence);
@@ -395,13 +385,7 @@ impl<T> Claim<'_, T> {
                 }
                 Err(refusal) => swept.lost.push(LostItem::of(item, fence, refusal)),
             }
-            if is_enough {
-                // It may be the last reference by now.
-                next.into_iter().for_each(|(_, fence)| discard(fence));
-                return true;
-            }
         }
-        false
     }
 }
 
@@ -429,7 +413,7 @@ mod tests {
     }
 
     fn completed(in_flight: &InFlight<u32>) -> Vec<u32> {
-        in_flight.sweep().completed.into_iter().collect()
+        in_flight.sweep(Ask::Unknown).completed.into_iter().collect()
     }
 
     fn insert(in_flight: &InFlight<u32>, item: u32, stream: u64) -> Arc<ScriptedFence> {
@@ -454,16 +438,6 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_that_has_enough_queries_no_further_fence() {
-        let in_flight = InFlight::new();
-        let fences = [1, 2, 3].map(|item| insert(&in_flight, item, 1));
-        fences.iter().for_each(|fence| fence.finish());
-        let swept: Vec<_> = in_flight.sweep_until(Ask::Unknown, |&item| item == 2).completed.into_iter().collect();
-        assert_eq!((swept, in_flight.count()), (vec![1, 2], 1));
-        assert_eq!(fences.map(|fence| fence.queries()), [1, 1, 0]);
-    }
-
-    #[test]
     fn an_item_used_on_two_streams_waits_for_both() {
         let in_flight = InFlight::new();
         let (first, second) = (Arc::new(ScriptedFence::on(1)), Arc::new(ScriptedFence::on(2)));
@@ -482,7 +456,7 @@ mod tests {
         let broken = insert(&in_flight, 1, 1);
         insert(&in_flight, 2, 2).finish();
         broken.fail();
-        let swept = in_flight.sweep();
+        let swept = in_flight.sweep(Ask::Unknown);
         assert_eq!(swept.completed.as_slice(), [2]);
         assert_eq!(swept.lost.len(), 1);
         assert_eq!(in_flight.count(), 0);
@@ -493,7 +467,7 @@ mod tests {
         let in_flight = InFlight::new();
         let broken = [1, 2, 3].map(|item| insert(&in_flight, item, item.into()));
         broken.iter().for_each(|fence| fence.fail());
-        for LostItem { item, fence, .. } in in_flight.sweep().lost {
+        for LostItem { item, fence, .. } in in_flight.sweep(Ask::Unknown).lost {
             in_flight.quarantine(item, fence.unwrap()).unwrap();
         }
         assert_eq!((in_flight.ask_again(usize::MAX).0, in_flight.failed(), in_flight.count()), (Vec::new(), 3, 0));
@@ -538,7 +512,7 @@ mod tests {
         reached.store(64, std::sync::atomic::Ordering::Release);
         assert_eq!(completed(&in_flight), (1..=64).collect::<Vec<_>>());
         assert_eq!((in_flight.count(), in_flight.bytes()), (1, 1));
-        let asked = in_flight.sweep_until(Ask::All, |_| false);
+        let asked = in_flight.sweep(Ask::All);
         assert_eq!((asked.completed.len(), asked.lost.len()), (0, 1), "the device has failed");
     }
 
@@ -628,7 +602,7 @@ mod tests {
         assert_eq!(in_flight.end().abandoned, [1], "another thread is querying it");
         let later = insert(&in_flight, 2, 1);
         let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
-        assert!(!claim.sweep(first, Ask::Unknown, &|_| false, &mut swept));
+        claim.sweep(first, Ask::Unknown, &mut swept);
         assert!(swept.completed.is_empty() && swept.lost.is_empty());
         drop(claim);
         later.finish();

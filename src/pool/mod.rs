@@ -34,6 +34,12 @@ pub use request::Request;
 /// After the last clone and the last buffer are dropped, the pool waits up to 30 s for copies in flight
 /// and releases all of its memory. Buffers that are still in flight after that are never freed.
 ///
+/// | pool | requests | everything else |
+/// | --- | --- | --- |
+/// | full | wait up to `PINPOOL_WAIT`, then fail ([`is_limit`](crate::Error::is_limit)) or get unpinned memory (`PINPOOL_ON_FULL`) | works |
+/// | [closed](Self::close) | fail at once ([`is_closed`](crate::Error::is_closed)) | works; buffers and copies remain valid |
+/// | in a forked child | fail at once ([`is_forked`](crate::Error::is_forked)); build a new pool there | does nothing; statistics are 0 |
+///
 /// ```
 /// let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// let mut buf = pool.get(1 << 20)?;
@@ -196,11 +202,13 @@ impl Pool {
         Ok((len > 0).then_some(BlockRequest { len, class, tag, account }))
     }
 
-    /// A buffer of `len` bytes if one of its class is idle. Never calls the driver and never blocks.
+    /// A buffer of `len` bytes if one of its class is idle, else `None`, also if the pool is full. Never calls the driver and never
+    /// blocks.
     ///
     /// # Errors
     ///
-    /// [`is_request`](crate::Error::is_request) and [`is_forked`](crate::Error::is_forked) as for [`get`](Pool::get).
+    /// [`is_request`](crate::Error::is_request), [`is_forked`](crate::Error::is_forked) and [`is_closed`](crate::Error::is_closed) as
+    /// for [`get`](Pool::get).
     pub fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>> {
         let Some(wanted) = self.wanted(Request::new(len))? else { return Ok(Some(PinnedBuf::empty())) };
         let served = self.core().try_get(&wanted);

@@ -6,7 +6,7 @@ use super::Pool;
 use crate::error::{ErrorKind, Result};
 
 impl Pool {
-    /// Pins `bytes` now, by the fastest method of the backend, and keeps them until the pool ends. Logs its progress.
+    /// Pins `bytes` now, by the fastest method of the backend, and keeps them until the pool ends. Logs its progress. A slow call.
     ///
     /// With `PINPOOL_RESERVE_WAIT=0` it returns after about 8 MiB, and a thread of the pool pins the
     /// rest in steps of about 8 MiB (64 MiB on `register` and `cuda`, which is also the longest buffer there). Requests have
@@ -19,7 +19,8 @@ impl Pool {
     ///
     /// - [`is_setting`](crate::Error::is_setting): the preset is `tensorflow`, which has no arena, or this is a partition,
     /// - [`is_limit`](crate::Error::is_limit): it exceeds the limit, or would leave no room for a waiting request,
-    /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
+    /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
+    /// - [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
     pub fn reserve(&self, bytes: u64) -> Result<()> {
         self.check_open()?;
         self.refuse_partition("PINPOOL_RESERVE", &bytes.to_string())?;

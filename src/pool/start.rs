@@ -1,14 +1,15 @@
 //! The start of a pool with resolved settings: source, limit, recorder and engine, in this order.
 
 use std::path::PathBuf;
+use std::process;
 use std::sync::Arc;
 
 use super::on_host::pin_options;
 use crate::arena::Retention;
-use crate::backend::{self, Backend, Chosen, Source};
+use crate::backend::{self, Backend, Chosen, Source, VirtualMemory};
 use crate::config::env::{self, VariableReport};
 use crate::config::{Config, Limit, OnFull, Preset, SharedLimitName};
-use crate::diag::{PoolLog, Start};
+use crate::diag::PoolLog;
 use crate::engine::{
     ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, OneEach, Pageable, Timekeeper,
     granule_bytes,
@@ -16,11 +17,12 @@ use crate::engine::{
 use crate::error::{Error, ErrorKind, Result};
 use crate::finding::Finding;
 use crate::quota::{Budget, Claim, Member};
-use crate::shared_limit::{self, SharedLimit};
+use crate::shared_limit::SharedLimit;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]
 use pinpool_observe::record::{PoolDescription, SET_IN_CODE, Unrecorded, count_failed};
 use pinpool_os::host::limits;
+use pinpool_os::words::Size;
 
 /// What a pool starts from.
 pub(super) struct PoolStart {
@@ -82,18 +84,31 @@ impl PoolStart {
     fn log_start(&self, config: &Config, chosen: &Chosen, max_bytes: Option<u64>, limit_origin: &str) {
         let (log, source, is_adaptive) = (&self.log, &*chosen.source, config.preset == Preset::Adaptive);
         let granules = source.virtual_memory().filter(|_| is_adaptive);
-        log.started(&Start {
-            preset: config.preset.name(),
-            backend: source.name(),
-            is_pinned: source.is_pinned(),
-            limit: limit_origin,
-            device: source.needs_gpu().then_some(config.device),
-            numa_node: source.numa_node(),
-            granule_bytes: granules.map(|memory| granule_bytes(max_bytes, memory.granule_bytes() as u64)),
-            huge_pages: limits::memory_rules(&self.host_root).huge_pages.as_deref(),
-            settings: &env::origins(&self.variables),
-            passed_over: &chosen.passed_over,
-        });
+        let granule_of = |memory: &dyn VirtualMemory| granule_bytes(max_bytes, memory.granule_bytes() as u64);
+        let facts = [
+            ("preset", Some(config.preset.to_string())),
+            ("backend", Some(source.name().to_owned())),
+            ("pinned", Some(if source.is_pinned() { "yes" } else { "no" }.to_owned())),
+            ("max", Some(limit_origin.to_owned())),
+            ("granule", granules.map(|memory| Size(granule_of(memory)).to_string())),
+            ("thp", limits::memory_rules(&self.host_root).huge_pages),
+            ("gpu", source.needs_gpu().then(|| config.device.to_string())),
+            ("numa_node", source.numa_node().map(|node| node.to_string())),
+            ("version", Some(env!("CARGO_PKG_VERSION").to_owned())),
+            ("pid", Some(process::id().to_string())),
+        ];
+        let facts = facts.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
+        let mut text = facts.collect::<Vec<_>>().join(" ");
+        let settings = env::origins(&self.variables);
+        if !settings.is_empty() {
+            text += &format!("; {settings}");
+        }
+        // The backends of one driver are mostly skipped for one reason.
+        for alike in chosen.passed_over.chunk_by(|(_, one), (_, next)| one == next) {
+            let names: Vec<_> = alike.iter().map(|&(name, _)| name).collect();
+            text += &format!(" (skipped {}: {})", names.join(", "), alike[0].1);
+        }
+        log.started(&text);
         chosen.findings.iter().for_each(|finding| log.found(finding));
         chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
     }
@@ -167,9 +182,6 @@ impl PoolStart {
             SharedLimitName::Named(name) => name,
         };
         let refused = |why: String| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into();
-        if let Some(problem) = shared_limit::problem_of(name) {
-            return Err(refused(problem.to_owned()));
-        }
         let asked_bytes = if let Limit::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
         // All processes together have what `auto` gives to one pool.
         let auto = || AutoLimit::new(self.host_root.clone()).set(Limit::Auto, 0).0;

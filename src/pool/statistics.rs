@@ -33,7 +33,7 @@ impl Pool {
         self.account().map_or_else(|| self.core().stats(), |account| account.stats())
     }
 
-    /// Statistics of each size class that has had buffers, the smallest first.
+    /// Statistics of each size class that has had buffers, the smallest first. Empty in a forked child.
     pub fn class_stats(&self) -> Vec<ClassStats> {
         self.core().class_stats()
     }

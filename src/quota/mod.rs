@@ -23,8 +23,7 @@ mod process;
 use pinpool_os::words::Size;
 use std::sync::{Arc, OnceLock, Weak};
 
-use crate::shared_limit::{SharedLimit, SharedLimitReport, Want};
-use crate::stats::Stats;
+use crate::shared_limit::{SharedLimit, SharedLimitReport, Want, loss_in_words};
 use pinpool_os::lost;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
 pub(crate) use process::Member;
@@ -263,14 +262,9 @@ impl Budget {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit.
-    pub(crate) fn fill(&self, stats: &mut Stats) {
-        stats.limits.max_bytes = self.max_bytes();
-    }
-
     /// `None` without a limit.
     pub(crate) fn max_bytes(&self) -> Option<u64> {
-        unless_max(self.limit())
+        Some(self.limit()).filter(|&max_bytes| max_bytes != u64::MAX)
     }
 
     /// Queries the host's limit, else the process's.
@@ -320,7 +314,8 @@ impl Budget {
             return (self.process_in_words(), remedy);
         };
         if let Some(loss) = host.loss() {
-            let found = format!("PINPOOL_LEDGER={}: {loss}, so this pool can no longer grow", host.name());
+            let (name, why) = (host.name(), loss_in_words(loss));
+            let found = format!("PINPOOL_LEDGER={name}: {why}, so this pool can no longer grow");
             return (found, "return buffers to this pool, or restart all processes that share the limit");
         }
         let report = host.report();
@@ -338,11 +333,6 @@ impl Budget {
         };
         (found, remedy)
     }
-}
-
-/// A limit; `u64::MAX` means none.
-fn unless_max(max_bytes: u64) -> Option<u64> {
-    Some(max_bytes).filter(|&max_bytes| max_bytes != u64::MAX)
 }
 
 impl Claim {

@@ -61,56 +61,32 @@ pub enum Value {
     Times(Box<Histogram>),
 }
 
-/// The position of a statistic in the list.
-pub(super) struct Place {
-    pub(super) path: String,
-    pub(super) help: &'static str,
-    pub(super) kind: Kind,
-}
-
 /// A value in the list, or a group of values.
 pub(super) trait Entry {
-    /// Calls `see` with the statistic, or with each of the group.
-    fn visit(&self, at: &Place, see: &mut dyn FnMut(Statistic));
+    /// The statistic, or each of the group.
+    fn statistics(&self, path: String, help: &'static str, kind: Kind) -> Vec<Statistic>;
 }
 
-impl Place {
-    pub(super) fn member(&self, name: &str, help: &'static str, kind: Kind) -> Self {
-        Self { path: format!("{}.{name}", self.path), help: help.trim(), kind }
-    }
-
-    fn with(&self, unit: Unit, value: Value) -> Statistic {
-        Statistic { path: self.path.clone(), help: self.help, kind: self.kind, unit, value }
-    }
+/// A value: its type decides the unit.
+macro_rules! values {
+    ($($type:ty: |$value:ident, $path:ident| $unit:expr, $shown:expr;)+) => {$(
+        impl Entry for $type {
+            fn statistics(&self, path: String, help: &'static str, kind: Kind) -> Vec<Statistic> {
+                let ($value, $path) = (self, &path);
+                let (unit, value) = ($unit, $shown);
+                vec![Statistic { path, help: help.trim(), kind, unit, value }]
+            }
+        }
+    )+};
+}
+values! {
+    u64: |count, path| unit_of(path), Value::Count(*count);
+    Option<u64>: |count, path| unit_of(path), count.map_or(Value::None, Value::Count);
+    Option<Duration>: |time, _path| Unit::Seconds, time.map_or(Value::None, Value::Time);
+    Histogram: |times, _path| Unit::Seconds, Value::Times(Box::new(*times));
+    String: |text, _path| Unit::Count, Value::Text(text.clone());
 }
 
-impl Entry for u64 {
-    fn visit(&self, at: &Place, see: &mut dyn FnMut(Statistic)) {
-        Some(*self).visit(at, see);
-    }
-}
-
-impl Entry for Option<u64> {
-    fn visit(&self, at: &Place, see: &mut dyn FnMut(Statistic)) {
-        let is_bytes = at.path.ends_with("bytes");
-        see(at.with(if is_bytes { Unit::Bytes } else { Unit::Count }, self.map_or(Value::None, Value::Count)));
-    }
-}
-
-impl Entry for Option<Duration> {
-    fn visit(&self, at: &Place, see: &mut dyn FnMut(Statistic)) {
-        see(at.with(Unit::Seconds, self.map_or(Value::None, Value::Time)));
-    }
-}
-
-impl Entry for Histogram {
-    fn visit(&self, at: &Place, see: &mut dyn FnMut(Statistic)) {
-        see(at.with(Unit::Seconds, Value::Times(Box::new(*self))));
-    }
-}
-
-impl Entry for String {
-    fn visit(&self, at: &Place, see: &mut dyn FnMut(Statistic)) {
-        see(at.with(Unit::Count, Value::Text(self.clone())));
-    }
+fn unit_of(path: &str) -> Unit {
+    if path.ends_with("bytes") { Unit::Bytes } else { Unit::Count }
 }

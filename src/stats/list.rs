@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::Histogram;
-use super::entry::{Entry, Kind, Place, Statistic};
+use super::entry::{Entry, Kind, Statistic};
 
 /// Declares a group of statistics: for each its help text (the first line), more documentation, the name, the type, and whether it is
 /// a `gauge`, a `counter`, a `histogram`, a `label` (not a number to aggregate) or a `group` of further statistics.
@@ -22,8 +22,9 @@ macro_rules! group {
         }
 
         impl Entry for $name {
-            fn visit(&self, at: &Place, see: &mut dyn FnMut(Statistic)) {
-                $(self.$field.visit(&at.member(stringify!($field), $help, Kind::$kind), see);)+
+            fn statistics(&self, path: String, _: &'static str, _: Kind) -> Vec<Statistic> {
+                let path = |name| format!("{path}.{name}");
+                [$(self.$field.statistics(path(stringify!($field)), $help, Kind::$kind)),+].concat()
             }
         }
     };
@@ -95,11 +96,7 @@ impl Stats {
         let Self { requests, memory, copies, limits, .. } = self;
         let groups: [(&str, &dyn Entry); 4] =
             [("requests", requests), ("memory", memory), ("copies", copies), ("limits", limits)];
-        let mut list = Vec::new();
-        for (name, group) in groups {
-            group.visit(&Place { path: name.to_owned(), help: "", kind: Kind::group }, &mut |entry| list.push(entry));
-        }
-        list
+        groups.into_iter().flat_map(|(name, group)| group.statistics(name.to_owned(), "", Kind::group)).collect()
     }
 }
 
@@ -298,10 +295,8 @@ group! {
 }
 
 impl Entry for Option<SharedLimitStats> {
-    fn visit(&self, at: &Place, see: &mut dyn FnMut(Statistic)) {
-        if let Some(shared) = self {
-            shared.visit(at, see);
-        }
+    fn statistics(&self, path: String, help: &'static str, kind: Kind) -> Vec<Statistic> {
+        self.as_ref().map(|shared| shared.statistics(path, help, kind)).unwrap_or_default()
     }
 }
 

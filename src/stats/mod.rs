@@ -29,4 +29,4 @@ pub use histogram::Histogram;
 pub use list::{
     Calls, CopyStats, EvictionReasons, LimitStats, MemoryStats, MissReasons, RequestStats, SharedLimitStats, Stats,
 };
-pub(crate) use reasons::{EvictionReason, MissReason};
+pub(crate) use reasons::EvictionReason;

@@ -1,14 +1,6 @@
-//! Why requests missed and why buffers left, as the pool counts them.
+//! Why buffers left, as the pool counts them.
 
-use super::{EvictionReasons, MissReasons};
-
-/// Why a request missed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MissReason {
-    FirstOfSize,
-    EvictedEarlier,
-    AllInUse,
-}
+use super::EvictionReasons;
 
 /// Why a buffer left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,16 +9,6 @@ pub(crate) enum EvictionReason {
     Reclaimed,
     Expired,
     Released,
-}
-
-impl MissReasons {
-    pub(crate) fn count(&mut self, reason: MissReason) {
-        match reason {
-            MissReason::FirstOfSize => self.first_of_size += 1,
-            MissReason::EvictedEarlier => self.evicted_earlier += 1,
-            MissReason::AllInUse => self.all_in_use += 1,
-        }
-    }
 }
 
 impl EvictionReasons {

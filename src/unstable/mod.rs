@@ -1,9 +1,5 @@
 //! What the tools, benches and tests of this repository need beyond the public interface. No promise: it changes without notice.
 
-/// The arena: where a buffer is placed in memory, and what is released. Numbers in, plans out.
-pub mod arena {
-    pub use crate::arena::*;
-}
 /// All backends, including those that a setting chooses, and the trial of one.
 pub mod backend {
     pub use crate::backend::*;
@@ -16,11 +12,25 @@ pub mod config {
 pub mod shared_limit {
     pub use crate::shared_limit::*;
 }
-pub mod short_path;
+/// Which path the requests of a pool take, for tests that count.
+pub mod fast_path {
+    use crate::buffer::PinnedBuf;
+    use crate::pool::Pool;
+
+    /// Whether requests and returns of the calling thread may take the fast path: the preset has one, and no request waits.
+    pub fn is_open(pool: &Pool) -> bool {
+        pool.core().has_fast_path()
+    }
+
+    /// A request that only takes the fast path; `None` if the slow path would have to serve it.
+    pub fn get(pool: &Pool, len: usize) -> Option<PinnedBuf> {
+        let block = pool.core().cached_shard()?.take(len)?;
+        Some(PinnedBuf::over_plain(block, len))
+    }
+}
 
 pub use crate::diag::{CheckReport, LogSampler};
 pub use crate::engine::ManualClock;
-pub use crate::engine::cache::thread_cache;
 pub use crate::finding::{Finding, Level};
 pub use crate::policy::{Check, Window};
 pub use crate::size_class::Rounding;
@@ -28,8 +38,8 @@ pub use crate::stats::{Kind, Statistic, Unit, Value};
 
 use crate::pool::Pool;
 
-/// What the judge sees of the pool now.
-pub fn snapshot(pool: &Pool) -> pinpool_observe::judge::Snapshot {
+/// The state that a diagnosis is based on.
+pub fn snapshot(pool: &Pool) -> pinpool_observe::diagnosis::Snapshot {
     pool.core().snapshot()
 }
 
@@ -55,6 +65,6 @@ pub fn look(pool: &Pool) {
 
 /// Moves a few granules to where a request will want them, as the maintenance thread does while nothing is due (`policy-R13`).
 /// Returns whether there were any to move.
-pub fn prepare_step(pool: &Pool) -> bool {
-    pool.core().prepare_step()
+pub fn compaction_step(pool: &Pool) -> bool {
+    pool.core().compaction_step()
 }

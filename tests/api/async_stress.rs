@@ -27,7 +27,7 @@ fn poll(get: &mut GetFuture) -> Poll<pinpool::Result<PinnedBuf>> {
 fn check_at_rest(pool: &Pool) {
     let stats = pool.stats();
     assert_eq!(stats.validate(), Ok(()));
-    assert!(pinpool::unstable::short_path::is_open(pool));
+    assert!(pinpool::unstable::fast_path::is_open(pool));
     assert_eq!((stats.memory.in_use, stats.requests.served, stats.requests.failed), (0, stats.requests.returned, 0));
     // Nobody is left in the line: the limit is free at once.
     let all = usize::try_from(stats.limits.max_bytes.unwrap()).unwrap();

@@ -103,7 +103,7 @@ fn frames_of_another_language_take_the_place_of_native_ones() {
 }
 
 #[test]
-fn a_pool_that_does_not_sample_records_no_stack_asks_for_none_and_keeps_the_short_path() {
+fn a_pool_that_does_not_sample_records_no_stack_asks_for_none_and_keeps_the_fast_path() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
     let pool = sampling(0).trace(path.clone()).build().unwrap();
@@ -112,12 +112,12 @@ fn a_pool_that_does_not_sample_records_no_stack_asks_for_none_and_keeps_the_shor
     drop((buf, pool));
     assert_eq!((sampled(&path), Recording::open(&path).unwrap().stacks.len()), (Vec::new(), 0));
 
-    let has_short_path = |every| {
+    let has_fast_path = |every| {
         let pool = sampling(every).build().unwrap();
         drop(pool.get(4096).unwrap());
-        pinpool::unstable::short_path::is_open(&pool)
+        pinpool::unstable::fast_path::is_open(&pool)
     };
-    assert_eq!((has_short_path(0), has_short_path(1000)), (true, false));
+    assert_eq!((has_fast_path(0), has_fast_path(1000)), (true, false));
 }
 
 #[test]

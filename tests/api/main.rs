@@ -26,6 +26,7 @@ mod docs;
 mod draw;
 #[cfg(not(miri))]
 mod env_prefix;
+mod fast_path;
 mod fault;
 mod fences;
 mod fixture;
@@ -76,7 +77,6 @@ mod shared_limit;
 mod shared_limit_file;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod shared_limit_waits;
-mod short_path;
 mod sink;
 mod sizes;
 mod slices;
@@ -89,8 +89,6 @@ mod stats_never_wait;
 mod stress;
 mod tags;
 mod tensorflow_model;
-mod thread_cache_model;
-mod thread_cache_stress;
 mod told_copies;
 mod totals;
 #[cfg(not(miri))]

@@ -1,7 +1,7 @@
 //! What must hold after each step, and at the end.
 
 use pinpool::Stats;
-use pinpool::unstable::short_path;
+use pinpool::unstable::fast_path;
 
 use crate::device::other_stamp;
 use crate::world::World;
@@ -26,8 +26,8 @@ pub(crate) fn after_step(world: &World) -> Check {
             continue;
         }
         counts(world, &stats).map_err(|what| format!("{what}; {stats:?}"))?;
-        if world.setup.tensorflow == 0 && short_path::is_open(pool) != (stats.requests.waiting == 0) {
-            return Err(format!("{} gets wait, and the short path does not go by that", stats.requests.waiting));
+        if world.setup.tensorflow == 0 && fast_path::is_open(pool) != (stats.requests.waiting == 0) {
+            return Err(format!("{} gets wait, and the fast path does not go by that", stats.requests.waiting));
         }
         if stats.copies.in_flight == 0 {
             world.site.record_swept();

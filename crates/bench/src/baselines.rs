@@ -87,20 +87,3 @@ impl Baseline for Malloc {
         drop(std::hint::black_box(buffer));
     }
 }
-
-/// No buffers: the cost of the measurement itself.
-pub(super) struct Empty;
-
-impl Baseline for Empty {
-    type Buffer = usize;
-
-    #[inline]
-    fn get(&self, size: usize) -> usize {
-        std::hint::black_box(size)
-    }
-
-    #[inline]
-    fn put(&self, buffer: usize) {
-        std::hint::black_box(buffer);
-    }
-}

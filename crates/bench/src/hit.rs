@@ -9,7 +9,7 @@ use clap::Args;
 use pinpool::{Backend, Pool};
 use serde::Serialize;
 
-use super::baselines::{ArrayQueues, Baseline, Empty, Malloc};
+use super::baselines::{ArrayQueues, Baseline, Malloc};
 use super::patterns::{self, Pattern};
 use super::statistics::median;
 use super::{BenchError, Measured};
@@ -54,7 +54,6 @@ pub(super) struct HitReport {
 struct NsPerPair {
     array_queue: f64,
     malloc: f64,
-    empty: f64,
 }
 
 impl HitArgs {
@@ -70,7 +69,6 @@ impl HitArgs {
             Series::new(&pool, pattern, threads)?,
             Series::new(&queues, pattern, threads)?,
             Series::new(&Malloc, pattern, threads)?,
-            Series::new(&Empty, pattern, threads)?,
         ];
         for _ in 0..ROUNDS {
             series.iter_mut().try_for_each(Series::round)?;
@@ -83,7 +81,7 @@ impl HitArgs {
             );
             return Err(BenchError::Failure(why));
         }
-        let [ns_per_pair, array_queue, malloc, empty] = series.map(Series::median_ns);
+        let [ns_per_pair, array_queue, malloc] = series.map(Series::median_ns);
         Ok(HitReport {
             pattern: format!("{pattern:?}").to_lowercase(),
             threads,
@@ -91,7 +89,7 @@ impl HitArgs {
             backend: stats.backend,
             preset: stats.preset,
             ns_per_pair,
-            baselines: NsPerPair { array_queue, malloc, empty },
+            baselines: NsPerPair { array_queue, malloc },
         })
     }
 }

@@ -10,8 +10,8 @@
  *     pinpool::memory_resource pinned(pool);
  *     std::pmr::vector<float> values(1024, &pinned);
  *
- * Where a function of pinpool.h returns a status, these throw pinpool::error; destructors do not throw. A pool may be used by
- * many threads at once, a buffer by one at a time.
+ * Functions throw pinpool::error for every status but PP_OK; destructors do not throw. Several threads may use a pool at the same
+ * time, one at a time a buffer.
  */
 #ifndef PINPOOL_HPP
 #define PINPOOL_HPP
@@ -50,7 +50,7 @@ inline void check(pp_status status)
         throw error(status);
 }
 
-/** A handle that is closed with its last user. */
+/** A handle, closed when its last user is destroyed. */
 struct handle {
     pp_pool *pool = nullptr;
 
@@ -64,8 +64,8 @@ struct handle {
 } // namespace detail
 
 /**
- * A buffer of a pool, returned by its destructor, also during an exception: if a copy is in flight, call put_on_stream first.
- * Empty after a move and a put.
+ * A buffer of a pool. The destructor returns it as put() does, also while an exception propagates: if device work uses the
+ * buffer, call put_on_stream first. Empty after a move and after a successful put.
  */
 class buffer {
 public:
@@ -91,7 +91,7 @@ public:
         return is_pinned != 0;
     }
 
-    /** Puts the buffer back now. No work of a device may use it. */
+    /** Returns the buffer to its pool. No device work may use it any more. */
     void put() noexcept
     {
         if (data_ != nullptr)
@@ -100,15 +100,16 @@ public:
     }
 
     /**
-     * Puts the buffer back behind the work that `stream` has so far, a CUstream or cudaStream_t. If that fails, this object keeps
-     * the buffer: call again, or see pp_put_on_stream for what a put() or the destructor does then.
+     * Returns the buffer to its pool, which reuses it once all work enqueued on `stream` (CUstream or cudaStream_t) so far has
+     * completed. If this throws, the object keeps the buffer: pp_put_on_stream says when to call it again, and that the memory
+     * is not reused otherwise.
      */
     void put_on_stream(CUstream_st *stream)
     {
         put_behind([&](pp_pool *pool, void *data) { return pp_put_on_stream(pool, data, stream); });
     }
 
-    /** As put_on_stream, behind the work that `event` represents, a CUevent or cudaEvent_t. */
+    /** As put_on_stream, for the work before the last record of `event` (CUevent or cudaEvent_t). */
     void put_on_event(CUevent_st *event)
     {
         put_behind([&](pp_pool *pool, void *data) { return pp_put_on_event(pool, data, event); });
@@ -148,13 +149,13 @@ private:
     std::size_t size_ = 0;
 };
 
-/** A pool. Copies are the same pool, which is closed when the last copy, buffer and memory_resource are gone. */
+/** A pool. Copies refer to the same pool, which is closed when the last copy, buffer and memory_resource are destroyed. */
 class pool {
 public:
-    /** A pool with the settings of the environment. */
+    /** Opens a pool with the settings of the environment. */
     pool() : handle_(std::make_shared<detail::handle>(static_cast<const char *>(nullptr))) {}
 
-    /** A pool with these settings; see pp_pool_open. */
+    /** Opens a pool with these settings; see pp_pool_open. */
     explicit pool(const std::string &config) : handle_(std::make_shared<detail::handle>(config.c_str())) {}
 
     buffer get(std::size_t bytes) const
@@ -167,7 +168,7 @@ public:
         return got(bytes, [&](void **data) { return pp_get_aligned(handle(), bytes, alignment, data); });
     }
 
-    /** Waits at most this long for memory under the limit. */
+    /** Waits up to `timeout` for memory under the limit. */
     buffer get_timeout(std::size_t bytes, std::chrono::milliseconds timeout) const
     {
         const auto wait = static_cast<std::uint64_t>(timeout.count() < 0 ? 0 : timeout.count());
@@ -185,20 +186,20 @@ public:
         return buffer(handle_, data, bytes);
     }
 
-    /** Gets a buffer that is counted under `tag`; see pp_get_tagged. */
+    /** Allocates a buffer counted under `tag`; see pp_get_tagged. */
     buffer get_tagged(std::size_t bytes, const std::string &tag) const
     {
         return got(bytes, [&](void **data) { return pp_get_tagged(handle(), bytes, tag.c_str(), data); });
     }
 
-    /** A buffer over memory that is pinned already, released by a call of `on_return`; see pp_adopt. */
+    /** Makes memory that is already pinned a buffer; `on_return` releases it. See pp_adopt. */
     buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_return_fn on_return, void *user_data) const
     {
         detail::check(pp_adopt(handle(), data, bytes, is_pinned, on_return, user_data));
         return buffer(handle_, data, bytes);
     }
 
-    /** A pool with its own counts and limit in the same memory; see pp_partition. */
+    /** Opens a part of the pool with its own limit and statistics; see pp_partition. */
     pool partition(const std::string &name, std::uint64_t max_bytes) const
     {
         pp_pool *partition = nullptr;
@@ -221,7 +222,7 @@ public:
         return std::string(json);
     }
 
-    /** The handle, for the functions of pinpool.h. Valid as long as this object; do not close it. */
+    /** The handle, for the functions of pinpool.h. Valid for the lifetime of this object; do not close it. */
     pp_pool *handle() const noexcept { return handle_->pool; }
 
 private:
@@ -238,11 +239,11 @@ private:
 };
 
 /**
- * Pinned memory for the containers of std::pmr. Throws std::bad_alloc if the pool has none. A deallocation is pp_put: synchronize every
- * copy from or to the memory before its container frees it, grows or is destroyed.
+ * Pinned memory for std::pmr containers. Throws std::bad_alloc if the pool has no memory. A deallocation is pp_put: synchronize
+ * every copy from or to the memory before its container frees it, grows or is destroyed.
  *
- * Each allocation is its own buffer, of 4 KiB at least: for vectors and arenas, not for lists of small nodes (put a
- * std::pmr::unsynchronized_pool_resource in between). Two are equal if they are of one pool.
+ * Each allocation is a separate buffer of at least 4 KiB: suitable for vectors and arenas, not for lists of small nodes (put a
+ * std::pmr::unsynchronized_pool_resource in between). Two resources are equal if they use the same pool.
  */
 class memory_resource : public std::pmr::memory_resource {
 public:

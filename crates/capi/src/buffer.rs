@@ -26,7 +26,7 @@ pub struct CUevent_st {
     _private: [u8; 0],
 }
 
-/// Makes the request `take`, and stores the address of its buffer.
+/// Stores the address of the buffer that `take` allocates.
 #[inline]
 fn get<E: Into<Failure>>(
     pool: *mut pp_pool,
@@ -46,12 +46,12 @@ fn get<E: Into<Failure>>(
     })
 }
 
-/// Requests a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
-/// Put it back with pp_put, pp_put_on_stream or pp_put_on_event.
+/// Allocates a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
+/// Return it with pp_put, pp_put_on_stream or pp_put_on_event.
 ///
-/// The address is a multiple of 4096. The bytes mean nothing yet; under PINPOOL_ZERO they are 0. Where the limit leaves no
-/// room, waits at most PINPOOL_WAIT; then fails, or gives memory that is not pinned, by PINPOOL_ON_FULL: pp_is_pinned tells.
-/// 0 bytes are NULL and PP_OK.
+/// The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, waits up
+/// to PINPOOL_WAIT; then it fails or, with PINPOOL_ON_FULL=pageable, returns unpinned memory (see pp_is_pinned). For 0 bytes it
+/// stores NULL and returns PP_OK.
 ///
 /// - PP_LIMIT: over the limit after the wait.
 /// - PP_BACKEND: the driver or the kernel refused.
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut
     get(pool, ptr, |pool| pool.get(bytes).map(Some))
 }
 
-/// Requests a buffer as pp_get does, at a multiple of `alignment`.
+/// Allocates as pp_get does, at a multiple of `alignment`.
 ///
 /// - PP_INVALID_ARGUMENT: `alignment` is not a power of two of at most 1 GiB.
 /// - The codes of pp_get.
@@ -85,8 +85,8 @@ pub unsafe extern "C" fn pp_get_aligned(
     get(pool, ptr, |pool| pool.get_with(Request::new(bytes).align(alignment)).map(Some))
 }
 
-/// Requests a buffer as pp_get does, counted under `tag`, UTF-8: out-of-memory texts, the statistics and reports say how much each tag
-/// holds, and since when. A few tags, such as the parts of a program; not a new one for each buffer.
+/// Allocates as pp_get does, counted under `tag` (UTF-8): errors, statistics and reports show how much each tag holds, and since
+/// when. Use a few tags, such as the parts of a program, not one per buffer.
 ///
 /// - PP_INVALID_ARGUMENT: `tag` is NULL or not UTF-8.
 /// - The codes of pp_get.
@@ -109,8 +109,7 @@ pub unsafe extern "C" fn pp_get_tagged(
     })
 }
 
-/// Requests a buffer as pp_get does, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not
-/// wait.
+/// Allocates as pp_get does, but waits up to `timeout_ms` milliseconds instead of PINPOOL_WAIT; 0 does not wait.
 ///
 /// - PP_LIMIT: over the limit after that time.
 /// - The other codes of pp_get.
@@ -128,7 +127,7 @@ pub unsafe extern "C" fn pp_get_timeout(
     get(pool, ptr, |pool| pool.get_with(Request::new(bytes).wait(Duration::from_millis(timeout_ms))).map(Some))
 }
 
-/// Requests a buffer as pp_get does, if one of this size class is idle: it never pins and never waits.
+/// Allocates as pp_get does if a buffer of this size class is idle; never pins and never waits.
 ///
 /// - PP_NONE_IDLE: none is idle. Not an error: pp_last_error does not change.
 /// - PP_INVALID_ARGUMENT: NULL, or more than half of the address space.
@@ -142,12 +141,12 @@ pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut 
     get(pool, ptr, |pool| pool.try_get(bytes))
 }
 
-/// Gives adopted memory back: the address and the pointer that pp_adopt was given.
+/// Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
 ///
-/// Called once, from any thread, while no lock of the library is held. It must not throw or longjmp, nor wait for the pool.
+/// Called once, from any thread, while the library holds no lock. It must not throw, longjmp or wait for the pool.
 pub type pp_return_fn = Option<unsafe extern "C" fn(ptr: *mut c_void, user_data: *mut c_void)>;
 
-/// What pp_adopt was given, on its way to the thread that returns it.
+/// The arguments of pp_adopt.
 struct Adopted {
     on_return: unsafe extern "C" fn(*mut c_void, *mut c_void),
     ptr: *mut c_void,
@@ -164,15 +163,14 @@ impl Adopted {
     }
 }
 
-/// Makes `bytes` bytes at `ptr`, memory that the program or another library has pinned, a buffer of the pool, so that
-/// pp_put_on_stream and pp_put_on_event know when work of a device with it is over: then, or at a pp_put, `on_return` is called with
-/// `ptr` and `user_data`. `is_pinned` says whether the memory is pinned, and is what pp_is_pinned says. The bytes count neither as held nor
-/// under the limit.
+/// Makes `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool, so that the pool detects
+/// when device work with it has completed: then, or at pp_put, it calls `on_return` with `ptr` and `user_data`. pp_is_pinned
+/// returns `is_pinned` for it. The bytes do not count under the limit.
 ///
 /// - PP_INVALID_ARGUMENT: `ptr` or `on_return` is NULL, 0 bytes, or a buffer at `ptr` is in use.
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
 ///
-/// After each of them `on_return` is not called; nor is it if the end of the work stays unknown (see pp_put_on_stream).
+/// `on_return` is not called after any of them, nor if the end of the work stays unknown (see pp_put_on_stream).
 ///
 /// # Safety
 ///
@@ -195,7 +193,7 @@ pub unsafe extern "C" fn pp_adopt(
         let call = slots::enter(pool)?;
         if call.table().is_out(ptr.addr()) {
             return Err(Failure::argument(format!(
-                "a buffer at {ptr:p} is out: put it before its memory is adopted again"
+                "a buffer at {ptr:p} is in use: put it before its memory is adopted again"
             )));
         }
         let (memory, adopted) = (NonNull::slice_from_raw_parts(start, bytes), Adopted { on_return, ptr, user_data });
@@ -206,8 +204,8 @@ pub unsafe extern "C" fn pp_adopt(
     })
 }
 
-/// Puts back the buffer at `ptr`, an address that a request of this pool gave or that it adopted. NULL is allowed and does nothing. No work of a
-/// device may use the buffer any more; while some may, use pp_put_on_stream or pp_put_on_event. Any thread may put.
+/// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
+/// No device work may use the buffer any more; otherwise use pp_put_on_stream or pp_put_on_event. Any thread may call this.
 ///
 /// - PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which.
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
@@ -223,20 +221,20 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
     })
 }
 
-/// Puts back the buffer at `ptr` behind all work that `stream` has so far: it is reused when that is over. The stream is a
-/// CUstream or a cudaStream_t; NULL is the default stream of the context that is current on this thread. It may be destroyed
-/// afterwards, its context only after its work.
+/// Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
+/// CUstream or a cudaStream_t; NULL is the default stream of the current context of this thread. The stream may be destroyed
+/// after this call, its context only after the work has completed.
 ///
-/// - PP_DEVICE: the driver refused to mark the work. Call this function again for the same stream, which must not have been
-///   destroyed; if it succeeds, nothing is lost.
-/// - PP_CAPTURING: the stream is capturing a graph. Another call does not help.
+/// - PP_DEVICE: the driver refused to mark the work. Call this function again with the same stream, which must not have been
+///   destroyed; if that succeeds, the buffer is reused.
+/// - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
 /// - PP_UNKNOWN_STREAM: the driver knows no such stream.
 /// - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
 /// - PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which.
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 ///
-/// After each of them the buffer is not put: the caller still has it, and pp_put puts it. After the first three the end of the work
-/// is unknown, so after pp_put the memory is never reused.
+/// After each of them the caller still has the buffer; pp_put returns it. After the first three codes the end of the work is
+/// unknown, so the pool never reuses its memory.
 ///
 /// # Safety
 ///
@@ -247,9 +245,9 @@ pub unsafe extern "C" fn pp_put_on_stream(pool: *mut pp_pool, ptr: *mut c_void, 
     put_behind(pool, ptr, |buf| Ok(unsafe { buf.record_stream(stream.cast::<sys::CUstream_st>()) }?))
 }
 
-/// Puts back the buffer at `ptr` behind the work that `event` represents now, all that was enqueued before its last record: it
-/// is reused when that is over. The event is a CUevent or a cudaEvent_t; it may be recorded again or destroyed afterwards. One
-/// never recorded represents nothing. A context must be current on this thread: the event's or another.
+/// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed. `event`
+/// is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
+/// no work. A context must be current on this thread, the event's or another.
 ///
 /// - PP_INVALID_ARGUMENT: `event` is NULL.
 /// - The codes of pp_put_on_stream, with the same consequences. Before another call after PP_DEVICE the event must not have been
@@ -267,7 +265,7 @@ pub unsafe extern "C" fn pp_put_on_event(pool: *mut pp_pool, ptr: *mut c_void, e
     })
 }
 
-/// Puts the buffer at `ptr` back once `record` has recorded what uses it.
+/// Returns the buffer at `ptr` to its pool after `record` has recorded the work that uses it.
 fn put_behind(
     pool: *mut pp_pool,
     ptr: *mut c_void,
@@ -291,8 +289,8 @@ fn put_behind(
     })
 }
 
-/// Stores in `is_pinned` whether the buffer at `ptr` is pinned, 1 or 0: 0 for the backend heap, and for what a
-/// full pool gives in place of pinned memory.
+/// Stores in `is_pinned` whether the buffer at `ptr` is pinned: 1 or 0. It is 0 with the backend heap, and for the unpinned
+/// memory of a full pool (PINPOOL_ON_FULL=pageable).
 ///
 /// - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.

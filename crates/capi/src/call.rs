@@ -69,10 +69,10 @@ pub(crate) fn text_for_c(text: &str) -> CString {
     CString::new(bytes).unwrap_or_default()
 }
 
-/// The text of the last call of this thread that failed, in UTF-8, of one or more lines; empty if none failed yet. Calls that
-/// succeed do not change it. If `status` is not NULL, the code of that call is stored there, PP_OK if none failed.
+/// The error text of the last failed call on this thread (UTF-8, one or more lines), or "" if none has failed. Successful calls
+/// do not change it. If `status` is not NULL, stores the code of that call there, or PP_OK.
 ///
-/// Never NULL. Valid until the next failing call of this thread, or its end.
+/// Never NULL. Valid until the next failed call on this thread, or the thread's end.
 ///
 /// # Safety
 ///

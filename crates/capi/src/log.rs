@@ -19,29 +19,29 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use crate::call::{Failure, call, text_for_c};
 use crate::status::pp_status;
 
-/// Levels of log lines. Each has those before it.
+/// Levels of log lines. Each includes the levels before it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum pp_log_level {
     /// No lines.
     PP_LOG_OFF = 0,
-    /// Something failed that the library cannot set right.
+    /// Failures that the library cannot recover from.
     PP_LOG_ERROR = 1,
-    /// What needs a change of settings or of the machine.
+    /// Conditions that need a change of settings or of the machine.
     PP_LOG_WARN = 2,
-    /// Starts and ends of pools, growth, TensorFlow's lines.
+    /// Creation and end of pools, growth, TensorFlow's lines.
     PP_LOG_INFO = 3,
-    /// Each call of a driver.
+    /// Driver calls.
     PP_LOG_DEBUG = 4,
     /// Everything.
     PP_LOG_TRACE = 5,
 }
 
-/// Requests a line: its level (pp_log_level), its text in UTF-8 without a line break at its end, which is valid during the call,
-/// and the pointer that was set with it.
+/// Receives a log line: its level (pp_log_level), its text in UTF-8 without a final line break, valid during the call, and the
+/// `user_data` of pp_set_log.
 ///
-/// Called from any thread, several at once, while no lock of the library is held: it may call any function of the library.
-/// It must not throw or longjmp.
+/// Called from any thread, possibly from several at once, while the library holds no lock, so it may call any function of the
+/// library. It must not throw or longjmp.
 pub type pp_log_fn = Option<unsafe extern "C" fn(level: c_int, text: *const c_char, user_data: *mut c_void)>;
 
 type Callback = unsafe extern "C" fn(c_int, *const c_char, *mut c_void);
@@ -132,11 +132,11 @@ fn filter(level: c_int) -> Option<LevelFilter> {
     })
 }
 
-/// Has the log lines of all pools up to `level` (pp_log_level) passed to `callback`, in place of an earlier one; NULL ends
-/// that. Without a callback the library writes nothing anywhere.
+/// Passes the log lines of all pools up to `level` (pp_log_level) to `callback`, which replaces an earlier one; NULL stops that.
+/// Without a callback the library logs nothing.
 ///
-/// When this returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may be
-/// freed. Therefore hold no lock that it takes. Called from inside a callback, it does not wait for those that run.
+/// When this returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may be freed.
+/// The caller must not hold a lock that the earlier callback takes. Called from inside a callback, it does not wait.
 ///
 /// - PP_INVALID_ARGUMENT: no such level.
 /// - PP_LOGGER_SET: another logger of Rust receives the lines of this process.

@@ -20,10 +20,10 @@ use crate::status::pp_status;
 /// - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
 ///   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the limit is EVAL_PINPOOL_MAX_BYTES.
 ///
-/// NULL and "" mean the PINPOOL_* variables of the environment alone. What nothing sets has its default.
+/// With NULL or "" only the PINPOOL_* variables of the environment apply. Everything else has its default.
 ///
-/// May pin memory (`reserve=`) and tries the backends, so it may take seconds. A pool has no own thread; all pools of
-/// a process share one that returns idle memory, unless `background_thread=0`.
+/// Tests the backends and may pin memory (`reserve=`), so it may take seconds. All pools of a process share one thread, which
+/// releases idle memory, unless `background_thread=0`.
 ///
 /// - PP_INVALID_ARGUMENT: `pool` is NULL, or `config` is not UTF-8 or has an invalid item.
 /// - PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another.
@@ -48,9 +48,8 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
     })
 }
 
-/// Opens a part of `pool` with its own limit, `max_bytes`, and its own wait queue, and stores its handle in `partition`:
-/// for a second use that must not take the memory of the first. Close it with pp_pool_close. `name` is UTF-8, and the tag of its
-/// buffers.
+/// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
+/// pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
 ///
 /// - PP_BAD_SETTING: `pool` is a partition.
 /// - PP_TOO_MANY_POOLS: 4096 pools are open.
@@ -90,14 +89,13 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
     text.to_str().map_err(|error| Failure::argument(format!("the argument `{name}` is not UTF-8: {error}")))
 }
 
-/// Closes a pool. Calls of other threads that run continue and succeed; later ones get PP_UNKNOWN_POOL.
+/// Closes a pool. Running calls of other threads continue and succeed; later calls return PP_UNKNOWN_POOL.
 ///
-/// Buffers that are out stay valid and are put as before, with the same handle; after the last one the handle is unknown. When
-/// calls, buffers and the copies behind which buffers were put are over, all memory returns to the system, in the thread
-/// that comes last, which waits up to 30 s for these copies. So this call may take that long if nothing
-/// is out. May be called from a log callback.
+/// Buffers in use stay valid; put them with the same handle, which is unknown after the last one. The last call or put releases
+/// all memory, and waits up to 30 s for copies in flight: if no buffer is in use, that is this call. May be called from a log
+/// callback.
 ///
-/// A process that ends need not close: the system takes the memory back.
+/// A process may exit without closing its pools.
 ///
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
@@ -105,8 +103,8 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
     call(|| slots::close(pool).map(|()| pp_status::PP_OK))
 }
 
-/// Pins `bytes` now, in one call, and keeps them until the pool ends: requests that fit are then fast from the first on. Needs
-/// the preset adaptive.
+/// Pins `bytes` now and keeps them until the pool ends, so that requests that fit need no driver call. Needs the preset
+/// adaptive.
 ///
 /// - PP_LIMIT: over the limit.
 /// - PP_BAD_SETTING: the preset is tensorflow, or the pool is a partition.
@@ -121,8 +119,8 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     })
 }
 
-/// Changes the limit on all bytes held, in use and idle. Under a lower one idle memory returns to the system, and what is out
-/// when it is returned; a higher one serves waiting requests. A partition has its own limit, within the limit of its pool.
+/// Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
+/// are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool.
 ///
 /// - PP_INVALID_ARGUMENT: NULL, or 0 bytes.
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
@@ -130,15 +128,15 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_status {
     call(|| {
         if max_bytes == 0 {
-            return Err(Failure::argument("max_bytes=0: every get would fail; pp_trim gives idle memory back"));
+            return Err(Failure::argument("max_bytes=0: every request would fail; pp_trim releases idle memory"));
         }
         slots::enter(pool)?.pool()?.set_max_bytes(max_bytes)?;
         Ok(pp_status::PP_OK)
     })
 }
 
-/// Gives idle memory back to the system, the oldest first, until at most `to_bytes` are held or nothing is idle. Buffers that
-/// are out stay. A slow call.
+/// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in use.
+/// A slow call.
 ///
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
@@ -149,7 +147,7 @@ pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
     })
 }
 
-/// Gives all idle buffers back to the system and begins the statistics of the window again. A slow call.
+/// Releases all idle buffers and resets the statistics of the current window. A slow call.
 ///
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
@@ -160,7 +158,7 @@ pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     })
 }
 
-/// Completes finished copies and releases memory that was idle for long. Call it periodically with `background_thread=0`.
+/// Detects completed copies and releases memory that has been idle for long. Call it periodically with `background_thread=0`.
 ///
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
@@ -171,8 +169,8 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
     })
 }
 
-/// Stores the statistics of the pool in `json`, as one JSON object on one line: bytes under names that end in `_bytes`,
-/// seconds under those that end in `_seconds`. The names stay; new ones may come. Release the text with pp_string_free.
+/// Stores the statistics of the pool in `json`, as one JSON object on one line. Names that end in `_bytes` are bytes, names that
+/// end in `_seconds` are seconds. Later versions may add names. Free the text with pp_string_free.
 ///
 /// - PP_BACKEND: no memory for the text.
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
@@ -207,7 +205,7 @@ fn duplicate(text: &CStr) -> Result<NonNull<c_char>, Failure> {
     Ok(copy)
 }
 
-/// Releases a text of pp_stats_json; NULL is allowed. The same as free().
+/// Frees a text of pp_stats_json, as free() does. NULL is allowed.
 ///
 /// # Safety
 ///

@@ -1,35 +1,35 @@
-//! What the codes mean, and which error of the library requests which.
+//! The status codes, and the code for each error of the library.
 
 use std::ffi::{CStr, c_char, c_int};
 
 use pinpool::Error;
 
-/// What a function returns. The numbers never change; new ones may come.
+/// The result of a function. The numbers never change; later versions may add codes. Each function lists its codes.
 ///
-/// After every code but PP_OK and PP_NONE_IDLE, pp_last_error has a text that names the value, the limit and what to do. Unless
-/// a function says otherwise, nothing has changed then, and what it would have stored is NULL or 0. Each function lists its codes.
+/// After every code but PP_OK and PP_NONE_IDLE, pp_last_error returns a text with the value, the limit and what to do. Unless a
+/// function says otherwise, nothing has changed then, and results are stored as NULL or 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum pp_status {
-    /// Done.
+    /// Success.
     PP_OK = 0,
-    /// An argument is NULL, out of range, or no text in UTF-8.
+    /// An argument is NULL, out of range or invalid UTF-8.
     PP_INVALID_ARGUMENT = 1,
-    /// A setting is unknown, cannot be read, or contradicts another.
+    /// A setting is unknown, invalid or contradicts another.
     PP_BAD_SETTING = 2,
-    /// No buffer of this pool begins at this address: it was put already, lies inside a buffer, or comes from elsewhere.
+    /// No buffer in use of this pool begins at this address.
     PP_UNKNOWN_POINTER = 3,
-    /// The handle is of a pool that was closed, or of none.
+    /// The handle is invalid, or its pool was closed.
     PP_UNKNOWN_POOL = 4,
     /// Over the limit (PINPOOL_MAX_BYTES), after the wait and with all idle memory released. A later call may succeed.
     PP_LIMIT = 5,
-    /// No buffer of this size is idle. Returned by pp_try_get alone.
+    /// No buffer of this size is idle. Only from pp_try_get.
     PP_NONE_IDLE = 6,
     /// The driver or the kernel refused memory or a thread. A later call may succeed.
     PP_BACKEND = 7,
     /// The device failed, so the end of its work is unknown.
     PP_DEVICE = 8,
-    /// The pool belongs to the process that forked this one. Nothing was done.
+    /// The pool belongs to the parent of this forked process. Nothing was done.
     PP_FORKED = 9,
     /// A defect of the library. The pool continues. Any function may return it.
     PP_INTERNAL = 10,

@@ -20,23 +20,23 @@ const TOP: &str = "\
  *         exit(1);
  *     }
  *     ...                                      fill it, copy it on a stream
- *     pp_put_on_stream(pool, batch, stream);   reused when the stream is that far
+ *     pp_put_on_stream(pool, batch, stream);   reused once that work has completed
  *     pp_pool_close(pool);
  *
- * Link with -lpinpool, or by `pkg-config --cflags --libs pinpool`. C99, C++11; pinpool.hpp has classes for C++17. CUDA is
- * looked for when the program runs: no toolkit is needed to build, and without a driver the memory comes from the kernel.
+ * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
+ * is loaded at run time: no toolkit is needed to build, and without a driver the kernel pins the memory.
  *
- * Every function may be called from any thread at any time, in parallel with any other, and from log callbacks. Not from
- * signal handlers. None throws, none leaves an error in the CUDA runtime behind or changes the current context.
+ * Every function may be called from any thread, concurrently with any other, and from log callbacks, but not from signal
+ * handlers. None throws, leaves an error in the CUDA runtime or changes the current context.
  *
- * Lengths are in bytes. What a function stores through a pointer argument belongs to the caller; texts that it returns belong
- * to the library. A NULL pointer is PP_INVALID_ARGUMENT unless its function allows it.
+ * Lengths are in bytes. Results stored through pointer arguments belong to the caller; returned texts belong to the library. A
+ * NULL argument is PP_INVALID_ARGUMENT unless the function allows it.
  *
- * After fork() the pools of the parent are the parent's: in the child each call on one is PP_FORKED and does nothing. A child
- * opens pools of its own.
+ * A forked child does not inherit pools: each call on a pool of its parent returns PP_FORKED and does nothing. The child opens
+ * its own pools.
  *
- * Within one major version, 0 included, nothing is taken away and no number changes. libpinpool.so.0 is the name of the binary
- * interface of version 0.
+ * Within one major version, including 0, no function is removed and no number changes. The shared library of version 0 is
+ * libpinpool.so.0.
  */";
 
 #[test]

@@ -1,6 +1,6 @@
 //! The diagnosis of a pool as text: of a process, a recording or a line of a log.
 
-use pinpool_observe::judge::{Cause, PoolJudgement};
+use pinpool_observe::diagnosis::{Cause, PoolDiagnosis};
 use serde_json::Value;
 
 use crate::served::name_of;
@@ -9,7 +9,7 @@ use pinpool_cli::terminal::one_line;
 
 /// The diagnosis of one pool.
 #[derive(Debug, Clone, serde::Serialize)]
-pub(crate) struct Said {
+pub(crate) struct DiagnosisText {
     pub(crate) pool: String,
     pub(crate) cause: String,
     pub(crate) is_alarm: bool,
@@ -18,19 +18,19 @@ pub(crate) struct Said {
 }
 
 /// The diagnosis in the statistics of a process.
-pub(crate) fn of_object(pool: &Value) -> Said {
-    let said = &pool["why"];
+pub(crate) fn from_process(pool: &Value) -> DiagnosisText {
+    let why = &pool["why"];
     let text = |value: &Value| one_line(value.as_str().unwrap_or_default());
-    let mut lines: Vec<_> = said["lines"].as_array().into_iter().flatten().map(text).collect();
+    let mut lines: Vec<_> = why["lines"].as_array().into_iter().flatten().map(text).collect();
     if lines.is_empty() {
         lines.push("the process runs another version of pinpool".to_owned());
     }
-    let is_alarm = said["is_alarm"].as_bool().unwrap_or(false);
-    Said { pool: name_of(pool), cause: text(&said["cause"]), is_alarm, lines }
+    let is_alarm = why["is_alarm"].as_bool().unwrap_or(false);
+    DiagnosisText { pool: name_of(pool), cause: text(&why["cause"]), is_alarm, lines }
 }
 
 /// The diagnosis in a line of pinpool's log.
-pub(crate) fn of_line(line: &[u8]) -> Option<Said> {
+pub(crate) fn from_log_line(line: &[u8]) -> Option<DiagnosisText> {
     let text = String::from_utf8_lossy(line);
     let (before, diagnosis) = text.split_once("diagnosis: ")?;
     let cause = Cause::ALL.iter().find(|cause| diagnosis.starts_with(cause.name()))?;
@@ -38,18 +38,18 @@ pub(crate) fn of_line(line: &[u8]) -> Option<Said> {
     let lines: Vec<_> = diagnosis.trim_end().split("; ").map(one_line).collect();
     // Sizes that cost nothing come without a recommendation.
     let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && lines.len() > 1);
-    Some(Said { pool: name.unwrap_or("the pool").to_owned(), cause: cause.name().to_owned(), is_alarm, lines })
+    Some(DiagnosisText { pool: name.unwrap_or("the pool").to_owned(), cause: cause.name().to_owned(), is_alarm, lines })
 }
 
 /// The diagnosis of a recorded pool.
-pub(crate) fn of_recorded(judged: &PoolJudgement, has_ended: bool) -> Said {
-    let PoolJudgement { name, judgement, gets, short_gets, .. } = judged;
-    let mut lines = judgement.lines();
+pub(crate) fn from_recording(of_pool: &PoolDiagnosis, has_ended: bool) -> DiagnosisText {
+    let PoolDiagnosis { name, diagnosis, gets, short_gets, .. } = of_pool;
+    let mut lines = diagnosis.lines();
     let all = format!("  in the whole recording, {} of {} requests waited", grouped(*short_gets), grouped(*gets));
     lines.insert(1, all);
     if !has_ended {
         lines
             .insert(1, "  the end of the pool is not recorded: its process was killed, or is still running".to_owned());
     }
-    Said { pool: name.clone(), cause: judgement.cause.name().to_owned(), is_alarm: judgement.is_alarm, lines }
+    DiagnosisText { pool: name.clone(), cause: diagnosis.cause.name().to_owned(), is_alarm: diagnosis.is_alarm, lines }
 }

@@ -1,7 +1,11 @@
 //! The exit statuses of the tool.
 
-/// Exit status of a failed command. clap exits with 2 for an invalid command line.
-#[derive(Debug, Clone, Copy)]
+use std::error::Error;
+use std::fmt::Display;
+
+/// Exit status of a command that has printed why it failed. clap exits with 2 for an invalid command line.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("the reason is printed above")]
 pub enum ExitError {
     Failure = 1,
     /// Settings contradict each other or cannot be met.
@@ -19,7 +23,19 @@ pub enum ExitError {
     Interrupted = 130,
 }
 
+/// Why a command failed, in lines, and its exit status.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub(crate) struct Reason {
+    pub(crate) status: ExitError,
+    text: String,
+}
+
 impl ExitError {
+    pub fn because(self, why: impl Display) -> Box<dyn Error> {
+        Box::new(Reason { status: self, text: why.to_string() })
+    }
+
     pub fn of(error: &pinpool::Error) -> Self {
         if error.is_setting() { Self::Settings } else { Self::Failure }
     }

@@ -153,7 +153,7 @@ fn main() -> ExitCode {
         (Verbosity::Normal, _) => "error",
     };
     pinpool_cli::logger::init(&terminal, default_filter);
-    let result = match cli.command {
+    let result = terminal.report(match cli.command {
         Command::Load(args) => load::run(&args, verbosity, &terminal),
         #[cfg(target_os = "linux")]
         Command::Run(args) => run::run(&args, &terminal),
@@ -166,9 +166,9 @@ fn main() -> ExitCode {
         Command::Advise(args) => advise::run(&args, verbosity, &terminal),
         Command::Trace(args) => trace::run(&args, &terminal),
         Command::Replay(args) => replay::run(&args, &terminal),
-        Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
-        Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),
-    };
+        Command::Completions(args) => pages::completions(&args, Cli::command()),
+        Command::Man(args) => pages::man(&args, Cli::command()),
+    });
     // The pools have been dropped, so their recordings are complete.
     let result = match pinpool_replay::failed_recordings() {
         0 => result,

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pinpool_cli::table::grouped;
 use pinpool_loader::StopFlag;
-use pinpool_observe::judge::{Snapshot, judge_recording};
+use pinpool_observe::diagnosis::{Snapshot, diagnose_recording};
 use pinpool_replay::{Event, Recording};
 use serde_json::Value;
 
-use crate::diagnosis::{Said, of_object, of_recorded};
+use crate::diagnosis::{DiagnosisText, from_process, from_recording};
 use crate::files::named;
-use crate::input::{self, Kind, read_recording};
+use crate::input::{self, is_recording, read_recording};
 use crate::served::{name_of, names_process, pools, socket, worst_first};
 use crate::why::lines;
 
@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// One pool over time.
 #[derive(Debug)]
-pub(crate) struct OfPool {
+pub(crate) struct PoolSeries {
     pub(crate) name: String,
     /// In order of x: seconds, or requests without time.
     pub(crate) points: Vec<(f64, Snapshot)>,
@@ -30,9 +30,9 @@ pub(crate) struct OfPool {
 
 #[derive(Debug, Default)]
 pub(crate) struct Series {
-    pub(crate) pools: Vec<OfPool>,
+    pub(crate) pools: Vec<PoolSeries>,
     /// The diagnoses, the worst first; none for pools with too few requests.
-    pub(crate) said: Vec<Said>,
+    pub(crate) diagnoses: Vec<DiagnosisText>,
     /// The time at x = 0, in seconds since 1970.
     pub(crate) clock: Option<f64>,
     pub(crate) has_time: bool,
@@ -54,9 +54,9 @@ impl Series {
             return Self::of_process(&target.to_string_lossy(), length, stop);
         }
         let input = input::open(target)?;
-        match input::kind(input.first()) {
-            Kind::Recording | Kind::Workload => Ok(Self::of_recording(&read_recording(target, input)?)),
-            Kind::Log => Ok(lines::series(input).map_err(|error| named(target, &error))?),
+        match is_recording(&input) {
+            true => Ok(Self::of_recording(&read_recording(target, input)?)),
+            false => Ok(lines::series(input).map_err(|error| named(target, &error))?),
         }
     }
 
@@ -72,16 +72,16 @@ impl Series {
             if let (Some(end), Some((_, last))) = (end, points.last()) {
                 points.push((end.time_ns as f64 * 1e-9, ended(last)));
             }
-            pools.push(OfPool { name: crate::trace::name_of(description), points });
+            pools.push(PoolSeries { name: crate::trace::name_of(description), points });
         }
-        let judged = judge_recording(recording);
+        let diagnoses = diagnose_recording(recording);
         let fact = |fact: &str| recording.pools.first()?.fact(fact);
         let (backend, version) = (fact("backend").unwrap_or("?"), fact("version").unwrap_or("?"));
         let records = grouped(recording.records.len() as u64);
         let lost = (recording.lost > 0).then(|| format!("{} records were lost.", grouped(recording.lost)));
         Self {
             pools,
-            said: judged.iter().map(|one| of_recorded(one, ended_pools.contains(&one.pool))).collect(),
+            diagnoses: diagnoses.iter().map(|one| from_recording(one, ended_pools.contains(&one.pool))).collect(),
             clock: fact("time").and_then(|time| time.parse().ok()),
             has_time: true,
             source: format!("{records} records, backend {backend}, recorded by pinpool {version}"),
@@ -121,12 +121,12 @@ impl Series {
                 pool.points.push((x, end));
             }
         }
-        self.said = worst_first(object).into_iter().map(of_object).collect();
+        self.diagnoses = worst_first(object).into_iter().map(from_process).collect();
         for object in worst_first(object) {
             let name = name_of(object);
             let known = self.pools.iter().position(|pool| pool.name == name);
             let at = known.unwrap_or_else(|| {
-                self.pools.push(OfPool { name, points: Vec::new() });
+                self.pools.push(PoolSeries { name, points: Vec::new() });
                 self.pools.len() - 1
             });
             let pool = &mut self.pools[at];

@@ -1,5 +1,6 @@
 //! `--set NAME=VALUE`: settings of the pool, by the names of their variables.
 
+use std::error::Error;
 use std::str::FromStr;
 
 use pinpool::unstable::config::env;
@@ -7,7 +8,6 @@ use pinpool::{Pool, PoolBuilder};
 use pinpool_replay::Replay;
 
 use pinpool_cli::exit::ExitError;
-use pinpool_cli::terminal::Terminal;
 
 /// Valid settings, each once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,9 +45,9 @@ impl FromStr for Set {
 
 impl Set {
     /// The settings of several `--set`.
-    pub(crate) fn all(sets: &[Self], terminal: &Terminal) -> Result<Self, ExitError> {
+    pub(crate) fn all(sets: &[Self]) -> Result<Self, Box<dyn Error>> {
         let text = sets.iter().map(|set| &*set.text).collect::<Vec<_>>().join(",");
-        if sets.is_empty() { Ok(Self::default()) } else { text.parse().map_err(|why| refuse(&text, why, terminal)) }
+        if sets.is_empty() { Ok(Self::default()) } else { text.parse().map_err(|why| refused(&text, why)) }
     }
 
     /// A builder with these settings; the environment provides the rest.
@@ -56,14 +56,13 @@ impl Set {
     }
 
     /// A replay under these settings.
-    pub(crate) fn replay(&self, terminal: &Terminal) -> Result<Replay, ExitError> {
-        Replay::under(&self.pairs).map_err(|why| refuse(&self.text, why, terminal))
+    pub(crate) fn replay(&self) -> Result<Replay, Box<dyn Error>> {
+        Replay::under(&self.pairs).map_err(|why| refused(&self.text, why))
     }
 }
 
-fn refuse(text: &str, why: String, terminal: &Terminal) -> ExitError {
-    terminal.lines(format_args!("--set {text}: {why}"));
-    ExitError::Settings
+fn refused(text: &str, why: String) -> Box<dyn Error> {
+    ExitError::Settings.because(format_args!("--set {text}: {why}"))
 }
 
 /// The variable and the valid value of `NAME=VALUE`; the prefix is optional.

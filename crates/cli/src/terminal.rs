@@ -9,7 +9,7 @@ use std::io::{self, Write};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use crate::exit::ExitError;
+use crate::exit::{ExitError, Reason};
 
 /// How much is printed on stderr. `RUST_LOG` takes precedence for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,9 +84,19 @@ impl Terminal {
         self.report(to_stdout(&format!("{text}\n")).map_err(Into::into))
     }
 
-    /// Prints the error, if there is one. A closed stdout is not an error: its reader needs no more.
+    /// Prints the error, unless that was done, and returns its exit status. A closed stdout is not an error: its reader needs no more.
     pub fn report(&self, result: Result<(), Box<dyn Error>>) -> Result<(), ExitError> {
         let Err(error) = result else { return Ok(()) };
+        if let Some(printed) = error.downcast_ref::<ExitError>() {
+            return Err(*printed);
+        }
+        if let Some(reason) = error.downcast_ref::<Reason>() {
+            self.lines(reason);
+            return Err(reason.status);
+        }
+        if let Some(error) = error.downcast_ref::<pinpool::Error>() {
+            return Err(self.refuse(error));
+        }
         let io_error = error.downcast_ref::<io::Error>();
         if io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
             return Ok(());

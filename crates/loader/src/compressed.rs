@@ -1,7 +1,6 @@
 //! Files compressed by gzip or Zstandard: their data, decompressed piece by piece into its final memory.
 //!
-//! Owns the decoders. A decoder reads forward only, and keeps its place while its file is closed. Compressed data has one
-//! order, so the batches of a compressed file take turns in the order of the plan: each continues where the previous one ended.
+//! Owns the decoders. A decoder reads forward only. Compressed data has one order, so the batches of a compressed file take turns in the order of the plan: each continues where the previous one ended.
 //!
 //! ```text
 //!   batch 7   turn at a.tar.gz ─────▶ turn at b.tar.gz ─────▶
@@ -12,19 +11,15 @@
 //!   most 128 MiB, since frames that ask for more are refused), however long the file and its data are.
 //! - **compressed-I2**: a file with more data than [`max_data_bytes`] is refused, so that a small file cannot keep a worker
 //!   busy forever.
-//! - **compressed-I3**: a decoder continues in the file that it began in: one that was replaced or changed is an error.
 //! - **turn-I1**: a worker waits only for turns of earlier batches (worker-I1), and dropping a batch ends its turns. So the first
 //!   batch in progress never waits. A batch without a decoder of an earlier one decompresses the file from its start.
-//! - **turn-I2**: a decoder that is not in use has no file open.
-//! - **turn-I3**: the decoder is dropped after the last turn of an epoch, so there are at most as many decoders as the plan has
+//! - **turn-I2**: the decoder is dropped after the last turn of an epoch, so there are at most as many decoders as the plan has
 //!   files open and batches in progress.
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
 use flate2::bufread::MultiGzDecoder;
@@ -79,14 +74,11 @@ impl fmt::Display for Compression {
     }
 }
 
-/// Device, inode, length and time of change of a file.
-type Identity = (u64, u64, u64, i64, i64);
-
 /// The data of a file, from the first byte to the last.
 pub(super) struct Decoder {
     stream: Stream,
     pub(super) compression: Compression,
-    identity: Identity,
+    file_bytes: u64,
     max_bytes: u64,
     /// Number of the next byte of data.
     pub(super) at: u64,
@@ -100,41 +92,26 @@ enum Stream {
 }
 
 /// The compressed bytes.
-type Input = BufReader<SharedFile>;
-
-/// A file, present only while it is read.
-struct SharedFile {
-    file: Option<Arc<File>>,
-    /// Offset of the next byte to be read.
-    offset: u64,
-}
+type Input = BufReader<File>;
 
 impl Decoder {
-    /// A decoder at the start of `file`, which it keeps until [`Decoder::close`].
-    pub(super) fn new(file: Arc<File>, compression: Compression) -> io::Result<Decoder> {
-        let identity = identity(&file)?;
-        let max_bytes = max_data_bytes(identity.2);
-        let input = Input::with_capacity(INPUT_BYTES, SharedFile { file: Some(file), offset: 0 });
+    /// A decoder at the start of the file at `path`.
+    pub(super) fn open(path: &Path, compression: Compression) -> io::Result<Decoder> {
+        Decoder::new(File::open(path)?, compression)
+    }
+
+    fn new(file: File, compression: Compression) -> io::Result<Decoder> {
+        let meta = file.metadata()?;
+        if !meta.is_file() {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
+        let (file_bytes, max_bytes) = (meta.len(), max_data_bytes(meta.len()));
+        let input = Input::with_capacity(INPUT_BYTES, file);
         let stream = match compression {
             Compression::Gzip => Stream::Gzip(Box::new(MultiGzDecoder::new(input))),
             Compression::Zstd => Stream::Zstd(Box::new(zstd::Decoder::with_buffer(input)?)),
         };
-        Ok(Decoder { stream, compression, identity, max_bytes, at: 0, broken: None })
-    }
-
-    /// Continues in `file`, which must be the original file (compressed-I3).
-    pub(super) fn reopen(&mut self, file: Arc<File>) -> io::Result<()> {
-        if identity(&file)? != self.identity {
-            let changed = "changed while it was read: do not write to files that are loaded";
-            self.broken.get_or_insert_with(|| changed.to_owned());
-        }
-        self.input().get_mut().file = Some(file);
-        Ok(())
-    }
-
-    /// Drops the file and keeps the position.
-    pub(super) fn close(&mut self) {
-        self.input().get_mut().file = None;
+        Ok(Decoder { stream, compression, file_bytes, max_bytes, at: 0, broken: None })
     }
 
     fn input(&mut self) -> &mut Input {
@@ -156,7 +133,7 @@ impl Decoder {
             Stream::Gzip(stream) => stream.read(into),
             Stream::Zstd(stream) => stream.read(into),
         };
-        let (format, at, file_bytes) = (self.compression, self.at, self.identity.2);
+        let (format, at, file_bytes) = (self.compression, self.at, self.file_bytes);
         let cut_off = || {
             format!(
                 "cut off after byte {file_bytes}: the {format} data has no end there, after {at} bytes of its contents; \
@@ -181,7 +158,7 @@ impl Decoder {
             Err(error) => format!(
                 "damaged {format} data at or shortly before byte {}, after {at} bytes of its contents: {error}; fetch the file \
                  again, or compress it again",
-                self.input().get_ref().offset - self.input().buffer().len() as u64
+                self.input().stream_position()?
             ),
         };
         self.broken = Some(broken.clone());
@@ -204,25 +181,6 @@ impl fmt::Debug for Decoder {
     }
 }
 
-fn identity(file: &File) -> io::Result<Identity> {
-    let meta = file.metadata()?;
-    Ok((meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec()))
-}
-
-impl Read for SharedFile {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let file = self.file.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
-        let read = loop {
-            match file.read_at(into, self.offset) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                read => break read?,
-            }
-        };
-        self.offset += read as u64;
-        Ok(read)
-    }
-}
-
 /// The use of a compressed file by one batch. Dropping it ends the turn.
 #[derive(Debug)]
 pub(super) struct Turn {
@@ -241,8 +199,7 @@ impl Turn {
     }
 
     /// Ends the turn and passes `decoder` on.
-    pub(super) fn end(self, mut decoder: Decoder) {
-        decoder.close();
+    pub(super) fn end(self, decoder: Decoder) {
         // An error means that no further batch reads the file in this epoch, or that it was given up.
         let _ = self.next.send(decoder);
     }
@@ -307,10 +264,11 @@ mod tests {
 
     use super::*;
 
-    fn file_of(bytes: &[u8]) -> Arc<File> {
+    fn file_of(bytes: &[u8]) -> File {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
-        Arc::new(file)
+        file.rewind().unwrap();
+        file
     }
 
     fn gzip(data: &[u8]) -> Vec<u8> {
@@ -344,16 +302,13 @@ mod tests {
     const BOTH: [Compression; 2] = [Compression::Gzip, Compression::Zstd];
 
     #[test]
-    fn members_form_one_stream_that_survives_closing_the_file() {
+    fn members_form_one_stream() {
         for compression in BOTH {
             let data = data(300_000);
             let parts = data.chunks(100_000).flat_map(|part| compress(compression, part)).collect::<Vec<_>>();
-            let file = file_of(&parts);
-            let mut decoder = Decoder::new(file.clone(), compression).unwrap();
+            let mut decoder = Decoder::new(file_of(&parts), compression).unwrap();
             while decoder.skip_towards(150_000).unwrap() {}
-            decoder.close();
-            assert_eq!((Arc::strong_count(&file), decoder.at), (1, 150_000));
-            decoder.reopen(file).unwrap();
+            assert_eq!(decoder.at, 150_000);
             assert_eq!(read_all(&mut decoder).unwrap(), data[150_000..], "{compression}");
         }
     }
@@ -410,16 +365,5 @@ mod tests {
         let frame = encoder.finish().unwrap();
         let error = read_all(&mut Decoder::new(file_of(&frame), Compression::Zstd).unwrap()).unwrap_err().to_string();
         assert!(error.contains("too much memory"), "{error}");
-    }
-
-    #[test]
-    fn a_replaced_file_is_refused() {
-        let whole = gzip(&data(10_000));
-        let begun = file_of(&whole);
-        let mut decoder = Decoder::new(begun.clone(), Compression::Gzip).unwrap();
-        decoder.skip_towards(10).unwrap();
-        decoder.close();
-        decoder.reopen(file_of(&whole)).unwrap();
-        assert!(decoder.read(&mut [0]).unwrap_err().to_string().contains("changed"));
     }
 }

@@ -22,7 +22,7 @@ pub trait Destination {
     ///
     /// # Errors
     ///
-    /// If the copy cannot be started or the device has no memory for it. The buffer is back in its pool then.
+    /// If the copy cannot be started or the device has no memory for it. The buffer has returned to its pool then.
     fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error>;
 
     /// Shows `read` the bytes of the last copy on `lane`, read back from the device's memory. That copy is done.

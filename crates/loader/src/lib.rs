@@ -15,7 +15,7 @@
 //!                       reading                          in order, at most `prefetch` ahead
 //!               +----------+----------+
 //!               |                  transfer              buffer.copy_to(stream, memory): takes the buffer
-//!               |                lane 0 | lane 1         completion.is_done(): the buffer is back in the pool
+//!               |                lane 0 | lane 1         completion.is_done(): the buffer has returned
 //!               |                     |
 //!          BatchReader           Destination             a GPU, or a host sink; checksums of what arrived
 //! ```
@@ -62,7 +62,7 @@
 //!         let bytes = &batch.buffer.wait_slice()?[part.bytes.clone()];
 //!         println!("{}: {} bytes", catalog.name(part.sample), bytes.len());
 //!     }
-//!     println!("{}", batches.state()); // `loader.resume_at(line.parse()?)?` loads the rest
+//!     println!("{:?}", batches.state()); // `loader.resume_at(state)?` loads the rest
 //! }
 //! # Ok(())
 //! # }
@@ -72,7 +72,7 @@
 //!   has at most `batch_bytes`, rounded up to a class of the pool (less than an eighth more, above 16 MiB less than 2 MiB or a 64th). So a run holds at most
 //!   `(prefetch + lanes) * batch_bytes` of the pool, however long a file is. The destination allocates another `lanes *
 //!   batch_bytes`. A [`BatchReader`] holds at most `prefetch` buffers that it has not handed out. Compressed files add a
-//!   decoder each while they are open (compressed-I1, turn-I3).
+//!   decoder each while they are open (compressed-I1, turn-I2).
 //! - **loader-I2**: a sample that cannot be loaded is reported, once to the [`Observer`] or with its batch in
 //!   [`LoadedBatch::failures`]; it is skipped, and the rest arrives.
 
@@ -145,16 +145,16 @@ impl Loader {
     ///
     /// If the system has no thread to read with.
     pub fn batches(&self) -> Result<BatchReader, LoadError> {
-        Ok(BatchReader::new(Reading::start(self)?, self.options.strict, self.start_state()))
+        Ok(BatchReader::new(Reading::start(self)?, self.start_state()))
     }
 
-    /// Where this loader begins: the state before its first batch.
+    /// The state before the first batch of this loader.
     #[must_use]
     pub fn start_state(&self) -> LoadState {
         LoadState { plan: plan_number(&self.catalog, &self.options), ..self.start }
     }
 
-    /// The loader that loads what is left behind `state`: exactly the batches that an uninterrupted load has from there on.
+    /// A loader of the remaining batches: the batches that an uninterrupted load yields after `state`.
     ///
     /// # Errors
     ///

@@ -13,7 +13,7 @@
 //! | dangling link, unreadable directory | a failure |
 //! | pipe, socket, device | kept in [`Catalog::special_files`]; a failure if the caller named it |
 //!
-//! - **listing-I1**: no directory is entered twice under one path, so the walk ends whatever the links are.
+//! - **listing-I1**: no directory is entered twice under one path, so the walk ends for all links.
 
 use std::collections::HashSet;
 use std::fs;

@@ -12,8 +12,6 @@
 //! - **read-I1**: the parts read are contiguous from the start of the buffer, in the planned order.
 //! - **read-I2**: a file that differs from its listed length is a failure and is never truncated silently. Other changes
 //!   to a file after it was listed are not detected.
-//! - **open-I1**: a worker has no other file open while it opens one or waits for its turn, so the file that it waits for is
-//!   eventually closed.
 //! - **decode-I1**: row `i` of each array belongs to part `i` of the batch. A failed sample leaves no row.
 
 use std::fs::File;
@@ -21,7 +19,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -34,6 +32,7 @@ use super::run::Loader;
 use super::stop::StopFlag;
 use super::synthetic::SyntheticBytes;
 use pinpool::{Error, PinnedBuf};
+use pinpool_os::unwind::caught;
 
 /// Bytes read at a time: few enough to stay in the core's cache for the checksum and to notice a stop soon.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -66,29 +65,12 @@ pub(super) fn batch_bytes(decode: &[DecodedField], batch: &PlannedBatch, catalog
     array_starts(decode, batch.parts.len()).map_or(usize::MAX, |(_, end)| end.saturating_add(kept))
 }
 
-/// The files that the workers have open: each holds the lock, shared. Under a low limit on open files fewer workers read at
-/// once, and every file is loaded.
-#[derive(Debug, Default)]
-pub(super) struct OpenFiles(RwLock<()>);
-
-/// An open file. Closed before it releases the lock.
+/// An open file.
 #[derive(Debug)]
-struct OpenFile<'a, F = Arc<File>> {
-    file: F,
-    _lock: (Option<RwLockReadGuard<'a, ()>>, Option<RwLockWriteGuard<'a, ()>>),
-}
-
-impl OpenFiles {
-    /// Opens a file. If no descriptor is left, waits until the other workers have closed their files, and tries again.
-    fn open<F>(&self, open: impl Fn() -> io::Result<F>) -> io::Result<OpenFile<'_, F>> {
-        let shared = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        match open() {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => drop(shared),
-            opened => return Ok(OpenFile { file: opened?, _lock: (Some(shared), None) }),
-        }
-        let exclusive = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(OpenFile { file: open()?, _lock: (None, Some(exclusive)) })
-    }
+enum OpenFile {
+    Plain(File),
+    /// A compressed file, with the turn of this batch.
+    Compressed(Decoder, Option<Turn>),
 }
 
 /// Reads samples for one worker. Within a batch the last file stays open, since the next sample is often in the same file.
@@ -96,12 +78,9 @@ impl OpenFiles {
 pub(super) struct SampleReader<'a> {
     catalog: &'a Catalog,
     stop: &'a StopFlag,
-    files: &'a OpenFiles,
     verify: bool,
-    // Declared before the file: a decoder releases its file before the file counts as closed.
-    decoder: Option<Decoder>,
-    turn: Option<Turn>,
-    open: Option<(usize, OpenFile<'a>)>,
+    /// With its index in [`Catalog::files`].
+    open: Option<(usize, OpenFile)>,
 }
 
 /// Why a sample was not read completely.
@@ -117,9 +96,9 @@ impl<C: Into<FailureCause>> From<C> for ReadEnd {
 }
 
 impl<'a> SampleReader<'a> {
-    pub(super) fn new(loader: &'a Loader, files: &'a OpenFiles) -> SampleReader<'a> {
+    pub(super) fn new(loader: &'a Loader) -> SampleReader<'a> {
         let Loader { catalog, options, stop, .. } = loader;
-        SampleReader { catalog, stop, files, verify: options.verify, decoder: None, turn: None, open: None }
+        SampleReader { catalog, stop, verify: options.verify, open: None }
     }
 
     /// The planned batch in its buffer, or with the failure of the pool. `None` if the run was stopped.
@@ -220,7 +199,10 @@ impl<'a> SampleReader<'a> {
     ) -> Result<(), FailureCause> {
         for (field, start) in rows {
             let bytes = slice_of(encoded, &field.of(self.catalog, &self.catalog.samples()[part.sample])?)?;
-            let decoded = field.decoder.decode(bytes, &mut arrays[start..start + field.len_bytes()]);
+            let into = &mut arrays[start..start + field.len_bytes()];
+            // A thread that panics would end the load.
+            let decoded =
+                caught(|| field.decoder.decode(bytes, into)).unwrap_or_else(|| Err("the decoder panicked".into()));
             let named = |why| FailureCause::Decode(format!("its {} cannot be decoded: {why}", field.names.join(";")));
             decoded.map_err(named)?;
         }
@@ -235,7 +217,7 @@ impl<'a> SampleReader<'a> {
         match &file.origin {
             DataOrigin::File(path) => {
                 self.open(sample.file, path, file.compression, turns)?;
-                self.read_ranges(sample, part, &mut progress, into)?;
+                self.read_ranges(sample, path, part, &mut progress, into)?;
             }
             DataOrigin::Synthetic { seed, stream } => {
                 let mut bytes = SyntheticBytes::new(*seed, *stream, part.start);
@@ -248,8 +230,8 @@ impl<'a> SampleReader<'a> {
         Ok(progress.hasher.as_ref().map(Xxh3Default::digest))
     }
 
-    /// Opens a file after closing another one (open-I1). A compressed file is opened on its turn and continues where the
-    /// previous batch ended.
+    /// Opens a file after closing another one. A compressed file is opened on its turn and continues where the previous batch
+    /// ended.
     fn open(
         &mut self,
         file: usize,
@@ -261,46 +243,45 @@ impl<'a> SampleReader<'a> {
             return Ok(());
         }
         self.leave_file();
-        let mut turn = turns.iter().position(|turn| turn.file == file).map(|at| turns.remove(at));
-        let mut decoder = turn.as_mut().and_then(Turn::wait);
-        let open = self.files.open(|| File::open(path).map(Arc::new))?;
-        match (&mut decoder, compression) {
-            (Some(decoder), _) => decoder.reopen(open.file.clone())?,
-            (None, Some(compression)) => decoder = Some(Decoder::new(open.file.clone(), compression)?),
-            (None, None) => {}
-        }
-        (self.decoder, self.turn, self.open) = (decoder, turn, Some((file, open)));
+        let open = match compression {
+            None => OpenFile::Plain(File::open(path)?),
+            Some(compression) => {
+                let mut turn = turns.iter().position(|turn| turn.file == file).map(|at| turns.remove(at));
+                let decoder = turn.as_mut().and_then(Turn::wait);
+                OpenFile::Compressed(decoder.map_or_else(|| Decoder::open(path, compression), Ok)?, turn)
+            }
+        };
+        self.open = Some((file, open));
         Ok(())
     }
 
-    /// Closes the file and passes its decoder to the next batch that reads the file. A worker that waits for its next batch
-    /// holds no descriptor that another worker may need.
+    /// Closes the file, or passes its decoder to the next batch that reads the file.
     fn leave_file(&mut self) {
-        if let (Some(decoder), Some(turn)) = (self.decoder.take(), self.turn.take()) {
+        if let Some((_, OpenFile::Compressed(decoder, Some(turn)))) = self.open.take() {
             turn.end(decoder);
         }
-        self.open = None;
     }
 
     /// Reads a part of `sample` from the open file, or from its data if the file is compressed.
     fn read_ranges(
         &mut self,
         sample: &Sample,
+        path: &Path,
         part: &SamplePart,
         progress: &mut ReadProgress<'_>,
         into: &mut [u8],
     ) -> Result<(), ReadEnd> {
-        let Some((_, file)) = &self.open else { return Ok(()) };
+        let Some((_, open)) = &mut self.open else { return Ok(()) };
         let mut rest = into;
         for range in ranges_of(sample, part) {
             let len_bytes = usize::try_from(range.len_bytes).unwrap_or(usize::MAX).min(rest.len());
             let (into, after) = rest.split_at_mut(len_bytes);
-            match &mut self.decoder {
-                None => progress.read(into, |into, at| Ok(file.file.read_at(into, range.offset + at)?))?,
-                Some(decoder) => {
+            match open {
+                OpenFile::Plain(file) => progress.read(into, |into, at| Ok(file.read_at(into, range.offset + at)?))?,
+                OpenFile::Compressed(decoder, _) => {
                     if decoder.at > range.offset {
                         // An earlier epoch has read further.
-                        *decoder = Decoder::new(file.file.clone(), decoder.compression)?;
+                        *decoder = Decoder::open(path, decoder.compression)?;
                     }
                     while decoder.at < range.offset {
                         if !decoder.skip_towards(range.offset)? && decoder.at < range.offset {
@@ -317,9 +298,9 @@ impl<'a> SampleReader<'a> {
         }
         // The file must still end at its listed length.
         if sample.member.is_none() && part.start + part.len_bytes == sample.len_bytes {
-            let found_bytes = match &mut self.decoder {
-                None => file.file.metadata()?.len(),
-                Some(decoder) => {
+            let found_bytes = match open {
+                OpenFile::Plain(file) => file.metadata()?.len(),
+                OpenFile::Compressed(decoder, _) => {
                     while decoder.skip_towards(u64::MAX)? {
                         progress.advance(&[])?;
                     }
@@ -404,60 +385,7 @@ impl ReadProgress<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::thread;
-
     use super::*;
-
-    fn out_of_descriptors() -> io::Error {
-        io::Error::from_raw_os_error(libc::EMFILE)
-    }
-
-    /// A descriptor, of which there are few.
-    struct Descriptor<'a>(&'a AtomicUsize);
-
-    impl Descriptor<'_> {
-        fn open(left: &AtomicUsize) -> io::Result<Descriptor<'_>> {
-            let take = |left: usize| left.checked_sub(1);
-            left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).map_err(|_| out_of_descriptors())?;
-            Ok(Descriptor(left))
-        }
-    }
-
-    impl Drop for Descriptor<'_> {
-        fn drop(&mut self) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
-    #[test]
-    fn every_worker_opens_its_files_with_fewer_descriptors_than_workers() {
-        for descriptors in 1..=2 {
-            let (files, left) = (OpenFiles::default(), AtomicUsize::new(descriptors));
-            thread::scope(|scope| {
-                for _ in 0..8 {
-                    scope.spawn(|| {
-                        for _ in 0..200 {
-                            let file = files.open(|| Descriptor::open(&left)).unwrap();
-                            thread::yield_now();
-                            drop(file);
-                        }
-                    });
-                }
-            });
-            assert_eq!(left.into_inner(), descriptors);
-        }
-    }
-
-    #[test]
-    fn without_any_descriptor_or_for_another_reason_the_error_is_returned() {
-        let files = OpenFiles::default();
-        let error = files.open(|| Err::<(), _>(out_of_descriptors())).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
-        let _open = files.open(|| Ok(())).unwrap();
-        let error = files.open(|| Err::<(), _>(io::ErrorKind::NotFound.into())).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::NotFound);
-    }
 
     #[test]
     fn parts_cover_the_ranges_of_their_sample() {

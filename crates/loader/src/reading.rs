@@ -9,11 +9,11 @@
 //!   completed <= sent <= started <= sent + prefetch
 //!   |            |        '- batches that a worker took from the plan
 //!   |            '- batches given to the destination, or found to have nothing to send
-//!   '- batches whose buffer is back in the pool
+//!   '- batches whose buffer has returned to the pool
 //! ```
 //!
-//! - **reading-I1**: batches come in the order of the plan, whichever worker finishes first.
-//! - **reading-I2**: when [`Reading`] ends, its threads have ended and every buffer that was not taken is back in the pool.
+//! - **reading-I1**: batches come in the order of the plan, even if later ones are filled first.
+//! - **reading-I2**: when [`Reading`] ends, its threads have ended and all remaining buffers have returned to the pool.
 //! - **ahead-I1**: every batch started is eventually sent and completed, unless the read-ahead was closed.
 //! - **ahead-I2**: once closed, no batch is started and no thread waits.
 //! - **worker-I1**: a batch is started and gets its buffer under one lock, so buffers are allocated in batch order. Batches
@@ -35,11 +35,11 @@ use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::{Condvar, Mutex};
 
 use super::batches::{Batches, LoadedBatch, PlannedBatch};
-use super::read::{OpenFiles, SampleReader, batch_bytes};
+use super::read::{SampleReader, batch_bytes};
 use super::run::Loader;
 use super::state::LoadState;
 use super::stop::Unpark;
-use super::summary::{Ended, LoadError};
+use super::summary::LoadError;
 use pinpool::{Error, PinnedBuf};
 
 /// Longest time between two checks for the end of the load.
@@ -133,7 +133,6 @@ impl Drop for CloseOnDrop<'_> {
 struct Workers {
     loader: Loader,
     ahead: ReadAhead,
-    files: OpenFiles,
     /// Locked while a batch is started and gets its buffer (worker-I1).
     batches: Mutex<Batches>,
 }
@@ -142,7 +141,7 @@ impl Workers {
     /// Reads batches until the plan is done or the read-ahead is closed.
     fn work(&self, filled: &Sender<LoadedBatch>) {
         let _close = CloseOnDrop(&self.ahead);
-        let mut reader = SampleReader::new(&self.loader, &self.files);
+        let mut reader = SampleReader::new(&self.loader);
         while let Some((planned, buffer)) = self.start_batch()
             && let Some(batch) = reader.load(&self.loader.options.decode, planned, buffer)
             && filled.send(batch).is_ok()
@@ -160,7 +159,7 @@ impl Workers {
     }
 
     /// A buffer for the batch. At the pool limit, waits for buffers of earlier batches to come back; an error means that all
-    /// of them are back, or held by the consumer that waits for this batch, and the batch still does not fit. `None` if the
+    /// of them have returned, or are held by the consumer that waits for this batch, and the batch still does not fit. `None` if the
     /// load was ended meanwhile.
     fn get_buffer(&self, planned: &PlannedBatch) -> Option<Result<PinnedBuf, Error>> {
         let len = batch_bytes(&self.loader.options.decode, planned, &self.loader.catalog);
@@ -230,7 +229,6 @@ impl Reading {
         let workers = Workers {
             loader: loader.clone(),
             ahead: ReadAhead::new(prefetch),
-            files: OpenFiles::default(),
             batches: Mutex::new(Batches::new(&loader.catalog, &loader.options, &loader.start)),
         };
         Reading {
@@ -303,17 +301,15 @@ impl Drop for Reading {
 #[derive(Debug)]
 pub struct BatchReader {
     reading: Reading,
-    is_strict: bool,
     /// After the batch that was handed out last.
     state: LoadState,
-    ended: Option<Ended>,
 }
 
 impl BatchReader {
-    pub(super) fn new(reading: Reading, is_strict: bool, state: LoadState) -> BatchReader {
+    pub(super) fn new(reading: Reading, state: LoadState) -> BatchReader {
         // Until the first call no consumer waits for a batch.
         reading.ahead().set_wanted(false);
-        BatchReader { reading, is_strict, state, ended: None }
+        BatchReader { reading, state }
     }
 
     /// The next batch, as [`next`](Iterator::next); pending if no batch is filled within `wait`, or a little longer while
@@ -323,17 +319,14 @@ impl BatchReader {
     }
 
     fn take(&mut self, wait: Option<Duration>) -> Poll<Option<LoadedBatch>> {
-        if self.ended.is_some() {
-            return Poll::Ready(None);
-        }
         if self.reading.is_stopped() {
-            self.end(Ended::Stopped);
+            self.stop();
             return Poll::Ready(None);
         }
         self.reading.ahead().set_wanted(true);
         let Poll::Ready(next) = self.reading.next(wait) else { return Poll::Pending };
         let Some(batch) = next else {
-            self.end(if self.reading.is_stopped() { Ended::Stopped } else { Ended::Complete });
+            self.stop();
             return Poll::Ready(None);
         };
         self.reading.ahead().set_wanted(false);
@@ -342,33 +335,19 @@ impl BatchReader {
         // `PINPOOL_WAIT`.
         self.reading.ahead().completed();
         (self.state.epoch, self.state.batch, self.state.number) = (batch.epoch, batch.in_epoch + 1, batch.number + 1);
-        if self.is_strict && !batch.failures.is_empty() {
-            self.end(Ended::Strict);
-        }
         Poll::Ready(Some(batch))
     }
 
-    fn end(&mut self, ended: Ended) {
-        self.reading.end();
-        self.ended.get_or_insert(ended);
-    }
-
-    /// Ends the load: when this returns, its threads have ended and all that was read ahead is back in the pool. There is no
+    /// Ends the load: its threads end, and batches read ahead return to the pool, before this returns. There is no
     /// further batch.
     pub fn stop(&mut self) {
-        self.end(Ended::Stopped);
+        self.reading.end();
     }
 
     /// Where a later load continues: after the batch that was handed out last. Batches read ahead do not count.
     #[must_use]
     pub fn state(&self) -> LoadState {
         self.state
-    }
-
-    /// Why there is no further batch; `None` while there may be one.
-    #[must_use]
-    pub fn ended(&self) -> Option<&Ended> {
-        self.ended.as_ref()
     }
 }
 

@@ -45,9 +45,9 @@ pub struct LoadOptions {
     pub drop_last: bool,
     /// Whether each sample is read back from the destination and compared by checksum. Default: no.
     pub verify: bool,
-    /// Whether the first failure ends the run. Default: no.
+    /// Whether the first failure ends a [`Loader::run`](Loader::run). Default: no.
     pub strict: bool,
-    /// The fields that are decoded, each to an array of the batch. A sample lies in one batch then, whatever `batch_bytes` is, and
+    /// The fields to decode, each into an array of the batch. Then each sample lies in one batch, `batch_bytes` has no effect, and
     /// `verify` compares nothing. Default: none, and a batch has the bytes of its samples.
     pub decode: Vec<DecodedField>,
 }

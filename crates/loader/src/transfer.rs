@@ -156,7 +156,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Starts the copy. `false` if it was not started and the buffer is back in the pool.
+    /// Starts the copy. `false` if it was not started and the buffer has returned to the pool.
     fn send(&mut self, mut batch: LoadedBatch) -> bool {
         // `next` returns a batch only if a lane is idle.
         let Some(lane) = self.idle_lanes.pop() else { return false };
@@ -248,7 +248,7 @@ impl<'a> Transfer<'a> {
         self.observer.batch_done(&done);
     }
 
-    /// Adds a segment to its sample. Whether the sample has arrived whole by it, whichever part came last.
+    /// Adds a part to its sample. Returns whether all bytes of the sample have arrived; parts may arrive in any order.
     fn is_sample_whole(&mut self, epoch: u64, part: &LoadedPart) -> bool {
         let sample_bytes = self.loader.catalog.samples()[part.sample].len_bytes;
         let len_bytes = part.bytes.len() as u64;

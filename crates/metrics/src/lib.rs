@@ -80,15 +80,6 @@ struct Reported {
     tags: Vec<String>,
 }
 
-/// One call of the recorder.
-struct Passed {
-    metric: &'static Metric,
-    labels: Vec<Label>,
-    sample: Sample,
-    /// Seconds and number of the durations since the last report.
-    new: Vec<(f64, usize)>,
-}
-
 impl Reporter {
     /// A reporter for `pool`, which describes the metrics to the recorder.
     pub fn new(pool: &Pool) -> Self {
@@ -98,15 +89,13 @@ impl Reporter {
 
     /// Passes the current statistics to the recorder: gauges and counters as they are, and new durations.
     pub fn report(&self) {
-        // Read under the lock, so that two threads do not pass a duration on twice. The recorder is called without it.
-        let mut reported = self.reported.lock();
-        let mut objects = vec![self.object(&mut reported.tags)];
+        // Locked, so that two threads do not pass a duration on twice.
+        let Reported { times, tags } = &mut *self.reported.lock();
+        let mut objects = vec![self.object(tags)];
         objects.extend(self.pool.partition_stats().iter().map(|stats| json!(stats)));
-        let passed: Vec<_> = objects.iter().flat_map(|object| passed(object, &mut reported.times)).collect();
+        objects.iter().for_each(|object| pass_on(object, times));
         let exists = |number: u64| objects.iter().any(|object| object["number"].as_u64() == Some(number));
-        reported.times.retain(|(number, _), _| exists(*number));
-        drop(reported);
-        passed.into_iter().for_each(Passed::record);
+        times.retain(|(number, _), _| exists(*number));
     }
 
     /// The object that the pool's socket sends.
@@ -124,42 +113,29 @@ impl Reporter {
     }
 }
 
-/// What a report passes on for one pool.
-fn passed(object: &Value, reported: &mut HashMap<(u64, &'static str), Durations>) -> Vec<Passed> {
+/// Passes the statistics of one pool to the recorder.
+#[allow(clippy::cast_precision_loss)] // Gauges are floating.
+fn pass_on(object: &Value, reported: &mut HashMap<(u64, &'static str), Durations>) {
     let text = |name: &str| object[name].as_str().unwrap_or_default().to_owned();
     let pool = [Label::new("pool.name", text("name")), Label::new("backend", text("backend"))];
     let number = object["number"].as_u64().unwrap_or(0);
-    let mut all = Vec::new();
     for metric in &*METRICS {
+        let name = metric.name.as_str();
         for (label, sample) in metric.samples(object) {
-            let mut labels = pool.to_vec();
-            labels.extend(label.map(|(name, value)| Label::new(name, value)));
-            let mut new = Vec::new();
-            if let Sample::Durations(now) = &sample {
-                let before = reported.insert((number, metric.name.as_str()), now.clone());
-                new = since(now, &before.unwrap_or_default());
+            let labels: Vec<_> =
+                pool.iter().cloned().chain(label.map(|(name, value)| Label::new(name, value))).collect();
+            match (metric.kind, sample) {
+                (Kind::counter, Sample::Count(count)) => counter!(name, labels).absolute(count),
+                (_, Sample::Count(count)) => gauge!(name, labels).set(count as f64),
+                (_, Sample::Number(number)) => gauge!(name, labels).set(number),
+                (_, Sample::Durations(now)) => {
+                    // Also without an event, so that the series exists.
+                    let histogram = histogram!(name, labels);
+                    let before = reported.insert((number, name), now.clone()).unwrap_or_default();
+                    let new = since(&now, &before).into_iter();
+                    new.for_each(|(seconds, events)| histogram.record_many(seconds, events));
+                }
             }
-            all.push(Passed { metric, labels, sample, new });
-        }
-    }
-    all
-}
-
-impl Passed {
-    #[allow(clippy::cast_precision_loss)] // Gauges are floating.
-    fn record(self) {
-        let Self { metric: Metric { name, kind, .. }, labels, sample, new } = self;
-        let name = name.as_str();
-        match (kind, sample) {
-            (Kind::counter, Sample::Count(count)) => counter!(name, labels).absolute(count),
-            (Kind::histogram, Sample::Durations(_)) => {
-                // Also without an event, so that the series exists.
-                let histogram = histogram!(name, labels);
-                new.into_iter().for_each(|(seconds, events)| histogram.record_many(seconds, events));
-            }
-            (_, Sample::Count(count)) => gauge!(name, labels).set(count as f64),
-            (_, Sample::Number(number)) => gauge!(name, labels).set(number),
-            (_, Sample::Durations(_)) => {}
         }
     }
 }

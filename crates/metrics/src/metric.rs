@@ -1,5 +1,6 @@
 //! Each metric, with where its value is in the JSON object that a pool's socket sends.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use metrics::Unit;
@@ -97,11 +98,15 @@ impl Metric {
                 value => value.and_then(Sample::of).map(|sample| (None, sample)).into_iter().collect(),
             },
             From::Owners(field) => {
-                let owners = object["owners"].as_array().into_iter().flatten();
-                let of = |owner: &Value| {
-                    Some((Some(("tag", owner["tag"].as_str()?.to_owned())), Sample::of(&owner[field])?))
-                };
-                owners.filter_map(of).collect()
+                // Two owners may have one tag.
+                let mut tags = BTreeMap::new();
+                for owner in object["owners"].as_array().into_iter().flatten() {
+                    let (Some(tag), Some(sample)) = (owner["tag"].as_str(), Sample::of(&owner[field])) else {
+                        continue;
+                    };
+                    tags.entry(tag).and_modify(|sum: &mut Sample| sum.add(&sample)).or_insert(sample);
+                }
+                tags.into_iter().map(|(tag, sample)| (Some(("tag", tag.to_owned())), sample)).collect()
             }
             From::Causes => {
                 let Some(found) = object.pointer("/why/cause").and_then(Value::as_str) else { return Vec::new() };
@@ -121,6 +126,15 @@ pub(crate) enum Sample {
 }
 
 impl Sample {
+    /// Adds a count; of two numbers, which are ages, keeps the larger one.
+    fn add(&mut self, other: &Self) {
+        match (self, other) {
+            (Self::Count(sum), Self::Count(count)) => *sum += count,
+            (Self::Number(most), Self::Number(number)) => *most = most.max(*number),
+            _ => {}
+        }
+    }
+
     fn of(value: &Value) -> Option<Self> {
         match value {
             Value::Bool(value) => Some(Self::Count(u64::from(*value))),

@@ -1,5 +1,6 @@
 //! The text that Prometheus scrapes.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use serde_json::Value;
@@ -9,7 +10,8 @@ use pinpool::unstable::Kind;
 use super::metric::{Durations, METRICS, Sample, bucket_bounds};
 
 /// The metrics of several pools in the text format of Prometheus. Takes the labels of each pool and the JSON object that the
-/// socket of its process sends. A value that is missing in the object has no series.
+/// socket of its process sends. A value that is missing in the object has no series. A pool with the labels of an earlier one also has the
+/// label `pool_number`; a pool that is passed twice counts once.
 ///
 /// ```
 /// let pool = serde_json::json!({ "requests": { "hits": 3 } });
@@ -17,11 +19,12 @@ use super::metric::{Durations, METRICS, Sample, bucket_bounds};
 /// assert!(text.contains("pinpool_requests_hits_total{pool_name=\"train\"} 3"));
 /// ```
 pub fn prometheus_text(pools: &[(Vec<(&str, String)>, &Value)]) -> String {
+    let pools = distinct(pools);
     let mut text = String::new();
     for metric in &*METRICS {
         let name = metric.prometheus_name();
         let mut series = String::new();
-        for (labels, object) in pools {
+        for (labels, object) in &pools {
             for (label, sample) in metric.samples(object) {
                 let labels: Vec<_> = labels.iter().chain(&label).map(|(name, value)| pair(name, value)).collect();
                 write_sample(&mut series, &name, &labels.join(","), &sample);
@@ -37,6 +40,17 @@ pub fn prometheus_text(pools: &[(Vec<(&str, String)>, &Value)]) -> String {
         }
     }
     text
+}
+
+fn distinct<'a>(pools: &[(Vec<(&'a str, String)>, &'a Value)]) -> Vec<(Vec<(&'a str, String)>, &'a Value)> {
+    let (mut known, mut known_labels) = (HashSet::new(), HashSet::new());
+    let pools = pools.iter().filter(|(labels, object)| known.insert((labels, object["number"].to_string())));
+    let with_number = pools.map(|(labels, object)| {
+        let is_new = known_labels.insert(labels);
+        let number = (!is_new).then(|| ("pool_number", object["number"].to_string()));
+        (labels.iter().cloned().chain(number).collect(), *object)
+    });
+    with_number.collect()
 }
 
 /// A tag is any text.

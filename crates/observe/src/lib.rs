@@ -2,7 +2,7 @@
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // Parts exist on Linux only.
 #![allow(missing_docs, missing_debug_implementations, clippy::missing_errors_doc, clippy::missing_panics_doc)] // Internal: a doc comment would often repeat the name.
 
-pub mod judge;
+pub mod diagnosis;
 pub mod record;
 #[cfg(feature = "io")]
 pub mod stats_socket;

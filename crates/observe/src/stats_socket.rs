@@ -36,7 +36,7 @@ const READERS_MAX: usize = 16;
 pub const PATH_BYTES_MAX: usize = local_socket::PATH_BYTES_MAX;
 
 /// A pool with statistics to serve.
-pub trait Shown: Send + Sync {
+pub trait StatisticsSource: Send + Sync {
     /// Its statistics and owners as a JSON object.
     fn object(&self) -> serde_json::Value;
 }
@@ -57,13 +57,13 @@ struct Served {
     number: u64,
     path: PathBuf,
     socket: LocalSocket,
-    pools: Vec<Weak<dyn Shown>>,
+    pools: Vec<Weak<dyn StatisticsSource>>,
     readers: VecDeque<UnixStream>,
 }
 
 /// Serves a pool until dropped.
 #[derive(Debug)]
-pub struct Showing {
+pub struct ServedPool {
     socket: u64,
     /// Address of the pool.
     pool: usize,
@@ -92,12 +92,12 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
 /// # Errors
 ///
 /// If the socket cannot be created, another process serves it, or no thread can be started.
-pub fn serve(path: &Path, pool: Weak<dyn Shown>) -> io::Result<Showing> {
+pub fn serve(path: &Path, pool: Weak<dyn StatisticsSource>) -> io::Result<ServedPool> {
     let shown = address_of(&pool);
     let mut serving = SERVING.get().lock();
     if let Some(known) = serving.sockets.iter_mut().find(|served| served.path == path) {
         known.pools.push(pool);
-        return Ok(Showing { socket: known.number, pool: shown });
+        return Ok(ServedPool { socket: known.number, pool: shown });
     }
     let socket = LocalSocket::listen(path)?;
     remove_at_exit();
@@ -108,14 +108,14 @@ pub fn serve(path: &Path, pool: Weak<dyn Shown>) -> io::Result<Showing> {
     let number = serving.next_number;
     serving.next_number += 1;
     serving.sockets.push(Served { number, path: path.to_owned(), socket, pools: vec![pool], readers: VecDeque::new() });
-    Ok(Showing { socket: number, pool: shown })
+    Ok(ServedPool { socket: number, pool: shown })
 }
 
-fn address_of(pool: &Weak<dyn Shown>) -> usize {
+fn address_of(pool: &Weak<dyn StatisticsSource>) -> usize {
     pool.as_ptr().cast::<()>().addr()
 }
 
-impl Drop for Showing {
+impl Drop for ServedPool {
     fn drop(&mut self) {
         // A forked child has no list.
         let Some(serving) = SERVING.get_if_made() else { return };
@@ -170,7 +170,7 @@ fn begin_rounds(is_due: bool) -> Option<Vec<Round>> {
 /// One line for some readers of a socket.
 struct Round {
     socket: u64,
-    pools: Vec<Weak<dyn Shown>>,
+    pools: Vec<Weak<dyn StatisticsSource>>,
     readers: VecDeque<UnixStream>,
 }
 
@@ -226,7 +226,7 @@ mod tests {
         looks: AtomicU64,
     }
 
-    impl Shown for Counted {
+    impl StatisticsSource for Counted {
         fn object(&self) -> serde_json::Value {
             self.looks.fetch_add(1, Ordering::Relaxed);
             serde_json::json!({ "gets": 7 })

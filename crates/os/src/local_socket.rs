@@ -1,10 +1,8 @@
 //! Unix sockets that this user alone can open, and that the process that made them removes.
 
-use std::ffi::{CString, OsString};
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -34,34 +32,15 @@ impl LocalSocket {
     /// - [`AlreadyExists`](io::ErrorKind::AlreadyExists): there is something else than a socket of this user,
     /// - others of the system, or if the path is too long.
     pub fn listen(path: &Path) -> io::Result<Self> {
-        check_place(path)?;
-        let parent = path.parent().unwrap_or(Path::new(""));
-        let longest = path.as_os_str().len().max(inner(&template(parent)).as_os_str().len());
-        if longest > PATH_BYTES_MAX {
-            return Err(io::Error::other(format!(
-                "the path is too long by {} bytes: that of a socket has at most {PATH_BYTES_MAX}; name one in a directory with a \
-                 shorter path",
-                longest - PATH_BYTES_MAX
-            )));
-        }
-        // In its own directory, since between its making and the change of its mode others could open it.
-        let dir = new_dir(parent)?;
-        let made = Self::listen_in(&dir, path);
-        // Empty if the socket was moved; what was not moved is of no use.
-        let _ = fs::remove_file(inner(&dir));
-        let _ = fs::remove_dir(&dir);
-        made
-    }
-
-    fn listen_in(dir: &Path, path: &Path) -> io::Result<Self> {
-        let inner = inner(dir);
+        check_length(path)?;
+        remove_left_behind(path)?;
         let no_fork = fork::hold_off();
-        let listener = ParentOnly::new(UnixListener::bind(&inner)?, &no_fork)?;
+        let listener = ParentOnly::new(UnixListener::bind(path)?, &no_fork)?;
         drop(no_fork);
-        fs::set_permissions(&inner, Permissions::from_mode(0o600))?;
+        // Whoever connects before this is refused by `check_peer`.
+        fs::set_permissions(path, Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
-        let file = FileId::at(&inner)?;
-        fs::rename(&inner, path)?;
+        let file = FileId::at(path)?;
         // The process may go to another directory.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         Ok(Self { listener, path, file, generation: ForkGeneration::now() })
@@ -90,8 +69,18 @@ impl Drop for LocalSocket {
     }
 }
 
-/// Fails unless there is nothing at `path`, or a socket of this user that nobody listens on.
-fn check_place(path: &Path) -> io::Result<()> {
+fn check_length(path: &Path) -> io::Result<()> {
+    let Some(excess) = path.as_os_str().len().checked_sub(PATH_BYTES_MAX).filter(|&excess| excess > 0) else {
+        return Ok(());
+    };
+    Err(io::Error::other(format!(
+        "the path is too long by {excess} bytes: a socket path has at most {PATH_BYTES_MAX}; name one in a directory with a \
+         shorter path"
+    )))
+}
+
+/// Removes a socket of this user that nobody listens on. Fails if there is anything else at `path`.
+fn remove_left_behind(path: &Path) -> io::Result<()> {
     let found = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         found => found?,
@@ -112,6 +101,7 @@ fn check_place(path: &Path) -> io::Result<()> {
     if is_listened_on(path)? {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
     }
+    FileId::of(&found).remove_at(path);
     Ok(())
 }
 
@@ -120,28 +110,6 @@ fn check_place(path: &Path) -> io::Result<()> {
 fn is_listened_on(path: &Path) -> io::Result<bool> {
     let asked = UnixDatagram::unbound()?.connect(path);
     Ok(asked.map_or_else(|error| error.raw_os_error() == Some(libc::EPROTOTYPE), |()| true))
-}
-
-/// The path of the socket in its own directory.
-fn inner(dir: &Path) -> PathBuf {
-    dir.join("s")
-}
-
-fn template(parent: &Path) -> PathBuf {
-    parent.join(".pinpool-XXXXXX")
-}
-
-/// A new directory in `parent`, which this user alone can enter. Its name is drawn: a process that was killed may have left one behind, and
-/// the next process may have the same number.
-#[allow(unsafe_code)]
-fn new_dir(parent: &Path) -> io::Result<PathBuf> {
-    let mut name = CString::new(template(parent).as_os_str().as_bytes())?.into_bytes_with_nul();
-    // SAFETY: a string that ends in zero and in six X before it, which are overwritten.
-    if unsafe { libc::mkdtemp(name.as_mut_ptr().cast()) }.is_null() {
-        return Err(io::Error::last_os_error());
-    }
-    name.pop();
-    Ok(PathBuf::from(OsString::from_vec(name)))
 }
 
 /// Fails unless the process at the other end belongs to the user of this one, or to root.
@@ -193,7 +161,6 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         let socket = LocalSocket::listen(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the directory that it was made in is gone");
         drop(socket);
         assert!(!path.exists());
     }
@@ -231,8 +198,6 @@ mod tests {
         let long = dir.path().join("x".repeat(120));
         let error = LocalSocket::listen(&long.join("s")).unwrap_err().to_string();
         assert!(error.contains("at most 107") && error.contains("too long by "), "{error}");
-        let error = LocalSocket::listen(&dir.path().join("x".repeat(100))).unwrap_err().to_string();
-        assert!(error.contains("107"), "{error}");
     }
 
     #[test]
@@ -243,12 +208,5 @@ mod tests {
         assert_eq!(LocalSocket::listen(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         other.set_nonblocking(true).unwrap();
         assert_eq!(other.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "the question is no connection");
-    }
-
-    #[test]
-    fn what_a_killed_process_of_the_same_number_left_is_not_in_the_way() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join(format!(".pinpool-{}", std::process::id()))).unwrap();
-        assert!(LocalSocket::listen(&dir.path().join("stats.sock")).is_ok());
     }
 }

@@ -1,6 +1,6 @@
 //! Whether a context is still there: calls that use it continue while it is, and its end waits for them.
 
-use crate::locks::{Condvar, Mutex};
+use pinpool_os::sync::plain::{Condvar, Mutex};
 
 /// Uses of a context, until its end.
 #[derive(Debug, Default)]

@@ -12,18 +12,15 @@ use pinpool::{Backend, OnFull, PinnedBuf, Pool, Request};
 use crate::contexts::{self, Context};
 use crate::driver::{Code, Driver, MAPPED, NOT_INITIALIZED, PORTABLE, WRITE_COMBINED};
 use crate::fence::{Behind, ProcessFence};
-use crate::locks::RwLock;
 use crate::log::{self, Reason};
 use crate::{process, source};
+use pinpool_os::sync::plain::Mutex;
 
 /// Free functions wait for the device, as the driver's do, if this is set to 1.
 const SYNC: &str = "PINPOOL_PRELOAD_SYNC";
 
 /// Longest wait for work that is not over, where `PINPOOL_WAIT` sets none: then the driver's own function is called.
 const WAIT: Duration = Duration::from_millis(100);
-
-/// Represents the flags of `cuMemAllocHost` memory, which has none.
-pub(crate) const WITHOUT_FLAGS: c_uint = 1 << 31;
 
 /// A buffer of the program.
 #[derive(Debug)]
@@ -38,14 +35,13 @@ pub(crate) struct Facts {
     pub(crate) start: usize,
     /// Bytes that the program asked for.
     pub(crate) bytes: usize,
-    pub(crate) flags: c_uint,
     /// No other buffer has it.
     pub(crate) id: u64,
     pub(crate) context: Arc<Context>,
 }
 
 /// The buffers that are out (preload-I3), by their first byte.
-static BUFFERS: RwLock<BTreeMap<usize, Out>> = RwLock::new(BTreeMap::new());
+static BUFFERS: Mutex<BTreeMap<usize, Out>> = Mutex::new(BTreeMap::new());
 
 /// The buffer that holds this address.
 pub(crate) fn at(address: usize) -> Option<Facts> {
@@ -53,14 +49,14 @@ pub(crate) fn at(address: usize) -> Option<Facts> {
     if !process::is_owner() {
         return None;
     }
-    let buffers = BUFFERS.read();
+    let buffers = BUFFERS.lock();
     let (start, out) = buffers.range(..=address).next_back()?;
     (address - start < out.facts.bytes).then(|| out.facts.clone())
 }
 
 /// Leaks the buffers of a context that is gone.
 pub(crate) fn forget(context: &Arc<Context>) {
-    let mut buffers = BUFFERS.write();
+    let mut buffers = BUFFERS.lock();
     let gone = |out: &Out| Arc::ptr_eq(&out.facts.context, context);
     let starts: Vec<usize> = buffers.iter().filter(|(_, out)| gone(out)).map(|(&start, _)| start).collect();
     starts.iter().filter_map(|start| buffers.remove(start)).for_each(|out| std::mem::forget(out.buf));
@@ -75,7 +71,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     if flags & WRITE_COMBINED != 0 {
         return Err(Reason::WriteCombined);
     }
-    if flags & !(PORTABLE | MAPPED | WITHOUT_FLAGS) != 0 {
+    if flags & !(PORTABLE | MAPPED) != 0 {
         return Err(Reason::Flags(flags));
     }
     let driver = Driver::get().map_err(Reason::Driver)?;
@@ -86,7 +82,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
         return Err(Reason::Blind);
     }
     let context = match driver.current() {
-        Ok(handle @ 1..) => contexts::note(handle),
+        Ok(handle @ 1..) => contexts::find_or_add(handle),
         _ => return Err(Reason::NoContext),
     };
     let pool = context.pool(|context| make_pool(driver, context)).ok_or(Reason::NoPool)?;
@@ -95,8 +91,8 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     static IDS: AtomicU64 = AtomicU64::new(1 << 62);
     // Relaxed: a number that publishes nothing.
     let id = IDS.fetch_add(1, Ordering::Relaxed);
-    let facts = Facts { start: start.addr(), bytes, flags, id, context };
-    BUFFERS.write().insert(start.addr(), Out { buf, facts });
+    let facts = Facts { start: start.addr(), bytes, id, context };
+    BUFFERS.lock().insert(start.addr(), Out { buf, facts });
     Ok(start.cast())
 }
 
@@ -164,14 +160,13 @@ pub(crate) fn free(start: *mut c_void) -> Freed {
         let is_parents = !process::may_be_served() && source::is_inside_of_parent(address);
         return if is_parents { Freed::Failed(NOT_INITIALIZED) } else { Freed::NotOurs };
     }
-    let Some(out) = BUFFERS.write().remove(&address) else {
+    let Some(out) = BUFFERS.lock().remove(&address) else {
         return if source::is_inside(address) { Freed::Unknown } else { Freed::NotOurs };
     };
     let Ok(driver) = Driver::get() else { return Freed::Failed(NOT_INITIALIZED) };
     contexts::record_current();
-    let (fence, outcome) = ProcessFence::behind(driver, contexts::all());
-    let fence = Arc::new(fence);
-    let outcome = outcome.and_then(|()| if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) });
+    let fence = Arc::new(ProcessFence::behind(driver, contexts::all()));
+    let outcome = if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
     // Never an error: a fence that fails is the pool's to count, to log and to ask again.
     let _behind = out.buf.release_after(&Behind(fence));
     outcome.map_or_else(Freed::Failed, |()| Freed::Done)

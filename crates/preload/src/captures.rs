@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
 use crate::driver::{CAPTURE_INVALIDATED, Code};
-use crate::locks::RwLock;
+use pinpool_os::sync::plain::Mutex;
 
 /// The handle of the per-thread default stream; the functions for such programs mean it by 0.
 const PER_THREAD: usize = 2;
@@ -43,19 +43,19 @@ pub(crate) fn is_default(stream: usize) -> bool {
     stream <= PER_THREAD
 }
 
-static CAPTURES: RwLock<Vec<Capture>> = RwLock::new(Vec::new());
+static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 
 /// Set once a record met a capture that this module had not seen.
 static IS_BLIND: AtomicBool = AtomicBool::new(false);
 
 /// Whether any stream captures.
 pub(crate) fn are_under_way() -> bool {
-    !CAPTURES.read().is_empty()
+    !CAPTURES.lock().is_empty()
 }
 
 /// Begins a capture of `stream`, of the context with this number, by `begin`.
 pub(crate) fn begin(stream: usize, context: Option<u64>, begin: impl FnOnce() -> Code) -> Code {
-    let mut captures = CAPTURES.write();
+    let mut captures = CAPTURES.lock();
     let code = begin();
     let capture = Capture::of(stream, context);
     if code == 0 && !captures.contains(&capture) {
@@ -69,17 +69,17 @@ pub(crate) fn end(stream: usize, end: impl FnOnce() -> Code) -> Code {
     let code = end();
     if matches!(code, 0 | CAPTURE_INVALIDATED) {
         let ended = Capture::of(stream, None);
-        CAPTURES.write().retain(|capture| !capture.is_same_stream(&ended));
+        CAPTURES.lock().retain(|capture| !capture.is_same_stream(&ended));
     }
     code
 }
 
 /// Destroys `stream` by `destroy`. If it captures, the capture ends with it.
 pub(crate) fn destroy(stream: usize, destroy: impl FnOnce() -> Code) -> Code {
-    if !CAPTURES.read().iter().any(|capture| capture.stream == stream) {
+    if !CAPTURES.lock().iter().any(|capture| capture.stream == stream) {
         return destroy();
     }
-    let mut captures = CAPTURES.write();
+    let mut captures = CAPTURES.lock();
     let code = destroy();
     if code == 0 {
         captures.retain(|capture| capture.stream != stream);
@@ -89,12 +89,12 @@ pub(crate) fn destroy(stream: usize, destroy: impl FnOnce() -> Code) -> Code {
 
 /// Forgets the captures of a context that is gone, by its number: they ended with it.
 pub(crate) fn forget(context: u64) {
-    CAPTURES.write().retain(|capture| capture.context != Some(context));
+    CAPTURES.lock().retain(|capture| capture.context != Some(context));
 }
 
 /// Runs `record` while no capture is under way and none can begin; `None` while one is.
 pub(crate) fn beside_none<R>(record: impl FnOnce() -> R) -> Option<R> {
-    let captures = CAPTURES.read();
+    let captures = CAPTURES.lock();
     (captures.is_empty() && !is_blind()).then(record)
 }
 

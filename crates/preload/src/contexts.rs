@@ -16,8 +16,8 @@ use pinpool::Pool;
 
 use crate::alive::{Alive, Ending};
 use crate::driver::{Code, Driver};
-use crate::locks::{Mutex, RwLock};
 use crate::{captures, log, process};
+use pinpool_os::sync::plain::Mutex;
 
 /// More idle events than these are not kept apart from the fences that use them.
 const SPARE_EVENTS: usize = 4096;
@@ -54,7 +54,7 @@ enum Serving {
 
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
-static CONTEXTS: RwLock<Vec<Arc<Context>>> = RwLock::new(Vec::new());
+static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 
 impl Context {
     pub(crate) fn handle(&self) -> usize {
@@ -97,7 +97,7 @@ impl Context {
         !captures::are_under_way() && self.in_vain.lock().is_none_or(|at| at.elapsed() >= NO_WAIT)
     }
 
-    /// Notes that a wait for memory ended without any.
+    /// Records that a wait for memory ended without any.
     pub(crate) fn waited_in_vain(&self) {
         *self.in_vain.lock() = Some(Instant::now());
     }
@@ -137,19 +137,19 @@ impl Context {
 
 /// All contexts that are there.
 pub(crate) fn all() -> Vec<Arc<Context>> {
-    CONTEXTS.read().iter().filter(|context| !context.is_gone()).cloned().collect()
+    CONTEXTS.lock().iter().filter(|context| !context.is_gone()).cloned().collect()
 }
 
-/// Notes the context with this handle.
-pub(crate) fn note(handle: usize) -> Arc<Context> {
+/// The context with this handle, recorded if it is new.
+pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     // Before a lock is taken that another thread of the parent might hold in a child.
     process::own();
     let is_it = |context: &&Arc<Context>| context.handle == handle && !context.is_gone();
-    if let Some(known) = CONTEXTS.read().iter().find(is_it) {
+    if let Some(known) = CONTEXTS.lock().iter().find(is_it) {
         return known.clone();
     }
     let device = Driver::get().ok().and_then(|driver| driver.device_of(handle).ok());
-    let mut contexts = CONTEXTS.write();
+    let mut contexts = CONTEXTS.lock();
     contexts.iter().find(is_it).cloned().unwrap_or_else(|| {
         let context = Arc::new(Context {
             handle,
@@ -167,17 +167,22 @@ pub(crate) fn note(handle: usize) -> Arc<Context> {
     })
 }
 
-/// Notes the context with this handle, which the program has made.
-pub(crate) fn record_made(handle: usize) {
-    note(handle).is_made.store(true, Ordering::Release);
+/// Records the context with this handle.
+pub(crate) fn record(handle: usize) {
+    find_or_add(handle);
 }
 
-/// Notes the context that is current on this thread.
+/// Records the context with this handle, which the program has made.
+pub(crate) fn record_made(handle: usize) {
+    find_or_add(handle).is_made.store(true, Ordering::Release);
+}
+
+/// Records the context that is current on this thread.
 pub(crate) fn record_current() {
     if let Ok(driver) = Driver::get()
         && let Ok(handle @ 1..) = driver.current()
     {
-        note(handle);
+        find_or_add(handle);
     }
 }
 
@@ -185,7 +190,7 @@ pub(crate) fn record_current() {
 pub(crate) fn number_of(stream: usize) -> Option<u64> {
     let driver = Driver::get().ok()?;
     let handle = if captures::is_default(stream) { driver.current() } else { driver.context_of(stream) };
-    handle.ok().filter(|&handle| handle != 0).map(|handle| note(handle).number())
+    handle.ok().filter(|&handle| handle != 0).map(|handle| find_or_add(handle).number())
 }
 
 /// Ends the contexts that `is_it` means by `end`, if `is_gone` says so of its code; returns those that ended.
@@ -203,6 +208,6 @@ pub(crate) fn end_by(
     }
     endings.iter().for_each(Ending::end);
     drop(endings);
-    CONTEXTS.write().retain(|context| !context.is_gone());
+    CONTEXTS.lock().retain(|context| !context.is_gone());
     (code, found)
 }

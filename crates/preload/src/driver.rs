@@ -61,9 +61,7 @@ macro_rules! functions {
 
 functions! {
     host_alloc = c"cuMemHostAlloc" fn(*mut *mut c_void, usize, c_uint);
-    alloc_host = c"cuMemAllocHost_v2" fn(*mut *mut c_void, usize);
     free_host = c"cuMemFreeHost" fn(*mut c_void);
-    host_flags = c"cuMemHostGetFlags" fn(*mut c_uint, *mut c_void);
     current = c"cuCtxGetCurrent" fn(*mut usize);
     push = c"cuCtxPushCurrent_v2" fn(usize);
     pop = c"cuCtxPopCurrent_v2" fn(*mut usize);
@@ -72,7 +70,6 @@ functions! {
     event_create = c"cuEventCreate" fn(*mut usize, c_uint);
     event_query = c"cuEventQuery" fn(usize);
     event_wait = c"cuEventSynchronize" fn(usize);
-    synchronize = c"cuCtxSynchronize" fn();
     stream_context = c"cuStreamGetCtx" fn(usize, *mut usize);
     is_capturing = c"cuStreamIsCapturing" fn(usize, *mut c_int);
     exchange_mode = c"cuThreadExchangeStreamCaptureMode" fn(*mut c_int);
@@ -112,27 +109,21 @@ impl Driver {
 
     /// The context that is current on this thread; 0 is none.
     pub(crate) fn current(&self) -> Result<usize, Code> {
-        let mut context = 0;
         // SAFETY: a place for a handle.
-        check(unsafe { (self.0.current)(&raw mut context) })?;
-        Ok(context)
+        value(|context| unsafe { (self.0.current)(context) })
     }
 
     /// The context of a stream that is no default stream.
     pub(crate) fn context_of(&self, stream: usize) -> Result<usize, Code> {
-        let mut context = 0;
         // SAFETY: the program's stream, which it is about to use, and a place for a handle.
-        check(unsafe { (self.0.stream_context)(stream, &raw mut context) })?;
-        Ok(context)
+        value(|context| unsafe { (self.0.stream_context)(stream, context) })
     }
 
     /// The device of a context that is alive.
     pub(crate) fn device_of(&self, context: usize) -> Result<c_int, Code> {
         let _entered = self.enter(context)?;
-        let mut device = 0;
         // SAFETY: a place for a number.
-        check(unsafe { (self.0.device)(&raw mut device) })?;
-        Ok(device)
+        value(|device| unsafe { (self.0.device)(device) })
     }
 
     /// Whether the device has a primary context.
@@ -170,14 +161,6 @@ impl Driver {
         NonNull::new(place).ok_or(UNKNOWN)
     }
 
-    /// Pinned memory as [`host_alloc`](Self::host_alloc) gives it, by the function without flags.
-    pub(crate) fn alloc_host(&self, bytes: usize) -> Result<NonNull<c_void>, Code> {
-        let mut place = std::ptr::null_mut();
-        // SAFETY: a place for an address.
-        check(unsafe { (self.0.alloc_host)(&raw mut place, bytes) })?;
-        NonNull::new(place).ok_or(UNKNOWN)
-    }
-
     /// Frees such memory.
     ///
     /// # Safety
@@ -188,20 +171,10 @@ impl Driver {
         check(unsafe { (self.0.free_host)(place.as_ptr()) })
     }
 
-    /// The flags that the driver tells of such memory.
-    pub(crate) fn host_flags(&self, place: NonNull<c_void>) -> Result<c_uint, Code> {
-        let mut flags = 0;
-        // SAFETY: a place for the answer; the driver looks the address up and reads nothing there.
-        check(unsafe { (self.0.host_flags)(&raw mut flags, place.as_ptr()) })?;
-        Ok(flags)
-    }
-
     /// An event of the current context.
     pub(crate) fn event(&self) -> Result<usize, Code> {
-        let mut event = 0;
         // SAFETY: a place for a handle.
-        check(unsafe { (self.0.event_create)(&raw mut event, DISABLE_TIMING) })?;
-        Ok(event)
+        value(|event| unsafe { (self.0.event_create)(event, DISABLE_TIMING) })
     }
 
     /// Records the event, one of `context`, behind all work of that context. While a stream of it captures, this fails and
@@ -227,12 +200,6 @@ impl Driver {
         check(unsafe { (self.0.event_wait)(event) })
     }
 
-    /// Waits for all work of the current context. While a stream of it captures, this fails and spoils the capture.
-    pub(crate) fn synchronize(&self) -> Result<(), Code> {
-        // SAFETY: no arguments.
-        check(unsafe { (self.0.synchronize)() })
-    }
-
     /// Whether a stream that is ordered with the default stream of the current context captures. Asking spoils no capture.
     pub(crate) fn is_default_stream_blocked(&self) -> bool {
         let mut status = 0;
@@ -240,6 +207,12 @@ impl Driver {
         let code = unsafe { (self.0.is_capturing)(LEGACY_STREAM, &raw mut status) };
         status != 0 || matches!(code, CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)
     }
+}
+
+/// The value that `call` stores.
+fn value<T: Default>(call: impl FnOnce(*mut T) -> Code) -> Result<T, Code> {
+    let mut value = T::default();
+    check(call(&raw mut value)).map(|()| value)
 }
 
 /// A success, or the code.

@@ -5,8 +5,8 @@
 //!      └── while a stream captures: asked again at each sweep of the pool
 //! ```
 //!
-//! A record that comes later than the free covers more work than it must, never less. Where the driver refuses an event, a
-//! free does what the driver's own does: it waits for the contexts. What is refused then is asked for again.
+//! A record that comes later than the free covers more work than it must, never less. If the driver refuses an event, the next
+//! sweep records it.
 
 use std::mem;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use pinpool::{Error, Fence};
 use crate::captures;
 use crate::contexts::Context;
 use crate::driver::{CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED, Code, Driver, INVALID_CONTEXT};
-use crate::locks::Mutex;
 use crate::log;
+use pinpool_os::sync::plain::Mutex;
 
 /// Between two checks work that cannot be waited for.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -40,12 +40,12 @@ enum State {
 }
 
 impl ProcessFence {
-    /// A fence behind the work of these contexts, and the code of the driver if it says nothing of that work now. Recorded if
-    /// no capture is under way.
-    pub(crate) fn behind(driver: &'static Driver, contexts: Vec<Arc<Context>>) -> (Self, Result<(), Code>) {
+    /// A fence behind the work of these contexts. Recorded if no capture is under way and the driver does not refuse.
+    pub(crate) fn behind(driver: &'static Driver, contexts: Vec<Arc<Context>>) -> Self {
         let mut state = State::Waiting(contexts);
-        let outcome = state.record(driver).or_else(|_| state.wait(driver));
-        (Self { driver, state: Mutex::new(state) }, outcome)
+        // What is refused is recorded by a later sweep.
+        let _refused = state.record(driver);
+        Self { driver, state: Mutex::new(state) }
     }
 
     /// Is the work over? `false` while it cannot be known.
@@ -117,29 +117,6 @@ impl State {
                 events.into_iter().for_each(|(context, event)| context.put_event(event));
                 return outcome;
             }
-        }
-        Ok(())
-    }
-
-    /// Waits for the work of each context, if no capture is under way; none can begin meanwhile. Otherwise changes nothing.
-    fn wait(&mut self, driver: &Driver) -> Result<(), Code> {
-        let Self::Waiting(contexts) = self else { return Ok(()) };
-        let waited = captures::beside_none(|| {
-            for context in contexts.iter() {
-                let waited = context.while_alive(|handle| {
-                    let _entered = driver.enter(handle)?;
-                    if driver.is_default_stream_blocked() { Ok(false) } else { driver.synchronize().map(|()| true) }
-                });
-                match waited {
-                    // Gone, and its work with it.
-                    None | Some(Err(CONTEXT_IS_DESTROYED | INVALID_CONTEXT) | Ok(true)) => {}
-                    Some(waited) => return waited,
-                }
-            }
-            Ok(true)
-        });
-        if waited.unwrap_or(Ok(false))? {
-            *self = Self::Recorded(Vec::new());
         }
         Ok(())
     }

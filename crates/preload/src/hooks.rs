@@ -12,8 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::buffers::{self, Freed, WITHOUT_FLAGS};
-use crate::driver::{Code, Driver, NOT_FOUND, UNKNOWN};
+use crate::buffers::{self, Freed};
+use crate::driver::{Code, NOT_FOUND, UNKNOWN};
 use crate::log::{self, Reason};
 use crate::{captures, contexts, ends, lookup, pointers, process, registrations};
 
@@ -131,21 +131,19 @@ macro_rules! hooks {
 hooks! {
     cuMemHostAlloc = c"cuMemHostAlloc" 2020..UNKNOWN_FROM Any
         (out: *mut *mut c_void, bytes: usize, flags: c_uint)
-        real => host_alloc(real, out, bytes, flags);
+        real => allocate(|| real(out, bytes, flags), out, bytes, flags);
     cuMemAllocHost_v2 = c"cuMemAllocHost" 3020..UNKNOWN_FROM Any
         (out: *mut *mut c_void, bytes: usize)
-        real => alloc_host(|| real(out, bytes), out, bytes);
+        real => allocate(|| real(out, bytes), out, bytes, 0);
     cuMemAllocHost = c"cuMemAllocHost" 2000..3020 Any
         (out: *mut *mut c_void, bytes: c_uint)
-        real => alloc_host(|| real(out, bytes), out, bytes as usize);
+        real => allocate(|| real(out, bytes), out, bytes as usize, 0);
     cuMemFreeHost = c"cuMemFreeHost" 2000..UNKNOWN_FROM Any (start: *mut c_void)
         real => free_host(real, start);
     cuMemHostRegister_v2 = c"cuMemHostRegister" 6050..UNKNOWN_FROM Any (start: *mut c_void, bytes: usize, flags: c_uint)
         real => counting_registration(bytes, || real(start, bytes, flags));
     cuMemHostRegister = c"cuMemHostRegister" 4000..6050 Any (start: *mut c_void, bytes: usize, flags: c_uint)
         real => counting_registration(bytes, || real(start, bytes, flags));
-    cuMemHostGetFlags = c"cuMemHostGetFlags" 2030..UNKNOWN_FROM Any (out: *mut c_uint, address: *mut c_void)
-        real => host_flags(real, out, address);
     cuPointerGetAttribute = c"cuPointerGetAttribute" 4000..UNKNOWN_FROM Any
         (out: *mut c_void, attribute: c_int, address: u64)
         real => pointer_attribute(real, out, attribute, address);
@@ -158,10 +156,10 @@ hooks! {
 
     cuStreamCreate = c"cuStreamCreate" 2000..UNKNOWN_FROM Any
         (out: *mut usize, flags: c_uint)
-        real => noting_current(|| real(out, flags));
+        real => recording_current(|| real(out, flags));
     cuStreamCreateWithPriority = c"cuStreamCreateWithPriority" 5050..UNKNOWN_FROM Any
         (out: *mut usize, flags: c_uint, priority: c_int)
-        real => noting_current(|| real(out, flags, priority));
+        real => recording_current(|| real(out, flags, priority));
     cuStreamDestroy_v2 = c"cuStreamDestroy" 4000..UNKNOWN_FROM Any (stream: usize)
         real => destroy_stream(real, stream);
     cuStreamDestroy = c"cuStreamDestroy" 2000..4000 Any (stream: usize)
@@ -193,7 +191,7 @@ hooks! {
 
     cuDevicePrimaryCtxRetain = c"cuDevicePrimaryCtxRetain" 7000..UNKNOWN_FROM Any
         (out: *mut usize, device: c_int)
-        real => retain_primary(real, out, device);
+        real => recording_result(out, contexts::record, || real(out, device));
     cuDevicePrimaryCtxRelease_v2 = c"cuDevicePrimaryCtxRelease" 11000..UNKNOWN_FROM Any (device: c_int)
         real => release_primary(real, device);
     cuDevicePrimaryCtxRelease = c"cuDevicePrimaryCtxRelease" 7000..11000 Any (device: c_int)
@@ -204,24 +202,24 @@ hooks! {
         real => reset_primary(real, device);
     cuCtxSetCurrent = c"cuCtxSetCurrent" 4000..UNKNOWN_FROM Any
         (context: usize)
-        real => noting(context, || real(context));
+        real => recording(context, || real(context));
     cuCtxPushCurrent_v2 = c"cuCtxPushCurrent" 4000..UNKNOWN_FROM Any
         (context: usize)
-        real => noting(context, || real(context));
+        real => recording(context, || real(context));
     cuCtxPushCurrent = c"cuCtxPushCurrent" 2000..4000 Any
         (context: usize)
-        real => noting(context, || real(context));
+        real => recording(context, || real(context));
     // All forms have the place of the handle first, and up to five arguments that are numbers or addresses, which stand in
     // registers; a register without an argument is not checked.
     cuCtxCreate_v4 = c"cuCtxCreate" 12050..UNKNOWN_FROM Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => noting_made(out, || real(out, a, b, c, d));
+        real => recording_result(out, contexts::record_made, || real(out, a, b, c, d));
     cuCtxCreate_v3 = c"cuCtxCreate" 11040..12050 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => noting_made(out, || real(out, a, b, c, d));
+        real => recording_result(out, contexts::record_made, || real(out, a, b, c, d));
     cuCtxCreate_v2 = c"cuCtxCreate" 3020..11040 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => noting_made(out, || real(out, a, b, c, d));
+        real => recording_result(out, contexts::record_made, || real(out, a, b, c, d));
     cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..UNKNOWN_FROM Any (context: usize)
         real => destroy_context(real, context);
     cuCtxDestroy = c"cuCtxDestroy" 2000..4000 Any (context: usize)
@@ -233,19 +231,6 @@ hooks! {
     cuGetProcAddress = c"cuGetProcAddress" 11030..12000 Any
         (name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64)
         real => proc_address(real(name, out, version, flags), name, out, version, flags);
-}
-
-fn host_alloc(
-    real: impl FnOnce(*mut *mut c_void, usize, c_uint) -> Code,
-    out: *mut *mut c_void,
-    bytes: usize,
-    flags: c_uint,
-) -> Code {
-    allocate(|| real(out, bytes, flags), out, bytes, flags)
-}
-
-fn alloc_host(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize) -> Code {
-    allocate(real, out, bytes, WITHOUT_FLAGS)
 }
 
 /// Memory from a pool, else from the driver by `real`. Bad arguments are the driver's to refuse.
@@ -277,24 +262,11 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
 
 /// Counts memory that the driver pins in place, and records its context, so that this process is the one that is served.
 fn counting_registration(bytes: usize, real: impl FnOnce() -> Code) -> Code {
-    let code = noting_current(real);
+    let code = recording_current(real);
     if code == 0 && process::is_owner() {
         registrations::saw(bytes);
     }
     code
-}
-
-fn host_flags(real: impl FnOnce(*mut c_uint, *mut c_void) -> Code, out: *mut c_uint, address: *mut c_void) -> Code {
-    let ours = NonNull::new(out).zip(buffers::at(address.addr())).zip(Driver::get().ok());
-    let Some(((place, facts), driver)) = ours else { return real(out, address) };
-    match pointers::flags(driver, &facts) {
-        Ok(flags) => {
-            // SAFETY: preload-I1: the program's place for the flags.
-            unsafe { place.write(flags) };
-            0
-        }
-        Err(code) => code,
-    }
 }
 
 fn pointer_attribute(
@@ -349,15 +321,15 @@ fn address_range(
     code
 }
 
-fn noting(context: usize, real: impl FnOnce() -> Code) -> Code {
+fn recording(context: usize, real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if code == 0 && context != 0 && process::may_be_served() {
-        contexts::note(context);
+        contexts::record(context);
     }
     code
 }
 
-fn noting_current(real: impl FnOnce() -> Code) -> Code {
+fn recording_current(real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if code == 0 && process::may_be_served() {
         contexts::record_current();
@@ -365,20 +337,11 @@ fn noting_current(real: impl FnOnce() -> Code) -> Code {
     code
 }
 
-fn noting_made(out: *mut usize, real: impl FnOnce() -> Code) -> Code {
+fn recording_result(out: *mut usize, record: fn(usize), real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if let (0, Some(place), true) = (code, NonNull::new(out), process::may_be_served()) {
         // SAFETY: preload-I1: the driver wrote the handle there.
-        contexts::record_made(unsafe { place.read() });
-    }
-    code
-}
-
-fn retain_primary(real: impl FnOnce(*mut usize, c_int) -> Code, out: *mut usize, device: c_int) -> Code {
-    let code = real(out, device);
-    if let (0, Some(place), true) = (code, NonNull::new(out), process::may_be_served()) {
-        // SAFETY: preload-I1: the driver wrote the handle there.
-        contexts::note(unsafe { place.read() });
+        record(unsafe { place.read() });
     }
     code
 }

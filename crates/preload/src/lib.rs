@@ -57,7 +57,6 @@ mod driver;
 mod ends;
 mod fence;
 mod hooks;
-mod locks;
 mod log;
 mod lookup;
 mod pointers;

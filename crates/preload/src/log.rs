@@ -3,7 +3,6 @@
 //! They go to stderr, or to the file that `PINPOOL_PRELOAD_LOG` names (appended to, so that several processes may share it;
 //! `%p` is the number of the process). `RUST_LOG` says which are shown, by default warnings, and in a file the pools' lines too.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::mem::{self, Discriminant};
@@ -14,7 +13,7 @@ use env_logger::{Builder, Target};
 use log::{LevelFilter, info, warn};
 use pinpool::Pool;
 
-use crate::locks::Mutex;
+use pinpool_os::sync::plain::Mutex;
 
 /// Where the lines go; stderr if it is not set.
 const FILE: &str = "PINPOOL_PRELOAD_LOG";
@@ -67,23 +66,18 @@ impl fmt::Display for Reason {
 
 /// Logs that memory comes from the driver itself, once for each reason.
 pub(crate) fn passed_through(reason: &Reason) {
-    static TOLD: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+    static TOLD: Mutex<Vec<Discriminant<Reason>>> = Mutex::new(Vec::new());
     // No context is the driver's to refuse. A child of a fork does not log: its parent's threads may have held a lock.
     if matches!(reason, Reason::NoPool | Reason::Blind | Reason::NoContext | Reason::Forked) {
         return;
     }
     init();
-    if TOLD.lock().insert(number(mem::discriminant(reason))) {
+    let (kind, mut told) = (mem::discriminant(reason), TOLD.lock());
+    if !told.contains(&kind) {
+        told.push(kind);
+        drop(told);
         warn!("not served, the driver's own function is called: {reason}");
     }
-}
-
-/// A number for a kind of reason.
-fn number(kind: Discriminant<Reason>) -> u64 {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut hasher = DefaultHasher::new();
-    kind.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// Logs that a pool could not be made.

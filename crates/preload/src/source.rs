@@ -15,20 +15,20 @@ use pinpool::unstable::backend::GRANULE_BYTES;
 use crate::blocks::{Block, Blocks};
 use crate::contexts::Context;
 use crate::driver::{Code, Driver, MAPPED, PORTABLE};
-use crate::locks::RwLock;
+use pinpool_os::sync::plain::Mutex;
 
 /// The blocks of all pools, by their first byte.
-static BLOCKS: RwLock<Blocks> = RwLock::new(Blocks::new());
+static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks::new());
 
 /// Whether the address lies in a block of a pool.
 pub(crate) fn is_inside(address: usize) -> bool {
-    BLOCKS.read().contains(address)
+    BLOCKS.lock().contains(address)
 }
 
 /// Whether the address lies in a block of a pool, asked in the child of a fork. There another thread of the parent may have
 /// held the lock: then the address counts as inside.
 pub(crate) fn is_inside_of_parent(address: usize) -> bool {
-    BLOCKS.try_read().is_none_or(|blocks| blocks.contains(address))
+    BLOCKS.try_lock().is_none_or(|blocks| blocks.contains(address))
 }
 
 /// Pinned memory of one context.
@@ -82,13 +82,13 @@ unsafe impl Source for HostSource {
             let _entered = self.driver.enter(handle)?;
             let block = self.driver.host_alloc(held_bytes, PORTABLE | MAPPED)?;
             // Before the context can end, which forgets its blocks.
-            BLOCKS.write().insert(block.addr().get(), Block { bytes: held_bytes, context: self.context.number() });
+            BLOCKS.lock().insert(block.addr().get(), Block { bytes: held_bytes, context: self.context.number() });
             Ok(block)
         });
         let block = block.ok_or_else(Self::gone)?.map_err(|code| self.error("cuMemHostAlloc", code))?;
         let start = block.addr().get().next_multiple_of(PAGE_BYTES);
         if start - block.addr().get() + len_bytes > held_bytes {
-            BLOCKS.write().remove(block.addr().get());
+            BLOCKS.lock().remove(block.addr().get());
             // SAFETY: allocated above, and given to nobody.
             let _leaked = unsafe { self.driver.free_host(block) };
             return Err(SourceError::new("cuMemHostAlloc", "the driver's block holds no page-aligned region"));
@@ -101,18 +101,18 @@ unsafe impl Source for HostSource {
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let released = self.context.while_alive(|handle| {
             let start = region.start().addr().get();
-            let block = BLOCKS.read().holding(start, region.len_bytes(), self.context.number());
+            let block = BLOCKS.lock().holding(start, region.len_bytes(), self.context.number());
             let Some((at, block)) = block else {
                 return Err(SourceError::new("cuMemFreeHost", format!("no block of the pool holds {start:#x}")));
             };
             let _entered = self.driver.enter(handle).map_err(|code| self.error("cuCtxPushCurrent", code))?;
             // Before the call: the address may be another's at once.
-            BLOCKS.write().remove(at);
+            BLOCKS.lock().remove(at);
             let place = region.start().cast::<c_void>().map_addr(|start| NonZero::new(at).unwrap_or(start));
             // SAFETY: the block of this region; the caller's promise.
             let freed = unsafe { self.driver.free_host(place) };
             if freed.is_err() {
-                BLOCKS.write().insert(at, block);
+                BLOCKS.lock().insert(at, block);
             }
             freed.map_err(|code| self.error("cuMemFreeHost", code))
         });
@@ -131,5 +131,5 @@ unsafe impl Source for HostSource {
 
 /// Forgets the blocks of the context with this number, which is gone: their addresses may be another's.
 pub(crate) fn forget_blocks(context: u64) {
-    BLOCKS.write().forget(context);
+    BLOCKS.lock().forget(context);
 }

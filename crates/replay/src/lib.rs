@@ -14,7 +14,6 @@
 //! | `replay.rs` | the settings of a replay and its pool |
 //! | `sim.rs` | simulated memory |
 //! | `player.rs`, `player/steps.rs` | the player: virtual time and counters; the steps of threads |
-//! | `watch.rs` | observes the pool during a replay |
 //! | `report.rs` | what a replay cost, and whether it matches the recording |
 //! | `cost.rs` | the duration of driver calls, fitted to a recording |
 
@@ -29,7 +28,6 @@ mod report;
 mod sim;
 mod text;
 mod threads;
-mod watch;
 mod workload;
 
 pub use cost::{CallCost, TimedCall};
@@ -40,5 +38,4 @@ pub use pinpool_observe::record::{Event, PoolDescription, Record, Recording, Rec
 pub use replay::Replay;
 pub use report::ReplayReport;
 pub use sim::{SimSource, SourceKind};
-pub use watch::Watch;
 pub use workload::Workload;

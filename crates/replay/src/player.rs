@@ -15,15 +15,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::priced::{CallSums, Calls};
+use super::priced::CallSums;
+use super::replay::Replay;
 use super::report::ReplayReport;
-use super::sim::SourceKind;
-use super::watch::Watch;
 use super::workload::Workload;
 use crate::format::DEFAULT_ALIGN;
-use pinpool::unstable::{ManualClock, look, prepare_step};
+use pinpool::unstable::{ManualClock, compaction_step, look};
 use pinpool::{Error, PinnedBuf, Pool};
 
 mod steps;
@@ -40,6 +38,9 @@ const SLOW_NS: u64 = 500_000;
 /// Requests before this belong to the start of the program, which pins memory.
 const STARTED_US: u64 = 1_000_000;
 
+/// The pool is shown this many times over the time of a workload, and as many times over its requests.
+const SHOWN_TIMES: u64 = 1_000;
+
 /// A pool under a workload.
 pub(super) struct Player<'a> {
     pool: Pool,
@@ -47,7 +48,6 @@ pub(super) struct Player<'a> {
     sums: Arc<CallSums>,
     /// Until when the maintenance thread is busy with compaction.
     prepared_until_ns: u64,
-    source: SourceKind,
     max_bytes: Option<u64>,
     wait_us: u64,
     held: HashMap<u64, GetState>,
@@ -56,9 +56,23 @@ pub(super) struct Player<'a> {
     next_ticket: u64,
     /// Names of waiting requests that were served since the last check.
     served: Vec<u64>,
-    watch: Option<Watch<'a>>,
-    tally: Tally,
+    /// The counters so far; the rest of the report comes from the pool at the end.
+    report: ReplayReport,
+    half_gets: u64,
+    page_locks_at_half: u64,
+    pinned_byte_us: u128,
+    /// Requested bytes of the held buffers.
+    asked_bytes: u64,
+    /// Bytes pinned a minute after the last return; `None` until that minute has passed.
+    pinned_after_settling: Option<u64>,
+    see: See<'a>,
+    /// Microseconds and requests between two calls of `see`, and at the next call.
+    every: (u64, u64),
+    next: (u64, u64),
 }
+
+/// Observes the pool: the time in microseconds, and the pool.
+pub(super) type See<'a> = &'a mut dyn FnMut(u64, &Pool);
 
 /// State of a request with a buffer that was not returned.
 enum GetState {
@@ -76,98 +90,81 @@ struct Ticket {
     since_us: u64,
 }
 
-#[derive(Default)]
-struct Tally {
-    gets: u64,
-    half_gets: u64,
-    page_locks_at_half: u64,
-    waits: u64,
-    /// How long they waited until they were served or timed out.
-    waited_us: u64,
-    fallbacks: u64,
-    pinned_byte_us: u128,
-    /// Requested bytes of the held buffers.
-    asked_bytes: u64,
-    /// Peak of the pinned bytes, and the most requested bytes at that peak.
-    peak_pinned_bytes: u64,
-    asked_at_peak_bytes: u64,
-    slow_gets: u64,
-    worst_moves_ns: u64,
-    moved_bytes: u64,
-    moving_ns: u64,
-    prepared_bytes: u64,
-    last_put_us: u64,
-    /// Bytes pinned a minute after the last return; `None` until that minute has passed.
-    pinned_after_settling: Option<u64>,
-}
-
-impl Tally {
-    /// Records a new buffer of this many bytes.
-    fn hold(&mut self, bytes: usize, sums: &CallSums) {
-        self.asked_bytes += bytes as u64;
-        let (now, peak) = sums.pinned();
-        if peak > self.peak_pinned_bytes {
-            (self.peak_pinned_bytes, self.asked_at_peak_bytes) = (peak, self.asked_bytes);
-        } else if now == peak {
-            self.asked_at_peak_bytes = self.asked_at_peak_bytes.max(self.asked_bytes);
-        }
-    }
-
-    /// Adds the calls of one request.
-    fn count(&mut self, calls: Calls, now_us: u64) {
-        self.moved_bytes += calls.moved_bytes;
-        self.moving_ns += calls.moving_ns;
-        if now_us >= STARTED_US && calls.commits == 0 {
-            self.slow_gets += u64::from(calls.waited_ns > SLOW_NS);
-            self.worst_moves_ns = self.worst_moves_ns.max(calls.waited_ns);
-        }
-    }
-}
-
 impl<'a> Player<'a> {
     pub(super) fn new(
         pool: Pool,
         clock: ManualClock,
         sums: Arc<CallSums>,
-        source: SourceKind,
-        max_bytes: Option<u64>,
-        wait: Duration,
-        watch: Option<Watch<'a>>,
+        replay: &Replay,
+        workload: &Workload,
+        see: See<'a>,
     ) -> Self {
+        let every = |all: u64| (all / SHOWN_TIMES).max(1);
+        let every = (every(workload.duration_us()), every(workload.gets()));
         Self {
             pool,
             clock,
             sums,
             prepared_until_ns: 0,
-            source,
-            max_bytes,
-            wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
+            max_bytes: replay.max_bytes,
+            wait_us: u64::try_from(replay.wait.as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
             queue: BTreeMap::new(),
             next_ticket: 0,
             served: Vec::new(),
-            watch,
-            tally: Tally::default(),
+            report: ReplayReport { source: replay.source.name(), ..ReplayReport::default() },
+            half_gets: workload.gets() / 2,
+            page_locks_at_half: 0,
+            pinned_byte_us: 0,
+            asked_bytes: 0,
+            pinned_after_settling: None,
+            see,
+            every,
+            next: (every.0, 1),
         }
     }
 
     /// Performs all of `workload`.
     pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayReport, Error> {
-        self.tally.half_gets = workload.gets() / 2;
         let is_closed = workload.is_closed() && (workload.has_waited() || self.max_bytes.is_some());
         self.play_steps(workload.threads(), is_closed)?;
         if !is_closed {
             self.advance(workload.duration_us().saturating_sub(self.clock.now_us()))?;
         }
-        self.show(true);
+        (self.see)(self.clock.now_us(), &self.pool);
         // The minute that follows is no part of the workload.
-        self.watch = None;
+        self.next = (u64::MAX, u64::MAX);
         self.finish(workload.peak_requested_bytes())
     }
 
-    fn show(&mut self, is_last: bool) {
-        if let Some(watch) = &mut self.watch {
-            watch.show(&self.pool, self.clock.now_us(), self.tally.gets, is_last);
+    fn show(&mut self) {
+        let (now_us, gets) = (self.clock.now_us(), self.report.gets);
+        if now_us >= self.next.0 || gets >= self.next.1 {
+            self.next = (now_us + self.every.0, gets + self.every.1);
+            (self.see)(now_us, &self.pool);
+        }
+    }
+
+    /// Records a new buffer of this many bytes.
+    fn hold(&mut self, bytes: usize) {
+        self.asked_bytes += bytes as u64;
+        let (now, peak) = self.sums.pinned();
+        let report = &mut self.report;
+        if peak > report.peak_pinned_bytes {
+            (report.peak_pinned_bytes, report.asked_at_peak_bytes) = (peak, self.asked_bytes);
+        } else if now == peak {
+            report.asked_at_peak_bytes = report.asked_at_peak_bytes.max(self.asked_bytes);
+        }
+    }
+
+    /// Adds the calls of one request.
+    fn count_calls(&mut self, now_us: u64) {
+        let (calls, report) = (self.sums.take(), &mut self.report);
+        report.moved_bytes += calls.moved_bytes;
+        report.moving_ns += calls.moving_ns;
+        if now_us >= STARTED_US && calls.commits == 0 {
+            report.slow_gets += u64::from(calls.waited_ns > SLOW_NS);
+            report.worst_moves_us = report.worst_moves_us.max(calls.waited_ns / 1_000);
         }
     }
 
@@ -175,27 +172,27 @@ impl<'a> Player<'a> {
         look(&self.pool);
         let ticket = Ticket { name, bytes, since_us: self.clock.now_us() };
         let pinned = if self.queue.is_empty() { self.try_get(&ticket)? } else { None };
-        self.tally.count(self.sums.take(), ticket.since_us);
+        self.count_calls(ticket.since_us);
         let held = match pinned {
             Some(buffer) => {
-                self.tally.hold(bytes, &self.sums);
+                self.hold(bytes);
                 GetState::Pinned(buffer)
             }
             None if self.wait_us == 0 || !self.fits_limit(&ticket)? => {
-                self.tally.fallbacks += 1;
+                self.report.fallbacks += 1;
                 GetState::Fallback
             }
             None => {
-                self.tally.waits += 1;
+                self.report.waits += 1;
                 self.next_ticket += 1;
                 self.queue.insert(self.next_ticket, ticket);
                 GetState::Waiting { ticket: self.next_ticket }
             }
         };
         self.held.insert(name, held);
-        self.tally.gets += 1;
-        if self.tally.gets == self.tally.half_gets {
-            self.tally.page_locks_at_half = self.pool.stats().memory.pin.count;
+        self.report.gets += 1;
+        if self.report.gets == self.half_gets {
+            self.page_locks_at_half = self.pool.stats().memory.pin.count;
         }
         Ok(())
     }
@@ -203,15 +200,15 @@ impl<'a> Player<'a> {
     fn put(&mut self, name: u64) -> Result<(), Error> {
         look(&self.pool);
         match self.held.remove(&name) {
-            Some(GetState::Pinned(buffer)) => self.tally.asked_bytes -= buffer.len() as u64,
+            Some(GetState::Pinned(buffer)) => self.asked_bytes -= buffer.len() as u64,
             Some(GetState::Waiting { ticket }) => {
                 let waited_us = self.queue.remove(&ticket).map(|ticket| self.clock.now_us() - ticket.since_us);
-                self.tally.waited_us += waited_us.unwrap_or(0);
+                self.report.waited_us += waited_us.unwrap_or(0);
             }
             Some(GetState::Fallback) | None => {}
         }
-        self.tally.last_put_us = self.clock.now_us();
-        self.tally.pinned_after_settling = None;
+        self.report.ended_us = self.clock.now_us();
+        self.pinned_after_settling = None;
         self.serve()
     }
 
@@ -222,19 +219,19 @@ impl<'a> Player<'a> {
             if now_us >= end_us {
                 return Ok(());
             }
-            let settled_us = self.tally.last_put_us + SETTLING_US;
+            let settled_us = self.report.ended_us + SETTLING_US;
             let expires_us = self.queue.values().next().map(|first| first.since_us.saturating_add(self.wait_us));
             let stops_us = [Some(now_us + POLL_EVERY_US), Some(settled_us), expires_us].into_iter().flatten();
             let next_us = stops_us.filter(|&stop_us| stop_us > now_us).fold(end_us, u64::min);
             let step_us = next_us - now_us;
-            self.tally.pinned_byte_us += u128::from(self.pool.stats().memory.held_bytes) * u128::from(step_us);
+            self.pinned_byte_us += u128::from(self.pool.stats().memory.held_bytes) * u128::from(step_us);
             self.clock.advance_us(step_us);
             look(&self.pool);
             self.prepare(now_us);
             self.serve()?;
-            self.show(false);
+            self.show();
             if self.clock.now_us() == settled_us {
-                self.tally.pinned_after_settling = Some(self.pool.stats().memory.held_bytes);
+                self.pinned_after_settling = Some(self.pool.stats().memory.held_bytes);
             }
         }
     }
@@ -244,32 +241,36 @@ impl<'a> Player<'a> {
         let now_ns = self.clock.now_us() * 1_000;
         self.prepared_until_ns = self.prepared_until_ns.max(since_us * 1_000 + WAKE_NS);
         self.sums.take();
-        while self.prepared_until_ns < now_ns && prepare_step(&self.pool) {
+        while self.prepared_until_ns < now_ns && compaction_step(&self.pool) {
             let calls = self.sums.take();
             self.prepared_until_ns += calls.moving_ns;
-            self.tally.moving_ns += calls.moving_ns;
-            self.tally.prepared_bytes += calls.moved_bytes;
+            self.report.moving_ns += calls.moving_ns;
+            self.report.prepared_bytes += calls.moved_bytes;
         }
     }
 
     fn serve(&mut self) -> Result<(), Error> {
         while let Some((_, first)) = self.queue.first_key_value() {
-            let held = match self.try_get(first)? {
+            let waited_us = self.clock.now_us() - first.since_us;
+            let buffer = self.try_get(first)?;
+            if buffer.is_none() && waited_us < self.wait_us {
+                return Ok(());
+            }
+            let Some((_, Ticket { name, bytes, .. })) = self.queue.pop_first() else { return Ok(()) };
+            let held = match buffer {
                 Some(buffer) => {
-                    self.tally.hold(first.bytes, &self.sums);
+                    self.hold(bytes);
                     GetState::Pinned(buffer)
                 }
-                None if self.clock.now_us() - first.since_us >= self.wait_us => {
-                    self.tally.fallbacks += 1;
+                None => {
+                    self.report.fallbacks += 1;
                     GetState::Fallback
                 }
-                None => return Ok(()),
             };
-            self.held.insert(first.name, held);
-            self.served.push(first.name);
-            self.tally.waited_us += self.clock.now_us() - first.since_us;
-            self.queue.pop_first();
-            self.tally.count(self.sums.take(), self.clock.now_us());
+            self.held.insert(name, held);
+            self.served.push(name);
+            self.report.waited_us += waited_us;
+            self.count_calls(self.clock.now_us());
         }
         Ok(())
     }
@@ -292,14 +293,14 @@ impl<'a> Player<'a> {
     /// Lets the minute after the last return pass, unless the trace did, and fills in the report.
     fn finish(mut self, peak_requested_bytes: u64) -> Result<ReplayReport, Error> {
         let lasted_us = u128::from(self.clock.now_us());
-        let mean_pinned_bytes = match self.tally.pinned_byte_us.checked_div(lasted_us) {
+        let mean_pinned_bytes = match self.pinned_byte_us.checked_div(lasted_us) {
             Some(bytes) => u64::try_from(bytes).unwrap_or(u64::MAX),
             None => self.pool.stats().memory.held_bytes,
         };
-        let pinned_after_60s_bytes = match self.tally.pinned_after_settling {
+        let pinned_after_60s_bytes = match self.pinned_after_settling {
             Some(bytes) => bytes,
             None => {
-                self.advance(self.tally.last_put_us + SETTLING_US - self.clock.now_us())?;
+                self.advance(self.report.ended_us + SETTLING_US - self.clock.now_us())?;
                 self.pool.stats().memory.held_bytes
             }
         };
@@ -308,35 +309,23 @@ impl<'a> Player<'a> {
         Ok(ReplayReport {
             preset: stats.preset,
             rounding: self.pool.config().rounding.to_string(),
-            source: self.source.name(),
             page_locks,
-            late_page_locks: page_locks - self.tally.page_locks_at_half,
+            late_page_locks: page_locks - self.page_locks_at_half,
             bytes_locked: stats.memory.pin.bytes,
             peak_pinned_bytes: stats.memory.peak_held_bytes,
             peak_requested_bytes,
             mean_pinned_bytes,
             pinned_after_60s_bytes,
-            gets: self.tally.gets,
             front_hits: stats.requests.hits,
             evicted: stats.memory.evictions.over_limit,
             reclaimed: stats.memory.evictions.reclaimed,
             raises: stats.limits.raises,
             lowers: stats.limits.lowers,
-            waits: self.tally.waits,
-            fallbacks: self.tally.fallbacks,
             pool_size_limit: stats.limits.max_idle_buffers,
             max_bytes: self.max_bytes,
-            slow_gets: self.tally.slow_gets,
-            worst_moves_us: self.tally.worst_moves_ns / 1_000,
-            moved_bytes: self.tally.moved_bytes,
-            prepared_bytes: self.tally.prepared_bytes,
             releases: stats.memory.unpin.count,
             released_bytes: stats.memory.unpin.bytes,
-            asked_at_peak_bytes: self.tally.asked_at_peak_bytes,
-            moving_ns: self.tally.moving_ns,
-            waited_us: self.tally.waited_us,
-            ended_us: self.tally.last_put_us,
-            ..ReplayReport::default()
+            ..self.report
         })
     }
 }

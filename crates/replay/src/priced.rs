@@ -5,7 +5,6 @@
 //! granule, 165 us to set access plus 33 GB/s past the first granule. The pool counts commits and regions.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use pinpool::unstable::backend::{GRANULE_BYTES, Subrange};
 use pinpool_os::sync::plain::Mutex;
@@ -13,21 +12,20 @@ use pinpool_os::sync::plain::Mutex;
 /// All offsets.
 pub(super) const EVERYWHERE: Range<usize> = 0..usize::MAX;
 
-/// Sums over the calls of a source. One thread replays.
+/// Sums over the calls of a source.
 #[derive(Debug, Default)]
-pub(super) struct CallSums {
-    moved_bytes: AtomicU64,
-    moving_ns: AtomicU64,
-    waited_ns: AtomicU64,
-    commits: AtomicU64,
+pub(super) struct CallSums(Mutex<Sums>);
+
+#[derive(Debug, Default)]
+struct Sums {
+    calls: Calls,
     /// Held now, and the peak.
-    pinned_bytes: AtomicU64,
-    peak_bytes: AtomicU64,
+    pinned: (u64, u64),
     /// Where remapped granules are still mapped; no two ranges touch.
-    old_places: Mutex<Vec<Range<usize>>>,
+    old_places: Vec<Range<usize>>,
 }
 
-/// Differences between two readings of these sums.
+/// The calls between two readings.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Calls {
     pub(super) moved_bytes: u64,
@@ -41,64 +39,59 @@ pub(super) struct Calls {
 impl CallSums {
     /// Bytes pinned now, and the peak.
     pub(super) fn pinned(&self) -> (u64, u64) {
-        (self.pinned_bytes.load(Ordering::Relaxed), self.peak_bytes.load(Ordering::Relaxed))
+        self.0.lock().pinned
     }
 
     pub(super) fn pin(&self, bytes: usize) {
-        self.commits.fetch_add(1, Ordering::Relaxed);
-        let now = self.pinned_bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-        self.peak_bytes.fetch_max(now, Ordering::Relaxed);
+        let Sums { calls, pinned: (now, peak), .. } = &mut *self.0.lock();
+        calls.commits += 1;
+        *now += bytes as u64;
+        *peak = (*peak).max(*now);
     }
 
     pub(super) fn unpin(&self, bytes: usize) {
-        self.pinned_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        self.0.lock().pinned.0 -= bytes as u64;
     }
 
     /// The calls since the last reading.
     pub(super) fn take(&self) -> Calls {
-        // Relaxed, here and below: numbers of one thread.
-        let take = |number: &AtomicU64| number.swap(0, Ordering::Relaxed);
-        Calls {
-            moved_bytes: take(&self.moved_bytes),
-            moving_ns: take(&self.moving_ns),
-            waited_ns: take(&self.waited_ns),
-            commits: take(&self.commits),
-        }
-    }
-
-    fn charge(&self, nanos: u64) {
-        self.waited_ns.fetch_add(nanos, Ordering::Relaxed);
+        std::mem::take(&mut self.0.lock().calls)
     }
 
     /// Unmaps the old places that touch these bytes.
     pub(super) fn unmap_within(&self, wanted: &Range<usize>) {
-        let mut old_places = self.old_places.lock();
-        let unmapped = old_places.extract_if(.., |run| run.start < wanted.end && wanted.start < run.end);
-        unmapped.for_each(|run| self.charge(unmap_ns(run.len() as u64)));
+        self.0.lock().unmap_within(wanted);
     }
 
     pub(super) fn has_old_places(&self) -> bool {
-        !self.old_places.lock().is_empty()
+        !self.0.lock().old_places.is_empty()
     }
 
     pub(super) fn remap(&self, from: &[Subrange], to: usize) {
+        let mut sums = self.0.lock();
         let bytes: usize = from.iter().map(|piece| piece.bytes).sum();
-        self.moved_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.unmap_within(&(to..to + bytes));
-        self.charge(map_ns(from));
         let unmapping: u64 = from.iter().map(|piece| unmap_ns(piece.bytes as u64)).sum();
-        self.moving_ns.fetch_add(map_ns(from) + unmapping, Ordering::Relaxed);
-        from.iter().for_each(|piece| self.leave(piece));
+        sums.unmap_within(&(to..to + bytes));
+        sums.calls.moved_bytes += bytes as u64;
+        sums.calls.waited_ns += map_ns(from);
+        sums.calls.moving_ns += map_ns(from) + unmapping;
+        from.iter().for_each(|piece| sums.leave(piece.offset..piece.offset + piece.bytes));
+    }
+}
+
+impl Sums {
+    fn unmap_within(&mut self, wanted: &Range<usize>) {
+        let unmapped = self.old_places.extract_if(.., |run| run.start < wanted.end && wanted.start < run.end);
+        self.calls.waited_ns += unmapped.map(|run| unmap_ns(run.len() as u64)).sum::<u64>();
     }
 
-    fn leave(&self, piece: &Subrange) {
-        let mut run = piece.offset..piece.offset + piece.bytes;
-        let mut old_places = self.old_places.lock();
-        while let Some(next) = old_places.iter().position(|other| other.end == run.start || other.start == run.end) {
-            let next = old_places.swap_remove(next);
+    fn leave(&mut self, mut run: Range<usize>) {
+        let places = &mut self.old_places;
+        while let Some(next) = places.iter().position(|other| other.end == run.start || other.start == run.end) {
+            let next = places.swap_remove(next);
             run = run.start.min(next.start)..run.end.max(next.end);
         }
-        old_places.push(run);
+        places.push(run);
     }
 }
 

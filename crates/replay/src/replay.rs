@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::format::TraceError;
-use super::player::Player;
+use super::player::{Player, See};
 use super::priced::CallSums;
 use super::report::ReplayReport;
 use super::sim::{SimSource, SourceKind};
-use super::watch::Watch;
 use super::workload::Workload;
 use pinpool::unstable::config::{Config, Limit, env};
 use pinpool::unstable::{CheckReport, LogSampler, ManualClock};
@@ -37,6 +36,9 @@ const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
 const WAIT: &str = "PINPOOL_WAIT";
 /// Each of the two implies the other.
 const POLICY: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
+
+/// How many times the rates were checked, and the last check.
+type Checks = (u64, Option<CheckReport>);
 
 /// Settings of a replay.
 #[derive(Debug, Clone)]
@@ -121,22 +123,22 @@ impl Replay {
     ///
     /// If the workload requests more than any pool can provide.
     pub fn play(&self, workload: &Workload) -> Result<ReplayReport, TraceError> {
-        self.play_watched(workload, None)
+        self.play_watched(workload, &mut |_, _| ())
     }
 
-    /// Replays `workload` as [`play`](Replay::play) does; `watch` observes the pool meanwhile.
+    /// Replays `workload` as [`play`](Replay::play) does. Calls `see` with the time in microseconds and the pool: at the first request, a
+    /// thousand times over the duration of the workload, as many times over its requests, and at the end.
     ///
     /// # Errors
     ///
     /// The errors of [`play`](Replay::play).
-    pub fn play_watched(&self, workload: &Workload, watch: Option<Watch<'_>>) -> Result<ReplayReport, TraceError> {
+    pub fn play_watched(&self, workload: &Workload, see: See<'_>) -> Result<ReplayReport, TraceError> {
         let clock = ManualClock::default();
         let checks = Arc::<Mutex<Checks>>::default();
         let (pool, sums) = self.pool(clock.clone(), checks.clone())?;
-        let player = Player::new(pool, clock, sums, self.source, self.max_bytes, self.wait, watch);
-        let mut report = player.play(workload)?;
-        let checks = checks.lock();
-        (report.checks, report.last_lines) = (checks.count, checks.last.map(|last| last.to_string()));
+        let mut report = Player::new(pool, clock, sums, self, workload, see).play(workload)?;
+        let (count, last) = *checks.lock();
+        (report.checks, report.last_lines) = (count, last.map(|last| last.to_string()));
         Ok(report)
     }
 
@@ -149,7 +151,10 @@ impl Replay {
             .unstable_host_root(NO_MACHINE)
             .unstable_log_sampler(LogSampler::new())
             .unstable_clock(clock)
-            .unstable_on_check(move |check| checks.lock().count(check))
+            .unstable_on_check(move |check| {
+                let mut checks = checks.lock();
+                *checks = (checks.0 + 1, Some(*check));
+            })
             .unstable_pressure("/dev/null")
             .backend(Backend::Source(Arc::new(source)))
             .max_bytes(self.max_bytes)
@@ -157,19 +162,5 @@ impl Replay {
             .wait(Duration::ZERO)
             .on_full(OnFull::Error);
         Ok((builder.build()?, sums))
-    }
-}
-
-/// The checks of the rates, and the last of them.
-#[derive(Debug, Default)]
-struct Checks {
-    count: u64,
-    last: Option<CheckReport>,
-}
-
-impl Checks {
-    fn count(&mut self, check: &CheckReport) {
-        self.count += 1;
-        self.last = Some(*check);
     }
 }

@@ -1,6 +1,6 @@
 //! The counters of a replay under one set of settings, and whether they match the recording.
 
-use pinpool_observe::judge::words::counted;
+use pinpool_observe::diagnosis::words::counted;
 use serde::Serialize;
 
 use super::cost::CallCost;

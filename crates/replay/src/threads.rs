@@ -55,7 +55,7 @@ pub(super) struct Step {
 
 /// A return of a buffer that another thread requested.
 #[derive(Debug, Clone, Copy)]
-struct Taken {
+struct ForeignReturn {
     thread: usize,
     place: usize,
     name: u64,
@@ -84,7 +84,7 @@ pub(super) struct Threads {
     left_ns: HashMap<u64, u64>,
     /// When another thread returned a buffer.
     taken_ns: HashMap<u64, u64>,
-    taken: Vec<Taken>,
+    taken: Vec<ForeignReturn>,
     /// Requests that waited, in the order in which they ended: when they began and ended, and the names of their buffers.
     waits: Vec<(u64, u64, u64)>,
     /// When the last request began.
@@ -215,7 +215,7 @@ impl Threads {
                 if let Some((_, got_ns)) = self.got.remove(&name).filter(|&(by, _)| by != record.thread) {
                     follows = Some((name, 0));
                     self.taken_ns.insert(name, time_ns);
-                    self.taken.push(Taken { thread, place, name, got_ns, before_ns, put_ns: time_ns });
+                    self.taken.push(ForeignReturn { thread, place, name, got_ns, before_ns, put_ns: time_ns });
                 }
             }
             Op::Clear => {}
@@ -241,8 +241,8 @@ impl Threads {
     pub(super) fn into_steps(self) -> Vec<Vec<Step>> {
         let Self { mut steps, left_ns, taken, waits, concurrent, .. } = self;
         // Buffers that were handed over before the last step of the thread that returns them (which was busy), and later ones.
-        let left_ns = |taken: &Taken| left_ns.get(&taken.name).copied();
-        let busy_ns = |taken: &Taken| left_ns(taken).filter(|&left_ns| left_ns <= taken.before_ns);
+        let left_ns = |taken: &ForeignReturn| left_ns.get(&taken.name).copied();
+        let busy_ns = |taken: &ForeignReturn| left_ns(taken).filter(|&left_ns| left_ns <= taken.before_ns);
         let own_ns = medians(&taken, |taken| busy_ns(taken).map(|_| taken.put_ns - taken.before_ns));
         let held_ns = medians(&taken, |taken| match busy_ns(taken) {
             None => taken.put_ns.checked_sub(left_ns(taken)?),
@@ -266,7 +266,7 @@ impl Threads {
 }
 
 /// The median of each thread.
-fn medians(taken: &[Taken], ns: impl Fn(&Taken) -> Option<u64>) -> HashMap<usize, u64> {
+fn medians(taken: &[ForeignReturn], ns: impl Fn(&ForeignReturn) -> Option<u64>) -> HashMap<usize, u64> {
     let mut all = HashMap::<usize, Vec<u64>>::new();
     taken.iter().for_each(|taken| all.entry(taken.thread).or_default().extend(ns(taken)));
     let median = |(thread, mut all): (usize, Vec<u64>)| {

@@ -15,8 +15,8 @@ use super::priced::move_ns;
 use super::recorded::RecordedSettings;
 use super::text::{MAX_DURATION_US, recording_of};
 use super::threads::{Step, Threads};
-use pinpool_observe::judge::words::counted;
-use pinpool_observe::judge::{PoolJudgement, judge_recording};
+use pinpool_observe::diagnosis::words::counted;
+use pinpool_observe::diagnosis::{PoolDiagnosis, diagnose_recording};
 use pinpool_observe::record::{Event, Recording};
 
 /// A trace in which every return has its request.
@@ -43,7 +43,7 @@ pub struct Workload {
     pub(super) ended_us: u64,
     recorded: RecordedSettings,
     failed_gets: u64,
-    judged: Vec<PoolJudgement>,
+    diagnoses: Vec<PoolDiagnosis>,
 }
 
 impl Workload {
@@ -88,9 +88,9 @@ impl Workload {
             format!("left out: {left_out} that failed when it was recorded; the program needs more than this shows")
         });
         let warning = recording.warning.clone().or(left_out);
-        let judged = if is_closed { judge_recording(recording) } else { Vec::new() };
+        let diagnoses = if is_closed { diagnose_recording(recording) } else { Vec::new() };
         let mut threads = Threads::new(begun_ns);
-        let mut workload = Self { warning, failed_gets, judged, is_closed, ..Self::default() };
+        let mut workload = Self { warning, failed_gets, diagnoses, is_closed, ..Self::default() };
         let (mut held, mut used_bytes) = (HashMap::new(), 0_u64);
         for (line, record) in (1..).zip(&recording.records) {
             match record.event {
@@ -155,8 +155,8 @@ impl Workload {
     }
 
     /// The diagnoses of the pools of a recording, the worst first.
-    pub fn judged(&self) -> &[PoolJudgement] {
-        &self.judged
+    pub fn diagnoses(&self) -> &[PoolDiagnosis] {
+        &self.diagnoses
     }
 
     /// Whether a replay knows the threads, and blocks each while its requests wait.

@@ -18,7 +18,7 @@
 //! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
 //! let slabs = SharedSlabs::new(&pool, 1 << 20, 4)?; // 4 buffers of 1 MiB
 //!
-//! // In a worker process, which inherited the descriptor or got it over a Unix socket:
+//! // In a worker process, which inherited the descriptor or opened it (`SlabWorker::attach_to_process`):
 //! let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned()?)?;
 //! let mut buf = worker.get(5, Duration::from_secs(1))?;
 //! buf.as_mut_slice().copy_from_slice(b"bytes");
@@ -49,7 +49,6 @@
 //! | `memory_file.rs` | files without a name that are mapped |
 //! | `shared_memory` | `LockFile`: which processes are alive; `EventCount`: waits across processes |
 //! | `lend.rs` | parts of the memory as buffers of a pool |
-//! | `pass.rs` | a descriptor over a Unix socket |
 //! | `ticket.rs` | the message |
 
 #![cfg(target_os = "linux")] // Memory files, locks of open file descriptions.
@@ -59,7 +58,6 @@ mod error;
 mod layout;
 mod lend;
 mod memory_file;
-mod pass;
 mod slabs;
 mod state;
 mod ticket;

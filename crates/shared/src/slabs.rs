@@ -1,7 +1,6 @@
 //! The trainer's side: makes the memory, pins it once, receives.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use super::counts::Counts;
@@ -72,15 +71,6 @@ impl SharedSlabs {
             return Err(ErrorKind::Forked { what: WHAT, child: std::process::id() }.into());
         }
         Ok(View { memory: self.lender.memory(), geometry: &self.geometry })
-    }
-
-    /// Passes the descriptor of the memory over `socket`, to [`SlabWorker::attach_by`](super::SlabWorker::attach_by).
-    ///
-    /// # Errors
-    ///
-    /// [`is_peer`](crate::Error::is_peer): nobody is at the other end.
-    pub fn pass_to(&self, socket: &UnixStream) -> Result<()> {
-        super::pass::pass(socket, self.as_fd(), WHAT)
     }
 
     /// The buffer of `ticket`. The worker's bytes are as it wrote them, in place.

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)] // Makes slices of shared memory.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -97,16 +96,6 @@ impl SlabWorker {
         let attached = Attached { file: attached, owners, slot, next, generation: ForkGeneration::now() };
         attached.check_trainer()?;
         Ok(Self { attached: Arc::new(attached) })
-    }
-
-    /// Attaches to the memory with the descriptor received over `socket` from
-    /// [`SharedSlabs::pass_to`](super::SharedSlabs::pass_to).
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`attach`](Self::attach); [`is_peer`](crate::Error::is_peer) also if no descriptor comes.
-    pub fn attach_by(socket: &UnixStream) -> Result<Self> {
-        Self::attach(super::pass::take(socket, "the process at the other end", WHAT)?)
     }
 
     /// Attaches to the memory that process `pid` has as descriptor `number`, through `/proc`. Both processes belong to one user.

@@ -9,7 +9,8 @@
 use std::ffi::c_int;
 
 use crate::driver::calls::is_primary_active;
-use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleHandle, MemoryLocation, VmmApi};
+use crate::driver::code::{Code, Failed};
+use crate::driver::virtual_memory::{AccessDescriptor, GranuleHandle, MemoryLocation, VmmApi};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
@@ -36,7 +37,7 @@ pub(super) struct Calls {
     /// Other devices that are not refused, a bit each.
     others: AtomicU64,
     /// Why devices were refused, each once.
-    refused: Mutex<Vec<(u32, DriverRefusal)>>,
+    refused: Mutex<Vec<(u32, Failed)>>,
 }
 
 /// Whether a plain address was handed out on a machine with several devices.
@@ -70,7 +71,7 @@ impl Calls {
     }
 
     /// Devices that were refused, each with the driver's answer.
-    pub(super) fn refused(&self) -> Vec<(u32, DriverRefusal)> {
+    pub(super) fn refused(&self) -> Vec<(u32, Failed)> {
         self.refused.lock().clone()
     }
 
@@ -91,7 +92,7 @@ impl Calls {
     /// # Safety
     ///
     /// They are mapped there.
-    pub(super) unsafe fn set_access(&self, start: u64, granules: &[Granule]) -> Result<Reached, DriverRefusal> {
+    pub(super) unsafe fn set_access(&self, start: u64, granules: &[Granule]) -> Result<Reached, Failed> {
         let are_all = are_addresses_out();
         // A device that does not answer is asked, and its refusal remembered.
         let is_asked = |&device: &u32| are_all || is_primary_active(device.cast_signed()).unwrap_or(true);
@@ -110,9 +111,10 @@ impl Calls {
             // SAFETY: as above.
             match unsafe { self.set(start, granules, std::slice::from_ref(descriptor)) } {
                 Ok(()) => reached | 1 << device,
-                Err(refusal) => {
-                    if !refusal.may_pass() {
-                        self.refused.lock().push((device, refusal));
+                Err(failed) => {
+                    // Memory may be there the next time.
+                    if failed.1 != Code::OUT_OF_MEMORY {
+                        self.refused.lock().push((device, failed));
                         self.others.fetch_and(!(1 << device), Ordering::Relaxed);
                     }
                     reached
@@ -125,7 +127,7 @@ impl Calls {
     /// # Safety
     ///
     /// The granules are mapped there.
-    unsafe fn set(&self, start: u64, granules: &[Granule], access: &[AccessDescriptor]) -> Result<(), DriverRefusal> {
+    unsafe fn set(&self, start: u64, granules: &[Granule], access: &[AccessDescriptor]) -> Result<(), Failed> {
         // SAFETY: the caller's promise; `access` has the length passed.
         unsafe { self.driver.set_access(start, bytes_of(granules), access.as_ptr(), access.len()) }
     }

@@ -10,7 +10,7 @@ use super::super::register::RegisterSource;
 use super::super::trial;
 use super::VmmSource;
 use super::calls::Calls;
-use super::table::{GranuleTable, source_error};
+use super::table::GranuleTable;
 use crate::driver::device::{self, Device};
 use crate::driver::state;
 use crate::driver::virtual_memory::{MemoryLocation, VmmApi, attribute};
@@ -93,7 +93,7 @@ impl VmmSource {
             HostLocation::Node(node) => MemoryLocation::host_node(c_int::try_from(node).unwrap_or(0)),
             HostLocation::Anywhere => MemoryLocation::host(),
         };
-        let granularity = driver.granularity(node).map_err(source_error)?;
+        let granularity = driver.granularity(node)?;
         if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
             return Err(SourceError::new("cuMemGetAllocationGranularity", what));

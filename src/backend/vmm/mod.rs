@@ -34,9 +34,9 @@ use super::source::{Region, RegionIds, Source};
 use super::trial;
 use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 use crate::arena::GranuleSizes;
-use crate::driver::code::Code;
+use crate::driver::code::{Code, Failed};
 use crate::driver::device::Device;
-use crate::driver::virtual_memory::{DriverRefusal, MemoryLocation, VmmApi};
+use crate::driver::virtual_memory::{MemoryLocation, VmmApi};
 use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::SourceError;
 use crate::finding::Finding;
@@ -51,7 +51,7 @@ mod table;
 
 use calls::{Calls, Granule, Reached, bytes_of};
 use old_places::OldPlaces;
-use table::{GranuleRun, GranuleTable, placed, source_error};
+use table::{GranuleRun, GranuleTable, placed};
 pub(crate) use table::{let_all_reach, let_reach};
 
 /// Pinned memory of the driver's virtual memory, readable by its device, and by each other that copies through the pool.
@@ -95,7 +95,7 @@ impl VmmSource {
     }
 
     /// New granules of these lengths, all of them or none.
-    fn create(&self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Granule>, DriverRefusal> {
+    fn create(&self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Granule>, Failed> {
         let mut created = Vec::new();
         for bytes in lengths {
             let unreleased = {
@@ -116,7 +116,7 @@ impl VmmSource {
     }
 
     /// Releases granules that are mapped nowhere. Returns a refusal of the driver; what it refused is released later.
-    fn release_granules(&self, granules: &[Granule]) -> Result<(), DriverRefusal> {
+    fn release_granules(&self, granules: &[Granule]) -> Result<(), Failed> {
         let mut released = Ok(());
         for &granule in granules {
             // SAFETY: it came from `create`, and only the owner of its run releases it, here.
@@ -136,10 +136,10 @@ impl VmmSource {
         }
         let _entered = self.enter()?;
         let refused = std::mem::take(&mut *self.unreleased.lock());
-        self.release_granules(&refused).map_err(|refusal| {
+        self.release_granules(&refused).map_err(|Failed(call, code)| {
             let bytes: usize = self.unreleased.lock().iter().map(|granule| granule.bytes).sum();
-            let what = format!("{refusal}; {bytes} B stay pinned");
-            SourceError::new(refusal.call, what).with_code(refusal.code.into())
+            let what = format!("{code}; {bytes} B stay pinned");
+            SourceError::new(call, what).with_code(code.number())
         })
     }
 
@@ -157,15 +157,15 @@ impl VmmSource {
     /// The addresses are reserved by the caller, and no granule is committed there.
     unsafe fn map(&self, start: NonNull<u8>, granules: &[Granule]) -> Result<Reached, SourceError> {
         let (at, bytes) = (address(start), bytes_of(granules));
-        self.old_places.unmap(self.driver, &(at..at + bytes as u64)).map_err(source_error)?;
+        self.old_places.unmap(self.driver, &(at..at + bytes as u64))?;
         let undo = |count: usize| self.unmap_or_keep(at, &granules[..count]);
         for (index, (address, granule)) in placed(at, granules).enumerate() {
             // SAFETY: the caller's promise, and nothing is mapped there any more; the granule has this length.
             let mapped = unsafe { self.driver.map(address, granule.bytes, 0, granule.handle, 0) };
-            mapped.inspect_err(|_| undo(index)).map_err(source_error)?;
+            mapped.inspect_err(|_| undo(index))?;
         }
         // SAFETY: mapped above.
-        let others = unsafe { self.calls.set_access(at, granules) }.map_err(source_error);
+        let others = unsafe { self.calls.set_access(at, granules) }.map_err(SourceError::from);
         // A child of `fork` would share the pages, and could write to them under a copy.
         let kept = || mapping::advise(start, bytes, mapping::linux::MADV_DONTFORK);
         others.and_then(|others| kept().map(|()| others)).inspect_err(|_| undo(granules.len()))
@@ -273,9 +273,8 @@ unsafe impl Source for VmmSource {
     }
 
     fn findings(&self) -> Vec<Finding> {
-        let finding = |(device, refusal): (u32, DriverRefusal)| {
-            let found = format!("GPU {device} cannot copy from this memory: {} failed: {refusal}", refusal.call);
-            Finding::warning("gpu", found)
+        let finding = |(device, failed): (u32, Failed)| {
+            Finding::warning("gpu", format!("GPU {device} cannot copy from this memory: {failed}"))
                 .remedy("create a separate pool for that GPU (PINPOOL_DEVICE), or use PINPOOL_BACKEND=register")
         };
         let untested = self.untested.iter().map(|error| trial::untested("vmm", error));
@@ -295,7 +294,7 @@ unsafe impl VirtualMemory for VmmSource {
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         // By the manual this needs no context.
         let _relaxed = RelaxedCapture::enter();
-        let reserved = self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES).map_err(source_error)?;
+        let reserved = self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES)?;
         // The driver runs on 64-bit machines only.
         let aligned = usize::try_from(reserved).ok().filter(|address| address.is_multiple_of(RANGE_ALIGN_BYTES));
         let start = aligned.and_then(|address| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address)));
@@ -307,7 +306,7 @@ unsafe impl VirtualMemory for VmmSource {
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let start = range.at(offset, bytes)?;
         let _entered = self.enter()?;
-        let granules = self.create(range.granules(offset, bytes)).map_err(source_error)?;
+        let granules = self.create(range.granules(offset, bytes))?;
         // SAFETY: addresses of the range, not committed by the caller's promise.
         let others = unsafe { self.map(start, &granules) }.inspect_err(|_| {
             let _released_later = self.release_granules(&granules);
@@ -320,9 +319,9 @@ unsafe impl VirtualMemory for VmmSource {
         let run = self.run_at(range, offset, bytes)?;
         let _entered = self.enter()?;
         // A granule that is still mapped at an old place would stay pinned (vm-S5).
-        self.old_places.unmap(self.driver, &EVERYWHERE).map_err(source_error)?;
+        self.old_places.unmap(self.driver, &EVERYWHERE)?;
         // SAFETY: the caller's promise: committed and unused; whole granules (vmm-I1).
-        unsafe { self.driver.unmap(run.start, bytes) }.map_err(source_error)?;
+        unsafe { self.driver.unmap(run.start, bytes) }?;
         self.granules.forget(&run);
         let _released_later = self.release_granules(&run.granules);
         Ok(())
@@ -357,7 +356,7 @@ unsafe impl VirtualMemory for VmmSource {
             return Ok(());
         }
         let _entered = self.enter()?;
-        self.old_places.unmap(self.driver, &EVERYWHERE).map_err(source_error)
+        Ok(self.old_places.unmap(self.driver, &EVERYWHERE)?)
     }
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
@@ -368,7 +367,7 @@ unsafe impl VirtualMemory for VmmSource {
         } else {
             // SAFETY: the caller's promise: it came from `reserve`, and it is unused; nothing is mapped there any more.
             let unreserve = || unsafe { self.driver.unreserve(start, bytes) };
-            unreserve().or_else(|_| unreserve()).map_err(source_error)
+            unreserve().or_else(|_| unreserve()).map_err(SourceError::from)
         };
         unmapped.and(unreserved).and(self.release_refused())
     }

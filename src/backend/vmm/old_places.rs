@@ -16,7 +16,8 @@
 use std::ops::Range;
 
 use super::calls::{Granule, bytes_of};
-use crate::driver::virtual_memory::{DriverRefusal, VmmApi};
+use crate::driver::code::Failed;
+use crate::driver::virtual_memory::VmmApi;
 use pinpool_os::sync::{Condvar, Mutex};
 
 /// Adjacent granules at addresses that they have left.
@@ -59,7 +60,7 @@ impl OldPlaces {
 
     /// Unmaps what is mapped in `addresses`, adjacent granules in one call. Waits for threads that do the same.
     /// After a refusal the rest stays mapped, for the next call.
-    pub(super) fn unmap(&self, driver: VmmApi, addresses: &Range<u64>) -> Result<(), DriverRefusal> {
+    pub(super) fn unmap(&self, driver: VmmApi, addresses: &Range<u64>) -> Result<(), Failed> {
         let is_within = |run: &OldRun| run.start < addresses.end && addresses.start < run.end;
         let mut runs = self.runs.lock();
         loop {

@@ -23,8 +23,9 @@ use std::ffi::c_int;
 use std::sync::{Arc, Weak};
 
 use super::calls::{Calls, Granule, Reached, are_addresses_out, devices_in, record_addresses_out};
-use crate::driver::device::{self, Device};
-use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, MemoryLocation, VmmApi};
+use crate::driver::code::Failed;
+use crate::driver::device::Device;
+use crate::driver::virtual_memory::{AccessDescriptor, MemoryLocation, VmmApi};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
@@ -93,9 +94,9 @@ pub(crate) fn let_reach(device: u32, start: *const u8, len: usize) -> Result<(),
     let (start, end) = (start.addr() as u64, start.addr() as u64 + len as u64);
     let tables: Vec<_> = TABLES.get().lock().iter().filter_map(Weak::upgrade).collect();
     let mut others = tables.iter().filter(|table| table.device.ordinal != device);
-    others.try_for_each(|table| table.let_reach(device, start, end)).map_err(|refusal| {
-        let refused = source_error(refusal);
-        refused.with_remedy("the pool's own device has access; create a separate pool for this device (PINPOOL_DEVICE)")
+    others.try_for_each(|table| table.let_reach(device, start, end)).map_err(|failed| {
+        let remedy = "the pool's own device has access; create a separate pool for this device (PINPOOL_DEVICE)";
+        SourceError::from(failed).with_remedy(remedy)
     })
 }
 
@@ -162,7 +163,7 @@ impl GranuleTable {
     }
 
     /// Gives `device` access to the granules that the addresses from `start` to `end` touch.
-    fn let_reach(&self, device: u32, start: u64, end: u64) -> Result<(), DriverRefusal> {
+    fn let_reach(&self, device: u32, start: u64, end: u64) -> Result<(), Failed> {
         // A device beyond the bits has its access set each time.
         let bit = 1_u64.checked_shl(device).unwrap_or(0);
         let lacking: Vec<_> = {
@@ -187,16 +188,5 @@ impl GranuleTable {
             }
         }
         reached.map(|()| self.calls.restore(device))
-    }
-}
-
-pub(super) fn source_error(refusal: DriverRefusal) -> SourceError {
-    const OUT_OF_MEMORY: c_int = 2;
-    let error = SourceError::new(refusal.call, refusal.to_string()).with_code(refusal.code.into());
-    match refusal {
-        DriverRefusal { call: "cuMemCreate" | "cuMemMap" | "cuMemSetAccess", code: OUT_OF_MEMORY } => {
-            error.with_remedy(device::SHORT_OF_MEMORY)
-        }
-        _ => error,
     }
 }

@@ -12,7 +12,7 @@ use crate::size_class::Rounding;
 
 mod quantities;
 
-use quantities::{A_SIZE, show_time};
+use quantities::show_time;
 pub use quantities::{format_bytes, parse_bytes, parse_duration};
 
 /// A value that cannot be read: names it and says what was expected.
@@ -85,6 +85,12 @@ impl FromStr for Backend {
     }
 }
 
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl FromStr for Limit {
     type Err = ParseError;
 
@@ -92,17 +98,12 @@ impl FromStr for Limit {
         match text.to_ascii_lowercase().as_str() {
             "auto" => Ok(Self::Auto),
             "none" => Ok(Self::Unlimited),
-            _ => match parse_bytes(text) {
-                Ok(0) => Err(ParseError::new(
+            _ => match parse_bytes(text)? {
+                0 => Err(ParseError::new(
                     text,
                     "not a limit, since every request would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)",
                 )),
-                Ok(bytes) => Ok(Self::Bytes(bytes)),
-                Err(error) if error.problem == A_SIZE => Err(ParseError::new(
-                    text,
-                    "neither auto, none nor a size (like 2GiB, 512M, 1.5GB, 1e9 or plain bytes)",
-                )),
-                Err(error) => Err(error),
+                bytes => Ok(Self::Bytes(bytes)),
             },
         }
     }
@@ -159,7 +160,6 @@ pub(super) const fn word<T: FromStr<Err = ParseError> + ToString>() -> ValueForm
     ValueFormat::new(T::from_str, T::to_string)
 }
 
-pub(super) const BACKEND: ValueFormat<Backend> = ValueFormat::new(Backend::from_str, show_backend);
 pub(super) const ORDINAL: ValueFormat<u32> =
     ValueFormat::new(|text| number(text, "not a device number (0, 1, ...)"), u32::to_string);
 pub(super) const COUNT: ValueFormat<u64> = ValueFormat::new(|text| number(text, "not a whole number"), u64::to_string);
@@ -194,10 +194,6 @@ fn socket(text: &str) -> Result<Option<PathBuf>, ParseError> {
 
 fn show_path(path: &Option<PathBuf>) -> String {
     path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
-}
-
-fn show_backend(backend: &Backend) -> String {
-    backend.name().to_owned()
 }
 
 /// `None` for `word`, else what `parse` makes of `text`.

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::stream::Failed;
+use crate::driver::code::Failed;
 use crate::error::{Error, Result};
 
 /// Empty while the answer may still change. The driver is not queried again once a copy has completed or after a permanent error: the

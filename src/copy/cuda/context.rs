@@ -26,9 +26,9 @@ use cudarc::driver::{CudaContext, sys};
 
 use super::idle::StreamContext;
 use super::own_context::OwnContext;
-use super::stream::{Failed, OwnStream, Stream, id_number, number};
+use super::stream::{OwnStream, Stream, id_number, number};
 use super::timeline::{Timeline, Words};
-use crate::driver::code::Code;
+use crate::driver::code::{Code, Failed};
 use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::Result;
 use crate::in_flight::StreamId;

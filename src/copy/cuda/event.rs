@@ -21,7 +21,8 @@ use cudarc::driver::{CudaEvent, sys};
 
 use super::answer::Answer;
 use super::context::{ContextState, Event};
-use super::stream::{Failed, OwnStream, Stream, number};
+use super::stream::{OwnStream, Stream, number};
+use crate::driver::code::Failed;
 use crate::driver::{RelaxedCapture, calls};
 use crate::error::Result;
 use crate::in_flight::{Fence, SharedFence, StreamId};

@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::stream::{Failed, OwnStream, Stream, is_default};
-use crate::driver::code::Code;
+use super::stream::{OwnStream, Stream, is_default};
+use crate::driver::code::{Code, Failed};
 use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};

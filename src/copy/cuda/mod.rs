@@ -30,12 +30,12 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, SyncOnDro
 use self::context::ContextState;
 use self::event::EventFence;
 use self::idle::IdleFence;
-use self::stream::{Failed, SetAside, Stream, is_capturing, number};
+use self::stream::{SetAside, Stream, is_capturing, number};
 use self::timeline::Timeline;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::backend;
 use crate::driver::calls;
-use crate::driver::code::Code;
+use crate::driver::code::{Code, Failed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::{FenceKind, SharedFence, StreamId};
 

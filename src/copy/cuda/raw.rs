@@ -16,10 +16,11 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDro
 
 use super::context::ContextState;
 use super::event::behind_event;
-use super::stream::{Failed, PER_THREAD, Stream, id_number, is_default};
+use super::stream::{PER_THREAD, Stream, id_number, is_default};
 use super::timeline::Timeline;
 use super::{HostSide, copy_behind, mark, refused};
 use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
+use crate::driver::code::Failed;
 use crate::driver::device::Device;
 use crate::driver::{self, CurrentContext, calls};
 use crate::error::{Error, ErrorKind, Result, SourceError};

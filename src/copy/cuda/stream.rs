@@ -10,13 +10,10 @@
 //! may be older than the driver.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::fmt;
-
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 
 use crate::driver::calls;
-use crate::driver::code::Code;
-use crate::error::Error;
+use crate::driver::code::{Code, Failed};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Handles that stand for a stream of the calling context or thread, instead of naming one.
@@ -118,22 +115,5 @@ impl Drop for SetAside<'_> {
         if self.error.is_err() {
             self.context.record_err(self.error);
         }
-    }
-}
-
-/// A driver call that failed.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Failed(pub(super) &'static str, pub(super) Code);
-
-impl fmt::Display for Failed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(call, code) = self;
-        write!(f, "{call} failed: {code} (code {})", code.number())
-    }
-}
-
-impl From<Failed> for Error {
-    fn from(failed: Failed) -> Self {
-        Self::device(failed.to_string())
     }
 }

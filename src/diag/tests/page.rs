@@ -12,9 +12,9 @@ use super::log::captured;
 use super::*;
 use crate::dump::{Dump, Refused, RefusedBy, Request};
 use crate::error::{Error, ErrorKind, UsageReport};
+use crate::shared_limit::Loss;
 use crate::stats::Stats;
-use pinpool_observe::judge::{Judge, Snapshot};
-use pinpool_shm::shared_limit::Loss;
+use pinpool_observe::diagnosis::{Monitor, Snapshot};
 
 const MIB: u64 = 1 << 20;
 
@@ -28,18 +28,8 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         max_bytes: Some(24 * MIB),
         ..UsageReport::default()
     };
-    let start = Start {
-        preset: "adaptive",
-        backend: "mlock",
-        is_pinned: true,
-        limit: "24.0MiB",
-        device: None,
-        numa_node: Some(1),
-        granule_bytes: Some(128 << 10),
-        huge_pages: Some("madvise"),
-        settings: "PINPOOL_MAX_BYTES=24MiB (builder)",
-        passed_over: &[("vmm", "no GPU".to_owned()), ("cuda", "no GPU".to_owned())],
-    };
+    let facts = "preset=adaptive backend=mlock pinned=yes max=24.0MiB granule=128.0KiB thp=madvise numa_node=1 version=0.1.0 \
+                 pid=18721; PINPOOL_MAX_BYTES=24MiB (builder) (skipped vmm, cuda: no GPU)";
     let growth = Growth {
         asked_bytes: 15_728_640,
         held_before_bytes: 0,
@@ -48,13 +38,18 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         took: Duration::from_micros(36_100),
         max_bytes: Some(24 * MIB),
     };
-    let judged = |now: Snapshot| {
-        let mut judge = Judge::default();
-        judge.look(10_000_000, now).expect("a window ends").clone()
+    let diagnosed = |now: Snapshot| {
+        let mut monitor = Monitor::default();
+        monitor.add(10_000_000, now).expect("a window ends").clone()
     };
-    let healthy =
-        judged(Snapshot { gets: 1000, is_pinned: true, held_bytes: MIB, most_held_bytes: MIB, ..Default::default() });
-    let too_small = judged(Snapshot {
+    let healthy = diagnosed(Snapshot {
+        gets: 1000,
+        is_pinned: true,
+        held_bytes: MIB,
+        most_held_bytes: MIB,
+        ..Default::default()
+    });
+    let too_small = diagnosed(Snapshot {
         gets: 21_397,
         short_gets: 3_327,
         failed_gets: 1,
@@ -85,7 +80,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
             },
         }),
         limit: "PINPOOL_MAX_BYTES",
-        judged: None,
+        diagnosis: None,
     };
     let refused = SourceError::new("cuMemFreeHost", "unspecified launch failure").with_code(719);
     let mlock = SourceError::new("mlock", "out of memory").with_code(12);
@@ -99,11 +94,10 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         let [captured::Line { level, target, text }] = found.as_slice() else {
             panic!("{method} prints one line: {found:?}")
         };
-        let first = text.lines().next().expect("a line");
-        let text = first.replace(&format!("pid={}", std::process::id()), "pid=18721");
+        let text = text.lines().next().expect("a line").to_owned();
         lines.push((method, captured::Line { level: *level, target, text }));
     };
-    add("started", &|| log.started(&start));
+    add("started", &|| log.started(facts));
     add("lock_limited", &|| log.lock_limited(8 * MIB));
     add("found_warning", &|| {
         log.found_warning(

@@ -14,10 +14,10 @@
 //! are arguments.
 
 mod tensorflow;
-pub mod thread_cache;
+pub(super) mod thread_cache;
 
 use self::tensorflow::{CountLimit, ExactStore};
-use self::thread_cache::{Counts, Entry, Shard, ThreadCache};
+use self::thread_cache::{Counts, Entry, Shard, ThreadCache, current_slot};
 use crate::policy::{Check, Window};
 use crate::size_class::{Class, EIGHTHS_CLASSES};
 use crate::stats::{EvictionReason, Stats};
@@ -78,7 +78,7 @@ impl<T> Idle<T> {
     /// An idle buffer of `class`: a hit.
     pub(super) fn take(&self, class: Class) -> Option<Box<Entry<T>>> {
         if let Some(cache) = &self.cache {
-            return cache.take(class.index);
+            return cache.take(current_slot(), class.index);
         }
         let mut state = self.state.lock();
         let entry = state.store.take(class.bytes)?;
@@ -90,7 +90,7 @@ impl<T> Idle<T> {
     /// [`evict_over_limit`](Self::evict_over_limit).
     pub(super) fn put(&self, entry: Box<Entry<T>>, class: Class) -> Option<Evicted<T>> {
         let Some(cache) = &self.cache else { return self.state.lock().put(entry, class.bytes) };
-        let Err(entry) = cache.put(entry) else { return self.evict_over_limit() };
+        let Err(entry) = cache.put(current_slot(), entry) else { return self.evict_over_limit() };
         let mut state = self.state.lock();
         state.limit.counted.put += 1;
         Some(if state.sealed { Evicted::rejected(entry) } else { state.evict(entry, cache) })

@@ -1,24 +1,24 @@
-//! The fast path, and its thread-local cache: the pools that a thread used last, and its shards of them.
+//! The fast path: hits and returns in a shard that the thread has cached, and that cache.
 //!
 //! ```text
-//!   LAST_USED   no destructor: read until the thread ends         pool │ shard        pool │ shard
+//!   CACHED      no destructor: read until the thread ends         pool │ shard        pool │ shard
 //!                                                                    ▲ raw                ▲ raw
-//!   KEPT     has a destructor: one reference for each           Arc<Core>           Arc<Core>
+//!   REFERENCES  has a destructor: one reference for each         Arc<Core>            Arc<Core>
 //! ```
 //!
-//! A hit finds its shard by comparing its pool with `LAST_USED`, and a return by comparing the shard that its buffer is open to
-//! (block-I3). So neither counts a reference or computes an index. There are two entries, for a thread that alternates between
-//! two pools. A return of another thread's block finds its pool by the block's owner, and pushes the block to that thread's
-//! shard, where the next hit takes it. The slow paths fill the entries and check everything.
+//! A hit compares its pool with the pools in `CACHED`, and a return compares the shard that may keep its buffer (block-I3) with the
+//! shards. So neither counts a reference or computes an index. There are two entries, for a thread that alternates between two
+//! pools. If another thread took the buffer, its return finds the pool by the owner of the block, and pushes the block to the
+//! shard of that thread, where the next hit takes it. The slow paths fill the entries and check everything.
 //!
 //! A pool that records or samples uses the slow paths and is never cached.
 //!
 //! A return gives up its buffer's reference to the pool: another thread may take the buffer, release it and close the pool
-//! before the return has completed. So a return uses a reference of its thread, which keeps only bookkeeping alive: memory and
+//! before the return has completed. So a return uses a reference of its thread. It keeps only bookkeeping alive: memory and
 //! addresses are released when the pool closes.
 //!
-//! - **fast-path-I1**: Each entry of `LAST_USED` is a pool to which this thread holds a reference, in `KEPT` or in a frame of
-//!   [`KeptCore`] on its stack, and a shard of that pool. An entry changes before the reference goes.
+//! - **fast-path-I1**: Each entry of `CACHED` is a pool to which this thread holds a reference, in `REFERENCES` or in a
+//!   [`KeptCore`] on its stack, and a shard of that pool. An entry changes before the reference is dropped.
 //! - **fast-path-I2**: In a child of `fork` the entries are cleared before the fork returns, and only pools of this process are
 //!   entered, so no fast path reaches a pool of a parent.
 #![allow(unsafe_code)] // Follows the raw pointers.
@@ -43,7 +43,7 @@ const POOLS: usize = 2;
 /// A thread's shard of a pool.
 type OwnShard = Shard<BlockBody<Core>>;
 
-struct Recent {
+struct CachedPool {
     pool: Cell<*const Core>,
     shard: Cell<*const OwnShard>,
 }
@@ -51,34 +51,34 @@ struct Recent {
 /// The shard of no pool: neither null, which a block has that is closed to the fast path, nor the address of any shard.
 const NO_SHARD: *const OwnShard = ptr::without_provenance(1);
 
-impl Recent {
+impl CachedPool {
     const fn none() -> Self {
         Self { pool: Cell::new(ptr::null()), shard: Cell::new(NO_SHARD) }
     }
 }
 
-/// References behind `LAST_USED`, entry by entry. An empty one is in use by a frame on the stack.
-struct Kept {
+/// The references behind `CACHED`, entry by entry. An empty one is in a [`KeptCore`] on the stack.
+struct References {
     pools: [Cell<Option<Arc<Core>>>; POOLS],
     /// The entry that the next other pool replaces.
     next: Cell<usize>,
 }
 
 thread_local! {
-    static LAST_USED: [Recent; POOLS] = const { [const { Recent::none() }; POOLS] };
-    static KEPT: Kept = const { Kept { pools: [const { Cell::new(None) }; POOLS], next: Cell::new(0) } };
+    static CACHED: [CachedPool; POOLS] = const { [const { CachedPool::none() }; POOLS] };
+    static REFERENCES: References = const { References { pools: [const { Cell::new(None) }; POOLS], next: Cell::new(0) } };
 }
 
-impl Drop for Kept {
+impl Drop for References {
     fn drop(&mut self) {
-        // Before the references go (fast-path-I1). From now on `KEPT` cannot be had, so no entry is filled again.
+        // Before the references are dropped (fast-path-I1). `REFERENCES` is inaccessible from now on, so no entry is filled again.
         clear();
     }
 }
 
 fn clear() {
-    LAST_USED.with(|recent| recent.iter().for_each(|entry| entry.pool.set(ptr::null())));
-    LAST_USED.with(|recent| recent.iter().for_each(|entry| entry.shard.set(NO_SHARD)));
+    CACHED.with(|cached| cached.iter().for_each(|entry| entry.pool.set(ptr::null())));
+    CACHED.with(|cached| cached.iter().for_each(|entry| entry.shard.set(NO_SHARD)));
 }
 
 impl Core {
@@ -97,7 +97,7 @@ impl Core {
     #[inline(always)]
     pub(crate) unsafe fn shard_of<T>(address: *const Self, at: usize, _owner: &T) -> Option<CachedShard<'_>> {
         // A small closure: a large one would not be inlined, and then each access calls through a pointer.
-        let (pool, shard) = LAST_USED.with(|recent| (recent[at].pool.get(), recent[at].shard.get()));
+        let (pool, shard) = CACHED.with(|cached| (cached[at].pool.get(), cached[at].shard.get()));
         // SAFETY: (fast-path-I1) the entry's pool is alive, so its shard is as long as the owner is borrowed.
         ptr::eq(pool, address).then(|| CachedShard(unsafe { &*shard }))
     }
@@ -118,8 +118,8 @@ impl Core {
     }
 
     /// Whether the calling thread may use the fast path.
-    pub(crate) fn has_short_path(&self) -> bool {
-        self.short_path().is_some_and(|shard| !shard.requires_slow_path())
+    pub(crate) fn has_fast_path(&self) -> bool {
+        self.fast_shard().is_some_and(|shard| !shard.requires_slow_path())
     }
 
     /// Caches this pool for the calling thread.
@@ -132,7 +132,7 @@ impl Core {
 
 /// The entry of `pool`.
 fn position(pool: *const Core) -> Option<usize> {
-    LAST_USED.with(|recent| recent.iter().position(|entry| ptr::eq(entry.pool.get(), pool)))
+    CACHED.with(|cached| cached.iter().position(|entry| ptr::eq(entry.pool.get(), pool)))
 }
 
 /// The calling thread's shard of a pool.
@@ -169,7 +169,7 @@ impl Block<Core> {
     }
 }
 
-/// Puts `block`, which the first cached pool does not keep, if the second one or another thread's shard keeps it.
+/// Returns `block`, which is not of the first cached shard, by the fast path: to the second one, or to another thread's shard.
 #[inline(never)]
 fn put_remote_or_second(block: Block<Core>) -> Result<(), Block<Core>> {
     match shard_for(&block, 1) {
@@ -178,8 +178,8 @@ fn put_remote_or_second(block: Block<Core>) -> Result<(), Block<Core>> {
     }
 }
 
-/// Puts `block`, which another thread took, if its pool is cached and only the return remains to be done: into that thread's
-/// shard. Writes only the header of the block; the next hit needs its cache line anyway.
+/// Returns `block`, which another thread took, to that thread's shard, if its pool is cached and nothing else remains to be done.
+/// Writes only the header of the block; the next hit needs its cache line anyway.
 fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     let owner = Arc::as_ptr(block.owner());
     let Some(at) = position(owner).filter(|_| block.is_plain()) else { return Err(block) };
@@ -195,8 +195,8 @@ fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
 /// Wakes the head of the wait queue of `core`, which is cached at `at`.
 #[cold]
 fn wake_waiters(core: &Core, at: usize) {
-    // A waker is its user's: it may return a buffer of another pool, which then replaces the entry. If the reference is not here, a
-    // frame further up this stack has it.
+    // A waker is user code: it may return a buffer of another pool, which then replaces the entry. If the reference is not here, a
+    // `KeptCore` further up this stack has it.
     let _kept = kept_reference(at).map(|core| KeptCore(ManuallyDrop::new(core)));
     core.wake_waiters();
 }
@@ -204,7 +204,7 @@ fn wake_waiters(core: &Core, at: usize) {
 /// The cached shard that may keep `block` by the fast path.
 #[inline(always)]
 fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
-    let shard = LAST_USED.with(|recent| recent[at].shard.get());
+    let shard = CACHED.with(|cached| cached[at].shard.get());
     let is_open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || is_varied(at));
     // SAFETY: (fast-path-I1) a block's shard is not `NO_SHARD`, so the entry's pool is alive; it is until the next change of the
     // entry, by this thread.
@@ -214,21 +214,21 @@ fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
 /// Whether large buffers of a cached pool go to the arena, by the slow path (policy-R3). A load.
 #[inline(always)]
 fn is_varied(at: usize) -> bool {
-    let pool = LAST_USED.with(|recent| recent[at].pool.get());
+    let pool = CACHED.with(|cached| cached[at].pool.get());
     // SAFETY: (fast-path-I1) null, or a pool that is alive.
     unsafe { pool.as_ref() }.is_some_and(Core::is_varied)
 }
 
-/// The pool of a block, which a thread keeps alive until the drop. The reference returns to the cache, also while the thread
-/// unwinds: an entry may rest on it.
+/// The pool of a block, which a thread keeps alive until the drop. The drop returns the reference to `REFERENCES`, also while the
+/// thread unwinds, since an entry may depend on it.
 pub(in crate::engine) struct KeptCore(ManuallyDrop<Arc<Core>>);
 
 impl KeptCore {
-    /// Takes the thread's reference to the pool of `block` meanwhile: a nested return (a listener that drops a buffer) finds
-    /// nothing and counts its own reference, as does an exiting thread.
+    /// Takes the thread's reference to the pool of `block` until the drop. A nested return (a listener that drops a buffer) finds
+    /// none and counts its own reference, as does an exiting thread.
     pub(in crate::engine) fn of(block: &Block<Core>) -> Self {
         let core = block.owner();
-        // An entry and its reference agree, but for a frame on the stack: compare.
+        // The reference of an entry may be in use further up the stack, and one of another pool in its place: compare.
         let kept = position(Arc::as_ptr(core)).and_then(kept_reference).filter(|kept| Arc::ptr_eq(kept, core));
         Self(ManuallyDrop::new(kept.unwrap_or_else(|| core.clone())))
     }
@@ -251,30 +251,30 @@ impl Drop for KeptCore {
 
 /// Takes the thread's reference behind the entry at `at`.
 fn kept_reference(at: usize) -> Option<Arc<Core>> {
-    KEPT.try_with(|kept| kept.pools[at].take()).ok().flatten()
+    REFERENCES.try_with(|references| references.pools[at].take()).ok().flatten()
 }
 
 /// Keeps a reference to `core`, and caches `core`.
 fn keep(core: Arc<Core>) {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     if let Some(at) = position(Arc::as_ptr(&core)) {
-        // Cached already. Outside the access, as below.
-        drop(KEPT.try_with(|kept| kept.pools[at].replace(Some(core))));
+        // Already cached. Dropped outside the access, as below.
+        drop(REFERENCES.try_with(|references| references.pools[at].replace(Some(core))));
         return;
     }
-    let Some(shard) = core.short_path().filter(|_| !core.is_forked()) else { return };
+    let Some(shard) = core.fast_shard().filter(|_| !core.is_forked()) else { return };
     fork::call_in_children(&REGISTERED, forget_in_child);
     let (pool, shard) = (Arc::as_ptr(&core), ptr::from_ref(shard));
-    let replaced = KEPT.try_with(|kept| {
-        let at = kept.next.replace((kept.next.get() + 1) % POOLS);
-        // Before the reference that it replaces goes (fast-path-I1).
-        LAST_USED.with(|recent| {
-            recent[at].pool.set(pool);
-            recent[at].shard.set(shard);
+    let replaced = REFERENCES.try_with(|references| {
+        let at = references.next.replace((references.next.get() + 1) % POOLS);
+        // Before the reference that it replaces is dropped (fast-path-I1).
+        CACHED.with(|cached| {
+            cached[at].pool.set(pool);
+            cached[at].shard.set(shard);
         });
-        kept.pools[at].replace(Some(core))
+        references.pools[at].replace(Some(core))
     });
-    // Outside the access, because it may end a pool, and the pool's drop may come here. A thread that is ending keeps nothing.
+    // Outside the access, because it may end a pool, and the pool's drop may come here. An exiting thread keeps nothing.
     drop(replaced);
 }
 

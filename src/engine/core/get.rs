@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, Core};
 use crate::diag::is_power_of_ten;
-use crate::engine::memory::{Refusal, SlowCalls};
+use crate::engine::memory::{Refusal, SlowCalls, Stop};
 use crate::engine::meter::usage_report;
 use crate::engine::wait_queue::{KeepAlive, Server, WaitTicket, Waiter, deadline};
 use crate::error::{ErrorKind, Result};
@@ -57,10 +57,12 @@ impl Core {
         };
         let served = match first {
             Ok(block) => Ok(block),
-            Err(Some(refusal)) if !self.may_wait(wanted, wait, &refusal) => self.give_up(wanted, Some(refusal), wait),
-            Err(refusal) => {
+            Err(Stop::Refused(refusal)) if !self.may_wait(wanted, wait, &refusal) => {
+                self.give_up(wanted, Some(refusal), wait)
+            }
+            Err(stop) => {
                 let waiter = Waiter::new(wanted.clone(), wanted.class, (begun, wait), keep_alive);
-                return Ok(Err(WaitTicket::new(self, waiter, refusal)));
+                return Ok(Err(WaitTicket::new(self, waiter, stop.refusal())));
             }
         };
         self.record_outcome(&served, wanted, Some(begun));
@@ -104,8 +106,7 @@ impl Core {
     /// A block of `class` with completed copies, found by sweeping.
     fn take_completed(&self, class: Class) -> Option<Block> {
         while self.in_flight.count() > 0 {
-            let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
-            let swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
+            let swept = self.in_flight.sweep(Ask::Unknown);
             let found_none = swept.completed.is_empty();
             self.complete(swept);
             let block = self.stock.take(class);
@@ -118,12 +119,8 @@ impl Core {
     }
 
     /// The first attempt of a miss, which makes such `calls`. While others wait, it must fit in addition to the
-    /// head. Stops without a refusal if it needs a driver call that it may not make.
-    pub(super) fn acquire_in_turn(
-        self: &Arc<Self>,
-        wanted: &BlockRequest,
-        calls: SlowCalls,
-    ) -> Result<Block, Option<Refusal>> {
+    /// head.
+    pub(super) fn acquire_in_turn(self: &Arc<Self>, wanted: &BlockRequest, calls: SlowCalls) -> Result<Block, Stop> {
         let class = wanted.class;
         let now_us = self.tick_if_alone();
         self.stock.enforce_count_limit(now_us);
@@ -139,32 +136,32 @@ impl Core {
                     block.set_passed(passed);
                     Ok(block)
                 }
-                Err(refusal) => {
+                Err(stop) => {
                     self.waiters.end_pass(passed, needed_bytes());
-                    Err(refusal)
+                    Err(stop)
                 }
             },
             Err((waiting, first_bytes)) => {
-                Err(Some(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes }))
+                Err(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes }.into())
             }
         };
         match acquired {
             // What exceeds the limit need not wait for room under it.
-            Err(Some(refusal)) if !self.memory().could_hold(class) => {
-                self.fall_back(wanted.len, class).ok_or(Some(refusal))
+            Err(Stop::Refused(refusal)) if !self.memory().could_hold(class) => {
+                self.fall_back(wanted.len, class).ok_or(Stop::Refused(refusal))
             }
             acquired => acquired,
         }
     }
 
     /// New memory for a request of `class`.
-    pub(super) fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Option<Refusal>> {
+    pub(super) fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
         let at = (self.time.coarse_us(), calls);
         let attempt = || self.stock.acquire(self, class, at, &**self);
         let acquired = match attempt() {
-            Err(Some(refusal)) if self.others_make_room(&refusal, calls) => {
+            Err(Stop::Refused(refusal)) if self.others_make_room(&refusal, calls) => {
                 if calls == SlowCalls::None {
-                    return Err(None);
+                    return Err(Stop::NeedsCall);
                 }
                 attempt()
             }
@@ -172,12 +169,12 @@ impl Core {
         };
         // Relaxed: a statistic.
         let mut block = acquired.inspect_err(|stop| match stop {
-            Some(Refusal::Source(_)) => {
+            Stop::Refused(Refusal::Source(_)) => {
                 self.diagnosis.is_by_source.store(true, Ordering::Relaxed);
                 self.backoff.refused(self.time.read_us());
                 self.watch_device(at.0);
             }
-            Some(_) if !matches!(calls, SlowCalls::Held(..)) => {
+            Stop::Refused(_) if !matches!(calls, SlowCalls::Held(..)) => {
                 self.diagnosis.is_by_source.store(false, Ordering::Relaxed);
             }
             _ => {}
@@ -203,7 +200,7 @@ impl Core {
             // A full pool is ordinary.
             let is_ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
             let why = || (is_ordinary, self.memory().explain(refusal, class).to_string(), usage_report(&self.stats()));
-            self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
+            self.shortage.count_refused(&self.log, len as u64, self.time.coarse_us(), why);
         }
         if may_wait {
             self.log.began_to_wait(len as u64, class.bytes as u64);

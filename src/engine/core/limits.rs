@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A buffer that is returned and requested again at once is never idle when the maintenance thread checks, so returns make room as
-//! well. What a return released this pool cannot claim before the others are served (`shared_limit::shares`).
+//! well. This pool cannot claim released memory before the other owners are served (`shared_limit::shares`).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -36,7 +36,7 @@ use pinpool_os::words::Size;
 
 /// Between two readings of the memory of the system, which are kernel files.
 const READ_EVERY_US: u64 = 1_000_000;
-/// Most bytes released for others in one step; other owners release, too, so each step checks what is still lacking.
+/// Most bytes released for other owners in one step. They release memory as well, so each step checks what is still lacking.
 const STEP_BYTES: u64 = 64 << 20;
 /// The pause between two attempts of a reserve that waits for room under a shared limit.
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
@@ -54,7 +54,7 @@ pub(crate) struct AutoLimit {
     root: PathBuf,
 }
 
-/// The last reading of the memory of the system, and where and when it was made. All pools of the process use it.
+/// The last reading of the system's memory, with its root and time. All pools of the process use it.
 static LAST_READING: OfProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = OfProcess::new(Mutex::default);
 
 impl AutoLimit {
@@ -232,7 +232,7 @@ impl Core {
         self.update_slow_path();
     }
 
-    /// Tells the host's limit how much of what is held is idle.
+    /// Reports the idle bytes to the host's limit.
     pub(super) fn record_idle(&self) {
         self.budget().host().iter().for_each(|host| host.record_idle(self.memory().idle_bytes(self)));
     }

@@ -1,5 +1,15 @@
 //! The order of steps: each module decides under its own lock, and slow calls are made under none.
 //!
+//! | file | contents |
+//! | --- | --- |
+//! | `mod.rs` | what handles and buffers of a pool share; trim, clear, reserve, memory of users under the limit |
+//! | `get.rs`, `queue.rs` | a request and its wait; what the wait queue requires of a pool |
+//! | `put.rs` | a return, completed copies, blocks that are never reused, the end |
+//! | `fast_path.rs` | hits and returns in a cached shard |
+//! | `tick.rs` | periodic work |
+//! | `limits.rs`, `account.rs` | the limit `auto` and the shared limit; a partition |
+//! | `report.rs`, `record.rs` | statistics, dump, diagnosis; recordings and call stacks |
+//!
 //! ```text
 //!  request idle ─hit─▶ block
 //!           └─miss─▶ sweep ─completed─▶ block
@@ -102,7 +112,7 @@ pub(crate) struct Core {
     limit: AutoLimit,
     /// Its entry at the socket that serves statistics.
     #[cfg(feature = "observe")]
-    showing: std::sync::OnceLock<pinpool_observe::stats_socket::Showing>,
+    showing: std::sync::OnceLock<pinpool_observe::stats_socket::ServedPool>,
 }
 
 impl Core {
@@ -165,7 +175,7 @@ impl Core {
     /// The pace that is needed after memory was carved or returned.
     fn pace_of_change(&self) -> Pace {
         match self.memory().arena() {
-            Some(arena) if arena.lacks_hole() => Pace::Hole,
+            Some(arena) if arena.lacks_hole() => Pace::Compaction,
             _ => Pace::Quiet,
         }
     }
@@ -180,7 +190,7 @@ impl Core {
         self.log.name.as_deref()
     }
 
-    /// Whether this process is a child of the one that made the pool.
+    /// Whether this process is a forked child of the process that made the pool.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.generation.is_stale()
@@ -219,7 +229,7 @@ impl Core {
     }
 
     /// The calling thread's shard, if this pool may use the fast path.
-    pub(super) fn short_path(&self) -> Option<&Shard<BlockBody<Self>>> {
+    pub(super) fn fast_shard(&self) -> Option<&Shard<BlockBody<Self>>> {
         // The slow paths zero, record and draw samples.
         let needs_slow = self.config.zero || self.recorder().is_some() || self.config.code.call_stacks > 0;
         if needs_slow { None } else { self.stock.idle().own_shard() }

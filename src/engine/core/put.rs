@@ -162,7 +162,7 @@ impl Core {
     /// nothing is in flight.
     pub(super) fn complete_copies(&self) {
         if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep());
+            self.complete(self.in_flight.sweep(Ask::Unknown));
         }
     }
 
@@ -170,14 +170,14 @@ impl Core {
     /// their timelines: only a query shows that a device has failed.
     pub(super) fn query_copies(&self) {
         if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep_until(Ask::All, |_| false));
+            self.complete(self.in_flight.sweep(Ask::All));
         }
     }
 
     /// Returns the blocks with copies that are complete according to their timelines. Calls no fence and no backend.
     pub(crate) fn complete_by_loads(&self) {
         if self.in_flight.count() > 0 && self.memory().has_arena() {
-            self.complete(self.in_flight.sweep_until(Ask::Nothing, |_| true));
+            self.complete(self.in_flight.sweep(Ask::Nothing));
         }
     }
 

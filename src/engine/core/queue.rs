@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::get::CALL_PATIENCE;
 use super::report::nanos;
 use super::{Block, BlockRequest, Core};
-use crate::engine::memory::{Refusal, SlowCalls};
+use crate::engine::memory::{Refusal, SlowCalls, Stop};
 use crate::engine::wait_queue::{Server, WaitQueue, Waiter};
 use crate::error::Retry;
 use crate::maintenance_thread::pause_for_copies;
@@ -98,8 +98,8 @@ impl Server for Core {
 }
 
 /// The refusal of an attempt that makes driver calls.
-fn expect_refusal(refusal: Option<Refusal>) -> Refusal {
-    refusal.unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
+fn expect_refusal(stop: Stop) -> Refusal {
+    stop.refusal().unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
 }
 
 /// Why hits and returns of a pool take the slow path: a request waits here, or other processes want memory.

@@ -17,7 +17,7 @@ impl Core {
         self.stock.recorder()
     }
 
-    /// A request was served: at once, or after it began to look for memory.
+    /// A request was served, at once or by a miss that began at `begun`.
     #[inline]
     pub(crate) fn record_get(&self, block: &Block, wanted: &BlockRequest, begun: Option<Instant>) {
         if let Some((recorder, id)) = self.recorder().zip(block.recorded_id()) {
@@ -141,7 +141,7 @@ mod tests {
             Pool::builder().without_env().backend(Backend::Heap).trace(dir.path().join("t.trace")).build().unwrap();
         for _ in 0..4 {
             drop(pool.get(4096).unwrap());
-            assert!(pool.core().cached_shard().is_none() && !pool.core().has_short_path());
+            assert!(pool.core().cached_shard().is_none() && !pool.core().has_fast_path());
         }
         assert_eq!(pool.stats().requests.hits, 3);
     }

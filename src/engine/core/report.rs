@@ -17,12 +17,12 @@ use crate::dump::{Dump, Host, Owner, Request};
 use crate::engine::memory::Refusal;
 use crate::engine::meter::owners::{TagAccount, UNTAGGED};
 use crate::engine::meter::usage_report;
-use crate::error::{Error, ErrorKind, NoMemory, Report};
+use crate::error::{Error, ErrorKind, NoMemory};
 use crate::policy::Window;
 use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{Calls, ClassStats, MemoryStats, Stats};
-use pinpool_observe::judge::{Cause, Holder, Judge, Judgement, LikelyCause, Snapshot};
+use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
 #[cfg(feature = "observe")]
 use pinpool_observe::stats_socket;
 use pinpool_os::host::LimitOrigin;
@@ -32,8 +32,8 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 /// The diagnosis, and what it is made of in addition to the statistics. Relaxed: statistics.
 #[derive(Debug, Default)]
 pub(super) struct Diagnosis {
-    judge: Mutex<Judge>,
-    short_gets: AtomicU64,
+    monitor: Mutex<Monitor>,
+    short_requests: AtomicU64,
     /// Events of threads that had just returned a buffer.
     own_waits: AtomicU64,
     /// Whether the source refused the last attempt that was refused.
@@ -79,14 +79,13 @@ impl Core {
         if is_by_account {
             dump.limit = self.memory().limit_name(Level::Account);
         }
-        let dump = Arc::new(dump);
         if nth > 0 {
             *self.diagnosis.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
         }
         if is_power_of_ten(nth) {
             self.log.out_of_memory(&dump);
         }
-        let no_memory = NoMemory { asked_bytes, refused, usage: usage_report(&stats), report: Report::new(dump) };
+        let no_memory = NoMemory { asked_bytes, refused, usage: usage_report(&stats), report: dump.body() };
         let is_by_source = matches!(refusal, Refusal::Source(_));
         if is_by_source { ErrorKind::Backend(no_memory) } else { ErrorKind::Limit(no_memory) }.into()
     }
@@ -119,7 +118,7 @@ impl Core {
             oldest_copy: stats.copies.oldest_age.zip(stats.copies.oldest_stream),
             host: if is_forked { None } else { self.host_memory() },
             request,
-            judged: self.judged(),
+            diagnosis: self.latest_diagnosis(),
             limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory().limit_name(Level::Pool) },
         }
     }
@@ -212,29 +211,29 @@ impl Core {
     pub(super) fn record_need(&self, class: Class) {
         let own_bytes = self.memory().own_bytes().saturating_sub(self.stock.idle().bytes());
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
-        self.diagnosis.short_gets.fetch_add(1, Ordering::Relaxed);
+        self.diagnosis.short_requests.fetch_add(1, Ordering::Relaxed);
         if RETURNED_TO.try_with(Cell::take).ok().flatten() == Some(self.log.number) {
             self.diagnosis.own_waits.fetch_add(1, Ordering::Relaxed);
         }
         self.diagnosis.needed_bytes.fetch_max(own_bytes + waiting_bytes + class.bytes as u64, Ordering::Relaxed);
     }
 
-    /// Logs why the pool is as fast as it is, if that has changed.
+    /// Evaluates the diagnosis if that is due, and logs it if it has changed.
     pub(super) fn report_diagnosis(&self, now_us: u64) {
         // A pool that keeps nothing releases what it pins.
         if self.config.pool_size_limit == 0 && !self.memory().has_arena() {
             return;
         }
         // One thread at a time is enough.
-        let Some(is_due) = self.diagnosis.judge.try_lock().map(|judge| judge.is_due(now_us)) else { return };
+        let Some(is_due) = self.diagnosis.monitor.try_lock().map(|monitor| monitor.is_due(now_us)) else { return };
         let is_recorded = self.recorder().is_some_and(|recorder| recorder.wants_snapshot(now_us));
         if !is_due && !is_recorded {
             return;
         }
         // Under no lock: it may read files, to name the places of requests.
         let snapshot = self.snapshot();
-        let Some(mut judge) = self.diagnosis.judge.try_lock() else { return };
-        let has_ended = judge.look(now_us, snapshot.clone()).is_some();
+        let Some(mut monitor) = self.diagnosis.monitor.try_lock() else { return };
+        let has_ended = monitor.add(now_us, snapshot.clone()).is_some();
         if let Some(recorder) = self.recorder().filter(|_| has_ended || is_recorded) {
             recorder.snapshot(now_us, snapshot);
         }
@@ -246,10 +245,10 @@ impl Core {
         if !self.has_waiters() {
             self.diagnosis.needed_bytes.store(0, Ordering::Relaxed);
         }
-        let news = if judge.is_news(now_us) { judge.latest().cloned() } else { None };
-        drop(judge);
-        if let Some(judgement) = news {
-            if judgement.is_alarm { self.log.alarmed(&judgement) } else { self.log.diagnosed(&judgement) }
+        let news = if monitor.should_log(now_us) { monitor.latest().cloned() } else { None };
+        drop(monitor);
+        if let Some(diagnosis) = news {
+            if diagnosis.is_alarm { self.log.alarmed(&diagnosis) } else { self.log.diagnosed(&diagnosis) }
         }
     }
 
@@ -261,16 +260,16 @@ impl Core {
     }
 
     /// The diagnosis of the last window, or of the time so far.
-    pub(crate) fn why(&self) -> Judgement {
+    pub(crate) fn why(&self) -> WindowDiagnosis {
         let (now_us, snapshot) = (self.time.coarse_us(), self.snapshot());
         // In a child of `fork` a thread that does not exist here may hold the lock.
-        let judge = if self.is_forked() { None } else { self.diagnosis.judge.try_lock() };
-        judge.as_deref().unwrap_or(&Judge::default()).why(now_us, &snapshot)
+        let monitor = if self.is_forked() { None } else { self.diagnosis.monitor.try_lock() };
+        monitor.as_deref().unwrap_or(&Monitor::default()).why(now_us, &snapshot)
     }
 
     /// The diagnosis of the last window, if there was one and no other thread evaluates it now.
-    pub(super) fn judged(&self) -> Option<Judgement> {
-        if self.is_forked() { None } else { self.diagnosis.judge.try_lock()?.latest().cloned() }
+    pub(super) fn latest_diagnosis(&self) -> Option<WindowDiagnosis> {
+        if self.is_forked() { None } else { self.diagnosis.monitor.try_lock()?.latest().cloned() }
     }
 
     /// What the diagnosis sees now.
@@ -299,7 +298,7 @@ impl Core {
             },
             puts: stats.requests.returned,
             evicted: stats.memory.evictions.over_limit,
-            short_gets: self.diagnosis.short_gets.load(Ordering::Relaxed),
+            short_gets: self.diagnosis.short_requests.load(Ordering::Relaxed),
             own_waits: self.diagnosis.own_waits.load(Ordering::Relaxed),
             failed_gets: stats.requests.failed,
             is_by_source: self.diagnosis.is_by_source.load(Ordering::Relaxed),
@@ -323,7 +322,7 @@ impl Core {
             limit: has_limit.then_some(limit.into()),
             max_bytes: stats.limits.max_bytes,
             others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),
-            // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
+            // Under `adaptive` an eviction returns memory to the arena and makes no driver call.
             pool_size_limit: is_direct.then_some(stats.limits.max_idle_buffers),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
             oldest_copy: stats.copies.oldest_age,
@@ -349,7 +348,7 @@ pub(super) fn nanos(time: Duration) -> u64 {
 const OWNERS_MAX: usize = 20;
 
 #[cfg(feature = "observe")]
-impl stats_socket::Shown for Core {
+impl stats_socket::StatisticsSource for Core {
     fn object(&self) -> serde_json::Value {
         let stats = self.stats();
         let owners = self.owners_of(&stats);
@@ -377,7 +376,7 @@ impl stats_socket::Shown for Core {
 
 #[cfg(feature = "observe")]
 impl Core {
-    /// Serves the statistics on a socket until the pool is gone, if `PINPOOL_SOCKET` asks for it.
+    /// Serves the statistics on a socket until the pool ends, if `PINPOOL_SOCKET` asks for it.
     pub(crate) fn serve_statistics(self: &Arc<Self>) {
         let Some(path) = &self.config.socket else { return };
         let is_derived = path.as_os_str() == "1";

@@ -13,7 +13,7 @@ use crate::engine::memory::PoolView;
 use crate::in_flight::PendingGroup;
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::stats::{EvictionReason, SourceCalls};
-use pinpool_observe::judge::STUCK_AFTER;
+use pinpool_observe::diagnosis::STUCK_AFTER;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::sync::process::{AtomicU64, AtomicUsize, Ordering};
 
@@ -81,7 +81,7 @@ impl Core {
             self.stock.enforce_count_limit(self.time.coarse_us());
         }
         if let Some(arena) = self.memory().arena().filter(|_| self.thread.is_none()) {
-            arena.prepare_hole(self.time.coarse_us());
+            arena.compact(self.time.coarse_us());
             arena.reserve_turn(self.time.coarse_us());
         }
     }
@@ -97,8 +97,8 @@ impl Core {
     }
 
     /// Moves a few granules to the compaction target (policy-R13). Returns whether any were moved.
-    pub(crate) fn prepare_step(&self) -> bool {
-        self.memory().arena().is_some_and(|arena| arena.prepare_step(self.time.coarse_us()))
+    pub(crate) fn compaction_step(&self) -> bool {
+        self.memory().arena().is_some_and(|arena| arena.compaction_step(self.time.coarse_us()))
     }
 
     /// Reads the clock.
@@ -152,7 +152,7 @@ impl Core {
         if self.in_flight.count() == 0 {
             return;
         }
-        // The thread runs several times a second: if it did not, the process was stopped, and no copy was seen to complete.
+        // The thread runs several times a second. If it did not, the process was stopped, and that time does not count.
         if self.thread.is_some() && late_us > LATE_US {
             self.in_flight.leave_out(late_us, now_us);
         }
@@ -236,9 +236,9 @@ impl Maintained for Core {
             // Another pool of the process has made room, and has woken this thread only.
             self.wake_waiters();
         }
-        let is_preparing = self.memory().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
+        let is_compacting = self.memory().arena().is_some_and(|arena| arena.compact(self.time.now_us()));
         // During compaction the thread runs more often than anything else is due.
-        if !is_preparing || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
+        if !is_compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
             self.check();
         } else {
             self.release_to_others();

@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-use super::block_memory::{BlockMemory, Refusal, SlowCalls};
+use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
 use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::{MappingWatch, PressureWatch};
 use super::progress::Reserve;
 use super::shape::{GrowthShape, arena_over, held};
-use super::supply::{PoolView, Supply};
+use super::{PoolView, Supply};
 use crate::arena::{ArenaPtr, Retention};
 use crate::backend::{PAGE_BYTES, Source, SourceError};
 use crate::diag::PoolLog;
@@ -61,7 +61,7 @@ pub(crate) struct ArenaSupply {
     /// Since the last preparation the holes changed, and none is as long as is wanted (policy-R13).
     pub(super) lacks_hole: AtomicBool,
     /// Looks that found no such note, since the last one that did.
-    pub(super) quiet_looks: AtomicU32,
+    pub(super) idle_polls: AtomicU32,
     pool: OnceLock<Weak<dyn PoolView>>,
     pub(super) pressure: PressureWatch,
     /// A thread is releasing what is due.
@@ -118,7 +118,7 @@ impl ArenaSupply {
             told_idle: AtomicBool::new(false),
             is_varied: AtomicBool::new(false),
             lacks_hole: AtomicBool::new(false),
-            quiet_looks: AtomicU32::new(u32::MAX),
+            idle_polls: AtomicU32::new(u32::MAX),
             pool: OnceLock::new(),
             pressure: PressureWatch::new(pressure),
             is_releasing: AtomicBool::new(false),
@@ -255,7 +255,7 @@ impl Supply for ArenaSupply {
         calls: (u64, SlowCalls),
         pool: &dyn PoolView,
         take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Option<Refusal>> {
+    ) -> Result<BlockMemory, Stop> {
         self.find_memory(class.bytes as u64, calls, pool, take_idle)
     }
 

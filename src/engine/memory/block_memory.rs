@@ -57,6 +57,28 @@ impl SlowCalls {
     }
 }
 
+/// Why an attempt ended without memory.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// An idle block of the class returned meanwhile, and the caller has taken it.
+    FoundIdle,
+    /// The next attempt needs a source call, which the caller may not make.
+    NeedsCall,
+    Refused(Refusal),
+}
+
+impl Stop {
+    pub(crate) fn refusal(self) -> Option<Refusal> {
+        if let Self::Refused(refusal) = self { Some(refusal) } else { None }
+    }
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
 /// Why there is no memory.
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {

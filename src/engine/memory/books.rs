@@ -22,13 +22,12 @@ use crate::backend::{PAGE_BYTES, SourceError};
 use crate::quota::{Budget, Claim, QuotaExceeded};
 use crate::stats::{SourceCalls, Stats};
 
-mod claims;
 mod reserve;
 
 pub(in crate::engine) use reserve::Step;
 
 /// Time between a step towards a compaction target that failed and the next one.
-const PREPARE_AFTER_FAILURE_US: u64 = 1_000_000;
+const COMPACT_AFTER_FAILURE_US: u64 = 1_000_000;
 /// Every block starts at a multiple of this.
 const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
 
@@ -43,7 +42,7 @@ pub(in crate::engine) struct Books {
     /// Above this, what is wanted counts as varied sizes (policy-R12).
     varied_above_bytes: u64,
     /// A step towards a compaction target failed: the next one is not before this.
-    next_preparation_us: u64,
+    next_compaction_us: u64,
     /// No pool carves from here any more.
     is_closed: bool,
     /// Bytes that were due at the last tick and stay, since their release would wait for the device.
@@ -74,7 +73,7 @@ impl Books {
             mappings,
             demand: Demand::default(),
             varied_above_bytes,
-            next_preparation_us: 0,
+            next_compaction_us: 0,
             is_closed: false,
             overdue_bytes: 0,
             budget: claim.budget().clone(),
@@ -155,14 +154,14 @@ impl Books {
     }
 
     /// Plans a step towards a compaction target (policy-R13).
-    pub(in crate::engine) fn plan_preparation(&mut self, now_us: u64) -> Option<Plan> {
-        if now_us < self.next_preparation_us || !self.is_varied(now_us) {
+    pub(in crate::engine) fn plan_compaction(&mut self, now_us: u64) -> Option<Plan> {
+        if now_us < self.next_compaction_us || !self.is_varied(now_us) {
             return None;
         }
-        self.arena.prepare(self.demand.wanted_bytes(now_us), ALIGN_BYTES)
+        self.arena.compact(self.demand.wanted_bytes(now_us), ALIGN_BYTES)
     }
 
-    /// Settles a plan of [`plan_preparation`](Self::plan_preparation). After a failure none is made for a while.
+    /// Settles a plan of [`plan_compaction`](Self::plan_compaction). After a failure none is made for a while.
     pub(in crate::engine) fn finish_compaction(
         &mut self,
         plan: Plan,
@@ -170,7 +169,7 @@ impl Books {
         now_us: u64,
     ) {
         if self.count(executed).is_some() {
-            self.next_preparation_us = now_us.saturating_add(PREPARE_AFTER_FAILURE_US);
+            self.next_compaction_us = now_us.saturating_add(COMPACT_AFTER_FAILURE_US);
         }
         self.arena.finish_plan(plan, outcome, now_us);
     }
@@ -384,7 +383,7 @@ impl Books {
 
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
         let arena = self.arena.stats();
-        self.budget().fill(stats);
+        stats.limits.max_bytes = self.budget().max_bytes();
         stats.memory.held_bytes = self.held_bytes();
         stats.memory.peak_held_bytes = self.peak_bytes;
         stats.memory.free_bytes = arena.hole_bytes;
@@ -394,5 +393,51 @@ impl Books {
         stats.memory.awaiting_release_bytes = self.overdue_bytes.min(self.arena.releasable_bytes());
         stats.memory.smaller_regions = self.smaller_regions;
         stats.memory.mappings = arena.mappings;
+    }
+}
+
+/// The limit: what is claimed under it, and the room that is left.
+impl Books {
+    /// The limits that the arena claims under.
+    pub(in crate::engine) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
+    /// Bytes that may still be claimed, where at least `wanted_bytes` are of use.
+    pub(in crate::engine) fn room_for(&self, wanted_bytes: u64) -> u64 {
+        self.budget().room_for(wanted_bytes)
+    }
+
+    /// All that could be released is: what is left stays claimed until the process ends. Drop the result outside the lock: it may
+    /// be the last claim under a shared limit, which is left then.
+    pub(in crate::engine) fn end_claims(&mut self, is_all_released: bool) -> Option<Claim> {
+        match self.claim.take() {
+            Some(claim) if !is_all_released && claim.bytes() > 0 => {
+                claim.keep_forever();
+                None
+            }
+            claim => claim,
+        }
+    }
+
+    /// Bytes that are claimed under the same limit for memory other than the buffers.
+    pub(in crate::engine) fn claimed_by_others(&self) -> u64 {
+        self.budget.used_bytes().saturating_sub(self.claim.as_ref().map_or(0, Claim::bytes))
+    }
+
+    /// Claims what is held and planned now.
+    pub(in crate::engine) fn update_claim(&mut self) -> Result<(), QuotaExceeded> {
+        let bytes = self.all_claimed_bytes();
+        self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
+    }
+
+    /// Claims what is held now, which is no more than a plan claimed.
+    pub(in crate::engine) fn lower_claim(&mut self) {
+        let lowered = self.update_claim();
+        debug_assert!(lowered.is_ok(), "a completion claims more than its plan: {lowered:?}");
+    }
+
+    fn all_claimed_bytes(&self) -> u64 {
+        self.arena.stats().claimed_bytes + self.reserve_overhead_bytes + self.pending_bytes
     }
 }

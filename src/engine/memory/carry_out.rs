@@ -1,10 +1,10 @@
-//! Carries out the arena's plans on a source.
+//! Carries out the arena's plans on a source. No lock is held meanwhile.
 //!
 //! ```text
 //!   Plan (numbers) ──▶ Executor: commit, decommit, remap on the source ──▶ Executed (what happened)
 //! ```
 //!
-//! Decides nothing; no lock is held around a source call.
+//! Decides nothing.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -4,12 +4,16 @@
 //!   search ends, whatever other threads put back meanwhile.
 //! - find-I2: a request is refused for lack of room only after a sweep, and with no idle block left that would help.
 
+use std::time::Instant;
+
 use super::arena_supply::ArenaSupply;
-use super::block_memory::{BlockMemory, Refusal, SlowCalls};
+use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
 use super::books::Books;
-use super::supply::{PoolView, Supply};
-use crate::arena::{GrowthLimits, Plan};
+use super::carry_out::{Executed, Executor};
+use super::{PoolView, Supply};
+use crate::arena::{GrowthLimits, Plan, PlanOutcome};
 use crate::backend::SourceError;
+use crate::diag::Growth;
 use crate::quota::QuotaExceeded;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::MutexGuard;
@@ -58,7 +62,7 @@ impl ArenaSupply {
         (now_us, calls): (u64, SlowCalls),
         pool: &dyn PoolView,
         take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Option<Refusal>> {
+    ) -> Result<BlockMemory, Stop> {
         if !matches!(calls, SlowCalls::After(..) | SlowCalls::Held(..))
             && let Some(memory) = self.carve_first(bytes, pool, now_us)
         {
@@ -79,7 +83,7 @@ impl ArenaSupply {
             }
             // Each round may have waited, and a buffer may have returned meanwhile.
             if take_idle() {
-                return Err(None);
+                return Err(Stop::FoundIdle);
             }
             if search.to_release > 0 && idle_bytes > 0 && books.could_cover(bytes, idle_bytes) {
                 drop(books);
@@ -91,7 +95,7 @@ impl ArenaSupply {
             match books.plan_growth(bytes, limits) {
                 Ok(plan) if calls == SlowCalls::None => {
                     books.give_up(plan);
-                    return Err(None);
+                    return Err(Stop::NeedsCall);
                 }
                 Ok(plan) => {
                     if let Some(memory) = self.grow_or_request_less(books, plan, &mut search)? {
@@ -213,6 +217,62 @@ impl ArenaSupply {
             largest_bytes,
             known_bytes: books.largest_held_bytes(search.now_us),
         }
+    }
+}
+
+impl ArenaSupply {
+    /// Carries out `plan` and has `finish` enter the outcome in the books. Waits for calls of other threads until `until`. Logs
+    /// what was pinned, for `asked_bytes` if that is known. Slow calls.
+    pub(super) fn carry_out<R>(
+        &self,
+        mut books: MutexGuard<'_, Books>,
+        plan: Plan,
+        (asked_bytes, until): (Option<u64>, Instant),
+        finish: impl FnOnce(&mut Books, Plan, (Executed, PlanOutcome)) -> R,
+    ) -> R {
+        let executor = Executor::new(&mut books.mappings, &plan);
+        drop(books);
+        let executed = executor.execute(&self.source, &plan, until);
+        let (pin_calls, took) = (executed.0.calls.pin.count, executed.0.calls.time());
+        let mut books = self.books();
+        let held_before_bytes = books.held_bytes();
+        let finished = finish(&mut books, plan, executed);
+        let (held_bytes, max_bytes) = (books.held_bytes(), books.budget().max_bytes());
+        let mappings = books.arena().stats().mappings;
+        drop(books);
+        self.finished.notify_all();
+        if pin_calls > 0 {
+            let asked_bytes = asked_bytes.unwrap_or(held_bytes.saturating_sub(held_before_bytes));
+            self.log.grew(&Growth { asked_bytes, held_before_bytes, held_bytes, pin_calls, took, max_bytes });
+            self.watch_mappings(mappings);
+        }
+        finished
+    }
+
+    /// Carries out a plan for a block of `bytes` and returns its memory.
+    pub(super) fn grow(
+        &self,
+        books: MutexGuard<'_, Books>,
+        plan: Plan,
+        bytes: u64,
+        (now_us, until): (u64, Instant),
+    ) -> Result<Option<BlockMemory>, SourceError> {
+        let ptr = plan.ptr();
+        let finished = self.carry_out(books, plan, (Some(bytes), until), |books, plan, executed| {
+            let finished = books.finish_growth(plan, executed, now_us);
+            self.record_holes(books, now_us);
+            finished
+        });
+        self.record_old_places();
+        finished?;
+        Ok(ptr.and_then(|ptr| self.books().memory_at(ptr, bytes)))
+    }
+
+    /// Grows by larger granules if the process has few mappings left; `own_mappings` of its mappings are this pool's.
+    fn watch_mappings(&self, own_mappings: u64) {
+        let Some(found) = self.mappings.few_left(own_mappings) else { return };
+        let larger = self.books().grow_in_larger_granules();
+        larger.into_iter().for_each(|bytes| self.log.few_mappings(found.used, found.limit, own_mappings, bytes));
     }
 }
 

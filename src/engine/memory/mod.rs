@@ -8,13 +8,13 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `mod.rs`, `supply.rs` | the memory of a pool; what its two supplies have in common |
+//! | `mod.rs` | the memory of a pool; what its two supplies have in common |
 //! | `arena_supply.rs` | `adaptive`: an arena over a source, and the lock around its books |
 //! | `books.rs` | what that lock guards: arena, addresses, demand, reserve, claims |
-//! | `find.rs` | the attempts of a miss, in their order |
-//! | `grow.rs`, `prepare.rs`, `release.rs` | plans that add, move and release memory |
-//! | `reserve.rs`, `progress.rs`, `pin_reserve.rs` | memory that stays |
+//! | `find.rs` | the attempts of a miss, in their order; growth |
 //! | `carry_out.rs`, `called_source.rs` | the steps of a plan on the source; calls recorded, panics caught |
+//! | `compaction.rs`, `release.rs` | plans that move and release memory |
+//! | `reserve.rs`, `progress.rs`, `pin_reserve.rs` | memory that stays: pinned while the pool is in use, and its steps |
 //! | `shape.rs` | addresses, and the size of granules |
 //! | `one_each.rs` | `tensorflow`: each miss is an acquisition, each eviction a release |
 //! | `block_memory.rs`, `pageable.rs` | memory of one block: pinned or a user's, unpinned |
@@ -24,13 +24,15 @@
 //! Bytes are claimed under the limits before the source is called, and returned on every failing path. No lock is held during a
 //! source call. Never decides which idle buffer is reused, and reaches idle buffers only through [`PoolView`].
 
+use std::fmt::Debug;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
+use crate::backend::{Source, SourceError};
 use crate::diag::PoolLog;
-use crate::quota::Claim;
+use crate::quota::{Budget, Claim};
 use crate::size_class::Class;
-use crate::stats::Stats;
+use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 mod arena_supply;
@@ -38,29 +40,26 @@ mod block_memory;
 mod books;
 mod called_source;
 mod carry_out;
+mod compaction;
 mod find;
-mod grow;
 mod one_each;
 mod pageable;
 mod pin_reserve;
-mod prepare;
 mod pressure;
 mod progress;
 mod refusal;
 mod release;
 mod reserve;
 mod shape;
-mod supply;
 
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
-pub(crate) use block_memory::{Adopted, BlockMemory, Refusal, SlowCalls};
+pub(crate) use block_memory::{Adopted, BlockMemory, Refusal, SlowCalls, Stop};
 pub(crate) use called_source::CalledSource;
 pub(crate) use one_each::OneEach;
 pub(crate) use pageable::Pageable;
 pub(in crate::engine) use pin_reserve::Place;
 pub(in crate::engine) use reserve::ReserveWait;
 pub(crate) use shape::granule_bytes;
-pub(crate) use supply::{PoolView, Supply};
 
 /// The memory of one pool: a supply of pinned memory, unpinned memory if requests without room get that, and what users have
 /// pinned under the same limit.
@@ -185,11 +184,91 @@ impl Memory {
     }
 }
 
+/// A supply of pinned memory for the blocks of one pool.
+pub(crate) trait Supply: Debug + Send + Sync {
+    fn source(&self) -> &dyn Source;
+    /// The limit of the pool.
+    fn budget(&self) -> &Arc<Budget>;
+    /// Memory for `class`, as far as `calls` allow; idle blocks of `pool` make room. Stops if `take_idle` finds an idle block that
+    /// has returned meanwhile. A slow call.
+    fn find(
+        &self,
+        class: Class,
+        calls: (u64, SlowCalls),
+        pool: &dyn PoolView,
+        take_idle: &mut dyn FnMut() -> bool,
+    ) -> Result<BlockMemory, Stop>;
+    /// Takes back memory of [`find`](Self::find). If the source refuses to release it, returns its bytes with the reason.
+    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)>;
+    /// Releases idle memory until `bytes` are released or nothing is idle. Returns how many were. Slow calls.
+    fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64;
+    /// Releases what the source refused to release before; an arena does so with its next release. Slow calls.
+    fn release_refused(&self) {}
+    /// The pool has closed: everything is released, now or with the last block.
+    fn close(&self, now_us: u64);
+    /// Whether a block of `class` fits under all limits if nothing else is held.
+    fn could_hold(&self, class: Class) -> bool;
+    /// Whether it may pin more than its reserve.
+    fn may_grow(&self) -> bool {
+        true
+    }
+    /// What the limit leaves next to a block of the class `first`. 0 if memory is held in regions, which a small buffer may keep
+    /// from being replaced.
+    fn room_beside_bytes(&self, first: Class) -> u64;
+    /// What a block of `class` uses of that room.
+    fn beside_bytes(&self, class: Class) -> u64;
+    /// What a block of `class` holds for its user.
+    fn block_bytes(&self, class: Class) -> u64;
+    /// Bytes in all blocks: in use, in flight, idle or quarantined.
+    fn all_block_bytes(&self) -> u64;
+    /// All bytes that are held.
+    fn held_bytes(&self) -> u64;
+    /// Bytes that others claim under the limit of the pool.
+    fn claimed_by_others(&self) -> u64 {
+        0
+    }
+    /// Bytes of idle buffers and of free memory outside the reserve.
+    fn idle_bytes(&self, pool: &dyn PoolView) -> u64;
+    /// The longest piece of free memory.
+    fn longest_free_bytes(&self) -> u64 {
+        0
+    }
+    /// The calls of the source.
+    fn calls(&self) -> SourceCalls;
+    fn fill(&self, stats: &mut Stats);
+}
+
+/// A pool, as its supply sees it.
+pub(crate) trait PoolView: Send + Sync {
+    /// Bytes of the idle blocks.
+    fn idle_bytes(&self) -> u64;
+    /// Number of the idle blocks.
+    fn idle_buffers(&self) -> u64;
+    /// Releases the block that has been idle longest, for this reason; false if none is idle.
+    fn release_oldest(&self, why: EvictionReason) -> bool;
+    /// Returns the blocks with completed copies.
+    fn complete_copies(&self);
+    /// Whether a copy is in flight.
+    fn has_copies(&self) -> bool {
+        false
+    }
+    /// Bytes that its waiting requests need, in the order of the wait queue.
+    fn waiting_bytes(&self) -> Vec<u64> {
+        Vec::new()
+    }
+    /// There is more room than before: waiting requests try again.
+    fn room_was_made(&self) {}
+}
+
+/// Releases blocks of `pool`, the oldest first, while `is_wanted`. No more than were idle at the start, whatever other threads
+/// put back meanwhile, so it ends.
+pub(crate) fn release_while(pool: &dyn PoolView, why: EvictionReason, is_wanted: impl Fn() -> bool) {
+    for _ in 0..pool.idle_buffers() {
+        if !is_wanted() || !pool.release_oldest(why) {
+            return;
+        }
+    }
+}
+
 #[cfg(test)]
-mod fixtures;
-
-#[cfg(all(test, pinpool_loom))]
-mod models;
-
-#[cfg(all(test, not(pinpool_loom)))]
 mod tests;

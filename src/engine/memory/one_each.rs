@@ -5,9 +5,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::block_memory::{BlockMemory, Refusal, SlowCalls};
+use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
 use super::called_source::CalledSource;
-use super::supply::{PoolView, Supply, release_while};
+use super::{PoolView, Supply, release_while};
 use crate::backend::{Region, Source, SourceError};
 use crate::diag::{Growth, PoolLog};
 use crate::quota::{Budget, Claim};
@@ -44,11 +44,11 @@ impl OneEach {
     }
 
     /// Acquires `class_bytes`, as far as `calls` allow. A slow call.
-    fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Option<Refusal>> {
+    fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = self.budget.claim(needed_bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes, over })?;
         if matches!(calls, SlowCalls::None | SlowCalls::Held(..)) {
-            return Err(None);
+            return Err(Stop::NeedsCall);
         }
         let begun = Instant::now();
         let acquired = self.source.acquire(class_bytes, Some(calls.until().1));
@@ -116,26 +116,26 @@ impl Supply for OneEach {
         (_, calls): (u64, SlowCalls),
         pool: &dyn PoolView,
         take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Option<Refusal>> {
+    ) -> Result<BlockMemory, Stop> {
         // No more blocks are released than were idle at first, whatever other threads put back meanwhile.
         let mut to_release = None;
         loop {
             if take_idle() {
-                return Err(None);
+                return Err(Stop::FoundIdle);
             }
-            let stop = match self.acquire(class.bytes, calls) {
+            let refusal = match self.acquire(class.bytes, calls) {
                 // A request that can never fit is no reason to release idle blocks.
-                Err(Some(Refusal::QuotaExceeded { over, needed_bytes })) if over.could_ever => {
+                Err(Stop::Refused(Refusal::QuotaExceeded { over, needed_bytes })) if over.could_ever => {
                     Refusal::QuotaExceeded { over, needed_bytes }
                 }
                 acquired => return acquired,
             };
             let left = to_release.get_or_insert_with(|| pool.idle_buffers());
             if calls == SlowCalls::None && *left > 0 {
-                return Err(None);
+                return Err(Stop::NeedsCall);
             }
             if *left == 0 || !pool.release_oldest(EvictionReason::Reclaimed) {
-                return Err(stop.into());
+                return Err(refusal.into());
             }
             *left -= 1;
         }
@@ -208,7 +208,7 @@ impl Supply for OneEach {
 
     fn fill(&self, stats: &mut Stats) {
         let CallCounts { calls, stuck_bytes, held_bytes, peak_bytes } = *self.counts.lock();
-        self.budget.fill(stats);
+        stats.limits.max_bytes = self.budget.max_bytes();
         (stats.memory.held_bytes, stats.memory.peak_held_bytes) = (held_bytes, peak_bytes);
         stats.memory.quarantined_bytes += stuck_bytes;
         stats.memory.mappings = calls.pin.count.saturating_sub(calls.unpin.count);

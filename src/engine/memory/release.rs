@@ -10,7 +10,7 @@ use super::arena_supply::ArenaSupply;
 use super::books::Books;
 use super::carry_out::Executor;
 use super::shape::Mapping;
-use super::supply::{PoolView, Supply, release_while};
+use super::{PoolView, Supply, release_while};
 use crate::arena::Plan;
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::maintenance_thread::MaintenanceThread;

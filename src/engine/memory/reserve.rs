@@ -19,12 +19,12 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use super::Supply;
 use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
 use super::books::Step;
 use super::pin_reserve::Place;
 use super::progress::{Begin, Reserve};
-use super::supply::Supply;
 use crate::arena::RANGE_BYTES_MAX;
 use crate::backend::SourceError;
 use crate::diag;

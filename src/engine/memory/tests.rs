@@ -1,33 +1,225 @@
-//! The end of a arena.
+//! A source that counts, a pool that holds nothing, and what threads and the end of an arena do with them.
+#![allow(unsafe_code)] // Implements the unsafe `Source`.
 
-use std::time::Instant;
+use std::path::Path;
+use std::sync::Arc;
 
-use super::fixtures::{CountedHeap, NoBlocks, arena};
-use super::*;
-use crate::diag::captured;
-use crate::size_class::Rounding;
+use super::PoolView;
+use crate::arena::Retention;
+use crate::backend::{HeapSource, Region, Source, SourceError};
+use crate::diag::{LogSampler, PoolLog};
+use crate::engine::memory::{ArenaSettings, ArenaSupply, CalledSource};
+use crate::quota::Budget;
+use crate::stats::EvictionReason;
+// In a model another thread may run before each call.
+use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
-#[test]
-#[cfg_attr(miri, ignore = "leaves memory on purpose, which Miri calls a leak")]
-fn memory_is_said_to_stay_only_if_it_does() {
-    for is_leaked in [false, true] {
-        let source = Arc::new(CountedHeap::new(true));
-        let arena = arena(source.clone(), "closing test", None);
-        let class = Rounding::Eighths.class(4096, 4096).unwrap();
-        let calls = (0, SlowCalls::Until(Instant::now(), Instant::now()));
-        let found = arena.find(class, calls, &NoBlocks, &mut || false).unwrap();
-        let BlockMemory::Carved { ptr, bytes, .. } = found else { panic!("carved") };
-        if is_leaked {
-            arena.count_quarantined();
+/// A heap of separate regions. Releases wait for copies or not.
+#[derive(Debug)]
+struct CountedHeap {
+    heap: HeapSource,
+    release_waits: bool,
+    acquired: AtomicU64,
+    released: AtomicU64,
+}
+
+impl CountedHeap {
+    fn new(release_waits: bool) -> Self {
+        Self { heap: HeapSource::new(), release_waits, acquired: AtomicU64::new(0), released: AtomicU64::new(0) }
+    }
+
+    #[cfg(pinpool_loom)]
+    fn acquired(&self) -> u64 {
+        self.acquired.load(Ordering::Relaxed)
+    }
+
+    fn released(&self) -> u64 {
+        self.released.load(Ordering::Relaxed)
+    }
+}
+
+// SAFETY: passes every call on.
+unsafe impl Source for CountedHeap {
+    fn name(&self) -> &'static str {
+        "counted heap"
+    }
+    fn is_pinned(&self) -> bool {
+        false
+    }
+    fn release_waits(&self) -> bool {
+        self.release_waits
+    }
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        self.acquired.fetch_add(1, Ordering::Relaxed);
+        self.heap.acquire(len_bytes)
+    }
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        self.released.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { self.heap.release(region) }
+    }
+}
+
+/// A pool without idle blocks.
+#[derive(Default)]
+struct NoBlocks;
+
+impl PoolView for NoBlocks {
+    fn idle_bytes(&self) -> u64 {
+        0
+    }
+    fn idle_buffers(&self) -> u64 {
+        0
+    }
+    fn release_oldest(&self, _: EvictionReason) -> bool {
+        false
+    }
+    fn complete_copies(&self) {}
+}
+
+/// An arena over this source, with or without a limit.
+fn arena(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> ArenaSupply {
+    let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), ..PoolLog::new() };
+    let (log, claim) = (Arc::new(log), Budget::new(max_bytes).nothing());
+    let config =
+        ArenaSettings { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };
+    let files = ("/".into(), Some(Path::new("/dev/null")));
+    ArenaSupply::new(CalledSource::new(source, None), claim, config, log, files).unwrap()
+}
+
+/// Every interleaving of threads that finish plans, and of those that wait for a completion. loom reports a thread that is never
+/// woken as a deadlock.
+#[cfg(pinpool_loom)]
+mod models {
+    use std::time::Instant;
+
+    use loom::thread;
+
+    use super::super::*;
+    use super::{CountedHeap, NoBlocks, arena};
+    use crate::arena::ArenaPtr;
+    use crate::size_class::Rounding;
+
+    const BUFFER_BYTES: u64 = 4096;
+
+    /// An arena of discrete regions with its source and one pool.
+    struct Model {
+        arena: ArenaSupply,
+        source: Arc<CountedHeap>,
+    }
+
+    impl Model {
+        fn new(max_bytes: u64) -> Arc<Self> {
+            let source = Arc::new(CountedHeap::new(false));
+            let arena = arena(source.clone(), "model", Some(max_bytes));
+            Arc::new(Self { arena, source })
         }
-        // The pool closes before its last block returns.
-        let mut lines = captured::lines_of(|| arena.close(0));
-        lines.retain(|line| line.text.contains("close_failed: memory stays pinned"));
-        if is_leaked {
-            assert_eq!((lines.len(), source.released()), (1, 0));
-        } else {
-            arena.give_carved(ptr, bytes, 0);
-            assert_eq!((lines.len(), source.released()), (0, 1));
+
+        fn get(&self) -> Option<(ArenaPtr, u64)> {
+            let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
+            let calls = (0, SlowCalls::Until(Instant::now(), Instant::now()));
+            match self.arena.find(class, calls, &NoBlocks, &mut || false) {
+                Ok(BlockMemory::Carved { ptr, bytes, .. }) => Some((ptr, bytes)),
+                refused => {
+                    assert!(matches!(refused, Err(Stop::Refused(Refusal::QuotaExceeded { .. }))), "{refused:?}");
+                    None
+                }
+            }
+        }
+
+        fn put(&self, (ptr, bytes): (ArenaPtr, u64)) {
+            self.arena.give_carved(ptr, bytes, 0);
+        }
+
+        fn release_all(&self) {
+            self.arena.release_down_to(0, 0).unwrap();
+        }
+
+        fn end(&self) {
+            self.arena.close(0);
+            assert_eq!(self.source.released(), self.source.acquired(), "all is released when the end returns");
+        }
+    }
+
+    /// Runs `other` on another thread while `here` runs, in all interleavings.
+    fn model(max_buffers: u64, prepare: fn(&Model), other: fn(&Model), here: fn(&Model)) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(move || {
+            let model = Model::new(max_buffers * BUFFER_BYTES);
+            prepare(&model);
+            let beside = model.clone();
+            let beside = thread::spawn(move || other(&beside));
+            here(&model);
+            beside.join().unwrap();
+            if model.arena.books().is_unused() {
+                assert_eq!(model.source.released(), model.source.acquired());
+            } else {
+                model.end();
+            }
+        });
+    }
+
+    fn get_and_put(model: &Model) {
+        model.put(model.get().expect("there is room, or there will be"));
+    }
+
+    /// A request without room because of the other thread's buffer is refused once the other's growth is finished.
+    fn try_get_and_put(model: &Model) {
+        model.get().into_iter().for_each(|memory| model.put(memory));
+    }
+
+    /// Fails if a finished growth wakes no thread.
+    #[test]
+    fn loom_a_get_that_waits_for_the_growth_of_another_is_woken() {
+        model(1, |_| (), try_get_and_put, try_get_and_put);
+    }
+
+    /// Fails if a finished release wakes no thread.
+    #[test]
+    fn loom_a_get_that_waits_for_a_release_is_woken_and_has_its_room() {
+        model(1, get_and_put, Model::release_all, get_and_put);
+    }
+
+    /// Fails if a finished release wakes no thread, or if the end does not wait for a completion.
+    #[test]
+    fn loom_the_end_waits_for_a_release_of_another_thread() {
+        model(1, get_and_put, Model::release_all, Model::end);
+    }
+}
+
+/// The end of an arena.
+#[cfg(not(pinpool_loom))]
+mod end {
+    use std::time::Instant;
+
+    use super::super::*;
+    use super::{CountedHeap, NoBlocks, arena};
+    use crate::diag::captured;
+    use crate::size_class::Rounding;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "leaves memory on purpose, which Miri calls a leak")]
+    fn memory_is_said_to_stay_only_if_it_does() {
+        for is_leaked in [false, true] {
+            let source = Arc::new(CountedHeap::new(true));
+            let arena = arena(source.clone(), "closing test", None);
+            let class = Rounding::Eighths.class(4096, 4096).unwrap();
+            let calls = (0, SlowCalls::Until(Instant::now(), Instant::now()));
+            let found = arena.find(class, calls, &NoBlocks, &mut || false).unwrap();
+            let BlockMemory::Carved { ptr, bytes, .. } = found else { panic!("carved") };
+            if is_leaked {
+                arena.count_quarantined();
+            }
+            // The pool closes before its last block returns.
+            let mut lines = captured::lines_of(|| arena.close(0));
+            lines.retain(|line| line.text.contains("close_failed: memory stays pinned"));
+            if is_leaked {
+                assert_eq!((lines.len(), source.released()), (1, 0));
+            } else {
+                arena.give_carved(ptr, bytes, 0);
+                assert_eq!((lines.len(), source.released()), (0, 1));
+            }
         }
     }
 }

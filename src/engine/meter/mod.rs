@@ -22,7 +22,7 @@ use std::time::Duration;
 use crate::diag::{PoolLog, is_power_of_ten};
 use crate::error::UsageReport;
 use crate::stats::{Histogram, Stats};
-use pinpool_observe::judge::RecentLengths;
+use pinpool_observe::diagnosis::RecentLengths;
 use pinpool_os::sync::atomic;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
@@ -232,7 +232,7 @@ struct ShortageCounts {
     is_logged: bool,
     begun_us: u64,
     last_us: u64,
-    gets: u64,
+    requests: u64,
     /// Total time that requests waited.
     waited: Duration,
     fallbacks: u64,
@@ -241,7 +241,7 @@ struct ShortageCounts {
 impl Shortage {
     /// A request for `len_bytes` found no room at `now_us`. `why` is called for the first of a shortage that is logged, and
     /// also returns whether the request just waits for room under a limit.
-    pub(crate) fn count_get(
+    pub(crate) fn count_refused(
         &self,
         log: &PoolLog,
         len_bytes: u64,
@@ -250,14 +250,19 @@ impl Shortage {
     ) {
         let mut counts = self.counts.lock();
         if let Some(counts) = &mut *counts {
-            counts.gets += 1;
+            counts.requests += 1;
             counts.last_us = counts.last_us.max(now_us);
             return;
         }
         // Relaxed: counted under the lock.
         let is_logged = is_power_of_ten(self.shortages.fetch_add(1, Ordering::Relaxed) + 1);
-        *counts =
-            Some(ShortageCounts { is_logged, begun_us: now_us, last_us: now_us, gets: 1, ..ShortageCounts::default() });
+        *counts = Some(ShortageCounts {
+            is_logged,
+            begun_us: now_us,
+            last_us: now_us,
+            requests: 1,
+            ..ShortageCounts::default()
+        });
         // Relaxed, here and below: a hint; the lock decides.
         self.is_on.store(true, Ordering::Relaxed);
         drop(counts);
@@ -292,7 +297,7 @@ impl Shortage {
         drop(counts);
         if ended.is_logged {
             let after = Duration::from_micros(ended.last_us - ended.begun_us);
-            log.shortage_ended(after, ended.gets, ended.waited, ended.fallbacks);
+            log.shortage_ended(after, ended.requests, ended.waited, ended.fallbacks);
         }
     }
 }

@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::dump::{HeldBuffer, Owner};
-use pinpool_observe::judge::largest;
+use pinpool_observe::diagnosis::largest;
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::sync::plain::Mutex;
 
@@ -89,7 +89,7 @@ impl Owners {
             return Some(account.clone());
         }
         if accounts.len() >= TAGS_MAX {
-            // Without a handle and without a buffer: no other thread can get a reference but by this lock.
+            // These have no handle and no buffer, so another thread can get a reference under this lock only.
             accounts.retain(|_, account| Arc::strong_count(account) > 1);
         }
         let tag: Box<str> = if accounts.len() >= TAGS_MAX { OTHERS.into() } else { tag.into() };
@@ -145,7 +145,7 @@ impl TagAccount {
         &self.tag
     }
 
-    /// Its number in a recording, which `name` gives it once.
+    /// Its number in a recording, assigned once by `name`.
     pub(crate) fn recorded_number(&self, name: impl FnOnce(&str) -> u32) -> u32 {
         *self.recorded.get_or_init(|| name(&self.tag))
     }
@@ -181,7 +181,7 @@ impl Drop for Holder {
     }
 }
 
-/// The tag as it is kept: cut to its first bytes, without characters that would break a line of a log.
+/// The stored form of a tag: its first bytes, without characters that would break a log line.
 fn readable(tag: &str) -> String {
     let mut end = tag.len().min(TAG_BYTES_MAX);
     while !tag.is_char_boundary(end) {

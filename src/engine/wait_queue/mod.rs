@@ -50,7 +50,7 @@ const CALL_PATIENCE: Duration = Duration::from_micros(500);
 
 /// What the queue requires of its pool or partition.
 pub(crate) trait Server: Sized + Send + Sync + 'static {
-    /// What a waiting request asks for.
+    /// What a request wants.
     type Request: Send + Sync;
     /// What serves it.
     type Item: Send;
@@ -74,7 +74,7 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
         true
     }
 
-    /// A request that was handed `item`, or for which it was found, has gone.
+    /// The request that was served with `item` was dropped.
     fn take_back(&self, item: Self::Item);
 
     /// Longest sleep of the head, which joined or was last woken at `since`, for memory that returns without waking a request.
@@ -186,7 +186,7 @@ impl<S: Server> WaitQueue<S> {
         }
         let mut next = None;
         if head != head_before {
-            // What passed the one that left counts as held when the next became the head.
+            // Requests that passed the previous head count as held for the new one.
             state.passed_bytes = 0;
             next = state.head().filter(|_| head_before.is_some()).cloned();
         }
@@ -428,7 +428,7 @@ impl<S: Server> QueueState<S> {
         self.deferred.retain(|other| !Arc::ptr_eq(other, waiter));
     }
 
-    /// Removes tasks that are late from the front: a task that is no longer polled must not block the others.
+    /// Removes late tasks from the front: a task that is no longer polled must not block other requests.
     fn remove_late(&mut self) {
         while self.head().is_some_and(|head| head.is_task() && Instant::now() >= head.deadline) {
             self.waiters.pop_front();

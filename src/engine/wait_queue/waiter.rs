@@ -39,7 +39,7 @@ pub(crate) struct Waiter<S: Server> {
 struct WaiterState<S: Server> {
     /// When it joined the queue.
     joined: Option<Instant>,
-    /// When it began or was last woken: polls become rarer from then on.
+    /// When it began, joined or was last woken: polls become rarer from then on.
     polls_since: Instant,
     is_woken: bool,
     /// It waits no more: it was served, gave up or was cancelled.
@@ -105,8 +105,8 @@ impl<S: Server> Waiter<S> {
 
     /// It is in the queue from now on; false if it has ended. Only under the lock of the queue, like all changes of the slot.
     pub(super) fn join(&self) -> bool {
-        let mut state = self.state.lock();
-        state.joined = Some(Instant::now());
+        let (now, mut state) = (Instant::now(), self.state.lock());
+        (state.joined, state.polls_since) = (Some(now), now);
         !state.has_ended
     }
 
@@ -116,8 +116,8 @@ impl<S: Server> Waiter<S> {
         (state.item, state.was_handed, state.has_ended) = (Some(item), true, true);
     }
 
-    /// Ends the wait, with `item` or without. Returns what is not needed: `item` if the wait has ended before, or what was handed
-    /// over, which is counted when it is taken, while what an attempt finds is counted then.
+    /// Ends the wait, with `item` or without. Returns the item that is not needed: `item` if the wait has ended before, or an item
+    /// that a return handed over while an attempt found `item`, which is counted already.
     pub(super) fn end(&self, item: Option<S::Item>) -> Option<S::Item> {
         let mut state = self.state.lock();
         let is_open = !std::mem::replace(&mut state.has_ended, true);
@@ -132,7 +132,7 @@ impl<S: Server> Waiter<S> {
         self.state.lock().has_ended
     }
 
-    /// What serves it, and whether a return handed that over.
+    /// The item that serves it, and whether a return handed it over.
     pub(super) fn take(&self) -> (Option<S::Item>, bool) {
         let mut state = self.state.lock();
         (state.item.take(), state.was_handed)

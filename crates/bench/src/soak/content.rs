@@ -4,32 +4,19 @@
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 const WORD_BYTES: usize = size_of::<u64>();
 
+fn words(seed: u64) -> impl Iterator<Item = [u8; WORD_BYTES]> {
+    std::iter::successors(Some(seed), |word| Some(word.wrapping_add(STEP))).map(u64::to_le_bytes)
+}
+
 /// Fills `bytes` with the content of `seed`.
 pub(super) fn fill(bytes: &mut [u8], seed: u64) {
-    let mut word = seed;
-    let mut words = bytes.chunks_exact_mut(WORD_BYTES);
-    for chunk in &mut words {
-        chunk.copy_from_slice(&word.to_le_bytes());
-        word = word.wrapping_add(STEP);
-    }
-    let rest = words.into_remainder();
-    let len = rest.len();
-    rest.copy_from_slice(&word.to_le_bytes()[..len]);
+    let chunks = bytes.chunks_mut(WORD_BYTES).zip(words(seed));
+    chunks.for_each(|(chunk, word)| chunk.copy_from_slice(&word[..chunk.len()]));
 }
 
 /// Whether `bytes` are exactly the content of `seed`.
 pub(super) fn is_intact(bytes: &[u8], seed: u64) -> bool {
-    let mut word = seed;
-    let mut differ = 0;
-    let words = bytes.chunks_exact(WORD_BYTES);
-    let rest = words.remainder();
-    for chunk in words {
-        let mut found = [0; WORD_BYTES];
-        found.copy_from_slice(chunk);
-        differ |= u64::from_le_bytes(found) ^ word;
-        word = word.wrapping_add(STEP);
-    }
-    differ == 0 && rest == &word.to_le_bytes()[..rest.len()]
+    bytes.chunks(WORD_BYTES).zip(words(seed)).all(|(chunk, word)| *chunk == word[..chunk.len()])
 }
 
 #[cfg(test)]

@@ -166,7 +166,7 @@ fn adopted_memory_is_put_as_a_buffer_and_given_back_once() {
     };
     adopt(ptr, 100, Some(count)).unwrap();
     for (result, word) in [
-        (adopt(ptr, 100, Some(count)), "is out"),
+        (adopt(ptr, 100, Some(count)), "is in use"),
         (adopt(ptr::null_mut(), 100, Some(count)), "`ptr` is NULL"),
         (adopt(ptr, 0, Some(count)), "`bytes` is 0"),
         (adopt(ptr, 100, None), "`on_return` is NULL"),

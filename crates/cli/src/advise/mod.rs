@@ -15,16 +15,15 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::ProgressBar;
-use pinpool::unstable::config::text::ParseError;
-use pinpool_observe::judge::words::counted;
-use pinpool_observe::judge::{Cause, Lost, PoolJudgement, judge_recording};
+use pinpool_observe::diagnosis::words::counted;
+use pinpool_observe::diagnosis::{Cause, Lost, PoolDiagnosis, diagnose_recording};
 use pinpool_replay::{Recording, Replay, Workload};
-use serde::Serialize;
+use serde_json::json;
 
-use self::search::{Advice, Better, Search};
-use crate::files::{in_file, named};
-use crate::input::{self, Kind};
-use crate::replay::{self, DECISIVE_ROWS, ReplayArgs, table};
+use self::search::{Advice, BetterSettings, Search};
+use crate::files::named;
+use crate::input;
+use crate::replay::{self, ReplayArgs, table};
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
@@ -36,7 +35,8 @@ use pinpool_cli::terminal::{Terminal, Verbosity};
 /// waiting. A recording is replayed as its threads would continue, starting from its own settings; a trace of requests alone from the
 /// defaults, without a limit. It tries PINPOOL_IDLE_TIMEOUT=none and a PINPOOL_RESERVE, unless --set fixes them, then bisects
 /// PINPOOL_MAX_BYTES. If nothing costs less, it says to keep what you have, and why. Exits with 1 if the trace is truncated, cannot be
-/// replayed faithfully, or shows a leak. With --try it shows the costs of the named settings instead, a column each.
+/// replayed faithfully, or shows a leak or another cause that no setting removes. With --try it shows the costs of the named settings
+/// instead, a column each.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool advise t.gz
   export PINPOOL_RESERVE=536870912
@@ -51,12 +51,8 @@ pub(crate) struct AdviseArgs {
     pool: Option<String>,
 
     /// Show the costs of these settings (MAX_BYTES=1GiB,...) instead; repeatable
-    #[arg(long = "try", value_name = "SETTINGS", conflicts_with_all = ["set", "headroom", "pool"])]
+    #[arg(long = "try", value_name = "SETTINGS", conflicts_with_all = ["set", "pool"])]
     tries: Vec<Set>,
-
-    /// Margin of the limit over the smallest that costs no more: 10% or 0.1
-    #[arg(long, value_name = "SHARE", default_value = "10%", value_parser = share)]
-    headroom: f64,
 
     /// Fix a setting (IDLE_TIMEOUT=5min); repeatable
     #[arg(long, value_name = "NAME=VALUE")]
@@ -67,44 +63,29 @@ pub(crate) struct AdviseArgs {
     json: bool,
 }
 
+/// Causes outside the pool: a replay does not show them.
+const BEYOND_SETTINGS: [Cause; 4] = [Cause::Leak, Cause::StuckCopy, Cause::OtherProcess, Cause::MemoryRefused];
 /// Why no limit is advised, or nothing at all.
 const GROWS: &str = "use grows until the end, and a longer run would outgrow any limit that this one needs";
 const NO_GAIN: &str = "no idle timeout or reserve gains a tenth of the time lost, and no limit a tenth of the memory, at no cost of the other";
 const NO_SOONER: &str = "with more memory the program would end less than 10 % sooner";
 
-#[derive(Debug, Serialize)]
-struct JsonAdvice<'a> {
-    trace: String,
-    #[serde(flatten)]
-    advice: &'a Advice,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    recorded_lost_seconds: Option<f64>,
-    /// Advised settings that the program sets in its code.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    in_code: Vec<&'a str>,
-    warnings: Option<&'a str>,
-}
-
-pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     if !args.tries.is_empty() {
         let (workloads, set) = (args.traces.clone(), args.tries.clone());
         return replay::run(&ReplayArgs { workloads, json: args.json, set, ..ReplayArgs::default() }, terminal);
     }
-    let set = Set::all(&args.set, terminal)?;
+    let set = Set::all(&args.set)?;
     // Invalid settings are refused before any file is read.
-    set.replay(terminal)?;
+    set.replay()?;
     let bar = terminal.steps(verbosity);
     let mut messages = Vec::new();
     let advised = advise(args, &set, &bar, &mut messages);
     bar.finish_and_clear();
     messages.iter().for_each(|message| terminal.message(message));
-    match advised {
-        Ok((text, is_whole)) => {
-            terminal.print(text.trim_end())?;
-            if is_whole { Ok(()) } else { Err(ExitError::Failure) }
-        }
-        Err(error) => terminal.report(Err(error)),
-    }
+    let (text, is_whole) = advised?;
+    terminal.print(text.trim_end())?;
+    if is_whole { Ok(()) } else { Err(ExitError::Failure.into()) }
 }
 
 /// The answer, and whether it is about a whole trace.
@@ -121,20 +102,20 @@ fn advise(
     let workload = open(path, args.pool.as_deref(), messages)?;
     messages.extend(workload.warning().map(|warning| named(path, &warning)));
     bar.enable_steady_tick(Duration::from_millis(100));
-    let advice = search(&workload, &set.pairs, args.headroom, bar).map_err(|error| named(path, &error))?;
+    let advice = search(&workload, &set.pairs, bar).map_err(|error| named(path, &error))?;
     // The user's settings are part of the advice.
     let settings = advice.advised.iter().flat_map(|better| set.pairs.iter().cloned().chain(better.settings()));
     let settings = Settings::of(&workload, settings);
     let trace = path.display().to_string();
-    let recorded = workload.judged().first().map(|judged| &judged.judgement.lost);
+    let recorded = workload.diagnoses().first().map(|one| &one.diagnosis.lost);
     let text = if args.json {
-        serde_json::to_string(&JsonAdvice {
-            trace,
-            advice: &advice,
-            recorded_lost_seconds: recorded.map(|lost| lost.total_ns() as f64 / 1e9),
-            in_code: settings.in_code.iter().map(|(name, _)| &**name).collect(),
-            warnings: workload.warning(),
-        })?
+        let mut object = serde_json::to_value(&advice)?;
+        object["trace"] = trace.into();
+        object["recorded_lost_seconds"] = json!(recorded.map(|lost| lost.total_ns() as f64 / 1e9));
+        // Advised settings that the program sets in its code.
+        object["in_code"] = settings.in_code.iter().map(|(name, _)| &**name).collect();
+        object["warnings"] = workload.warning().into();
+        object.to_string()
     } else {
         format!("{trace}: {} requests\n{}", grouped(workload.gets()), in_words(&advice, recorded, &settings))
     };
@@ -143,25 +124,23 @@ fn advise(
 
 /// The trace of one pool: the named one, or the one that lost most.
 fn open(path: &Path, pool: Option<&str>, messages: &mut Vec<String>) -> Result<Workload, String> {
-    let input = input::open(path)?;
-    let workload = if input::kind(input.first()) == Kind::Recording {
-        let mut recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
-        let judged = judge_recording(&recording);
-        let chosen = judged.iter().find(|judged| pool.is_none_or(|pool| judged.name == pool));
-        if chosen.is_none() && !judged.is_empty() {
-            let names: Vec<_> = judged.iter().map(|judged| &*judged.name).collect();
+    let choose = |recording: &mut Recording| {
+        let diagnoses = diagnose_recording(recording);
+        let chosen = diagnoses.iter().find(|one| pool.is_none_or(|pool| one.name == pool));
+        if chosen.is_none() && !diagnoses.is_empty() {
+            let names: Vec<_> = diagnoses.iter().map(|one| &*one.name).collect();
             return Err(named(path, &format_args!("it has no such pool with requests; it has {}", names.join(", "))));
         }
-        if let Some(PoolJudgement { pool: number, name, .. }) = chosen.filter(|_| judged.len() > 1) {
+        if let Some(PoolDiagnosis { pool: number, name, .. }) = chosen.filter(|_| diagnoses.len() > 1) {
             let why = if pool.is_none() { ", which lost most (--pool names another)" } else { "" };
-            messages.push(named(path, &format_args!("it has {} pools; the advice is for {name}{why}", judged.len())));
+            messages
+                .push(named(path, &format_args!("it has {} pools; the advice is for {name}{why}", diagnoses.len())));
             recording.pools.retain(|pool| pool.number == *number);
             recording.records.retain(|record| record.pool == *number);
         }
-        input::with_gets(path, Workload::of(&recording).map_err(|error| in_file(path, &error))?)?
-    } else {
-        input::read_workload(path, input)?
+        Ok(())
     };
+    let workload = input::read_workload(path, input::open(path)?, choose)?;
     match workload.pools_merged() {
         Some(pools) => {
             Err(named(path, &format_args!("it has {pools} pools, and advice is for one: remove the others")))
@@ -175,24 +154,19 @@ fn open(path: &Path, pool: Option<&str>, messages: &mut Vec<String>) -> Result<W
 /// # Errors
 ///
 /// If no setting helps the program, or its recording cannot be replayed faithfully.
-fn search(
-    workload: &Workload,
-    fixed: &[(String, String)],
-    headroom: f64,
-    progress: &ProgressBar,
-) -> Result<Advice, Box<dyn Error>> {
-    let of_cause = |cause| workload.judged().iter().find(|judged| judged.judgement.cause == cause);
-    if let Some(PoolJudgement { name, judgement, .. }) = of_cause(Cause::Leak) {
-        return Err(format!("no limit helps {name}: {judgement}").into());
+fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBar) -> Result<Advice, Box<dyn Error>> {
+    let of_cause = |cause| workload.diagnoses().iter().find(|one| one.diagnosis.cause == cause);
+    if let Some(PoolDiagnosis { name, diagnosis, .. }) = BEYOND_SETTINGS.into_iter().find_map(of_cause) {
+        return Err(format!("no setting of {name} helps: {diagnosis}").into());
     }
-    if let Some(PoolJudgement { judgement, .. }) = of_cause(Cause::LimitTooSmall)
+    if let Some(PoolDiagnosis { diagnosis, .. }) = of_cause(Cause::LimitTooSmall)
         && workload.failed_gets() > 0
     {
         let failed = counted(workload.failed_gets(), "request");
         return Err(format!(
             "{failed} failed under the limit, and no replay shows what the program would have done with memory: \
              {}; then record it again",
-            judgement.cure.as_deref().unwrap_or("raise PINPOOL_MAX_BYTES")
+            diagnosis.advice.as_deref().unwrap_or("raise PINPOOL_MAX_BYTES")
         )
         .into());
     }
@@ -201,7 +175,7 @@ fn search(
     log::set_max_level(log::LevelFilter::Off);
     let advice = Replay::as_recorded(workload, &[]).map_err(Into::into).and_then(|replay| {
         let doubt = if workload.is_closed() { workload.doubt(&replay.play(workload)?) } else { None };
-        doubt.map_or_else(|| Search::new(workload, fixed, headroom, progress).advise(), |doubt| Err(doubt.into()))
+        doubt.map_or_else(|| Search::new(workload, fixed, progress).advise(), |doubt| Err(doubt.into()))
     });
     log::set_max_level(level);
     advice
@@ -254,11 +228,11 @@ fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &Settings) -> St
     let advised = advice.advised.as_ref();
     let tried = advice.tried.iter();
     let costs: Vec<_> = [&advice.as_given].into_iter().chain(advised.map(|better| &better.cost)).chain(tried).collect();
-    text += &table(&costs, DECISIVE_ROWS);
+    text += &table(&costs);
     text += &match advised {
         None => format!("\nkeep what you have: {}\n", why_kept(advice)),
-        Some(Better { smallest_max_bytes: None, .. }) => format!("\nno limit is advised: {GROWS}\n"),
-        Some(Better { smallest_max_bytes: Some(smallest), cost, .. }) => {
+        Some(BetterSettings { smallest_max_bytes: None, .. }) => format!("\nno limit is advised: {GROWS}\n"),
+        Some(BetterSettings { smallest_max_bytes: Some(smallest), cost, .. }) => {
             let max_bytes = cost.outcome.max_bytes.unwrap_or(*smallest);
             let percent = 100.0 * (max_bytes as f64 / *smallest as f64 - 1.0);
             format!("\nthe limit is {percent:.0} % above the smallest that costs no more and adds no waits\n")
@@ -270,11 +244,4 @@ fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &Settings) -> St
         );
     }
     text + "\n" + &settings.lines()
-}
-
-/// `0.1%` or `0.001`.
-fn share(text: &str) -> Result<f64, ParseError> {
-    let (number, scale) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
-    let share = number.trim().parse::<f64>().ok().map(|number| number / scale);
-    share.filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| ParseError::new(text, "not a share from 0 to 100%"))
 }

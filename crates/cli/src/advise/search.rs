@@ -17,6 +17,8 @@ const IDLE_TIMEOUT: &str = "PINPOOL_IDLE_TIMEOUT";
 const RESERVE: &str = "PINPOOL_RESERVE";
 const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
 const PAGE_BYTES: u64 = 4096;
+/// Margin of the advised limit over the smallest that costs no more.
+const HEADROOM: f64 = 0.1;
 /// The limit is bisected down to this part of the peak.
 const STEPS: u64 = 128;
 /// More memory than this factor is advised only if it gains time.
@@ -35,7 +37,7 @@ const BUFFERS_AHEAD: u64 = 2;
 /// A limit above one at which requests waited must end the program earlier by this share: replays are no more precise.
 const EARLIER: f64 = 0.1;
 
-type Found<T> = Result<T, Box<dyn Error>>;
+type SearchResult<T> = Result<T, Box<dyn Error>>;
 
 /// Names and values.
 type Settings = Vec<(&'static str, String)>;
@@ -48,7 +50,7 @@ pub(super) struct Point {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Better {
+pub(super) struct BetterSettings {
     pub(super) settings: Settings,
     #[serde(flatten)]
     pub(super) cost: Column,
@@ -56,7 +58,7 @@ pub(super) struct Better {
     pub(super) smallest_max_bytes: Option<u64>,
 }
 
-impl Better {
+impl BetterSettings {
     pub(super) fn settings(&self) -> impl Iterator<Item = (String, String)> {
         self.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone()))
     }
@@ -68,7 +70,7 @@ pub(super) struct Advice {
     pub(super) peak_requested_bytes: u64,
     pub(super) as_given: Column,
     /// `None`: keep the given settings.
-    pub(super) advised: Option<Better>,
+    pub(super) advised: Option<BetterSettings>,
     /// What was replayed in addition to the given settings.
     pub(super) tried: Vec<Column>,
     /// The limits that were replayed, in ascending order.
@@ -89,22 +91,16 @@ pub(super) struct Search<'a> {
     /// Variables that the user has set.
     fixed: &'a [(String, String)],
     costs: Costs,
-    headroom: f64,
     progress: &'a ProgressBar,
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(
-        workload: &'a Workload,
-        fixed: &'a [(String, String)],
-        headroom: f64,
-        progress: &'a ProgressBar,
-    ) -> Self {
+    pub(super) fn new(workload: &'a Workload, fixed: &'a [(String, String)], progress: &'a ProgressBar) -> Self {
         let (hurried, costs) = (workload.hurried(), Costs::of(workload));
-        Self { workload, hurried, fixed, costs, headroom, progress }
+        Self { workload, hurried, fixed, costs, progress }
     }
 
-    pub(super) fn advise(&self) -> Found<Advice> {
+    pub(super) fn advise(&self) -> SearchResult<Advice> {
         self.progress.set_message("replays");
         let given = self.under(&[])?;
         let as_given = Column { set: "as given".to_owned(), ..self.play(self.workload, &given)? };
@@ -117,7 +113,7 @@ impl<'a> Search<'a> {
                 bases.push((settings, cost));
             }
         }
-        bases.sort_by(|(_, one), (_, other)| one.lost_seconds.total_cmp(&other.lost_seconds));
+        bases.sort_by(|one, other| rank(one).total_cmp(&rank(other)));
         // A full pool needs a higher limit first. Otherwise a lower one saves memory if no other setting saves time.
         let (at, limit_alone) = match as_given.outcome.waits > 0 && self.workload.is_closed() {
             true => (0, self.play(self.workload, &Replay { max_bytes: None, ..given.clone() })?),
@@ -128,7 +124,7 @@ impl<'a> Search<'a> {
         for (settings, base) in bases {
             advised = match grows {
                 true if settings.is_empty() => None,
-                true => Some(Better { settings, cost: base, smallest_max_bytes: None }),
+                true => Some(BetterSettings { settings, cost: base, smallest_max_bytes: None }),
                 false => self.smallest(settings, &base, &given, &as_given, &mut frontier)?,
             };
             if advised.is_some() {
@@ -140,7 +136,7 @@ impl<'a> Search<'a> {
             gets: self.workload.gets(),
             peak_requested_bytes: self.workload.peak_requested_bytes(),
             as_given,
-            lost_seconds_range: advised.as_ref().map(|better: &Better| self.costs.lost_range(&better.cost)),
+            lost_seconds_range: advised.as_ref().map(|better: &BetterSettings| self.costs.lost_range(&better.cost)),
             advised,
             tried,
             frontier,
@@ -150,18 +146,18 @@ impl<'a> Search<'a> {
     }
 
     /// The recorded settings with the user's, and `settings` in their place.
-    fn under(&self, settings: &[(&'static str, String)]) -> Found<Replay> {
+    fn under(&self, settings: &[(&'static str, String)]) -> SearchResult<Replay> {
         let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
         Ok(Replay::as_recorded(self.workload, &self.fixed.iter().cloned().chain(settings).collect::<Vec<_>>())?)
     }
 
-    fn play(&self, workload: &Workload, replay: &Replay) -> Found<Column> {
+    fn play(&self, workload: &Workload, replay: &Replay) -> SearchResult<Column> {
         self.progress.inc(1);
         Ok(Column::play("", workload, replay, &self.costs)?)
     }
 
     /// Settings to try in addition to the given ones: each keeps memory pinned.
-    fn choices(&self, given: &Replay, as_given: &Column, grows: bool) -> Found<Vec<Settings>> {
+    fn choices(&self, given: &Replay, as_given: &Column, grows: bool) -> SearchResult<Vec<Settings>> {
         let is_adaptive = given.config()?.preset == Preset::Adaptive;
         let reserve = (RESERVE, as_given.outcome.peak_pinned_bytes.to_string());
         let choices = [(IDLE_TIMEOUT, "none".to_owned()), reserve].into_iter();
@@ -175,10 +171,9 @@ impl<'a> Search<'a> {
     fn gains(&self, settings: &[(&'static str, String)], cost: &Column, as_given: &Column) -> bool {
         let seconds = self.workload.duration_us() as f64 / 1e6;
         let of_reserve = (seconds * RESERVE_GAIN_OF_TIME).min(as_given.lost_seconds * RESERVE_GAIN);
-        let is_reserve = settings.iter().any(|(name, _)| *name == RESERVE);
         cost.lost_seconds <= self.enough_gained(as_given)
             && self.costs.lost_range(cost).0 <= self.costs.lost_range(as_given).0 * (1.0 - GAIN)
-            && (!is_reserve || cost.lost_seconds <= as_given.lost_seconds - of_reserve)
+            && (!has_reserve(settings) || cost.lost_seconds <= as_given.lost_seconds - of_reserve)
     }
 
     /// At most this much may be lost for a gain that is worth advice.
@@ -211,7 +206,7 @@ impl<'a> Search<'a> {
         given: &Replay,
         as_given: &Column,
         frontier: &mut Vec<Point>,
-    ) -> Found<Option<Better>> {
+    ) -> SearchResult<Option<BetterSettings>> {
         let replay = self.under(&settings)?;
         // A part of the gain may be traded for less memory, but nothing that the given settings achieve.
         let gain = (as_given.lost_seconds - base.lost_seconds).max(0.0);
@@ -219,7 +214,7 @@ impl<'a> Search<'a> {
         let is_faster = (!settings.is_empty() || as_given.outcome.waits > 0) && self.workload.is_closed();
         let ends = |hurried: &Column, calls: &Column| hurried.outcome.ended_us as f64 / 1e6 + calls.driver_seconds;
         let before = if is_faster { ends(&self.play(&self.hurried, given)?, as_given) } else { 1.0 };
-        let mut suffices = |max_bytes: u64| -> Found<Option<Column>> {
+        let mut suffices = |max_bytes: u64| -> SearchResult<Option<Column>> {
             let replay = Replay { max_bytes: Some(max_bytes), ..replay.clone() };
             let mut cost = self.play(self.workload, &replay)?;
             frontier.push(Point { max_bytes, lost_seconds: cost.lost_seconds });
@@ -247,10 +242,10 @@ impl<'a> Search<'a> {
             return Ok(None);
         };
         let ahead = self.workload.mean_get_bytes().saturating_mul(BUFFERS_AHEAD) as f64 / smallest as f64;
-        let ahead = if is_faster && !settings.is_empty() { self.headroom.max(ahead) } else { self.headroom };
+        let ahead = if is_faster && !settings.is_empty() { HEADROOM.max(ahead) } else { HEADROOM };
         // A little more memory may cost more: then the headroom is smaller.
         let (mut max_bytes, mut cost) = (smallest, least_cost);
-        for headroom in [ahead, self.headroom / 2.0] {
+        for headroom in [ahead, HEADROOM / 2.0] {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Rounded anyway; not below 0.
             let ample = whole((smallest as f64 * (1.0 + headroom)) as u64);
             if let Some(found) = suffices(ample)? {
@@ -267,7 +262,7 @@ impl<'a> Search<'a> {
         }
         settings.push((MAX_BYTES, max_bytes.to_string()));
         cost.set = "advised".to_owned();
-        Ok(Some(Better { settings, cost, smallest_max_bytes: Some(smallest) }))
+        Ok(Some(BetterSettings { settings, cost, smallest_max_bytes: Some(smallest) }))
     }
 }
 
@@ -276,8 +271,8 @@ fn bisect(
     mut low: u64,
     mut high: u64,
     most: u64,
-    suffices: &mut impl FnMut(u64) -> Found<Option<Column>>,
-) -> Found<Option<(u64, Column)>> {
+    suffices: &mut impl FnMut(u64) -> SearchResult<Option<Column>>,
+) -> SearchResult<Option<(u64, Column)>> {
     let step = whole(high / STEPS);
     let mut found = suffices(high)?;
     while found.is_none() && high < most {
@@ -293,6 +288,16 @@ fn bisect(
         }
     }
     Ok(Some((high, cost)))
+}
+
+/// The seconds lost, less a tenth for a reserve. A replay prices each pinned byte alike, but a reserve is pinned by several threads before
+/// the program works, and also replaces its first pin calls.
+fn rank((settings, cost): &(Settings, Column)) -> f64 {
+    if has_reserve(settings) { cost.lost_seconds * (1.0 - GAIN) } else { cost.lost_seconds }
+}
+
+fn has_reserve(settings: &[(&str, String)]) -> bool {
+    settings.iter().any(|(name, _)| *name == RESERVE)
 }
 
 /// The settings as `--set` takes them.

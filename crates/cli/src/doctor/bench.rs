@@ -8,7 +8,6 @@ use pinpool_loader::{Destination, SinkDestination};
 use pinpool_os::words::Size;
 use serde_json::{Value, json};
 
-use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::columns_left;
 use pinpool_cli::terminal::Terminal;
 
@@ -24,9 +23,14 @@ const LANES: usize = 2;
 type Result<T> = std::result::Result<T, Error>;
 
 /// Measures a pool with the settings of the environment, for `bytes` pinned at once and buffers of `size`.
-pub(super) fn run(bytes: u64, size: u64, is_json: bool, terminal: &Terminal) -> std::result::Result<(), ExitError> {
-    let measured = measure(bytes, size).map_err(|error| terminal.refuse(&error))?;
-    terminal.print(if is_json { measured.to_string() } else { table(&measured).trim_end().to_owned() })
+pub(super) fn run(
+    bytes: u64,
+    size: u64,
+    is_json: bool,
+    terminal: &Terminal,
+) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let measured = measure(bytes, size)?;
+    Ok(terminal.print(if is_json { measured.to_string() } else { table(&measured).trim_end().to_owned() })?)
 }
 
 /// Rates are in bytes per nanosecond, which is GB/s. Without a GPU copies go to a host sink.

@@ -6,8 +6,7 @@ use pinpool::source::Source;
 use pinpool::unstable::backend::GRANULE_BYTES;
 use pinpool::unstable::backend::lock_limit;
 use pinpool::unstable::config::{Config, SharedLimitName, env};
-use pinpool::unstable::{Finding, Level, shared_limit};
-use pinpool::{Backend, Pool};
+use pinpool::unstable::{Finding, shared_limit};
 use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};
 use pinpool_os::words::Size;
@@ -127,16 +126,13 @@ fn pressure(is_reported: bool) -> Finding {
     }
 }
 
-/// Whether the processes of this host share a limit, tried as a pool does.
+/// Whether the processes of this host share a limit.
 fn shared_limit(config: &Config) -> Finding {
     const CHECK: &str = "shared-limit";
     let name = match &config.ledger {
         SharedLimitName::Disabled if env::is_one_of_several() => {
-            return Finding::note(
-                CHECK,
-                "none, but torchrun or Ray started several processes: each has a separate limit",
-            )
-            .remedy("set PINPOOL_LEDGER=auto to share one limit");
+            let found = "none, but torchrun or Ray started several processes: each has a separate limit";
+            return Finding::note(CHECK, found).remedy("set PINPOOL_LEDGER=auto to share one limit");
         }
         SharedLimitName::Disabled => return Finding::ok(CHECK, "none: the limit applies to this process only"),
         SharedLimitName::Auto if !env::is_one_of_several() => {
@@ -144,15 +140,6 @@ fn shared_limit(config: &Config) -> Finding {
         }
         name => name.to_string(),
     };
-    // A pool with `auto` would be built without a shared limit, so another name is tried.
-    let tried = if config.ledger == SharedLimitName::Auto { "doctor" } else { &name };
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(config.max_bytes);
-    if let Err(error) = builder.background_thread(false).setting("ledger", tried).build() {
-        // Under `auto` a pool is built without it.
-        let level = if config.ledger == SharedLimitName::Auto { Level::Warning } else { Level::Error };
-        return Finding::new(CHECK, level, error.to_string())
-            .remedy("free space in /dev/shm, or set PINPOOL_LEDGER=none and a PINPOOL_MAX_BYTES for each process");
-    }
     match shared_limit::report(&name) {
         Ok(Some(report)) if !report.owners.is_empty() => {
             let limit = report.max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());

@@ -15,7 +15,7 @@ use pinpool_os::host;
 use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
 
-use super::limits::{limits_on_host, reserve_problem, too_much};
+use super::limits::{reserve_problem, too_much};
 use super::probe::{Answer, BACKENDS, failed, tried};
 use super::settings;
 
@@ -25,7 +25,7 @@ const SAMPLE_BYTES: usize = 64 << 20;
 const SAMPLE_DIVISOR: u64 = 16;
 
 /// The backends after their trial.
-pub(super) struct Tried {
+pub(super) struct Backends {
     pub(super) findings: Vec<Finding>,
     /// The backend of a pool.
     pub(super) chosen: Option<Arc<dyn Source>>,
@@ -35,7 +35,7 @@ pub(super) struct Tried {
 }
 
 /// Pins a little with every backend, and chooses one as a pool does.
-pub(super) fn try_all(config: &Config, gpu: &Answer, ask: impl Fn(&'static str) -> Answer) -> Tried {
+pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static str) -> Answer) -> Backends {
     let (mut max_bytes, mut limit) = config.limit_on_host();
     let answer = |name| match gpu.is_deadly {
         true => Answer { finding: Finding::note(name, "not tried: the driver query failed"), is_deadly: true },
@@ -68,9 +68,9 @@ pub(super) fn try_all(config: &Config, gpu: &Answer, ask: impl Fn(&'static str) 
             None
         }
     };
-    findings.push(limit_finding(max_bytes, limit, config));
+    findings.push(limit_finding(max_bytes, limit));
     let works = chosen.as_ref().is_some_and(|source| backend::try_out(&**source, config.device).is_ok());
-    Tried { findings, chosen, works, max_bytes }
+    Backends { findings, chosen, works, max_bytes }
 }
 
 /// The backend of a pool, and why it is not a better one.
@@ -101,18 +101,16 @@ fn choice(config: &Config, Chosen { source, passed_over, findings, .. }: &Chosen
     }
 }
 
-/// The limit compared with the available memory, which the ranks of this host share.
-fn limit_finding(max_bytes: Option<u64>, limit: String, config: &Config) -> Finding {
+/// The limit compared with the available memory.
+fn limit_finding(max_bytes: Option<u64>, limit: String) -> Finding {
     const CHECK: &str = "limit";
-    let memory = host::memory(Path::new("/"));
-    let ranks = limits_on_host(config);
-    match (max_bytes, memory.as_ref().and_then(|memory| too_much(ranks, max_bytes?, memory))) {
-        (Some(_), Some(found)) => Finding::warning(CHECK, found).remedy(match ranks {
-            1 => "lower PINPOOL_MAX_BYTES or free memory: pinning fails, or the kernel kills the process, before the pool is full",
-            _ => "set PINPOOL_LEDGER=auto, so that all ranks share one limit, or lower PINPOOL_MAX_BYTES",
-        }),
-        (Some(_), None) => Finding::ok(CHECK, limit),
-        (None, _) => Finding::note(CHECK, limit).remedy("set PINPOOL_MAX_BYTES to limit the memory held"),
+    const REMEDY: &str = "lower PINPOOL_MAX_BYTES or free memory: pinning fails, or the kernel kills the process, before the pool is full";
+    let Some(bytes) = max_bytes else {
+        return Finding::note(CHECK, limit).remedy("set PINPOOL_MAX_BYTES to limit the memory held");
+    };
+    match host::memory(Path::new("/")).and_then(|memory| too_much(bytes, &memory)) {
+        Some(found) => Finding::warning(CHECK, found).remedy(REMEDY),
+        None => Finding::ok(CHECK, limit),
     }
 }
 

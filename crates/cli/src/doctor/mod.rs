@@ -21,6 +21,7 @@ mod memory;
 mod probe;
 mod settings;
 
+use std::error::Error;
 use std::time::Duration;
 
 use clap::Args;
@@ -83,9 +84,9 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     if args.settings {
-        return settings::run(args.all, terminal);
+        return Ok(settings::run(args.all, terminal)?);
     }
     if args.bench {
         return bench::run(args.bytes, args.size, args.json, terminal);
@@ -94,15 +95,15 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), ExitErro
     let ask = |name| probe::ask(name, args.device, args.probe_limit);
     let gpu = ask(probe::GPU);
     findings.push(gpu.finding.clone());
-    let tried = memory::try_all(&config, &gpu, ask);
-    findings.extend(tried.findings);
-    let source = tried.chosen.as_deref();
-    findings.extend(machine::examine(&config, source, tried.max_bytes));
+    let backends = memory::try_backends(&config, &gpu, ask);
+    findings.extend(backends.findings);
+    let source = backends.chosen.as_deref();
+    findings.extend(machine::examine(&config, source, backends.max_bytes));
     let planned = args.reserve.unwrap_or(config.reserve_bytes);
-    let plan = source.map(|source| memory::plan_reserve(source, &config, tried.max_bytes, planned));
+    let plan = source.map(|source| memory::plan_reserve(source, &config, backends.max_bytes, planned));
     let (reserve, of_plan) = plan.unwrap_or_default();
     findings.extend(of_plan);
-    let of_gpu = memory::result(config.device, &gpu.finding, source, tried.works);
+    let of_gpu = memory::result(config.device, &gpu.finding, source, backends.works);
     let (status, result) = conclude(&findings, of_gpu);
     findings.push(result);
     let printed = if args.json {
@@ -111,15 +112,15 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), ExitErro
             "device": config.device,
             "backend": source.map(|source| source.name()),
             "pinned": source.is_some_and(|source| source.is_pinned()),
-            "gpu": tried.works && source.is_some_and(|source| source.is_pinned() && source.needs_gpu()),
-            "max_bytes": tried.max_bytes,
+            "gpu": backends.works && source.is_some_and(|source| source.is_pinned() && source.needs_gpu()),
+            "max_bytes": backends.max_bytes,
             "reserve": reserve,
             "findings": findings.iter().map(probe::encode).collect::<Vec<_>>(),
         }))
     } else {
         terminal.print(table(&findings).trim_end())
     };
-    status.and(printed)
+    Ok(status.and(printed)?)
 }
 
 /// The exit status and the last finding: `of_gpu`, unless one of `findings` is an error.

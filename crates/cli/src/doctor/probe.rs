@@ -2,6 +2,7 @@
 //!
 //! A driver that ends that process, or never answers, is a finding, and is not used in this process.
 
+use std::error::Error;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
@@ -16,7 +17,6 @@ use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
 
 use super::settings;
-use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
 /// The query whether there is a device.
@@ -87,14 +87,14 @@ fn cause(status: ExitStatus) -> String {
 }
 
 /// Runs a query in this process, which the driver may end, and prints the answer.
-pub(crate) fn run_probe(args: &ProbeArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run_probe(args: &ProbeArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let config = settings::checked(args.device, None).0;
     let finding = match BACKENDS.into_iter().find(|backend| *backend == args.name) {
         Some(name) => tried_here(name, &config),
         None if args.name == GPU => backend::gpu(config.device),
-        None => return Err(ExitError::Settings),
+        None => return Err(format!("doctor-probe {}: no such query", args.name).into()),
     };
-    terminal.print(encode(&finding))
+    Ok(terminal.print(encode(&finding))?)
 }
 
 fn tried_here(name: &'static str, config: &Config) -> Finding {

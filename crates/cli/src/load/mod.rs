@@ -5,13 +5,14 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `notes.rs` | notes about the files before they are loaded |
-//! | `failures.rs` | failures, grouped by cause |
+//! | `failures.rs` | failures, counted by cause |
 //! | `report.rs` | the statistics at the end |
 
 mod failures;
 mod notes;
 mod report;
 
+use std::error::Error;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::thread;
@@ -129,9 +130,9 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
     NonZeroU64::new(parse_bytes(text)?).ok_or_else(|| ParseError::new(text, "less than 1B"))
 }
 
-pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let stop = stop_at_interrupt(terminal);
-    let set = Set::all(&args.set, terminal)?;
+    let set = Set::all(&args.set)?;
     let mut builder = set.builder().call_stacks(args.call_stacks);
     if let Some(path) = &args.record {
         builder = builder.trace(path.clone());
@@ -139,10 +140,10 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     let pool = builder.build().map_err(|error| {
         let text = error.to_string();
         // The user gave the flag, not its variable.
-        terminal.lines(if args.record.is_some() { text.replacen("PINPOOL_TRACE=", "--record ", 1) } else { text });
-        ExitError::of(&error)
+        let text = if args.record.is_some() { text.replacen("PINPOOL_TRACE=", "--record ", 1) } else { text };
+        ExitError::of(&error).because(text)
     })?;
-    let mut destination = args.destination(&pool, terminal)?;
+    let mut destination = args.destination(&pool)?;
     let listing = Instant::now();
     let catalog = args.catalog(&stop);
     let listing = listing.elapsed();
@@ -153,7 +154,7 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     let options = args.options();
     let all_bytes = catalog.len_bytes().saturating_mul(options.epochs);
     let bar = terminal.bar(all_bytes, verbosity);
-    let failures = Failures::new(verbosity == Verbosity::Verbose);
+    let failures = Failures { all: verbosity == Verbosity::Verbose, ..Failures::default() };
     let mut reporter = Reporter { terminal, bar, failures, verbosity };
     let summary = Loader::new(&pool, &catalog, options).stop_on(&stop).run(destination.as_mut(), &mut reporter);
     let Reporter { failures, bar, .. } = reporter;
@@ -175,16 +176,15 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
         skipped_special_files: catalog.special_files().len(),
     };
     let printed = if args.json { terminal.print(report.json()) } else { terminal.print(report.table().trim_end()) };
-    conclude(&summary, terminal)?;
+    conclude(&summary)?;
     if catalog.files().is_empty() {
-        terminal.message("nothing to load: the given paths have no regular file");
-        return Err(ExitError::NothingToLoad);
+        return Err(ExitError::NothingToLoad.because("nothing to load: the given paths have no regular file"));
     }
     if args.require_gpu && fallbacks > 0 {
-        terminal.message(format_args!("--require-gpu: {fallbacks} batches used unpinned memory (PINPOOL_ON_FULL)"));
-        return Err(ExitError::NoGpu);
+        let why = format_args!("--require-gpu: {fallbacks} batches used unpinned memory (PINPOOL_ON_FULL)");
+        return Err(ExitError::NoGpu.because(why));
     }
-    printed
+    Ok(printed?)
 }
 
 /// Makes no pool call for the time `idle`, or until `stop` is raised: the pool releases memory in the background.
@@ -202,17 +202,14 @@ fn stay_idle(idle: Duration, stop: &StopFlag) {
     }
 }
 
-fn conclude(summary: &LoadSummary, terminal: &Terminal) -> Result<(), ExitError> {
+fn conclude(summary: &LoadSummary) -> Result<(), Box<dyn Error>> {
     match &summary.ended {
-        Ended::Stopped => {
-            terminal.message("interrupted; the statistics cover the part before");
-            return Err(ExitError::Interrupted);
-        }
-        Ended::Strict => terminal.message("stopped at the first failure (--strict)"),
-        Ended::Failed(error) => terminal.lines(format_args!("stopped: {error}")),
-        _ => {}
+        Ended::Stopped => Err(ExitError::Interrupted.because("interrupted; the statistics cover the part before")),
+        Ended::Strict => Err("stopped at the first failure (--strict)".into()),
+        Ended::Failed(error) => Err(ExitError::Failure.because(format_args!("stopped: {error}"))),
+        _ if summary.is_clean() => Ok(()),
+        _ => Err(ExitError::Failure.into()),
     }
-    if summary.is_clean() { Ok(()) } else { Err(ExitError::Failure) }
 }
 
 impl Args {
@@ -241,18 +238,16 @@ impl Args {
     }
 
     /// The GPU if there is one, with any backend; otherwise the host sink, with the reason in the log.
-    fn destination(&self, pool: &Pool, terminal: &Terminal) -> Result<Box<dyn Destination>, ExitError> {
+    fn destination(&self, pool: &Pool) -> Result<Box<dyn Destination>, Box<dyn Error>> {
         let lanes = usize::try_from(self.streams).unwrap_or(1);
         let device = match pinpool_cli::gpu::open(pool.config().device, lanes) {
             Ok(device) => device,
             Err(why) if self.require_gpu => {
-                terminal.message(format_args!("--require-gpu: no GPU to copy to: {why}"));
-                return Err(ExitError::NoGpu);
+                return Err(ExitError::NoGpu.because(format_args!("--require-gpu: no GPU to copy to: {why}")));
             }
             Err(why) => {
                 log::warn!("no GPU to copy to ({why}): copying to a host sink (--require-gpu makes this an error)");
-                let sink = SinkDestination::new(lanes).map_err(|error| terminal.refuse(&error))?;
-                return Ok(Box::new(sink));
+                return Ok(Box::new(SinkDestination::new(lanes)?));
             }
         };
         let backend = pool.stats().backend;
@@ -260,8 +255,7 @@ impl Args {
             let why =
                 format!("the backend {backend} does not pin memory for the GPU ({})", PINNED_FOR_A_GPU.join(", "));
             if self.require_gpu {
-                terminal.message(format_args!("--require-gpu: {why}"));
-                return Err(ExitError::NoGpu);
+                return Err(ExitError::NoGpu.because(format_args!("--require-gpu: {why}")));
             }
             log::warn!("{why}: copies are slow");
         }

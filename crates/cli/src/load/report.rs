@@ -1,6 +1,5 @@
 //! The statistics at the end of a load, as a table or as a JSON object.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pinpool::Stats;
@@ -55,7 +54,7 @@ impl LoadReport<'_> {
             "verified_batches": summary.verified_batches,
             "max_in_flight_batches": summary.max_in_flight_batches,
             "pinned_bytes": self.pinned_bytes,
-            "failures_by_cause": self.failures.by_cause().collect::<BTreeMap<_, _>>(),
+            "failures_by_cause": self.failures.by_cause,
             "skipped_special_files": self.skipped_special_files,
             "stats": stats,
         })

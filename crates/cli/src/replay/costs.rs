@@ -49,15 +49,7 @@ impl Costs {
     }
 
     pub(super) fn line(&self) -> String {
-        let cost = |cost: &CallCost| {
-            let gib_ms = cost.byte_ns * f64::from(1 << 30) / 1e6;
-            format!("{:.1} us a call and {gib_ms:.1} ms a GiB", cost.call_ns / 1e3)
-        };
-        let moves = match self.move_scale {
-            1.0 => String::new(),
-            scale => format!("; a remap takes {scale:.1} times as long as on an H200, as in the trace"),
-        };
-        format!("a pin costs {}; a release {}; {}{moves}\n", cost(&self.pin), cost(&self.unpin), self.origin)
+        format!("costs of pins and releases: {}\n", self.origin)
     }
 }
 
@@ -107,40 +99,24 @@ fn size(bytes: u64) -> String {
     Size(bytes).to_string()
 }
 
-/// The first of these rows decide between settings.
-const ROWS: [(&str, Cell); 26] = [
+const ROWS: [(&str, Cell); 12] = [
     ("seconds lost", |c| format!("{:.6}", c.lost_seconds)),
     ("seconds waited", |c| format!("{:.6}", c.outcome.waited_us as f64 / 1e6)),
+    ("driver seconds", |c| format!("{:.6}", c.driver_seconds)),
     ("ends after seconds", |c| format!("{:.1}", c.outcome.ended_us as f64 / 1e6)),
+    ("requests", |c| grouped(c.outcome.gets)),
+    ("misses", |c| grouped(c.misses)),
     ("pins", |c| grouped(c.outcome.page_locks)),
     ("waits", |c| grouped(c.outcome.waits)),
     ("not served in time", |c| grouped(c.outcome.fallbacks)),
     ("most held", |c| size(c.outcome.peak_pinned_bytes)),
     ("mean held", |c| size(c.outcome.mean_pinned_bytes)),
-    ("policy", |c| format!("{}, {}", c.outcome.preset, c.outcome.rounding)),
     ("limit", |c| c.outcome.max_bytes.map_or("none".to_owned(), size)),
-    ("requests", |c| grouped(c.outcome.gets)),
-    ("hits", |c| grouped(c.outcome.front_hits)),
-    ("misses", |c| grouped(c.misses)),
-    ("pins after half of the requests", |c| grouped(c.outcome.late_page_locks)),
-    ("releases", |c| grouped(c.outcome.releases)),
-    ("driver seconds", |c| format!("{:.6}", c.driver_seconds)),
-    ("waste at the peak", |c| size(c.waste_bytes)),
-    ("held after 60 s", |c| size(c.outcome.pinned_after_60s_bytes)),
-    ("slow requests", |c| grouped(c.outcome.slow_gets)),
-    ("remapped by requests", |c| size(c.outcome.moved_bytes)),
-    ("remapped ahead", |c| size(c.outcome.prepared_bytes)),
-    ("evictions", |c| grouped(c.outcome.evicted)),
-    ("reclaimed", |c| grouped(c.outcome.reclaimed)),
-    ("TensorFlow checks", |c| grouped(c.outcome.checks)),
-    ("raises", |c| grouped(c.outcome.raises)),
-    ("buffer limit at the end", |c| grouped(c.outcome.pool_size_limit)),
 ];
-pub(crate) const DECISIVE_ROWS: usize = 8;
 
-/// The first `rows` rows, with a column for each of the settings.
-pub(crate) fn table(of: &[&Column], rows: usize) -> String {
+/// A column for each of the settings.
+pub(crate) fn table(of: &[&Column]) -> String {
     let row = |head: &str, cell: Cell| std::iter::once(head.to_owned()).chain(of.iter().map(|c| cell(c))).collect();
     let heads = std::iter::once(&("", (|c| c.set.clone()) as Cell));
-    columns(&heads.chain(&ROWS).take(rows.saturating_add(1)).map(|&(head, cell)| row(head, cell)).collect::<Vec<_>>())
+    columns(&heads.chain(&ROWS).map(|&(head, cell)| row(head, cell)).collect::<Vec<_>>())
 }

@@ -11,9 +11,9 @@ use pinpool_os::words::Size;
 use pinpool_replay::{Replay, SourceKind, Workload};
 use serde::Serialize;
 
-pub(crate) use self::costs::{Column, Costs, DECISIVE_ROWS, table};
+pub(crate) use self::costs::{Column, Costs, table};
 use crate::files::{in_file, named};
-use crate::input::open_workload;
+use crate::input;
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::{Terminal, to_stdout};
@@ -57,18 +57,18 @@ struct JsonLine<'a> {
 }
 
 /// Exits with 1 if a trace is truncated.
-pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let sets_limit = args.set.iter().flat_map(|set| &set.pairs).any(|(name, _)| name == "PINPOOL_MAX_BYTES");
     if args.max_ratio.is_some() && sets_limit {
-        return terminal.report(Err("--max-ratio and MAX_BYTES both set the limit: omit one of the two".into()));
+        return Err("--max-ratio and MAX_BYTES both set the limit: omit one of the two".into());
     }
     let (mut warnings, mut notes) = (Vec::new(), Vec::new());
     // Invalid settings are refused before any file is read.
-    args.set.iter().try_for_each(|set| set.replay(terminal).map(drop))?;
+    args.set.iter().try_for_each(|set| set.replay().map(drop))?;
     let played = args.workloads.iter().try_for_each(|path| args.play(path, &mut warnings, &mut notes));
     notes.iter().chain(&warnings).for_each(|message| terminal.message(message));
-    terminal.report(played)?;
-    if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
+    played?;
+    if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure.into()) }
 }
 
 impl ReplayArgs {
@@ -76,7 +76,10 @@ impl ReplayArgs {
         let as_given = [Set { text: "as given".to_owned(), ..Set::default() }];
         let sets = if self.set.is_empty() { &as_given[..] } else { &self.set };
         let source = self.source.unwrap_or_default();
-        let (name, workload) = open(path)?;
+        let workload = input::read_workload(path, input::open(path)?, |_| Ok(()))?;
+        // The file name up to the first dot.
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let name = file.split('.').next().unwrap_or_default();
         warnings.extend(workload.warning().map(|warning| named(path, &warning)));
         notes.extend(workload.pools_note().map(|note| named(path, &note)));
         let costs = Costs::of(&workload);
@@ -93,19 +96,13 @@ impl ReplayArgs {
         }
         if self.json {
             return columns.iter().try_for_each(|column| {
-                let line = JsonLine { workload: &name, column, costs: &costs, pools_merged: workload.pools_merged() };
+                let line = JsonLine { workload: name, column, costs: &costs, pools_merged: workload.pools_merged() };
                 Ok(to_stdout(&format!("{}\n", serde_json::to_string(&line)?))?)
             });
         }
         let mut text = format!("{name}: requested at most {} at once\n", Size(workload.peak_requested_bytes()));
-        text += &table(&columns.iter().collect::<Vec<_>>(), usize::MAX);
+        text += &table(&columns.iter().collect::<Vec<_>>());
         text += &costs.line();
-        for Column { set, outcome, .. } in &columns {
-            text += &match &outcome.last_lines {
-                Some(last) => format!("{set}: TensorFlow's last lines would be\n{last}\n"),
-                None => format!("{set}: TensorFlow would print no line: fewer than 1000 evictions\n"),
-            };
-        }
         Ok(to_stdout(&text)?)
     }
 }
@@ -115,13 +112,6 @@ impl ReplayArgs {
 fn limit_bytes(workload: &Workload, ratio: f64) -> u64 {
     let bytes = (workload.peak_requested_bytes() as f64 * ratio).ceil() as u64;
     bytes.checked_next_multiple_of(GRANULE_BYTES).unwrap_or(u64::MAX)
-}
-
-/// A workload and its name: the file name up to the first dot.
-fn open(path: &Path) -> Result<(String, Workload), String> {
-    let workload = open_workload(path)?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    Ok((name.split('.').next().unwrap_or_default().to_owned(), workload))
 }
 
 fn ratio(text: &str) -> Result<f64, ParseError> {

@@ -4,12 +4,12 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pinpool_observe::judge::words::{counted, percent, seconds};
-use pinpool_observe::judge::{Holder, Snapshot};
+use pinpool_observe::diagnosis::words::{counted, percent, seconds};
+use pinpool_observe::diagnosis::{Holder, Snapshot};
 use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
 
-use crate::diagnosis::Said;
+use crate::diagnosis::DiagnosisText;
 use crate::series::{Series, lost_ns};
 use pinpool_cli::table::grouped;
 
@@ -65,10 +65,10 @@ fn axis(name: &str, unit: &str) -> Value {
     json!({ "name": name, "unit": unit })
 }
 
-/// A line with a value that holds until the next point (`steps`, or `area`, which is stacked), or marks (`triangles`, `crosses`).
+/// A line with a value that holds until the next point (`steps`, or `area`, which is stacked), or marks (`discs`, `rings`).
 fn line(name: &str, shape: &str, points: impl IntoIterator<Item = (f64, f64)>) -> Value {
     let points: Vec<_> = points.into_iter().collect();
-    let is_mark = matches!(shape, "triangles" | "crosses");
+    let is_mark = matches!(shape, "discs" | "rings");
     let is_kept = |at: usize| is_mark || at == 0 || at + 1 == points.len() || points[at].1 != points[at - 1].1;
     let kept: Vec<_> = (0..points.len()).filter(|&at| is_kept(at)).map(|at| points[at]).collect();
     json!({ "name": name, "shape": shape, "points": kept })
@@ -80,10 +80,11 @@ fn panel(name: &str, unit: &str, series: &[Value], is_lane: bool) -> Value {
 
 impl<'a> Charts<'a> {
     pub(super) fn new(series: &'a Series) -> Self {
-        let end = series.pools.iter().filter_map(|pool| Some(pool.points.last()?.0)).fold(0.0, f64::max);
+        let points = series.pools.iter().flat_map(|pool| &pool.points).map(|(x, _)| *x);
+        let (begin, end) = (points.clone().fold(f64::INFINITY, f64::min), points.fold(0.0, f64::max));
         let mut charts = Self { series, samples: Vec::new(), tags: Lanes::new(), pools: Lanes::new() };
         for part in 0..=PARTS {
-            let x = end * part as f64 / PARTS as f64;
+            let x = if part == PARTS { end } else { begin + (end - begin) * part as f64 / PARTS as f64 };
             let mut sum = Snapshot { max_bytes: Some(0), ..Snapshot::default() };
             for pool in &series.pools {
                 let until = pool.points.partition_point(|(at, _)| *at <= x);
@@ -111,7 +112,7 @@ impl<'a> Charts<'a> {
         ];
         let missing = self.series.warning.iter().map(|warning| format!("A part is missing: {warning}."));
         json!({
-            "title": title, "source": source, "diagnoses": diagnoses(&self.series.said), "facts": self.facts(),
+            "title": title, "source": source, "diagnoses": diagnoses(&self.series.diagnoses), "facts": self.facts(),
             "charts": charts.into_iter().flatten().collect::<Vec<_>>(), "table": self.out_at_the_end(),
             "notes": self.series.notes.iter().cloned().chain(missing).collect::<Vec<_>>(),
         })
@@ -155,8 +156,8 @@ impl<'a> Charts<'a> {
             let grown = self.samples.iter().filter(|(_, of)| std::mem::replace(&mut before, ns(of)) < ns(of));
             series.push(line(name, shape, grown.map(|(x, of)| (*x, of.held_bytes as f64))));
         };
-        mark("wait", "triangles", |of| of.waiting_ns);
-        mark("pin or unpin", "crosses", |of| of.pinning_ns);
+        mark("wait", "discs", |of| of.waiting_ns);
+        mark("pin or unpin", "rings", |of| of.pinning_ns);
         let limit = max.map_or_else(|| "no limit".to_owned(), |max| format!("limit {}", Size(max)));
         let words = format!("At most {} held; {limit}.", Size(held));
         Some(self.figure("bytes", "Bytes by state", words, vec![panel("bytes", "bytes", &series, false)]))
@@ -196,7 +197,7 @@ impl<'a> Charts<'a> {
         if lines.is_empty() || (self.series.has_time && raises.is_empty() && evicted == 0) {
             return None;
         }
-        lines.push(line("raise", "triangles", raises));
+        lines.push(line("raise", "discs", raises));
         let panels = vec![
             panel("limit on idle buffers", "count", &lines, false),
             panel("evictions so far", "count", &[self.line("evictions", "steps", |of| Some(of.evicted))], false),
@@ -259,17 +260,17 @@ impl<'a> Charts<'a> {
 }
 
 /// The diagnoses, the worst first: all alarms, or the first.
-fn diagnoses(said: &[Said]) -> Vec<Value> {
-    let alarms = said.iter().filter(|said| said.is_alarm).count();
-    let diagnosis = |one: &Said| {
-        let name = if said.len() > 1 { format!("{}: {}", one.pool, one.cause) } else { one.cause.clone() };
+fn diagnoses(all: &[DiagnosisText]) -> Vec<Value> {
+    let alarms = all.iter().filter(|one| one.is_alarm).count();
+    let diagnosis = |one: &DiagnosisText| {
+        let name = if all.len() > 1 { format!("{}: {}", one.pool, one.cause) } else { one.cause.clone() };
         let cause = format!("{}: ", one.cause);
         let lines: Vec<_> = one.lines.iter().map(|line| line.trim().trim_start_matches(&*cause)).collect();
         json!({ "name": name, "lines": lines, "is_alarm": one.is_alarm })
     };
-    let told: Vec<_> = said.iter().take(alarms.clamp(1, ALARMS_MAX)).map(diagnosis).collect();
-    match told.is_empty() {
+    let shown: Vec<_> = all.iter().take(alarms.clamp(1, ALARMS_MAX)).map(diagnosis).collect();
+    match shown.is_empty() {
         true => vec![json!({ "name": "unknown", "lines": ["too few requests for a diagnosis"], "is_alarm": false })],
-        false => told,
+        false => shown,
     }
 }

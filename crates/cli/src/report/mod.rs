@@ -22,7 +22,6 @@ use crate::files::{named, why};
 use crate::interrupt::stop_at_interrupt;
 use crate::series::Series;
 use crate::served::names_process;
-use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
 const TITLE: &str = "pinpool report";
@@ -48,15 +47,11 @@ pub(crate) struct ReportArgs {
     seconds: u64,
 }
 
-pub(crate) fn run(args: &ReportArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &ReportArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     // An interrupt ends the observation of a process, whose page is then drawn.
     let stop = if names_process(&args.input) { stop_at_interrupt(terminal) } else { StopFlag::new() };
-    terminal.report(draw(args, &stop))
-}
-
-fn draw(args: &ReportArgs, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     crate::trace::refuse_to_overwrite(&args.input, &args.output)?;
-    let series = Series::read(&args.input, Duration::from_secs(args.seconds), stop)?;
+    let series = Series::read(&args.input, Duration::from_secs(args.seconds), &stop)?;
     if series.pools.iter().all(|pool| pool.points.is_empty()) {
         let why =
             series.warning.as_deref().unwrap_or("`pinpool why` prints the diagnoses, and PINPOOL_TRACE records charts");

@@ -75,7 +75,7 @@ if (report.notes.length > 0) {
   report.notes.forEach((note) => add(list, "li", note));
 }
 
-const isMark = ({ shape }) => shape === "triangles" || shape === "crosses";
+const isMark = ({ shape }) => shape === "discs" || shape === "rings";
 const holds = ({ shape }) => shape === "steps" || shape === "area";
 
 // The columns of a panel with a common x; areas are stacked, each with its own values.
@@ -99,7 +99,7 @@ function draw(figure, panel, parent) {
   const { x } = figure;
   const mode = dark.matches ? "dark" : "light";
   const style = getComputedStyle(document.documentElement);
-  const ink = style.getPropertyValue("--ink");
+  const [ink, paper, alarm] = ["--ink", "--paper", "--alarm"].map((name) => style.getPropertyValue(name));
   const grid = { stroke: style.getPropertyValue("--line"), width: 1 };
   // The lowest area is drawn last, over those that it is part of.
   const order = panel.series.filter(({ points }) => points.length > 0);
@@ -109,7 +109,7 @@ function draw(figure, panel, parent) {
   const at = order.map((one, index) => (one.shape === "area" ? last - index : index));
   const series = at.map((index, row) => {
     const one = order[index];
-    const color = isMark(one) ? { light: "#b3001b", dark: "#ff7b7b" }[mode] : COLORS[mode][index % 6];
+    const color = isMark(one) ? alarm : COLORS[mode][index % 6];
     return {
       label: one.name,
       stroke: color,
@@ -119,7 +119,8 @@ function draw(figure, panel, parent) {
       spanGaps: true,
       paths: isMark(one) ? () => null : holds(one) ? uPlot.paths.stepped({ align: 1 }) : undefined,
       points: isMark(one)
-        ? { show: true, size: 7, stroke: color, width: 1.5, fill: one.shape === "triangles" ? color : "transparent" }
+        // Marks lie on areas: a disc with an edge of the page's colour, or a ring around it.
+        ? { show: true, size: 8, width: 2, ...(one.shape === "discs" ? { stroke: paper, fill: color } : { stroke: color, fill: paper }) }
         : { show: false },
       value: (_, value, __, row) => text(panel.y.unit, row == null ? null : own[index][row]),
     };

@@ -3,6 +3,7 @@
 //! The program replaces this process, and keeps its exit status, signals and terminal.
 
 use std::env;
+use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
@@ -61,14 +62,14 @@ pub(crate) struct RunArgs {
     program: Vec<OsString>,
 }
 
-pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let settings = settings(&args.settings, terminal)?;
+pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+    let settings = args.settings.iter().map(|setting| variable(setting)).collect::<Result<Vec<_>, _>>()?;
     if let Some(log) = &args.log {
-        check_log(log).map_err(|why| fail(terminal, why, ExitError::Settings))?;
+        check_log(log).map_err(|why| ExitError::Settings.because(why))?;
     }
-    let library = library().map_err(|why| fail(terminal, why, ExitError::Failure))?;
+    let library = library()?;
     let Some((name, arguments)) = args.program.split_first() else { return Ok(()) };
-    let program = program::find(name).map_err(|error| refuse(terminal, name, &error))?;
+    let program = program::find(name).map_err(|error| refused(name, &error))?;
     if let Some(why) = program::ignores_preloads(&program) {
         terminal.message(format!("{}: {why}: its memory is not served from the pool", name.display()));
     }
@@ -87,22 +88,16 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), ExitError> 
             command.env(variable, "1");
         }
     }
-    Err(refuse(terminal, name, &command.exec()))
+    Err(refused(name, &command.exec()))
 }
 
-/// The settings as valid variables.
-fn settings(settings: &[String], terminal: &Terminal) -> Result<Vec<(String, String)>, ExitError> {
-    let variable = |setting: &String| {
-        if !setting.contains('=') {
-            let why = format!("{setting}: a setting is NAME=VALUE, and the program follows --; {OPTIONS}");
-            return Err(fail(terminal, why, ExitError::Settings));
-        }
-        pair(setting).map_err(|why| {
-            terminal.lines(why);
-            fail(terminal, OPTIONS.to_owned(), ExitError::Settings)
-        })
-    };
-    settings.iter().map(variable).collect()
+/// The setting as a valid variable.
+fn variable(setting: &str) -> Result<(String, String), Box<dyn Error>> {
+    if !setting.contains('=') {
+        let why = format_args!("{setting}: a setting is NAME=VALUE, and the program follows --; {OPTIONS}");
+        return Err(ExitError::Settings.because(why));
+    }
+    pair(setting).map_err(|why| ExitError::Settings.because(format_args!("{why}\n{OPTIONS}")))
 }
 
 /// Whether the log can be written. A missing file is created and removed, since each process may have a separate log.
@@ -149,13 +144,8 @@ fn loadable(path: PathBuf) -> Result<PathBuf, String> {
     }
 }
 
-/// Prints why the program does not run; the exit status of the shells.
-fn refuse(terminal: &Terminal, program: &OsStr, error: &io::Error) -> ExitError {
+/// Why the program does not run, with the exit status of the shells.
+fn refused(program: &OsStr, error: &io::Error) -> Box<dyn Error> {
     let status = if error.kind() == io::ErrorKind::NotFound { ExitError::NotFound } else { ExitError::NotExecutable };
-    fail(terminal, format!("{}: {error}", program.display()), status)
-}
-
-fn fail(terminal: &Terminal, why: String, status: ExitError) -> ExitError {
-    terminal.message(why);
-    status
+    status.because(format_args!("{}: {error}", program.display()))
 }

@@ -39,16 +39,16 @@ pub(crate) struct MetricsArgs {
     listen: Option<String>,
 }
 
-pub(crate) fn run(args: &MetricsArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &MetricsArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     if let Some(address) = &args.listen {
-        return terminal.report(serve(address, args, terminal));
+        return serve(address, args, terminal);
     }
     let (text, silent) = text(args);
     if !text.is_empty() {
         terminal.print(text.trim_end())?;
     }
     silent.iter().for_each(|why| terminal.message(why));
-    if silent.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
+    if silent.is_empty() { Ok(()) } else { Err(ExitError::Failure.into()) }
 }
 
 /// The text, and the errors of processes that did not answer.
@@ -69,7 +69,7 @@ fn labels(object: &Value, pool: &Value) -> Vec<(&'static str, String)> {
 /// Serves until the process is stopped.
 fn serve(address: &str, args: &MetricsArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(address).map_err(|error| format!("--listen {address}: {error}"))?;
-    terminal.print(format_args!("http://{}/metrics", listener.local_addr()?)).map_err(|_| "stdout: it is closed")?;
+    terminal.print(format_args!("http://{}/metrics", listener.local_addr()?))?;
     thread::scope(|scope| {
         loop {
             match listener.accept() {

@@ -16,7 +16,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use pinpool_cli::terminal::one_line;
-use pinpool_observe::judge::Cause;
+use pinpool_observe::diagnosis::Cause;
 use serde_json::Value;
 
 pub(crate) use host::{all_of, on_host};

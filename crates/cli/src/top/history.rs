@@ -1,28 +1,34 @@
 //! The last two snapshots of a pool, and the curves since the first.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use pinpool_observe::judge::Snapshot;
+use pinpool_observe::diagnosis::Snapshot;
 use serde_json::Value;
 
-use crate::diagnosis::of_object;
+use crate::diagnosis::from_process;
 use crate::series::{lost_ns, snapshot_of};
+use crate::served::pools;
 
 /// Values that are kept for each curve.
 const KEPT: usize = 200;
 
 #[derive(Debug, Default)]
 pub(super) struct History {
+    process: u64,
+    /// The number of the pool, and of all pools of the process.
+    pool: usize,
+    pub(super) pools: usize,
     /// Name, preset and backend.
     pub(super) title: String,
     /// The diagnosis, the cause first.
     pub(super) why: Vec<String>,
     pub(super) is_alarm: bool,
     pub(super) now: Snapshot,
-    pub(super) before: Option<Snapshot>,
-    pub(super) between: Duration,
-    /// Since the first snapshot.
+    before: Option<Snapshot>,
+    /// The arrival of the last snapshot, and the time between the last two and since the first.
+    arrived: Option<Instant>,
+    between: Duration,
     pub(super) elapsed: Duration,
     /// Microseconds lost of each second, and bytes held, oldest first.
     pub(super) lost: VecDeque<u64>,
@@ -30,19 +36,30 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Takes the statistics of the pool in; `between` is the time since those before, `None` of the first.
-    pub(super) fn add(&mut self, pool: &Value, between: Option<Duration>) {
-        let (said, text) = (of_object(pool), |name: &str| pool[name].as_str().unwrap_or("?").to_owned());
-        self.title = format!("{}: {} on {}", said.pool, text("preset"), text("backend"));
-        (self.why, self.is_alarm) = (said.lines, said.is_alarm);
-        self.see(snapshot_of(pool), between);
+    pub(super) fn of(pool: usize) -> Self {
+        Self { pool, ..Self::default() }
     }
 
-    pub(super) fn see(&mut self, now: Snapshot, between: Option<Duration>) {
-        let before = std::mem::replace(&mut self.now, now);
-        let Some(between) = between else { return };
-        (self.before, self.between) = (Some(before), between);
-        self.elapsed += between;
+    pub(super) fn next_pool(&mut self) {
+        *self = Self::of((self.pool + 1) % self.pools.max(1));
+    }
+
+    /// Adds the statistics of a process that arrived at `now`.
+    pub(super) fn add(&mut self, object: &Value, now: Instant) {
+        let pools = pools(object);
+        (self.process, self.pools) = (object["process"].as_u64().unwrap_or(0), pools.len());
+        let Some(pool) = pools.get(self.pool).or(pools.first()) else { return };
+        let (diagnosis, text) = (from_process(pool), |name: &str| pool[name].as_str().unwrap_or("?").to_owned());
+        self.title = format!("{}: {} on {}", diagnosis.pool, text("preset"), text("backend"));
+        (self.why, self.is_alarm) = (diagnosis.lines, diagnosis.is_alarm);
+        self.add_snapshot(snapshot_of(pool), now);
+    }
+
+    pub(super) fn add_snapshot(&mut self, snapshot: Snapshot, now: Instant) {
+        let before = std::mem::replace(&mut self.now, snapshot);
+        let Some(arrived) = self.arrived.replace(now) else { return };
+        (self.before, self.between) = (Some(before), now - arrived);
+        self.elapsed += self.between;
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
         let lost = (self.rate(lost_ns) / 1e3).round() as u64;
         for (curve, value) in [(&mut self.lost, lost), (&mut self.held, self.now.held_bytes)] {
@@ -50,6 +67,17 @@ impl History {
             if curve.len() > KEPT {
                 curve.pop_front();
             }
+        }
+    }
+
+    /// The process and the pool, and the keys.
+    pub(super) fn place(&self) -> (String, &'static str) {
+        match self.pools {
+            ..=1 => (format!("process {}", self.process), "q or Ctrl-C ends"),
+            pools => (
+                format!("process {}, pool {} of {pools}", self.process, self.pool + 1),
+                "n: next pool; a: all pools; q or Ctrl-C ends",
+            ),
         }
     }
 
@@ -77,14 +105,33 @@ mod tests {
     #[test]
     fn rates_are_of_the_time_between_two_snapshots() {
         let snapshot = |gets: u64, misses: u64| Snapshot { gets, misses, ..Snapshot::default() };
-        let (mut history, half) = (History::default(), Some(Duration::from_millis(500)));
-        history.see(snapshot(1000, 900), None);
+        let (mut history, begun, half) = (History::default(), Instant::now(), Duration::from_millis(500));
+        history.add_snapshot(snapshot(1000, 900), begun);
         assert_eq!((history.rate(|now| now.gets), history.hit_rates()[0]), (0.0, None));
-        history.see(snapshot(1100, 901), half);
+        history.add_snapshot(snapshot(1100, 901), begun + half);
         assert_eq!((history.rate(|now| now.gets), history.hit_rates()[0]), (200.0, Some(99.0)));
-        assert_eq!((history.lost.len(), history.elapsed), (1, half.unwrap()));
-        history.see(snapshot(1100, 901), half);
+        assert_eq!((history.lost.len(), history.elapsed), (1, half));
+        history.add_snapshot(snapshot(1100, 901), begun + 2 * half);
         assert_eq!((history.hit_rates()[0], history.held.len()), (None, 2));
         assert!(history.hit_rates()[1].is_some_and(|rate| (rate - 18.0909).abs() < 1e-3));
+    }
+
+    #[test]
+    fn the_next_pool_begins_a_new_history() {
+        let object = |gets: u64| {
+            let pools =
+                serde_json::json!([{ "snapshot": { "gets": 10 } }, { "snapshot": { "gets": gets }, "name": "b" }]);
+            serde_json::json!({ "process": 5, "pools": pools })
+        };
+        let (mut history, begun) = (History::of(0), Instant::now());
+        history.add(&object(3), begun);
+        assert_eq!((history.now.gets, history.place().0.as_str()), (10, "process 5, pool 1 of 2"));
+        history.next_pool();
+        history.add(&object(3), begun);
+        history.add(&object(7), begun + Duration::from_secs(2));
+        assert!((history.rate(|now| now.gets) - 2.0).abs() < 1e-9, "of the time between the objects");
+        assert_eq!((history.now.gets, history.title.as_str()), (7, "b: ? on ?"));
+        history.next_pool();
+        assert_eq!(history.pool, 0);
     }
 }

@@ -62,7 +62,7 @@ pub(crate) struct TopArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let is_live = !args.json && !args.once && io::stdout().is_terminal();
     // A signal ends it like a key, so that the terminal is restored.
     let stop = if is_live { stop_at_interrupt(terminal) } else { StopFlag::new() };
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), ExitError> 
         None if is_live => show_host(&stop),
         None => print_host(args.json, terminal),
     };
-    if stop.is_raised() { Err(ExitError::Interrupted) } else { terminal.report(shown) }
+    if stop.is_raised() { Err(ExitError::Interrupted.into()) } else { shown }
 }
 
 fn show_target(target: &str, is_json: bool, is_live: bool, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
@@ -133,22 +133,22 @@ fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
 fn show(mut object: Value, objects: &Objects, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let mut session = Session::begin()?;
     let pool = pools(&object).iter().position(is_alarm).unwrap_or(0);
-    let mut shown = Shown { pool, ..Shown::default() };
-    shown.add(&object, Instant::now());
-    let mut has_table = shown.pools > 1;
+    let mut history = History::of(pool);
+    history.add(&object, Instant::now());
+    let mut has_table = history.pools > 1;
     while !stop.is_raised() {
         if let Ok(next) = objects.try_recv() {
             object = next?;
-            shown.add(&object, Instant::now());
+            history.add(&object, Instant::now());
         }
         session.screen.draw(|frame| match has_table {
             true => overview::draw(frame, &overview::of(slice::from_ref(&object)), "", "a: one pool; q or Ctrl-C ends"),
-            false => screen::draw(frame, &shown.history, &shown.progress(), shown.keys()),
+            false => screen::draw(frame, &history),
         })?;
         if let Some(key) = session.next_key(Duration::from_millis(100))? {
             match key.code {
                 _ if ends(key) => return Ok(()),
-                KeyCode::Char('n') => shown.next_pool(),
+                KeyCode::Char('n') => history.next_pool(),
                 KeyCode::Char('a') => has_table = !has_table,
                 _ => {}
             }
@@ -160,65 +160,4 @@ fn show(mut object: Value, objects: &Objects, stop: &StopFlag) -> Result<(), Box
 fn ends(key: KeyEvent) -> bool {
     let is_ctrl_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
     is_ctrl_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
-}
-
-/// The pool on the screen.
-#[derive(Default)]
-struct Shown {
-    history: History,
-    process: u64,
-    pool: usize,
-    pools: usize,
-    last: Option<Instant>,
-}
-
-impl Shown {
-    /// `now` is the time of arrival.
-    fn add(&mut self, object: &Value, now: Instant) {
-        let pools = pools(object);
-        (self.process, self.pools) = (object["process"].as_u64().unwrap_or(0), pools.len());
-        if let Some(stats) = pools.get(self.pool).or(pools.first()) {
-            let between = self.last.replace(now).map(|last| now - last);
-            self.history.add(stats, between);
-        }
-    }
-
-    fn next_pool(&mut self) {
-        let pool = (self.pool + 1) % self.pools.max(1);
-        (self.pool, self.history, self.last) = (pool, History::default(), None);
-    }
-
-    fn keys(&self) -> &'static str {
-        if self.pools > 1 { "n: next pool; a: all pools; q or Ctrl-C ends" } else { "q or Ctrl-C ends" }
-    }
-
-    fn progress(&self) -> String {
-        let which = if self.pools > 1 { format!(", pool {} of {}", self.pool + 1, self.pools) } else { String::new() };
-        format!("process {}{which}", self.process)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::served::socket::statistics;
-
-    #[test]
-    fn the_next_pool_begins_a_history_of_its_own() {
-        let mut shown = Shown::default();
-        let object =
-            statistics(br#"{"process":5,"pools":[{"snapshot":{"gets":10}},{"snapshot":{"gets":3},"name":"b"}]}"#)
-                .unwrap();
-        let begun = Instant::now();
-        shown.add(&object, begun);
-        assert_eq!((shown.history.now.gets, shown.progress()), (10, "process 5, pool 1 of 2".to_owned()));
-        shown.next_pool();
-        shown.add(&object, begun);
-        let later = statistics(br#"{"process":5,"pools":[{},{"snapshot":{"gets":7},"name":"b"}]}"#).unwrap();
-        shown.add(&later, begun + Duration::from_secs(2));
-        assert!((shown.history.rate(|now| now.gets) - 2.0).abs() < 1e-9, "of the time between the objects");
-        assert_eq!((shown.history.now.gets, shown.history.title.as_str()), (7, "b: ? on ?"));
-        shown.next_pool();
-        assert_eq!(shown.pool, 0);
-    }
 }

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pinpool_observe::judge::Snapshot;
-use pinpool_observe::judge::words::counted;
+use pinpool_observe::diagnosis::Snapshot;
+use pinpool_observe::diagnosis::words::counted;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -27,8 +27,9 @@ const HEIGHT: u16 = 20;
 /// Prefix of the recommendation.
 const TO_DO: &str = "  to do: ";
 
-/// Draws `history`; `progress` and `message` describe the observed program.
-pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, message: &str) {
+/// Draws `history`.
+pub(super) fn draw(frame: &mut Frame<'_>, history: &History) {
+    let (place, keys) = history.place();
     let holders = holders(&history.now);
     let area = frame.area();
     let room = usize::from(area.height.saturating_sub(HEIGHT)).saturating_sub(holders.len()).max(1);
@@ -46,7 +47,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
     ])
     .areas(area);
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    let title = format!(" {}  {progress}  observed for {}", one_line(&history.title), Time(history.elapsed));
+    let title = format!(" {}  {place}  observed for {}", one_line(&history.title), Time(history.elapsed));
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);
     let color = if history.is_alarm { Color::Red } else { Color::Green };
@@ -61,8 +62,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
     draw_curves(frame, curves, history);
     draw_rates(frame, rates, history);
     frame.render_widget(Paragraph::new(holders.join("\n")), rest);
-    let foot_line = if message.is_empty() { "q or Ctrl-C ends" } else { message };
-    frame.render_widget(Paragraph::new(foot_line), foot);
+    frame.render_widget(Paragraph::new(keys), foot);
 }
 
 fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
@@ -222,18 +222,21 @@ fn rate(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    use pinpool_observe::judge::Holder;
+    use pinpool_observe::diagnosis::Holder;
 
     use super::*;
 
     fn history() -> History {
         let why =
             ["leak: 9 buffers of loader/images are out", "  3.0 s lost", "  to do: put them back"].map(str::to_owned);
-        let (title, why, is_alarm) = ("train: adaptive on sim".to_owned(), why.to_vec(), true);
-        let mut history = History { title, why, is_alarm, ..History::default() };
+        let mut history = History::default();
+        (history.title, history.why) = ("train: adaptive on sim".to_owned(), why.to_vec());
+        history.is_alarm = true;
         let before = Snapshot { gets: 100, misses: 50, ..Snapshot::default() };
         let oldest = Some(Duration::from_secs(125));
         let tag = "loader\nimages".to_owned();
@@ -254,15 +257,16 @@ mod tests {
             holders: vec![Holder { tag, buffers: 9, bytes: 600 << 20, oldest, ..Holder::default() }],
             ..before.clone()
         };
-        history.see(before, None);
-        history.see(now, Some(Duration::from_secs(1)));
+        let begun = Instant::now();
+        history.add_snapshot(before, begun);
+        history.add_snapshot(now, begun + Duration::from_secs(1));
         history
     }
 
     /// The rows, and all red text.
     fn drawn(width: u16, height: u16) -> (Vec<String>, String) {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, &history(), "42 % loaded", "")).unwrap();
+        terminal.draw(|frame| draw(frame, &history())).unwrap();
         let buffer = terminal.backend().buffer().clone();
         let row = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
         let red = buffer.content.iter().filter(|cell| cell.fg == Color::Red).map(|cell| cell.symbol()).collect();
@@ -275,7 +279,7 @@ mod tests {
             let (lines, red) = drawn(width, height);
             let text = lines.join("\n");
             for words in [
-                "pinpool top train: adaptive on sim  42 % loaded  observed for 1.0s",
+                "pinpool top train: adaptive on sim  process 0  observed for 1.0s",
                 "\n  to do: put them back",
                 "Bytes: 1.0GiB held of the limit 2.0GiB, 50.0 %",
                 "    600.0MiB loader\\nimages (9 buffers, the oldest 2.1min)",

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-use pinpool_observe::judge::Snapshot;
-use pinpool_observe::record::Taken;
+use pinpool_observe::diagnosis::Snapshot;
+use pinpool_observe::record::TimedSnapshot;
 use pinpool_replay::{Event, Record, Recording};
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
     for slice in recording.records.iter().filter_map(|record| slice(record, recording)) {
         events.add(&slice)?;
     }
-    for Taken { time_ns, pool, snapshot, .. } in &recording.snapshots {
+    for TimedSnapshot { time_ns, pool, snapshot, .. } in &recording.snapshots {
         let Snapshot { used_bytes, in_flight_bytes, idle_bytes, held_bytes, .. } = **snapshot;
         let args = json!({"in use": used_bytes - in_flight_bytes.min(used_bytes), "in flight": in_flight_bytes, "idle": idle_bytes});
         events.add(&json!({"ph": "C", "pid": pool, "ts": micros(*time_ns), "name": "buffer bytes", "args": args}))?;

@@ -25,7 +25,6 @@ use serde_json::{Map, Value};
 
 use crate::files::{in_file, named};
 use crate::input;
-use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
 /// Most pools that a message names.
@@ -63,22 +62,12 @@ enum Format {
     Pytorch,
 }
 
-pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let recording = match convert(args) {
-        Ok(recording) => recording,
-        Err(error) => return terminal.report(Err(error)),
-    };
-    let trace = args.trace.display();
+pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+    let recording = convert(args)?;
     if let Some(unended) = unended(&recording) {
-        terminal.message(format_args!("{trace}: {unended}"));
+        terminal.message(named(&args.trace, &unended));
     }
-    match recording.warning {
-        None => Ok(()),
-        Some(warning) => {
-            terminal.message(format_args!("{trace}: {warning}"));
-            Err(ExitError::Failure)
-        }
-    }
+    recording.warning.map_or(Ok(()), |warning| Err(named(&args.trace, &warning).into()))
 }
 
 /// Writes the trace, and returns it.

@@ -28,7 +28,7 @@ type Key = (u32, u64);
 
 /// A buffer in use or in flight.
 #[derive(Clone, Copy)]
-struct Held {
+struct HeldBuffer {
     bytes: u64,
     address: u64,
     /// Returned, but devices may still read it.
@@ -42,7 +42,7 @@ struct Memory<'a> {
     recording: &'a Recording,
     /// Address and bytes of the memory of each buffer.
     places: HashMap<Key, (u64, u64)>,
-    held: HashMap<Key, Held>,
+    held: HashMap<Key, HeldBuffer>,
     /// The buffer held at an address. No two overlap.
     held_at: BTreeMap<u64, Key>,
     /// Start and end of all memory that was requested.
@@ -84,7 +84,7 @@ fn joined(pieces: &BTreeMap<u64, u64>) -> Vec<(u64, u64)> {
 }
 
 /// A segment, filled with the held buffers and the gaps between them.
-fn segment((start, end): (u64, u64), held: &[Held], recording: &Recording) -> Value {
+fn segment((start, end): (u64, u64), held: &[HeldBuffer], recording: &Recording) -> Value {
     let (mut blocks, mut at, mut active, mut allocated) = (Vec::new(), start, 0, 0);
     let mut add = |at: u64, bytes: u64, state: &str, stack: u32| {
         let frames = frames(recording, stack);
@@ -133,7 +133,7 @@ impl Memory<'_> {
                 let end = self.requested.entry(address).or_default();
                 *end = (*end).max(address + most);
                 let (bytes, entry) = (bytes.clamp(1, most), self.entries.len());
-                self.held.insert(key(id), Held { bytes, address, is_in_flight: false, entry, stack: 0 });
+                self.held.insert(key(id), HeldBuffer { bytes, address, is_in_flight: false, entry, stack: 0 });
                 self.held_at.insert(address, key(id));
                 self.entry("alloc", record, address, bytes, tag);
             }
@@ -149,7 +149,7 @@ impl Memory<'_> {
             Event::Put { id, in_flight: true } => {
                 if let Some(held) = self.held.get_mut(&key(id)).filter(|held| !held.is_in_flight) {
                     held.is_in_flight = true;
-                    let Held { address, bytes, .. } = *held;
+                    let HeldBuffer { address, bytes, .. } = *held;
                     self.entry("free_requested", record, address, bytes, 0);
                 }
             }
@@ -176,7 +176,7 @@ impl Memory<'_> {
     }
 
     fn free(&mut self, record: &Record, key: Key) {
-        if let Some(Held { bytes, address, is_in_flight, .. }) = self.held.remove(&key) {
+        if let Some(HeldBuffer { bytes, address, is_in_flight, .. }) = self.held.remove(&key) {
             self.held_at.remove(&address);
             if !is_in_flight {
                 self.entry("free_requested", record, address, bytes, 0);
@@ -188,7 +188,8 @@ impl Memory<'_> {
     /// Frees all buffers at these addresses: the records of their release are lost.
     fn free_within(&mut self, record: &Record, address: u64, bytes: u64) {
         let before_end = self.held_at.range(..address.saturating_add(bytes)).rev();
-        let is_within = |key: &Key| self.held.get(key).is_some_and(|held: &Held| held.address + held.bytes > address);
+        let is_within =
+            |key: &Key| self.held.get(key).is_some_and(|held: &HeldBuffer| held.address + held.bytes > address);
         let keys: Vec<_> = before_end.map(|(_, key)| *key).take_while(is_within).collect();
         keys.into_iter().for_each(|key| self.free(record, key));
     }

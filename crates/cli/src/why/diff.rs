@@ -1,9 +1,10 @@
 //! What changed between two recordings, in seconds.
 
+use std::error::Error;
 use std::path::Path;
 
-use pinpool_observe::judge::words::{percent, seconds};
-use pinpool_observe::judge::{Lost, PoolJudgement, judge_recording};
+use pinpool_observe::diagnosis::words::{percent, seconds};
+use pinpool_observe::diagnosis::{Lost, PoolDiagnosis, diagnose_recording};
 use pinpool_replay::Recording;
 use serde_json::{Value, json};
 
@@ -19,17 +20,14 @@ const SHOWN_SHARE: f64 = 0.001;
 /// A pool before and after; `None` if the recording does not have it, or has too few of its requests.
 struct Change {
     pool: String,
-    sides: [Option<PoolJudgement>; 2],
+    sides: [Option<PoolDiagnosis>; 2],
     /// Variables that differ: name, before, after.
     settings: Vec<[Option<String>; 3]>,
 }
 
 /// Pools are matched by name, or by number if they have no name.
-pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Terminal) -> Result<(), ExitError> {
-    let both = match read(before).and_then(|before| Ok([before, read(after)?])) {
-        Ok(both) => both,
-        Err(error) => return terminal.report(Err(error.into())),
-    };
+pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+    let both = [read(before)?, read(after)?];
     let changes = changes(&both);
     let shares = [0, 1].map(|side| changes.iter().map(|change| share(change.sides[side].as_ref())).sum::<f64>());
     let text = if is_json { in_json(&changes, shares).to_string() } else { in_words(&changes, shares) };
@@ -38,7 +36,7 @@ pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Termina
         [before, after].into_iter().zip(&both).filter_map(|(path, of)| Some(named(path, of.warning.as_ref()?)));
     let warnings: Vec<_> = warnings.collect();
     warnings.iter().for_each(|warning| terminal.message(warning));
-    if shares[1] > shares[0] + SHOWN_SHARE || !warnings.is_empty() { Err(ExitError::Failure) } else { Ok(()) }
+    if shares[1] > shares[0] + SHOWN_SHARE || !warnings.is_empty() { Err(ExitError::Failure.into()) } else { Ok(()) }
 }
 
 fn read(path: &Path) -> Result<Recording, String> {
@@ -47,12 +45,12 @@ fn read(path: &Path) -> Result<Recording, String> {
 
 /// The pools, the largest increase in lost time first.
 fn changes(both: &[Recording; 2]) -> Vec<Change> {
-    let judged = both.each_ref().map(judge_recording);
-    let mut names: Vec<_> = judged.iter().flatten().map(|judged| judged.name.clone()).collect();
+    let diagnoses = both.each_ref().map(diagnose_recording);
+    let mut names: Vec<_> = diagnoses.iter().flatten().map(|one| one.name.clone()).collect();
     names.sort();
     names.dedup();
     let change = |pool: String| {
-        let sides = judged.each_ref().map(|all| all.iter().find(|judged| judged.name == pool).cloned());
+        let sides = diagnoses.each_ref().map(|all| all.iter().find(|one| one.name == pool).cloned());
         let settings = match &sides {
             [Some(old), Some(new)] => settings(both, [old.pool, new.pool]),
             _ => Vec::new(),
@@ -66,8 +64,8 @@ fn changes(both: &[Recording; 2]) -> Vec<Change> {
 }
 
 /// Lost time as a share.
-fn share(side: Option<&PoolJudgement>) -> f64 {
-    let lost = side.map(|side| side.judgement.lost).filter(|lost| lost.of_us > 0);
+fn share(side: Option<&PoolDiagnosis>) -> f64 {
+    let lost = side.map(|side| side.diagnosis.lost).filter(|lost| lost.of_us > 0);
     lost.map_or(0.0, |lost| lost.total_ns() as f64 / 1e3 / lost.of_us as f64)
 }
 
@@ -84,8 +82,9 @@ fn settings(both: &[Recording; 2], pools: [u32; 2]) -> Vec<[Option<String>; 3]> 
     all.filter(|(_, [old, new])| old != new).map(|(name, [old, new])| [Some(name), old, new]).collect()
 }
 
-/// Times of a pool: name in the table, key in JSON, nanoseconds.
-const TIMES: [(&str, &str, fn(&Lost) -> u64); 5] = [
+/// Name in the table, key in JSON, nanoseconds.
+type TimeRow = (&'static str, &'static str, fn(&Lost) -> u64);
+const TIMES: [TimeRow; 5] = [
     ("seconds", "seconds", |lost| lost.of_us.saturating_mul(1000)),
     ("lost", "lost_seconds", Lost::total_ns),
     ("  waiting", "waiting_seconds", |lost| lost.waiting_ns),
@@ -94,11 +93,11 @@ const TIMES: [(&str, &str, fn(&Lost) -> u64); 5] = [
 ];
 
 fn in_json(changes: &[Change], [before_share, after_share]: [f64; 2]) -> Value {
-    let side = |side: &Option<PoolJudgement>| {
-        let PoolJudgement { judgement, gets, short_gets, .. } = side.as_ref()?;
-        let mut object = json!({ "cause": judgement.cause.name(), "gets": gets, "short_gets": short_gets });
+    let side = |side: &Option<PoolDiagnosis>| {
+        let PoolDiagnosis { diagnosis, gets, short_gets, .. } = side.as_ref()?;
+        let mut object = json!({ "cause": diagnosis.cause.name(), "gets": gets, "short_gets": short_gets });
         for (_, key, ns) in TIMES {
-            object[key] = (ns(&judgement.lost) as f64 / 1e9).into();
+            object[key] = (ns(&diagnosis.lost) as f64 / 1e9).into();
         }
         Some(object)
     };
@@ -117,13 +116,13 @@ fn in_words(changes: &[Change], [before, after]: [f64; 2]) -> String {
     };
     let mut text = format!("{trend}: {} of the time of a thread before, {} after\n", parts(before), parts(after));
     for Change { pool, sides, settings } in changes {
-        let row = |name: &str, of: &dyn Fn(&PoolJudgement) -> String| {
-            let cell = |side: &Option<PoolJudgement>| side.as_ref().map_or_else(|| "-".to_owned(), of);
+        let row = |name: &str, of: &dyn Fn(&PoolDiagnosis) -> String| {
+            let cell = |side: &Option<PoolDiagnosis>| side.as_ref().map_or_else(|| "-".to_owned(), of);
             vec![name.to_owned(), cell(&sides[0]), cell(&sides[1])]
         };
         let mut rows = vec![["", "before", "after"].map(str::to_owned).to_vec()];
-        rows.push(row("cause", &|side| side.judgement.cause.name().to_owned()));
-        rows.extend(TIMES.map(|(name, _, ns)| row(name, &|side| seconds(ns(&side.judgement.lost)))));
+        rows.push(row("cause", &|side| side.diagnosis.cause.name().to_owned()));
+        rows.extend(TIMES.map(|(name, _, ns)| row(name, &|side| seconds(ns(&side.diagnosis.lost)))));
         rows.push(row("requests", &|side| grouped(side.gets)));
         rows.push(row("  waited", &|side| grouped(side.short_gets)));
         let cell = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());

@@ -1,6 +1,6 @@
 //! `pinpool why`: what a pool costs and what to change, of a process, a recording or a log.
 //!
-//! `pinpool_observe::judge` determines the causes; `lines` determines those for TensorFlow's lines.
+//! `pinpool_observe::diagnosis` determines the causes; `lines` determines those for TensorFlow's lines.
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -10,14 +10,15 @@
 mod diff;
 pub(crate) mod lines;
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use pinpool_loader::StopFlag;
-use pinpool_observe::judge::Cause;
+use pinpool_observe::diagnosis::Cause;
 
-use crate::diagnosis::Said;
+use crate::diagnosis::DiagnosisText;
 use crate::files::named;
 use crate::series::Series;
 use pinpool_cli::exit::ExitError;
@@ -55,54 +56,44 @@ pub(crate) struct WhyArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let target = match args.targets.as_slice() {
         targets if args.lines => return lines::run(targets, args.json, args.all, terminal),
         [before, after] => return diff::run(before, after, args.json, terminal),
         [target] => target,
-        _ => return terminal.report(Err("name one target, two recordings to compare, or logs with --lines".into())),
+        _ => return Err("name one target, two recordings to compare, or logs with --lines".into()),
     };
-    let Series { said, warning, .. } = match Series::read(target, Duration::ZERO, &StopFlag::new()) {
-        Ok(series) if series.said.is_empty() => {
-            let why = "too few requests for a diagnosis: at least 20 are needed";
-            return terminal.report(Err(named(target, &why).into()));
-        }
-        Ok(series) => series,
-        Err(error) => return terminal.report(Err(error)),
-    };
-    let has_alarm = said.iter().any(|said| said.is_alarm);
+    let Series { diagnoses, warning, .. } = Series::read(target, Duration::ZERO, &StopFlag::new())?;
+    if diagnoses.is_empty() {
+        return Err(named(target, &"too few requests for a diagnosis: at least 20 are needed").into());
+    }
+    let has_alarm = diagnoses.iter().any(|one| one.is_alarm);
     let text = if args.json {
-        serde_json::json!({ "target": target.to_string_lossy(), "pools": said, "warning": warning }).to_string()
+        serde_json::json!({ "target": target.to_string_lossy(), "pools": diagnoses, "warning": warning }).to_string()
     } else {
-        in_words(&said, args.all)
+        in_words(&diagnoses, args.all)
     };
     terminal.print(text.trim_end())?;
-    warning.iter().for_each(|warning| terminal.message(named(target, warning)));
-    if has_alarm || warning.is_some() { Err(ExitError::Failure) } else { Ok(()) }
+    warning.map_or(Ok(()), |warning| Err(named(target, &warning)))?;
+    if has_alarm { Err(ExitError::Failure.into()) } else { Ok(()) }
 }
 
 /// The lines of each pool; without `all`, healthy pools share one line if another has a problem.
-fn in_words(said: &[Said], all: bool) -> String {
-    let is_brief = |said: &&Said| said.cause == Cause::Healthy.name();
-    let (brief, mut told): (Vec<_>, Vec<_>) = said.iter().partition(|said| !all && is_brief(said));
-    // A single healthy pool has its own lines.
-    let brief = if told.is_empty() && brief.len() == 1 {
-        told = brief;
-        Vec::new()
-    } else {
-        brief
-    };
+fn in_words(diagnoses: &[DiagnosisText], all: bool) -> String {
+    // A single pool has its own lines.
+    let is_brief = |one: &&DiagnosisText| !all && diagnoses.len() > 1 && one.cause == Cause::Healthy.name();
+    let (brief, full): (Vec<_>, Vec<_>) = diagnoses.iter().partition(is_brief);
     let mut text = String::new();
-    for Said { pool, lines, .. } in told.iter().take(if all { usize::MAX } else { LISTED }) {
-        let name = if said.len() > 1 { format!("{pool}: ") } else { String::new() };
+    for DiagnosisText { pool, lines, .. } in full.iter().take(if all { usize::MAX } else { LISTED }) {
+        let name = if diagnoses.len() > 1 { format!("{pool}: ") } else { String::new() };
         text += &format!("{name}{}\n", lines.join("\n"));
     }
-    if !all && told.len() > LISTED {
-        let alarms = told.iter().skip(LISTED).filter(|said| said.is_alarm).count();
-        text += &format!("{} more pools, {alarms} of them with an alarm (--all lists them)\n", told.len() - LISTED);
+    if !all && full.len() > LISTED {
+        let alarms = full.iter().skip(LISTED).filter(|one| one.is_alarm).count();
+        text += &format!("{} more pools, {alarms} of them with an alarm (--all lists them)\n", full.len() - LISTED);
     }
     if !brief.is_empty() {
-        let names: Vec<_> = brief.iter().take(LISTED).map(|said| &*said.pool).collect();
+        let names: Vec<_> = brief.iter().take(LISTED).map(|one| &*one.pool).collect();
         let more = if brief.len() > LISTED { ", ..." } else { "" };
         text += &format!("{} healthy: {}{more}\n", brief.len(), names.join(", "));
     }

@@ -1,23 +1,16 @@
 //! `advise --try` and `advise`.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use pinpool::{Backend, Pool, Preset};
 use serde_json::Value;
 
-use crate::tool::{Ran, finish, pinpool};
+use crate::tool::{Ran, finish, pinpool, written};
 
 fn advise(path: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&["advise"]).arg(path).args(args))
-}
-
-fn written(dir: &Path, name: &str, text: &str) -> PathBuf {
-    let path = dir.join(name);
-    fs::write(&path, text).unwrap();
-    path
 }
 
 /// Batches of `held` buffers of each size, allocated and returned together.
@@ -40,7 +33,7 @@ fn batches(rounds: usize, held: usize, sizes: &[u64]) -> String {
 #[test]
 fn each_setting_has_a_column() {
     let dir = tempfile::tempdir().unwrap();
-    let path = written(dir.path(), "w.trace", &batches(400, 8, &[1 << 20, 300_000]));
+    let path = written(dir.path(), "w.trace", batches(400, 8, &[1 << 20, 300_000]));
     let replay = |args: &[&str]| finish(pinpool(&["replay"]).arg(&path).args(args));
     let sets = [
         "--set",
@@ -52,12 +45,9 @@ fn each_setting_has_a_column() {
     ];
     let ran = replay(&sets);
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    for row in
-        ["hits", "driver seconds", "most held", "waste at the peak", "waits", "raises", "TensorFlow's last lines"]
-    {
+    for row in ["misses", "driver seconds", "most held", "waits"] {
         assert!(ran.stdout.contains(row), "no {row} in\n{}", ran.stdout);
     }
-    assert!(ran.stdout.contains("PoolAllocator: After "), "{}", ran.stdout);
 
     let tried =
         finish(pinpool(&["advise", "--json", "--try", "PRESET=tensorflow", "--try", "MAX_BYTES=6MiB"]).arg(&path));
@@ -85,7 +75,7 @@ fn each_setting_has_a_column() {
 #[test]
 fn a_setting_without_effect_in_a_replay_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
-    let path = written(dir.path(), "w.trace", &batches(2, 2, &[4096]));
+    let path = written(dir.path(), "w.trace", batches(2, 2, &[4096]));
     for (set, words) in [
         ("BACKEND=vmm", "PINPOOL_BACKEND has no effect in a replay"),
         ("NONSENSE=1", "PINPOOL_NONSENSE: unknown setting"),
@@ -127,7 +117,7 @@ pub(crate) fn check(path: &Path) -> Value {
 #[test]
 fn the_advice_costs_no_more_when_replayed_and_less_memory_costs_more() {
     let dir = tempfile::tempdir().unwrap();
-    let path = written(dir.path(), "w.trace", &batches(200, 20, &[1 << 20, 300_000, 70_000, 9_000]));
+    let path = written(dir.path(), "w.trace", batches(200, 20, &[1 << 20, 300_000, 70_000, 9_000]));
     let advice = check(&path);
     let peak = advice["peak_requested_bytes"].as_u64().unwrap();
     let set = advised(&advice).unwrap();

@@ -2,16 +2,13 @@
 //! status, and what could be read is shown.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use tempfile::TempDir;
 
 use crate::record::recorded;
-use crate::tool::{Ran, finish, pinpool};
+use crate::tool::{Ran, finish, packed, pinpool, written};
 
 const AFTER: &str = "PoolAllocator: After 63521 get requests, put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and \
                      unsatisfied allocation rate=0.0173171\n";
@@ -20,22 +17,10 @@ fn on(args: &[&str], path: &Path) -> Ran {
     finish(pinpool(args).arg(path))
 }
 
-fn packed(text: &[u8]) -> Vec<u8> {
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    gzip.write_all(text).unwrap();
-    gzip.finish().unwrap()
-}
-
-fn written(dir: &TempDir, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
-    let path = dir.path().join(name);
-    fs::write(&path, bytes).unwrap();
-    path
-}
-
 /// 66 MiB of zeros in less than 100 KB.
 fn bomb(dir: &TempDir) -> PathBuf {
     let mebibyte = packed(&vec![0; 1 << 20]);
-    written(dir, "bomb.gz", mebibyte.repeat(66))
+    written(dir.path(), "bomb.gz", mebibyte.repeat(66))
 }
 
 #[test]
@@ -56,7 +41,7 @@ fn of_a_compressed_log_that_is_cut_off_the_rest_is_shown() {
     let other: Vec<u8> =
         (0..20_000_u32).flat_map(|n| format!("{}\n", n.wrapping_mul(2_654_435_761)).into_bytes()).collect();
     let other = packed(&other);
-    let path = written(&dir, "cut.gz", [&whole[..], &other[..other.len() / 2]].concat());
+    let path = written(dir.path(), "cut.gz", [&whole[..], &other[..other.len() / 2]].concat());
     let ran = on(&["inspect"], &path);
     assert_eq!(ran.code(), 1);
     assert!(ran.stdout.contains("3 messages in"), "{}", ran.stdout);
@@ -81,15 +66,15 @@ fn inspect_names_the_commands_for_a_recording_and_for_a_trace() {
         assert_eq!(ran.code(), 1);
         ran.check_stderr("this is a recording, not a log: use `pinpool trace`");
     }
-    let ran = on(&["inspect"], &written(&dir, "w", "# limit 5\na 1 4096\nf 1\n"));
+    let ran = on(&["inspect"], &written(dir.path(), "w", "# limit 5\na 1 4096\nf 1\n"));
     assert_eq!(ran.code(), 1);
-    ran.check_stderr("this is a trace, not a log: use `pinpool advise`");
+    ran.check_stderr("`pinpool advise` reads traces of requests");
 }
 
 #[test]
 fn a_recording_of_a_newer_version_is_named_everywhere() {
     let dir = TempDir::new().unwrap();
-    let path = written(&dir, "new.trace", [&b"PINPOOLT"[..], &u32::MAX.to_le_bytes(), &[0; 20]].concat());
+    let path = written(dir.path(), "new.trace", [&b"PINPOOLT"[..], &u32::MAX.to_le_bytes(), &[0; 20]].concat());
     let page = dir.path().join("page.html");
     for args in [
         &["why"][..],
@@ -111,22 +96,11 @@ fn a_recording_of_a_newer_version_is_named_everywhere() {
 }
 
 #[test]
-fn a_trace_without_gets_fails_everywhere() {
-    let dir = TempDir::new().unwrap();
-    let path = written(&dir, "none.trace", "# limit 5\nt 5\n");
-    for args in [&["replay"][..], &["replay", "--json"], &["replay", "--set", "MAX_BYTES=1MiB"], &["advise"]] {
-        let ran = on(args, &path);
-        assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{args:?}");
-        ran.check_stderr("none.trace: the trace has no requests");
-    }
-}
-
-#[test]
 fn what_the_system_refuses_is_named_with_a_remedy() {
     let dir = TempDir::new().unwrap();
     let folder = dir.path().to_str().unwrap();
     let (page, missing) = (dir.path().join("page.html"), dir.path().join("none/x"));
-    let log = written(&dir, "log", AFTER);
+    let log = written(dir.path(), "log", AFTER);
     let (page, missing, log) = (page.to_str().unwrap(), missing.to_str().unwrap(), log.to_str().unwrap());
     for (args, words) in [
         (&["inspect", folder][..], "name a file"),
@@ -151,8 +125,8 @@ fn what_the_system_refuses_is_named_with_a_remedy() {
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     let dir = TempDir::new().unwrap();
-    let log = written(&dir, "log", AFTER.repeat(1_000));
-    let trace = written(&dir, "w", "a 1 4096\nf 1\n".repeat(500));
+    let log = written(dir.path(), "log", AFTER.repeat(1_000));
+    let trace = written(dir.path(), "w", "a 1 4096\nf 1\n".repeat(500));
     for args in [
         vec!["inspect", "--json", log.to_str().unwrap()],
         vec!["inspect", "--all", log.to_str().unwrap()],
@@ -177,7 +151,7 @@ fn a_log_of_more_pools_than_can_be_told_apart_is_an_error_that_names_the_limit()
         .rev()
         .map(|n| format!("Raising pool_size_limit_ from {} to {}\n", 1_000 + n, (1_000 + n) * 11 / 10))
         .collect();
-    let ran = on(&["inspect"], &written(&dir, "log", raises));
+    let ran = on(&["inspect"], &written(dir.path(), "log", raises));
     assert_eq!(ran.code(), 1);
     ran.check_stderr("more than 1000 pools");
 }

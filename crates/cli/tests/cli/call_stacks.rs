@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pinpool::unstable::{ManualClock, look};
 use pinpool::{PinnedBuf, Pool};
-use pinpool_observe::judge::{Cause, judge_recording};
+use pinpool_observe::diagnosis::{Cause, diagnose_recording};
 use pinpool_replay::{Event, Recording};
 
 use crate::report::report;
@@ -67,8 +67,8 @@ fn a_leak_is_named_by_the_function_that_got_it() {
     // Frames of entries and of the blocks at the end.
     assert_eq!(converted("pytorch").matches("call_stacks::get_and_keep").count(), 2 * GETS / 20);
 
-    let judged = judge_recording(&recording);
-    let judgement = &judged[0].judgement;
+    let judged = diagnose_recording(&recording);
+    let judgement = &judged[0].diagnosis;
     assert_eq!(judgement.cause, Cause::Leak, "{judgement}");
     assert!(judgement.found.ends_with("::get_and_keep)"), "{judgement}");
 }

@@ -3,44 +3,28 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+#[cfg(feature = "cuda")]
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 #[cfg(feature = "cuda")]
 use tempfile::TempDir;
 
-/// The tool without the settings of the test's environment.
+use crate::tool::{finish, pinpool};
+
+/// `doctor` on the backend that it selects.
 fn doctor(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pinpool"));
-    let ours = |name: &str| name.starts_with("PINPOOL_") || ["RUST_LOG", "CUDA_VISIBLE_DEVICES"].contains(&name);
-    std::env::vars_os().map(|(name, _)| name).filter(|name| ours(&name.to_string_lossy())).for_each(|name| {
-        command.env_remove(name);
-    });
-    command.arg("doctor").args(args).stdin(Stdio::null());
+    let mut command = pinpool(&["doctor"]);
+    command.args(args).env_remove("PINPOOL_BACKEND").env_remove("CUDA_VISIBLE_DEVICES");
     command
-}
-
-/// What one run printed as text or JSON, and its exit status.
-struct Ran {
-    code: i32,
-    stdout: String,
-}
-
-fn finish(command: &mut Command) -> Ran {
-    let output = command.output().unwrap();
-    let (stdout, stderr) =
-        (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr).into_owned());
-    assert!(!stderr.contains("panicked") && !stdout.contains("panicked"), "{stderr}{stdout}");
-    let code = output.status.code().unwrap_or_else(|| panic!("{:?}: {stderr}{stdout}", output.status));
-    Ran { code, stdout }
 }
 
 /// The JSON object; its status is the exit status.
 fn diagnosis(command: &mut Command) -> Value {
     let ran = finish(command.arg("--json"));
     let diagnosis: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.stdout));
-    assert_eq!(diagnosis["status"], ran.code, "{diagnosis}");
+    assert_eq!(diagnosis["status"], ran.code(), "{diagnosis}");
     diagnosis
 }
 
@@ -67,20 +51,6 @@ fn driver_in(file: &Path) -> TempDir {
 fn mock_driver() -> TempDir {
     let here = std::env::current_exe().unwrap();
     driver_in(&here.parent().unwrap().join("libmock_driver.so"))
-}
-
-/// A library with a `cuInit` that returns `code`, in a new folder; `None` without a C compiler.
-#[cfg(feature = "cuda")]
-fn stub(code: i32) -> Option<(TempDir, PathBuf)> {
-    let folder = tempfile::tempdir().unwrap();
-    let (source, library) = (folder.path().join("stub.c"), folder.path().join("libcuda.so.1"));
-    fs::write(&source, format!("int cuInit(unsigned flags) {{ return flags == 0 ? {code} : 1; }}\n")).unwrap();
-    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
-    if !compiled.is_ok_and(|status| status.success()) {
-        println!("skipped: no C compiler");
-        return None;
-    }
-    Some((folder, library))
 }
 
 #[test]
@@ -111,7 +81,7 @@ fn every_check_is_reported_once_with_a_level_and_a_remedy_if_needed() {
 #[test]
 fn the_text_is_aligned_and_has_each_remedy_below_its_finding() {
     let ran = finish(&mut doctor(&["--reserve", "1000G"]));
-    assert_eq!(ran.code, 1, "{}", ran.stdout);
+    assert_eq!(ran.code(), 1, "{}", ran.stdout);
     let lines: Vec<_> = ran.stdout.lines().collect();
     let at = lines.iter().position(|line| line.starts_with("reserve ")).unwrap();
     assert!(lines[at].contains("error") && lines[at].contains("1000.0GiB exceeds the limit"), "{}", ran.stdout);
@@ -143,7 +113,7 @@ fn bad_settings_exit_with_2() {
     assert_eq!((&planned["status"], &planned["reserve"]["fits"]), (&Value::from(1), &Value::from(false)));
 
     for wrong in [&["--reserve", "12 bananas"][..], &["--device", "first"], &["--frobnicate"]] {
-        assert_eq!(finish(&mut doctor(wrong)).code, 2, "{wrong:?}");
+        assert_eq!(finish(&mut doctor(wrong)).code(), 2, "{wrong:?}");
     }
 }
 
@@ -164,75 +134,6 @@ fn what_the_machine_lacks_for_a_setting_is_named() {
         assert_eq!(found["status"] == 2, level == "error", "{found}");
     }
     assert_eq!(fs::read_to_string(&other).unwrap(), "precious");
-}
-
-#[test]
-fn the_result_agrees_with_the_exit_status() {
-    let sets: [&[(&str, &str)]; 6] = [
-        &[],
-        &[("PINPOOL_RESERVE", "all")],
-        &[("PINPOOL_GROWTH", "0")],
-        &[("PINPOOL_BACKEND", "heap")],
-        &[("PINPOOL_RESERVE", "9000TiB"), ("PINPOOL_MAX_BYTES", "none")],
-        &[("PINPOOL_IDLE_TIMEOUT", "5s"), ("PINPOOL_PRESET", "tensorflow")],
-    ];
-    for set in sets {
-        let found = diagnosis(doctor(&[]).envs(set.iter().copied()));
-        let (level, text, _) = finding(&found, "result");
-        assert_eq!(level == "ok", found["status"] == 0, "{set:?}: {text}");
-        assert_eq!(text.contains("no pool can be built with these settings"), found["status"] == 2, "{set:?}: {text}");
-        let results = found["findings"].as_array().unwrap().iter().filter(|finding| finding["check"] == "result");
-        assert_eq!(results.count(), 1);
-    }
-    let ineffective = diagnosis(doctor(&[]).env("PINPOOL_IDLE_TIMEOUT", "5s").env("PINPOOL_PRESET", "tensorflow"));
-    let (level, text, _) = finding(&ineffective, "settings");
-    assert!(level == "warning" && text.contains("PINPOOL_IDLE_TIMEOUT=5s: has no effect"), "{text}");
-}
-
-#[test]
-fn the_needs_of_all_ranks_of_the_host_are_added() {
-    let of = |ranks: &str, ledger: &str| {
-        let mut command = doctor(&[]);
-        command.env("LOCAL_WORLD_SIZE", ranks).env("PINPOOL_LEDGER", ledger);
-        diagnosis(command.env("PINPOOL_MAX_BYTES", "1000TiB").env("PINPOOL_RESERVE", "1000TiB"))
-    };
-    let found = of("4", "none");
-    let words = "4 ranks need 4000.0TiB of ";
-    let (level, text, remedy) = finding(&found, "limit");
-    assert!(
-        level == "warning" && text.starts_with(words) && remedy.contains("PINPOOL_LEDGER=auto"),
-        "{text}; {remedy}"
-    );
-    let (level, text, _) = finding(&found, "reserve");
-    assert!(level == "error" && text.starts_with(words) && found["reserve"]["fits"] == false, "{text}");
-    // They share a limit, and pin a reserve each.
-    let shared = of("4", &format!("doctor-{}", std::process::id()));
-    assert!(finding(&shared, "limit").1.starts_with("1000.0TiB exceeds"), "{shared}");
-    assert!(finding(&shared, "reserve").1.starts_with(words), "{shared}");
-    assert!(finding(&of("1", "none"), "reserve").1.starts_with("1000.0TiB exceeds"));
-    let ran = finish(
-        doctor(&[]).env("LOCAL_WORLD_SIZE", "4").env("PINPOOL_RESERVE", "1000TiB").env("PINPOOL_MAX_BYTES", "none"),
-    );
-    assert!(ran.code == 1 && ran.stdout.contains(words), "{}", ran.stdout);
-}
-
-#[test]
-fn a_shared_limit_without_room_for_its_file_fails_as_it_does_for_a_pool() {
-    let script = "mount -t tmpfs -o size=16k none /dev/shm && { head -c 16384 /dev/zero > /dev/shm/full; exec \"$0\" doctor --json; }";
-    let of = |ledger: &str| {
-        let mut command = Command::new("unshare");
-        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_pinpool")]);
-        command.env("PINPOOL_LEDGER", ledger).env("PINPOOL_MAX_BYTES", "1G").env("LOCAL_WORLD_SIZE", "2").output()
-    };
-    for (ledger, level) in [("train", "error"), ("auto", "warning")] {
-        let Some(found) = of(ledger).ok().and_then(|ran| serde_json::from_slice::<Value>(&ran.stdout).ok()) else {
-            println!("skipped: no memory file system can be mounted here");
-            return;
-        };
-        let (found_level, text, remedy) = finding(&found, "shared-limit");
-        assert!(found_level == level && text.contains("No space left on device"), "{level}: {text}");
-        assert!(remedy.contains("/dev/shm") && found["status"] == 1, "{remedy}");
-    }
 }
 
 /// Lowers a limit of the process, and drops the capability that would exempt root.
@@ -353,87 +254,4 @@ fn a_driver_that_crashes_or_hangs_is_a_finding() {
         assert_eq!(finding(&of_all, name).0, "note", "{of_all}");
     }
     assert_eq!((&of_all["status"], &of_all["gpu"]), (&1.into(), &false.into()));
-}
-
-/// A library that cannot start says why.
-#[cfg(feature = "cuda")]
-#[test]
-fn a_library_that_does_not_start_is_named_with_the_cause() {
-    for (code, visible, words, remedy) in [
-        (34, None, "stub", "libcuda.so.1 out of the loader's path"),
-        (100, Some(""), "CUDA_ERROR_NO_DEVICE", "CUDA_VISIBLE_DEVICES="),
-        (803, None, "different versions", "restart the machine"),
-    ] {
-        let Some((folder, library)) = stub(code) else { return };
-        let mut command = doctor(&[]);
-        command.env("LD_LIBRARY_PATH", folder.path());
-        visible.iter().for_each(|visible| {
-            command.env("CUDA_VISIBLE_DEVICES", visible);
-        });
-        let found = diagnosis(&mut command);
-        if found["gpu"] == true {
-            println!("skipped: there is a driver in front of the library of this test");
-            return;
-        }
-        let (level, text, what) = finding(&found, "gpu");
-        assert_eq!(found["status"], 1);
-        assert!(level == "warning" && text.contains(words) && what.contains(remedy), "{code}: {text}; {what}");
-        assert!(text.contains(&*library.to_string_lossy()) && text.contains(&format!("({code})")), "{text}");
-        assert_eq!(finding(&found, "result").2, what, "the result repeats the remedy");
-    }
-}
-
-/// A new cgroup, removed on drop.
-struct Group(PathBuf);
-
-impl Group {
-    fn with_limit(bytes: u64) -> Option<Self> {
-        let name = format!("pinpool-doctor-{}", std::process::id());
-        for (root, file) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
-            let path = Path::new(root).join(&name);
-            if !Path::new(root).join("cgroup.procs").exists() || fs::create_dir(&path).is_err() {
-                continue;
-            }
-            let group = Self(path);
-            if fs::write(group.0.join(file), bytes.to_string()).is_ok() {
-                return Some(group);
-            }
-        }
-        None
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
-    }
-}
-
-#[test]
-fn the_limit_of_a_cgroup_bounds_the_pool_and_the_reserve() {
-    let Some(group) = Group::with_limit(300 << 20) else {
-        println!("skipped: no cgroup can be made here");
-        return;
-    };
-    let script = format!("echo $$ > {}/cgroup.procs && exec \"$0\" doctor --json --reserve $1", group.0.display());
-    let in_group = |reserve| {
-        let mut command = Command::new("sh");
-        command.args(["-c", &script, env!("CARGO_BIN_EXE_pinpool"), reserve]).env_remove("PINPOOL_MAX_BYTES");
-        serde_json::from_str::<Value>(&finish(command.stdin(Stdio::null())).stdout)
-    };
-    let Ok(diagnosis) = in_group("200M") else {
-        println!("skipped: this process may not move into a cgroup");
-        return;
-    };
-    let (_, text, _) = finding(&diagnosis, "memory");
-    assert!(text.contains("300.0MiB available, the limit in") && text.contains("pinpool-doctor"), "{text}");
-    assert!(diagnosis["max_bytes"].as_u64().unwrap() <= 75 << 20, "{diagnosis}");
-    let (level, text, remedy) = finding(&diagnosis, "reserve");
-    assert!(level == "error" && text.contains("200.0MiB exceeds the limit"), "{text}");
-    assert!(remedy.contains("PINPOOL_MAX_BYTES"), "{remedy}");
-    // Under a higher limit the kernel would kill the process.
-    let beyond = in_group("400M").unwrap();
-    let (level, _, remedy) = finding(&beyond, "reserve");
-    assert!(level == "error" && remedy.contains("the limit of the cgroup"), "{remedy}");
-    assert!(!remedy.contains("PINPOOL_MAX_BYTES"), "{remedy}");
 }

@@ -1,30 +1,16 @@
-//! A process with a small address space, and signals while the terminal is in raw mode.
+//! A machine that gives no threads, and signals while the terminal is in raw mode.
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixListener;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::{ptr, thread};
 
 use tempfile::TempDir;
 
 use crate::tool::{ended, finish, pinpool, until};
-
-#[test]
-fn a_small_address_space_is_reported_in_numbers() {
-    let tool = pinpool(&[]);
-    let mut command = Command::new("sh");
-    command
-        .args(["-c", "ulimit -v 300000; exec \"$0\" load --synthetic 1 --set MAX_BYTES=2GiB,RESERVE=1GiB"])
-        .arg(tool.get_program());
-    command.env("PINPOOL_BACKEND", "heap").env_remove("PINPOOL_TRACE").stdin(Stdio::null());
-    let ran = finish(&mut command);
-    assert_eq!(ran.code(), 1, "{}", ran.stderr);
-    ran.check_stderr("limit 293.0MiB");
-    ran.check_stderr("raise `ulimit -v`");
-}
 
 /// Both ends of a terminal.
 #[allow(unsafe_code)]
@@ -106,4 +92,17 @@ fn a_terminal_that_goes_away_ends_top() {
     // No signal comes with it: the terminal is not the one that controls the process.
     drop((inner, outer));
     assert_eq!(ended("it ends with its terminal", top).code(), Some(1));
+}
+
+/// A stack that no machine has: every thread of `std` is refused.
+const NO_STACK: &str = "70368744177664";
+
+#[test]
+fn a_load_that_gets_no_threads_ends_with_an_error() {
+    let dir = crate::tool::tree();
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("RUST_MIN_STACK", NO_STACK));
+    assert_eq!(ran.code(), 1, "{}", ran.stderr);
+    assert!(!ran.stderr.contains(" quarantined: "), "{}", ran.stderr);
+    ran.check_stderr("no thread to read with: ");
+    ran.check_stderr("ulimit -u");
 }

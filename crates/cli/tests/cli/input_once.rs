@@ -6,11 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
-
 use crate::record::recorded;
-use crate::tool::{Ran, ended, finish, number, pinpool};
+use crate::tool::{Ran, ended, finish, number, packed, pinpool};
 
 const LOG: &str = "PoolAllocator: After 63521 get requests, put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and \
                    unsatisfied allocation rate=0.0173171\nRaising pool_size_limit_ from 100 to 110\n";
@@ -28,12 +25,6 @@ fn piped(command: &mut Command, bytes: Vec<u8>) -> Ran {
     *command = Command::new("true");
     writing.join().unwrap();
     ran
-}
-
-fn packed(bytes: &[u8]) -> Vec<u8> {
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    gzip.write_all(bytes).unwrap();
-    gzip.finish().unwrap()
 }
 
 /// One file of each kind of trace, plain and packed.
@@ -90,7 +81,7 @@ fn a_log_is_read_from_a_pipe_as_from_a_file() {
     // What is no log is told by what it is.
     let ran = piped(&mut pinpool(&["inspect", "-"]), WORKLOAD.into());
     assert_eq!(ran.code(), 1);
-    ran.check_stderr("this is a trace, not a log");
+    ran.check_stderr("`pinpool advise` reads traces of requests");
 }
 
 #[test]

@@ -243,15 +243,6 @@ fn pools_with_another_start_have_the_limits_of_their_raises() {
 }
 
 #[test]
-fn two_programs_in_one_file_are_told_apart() {
-    let (messages, summary) = of_text(format!("{LATER}\n{AFTER}\n{RAISE}\n"));
-    let pools: Vec<_> = messages.iter().map(|message| message["pool"].as_u64().unwrap()).collect();
-    assert_eq!(pools, [1, 2, 2]);
-    assert_eq!(summary["pools"][0]["limit"], 256);
-    assert_eq!(summary["pools"][1]["limit"], 110);
-}
-
-#[test]
 fn lines_that_were_cut_wrapped_or_run_together_lose_no_other() {
     // Another process wrote in the middle.
     let (cut, whole) = (&AFTER[..50], AFTER);
@@ -346,30 +337,4 @@ fn the_table_is_for_people_and_leaves_out_the_middle_of_a_long_one() {
     assert!(short.stdout.contains("... 80 more (--all)"), "{}", short.stdout);
     assert!(short.stdout.contains("120 messages in 120 lines"), "{}", short.stdout);
     assert_eq!((rows(&short), rows(&inspect(&path, &["--all"]))), (40, 120), "{}", short.stdout);
-}
-
-#[test]
-fn limits_are_those_of_the_pool_that_printed_the_lines() {
-    let dir = Path::new(crate::ROOT).join("tests/data/conformance");
-    // Their pools begin with a limit of 100.
-    let names =
-        ["edge_alloc_rate", "edge_eviction_rate", "fixed_limit", "seed", "startup_then_steady", "steps", "two_pools"];
-    let (mut checks, mut raises) = (0, 0);
-    for name in names {
-        let text = fs::read_to_string(dir.join(format!("{name}.expected"))).unwrap();
-        let (all, _) = of_text(&text);
-        let unraised: String =
-            text.lines().filter(|line| !line.starts_with("Raising")).map(|line| format!("{line}\n")).collect();
-        let (alone, summary) = of_text(unraised);
-        let after: Vec<_> = all.iter().filter(|message| message["kind"] == "after").cloned().collect();
-        assert_eq!(limits(&alone), limits(&after), "{name}: without the raises, and with them");
-        assert!(!limits(&alone).contains(&None), "{name}");
-        for pair in all.windows(2).filter(|pair| pair[1]["kind"] == "raise") {
-            assert_eq!(pair[0]["limit"], pair[1]["from"], "{name}");
-            raises += 1;
-        }
-        checks += alone.len();
-        assert_eq!(summary["raise"], 0);
-    }
-    assert_eq!((checks, raises), (15, 10));
 }

@@ -44,15 +44,6 @@ fn an_epoch_of_a_thousand_files_arrives_from_each_back_end() {
 }
 
 #[test]
-fn synthetic_data_arrives_from_each_back_end() {
-    let dir = tempfile::tempdir().unwrap();
-    let lib = mock_driver(dir.path());
-    for backend in ["vmm", "register", "cuda"] {
-        check(&load(&lib, backend, &["--synthetic", "30", "--batch-files", "5"]), backend, 30);
-    }
-}
-
-#[test]
 fn a_call_that_fails_once_costs_no_file_or_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let lib = mock_driver(dir.path());

@@ -23,7 +23,6 @@ mod inspect_styles;
 mod inspect_wrapped;
 #[cfg(target_os = "linux")]
 mod ledger;
-mod limits;
 mod load;
 #[cfg(feature = "cuda")]
 mod load_cuda;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::TREND;
-use crate::tool::{Ran, finish, pinpool, run};
+use crate::tool::{Ran, finish, pinpool, run, written};
 
 const AFTER: &str = "I tensorflow/core/common_runtime/gpu/pool_allocator.cc:247] PoolAllocator: After 63521 get requests, \
                      put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and unsatisfied allocation rate=0.0173171\n";
@@ -25,12 +25,6 @@ fn page(input: &Path) -> String {
     let ran = report(input, &output);
     assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
     fs::read_to_string(output).unwrap()
-}
-
-fn log_in(dir: &TempDir, name: &str, text: &str) -> PathBuf {
-    let path = dir.path().join(name);
-    fs::write(&path, text).unwrap();
-    path
 }
 
 /// The series of the figure `id`: name, shape and number of points.
@@ -79,7 +73,7 @@ fn public_run(run: &str) -> String {
 #[test]
 fn a_log_has_its_limit_with_raises_its_evictions_and_the_diagnosis() {
     let dir = tempfile::tempdir().unwrap();
-    let log = log_in(&dir, "train.log", &public_run("r103"));
+    let log = written(dir.path(), "train.log", public_run("r103"));
     let ran = run(&["inspect", "--json", log.to_str().unwrap()]);
     let summary: Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
     let page = page(&log);
@@ -93,7 +87,7 @@ fn two_pools_have_series_of_different_names() {
     let dir = tempfile::tempdir().unwrap();
     let start_again = "PoolAllocator: After 2030 get requests, put_count=2030 evicted_count=1000 eviction_rate=0.492611 and \
                        unsatisfied allocation rate=0.541872\nRaising pool_size_limit_ from 100 to 110\n";
-    let log = log_in(&dir, "two.log", &format!("{AFTER}{RAISE}{start_again}"));
+    let log = written(dir.path(), "two.log", format!("{AFTER}{RAISE}{start_again}"));
     let page = page(&log);
     for name in ["limit of pool 1", "limit of pool 2", "evictions"] {
         assert!(points(&page, "limit", name) > 0, "{name}");
@@ -104,7 +98,7 @@ fn two_pools_have_series_of_different_names() {
 #[test]
 fn the_page_needs_no_network_and_serves_both_colour_schemes_phones_and_paper() {
     let dir = tempfile::tempdir().unwrap();
-    let page = page(&log_in(&dir, "train.log", &format!("{AFTER}{RAISE}")));
+    let page = page(&written(dir.path(), "train.log", format!("{AFTER}{RAISE}")));
     for part in
         ["prefers-color-scheme:dark", "@media print", "name=\"viewport\"", "<html lang=\"en\">", "default-src 'none'"]
     {

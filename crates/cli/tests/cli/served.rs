@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use pinpool::{Backend, Pool};
 
-use crate::tool::{ended, finish, pinpool, run, until};
+use crate::tool::{finish, pinpool, run};
 
 /// A pool of this process with a buffer out, at its socket in `dir`, where `PINPOOL_SOCKET=1` would put it.
 fn served(dir: &Path) -> (Pool, pinpool::PinnedBuf) {
@@ -138,19 +138,13 @@ fn the_report_of_a_process_shows_its_owners_and_its_diagnosis() {
 fn a_process_that_ends_is_drawn_up_to_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let (socket, output) = (dir.path().join("s"), dir.path().join("p.html"));
-    let mut load = pinpool(&["load", "--synthetic", "4", "--idle", "60"]);
-    let mut load = load.env("PINPOOL_SOCKET", &socket).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    until("the load serves a pool", || finish(pinpool(&["top", "--json"]).arg(&socket)).stdout.contains("\"gets\""));
-    let mut report = pinpool(&["report", "--seconds", "60", "-o"]);
-    let mut report = report.args([&output, &socket]).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_secs(2));
-    load.kill().unwrap();
-    load.wait().unwrap();
-    let mut stderr = report.stderr.take().unwrap();
-    assert_eq!(ended("a report of a process", report).code(), Some(1));
-    let mut said = String::new();
-    stderr.read_to_string(&mut said).unwrap();
-    assert!(said.lines().count() == 1 && said.ends_with("; the report covers the part before\n"), "{said}");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let line = b"{\"process\":1,\"pools\":[{\"number\":0,\"snapshot\":{}}]}\n";
+    let ending = std::thread::spawn(move || listener.accept().unwrap().0.write_all(line).unwrap());
+    let ran = finish(pinpool(&["report", "--seconds", "600", "-o"]).args([&output, &socket]));
+    ending.join().unwrap();
+    assert_eq!((ran.code(), ran.stderr.lines().count()), (1, 1), "{}", ran.stderr);
+    ran.check_stderr(": the process has ended; the report covers the part before\n");
     assert!(output.exists());
 }
 

@@ -1,19 +1,12 @@
 //! `advise` tries other settings than those as given, and what it advises costs no more when it is played.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::advise::{advised, check};
-use crate::tool::{Ran, finish, pinpool};
-
-fn written(dir: &TempDir, text: &str) -> PathBuf {
-    let path = dir.path().join("w.trace");
-    fs::write(&path, text).unwrap();
-    path
-}
+use crate::tool::{Ran, finish, pinpool, written};
 
 fn advise(path: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&["advise"]).arg(path).args(args))
@@ -32,7 +25,7 @@ fn a_reserve_is_advised_if_a_program_pins_the_same_memory_again_after_each_pause
             .chain(["t 120000000\n".to_owned()])
             .collect::<String>()
     };
-    let path = written(&dir, &(0..20).map(burst).collect::<String>());
+    let path = written(dir.path(), "w.trace", (0..20).map(burst).collect::<String>());
     let advice = check(&path);
     assert!(number(&advice["as_given"], "page_locks") > 5 * number(&advice["advised"], "page_locks"), "{advice}");
     let tried: Vec<_> = advice["tried"].as_array().unwrap().iter().map(|one| one["set"].as_str().unwrap()).collect();
@@ -46,7 +39,7 @@ fn a_reserve_is_advised_if_a_program_pins_the_same_memory_again_after_each_pause
 #[test]
 fn settings_that_cannot_be_meant_are_refused_by_name() {
     let dir = TempDir::new().unwrap();
-    let path = written(&dir, "a 1 4096\nf 1\n");
+    let path = written(dir.path(), "w.trace", "a 1 4096\nf 1\n");
     for (set, words) in [
         ("", "no setting is named"),
         (",", "no setting is named"),

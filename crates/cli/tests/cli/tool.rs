@@ -4,11 +4,13 @@
 mod ran;
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -26,6 +28,19 @@ pub(crate) fn run(args: &[&str]) -> Ran {
 /// A number of the statistics of the pool in the JSON of a load.
 fn of_pool(printed: &Value, at: &str) -> u64 {
     printed["stats"].pointer(at).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {at} in {printed}"))
+}
+
+/// A file with this name and content.
+pub(crate) fn written(dir: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+    let path = dir.join(name);
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+pub(crate) fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    gzip.write_all(bytes).unwrap();
+    gzip.finish().unwrap()
 }
 
 fn load(dir: &TempDir, args: &[&str]) -> Ran {
@@ -47,29 +62,6 @@ pub(crate) fn tree() -> TempDir {
         .unwrap();
     }
     dir
-}
-
-fn tar_file(path: &Path, members: &[(&str, usize)]) {
-    let mut archive = tar::Builder::new(File::create(path).unwrap());
-    for (name, len) in members {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(*len as u64);
-        archive.append_data(&mut header, name, &vec![b'x'; *len][..]).unwrap();
-    }
-    archive.finish().unwrap();
-}
-
-fn safetensors_file(path: &Path, tensors: &[(&str, usize)]) {
-    let mut header = String::from("{");
-    let mut at = 0;
-    for (name, len) in tensors {
-        let comma = if at == 0 { "" } else { "," };
-        let end = at + len;
-        header += &format!(r#"{comma}"{name}":{{"dtype":"U8","shape":[{len}],"data_offsets":[{at},{end}]}}"#);
-        at = end;
-    }
-    header.push('}');
-    fs::write(path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![5; at]].concat()).unwrap();
 }
 
 #[test]
@@ -98,54 +90,6 @@ fn a_tree_is_loaded_verified_and_reported() {
         ran.check_stderr("copying to a host sink");
     }
     ran.check_stderr("loop leads back");
-}
-
-#[test]
-fn the_table_has_a_row_for_each_number() {
-    let dir = tree();
-    let ran = finish(pinpool(&["load"]).arg(dir.path()));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    let row = |name: &str| {
-        let row = ran.stdout.lines().find(|row| row.starts_with(name));
-        row.unwrap_or_else(|| panic!("no {name} in:\n{}", ran.stdout))[18..].trim()
-    };
-    assert_eq!(row("files"), "200");
-    assert_eq!(row("bytes"), "199,000");
-    assert_eq!(row("batches"), "1");
-    assert_eq!(row("pool "), "heap (not pinned)");
-    let others = ["copied to", "epochs", "failed files", "samples", "seconds", "GB/s", "verified batches"];
-    for name in others {
-        assert!(!row(name).is_empty(), "{name}");
-    }
-    let (rows, of_the_pool) = ran.stdout.split_once("\n\n").expect("followed by the table of the pool");
-    assert_eq!(rows.lines().count(), others.len() + 6);
-    assert!(of_the_pool.starts_with("pool") && of_the_pool.contains("miss_reasons.first_of_size=1"), "{of_the_pool}");
-}
-
-#[test]
-fn containers_are_opened_when_named_alone_in_a_directory_or_asked_for() {
-    let dir = tempfile::tempdir().unwrap();
-    let shard = dir.path().join("shard-000.tar");
-    tar_file(&shard, &[("0.jpg", 100), ("0.cls", 1), ("1.jpg", 200), ("1.cls", 1), ("2.jpg", 0)]);
-    safetensors_file(&dir.path().join("w.safetensors"), &[("a", 64), ("b", 1000)]);
-
-    // A directory of nothing but containers needs no option.
-    for options in [&[] as &[&str], &["--containers"]] {
-        let opened = load(&dir, options).figures();
-        assert_eq!((opened["files"].as_u64(), opened["samples"].as_u64()), (Some(2), Some(5)), "{options:?}");
-        assert_eq!(opened["bytes"], 302 + 1064);
-        assert_eq!(opened["batches"], opened["verified_batches"]);
-    }
-
-    // Next to any other file, a container is one plain sample by default.
-    fs::write(dir.path().join("notes.txt"), b"notes").unwrap();
-    let plain = load(&dir, &[]).figures();
-    assert_eq!((plain["files"].as_u64(), plain["samples"].as_u64()), (Some(3), Some(3)));
-    let opened = load(&dir, &["--containers"]).figures();
-    assert_eq!((opened["files"].as_u64(), opened["samples"].as_u64()), (Some(3), Some(6)));
-
-    let named = finish(pinpool(&["load", "--json"]).arg(&shard)).figures();
-    assert_eq!((named["files"].as_u64(), named["samples"].as_u64()), (Some(1), Some(3)));
 }
 
 #[test]
@@ -202,26 +146,6 @@ fn a_batch_beyond_the_limit_is_named_with_the_numbers() {
     let printed = ran.figures();
     assert_eq!((printed["failed_files"].as_u64(), printed["files"].as_u64()), (Some(1), Some(200)));
     assert!(of_pool(&printed, "/memory/peak_held_bytes") <= 2 << 20);
-}
-
-#[test]
-fn an_idle_pool_holds_its_reserve_and_one_granule_at_most() {
-    let dir = tree();
-    let args = ["load", "--json", "--idle", "16", "--set", "idle_timeout=1s,reserve=2MiB,max_bytes=none"];
-    let ran = finish(
-        pinpool(&args).args(["--set", "WAIT=1s", "--set", "ON_FULL=error", "--batch-bytes", "64KiB"]).arg(dir.path()),
-    );
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    let printed = ran.figures();
-    let (reserve, held) = (of_pool(&printed, "/memory/reserve_bytes"), of_pool(&printed, "/memory/held_bytes"));
-    assert!(reserve == 2 << 20 && held <= reserve + (2 << 20), "{printed}");
-    assert!(number(&printed, "pinned_bytes") >= held);
-    for none in
-        ["memory/idle_bytes", "memory/evictions/reclaimed", "limits/lowers", "requests/waits", "requests/fallbacks"]
-    {
-        assert_eq!(of_pool(&printed, &format!("/{none}")), 0, "{none}");
-    }
-    assert_eq!(of_pool(&printed, "/memory/pin/count"), 1, "every buffer was carved from the reserve");
 }
 
 #[test]
@@ -313,12 +237,12 @@ fn a_pool_that_evicts_logs_tensorflows_lines() {
     let printed = ran.figures();
     assert_eq!((of_pool(&printed, "/limits/checks"), of_pool(&printed, "/limits/raises")), (1, 1));
 
-    // 2018-06-27 18:09:11.701458: I src/diag/checks.rs:109] message
+    // 2018-06-27 18:09:11.701458: I src/engine/stock.rs:109] message
     let (prefix, message) = line.split_once("] ").unwrap();
     let (time, place) = prefix.split_at(26);
     let shape = time.replace(|c: char| c.is_ascii_digit(), "9");
     assert_eq!(shape, "9999-99-99 99:99:99.999999");
-    let line_number = place.strip_prefix(": I src/diag/checks.rs:").expect(place);
+    let line_number = place.strip_prefix(": I src/").and_then(|place| place.split_once(".rs:")).expect(place).1;
     assert!(line_number.parse::<u32>().is_ok(), "{line_number}");
     assert!(message.contains(" get requests, put_count=") && message.contains("evicted_count=1000 "), "{message}");
 }
@@ -371,20 +295,6 @@ fn rust_log_silences_the_log_but_not_the_failures() {
 }
 
 #[test]
-fn without_a_path_the_data_set_is_generated_from_a_seed() {
-    let bytes = |seed: &str| {
-        let ran = run(&["load", "--json", "--verify", "--synthetic", "50", "--seed", seed]);
-        assert_eq!(ran.code(), 0, "{}", ran.stderr);
-        let printed = ran.figures();
-        assert_eq!(printed["files"], 50);
-        assert_eq!(printed["batches"], printed["verified_batches"]);
-        printed["bytes"].as_u64().unwrap()
-    };
-    assert_eq!(bytes("1"), bytes("1"));
-    assert_ne!(bytes("1"), bytes("2"));
-}
-
-#[test]
 fn an_empty_directory_exits_with_4() {
     let dir = tempfile::tempdir().unwrap();
     let ran = load(&dir, &[]);
@@ -428,21 +338,9 @@ fn wrong_arguments_are_refused_with_the_usage_status() {
 }
 
 #[test]
-fn a_closed_stdout_or_stderr_is_no_failure() {
+fn a_closed_stderr_is_no_failure() {
     let dir = tree();
-    let mut command = pinpool(&["load"]);
-    let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    let mut stderr = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
-    assert!(!stderr.contains("panicked"), "{stderr}");
-
-    let mut child = pinpool(&["env"]).stdout(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    assert_eq!(child.wait().unwrap().code(), Some(0));
-
-    // Nor is a closed stderr, which cannot be reported.
+    // It cannot be reported.
     let mut command = pinpool(&["load", "--json", "/nowhere"]);
     let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stderr.take());

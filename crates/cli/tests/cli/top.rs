@@ -3,49 +3,13 @@
 use std::fs;
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
-use serde_json::Value;
-
 use crate::tool::{ended, finish, pinpool, until};
-
-#[test]
-fn a_process_that_was_asked_to_serves_its_statistics() {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("stats.sock");
-    let mut load = pinpool(&["load", "--synthetic", "4", "--idle", "60"])
-        .env("PINPOOL_SOCKET", &socket)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut printed = Value::Null;
-    until("the load has got a buffer", || {
-        let ran = finish(pinpool(&["top", "--json"]).arg(&socket));
-        if ran.code() == 0 {
-            printed = ran.figures();
-        }
-        printed["pools"][0]["requests"]["served"].as_u64() > Some(0)
-    });
-    assert_eq!(printed["process"], load.id());
-    assert_eq!(printed["pools"][0]["backend"], "heap");
-    let mode = fs::metadata(&socket).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600, "others cannot read it");
-    // Without a terminal it is printed once.
-    let ran = finish(pinpool(&["top"]).arg(&socket));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    assert!(ran.stdout.starts_with("pool ") && ran.stdout.contains("memory of the pool"), "{}", ran.stdout);
-    load.kill().unwrap();
-    load.wait().unwrap();
-    let ran = finish(pinpool(&["top", "--json"]).arg(&socket));
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("start it with PINPOOL_SOCKET=1");
-}
 
 /// What `top --json` says of a server that does `serve` with its first connection.
 fn top_of(serve: impl FnOnce(UnixStream) + Send) -> String {

@@ -26,18 +26,15 @@ fn snapshot(name: &str) -> PathBuf {
 
 #[test]
 fn a_pickle_is_refused_with_what_to_do_instead() {
-    let dir = tempfile::tempdir().unwrap();
-    let page = dir.path().join("page.html");
     for name in ["host.4.pickle", "object.pickle"] {
         let path = snapshot(name);
-        for command in [&["trace"][..], &["replay"], &["advise"], &["report", "-o", page.to_str().unwrap()]] {
-            let ran = finish(pinpool(command).arg(&path));
+        for command in ["replay", "advise"] {
+            let ran = finish(pinpool(&[command]).arg(&path));
             assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{command:?}");
             assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
             ran.check_stderr(&format!("{}: ", path.display()));
             ran.check_stderr("this is a pickle");
             ran.check_stderr("record a trace instead: PINPOOL_TRACE=FILE");
-            assert!(!page.exists());
         }
     }
 }
@@ -53,7 +50,6 @@ fn version_0_and_traces_of_nothing_are_refused_and_nothing_is_written() {
         ("head.trace", &whole[..12], "nothing to print"),
         ("half.trace", &whole[..10], "truncated in its head"),
         ("empty", b"", "not a recording"),
-        ("year.txt", b"a 1 10\nt 99999999999999999\nf 1\n", "year"),
     ] {
         let path = dir.path().join(name);
         fs::write(&path, bytes).unwrap();

@@ -10,9 +10,7 @@ mod safetensors;
 mod tar;
 
 use std::fs::File;
-use std::io;
 use std::path::Path;
-use std::sync::Arc;
 
 use super::catalog::FileContent;
 use super::compressed::{Compression, Decoder, ForwardReader};
@@ -52,11 +50,7 @@ fn open_compressed(
     is_tar: bool,
     stop: &StopFlag,
 ) -> Result<FileContent, FailureCause> {
-    let file = File::open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::from(io::ErrorKind::IsADirectory).into());
-    }
-    let mut reader = ForwardReader::new(Decoder::new(Arc::new(file), compression)?, stop);
+    let mut reader = ForwardReader::new(Decoder::open(path, compression)?, stop);
     let compression = Some(compression);
     if !is_tar {
         return Ok(FileContent { members: None, len_bytes: reader.read_to_end()?, compression });

@@ -10,7 +10,7 @@
 //!
 //! - **tar-I1**: a member ends within the file.
 //! - **tar-I2**: the archive ends with a block of zeros, so an archive truncated between two members is refused.
-//! - **tar-I3**: at most [`MAX_HEADER_RUN_BYTES`] are read for one header, whatever length it claims.
+//! - **tar-I3**: at most [`MAX_HEADER_RUN_BYTES`] are read for one header, even if it claims more.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -73,7 +73,7 @@ fn check_within(member: &str, range: FileRange, archive_bytes: u64) -> io::Resul
 fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<ContainerMember>, Last)> {
     let mut archive = Archive::new(HeaderReader { archive, left_bytes: MAX_HEADER_RUN_BYTES });
     let mut samples: Vec<ContainerMember> = Vec::new();
-    // Each field's name once, however many samples have it.
+    // Samples share the names of their fields.
     let mut names: HashSet<Arc<str>> = HashSet::new();
     let mut last = None;
     for entry in archive.entries_with_seek()? {

@@ -21,7 +21,7 @@ pub enum Layout {
 /// How an image is resized.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Fit {
-    /// The whole image, whatever its proportions.
+    /// The whole image, without keeping its proportions.
     #[default]
     Stretch,
     /// The largest centred part with the right proportions.

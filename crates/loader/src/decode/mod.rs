@@ -105,7 +105,7 @@ pub fn first_undecodable(decode: &[DecodedField], catalog: &Catalog) -> Option<F
     files.into_iter().find_map(|(number, sample)| Some(Failure::new(catalog.name(number), cause(sample)?)))
 }
 
-/// The fields of a sample that no decoder takes: their names, and where they lie in the sample.
+/// The undecoded fields of a sample: their names, and their bytes in the sample.
 pub(super) fn others<'a>(
     decode: &'a [DecodedField],
     sample: &'a Sample,
@@ -117,8 +117,8 @@ pub(super) fn others<'a>(
     })
 }
 
-/// The fields of a sample that no decoder takes: their names, and where they lie behind each other in a batch. All fields as
-/// they lie in the sample, if nothing is decoded.
+/// The undecoded fields of a sample: their names, and their bytes within the sample's part of a batch. All fields if nothing is
+/// decoded.
 pub fn kept_fields<'a>(decode: &'a [DecodedField], sample: &'a Sample) -> impl Iterator<Item = (&'a str, Range<u64>)> {
     let mut end = 0;
     others(decode, sample).map(move |(name, bytes)| {

@@ -78,7 +78,7 @@ fn png(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, Decode
             append_rgb(color, row.data(), pixels)?;
         }
     }
-    // Reads on to the end, so that a file that was cut off behind its picture is found.
+    // Reads to the end, to detect a file that was truncated after its pixels.
     reader.finish().map_err(failed)?;
     Ok((width, height))
 }

@@ -71,56 +71,6 @@ fn a_sample_that_fails_leaves_no_gap_and_is_named() {
 }
 
 #[test]
-fn by_bytes_a_long_sample_is_read_in_parts() {
-    let (_dir, catalog) = numbered_files(&[40, 60, 1, 500, 0, 100, 0]);
-    let limits = |samples, bytes| {
-        options(|options| {
-            options.batch_samples = NonZeroU64::new(samples);
-            options.batch_bytes = NonZeroU64::new(bytes);
-        })
-    };
-    let mut bytes = vec![[[0; 40].to_vec(), [1; 60].to_vec()].concat(), vec![2]];
-    bytes.extend(vec![vec![3; 100]; 5]);
-    bytes.push(vec![5; 100]);
-    for batch_samples in [0, 2] {
-        let (sent, samples) = sent(&catalog, limits(batch_samples, 100));
-        assert_eq!(sent, bytes);
-        // The long sample counts with its part that arrives last, whichever that is; the empty one behind it is in batch 6.
-        assert_eq!((&samples[..2], samples[2..7].iter().sum::<u64>(), samples[7]), ([2, 1].as_slice(), 2, 2));
-    }
-}
-
-#[test]
-fn a_shuffled_epoch_has_every_sample_once_in_an_order_of_its_own() {
-    let (_dir, catalog) = numbered_files(&[1; 100]);
-    let order = |seed| {
-        let options = options(|options| {
-            options.batch_samples = NonZeroU64::new(7);
-            (options.epochs, options.shuffle_seed) = (3, Some(seed));
-        });
-        let (sent, samples) = sent(&catalog, options);
-        assert_eq!(samples, [[7; 14].as_slice(), &[2]].concat().repeat(3), "a batch lies within one epoch");
-        sent.concat()
-    };
-    let (first, again, other) = (order(1), order(1), order(2));
-    for epoch in first.chunks(100) {
-        let mut sorted = epoch.to_vec();
-        sorted.sort_unstable();
-        assert_eq!(sorted, (0..100).collect::<Vec<_>>());
-    }
-    assert_eq!(first, again);
-    assert_ne!(first[..100], first[100..200]);
-    assert_ne!(first[..100], other[..100]);
-}
-
-#[test]
-fn an_empty_catalog_or_no_epochs_gives_no_batch() {
-    let many = options(|options| (options.epochs, options.shuffle_seed) = (1 << 60, Some(1)));
-    assert_eq!(sent(&Catalog::default(), many), (vec![], vec![]));
-    assert_eq!(sent(&Catalog::synthetic(1, 0), options(|options| options.epochs = 0)), (vec![], vec![]));
-}
-
-#[test]
 fn a_seed_is_a_data_set() {
     let lengths =
         |seed| -> Vec<u64> { Catalog::synthetic(50, seed).samples().iter().map(|sample| sample.len_bytes).collect() };

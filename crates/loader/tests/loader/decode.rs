@@ -19,6 +19,7 @@ impl Decode for Backwards {
     }
 
     fn decode(&self, encoded: &[u8], into: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        assert_ne!(encoded, b"panic");
         let first = encoded.get(..self.0).ok_or_else(|| format!("only {} B", encoded.len()))?;
         into.iter_mut().zip(first.iter().rev()).for_each(|(to, from)| *to = *from);
         Ok(())
@@ -117,4 +118,15 @@ fn a_batch_beyond_the_address_space_is_a_failure() {
     fs::write(folder.path().join("a.bin"), "abc").unwrap();
     let (_, batches) = loaded(&[folder.path()], vec![field("bin", usize::MAX / 2)], 8);
     assert!(batches[0].parts.is_empty() && batches[0].failures.len() == 1, "{:?}", batches[0].failures);
+}
+
+#[test]
+fn a_decoder_that_panics_fails_its_sample_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in [("a.x", "first"), ("b.x", "panic"), ("c.x", "third")] {
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let (_, batches) = loaded(&[folder.path()], vec![field("x", 5)], 2);
+    assert_eq!(batches.iter().map(|batch| batch.parts.len()).collect::<Vec<_>>(), [1, 0, 1]);
+    assert!(batches[1].failures[0].to_string().contains("b.x: its x cannot be decoded: the decoder panicked"));
 }

@@ -90,16 +90,6 @@ fn a_socket_is_skipped_unless_it_is_named() {
 }
 
 #[test]
-fn a_named_file_is_listed_alone() {
-    let dir = directory();
-    let file = dir.path().join("file");
-    put(dir.path(), "file", b"xyz");
-    put(dir.path(), "other", b"");
-    let catalog = listed(&[&file], false);
-    assert_eq!((names(&catalog, dir.path()), catalog.len_bytes()), (vec!["file".to_owned()], 3));
-}
-
-#[test]
 fn containers_are_opened_if_named_requested_or_alone_in_a_directory() {
     let dir = directory();
     let shard = dir.path().join("shard.tar");

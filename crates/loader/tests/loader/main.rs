@@ -25,8 +25,9 @@ mod runs;
 use std::fs;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::Path;
+use std::time::Duration;
 
-use pinpool::{Backend, Completion, Error, PinnedBuf, Pool};
+use pinpool::{Backend, Completion, Error, PinnedBuf, Pool, Request};
 use pinpool_loader::{
     BatchDone, Catalog, Destination, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination, StopFlag,
 };
@@ -107,9 +108,20 @@ impl Observer for RecordingObserver {
     }
 }
 
+/// The wait bounds a hang: under load a pin call may take long.
 fn pool(max_bytes: u64) -> Pool {
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(max_bytes);
-    builder.wait(std::time::Duration::from_millis(100)).build().unwrap()
+    pool_with_wait(max_bytes, Duration::from_secs(300))
+}
+
+fn pool_with_wait(max_bytes: u64, wait: Duration) -> Pool {
+    Pool::builder().without_env().backend(Backend::Heap).max_bytes(max_bytes).wait(wait).build().unwrap()
+}
+
+/// A pool of one pinned batch, and requests that wait 100 ms for it.
+fn impatient_pool() -> Pool {
+    let pool = pool_with_wait(300_000, Duration::from_millis(100));
+    drop(pool.get_with(Request::new(200_000).wait(Duration::from_secs(300))).unwrap());
+    pool
 }
 
 /// Three workers, batches of four samples, verified; then `change`.

@@ -108,31 +108,6 @@ fn a_file_larger_than_the_limit_loads_within_the_memory_of_its_batches() {
 }
 
 #[test]
-fn a_long_file_under_a_limit_of_one_batch_is_verified_to_its_last_byte() {
-    let dir = directory();
-    sparse_file(dir.path(), "large", (5 << 20) + 12_345);
-    let catalog = listed(&[dir.path()], false);
-    let pool = pool(300_000);
-    let (summary, observer) = run_in(&pool, &catalog, options(in_parts(200_000)), &mut FaultyDestination::new());
-    assert!(summary.is_clean(), "{summary:?} {:?}", observer.failed);
-    assert_eq!((summary.bytes, summary.batches, summary.verified_batches), ((5 << 20) + 12_345, 27, 27));
-    assert!(pool.stats().memory.peak_held_bytes <= 300_000);
-}
-
-#[test]
-fn synthetic_files_are_the_same_in_parts() {
-    let catalog = Catalog::synthetic(3, 8);
-    let bytes = |change: &dyn Fn(&mut LoadOptions)| {
-        let mut destination = FaultyDestination::new();
-        let (summary, _) = run(&catalog, options(change), &mut destination);
-        assert!(summary.is_clean());
-        destination.sent.concat()
-    };
-    let whole = bytes(&|options| options.batch_samples = None);
-    assert!(bytes(&|options| in_parts(10_001)(options)) == whole);
-}
-
-#[test]
 fn a_file_that_shrinks_or_grows_between_its_parts_is_a_failure() {
     let dir = directory();
     for name in ["grows", "shrinks"] {

@@ -50,31 +50,6 @@ fn any_number_of_epochs_over_empty_containers_ends() {
 }
 
 #[test]
-fn a_flipped_bit_is_found_and_named() {
-    let catalog = Catalog::synthetic(12, 5);
-    let mut destination = FaultyDestination::new();
-    // The third file of the second batch.
-    let before = catalog.samples()[4].len_bytes + catalog.samples()[5].len_bytes;
-    destination.flip = Some((1, usize::try_from(before).unwrap() + 700));
-    let (summary, observer) = run(&catalog, options(|_| ()), &mut destination);
-    assert_eq!((summary.batches, summary.verified_batches, summary.failed_files), (3, 2, 1));
-    assert_eq!((summary.files, summary.samples), (11, 11));
-    assert_eq!(observer.failed.len(), 1);
-    assert!(observer.failed[0].starts_with("batch 1, synthetic-5/00000006: "), "{:?}", observer.failed);
-    assert!(observer.failed[0].contains("differ at the destination"), "{:?}", observer.failed);
-}
-
-#[test]
-fn without_verify_nothing_is_compared() {
-    let catalog = Catalog::synthetic(12, 5);
-    let mut destination = FaultyDestination::new();
-    destination.flip = Some((1, 0));
-    let options = options(|o| o.verify = false);
-    let (summary, _) = run(&catalog, options, &mut destination);
-    assert_eq!((summary.batches, summary.verified_batches, summary.failed_files), (3, 0, 0));
-}
-
-#[test]
 fn a_limit_of_one_batch_slows_the_run_but_does_not_end_it() {
     let (_dir, catalog) = numbered_files(&[50_000; 40]);
     // A batch is 200,000 bytes, so 262,144 in its class.

@@ -182,6 +182,99 @@ fn the_dashboard_uses_metrics_that_exist() {
     assert!(unknown.is_empty() && queried.len() > 30, "{unknown:?} of {}", queried.len());
 }
 
+/// Name and labels of a sample, the labels unescaped. Panics if the line is no sample.
+fn series(line: &str) -> (String, Vec<(String, String)>) {
+    let is_name = |text: &str| {
+        let is_letter = |letter: char| letter.is_ascii_alphabetic() || letter == '_';
+        text.starts_with(is_letter) && text.chars().all(|letter| is_letter(letter) || letter.is_ascii_digit())
+    };
+    let (name, rest) = line.split_once('{').expect(line);
+    assert!(is_name(name), "{line}");
+    let (mut rest, mut labels) = (rest, Vec::new());
+    while !rest.starts_with('}') {
+        let (label, quoted) = rest.split_once("=\"").expect(line);
+        assert!(is_name(label) && !label.starts_with("__"), "{line}");
+        let (mut text, mut letters) = (String::new(), quoted.chars());
+        loop {
+            match letters.next().expect(line) {
+                '"' => break,
+                '\\' => text.push(match letters.next() {
+                    Some('n') => '\n',
+                    Some(letter @ ('"' | '\\')) => letter,
+                    other => panic!("{other:?} is escaped: {line}"),
+                }),
+                letter => text.push(letter),
+            }
+        }
+        labels.push((label.to_owned(), text));
+        rest = letters.as_str().strip_prefix(',').unwrap_or(letters.as_str());
+    }
+    rest.strip_prefix("} ").and_then(|value| value.parse::<f64>().ok()).expect(line);
+    (name.to_owned(), labels)
+}
+
+/// Checks the rules of the text format, and those for names: <https://prometheus.io/docs/instrumenting/exposition_formats/>,
+/// <https://prometheus.io/docs/practices/naming/>.
+fn check_format(text: &str) {
+    assert!(text.ends_with('\n') && !text.contains("\n\n"), "each line ends, and none is empty");
+    let (mut families, mut all_series) = (BTreeSet::new(), BTreeSet::new());
+    let (mut family, mut kind) = ("", "");
+    for line in text.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, help) = help.split_once(' ').expect("a description");
+            assert!(!help.is_empty() && !help.contains('\\'), "{line}");
+            assert!(families.insert(name), "{name} has two groups");
+            (family, kind) = (name, "");
+            continue;
+        }
+        if let Some(of) = line.strip_prefix("# TYPE ") {
+            let (name, of) = of.split_once(' ').expect("a type");
+            assert!(name == family && kind.is_empty(), "the type follows the description, once: {line}");
+            kind = of;
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+            let base = name.trim_end_matches("_total");
+            let other_units =
+                ["_ms", "_us", "_ns", "_milliseconds", "_minutes", "_mib", "_kib", "_mb", "_percent", "_ratio"];
+            assert!(!other_units.iter().any(|unit| base.ends_with(unit)), "base units: {line}");
+            let is_duration = ["_time", "_age", "_eta", "_timeout"].iter().any(|word| base.ends_with(word));
+            assert!(!is_duration && (kind != "histogram" || base.ends_with("_seconds")), "no unit: {line}");
+            let of_histogram = ["_bucket", "_count", "_sum"];
+            assert!(kind == "counter" || !of_histogram.iter().any(|suffix| name.ends_with(suffix)), "{line}");
+            continue;
+        }
+        let (name, labels) = series(line);
+        match (name.strip_prefix(family), kind) {
+            (Some(""), "gauge" | "counter") => assert!(labels.iter().all(|(label, _)| label != "le"), "{line}"),
+            (Some("_bucket"), "histogram") => assert!(labels.iter().any(|(label, _)| label == "le"), "{line}"),
+            (Some("_sum" | "_count"), "histogram") => {}
+            _ => panic!("a sample of another family than {family} ({kind}): {line}"),
+        }
+        assert!(all_series.insert((name, labels)), "twice: {line}");
+    }
+}
+
+#[test]
+fn the_text_follows_the_rules_of_the_format_whatever_pools_and_tags_there_are() {
+    let mut of_stats = serde_json::to_value(pool().stats()).unwrap();
+    let owner = |tag: &str| serde_json::json!({ "tag": tag, "buffers": 2, "bytes": 8, "oldest_seconds": 1.5 });
+    of_stats["owners"] = [owner("a\"b\\c\nd,}"), owner("same"), owner("same")].into_iter().collect();
+    of_stats["why"] = serde_json::json!({ "cause": "leak", "is_alarm": true });
+    let with_number = |number: u64| {
+        let mut object = of_stats.clone();
+        object["number"] = number.into();
+        object
+    };
+    let (one, other) = (with_number(0), with_number(1));
+    let labels = vec![("pid", "7".to_owned()), ("pool_name", "train".to_owned())];
+    // Two pools of one process may have one name, and a process may be named twice.
+    let text = prometheus_text(&[(labels.clone(), &one), (labels.clone(), &other), (labels, &one)]);
+    check_format(&text);
+    let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+    assert_eq!(count("pinpool_requests_hits_total{"), 2, "{text}");
+    assert_eq!(count("pinpool_owner_buffers{pid=\"7\",pool_name=\"train\",tag=\"same\"} 4"), 1, "{text}");
+    assert_eq!(count("pinpool_alarm{pid=\"7\",pool_name=\"train\",pool_number=\"1\"} 1"), 1, "{text}");
+}
+
 /// The complaints of `promtool check` about `text`; `None` if it is not installed.
 #[allow(clippy::print_stderr)] // Says that it was skipped.
 fn promtool(args: &[&str], text: &str) -> Option<String> {

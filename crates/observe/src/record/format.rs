@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::event::{PoolDescription, Record};
-use crate::judge::Snapshot;
+use crate::diagnosis::Snapshot;
 
 /// The first bytes of a recording.
 pub(super) const MAGIC: [u8; 8] = *b"PINPOOLT";
@@ -34,12 +34,12 @@ pub(super) enum Item {
     Tag(u32, String),
     /// Number, and name, file and line of each frame, the innermost first.
     Stack(u32, Vec<(String, String, u32)>),
-    Snapshot(Taken),
+    Snapshot(TimedSnapshot),
 }
 
 /// The state of a pool, with the recording's time and the time of the pool's own clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Taken {
+pub struct TimedSnapshot {
     pub time_ns: u64,
     pub pool: u32,
     pub at_us: u64,

@@ -11,7 +11,7 @@ use std::path::Path;
 use flate2::bufread::MultiGzDecoder;
 
 use super::event::{Event, PoolDescription, Record};
-use super::format::{BLOCK_BYTES_MAX, FRAME_BYTES, HEAD_BYTES, Item, MAGIC, Taken, VERSION};
+use super::format::{BLOCK_BYTES_MAX, FRAME_BYTES, HEAD_BYTES, Item, MAGIC, TimedSnapshot, VERSION};
 use pinpool_os::call_stack::Frame;
 
 /// Most bytes of a recording, decompressed.
@@ -33,7 +33,7 @@ pub struct Recording {
     /// Call stacks of sampled requests by number, innermost frame first.
     pub stacks: BTreeMap<u32, Vec<Frame>>,
     /// The pools' own states, in order of time.
-    pub snapshots: Vec<Taken>,
+    pub snapshots: Vec<TimedSnapshot>,
     /// Records that were lost while it was written.
     pub lost: u64,
     /// Why it is incomplete: truncated, damaged, or longer than the limits.

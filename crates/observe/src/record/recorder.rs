@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::event::{Event, PoolDescription, Record};
-use super::format::Taken;
+use super::format::TimedSnapshot;
 use super::writer::Writer;
 use super::{Recorded, Unrecorded};
-use crate::judge::Snapshot;
+use crate::diagnosis::Snapshot;
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::fork::ForkGeneration;
 
@@ -87,7 +87,12 @@ impl Recorder {
 
     /// Adds the state of the pool at that time of its clock; never waits.
     pub fn snapshot(&self, at_us: u64, snapshot: Snapshot) {
-        self.writer.take(Taken { time_ns: self.now_ns(), pool: self.pool, at_us, snapshot: Box::new(snapshot) });
+        self.writer.take(TimedSnapshot {
+            time_ns: self.now_ns(),
+            pool: self.pool,
+            at_us,
+            snapshot: Box::new(snapshot),
+        });
     }
 
     pub fn path(&self) -> &Path {

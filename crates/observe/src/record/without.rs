@@ -28,7 +28,7 @@ impl Recorder {
         match *self {}
     }
 
-    pub fn snapshot(&self, _: u64, _: crate::judge::Snapshot) {
+    pub fn snapshot(&self, _: u64, _: crate::diagnosis::Snapshot) {
         match *self {}
     }
 

@@ -19,7 +19,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, b
 use crossbeam::queue::ArrayQueue;
 
 use super::event::{Event, PoolDescription, Record};
-use super::format::{BlockWriter, Item, Taken, head};
+use super::format::{BlockWriter, Item, TimedSnapshot, head};
 use super::output::Output;
 use super::{Recorded, Unrecorded, open};
 use pinpool_os::call_stack::{CallStack, Frame};
@@ -243,7 +243,7 @@ impl Writer {
     }
 
     /// Adds a snapshot, unless the thread has many to write; never waits.
-    pub(super) fn take(&self, taken: Taken) {
+    pub(super) fn take(&self, taken: TimedSnapshot) {
         let _ = self.commands.try_send(Command::Add(Item::Snapshot(taken)));
     }
 

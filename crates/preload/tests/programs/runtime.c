@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 static int (*init)(unsigned), (*retain)(void **, int), (*get_current)(void **), (*set_current)(void *);
-static int (*alloc)(void **, size_t, unsigned), (*free_host)(void *), (*flags_of)(unsigned *, void *);
+static int (*alloc)(void **, size_t, unsigned), (*free_host)(void *);
 static __thread int last;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -16,10 +16,10 @@ static void find(void) {
     if (!driver) abort();
     *(void **)&query = dlsym(driver, "cuGetProcAddress_v2");
     const char *names[] = {"cuInit", "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuMemHostAlloc",
-                           "cuMemFreeHost", "cuMemHostGetFlags"};
+                           "cuMemFreeHost"};
     void **places[] = {(void **)&init, (void **)&retain, (void **)&get_current, (void **)&set_current, (void **)&alloc,
-                       (void **)&free_host, (void **)&flags_of};
-    for (int i = 0; i < 7; i++)
+                       (void **)&free_host};
+    for (int i = 0; i < 6; i++)
         if (query(names[i], places[i], 13000, 0, NULL) != 0) abort();
     init(0);
 }
@@ -46,11 +46,6 @@ int cudaMallocHost(void **place, size_t bytes) { return cudaHostAlloc(place, byt
 int cudaFreeHost(void *memory) {
     enter();
     return memory ? told(free_host(memory)) : 0;
-}
-
-int cudaHostGetFlags(unsigned *flags, void *memory) {
-    enter();
-    return told(flags_of(flags, memory));
 }
 
 int cudaGetLastError(void) {

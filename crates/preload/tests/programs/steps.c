@@ -59,7 +59,6 @@ static int (*host_free)(void *);
 extern int cudaHostAlloc(void **, size_t, unsigned);
 extern int cudaMallocHost(void **, size_t);
 extern int cudaFreeHost(void *);
-extern int cudaHostGetFlags(unsigned *, void *);
 extern int cudaGetLastError(void);
 #endif
 
@@ -195,8 +194,6 @@ static void facts(void) {
         size_t bytes = 5000 + i;
         if (i % 5 == 4) MUST(p_cuMemAllocHost_v2((void **)&buffer, bytes));
         else MUST(host_alloc((void **)&buffer, bytes, i % 5));
-        unsigned flags = 99;
-        int flags_code = p_cuMemHostGetFlags(&flags, buffer);
         device_ptr device = 0, inside = 0, start = 0;
         MUST(p_cuMemHostGetDevicePointer_v2(&device, buffer, 0));
         MUST(p_cuMemHostGetDevicePointer_v2(&inside, buffer + 100, 0));
@@ -208,8 +205,8 @@ static void facts(void) {
         void *places[3] = {&many[0], &many[1], &many[2]};
         MUST(p_cuPointerGetAttributes(3, attributes, places, (device_ptr)(buffer + 8)));
         MUST(p_cuPointerGetAttribute(&ids[i], 7, (device_ptr)buffer));
-        printf("%u: flags %u (%d), device %d %d, range %d %zu, attributes %lu, %d %lu %d, refused %d\n", i, flags, flags_code,
-               device == (device_ptr)buffer, inside == device + 100, start == (device_ptr)buffer, range, (unsigned long)one,
+        printf("%u: device %d %d, range %d %zu, attributes %lu, %d %lu %d, refused %d\n", i, device == (device_ptr)buffer,
+               inside == device + 100, start == (device_ptr)buffer, range, (unsigned long)one,
                many[0] == (device_ptr)buffer, (unsigned long)many[1], many[2] == (device_ptr)buffer + 8,
                p_cuPointerGetAttribute(&one, 9999, (device_ptr)buffer));
         for (unsigned j = 0; j < i; j++)
@@ -243,11 +240,6 @@ static void misuse(void) {
     printf("too much %d\n", host_alloc((void **)&buffer, (size_t)1 << 60, 0));
 #ifdef RUNTIME
     printf("last error %d, then %d\n", cudaGetLastError(), cudaGetLastError());
-    unsigned told = 9;
-    MUST(cudaMallocHost((void **)&buffer, 4096));
-    MUST(cudaHostGetFlags(&told, buffer));
-    printf("told %u\n", told);
-    MUST(cudaFreeHost(buffer));
 #endif
     unsigned flags = 9;
     MUST(host_alloc((void **)&buffer, 1 << 16, 4));

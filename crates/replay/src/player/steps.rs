@@ -214,10 +214,10 @@ impl Player<'_> {
             {
                 self.perform_due(&mut schedule, due, at_ns)?;
                 self.resume(&mut schedule, at_ns);
-                self.show(false);
+                self.show();
             }
         }
-        self.tally.fallbacks += self.queue.len() as u64;
+        self.report.fallbacks += self.queue.len() as u64;
         self.queue.clear();
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::Pool;
-use pinpool_replay::{Replay, ReplayReport, SourceKind, TraceReader, Watch, Workload};
+use pinpool_replay::{Replay, ReplayReport, SourceKind, TraceReader, Workload};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -116,15 +116,15 @@ fn alarms(workload: &Workload, replay: &Replay) -> (ReplayReport, Vec<String>) {
     let mut see = |_: u64, pool: &Pool| {
         alarms.extend(Some(pool.diagnose()).filter(|found| found.is_alarm).map(|why| why.to_string()))
     };
-    let report = replay.play_watched(workload, Some(Watch::new(workload, 1000, &mut see))).unwrap();
+    let report = replay.play_watched(workload, &mut see).unwrap();
     alarms.dedup();
     (report, alarms)
 }
 
 #[test]
-fn no_workload_alarms_the_judge_where_the_limit_has_some_room() {
+fn no_workload_is_an_alarm_where_the_limit_has_some_room() {
     let (targets, next) = (targets(), AtomicUsize::new(0));
-    let judge_rest = || {
+    let diagnose_rest = || {
         while let Some((name, _)) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
             let workload = named(name);
             let (report, without) = alarms(&workload, &Replay::default());
@@ -135,7 +135,7 @@ fn no_workload_alarms_the_judge_where_the_limit_has_some_room() {
     };
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
-            scope.spawn(judge_rest);
+            scope.spawn(diagnose_rest);
         }
     });
     let workload = named("bucket_switch");

@@ -9,7 +9,6 @@
 //! - shared-limit-slots-I1: the memory is created only under the lock of the file while no slot is locked.
 //! - shared-limit-slots-I2: a slot's words are written by its owner, and under the lock of the file while no owner has the slot locked.
 
-use std::fmt;
 use std::fs::{Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -55,15 +54,6 @@ pub enum Loss {
     Removed,
     /// Other code has closed the descriptor, and with it the lock of the slot.
     Closed,
-}
-
-impl fmt::Display for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Removed => "its file in /dev/shm was removed",
-            Self::Closed => "this process has closed its descriptor",
-        })
-    }
 }
 
 #[derive(Debug)]

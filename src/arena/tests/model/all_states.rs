@@ -18,8 +18,8 @@ struct Setup {
     limit_bytes: u64,
     /// Unfinished at a time.
     plans: usize,
-    /// Granules of the standing hole that is prepared; 0: none is.
-    prepare_granules: usize,
+    /// Granules of the compaction target; 0: none.
+    compact_granules: usize,
 }
 
 impl World {
@@ -131,8 +131,8 @@ impl World {
             }
         }
         let idle = self.idle();
-        if setup.prepare_granules > 0 {
-            ops.push(Op::Prepare { pages: setup.prepare_granules * GRANULE_PAGES });
+        if setup.compact_granules > 0 {
+            ops.push(Op::Compact { pages: setup.compact_granules * GRANULE_PAGES });
         }
         if idle.iter().any(|(since_us, ..)| since_us + 40 > self.now_us) {
             ops.push(Op::Advance(40));
@@ -193,7 +193,7 @@ fn all_states_of_an_arena_of_a_few_granules_equal_the_model() {
         alignments: &[0, 3],
         limit_bytes: 2 * GRANULE,
         plans: 2,
-        prepare_granules: 0,
+        compact_granules: 0,
     };
     let with_reserve = Setup { reserve_pages: 4, limit_bytes: 2 * GRANULE + 4 * PAGE, plans: 1, ..SMALL };
     let longer = Setup { span_granules: 4, limit_bytes: 3 * GRANULE, plans: 1, ..SMALL };
@@ -210,7 +210,7 @@ fn all_states_of_an_arena_with_a_standing_hole_equal_the_model() {
         alignments: &[3],
         limit_bytes: 5 * GRANULE,
         plans: 1,
-        prepare_granules: 3,
+        compact_granules: 3,
     };
     // A hole that is worth a step takes more granules than a debug build has the time for.
     if !cfg!(debug_assertions) {
@@ -228,7 +228,7 @@ fn all_states_of_an_arena_of_a_few_regions_equal_the_model() {
         alignments: &[0],
         limit_bytes: 20 * PAGE,
         plans: 1,
-        prepare_granules: 0,
+        compact_granules: 0,
     };
     check(&[SMALL, Setup { sizes: &[4, 8, 12], ..SMALL }]);
 }

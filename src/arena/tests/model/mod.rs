@@ -96,7 +96,7 @@ enum Op {
     Place { pages: usize, align_log: u32, limits: GrowthLimits },
     Free(usize),
     Finish { which: usize, failed_at: Option<usize>, lost: bool },
-    Prepare { pages: usize },
+    Compact { pages: usize },
     Advance(u64),
     ReleaseDue,
     ReleaseDownTo(usize),
@@ -342,9 +342,9 @@ impl World {
     }
 
     /// One step towards a standing hole (policy-R13), found by the same search over all pages.
-    fn prepare(&mut self, pages: usize) {
+    fn compact(&mut self, pages: usize) {
         let expected = self.standing_hole(pages);
-        let plan = self.arena.prepare(pages as u64 * PAGE, PAGE);
+        let plan = self.arena.compact(pages as u64 * PAGE, PAGE);
         let Some(plan) = plan else { return assert!(expected.is_none(), "{expected:?}") };
         let [missing, kept] = expected.unwrap_or_else(|| panic!("nothing is to be moved: {plan:?}"));
         let (mut targets, mut sources) = (Vec::new(), Vec::new());
@@ -507,7 +507,7 @@ impl World {
     fn apply(&mut self, op: &Op) {
         match *op {
             Op::Place { pages, align_log, limits } => self.place(pages, align_log, limits),
-            Op::Prepare { pages } => self.prepare(pages),
+            Op::Compact { pages } => self.compact(pages),
             Op::Free(which) if !self.live.is_empty() => {
                 let buffer = self.live.swap_remove(which % self.live.len());
                 self.arena.free(buffer.ptr(), buffer.bytes(), self.now_us);
@@ -581,7 +581,7 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
         10 => place,
         9 => any::<usize>().prop_map(Op::Free),
         6 => finish.prop_map(|(which, failed_at, lost)| Op::Finish { which, failed_at, lost }),
-        3 => (1..=pages_max).prop_map(|pages| Op::Prepare { pages }),
+        3 => (1..=pages_max).prop_map(|pages| Op::Compact { pages }),
         2 => (0..30u64).prop_map(Op::Advance),
         2 => Just(Op::ReleaseDue),
         1 => (0..400usize).prop_map(Op::ReleaseDownTo),

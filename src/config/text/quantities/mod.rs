@@ -11,7 +11,7 @@ const TIME_UNITS: [(&str, u64); 5] =
 const LETTERS: &str = "KMGT";
 
 /// How a size is written, for messages.
-pub(super) const A_SIZE: &str = "not a size (like 2GiB, 512M, 1.5GB, 1e9 or plain bytes)";
+const A_SIZE: &str = "not a size (like 2GiB, 512M, 1.5GB, 1e9 or plain bytes; the largest unit is T)";
 
 /// Reads a size as people write it.
 ///
@@ -41,9 +41,6 @@ fn size_unit(unit: &str) -> Result<u64, &'static str> {
         (None, "") if first == 'B' => 1,
         (Some(index), "" | "I" | "IB") => 1 << (10 * (index + 1)),
         (Some(index), "B") => 1000_u64.pow(u32::try_from(index).unwrap_or(0) + 1),
-        (None, "" | "I" | "IB" | "B") if "PE".contains(first) && unit != "E" => {
-            return Err("over the largest unit of a size, T (1024 G)");
-        }
         _ => return Err(A_SIZE),
     };
     Ok(scale)

@@ -33,9 +33,8 @@ use std::time::Duration;
 use cudarc::driver::sys;
 
 use super::idle::StreamContext;
-use super::stream::Failed;
 use crate::backend;
-use crate::driver::code::Code;
+use crate::driver::code::{Code, Failed};
 use crate::driver::{self, RelaxedCapture, calls, driver_watchdog};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
@@ -400,35 +399,3 @@ impl Sequence {
 
 #[cfg(test)]
 mod all_readings;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn readings_go_on_through_the_wrap() {
-        let sequence = Sequence::new(u64::from(u32::MAX) - 1);
-        assert_eq!(sequence.update(|| u32::MAX - 1), u64::from(u32::MAX) - 1);
-        assert_eq!(sequence.update(|| u32::MAX), u64::from(u32::MAX));
-        assert_eq!(sequence.update(|| 3), (1 << 32) + 3);
-        assert_eq!(sequence.update(|| 3), (1 << 32) + 3);
-    }
-
-    #[test]
-    fn a_reading_from_behind_is_not_taken_for_a_wrap() {
-        let sequence = Sequence::new(1000);
-        assert_eq!(sequence.update(|| 999), 1000);
-        #[allow(clippy::cast_possible_truncation)] // 2^31 fits.
-        let edge = 1000 + SEQUENCE_WINDOW as u32;
-        assert_eq!(sequence.update(|| edge), 1000, "a number this far ahead is never given out");
-        assert_eq!(sequence.update(|| edge - 1), 999 + SEQUENCE_WINDOW);
-    }
-
-    #[test]
-    fn no_number_is_given_out_that_a_reading_could_not_tell() {
-        let sequence = Sequence::new(10);
-        assert_eq!(sequence.next(10, || 10), Some(11));
-        assert_eq!(sequence.next(9 + SEQUENCE_WINDOW, || 10), None, "2^31 ahead of a stalled stream");
-        assert_eq!(sequence.next(9 + SEQUENCE_WINDOW, || 11), Some(10 + SEQUENCE_WINDOW));
-    }
-}

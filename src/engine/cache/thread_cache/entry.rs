@@ -39,7 +39,7 @@ impl Links {
 /// header and the first 16 bytes of the value are one cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Entry<T> {
+pub(in crate::engine) struct Entry<T> {
     pub(super) links: Links,
     /// Order of the last put in its shard; the tick is in the upper bits (`free_list`).
     pub(super) order: u64,
@@ -64,16 +64,18 @@ unsafe impl<T: Send> Send for Entry<T> {}
 unsafe impl<T: Sync> Sync for Entry<T> {}
 
 impl<T> Entry<T> {
-    /// Wraps `value` of `bytes`; the calling thread's shard owns it. A class over 65,534 is one that no cache
-    /// knows.
-    pub fn new(class: u32, bytes: usize, value: T) -> Box<Self> {
+    /// Wraps `value` of `bytes`; the calling thread's shard owns it.
+    #[cfg(test)]
+    pub(in crate::engine) fn new(class: u32, bytes: usize, value: T) -> Box<Self> {
         Self::new_at(current_slot(), class, bytes, value)
     }
 
+    #[cfg(test)]
     pub(super) fn new_at(owner: u16, class: u32, bytes: usize, value: T) -> Box<Self> {
         Box::new(Self::around(owner, class, bytes, value))
     }
 
+    /// No cache has a class above 65,534.
     #[inline]
     fn around(owner: u16, class: u32, bytes: usize, value: T) -> Self {
         Self {
@@ -89,25 +91,25 @@ impl<T> Entry<T> {
     }
 
     /// The size class under which it is put and taken.
-    pub fn class(&self) -> u32 {
+    pub(in crate::engine) fn class(&self) -> u32 {
         u32::from(self.class)
     }
 
     /// What it adds to the sum of idle bytes.
-    pub fn bytes(&self) -> usize {
+    pub(in crate::engine) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// The number that [`set_tag`](Entry::set_tag) stored last; 0 at first. The cache does not use it.
     #[inline(always)]
-    pub fn tag(&self) -> u32 {
+    pub(in crate::engine) fn tag(&self) -> u32 {
         // Relaxed: a thread that has the entry alone comes after all threads that shared it.
         self.tag.load(Ordering::Relaxed)
     }
 
     /// Stores a number next to the header, on the cache line that requests and returns touch anyway.
     #[inline(always)]
-    pub fn set_tag(&self, tag: u32) {
+    pub(in crate::engine) fn set_tag(&self, tag: u32) {
         self.tag.store(tag, Ordering::Relaxed);
     }
 
@@ -125,12 +127,12 @@ impl<T> Entry<T> {
 
     /// The next put takes the slow path.
     #[inline]
-    pub(in crate::engine) fn keep_off_short_path(&self) {
+    pub(in crate::engine) fn close_to_fast_path(&self) {
         self.set_shard(ptr::null::<()>());
     }
 }
 
-/// Memory of entries that are gone, for those to come: an allocation of whole cache lines takes longer than a carve.
+/// Memory of unwrapped entries, for later entries: an allocation of whole cache lines takes longer than a carve.
 #[derive(Debug)]
 pub(in crate::engine) struct SpareEntries<T>(Mutex<Vec<Box<MaybeUninit<Entry<T>>>>>);
 
@@ -141,7 +143,7 @@ impl<T> Default for SpareEntries<T> {
 }
 
 impl<T> SpareEntries<T> {
-    /// Wraps `value`, as [`Entry::new`] does.
+    /// Wraps `value` of `bytes`; the calling thread's shard owns it.
     #[inline]
     pub(in crate::engine) fn wrap(&self, class: u32, bytes: usize, value: T) -> Box<Entry<T>> {
         let spare = self.0.lock().pop();
@@ -209,7 +211,7 @@ impl Drop for Lease {
 
 /// The slot of the calling thread.
 #[inline]
-pub(super) fn current_slot() -> u16 {
+pub(in crate::engine) fn current_slot() -> u16 {
     let number = NUMBER.get();
     if number == UNSET { lease() } else { number }
 }

@@ -296,6 +296,7 @@ impl<T> FreeList<T> {
     }
 
     /// Walks all lists and checks the invariants; returns the number of entries and the classes that have some.
+    #[cfg(test)]
     pub(super) fn validate(&self) -> Result<(u64, Vec<u32>), String> {
         let (mut count, mut bytes, mut classes) = (0, 0, Vec::new());
         for (at, class) in (0..self.cold.classes).zip(0u32..) {

@@ -87,7 +87,7 @@ impl<T> Lock<T> {
 
     /// Whether hits and puts must take the slow path.
     pub(super) fn requires_slow_path(&self) -> bool {
-        // Relaxed: a test asks.
+        // Relaxed: only tests call this.
         self.state.load(Ordering::Relaxed) == SLOW
     }
 

@@ -12,8 +12,8 @@
 //! another shard that the occupancy bitmap names. **Put**: to the *owner shard*, which is the shard of the thread that took
 //! the buffer last: into the free list if that shard is the caller's own, else into its remote list. Loader threads take
 //! buffers and the copying thread puts them, so each buffer circulates between one loader's shard and the copying thread
-//! over a single cache line, and loader threads never meet. **Limit**: a return only counts. Whoever has time, a miss, a slow
-//! put or a tick, calls [`ThreadCache::evict_over_limit`] until the cache is back at its limit. **Ages** are counted in
+//! over a single cache line, and loader threads do not contend. **Limit**: a return only counts. A miss, a slow
+//! put or a tick calls [`ThreadCache::evict_over_limit`] until the cache is back at its limit. **Ages** are counted in
 //! *ticks*: a return belongs to the tick that the user of the cache began last.
 //!
 //! A thread that has cached its shard takes and puts on the *fast path*: one exchange, one store, and no other check. The
@@ -64,8 +64,7 @@ mod lock;
 mod occupancy;
 mod shard;
 
-pub use entry::Entry;
-pub(in crate::engine) use entry::SpareEntries;
+pub(in crate::engine) use entry::{Entry, SpareEntries, current_slot};
 pub(in crate::engine) use shard::Shard;
 
 use occupancy::Occupancy;
@@ -79,7 +78,7 @@ use std::sync::Arc;
 const SHARDS_MAX: usize = 64;
 
 /// Idle buffers by class, for many threads. See the module.
-pub struct ThreadCache<T> {
+pub(in crate::engine) struct ThreadCache<T> {
     shards: Box<[Shard<T>]>,
     occupancy: Arc<Occupancy>,
     limit: AtomicUsize,
@@ -88,22 +87,22 @@ pub struct ThreadCache<T> {
 
 /// What a cache counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub(in crate::engine) struct Counts {
     /// Buffers that are idle now.
-    pub idle: u64,
+    pub(in crate::engine) idle: u64,
     /// Their bytes.
-    pub idle_bytes: usize,
+    pub(in crate::engine) idle_bytes: usize,
     /// Takes that found a buffer.
-    pub hits: u64,
+    pub(in crate::engine) hits: u64,
     /// Puts that kept a buffer.
-    pub puts: u64,
+    pub(in crate::engine) puts: u64,
 }
 
 impl<T> ThreadCache<T> {
     /// An empty cache for classes `0..classes`, at most as many as a pool has, that keeps up to `limit` buffers. `shards` is
     /// rounded up to a power of two, at most 64; twice the number of cores keeps threads apart, more threads than shards
     /// share them.
-    pub fn new(classes: u32, limit: usize, shards: usize) -> Self {
+    pub(in crate::engine) fn new(classes: u32, limit: usize, shards: usize) -> Self {
         let classes = classes.min(free_list::CLASSES_MAX);
         let shards = shards.clamp(1, SHARDS_MAX).next_power_of_two();
         let occupancy = Arc::new(Occupancy::new(classes, shards));
@@ -117,12 +116,12 @@ impl<T> ThreadCache<T> {
 
     /// The calling thread's shard, for its fast path.
     pub(in crate::engine) fn own_shard(&self) -> &Shard<T> {
-        &self.shards[self.shard_of(entry::current_slot())]
+        &self.shards[self.shard_of(current_slot())]
     }
 
     /// From now on puts belong to `tick`, or to a later tick, which is returned: if more puts came between two ticks than an
     /// order can count, they have carried.
-    pub fn begin_tick(&self, tick: u64) -> u64 {
+    pub(in crate::engine) fn begin_tick(&self, tick: u64) -> u64 {
         // All shards: one that comes into use later must not give its first puts an age.
         let newest = self.shards.iter().map(|shard| shard.begin_tick(tick)).max().unwrap_or(0);
         if newest < tick { tick } else { self.begin_tick(newest + 1) }
@@ -130,7 +129,7 @@ impl<T> ThreadCache<T> {
 
     /// The clock was read: it is `now_us`, and all earlier puts were made by `put_by_us`. Begins a tick if the current one began
     /// earlier.
-    pub fn tick(&self, now_us: u64, put_by_us: u64) {
+    pub(in crate::engine) fn tick(&self, now_us: u64, put_by_us: u64) {
         // While another thread begins a tick, this time belongs to that tick.
         if let Some(mut ticks) = self.ticks.try_lock() {
             ticks.begin(now_us, put_by_us, |tick| self.begin_tick(tick));
@@ -147,22 +146,27 @@ impl<T> ThreadCache<T> {
 
     /// While set, no take and no put uses the fast path. When it returns, those that began before have ended, and a take
     /// finds what they put.
-    pub fn set_slow_path(&self, required: bool) {
+    pub(in crate::engine) fn set_slow_path(&self, required: bool) {
         self.shards.iter().for_each(|shard| shard.set_slow_path(required));
     }
 
-    /// An idle buffer of `class`, the calling thread's newest first.
-    pub fn take(&self, class: u32) -> Option<Box<Entry<T>>> {
-        self.take_at(entry::current_slot(), class)
+    /// An idle buffer of `class`, the newest of the thread at `slot` first.
+    pub(in crate::engine) fn take(&self, slot: u16, class: u32) -> Option<Box<Entry<T>>> {
+        let own = self.shard_of(slot);
+        self.shards[own].take(class).or_else(|| {
+            let elsewhere = self.occupancy.shards(class) & !(1 << own);
+            bits_from(own, elsewhere).find_map(|at| self.shards[at].steal(class, &self.shards[own]))
+        })
     }
 
-    /// Puts `entry` back.
-    ///
-    /// # Errors
-    ///
-    /// Returns `entry` if the limit is 0, the cache is sealed or does not know the class.
-    pub fn put(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
-        self.put_at(entry::current_slot(), entry)
+    /// Puts `entry` back, by the thread at `slot`; returns it if the limit is 0, the cache is sealed or does not know the class.
+    pub(in crate::engine) fn put(&self, slot: u16, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+        if self.limit() == 0 || !self.occupancy.has_class(entry.class()) {
+            return Err(entry);
+        }
+        let owner = self.shard_of(entry.owner);
+        let shard = &self.shards[owner];
+        if owner == self.shard_of(slot) { shard.put(entry) } else { shard.put_remote(entry) }
     }
 
     /// Returns `entry` to its owner shard, which belongs to another thread.
@@ -174,7 +178,7 @@ impl<T> ThreadCache<T> {
     }
 
     /// Removes the buffer put longest ago if more are idle than the limit allows.
-    pub fn evict_over_limit(&self) -> Option<Box<Entry<T>>> {
+    pub(in crate::engine) fn evict_over_limit(&self) -> Option<Box<Entry<T>>> {
         self.is_over_limit().then(|| self.evict_oldest()).flatten()
     }
 
@@ -186,8 +190,8 @@ impl<T> ThreadCache<T> {
 
     /// Removes the buffer put longest ago. The tick that a shard publishes is a lower bound: if it was not exact, the shard
     /// corrects it and the search begins again.
-    pub fn evict_oldest(&self) -> Option<Box<Entry<T>>> {
-        let own = self.shard_of(entry::current_slot());
+    pub(in crate::engine) fn evict_oldest(&self) -> Option<Box<Entry<T>>> {
+        let own = self.shard_of(current_slot());
         loop {
             let used = self.occupancy.used();
             let ticks = bits_from(own, used).filter_map(|at| Some((self.shards[at].oldest_tick()?, at)));
@@ -202,7 +206,7 @@ impl<T> ThreadCache<T> {
     }
 
     /// Passes every buffer that was put by the end of tick `until` to `sink`, outside every lock.
-    pub fn drain(&self, until: u64, mut sink: impl FnMut(Box<Entry<T>>)) {
+    pub(in crate::engine) fn drain(&self, until: u64, mut sink: impl FnMut(Box<Entry<T>>)) {
         // All shards, not only those marked used: the first put of a shard may be under way, and after `seal` no later
         // drain would find it (cache-I4).
         for shard in &self.shards {
@@ -214,29 +218,29 @@ impl<T> ThreadCache<T> {
     }
 
     /// From now on no put keeps its buffer. Idle buffers stay until they are drained.
-    pub fn seal(&self) {
+    pub(in crate::engine) fn seal(&self) {
         self.shards.iter().for_each(Shard::seal);
     }
 
     /// How many idle buffers the cache may keep.
     #[inline]
-    pub fn limit(&self) -> usize {
+    pub(in crate::engine) fn limit(&self) -> usize {
         // Relaxed: one number on its own.
         self.limit.load(Ordering::Relaxed)
     }
 
     /// Sets another limit; evicts nothing.
-    pub fn set_limit(&self, limit: usize) {
+    pub(in crate::engine) fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
     /// Idle buffers of `class`. Walks them.
-    pub fn count_of(&self, class: u32) -> u64 {
+    pub(in crate::engine) fn count_of(&self, class: u32) -> u64 {
         self.shards.iter().map(|shard| shard.count_of(class)).sum()
     }
 
     /// The sums of all shards.
-    pub fn counts(&self) -> Counts {
+    pub(in crate::engine) fn counts(&self) -> Counts {
         self.used_shards().map(Shard::counts).fold(Counts::default(), |sum, shard| Counts {
             idle: sum.idle + shard.idle,
             idle_bytes: sum.idle_bytes + shard.idle_bytes,
@@ -245,12 +249,9 @@ impl<T> ThreadCache<T> {
         })
     }
 
-    /// At rest: recounts everything and compares it with the counters.
-    ///
-    /// # Errors
-    ///
-    /// Names the first number that does not agree.
-    pub fn validate(&self) -> Result<(), String> {
+    /// At rest: recounts everything and compares it with the counters. The error names the first number that does not agree.
+    #[cfg(test)]
+    fn validate(&self) -> Result<(), String> {
         for (at, shard) in self.shards.iter().enumerate() {
             let classes = shard.validate().map_err(|wrong| format!("shard {at}: {wrong}"))?;
             if let Some(class) = classes.iter().find(|&&class| self.occupancy.shards(class) & 1 << at == 0) {
@@ -261,23 +262,6 @@ impl<T> ThreadCache<T> {
             }
         }
         Ok(())
-    }
-
-    fn take_at(&self, slot: u16, class: u32) -> Option<Box<Entry<T>>> {
-        let own = self.shard_of(slot);
-        self.shards[own].take(class).or_else(|| {
-            let elsewhere = self.occupancy.shards(class) & !(1 << own);
-            bits_from(own, elsewhere).find_map(|at| self.shards[at].steal(class, &self.shards[own]))
-        })
-    }
-
-    fn put_at(&self, slot: u16, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
-        if self.limit() == 0 || !self.occupancy.has_class(entry.class()) {
-            return Err(entry);
-        }
-        let owner = self.shard_of(entry.owner);
-        let shard = &self.shards[owner];
-        if owner == self.shard_of(slot) { shard.put(entry) } else { shard.put_remote(entry) }
     }
 
     fn shard_of(&self, slot: u16) -> usize {
@@ -360,113 +344,5 @@ impl<T> fmt::Debug for ThreadCache<T> {
 #[cfg(all(test, pinpool_loom))]
 mod models;
 
-/// What only a thread with a chosen slot or owner shows. `tests/api/thread_cache_model.rs` tests the rest.
 #[cfg(all(test, not(pinpool_loom)))]
-mod tests {
-    use super::*;
-
-    fn kept(put: Result<(), Box<Entry<u32>>>) {
-        assert!(put.is_ok());
-    }
-
-    #[test]
-    fn between_threads_the_tick_decides_which_buffer_is_oldest() {
-        let cache = ThreadCache::new(2, 4, 4);
-        for (at, value, tick) in [(1, 1, 5), (2, 3, 6), (1, 2, 7), (2, 4, 8)] {
-            cache.begin_tick(tick);
-            kept(cache.put_at(at, Entry::new_at(at, 0, 10, value)));
-        }
-        let victims = (9..13).map(|value| {
-            assert!(cache.evict_over_limit().is_none());
-            cache.begin_tick(u64::from(value));
-            kept(cache.put_at(2, Entry::new_at(2, 1, 10, value)));
-            **cache.evict_over_limit().unwrap()
-        });
-        assert_eq!(victims.collect::<Vec<_>>(), [1, 3, 2, 4]);
-        assert_eq!(cache.evict_oldest().map(|entry| **entry), Some(9));
-        cache.validate().unwrap();
-    }
-
-    #[test]
-    fn after_seal_puts_are_handed_back_and_one_drain_empties_the_cache() {
-        let cache = ThreadCache::new(1, 10, 4);
-        (0..4).for_each(|value| kept(cache.put(Entry::new(0, 10, value))));
-        let own = cache.take(0).unwrap();
-        let mut remote = cache.take(0).unwrap();
-        cache.seal();
-        remote.owner += 1;
-        remote.keep_off_short_path();
-        for entry in [own, remote, Entry::new(0, 10, 9)] {
-            assert!(cache.put(entry).is_err());
-        }
-        let mut left = 0;
-        cache.drain(u64::MAX, |_| left += 1);
-        assert_eq!((left, cache.counts().idle, cache.take(0).is_none()), (2, 0, true));
-        cache.validate().unwrap();
-    }
-
-    #[test]
-    fn threads_that_share_a_shard_find_each_others_buffers() {
-        let cache = ThreadCache::new(1, 100, 1);
-        for at in 0..5 {
-            kept(cache.put_at(at, Entry::new_at(at, 0, 10, u32::from(at))));
-        }
-        let taken = (5..10).filter_map(|at| cache.take_at(at, 0)).count();
-        assert_eq!(taken, 5);
-        cache.validate().unwrap();
-    }
-
-    #[test]
-    fn dropping_the_cache_drops_its_idle_buffers() {
-        let counted = std::sync::Arc::new(());
-        let cache = ThreadCache::new(2, 10, 2);
-        for at in 0..2 {
-            for owner in 0..2 {
-                assert!(cache.put_at(at, Entry::new_at(owner, at.into(), 1, counted.clone())).is_ok());
-            }
-        }
-        assert_eq!(std::sync::Arc::strong_count(&counted), 5);
-        drop(cache);
-        assert_eq!(std::sync::Arc::strong_count(&counted), 1);
-    }
-
-    #[test]
-    fn a_put_of_another_thread_belongs_to_the_tick_in_which_it_was_made() {
-        let cache = ThreadCache::new(1, 10, 2);
-        for tick in 1..4 {
-            cache.begin_tick(tick);
-            kept(cache.put_at(0, Entry::new_at(1, 0, 10, u32::try_from(tick).unwrap())));
-        }
-        for tick in 1..4 {
-            let mut drained = Vec::new();
-            cache.drain(tick, |entry| drained.push(**entry));
-            assert_eq!(drained, [u32::try_from(tick).unwrap()]);
-        }
-        cache.validate().unwrap();
-    }
-
-    /// Begins a tick; returns its number.
-    fn begin(ticks: &mut Ticks, now_us: u64) -> Option<u64> {
-        let mut begun = None;
-        ticks.begin(now_us, now_us, |tick| *begun.insert(tick));
-        begun
-    }
-
-    #[test]
-    fn a_tick_ages_only_what_the_next_tick_proves_to_be_old() {
-        let mut ticks = Ticks::default();
-        assert_eq!(begin(&mut ticks, 0), Some(1));
-        assert_eq!(ticks.all_put_by(0), 1, "buffers of tick 0 were put by then");
-        // Puts of tick 1 may have come at any time up to the next reading of the clock.
-        assert_eq!(begin(&mut ticks, 60_000_000), Some(2));
-        assert_eq!(ticks.all_put_by(50_000_000), 1);
-        assert_eq!(ticks.all_put_by(60_000_000), 2);
-    }
-
-    #[test]
-    fn ticks_are_some_time_apart_and_a_late_reading_begins_none() {
-        let mut ticks = Ticks::default();
-        assert_eq!([70, 80, 2 * TICK_US, TICK_US].map(|now| begin(&mut ticks, now)), [Some(1), None, Some(2), None]);
-        assert_eq!((ticks.all_put_by(TICK_US), ticks.all_put_by(u64::MAX)), (1, 2));
-    }
-}
+mod tests;

@@ -26,7 +26,7 @@ fn used(entry: Box<Entry<Watched>>) -> Box<Entry<Watched>> {
 
 /// Puts `entry`; returns whether the cache keeps it.
 fn put(cache: &ThreadCache<Watched>, at: u16, entry: Box<Entry<Watched>>) -> bool {
-    cache.put_at(at, used(entry)).map_err(used).is_ok()
+    cache.put(at, used(entry)).map_err(used).is_ok()
 }
 
 /// Puts `entry` on the fast path of shard 0; returns whether the shard keeps it.
@@ -54,8 +54,8 @@ fn loom_the_owner_or_a_stealing_thread_takes_each_buffer() {
         let cache = Arc::new(ThreadCache::new(1, 4, 2));
         assert!(put(&cache, 0, entry(0)));
         let stealer = cache.clone();
-        let stolen = thread::spawn(move || stealer.take_at(1, 0).map(used).is_some());
-        let own = cache.take_at(0, 0).map(used);
+        let stolen = thread::spawn(move || stealer.take(1, 0).map(used).is_some());
+        let own = cache.take(0, 0).map(used);
         let kept = own.is_some();
         own.into_iter().for_each(|entry| assert!(put(&cache, 0, entry)));
         assert!(stolen.join().unwrap() || kept);
@@ -70,11 +70,11 @@ fn loom_a_remote_put_that_has_ended_is_found_although_a_third_thread_searches() 
     model(|| {
         let cache = Arc::new(ThreadCache::new(1, 8, 4));
         (0..2).for_each(|_| assert!(put(&cache, 0, entry(0))));
-        let away = [(); 2].map(|()| cache.take_at(0, 0).unwrap());
+        let away = [(); 2].map(|()| cache.take(0, 0).unwrap());
         let stealer = cache.clone();
-        let stealing = thread::spawn(move || stealer.take_at(3, 0).map(used).is_some());
+        let stealing = thread::spawn(move || stealer.take(3, 0).map(used).is_some());
         away.into_iter().for_each(|entry| assert!(put(&cache, 1, entry)));
-        assert!(cache.take_at(2, 0).map(used).is_some(), "two are idle, and one other thread takes one");
+        assert!(cache.take(2, 0).map(used).is_some(), "two are idle, and one other thread takes one");
         let left = u64::from(!stealing.join().unwrap());
         assert_eq!(idle(&cache), left);
     });
@@ -85,13 +85,13 @@ fn loom_a_remote_put_is_found_although_a_steal_clears_the_occupancy_bit() {
     model(|| {
         let cache = Arc::new(ThreadCache::new(1, 4, 2));
         assert!(put(&cache, 0, entry(0)));
-        let away = cache.take_at(0, 0).unwrap();
+        let away = cache.take(0, 0).unwrap();
         let (putter, stealer) = (cache.clone(), cache.clone());
         let putting = thread::spawn(move || assert!(put(&putter, 1, away)));
-        let stolen = stealer.take_at(1, 0).map(used).is_some();
+        let stolen = stealer.take(1, 0).map(used).is_some();
         putting.join().unwrap();
         assert_eq!(cache.validate(), Ok(()), "the occupancy bit must be set");
-        assert_eq!(cache.take_at(1, 0).is_some(), !stolen);
+        assert_eq!(cache.take(1, 0).is_some(), !stolen);
     });
 }
 
@@ -102,7 +102,7 @@ fn loom_a_remote_put_while_the_owner_takes() {
         let putter = cache.clone();
         let putting = thread::spawn(move || assert!(put(&putter, 1, entry(0))));
         assert!(put(&cache, 0, entry(0)));
-        let taken = cache.take_at(0, 0).map(used).is_some();
+        let taken = cache.take(0, 0).map(used).is_some();
         assert!(taken, "the owner takes its own buffer");
         putting.join().unwrap();
         assert_eq!(idle(&cache), 1);
@@ -145,7 +145,7 @@ fn loom_a_put_that_races_with_seal_leaves_no_buffer_behind() {
 fn given_out() -> (Arc<ThreadCache<Watched>>, Box<Entry<Watched>>) {
     let cache = Arc::new(ThreadCache::new(1, 4, 2));
     assert!(put(&cache, 0, entry(0)));
-    let away = cache.take_at(0, 0).unwrap();
+    let away = cache.take(0, 0).unwrap();
     (cache, used(away))
 }
 
@@ -159,10 +159,10 @@ fn loom_a_fast_put_is_found_although_a_steal_clears_the_mark() {
             let unkept = putter.shards[0].put_fast(used(away)).err();
             unkept.into_iter().for_each(|entry| assert!(put(&putter, 0, entry)));
         });
-        let stolen = cache.take_at(1, 0).map(used).is_some();
+        let stolen = cache.take(1, 0).map(used).is_some();
         putting.join().unwrap();
         assert_eq!(cache.validate(), Ok(()), "the occupancy bit must be set");
-        assert_eq!(cache.take_at(1, 0).is_some(), !stolen);
+        assert_eq!(cache.take(1, 0).is_some(), !stolen);
     });
 }
 
@@ -175,7 +175,7 @@ fn loom_a_waiting_request_finds_a_fast_put_or_the_fast_put_fails() {
         let putter = cache.clone();
         let putting = thread::spawn(move || put_fast(&putter, away));
         cache.set_slow_path(true);
-        let found = cache.take_at(1, 0).map(used).is_some();
+        let found = cache.take(1, 0).map(used).is_some();
         assert_eq!((putting.join().unwrap(), idle(&cache)), (found, 0));
     });
 }
@@ -194,9 +194,9 @@ fn loom_a_waiting_request_finds_a_remote_put_or_the_put_sees_it() {
         });
         waiting.fetch_add(1, Ordering::SeqCst);
         cache.set_slow_path(true);
-        let found = cache.take_at(0, 0).map(used).is_some();
+        let found = cache.take(0, 0).map(used).is_some();
         assert!(putting.join().unwrap() || found);
-        assert_eq!((cache.take_at(0, 0).is_some(), cache.validate()), (!found, Ok(())));
+        assert_eq!((cache.take(0, 0).is_some(), cache.validate()), (!found, Ok(())));
     });
 }
 

@@ -18,7 +18,7 @@
 //! - **shard-I3**: No entry in the free list has an order below `oldest`.
 //! - **remote-I1**: An entry in the remote list was leaked from its box in `push`; only the thread that exchanged the list follows
 //!   it, and makes each entry a box again.
-#![allow(unsafe_code)] // The fast path asks no list whether a class exists; the chain of remote entries.
+#![allow(unsafe_code)] // The fast path does not check that a class exists; the chain of remote entries.
 
 use super::Counts;
 use super::entry::Entry;
@@ -245,6 +245,7 @@ impl<T> Shard<T> {
     }
 
     /// At rest: compares the lists with the counts; returns the classes that have entries.
+    #[cfg(test)]
     pub(super) fn validate(&self) -> Result<Vec<u32>, String> {
         self.own.free_list.with(|list| {
             self.collect(list);

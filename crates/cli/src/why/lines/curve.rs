@@ -4,49 +4,53 @@
 //! are not counted: the position of a message is a lower bound.
 
 use pinpool_cli::table::grouped;
-use pinpool_observe::judge::Snapshot;
+use pinpool_observe::diagnosis::Snapshot;
 
-use super::history::{Entry, History};
-use super::message::{Found, Message, Numbers};
+use super::history::{Entry, History, PoolHistory};
+use super::message::{LogContent, Message, Numbers};
 use super::trend::Trend;
-use crate::diagnosis::Said;
-use crate::series::{OfPool, Series};
+use crate::diagnosis::DiagnosisText;
+use crate::series::{PoolSeries, Series};
 
 const NOTE: &str = "The counters in a log restart at each raise, and requests between the printed lines are not counted: the x axis is \
                     a lower bound, and unprinted raises are spread evenly. A log has no bytes and no times: PINPOOL_TRACE records them.";
 
-/// Each pool of `history`, over the requests that its messages show, or over its messages if they show none. The diagnoses in the log
-/// have priority over those from TensorFlow's lines.
-pub(super) fn series(found: Found, history: &History) -> Series {
+/// The diagnoses in the log; without any, those from TensorFlow's lines. Alarms come first.
+pub(super) fn diagnoses(found: &LogContent, history: &History) -> Vec<DiagnosisText> {
+    let of_trend = |(pool, number): (&PoolHistory, u64)| {
+        let trend = Trend::of(pool);
+        let cause = trend.name().to_owned();
+        let advice = trend.advice(pool).join("\n  ");
+        let lines = format!("{cause}: {advice}").lines().map(str::to_owned).collect();
+        let origin = pool.origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"));
+        DiagnosisText { pool: format!("pool {number}{origin}"), cause, is_alarm: trend == Trend::Thrashing, lines }
+    };
+    let mut all: Vec<_> = match found.diagnoses.is_empty() {
+        true => history.pools.iter().zip(1..).map(of_trend).collect(),
+        false => found.diagnoses.values().cloned().collect(),
+    };
+    all.sort_by_key(|one| !one.is_alarm);
+    all
+}
+
+/// Each pool of `history`, over the requests that its messages show, or over its messages if they show none.
+pub(super) fn series(found: LogContent, history: &History) -> Series {
     let mut curves: Vec<_> = history.pools.iter().map(|_| Curve::default()).collect();
     for (message, entry) in found.messages.iter().zip(&history.entries) {
         curves[entry.pool].add(message, entry);
     }
-    let name = |at: usize| format!("pool {}", at + 1);
     let pool = |(at, curve): (usize, Curve)| {
         let x = |at: usize, of: &Snapshot| if curve.has_requests { of.gets as f64 } else { at as f64 + 1.0 };
         let points = curve.points.into_iter().enumerate().map(|(at, of)| (x(at, &of), of)).collect();
-        OfPool { name: name(at), points }
+        PoolSeries { name: format!("pool {}", at + 1), points }
     };
-    let of_trend = |(at, pool)| {
-        let trend = Trend::of(pool);
-        let cause = trend.name().to_owned();
-        let advice = trend.advice(pool).into_iter().map(|line| format!("  {line}"));
-        let lines = std::iter::once(cause.clone()).chain(advice).collect();
-        Said { pool: name(at), cause, is_alarm: trend == Trend::Thrashing, lines }
-    };
-    let version = found.tensorflow().map_or_else(String::new, |version| format!(", of TensorFlow {version}"));
     let [messages, lines] = [found.messages.len() as u64, found.lines].map(grouped);
     let cut = (found.cut > 0).then(|| format!("{} truncated or damaged messages are not used.", grouped(found.cut)));
-    let mut said: Vec<_> = match found.said.is_empty() {
-        true => history.pools.iter().enumerate().map(of_trend).collect(),
-        false => found.said.into_values().collect(),
-    };
-    said.sort_by_key(|said| !said.is_alarm);
+    let diagnoses = diagnoses(&found, history);
     Series {
         pools: curves.into_iter().enumerate().map(pool).collect(),
-        said,
-        source: format!("{messages} messages in {lines} lines{version}"),
+        diagnoses,
+        source: format!("{messages} messages in {lines} lines"),
         notes: [NOTE.to_owned()].into_iter().chain(cut).collect(),
         warning: found.stopped,
         ..Series::default()

@@ -10,9 +10,9 @@ use std::sync::LazyLock;
 use regex::bytes::{Captures, Regex};
 
 use super::limits::Trust;
-use super::message::{Found, Message, Numbers};
+use super::message::{LogContent, Message, Numbers};
 use super::origin::{self, Origins};
-use super::parts::{self, AFTER, FIRST_LETTERS, Followed, Parts, RAISE, follow, frame, is_line_end};
+use super::parts::{self, AFTER, FIRST_LETTERS, Match, Parts, RAISE, follow, frame, is_line_end};
 use super::text::{Piece, Pieces};
 use crate::files::why;
 
@@ -44,8 +44,8 @@ pub(super) fn compiled(pattern: &str) -> Regex {
     Regex::new(&format!("(?-u){pattern}")).expect("the patterns are constants that tests compile")
 }
 
-/// Finds all messages. [`Found::stopped`] says why the log was not read to its end.
-pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> Found {
+/// Finds all messages. [`LogContent::stopped`] says why the log was not read to its end.
+pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> LogContent {
     let mut finder = Finder::default();
     let stopped = loop {
         match pieces.next() {
@@ -64,16 +64,16 @@ pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> Found {
     finder.close();
     let mut found = finder.found;
     origin::forget_numbers(&mut found.messages);
-    Found { lines: pieces.lines(), stopped, ..found }
+    LogContent { lines: pieces.lines(), stopped, ..found }
 }
 
 #[derive(Default)]
 struct Finder {
     origins: Origins,
-    found: Found,
+    found: LogContent,
     /// The previous lines, for wrapped prefixes.
     recent: VecDeque<(u64, Vec<u8>)>,
-    open: Option<Open>,
+    open: Option<OpenMessage>,
     /// The first parts of a container log line, and its line number.
     part: Option<(u64, Vec<u8>)>,
 }
@@ -82,12 +82,13 @@ struct Finder {
 struct Head {
     line: u64,
     time: Option<String>,
-    source_line: Option<u32>,
+    /// The prefix names TensorFlow's source file.
+    is_tensorflow: bool,
     origin: Option<String>,
 }
 
 /// A message that may continue in the next line.
-struct Open {
+struct OpenMessage {
     head: Head,
     parts: Parts,
     /// Its text so far.
@@ -100,7 +101,7 @@ struct Open {
     other_lines: usize,
 }
 
-impl Open {
+impl OpenMessage {
     /// Its numbers, if it is complete.
     fn numbers(&self) -> Option<Numbers> {
         let followed = follow(self.parts, &self.text);
@@ -114,7 +115,7 @@ impl Open {
         let starts = [frame(&self.first, line), 0].into_iter().filter(|_| is_end || is_alike(line));
         starts.map(|start| line.len() - line[start..].trim_ascii_start().len()).find_map(|start| {
             let text = [&self.text, some(&line[start..])].concat();
-            let Followed { end, is_whole, .. } = follow(self.parts, &text);
+            let Match { end, is_whole, .. } = follow(self.parts, &text);
             let used = start + end.checked_sub(self.text.len())?;
             let continues =
                 end > self.text.len() && (is_whole || is_line_end(&line[used..]) || is_alike(&line[used..]));
@@ -131,8 +132,8 @@ impl Finder {
         let Some(Piece { line, bytes }) = self.whole_line(piece) else { return };
         let bytes = undecorated(bytes);
         self.origins.record_head(&bytes);
-        if let Some(said) = crate::diagnosis::of_line(&bytes) {
-            self.found.said.insert(said.pool.clone(), said);
+        if let Some(diagnosis) = crate::diagnosis::from_log_line(&bytes) {
+            self.found.diagnoses.insert(diagnosis.pool.clone(), diagnosis);
         }
         let mut at = self.resume(&bytes);
         while let Some(next) = bytes[at..].iter().position(|byte| matches!(byte, b'P' | b'R')) {
@@ -157,18 +158,18 @@ impl Finder {
             return 1;
         }
         let head = self.head(line, bytes, at);
-        let is_message = is_likely || head.source_line.is_some();
-        if followed.letters == 0 || (!has_begun && !is_part && head.source_line.is_none()) {
+        let is_message = is_likely || head.is_tensorflow;
+        if followed.letters == 0 || (!has_begun && !is_part && !head.is_tensorflow) {
             return 1;
         }
         self.close();
         let (text, first, tail) = (text[..end].to_vec(), some(bytes).to_vec(), tail.to_vec());
-        self.wait(Open { head, parts, text, first, tail, is_message, other_lines: 0 });
+        self.wait(OpenMessage { head, parts, text, first, tail, is_message, other_lines: 0 });
         end
     }
 
     /// Keeps `open` open if it may continue in the next line.
-    fn wait(&mut self, open: Open) {
+    fn wait(&mut self, open: OpenMessage) {
         let is_whole = follow(open.parts, &open.text).is_whole;
         // A shorter rate may continue, and be equally plausible.
         let is_long = open.parts == RAISE || parts::rate_digits(&open.text) == Some(parts::RATE_DIGITS);
@@ -223,8 +224,7 @@ impl Finder {
             self.found.cut += u64::from(open.is_message);
             return;
         };
-        let Head { line, time, source_line, origin } = open.head;
-        self.found.source_line = self.found.source_line.or(source_line);
+        let Head { line, time, origin, .. } = open.head;
         self.found.messages.push(Message { line, time, origin, numbers });
     }
 
@@ -242,14 +242,12 @@ impl Finder {
             let joined = [0, frame(before, &text)].map(|start| [before, text[start..].trim_ascii_start()].concat());
             let longer =
                 joined.iter().find_map(|text| self.prefix(*number, text).filter(|(start, _)| *start < before.len()));
-            if let Some((_, longer)) =
-                longer.filter(|(_, longer)| longer.time.is_some() || longer.source_line.is_some())
-            {
+            if let Some((_, longer)) = longer.filter(|(_, longer)| longer.time.is_some() || longer.is_tensorflow) {
                 (head, first) = (Some(longer), whole);
             }
             [_, text] = joined;
         }
-        let head = head.unwrap_or(Head { line, time: None, source_line: None, origin: None });
+        let head = head.unwrap_or(Head { line, time: None, is_tensorflow: false, origin: None });
         Head { origin: self.origins.of(first), ..head }
     }
 
@@ -259,8 +257,8 @@ impl Finder {
         let start = captures.get_match().start();
         // The pattern matches ASCII only.
         let text = |name| std::str::from_utf8(captures.name(name)?.as_bytes()).ok();
-        let source_line = text("at").and_then(|at| at.parse().ok());
-        Some((start, Head { line, time: text("time").map(str::to_owned), source_line, origin: None }))
+        let is_tensorflow = captures.name("at").is_some();
+        Some((start, Head { line, time: text("time").map(str::to_owned), is_tensorflow, origin: None }))
     }
 
     /// A container log line after its last part; other pieces unchanged.

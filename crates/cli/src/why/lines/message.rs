@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::diagnosis::Said;
+use crate::diagnosis::DiagnosisText;
 
 /// The pool raises its limit if both rates exceed this (`kTolerable`).
 pub(super) const TOLERABLE_RATE: f64 = 2e-3;
@@ -78,7 +78,7 @@ impl Numbers {
 
 /// The messages of a log.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct LogContent {
     pub(super) messages: Vec<Message>,
     pub(super) lines: u64,
     /// Truncated or damaged messages.
@@ -86,22 +86,5 @@ pub(super) struct Found {
     /// Why and at which line reading stopped early.
     pub(super) stopped: Option<String>,
     /// The last diagnosis of each pool, if pinpool wrote the log.
-    pub(super) said: BTreeMap<String, Said>,
-    /// The source line number in the first prefix.
-    pub(super) source_line: Option<u32>,
-}
-
-impl Found {
-    /// The TensorFlow versions that print from this source line.
-    pub(super) fn tensorflow(&self) -> Option<&'static str> {
-        match self.source_line? {
-            227 | 239 => Some("0.5"),
-            242 | 254 => Some("0.6"),
-            243 | 255 => Some("of early 2016"),
-            244 | 256 => Some("0.7 to 0.10"),
-            245 | 257 => Some("0.11"),
-            247 | 259 => Some("0.12 to 1.x"),
-            _ => None,
-        }
-    }
+    pub(super) diagnoses: BTreeMap<String, DiagnosisText>,
 }

@@ -32,22 +32,20 @@ use encoding_rs_io::DecodeReaderBytes;
 use pinpool_replay::Input;
 
 use crate::files::named;
-use crate::input::{self, Kind};
+use crate::input::{self, is_recording};
 use crate::series::Series;
 use history::History;
-use message::Found;
-use pinpool_cli::exit::ExitError;
+use message::LogContent;
 use pinpool_cli::terminal::Terminal;
 
 /// Lists the messages of each log.
-pub(super) fn run(logs: &[PathBuf], is_json: bool, all: bool, terminal: &Terminal) -> Result<(), ExitError> {
+pub(super) fn run(logs: &[PathBuf], is_json: bool, all: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let mut result = Ok(());
     for path in logs {
         // An error does not prevent the other logs from being read.
-        let log = terminal.report(list(path, is_json, all));
-        result = result.and(log);
+        result = result.and(terminal.report(list(path, is_json, all)));
     }
-    result
+    Ok(result?)
 }
 
 /// The pools of a log.
@@ -60,9 +58,8 @@ pub(crate) fn series(input: Input) -> Result<Series, Box<dyn Error>> {
     Ok(curve::series(found, &history))
 }
 
-fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn Error>> {
-    let kind = input::kind(input.first());
-    if kind == Kind::Recording {
+fn find(input: Input, needs_messages: bool) -> Result<(LogContent, History), Box<dyn Error>> {
+    if is_recording(&input) {
         let why = "this is a recording, not a log: use `pinpool trace`, `pinpool report` or `pinpool advise`";
         return Err(why.into());
     }
@@ -72,8 +69,8 @@ fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn 
     let encoded = encoding(input.first());
     // PowerShell writes UTF-16, with a byte order mark.
     let found = finder::find(text::Pieces::new(DecodeReaderBytes::new(input.into_bytes())));
-    if found.messages.is_empty() && (needs_messages || found.said.is_empty()) {
-        return Err(encoded.map_or_else(|| none_found(kind, &found), str::to_owned).into());
+    if found.messages.is_empty() && (needs_messages || found.diagnoses.is_empty()) {
+        return Err(encoded.map_or_else(|| none_found(&found), str::to_owned).into());
     }
     let history = History::of(&found.messages)?;
     Ok((found, history))
@@ -108,7 +105,7 @@ fn list(path: &Path, is_json: bool, all: bool) -> Result<(), Box<dyn Error>> {
     let printed = if is_json {
         report::json(&mut out, path, &found, &history)
     } else {
-        out.write_all(report::table(path, &found, &history, all).as_bytes())
+        out.write_all(report::table(path, &found, &history, &curve::diagnoses(&found, &history), all).as_bytes())
     };
     // Keeps the kind of the error: a closed pipe is not a failure.
     let printed = printed.and_then(|()| out.flush());
@@ -116,16 +113,12 @@ fn list(path: &Path, is_json: bool, all: bool) -> Result<(), Box<dyn Error>> {
     found.stopped.map_or(Ok(()), |stopped| Err(named(path, &stopped).into()))
 }
 
-fn none_found(kind: Kind, found: &Found) -> String {
-    if kind == Kind::Workload {
-        return "this is a trace, not a log: use `pinpool advise`".to_owned();
-    }
-
+fn none_found(found: &LogContent) -> String {
     let cut = if found.cut > 0 { format!(" ({} are truncated or damaged)", found.cut) } else { String::new() };
     let stopped = found.stopped.as_ref().map_or_else(String::new, |stopped| format!("{stopped}; "));
     format!(
         "{stopped}no complete message of the pool in {} lines{cut}: TensorFlow printed them until mid-2017 at level I \
-         (TF_CPP_MIN_LOG_LEVEL=0); pinpool prints them at level info (RUST_LOG=info) after 1000 evictions",
+         (TF_CPP_MIN_LOG_LEVEL=0); pinpool prints them at level info (RUST_LOG=info) after 1000 evictions (`pinpool advise` reads traces of requests)",
         found.lines
     )
 }

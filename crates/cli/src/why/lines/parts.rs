@@ -39,7 +39,7 @@ const ALIKE: usize = 3;
 
 /// How far a text matches a message.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Followed<'a> {
+pub(super) struct Match<'a> {
     /// After the last byte of the text that belongs to the message.
     pub(super) end: usize,
     /// Matched letters of its words.
@@ -50,8 +50,8 @@ pub(super) struct Followed<'a> {
 }
 
 /// Matches `text` with the beginning of a message.
-pub(super) fn follow<'a>(parts: Parts, text: &'a [u8]) -> Followed<'a> {
-    let mut found = Followed { end: 0, letters: 0, numbers: Vec::new(), is_whole: false };
+pub(super) fn follow<'a>(parts: Parts, text: &'a [u8]) -> Match<'a> {
+    let mut found = Match { end: 0, letters: 0, numbers: Vec::new(), is_whole: false };
     for part in parts {
         let Word(word) = part else {
             let start = found.end + blanks(&text[found.end..]);

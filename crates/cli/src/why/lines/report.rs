@@ -6,10 +6,11 @@ use std::path::Path;
 use serde_json::json;
 
 use super::history::{Entry, History, PoolHistory};
-use super::message::{Counters, Found, Message, Numbers};
+use super::message::{Counters, LogContent, Message, Numbers};
 use super::trend::Trend;
+use crate::diagnosis::DiagnosisText;
 use pinpool_cli::table::{columns, grouped};
-use pinpool_observe::judge::words::counted;
+use pinpool_observe::diagnosis::words::counted;
 
 /// Without `--all`, a longer table has its middle left out.
 const ROWS: usize = 40;
@@ -21,7 +22,7 @@ const INFORMATION: &str = "These lines are information, not errors.";
 /// # Errors
 ///
 /// The errors of `out`.
-pub(super) fn json(out: &mut impl Write, path: &Path, found: &Found, history: &History) -> io::Result<()> {
+pub(super) fn json(out: &mut impl Write, path: &Path, found: &LogContent, history: &History) -> io::Result<()> {
     let log = path.to_string_lossy();
     let mut raise = 0;
     for (message, entry) in found.messages.iter().zip(&history.entries) {
@@ -48,7 +49,7 @@ pub(super) fn json(out: &mut impl Write, path: &Path, found: &Found, history: &H
     };
     let summary = json!({
         "log": log, "kind": "summary", "lines": found.lines, "after": found.messages.len() - raise, "raise": raise, "cut": found.cut,
-        "tensorflow": found.tensorflow(), "stopped": found.stopped, "raises_printed": raises_printed,
+        "stopped": found.stopped, "raises_printed": raises_printed,
         "raises_silent": raises_silent, "verdict": last.map_or("unknown", |pool| Trend::of(pool).name()),
         "limit": last.and_then(|pool| pool.limit), "pools": (1..).zip(&history.pools).map(pool).collect::<Vec<_>>(),
     });
@@ -61,7 +62,13 @@ fn last_pool(history: &History) -> Option<&PoolHistory> {
 }
 
 /// A row for each message, and the conclusion.
-pub(super) fn table(path: &Path, found: &Found, history: &History, all: bool) -> String {
+pub(super) fn table(
+    path: &Path,
+    found: &LogContent,
+    history: &History,
+    diagnoses: &[DiagnosisText],
+    all: bool,
+) -> String {
     let head =
         ["line", "pool", "requests", "allocated", "returns", "evicted", "missed", "limit", "raised to", "not printed"];
     let messages = found.messages.iter().zip(&history.entries).map(|(message, entry)| table_row(message, entry));
@@ -73,7 +80,7 @@ pub(super) fn table(path: &Path, found: &Found, history: &History, all: bool) ->
         let first = 1 + ROWS / 2;
         lines.splice(first..first + left_out, [format!("... {} more (--all)", grouped(left_out as u64))]);
     }
-    format!("{}\n{}\n{}", path.display(), lines.join("\n"), conclusion(found, history))
+    format!("{}\n{}\n{}", path.display(), lines.join("\n"), conclusion(found, history, diagnoses))
 }
 
 fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
@@ -92,11 +99,10 @@ fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
     row
 }
 
-fn conclusion(found: &Found, history: &History) -> String {
+fn conclusion(found: &LogContent, history: &History, diagnoses: &[DiagnosisText]) -> String {
     let (printed, silent) = history.raises();
-    let version = found.tensorflow().map_or(String::new(), |version| format!(", of TensorFlow {version}"));
     let mut text = format!(
-        "\n{INFORMATION}\n{} in {}{version}; {} printed, {silent} not printed\n",
+        "\n{INFORMATION}\n{} in {}; {} printed, {silent} not printed\n",
         counted(found.messages.len() as u64, "message"),
         counted(found.lines, "line"),
         counted(printed, "raise"),
@@ -107,16 +113,8 @@ fn conclusion(found: &Found, history: &History) -> String {
     if found.cut > 0 {
         text += &format!("truncated or damaged, and not used: {}\n", counted(found.cut, "message"));
     }
-    for said in found.said.values() {
-        text += &format!("{}: {}\n", said.pool, said.lines.join("; "));
-    }
-    // The pools' own diagnoses have priority.
-    let pools = if found.said.is_empty() { &*history.pools } else { &[] };
-    for (at, pool) in pools.iter().enumerate() {
-        let origin = pool.origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"));
-        let which = if history.pools.len() > 1 { format!("pool {}{origin}: ", at + 1) } else { String::new() };
-        let trend = Trend::of(pool);
-        text += &format!("{which}{}: {}\n", trend.name(), trend.advice(pool).join(" "));
+    for DiagnosisText { pool, lines, .. } in diagnoses {
+        text += &format!("{pool}: {}\n", lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join("; "));
     }
     text
 }

@@ -1,6 +1,6 @@
 //! Whether a pool has found its size, from its checks in order, and what to set.
 
-use pinpool_observe::judge::words::counted;
+use pinpool_observe::diagnosis::words::counted;
 
 use super::history::PoolHistory;
 use super::limits::is_too_low;

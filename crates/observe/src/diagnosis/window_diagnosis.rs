@@ -84,7 +84,7 @@ pub struct LikelyCause {
 
 /// A cause with its evidence and advice.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Judgement {
+pub struct WindowDiagnosis {
     pub cause: Cause,
     /// Whether there is a problem that the advice fixes.
     pub is_alarm: bool,
@@ -93,7 +93,7 @@ pub struct Judgement {
     /// Further findings, one sentence each.
     pub evidence: Vec<String>,
     /// The advice; `None` if nothing needs to be done.
-    pub cure: Option<String>,
+    pub advice: Option<String>,
     /// A setting that fixes the problem, with its value.
     pub setting: Option<(&'static str, u64)>,
     pub lost: Lost,
@@ -102,7 +102,7 @@ pub struct Judgement {
 }
 
 /// The log line.
-impl fmt::Display for Judgement {
+impl fmt::Display for WindowDiagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.cause.name(), self.found)?;
         if self.lost.total_ns() >= SHOWN_NS {
@@ -113,21 +113,21 @@ impl fmt::Display for Judgement {
                 seconds(self.lost.of_us.saturating_mul(1000))
             )?;
         }
-        self.cure.as_ref().map_or(Ok(()), |advice| write!(f, "; {advice}"))
+        self.advice.as_ref().map_or(Ok(()), |advice| write!(f, "; {advice}"))
     }
 }
 
-impl Judgement {
+impl WindowDiagnosis {
     /// The same numbers with the cause of a failed request.
     pub fn of_failure(self, cause: Cause, LikelyCause { found, change }: LikelyCause) -> Self {
-        Self { cause, is_alarm: true, found, cure: Some(change), setting: None, ..self }
+        Self { cause, is_alarm: true, found, advice: Some(change), setting: None, ..self }
     }
 
     /// Cause, evidence and advice, one per line, as `why` prints them.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{}: {}", self.cause.name(), self.found), format!("  {}", self.lost)];
         lines.extend(self.evidence.iter().map(|line| format!("  {line}")));
-        lines.extend(self.cure.iter().map(|advice| format!("  to do: {advice}")));
+        lines.extend(self.advice.iter().map(|advice| format!("  to do: {advice}")));
         lines.extend(self.setting.iter().map(|(name, value)| format!("  export {name}={value}")));
         lines
     }

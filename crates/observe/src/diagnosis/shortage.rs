@@ -3,8 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::judgement::{Cause, Judgement, LikelyCause};
 use super::snapshot::{Holder, STUCK_AFTER};
+use super::window_diagnosis::{Cause, LikelyCause, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time};
 
 /// Errors of the driver (`CUresult`) that belong to earlier work: once a context has failed, its later calls return them too.
@@ -94,7 +94,7 @@ pub struct Shortage<'a> {
     /// The holders, and the bytes that they requested.
     pub holders: &'a [(Holder, u64)],
     /// The pool's last diagnosis.
-    pub judged: Option<&'a Judgement>,
+    pub diagnosis: Option<&'a WindowDiagnosis>,
 }
 
 /// The first case that matches. Without a request: the cause that a request beyond the limit would meet, if the pool is near its limit.
@@ -227,8 +227,10 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
         );
     }
     // A diagnosis over minutes is better than the state of one moment.
-    if let Some(Judgement { cause: Cause::Leak | Cause::SlowConsumer, found, cure: Some(cure), .. }) = shortage.judged {
-        return cause(found.clone(), cure.clone());
+    if let Some(WindowDiagnosis { cause: Cause::Leak | Cause::SlowConsumer, found, advice: Some(advice), .. }) =
+        shortage.diagnosis
+    {
+        return cause(found.clone(), advice.clone());
     }
     let oldest = shortage.holders.iter().filter_map(|(holder, _)| Some((holder.oldest?, &holder.tag))).max();
     let oldest = oldest.map_or_else(
@@ -302,7 +304,7 @@ mod tests {
             max_bytes: Some(4 * GIB),
             own_max_bytes: Some(4 * GIB),
             holders: &[],
-            judged: None,
+            diagnosis: None,
         }
     }
 
@@ -384,18 +386,18 @@ mod tests {
     }
 
     #[test]
-    fn what_the_judge_saw_over_minutes_comes_before_what_one_moment_shows() {
+    fn what_was_seen_over_minutes_comes_before_what_one_moment_shows() {
         let (host, ceiling) = (free_host(), by_limit(true));
-        let mut judge = super::super::Judge::default();
+        let mut monitor = super::super::Monitor::default();
         for n in 1..=5 {
             let oldest = Some(Duration::from_secs(10 * n));
             let holder =
                 Holder { tag: "labels".to_owned(), buffers: 10 * n, bytes: n * GIB, oldest, aged: 0, place: None };
             let now = super::super::Snapshot { gets: 1000 * n, holders: vec![holder], ..Default::default() };
-            judge.look(10_000_000 * n, now);
+            monitor.add(10_000_000 * n, now);
         }
-        let judged = judge.latest();
-        says(&Shortage { judged, ..full(&host, &ceiling) }, "tag labels holds 50 buffers", "return these buffers");
+        let diagnosis = monitor.latest();
+        says(&Shortage { diagnosis, ..full(&host, &ceiling) }, "tag labels holds 50 buffers", "return these buffers");
     }
 
     #[test]

@@ -18,7 +18,8 @@ pub(super) struct Calls {
 pub(super) struct Repinned {
     pub(super) bytes: u64,
     pub(super) each_ns: u64,
-    pub(super) every_us: u64,
+    pub(super) times: u64,
+    pub(super) of_us: u64,
 }
 
 /// The memory that one of these windows unpinned and a later one pinned again, if this cost enough of `of_us`.
@@ -42,6 +43,7 @@ pub(super) fn repinned(windows: impl Iterator<Item = Calls>, of_us: u64) -> Opti
     (times >= TIMES_MIN && cost_ns / 1000 >= of_us / COSTLY_PART).then(|| Repinned {
         bytes: again / times,
         each_ns: cost_ns / times,
-        every_us: of_us / times,
+        times,
+        of_us,
     })
 }

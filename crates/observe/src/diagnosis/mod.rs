@@ -2,7 +2,7 @@
 //! reads no clock.
 //!
 //! ```text
-//!   snapshots of a pool, every ten seconds ──▶ Judge ──▶ Judgement      log, `top`, `why`, `report`, metrics
+//!   snapshots of a pool, every ten seconds ──▶ Monitor ──▶ WindowDiagnosis      log, `top`, `why`, `report`, metrics
 //!   a request that found no memory ──▶ shortage::likely_cause           its error report, `dump`
 //! ```
 //!
@@ -22,7 +22,7 @@
 //! | `sizes_never_recur` | most requests missed, with lengths not requested recently; under `tensorflow` each is a pin call |
 //! | `thrashing` | in two windows as much memory was pinned and unpinned as is held |
 //! | | or over minutes memory is unpinned and pinned again for a fiftieth of the time |
-//! | | or most requests missed with recurring lengths, and a twentieth of the time was spent in calls |
+//! | | or most requests missed with recurring lengths, and a twentieth of the time was spent in remaps, or near the limit in pin calls |
 //! | | or, under `tensorflow`, more than 2 of 1000 requests missed and returns evicted |
 //! | `warming_up` | a sixteenth more is held than in any window before, and more than a fiftieth of the requests missed |
 //! | `not_pinned` | copies use unpinned memory |
@@ -30,13 +30,13 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `judgement.rs` | causes, and what is reported with one |
+//! | `window_diagnosis.rs` | causes, and what is reported with one |
 //! | `snapshot.rs` | the state of a pool at one moment |
 //! | `window.rs` | the rules over one window |
 //! | `churn.rs` | the rule over minutes: memory that is pinned again |
 //! | `leak.rs` | the rule over several windows: buffers that are never returned |
 //! | `lengths.rs` | recently requested lengths |
-//! | `news.rs` | which diagnoses are logged |
+//! | `log_filter.rs` | which diagnoses are logged |
 //! | `shortage.rs` | the cause of one request that found no memory |
 //! | `series.rs` | the snapshots of a recording |
 //! | `words.rs` | how sizes, times and counts are written |
@@ -44,26 +44,26 @@
 use std::collections::{BTreeMap, VecDeque};
 
 mod churn;
-mod judgement;
 mod leak;
 mod lengths;
-mod news;
+mod log_filter;
 #[cfg(feature = "io")]
 mod series;
 pub mod shortage;
 mod snapshot;
 mod window;
+mod window_diagnosis;
 pub mod words;
 
 use churn::{Calls, repinned};
-pub use judgement::{Cause, Judgement, LikelyCause, Lost};
 use leak::Growth;
 pub use lengths::RecentLengths;
-use news::{News, summary};
+use log_filter::{LogFilter, summary};
 #[cfg(feature = "io")]
-pub use series::{PoolJudgement, judge_recording, judge_series};
+pub use series::{PoolDiagnosis, diagnose_recording, diagnose_series};
 pub use snapshot::{AGED, Holder, STUCK_AFTER, Snapshot};
 use window::Window;
+pub use window_diagnosis::{Cause, LikelyCause, Lost, WindowDiagnosis};
 
 /// Length of a window, at least.
 const WINDOW_US: u64 = 10_000_000;
@@ -83,12 +83,12 @@ pub fn largest<K: Ord>(parts: impl IntoIterator<Item = (K, u64)>) -> Option<K> {
 struct Past {
     at_us: u64,
     calls: Calls,
-    judgement: Judgement,
+    diagnosis: WindowDiagnosis,
 }
 
 /// Diagnoses a pool by its snapshots.
 #[derive(Debug)]
-pub struct Judge {
+pub struct Monitor {
     last_us: u64,
     last: Snapshot,
     most_held_bytes: u64,
@@ -99,16 +99,16 @@ pub struct Judge {
     past: VecDeque<Past>,
     /// How long windows are remembered.
     memory_us: u64,
-    news: News,
+    news: LogFilter,
 }
 
-impl Default for Judge {
+impl Default for Monitor {
     fn default() -> Self {
         Self::remembering(PAST_US)
     }
 }
 
-impl Judge {
+impl Monitor {
     fn remembering(memory_us: u64) -> Self {
         let (last_us, last, most_held_bytes, churned, growth, past, news) = Default::default();
         Self { last_us, last, most_held_bytes, churned, growth, past, memory_us, news }
@@ -119,36 +119,36 @@ impl Judge {
         now_us.saturating_sub(self.last_us) >= WINDOW_US
     }
 
-    /// The judgement of the last window.
-    pub fn latest(&self) -> Option<&Judgement> {
-        self.past.back().map(|past| &past.judgement)
+    /// The diagnosis of the last window.
+    pub fn latest(&self) -> Option<&WindowDiagnosis> {
+        self.past.back().map(|past| &past.diagnosis)
     }
 
     /// The diagnosis of the remembered windows, or of the time so far if no window has ended; with the request that failed since, if
-    /// nothing known explains it. A running process and a recording are judged by this one rule.
-    pub fn why(&self, now_us: u64, now: &Snapshot) -> Judgement {
-        let judgement = match self.latest() {
+    /// nothing known explains it. A running process and a recording are diagnosed by this one rule.
+    pub fn why(&self, now_us: u64, now: &Snapshot) -> WindowDiagnosis {
+        let diagnosis = match self.latest() {
             Some(latest) => {
                 let recent = self.past.iter().filter(|past| past.at_us.saturating_add(self.memory_us) > now_us);
-                summary(&recent.map(|past| &past.judgement).collect::<Vec<_>>()).unwrap_or_else(|| latest.clone())
+                summary(&recent.map(|past| &past.diagnosis).collect::<Vec<_>>()).unwrap_or_else(|| latest.clone())
             }
             None => {
                 let of_us = now_us.saturating_sub(self.last_us);
-                Window::between(&self.last, now, of_us, self.most_held_bytes).judge(None, 0, None)
+                Window::between(&self.last, now, of_us, self.most_held_bytes).diagnose(None, 0, None)
             }
         };
         let is_known = |cause| {
-            let explains = judgement.is_alarm && judgement.cause == cause;
+            let explains = diagnosis.is_alarm && diagnosis.cause == cause;
             self.latest().is_some_and(|latest| latest.is_alarm || explains)
         };
         match now.failure.clone().filter(|(cause, _)| !is_known(*cause)) {
-            Some((cause, likely)) => judgement.of_failure(cause, likely),
-            None => judgement,
+            Some((cause, likely)) => diagnosis.of_failure(cause, likely),
+            None => diagnosis,
         }
     }
 
     /// Adds a snapshot; returns a diagnosis if a window ends.
-    pub fn look(&mut self, now_us: u64, now: Snapshot) -> Option<&Judgement> {
+    pub fn add(&mut self, now_us: u64, now: Snapshot) -> Option<&WindowDiagnosis> {
         let gets = now.gets.saturating_sub(self.last.gets);
         let is_still = gets < GETS_MIN && now.waiting == 0 && !window::is_stuck(&now);
         if !self.is_due(now_us) || is_still {
@@ -158,7 +158,7 @@ impl Judge {
     }
 
     /// Ends the window at `now_us`, however short it is.
-    fn end_window(&mut self, now_us: u64, now: Snapshot) -> &Judgement {
+    fn end_window(&mut self, now_us: u64, now: Snapshot) -> &WindowDiagnosis {
         let leak = self.growth.add(now_us, &now);
         let window = Window::between(&self.last, &now, now_us.saturating_sub(self.last_us), self.most_held_bytes);
         self.churned = if window.is_churning() { self.churned + 1 } else { 0 };
@@ -166,18 +166,18 @@ impl Judge {
         let minutes = self.past.iter().filter(|past| past.at_us + PAST_US > now_us);
         let of_us = now_us - minutes.clone().next().map_or(self.last_us, |first| first.at_us);
         let again = repinned(minutes.map(|past| past.calls).chain([calls]), of_us);
-        let judgement = window.judge(leak, self.churned, again);
+        let diagnosis = window.diagnose(leak, self.churned, again);
         self.most_held_bytes = self.most_held_bytes.max(now.held_bytes);
         (self.last_us, self.last) = (now_us, now);
         let memory_us = self.memory_us;
         self.past.retain(|past| past.at_us.saturating_add(memory_us) > now_us);
-        self.past.push_back(Past { at_us: now_us, calls, judgement });
-        &self.past[self.past.len() - 1].judgement
+        self.past.push_back(Past { at_us: now_us, calls, diagnosis });
+        &self.past[self.past.len() - 1].diagnosis
     }
 
     /// Whether the diagnosis at `now_us` must be logged.
-    pub fn is_news(&mut self, now_us: u64) -> bool {
-        self.past.back().is_some_and(|past| self.news.is_news(now_us, &past.judgement))
+    pub fn should_log(&mut self, now_us: u64) -> bool {
+        self.past.back().is_some_and(|past| self.news.should_log(now_us, &past.diagnosis))
     }
 }
 

@@ -35,7 +35,7 @@ impl Arena {
 
     /// Plans one step towards a hole for a buffer of `wanted_bytes` at `align`, or for all that is idle if that is less.
     /// `None` if a request would have at most one step of granules to remap, or none can be remapped. Commits nothing.
-    pub(crate) fn prepare(&mut self, wanted_bytes: u64, align: u64) -> Option<Plan> {
+    pub(crate) fn compact(&mut self, wanted_bytes: u64, align: u64) -> Option<Plan> {
         let GrowthMode::Granules(_) = self.growth else { return None };
         let (targets, kept) = self.standing_hole(wanted_bytes, align)?;
         // Only granules of one size take each other's place.
@@ -162,7 +162,7 @@ mod tests {
     fn granules_of_small_holes_are_moved_behind_a_hole_two_at_a_time() {
         let mut arena = with_free(&[1, 3, 4, 7, 9, 15]);
         assert!(arena.lacks_hole(6 * GRANULE) && arena.lacks_hole(100 * GRANULE) && !arena.lacks_hole(4 * GRANULE));
-        let plan = arena.prepare(6 * GRANULE, PAGE).unwrap();
+        let plan = arena.compact(6 * GRANULE, PAGE).unwrap();
         assert_eq!(moves(&plan), [(1, 16, 1), (7, 17, 1)]);
         assert!(arena.finish_plan(plan, PlanOutcome::Done, 9_000_000));
         arena.validate().unwrap();
@@ -170,11 +170,11 @@ mod tests {
         assert_eq!(arena.stats().idle_bytes, 6 * GRANULE);
         let oldest: Vec<_> = arena.idle.longest_idle().take(2).map(|run| run.extent).collect();
         assert_eq!(oldest, [Extent::new(at(16), GRANULE), Extent::new(at(17), GRANULE)]);
-        let plan = arena.prepare(6 * GRANULE, PAGE).unwrap();
+        let plan = arena.compact(6 * GRANULE, PAGE).unwrap();
         assert_eq!(moves(&plan), [(3, 18, 1), (9, 19, 1)]);
         assert!(arena.finish_plan(plan, PlanOutcome::Done, 9_000_000));
         // One is missing: the request remaps it.
-        assert!(arena.prepare(6 * GRANULE, PAGE).is_none() && !arena.lacks_hole(6 * GRANULE));
+        assert!(arena.compact(6 * GRANULE, PAGE).is_none() && !arena.lacks_hole(6 * GRANULE));
         assert!(arena.carve(5 * GRANULE, PAGE).is_some());
         arena.validate().unwrap();
     }
@@ -183,7 +183,7 @@ mod tests {
     fn a_step_of_a_large_pool_is_longer() {
         let free: Vec<u64> = (1..40).map(|nth| 2 * nth).collect();
         for (granules, moved) in [(128, 2), (384, 3), (1024, 8), (8192, 32)] {
-            let plan = with_free_of(granules, &free).prepare(36 * GRANULE, PAGE).unwrap();
+            let plan = with_free_of(granules, &free).compact(36 * GRANULE, PAGE).unwrap();
             assert_eq!(moves(&plan).iter().map(|&(_, _, count)| count).sum::<u64>(), moved, "of {granules}");
         }
     }
@@ -193,11 +193,11 @@ mod tests {
         let mut arena = with_free(&[1, 3, 7, 9, 15]);
         let ages = |arena: &Arena| arena.idle.longest_idle().collect::<Vec<_>>();
         let before = (arena.stats(), ages(&arena));
-        let plan = arena.prepare(5 * GRANULE, PAGE).unwrap();
+        let plan = arena.compact(5 * GRANULE, PAGE).unwrap();
         assert_eq!(arena.stats().transit_bytes, 4 * GRANULE);
         assert!(!arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 50_000_000));
         assert_eq!((arena.stats(), ages(&arena)), before);
-        let plan = arena.prepare(5 * GRANULE, PAGE).unwrap();
+        let plan = arena.compact(5 * GRANULE, PAGE).unwrap();
         assert!(!arena.finish_plan(plan, PlanOutcome::Lost { done: 0, remaps: 2 }, 50_000_000));
         assert_eq!(arena.stats().committed_bytes, 14 * GRANULE);
         arena.validate().unwrap();
@@ -205,12 +205,12 @@ mod tests {
 
     #[test]
     fn nothing_is_moved_for_a_hole_that_is_there_or_nearly_there_or_too_large() {
-        assert!(with_free(&[1, 3, 5]).prepare(2 * GRANULE, PAGE).is_none(), "a request can remap it");
-        assert!(with_free(&[1, 2, 3, 4, 9]).prepare(4 * GRANULE, PAGE).is_none(), "it is there");
-        assert!(with_free(&[]).prepare(8 * GRANULE, PAGE).is_none(), "nothing is idle");
-        let plan = with_free(&[1, 3, 5, 7]).prepare(60 * GRANULE, PAGE).unwrap();
+        assert!(with_free(&[1, 3, 5]).compact(2 * GRANULE, PAGE).is_none(), "a request can remap it");
+        assert!(with_free(&[1, 2, 3, 4, 9]).compact(4 * GRANULE, PAGE).is_none(), "it is there");
+        assert!(with_free(&[]).compact(8 * GRANULE, PAGE).is_none(), "nothing is idle");
+        let plan = with_free(&[1, 3, 5, 7]).compact(60 * GRANULE, PAGE).unwrap();
         assert_eq!(moves(&plan), [(1, 16, 1), (3, 17, 1)], "as much as is idle");
         let mut regions = Arena::new(GrowthMode::Regions, Retention::default());
-        assert!(regions.prepare(8 * GRANULE, PAGE).is_none() && !regions.lacks_hole(8 * GRANULE));
+        assert!(regions.compact(8 * GRANULE, PAGE).is_none() && !regions.lacks_hole(8 * GRANULE));
     }
 }

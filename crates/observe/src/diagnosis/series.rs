@@ -1,21 +1,21 @@
-//! The snapshots of a recording, judged as the pool that took them judges itself.
+//! The snapshots of a recording, diagnosed as the pool that took them diagnoses itself.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::judgement::{Cause, Judgement, Lost};
 use super::snapshot::Snapshot;
-use super::{GETS_MIN, Judge};
+use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
+use super::{GETS_MIN, Monitor};
 use crate::record::Recording;
 
 /// A pool of a recording.
 #[derive(Debug, Clone)]
-pub struct PoolJudgement {
+pub struct PoolDiagnosis {
     /// Its number in the recording.
     pub pool: u32,
     pub name: String,
-    /// The judgement of the windows that cost most, with the time lost over the whole recording.
-    pub judgement: Judgement,
+    /// The diagnosis of the windows that cost most, with the time lost over the whole recording.
+    pub diagnosis: WindowDiagnosis,
     pub gets: u64,
     /// Requests that found no memory at once.
     pub short_gets: u64,
@@ -23,40 +23,40 @@ pub struct PoolJudgement {
 
 /// The diagnosis of each pool with enough requests, alarms first, then those that lost most time. A pool without snapshots has none: its
 /// process was killed at once.
-pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
+pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
     let mut pools: BTreeMap<u32, Vec<(u64, Snapshot)>> = BTreeMap::new();
     for taken in &recording.snapshots {
         pools.entry(taken.pool).or_default().push((taken.at_us, (*taken.snapshot).clone()));
     }
-    let mut judged: Vec<_> = pools
+    let mut diagnoses: Vec<_> = pools
         .into_iter()
         .filter_map(|(pool, series)| {
-            let judgement = judge_series(&series)?;
+            let diagnosis = diagnose_series(&series)?;
             let Snapshot { gets, short_gets, .. } = series.last()?.1;
             let name = recording.pool(pool).and_then(|pool| pool.fact("name"));
             let name = name.map_or_else(|| format!("pool {pool}"), str::to_owned);
-            Some(PoolJudgement { pool, name, judgement, gets, short_gets })
+            Some(PoolDiagnosis { pool, name, diagnosis, gets, short_gets })
         })
         .collect();
     // An unpinned pool next to pinned ones of the process is a mistake.
     let is_pinned = |pool: u32| recording.pool(pool).is_some_and(|pool| pool.fact("pinned") == Some("yes"));
-    let has_pinned = judged.iter().any(|one| is_pinned(one.pool));
-    for one in judged.iter_mut().filter(|one| has_pinned && one.judgement.cause == Cause::NotPinned) {
-        one.judgement.is_alarm = true;
+    let has_pinned = diagnoses.iter().any(|one| is_pinned(one.pool));
+    for one in diagnoses.iter_mut().filter(|one| has_pinned && one.diagnosis.cause == Cause::NotPinned) {
+        one.diagnosis.is_alarm = true;
     }
-    judged.sort_by_key(|one| (!one.judgement.is_alarm, Reverse(one.judgement.lost.total_ns()), one.pool));
-    judged
+    diagnoses.sort_by_key(|one| (!one.diagnosis.is_alarm, Reverse(one.diagnosis.lost.total_ns()), one.pool));
+    diagnoses
 }
 
 /// The diagnosis of a whole series, by the clock of its pool; `None` of too few requests.
-pub fn judge_series(series: &[(u64, Snapshot)]) -> Option<Judgement> {
+pub fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
     let (end_us, end) = series.last()?;
-    let mut judge = Judge::remembering(u64::MAX);
+    let mut monitor = Monitor::remembering(u64::MAX);
     for (at_us, snapshot) in series {
-        judge.look(*at_us, snapshot.clone());
+        monitor.add(*at_us, snapshot.clone());
     }
     let mut seen = end.clone();
-    if judge.latest().is_none() {
+    if monitor.latest().is_none() {
         if end.gets < GETS_MIN && end.failure.is_none() {
             return None;
         }
@@ -66,17 +66,17 @@ pub fn judge_series(series: &[(u64, Snapshot)]) -> Option<Judgement> {
             *middle;
         let holders = holders.clone();
         seen = Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, holders, ..seen };
-        judge.most_held_bytes = held_bytes;
+        monitor.most_held_bytes = held_bytes;
     }
     let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = *end;
     let lost = Lost { of_us: *end_us, waiting_ns, pinning_ns, moving_ns };
-    Some(Judgement { lost, ..judge.why(*end_us, &seen) })
+    Some(WindowDiagnosis { lost, ..monitor.why(*end_us, &seen) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judge::LikelyCause;
+    use crate::diagnosis::LikelyCause;
 
     const MIB: u64 = 1 << 20;
 
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_is_judged_in_the_windows_of_its_pool() {
+    fn a_recording_is_diagnosed_in_the_windows_of_its_pool() {
         let short = series(60, |second, now| {
             let waited = second.clamp(20, 40) - 20;
             let (limit, max_bytes) = (Some("PINPOOL_MAX_BYTES".into()), Some(8 * MIB));
@@ -99,9 +99,9 @@ mod tests {
             let needed_bytes = 12 * MIB;
             Snapshot { short_gets, own_waits: short_gets, waiting_ns, limit, max_bytes, needed_bytes, ..now }
         });
-        let judgement = judge_series(&short).unwrap();
-        assert_eq!((judgement.cause, judgement.is_alarm), (Cause::LimitTooSmall, true), "{judgement}");
-        assert_eq!((judgement.lost.of_us, judgement.lost.waiting_ns), (60_000_000, 20_000_000_000));
+        let diagnosis = diagnose_series(&short).unwrap();
+        assert_eq!((diagnosis.cause, diagnosis.is_alarm), (Cause::LimitTooSmall, true), "{diagnosis}");
+        assert_eq!((diagnosis.lost.of_us, diagnosis.lost.waiting_ns), (60_000_000, 20_000_000_000));
     }
 
     #[test]
@@ -114,24 +114,24 @@ mod tests {
             let limit = Some("PINPOOL_MAX_BYTES".into());
             Snapshot { short_gets: second * 10, own_waits: own * 10, waiting_ns, is_by_source, limit, ..now }
         });
-        let mut process = Judge::default();
-        short.iter().for_each(|(at_us, now)| _ = process.look(*at_us, now.clone()));
+        let mut process = Monitor::default();
+        short.iter().for_each(|(at_us, now)| _ = process.add(*at_us, now.clone()));
         let (at_us, now) = short.last().unwrap();
-        let (recorded, running) = (judge_series(&short).unwrap(), process.why(*at_us, now));
+        let (recorded, running) = (diagnose_series(&short).unwrap(), process.why(*at_us, now));
         assert_eq!((recorded.cause, &recorded.found), (running.cause, &running.found));
         assert!(running.found.starts_with("in 2 of the last 3 windows (now limit_too_small): "), "{running}");
     }
 
     #[test]
-    fn a_recording_that_is_shorter_than_a_window_is_judged_by_what_it_held_in_its_middle() {
+    fn a_recording_that_is_shorter_than_a_window_is_diagnosed_by_what_it_held_in_its_middle() {
         let empty_at_the_end = series(8, |second, now| match second {
             8 => Snapshot { used: 0, used_bytes: 0, held_bytes: 0, ..now },
             _ => now,
         });
-        let judgement = judge_series(&empty_at_the_end).unwrap();
-        assert_eq!(judgement.cause, Cause::Healthy);
-        assert!(judgement.found.contains("8.0MiB held"), "{judgement}");
-        assert_eq!(judge_series(&series(8, |_, now| Snapshot { gets: 19, ..now })), None, "too few requests");
+        let diagnosis = diagnose_series(&empty_at_the_end).unwrap();
+        assert_eq!(diagnosis.cause, Cause::Healthy);
+        assert!(diagnosis.found.contains("8.0MiB held"), "{diagnosis}");
+        assert_eq!(diagnose_series(&series(8, |_, now| Snapshot { gets: 19, ..now })), None, "too few requests");
     }
 
     #[test]
@@ -142,8 +142,8 @@ mod tests {
                 Snapshot { failure: (second == at).then_some((Cause::LimitTooSmall, likely)), ..now }
             })
         };
-        let judgement = judge_series(&failed(30)).unwrap();
-        assert_eq!((judgement.cause, judgement.found.as_str()), (Cause::LimitTooSmall, "all is in use"));
-        assert_eq!(judge_series(&failed(12)).unwrap().cause, Cause::Healthy);
+        let diagnosis = diagnose_series(&failed(30)).unwrap();
+        assert_eq!((diagnosis.cause, diagnosis.found.as_str()), (Cause::LimitTooSmall, "all is in use"));
+        assert_eq!(diagnose_series(&failed(12)).unwrap().cause, Cause::Healthy);
     }
 }

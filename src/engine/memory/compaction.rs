@@ -1,9 +1,8 @@
 //! Varied sizes (policy-R12), and the compaction target (policy-R13).
 //!
-//! A miss, a return to the arena and a growth leave a note if the holes do not suffice for what is wanted. The
-//! maintenance of the pool follows it: it moves a few granules, looks again, and stops when a request would have almost nothing to
-//! move. Each step is a separate plan, so that requests find most of the granules in the arena meanwhile. If a request moved
-//! granules itself, it did not wait for them to be unmapped at their old places: that comes first.
+//! A miss, a return to the arena and a growth set a flag if no hole is as long as is wanted. The maintenance thread then remaps a
+//! few granules at a time, until a request would have almost nothing to remap. Each step is a separate plan, so that requests find
+//! most of the granules in the arena meanwhile. Granules that a request remapped are unmapped at their old addresses first.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -15,7 +14,7 @@ use crate::backend::VirtualMemory;
 /// Steps in one go, so that other pools do not wait long for the thread.
 const STEPS_AT_ONCE: usize = 16;
 /// After this many polls without demand the thread sleeps until the next demand wakes it.
-const QUIET_LOOKS: u32 = 16;
+const IDLE_POLLS: u32 = 16;
 
 impl ArenaSupply {
     /// Whether sizes vary, so that a large buffer goes to the arena when it is returned (policy-R3). A load.
@@ -25,7 +24,7 @@ impl ArenaSupply {
         self.is_varied.load(Ordering::Relaxed)
     }
 
-    /// Whether a hole is to be prepared. A load.
+    /// Whether compaction has something to do. A load.
     #[inline]
     pub(in crate::engine) fn lacks_hole(&self) -> bool {
         // Relaxed: a hint; the lock decides.
@@ -78,32 +77,32 @@ impl ArenaSupply {
     }
 
     /// Remaps granules to make a wanted hole. Returns whether to look again soon. Slow calls.
-    pub(in crate::engine) fn prepare_hole(&self, now_us: u64) -> bool {
+    pub(in crate::engine) fn compact(&self, now_us: u64) -> bool {
         // What changes from here on leaves another note.
         if self.lacks_hole.swap(false, Ordering::Relaxed) {
-            self.quiet_looks.store(0, Ordering::Relaxed);
-            if (0..STEPS_AT_ONCE).all(|_| self.prepare_step(now_us)) {
+            self.idle_polls.store(0, Ordering::Relaxed);
+            if (0..STEPS_AT_ONCE).all(|_| self.compaction_step(now_us)) {
                 self.lacks_hole.store(true, Ordering::Relaxed);
             }
-        } else if self.is_preparing() {
-            self.quiet_looks.fetch_add(1, Ordering::Relaxed);
+        } else if self.is_compacting() {
+            self.idle_polls.fetch_add(1, Ordering::Relaxed);
         }
-        self.is_preparing()
+        self.is_compacting()
     }
 
     /// Whether notes come so often that looking for them costs less than a wake-up for each.
-    pub(in crate::engine) fn is_preparing(&self) -> bool {
-        self.lacks_hole() || self.quiet_looks.load(Ordering::Relaxed) < QUIET_LOOKS
+    pub(in crate::engine) fn is_compacting(&self) -> bool {
+        self.lacks_hole() || self.idle_polls.load(Ordering::Relaxed) < IDLE_POLLS
     }
 
     /// Unmaps what requests have remapped, or makes one step towards the compaction target. Returns whether there was one to
     /// make. A slow call.
-    pub(in crate::engine) fn prepare_step(&self, now_us: u64) -> bool {
+    pub(in crate::engine) fn compaction_step(&self, now_us: u64) -> bool {
         if self.unmap_old_places() {
             return true;
         }
         let mut books = self.books();
-        let Some(plan) = books.plan_preparation(now_us) else { return false };
+        let Some(plan) = books.plan_compaction(now_us) else { return false };
         let now = (None, Instant::now());
         self.carry_out(books, plan, now, |books, plan, executed| books.finish_compaction(plan, executed, now_us));
         true

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::unstable::{ManualClock, short_path};
+use pinpool::unstable::{ManualClock, fast_path};
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 
 use crate::child::{alone, in_a_child};
@@ -381,11 +381,11 @@ fn a_thread_that_only_hits_serves_a_get_that_waits() {
     }
 }
 
-/// How many of 1000 hits the short path served.
-fn short_hits(pool: &Pool) -> usize {
+/// How many of 1000 hits the fast path served.
+fn fast_hits(pool: &Pool) -> usize {
     // At hand, and one is idle.
     drop(pool.get(LEN).unwrap());
-    (0..1000).filter(|_| short_path::get(pool, LEN).is_some()).count()
+    (0..1000).filter(|_| fast_path::get(pool, LEN).is_some()).count()
 }
 
 /// More than is left in a [`full_pool`].
@@ -399,23 +399,23 @@ fn full_pool() -> (Pool, Vec<PinnedBuf>) {
     let held: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).wait(Duration::ZERO)).ok()).collect();
     assert_eq!(held.len(), 7);
     drop(small);
-    assert_eq!((short_path::is_open(&pool), short_hits(&pool)), (true, 1000));
+    assert_eq!((fast_path::is_open(&pool), fast_hits(&pool)), (true, 1000));
     (pool, held)
 }
 
 #[test]
-fn a_hit_takes_the_short_path_but_while_a_get_waits() {
+fn a_hit_takes_the_fast_path_but_while_a_get_waits() {
     let (pool, held) = full_pool();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| drop(pool.get(MUCH).unwrap()));
         while pool.stats().requests.waiting == 0 {
             thread::yield_now();
         }
-        assert!(!short_path::is_open(&pool) && short_path::get(&pool, LEN).is_none());
+        assert!(!fast_path::is_open(&pool) && fast_path::get(&pool, LEN).is_none());
         drop(held);
         waiting.join().unwrap();
     });
-    assert_eq!((short_path::is_open(&pool), short_hits(&pool)), (true, 1000));
+    assert_eq!((fast_path::is_open(&pool), fast_hits(&pool)), (true, 1000));
 }
 
 #[test]

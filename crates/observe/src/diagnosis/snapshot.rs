@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use super::judgement::{Cause, LikelyCause};
+use super::window_diagnosis::{Cause, LikelyCause};
 
 /// A buffer this old counts as aged: bursts have ended by then.
 pub const AGED: Duration = Duration::from_secs(60);

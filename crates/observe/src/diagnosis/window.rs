@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::churn::{Calls, Repinned};
-use super::judgement::{Cause, Judgement, Lost};
 use super::leak::Leak;
 use super::snapshot::{STUCK_AFTER, Snapshot};
+use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
 
 /// More than one part in this many is not tolerable: TensorFlow's rate of 0.002.
@@ -39,11 +39,19 @@ pub(super) struct Window<'a> {
     of: Snapshot,
     held_before_bytes: u64,
     most_held_bytes: u64,
+    /// Mean bytes of the buffers in use at the beginning.
+    mean_before_bytes: u64,
+    others_before_bytes: Option<u64>,
     lost: Lost,
 }
 
 pub(super) fn is_stuck(now: &Snapshot) -> bool {
     now.oldest_copy.is_some_and(|age| age >= STUCK_AFTER)
+}
+
+/// Mean bytes of the buffers in use; 0 of none.
+fn mean_bytes(of: &Snapshot) -> u64 {
+    of.used_bytes / of.used.max(1)
 }
 
 fn is_high(part: u64, whole: u64) -> bool {
@@ -56,7 +64,9 @@ impl<'a> Window<'a> {
         let of = now.since(before);
         let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = of;
         let lost = Lost { of_us, waiting_ns, pinning_ns, moving_ns };
-        Self { held_before_bytes: before.held_bytes, most_held_bytes, lost, of, now }
+        let (held_before_bytes, mean_before_bytes) = (before.held_bytes, mean_bytes(before));
+        let others_before_bytes = before.others_bytes;
+        Self { held_before_bytes, most_held_bytes, mean_before_bytes, others_before_bytes, lost, of, now }
     }
 
     /// Whether the window pinned and unpinned as much as was held at either end.
@@ -80,7 +90,7 @@ impl<'a> Window<'a> {
     }
 
     /// The first rule that holds.
-    pub(super) fn judge(&self, leak: Option<Leak>, churned: u32, again: Option<Repinned>) -> Judgement {
+    pub(super) fn diagnose(&self, leak: Option<Leak>, churned: u32, again: Option<Repinned>) -> WindowDiagnosis {
         self.stuck_copy()
             .or_else(|| leak.map(|leak| self.leak(&leak)))
             .or_else(|| self.shortage())
@@ -88,7 +98,7 @@ impl<'a> Window<'a> {
             .unwrap_or_else(|| self.quiet())
     }
 
-    fn judgement(&self, cause: Cause, found: String) -> Judgement {
+    fn diagnosis(&self, cause: Cause, found: String) -> WindowDiagnosis {
         let Self { now, of, lost, .. } = self;
         let [pinned, unpinned] = [of.pinned_bytes, of.unpinned_bytes].map(Size);
         let [used, in_flight, idle, free] =
@@ -100,24 +110,24 @@ impl<'a> Window<'a> {
             format!("{gets}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
             format!("{held} held{max}: {used} in {buffers}, {in_flight} in flight, {idle} idle, {free} free"),
         ];
-        Judgement { cause, is_alarm: false, found, evidence, cure: None, setting: None, lost: *lost, size: 0 }
+        WindowDiagnosis { cause, is_alarm: false, found, evidence, advice: None, setting: None, lost: *lost, size: 0 }
     }
 
-    fn alarm(&self, cause: Cause, found: String, cure: String) -> Judgement {
-        Judgement { is_alarm: true, cure: Some(cure), ..self.judgement(cause, found) }
+    fn alarm(&self, cause: Cause, found: String, advice: String) -> WindowDiagnosis {
+        WindowDiagnosis { is_alarm: true, advice: Some(advice), ..self.diagnosis(cause, found) }
     }
 
-    fn stuck_copy(&self) -> Option<Judgement> {
+    fn stuck_copy(&self) -> Option<WindowDiagnosis> {
         let age = self.now.oldest_copy.filter(|_| is_stuck(self.now))?;
         let stream = self.now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream {stream:#x}"));
         let copying = self.now.holders.iter().max_by_key(|holder| holder.oldest);
-        let tag = copying.map_or_else(String::new, |holder| format!("; tag {} has the oldest buffer", holder.tag));
+        let tag = copying.map_or_else(String::new, |holder| format!(" (tag {} has the oldest buffer)", holder.tag));
         let found = format!("a copy{stream} has been in flight for {}{tag}", Time(age));
-        let cure = "find what blocks the stream; no pool setting helps".to_owned();
-        Some(self.alarm(Cause::StuckCopy, found, cure))
+        let advice = "find what blocks the stream; no pool setting helps".to_owned();
+        Some(self.alarm(Cause::StuckCopy, found, advice))
     }
 
-    fn leak(&self, leak: &Leak) -> Judgement {
+    fn leak(&self, leak: &Leak) -> WindowDiagnosis {
         let Leak { holder, more_buffers, more_bytes, over } = leak;
         let age = holder.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", Time(age)));
         let over_ms = u64::try_from(over.as_millis()).unwrap_or(u64::MAX).max(1);
@@ -143,17 +153,17 @@ impl<'a> Window<'a> {
                 "; request buffers through Pool::tagged, or set call_stacks(100) in code, to see who holds them"
             }
         };
-        let cure = format!("return these buffers or drop their owner; a higher limit only delays the failure{hint}");
-        let mut judgement = self.alarm(Cause::Leak, found, cure);
+        let advice = format!("return these buffers or drop their owner; a higher limit only delays the failure{hint}");
+        let mut diagnosis = self.alarm(Cause::Leak, found, advice);
         let per_minute = more_buffers.saturating_mul(60_000) / over_ms;
-        judgement.evidence.insert(0, format!("{} more per minute; {forecast}", counted(per_minute, "buffer")));
+        diagnosis.evidence.insert(0, format!("{} more per minute; {forecast}", counted(per_minute, "buffer")));
         // A line for each doubling.
-        judgement.size = holder.buffers.next_power_of_two();
-        judgement
+        diagnosis.size = holder.buffers.next_power_of_two();
+        diagnosis
     }
 
     /// Requests that found no memory at once.
-    fn shortage(&self) -> Option<Judgement> {
+    fn shortage(&self) -> Option<WindowDiagnosis> {
         let Self { now, of: Snapshot { short_gets, .. }, .. } = self;
         let gets = self.of.gets.max(*short_gets);
         // Requests that still wait are not counted.
@@ -168,18 +178,18 @@ impl<'a> Window<'a> {
             _ => format!("{short_gets} of {gets} requests waited"),
         };
         let Some(limit) = now.limit.as_deref().filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
-        if let Some(others_bytes) = now.others_bytes.filter(|_| self.is_of_others()) {
+        if let Some(others_bytes) = self.missing_at_others() {
             let (own, others) = (Size(now.held_bytes), Size(others_bytes));
             let found = format!("{short}: this pool holds {own} of the shared limit, other processes {others}");
-            let cure =
+            let advice =
                 format!("raise {limit} for all of them, or reduce what they hold (`pinpool top --all` lists it)");
-            return Some(self.alarm(Cause::OtherProcess, found, cure));
+            return Some(self.alarm(Cause::OtherProcess, found, advice));
         }
-        if let Some(judgement) = self.pause(&short, limit) {
-            return Some(judgement);
+        if let Some(diagnosis) = self.pause(&short, limit) {
+            return Some(diagnosis);
         }
-        if let Some(judgement) = self.slow_consumer(&short) {
-            return Some(judgement);
+        if let Some(diagnosis) = self.slow_consumer(&short) {
+            return Some(diagnosis);
         }
         // Nothing else shows that the consumer was ever idle.
         if !self.is_of_one_thread() && self.of.failed_gets == 0 && self.of.puts > 0 {
@@ -191,17 +201,17 @@ impl<'a> Window<'a> {
         Some(self.too_small(short, limit, needed_bytes, ""))
     }
 
-    fn too_small(&self, short: String, limit: &str, needed_bytes: u64, purpose: &str) -> Judgement {
-        let cure = format!("raise {limit} to {}{purpose}", RoundedUp(needed_bytes));
-        let mut judgement = self.alarm(Cause::LimitTooSmall, short, cure);
-        judgement.setting = SETTINGS.into_iter().find(|name| *name == limit).map(|name| (name, needed_bytes));
-        judgement.size = needed_bytes;
-        judgement
+    fn too_small(&self, short: String, limit: &str, needed_bytes: u64, purpose: &str) -> WindowDiagnosis {
+        let advice = format!("raise {limit} to {}{purpose}", RoundedUp(needed_bytes));
+        let mut diagnosis = self.alarm(Cause::LimitTooSmall, short, advice);
+        diagnosis.setting = SETTINGS.into_iter().find(|name| *name == limit).map(|name| (name, needed_bytes));
+        diagnosis.size = needed_bytes;
+        diagnosis
     }
 
     /// A few requests wait long, while most find memory at once: the consumer keeps up and pauses now and then. The buffers that producers
     /// would have filled meanwhile bridge the pause.
-    fn pause(&self, short: &str, limit: &str) -> Option<Judgement> {
+    fn pause(&self, short: &str, limit: &str) -> Option<WindowDiagnosis> {
         let Self { now, of, lost, .. } = self;
         let waits = of.short_gets.max(now.waiting);
         let wait_ns = lost.waiting_ns.checked_div(waits)?;
@@ -210,24 +220,23 @@ impl<'a> Window<'a> {
         }
         let running_us = lost.of_us.saturating_sub(wait_ns / 1000).max(lost.of_us / PAUSED_PART).max(1);
         let missed_gets = u128::from(of.gets) * u128::from(wait_ns / 1000) / u128::from(running_us);
-        let buffer_bytes = now.used_bytes / now.used.max(1);
-        let more_bytes = u64::try_from(missed_gets * u128::from(buffer_bytes)).unwrap_or(u64::MAX);
+        let more_bytes = u64::try_from(missed_gets * u128::from(mean_bytes(now))).unwrap_or(u64::MAX);
         let needed_bytes = now.max_bytes?.saturating_add(more_bytes).max(now.needed_bytes);
         let found = format!("{short}, {} each, because the consumer pauses", seconds(wait_ns));
         Some(self.too_small(found, limit, needed_bytes, " to bridge such a pause"))
     }
 
     /// A full pool: ordinary if the consumer is always busy.
-    fn full(&self, short: &str, limit: &str) -> Judgement {
+    fn full(&self, short: &str, limit: &str) -> WindowDiagnosis {
         let found = format!("{short}, and {} buffers are returned per second", self.puts_a_second());
-        let cure = format!(
+        let advice = format!(
             "if the consumer is always busy, do nothing: more memory only lengthens its queue; if it waits for buffers, raise {limit} \
              (`pinpool advise RECORDING` shows which)"
         );
-        Judgement {
-            cure: Some(cure),
+        WindowDiagnosis {
+            advice: Some(advice),
             lost: Lost { waiting_ns: 0, ..self.lost },
-            ..self.judgement(Cause::PoolFull, found)
+            ..self.diagnosis(Cause::PoolFull, found)
         }
     }
 
@@ -241,27 +250,27 @@ impl<'a> Window<'a> {
         format!("{}.{}", tenths / 10, tenths % 10)
     }
 
-    /// Whether other processes hold the missing memory: this pool's own limit has room.
-    fn is_of_others(&self) -> bool {
+    /// What other processes hold of the missing memory: this pool's own limit has room. They may have ended since.
+    fn missing_at_others(&self) -> Option<u64> {
         let Snapshot { needed_bytes, max_bytes, others_bytes, .. } = self.now;
-        *needed_bytes > 0
-            && others_bytes.is_some_and(|bytes| bytes > 0)
-            && max_bytes.is_none_or(|own| *needed_bytes <= own)
+        let is_theirs = *needed_bytes > 0 && max_bytes.is_none_or(|own| *needed_bytes <= own);
+        (*others_bytes).max(self.others_before_bytes).filter(|&bytes| bytes > 0 && is_theirs)
     }
 
-    fn refused(&self, short: String) -> Judgement {
+    fn refused(&self, short: String) -> WindowDiagnosis {
         let (unused_bytes, held_bytes) = (self.now.idle_bytes + self.now.free_bytes, self.now.held_bytes);
         if unused_bytes > held_bytes / 2 {
             let (unused, held) = (Size(unused_bytes), Size(held_bytes));
-            let cure = "lower PINPOOL_MAX_BYTES, so that requests release idle memory, or set PINPOOL_PRESET=adaptive";
+            let advice =
+                "lower PINPOOL_MAX_BYTES, so that requests release idle memory, or set PINPOOL_PRESET=adaptive";
             let found = format!("{short} although {unused} of {held} held are idle or free");
-            return self.alarm(Cause::IdleHoard, found, cure.to_owned());
+            return self.alarm(Cause::IdleHoard, found, advice.to_owned());
         }
         self.alarm(Cause::MemoryRefused, format!("{short}: the backend refused memory"), OF_SYSTEM.to_owned())
     }
 
     /// Buffers wait in a queue: the waiting requests are few compared with them, so more memory would lengthen the queue.
-    fn slow_consumer(&self, short: &str) -> Option<Judgement> {
+    fn slow_consumer(&self, short: &str) -> Option<WindowDiagnosis> {
         let now = self.now;
         let max_bytes = now.max_bytes.filter(|&bytes| bytes > 0)?;
         let overhang_bytes = now.needed_bytes.saturating_sub(max_bytes);
@@ -289,15 +298,15 @@ impl<'a> Window<'a> {
             self.puts_a_second(),
             seconds(out_ns)
         );
-        let cure = "make the consumer faster, or queue fewer buffers; more memory lengthens the queue without raising throughput";
-        let mut judgement = self.alarm(Cause::SlowConsumer, found, cure.to_owned());
+        let advice = "make the consumer faster, or queue fewer buffers; more memory lengthens the queue without raising throughput";
+        let mut diagnosis = self.alarm(Cause::SlowConsumer, found, advice.to_owned());
         let more = percent(overhang_bytes, max_bytes);
-        judgement.evidence.insert(0, format!("serving all waiting requests would use {more} more memory"));
-        Some(judgement)
+        diagnosis.evidence.insert(0, format!("serving all waiting requests would use {more} more memory"));
+        Some(diagnosis)
     }
 
     /// Memory is pinned and unpinned, or evicted and missed, repeatedly.
-    fn back_and_forth(&self, churned: u32, again: Option<Repinned>) -> Option<Judgement> {
+    fn back_and_forth(&self, churned: u32, again: Option<Repinned>) -> Option<WindowDiagnosis> {
         let Self { now, of: Snapshot { misses, gets, new_lengths, .. }, .. } = self;
         let missed = || format!("{misses} of {gets} requests missed");
         let is_varied = *new_lengths > gets / 2;
@@ -308,40 +317,48 @@ impl<'a> Window<'a> {
             // Buffers of sizes that do not recur do not help.
             if is_varied && *misses > gets / 10 * 8 {
                 let found = format!("{}, each with a pin call, because no idle buffer had their size", missed());
-                let cure = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes".to_owned();
-                return Some(self.alarm(Cause::SizesNeverRecur, found, cure));
+                let advice = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes".to_owned();
+                return Some(self.alarm(Cause::SizesNeverRecur, found, advice));
             }
             let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.of.evicted));
             let found = format!("{} evicted buffers", missed());
-            let cure = format!("raise PINPOOL_POOL_SIZE_LIMIT to {needed}");
-            let mut judgement = self.alarm(Cause::Thrashing, found, cure);
-            (judgement.setting, judgement.size) = (Some(("PINPOOL_POOL_SIZE_LIMIT", needed)), needed);
-            return Some(judgement);
+            let advice = format!("raise PINPOOL_POOL_SIZE_LIMIT to {needed}");
+            let mut diagnosis = self.alarm(Cause::Thrashing, found, advice);
+            (diagnosis.setting, diagnosis.size) = (Some(("PINPOOL_POOL_SIZE_LIMIT", needed)), needed);
+            return Some(diagnosis);
         }
         if churned >= CHURNED {
             let (pinned, held) = (Size(self.of.pinned_bytes), Size(self.cycled_bytes()));
             let found = format!("{pinned} pinned and unpinned to hold {held}");
-            let cure = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES".to_owned();
-            return Some(self.alarm(Cause::Thrashing, found, cure));
+            let advice = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES".to_owned();
+            return Some(self.alarm(Cause::Thrashing, found, advice));
         }
-        if let Some(Repinned { bytes, each_ns, every_us }) = again {
-            let (size, every) = (Size(bytes), seconds(every_us.saturating_mul(1000)));
-            let found = format!("{size} unpinned and pinned again every {every}, at {} each time", seconds(each_ns));
-            let idle_s = (every_us / 1_000_000 * 2).next_multiple_of(10);
-            let cure = format!("set PINPOOL_IDLE_TIMEOUT={idle_s}s or PINPOOL_RESERVE={}", RoundedUp(bytes));
-            return Some(self.alarm(Cause::Thrashing, found, cure));
+        if let Some(Repinned { bytes, each_ns, times, of_us }) = again {
+            let (size, each, of) = (Size(bytes), seconds(each_ns), seconds(of_us.saturating_mul(1000)));
+            let found = format!("{size} unpinned and pinned again {times} times in {of}, at {each} each time");
+            // A longer idle timeout would leave the first of these pin calls where it is.
+            let kept_bytes = now.most_held_bytes.max(bytes);
+            let advice = format!("set PINPOOL_RESERVE to {}, so that this memory stays pinned", RoundedUp(kept_bytes));
+            let mut diagnosis = self.alarm(Cause::Thrashing, found, advice);
+            (diagnosis.setting, diagnosis.size) = (Some(("PINPOOL_RESERVE", kept_bytes)), kept_bytes);
+            return Some(diagnosis);
         }
         if *misses <= gets / 2 || self.is_warming_up() {
             return None;
         }
-        let calls_ns = self.lost.pinning_ns.saturating_add(self.lost.moving_ns);
+        // Pin calls far below the limit are growth, or memory that was idle (`churn.rs`).
+        let pinning_ns = if self.is_near_limit() { self.lost.pinning_ns } else { 0 };
+        let calls_ns = pinning_ns.saturating_add(self.lost.moving_ns);
         let is_costly = !self.is_growing() && calls_ns / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
         if is_varied {
             let found = format!("{}: no idle buffer had their size, so they were carved from held memory", missed());
-            let cure = is_costly.then(|| "batch to fewer sizes".to_owned());
-            return Some(Judgement { is_alarm: is_costly, cure, ..self.judgement(Cause::SizesNeverRecur, found) });
+            let advice = is_costly.then(|| "batch to fewer sizes".to_owned());
+            return Some(WindowDiagnosis {
+                is_alarm: is_costly,
+                advice,
+                ..self.diagnosis(Cause::SizesNeverRecur, found)
+            });
         }
-        // Memory that was unpinned before and is pinned again is judged over minutes (`churn.rs`).
         let has_regrown = self.now.held_bytes > self.held_before_bytes + self.held_before_bytes / GROWTH_PART;
         (is_costly && !has_regrown).then(|| {
             let found = format!("{} with recurring sizes: buffers of other sizes took their memory", missed());
@@ -350,31 +367,46 @@ impl<'a> Window<'a> {
         })
     }
 
+    fn is_near_limit(&self) -> bool {
+        self.now.max_bytes.is_some_and(|max_bytes| self.cycled_bytes() >= max_bytes - max_bytes / 8)
+    }
+
     fn is_growing(&self) -> bool {
         self.now.held_bytes > self.most_held_bytes.saturating_add(self.most_held_bytes / GROWTH_PART)
     }
 
-    /// A pool that grows because sizes grow does not warm up.
     fn is_warming_up(&self) -> bool {
         let is_first = self.most_held_bytes == 0 || self.of.new_lengths <= self.of.misses / 2;
-        self.is_growing() && is_first && self.of.misses > self.of.gets / WARM_PART
+        self.is_growing() && is_first && !self.are_buffers_larger() && self.of.misses > self.of.gets / WARM_PART
+    }
+
+    /// Whether the pool holds more only because its buffers have become larger.
+    fn are_buffers_larger(&self) -> bool {
+        let [before, now] = [self.mean_before_bytes, mean_bytes(self.now)].map(u128::from);
+        let [held_before, held] = [self.held_before_bytes, self.now.held_bytes].map(u128::from);
+        let part = u128::from(GROWTH_PART);
+        before > 0 && now > before && held * before * part <= held_before * now * (part + 1)
     }
 
     /// No known problem.
-    fn quiet(&self) -> Judgement {
+    fn quiet(&self) -> WindowDiagnosis {
         let now = self.now;
         if self.is_warming_up() {
             let found = format!("held {}->{}", Size(self.held_before_bytes), Size(now.held_bytes));
-            return self.judgement(Cause::WarmingUp, found);
+            return self.diagnosis(Cause::WarmingUp, found);
         }
         if !now.is_pinned && now.copies > 0 {
             let found = "copies use unpinned memory, which the driver copies twice".to_owned();
-            let cure = "run `pinpool doctor` for the reason and the fix".to_owned();
+            let advice = "run `pinpool doctor` for the reason and the fix".to_owned();
             // Without a GPU there is nothing to pin for.
-            return Judgement { is_alarm: now.has_driver, cure: Some(cure), ..self.judgement(Cause::NotPinned, found) };
+            return WindowDiagnosis {
+                is_alarm: now.has_driver,
+                advice: Some(advice),
+                ..self.diagnosis(Cause::NotPinned, found)
+            };
         }
         let served = self.of.gets.saturating_sub(self.of.pin_calls);
         let found = format!("{served} of {} requests waited for nothing, {} held", self.of.gets, Size(now.held_bytes));
-        self.judgement(Cause::Healthy, found)
+        self.diagnosis(Cause::Healthy, found)
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::judgement::{Cause, Judgement};
+use super::window_diagnosis::{Cause, WindowDiagnosis};
 
 /// A need that grows by one part in this many is reported again.
 const RAISE_PART: u64 = 8;
@@ -19,7 +19,7 @@ const RETURNS_MAX: u32 = 12;
 
 /// What was reported last.
 #[derive(Debug, Default)]
-pub(super) struct News {
+pub(super) struct LogFilter {
     reported: Option<(Cause, bool, u64)>,
     known: Vec<Cause>,
     /// When it was last found.
@@ -28,8 +28,8 @@ pub(super) struct News {
     returns: u32,
 }
 
-impl News {
-    pub(super) fn is_news(&mut self, now_us: u64, seen: &Judgement) -> bool {
+impl LogFilter {
+    pub(super) fn should_log(&mut self, now_us: u64, seen: &WindowDiagnosis) -> bool {
         let Some((cause, was_alarm, size)) = self.reported else { return self.report(now_us, seen) };
         if cause == seen.cause {
             self.seen_us = now_us;
@@ -52,7 +52,7 @@ impl News {
         self.report(now_us, seen)
     }
 
-    fn report(&mut self, now_us: u64, seen: &Judgement) -> bool {
+    fn report(&mut self, now_us: u64, seen: &WindowDiagnosis) -> bool {
         self.reported = Some((seen.cause, seen.is_alarm, seen.size));
         self.seen_us = now_us;
         if !self.known.contains(&seen.cause) {
@@ -64,14 +64,14 @@ impl News {
 
 /// The diagnosis of several windows: a leak or stuck copy that is there at the end; else the alarm that lost most time, unless its
 /// windows are few and lost little; else what was found most often, except a warm-up that has ended.
-pub(super) fn summary(windows: &[&Judgement]) -> Option<Judgement> {
+pub(super) fn summary(windows: &[&WindowDiagnosis]) -> Option<WindowDiagnosis> {
     let last = *windows.last()?;
     let ends = |cause| matches!(cause, Cause::Leak | Cause::StuckCopy);
     if ends(last.cause) {
         return Some(last.clone());
     }
     // Of each cause: windows, time lost, and the diagnosis that asks for most.
-    let mut sums: BTreeMap<(bool, Cause), (usize, u64, &Judgement)> = BTreeMap::new();
+    let mut sums: BTreeMap<(bool, Cause), (usize, u64, &WindowDiagnosis)> = BTreeMap::new();
     for window in windows {
         let (times, lost_ns, most) = sums.entry((window.is_alarm, window.cause)).or_insert((0, 0, window));
         (*times, *lost_ns) = (*times + 1, *lost_ns + window.lost.total_ns());
@@ -92,10 +92,10 @@ pub(super) fn summary(windows: &[&Judgement]) -> Option<Judgement> {
         quiet.max_by_key(|((_, cause), (times, ..))| (!is_past(*cause), *times))
     };
     let ((_, cause), (times, _, found)) = worst.or_else(usual)?;
-    let mut judgement = (*found).clone();
-    if judgement.is_alarm && *cause != last.cause {
+    let mut diagnosis = (*found).clone();
+    if diagnosis.is_alarm && *cause != last.cause {
         let (all, now) = (windows.len(), last.cause.name());
-        judgement.found = format!("in {times} of the last {all} windows (now {now}): {}", judgement.found);
+        diagnosis.found = format!("in {times} of the last {all} windows (now {now}): {}", diagnosis.found);
     }
-    Some(judgement)
+    Some(diagnosis)
 }
