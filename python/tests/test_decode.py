@@ -219,7 +219,7 @@ def test_braces_and_patterns_name_files_in_order(tmp_path):
     assert keys("train-0{10..11}.tar") == keys("train-{010..011}.tar")
     assert keys("train-00{0..9}.tar") == [f"train-{number:03}.tar!{number}" for number in range(10)]
     assert keys("train-00{5..3}.tar") == [f"train-{number:03}.tar!{number}" for number in (5, 4, 3)]
-    assert _paths.expanded([str(tmp_path / "none-{0..10}.bin")])[-2:] == [str(tmp_path / f"none-{number}.bin") for number in (9, 10)]
+    assert _paths.expand([str(tmp_path / "none-{0..10}.bin")])[-2:] == [str(tmp_path / f"none-{number}.bin") for number in (9, 10)]
     assert keys("train-00{3,1}.tar") == ["train-003.tar!3", "train-001.tar!1"]
     assert len(keys("train-*.tar")) == 12 and keys("train-00[01].tar") == keys("train-{000..001}.tar")
     assert keys("literal{1,2}.txt") == ["literal{1,2}.txt"]

@@ -148,24 +148,6 @@ def test_a_recorded_stream_counts_however_the_buffer_ends(over_the_double, end):
     )
 
 
-def test_an_array_is_kept_by_the_streams_of_its_buffer(over_the_double):
-    over_the_double(
-        """
-        pool, stream = pool_of(), new_stream()
-        with pool.get(SIZE) as buf:
-            array = np.frombuffer(buf, np.uint8)
-            hold(stream)
-            copy(buf, stream)
-            buf.record_stream(stream)
-        assert held_back(pool) == (0, 1, 0)
-        del array
-        assert held_back(pool) == (1, 0, 0)
-        let_run(stream)
-        settled(pool, (0, 0, 1))
-        """
-    )
-
-
 BATCH = """next(iter(pinpool_loader.Loader("samples", batch_size=2, pool=pool)))"""
 
 

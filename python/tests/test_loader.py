@@ -7,10 +7,7 @@ import io
 import itertools
 import json
 import pickle
-import subprocess
-import sys
 import tarfile
-import textwrap
 import threading
 import warnings
 
@@ -110,14 +107,6 @@ def test_each_for_iterates_over_the_next_epochs_in_a_new_order(files, pool):
     assert all(sorted(order) == sorted(orders[0]) for order in orders) and len(set(map(tuple, orders))) == 4
     assert contents(load(files, pool, shuffle=True, seed=5, epochs=2)) == first
     assert contents(load(files, pool, shuffle=True, seed=6, epochs=2)) != first
-
-
-def test_ranks_share_each_epoch(files, pool):
-    with pytest.warns(UserWarning, match="the ranks get 3 and 2 batches"):
-        ranks = [load(files, pool, shuffle=True, seed=3, rank=rank, world=3) for rank in range(3)]
-    keys = [[key for batch in loader for key in batch.keys] for loader in ranks]
-    assert sorted(map(len, keys)) == [6, 7, 7] and len(set(sum(keys, []))) == 20
-    assert [len(loader) for loader in ranks] == [3, 3, 2]
 
 
 @pytest.mark.parametrize("taken", [0, 1, 6, 7, 11, 13, 14])
@@ -302,24 +291,6 @@ def test_batches_by_bytes_have_long_samples_in_parts(tmp_path, pool):
     assert b"".join(batch[0].tobytes() for batch in batches) == bytes(range(250))
 
 
-def test_members_of_containers_are_samples(tmp_path, pool):
-    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
-        for number in range(3):
-            for field, data in (("jpg", b"picture%d" % number), ("cls", b"%d" % number)):
-                info = tarfile.TarInfo(f"{number:04}.{field}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    shard = tmp_path / "shard.tar"
-    [batch] = pinpool_loader.Loader(shard, pool=pool)
-    assert batch.labels == ["0000", "0001", "0002"] and batch.keys[1] == f"{shard}!0001"
-    assert [bytes(sample) for sample in batch] == [b"picture%d%d" % (number, number) for number in range(3)]
-    (tmp_path / "README").write_bytes(b"")
-    [plain] = pinpool_loader.Loader(tmp_path, pool=pool)
-    assert len(plain) == 2 and plain.nbytes == shard.stat().st_size
-    [opened] = pinpool_loader.Loader(tmp_path, containers=True, pool=pool)
-    assert len(opened) == 4
-
-
 def test_empty_files_are_samples(tmp_path, pool):
     for name in "ab":
         (tmp_path / name).touch()
@@ -438,38 +409,6 @@ def test_the_lock_is_free_while_a_loop_waits(tmp_path):
     held.clear()
     waits.join(300)
     assert not waits.is_alive() and taken[0].index == 1
-
-
-def test_ctrl_c_ends_a_waiting_loop_and_its_threads(tmp_path):
-    for number in range(2):
-        (tmp_path / str(number)).write_bytes(bytes(3_000_000))
-    code = f"""
-        import os, signal, threading, time
-        import pinpool
-        import pinpool_loader
-
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
-        pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait=3600)
-        loader = pinpool_loader.Loader({str(tmp_path)!r}, batch_size=1, pool=pool)
-
-        held = []
-
-        def interrupt():
-            while pool.stats()["requests"]["waiting"] == 0 or not held:
-                time.sleep(0.01)
-            time.sleep(0.2)  # most often the main thread waits for the second batch by then
-            os.kill(os.getpid(), signal.SIGINT)
-
-        try:
-            threading.Thread(target=interrupt, daemon=True).start()
-            for batch in loader:
-                held.append(batch)
-        except KeyboardInterrupt:
-            print("interrupted", len(held), len([name for name in os.listdir("/proc/self/task")
-                if open(f"/proc/self/task/{{name}}/comm").read().startswith("pinpool-read")]))
-        """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.split()) == (0, ["interrupted", "1", "0"]), done.stderr
 
 
 def test_a_loader_of_the_parent_is_refused_in_a_child(files, alone):

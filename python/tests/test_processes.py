@@ -179,8 +179,3 @@ def test_children_forked_while_threads_wait_use_new_pools(alone):
     """
     )
     assert out == "ended\n"
-
-
-def test_a_spawned_process_makes_its_own_pool(alone):
-    out, _ = alone("import pinpool; print(len(pinpool.Pool(env=False, backend='heap').get(10)))")
-    assert out == "10\n"

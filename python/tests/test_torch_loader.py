@@ -136,7 +136,7 @@ def test_keeping_too_many_batches_fails_immediately_but_not_at_the_end(shared, w
         return DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=shared.collate)
 
     batches = []
-    with pytest.raises(pinpool.LimitError, match=f"{kept} of 9 shared buffers belong.*with buffers="):
+    with pytest.raises(pinpool.LimitError, match=f"{kept} of 9 shared buffers belong.*set buffers="):
         for batch in shared.batches(loader(50)):
             batches.append(batch)
     assert len(batches) == kept

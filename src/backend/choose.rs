@@ -91,11 +91,11 @@ pub struct Chosen {
     pub lock_limit_bytes: Option<u64>,
     /// Better sources that do not work here, each with the reason.
     pub passed_over: Vec<(&'static str, String)>,
-    /// What `Auto` could not have: a GPU that is here and not used, memory that is not pinned.
+    /// Disadvantages of the choice, such as an unused GPU or unpinned memory.
     pub findings: Vec<Finding>,
 }
 
-/// How memory is to be pinned, and for which pool.
+/// How memory is pinned, and for which pool.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PinOptions<'a> {
     /// The root of the file system, `/` except in tests.
@@ -179,7 +179,7 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
     Ok(chosen)
 }
 
-/// What is wrong with the node of `source`, if another was asked for.
+/// What is wrong with the node of `source`, if another was requested.
 fn node_ignored(source: &dyn Source, node: Option<u32>) -> Option<Finding> {
     let node = node.filter(|_| source.numa_node() != node)?;
     let found =
@@ -218,7 +218,7 @@ fn driver_sources(arena: bool) -> &'static [&'static str] {
     if arena { &["vmm", "register", "cuda"] } else { &["cuda"] }
 }
 
-/// backends that do not work here, each with the reason.
+/// Backends that do not work here, each with the reason.
 type PassedOver = Vec<(&'static str, String)>;
 
 /// The best source of the driver that works, or those that do not work, each with the reason.
@@ -253,7 +253,7 @@ fn best(options: PinOptions<'_>) -> Chosen {
     }
 }
 
-/// A source of the driver that has given memory and taken it back.
+/// A source of the driver that has passed its trial.
 fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Chosen, String> {
     let mut chosen = Chosen::of(driver_source(name, options, false)?);
     // `vmm` has tested a granule.
@@ -279,7 +279,7 @@ fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -
     }
 }
 
-/// The GPU with this ordinal: [`Level::Ok`] if the driver gives it, [`Level::Note`] if there is neither GPU nor driver,
+/// The GPU with this ordinal: [`Level::Ok`] if the driver provides it, [`Level::Note`] if there is neither GPU nor driver,
 /// [`Level::Warning`] else, with the cause and a remedy. Makes no context.
 #[cfg(feature = "cuda")]
 pub fn gpu(device: u32) -> Finding {
@@ -297,8 +297,8 @@ pub fn gpu(_device: u32) -> Finding {
     }
 }
 
-/// The GPU of a pool that is told of none: the one that this process works with, else the first. A pool for another one would make
-/// a context there, which takes its memory.
+/// The default GPU of a pool: the GPU that this process uses, else the first. A pool for another GPU would create a context there,
+/// which takes GPU memory.
 pub(crate) fn default_device() -> u32 {
     #[cfg(feature = "cuda")]
     return crate::driver::device::in_use().unwrap_or(0);
@@ -306,7 +306,7 @@ pub(crate) fn default_device() -> u32 {
     0
 }
 
-/// Whether a choice that tries the driver's backends would start a driver that nobody has started in this process.
+/// Whether a choice that tries the driver's backends would be the first to start the driver in this process.
 pub(crate) fn may_start_driver() -> bool {
     #[cfg(feature = "cuda")]
     return crate::driver::is_present() && !crate::driver::is_started();

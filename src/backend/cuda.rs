@@ -1,7 +1,7 @@
 //! Memory that the CUDA driver pins: `cuMemHostAlloc`, portable (every context may copy from it) and cached.
 //!
-//! Write-combined only if asked for: that gains nothing for copies, and reading such memory on the host is very slow. The
-//! driver is loaded at run time.
+//! Never write-combined: that gains nothing for copies, and reading such memory on the host is very slow. The driver is loaded
+//! at run time.
 //!
 //! ```text
 //!   the driver's block    [ ... |<------- len_bytes ------->| ... ]     a small block begins anywhere in a page
@@ -65,7 +65,7 @@ impl CudaSource {
 // SAFETY: source-C1: `cuMemHostAlloc` maps pinned memory at a fixed address until `cuMemFreeHost`, and a failed free
 // leaves it mapped. source-C2: pages of the kernel, or used before by this process. source-C3: `held_bytes` has a page to
 // spare where the driver guarantees no alignment, and `acquire` checks that the region ends inside the block. source-C4:
-// `RegionIds`. source-C5: the driver is asked for exactly `held_bytes`.
+// `RegionIds`. source-C5: exactly `held_bytes` are requested.
 unsafe impl Source for CudaSource {
     fn name(&self) -> &'static str {
         "cuda"

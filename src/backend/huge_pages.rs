@@ -45,12 +45,12 @@ impl HugeTlb {
         }
     }
 
-    /// Whether the user asked for this size of pages.
+    /// Whether the user requested this page size.
     pub(crate) fn is_required(self) -> bool {
         matches!(self, Self::Of2MiB | Self::Of1GiB)
     }
 
-    /// What is wrong with pages that were asked for: there are none free. `None` where nothing is.
+    /// The finding that no requested page is free; `None` if there are some.
     pub(crate) fn finding(self, root: &Path) -> Option<Finding> {
         let page_bytes = self.page_bytes().filter(|_| self.is_required())?;
         let found = match huge_pages(root, page_bytes) {

@@ -1,15 +1,15 @@
-//! The locations on the host from which `vmm` may ask the driver for memory, by what the machine says of its nodes.
+//! The host locations at which `vmm` allocates, chosen by the NUMA nodes of the machine.
 //!
-//! | NUMA nodes | asked for, in this order |
+//! | NUMA nodes | locations, in this order |
 //! | --- | --- |
 //! | one, or unknown | that node (0 if unknown), any memory of the host |
-//! | several, and the wanted one has memory and processors | that node, any memory of the host |
+//! | several, and the preferred one has memory and processors | that node, any memory of the host |
 //! | several, and it lacks one of them | any memory of the host |
 //! | several, not all alike, under a driver before r595 | nothing, unless `PINPOOL_BACKEND=vmm` insists |
 //!
 //! `cuMemCreate` refuses a node without memory, one without processors, and node -1. On machines with unequal nodes,
-//! drivers before r595 have ended processes there, which no error return shows. So the machine is asked before the driver.
-//! The wanted node is the one that the user set, else the device's, else the first that is whole.
+//! drivers before r595 have ended processes there without an error, so the machine is checked before the driver is called.
+//! The preferred node is the node that the user set, else the device's, else the first node with memory and processors.
 //!
 //! Reads files; calls no driver.
 
@@ -71,7 +71,7 @@ impl Machine {
         Ok(node.into_iter().chain([HostLocation::Anywhere]).collect())
     }
 
-    /// Why no node was asked for; `None` if the `wanted` one is whole, or there is no choice.
+    /// Why no node was used; `None` if the `wanted` one is whole, or there is no choice.
     pub(super) fn lack_of(&self, wanted: Option<u32>) -> Option<String> {
         let node = self.nodes.iter().filter(|_| self.nodes.len() > 1).find(|node| Some(node.id) == wanted)?;
         lack(node).map(|lack| format!("node {} has no {lack}", node.id))
@@ -97,7 +97,7 @@ impl Machine {
     }
 }
 
-/// What a node lacks. What cannot be read counts as there.
+/// What a node lacks. Unreadable properties count as present.
 fn lack(node: &MemoryNode) -> Option<&'static str> {
     match (node.memory_bytes, node.cpus.as_deref()) {
         (Some(0), _) => Some("memory"),

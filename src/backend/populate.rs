@@ -1,4 +1,4 @@
-//! Places the pages of a fresh mapping on a NUMA node, and brings them into memory with many threads.
+//! Places the pages of a new mapping on a NUMA node, and faults them in with many threads.
 //!
 //! One thread faults in 4 to 10 GB/s of huge pages; with sixteen threads and the registration behind them a reserve of 1 GiB comes
 //! at 24 GB/s (17 to 22 on a busier machine).

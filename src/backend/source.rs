@@ -25,7 +25,7 @@ pub struct Region {
 
 // SAFETY: a region is the exclusive right to `len_bytes` bytes (source-C1), which is bound to no thread.
 unsafe impl Send for Region {}
-// SAFETY: a shared region gives out plain numbers.
+// SAFETY: a shared region returns plain numbers.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -164,7 +164,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Why all memory of this source is gone, if it is: a reset of its device has taken it. Asked by the maintenance thread, at least once a second.
+    /// The error if a device reset has ended all memory of this source. The maintenance thread calls this at least once a second.
     #[doc(hidden)]
     fn gone(&self) -> Option<SourceError> {
         None
@@ -175,7 +175,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// What the source could not have when it was made, such as a GPU that may not reach its memory: logged when a pool starts.
+    /// Disadvantages of the source, such as a GPU without access to its memory: logged when a pool starts.
     #[doc(hidden)]
     fn findings(&self) -> Vec<Finding> {
         Vec::new()

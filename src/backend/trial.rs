@@ -10,7 +10,7 @@ use crate::error::SourceError;
 use crate::finding::Finding;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
-/// Memory that a source returned and took back.
+/// The result of a trial.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Trial {

@@ -15,7 +15,7 @@ use crate::maintenance_thread::{MaintenanceThread, Reminder};
 const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 
 /// A handle to a copy in flight, to query or wait for its end. Dropping it has no effect on the copy: the pool keeps the
-/// buffer until the copy is over in any case.
+/// buffer until the copy completes in any case.
 ///
 /// In a task `completion.await` waits without holding up the thread, on any runtime:
 ///
@@ -35,13 +35,13 @@ const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(
 pub struct Completion {
     /// `None` for a copy of zero bytes.
     fence: Option<SharedFence>,
-    /// The pool that keeps the buffer until the copy is over, if the copy took the buffer.
+    /// The pool that keeps the buffer until the copy completes, if the copy took the buffer.
     keeper: Option<Weak<dyn CopyKeeper>>,
 }
 
-/// Keeps buffers until their copies are over.
+/// Keeps buffers until their copies have completed.
 pub(crate) trait CopyKeeper: Send + Sync {
-    /// The user has seen that a copy is over.
+    /// The user has waited for the end of a copy.
     fn copy_ended(&self);
 }
 
@@ -50,7 +50,7 @@ pub(crate) trait CopyKeeper: Send + Sync {
 ///
 /// The task is woken by the process's maintenance thread, which is started if there is none. The thread queries the copy every
 /// 0.1 ms at first, and less often once the copy has been running for a while. If the system refuses a thread, the task is woken
-/// at once and polls again and again.
+/// at once and polls repeatedly.
 #[derive(Debug)]
 pub struct CompletionFuture {
     completion: Completion,
@@ -67,7 +67,7 @@ impl Completion {
         Self { fence: None, keeper: None }
     }
 
-    /// The buffer of a copy that is over is idle at once, and counts as such.
+    /// Makes the buffer of a completed copy idle at once.
     fn record_end(&self) {
         if let Some(keeper) = self.keeper.as_ref().and_then(Weak::upgrade) {
             keeper.copy_ended();
@@ -126,12 +126,12 @@ impl IntoFuture for Completion {
 }
 
 impl CompletionFuture {
-    /// The handle again, for a wait that is not a task's.
+    /// The handle, for a wait outside a task.
     pub(crate) fn completion(&self) -> &Completion {
         &self.completion
     }
 
-    /// Has `waker` woken when the copy is over.
+    /// Wakes `waker` when the copy completes.
     fn remind(&mut self, fence: SharedFence, waker: &Waker) {
         // The reminder of the last poll may have another waker.
         self.reminder = None;

@@ -9,7 +9,7 @@ use crate::policy::Check;
 
 /// Counts the checks of one or many pools and picks those that are printed.
 ///
-/// All pools of a process share [`LogSampler::process`], as in TensorFlow, unless
+/// All pools of a process share one, as in TensorFlow, unless
 /// [`PoolBuilder::unstable_log_sampler`](crate::PoolBuilder::unstable_log_sampler) sets another.
 #[derive(Debug, Clone)]
 pub struct LogSampler(Checks);

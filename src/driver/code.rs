@@ -44,7 +44,7 @@ impl Code {
         is_forbidden_by_capture(self.number())
     }
 
-    /// Whether a context is there no more.
+    /// Whether the context has ended.
     pub(crate) fn is_of_ended_context(self) -> bool {
         matches!(self, Self::INVALID_CONTEXT | Self::CONTEXT_IS_DESTROYED)
     }

@@ -95,7 +95,7 @@ impl Device {
     /// The error of each call from now on, if a reset of the device has ended the context, and the memory with it.
     pub(crate) fn gone(&self) -> Option<SourceError> {
         let context = self.context.get()?;
-        let has_ended = driver_watchdog::ask(|| context.check() == Err(Code::CONTEXT_IS_DESTROYED));
+        let has_ended = driver_watchdog::query(|| context.check() == Err(Code::CONTEXT_IS_DESTROYED));
         has_ended.unwrap_or(false).then(was_reset)
     }
 

@@ -14,8 +14,8 @@ static OPEN: AtomicU64 = AtomicU64::new(0);
 /// When the driver last returned, or was first called after that.
 static MOVED_US: AtomicU64 = AtomicU64::new(0);
 
-/// Makes the query, unless the driver is stuck in the query of another thread: then `None`.
-pub(crate) fn ask<R>(query: impl FnOnce() -> R) -> Option<R> {
+/// Runs the query; `None` if the driver is stuck in a query of another thread.
+pub(crate) fn query<R>(query: impl FnOnce() -> R) -> Option<R> {
     let now_us = monotonic_us();
     // Acquire, with the Release below: the start that a querying thread has stored.
     match OPEN.load(Ordering::Acquire) {

@@ -17,7 +17,7 @@ pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     symbol_of(library()?, name)
 }
 
-/// The names of the driver's library, and what else `dlopen` is asked: the one that is loaded is the driver of this process, as
+/// The names of the driver's library, and the flags of `dlopen`: a loaded library is the driver of this process, as
 /// for the runtime. The name without a version comes last: toolkits have a stub for linking under it.
 const LIBRARIES: [(&CStr, c_int); 4] = [
     (c"libcuda.so.1", libc::RTLD_NOLOAD),
@@ -46,7 +46,7 @@ fn choose() -> Option<Handle> {
     std::iter::once(first).chain(opened).find(|&library| !is_stub(library)).or(Some(first))
 }
 
-/// Whether this is a toolkit's library for linking. A driver tells its version before it has started.
+/// Whether this is a toolkit's library for linking. A driver reports its version before it has started.
 fn is_stub(library: Handle) -> bool {
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
     let Some(found) = symbol_of(library, c"cuDriverGetVersion") else { return true };

@@ -11,7 +11,7 @@
 //!                   └──▶ completed (in the order found), failed ──quarantine──▶ failed {g}: queried again at a tick
 //! ```
 //!
-//! The module owns the items in flight. It never blocks a caller that did not ask to wait, and it never frees or reuses an
+//! The module owns the items in flight. It blocks a caller only in a wait, and it never frees or reuses an
 //! item: completed and lost items leave by return value. Streams are identified by [`Fence::stream`], a number that a later
 //! stream may get again. That costs at most a delay, since each item waits for its own fences.
 //!
@@ -43,9 +43,9 @@ mod queues;
 
 pub(crate) use fence::{CopyFences, Fences, SharedFence, is_over};
 pub use fence::{Fence, FenceKind, StreamId};
-use fence::{Refusal, all_of, ask, discard, stream_of};
-pub(crate) use queues::{Ask, PendingGroup};
+use fence::{Refusal, all_of, discard, query, stream_of};
 use queues::{Candidate, Counts, PendingCopy, Queue, Queues};
+pub(crate) use queues::{PendingGroup, QueryScope};
 
 /// Items with copies that may still be running, and the fences of these copies.
 #[derive(Debug)]
@@ -209,7 +209,7 @@ impl<T> InFlight<T> {
     }
 
     /// Returns the completed items. Skips the queues that other threads are querying.
-    pub(crate) fn sweep(&self, ask: Ask) -> Swept<T> {
+    pub(crate) fn sweep(&self, scope: QueryScope) -> Swept<T> {
         let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
         let (mut fences, mut pending) = (SmallVec::<[SharedFence; 8]>::new(), SmallVec::<[u64; 4]>::new());
         let (mut bytes, mut queues) = (0, self.queues.lock());
@@ -224,7 +224,7 @@ impl<T> InFlight<T> {
                     swept.completed.push(copy.item);
                     continue;
                 }
-                pending.extend(ask.includes(known).then_some(queue.key));
+                pending.extend(scope.includes(known).then_some(queue.key));
                 break;
             }
         }
@@ -235,7 +235,7 @@ impl<T> InFlight<T> {
         fences.into_iter().for_each(discard);
         for key in pending {
             if let Some((claim, first)) = self.claim(key) {
-                claim.sweep(first, ask, &mut swept);
+                claim.sweep(first, scope, &mut swept);
             }
         }
         swept
@@ -265,7 +265,7 @@ impl<T> InFlight<T> {
         for Queue { copies, is_claimed, .. } in queues {
             for copy in copies {
                 let PendingCopy { item, fence, .. } = copy;
-                match if is_claimed { Ok(false) } else { ask(&*fence) } {
+                match if is_claimed { Ok(false) } else { query(&*fence) } {
                     Ok(true) => ended.swept.completed.push(item),
                     Ok(false) => ended.abandoned.push(item),
                     Err(Refusal { error, .. }) => ended.swept.lost.push(LostItem { item, error, fence: None }),
@@ -274,7 +274,7 @@ impl<T> InFlight<T> {
             }
         }
         for (item, fence) in failed {
-            let is_over = matches!(ask(&*fence), Ok(true));
+            let is_over = matches!(query(&*fence), Ok(true));
             discard(fence);
             if is_over { ended.recovered.push(item) } else { ended.failed.push(item) }
         }
@@ -298,17 +298,17 @@ impl<T> InFlight<T> {
 
     /// Queries the fences of at most `most` quarantined items again, under no lock. Returns the items with completed copies, and the
     /// items that are not queried again. They count as quarantined meanwhile.
-    pub(crate) fn ask_again(&self, most: usize) -> (Vec<T>, Vec<T>) {
+    pub(crate) fn query_failed(&self, most: usize) -> (Vec<T>, Vec<T>) {
         if self.failed() == 0 {
             return (Vec::new(), Vec::new());
         }
         let mut queues = self.queues.lock();
         let most = most.min(queues.failed.len());
-        let asked: Vec<_> = queues.failed.drain(..most).collect();
+        let queried: Vec<_> = queues.failed.drain(..most).collect();
         drop(queues);
         let (mut over, mut lost, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
-        for (item, fence) in asked {
-            match ask(&*fence) {
+        for (item, fence) in queried {
+            match query(&*fence) {
                 Ok(true) => over.push(item),
                 Err(refusal) if refusal.is_final => lost.push(item),
                 _ => {
@@ -353,12 +353,12 @@ impl<T> LostItem<T> {
 
 impl<T> Claim<'_, T> {
     /// Queries the queue from its `first` candidate on.
-    fn sweep(&self, first: Candidate, asked: Ask, swept: &mut Swept<T>) {
+    fn sweep(&self, first: Candidate, scope: QueryScope, swept: &mut Swept<T>) {
         let mut next = Some(first);
         while let Some((number, fence)) = next {
             let state = match fence.is_done_by_load() {
-                Some(false) if asked == Ask::Unknown => Ok(false),
-                _ => ask(&*fence),
+                Some(false) if scope == QueryScope::Unknown => Ok(false),
+                _ => query(&*fence),
             };
             discard(fence);
             let end = match state {
@@ -413,7 +413,7 @@ mod tests {
     }
 
     fn completed(in_flight: &InFlight<u32>) -> Vec<u32> {
-        in_flight.sweep(Ask::Unknown).completed.into_iter().collect()
+        in_flight.sweep(QueryScope::Unknown).completed.into_iter().collect()
     }
 
     fn insert(in_flight: &InFlight<u32>, item: u32, stream: u64) -> Arc<ScriptedFence> {
@@ -456,7 +456,7 @@ mod tests {
         let broken = insert(&in_flight, 1, 1);
         insert(&in_flight, 2, 2).finish();
         broken.fail();
-        let swept = in_flight.sweep(Ask::Unknown);
+        let swept = in_flight.sweep(QueryScope::Unknown);
         assert_eq!(swept.completed.as_slice(), [2]);
         assert_eq!(swept.lost.len(), 1);
         assert_eq!(in_flight.count(), 0);
@@ -467,13 +467,13 @@ mod tests {
         let in_flight = InFlight::new();
         let broken = [1, 2, 3].map(|item| insert(&in_flight, item, item.into()));
         broken.iter().for_each(|fence| fence.fail());
-        for LostItem { item, fence, .. } in in_flight.sweep(Ask::Unknown).lost {
+        for LostItem { item, fence, .. } in in_flight.sweep(QueryScope::Unknown).lost {
             in_flight.quarantine(item, fence.unwrap()).unwrap();
         }
-        assert_eq!((in_flight.ask_again(usize::MAX).0, in_flight.failed(), in_flight.count()), (Vec::new(), 3, 0));
+        assert_eq!((in_flight.query_failed(usize::MAX).0, in_flight.failed(), in_flight.count()), (Vec::new(), 3, 0));
         broken[1].finish();
-        assert!(in_flight.ask_again(1).0.is_empty());
-        assert_eq!((in_flight.ask_again(1).0, in_flight.held()), (vec![2], 2), "one after the other");
+        assert!(in_flight.query_failed(1).0.is_empty());
+        assert_eq!((in_flight.query_failed(1).0, in_flight.held()), (vec![2], 2), "one after the other");
         broken[0].finish();
         let Ended { recovered, failed, .. } = in_flight.end();
         assert_eq!((recovered, failed, in_flight.held(), in_flight.failed()), (vec![1], vec![3], 0, 0));
@@ -488,7 +488,7 @@ mod tests {
     #[allow(unsafe_code)]
     unsafe impl Fence for Numbered {
         fn is_done(&self) -> crate::error::Result<bool> {
-            Err(Error::device("asked"))
+            Err(Error::device("queried"))
         }
         fn wait(&self) -> crate::error::Result<()> {
             Ok(())
@@ -512,8 +512,8 @@ mod tests {
         reached.store(64, std::sync::atomic::Ordering::Release);
         assert_eq!(completed(&in_flight), (1..=64).collect::<Vec<_>>());
         assert_eq!((in_flight.count(), in_flight.bytes()), (1, 1));
-        let asked = in_flight.sweep(Ask::All);
-        assert_eq!((asked.completed.len(), asked.lost.len()), (0, 1), "the device has failed");
+        let failed = in_flight.sweep(QueryScope::All);
+        assert_eq!((failed.completed.len(), failed.lost.len()), (0, 1), "the device has failed");
     }
 
     #[test]
@@ -602,7 +602,7 @@ mod tests {
         assert_eq!(in_flight.end().abandoned, [1], "another thread is querying it");
         let later = insert(&in_flight, 2, 1);
         let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
-        claim.sweep(first, Ask::Unknown, &mut swept);
+        claim.sweep(first, QueryScope::Unknown, &mut swept);
         assert!(swept.completed.is_empty() && swept.lost.is_empty());
         drop(claim);
         later.finish();

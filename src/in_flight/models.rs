@@ -15,7 +15,7 @@ use crate::error::Result;
 use pinpool_os::sync::UnsafeCell;
 use pinpool_os::sync::atomic::AtomicBool;
 
-/// Memory that a device reads until its fence is over.
+/// Memory that a device reads until its fence is complete.
 #[derive(Debug)]
 pub(crate) struct Copied {
     memory: UnsafeCell<u32>,
@@ -89,7 +89,7 @@ fn model(answers: &[usize], check: impl Fn() -> usize + Sync + Send + 'static) {
     assert_eq!(seen.lock().unwrap().iter().copied().collect::<Vec<_>>(), answers);
 }
 
-/// Fails if an item leaves before its fence is over.
+/// Fails if an item leaves before its fence is complete.
 #[test]
 fn loom_an_item_completes_once_and_after_its_fence() {
     model(&[0, 1], || {
@@ -97,11 +97,11 @@ fn loom_an_item_completes_once_and_after_its_fence() {
         insert(&in_flight, &copied);
         let device = copied.clone();
         let finishing = thread::spawn(move || device.finish());
-        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(Ask::Unknown)));
-        let mine = reuse(in_flight.sweep(Ask::Unknown));
+        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(QueryScope::Unknown)));
+        let mine = reuse(in_flight.sweep(QueryScope::Unknown));
         finishing.join().unwrap();
         let early = mine + sweeping.join().unwrap();
-        let late = reuse(in_flight.sweep(Ask::Unknown));
+        let late = reuse(in_flight.sweep(QueryScope::Unknown));
         assert_eq!((early + late, in_flight.count(), in_flight.bytes()), (1, 0, 0));
         early
     });
@@ -114,10 +114,10 @@ fn loom_an_item_that_arrives_during_a_sweep_is_counted_and_completes() {
         let (in_flight, copied) = (Arc::new(Items::new()), Copied::new());
         copied.finish();
         let arriving = spawn(&in_flight, move |in_flight| insert(in_flight, &copied));
-        let early = reuse(in_flight.sweep(Ask::Unknown));
+        let early = reuse(in_flight.sweep(QueryScope::Unknown));
         assert!(in_flight.count() <= 1);
         arriving.join().unwrap();
-        assert_eq!(early + reuse(in_flight.sweep(Ask::Unknown)), 1);
+        assert_eq!(early + reuse(in_flight.sweep(QueryScope::Unknown)), 1);
         assert_eq!((in_flight.count(), in_flight.bytes()), (0, 0));
         early
     });
@@ -151,7 +151,7 @@ fn loom_an_item_is_swept_or_abandoned() {
         let (in_flight, items) = (Arc::new(Items::new()), [Copied::new(), Copied::new()]);
         items.iter().for_each(|copied| insert(&in_flight, copied));
         items.iter().for_each(|copied| copied.finish());
-        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(Ask::Unknown)));
+        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(QueryScope::Unknown)));
         let abandoned = ended(&in_flight);
         let swept = sweeping.join().unwrap();
         assert_eq!((swept + abandoned, in_flight.count(), in_flight.bytes()), (2, 0, 0));
@@ -167,10 +167,10 @@ fn loom_the_end_of_one_item_completes_no_other() {
         let (in_flight, items) = (Arc::new(Items::new()), [Copied::new(), Copied::new()]);
         items.iter().for_each(|copied| insert(&in_flight, copied));
         items[0].finish();
-        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(Ask::Unknown)));
-        let early = reuse(in_flight.sweep(Ask::Unknown)) + sweeping.join().unwrap();
+        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(QueryScope::Unknown)));
+        let early = reuse(in_flight.sweep(QueryScope::Unknown)) + sweeping.join().unwrap();
         items[1].finish();
-        assert_eq!((reuse(in_flight.sweep(Ask::Unknown)), in_flight.count()), (1, 0));
+        assert_eq!((reuse(in_flight.sweep(QueryScope::Unknown)), in_flight.count()), (1, 0));
         early
     });
 }
@@ -182,7 +182,7 @@ fn loom_a_sweep_takes_nothing_in_place_of_an_abandoned_item() {
         let (in_flight, items) = (Arc::new(Items::new()), [Copied::new(), Copied::new()]);
         insert(&in_flight, &items[0]);
         items[0].finish();
-        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(Ask::Unknown)));
+        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(QueryScope::Unknown)));
         let abandoned = ended(&in_flight);
         insert(&in_flight, &items[1]);
         let swept = sweeping.join().unwrap();

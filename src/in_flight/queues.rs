@@ -52,7 +52,7 @@ pub(super) struct Queue<T> {
 
 /// Which fences a sweep queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum QueryScope {
     /// None: the sweep calls nothing and takes no lock of others.
     Nothing,
     /// Those without an answer by a load.
@@ -91,8 +91,8 @@ impl<T> Queues<T> {
     }
 }
 
-impl Ask {
-    /// Whether a fence is queried if a load gives this answer.
+impl QueryScope {
+    /// Whether a fence is queried after a load with this result.
     pub(super) fn includes(self, known: Option<bool>) -> bool {
         match self {
             Self::Nothing => false,

@@ -46,7 +46,7 @@ A running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE=t.
 
 A recording:
   advise   Recommend settings by replaying it              pinpool advise t.gz
-  trace    Print or convert it                             pinpool trace t.gz --format chrome -o t.json
+  trace    Print or convert it                             pinpool trace t.gz --format chrome
 
 Options:
 {options}

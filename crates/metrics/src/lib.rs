@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_new_is_passed_on_once_as_the_middle_of_its_power_of_two() {
+    fn new_durations_are_reported_once_as_the_middle_of_their_bucket() {
         let durations = |nanos: &[u64]| {
             let mut times = pinpool::stats::Histogram::default();
             nanos.iter().for_each(|nanos| times.record(std::time::Duration::from_nanos(*nanos)));

@@ -1,4 +1,4 @@
-//! Each metric, with where its value is in the JSON object that a pool's socket sends.
+//! Each metric, and the location of its value in the JSON object of a pool's socket.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -20,7 +20,7 @@ pub(crate) struct Metric {
     from: From,
 }
 
-/// Where the values are.
+/// The location of the values.
 #[derive(Debug)]
 enum From {
     /// One value at this JSON pointer.

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_escaped_and_what_is_not_there_has_no_series() {
+    fn labels_are_escaped_and_missing_values_have_no_series() {
         let object = serde_json::json!({
             "owners": [{ "tag": "a\"b\\c\nd", "buffers": 2, "bytes": 8, "oldest_seconds": null }],
             "why": { "cause": "leak", "is_alarm": true },

@@ -28,7 +28,7 @@ use pinpool_os::threads;
 /// Time between two lines.
 const EVERY: Duration = Duration::from_secs(1);
 /// Time between two checks for new readers.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const ACCEPT_EVERY: Duration = Duration::from_millis(100);
 /// Most readers at once.
 const READERS_MAX: usize = 16;
 
@@ -80,7 +80,7 @@ pub fn path_of(process: u32) -> PathBuf {
 ///
 /// # Errors
 ///
-/// If nobody listens there, or another user does.
+/// If no process listens there, or a process of another user.
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let socket = UnixStream::connect(path)?;
     check_peer(&socket)?;
@@ -156,7 +156,7 @@ fn run() {
         }
         let Some(rounds) = begin_rounds(is_due) else { return };
         rounds.into_iter().for_each(Round::send);
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(ACCEPT_EVERY);
     }
 }
 
@@ -223,18 +223,18 @@ mod tests {
 
     /// Counts the reads.
     struct Counted {
-        looks: AtomicU64,
+        reads: AtomicU64,
     }
 
     impl StatisticsSource for Counted {
         fn object(&self) -> serde_json::Value {
-            self.looks.fetch_add(1, Ordering::Relaxed);
+            self.reads.fetch_add(1, Ordering::Relaxed);
             serde_json::json!({ "gets": 7 })
         }
     }
 
     fn counted() -> (Arc<Counted>, Weak<Counted>) {
-        let pool = Arc::new(Counted { looks: AtomicU64::new(0) });
+        let pool = Arc::new(Counted { reads: AtomicU64::new(0) });
         let weak = Arc::downgrade(&pool);
         (pool, weak)
     }
@@ -248,20 +248,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_looked_at_for_readers_alone() {
+    fn statistics_are_read_only_while_there_are_readers() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("looked-at.sock");
+        let path = dir.path().join("stats.sock");
         let (pool, weak) = counted();
         let _showing = serve(&path, weak).unwrap();
-        // Long enough for the thread to look for readers.
-        thread::sleep(3 * LOOK_EVERY);
-        assert_eq!(pool.looks.load(Ordering::Relaxed), 0);
+        // Long enough for several checks for readers.
+        thread::sleep(3 * ACCEPT_EVERY);
+        assert_eq!(pool.reads.load(Ordering::Relaxed), 0);
         assert_eq!(reader(&path).1["pools"][0]["gets"], 7);
-        assert_ne!(pool.looks.load(Ordering::Relaxed), 0);
+        assert_ne!(pool.reads.load(Ordering::Relaxed), 0);
     }
 
     #[test]
-    fn the_last_pool_closes_the_listener_at_once() {
+    fn the_last_pool_closes_the_listener_immediately() {
         let dir = tempfile::tempdir().unwrap();
         let (path, link) = (dir.path().join("stats.sock"), dir.path().join("link.sock"));
         let (_pool, weak) = counted();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_get_a_line_at_once_and_the_file_goes_with_the_last_pool() {
+    fn readers_get_a_line_immediately_and_the_last_pool_removes_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats.sock");
         let (_first, weak) = counted();
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_took_the_place_of_the_socket_stays() {
+    fn a_file_that_replaced_the_socket_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats.sock");
         let (_pool, weak) = counted();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_readers_do_not_keep_a_new_one_out_and_the_first_is_told() {
+    fn a_new_reader_replaces_the_oldest_silent_one_with_a_message() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats.sock");
         let (_pool, weak) = counted();

@@ -1,4 +1,4 @@
-//! Whether a context is still there: calls that use it continue while it is, and its end waits for them.
+//! Whether a context still exists: running calls that use it complete first, and its end waits for them.
 
 use pinpool_os::sync::plain::{Condvar, Mutex};
 
@@ -20,7 +20,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Use<'context>(&'context Alive);
 
-/// The end of a context is under way until this is dropped: nobody uses it, and new uses wait.
+/// While this exists, the context is ending: nothing uses it, and new uses wait.
 #[derive(Debug)]
 pub(crate) struct Ending<'context>(&'context Alive);
 
@@ -39,7 +39,7 @@ impl Alive {
         Some(Use(self))
     }
 
-    /// Waits until nobody uses the context and nobody else ends it.
+    /// Waits until no call uses the context and no other thread ends it.
     pub(crate) fn begin_end(&self) -> Ending<'_> {
         let mut state = self.state.lock();
         while state.users > 0 || state.is_ending {

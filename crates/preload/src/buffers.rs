@@ -1,4 +1,4 @@
-//! Requests and frees, and the buffers that are out, by address.
+//! Allocations and frees, and the buffers in use by address.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -11,7 +11,7 @@ use pinpool::{Backend, OnFull, PinnedBuf, Pool, Request};
 
 use crate::contexts::{self, Context};
 use crate::driver::{Code, Driver, MAPPED, NOT_INITIALIZED, PORTABLE, WRITE_COMBINED};
-use crate::fence::{Behind, ProcessFence};
+use crate::fence::{FenceStream, ProcessFence};
 use crate::log::{self, Reason};
 use crate::{process, source};
 use pinpool_os::sync::plain::Mutex;
@@ -24,7 +24,7 @@ const WAIT: Duration = Duration::from_millis(100);
 
 /// A buffer of the program.
 #[derive(Debug)]
-struct Out {
+struct ServedBuffer {
     buf: PinnedBuf,
     facts: Facts,
 }
@@ -33,15 +33,15 @@ struct Out {
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub(crate) start: usize,
-    /// Bytes that the program asked for.
+    /// Bytes that the program requested.
     pub(crate) bytes: usize,
     /// No other buffer has it.
     pub(crate) id: u64,
     pub(crate) context: Arc<Context>,
 }
 
-/// The buffers that are out (preload-I3), by their first byte.
-static BUFFERS: Mutex<BTreeMap<usize, Out>> = Mutex::new(BTreeMap::new());
+/// The buffers in use (preload-I3), by their first byte.
+static BUFFERS: Mutex<BTreeMap<usize, ServedBuffer>> = Mutex::new(BTreeMap::new());
 
 /// The buffer that holds this address.
 pub(crate) fn at(address: usize) -> Option<Facts> {
@@ -57,7 +57,7 @@ pub(crate) fn at(address: usize) -> Option<Facts> {
 /// Leaks the buffers of a context that is gone.
 pub(crate) fn forget(context: &Arc<Context>) {
     let mut buffers = BUFFERS.lock();
-    let gone = |out: &Out| Arc::ptr_eq(&out.facts.context, context);
+    let gone = |out: &ServedBuffer| Arc::ptr_eq(&out.facts.context, context);
     let starts: Vec<usize> = buffers.iter().filter(|(_, out)| gone(out)).map(|(&start, _)| start).collect();
     starts.iter().filter_map(|start| buffers.remove(start)).for_each(|out| std::mem::forget(out.buf));
 }
@@ -92,7 +92,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     // Relaxed: a number that publishes nothing.
     let id = IDS.fetch_add(1, Ordering::Relaxed);
     let facts = Facts { start: start.addr(), bytes, id, context };
-    BUFFERS.lock().insert(start.addr(), Out { buf, facts });
+    BUFFERS.lock().insert(start.addr(), ServedBuffer { buf, facts });
     Ok(start.cast())
 }
 
@@ -103,7 +103,7 @@ fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Rea
     if got.as_ref().is_err_and(pinpool::Error::is_limit) && context.may_wait() && pool.stats().copies.in_flight > 0 {
         got = pool.get(bytes);
         if got.as_ref().is_err_and(pinpool::Error::is_limit) {
-            context.waited_in_vain();
+            context.record_timeout();
         }
     }
     match got {
@@ -145,12 +145,12 @@ fn log_statistics_at_exit() {
 pub(crate) enum Freed {
     /// The buffer is behind its fence.
     Done,
-    /// The driver does not tell now when its work is over: the buffer is not used until it does.
+    /// The wait of a free failed; the buffer is reused once the driver reports the end of its work.
     Failed(Code),
     /// Inside the memory of a pool, not at the beginning of a buffer.
     Unknown,
     /// Not of a pool.
-    NotOurs,
+    Foreign,
 }
 
 /// Takes the program's buffer at `start` back, behind all work of every context.
@@ -158,17 +158,17 @@ pub(crate) fn free(start: *mut c_void) -> Freed {
     let address = start.addr();
     if !process::is_owner() {
         let is_parents = !process::may_be_served() && source::is_inside_of_parent(address);
-        return if is_parents { Freed::Failed(NOT_INITIALIZED) } else { Freed::NotOurs };
+        return if is_parents { Freed::Failed(NOT_INITIALIZED) } else { Freed::Foreign };
     }
     let Some(out) = BUFFERS.lock().remove(&address) else {
-        return if source::is_inside(address) { Freed::Unknown } else { Freed::NotOurs };
+        return if source::is_inside(address) { Freed::Unknown } else { Freed::Foreign };
     };
     let Ok(driver) = Driver::get() else { return Freed::Failed(NOT_INITIALIZED) };
     contexts::record_current();
     let fence = Arc::new(ProcessFence::behind(driver, contexts::all()));
     let outcome = if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
     // Never an error: a fence that fails is the pool's to count, to log and to ask again.
-    let _behind = out.buf.release_after(&Behind(fence));
+    let _behind = out.buf.release_after(&FenceStream(fence));
     outcome.map_or_else(Freed::Failed, |()| Freed::Done)
 }
 

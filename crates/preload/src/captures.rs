@@ -2,7 +2,7 @@
 //! records and the beginnings of captures exclude each other.
 //!
 //! A record holds the lock shared, for one call of the driver that enqueues; the beginning of a capture holds it alone. A
-//! capture counts until its end was asked for and given, or its stream is destroyed, or its context ends.
+//! capture counts until it has ended, its stream is destroyed, or its context ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
@@ -45,7 +45,7 @@ pub(crate) fn is_default(stream: usize) -> bool {
 
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 
-/// Set once a record met a capture that this module had not seen.
+/// Set once a record failed because of a capture that no hook saw.
 static IS_BLIND: AtomicBool = AtomicBool::new(false);
 
 /// Whether any stream captures.
@@ -64,7 +64,7 @@ pub(crate) fn begin(stream: usize, context: Option<u64>, begin: impl FnOnce() ->
     code
 }
 
-/// Ends the capture of `stream` by `end`. Of an error only one says that the capture is over.
+/// Ends the capture of `stream` by `end`. Only one error code means that the capture has ended.
 pub(crate) fn end(stream: usize, end: impl FnOnce() -> Code) -> Code {
     let code = end();
     if matches!(code, 0 | CAPTURE_INVALIDATED) {
@@ -93,7 +93,7 @@ pub(crate) fn forget(context: u64) {
 }
 
 /// Runs `record` while no capture is under way and none can begin; `None` while one is.
-pub(crate) fn beside_none<R>(record: impl FnOnce() -> R) -> Option<R> {
+pub(crate) fn without_captures<R>(record: impl FnOnce() -> R) -> Option<R> {
     let captures = CAPTURES.lock();
     (captures.is_empty() && !is_blind()).then(record)
 }
@@ -104,7 +104,7 @@ pub(crate) fn is_blind() -> bool {
     IS_BLIND.load(Ordering::Relaxed)
 }
 
-/// Notes that a record met a capture that was not seen; whether this is the first.
+/// Records that a capture exists that no hook saw. Returns whether it is the first.
 pub(crate) fn become_blind() -> bool {
     !IS_BLIND.swap(true, Ordering::Relaxed)
 }

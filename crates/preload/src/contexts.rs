@@ -22,7 +22,7 @@ use pinpool_os::sync::plain::Mutex;
 /// More idle events than these are not kept apart from the fences that use them.
 const SPARE_EVENTS: usize = 4096;
 
-/// After a wait for memory without success, gets do not wait again for so long.
+/// After a wait for memory has timed out, allocations do not wait for this long.
 const NO_WAIT: Duration = Duration::from_secs(1);
 
 /// A context of the program.
@@ -31,7 +31,7 @@ pub(crate) struct Context {
     handle: usize,
     /// No other context of the process has it; a handle may come again.
     number: u64,
-    /// `None` if the driver did not tell.
+    /// `None` if the driver did not report it.
     device: Option<c_int>,
     /// The program made it: it is no primary context. All others are assumed to be primary, since the runtime also retains
     /// primary contexts through a separate table.
@@ -39,8 +39,8 @@ pub(crate) struct Context {
     alive: Alive,
     spare_events: Mutex<Vec<usize>>,
     pool: Mutex<Serving>,
-    /// When the last wait for memory ended without any.
-    in_vain: Mutex<Option<Instant>>,
+    /// When the last wait for memory timed out.
+    timed_out_at: Mutex<Option<Instant>>,
 }
 
 /// What serves the requests of a context.
@@ -94,12 +94,12 @@ impl Context {
 
     /// Whether a request may wait for memory: not while a stream captures, nor soon after a wait without success.
     pub(crate) fn may_wait(&self) -> bool {
-        !captures::are_under_way() && self.in_vain.lock().is_none_or(|at| at.elapsed() >= NO_WAIT)
+        !captures::are_under_way() && self.timed_out_at.lock().is_none_or(|at| at.elapsed() >= NO_WAIT)
     }
 
-    /// Records that a wait for memory ended without any.
-    pub(crate) fn waited_in_vain(&self) {
-        *self.in_vain.lock() = Some(Instant::now());
+    /// Records that a wait for memory timed out.
+    pub(crate) fn record_timeout(&self) {
+        *self.timed_out_at.lock() = Some(Instant::now());
     }
 
     /// An event of this context that nothing uses. The context is current.
@@ -160,7 +160,7 @@ pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
             alive: Alive::default(),
             spare_events: Mutex::default(),
             pool: Mutex::new(Serving::NotYet),
-            in_vain: Mutex::default(),
+            timed_out_at: Mutex::default(),
         });
         contexts.push(context.clone());
         context

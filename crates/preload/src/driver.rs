@@ -153,7 +153,7 @@ impl Driver {
         (unsafe { (self.0.exchange_mode)(&raw mut mode) } == 0).then_some(mode)
     }
 
-    /// Pinned memory of the current context, as the driver gives it.
+    /// Allocates pinned memory of the driver in the current context.
     pub(crate) fn host_alloc(&self, bytes: usize, flags: c_uint) -> Result<NonNull<c_void>, Code> {
         let mut place = std::ptr::null_mut();
         // SAFETY: a place for an address.
@@ -185,7 +185,7 @@ impl Driver {
         check(unsafe { record(context, event) })
     }
 
-    /// Whether all work before the event's record is over.
+    /// Whether all work before the event's record has completed.
     pub(crate) fn is_over(&self, event: usize) -> Result<bool, Code> {
         // SAFETY: an event of a live context.
         match unsafe { (self.0.event_query)(event) } {

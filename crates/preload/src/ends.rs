@@ -27,7 +27,7 @@ fn end_by(is_it: impl Fn(&Context) -> bool, end: impl FnOnce() -> Code, is_gone:
     for context in &ended {
         if let Some(pool) = context.take_pool() {
             log::context_ended(context.handle());
-            // Not dropped: that would give its memory back.
+            // Not dropped: that would release its memory.
             std::mem::forget(pool);
         }
         captures::forget(context.number());

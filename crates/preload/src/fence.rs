@@ -1,8 +1,8 @@
 //! A fence behind all work that every context has so far: what a free of the driver waits for, without the wait.
 //!
 //! ```text
-//!   waiting ──no capture under way──▶ recorded: an event in each context ──all over──▶ over
-//!      └── while a stream captures: asked again at each sweep of the pool
+//!   waiting ──no capture under way──▶ recorded: an event in each context ──all completed──▶ completed
+//!      └── while a stream captures: tried again at each sweep of the pool
 //! ```
 //!
 //! A record that comes later than the free covers more work than it must, never less. If the driver refuses an event, the next
@@ -48,25 +48,25 @@ impl ProcessFence {
         Self { driver, state: Mutex::new(state) }
     }
 
-    /// Is the work over? `false` while it cannot be known.
-    fn look(&self) -> Result<bool, Code> {
-        // Held over the queries: one thread at a time asks about one buffer.
+    /// Whether the work has completed. `false` while that is unknown.
+    fn is_completed(&self) -> Result<bool, Code> {
+        // Held during the queries: one thread at a time queries one buffer.
         let mut state = self.state.lock();
         state.record(self.driver)?;
         state.sweep(self.driver)
     }
 
-    /// Waits until the work is over; while a capture forbids that, returns `false` if it is not.
+    /// Waits until the work has completed. Returns `false` while a capture forbids the wait.
     pub(crate) fn wait_unless_capturing(&self) -> Result<bool, Code> {
         loop {
-            let Some((context, event)) = self.state.lock().first() else { return self.look() };
+            let Some((context, event)) = self.state.lock().first() else { return self.is_completed() };
             context
                 .while_alive(|handle| {
                     let _entered = self.driver.enter(handle)?;
                     self.driver.wait(event)
                 })
                 .unwrap_or(Ok(()))?;
-            if self.look()? {
+            if self.is_completed()? {
                 return Ok(true);
             }
         }
@@ -81,7 +81,7 @@ impl State {
     /// Puts an event into each context, if no capture is under way. Otherwise changes nothing.
     fn record(&mut self, driver: &Driver) -> Result<(), Code> {
         let Self::Waiting(contexts) = self else { return Ok(()) };
-        let recorded = captures::beside_none(|| {
+        let recorded = captures::without_captures(|| {
             let mut events = Vec::with_capacity(contexts.len());
             for context in contexts.iter() {
                 let event = context.while_alive(|handle| {
@@ -121,7 +121,7 @@ impl State {
         Ok(())
     }
 
-    /// Drops the events that are over; whether none is left.
+    /// Drops the completed events. Returns whether none is left.
     fn sweep(&mut self, driver: &Driver) -> Result<bool, Code> {
         let Self::Recorded(events) = self else { return Ok(false) };
         let _relaxed = driver.relax();
@@ -131,7 +131,7 @@ impl State {
             match context.while_alive(|_| driver.is_over(event)) {
                 None => {}
                 Some(Ok(true)) => context.put_event(event),
-                // A capture of another kind may forbid the question: asked again later.
+                // A capture of another kind may forbid the query, which is repeated later.
                 Some(Ok(false) | Err(CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)) => events.push((context, event)),
                 Some(Err(code)) => {
                     events.push((context, event));
@@ -142,17 +142,17 @@ impl State {
         refused.map(|()| events.is_empty())
     }
 
-    /// The first event that is not known to be over.
+    /// The first event that is not known to have completed.
     fn first(&self) -> Option<(Arc<Context>, usize)> {
         if let Self::Recorded(events) = self { events.first().cloned() } else { None }
     }
 }
 
-// SAFETY: true only once the work of every context before the free is over: an event behind it in each, or the context gone.
+// SAFETY: true only once the work of every context before the free has completed: an event behind it in each, or the context gone.
 // The fences of all frees have one number and no identity.
 unsafe impl Fence for ProcessFence {
     fn is_done(&self) -> pinpool::Result<bool> {
-        self.look().map_err(|code| self.unknown(code))
+        self.is_completed().map_err(|code| self.unknown(code))
     }
 
     fn wait(&self) -> pinpool::Result<()> {
@@ -169,10 +169,10 @@ unsafe impl Fence for ProcessFence {
 
 /// Puts a buffer behind a fence.
 #[derive(Debug)]
-pub(crate) struct Behind(pub(crate) Arc<ProcessFence>);
+pub(crate) struct FenceStream(pub(crate) Arc<ProcessFence>);
 
 // SAFETY: the fence is made by the free, and represents all work before it.
-unsafe impl CopyStream for Behind {
+unsafe impl CopyStream for FenceStream {
     fn mark(&self) -> pinpool::Result<Arc<dyn Fence>> {
         Ok(self.0.clone())
     }

@@ -1,7 +1,7 @@
 //! The functions that stand in for the driver's: one table, from which their exports and the answers of `cuGetProcAddress` are
 //! made.
 //!
-//! A row has the exported name, the name by which `cuGetProcAddress` is asked for it, the versions of CUDA for which that name
+//! A row has the exported name, the name that programs pass to `cuGetProcAddress`, the versions of CUDA for which that name
 //! has this type, and which default stream it means by 0. For versions that are not known yet the driver's own function stays.
 //!
 //! A panic ends in the hook, as the driver's unknown error. In a forked child the driver's own function is called.
@@ -250,13 +250,13 @@ fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, fl
 }
 
 fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code {
-    /// An address that no driver returns: the driver is asked to free it when it must report a free of unknown memory.
+    /// An address that no driver returns. Passing it to the driver makes the driver report a free of unknown memory.
     static NEVER_GIVEN: [u8; 64] = [0; 64];
     match buffers::free(start) {
         Freed::Done => 0,
         Freed::Failed(code) => code,
         Freed::Unknown => real((&raw const NEVER_GIVEN).cast_mut().cast()),
-        Freed::NotOurs => real(start),
+        Freed::Foreign => real(start),
     }
 }
 

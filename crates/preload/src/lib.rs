@@ -11,7 +11,7 @@
 //!            buffers ◀──get── the context's pool ──▶ source ──▶ the driver's cuMemHostAlloc
 //!              │ cuMemFreeHost
 //!              ▼
-//!            fence: an event behind all work of every context ──▶ the pool reuses the memory when it is over
+//!            fence: an event behind all work of every context ──▶ the pool reuses the memory once it has completed
 //! ```
 //!
 //! | module | owns |
@@ -19,7 +19,7 @@
 //! | `hooks` | the functions that stand in for the driver's, one table |
 //! | `symbols` | how programs find these functions |
 //! | `ends` | the end of a context |
-//! | `buffers` | get and free, the buffers that are out by address |
+//! | `buffers` | allocation and free, the buffers in use by address |
 //! | `pointers` | what the driver answers about such a buffer |
 //! | `registrations` | how much memory the program pins itself |
 //! | `contexts` | the contexts of the process, their pools and events |
@@ -32,14 +32,14 @@
 //!
 //! Imports point down in this table.
 //!
-//! The functions of the CUDA runtime are not replaced. The runtime, linked statically or not, asks the driver for its
+//! The functions of the CUDA runtime are not replaced. The runtime, linked statically or not, gets the driver's
 //! functions by `dlsym` and `cuGetProcAddress`, so `cudaHostAlloc`, `cudaMallocHost` and `cudaFreeHost` end here, and their
 //! return codes, their last error and the start of the runtime stay the runtime's own.
 //!
 //! Invariants:
 //!
 //! - **preload-I1**: an argument of a hook is what the program passes to the driver's function of that name: it keeps the
-//!   promises that the driver asks for.
+//!   driver's conditions.
 //! - **preload-I2**: an address in a slot of the table of hooks is the driver's function of that name, which has the type of
 //!   the hook, and the driver is never unloaded.
 //! - **preload-I3**: a buffer in the table of buffers is the program's from the request until the free that takes it out. Only

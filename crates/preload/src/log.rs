@@ -33,7 +33,7 @@ pub(crate) enum Reason {
     NoContext,
     /// Logged when the pool could not be made.
     NoPool,
-    /// Logged when the capture was met.
+    /// Logged when the capture was detected.
     Blind,
     Full(usize),
     Version(i32),
@@ -85,7 +85,7 @@ pub(crate) fn no_pool(error: &pinpool::Error) {
     warn!("not served, the driver's own functions are called: no pool: {error}");
 }
 
-/// Logs that a capture was met which no hook had seen.
+/// Logs that a capture was detected that no hook saw.
 pub(crate) fn unseen_capture() {
     warn!(
         "not served any more, the driver's own functions are called: a capture is under way that began in a way unknown to \

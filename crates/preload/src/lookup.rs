@@ -19,7 +19,7 @@ unsafe extern "C" {
 /// The real `dlsym`; 0 until it is looked up.
 static REAL: AtomicUsize = AtomicUsize::new(0);
 
-/// A function of the driver that a program was given: it tells in which library the driver's functions are.
+/// A driver function that a program has received: its library is the driver.
 static SEEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 pub(crate) fn real_dlsym() -> Option<Dlsym> {
@@ -65,7 +65,7 @@ fn loaded_driver() -> Option<NonNull<c_void>> {
     of_seen.and_then(|library| open_loaded(library.dli_fname)).or_else(by_name)
 }
 
-/// Notes a function of the driver that the program was given.
+/// Records a driver function that the program has received.
 pub(crate) fn saw(function: NonNull<c_void>) {
     // Relaxed: an address; what it points to was there before.
     SEEN.store(function.as_ptr(), Ordering::Relaxed);

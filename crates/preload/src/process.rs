@@ -17,7 +17,7 @@ pub(crate) fn is_owner() -> bool {
     OWNER.load(Ordering::Relaxed) == std::process::id()
 }
 
-/// Notes that contexts of this process are about to be used; a process that may be served calls this.
+/// Records that this process is about to use contexts. Called only if the process may be served.
 pub(crate) fn own() {
     OWNER.store(std::process::id(), Ordering::Relaxed);
 }

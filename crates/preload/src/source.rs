@@ -25,7 +25,7 @@ pub(crate) fn is_inside(address: usize) -> bool {
     BLOCKS.lock().contains(address)
 }
 
-/// Whether the address lies in a block of a pool, asked in the child of a fork. There another thread of the parent may have
+/// Whether the address lies in a block of a pool, for a forked child. There another thread of the parent may have
 /// held the lock: then the address counts as inside.
 pub(crate) fn is_inside_of_parent(address: usize) -> bool {
     BLOCKS.try_lock().is_none_or(|blocks| blocks.contains(address))
@@ -62,7 +62,7 @@ fn block_bytes(len_bytes: usize) -> usize {
 // SAFETY: source-C1: `cuMemHostAlloc` maps pinned memory at a fixed address until `cuMemFreeHost`, and a failed free
 // leaves it mapped; after the end of its context nothing of it is touched (preload-I4). source-C2: pages of the kernel, or
 // used before by this process. source-C3: the region begins at a page, and ends inside the block. source-C4: a counter.
-// source-C5: the driver is asked for exactly `held_bytes`. source-C6: no lock of a pool is taken.
+// source-C5: exactly `held_bytes` are requested from the driver. source-C6: no lock of a pool is taken.
 unsafe impl Source for HostSource {
     fn name(&self) -> &'static str {
         "cuda"
@@ -89,7 +89,7 @@ unsafe impl Source for HostSource {
         let start = block.addr().get().next_multiple_of(PAGE_BYTES);
         if start - block.addr().get() + len_bytes > held_bytes {
             BLOCKS.lock().remove(block.addr().get());
-            // SAFETY: allocated above, and given to nobody.
+            // SAFETY: allocated above, and not returned to the caller.
             let _leaked = unsafe { self.driver.free_host(block) };
             return Err(SourceError::new("cuMemHostAlloc", "the driver's block holds no page-aligned region"));
         }

@@ -14,7 +14,7 @@
 //! one with the stack and the arguments as they were. Only a name of the table with a handle is looked up from here, where the
 //! caller plays no part.
 //!
-//! Nothing here allocates or takes a lock before a name of the table is met: allocators call `dlsym` before they can serve.
+//! Nothing here allocates or takes a lock unless the name is in the table: allocators call `dlsym` before they work.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{self, NonNull};
@@ -22,7 +22,7 @@ use std::ptr::{self, NonNull};
 use crate::hooks;
 use crate::lookup::{image_of, is_own, look_up, open_loaded, own, real_dlsym, saw};
 
-/// What `dlsym` is to do: return `answer`, or if `jump` is not 0 continue there.
+/// How `dlsym` continues: it returns `answer`, or jumps to `jump` if that is not 0.
 #[repr(C)]
 #[derive(Debug)]
 struct Decision {
@@ -42,10 +42,10 @@ extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_
     if name.is_null() || handle == libc::RTLD_NEXT {
         return go_on;
     }
-    // SAFETY: a name that ends in 0, as `dlsym` asks for.
+    // SAFETY: a name that ends in 0, as `dlsym` requires.
     let name = unsafe { CStr::from_ptr(name) };
     let Some(hook) = hooks::exported(name) else { return go_on };
-    if stands_behind(caller, name) {
+    if is_behind_hooks(caller, name) {
         return go_on;
     }
     let is_default = handle == libc::RTLD_DEFAULT;
@@ -66,7 +66,7 @@ extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_
 /// Whether the caller is to get the real answer: this library, or one that has a function of this name itself. That is the
 /// driver, or a library that is before the driver as this one does: its function is behind the hook, and must find what is
 /// behind it, not the hook.
-fn stands_behind(caller: *const c_void, name: &CStr) -> bool {
+fn is_behind_hooks(caller: *const c_void, name: &CStr) -> bool {
     let Some(library) = image_of(caller) else { return false };
     let defines = || {
         let found = look_up(open_loaded(library.dli_fname)?.as_ptr(), name)?;

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_found_and_never_falls_below_nothing() {
+    fn a_fitted_line_is_never_negative() {
         let fitted = |calls: &[TimedCall]| CallCost::fitted(calls, CallCost::ASSUMED_PIN);
         let line = fitted(&[call(0, 50), call(100, 250), call(200, 450)]).unwrap();
         assert!((line.call_ns - 50.0).abs() < 1e-9 && (line.byte_ns - 2.0).abs() < 1e-9, "{line:?}");
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn where_times_do_not_follow_the_bytes_a_larger_call_takes_as_long_for_each_as_the_fastest() {
+    fn if_times_do_not_follow_the_bytes_the_fastest_call_sets_the_time_per_byte() {
         let fitted = |calls: &[TimedCall]| CallCost::fitted(calls, CallCost::ASSUMED_PIN).unwrap();
         assert_eq!(fitted(&[call(1, 20), call(2, 10)]), CallCost { call_ns: 7.5, byte_ns: 5.0 });
         // Calls of 4 and 8 MiB on a busy machine: the 4 MiB calls once took longer.
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_one_size_scale_what_is_assumed_and_do_not_fit_a_line() {
+    fn calls_of_one_size_scale_the_assumed_cost() {
         let bytes = 64 << 20;
         for calls in [&[call(bytes, 30_000_000), call(bytes, 50_000_000)][..], &[call(bytes, 40_000_000)]] {
             let cost = CallCost::fitted(calls, CallCost::ASSUMED_PIN).unwrap();

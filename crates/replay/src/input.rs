@@ -26,7 +26,7 @@ impl Input {
         let file: Box<dyn Read> =
             if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
         let mut file = BufReader::new(file);
-        // A pipe may give one byte at first.
+        // The first read of a pipe may return one byte.
         let mut magic = Vec::new();
         (&mut file).take(2).read_to_end(&mut magic)?;
         let is_packed = magic == [0x1f, 0x8b];

@@ -28,7 +28,7 @@ mod steps;
 
 /// Longest time between two polls of the pool.
 const POLL_EVERY_US: u64 = 1_000_000;
-/// Time after the last put at which the bytes still pinned are read.
+/// Time after the last return at which the pinned bytes are read.
 const SETTLING_US: u64 = 60_000_000;
 
 /// The maintenance thread starts to compact this long after the event that it follows.

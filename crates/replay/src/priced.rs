@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_place_is_unmapped_when_its_addresses_are_needed_and_adjacent_ones_together() {
+    fn old_places_are_unmapped_when_needed_and_adjacent_ones_together() {
         let (source, ledger) = SimSource::priced(SourceKind::Virtual);
         let range = source.reserve(64 * GRANULE_BYTES).unwrap();
         let piece =

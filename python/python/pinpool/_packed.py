@@ -89,4 +89,4 @@ class Batches:
                     for worker in getattr(iterator, "_workers", ()):
                         worker.join()
             del iterator
-            self._shared._take_back()
+            self._shared._reclaim()

@@ -18,7 +18,7 @@ from ._arguments import count
 from ._errors import LimitError, PinpoolError, ReleasedError
 from ._packed import Batches, Packed, trainers
 from ._pool import Pool
-from ._tree import Plan, Views, chosen
+from ._tree import Plan, Views, choose_library
 
 __all__ = ["SharedPool"]
 
@@ -54,7 +54,7 @@ class SharedPool:
     ) -> None:
         _log.start()
         buffers = count("buffers", buffers, 1)
-        library = chosen(library)
+        library = choose_library(library)
         self._pool = Pool(name="shared") if pool is None else pool
         self._slabs = _pinpool.Slabs(self._pool, buffer_bytes, buffers, hugetlb)
         self._begin(self._slabs.fileno(), library)
@@ -205,7 +205,7 @@ class SharedPool:
             with gone:
                 trainer.refuse_waits(False)
 
-    def _take_back(self):
+    def _reclaim(self):
         trainer = self._trainer()
         try:
             trainer.recover()
@@ -275,7 +275,7 @@ class SharedPool:
 
     def __reduce__(self):
         # `multiprocessing` passes the descriptor: to a process that it starts, or through its resource sharer.
-        return _arrived, (reduction.DupFd(self.fileno()), self.library)
+        return _unpickle, (reduction.DupFd(self.fileno()), self.library)
 
     def __repr__(self) -> str:
         try:
@@ -285,7 +285,7 @@ class SharedPool:
             return "<pinpool.SharedPool, closed>"
 
 
-def _arrived(passed, library):
+def _unpickle(passed, library):
     descriptor = passed.detach()
     status = os.fstat(descriptor)
     identity = (status.st_dev, status.st_ino)

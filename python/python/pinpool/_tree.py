@@ -58,7 +58,7 @@ class Plan:
             return self._tensor(value.shape, value.dtype, lambda target: target.copy_(value.detach()))
         if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
             return self._array(value.shape, value.dtype, lambda target: np.copyto(target, value))
-        return mapped(value, lambda items: [self.visit(item) for item in items])
+        return map_items(value, lambda items: [self.visit(item) for item in items])
 
     def collate(self, samples, library):
         """`samples` as one batch of tensors ("torch") or arrays ("numpy"), with positions for stacked values."""
@@ -134,7 +134,7 @@ class Views:
 
     def of(self, value):
         if not isinstance(value, Leaf):
-            return mapped(value, lambda items: [self.of(item) for item in items])
+            return map_items(value, lambda items: [self.of(item) for item in items])
         import numpy as np
 
         if value.is_torch:
@@ -156,7 +156,7 @@ class Views:
         return self._tensor[leaf.offset : end].view(dtype).reshape(leaf.shape)
 
 
-def chosen(library: Literal["numpy", "torch"] | None) -> Literal["numpy", "torch"]:
+def choose_library(library: Literal["numpy", "torch"] | None) -> Literal["numpy", "torch"]:
     """The library of batches; by default torch if this process has imported it."""
     if library not in (None, "numpy", "torch"):
         raise ValueError(f"library must be 'numpy' or 'torch', not {library!r}")
@@ -227,7 +227,7 @@ def _numbers(samples):
     raise ValueError(f"the whole numbers from {min(numbers)} to {max(numbers)} have no common type of 64 bits: pass them as str")
 
 
-def mapped(value: Any, visit: Callable[[list[Any]], list[Any]]) -> Any:
+def map_items(value: Any, visit: Callable[[list[Any]], list[Any]]) -> Any:
     """`value` with `visit` applied to its items; `value` itself if that changes nothing."""
     if isinstance(value, Mapping):
         keys, items, rebuilt = list(value), list(value.values()), _with_items

@@ -27,7 +27,7 @@ _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 class Origin(NamedTuple):
     """Data shared by all batches of a loader."""
 
-    files: _pinpool.Files | _Listed
+    files: _pinpool.Files | _FileList
     #: Shape and dtype of each decoded field, by its names.
     decoded: dict[tuple[str, ...], tuple[tuple[int, ...], str]]
     seed: int
@@ -205,7 +205,7 @@ class Batch:
     def __reduce__(self) -> Any:
         copied = bytearray(memoryview(self.buffer))
         handed = (self.number, self.epoch, self.index, copied, self._parts, list(self._arrays.values()), None, [])
-        origin = self._origin._replace(files=_Listed.of(self._origin.files, self.indices))
+        origin = self._origin._replace(files=_FileList.of(self._origin.files, self.indices))
         return Batch, (handed, self.labels, self.failures, origin)
 
     def __repr__(self) -> str:
@@ -213,13 +213,13 @@ class Batch:
         return f"<pinpool_loader.Batch {self.index} of epoch {self.epoch}: {len(self)} samples, {self.nbytes} B{failed}>"
 
 
-class _Listed(NamedTuple):
+class _FileList(NamedTuple):
     """The data of the files that a pickled batch keeps: names, fields and lengths of its samples, by number."""
 
     of_samples: dict[int, tuple[str, list[tuple[str, int, int]], int | None]]
 
     @classmethod
-    def of(cls, files: _pinpool.Files | _Listed, samples: list[int]) -> _Listed:
+    def of(cls, files: _pinpool.Files | _FileList, samples: list[int]) -> _FileList:
         return cls(dict(zip(samples, zip(files.names(samples), files.fields(samples), map(files.sample_bytes, samples)))))
 
     def names(self, samples: list[int]) -> list[str]:

@@ -11,7 +11,7 @@ from pinpool._arguments import count
 __all__ = ["Image"]
 
 
-class Decoded(NamedTuple):
+class DecoderSpec(NamedTuple):
     """A decoder, and the shape and dtype of its results."""
 
     decoder: _pinpool.Decoder
@@ -52,25 +52,25 @@ class Image:
         self.layout, self.fit = layout, fit
         self.pixels_max = None if pixels_max is None else count("pixels_max", pixels_max, 1, (1 << 63) - 1)
 
-    def _decoded(self) -> Decoded:
+    def _spec(self) -> DecoderSpec:
         decoder = _pinpool.Decoder.image(self.height, self.width, self.layout == "CHW", self.fit == "crop", self.pixels_max)
         if decoder is None:
             raise ValueError(f"Image({self.height}, {self.width}) has more pixels than an image can have")
         sizes = (self.height, self.width)
-        return Decoded(decoder, (3, *sizes) if self.layout == "CHW" else (*sizes, 3), "uint8")
+        return DecoderSpec(decoder, (3, *sizes) if self.layout == "CHW" else (*sizes, 3), "uint8")
 
     def __repr__(self) -> str:
         return f"pinpool_loader.Image({self.height}, {self.width}, {self.layout!r}, {self.fit!r})"
 
 
-def decoders(decode: Mapping[str, Image] | None) -> dict[tuple[str, ...], Decoded]:
+def decoders(decode: Mapping[str, Image] | None) -> dict[tuple[str, ...], DecoderSpec]:
     """The decoder of each field, by its names: "jpg;jpeg" is one field of two names."""
     if decode is None:
         return {}
     example = "such as {'jpg': pinpool_loader.Image(224, 224)}"
     if not isinstance(decode, Mapping) or not decode:
         raise TypeError(f"decode must be a dict from fields to images, {example}, not {decode!r}")
-    found: dict[tuple[str, ...], Decoded] = {}
+    found: dict[tuple[str, ...], DecoderSpec] = {}
     for key, image in decode.items():
         if not isinstance(image, Image):
             raise TypeError(f"decode[{key!r}] must be a pinpool_loader.Image, not {image!r}; map= decodes other formats")
@@ -80,5 +80,5 @@ def decoders(decode: Mapping[str, Image] | None) -> dict[tuple[str, ...], Decode
         taken = [name for earlier in found for name in earlier if name in names]
         if taken:
             raise ValueError(f"decode names the field {taken[0]!r} twice")
-        found[names] = image._decoded()
+        found[names] = image._spec()
     return found

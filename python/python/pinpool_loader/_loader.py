@@ -14,7 +14,7 @@ from pinpool._arguments import count, switch
 from . import _decode, _paths
 from ._batch import Batch, Origin
 from ._decode import Image
-from ._map import Mapped
+from ._map import MapRunner
 
 __all__ = ["Loader"]
 
@@ -150,7 +150,7 @@ class Loader(Generic[T]):
         shuffle, seed = switch("shuffle", shuffle), count("seed", seed, 0)
         rank, world = count("rank", rank, 0), count("world", world, 1)
         self._epochs, self._skips = count("epochs", epochs, 1), on_error == "skip"
-        listed = _paths.expanded(paths)
+        listed = _paths.expand(paths)
         self._pool = Pool(name="loader") if pool is None else pool
         self._files = _pinpool.Files(
             self._pool, listed, switch("containers", containers), batch_size=batch_size, batch_bytes=batch_bytes,
@@ -182,13 +182,13 @@ class Loader(Generic[T]):
 
     def _check(self, listed: list[str]) -> None:
         """Refuses files of which nothing can be loaded, or not what was asked for."""
-        compressed = _paths.compressed(listed) or self._files.first_compressed()
+        compressed = _paths.find_compressed(listed) or self._files.first_compressed()
         if compressed is not None:
             raise ValueError(f"{compressed}: compressed files are not read: decompress them first, as by zstd -d or gunzip")
         if not self._skips and (lacking := self._files.undecodable()) is not None:
             self._failed[f"{lacking}; leave such files out by a pattern, as in 'photos/**/*.jpg'"] = None
         if self._failed and not self._skips:
-            raise LoadError(_told(list(self._failed)))
+            raise LoadError(_failure_text(list(self._failed)))
         if not len(self._files):
             named = ", ".join(repr(path) for path in listed[:3]) + (", ..." if len(listed) > 3 else "")
             why = "have no regular file; name files, or directories of files"
@@ -260,10 +260,10 @@ class Loader(Generic[T]):
         self._is_resumed, self._first, self._place = False, epoch, (epoch, batch, number)
         self._reader = reader = self._files.begin(end, epoch, batch, number)
         batches: Iterator[tuple[Any, _Place]] = iter(lambda: self._take(reader), None)  # type: ignore[arg-type]
-        mapped = None
+        runner = None
         if (function := self._map) is not None:
             # Results ahead of the loop do not count for `state_dict()`.
-            batches = mapped = Mapped(lambda taken: (function(taken[0]), taken[1]), batches, self._map_workers)
+            batches = runner = MapRunner(lambda taken: (function(taken[0]), taken[1]), batches, self._map_workers)
 
         def hand_out(taken: tuple[Any, _Place]) -> Any:
             made, self._place = taken
@@ -277,8 +277,8 @@ class Loader(Generic[T]):
             yield from map(hand_out, takewhile(lambda _: self._reader is reader, batches))
         finally:
             # After `break`, an exception and Ctrl-C as well.
-            if mapped is not None:
-                mapped.close()
+            if runner is not None:
+                runner.close()
             reader.stop()
             if self._reader is reader:
                 self._reader = self._first = None
@@ -294,7 +294,7 @@ class Loader(Generic[T]):
             if for_pool:
                 self._pool.try_get(0)  # Raises ForkError if the pool belongs to a parent.
                 raise LimitError(f"{for_pool[0]}; batches that the program keeps count: drop one before the next, or use smaller batches")
-            raise LoadError(_told(failures))
+            raise LoadError(_failure_text(failures))
         self._failed.update(dict.fromkeys(failures))
         number, epoch, index, _, parts, _, labels, _ = handed
         if labels is None:
@@ -368,7 +368,7 @@ class Loader(Generic[T]):
         return f"<pinpool_loader.Loader of {self.samples} samples, {self.nbytes} B, in epoch {self._place[0]}>"
 
 
-def _told(failures: list[str]) -> str:
+def _failure_text(failures: list[str]) -> str:
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return f"{failures[0]}{more}; on_error='skip' skips such files"
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Mapped(Generic[T, R]):
+class MapRunner(Generic[T, R]):
     """Yields `function(item)` for each of `items`, at most one item per thread ahead.
 
     Not a generator, because a generator keeps a reference to the yielded value until the next request.

@@ -15,7 +15,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST = 1_000_000
 
 
-def expanded(paths: Any) -> list[str]:
+def expand(paths: Any) -> list[str]:
     """Expands one path or several. A path that exists is taken literally.
 
     Raises ValueError if nothing matches, or for a URL.
@@ -27,21 +27,21 @@ def expanded(paths: Any) -> list[str]:
         if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
             remedy = f", such as os.fsdecode({path!r})" if isinstance(path, bytes) else ""
             raise TypeError(f"each of paths must be a str or os.PathLike{remedy}, not {path!r}")
-    return [found for path in listed for found in _expanded(os.fspath(path))]
+    return [found for path in listed for found in _expand(os.fspath(path))]
 
 
-def compressed(paths: list[str]) -> str | None:
+def find_compressed(paths: list[str]) -> str | None:
     """The first path with the suffix of a compressed file."""
     return next((path for path in paths if path.lower().endswith((".gz", ".tgz", ".zst", ".tzst"))), None)
 
 
-def _expanded(path: str) -> list[str]:
+def _expand(path: str) -> list[str]:
     if os.path.lexists(path):
         return [path]
     if re.match(r"(?:[A-Za-z][A-Za-z0-9+.-]+://|pipe:)", path):
         raise ValueError(f"paths: {path!r} is a URL: the loader reads files; mount or fetch it first")
     found = []
-    for each in _of_braces(path):
+    for each in _expand_braces(path):
         if len(found) > _MOST:
             raise ValueError(f"paths: {path!r} names more than {_MOST} files: name their directory")
         if not glob.has_magic(each) or os.path.lexists(each):
@@ -54,7 +54,7 @@ def _expanded(path: str) -> list[str]:
     return found
 
 
-def _of_braces(path: str) -> Iterator[str]:
+def _expand_braces(path: str) -> Iterator[str]:
     """The expansions of the braces, in order."""
     braces = _BRACES.search(path)
     if braces is None:
@@ -73,4 +73,4 @@ def _of_braces(path: str) -> Iterator[str]:
         step = 1 if first <= last else -1
         words = [str(number).zfill(width) for number in range(first, last + step, step)]
     for word in words:
-        yield from _of_braces(path[: braces.start()] + word + path[braces.end() :])
+        yield from _expand_braces(path[: braces.start()] + word + path[braces.end() :])

@@ -40,7 +40,7 @@ pub(super) struct Calls {
     refused: Mutex<Vec<(u32, Failed)>>,
 }
 
-/// Whether a plain address was handed out on a machine with several devices.
+/// Whether a plain address was returned on a machine with several devices.
 static ADDRESSES_ARE_OUT: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn are_addresses_out() -> bool {
@@ -52,7 +52,7 @@ pub(super) fn record_addresses_out() {
     ADDRESSES_ARE_OUT.store(true, Ordering::Relaxed);
 }
 
-/// Other devices with access, a bit each, and those for which it was asked.
+/// Other devices with access, a bit each, and the devices for which access was requested.
 pub(super) type Reached = (u64, u64);
 
 /// The devices of a word of bits.
@@ -87,14 +87,14 @@ impl Calls {
     }
 
     /// Makes `granules` readable and writable from `start` on: by the CPU and the own device, or fails, and by the other
-    /// devices that it returns: those with an active primary context, or all once addresses are out.
+    /// devices that it returns: those with an active primary context, or all once a plain address was returned.
     ///
     /// # Safety
     ///
     /// They are mapped there.
     pub(super) unsafe fn set_access(&self, start: u64, granules: &[Granule]) -> Result<Reached, Failed> {
         let are_all = are_addresses_out();
-        // A device that does not answer is asked, and its refusal remembered.
+        // If the state of a device is unknown, access is requested, and a refusal is remembered.
         let is_asked = |&device: &u32| are_all || is_primary_active(device.cast_signed()).unwrap_or(true);
         let devices = devices_in(self.others()).filter(is_asked).collect::<Vec<_>>();
         let asked = devices.iter().fold(0, |bits, device| bits | 1 << device);

@@ -81,7 +81,7 @@ impl VmmSource {
         }))
     }
 
-    /// A source at this location that has given a granule and taken it back.
+    /// A source at this location that has passed its trial.
     fn at(
         location: HostLocation,
         (device, driver): (Arc<Device>, VmmApi),

@@ -11,7 +11,7 @@
 //! address was handed out ([`let_all_reach`]), every device of the machine has access to every granule of the process, as far
 //! as it is not refused.
 //!
-//! A device that was refused is asked for again when it copies through the pool, and only for what it copies: a device that
+//! Access for a refused device is requested again when it copies through the pool, and only for those granules: a device that
 //! answers no more, or that can reach no memory of the host, fails its own copies and keeps no pool from growing.
 //!
 //! All tables are in one list of the process, because a copy knows an address and a stream, and no pool. On a machine with
@@ -70,7 +70,7 @@ static TABLES: OfProcess<Mutex<Vec<Weak<GranuleTable>>>> = OfProcess::new(Mutex:
 static OWN_DEVICE: AtomicU32 = AtomicU32::new(0);
 const SEVERAL: u32 = u32::MAX;
 
-/// A plain address of the process's pools is handed out: gives all devices access to all granules. A slow call once.
+/// A pool of the process has returned a plain address: gives all devices access to all granules. Only the first call is slow.
 pub(crate) fn let_all_reach() {
     if OWN_DEVICE.load(Ordering::Relaxed) == 0 || are_addresses_out() {
         return;

@@ -30,12 +30,12 @@ impl Answer {
         self.known().unwrap_or_else(|| wait().inspect(|()| self.set_over()))
     }
 
-    /// Returns the final answer, or the driver's answer to `ask`.
-    pub(super) fn or_ask(&self, ask: impl FnOnce() -> Result<bool, Failed>) -> Result<bool> {
+    /// Returns the final answer, or the driver's answer to `query`.
+    pub(super) fn or_query(&self, query: impl FnOnce() -> Result<bool, Failed>) -> Result<bool> {
         if let Some(known) = self.known() {
             return known.map(|()| true);
         }
-        match ask() {
+        match query() {
             Ok(is_over) => {
                 if is_over {
                     self.set_over();
@@ -73,14 +73,14 @@ mod tests {
     #[test]
     fn a_refusal_is_permanent_only_if_every_later_call_is_refused() {
         let answer = Answer::default();
-        let once = answer.or_ask(|| refuses(9999));
+        let once = answer.or_query(|| refuses(9999));
         assert!(once.unwrap_err().to_string().contains("(code 9999)"));
-        assert!(!answer.or_ask(|| Ok(false)).unwrap());
-        assert!(answer.or_ask(|| Ok(true)).unwrap());
-        assert!(answer.is_over() && answer.or_ask(|| unreachable!()).unwrap());
+        assert!(!answer.or_query(|| Ok(false)).unwrap());
+        assert!(answer.or_query(|| Ok(true)).unwrap());
+        assert!(answer.is_over() && answer.or_query(|| unreachable!()).unwrap());
         let answer = Answer::default();
-        let lost = answer.or_ask(|| refuses(700));
-        assert!(lost.is_err() && answer.or_ask(|| unreachable!()).is_err());
+        let lost = answer.or_query(|| refuses(700));
+        assert!(lost.is_err() && answer.or_query(|| unreachable!()).is_err());
         assert!(answer.is_refused() && answer.or_wait(|| unreachable!()).is_err());
         let answer = Answer::default();
         assert!(answer.or_wait(|| Err(Error::device("once"))).is_err() && !answer.is_refused());

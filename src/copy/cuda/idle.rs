@@ -42,9 +42,9 @@ pub(super) fn wait_for(stream: Stream) -> Result<(), Code> {
     let begun = Instant::now();
     loop {
         // SAFETY: the stream is alive.
-        let asked = driver_watchdog::ask(|| unsafe { calls::stream_query(stream.handle) });
-        match asked.unwrap_or(Err(Code::NOT_READY)) {
-            Err(Code::NOT_READY) if asked.is_some() && begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
+        let answered = driver_watchdog::query(|| unsafe { calls::stream_query(stream.handle) });
+        match answered.unwrap_or(Err(Code::NOT_READY)) {
+            Err(Code::NOT_READY) if answered.is_some() && begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
             answer => return answer,
         }
     }

@@ -16,7 +16,7 @@ use crate::engine::memory::{Refusal, SlowCalls, Stop};
 use crate::engine::meter::usage_report;
 use crate::engine::wait_queue::{KeepAlive, Server, WaitTicket, Waiter, deadline};
 use crate::error::{ErrorKind, Result};
-use crate::in_flight::Ask;
+use crate::in_flight::QueryScope;
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;
@@ -106,7 +106,7 @@ impl Core {
     /// A block of `class` with completed copies, found by sweeping.
     fn take_completed(&self, class: Class) -> Option<Block> {
         while self.in_flight.count() > 0 {
-            let swept = self.in_flight.sweep(Ask::Unknown);
+            let swept = self.in_flight.sweep(QueryScope::Unknown);
             let found_none = swept.completed.is_empty();
             self.complete(swept);
             let block = self.stock.take(class);

@@ -9,7 +9,7 @@ use super::{Block, Core};
 use crate::backend::SourceError;
 use crate::copy::CopyKeeper;
 use crate::error::Error;
-use crate::in_flight::{Ask, Ended, Fences, LostItem, SharedFence, Swept};
+use crate::in_flight::{Ended, Fences, LostItem, QueryScope, SharedFence, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::stats::EvictionReason;
@@ -162,7 +162,7 @@ impl Core {
     /// nothing is in flight.
     pub(super) fn complete_copies(&self) {
         if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep(Ask::Unknown));
+            self.complete(self.in_flight.sweep(QueryScope::Unknown));
         }
     }
 
@@ -170,14 +170,14 @@ impl Core {
     /// their timelines: only a query shows that a device has failed.
     pub(super) fn query_copies(&self) {
         if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep(Ask::All));
+            self.complete(self.in_flight.sweep(QueryScope::All));
         }
     }
 
     /// Returns the blocks with copies that are complete according to their timelines. Calls no fence and no backend.
     pub(crate) fn complete_by_loads(&self) {
         if self.in_flight.count() > 0 && self.memory().has_arena() {
-            self.complete(self.in_flight.sweep(Ask::Nothing));
+            self.complete(self.in_flight.sweep(QueryScope::Nothing));
         }
     }
 
@@ -237,7 +237,7 @@ impl Core {
 
     /// Queries at most `most` failed fences again, and reuses the blocks with completed copies.
     pub(super) fn query_failed(&self, most: usize) {
-        let (over, lost) = self.in_flight.ask_again(most);
+        let (over, lost) = self.in_flight.query_failed(most);
         lost.into_iter().for_each(|block| self.stock.leak(block));
         self.recover(over);
     }

@@ -11,7 +11,7 @@ fn without_threads(args: &[&str]) -> Ran {
 }
 
 #[test]
-fn a_bench_that_gets_no_threads_ends_with_an_error() {
+fn a_benchmark_without_threads_ends_with_an_error() {
     for args in [&["hit", "--threads", "2"][..], &["stall", "--step", "8MiB", "--backend", "heap"]] {
         let ran = without_threads(args);
         assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{args:?}: {}", ran.stderr);
@@ -20,7 +20,7 @@ fn a_bench_that_gets_no_threads_ends_with_an_error() {
 }
 
 #[test]
-fn a_bench_that_gets_some_of_its_threads_says_how_many() {
+fn a_benchmark_with_too_few_threads_reports_their_number() {
     let mut command = std::process::Command::new("sh");
     let tool = bench(&[]);
     // Each thread has a stack of 64 MiB, so a few fit.

@@ -40,7 +40,7 @@ fn is_positive(value: &Value) -> bool {
 }
 
 #[test]
-fn hit_has_every_figure_in_each_pattern() {
+fn hit_has_every_number_in_each_pattern() {
     for (pattern, threads) in [("same", "1"), ("mix", "2"), ("cross", "2")] {
         let report = bench(&["hit", "--pattern", pattern, "--threads", threads]);
         assert_eq!((&report["pattern"], &report["backend"]), (&pattern.into(), &"heap".into()));
@@ -162,7 +162,7 @@ fn over_a_driver_every_backend_shrinks_copies_and_pins() {
 
 #[cfg(feature = "cuda")]
 #[test]
-fn missing_back_ends_are_listed_with_the_reason_and_without_another_the_bench_fails() {
+fn missing_backends_are_listed_and_without_another_the_benchmark_fails() {
     let folder = tempfile::tempdir().unwrap();
     let driver = crate::mock_driver(folder.path());
     let env = [("LD_LIBRARY_PATH", &*driver), ("MOCK_DRIVER_FAIL", Path::new("cuInit:1+=100"))];
@@ -197,7 +197,7 @@ fn more_memory_than_the_default_limit_is_refused_with_argument_limit_and_remedy(
 }
 
 #[test]
-fn values_without_a_meaning_are_refused_by_the_parser() {
+fn invalid_values_are_refused_by_the_parser() {
     for bench in ["stall", "copy"] {
         for seconds in ["nan", "inf", "1e300", "0"] {
             let (code, stderr) = refused(&[bench, "--seconds", seconds]);

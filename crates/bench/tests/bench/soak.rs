@@ -44,7 +44,7 @@ fn a_soak_on_the_mock_driver_copies_to_it() {
 }
 
 #[test]
-fn an_interrupt_ends_a_soak_with_its_figures() {
+fn an_interrupted_soak_prints_its_report() {
     let mut command = bench(&["soak", "--json", "--seconds", "60", "--threads", "2"]);
     // The first line of the log comes after the handler of the interrupt.
     command.env("RUST_LOG", "info");

@@ -96,9 +96,12 @@ fn advise(
     messages: &mut Vec<String>,
 ) -> Result<(String, bool), Box<dyn Error>> {
     if set.pairs.iter().any(|(name, _)| name == "PINPOOL_MAX_BYTES") {
-        return Err("--set MAX_BYTES: advise finds the limit; --try shows the cost of one value".into());
+        let why = "--set MAX_BYTES: advise finds the limit; --try shows the cost of one value";
+        return Err(ExitError::Settings.because(why));
     }
-    let [path] = args.traces.as_slice() else { return Err("several traces need --try: name one".into()) };
+    let [path] = args.traces.as_slice() else {
+        return Err(ExitError::Settings.because("several traces need --try: name one"));
+    };
     let workload = open(path, args.pool.as_deref(), messages)?;
     messages.extend(workload.warning().map(|warning| named(path, &warning)));
     bar.enable_steady_tick(Duration::from_millis(100));

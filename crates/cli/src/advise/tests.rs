@@ -302,10 +302,10 @@ fn evaluations() -> Vec<Act> {
 }
 
 #[test]
-fn memory_that_is_pinned_again_for_each_evaluation_gets_a_reserve() {
+fn memory_repinned_for_each_evaluation_gets_a_reserve() {
     let adaptive = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_IDLE_TIMEOUT", "10s")];
     let mut recording = Run::of(&evaluations()).record_all(Some(6 << 30), &adaptive);
-    // Calls cost nothing but the time of their bytes, so that the bytes of a reserve seem to cost as much as those of growth.
+    // The cost of a call depends on its bytes alone, so that a reserve seems as expensive as growth.
     let pin = |bytes: u64| Event::Pin { address: 1, bytes, took_ns: 2 * bytes, failed: false };
     let pins = (1..9).map(|n| Record { time_ns: 0, thread: 200, pool: 0, event: pin(2 * n * MIB) });
     recording.records.splice(0..0, pins);
@@ -425,7 +425,7 @@ fn of_random(seed: u64) -> Result<Outcome, String> {
 }
 
 #[test]
-fn what_is_advised_costs_no_more_for_random_programs() {
+fn advised_settings_cost_no_more_for_random_programs() {
     let mut counts = BTreeMap::<Outcome, usize>::new();
     for seed in 0..60 {
         *counts.entry(of_random(seed).unwrap_or_else(|wrong| panic!("{wrong}"))).or_default() += 1;

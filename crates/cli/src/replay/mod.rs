@@ -60,7 +60,8 @@ struct JsonLine<'a> {
 pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let sets_limit = args.set.iter().flat_map(|set| &set.pairs).any(|(name, _)| name == "PINPOOL_MAX_BYTES");
     if args.max_ratio.is_some() && sets_limit {
-        return Err("--max-ratio and MAX_BYTES both set the limit: omit one of the two".into());
+        let why = "--max-ratio and MAX_BYTES both set the limit: omit one of the two";
+        return Err(ExitError::Settings.because(why));
     }
     let (mut warnings, mut notes) = (Vec::new(), Vec::new());
     // Invalid settings are refused before any file is read.

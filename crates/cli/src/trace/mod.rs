@@ -27,7 +27,7 @@ use crate::files::{in_file, named};
 use crate::input;
 use pinpool_cli::terminal::Terminal;
 
-/// Most pools that a message names.
+/// Maximum number of pools named in a message.
 const UNENDED_SHOWN: usize = 5;
 
 /// Print a recording, or convert it for a viewer
@@ -36,7 +36,7 @@ const UNENDED_SHOWN: usize = 5;
 /// is printed. Names the pools without a recorded end: their process was killed, or exited while they lived.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool trace t.gz --format chrome -o t.json
-  Open t.json at https://ui.perfetto.dev, and a file of --format pytorch at https://pytorch.org/memory_viz.")]
+  Open t.json at https://ui.perfetto.dev; for --format pytorch: https://pytorch.org/memory_viz")]
 pub(crate) struct TraceArgs {
     /// The trace; `-` is stdin
     trace: PathBuf,

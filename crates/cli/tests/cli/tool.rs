@@ -331,6 +331,10 @@ fn wrong_arguments_are_refused_with_the_usage_status() {
             ran.stderr
         );
     }
+    for args in [&["why", "a", "b", "c"][..], &["advise", "a", "b"], &["advise", "a", "--set", "MAX_BYTES=1GiB"]] {
+        let ran = run(args);
+        assert_eq!((ran.code(), ran.stderr.lines().count()), (2, 1), "{args:?}: {}", ran.stderr);
+    }
     for args in [&["--help"][..], &["--version"], &["load", "--help"]] {
         let ran = run(args);
         assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""), "{args:?}");

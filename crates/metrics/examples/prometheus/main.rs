@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Requests and puts buffers of a few sizes.
+/// Requests and returns buffers of a few sizes.
 fn load(pool: &Pool, worker: usize) {
     for step in 0usize.. {
         let len = (1 + (step + worker) % 5) << 18;

@@ -71,7 +71,7 @@ fn names(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn a_scrape_has_the_metrics_of_the_tool_with_the_values_of_the_pool() {
+fn a_scrape_has_the_tools_metrics_with_the_pools_values() {
     let pool = pool();
     let reporter = Reporter::new(&pool);
     use_pool(&pool);
@@ -119,7 +119,7 @@ fn the_buckets_of_a_scrape_are_those_of_the_pool() {
 }
 
 #[test]
-fn durations_are_passed_on_once_and_partitions_are_pools_of_their_own() {
+fn durations_are_reported_once_and_partitions_are_separate_pools() {
     let pool = pool();
     let eval = pool.partition("eval", 4 << 20).unwrap();
     let reporter = Reporter::new(&pool);
@@ -254,7 +254,7 @@ fn check_format(text: &str) {
 }
 
 #[test]
-fn the_text_follows_the_rules_of_the_format_whatever_pools_and_tags_there_are() {
+fn the_text_is_valid_for_any_pools_and_tags() {
     let mut of_stats = serde_json::to_value(pool().stats()).unwrap();
     let owner = |tag: &str| serde_json::json!({ "tag": tag, "buffers": 2, "bytes": 8, "oldest_seconds": 1.5 });
     of_stats["owners"] = [owner("a\"b\\c\nd,}"), owner("same"), owner("same")].into_iter().collect();
@@ -307,7 +307,7 @@ fn promtool_accepts_both_texts_and_the_rules() {
 }
 
 #[test]
-fn a_tag_that_holds_nothing_any_more_is_reported_as_holding_nothing() {
+fn a_tag_without_buffers_is_reported_as_zero() {
     let pool = pool();
     let reporter = Reporter::new(&pool);
     let recorder = serve::recorder().unwrap();
@@ -345,7 +345,7 @@ fn http(port: u16, path: &str) -> Option<String> {
 }
 
 #[test]
-fn the_server_of_the_example_answers_with_figures_of_the_moment() {
+fn the_example_server_answers_with_current_numbers() {
     let pool = pool();
     let port = serve_on_a_port(Reporter::new(&pool));
     let first = http(port, "/metrics").unwrap();

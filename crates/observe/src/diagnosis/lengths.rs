@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_in_turn_are_known_and_others_are_new() {
+    fn alternating_lengths_are_known_and_others_are_new() {
         let mut recent = RecentLengths::default();
         let mut new = |lengths: &mut dyn Iterator<Item = u64>| lengths.filter(|&len| recent.is_new(len)).count();
         assert_eq!(new(&mut (0..1000).flat_map(|_| 1..=16)), 16);

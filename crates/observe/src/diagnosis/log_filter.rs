@@ -1,6 +1,6 @@
 //! Which diagnoses are logged, and the summary of several windows.
 //!
-//! A new cause is logged, and an alarm that asks for an eighth more. The end of an alarm is logged after a minute without it, and after
+//! A new cause is logged, and an alarm that recommends an eighth more. The end of an alarm is logged after a minute without it, and after
 //! twice as long each time that the alarm has returned, so that an alternating pool does not fill the log.
 
 use std::collections::BTreeMap;
@@ -70,7 +70,7 @@ pub(super) fn summary(windows: &[&WindowDiagnosis]) -> Option<WindowDiagnosis> {
     if ends(last.cause) {
         return Some(last.clone());
     }
-    // Of each cause: windows, time lost, and the diagnosis that asks for most.
+    // Of each cause: windows, time lost, and the diagnosis with the largest need.
     let mut sums: BTreeMap<(bool, Cause), (usize, u64, &WindowDiagnosis)> = BTreeMap::new();
     for window in windows {
         let (times, lost_ns, most) = sums.entry((window.is_alarm, window.cause)).or_insert((0, 0, window));

@@ -67,7 +67,7 @@ pub use window_diagnosis::{Cause, LikelyCause, Lost, WindowDiagnosis};
 
 /// Length of a window, at least.
 const WINDOW_US: u64 = 10_000_000;
-/// Windows are remembered for this long, since a burst ends before anyone asks.
+/// Windows are remembered for this long, since a burst may end before a user asks.
 const PAST_US: u64 = 300_000_000;
 /// Fewest requests of a window: fewer show no rate.
 const GETS_MIN: u64 = 20;

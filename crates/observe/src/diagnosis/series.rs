@@ -1,4 +1,4 @@
-//! The snapshots of a recording, diagnosed as the pool that took them diagnoses itself.
+//! The diagnosis of a recording: its snapshots, evaluated by the rules of the running pool.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_and_its_process_name_the_same_cause() {
+    fn a_recording_and_its_process_have_the_same_diagnosis() {
         // Two windows in which the source refuses, then one in which threads wait for each other for less time.
         let short = series(30, |second, now| {
             let (refused, own) = (second.min(20), second.clamp(20, 30) - 20);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_that_is_shorter_than_a_window_is_diagnosed_by_what_it_held_in_its_middle() {
+    fn a_recording_shorter_than_a_window_is_diagnosed_by_its_middle() {
         let empty_at_the_end = series(8, |second, now| match second {
             8 => Snapshot { used: 0, used_bytes: 0, held_bytes: 0, ..now },
             _ => now,
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_that_ends_with_a_request_that_failed_says_why() {
+    fn a_recording_that_ends_with_a_failed_request_explains_it() {
         let failed = |at: u64| {
             series(30, move |second, now| {
                 let likely = LikelyCause { found: "all is in use".to_owned(), change: "put it back".to_owned() };

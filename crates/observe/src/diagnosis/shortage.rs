@@ -9,7 +9,7 @@ use super::words::{OF_SYSTEM, RoundedUp, Size, Time};
 
 /// Errors of the driver (`CUresult`) that belong to earlier work: once a context has failed, its later calls return them too.
 const OF_EARLIER_WORK: [i64; 12] = [700, 701, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999];
-/// Held bytes per byte asked for, in percent, from which rounding is a cause.
+/// Held bytes per requested byte, in percent, from which rounding is a cause.
 const WASTE_PERCENT: u64 = 150;
 
 /// A pool with this share of its limit in use will soon refuse a request.
@@ -84,7 +84,7 @@ pub struct Shortage<'a> {
     pub host: Option<&'a Host>,
     /// `None` if nothing was requested.
     pub refused: Option<&'a Refused>,
-    /// Whether a reserve was asked for.
+    /// Whether the request was for a reserve.
     pub is_reserve: bool,
     /// The limit to raise for more, and its value if that is known.
     pub limit: &'static str,
@@ -268,7 +268,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn a_request_over_all_memory_is_no_matter_of_other_programs() {
+    fn a_request_above_all_memory_is_not_blamed_on_other_programs() {
         let host = Host { total_bytes: 8 * GIB, available_bytes: GIB, origin: "machine".to_owned(), is_group: false };
         assert_eq!(of_full_memory(&host, 9 * GIB).change, "request less");
         assert!(of_full_memory(&host, 2 * GIB).change.contains("other programs"));
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn each_case_is_told_by_its_numbers() {
+    fn each_case_is_recognized_by_its_numbers() {
         let (host, ceiling) = (free_host(), by_limit(true));
         let of_source = |code| refused(Level::Source { code: Some(code) }, "cuMemCreate failed", "");
         let in_use = full(&host, &ceiling);
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_over_minutes_comes_before_what_one_moment_shows() {
+    fn a_diagnosis_over_minutes_takes_precedence_over_one_moment() {
         let (host, ceiling) = (free_host(), by_limit(true));
         let mut monitor = super::super::Monitor::default();
         for n in 1..=5 {
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_is_full_is_no_cause_of_a_limit() {
+    fn a_full_machine_is_not_blamed_for_a_pool_limit() {
         let ceiling = by_limit(true);
         let host = Host { available_bytes: 0, ..free_host() };
         says(&full(&host, &ceiling), "nearly all memory is in use", "PINPOOL_MAX_BYTES");

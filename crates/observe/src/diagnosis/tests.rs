@@ -1,4 +1,4 @@
-//! Each cause by a scenario, and what looks like it and is not.
+//! A scenario for each cause, and scenarios that only resemble one.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn held(now: &mut Snapshot, tag: &str, buffers: u64, oldest_s: u64) {
 }
 
 #[test]
-fn a_pool_warms_up_and_is_healthy_then_and_says_each_once() {
+fn a_pool_warms_up_and_becomes_healthy_with_one_line_each() {
     let mut run = Run::new();
     let growing = |held_bytes: u64, misses: u64| {
         move |of: &mut Snapshot| (of.held_bytes, of.misses) = (held_bytes, of.misses + misses)
@@ -56,7 +56,7 @@ fn a_pool_warms_up_and_is_healthy_then_and_says_each_once() {
     assert_eq!(run.logged(growing(GIB, 50)).unwrap(), "warming_up: held 0B->1.0GiB");
     assert_eq!(run.logged(growing(2 * GIB, 50)), None, "warming up still");
     let line = run.logged(|of| of.pin_calls += 1).unwrap();
-    assert_eq!(line, "healthy: 999 of 1000 requests waited for nothing, 2.0GiB held");
+    assert_eq!(line, "healthy: 999 of 1000 requests were served immediately, 2.0GiB held");
     // Back and forth below what it had before is no growth.
     for n in 0..1000 {
         assert_eq!(run.logged(|of| of.held_bytes = GIB + n % 2 * GIB), None);
@@ -64,12 +64,12 @@ fn a_pool_warms_up_and_is_healthy_then_and_says_each_once() {
     // Nor is memory for sizes that grow.
     let drifting = |of: &mut Snapshot| (of.held_bytes, of.misses, of.new_lengths) = (3 * GIB, of.misses + 80, 70);
     assert_eq!(run.cause(drifting), Cause::Healthy);
-    // What a pool needs at its first gets is there for the thousand that follow.
+    // The memory of the first requests serves the thousand that follow.
     assert_eq!(Run::new().cause(growing(GIB, 8)), Cause::Healthy);
 }
 
 #[test]
-fn sizes_that_grow_do_not_warm_a_pool_up() {
+fn growing_sizes_are_no_warm_up() {
     // Twelve buffers at any time, each a tenth larger in the next window.
     let mut run = Run::new();
     let larger = |run: &mut Run, n: u64| {
@@ -83,7 +83,7 @@ fn sizes_that_grow_do_not_warm_a_pool_up() {
 }
 
 #[test]
-fn seconds_lost_are_in_the_line_with_what_they_were_spent_on() {
+fn the_line_contains_the_seconds_lost_by_activity() {
     let mut run = Run::new();
     run.window(|of| of.held_bytes = GIB);
     let diagnosis = run.window(|of| (of.waiting_ns, of.pinning_ns) = (9_500_000_000, 250_000_000));
@@ -91,7 +91,7 @@ fn seconds_lost_are_in_the_line_with_what_they_were_spent_on() {
 }
 
 #[test]
-fn a_limit_that_is_too_small_names_what_was_needed_rounded_up() {
+fn a_limit_too_small_names_the_need_rounded_up() {
     let mut run = Run::new();
     let short = |of: &mut Snapshot| {
         (of.short_gets, of.own_waits) = (of.short_gets + 300, of.own_waits + 300);
@@ -111,7 +111,7 @@ fn a_limit_that_is_too_small_names_what_was_needed_rounded_up() {
 }
 
 #[test]
-fn a_slow_consumer_is_not_offered_memory() {
+fn a_slow_consumer_is_not_advised_to_use_more_memory() {
     let mut run = Run::new();
     let queued = |of: &mut Snapshot| {
         // 32 buffers fill the limit, and 20 a second return; one request waits for the next.
@@ -139,7 +139,7 @@ fn a_slow_consumer_is_not_offered_memory() {
         (of.gets, of.failed_gets) = (of.gets + 150, of.failed_gets + 150);
     };
     assert_eq!(run.cause(refused), Cause::LimitTooSmall);
-    // Threads that put what they got themselves wait for memory, however little more would do.
+    // Threads that return their own buffers wait for memory, however little is missing.
     let own = |of: &mut Snapshot| {
         queued(of);
         of.own_waits = of.short_gets;
@@ -180,7 +180,7 @@ fn a_loader_before_a_busy_device_is_no_alarm_and_loses_nothing() {
 }
 
 #[test]
-fn a_refusal_of_the_source_is_no_matter_of_the_limit() {
+fn a_source_refusal_is_not_blamed_on_the_limit() {
     let mut run = Run::new();
     let refused = |of: &mut Snapshot| {
         (of.short_gets, of.failed_gets, of.is_by_source) = (of.short_gets + 300, 300, true);
@@ -194,7 +194,7 @@ fn a_refusal_of_the_source_is_no_matter_of_the_limit() {
 }
 
 #[test]
-fn a_leak_is_named_with_tag_rate_age_and_the_end_within_a_minute() {
+fn a_leak_is_reported_within_a_minute_with_tag_rate_age_and_forecast() {
     let mut run = Run::new();
     let mut found = Vec::new();
     for n in 1..=6 {
@@ -226,7 +226,7 @@ fn a_leak_is_named_with_tag_rate_age_and_the_end_within_a_minute() {
 }
 
 #[test]
-fn what_grows_and_is_no_leak() {
+fn growth_that_is_no_leak() {
     // A cache that fills ever slower, and is full then.
     let mut run = Run::new();
     for n in 1..20_u64 {
@@ -275,7 +275,7 @@ fn buffers_without_ages_are_a_leak_after_longer_growth() {
 }
 
 #[test]
-fn memory_that_other_processes_hold_is_theirs() {
+fn memory_held_by_other_processes_is_blamed_on_them() {
     let mut run = Run::new();
     let short = |of: &mut Snapshot| {
         of.short_gets += 100;
@@ -299,7 +299,7 @@ fn memory_that_other_processes_hold_is_theirs() {
 }
 
 #[test]
-fn without_a_limit_idle_memory_is_a_hoard_and_else_the_system_lacks_memory() {
+fn without_a_limit_a_refusal_is_an_idle_hoard_or_a_lack_of_system_memory() {
     let mut run = Run::new();
     (run.now.limit, run.now.max_bytes) = (None, None);
     let diagnosis = run.window(|of| {
@@ -319,7 +319,7 @@ fn without_a_limit_idle_memory_is_a_hoard_and_else_the_system_lacks_memory() {
 }
 
 #[test]
-fn memory_that_goes_back_and_forth_is_thrashing_and_a_burst_is_not() {
+fn repeated_pinning_and_unpinning_is_thrashing_but_a_burst_is_not() {
     let mut run = Run::new();
     run.window(|of| of.held_bytes = GIB);
     let again = |of: &mut Snapshot| {
@@ -355,7 +355,7 @@ fn memory_that_goes_back_and_forth_is_thrashing_and_a_burst_is_not() {
 }
 
 #[test]
-fn evictions_that_are_missed_are_thrashing_unless_no_size_recurs() {
+fn misses_of_evicted_buffers_are_thrashing_unless_no_size_recurs() {
     let mut run = Run::new();
     run.now.pool_size_limit = Some(100);
     let evicting = |recurring: u64| {
@@ -383,7 +383,7 @@ fn evictions_that_are_missed_are_thrashing_unless_no_size_recurs() {
 }
 
 #[test]
-fn sizes_that_never_recur_are_an_alarm_only_where_they_cost_time() {
+fn sizes_that_never_recur_are_an_alarm_only_if_they_cost_time() {
     let mut run = Run::new();
     run.window(|of| of.held_bytes = GIB);
     let varied = |of: &mut Snapshot| {
@@ -400,7 +400,7 @@ fn sizes_that_never_recur_are_an_alarm_only_where_they_cost_time() {
 }
 
 #[test]
-fn sizes_that_recur_are_healthy_and_thrash_where_calls_take_time() {
+fn recurring_sizes_are_healthy_unless_calls_take_time() {
     let mut run = Run::new();
     run.window(|of| of.held_bytes = GIB);
     assert_eq!(run.cause(|of| of.misses += 980), Cause::Healthy);
@@ -420,7 +420,7 @@ fn sizes_that_recur_are_healthy_and_thrash_where_calls_take_time() {
 }
 
 #[test]
-fn few_gets_that_wait_matter_for_their_time_alone() {
+fn few_waiting_requests_matter_only_for_their_time() {
     let mut run = Run::new();
     run.window(|of| of.held_bytes = GIB);
     let short = |gets: u64, waiting_ns: u64| {
@@ -436,7 +436,7 @@ fn few_gets_that_wait_matter_for_their_time_alone() {
 }
 
 #[test]
-fn a_copy_that_does_not_end_comes_before_all_else() {
+fn a_stuck_copy_takes_precedence() {
     let mut run = Run::new();
     let copy = |seconds: u64| {
         move |of: &mut Snapshot| {
@@ -451,7 +451,7 @@ fn a_copy_that_does_not_end_comes_before_all_else() {
 }
 
 #[test]
-fn memory_that_is_not_pinned_matters_once_something_is_copied() {
+fn unpinned_memory_matters_once_something_is_copied() {
     let mut run = Run::new();
     run.now.is_pinned = false;
     assert_eq!(run.cause(|_| ()), Cause::Healthy);
@@ -462,7 +462,7 @@ fn memory_that_is_not_pinned_matters_once_something_is_copied() {
 }
 
 #[test]
-fn few_gets_show_no_rate_unless_all_of_them_wait() {
+fn few_requests_show_no_rate_unless_all_wait() {
     let mut monitor = Monitor::default();
     let sample = Snapshot { gets: GETS_MIN - 1, short_gets: 10, limit: Some(LIMIT.into()), ..Snapshot::default() };
     assert_eq!(monitor.add(WINDOW_US, sample.clone()), None);
@@ -470,7 +470,7 @@ fn few_gets_show_no_rate_unless_all_of_them_wait() {
     assert_eq!(monitor.add(WINDOW_US - 1, early), None, "the window is not over");
     let seen = monitor.add(2 * WINDOW_US, Snapshot { gets: GETS_MIN, ..sample.clone() });
     assert!(seen.is_some_and(|seen| seen.found.starts_with("10 of 20 requests")), "they count later");
-    // A window in which all gets wait and none ends.
+    // All requests of the window wait, and none is served.
     let waiting = Snapshot { gets: GETS_MIN, waiting: 3, ..sample };
     let seen = monitor.add(3 * WINDOW_US, waiting.clone()).unwrap();
     assert_eq!((seen.cause, seen.found.as_str()), (Cause::LimitTooSmall, "3 requests waiting, none served"));
@@ -481,7 +481,7 @@ fn few_gets_show_no_rate_unless_all_of_them_wait() {
 }
 
 #[test]
-fn going_back_and_forth_is_logged_ever_more_seldom() {
+fn an_alternating_diagnosis_is_logged_less_and_less_often() {
     let mut run = Run::new();
     let mut logged = 0;
     // A day in which every second minute is short.
@@ -493,7 +493,7 @@ fn going_back_and_forth_is_logged_ever_more_seldom() {
 }
 
 #[test]
-fn the_first_gets_of_a_pool_are_no_alarm() {
+fn the_first_requests_of_a_pool_are_no_alarm() {
     let monitor = Monitor::default();
     let first = Snapshot {
         gets: 1,
@@ -509,7 +509,7 @@ fn the_first_gets_of_a_pool_are_no_alarm() {
 }
 
 #[test]
-fn a_consumer_that_pauses_needs_what_producers_would_have_filled_meanwhile() {
+fn a_pausing_consumer_needs_the_buffers_filled_during_a_pause() {
     let mut run = Run::new();
     // 40 buffers of 1 MiB a second; in a pause of 5 s four threads wait for 3.4 s each.
     let paused = |of: &mut Snapshot| {
@@ -523,7 +523,7 @@ fn a_consumer_that_pauses_needs_what_producers_would_have_filled_meanwhile() {
     let needed = diagnosis.setting.map(|(name, bytes)| (name, bytes / MIB));
     assert_eq!(needed, Some((LIMIT, 64 + 264 * 34 / 66)), "{diagnosis}");
     assert!(diagnosis.to_string().contains("3.4s each, because the consumer pauses"), "{diagnosis}");
-    // Where most gets wait, the consumer is what is slow.
+    // If most requests wait, the consumer is slow.
     let busy = |of: &mut Snapshot| {
         paused(of);
         of.short_gets += 200;
@@ -532,7 +532,7 @@ fn a_consumer_that_pauses_needs_what_producers_would_have_filled_meanwhile() {
 }
 
 #[test]
-fn an_alarm_of_the_last_minutes_is_told_after_it_is_over_and_no_longer() {
+fn a_past_alarm_is_reported_for_five_minutes() {
     let mut run = Run::new();
     let short = |of: &mut Snapshot| {
         (of.short_gets, of.own_waits) = (of.short_gets + 300, of.own_waits + 300);
@@ -548,7 +548,7 @@ fn an_alarm_of_the_last_minutes_is_told_after_it_is_over_and_no_longer() {
 }
 
 #[test]
-fn memory_that_is_pinned_again_each_half_minute_is_thrashing_if_it_costs_a_fiftieth_of_the_time() {
+fn repinning_every_half_minute_is_thrashing_if_it_costs_a_fiftieth_of_the_time() {
     let causes = |ns: u64| {
         let mut run = Run::new();
         let window = |n: u64| {
@@ -576,7 +576,7 @@ fn memory_that_is_pinned_again_each_half_minute_is_thrashing_if_it_costs_a_fifti
 }
 
 #[test]
-fn a_leak_that_creeps_under_bursts_is_seen_by_what_is_older_than_a_minute() {
+fn a_slow_leak_below_bursts_is_found_by_buffers_older_than_a_minute() {
     // Bursts of up to 40 buffers fall on the ends of the windows; of each window one buffer stays, or none after a minute.
     let found = |kept: fn(u64) -> u64| {
         let mut run = Run::new();

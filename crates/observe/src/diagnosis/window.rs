@@ -12,7 +12,7 @@ use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
 const TOLERABLE_PART: u64 = 500;
 /// Fewer short requests matter only for the time that they wait.
 const SHORT_MIN: u64 = 3;
-/// One part in this many of a window is much.
+/// Waiting for more than one part in this many of a window matters.
 const WAITED_PART: u64 = 100;
 /// Growth by less than one part in this many does not count.
 const GROWTH_PART: u64 = 16;
@@ -32,16 +32,14 @@ const SETTINGS: [&str; 2] = ["PINPOOL_MAX_BYTES", "PINPOOL_RESERVE"];
 /// Percent of the time from which sizes that never recur are an alarm.
 const COSTLY_PERCENT: u64 = 5;
 
-/// The time between two snapshots, and the second of them.
+/// The time between two snapshots.
 pub(super) struct Window<'a> {
+    before: &'a Snapshot,
     now: &'a Snapshot,
-    /// The counters since the first.
+    /// The differences of their counters.
     of: Snapshot,
-    held_before_bytes: u64,
+    /// The most that was held at the end of an earlier window.
     most_held_bytes: u64,
-    /// Mean bytes of the buffers in use at the beginning.
-    mean_before_bytes: u64,
-    others_before_bytes: Option<u64>,
     lost: Lost,
 }
 
@@ -59,14 +57,11 @@ fn is_high(part: u64, whole: u64) -> bool {
 }
 
 impl<'a> Window<'a> {
-    /// `most_held_bytes` is the most that was held at the end of a window before.
-    pub(super) fn between(before: &Snapshot, now: &'a Snapshot, of_us: u64, most_held_bytes: u64) -> Self {
+    pub(super) fn between(before: &'a Snapshot, now: &'a Snapshot, of_us: u64, most_held_bytes: u64) -> Self {
         let of = now.since(before);
         let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = of;
         let lost = Lost { of_us, waiting_ns, pinning_ns, moving_ns };
-        let (held_before_bytes, mean_before_bytes) = (before.held_bytes, mean_bytes(before));
-        let others_before_bytes = before.others_bytes;
-        Self { held_before_bytes, most_held_bytes, mean_before_bytes, others_before_bytes, lost, of, now }
+        Self { before, now, of, most_held_bytes, lost }
     }
 
     /// Whether the window pinned and unpinned as much as was held at either end.
@@ -77,7 +72,7 @@ impl<'a> Window<'a> {
 
     /// Bytes that are pinned again each time.
     fn cycled_bytes(&self) -> u64 {
-        match self.held_before_bytes.max(self.now.held_bytes) {
+        match self.before.held_bytes.max(self.now.held_bytes) {
             // Released at both ends.
             0 => self.now.most_held_bytes,
             bytes => bytes,
@@ -191,7 +186,7 @@ impl<'a> Window<'a> {
         if let Some(diagnosis) = self.slow_consumer(&short) {
             return Some(diagnosis);
         }
-        // Nothing else shows that the consumer was ever idle.
+        // Without these signs the consumer may have been busy all the time.
         if !self.is_of_one_thread() && self.of.failed_gets == 0 && self.of.puts > 0 {
             return Some(self.full(&short, limit));
         }
@@ -254,7 +249,7 @@ impl<'a> Window<'a> {
     fn missing_at_others(&self) -> Option<u64> {
         let Snapshot { needed_bytes, max_bytes, others_bytes, .. } = self.now;
         let is_theirs = *needed_bytes > 0 && max_bytes.is_none_or(|own| *needed_bytes <= own);
-        (*others_bytes).max(self.others_before_bytes).filter(|&bytes| bytes > 0 && is_theirs)
+        (*others_bytes).max(self.before.others_bytes).filter(|&bytes| bytes > 0 && is_theirs)
     }
 
     fn refused(&self, short: String) -> WindowDiagnosis {
@@ -274,7 +269,7 @@ impl<'a> Window<'a> {
         let now = self.now;
         let max_bytes = now.max_bytes.filter(|&bytes| bytes > 0)?;
         let overhang_bytes = now.needed_bytes.saturating_sub(max_bytes);
-        // At its end the queue may have been drained.
+        // At the end of the window the queue may be empty again.
         let is_full = now.used_bytes.max(now.needed_bytes) >= max_bytes - max_bytes / 8;
         let is_copying = now.in_flight_bytes > now.used_bytes / 8;
         if !is_full
@@ -336,7 +331,7 @@ impl<'a> Window<'a> {
         if let Some(Repinned { bytes, each_ns, times, of_us }) = again {
             let (size, each, of) = (Size(bytes), seconds(each_ns), seconds(of_us.saturating_mul(1000)));
             let found = format!("{size} unpinned and pinned again {times} times in {of}, at {each} each time");
-            // A longer idle timeout would leave the first of these pin calls where it is.
+            // A longer idle timeout would not remove the first of these pin calls.
             let kept_bytes = now.most_held_bytes.max(bytes);
             let advice = format!("set PINPOOL_RESERVE to {}, so that this memory stays pinned", RoundedUp(kept_bytes));
             let mut diagnosis = self.alarm(Cause::Thrashing, found, advice);
@@ -359,7 +354,7 @@ impl<'a> Window<'a> {
                 ..self.diagnosis(Cause::SizesNeverRecur, found)
             });
         }
-        let has_regrown = self.now.held_bytes > self.held_before_bytes + self.held_before_bytes / GROWTH_PART;
+        let has_regrown = self.now.held_bytes > self.before.held_bytes + self.before.held_bytes / GROWTH_PART;
         (is_costly && !has_regrown).then(|| {
             let found = format!("{} with recurring sizes: buffers of other sizes took their memory", missed());
             let limit = now.limit.as_ref().map_or_else(String::new, |limit| format!("raise {limit}, or "));
@@ -382,8 +377,8 @@ impl<'a> Window<'a> {
 
     /// Whether the pool holds more only because its buffers have become larger.
     fn are_buffers_larger(&self) -> bool {
-        let [before, now] = [self.mean_before_bytes, mean_bytes(self.now)].map(u128::from);
-        let [held_before, held] = [self.held_before_bytes, self.now.held_bytes].map(u128::from);
+        let [before, now] = [self.before, self.now].map(|of| u128::from(mean_bytes(of)));
+        let [held_before, held] = [self.before, self.now].map(|of| u128::from(of.held_bytes));
         let part = u128::from(GROWTH_PART);
         before > 0 && now > before && held * before * part <= held_before * now * (part + 1)
     }
@@ -392,7 +387,7 @@ impl<'a> Window<'a> {
     fn quiet(&self) -> WindowDiagnosis {
         let now = self.now;
         if self.is_warming_up() {
-            let found = format!("held {}->{}", Size(self.held_before_bytes), Size(now.held_bytes));
+            let found = format!("held {}->{}", Size(self.before.held_bytes), Size(now.held_bytes));
             return self.diagnosis(Cause::WarmingUp, found);
         }
         if !now.is_pinned && now.copies > 0 {
@@ -406,7 +401,8 @@ impl<'a> Window<'a> {
             };
         }
         let served = self.of.gets.saturating_sub(self.of.pin_calls);
-        let found = format!("{served} of {} requests waited for nothing, {} held", self.of.gets, Size(now.held_bytes));
+        let found =
+            format!("{served} of {} requests were served immediately, {} held", self.of.gets, Size(now.held_bytes));
         self.diagnosis(Cause::Healthy, found)
     }
 }

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_shares_and_counts_are_in_words() {
+    fn times_shares_and_counts_are_formatted() {
         let times =
             [0, 191_736, 999_999, 20_000_000, 9_940_000_000, 119_900_000_000, 600_000_000_000, 86_400_000_000_000];
         assert_eq!(times.map(seconds), ["0s", "191.7us", "1.0ms", "20.0ms", "9.9s", "119.9s", "10.0min", "24.0h"]);

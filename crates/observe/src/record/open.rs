@@ -138,7 +138,7 @@ fn open_at(path: &Path, place: Place, found: Option<&Metadata>) -> Result<Option
         Err(error) if place == Place::New && error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
         Err(error) if place == Place::File && error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) if place == Place::Pipe && error.raw_os_error() == Some(libc::ENXIO) => {
-            return Err(refused("it is a pipe that nobody reads", "start its reader first"));
+            return Err(refused("it is a pipe without a reader", "start its reader first"));
         }
         Err(error) => return Err(failed(&error)),
     };

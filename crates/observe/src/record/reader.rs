@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_recording_with_too_many_names_is_read_up_to_there() {
+    fn a_recording_with_too_many_names_is_read_up_to_the_limit() {
         let mut block = BlockWriter::default();
         let mut bytes = head();
         let record = |event| Item::Record(Record { time_ns: 1, thread: 7, pool: 0, event });
@@ -279,7 +279,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_of_chance_in_a_whole_block_are_read_or_refused(items in proptest::collection::vec(any::<u8>(), 1..400)) {
+        fn random_bytes_in_a_valid_block_are_read_or_refused(items in proptest::collection::vec(any::<u8>(), 1..400)) {
             let len = u32::try_from(items.len()).unwrap().to_le_bytes();
             let bytes = [&head()[..], &len, &crc32fast::hash(&items).to_le_bytes(), &items].concat();
             let recording = Recording::read(bytes.as_slice()).unwrap();

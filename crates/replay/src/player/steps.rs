@@ -24,7 +24,7 @@ use pinpool::Error;
 enum Due {
     /// The step of a thread at this place.
     Step(usize, usize),
-    /// The buffer that the thread puts at this place is filled.
+    /// The buffer that the thread returns at this place is filled.
     Ready(usize, usize),
     /// Memory that a device has read.
     Free(u64),

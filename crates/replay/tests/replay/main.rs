@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `traces` | traces as text |
 //! | `recorded` | recordings of pools, read as traces and played |
-//! | `workloads` | the targets of the rules, and the meaning of a replay |
+//! | `workloads` | the targets of the policy, and the semantics of a replay |
 
 mod recorded;
 mod traces;

@@ -40,7 +40,7 @@ fn a_recording() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn a_recording_plays_as_the_gets_and_puts_that_it_is_of() {
+fn a_recording_replays_its_requests_and_returns() {
     let (_dir, path) = a_recording();
     let workload = Workload::open(&path).unwrap();
     assert_eq!(workload.gets(), 80);
@@ -52,7 +52,7 @@ fn a_recording_plays_as_the_gets_and_puts_that_it_is_of() {
 }
 
 #[test]
-fn the_gets_that_are_left_of_a_recording_with_losses_play() {
+fn a_recording_with_lost_records_replays_the_rest() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace.gz");
     let pool = recorded(&path);
@@ -65,7 +65,7 @@ fn the_gets_that_are_left_of_a_recording_with_losses_play() {
 }
 
 #[test]
-fn a_recording_of_another_version_is_refused_by_name_and_a_text_is_a_trace_too() {
+fn a_recording_of_another_version_is_refused_and_a_text_is_a_trace() {
     let (_dir, path) = a_recording();
     let mut bytes = fs::read(&path).unwrap();
     bytes[8..12].copy_from_slice(&9_u32.to_le_bytes());
@@ -77,7 +77,7 @@ fn a_recording_of_another_version_is_refused_by_name_and_a_text_is_a_trace_too()
 }
 
 #[test]
-fn threads_that_waited_go_on_at_once_under_a_limit_that_is_high_enough() {
+fn waiting_threads_continue_immediately_under_a_sufficient_limit() {
     // Six threads share three buffers, which each holds for 5 ms, and then waits as long.
     let round = |n: u64| {
         let (at_ms, took_ms) = (n * 5, if n < 2 { n * 5 } else { 5 });
@@ -98,7 +98,7 @@ fn threads_that_waited_go_on_at_once_under_a_limit_that_is_high_enough() {
 }
 
 #[test]
-fn a_consumer_that_is_slow_ends_no_earlier_with_more_memory() {
+fn a_slow_consumer_ends_no_earlier_with_more_memory() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
     let heap = Backend::Source(Arc::new(HeapSource::new()));
@@ -151,7 +151,7 @@ fn under(limit_mib: Option<u64>) -> Replay {
 }
 
 #[test]
-fn what_page_locks_took_a_thread_brings_it_no_nearer_to_those_that_put_its_buffers() {
+fn time_in_pin_calls_does_not_delay_the_threads_that_return_its_buffers() {
     // The requesting thread spends half its time in pin calls; another thread returns each buffer a while later.
     let round = |n: u64| {
         let pin = Event::Pin { address: n << 30, bytes: 4 << 20, took_ns: 10_000_000, failed: false };
@@ -165,7 +165,7 @@ fn what_page_locks_took_a_thread_brings_it_no_nearer_to_those_that_put_its_buffe
 }
 
 #[test]
-fn a_thread_that_puts_what_another_gets_waits_no_longer_than_that_does() {
+fn a_thread_that_returns_the_buffer_of_another_waits_only_as_long() {
     // One holds all that there is for 60 ms of 100, another waits for it meanwhile, and a third puts at once what that gets.
     let round = |n: u64| {
         let (at_ms, held, passed) = (n * 100, 2 * n, 2 * n + 1);
@@ -183,7 +183,7 @@ fn a_thread_that_puts_what_another_gets_waits_no_longer_than_that_does() {
 }
 
 #[test]
-fn threads_that_are_spared_their_calls_go_on_sooner_and_have_more_in_use_at_once() {
+fn threads_without_driver_calls_continue_sooner_and_use_more_at_once() {
     // Each request pins for 50 ms; another thread returns the buffer 60 ms after the request.
     let round = |n: u64| {
         let pin = Event::Pin { address: n << 30, bytes: 4 << 20, took_ns: 50_000_000, failed: false };
@@ -213,7 +213,7 @@ fn served_out_of_order() -> Workload {
 }
 
 #[test]
-fn a_consumer_takes_the_buffer_that_is_there_and_no_request_times_out() {
+fn a_consumer_takes_a_ready_buffer_and_no_request_times_out() {
     let workload = served_out_of_order();
     let replay = Replay { wait: Duration::from_secs(30), ..under(Some(4)) };
     let outcome = replay.play(&workload).unwrap();
@@ -222,7 +222,7 @@ fn a_consumer_takes_the_buffer_that_is_there_and_no_request_times_out() {
 }
 
 #[test]
-fn a_thread_that_waits_for_a_buffer_puts_its_own_if_nothing_else_goes_on() {
+fn a_thread_that_waits_for_a_buffer_returns_its_own_if_all_threads_wait() {
     // Two buffers fit. Thread 0 holds one until it has returned the buffer of thread 1, which asked later than thread 2 but was
     // served first.
     let alone = (0..30).flat_map(|n| [(n, 0, get_of(n, 0)), (n, 0, put_of(n))]);
@@ -234,7 +234,7 @@ fn a_thread_that_waits_for_a_buffer_puts_its_own_if_nothing_else_goes_on() {
 }
 
 #[test]
-fn time_in_which_a_consumer_is_idle_or_threads_queue_for_a_request_is_not_their_own() {
+fn idle_and_queued_time_is_not_kept_in_a_replay() {
     // Four threads take turns: one waits for the only buffer while the others queue behind it. A device reads it for 8 ms of 10.
     let round = |n: u64| {
         let thread = u32::try_from(n % 4).unwrap();
@@ -254,7 +254,7 @@ fn time_in_which_a_consumer_is_idle_or_threads_queue_for_a_request_is_not_their_
 }
 
 #[test]
-fn a_replay_that_ends_at_another_time_or_times_out_is_doubted() {
+fn a_replay_with_another_end_or_with_timeouts_is_not_faithful() {
     let workload = served_out_of_order();
     let doubt = |replay: Replay| workload.doubt(&replay.play(&workload).unwrap()).unwrap_or_default();
     let ends_early = doubt(under(None));
@@ -265,7 +265,7 @@ fn a_replay_that_ends_at_another_time_or_times_out_is_doubted() {
 }
 
 #[test]
-fn what_is_in_use_grows_only_where_each_eighth_has_more() {
+fn use_grows_only_if_each_eighth_has_more() {
     let run = |is_kept: fn(u64) -> bool| {
         let events = (1..100).flat_map(|n| {
             let put_ms = if is_kept(n) { 2_000 } else { n * 10 + 5 };

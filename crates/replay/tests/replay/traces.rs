@@ -41,7 +41,7 @@ fn an_empty_trace_has_the_default_header_and_no_operations() {
 }
 
 #[test]
-fn nonsense_is_named_with_its_line() {
+fn syntax_errors_are_reported_with_their_line() {
     for (text, line) in [
         ("a 1 5\nx 2\n", "line 2: `x 2`"),
         ("a 1\n", "line 1"),
@@ -56,13 +56,13 @@ fn nonsense_is_named_with_its_line() {
 }
 
 #[test]
-fn gets_and_the_peak_are_those_of_the_trace() {
+fn requests_and_the_peak_match_the_trace() {
     let workload = workload("# limit 3\na 1 10\na 2 0\nt 5\nf 1\na 1 30\na 3 5\nf 3\nf 1\nf 2\n").unwrap();
     assert_eq!((workload.gets(), workload.peak_requested_bytes()), (3, 35));
 }
 
 #[test]
-fn steps_count_as_what_they_stand_for() {
+fn steps_count_as_the_requests_that_they_stand_for() {
     for (text, gets, peak_requested_bytes) in [
         ("r 4 9\n", 4, 9),
         ("s 4 0 2\n", 3, 6),
@@ -78,7 +78,7 @@ fn steps_count_as_what_they_stand_for() {
 }
 
 #[test]
-fn a_trace_that_contradicts_itself_is_named_with_its_line() {
+fn contradictions_are_reported_with_their_line() {
     for (text, why) in [
         ("a 1 5\na 1 5\n", "line 2: `a 1 5`: buffer 1 is held already"),
         ("f 3\n", "no buffer 3"),

@@ -69,7 +69,7 @@ fn expected() -> HashMap<(String, String), Value> {
 }
 
 #[test]
-fn every_workload_gives_the_expected_figures_and_keeps_its_targets() {
+fn every_workload_has_the_expected_numbers_and_meets_its_targets() {
     let (targets, expected) = (targets(), expected());
     let files = fs::read_dir(data().join("workloads")).unwrap().map(|entry| entry.unwrap().path());
     let traces = files.filter(|path| path.extension().is_some_and(|extension| extension == "gz")).count();
@@ -122,7 +122,7 @@ fn alarms(workload: &Workload, replay: &Replay) -> (ReplayReport, Vec<String>) {
 }
 
 #[test]
-fn no_workload_is_an_alarm_where_the_limit_has_some_room() {
+fn no_workload_is_an_alarm_if_the_limit_has_some_room() {
     let (targets, next) = (targets(), AtomicUsize::new(0));
     let diagnose_rest = || {
         while let Some((name, _)) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -144,7 +144,7 @@ fn no_workload_is_an_alarm_where_the_limit_has_some_room() {
 }
 
 #[test]
-fn the_same_file_gives_the_same_figures_on_any_thread() {
+fn a_file_gives_the_same_numbers_on_every_thread() {
     let workload = named("bucket_switch");
     let limit = workload.peak_requested_bytes() * 6 / 5;
     for replay in [SourceKind::Virtual, SourceKind::Discrete].map(|source| Replay {
@@ -165,7 +165,7 @@ fn the_same_file_gives_the_same_figures_on_any_thread() {
 }
 
 #[test]
-fn a_replay_under_tensorflows_rules_costs_what_tensorflows_pool_did() {
+fn a_replay_under_tensorflows_policy_costs_as_much_as_tensorflows_pool() {
     let seed = Workload::open(&data().join("conformance/seed.trace")).unwrap();
     let replay = with("ROUNDING=exact");
     let report = replay.play(&seed).unwrap();
@@ -202,15 +202,15 @@ fn every_conformance_trace_replays_under_every_setting() {
 }
 
 #[test]
-fn a_get_at_the_limit_is_served_by_the_next_put() {
+fn a_request_at_the_limit_is_served_by_the_next_return() {
     let report = play("a 1 3145728\na 2 3145728\nt 99950\nf 1\nt 50\nf 2\n", &under(4 * MIB));
     assert_eq!((report.gets, report.waits, report.fallbacks), (2, 1, 0));
     assert_eq!(report.front_hits, 1, "by the buffer that was put back");
 }
 
 #[test]
-fn a_wait_that_expires_is_a_fallback_and_lets_the_next_get_try() {
-    // The third get would fit at once, but waits behind the second: it tries when the second gives up.
+fn a_timed_out_request_is_a_fallback_and_the_next_one_is_tried() {
+    // The third request would fit, but waits behind the second until that one times out.
     let text = "a 1 3145728\na 2 3145728\na 3 1048576\nt 100000\nf 1\nf 2\nf 3\n";
     let report = play(text, &under(4 * MIB));
     assert_eq!((report.waits, report.fallbacks), (2, 1));
@@ -222,21 +222,21 @@ fn a_wait_that_expires_is_a_fallback_and_lets_the_next_get_try() {
 }
 
 #[test]
-fn a_put_of_a_buffer_whose_get_still_waits_ends_the_wait() {
+fn the_return_of_a_buffer_ends_the_wait_for_it() {
     let text = "a 1 3145728\na 2 3145728\na 3 1048576\nf 2\nt 50\nf 1\nf 3\nt 200000\n";
     let report = play(text, &under(4 * MIB));
     assert_eq!((report.waits, report.fallbacks), (2, 0));
 }
 
 #[test]
-fn a_wait_of_zero_is_a_fallback_at_once() {
+fn a_wait_of_zero_is_an_immediate_fallback() {
     let text = "a 1 3145728\na 2 3145728\nf 2\nf 1\n";
     let report = play(text, &Replay { wait: Duration::ZERO, ..under(4 * MIB) });
     assert_eq!((report.waits, report.fallbacks), (0, 1));
 }
 
 #[test]
-fn a_get_over_the_limit_delays_no_other() {
+fn a_request_above_the_limit_delays_no_other() {
     let report = play("a 1 5242880\na 2 1048576\nt 50\nf 1\nf 2\n", &under(4 * MIB));
     assert_eq!((report.waits, report.fallbacks, report.gets), (0, 1, 2));
     assert!(report.peak_pinned_bytes >= MIB && report.peak_pinned_bytes <= 4 * MIB, "{report:?}");
@@ -253,7 +253,7 @@ fn a_limit_below_a_granule_is_kept() {
 }
 
 #[test]
-fn late_page_locks_are_those_after_half_of_the_gets() {
+fn late_pin_calls_come_after_half_of_the_requests() {
     let replay = with("ROUNDING=exact");
     let report = play("a 1 10\na 2 20\na 3 30\na 4 40\na 5 0\nf 1\na 1 10\nf 1\nf 2\nf 3\nf 4\nf 5\n", &replay);
     assert_eq!((report.gets, report.front_hits), (5, 1));
@@ -270,11 +270,11 @@ fn the_mean_is_over_the_time_of_the_trace() {
 }
 
 #[test]
-fn a_minute_after_the_last_put_counts_even_if_the_trace_goes_on() {
+fn the_minute_after_the_last_return_counts_even_if_the_trace_continues() {
     let replay = with("IDLE_TIMEOUT=70s");
     for text in ["a 1 10\nf 1\n", "a 1 10\nf 1\nt 30000000\n", "a 1 10\nf 1\nt 500000000\n"] {
         assert_eq!(play(text, &replay).pinned_after_60s_bytes, 2 * MIB, "{text}");
-        // Ten seconds in the thread cache and 45 in the arena are over by then.
+        // Ten seconds in the thread cache and 45 in the arena have passed.
         let sooner = with("IDLE_TIMEOUT=45s");
         assert_eq!(play(text, &sooner).pinned_after_60s_bytes, 0, "{text}");
     }
