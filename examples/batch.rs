@@ -1,4 +1,4 @@
-#![allow(clippy::print_stdout)] // An example that shows something.
+#![allow(clippy::print_stdout)] // The example prints its result.
 //! Many small tensors in one buffer: one request, several writers, one copy.
 
 use std::thread;

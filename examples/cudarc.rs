@@ -1,4 +1,4 @@
-#![allow(clippy::print_stdout)] // An example that shows something.
+#![allow(clippy::print_stdout)] // The example prints its result.
 //! Tracked pool buffers in a cudarc program, on a machine with a GPU or with a mock libcuda.
 
 use pinpool::Pool;

@@ -1,6 +1,6 @@
-#![allow(clippy::print_stdout)] // An example that shows something.
-//! How long a miss of 1 GiB delays a single-threaded runtime: one task repeatedly sleeps for 1 ms and records its longest beat while
-//! another task awaits the request, and while that task sleeps equally long.
+#![allow(clippy::print_stdout)] // The example prints its result.
+//! How long a miss of 1 GiB delays a single-threaded runtime: one task repeatedly sleeps for 1 ms and records its longest interval, once
+//! while another task awaits the request, and once while that task sleeps equally long.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -14,7 +14,7 @@ use tokio::time::sleep;
 const ROUNDS: usize = 5;
 const BEAT: Duration = Duration::from_millis(1);
 
-/// The longest beat during `work`, its duration, and its result.
+/// The longest interval during `work`, its duration, and its result.
 async fn longest_beat<T>(work: impl Future<Output = T>) -> (Duration, Duration, T) {
     let longest = Rc::new(Cell::new(Duration::ZERO));
     let noted = longest.clone();

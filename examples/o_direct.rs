@@ -1,4 +1,4 @@
-#![allow(clippy::print_stdout)] // An example that shows something.
+#![allow(clippy::print_stdout)] // The example prints its result.
 //! A file read past the page cache (`O_DIRECT`), straight into a pinned buffer.
 //!
 //! Address, length and file offset must be multiples of the device's block size, at most 4096 bytes. Pool buffers are

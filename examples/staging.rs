@@ -1,4 +1,4 @@
-#![allow(clippy::print_stdout)] // An example that shows something.
+#![allow(clippy::print_stdout)] // The example prints its result.
 //! Copies a file through a pinned buffer to a device, or to the host sink in its place.
 
 use std::fs::File;
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut buf = pool.get(len)?; // idle memory of this class, or newly pinned
     file.read_exact(buf.wait_slice_mut()?)?;
-    let copy = buf.copy_to(&stream, &mut device)?; // the buffer is the device's until the copy is over
+    let copy = buf.copy_to(&stream, &mut device)?; // the buffer belongs to the copy until it completes
     copy.wait()?;
 
     println!(

@@ -1,4 +1,4 @@
-#![allow(clippy::print_stdout)] // An example that shows something.
+#![allow(clippy::print_stdout)] // The example prints its result.
 //! Several threads fill buffers of one pool and pass them to the copying thread.
 
 use std::sync::mpsc::sync_channel;

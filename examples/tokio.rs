@@ -1,7 +1,7 @@
-#![allow(clippy::print_stdout)] // An example that shows something.
+#![allow(clippy::print_stdout)] // The example prints its result.
 //! The pool under an asynchronous runtime: two tasks on one worker thread. One fills buffers; the other copies
-//! them to a device and awaits each copy. Neither blocks the thread: a return that serves a request wakes its task, and so
-//! does the end of a copy.
+//! them to a device and awaits each copy. Neither blocks the thread: a task is woken when its
+//! request is served, or when its copy completes.
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{PinnedBuf, Pool};

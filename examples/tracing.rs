@@ -1,4 +1,4 @@
-#![allow(clippy::print_stdout)] // An example that shows something.
+#![allow(clippy::print_stdout)] // The example prints its result.
 //! The pool's log lines under `tracing`: its bridge for the `log` crate receives them, with the name of the pool in brackets.
 //!
 //! `cargo run --example tracing` prints, among others, `INFO ... pool[loader] created: preset=adaptive ...`, a `WARN` with the owners of

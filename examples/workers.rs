@@ -1,8 +1,8 @@
 //! Worker processes that fill pinned buffers of their trainer: no byte is copied between processes.
 //!
-//! `cargo run --example workers -- [WORKERS] [BATCHES]`. One worker kills itself on the way, and the buffer that it was filling becomes free.
+//! `cargo run --example workers -- [WORKERS] [BATCHES]`. One worker kills itself, and the buffer that it was filling becomes free.
 
-#![allow(clippy::print_stdout)] // An example that shows something.
+#![allow(clippy::print_stdout)] // The example prints its result.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -18,8 +18,8 @@ use pinpool_shared::{SharedSlabs, SlabWorker, Ticket};
 const BYTES: usize = 4 << 20;
 const LONG: Duration = Duration::from_secs(30);
 
-/// The worker: its arguments are the trainer's process and the descriptor there, its standard input is its end of a socket. It
-/// receives batch numbers and sends tickets.
+/// The worker: its arguments are the trainer's process id and descriptor, and its standard input is a socket. It receives batch
+/// numbers and sends tickets.
 fn work(trainer: &str, descriptor: &str, dies: bool) -> Result<(), Box<dyn Error>> {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     let worker = SlabWorker::attach_to_process(trainer.parse()?, descriptor.parse()?)?;
@@ -79,7 +79,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         let buf = slabs.receive(&Ticket::from_bytes(&bytes)?)?;
         let mut device = SinkMem::new(buf.len());
-        buf.copy_to(&stream, &mut device)?; // back with the workers when the copy has ended
+        buf.copy_to(&stream, &mut device)?; // available to the workers again when the copy completes
         stream.synchronize()?;
         assert!(device.read().iter().all(|&byte| byte == batch.to_le_bytes()[0]), "batch {batch}");
     }

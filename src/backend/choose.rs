@@ -279,7 +279,7 @@ fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -
     }
 }
 
-/// The GPU with this ordinal: [`Level::Ok`] if the driver gives it, [`Level::Note`] if there is neither GPU nor driver,
+/// The GPU with this ordinal: [`Level::Ok`] if the driver provides it, [`Level::Note`] if there is neither GPU nor driver,
 /// [`Level::Warning`] else, with the cause and a remedy. Makes no context.
 #[cfg(feature = "cuda")]
 pub fn gpu(device: u32) -> Finding {
@@ -306,7 +306,7 @@ pub(crate) fn default_device() -> u32 {
     0
 }
 
-/// Whether a choice that tries the driver's backends would start a driver that nobody has started in this process.
+/// Whether a choice that tries the driver's backends would be the first to start the driver in this process.
 pub(crate) fn may_start_driver() -> bool {
     #[cfg(feature = "cuda")]
     return crate::driver::is_present() && !crate::driver::is_started();

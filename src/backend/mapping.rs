@@ -94,7 +94,7 @@ pub(super) fn map_hugetlb(len_bytes: usize, page_bytes: u64, id: u64) -> Result<
     Ok(Region::new(start, len_bytes, id))
 }
 
-/// Brings the first page of `region` in by a call. An error where the kernel has no such call (before 5.14), or has no page.
+/// Faults the first page of `region` in. An error if the kernel has no such call (before 5.14) or no page.
 pub(super) fn can_populate(region: &Region) -> Result<(), SourceError> {
     advise(region.start(), PAGE_BYTES, linux::MADV_POPULATE_WRITE)
 }
@@ -141,7 +141,7 @@ pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
     inherit(region, false)
 }
 
-/// Whether children of `fork` get the pages of `region`, as they do if nobody says otherwise.
+/// Whether children of `fork` get the pages of `region`, as they do by default.
 pub(super) fn inherit(region: &Region, is_inherited: bool) -> Result<(), SourceError> {
     if cfg!(miri) {
         return Ok(());

@@ -25,7 +25,7 @@ pub struct Region {
 
 // SAFETY: a region is the exclusive right to `len_bytes` bytes (source-C1), which is bound to no thread.
 unsafe impl Send for Region {}
-// SAFETY: a shared region gives out plain numbers.
+// SAFETY: a shared region returns plain numbers.
 unsafe impl Sync for Region {}
 
 impl Region {

@@ -37,7 +37,7 @@ pub struct AddressRange {
 
 // SAFETY: a range is the exclusive right to `len_bytes` addresses (vm-S1), which is bound to no thread.
 unsafe impl Send for AddressRange {}
-// SAFETY: a shared range gives out plain numbers.
+// SAFETY: a shared range returns plain numbers.
 unsafe impl Sync for AddressRange {}
 
 impl AddressRange {

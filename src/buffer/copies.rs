@@ -123,7 +123,7 @@ impl PinnedBuf {
         let checked = block.begin_read().map_err(CopyFailure::Refused);
         let checked = checked.and_then(|()| copy::check_len(self.len(), "target", target.capacity_bytes()));
         // SAFETY: the length was checked. The engine gets the block with this copy's fence and keeps it from every other use until
-        // the copy is over (in-flight-I1); on a refusal nothing was enqueued.
+        // the copy has completed (in-flight-I1); on a refusal nothing was enqueued.
         let enqueue = |()| unsafe { target.enqueue(stream, self.start().as_ptr(), self.len(), block.fence_kind()) };
         match checked.and_then(enqueue) {
             Ok(fence) => {
@@ -162,7 +162,7 @@ impl PinnedBuf {
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (buffer-I1).
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing writes to the memory, nor does it
-        // return to the pool, until the copy is over (buffer-I2); on a refusal nothing was enqueued.
+        // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
         let enqueue = |()| unsafe { target.enqueue(stream, source.as_ptr(), len, FenceKind::Timeline) };
         self.track(checked.and_then(enqueue), CopyFences::record)
     }
@@ -198,7 +198,7 @@ impl PinnedBuf {
         let (start, len) = block.bytes();
         let checked = copy::check_len(len, "source", source.available_bytes());
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing touches the memory, nor does it
-        // return to the pool, until the copy is over (buffer-I2); on a refusal nothing was enqueued.
+        // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
         let fetch = |()| unsafe { source.fetch(stream, start.as_ptr(), len) };
         let copy = self.track(checked.and_then(fetch), CopyFences::record_write)?;
         Ok(PendingBuf { buf: self, copy: copy.into_future() })
@@ -305,7 +305,7 @@ impl PinnedBuf {
         }
     }
 
-    /// Gives the buffer up behind the fence that `mark` makes; `None` if there is nothing to wait for.
+    /// Consumes the buffer; it is reused after the fence that `mark` makes, or at once if there is none.
     fn release_behind(mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         // Not by the length: others may still use the memory of a buffer that was truncated to nothing.
         let Some(block) = &*self.block else { return Ok(()) };

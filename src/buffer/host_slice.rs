@@ -121,7 +121,7 @@ impl PinnedBuf {
         let (Some(block), Some(fence)) = (&*self.block, self.fence_on(stream)) else {
             return (&[], SyncOnDrop::Record(None));
         };
-        // Writes of this very stream are over before the copy begins (host-slice-I3).
+        // Writes of this very stream have completed before the copy begins (host-slice-I3).
         let copy_fences = block.shared_fences();
         let written = copy_fences.wait_for_writes(fence.shared.stream_id());
         copy_fences.lend(fence.shared.clone());

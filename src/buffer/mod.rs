@@ -1,8 +1,8 @@
-//! What a user holds: bytes that keep their address until every copy that uses them has completed.
+//! The buffer that a user holds: bytes that keep their address until every copy that uses them has completed.
 //!
 //! ```text
-//!   Pool::get ──▶ PinnedBuf ──wait_slice_mut──▶ &mut Pinned<u8>    host code; no copy of cudarc can start from it
-//!                   │  │ └─────slice, elements──▶ BufView<T>     tracked copies of cudarc
+//!   Pool::get ──▶ PinnedBuf ──wait_slice_mut──▶ &mut Pinned<u8>    host code; cudarc cannot copy from it
+//!                   │  │ └─────slice, elements──▶ BufView<T>     tracked cudarc copies
 //!                   │  └───copy_range_to, &buf──▶ the buffer records the fence and stays
 //!                   ├──copy_to, release_after───▶ the pool takes the block with the fence
 //!                   └──copy_from────────────────▶ PendingBuf ──wait──▶ PinnedBuf
@@ -18,7 +18,7 @@
 //!
 //! - **buffer-I1**: `bytes` of the block is an address inside its memory with at least that length behind it (`size_class`
 //!   includes the room for alignment), and the block belongs to this buffer alone. Without a block the length is 0.
-//! - **buffer-I2**: every tracked copy that uses the buffer is in its `CopyFences` until it was seen to be over.
+//! - **buffer-I2**: every tracked copy that uses the buffer is in its `CopyFences` until it is known to have completed.
 //! - **buffer-I3**: the memory is initialised (source-C2).
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
 
@@ -382,14 +382,14 @@ impl PinnedBuf {
         }
     }
 
-    /// Is no recorded copy using the bytes? Forgets those that are over.
+    /// Whether no recorded copy uses the bytes. Forgets completed copies.
     #[inline]
     fn is_free(&mut self) -> bool {
         let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.are_over().unwrap_or(false);
         self.block.as_mut().is_none_or(|block| is_free(&mut block.state_mut().copy_fences))
     }
 
-    /// Waits for all recorded copies but lent ones. Fails only if a copy into the buffer failed.
+    /// Waits for all recorded copies except lent ones. Fails only if a copy into the buffer failed.
     #[inline]
     fn wait_for_copies(&self) -> Result<()> {
         match &*self.block {

@@ -2,7 +2,7 @@
 //!
 //! | in the environment | result |
 //! | --- | --- |
-//! | an invalid value | an error: nobody who writes something else means the default |
+//! | an invalid value | an error: the default was not meant |
 //! | an unknown or retired name | a warning: it may come from another version |
 //! | a value other than the one that code sets | a warning: code wins |
 //! | an empty value | not set |
@@ -18,7 +18,7 @@ use super::{Backend, CodeSettings, HugeTlb, Limit, OnFull, Preset, SharedLimitNa
 use crate::error::{Error, Result};
 use crate::size_class::Rounding;
 
-/// What the name of every variable begins with.
+/// The prefix of every variable.
 pub const PREFIX: &str = "PINPOOL_";
 
 /// Names of earlier versions, without the prefix, and what replaces them.
@@ -37,7 +37,7 @@ const RETIRED: [(&str, &str); 12] = [
     ("WRITE_COMBINED", "pool memory is always cached; allocate write-combined memory with cuMemHostAlloc"),
 ];
 
-/// Beginnings of names, without the prefix, that do not configure a pool: variables of `pinpool run`, of the library that it
+/// Starts of names, without the prefix, that do not configure a pool: variables of `pinpool run`, of the library that it
 /// loads, and of the tests that need a GPU.
 const OF_NO_POOL: [&str; 3] = ["PRELOAD_", "REQUIRE_GPU", "GPU_"];
 
@@ -68,12 +68,12 @@ pub struct Variable {
 }
 
 impl Variable {
-    /// What holds if it is not set.
+    /// Its default, as text.
     pub fn default(&self) -> String {
         (self.default)()
     }
 
-    /// The error of a value that it cannot have, set by `from`.
+    /// The error for an invalid value; `from` names where it comes from.
     fn unreadable(&self, text: &str, error: &ParseError, from: &str) -> Error {
         let why = format!("{}; correct it, or leave it out for the default {}{from}", error.problem(), self.default());
         refused(self.name, text, why)
@@ -85,7 +85,7 @@ macro_rules! variables {
         #[doc = $doc:literal]
         $variable:literal = $default:expr, $name:ident $(($argument:ty))?: $type:ty as $format:expr;
     )+)+) => {
-        /// Every variable there is.
+        /// All variables.
         pub static VARIABLES: &[Variable] = &[
             $($(Variable {
                 name: $variable,
@@ -168,7 +168,7 @@ fn retired(word: &str) -> Option<String> {
     Some(format!("retired and ignored; {instead}"))
 }
 
-/// What helps who wrote `name`, which is no variable.
+/// A suggestion for `name`, which is no variable.
 fn advice_for(name: &str) -> String {
     match nearest(name) {
         Some(nearest) => format!("did you mean {nearest}?"),
@@ -176,7 +176,7 @@ fn advice_for(name: &str) -> String {
     }
 }
 
-/// The variable that `name` was probably meant to be.
+/// The variable with the most similar name, if one is similar.
 pub fn nearest(name: &str) -> Option<&'static str> {
     let word = |name: &str| name.trim_start_matches(PREFIX).replace('_', "").to_ascii_uppercase();
     let asked = word(name);
@@ -186,7 +186,7 @@ pub fn nearest(name: &str) -> Option<&'static str> {
     (changes * 3 <= asked.len()).then_some(nearest)
 }
 
-/// The fewest letters that are to be added, dropped or replaced to make one word of the other.
+/// The edit distance of two words: letters to add, drop or replace.
 fn changes_between(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (index, letter) in one.bytes().enumerate() {
@@ -205,11 +205,11 @@ fn changes_between(one: &str, other: &str) -> usize {
 pub struct VariableReport {
     /// Full name of its variable.
     pub name: &'static str,
-    /// The value that holds.
+    /// The value in effect.
     pub value: String,
-    /// Where that comes from: `builder` for code, `variable`, `implied` by another setting, or `default`.
+    /// Its origin: `builder` for code, `variable`, `implied` by another setting, or `default`.
     pub origin: &'static str,
-    /// What holds if it is not set.
+    /// The default.
     pub default: String,
     /// What it does.
     pub meaning: &'static str,
@@ -219,13 +219,13 @@ pub struct VariableReport {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct EnvReport {
-    /// Every setting with the value that holds.
+    /// Every setting with its value.
     pub variables: Vec<VariableReport>,
-    /// Why no pool is built: invalid values and contradictions.
+    /// Invalid values and contradictions; with any of them no pool is built.
     pub errors: Vec<Error>,
-    /// What a pool warns of when it is built: names without effect, values that code replaces, settings without effect.
+    /// Warnings: unknown and retired names, values that code replaces, settings without effect.
     pub warnings: Vec<String>,
-    /// The settings that hold; what cannot be used has its default.
+    /// The settings in effect; an invalid one has its default.
     pub config: Config,
 }
 
@@ -243,12 +243,12 @@ pub(crate) fn origins(variables: &[VariableReport]) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
-/// Every variable with the value that holds in this process, and all that is wrong with them.
+/// Every variable with its value in this process, and all problems.
 pub fn report() -> EnvReport {
     examine(&Settings::default(), Some(PREFIX))
 }
 
-/// The variables as they would be in an environment of `pairs` (names and values), and all that is wrong with them.
+/// The variables as they would be in an environment of `pairs` (names and values), and all problems.
 pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
     examine_in(&Settings::default(), PREFIX, pairs.iter().cloned())
 }
@@ -263,7 +263,7 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
     let mut env = Settings::default();
     let (mut errors, mut warnings) = (code.unwritable(), code.retired.clone());
     let mut pairs: Vec<_> = pairs.filter(|(name, _)| name.starts_with(prefix)).collect();
-    // The environment has no fixed order; what is wrong comes out the same each time.
+    // The environment has no fixed order; problems are reported in the same order each time.
     pairs.sort();
     for (name, value) in &pairs {
         let (word, value) = (&name[prefix.len()..], value.trim());
@@ -310,7 +310,7 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
 }
 
 impl Settings {
-    /// The values, set by code, that their variables could not have: they mean the same as there, so they are errors as well.
+    /// Values set by code that their variables could not have: also errors.
     fn unwritable(&self) -> Vec<Error> {
         // A source of the program's own has no name.
         let is_custom = self.backend.as_ref().and_then(Backend::custom).is_some();

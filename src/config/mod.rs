@@ -1,4 +1,4 @@
-//! What can be set, from where, and what follows from it.
+//! Settings: where they come from, and what they imply.
 //!
 //! ```text
 //!   code ──┐                                     ┌──▶ Config
@@ -92,6 +92,6 @@ pub struct CodeSettings {
     pub pin_threads: Option<usize>,
     /// How long a closing pool waits for copies in flight; `None` for 30 s.
     pub close_wait: Option<Duration>,
-    /// A file to read memory pressure from; `None` for the kernel's signs.
+    /// A file to read memory pressure from; `None` for the kernel's reports.
     pub pressure: Option<PathBuf>,
 }

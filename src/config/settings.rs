@@ -41,7 +41,7 @@ macro_rules! for_each_setting {
         /// How long a request waits at the limit: a time, 0, or none (forever).
         "PINPOOL_WAIT" = Some(Duration::from_secs(30)), wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
-        // The same with and without a GPU, so that a loader that holds too much fails on the machine on which it is written.
+        // The same with and without a GPU, so that a loader that holds too much fails on its developer's machine.
         /// After the wait: error, or pageable (unpinned memory, as much again as the limit).
         "PINPOOL_ON_FULL" = OnFull::Error, on_full(OnFull): OnFull as word();
 
@@ -242,7 +242,7 @@ impl Config {
         wrong.map(|&(name, _, why)| refused(name, self.value_of(name), why)).collect()
     }
 
-    /// Whether the maintenance thread looks after the pool. Miri takes a thread that does not end for a leak.
+    /// Whether the maintenance thread serves the pool. Miri mistakes a thread that does not end for a leak.
     pub(crate) fn may_poll(&self) -> bool {
         self.code.background_thread != Some(false) && !cfg!(miri)
     }

@@ -5,7 +5,7 @@
 //! | `CudaStream` of cudarc, or an `Arc` of one | any `DevicePtr<E>` and `DevicePtrMut<E>`: `CudaSlice<f32>`, `CudaViewMut<u8>` | any `bytemuck::Pod` | the GPU's copy engine |
 //! | [`sink::SinkStream`] | [`sink::SinkMem`] and its views | `u8` | a worker thread of the host |
 //!
-//! Both are asynchronous and in order, and both give a [`Fence`], so that
+//! Both are asynchronous and in order, and both return a [`Fence`], so that
 //! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
 //!
 //! [`CopyTarget`], [`CopySource`], [`CopyStream`] and [`Fence`] may be implemented by other crates, for another driver or a

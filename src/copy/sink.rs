@@ -63,7 +63,7 @@ struct QueuedCopy {
 #[derive(Debug)]
 struct HostAddress(*mut u8);
 
-// SAFETY: the promise of `enqueue` and `fetch` is that the bytes are the copy's until it is over, on any thread.
+// SAFETY: the promise of `enqueue` and `fetch` is that the bytes are the copy's until it has completed, on any thread.
 unsafe impl Send for HostAddress {}
 
 /// Memory of the sink: written by workers while copies run, read by its owner only when none does.
@@ -145,7 +145,7 @@ impl SinkStream {
         Ok(Arc::new(SinkFence { progress: self.progress.clone(), number }))
     }
 
-    /// Waits until all copies enqueued so far are over.
+    /// Waits until all copies enqueued so far have completed.
     ///
     /// # Errors
     ///
@@ -254,7 +254,7 @@ impl SinkMem {
             // A failed stream writes nothing more, so its copies need no wait.
             let _ = copy.wait();
         }
-        // SAFETY: sink-I1: every copy into the bytes is over, and the next needs `&mut self`, which ends this borrow.
+        // SAFETY: sink-I1: every copy into the bytes has completed, and the next needs `&mut self`, which ends this borrow.
         unsafe { &*self.bytes.0.get() }
     }
 
@@ -281,7 +281,7 @@ unsafe impl CopyTarget<SinkStream> for SinkMem {
         let (source, target) = (HostAddress(source.cast_mut()), self.bytes.clone());
         self.enqueue_in_order(stream, move || {
             let (HostAddress(source), DeviceBytes(target)) = (source, &*target);
-            // SAFETY: sink-I1: no reference to the bytes exists until this copy's fence is over, and no other worker touches them:
+            // SAFETY: sink-I1: no reference to the bytes exists until this copy's fence is complete, and no other worker touches them:
             // earlier copies were waited for, later ones wait for this one.
             let bytes = unsafe { &mut *target.get() };
             // SAFETY: the caller's promise: the source stays readable and unchanged until the fence.

@@ -5,9 +5,8 @@
 //!   deferral:     line ──▶ this thread's queue ──the last deferral ends──▶ the logger
 //! ```
 //!
-//! A logger and a listener are code of the user: they may call the pool, take locks of their own, or panic. A thread that
-//! holds something of the pool over slow calls [defers](defer) them until it has let go. A panic of theirs is
-//! [caught](pinpool_os::unwind).
+//! Loggers and listeners are user code: they may call the pool, take locks, or panic. A thread that holds a lock of the pool
+//! across slow calls [defers](defer) them until it has released the lock. Their panics are [caught](pinpool_os::unwind).
 
 use std::cell::RefCell;
 use std::fmt;
@@ -27,15 +26,14 @@ struct Deferred {
     calls: Vec<Call>,
 }
 
-/// While one of these exists, the thread's log lines and calls of listeners are kept; the end of the last one makes them,
-/// in order.
+/// While one of these exists, the thread's log lines and listener calls are queued; dropping the last one makes them in order.
 #[must_use = "what was deferred is called when this is dropped"]
 pub(crate) struct Deferral {
     /// Ends on the thread where it began.
     _not_send: PhantomData<*const ()>,
 }
 
-/// Keeps log lines and calls of listeners until the result is dropped. Hold it longer than the lock or the gate.
+/// Queues log lines and listener calls until the result is dropped. Hold it longer than the lock.
 pub(crate) fn defer() -> Deferral {
     // A thread that is ending has no queue: there they are called at once.
     let _ = DEFERRED.try_with(|deferred| deferred.borrow_mut().deferrals += 1);

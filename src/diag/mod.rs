@@ -36,7 +36,7 @@ pub(crate) use texts::{Growth, StillOut};
 #[derive(Clone)]
 pub(crate) struct PoolLog {
     pub(crate) name: Option<String>,
-    /// Among the pools of the process.
+    /// Number of the pool within the process.
     pub(crate) number: u64,
     pub(crate) log_sampler: LogSampler,
     pub(crate) log_every: u64,

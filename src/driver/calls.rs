@@ -2,8 +2,8 @@
 //! results that are numbers.
 //!
 //! Not by cudarc's bindings: their results are an enumeration ([`code`](super::code)), and they are looked up in a library of their
-//! own, which may be a toolkit's stub. cudarc still calls the driver automatically where its objects are made or used: streams, events
-//! and device memory of users, and the context object of ours that has it record an event behind a lent slice
+//! own, which may be a toolkit's stub. cudarc itself still calls the driver when its objects are created or used: streams, events
+//! and device memory of users, and our context object, through which it records an event behind a lent slice
 //! (`copy::cuda::own_context`).
 //!
 //! Virtual memory has a separate table, since drivers without it are supported too.
@@ -153,7 +153,7 @@ pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, Code> {
     unsafe { exchange_capture_mode_call(&raw mut mode) }.map(|()| mode)
 }
 
-/// Whether the stream captures a graph. Asking spoils no capture.
+/// Whether the stream captures a graph. The query invalidates no capture.
 ///
 /// # Safety
 ///
@@ -165,7 +165,7 @@ pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Code> {
 }
 
 /// The context of a stream, and null; for a stream of a green context, the primary context of its device and the green one. Drivers
-/// before CUDA 12.5 do not tell them apart.
+/// before CUDA 12.5 do not distinguish them.
 ///
 /// # Safety
 ///
@@ -176,7 +176,7 @@ pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, CUco
     match unsafe { stream_contexts_call(stream, &raw mut context, &raw mut green) } {
         // SAFETY: as above.
         Err(Code::NOT_FOUND) => unsafe { stream_context_call(stream, &raw mut context) },
-        told => told,
+        answer => answer,
     }
     .map(|()| (context, green))
 }

@@ -46,7 +46,7 @@ fn choose() -> Option<Handle> {
     std::iter::once(first).chain(opened).find(|&library| !is_stub(library)).or(Some(first))
 }
 
-/// Whether this is a toolkit's library for linking. A driver tells its version before it has started.
+/// Whether this is a toolkit's library for linking. A driver reports its version before it has started.
 fn is_stub(library: Handle) -> bool {
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
     let Some(found) = symbol_of(library, c"cuDriverGetVersion") else { return true };

@@ -77,7 +77,7 @@ fn remedy(code: c_int, library: &str, visible: Option<&str>, closed: Option<&str
         }
         (804, ..) => format!("take {library} out of LD_LIBRARY_PATH, or update the driver"),
         (_, _, Some(closed)) => {
-            format!("this user may not open {closed}: give it to the user's group, or to the container")
+            format!("this user may not open {closed}: allow the user's group, or pass it to the container")
         }
         _ => "see whether nvidia-smi works; in a container start it with --gpus all".to_owned(),
     }

@@ -65,11 +65,11 @@ impl StreamId {
     /// stream, and return it from the fences of all its copies.
     pub fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // Relaxed: the only requirement is that no number is given out twice.
+        // Relaxed: the only requirement is that no number is assigned twice.
         Self { family: 0, number: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// The stream with this `number` in a driver context that gives no number twice. `family` is the address of an object
+    /// The stream with this `number` in a driver context that assigns no number twice. `family` is the address of an object
     /// of the context that lives as long as the process.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn of_driver(family: usize, number: u64) -> Self {
@@ -178,9 +178,9 @@ pub(super) fn discard(fence: SharedFence) {
 /// The copies that use one buffer and may still be running. A buffer that was never copied has no list, and pays one
 /// comparison.
 ///
-/// - **copy-fences-I1**: a *lent* access may be enqueued only after it is recorded here, so its fence may not stand for the
-///   copy yet. It is neither queried nor dropped except through `&mut`, which proves that the borrow is over.
-/// - **copy-fences-I2**: of the reads of one stream that `&mut` put in order only the last is kept: when it is over, so are
+/// - **copy-fences-I1**: a *lent* access may be enqueued only after it is recorded here, so its fence may not cover the
+///   copy yet. It is neither queried nor dropped except through `&mut`, which proves that the borrow has ended.
+/// - **copy-fences-I2**: of the reads of one stream that `&mut` put in order only the last is kept: when it has completed, so have
 ///   those before it. Lent reads are all kept, since two threads that borrow at once enqueue in either order.
 /// - **copy-fences-I3**: a failed fence stays in the list, so a buffer with an unknown copy never counts as free.
 #[derive(Debug, Default)]
@@ -465,7 +465,7 @@ mod tests {
     #[test]
     fn the_last_copy_of_a_stream_replaces_those_before_it_without_a_query() {
         let (mut copies, fences) = recorded([1, 2, 1, 2, 1]);
-        // The second stream's first copy finds one of another stream, and asks whether that is over.
+        // The first copy of the second stream queries the copy of the first stream.
         assert_eq!(fences.iter().map(|fence| fence.queries()).collect::<Vec<_>>(), [1, 0, 0, 0, 0]);
         fences[..4].iter().for_each(|fence| fence.finish());
         assert!(!copies.are_over().unwrap());

@@ -15,7 +15,7 @@ use crate::error::Result;
 use pinpool_os::sync::UnsafeCell;
 use pinpool_os::sync::atomic::AtomicBool;
 
-/// Memory that a device reads until its fence is over.
+/// Memory that a device reads until its fence is complete.
 #[derive(Debug)]
 pub(crate) struct Copied {
     memory: UnsafeCell<u32>,
@@ -89,7 +89,7 @@ fn model(answers: &[usize], check: impl Fn() -> usize + Sync + Send + 'static) {
     assert_eq!(seen.lock().unwrap().iter().copied().collect::<Vec<_>>(), answers);
 }
 
-/// Fails if an item leaves before its fence is over.
+/// Fails if an item leaves before its fence is complete.
 #[test]
 fn loom_an_item_completes_once_and_after_its_fence() {
     model(&[0, 1], || {

@@ -1,4 +1,4 @@
-//! What the clones of a pool share. Its core may begin with the first use of the pool.
+//! The state that all clones of a pool share. Its core may start at the first use of the pool.
 //!
 //! A pool that chooses its backend starts the CUDA driver, and forked children of a process that has started it have no CUDA. A
 //! launcher that builds a pool and only forks must not start it, so if no step can fail, the first call that needs the core

@@ -29,7 +29,7 @@ use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
 pub(crate) use process::Member;
 use process::Process;
 
-/// Who has the requests that wait for a budget, and the idle memory that is claimed under it. Called under no lock.
+/// The owner of the waiting requests and of the idle memory under a budget. Called under no lock.
 pub(crate) trait BudgetOwner: Send + Sync {
     /// Bytes were returned to an account.
     fn bytes_returned(&self) {}
@@ -43,10 +43,10 @@ pub(crate) trait BudgetOwner: Send + Sync {
 /// Which limit refused a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// An account's: a partition.
+    /// The limit of a partition.
     Account,
     Pool,
-    /// The process's or the host's.
+    /// The limit that pools of a process or a host share.
     Shared,
 }
 
@@ -134,7 +134,7 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// A limit has no room for them, here or further out: the first that could never have it, else the first that has none now.
+    /// A limit has no room: the first that is lower than `bytes`, else the first that has no room now.
     pub(crate) fn claim(self: &Arc<Self>, bytes: u64) -> Result<Claim, QuotaExceeded> {
         let mut claim = self.nothing();
         claim.resize(bytes)?;
@@ -236,12 +236,12 @@ impl Budget {
         self.max_bytes.load(Ordering::Relaxed)
     }
 
-    /// What may still be claimed, where at least `wanted_bytes` are of use.
+    /// Bytes that may still be claimed, if at least `wanted_bytes` are useful.
     pub(crate) fn room_for(&self, wanted_bytes: u64) -> u64 {
         self.own_room_bytes().min(self.shared_room_for(wanted_bytes))
     }
 
-    /// What may still be claimed, the shared limit aside.
+    /// Bytes that may still be claimed here, without the shared limit.
     pub(crate) fn own_room_bytes(&self) -> u64 {
         self.limit().saturating_sub(self.used_bytes())
     }
@@ -251,7 +251,7 @@ impl Budget {
         self.used_bytes().saturating_sub(self.limit())
     }
 
-    /// Sets the limit. What is claimed above a lower one stays claimed until it is returned.
+    /// Sets the limit. Claims above a lower limit remain until they are returned.
     pub(crate) fn set_max_bytes(&self, max_bytes: Option<u64>) {
         // Relaxed: a claim that is made at the same time comes before or after.
         self.max_bytes.store(max_bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -347,7 +347,7 @@ impl Claim {
     /// As [`Budget::claim`]; then nothing changes.
     pub(crate) fn resize(&mut self, bytes: u64) -> Result<(), QuotaExceeded> {
         match bytes.checked_sub(self.bytes) {
-            // Refused by no limit, also by one that was lowered.
+            // No limit refuses this, not even a lowered one.
             Some(0) => {}
             Some(more) => self.budget.grow(more, self.host.as_deref())?,
             None => self.release(self.bytes - bytes),

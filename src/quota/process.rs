@@ -41,10 +41,10 @@ struct Entry {
     turn: u64,
 }
 
-/// What a pool finds in its process.
+/// The state of the process for one pool.
 pub(super) struct Process {
     room_bytes: u64,
-    /// What pools want that began to wait before this one.
+    /// Bytes wanted by pools that began to wait before this one.
     pub(super) wanted_bytes: u64,
 }
 
@@ -85,7 +85,7 @@ impl Process {
         self.room_bytes.saturating_sub(self.wanted_bytes)
     }
 
-    /// What pools before this one want and the limit has no room for.
+    /// Bytes wanted by earlier pools that do not fit under the limit.
     pub(super) fn lacking_bytes(&self) -> u64 {
         self.wanted_bytes.saturating_sub(self.room_bytes)
     }
@@ -115,7 +115,7 @@ impl Budget {
         if self.is_auto() { find() } else { Vec::new() }
     }
 
-    /// What `act` makes of the process while none of its `auto` pools claims.
+    /// Calls `act` with the state of the process while none of its `auto` pools claims.
     pub(super) fn in_process<R>(&self, act: impl FnOnce(&Process) -> R) -> R {
         if !self.is_auto() {
             return act(&Process { room_bytes: u64::MAX, wanted_bytes: 0 });
@@ -150,7 +150,7 @@ impl Budget {
             };
         }
         drop(pools);
-        // Of what it does not want any more others may have some.
+        // Others may use what it no longer wants.
         wake_thread();
         before_bytes
     }

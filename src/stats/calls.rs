@@ -39,7 +39,7 @@ impl SourceCalls {
         self.remap.add(&other.remap);
     }
 
-    /// A remap lost these bytes: they went back to the system by no call of their own.
+    /// A remap lost these bytes: they returned to the system without an unpin call.
     pub(crate) fn lost(&mut self, bytes: u64) {
         self.unpin.count += 1;
         self.unpin.bytes += bytes;

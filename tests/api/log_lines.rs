@@ -252,7 +252,10 @@ fn in_steady_state_nothing_repeats() {
     let kept: Vec<_> = lines_with_levels().into_iter().map(|(_, line)| line).collect();
     let [warming, healthy] = kept.as_slice() else { panic!("two lines: {kept:?}") };
     assert!(warming.starts_with("pool[p] diagnosis: warming_up: held 0B->"), "{warming}");
-    assert!(healthy.starts_with("pool[p] diagnosis: healthy: 80 of 80 requests waited for nothing, "), "{healthy}");
+    assert!(
+        healthy.starts_with("pool[p] diagnosis: healthy: 80 of 80 requests were served immediately, "),
+        "{healthy}"
+    );
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! `pinpool-bench conformance`: plays traces on pools under TensorFlow's rules and records every outcome.
+//! `pinpool-bench conformance`: plays traces on pools with TensorFlow's policy and records every outcome.
 //!
-//! The text of a conforming pool has its log lines, its counters and the digests of two streams of outcomes. It reads nothing
-//! inside the pool: a request that reached the source was a miss, a region released during a return was an eviction, and the
-//! id of a buffer identifies it. The log lines come from the pools' listeners.
+//! The text contains the log lines, the counters and the digests of two streams of outcomes. Outcomes are observed from outside the
+//! pool: a request that reached the source was a miss, a region released during a return was an eviction, and the id of a buffer
+//! identifies it. The log lines come from the pools' listeners.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -22,7 +22,7 @@ use pinpool_replay::{SimSource, TraceError, TraceHeader, TraceOp, TraceReader};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// Play traces on pools under TensorFlow's rules, and print what a conforming pool prints
+/// Play traces on pools with TensorFlow's policy, and print log lines, counters and digests of the outcomes
 #[derive(Debug, Args)]
 pub(super) struct ConformanceArgs {
     /// Traces, plain or compressed by gzip; `-` is stdin
@@ -129,7 +129,7 @@ unsafe impl Source for RecordingSource {
 }
 
 impl RecordingSource {
-    /// The calls of all pools since the last call of this.
+    /// The calls of all pools since the previous call of this function.
     fn take_calls(&self) -> SourceCalls {
         mem::take(&mut *self.calls.lock())
     }
@@ -212,7 +212,7 @@ impl Player {
             TraceOp::Pool { index } => {
                 return Err(format!("there is no pool {index}, `# pools {}`", self.pools.len()));
             }
-            // TensorFlow's rules do not depend on time.
+            // TensorFlow's policy does not depend on time.
             TraceOp::Advance { .. } => {}
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Benchmarks of the pool and a long random test of it, on any machine without cargo.
+//! Benchmarks and a long random test of the pool, for machines without cargo.
 
 mod baselines;
 mod conformance;

@@ -6,7 +6,7 @@
 //!   cross   pairs of threads: one requests, the other returns; up to eight buffers in between
 //! ```
 //!
-//! Threads are not bound to cores. All start together, warm; the slowest thread decides the time of a run.
+//! Threads are not bound to cores. All start together after a warm-up; the slowest thread determines the time of a run.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};

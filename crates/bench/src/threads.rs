@@ -33,7 +33,7 @@ where
     T: Send + 'scope,
     F: Fn(usize) -> T + Sync,
 {
-    // Whether they work.
+    // Set once: whether the threads run `work`.
     let start = Arc::new(OnceLock::<bool>::new());
     let mut threads = Vec::with_capacity(count);
     for number in 0..count {

@@ -175,7 +175,7 @@ pp_status pp_set_log(pp_log_fn callback,
  * - PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another.
  * - PP_UNAVAILABLE: this machine does not have the backend that was set.
  * - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
- * - PP_LIMIT: the reserve is over the limit.
+ * - PP_LIMIT: the reserve exceeds the limit.
  * - PP_TOO_MANY_POOLS: 4096 pools are open.
  */
 pp_status pp_pool_open(const char *config,

@@ -33,12 +33,12 @@ fn function(name: &CStr) -> Option<Tell> {
     unsafe { std::mem::transmute::<*mut c_void, Option<Tell>>(found) }
 }
 
-/// Whether there is a sanitizer to be told.
+/// Whether the program uses the sanitizer.
 pub(crate) fn is_here() -> bool {
     sanitizer().is_some()
 }
 
-/// The buffer is out: its length may be used.
+/// The buffer is in use: its length may be accessed.
 pub(crate) fn begin(buf: &PinnedBuf) {
     if let Some(sanitizer) = sanitizer() {
         let (start, len) = (buf.as_ptr(), buf.len());
@@ -50,7 +50,7 @@ pub(crate) fn begin(buf: &PinnedBuf) {
     }
 }
 
-/// The buffer is put: nothing of it may be used.
+/// The buffer was returned: none of it may be accessed.
 pub(crate) fn end(buf: &PinnedBuf) {
     if let Some(sanitizer) = sanitizer() {
         // SAFETY: as in `begin`.

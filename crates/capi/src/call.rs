@@ -1,4 +1,4 @@
-//! The way into every function: failures become a status and a text, and panics end here.
+//! What every function does around its body: failures become a status and a text, and panics end here.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};

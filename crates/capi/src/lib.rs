@@ -11,11 +11,11 @@
 //! | `pool`, `buffer` | the functions on pools and on buffers |
 //! | `log` | the callback that gets the log lines |
 //! | `version` | the version |
-//! | `call` | the way into every function, and the thread's last error |
-//! | `status` | what the codes mean, and which error of the library requests which |
+//! | `call` | what every function does around its body, and the thread's last error |
+//! | `status` | the status codes, and the code for each error |
 //! | `config` | the string that a pool is opened with |
 //! | `slots` | handles of pools, and when a pool that is closed ends |
-//! | `table` | the buffers that are out, by address |
+//! | `table` | the buffers in use, by address |
 //!
 //! A handle is a number in the shape of a pointer and is never followed, so one that was closed, or never was one, is an error
 //! and no crash. Nothing of a buffer lies alongside its bytes: the table finds it by its address.

@@ -29,7 +29,7 @@ use crate::status::pp_status;
 /// - PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another.
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
 /// - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
-/// - PP_LIMIT: the reserve is over the limit.
+/// - PP_LIMIT: the reserve exceeds the limit.
 /// - PP_TOO_MANY_POOLS: 4096 pools are open.
 ///
 /// # Safety

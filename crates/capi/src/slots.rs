@@ -1,12 +1,12 @@
 //! Handles of pools, and when a pool that is closed ends.
 //!
 //! ```text
-//!   Free ──open──▶ Opening ──▶ Open ──close──▶ Closed ──the last call is over──▶ Ending ──▶ Ended ──no buffer is out──▶ Free
+//!   Free ──open──▶ Opening ──▶ Open ──close──▶ Closed ──the last call has ended──▶ Ending ──▶ Ended ──no buffer in use──▶ Free
 //! ```
 //!
-//! A handle is the number of a slot and the slot's generation, which rises with each pool and is a part of its state (`state`). Slots are made as they are needed
-//! and never freed, so that every handle can be looked up at any time. A request costs two exchanges on a counter that few
-//! threads share; a return needs none, since a slot with a buffer out is not given away.
+//! A handle is the number of a slot and the slot's generation, which increases with each pool and is part of its state (`state`).
+//! Slots are created when needed and never freed, so that every handle can be looked up at any time. A request costs two exchanges
+//! on a counter that few threads share; a return needs none, since a slot with a buffer in use is not reused.
 //!
 //! - **slots-I1**: `pool` is written only in Opening, by the thread that claimed the slot, and in Ending, by the thread that
 //!   ended it when no call was counted. A call reads it while it is counted and has seen Open since.
@@ -136,14 +136,14 @@ pub(crate) fn enter(handle: *const pp_pool) -> Result<Call, Failure> {
     if slot.state.is(generation, Phase::Open) { Ok(call) } else { Err(unknown(handle)) }
 }
 
-/// The buffers of a pool that is open, or closed with buffers out; end with `settle`.
+/// The buffers of an open pool, or of a closed pool with buffers in use; end with `settle`.
 #[inline]
 pub(crate) fn buffers_of(handle: *const pp_pool) -> Result<Buffers, Failure> {
     let (slot, generation) = resolve(handle)?;
     if slot.state.is(generation, Phase::Free) { Err(unknown(handle)) } else { Ok(Buffers { slot, generation }) }
 }
 
-/// The buffers that a pool has out.
+/// The buffers in use of a pool.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     slot: &'static Slot,
@@ -201,7 +201,7 @@ pub(crate) fn open(pool: Pool) -> Result<*mut pp_pool, Failure> {
         Some((number, slot, slot.state.claim()?))
     });
     let Some((number, slot, generation)) = claimed else {
-        let text = format!("{POOLS_MAX} pools are open or have buffers out: close one, and put its buffers");
+        let text = format!("{POOLS_MAX} pools are open or have buffers in use: close one, and put its buffers");
         return Err(Failure::new(pp_status::PP_TOO_MANY_POOLS, text));
     };
     slot.begin(generation, pool);

@@ -1,4 +1,4 @@
-//! The buffers that are out, by address.
+//! The buffers in use, by address.
 //!
 //! Sharded by address, so that threads that use different buffers meet at no lock. A lock is held for one look-up; buffers
 //! are dropped, and fences made, outside.
@@ -18,7 +18,7 @@ const SHARDS: usize = 64;
 
 type Shard = HashMap<usize, Out, ByAddress>;
 
-/// A buffer that is out.
+/// A buffer in use.
 #[derive(Debug)]
 enum Out {
     Held(PinnedBuf, Owner),
@@ -48,7 +48,7 @@ pub(crate) enum Unknown {
 #[derive(Debug)]
 pub(crate) struct Table {
     shards: Box<[CachePadded<Mutex<Shard>>]>,
-    /// Whether AddressSanitizer is told which buffers are out.
+    /// Whether AddressSanitizer is informed of the buffers in use.
     is_told: AtomicBool,
 }
 
@@ -62,7 +62,7 @@ impl Table {
         self.is_told.store(asan::is_here() && !zeroes, Ordering::Relaxed);
     }
 
-    /// Whether AddressSanitizer is told of a buffer of this owner.
+    /// Whether AddressSanitizer is informed of a buffer of this owner.
     #[inline]
     fn tells(&self, owner: Owner) -> bool {
         owner == Owner::Pool && self.is_told.load(Ordering::Relaxed)
@@ -82,12 +82,12 @@ impl Table {
         }
         let start = buf.as_mut_ptr();
         let replaced = locked(self.shard(start.addr())).insert(start.addr(), Out::Held(buf, owner));
-        // Two buffers that are out never share an address.
+        // Two buffers in use never share an address.
         debug_assert!(replaced.is_none(), "{replaced:?}");
         start
     }
 
-    /// Takes the buffer at this address out.
+    /// Removes the buffer at this address.
     #[inline]
     pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, Unknown> {
         let mut shard = locked(self.shard(address));
@@ -133,7 +133,7 @@ impl Table {
         locked(self.shard(address)).remove(&address);
     }
 
-    /// The buffer stays out after all.
+    /// The buffer stays in use.
     pub(crate) fn restore(&self, buf: PinnedBuf) {
         let address = buf.as_ptr().addr();
         let mut shard = locked(self.shard(address));
@@ -155,12 +155,12 @@ impl Table {
         Err(self.inside(address))
     }
 
-    /// Is a buffer out that begins there?
+    /// Whether a buffer in use begins there.
     pub(crate) fn is_out(&self, address: usize) -> bool {
         locked(self.shard(address)).contains_key(&address)
     }
 
-    /// Is a buffer out?
+    /// Whether a buffer is in use.
     pub(crate) fn is_empty(&self) -> bool {
         self.shards.iter().all(|shard| locked(shard).is_empty())
     }

@@ -11,7 +11,7 @@ pub(crate) fn is_recording(input: &Input) -> bool {
     input.first().starts_with(b"PINPOOLT")
 }
 
-/// Opens the file at `path` for one reader.
+/// Opens the file at `path`.
 ///
 /// # Errors
 ///
@@ -24,7 +24,7 @@ pub(crate) fn open(path: &Path) -> Result<Input, String> {
 ///
 /// # Errors
 ///
-/// If the file is another one, or cannot be read.
+/// If the file is not a recording or cannot be read.
 pub(crate) fn read_recording(path: &Path, input: Input) -> Result<Recording, String> {
     if !is_recording(&input) {
         let why = "not a recording (PINPOOL_TRACE and `pinpool load --record` write one)";

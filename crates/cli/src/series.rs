@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct PoolSeries {
     pub(crate) name: String,
-    /// In order of x: seconds, or requests without time.
+    /// In order of x: seconds, or requests if there is no time.
     pub(crate) points: Vec<(f64, Snapshot)>,
 }
 
@@ -36,19 +36,19 @@ pub(crate) struct Series {
     /// The time at x = 0, in seconds since 1970.
     pub(crate) clock: Option<f64>,
     pub(crate) has_time: bool,
-    /// What was read, and notes about it.
+    /// A description of the source, and notes about it.
     pub(crate) source: String,
     pub(crate) notes: Vec<String>,
-    /// Why a part is missing.
+    /// Why a part is missing, if one is.
     pub(crate) warning: Option<String>,
 }
 
 impl Series {
-    /// Reads a recording or a log, or observes a process for `length`, or once.
+    /// Reads a recording or a log, or observes a process for `length` (once if zero).
     ///
     /// # Errors
     ///
-    /// If the file cannot be read or has neither, or the process serves no pool.
+    /// If the file cannot be read or contains no pool, or the process serves none.
     pub(crate) fn read(target: &Path, length: Duration, stop: &StopFlag) -> Result<Self, Box<dyn Error>> {
         if names_process(target) {
             return Self::of_process(&target.to_string_lossy(), length, stop);
@@ -114,7 +114,7 @@ impl Series {
         Ok(series)
     }
 
-    /// Adds a line of a process. A pool that is no longer in it has ended.
+    /// Adds the statistics of a process. Pools that they no longer contain have ended.
     fn add(&mut self, x: f64, object: &Value) {
         for pool in &mut self.pools {
             if let Some(end) = pool.points.last().map(|(_, last)| ended(last)) {
@@ -141,7 +141,7 @@ pub(crate) fn snapshot_of(pool: &Value) -> Snapshot {
     serde_json::from_value(pool["snapshot"].clone()).unwrap_or_default()
 }
 
-/// Time of all threads that the pool took so far.
+/// Time lost so far, summed over all threads.
 pub(crate) fn lost_ns(of: &Snapshot) -> u64 {
     of.waiting_ns.saturating_add(of.pinning_ns).saturating_add(of.moving_ns)
 }

@@ -40,7 +40,7 @@ pub(super) struct Calls {
     refused: Mutex<Vec<(u32, Failed)>>,
 }
 
-/// Whether a plain address was handed out on a machine with several devices.
+/// Whether a plain address was returned on a machine with several devices.
 static ADDRESSES_ARE_OUT: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn are_addresses_out() -> bool {
@@ -87,7 +87,7 @@ impl Calls {
     }
 
     /// Makes `granules` readable and writable from `start` on: by the CPU and the own device, or fails, and by the other
-    /// devices that it returns: those with an active primary context, or all once addresses are out.
+    /// devices that it returns: those with an active primary context, or all once a plain address was returned.
     ///
     /// # Safety
     ///

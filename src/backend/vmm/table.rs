@@ -70,7 +70,7 @@ static TABLES: OfProcess<Mutex<Vec<Weak<GranuleTable>>>> = OfProcess::new(Mutex:
 static OWN_DEVICE: AtomicU32 = AtomicU32::new(0);
 const SEVERAL: u32 = u32::MAX;
 
-/// A plain address of the process's pools is handed out: gives all devices access to all granules. A slow call once.
+/// A pool of the process has returned a plain address: gives all devices access to all granules. Only the first call is slow.
 pub(crate) fn let_all_reach() {
     if OWN_DEVICE.load(Ordering::Relaxed) == 0 || are_addresses_out() {
         return;

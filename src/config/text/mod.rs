@@ -1,4 +1,4 @@
-//! How values are written and read: the words of each setting, sizes and times as people write them.
+//! Parsing and formatting of values: words, sizes and times.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -104,7 +104,7 @@ impl ContextState {
         if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
             return Some(state);
         }
-        // The latest first: it is the one where the driver does not tell.
+        // The latest first, for drivers without context numbers.
         let state = CONTEXTS.get().lock().iter().rev().copied().find(is_it)?;
         // A thread that is ending has no thread-local left, and searches each time.
         let _ = LAST.try_with(|last| last.set(Some(state)));
@@ -186,7 +186,7 @@ impl ContextState {
         }
     }
 
-    /// Takes an event back that no fence uses any more.
+    /// Returns an event that no fence uses any more.
     pub(super) fn put_event(&self, event: Event) {
         if let Err(Event(event)) = self.spare_events.push(event) {
             // A sweep may run on any thread, and destroying may need the context. An event of a context that has ended is gone.
@@ -202,7 +202,7 @@ impl ContextState {
         self.spare_streams.pop().map_or_else(OwnStream::new, Ok)
     }
 
-    /// Takes a stream back. It is kept if it has no work left; otherwise the driver destroys it when its work is over.
+    /// Returns a stream. It is kept if it has no work left; otherwise the driver destroys it when its work has completed.
     pub(super) fn put_stream(&self, stream: OwnStream, is_idle: bool) {
         let left = if is_idle { self.spare_streams.push(stream).err() } else { Some(stream) };
         if let Some(stream) = left
@@ -228,7 +228,7 @@ impl ContextState {
         }
     }
 
-    /// Waits until the event is over.
+    /// Waits until the event has completed.
     pub(super) fn wait_for(&self, event: Event) -> Result<()> {
         // SAFETY: an event of a live fence.
         self.streams.wait_by("cuEventSynchronize", || unsafe { calls::event_synchronize(event.0) })

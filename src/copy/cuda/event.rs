@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The owner of a foreign event may record it again or destroy it at any time, so a stream of ours waits for it, one for
-//! each event, so that a slow one delays no other. An event that is over needs no stream. An event is refused if its query
+//! each event, so that a slow one delays no other. An event that has completed needs no stream. An event is refused if its query
 //! fails or if it was recorded in a capture: our stream would become part of that graph.
 //!
 //! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it, and not since.
@@ -69,7 +69,7 @@ impl Drop for EventFence {
         if let Some(stream) = self.waiting_stream.take() {
             self.context.put_stream(stream, self.answer.is_over());
         }
-        // After a refusal permanently the handle may be nobody's, or another's, so it is not used again.
+        // After a permanent error the handle may be invalid or belong to another object, so it is not used again.
         if !self.answer.is_refused() {
             self.context.put_event(self.event);
         }
@@ -96,7 +96,7 @@ unsafe impl Fence for EventFence {
     }
 }
 
-/// A fence behind all work before the last record of `event`; `None` if that is over.
+/// A fence behind all work before the last record of `event`; `None` if that has completed.
 pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence>> {
     let context = ContextState::of(event.context())?;
     // SAFETY: the event lives as long as its owner.

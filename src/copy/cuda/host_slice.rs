@@ -1,23 +1,23 @@
-//! Fences of the copies that cudarc makes automatically of memory lent to it as a `HostSlice`.
+//! Fences of the copies that cudarc makes from memory lent to it as a `HostSlice`.
 //!
 //! ```text
 //!   cudarc asks for the slice ──▶ a fence is recorded in the ──▶ the copy ──▶ cudarc drops `SyncOnDrop`: it records the
 //!                                 buffer, its event is not                   event, through a stream object of ours
 //! ```
 //!
-//! cudarc does not tell when the copy is enqueued. It only records an event of ours behind it, and that only if the context
+//! cudarc does not report when the copy is enqueued. It only records an event of ours behind it, and that only if the context
 //! *object* of the stream handed to it manages several streams and holds no error. Candle's usual settings fail the first,
 //! any failing library the second. So cudarc gets a separate stream object for the same stream, with a context object that only
 //! we use ([`OwnContext`](super::own_context::OwnContext)). Whether cudarc recorded the event is checked once: an event made
 //! with timing and never recorded has no elapsed time ("invalid handle"), one recorded has, or is "not ready". That is all it
-//! is checked for: only a query shows whether the event is over.
+//! is checked for: only a query shows whether the event has completed.
 //!
 //! Invariants:
 //!
 //! - **host-slice-I1**: the event of a fence is new, is recorded only by cudarc's `SyncOnDrop`, and lives until the borrow
-//!   of the memory is over: `CopyFences` lets go of a fence only through `&mut` (copy-fences-I1).
-//! - **host-slice-I2**: once that borrow is over, a fence without a record is an error until all work of the
-//!   [context](super::idle) is over: the end of the copy is unknown. If the event was recorded into a graph, so was the copy; that
+//!   of the memory has ended: `CopyFences` lets go of a fence only through `&mut` (copy-fences-I1).
+//! - **host-slice-I2**: once that borrow has ended, a fence without a record is an error until all work of the
+//!   [context](super::idle) has completed: the end of the copy is unknown. If the event was recorded into a graph, so was the copy; that
 //!   is an error permanently.
 //! - **host-slice-I3**: a copy is not waited for only if the stream's [id](super::stream::id) shows that the next one comes
 //!   behind it.
@@ -46,7 +46,7 @@ pub(crate) struct HostSliceFence {
 }
 
 impl HostSliceFence {
-    /// `None` if the driver says too little of the stream for a copy on it to be tracked: there is no slice to lend then. A
+    /// `None` if the driver reports too little about the stream to track a copy on it; then no slice is lent. A
     /// copy into a graph has a fence that is never done.
     pub(crate) fn new(stream: &CudaStream) -> Option<Self> {
         let _set_aside = SetAside::take(stream.context());
@@ -69,7 +69,7 @@ impl HostSliceFence {
     }
 }
 
-/// Leaves an error in the stream's context object, which the next call of cudarc returns: there is no slice to lend.
+/// Leaves an error in the stream's context object, which the next call of cudarc returns: no slice is lent.
 pub(crate) fn refuse_host_slice(stream: &CudaStream) {
     stream.context().record_err::<()>(Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_PERMITTED)));
 }
@@ -120,7 +120,7 @@ impl TrackedCopy {
         Event(self.event.cu_event())
     }
 
-    /// Whether cudarc has recorded the event; `None` while a capture forbids the check. The borrow is over. Needs a current context,
+    /// Whether cudarc has recorded the event; `None` while a capture forbids the check. The borrow has ended. Needs a current context,
     /// which the caller may not have.
     fn record(&self) -> Result<Option<&Record>> {
         if let Some(record) = self.record.get() {
@@ -150,7 +150,7 @@ impl Drop for TrackedCopy {
     }
 }
 
-// SAFETY: host-slice-I1 and host-slice-I2: queried only when the borrow is over, and done only if the event was recorded,
+// SAFETY: host-slice-I1 and host-slice-I2: queried only when the borrow has ended, and done only if the event was recorded,
 // behind the copy.
 unsafe impl Fence for TrackedCopy {
     fn is_done(&self) -> Result<bool> {

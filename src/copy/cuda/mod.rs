@@ -14,8 +14,8 @@
 //! makes the stream part of that capture. Where the memory waits at all it is checked before as well: a capturing stream
 //! that waits for work outside of its capture invalidates it.
 //!
-//! Errors that other code left in cudarc's context object are set aside first and put back at the end, where the
-//! user's next call of cudarc finds them. Errors are ours only between the two.
+//! Errors that other code left in cudarc's context object are set aside first and restored at the end, for the user's next call of
+//! cudarc. In between, errors in the object are ours.
 //!
 //! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`. Without a context object,
 //! [`RawStream`], [`RawMem`] and [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) take the handle.
@@ -57,7 +57,7 @@ pub(crate) use stream::is_default;
 pub(crate) use timeline::held_bytes as timeline_bytes;
 
 // SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
-// an error that it gives for bad arguments only.
+// an error that it returns for invalid arguments only.
 unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> for T {
     fn capacity_bytes(&self) -> usize {
         self.num_bytes()
@@ -102,7 +102,7 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
 }
 
 /// A fence behind all work enqueued so far on the stream; the stream's context is current. The answer that the stream captures
-/// is final: a graph that holds the work uses the memory at each launch, also when the capture is over.
+/// is final: a graph that holds the work uses the memory at each launch, also when the capture has ended.
 fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
     // The driver may refuse a call once and accept it the next time.
     if is_capturing(stream).or_else(|_| is_capturing(stream))? {
@@ -265,7 +265,7 @@ fn put(prepared: Result<Prepared, Failed>, stream: Stream, context: &'static Con
     }
 }
 
-/// Errors that a copy call gives before it enqueues anything. All others may be left over from earlier work.
+/// Errors that a copy call returns before it enqueues anything. Any other error may come from earlier work.
 fn is_about_arguments(error: Code) -> bool {
     let of_the_driver = matches!(error, Code::DEINITIALIZED | Code::NOT_INITIALIZED);
     let of_a_handle = matches!(error, Code::INVALID_CONTEXT | Code::INVALID_HANDLE);

@@ -33,7 +33,7 @@ use crate::in_flight::{FenceKind, SharedFence};
 ///
 /// /// `stream` is a `cudaStream_t` or a `CUstream` with work that uses the buffer.
 /// fn release(buf: PinnedBuf, stream: *mut std::ffi::c_void) -> pinpool::Result<()> {
-///     // SAFETY: the caller keeps the stream until its work is over.
+///     // SAFETY: the caller keeps the stream until its work has completed.
 ///     buf.release_after(&unsafe { RawStream::new(stream) })
 /// }
 /// ```
@@ -100,7 +100,7 @@ unsafe impl CopyStream for RawStream {
 ///
 /// /// A framework's stream, and 4096 bytes of its memory.
 /// fn send(pool: &Pool, stream: *mut std::ffi::c_void, address: u64) -> pinpool::Result<()> {
-///     // SAFETY: the framework keeps the stream alive until the copy is over.
+///     // SAFETY: the framework keeps the stream alive until the copy has completed.
 ///     let stream = unsafe { RawStream::new(stream) };
 ///     // SAFETY: and the memory.
 ///     let mut memory = unsafe { RawMem::from_raw(address, 4096, stream) };
@@ -121,7 +121,7 @@ impl<S> RawMem<S> {
     ///
     /// # Safety
     ///
-    /// The bytes stay allocated until every copy made through this is over, and all other uses of them are ordered with
+    /// The bytes stay allocated until every copy made through this has completed, and all other uses of them are ordered with
     /// those copies.
     pub unsafe fn from_raw(address: u64, len: usize, stream: S) -> Self {
         Self { address, len, stream }
@@ -208,7 +208,7 @@ unsafe fn copy_on(
 ///
 /// # Safety
 ///
-/// The stream is alive, and its context until the fence is over.
+/// The stream is alive, and its context until the fence is complete.
 pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<SharedFence> {
     // SAFETY: the caller's promise.
     if let Some(fence) = unsafe { fence_by_timeline(stream) } {

@@ -68,7 +68,7 @@ pub(super) fn number(stream: Stream) -> u64 {
     std::thread_local! {
         static THREAD: u64 = {
             static NEXT: AtomicU64 = AtomicU64::new(0);
-            // Relaxed: the only requirement is that no number is given out twice.
+            // Relaxed: the only requirement is that no number is assigned twice.
             NEXT.fetch_add(1, Ordering::Relaxed)
         };
     }

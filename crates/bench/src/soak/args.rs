@@ -6,7 +6,7 @@ use clap::Args;
 use pinpool::Backend;
 use pinpool::unstable::config::text::{ParseError, parse_duration};
 
-/// Years of a run; every smaller number is exact.
+/// Most operations of a run, which take years. An `f64` represents all smaller whole numbers exactly.
 const MOST_OPS: f64 = 1e15;
 
 /// Use a pool at random for a long time, and check every byte and every count

@@ -24,7 +24,7 @@ pub(super) struct Resident {
     pub(super) limit_bytes: u64,
 }
 
-/// A run, with what is wrong.
+/// A run and its failures.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct SoakRun {
     pub(super) seed: u64,
@@ -36,7 +36,7 @@ pub(super) struct SoakRun {
 }
 
 impl SoakRun {
-    /// Adds what memory and counts show. The report is one JSON object.
+    /// Adds the failures that memory and counts show, and returns the report as one JSON object.
     pub(super) fn check(&mut self, took: Duration, stats: &Stats) -> Value {
         let Self { counts, resident, failures, .. } = self;
         let held_bytes = resident.start_bytes.saturating_add(stats.memory.peak_held_bytes);
@@ -69,7 +69,7 @@ impl SoakRun {
     }
 }
 
-/// Counts of the run and of the pool that must not differ, but do.
+/// Counts of the run and of the pool that should be equal but differ.
 fn miscounts(counts: &Counts, stats: &Stats) -> Vec<String> {
     let pairs = [
         ("requests of the run and of the pool", counts.gets, stats.requests.served),

@@ -1,4 +1,4 @@
-//! `pinpool doctor --bench`: what pinning, hits and copies cost on this machine, next to malloc and the driver.
+//! `pinpool doctor --bench`: the cost of pinning, hits and copies on this machine, compared with malloc and the driver.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -5,7 +5,7 @@ use pinpool::unstable::config::Config;
 use pinpool_os::host::HostMemory;
 use pinpool_os::words::Size;
 
-/// The words for `bytes`, if they exceed the available memory.
+/// A description of the problem if `bytes` exceeds the available memory.
 pub(super) fn too_much(bytes: u64, memory: &HostMemory) -> Option<String> {
     let [needed, total, available] = [bytes, memory.total_bytes, memory.available_bytes].map(Size);
     match bytes {

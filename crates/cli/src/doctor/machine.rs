@@ -1,4 +1,4 @@
-//! The machine around the pool: NUMA nodes, huge pages, limits, cgroups, memory pressure, the shared limit.
+//! Checks of the machine: NUMA nodes, huge pages, limits, cgroups, memory pressure, the shared limit.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};
 use pinpool_os::words::Size;
 
-/// A loader soon needs more open files or threads than this.
+/// Loaders typically need more open files or threads than this.
 const FEW: u64 = 256;
 
 pub(super) fn examine(config: &Config, chosen: Option<&dyn Source>, max_bytes: Option<u64>) -> Vec<Finding> {

@@ -1,4 +1,4 @@
-//! Each backend tried, the backend and limit of a pool, and what a reserve costs.
+//! A trial of each backend, the backend and limit that a pool would use, and the cost of a reserve.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,17 +24,17 @@ const SAMPLE_BYTES: usize = 64 << 20;
 /// The sample is at most this part of the available memory.
 const SAMPLE_DIVISOR: u64 = 16;
 
-/// The backends after their trial.
+/// The results of trying the backends.
 pub(super) struct Backends {
     pub(super) findings: Vec<Finding>,
-    /// The backend of a pool.
+    /// The backend that a pool would use.
     pub(super) chosen: Option<Arc<dyn Source>>,
-    /// Whether it provides memory.
+    /// Whether the chosen backend provides memory.
     pub(super) works: bool,
     pub(super) max_bytes: Option<u64>,
 }
 
-/// Pins a little with every backend, and chooses one as a pool does.
+/// Pins a little memory with every backend, and chooses one as a pool does.
 pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static str) -> Answer) -> Backends {
     let (mut max_bytes, mut limit) = config.limit_on_host();
     let answer = |name| match gpu.is_deadly {
@@ -73,7 +73,7 @@ pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static 
     Backends { findings, chosen, works, max_bytes }
 }
 
-/// The backend of a pool, and why it is not a better one.
+/// The backend that a pool would use, and why better ones are not available.
 fn choice(config: &Config, Chosen { source, passed_over, findings, .. }: &Chosen) -> Finding {
     const CHECK: &str = "choice";
     let kind = match (source.is_pinned(), source.needs_gpu()) {

@@ -1,4 +1,4 @@
-//! `pinpool doctor`: checks what this machine has for pinned memory, and says what to do about the rest.
+//! `pinpool doctor`: checks whether this machine can provide pinned memory, with a remedy for each problem.
 //!
 //! ```text
 //!   settings ──┐
@@ -10,7 +10,7 @@
 //! | --- | --- |
 //! | `settings` | the variables, and their problems |
 //! | `machine` | NUMA nodes, limits, cgroups, memory pressure, the shared limit |
-//! | `memory` | each backend tried, the backend and limit of a pool, the reserve |
+//! | `memory` | a trial of each backend, the backend and limit of a pool, the reserve |
 //! | `probe` | driver queries, each in its own process, so that a driver that crashes is a finding |
 //! | `bench` | `--bench`: what pinning, hits and copies cost here |
 

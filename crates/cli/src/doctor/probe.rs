@@ -1,6 +1,6 @@
-//! One driver query, run by this program in its own process, with its answer as text.
+//! Driver queries, each run in a separate process of this program, which prints the answer.
 //!
-//! A driver that ends that process, or never answers, is a finding, and is not used in this process.
+//! A driver that crashes that process or hangs is a finding, and is not used in this process.
 
 use std::error::Error;
 use std::process::{Command, ExitStatus, Stdio};
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::settings;
 use pinpool_cli::terminal::Terminal;
 
-/// The query whether there is a device.
+/// Queries whether there is a device.
 pub(super) const GPU: &str = "gpu";
 /// The backends of the driver, best first.
 pub(super) const BACKENDS: [&str; 3] = ["vmm", "register", "cuda"];
@@ -52,7 +52,7 @@ pub(super) fn ask(name: &'static str, device: Option<u32>, timeout: Duration) ->
     Answer { finding: finding.remedy("update the driver"), is_deadly: true }
 }
 
-/// What that process printed, or how it ended.
+/// The output of the process, or how it ended.
 fn run_apart(name: &str, device: Option<u32>, timeout: Duration) -> Result<String, String> {
     let not_started = |error: io::Error| format!("could not be started: {error}");
     let mut command = Command::new(env::current_exe().map_err(not_started)?);

@@ -48,7 +48,7 @@ pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     if report.errors.is_empty() { Ok(()) } else { Err(ExitError::Settings) }
 }
 
-/// The settings with these in place of their variables, and what is wrong with them.
+/// The settings from the environment, with `device` and `reserve` overridden, and their problems.
 pub(super) fn checked(device: Option<u32>, reserve: Option<u64>) -> (Config, Vec<Finding>) {
     let set: Vec<_> = { std::env::vars_os() }
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))

@@ -6,7 +6,7 @@ use pinpool_loader::{Failure, FailureCause};
 
 use pinpool_cli::terminal::Terminal;
 
-/// Failures of one cause that are printed.
+/// Number of failures printed for each cause.
 const PRINTED: u64 = 10;
 
 /// Failures by cause.
@@ -32,7 +32,7 @@ impl Failures {
         }
     }
 
-    /// Prints the number of failures of each cause that has unprinted ones.
+    /// Prints the number of failures for each cause with unprinted failures.
     pub(crate) fn summarize(&self, terminal: &Terminal) {
         for (cause, count) in self.by_cause.iter().filter(|(_, count)| !self.all && **count > PRINTED) {
             terminal.message(format_args!("{count} failed: {cause}"));

@@ -178,7 +178,7 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     let printed = if args.json { terminal.print(report.json()) } else { terminal.print(report.table().trim_end()) };
     conclude(&summary)?;
     if catalog.files().is_empty() {
-        return Err(ExitError::NothingToLoad.because("nothing to load: the given paths have no regular file"));
+        return Err(ExitError::NothingToLoad.because("nothing to load: the paths contain no regular file"));
     }
     if args.require_gpu && fallbacks > 0 {
         let why = format_args!("--require-gpu: {fallbacks} batches used unpinned memory (PINPOOL_ON_FULL)");
@@ -187,7 +187,7 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     Ok(printed?)
 }
 
-/// Makes no pool call for the time `idle`, or until `stop` is raised: the pool releases memory in the background.
+/// Waits for `idle`, or until `stop` is raised, while the pool releases memory in the background.
 fn stay_idle(idle: Duration, stop: &StopFlag) {
     if idle > Duration::ZERO {
         log::info!("idle for {} s", idle.as_secs_f64());

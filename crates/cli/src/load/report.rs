@@ -18,7 +18,7 @@ pub(crate) struct LoadReport<'a> {
     pub(crate) verify: bool,
     /// Time to list the files, not part of `seconds`.
     pub(crate) listing: Duration,
-    /// Held after the last batch.
+    /// Bytes held after the last batch.
     pub(crate) pinned_bytes: u64,
     /// After the idle time.
     pub(crate) stats: Stats,

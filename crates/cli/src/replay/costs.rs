@@ -1,4 +1,4 @@
-//! What replays cost: driver calls priced, and a table with a column for each of the settings.
+//! The cost of replays: estimated driver time, and a table with a column for each group of settings.
 
 use pinpool_os::words::Size;
 use pinpool_replay::{CallCost, Replay, ReplayReport, TimedCall, TraceError, Workload};
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use pinpool_cli::table::{columns, grouped};
 
-/// What driver calls cost, and the origin of these numbers.
+/// The estimated cost of driver calls, and its origin.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Costs {
     pin: CallCost,

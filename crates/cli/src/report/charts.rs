@@ -13,14 +13,14 @@ use crate::diagnosis::DiagnosisText;
 use crate::series::{Series, lost_ns};
 use pinpool_cli::table::grouped;
 
-/// Samples over the x axis, and of these each sum of lost time.
+/// Number of samples over the x axis, and the number of samples in each sum of lost time.
 const PARTS: usize = 600;
 const LOST_PARTS: usize = 10;
-/// Most alarms, panels of a chart and rows of a table.
+/// Maximum number of alarms, panels of a chart and rows of a table.
 const ALARMS_MAX: usize = 4;
 const LANES_MAX: usize = 8;
 const ROWS_MAX: usize = 20;
-/// Less lost time is not drawn.
+/// Less lost time than this is not drawn.
 const LOST_MIN_NS: u64 = 1_000_000;
 
 /// Bytes at each sample, by the name of a tag or a pool.
@@ -147,7 +147,7 @@ impl<'a> Charts<'a> {
             self.line("free", "area", |of| Some(of.free_bytes)),
         ];
         let max = self.samples.iter().filter_map(|(_, of)| of.max_bytes).max();
-        // A limit far above everything would make the areas flat.
+        // A limit far above the held bytes would make the areas flat.
         if max.is_some_and(|max| max / 4 <= held) {
             series.push(self.line("limit", "steps", |of| of.max_bytes));
         }
@@ -205,7 +205,7 @@ impl<'a> Charts<'a> {
         Some(self.figure("limit", "Limit and evictions", format!("{words}{} evictions.", grouped(evicted)), panels))
     }
 
-    /// A panel for each of those with most bytes, the largest first.
+    /// A panel for each of the largest owners, the largest first.
     fn lanes(&self, id: &str, title: &str, of: &Lanes<'_>) -> Value {
         let peak = |bytes: &[f64]| bytes.iter().copied().fold(0.0, f64::max);
         let mut lanes: Vec<_> = of.iter().collect();
@@ -219,7 +219,7 @@ impl<'a> Charts<'a> {
         self.figure(id, title, words, panels)
     }
 
-    /// The buffers that are out at the end, by pool and tag.
+    /// The buffers in use at the end, by pool and tag.
     fn out_at_the_end(&self) -> Option<Value> {
         let last = self.series.pools.iter().filter_map(|pool| Some((&pool.name, &pool.points.last()?.1)));
         let mut left: Vec<_> =
@@ -233,7 +233,7 @@ impl<'a> Charts<'a> {
             [format!("{pool}: {}{place}", holder.tag), grouped(holder.buffers), Size(holder.bytes).to_string(), age]
         };
         let rows: Vec<_> = left.iter().take(ROWS_MAX).map(row).collect();
-        let name = format!("Out at the end: {}", counted(buffers, "buffer"));
+        let name = format!("In use at the end: {}", counted(buffers, "buffer"));
         (buffers > 0).then(|| json!({ "name": name, "head": ["owner", "buffers", "bytes", "oldest"], "rows": rows }))
     }
 

@@ -48,7 +48,7 @@ pub(crate) struct ReportArgs {
 }
 
 pub(crate) fn run(args: &ReportArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
-    // An interrupt ends the observation of a process, whose page is then drawn.
+    // An interrupt ends the observation of a process, and the page is drawn.
     let stop = if names_process(&args.input) { stop_at_interrupt(terminal) } else { StopFlag::new() };
     crate::trace::refuse_to_overwrite(&args.input, &args.output)?;
     let series = Series::read(&args.input, Duration::from_secs(args.seconds), &stop)?;
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ReportArgs, terminal: &Terminal) -> Result<(), Box<dyn 
     series.warning.map_or(Ok(()), partial)
 }
 
-/// The page: everything that it needs is inside.
+/// The page, with its data, script and styles inline.
 fn html(report: &Value) -> String {
     format!(
         include_str!("page.html"),

@@ -119,7 +119,7 @@ function draw(figure, panel, parent) {
       spanGaps: true,
       paths: isMark(one) ? () => null : holds(one) ? uPlot.paths.stepped({ align: 1 }) : undefined,
       points: isMark(one)
-        // Marks lie on areas: a disc with an edge of the page's colour, or a ring around it.
+        // Marks are drawn over areas, so each has a part in the background colour.
         ? { show: true, size: 8, width: 2, ...(one.shape === "discs" ? { stroke: paper, fill: color } : { stroke: color, fill: paper }) }
         : { show: false },
       value: (_, value, __, row) => text(panel.y.unit, row == null ? null : own[index][row]),

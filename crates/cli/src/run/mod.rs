@@ -144,7 +144,7 @@ fn loadable(path: PathBuf) -> Result<PathBuf, String> {
     }
 }
 
-/// Why the program does not run, with the exit status of the shells.
+/// The reason why the program does not run, with the exit status that shells use.
 fn refused(program: &OsStr, error: &io::Error) -> Box<dyn Error> {
     let status = if error.kind() == io::ErrorKind::NotFound { ExitError::NotFound } else { ExitError::NotExecutable };
     status.because(format_args!("{}: {error}", program.display()))

@@ -1,4 +1,4 @@
-//! Several processes: some, or all of this user and host with `PINPOOL_SOCKET=1`.
+//! Queries of several processes at once.
 
 use std::fs;
 use std::path::Path;

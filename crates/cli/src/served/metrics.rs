@@ -51,7 +51,7 @@ pub(crate) fn run(args: &MetricsArgs, terminal: &Terminal) -> Result<(), Box<dyn
     if silent.is_empty() { Ok(()) } else { Err(ExitError::Failure.into()) }
 }
 
-/// The text, and the errors of processes that did not answer.
+/// The metrics, and the errors of processes that did not answer.
 fn text(args: &MetricsArgs) -> (String, Vec<String>) {
     let (objects, silent) = if args.all { on_host() } else { all_of(&args.targets, false) };
     let labelled: Vec<_> =

@@ -31,7 +31,7 @@ pub(crate) fn is_alarm(pool: &Value) -> bool {
     pool["why"]["is_alarm"].as_bool().unwrap_or(false)
 }
 
-/// An unpinned pool next to pinned pools of the process is a problem that no pool can detect.
+/// Marks unpinned pools in a process with pinned pools as alarms: a pool cannot detect this.
 pub(crate) fn mark_unpinned(object: &mut Value) {
     let Some(pools) = object["pools"].as_array_mut() else { return };
     let has_pinned = pools.iter().any(|pool| pool["snapshot"]["is_pinned"] == true);

@@ -13,14 +13,14 @@ use pinpool_loader::StopFlag;
 use pinpool_observe::stats_socket::{PATH_BYTES_MAX, connect, path_of};
 use serde_json::Value;
 
-/// Longest line that is read: thousands of pools.
+/// Maximum length of a line, enough for thousands of pools.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 /// Timeout of a line.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Time between two checks for an interrupt.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The statistics that a process sends; nothing follows an error.
+/// The statistics that a process sends. An error is the last item.
 pub(crate) type Objects = Receiver<Result<Value, String>>;
 
 /// The first object that the process sends: its id and the statistics of its pools.
@@ -32,7 +32,7 @@ pub(crate) fn statistics_of(target: &str) -> Result<Value, Box<dyn Error>> {
     Ok(first(target, &StopFlag::new())?.0)
 }
 
-/// The first object, and the source of further ones.
+/// The first object, and a channel for further ones.
 ///
 /// # Errors
 ///
@@ -45,7 +45,7 @@ pub(crate) fn first(target: &str, stop: &StopFlag) -> Result<(Value, Objects), B
         let why = format!("the path has {length} bytes; a socket path has at most {PATH_BYTES_MAX}");
         return Err(in_socket(why).into());
     }
-    // A process that sends too much waits for this one.
+    // A full channel makes the sending process wait.
     let (sender, objects) = mpsc::sync_channel(1);
     let of = path.clone();
     thread::Builder::new().name("pinpool-top".to_owned()).spawn(move || send_all(&of, &sender))?;
@@ -61,7 +61,7 @@ pub(crate) fn first(target: &str, stop: &StopFlag) -> Result<(Value, Objects), B
     Err(ExitError::Interrupted.because("interrupted"))
 }
 
-/// Sends the objects of the socket at `path`, until an error, the end of the process, or the end of the receiver.
+/// Sends the objects from the socket at `path` until an error, the end of the process, or a dropped receiver.
 fn send_all(path: &Path, objects: &SyncSender<Result<Value, String>>) {
     let sent = connected(path).and_then(|socket| {
         let mut lines = BufReader::new(socket);
@@ -69,7 +69,7 @@ fn send_all(path: &Path, objects: &SyncSender<Result<Value, String>>) {
         Ok(())
     });
     if let Err(why) = sent {
-        // Without a receiver nobody needs the reason.
+        // If the receiver is gone, the reason is not needed.
         let _ = objects.send(Err(why));
     }
 }
@@ -92,8 +92,8 @@ fn silent() -> String {
     format!("the process has sent no whole line for {} s", SILENCE.as_secs())
 }
 
-fn no_statistics(why: impl std::fmt::Display) -> String {
-    format!("what came from the socket is no statistics of pinpool: {why}")
+fn not_statistics(why: impl std::fmt::Display) -> String {
+    format!("the socket sent something other than statistics of pinpool: {why}")
 }
 
 /// The object in the next line.
@@ -103,9 +103,9 @@ fn next(lines: &mut BufReader<UnixStream>) -> Result<Value, String> {
         Ok(0) => Err("the process has ended".to_owned()),
         Ok(_) if line.ends_with(b"\n") => statistics(&line),
         Ok(read) if read as u64 == LINE_BYTES_MAX => {
-            Err(no_statistics(format_args!("a line has more than {LINE_BYTES_MAX} bytes")))
+            Err(not_statistics(format_args!("a line has more than {LINE_BYTES_MAX} bytes")))
         }
-        Ok(_) => Err(no_statistics("it is truncated in the middle of a line")),
+        Ok(_) => Err(not_statistics("it is truncated in the middle of a line")),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(silent()),
         Err(error) => Err(error.to_string()),
     }
@@ -113,12 +113,12 @@ fn next(lines: &mut BufReader<UnixStream>) -> Result<Value, String> {
 
 /// The object in a line.
 pub(crate) fn statistics(line: &[u8]) -> Result<Value, String> {
-    let mut object: Value = serde_json::from_slice(line).map_err(no_statistics)?;
+    let mut object: Value = serde_json::from_slice(line).map_err(not_statistics)?;
     super::mark_unpinned(&mut object);
     if let Some(why) = object["closed"].as_str() {
         return Err(format!("the process has closed the connection: {why}"));
     }
-    if object["pools"].is_array() { Ok(object) } else { Err(no_statistics("it has no list of pools")) }
+    if object["pools"].is_array() { Ok(object) } else { Err(not_statistics("it has no list of pools")) }
 }
 
 #[cfg(test)]
@@ -151,11 +151,11 @@ mod tests {
     fn other_lines_are_refused_with_the_reason() {
         let long = vec![b' '; 17 << 20];
         for (bytes, why) in [
-            (&b"not json\n"[..], "no statistics of pinpool"),
+            (&b"not json\n"[..], "other than statistics of pinpool"),
             (b"{\"pools\":1}\n", "no list of pools"),
             (b"{\"closed\":\"16 readers have come\"}\n", "closed the connection: 16 readers have come"),
             (b"{\"pools\":[]}", "truncated in the middle of a line"),
-            (b"\xff\n", "no statistics of pinpool"),
+            (b"\xff\n", "other than statistics of pinpool"),
             (&long, "more than 16777216 bytes"),
             (b"", "the process has ended"),
         ] {

@@ -1,4 +1,4 @@
-//! The last two snapshots of a pool, and the curves since the first.
+//! Snapshots of one pool over time: the last two, and curves since the first.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use crate::diagnosis::from_process;
 use crate::series::{lost_ns, snapshot_of};
 use crate::served::pools;
 
-/// Values that are kept for each curve.
+/// Maximum number of values in a curve.
 const KEPT: usize = 200;
 
 #[derive(Debug, Default)]
 pub(super) struct History {
     process: u64,
-    /// The number of the pool, and of all pools of the process.
+    /// Index of the pool, and the number of pools in the process.
     pool: usize,
     pub(super) pools: usize,
     /// Name, preset and backend.
@@ -26,7 +26,7 @@ pub(super) struct History {
     pub(super) is_alarm: bool,
     pub(super) now: Snapshot,
     before: Option<Snapshot>,
-    /// The arrival of the last snapshot, and the time between the last two and since the first.
+    /// Arrival of the last snapshot, and the time since the previous one and since the first.
     arrived: Option<Instant>,
     between: Duration,
     pub(super) elapsed: Duration,
@@ -70,7 +70,7 @@ impl History {
         }
     }
 
-    /// The process and the pool, and the keys.
+    /// A description of the process and pool, and the keys.
     pub(super) fn place(&self) -> (String, &'static str) {
         match self.pools {
             ..=1 => (format!("process {}", self.process), "q or Ctrl-C ends"),
@@ -81,13 +81,13 @@ impl History {
         }
     }
 
-    /// How much a counter has grown, a second.
+    /// Growth of a counter per second.
     pub(super) fn rate(&self, counter: impl Fn(&Snapshot) -> u64) -> f64 {
         let Some(before) = self.before.as_ref().filter(|_| !self.between.is_zero()) else { return 0.0 };
         counter(&self.now).saturating_sub(counter(before)) as f64 / self.between.as_secs_f64()
     }
 
-    /// Percent of the gets since the snapshot before, and of all; `None` of no gets.
+    /// Hit rate in percent, since the previous snapshot and overall; `None` without requests.
     pub(super) fn hit_rates(&self) -> [Option<f64>; 2] {
         let of = |hits: f64, gets: f64| (gets > 0.0).then(|| (hits / gets * 100.0).min(100.0));
         [of(self.rate(hits), self.rate(|now| now.gets)), of(hits(&self.now) as f64, self.now.gets as f64)]
@@ -129,7 +129,7 @@ mod tests {
         history.next_pool();
         history.add(&object(3), begun);
         history.add(&object(7), begun + Duration::from_secs(2));
-        assert!((history.rate(|now| now.gets) - 2.0).abs() < 1e-9, "of the time between the objects");
+        assert!((history.rate(|now| now.gets) - 2.0).abs() < 1e-9, "per second between the objects");
         assert_eq!((history.now.gets, history.title.as_str()), (7, "b: ? on ?"));
         history.next_pool();
         assert_eq!(history.pool, 0);

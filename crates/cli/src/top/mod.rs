@@ -32,7 +32,7 @@ use pinpool_cli::terminal::{Terminal, one_line, to_stdout};
 
 pub(crate) use self::session::restore;
 
-/// Between two queries of all processes.
+/// Interval between queries of all processes.
 const QUERY_EVERY: Duration = Duration::from_secs(1);
 
 /// Show the pools of running processes live
@@ -64,7 +64,7 @@ pub(crate) struct TopArgs {
 
 pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let is_live = !args.json && !args.once && io::stdout().is_terminal();
-    // A signal ends it like a key, so that the terminal is restored.
+    // A signal ends the screen as a key does, so that the terminal is restored.
     let stop = if is_live { stop_at_interrupt(terminal) } else { StopFlag::new() };
     let shown = match &args.target {
         Some(target) => show_target(target, args.json, is_live, &stop),
@@ -129,7 +129,7 @@ fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Runs until a key, a signal or the end of the process.
+/// Draws until a key, a signal or the end of the process.
 fn show(mut object: Value, objects: &Objects, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let mut session = Session::begin()?;
     let pool = pools(&object).iter().position(is_alarm).unwrap_or(0);

@@ -15,9 +15,9 @@ use crate::series::snapshot_of;
 use crate::served::{by_badness, lost_share, name_of, pools};
 
 const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "limit", "in use", "oldest owner", "why"];
-/// What a process does not say: it runs another version.
+/// Shown if a process runs another version and does not send a value.
 const UNKNOWN: &str = "?";
-/// Longest name in a cell.
+/// Maximum length of a name in a cell.
 const CELL: usize = 24;
 
 /// The pools of these processes.
@@ -32,12 +32,12 @@ pub(super) fn of(objects: &[Value]) -> String {
     columns_left(&std::iter::once(HEAD.map(str::to_owned).to_vec()).chain(cells).collect::<Vec<_>>())
 }
 
-/// The same and the shared limits, each after an empty line.
+/// The pools of these processes, and the shared limits, each after an empty line.
 pub(super) fn of_host(objects: &[Value], limits: &[SharedLimitReport]) -> String {
     of(objects) + &limits.iter().map(|limit| format!("\n{}", text(limit))).collect::<String>()
 }
 
-/// The shared limits of this user that have an owner, and why others cannot be read.
+/// The shared limits of this user that have an owner, and errors for those that cannot be read.
 pub(super) fn shared_limits() -> (Vec<SharedLimitReport>, Vec<String>) {
     let (mut limits, mut unreadable) = (Vec::new(), Vec::new());
     for name in shared_limit::names() {

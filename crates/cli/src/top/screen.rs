@@ -19,10 +19,10 @@ use pinpool_os::words::{Size, Time};
 
 /// Width of the names before the bars.
 const NAME: usize = 12;
-/// Width of the bytes behind them.
+/// Width of the byte counts after the names.
 const BYTES: usize = 12;
 
-/// Fewest lines of a screen without diagnosis and owners.
+/// Minimum height without diagnosis and owners.
 const HEIGHT: u16 = 20;
 /// Prefix of the recommendation.
 const TO_DO: &str = "  to do: ";

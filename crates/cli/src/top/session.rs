@@ -1,4 +1,4 @@
-//! The terminal while a screen is drawn, restored however the program ends.
+//! The terminal in raw mode, restored however the program ends.
 
 use std::error::Error;
 use std::fs::File;
@@ -20,7 +20,7 @@ static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 /// The terminal, until this is dropped.
 pub(super) struct Session {
     pub(super) screen: DefaultTerminal,
-    /// Where keys come from.
+    /// Source of key events.
     keys: OwnedFd,
 }
 
@@ -29,10 +29,10 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// If stdout is no terminal, or the terminal refuses.
+    /// If stdout is not a terminal, or raw mode is refused.
     pub(super) fn begin() -> Result<Self, Box<dyn Error>> {
         if !io::stdout().is_terminal() {
-            return Err("stdout is no terminal: nothing can be shown live".into());
+            return Err("stdout is not a terminal; use --once".into());
         }
         let stdin = io::stdin();
         let keys = if stdin.is_terminal() {
@@ -48,7 +48,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// If the terminal is gone. This polls itself because crossterm would read such a terminal forever.
+    /// If the terminal has been closed. Polls the descriptor directly, because crossterm would read a closed terminal forever.
     pub(super) fn next_key(&self, wait: Duration) -> io::Result<Option<KeyEvent>> {
         let mut keys = [PollFd::new(&self.keys, PollFlags::IN)];
         let wait = Timespec::try_from(wait).map_err(io::Error::other)?;
@@ -58,7 +58,7 @@ impl Session {
             Err(error) => return Err(error.into()),
         }
         if keys[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
-            return Err(io::Error::other("the terminal is gone"));
+            return Err(io::Error::other("the terminal was closed"));
         }
         let event = if event::poll(Duration::ZERO)? { Some(event::read()?) } else { None };
         Ok(event.and_then(|event| event.as_key_press_event()))
@@ -74,7 +74,7 @@ impl Drop for Session {
 /// Restores the terminal, once.
 pub(crate) fn restore() {
     if IS_TAKEN.swap(false, Ordering::SeqCst) {
-        // Errors of a terminal that is gone do not matter.
+        // Errors of a closed terminal do not matter.
         let _ = ratatui::try_restore();
         let _ = execute!(io::stdout(), Show);
     }

@@ -27,7 +27,7 @@ use crate::files::{in_file, named};
 use crate::input;
 use pinpool_cli::terminal::Terminal;
 
-/// Most pools that a message names.
+/// Maximum number of pools named in a message.
 const UNENDED_SHOWN: usize = 5;
 
 /// Print a recording, or convert it for a viewer

@@ -1,5 +1,5 @@
-//! A snapshot as `torch.cuda.memory._snapshot()` returns it, for memory_viz: all addresses that buffers had as segments, the buffers at
-//! the end as blocks, and the history as one trace.
+//! A snapshot in the format of `torch.cuda.memory._snapshot()`, for memory_viz: segments for all addresses that buffers had, blocks for the
+//! buffers at the end, and one trace with the history.
 //!
 //! A buffer is allocated by its request and freed by its release, or by the end of its copies. memory_viz plays the trace backwards
 //! from the end, so each entry must be reversible: a block lies in a segment, and what is freed was allocated. Therefore the segments are
@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 
 use super::{name_of, pickle};
 
-/// Invented addresses begin here, and each is a multiple of the second number.
+/// First invented address, and the alignment of invented addresses.
 const UNKNOWN_FROM: u64 = 1 << 62;
 const UNKNOWN_STEP: u64 = 1 << 21;
 /// Most bytes of a buffer at an invented address.
 const UNKNOWN_BYTES_MAX: u64 = 1 << 48;
-/// memory_viz has no larger numbers.
+/// The largest number that memory_viz supports.
 const NUMBER_MAX: u64 = i64::MAX as u64;
 
 /// A pool and the number of its buffer.
@@ -71,7 +71,7 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
     pickle::write(&snapshot, out)
 }
 
-/// Pieces of memory, with those that adjoin or overlap as one: a buffer may span them.
+/// Merges adjoining and overlapping pieces: a buffer may span several.
 fn joined(pieces: &BTreeMap<u64, u64>) -> Vec<(u64, u64)> {
     let mut joined: Vec<(u64, u64)> = Vec::new();
     for (&start, &end) in pieces {
@@ -110,7 +110,7 @@ fn segment((start, end): (u64, u64), held: &[HeldBuffer], recording: &Recording)
     })
 }
 
-/// The frames of a call stack; none of 0.
+/// The frames of a call stack; stack 0 has none.
 fn frames(recording: &Recording, stack: u32) -> Vec<Value> {
     let frames = recording.stacks.get(&stack).into_iter().flatten();
     frames.map(|at| json!({ "name": at.name, "filename": at.file, "line": at.line })).collect()

@@ -29,15 +29,16 @@ const LISTED: usize = 8;
 
 /// Explain what a pool costs and what to change
 ///
-/// TARGET is a running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE), or a log with lines of TensorFlow or pinpool. Of two recordings it prints what changed: seconds lost, causes, settings. Costs are seconds
-/// lost by waiting, pinning and moving memory. With --lines it lists the messages `PoolAllocator: After ...` and
-/// `Raising pool_size_limit_ ...` of logs, saved notebooks and compressed logs, with the limit at each. Exits with 1 if it
-/// found a problem, if the second recording loses more of its time, or if a file is truncated or has no such line.
+/// TARGET is a running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE), or a log with lines of TensorFlow or
+/// pinpool. For two recordings it prints what changed: seconds lost, causes, settings. Costs are seconds lost by waiting, pinning and
+/// moving memory. With --lines it lists the messages `PoolAllocator: After ...` and `Raising pool_size_limit_ ...` in logs, saved
+/// notebooks and compressed logs, with the limit at each. Exits with 1 if it found a problem, if the second recording loses more of its
+/// time, or if a file is truncated or has no such line.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool why t.gz
-  leak: 60 buffers of labels with 60.0 MiB are out, the oldest for 61 s, 30 more than 30 s ago
-    0 s lost in 10.0 s
-    to do: put them back")]
+  leak: tag labels holds 60 buffers (60.0MiB), 30 more than 30.0s ago, and none was returned
+    0s of 10.0s lost
+    to do: return them")]
 pub(crate) struct WhyArgs {
     /// Process id, socket, recording or log (`-` is stdin); two recordings to compare
     #[arg(required = true, value_name = "TARGET")]

@@ -1,4 +1,4 @@
-//! Memory that is unpinned and pinned again over minutes: a program that is idle now and then pays for it each time.
+//! Memory that is unpinned and pinned again over minutes: a program with idle periods pays for the calls each time.
 
 /// Less than one part in this many of the time does not count.
 const COSTLY_PART: u64 = 50;

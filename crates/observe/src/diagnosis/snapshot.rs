@@ -36,9 +36,9 @@ pub struct Snapshot {
     pub new_lengths: u64,
     pub puts: u64,
     pub evicted: u64,
-    /// Requests that found no memory at once.
+    /// Requests that were not served immediately.
     pub short_gets: u64,
-    /// Such requests of threads that had just returned a buffer: they wait for each other.
+    /// Such requests of threads that had just returned a buffer, which therefore wait for each other.
     pub own_waits: u64,
     /// Requests that failed.
     pub failed_gets: u64,

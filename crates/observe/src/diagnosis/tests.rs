@@ -56,7 +56,7 @@ fn a_pool_warms_up_and_becomes_healthy_with_one_line_each() {
     assert_eq!(run.logged(growing(GIB, 50)).unwrap(), "warming_up: held 0B->1.0GiB");
     assert_eq!(run.logged(growing(2 * GIB, 50)), None, "warming up still");
     let line = run.logged(|of| of.pin_calls += 1).unwrap();
-    assert_eq!(line, "healthy: 999 of 1000 requests waited for nothing, 2.0GiB held");
+    assert_eq!(line, "healthy: 999 of 1000 requests were served immediately, 2.0GiB held");
     // Back and forth below what it had before is no growth.
     for n in 0..1000 {
         assert_eq!(run.logged(|of| of.held_bytes = GIB + n % 2 * GIB), None);

@@ -12,7 +12,7 @@ use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
 const TOLERABLE_PART: u64 = 500;
 /// Fewer short requests matter only for the time that they wait.
 const SHORT_MIN: u64 = 3;
-/// One part in this many of a window is much.
+/// Waiting for more than one part in this many of a window matters.
 const WAITED_PART: u64 = 100;
 /// Growth by less than one part in this many does not count.
 const GROWTH_PART: u64 = 16;
@@ -186,7 +186,7 @@ impl<'a> Window<'a> {
         if let Some(diagnosis) = self.slow_consumer(&short) {
             return Some(diagnosis);
         }
-        // Nothing else shows that the consumer was ever idle.
+        // Without these signs the consumer may have been busy all the time.
         if !self.is_of_one_thread() && self.of.failed_gets == 0 && self.of.puts > 0 {
             return Some(self.full(&short, limit));
         }
@@ -269,7 +269,7 @@ impl<'a> Window<'a> {
         let now = self.now;
         let max_bytes = now.max_bytes.filter(|&bytes| bytes > 0)?;
         let overhang_bytes = now.needed_bytes.saturating_sub(max_bytes);
-        // At its end the queue may have been drained.
+        // At the end of the window the queue may be empty again.
         let is_full = now.used_bytes.max(now.needed_bytes) >= max_bytes - max_bytes / 8;
         let is_copying = now.in_flight_bytes > now.used_bytes / 8;
         if !is_full
@@ -401,7 +401,8 @@ impl<'a> Window<'a> {
             };
         }
         let served = self.of.gets.saturating_sub(self.of.pin_calls);
-        let found = format!("{served} of {} requests waited for nothing, {} held", self.of.gets, Size(now.held_bytes));
+        let found =
+            format!("{served} of {} requests were served immediately, {} held", self.of.gets, Size(now.held_bytes));
         self.diagnosis(Cause::Healthy, found)
     }
 }

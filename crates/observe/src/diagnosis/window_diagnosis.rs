@@ -9,7 +9,7 @@ const SHOWN_NS: u64 = 1_000_000;
 
 macro_rules! causes {
     ($($cause:ident = $name:literal,)+) => {
-        /// Why a pool is as fast as it is.
+        /// What limits a pool.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
         pub enum Cause {

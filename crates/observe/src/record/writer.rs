@@ -141,7 +141,7 @@ struct Opened {
 
 static OPENED: OfProcess<Mutex<Vec<Opened>>> = OfProcess::new(Mutex::default);
 
-/// The list of files; `None` if another thread, which may wait for a disk, holds it until `until`.
+/// Locks the list of files; `None` if another thread, which may wait for a disk, keeps it locked until `until`.
 fn lock_until(opened: &Mutex<Vec<Opened>>, until: Instant) -> Option<MutexGuard<'_, Vec<Opened>>> {
     loop {
         match opened.try_lock() {
@@ -208,8 +208,8 @@ impl Writer {
         Ok((writer, pools, earlier))
     }
 
-    /// A pool has ended. If it was the last, the file is to be closed: the list of files, locked, so that a new pool that opens
-    /// it again comes after that.
+    /// Records the end of a pool. If it was the last, returns the locked list of files, so that no new pool opens the file before it is
+    /// closed.
     fn end_one(&self) -> Option<MutexGuard<'static, Vec<Opened>>> {
         let opened = OPENED.get().lock();
         if self.open_pools.fetch_sub(1, Ordering::Relaxed) > 1 {
@@ -390,14 +390,14 @@ impl Run {
     /// Writes what the queue holds.
     fn write(&mut self) {
         let writer = self.writer.clone();
-        // Before the records: what is lost later is reported later. What comes meanwhile stays, so that busy threads do not keep
-        // this one.
+        // Read before the records, so that later losses are reported later. At most one queue of records is taken, so that busy threads do
+        // not keep this thread in the loop.
         let lost = writer.unqueued.swap(0, Ordering::Relaxed);
         let mut taken: Vec<Record> = std::iter::from_fn(|| writer.queue.pop()).take(CAPACITY).collect();
         let records = taken.len() as u64;
         // Stable: the records of one thread stay in order.
         taken.sort_by_key(|record| record.time_ns);
-        // After the records: the tag of each that was taken has its name here. Under no lock: to name a stack reads files.
+        // Taken after the records, so that the tags of all records are included. Resolved without the lock, because this reads files.
         let (tags, stacks) = {
             let mut named = writer.names.lock();
             (std::mem::take(&mut named.tags.unwritten), std::mem::take(&mut named.stacks.unwritten))
@@ -416,9 +416,9 @@ impl Run {
             }
         }
         written += self.output.write(&mut self.block);
-        // Relaxed: read by those who end a pool, after the answer or without one.
+        // Relaxed: read at the end of a pool, after the answer or after a timeout.
         writer.written.fetch_add(written, Ordering::Relaxed);
-        // Also lost: what a file that has failed did not take.
+        // Records that a failed file did not take are lost too.
         let unwritten = if self.output.failure.is_some() { records.saturating_sub(written) } else { 0 };
         writer.lost.fetch_add(lost + unwritten, Ordering::Relaxed);
     }

@@ -138,7 +138,7 @@ pub fn format_bytes(bytes: u64) -> String {
 
 /// In the largest unit up to seconds that leaves no remainder, so that [`parse_duration`] reads it back.
 pub(super) fn show_time(time: &Duration) -> String {
-    // What is longer is without end as well.
+    // A longer time is as good as forever.
     let micros = time.as_micros().min(u128::from(u64::MAX));
     match TIME_UNITS[..3].iter().rev().find(|(_, scale)| micros.is_multiple_of(u128::from(*scale))) {
         Some((name, scale)) => format!("{}{name}", micros / u128::from(*scale)),

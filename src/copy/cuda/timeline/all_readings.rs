@@ -66,7 +66,7 @@ struct Stream {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Gives out the number so far after the last one; all between are given out before it.
+    /// Gives out the number so far after the last one; all between are assigned before it.
     GiveOut(u64),
     DoOne,
     DoHalf,

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   stream:  ──copy──[word = 17]──copy──[word = 18]──▶        page of words, one cache line each, pinned, never freed
-//!   fence 18 is over once the word has reached 18
+//!   fence 18 is complete once the word has reached 18
 //! ```
 //!
 //! One load covers all earlier copies of the stream. The words serve all pools of the process. Events are used instead for a stream
@@ -52,7 +52,7 @@ const WORD_STEP: usize = 64;
 const SPINS: u32 = 100;
 const YIELDS: u32 = 200;
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
-/// Most numbers given out and not yet seen.
+/// Most numbers assigned and not yet seen.
 const SEQUENCE_WINDOW: u64 = 1 << 31;
 /// Marks a free word. Drivers number streams from small numbers.
 const NO_STREAM: u64 = u64::MAX;

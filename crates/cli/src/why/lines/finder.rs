@@ -25,7 +25,7 @@ const LONGEST_PREFIX_BYTES: usize = 256;
 const PREFIX_LINES: usize = 8;
 /// Longest container log line that is assembled from parts.
 const LONGEST_LINE_BYTES: usize = 1 << 20;
-/// More messages than any program prints; a malicious file may have more.
+/// Maximum number of messages; only a malicious file has more.
 const MOST_MESSAGES: usize = 200_000;
 
 /// The optional time, severity and source location.
@@ -39,7 +39,7 @@ static CONTAINERS: LazyLock<Regex> = LazyLock::new(|| compiled(CONTAINER));
 static DECORATIONS: LazyLock<Regex> = LazyLock::new(|| compiled(DECORATION));
 static PREFIXES: LazyLock<Regex> = LazyLock::new(|| compiled(PREFIX));
 
-/// A pattern of this module.
+/// Compiles a constant pattern.
 pub(super) fn compiled(pattern: &str) -> Regex {
     Regex::new(&format!("(?-u){pattern}")).expect("the patterns are constants that tests compile")
 }

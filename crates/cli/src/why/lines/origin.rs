@@ -1,4 +1,4 @@
-//! The process of a line, as named by a launcher before it.
+//! The process that wrote a line, named by a prefix of the launcher.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;

@@ -12,7 +12,7 @@ use crate::diagnosis::DiagnosisText;
 use pinpool_cli::table::{columns, grouped};
 use pinpool_observe::diagnosis::words::counted;
 
-/// Without `--all`, a longer table has its middle left out.
+/// Without `--all`, the middle of a longer table is omitted.
 const ROWS: usize = 40;
 
 const INFORMATION: &str = "These lines are information, not errors.";

@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 
-/// Longer pieces are split, which bounds the memory for any file.
+/// Longer pieces are split, so that memory use is bounded.
 const PART_BYTES: usize = 1 << 20;
 /// A file with longer lines is not a log: a saved notebook has a line for each line of its output.
 const LONGEST_PIECE_BYTES: u64 = 64 << 20;
