@@ -17,6 +17,7 @@
 //! | `meter` | the time, counters, and who holds the buffers of each tag |
 //! | `block.rs`, `user_block.rs` | memory with its class, buffer state and owner; what a buffer calls on it |
 //! | `stock.rs` | idle blocks, and the memory that new blocks are made of |
+//! | `classes.rs` | the pinned buffers of each class |
 
 mod block;
 mod cache;

@@ -210,24 +210,6 @@ fn memory_is_locked_under_the_limit_of(pool: &Pool) {
     pool.get(12_000).unwrap();
 }
 
-#[test]
-fn the_figures_hold_beside_buffers_in_use_and_idle() {
-    let builder =
-        || Pool::builder().without_env().backend(Backend::Heap).max_bytes(1_u64 << 20).background_thread(false);
-    for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap()] {
-        let used = pool.get(16_384).unwrap();
-        drop(pool.get(8192).unwrap());
-        let before = pool.stats();
-        let locked = locked(&pool).unwrap();
-        let stats = pool.stats();
-        stats.validate().unwrap();
-        assert_eq!((stats.memory.external_bytes, stats.memory.in_use_bytes), (8192, before.memory.in_use_bytes));
-        assert_eq!((before.memory.in_use_bytes > 0, stats.memory.idle_bytes), (true, before.memory.idle_bytes));
-        assert_eq!(stats.memory.held_bytes, before.memory.held_bytes);
-        drop((used, locked));
-    }
-}
-
 /// Two pages, pinned as memory of `pool`.
 fn locked(pool: &Pool) -> Result<pinpool::PinnedMemory<Box<Pages>>, pinpool::Error> {
     let mut pages = Box::new(Pages([3; 8192]));

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use pinpool::{Backend, GetFuture, PinnedBuf, Pool, Request};
 
-use crate::child::{alone, in_a_child};
 use crate::fixture::LONG;
 
 const MIB: usize = 1 << 20;
@@ -28,6 +27,7 @@ fn poll(get: &mut GetFuture) -> Poll<pinpool::Result<PinnedBuf>> {
 fn check_at_rest(pool: &Pool) {
     let stats = pool.stats();
     assert_eq!(stats.validate(), Ok(()));
+    assert!(pinpool::unstable::fast_path::is_open(pool));
     assert_eq!((stats.memory.in_use, stats.requests.served, stats.requests.failed), (0, stats.requests.returned, 0));
     // Nobody is left in the line: the limit is free at once.
     let all = usize::try_from(stats.limits.max_bytes.unwrap()).unwrap();
@@ -121,26 +121,4 @@ fn a_waiting_future_outlives_the_last_handle_of_its_pool() {
     drop(pool);
     drop(held);
     assert!(matches!(poll(&mut get), Poll::Ready(Ok(_))));
-}
-
-#[test]
-fn a_child_of_fork_refuses_a_get_that_waited_in_the_parent() {
-    alone(|| {
-        let pool = pool(2 << 20);
-        let held = pool.get(2 * MIB).unwrap();
-        let (mut first, mut second) = (pool.get_async(2 * MIB), pool.get_async(2 * MIB));
-        assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
-        in_a_child(|| {
-            let refused = |get: &mut GetFuture| matches!(poll(get), Poll::Ready(Err(error)) if error.is_forked());
-            vec![
-                ("waiting", refused(&mut first)),
-                ("again", refused(&mut first)),
-                ("new", refused(&mut pool.get_async(1))),
-            ]
-        });
-        drop(held);
-        assert!(matches!(poll(&mut first), Poll::Ready(Ok(_))), "the parent's line is as it was");
-        drop((first, second));
-        check_at_rest(&pool);
-    });
 }

@@ -14,7 +14,7 @@ use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::captured_log::{lines, listen};
 use crate::child::{alone, in_a_child};
-use crate::fixture::{LONG, over, valid_stats};
+use crate::fixture::{over, valid_stats};
 
 const MIB: usize = 1 << 20;
 const MI: u64 = 1 << 20;
@@ -355,21 +355,6 @@ fn a_pool_whose_step_hangs_holds_no_other_up() {
     assert!(other.wait_reserved(PATIENCE).unwrap());
     assert!(stuck.stats().memory.reserve_fraction() < 1.0);
     drop(gate);
-}
-
-#[test]
-fn a_get_that_waits_for_room_is_served_by_what_a_step_pins() {
-    // Without growth the reserve is all that there is.
-    let pool = by_a_thread(faulty(false), 64 * MI, 64 * MI).setting("growth", false).wait(LONG).build().unwrap();
-    let held = pool.get(60 * MIB).unwrap();
-    let waiting = thread::spawn({
-        let pool = pool.clone();
-        move || drop(pool.get(4 * MIB).unwrap())
-    });
-    waiting.join().unwrap();
-    drop(held);
-    assert!(pool.wait_reserved(PATIENCE).unwrap());
-    assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI);
 }
 
 #[test]

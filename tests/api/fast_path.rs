@@ -2,10 +2,8 @@
 #![allow(unsafe_code)] // Forks.
 
 use std::cell::RefCell;
-use std::future::{Future, poll_fn};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
@@ -78,20 +76,6 @@ fn a_new_pool_never_finds_the_buffers_of_one_that_has_ended() {
             }
         }
         check(&lasting);
-    }
-}
-
-#[test]
-fn a_buffer_outlives_its_pool_and_its_put_ends_it() {
-    for preset in PRESETS {
-        for _ in 0..50 {
-            let pool = pool(preset);
-            drop(pool.get(LEN).unwrap());
-            let mut late = pool.get(LEN).unwrap();
-            drop(pool);
-            late.wait_slice_mut().unwrap().fill(1);
-            drop(late);
-        }
     }
 }
 
@@ -224,28 +208,6 @@ fn the_next_user_of_a_buffer_finds_it_as_new() {
         }
         check(&pool);
     }
-}
-
-#[test]
-fn a_plain_get_after_an_aligned_one_begins_at_the_start_of_the_block() {
-    let pool = pool(Preset::Adaptive);
-    // Both are of the class of 12 KiB: 5,000 bytes at 8 KiB need up to a page more.
-    let blocks: Vec<_> = (0..8).map(|_| pool.get(12_000).unwrap()).collect();
-    let mut starts: Vec<_> = blocks.iter().map(|block| (block.id(), block.as_ptr().addr())).collect();
-    drop(blocks);
-    let aligned: Vec<_> = (0..8).map(|_| pool.get_with(Request::new(8_100).align(8192)).unwrap()).collect();
-    assert!(aligned.iter().any(|block| starts.contains(&(block.id(), block.as_ptr().addr()))));
-    assert!(aligned.iter().all(|block| block.as_ptr().addr().is_multiple_of(8192)));
-    drop(aligned);
-    for _ in 0..3 {
-        let again: Vec<_> = (0..8).map(|_| pool.get(12_000).unwrap()).collect();
-        let mut found: Vec<_> = again.iter().map(|block| (block.id(), block.as_ptr().addr())).collect();
-        starts.sort_unstable();
-        found.sort_unstable();
-        assert_eq!(starts, found);
-        assert!(again.iter().all(|block| block.len() == 12_000 && block.capacity() == 12_288));
-    }
-    assert_eq!(check(&pool).requests.misses, 8);
 }
 
 #[test]
@@ -457,59 +419,6 @@ fn a_hit_takes_the_fast_path_but_while_a_get_waits() {
 }
 
 #[test]
-fn hits_take_the_fast_path_after_gets_that_timed_out_were_cancelled_or_dropped() {
-    const TASKS: usize = 8;
-    const GETS: usize = if cfg!(miri) { 5 } else { 1_250 };
-    let (pool, held) = full_pool();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-    let tasks = (0..TASKS).map(|task| {
-        let pool = pool.clone();
-        runtime.spawn(async move {
-            // Polled no more; each leaves the queue when it is dropped, or, if it is late, when another request checks.
-            let mut left = Vec::new();
-            for round in 0..GETS {
-                // Late at its first poll, or while it waits.
-                let wait = Duration::from_nanos([1, 20_000][round / 2 % 2]);
-                match (task + round) % 4 {
-                    0 | 1 => assert!(pool.get_async(Request::new(MUCH).wait(wait)).await.unwrap_err().is_limit()),
-                    2 => {
-                        let mut get = Box::pin(pool.get_async(MUCH));
-                        let is_pending =
-                            |context: &mut Context<'_>| Poll::Ready(get.as_mut().poll(context).is_pending());
-                        assert!(poll_fn(is_pending).await);
-                    }
-                    _ => {
-                        let mut get = Box::pin(pool.get_async(Request::new(MUCH).wait(wait)));
-                        poll_fn(|context| Poll::Ready(get.as_mut().poll(context).is_ready())).await;
-                        left.push(get);
-                        if round % 64 == 0 {
-                            left.clear();
-                        }
-                    }
-                }
-            }
-        })
-    });
-    let tasks: Vec<_> = tasks.collect();
-    thread::scope(|scope| {
-        for thread in 0..2 {
-            let pool = &pool;
-            scope.spawn(move || {
-                for round in 0..GETS / 10 {
-                    let wait = Duration::from_micros((thread + round) as u64 % 3 * 20);
-                    assert!(pool.get_with(Request::new(MUCH).wait(wait)).unwrap_err().is_limit());
-                }
-            });
-        }
-    });
-    tasks.into_iter().for_each(|task| runtime.block_on(task).unwrap());
-    assert_eq!(check(&pool).requests.waiting, 0);
-    assert_eq!((fast_path::is_open(&pool), fast_hits(&pool)), (true, 1000));
-    drop(held);
-    drop(pool.get_with(Request::new(6 << 20).wait(Duration::ZERO)).expect("nobody waits any more"));
-}
-
-#[test]
 fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
     let clock = ManualClock::default();
     let pool = builder(Preset::Adaptive).unstable_clock(clock.clone()).background_thread(false).build().unwrap();
@@ -527,35 +436,4 @@ fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
     clock.advance_us(3_600_000_000);
     pool.maintain();
     assert_eq!(check(&pool).memory.idle, 0, "nobody needed it for an hour");
-}
-
-#[test]
-fn a_limit_lowered_while_a_thread_only_hits_holds_after_the_next_look() {
-    for preset in PRESETS {
-        let pool = builder(preset).max_bytes(Some(16 << 20)).background_thread(false).build().unwrap();
-        let len = (2 << 20) - 16;
-        let stop = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let (warm, is_warm) = mpsc::channel();
-            scope.spawn(|| {
-                let warm = warm;
-                drop((0..3).map(|_| pool.get(len).unwrap()).collect::<Vec<_>>());
-                warm.send(()).unwrap();
-                while !stop.load(Ordering::Relaxed) {
-                    drop(pool.try_get(len).unwrap());
-                    // By the fast path while something is idle, and otherwise refused.
-                    drop(pool.get_with(Request::new(100).wait(Duration::ZERO)));
-                }
-            });
-            is_warm.recv().unwrap();
-            pool.set_max_bytes(1 << 20).unwrap();
-            while pool.stats().memory.held_bytes > 1 << 20 {
-                pool.maintain();
-            }
-            stop.store(true, Ordering::Relaxed);
-        });
-        let stats = check(&pool);
-        assert_eq!((stats.limits.max_bytes, stats.memory.in_use), (Some(1 << 20), 0));
-        assert!(stats.memory.held_bytes <= 1 << 20 && pool.get(len).is_err_and(|error| error.is_limit()), "{preset:?}");
-    }
 }

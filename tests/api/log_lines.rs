@@ -115,21 +115,6 @@ fn the_start_says_where_each_limit_comes_from() {
 }
 
 #[test]
-fn the_start_names_limits_that_variables_set() {
-    alone(|| {
-        // SAFETY: this process has one thread.
-        #[allow(unsafe_code)]
-        unsafe {
-            std::env::set_var("PINPOOL_POOL_SIZE_LIMIT", "7");
-        }
-        listen();
-        let _pool = Pool::builder().backend(Backend::Heap).build().unwrap();
-        let kept = lines_with_levels();
-        assert!(kept[0].1.contains("PINPOOL_POOL_SIZE_LIMIT=7 (variable)"), "{kept:?}");
-    });
-}
-
-#[test]
 fn growth_is_logged_at_each_doubling_from_64_mib_on() {
     let clock = ManualClock::default();
     let backend = Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 30)));
@@ -278,41 +263,6 @@ fn a_pool_that_is_too_small_says_how_much_it_needs() {
         line.contains(" diagnosis: limit_too_small: ") && line.contains("raise PINPOOL_MAX_BYTES to 72.0MiB"),
         "{line}"
     );
-}
-
-#[test]
-fn a_leak_is_named_by_the_log_and_by_why_and_a_cache_that_is_full_is_none() {
-    let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20);
-    let pool = builder.unstable_clock(clock.clone()).build().unwrap();
-    let (labels, cache) = (pool.tagged("labels"), pool.tagged("cache"));
-    let _cached: Vec<_> = (0..100).map(|_| cache.get(4096).unwrap()).collect();
-    listen();
-    let mut kept_for_ever = Vec::new();
-    for _ in 0..60 {
-        (0..19).for_each(|_| drop(labels.get(4096).unwrap()));
-        kept_for_ever.push(labels.get(4096).unwrap());
-        clock.advance_us(1_000_000);
-        pool.maintain();
-    }
-    let kept = lines_with_levels();
-    let leaks: Vec<_> = kept.iter().filter(|(_, line)| line.contains(" diagnosis: leak: ")).collect();
-    let [(Level::Warn, line)] = leaks[..] else { panic!("one verdict: {kept:?}") };
-    assert!(line.contains("tag labels holds "), "{line}");
-    let why = pool.diagnose();
-    assert_eq!((why.cause.name(), why.is_alarm), ("leak", true));
-    assert!(
-        why.found.as_str().starts_with("tag labels holds 60 buffers")
-            && why.to_string().contains("60 buffers more per minute"),
-        "{why}"
-    );
-    kept_for_ever.clear();
-    for _ in 0..3 {
-        (0..30).for_each(|_| drop(labels.get(4096).unwrap()));
-        clock.advance_us(11_000_000);
-        pool.maintain();
-    }
-    assert_eq!(pool.diagnose().cause.name(), "healthy", "{}", pool.diagnose());
 }
 
 #[test]

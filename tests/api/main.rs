@@ -73,7 +73,9 @@ mod settings;
 mod settings_as_text;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod shared_limit;
+#[cfg(all(target_os = "linux", not(miri)))]
 mod shared_limit_file;
+#[cfg(all(target_os = "linux", not(miri)))]
 mod shared_limit_waits;
 mod sink;
 mod sizes;

@@ -118,29 +118,6 @@ fn many_threads_record_in_the_order_in_which_buffers_pass_between_them() {
 }
 
 #[test]
-fn a_thread_that_records_more_than_the_queue_holds_goes_on_and_the_loss_is_told() {
-    let dir = folder();
-    let path = dir.path().join("t.trace.gz");
-    let record = |rounds: u64| {
-        let pool = recorded(&path).build().unwrap();
-        (0..rounds).for_each(|_| drop(pool.get(4096).unwrap()));
-        drop(pool);
-        let recording = Recording::open(&path).unwrap();
-        fs::remove_file(&path).unwrap();
-        recording
-    };
-    let there = |recording: &Recording| count(recording, |event| !matches!(event, Event::Missing { .. }));
-    // In addition to requests and returns: the memory, the backend calls, the limits, the end.
-    let few = record(10);
-    assert_eq!(few.lost, 0);
-    let others = there(&few) - 20;
-    let rounds = 1_000_000_u64;
-    let recording = record(rounds);
-    assert!(recording.lost > 0, "all of them found room: the test needs more");
-    assert_eq!(there(&recording) + recording.lost, 2 * rounds + others, "each record is there or counted, and once");
-}
-
-#[test]
 fn pools_share_a_file_a_partition_is_a_tag_and_a_later_pool_continues_it() {
     let dir = folder();
     let path = dir.path().join("t.trace");
@@ -226,19 +203,6 @@ fn another_version_and_another_file_are_refused_by_name() {
     assert!(Recording::open(&path).unwrap_err().to_string().contains("not a recording"));
 }
 
-#[test]
-fn a_file_that_cannot_be_written_is_an_error_of_the_setting() {
-    let dir = folder();
-    let error = recorded(&dir.path().join("no/folder/t.trace")).build().unwrap_err();
-    assert!(error.is_setting(), "{error}");
-    let text = error.to_string();
-    assert!(
-        text.contains("PINPOOL_TRACE=") && text.contains("no/folder") && text.contains("cannot be written"),
-        "{text}"
-    );
-    assert!(recorded(dir.path()).build().unwrap_err().is_setting(), "a folder");
-}
-
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_ends_the_file_and_not_the_pool() {
@@ -263,25 +227,6 @@ fn the_log_tells_where_and_how_much_is_recorded() {
     assert_eq!(crate::captured_log::count(&lines, &name), 2, "{lines:#?}");
     assert_eq!(crate::captured_log::count(&lines, "trace: complete path="), 1, "{lines:#?}");
     assert!(Recording::open(&dir.path().join(name)).is_ok());
-}
-
-#[test]
-fn a_tag_is_in_the_records_of_its_gets() {
-    let dir = folder();
-    let path = dir.path().join("t.trace");
-    let pool = recorded(&path).build().unwrap();
-    let images = pool.tagged("loader/images");
-    for _ in 0..3 {
-        drop(images.get(5000).unwrap());
-        drop(pool.get(5000).unwrap());
-    }
-    drop((images, pool));
-    let recording = Recording::open(&path).unwrap();
-    let tags = recording.records.iter().filter_map(|record| match record.event {
-        Event::Get { tag, .. } => Some(recording.tag(tag)),
-        _ => None,
-    });
-    assert_eq!(tags.collect::<Vec<_>>(), [Some("loader/images"), None].repeat(3));
 }
 
 #[test]
@@ -349,34 +294,6 @@ fn a_block_that_was_written_in_part_is_cut_off_before_the_file_is_continued() {
         assert!(recording.records.len() > all);
         assert_eq!(recording.pool(2).unwrap().fact("name"), Some("third"));
         assert_eq!(recording.tags.len(), 1);
-    });
-}
-
-#[cfg(not(miri))]
-#[test]
-#[allow(unsafe_code)] // Forks.
-fn a_file_is_recorded_to_again_while_a_forked_child_lives() {
-    alone(|| {
-        let dir = folder();
-        let path = dir.path().join("t.trace");
-        let pool = recorded(&path).build().unwrap();
-        // SAFETY: the child only waits to be killed.
-        let child = unsafe { libc::fork() };
-        assert!(child >= 0);
-        if child == 0 {
-            thread::sleep(std::time::Duration::from_secs(30));
-            // SAFETY: ends the child without running what belongs to the parent.
-            unsafe { libc::_exit(0) };
-        }
-        drop(pool);
-        drop(recorded(&path).build().unwrap().get(4096).unwrap());
-        // SAFETY: the child is this process's own.
-        unsafe { libc::kill(child, libc::SIGKILL) };
-        // SAFETY: as above; no status is asked for.
-        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
-        let recording = Recording::open(&path).unwrap();
-        assert_eq!(recording.pools.len(), 2);
-        assert_eq!(count(&recording, |event| matches!(event, Event::Get { .. })), 1);
     });
 }
 

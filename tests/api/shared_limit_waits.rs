@@ -1,14 +1,11 @@
 //! Requests that wait for memory of other processes, which constantly use all of the shared limit.
-//!
-//! | variable | means |
-//! | --- | --- |
-//! | `LEDGER_SHOW_WAITS` | prints how long the gets waited, and how often the others went on |
 
 use std::time::{Duration, Instant};
 
 use pinpool::{Preset, Request};
 
-use crate::shared_limit::{Draw, LONG, MIB, Named, Worker};
+use crate::draw::Draw;
+use crate::shared_limit::{LONG, MIB, Named, Worker};
 
 /// Another busy process, with threads that request and return buffers.
 fn cycling(named: &Named, pool: &str, threads: usize, mib: usize, hold_us: u64) -> Worker {
@@ -25,23 +22,16 @@ fn counts(worker: &mut Worker) -> Vec<u64> {
     worker.ask("cycles").split(' ').map(|count| count.parse().unwrap()).collect()
 }
 
-/// Waits until each thread has gone on. Returns how often all have meanwhile.
-fn wait_for_each_thread(worker: &mut Worker) -> u64 {
+/// Waits until each thread has gone on.
+fn wait_for_each_thread(worker: &mut Worker) {
     let (begun, before) = (Instant::now(), counts(worker));
     loop {
         let now = counts(worker);
         if before.iter().zip(&now).all(|(before, now)| before < now) {
-            return now.iter().sum::<u64>() - before.iter().sum::<u64>();
+            return;
         }
         assert!(begun.elapsed() < LONG, "not all threads continue: {before:?} {now:?}");
         std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-#[allow(clippy::print_stdout)]
-fn show(what: &str) {
-    if std::env::var_os("LEDGER_SHOW_WAITS").is_some() {
-        println!("{what}");
     }
 }
 
@@ -50,26 +40,13 @@ fn are_served_beside(preset: Preset, gets: usize, (threads, mib, hold_us): (usiz
     let named = Named::new(&format!("cycled-{preset:?}"));
     let mut other = cycling(&named, "other", threads, mib, hold_us);
     let pool = named.builder(64).preset(preset).name("own").build().unwrap();
-    let before: u64 = counts(&mut other).iter().sum();
-    let mut waits: Vec<_> = (0..gets)
-        .map(|_| {
-            let begun = Instant::now();
-            drop(pool.get_with(Request::new(mib * MIB).wait(LONG)).unwrap());
-            let waited = begun.elapsed();
-            // The next one finds all of the shared limit in use again.
-            pool.trim(0);
-            named.wait_until(|report| report.held_bytes + (mib * MIB) as u64 > 64 << 20);
-            waited
-        })
-        .collect();
-    let meanwhile = counts(&mut other).iter().sum::<u64>() - before;
+    for _ in 0..gets {
+        drop(pool.get_with(Request::new(mib * MIB).wait(LONG)).unwrap());
+        // The next one finds all of the shared limit in use again.
+        pool.trim(0);
+        named.wait_until(|report| report.held_bytes + (mib * MIB) as u64 > 64 << 20);
+    }
     wait_for_each_thread(&mut other);
-    waits.sort();
-    let (half, longest) = (waits[gets / 2], waits[gets - 1]);
-    show(&format!(
-        "{preset:?}, {threads} threads x {mib} MiB held for {hold_us} us: {gets} gets, half within {half:?}, the longest {longest:?}; \
-         the other process made {meanwhile} meanwhile"
-    ));
 }
 
 #[test]
@@ -92,22 +69,9 @@ fn processes_that_all_want_more_than_there_is_all_go_on() {
     let named = Named::new("fair");
     let mut others = ["one", "two", "three"].map(|pool| cycling(&named, pool, 4, 7, 100));
     for _ in 0..3 {
-        let made = others.each_mut().map(wait_for_each_thread);
-        show(&format!("three processes of 4 threads x 7 MiB made {made:?} cycles until each thread had gone on"));
-    }
-    if std::env::var_os("LEDGER_SHOW_WAITS").is_some() {
-        let mut made = || {
-            others
-                .each_mut()
-                .map(|other| (counts(other).iter().sum::<u64>(), other.ask("pins").parse::<u64>().unwrap()))
-        };
-        let before = made();
-        std::thread::sleep(Duration::from_secs(2));
-        let made = made().into_iter().zip(before).map(|(now, before)| (now.0 - before.0, now.1 - before.1));
-        show(&format!("cycles and pin calls in 2 s: {:?}", made.collect::<Vec<_>>()));
+        others.iter_mut().for_each(wait_for_each_thread);
     }
     let report = named.report();
-    show(&format!("{report:?}"));
     assert!(report.held_bytes <= 64 << 20, "{report:?}");
 }
 
@@ -117,7 +81,7 @@ fn gets_that_end_in_any_order_leave_no_want() {
     let (full, pool) = (named.builder(64).build().unwrap(), named.builder(64).build().unwrap());
     let held = full.get(60 * MIB).unwrap();
     std::thread::scope(|scope| {
-        for thread in 0..12_u64 {
+        for thread in 1..13 {
             let pool = &pool;
             scope.spawn(move || {
                 let mut draw = Draw(thread);

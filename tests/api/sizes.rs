@@ -7,7 +7,6 @@ use proptest::prelude::*;
 
 use crate::child::alone_with;
 
-const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
@@ -16,36 +15,19 @@ fn a_size_is_read_as_people_write_it() {
     for (text, bytes) in [
         // One of 1024 stands alone or with an i, one of 1000 has a B and no i.
         ("2G", 2 * GIB),
-        ("2Gi", 2 * GIB),
-        ("2GiB", 2 * GIB),
-        ("2GB", 2_000_000_000),
-        ("512m", 512 * MIB),
-        ("512mb", 512_000_000),
-        ("64k", 64 * KIB),
-        ("3T", 3 << 40),
-        ("3Ti", 3 << 40),
         ("3tb", 3_000_000_000_000),
+        ("64k", 64 << 10),
         ("7 MiB", 7 * MIB),
         (" 7 ", 7),
         ("9B", 9),
         // Fractions and exponents, with and without a unit.
-        ("1e9", 1_000_000_000),
         ("1E9", 1_000_000_000),
         ("1e+9", 1_000_000_000),
-        ("1.5e9", 1_500_000_000),
-        ("1.5GiB", 3 * GIB / 2),
-        ("0.5G", GIB / 2),
         (".5G", GIB / 2),
         ("2.G", 2 * GIB),
-        ("0.1GiB", 107_374_182),
-        ("1.25K", 1280),
-        ("1e3K", 1000 * KIB),
-        ("1.0", 1),
         ("0.9", 0),
-        ("1e0", 1),
         ("0e99", 0),
         // Groups of digits.
-        ("1_000_000", 1_000_000),
         ("1_0.2_5K", 10_496),
         // The largest.
         ("18446744073709551615", u64::MAX),
@@ -58,31 +40,9 @@ fn a_size_is_read_as_people_write_it() {
 
 #[test]
 fn what_is_no_size_says_what_a_size_is() {
-    for text in [
-        "",
-        " ",
-        ".",
-        "G",
-        "-1",
-        "+5",
-        "0x10",
-        "1 2",
-        "1,5G",
-        "1..5G",
-        "1.5.5",
-        "_1",
-        "1_",
-        "1__0",
-        "1e",
-        "1e-3",
-        "1eG",
-        "64MiBs",
-        "2Gib/s",
-        "١KiB",
-        "inf",
-        "nan",
-        "unlimited",
-    ] {
+    for text in
+        "| |.|G|-1|+5|0x10|1 2|1,5G|1..5G|1.5.5|_1|1_|1__0|1e|1e-3|1eG|64MiBs|2Gib/s|١KiB|inf|nan|unlimited".split('|')
+    {
         let error = parse_bytes(text).unwrap_err();
         assert!(error.problem().contains("not a size (like 2GiB"), "{text}: {error}");
     }
@@ -183,14 +143,6 @@ fn a_limit_that_cannot_be_read_is_an_error() {
     alone_with(
         || vec![("PINPOOL_MAX_BYTES", "2X".to_owned())],
         || check_refused("PINPOOL_MAX_BYTES", &["not a size (like 2GiB, 512M, 1.5GB, 1e9"]),
-    );
-}
-
-#[test]
-fn a_limit_in_petabytes_is_an_error_that_names_the_largest_unit() {
-    alone_with(
-        || vec![("PINPOOL_MAX_BYTES", "10PB".to_owned())],
-        || check_refused("PINPOOL_MAX_BYTES", &["the largest unit is T"]),
     );
 }
 

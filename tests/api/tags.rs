@@ -128,34 +128,6 @@ fn tags_that_are_empty_too_long_or_too_many_have_a_result() {
 }
 
 #[test]
-fn a_dump_is_the_same_text_at_any_time() {
-    let pool = heap().max_bytes(8 << 20).name("loader").build().unwrap();
-    let _held = pool.tagged("images").get(MIB).unwrap();
-    let text = pool.dump().to_string();
-    let lines: Vec<_> = text.lines().collect();
-    assert_eq!(
-        lines[..4],
-        [
-            "memory of the pool",
-            "usage of device host, allocator heap (adaptive):",
-            &format!(
-                "  1.0MiB images (1 buffer, the oldest {})",
-                lines[2].rsplit(' ').next().unwrap().trim_end_matches(')')
-            ),
-            "held 1.0MiB, in use 1.0MiB, idle 0B, in flight 0B; limit 8.0MiB, peak 1.0MiB",
-        ]
-    );
-    assert!(lines[4].starts_with("system: "));
-    assert_eq!(lines.len(), 5, "nothing is wrong, so nothing is to be changed: {text}");
-    // Nearly all is in use: the state that a request would find.
-    let _rest = pool.get(13 * MIB / 2).unwrap();
-    let text = pool.dump().to_string();
-    let lines: Vec<_> = text.lines().collect();
-    let [.., cause, to_do] = lines[..] else { panic!("{text}") };
-    assert!(cause.starts_with("likely cause: ") && to_do.starts_with("to do: "), "{text}");
-}
-
-#[test]
 fn at_the_end_the_log_has_totals_and_what_is_still_out() {
     let clock = ManualClock::default();
     let pool = heap().name("p").unstable_clock(clock.clone()).build().unwrap();

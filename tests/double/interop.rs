@@ -5,7 +5,6 @@
 use std::ptr;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
@@ -327,27 +326,6 @@ fn a_timeline_word_serves_one_stream_after_another() {
         pool.maintain();
     }
     assert!(double.counts().host_allocations <= pages + 2 + 3, "words are reused");
-}
-
-#[test]
-fn the_oldest_copy_in_flight_is_reported_by_age_and_stream() {
-    let (double, context, _) = start();
-    let clock = ManualClock::default();
-    let pool = tensorflow().unstable_clock(clock.clone()).build().unwrap();
-    let (first, second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
-    let mut targets = [memory(&first, 0), memory(&second, 0)];
-    let gates = [double.hold(first.cu_stream()), double.hold(second.cu_stream())];
-    for (stream, target) in [&first, &second].into_iter().zip(&mut targets) {
-        filled(&pool, 1).copy_to(stream, target).unwrap();
-        clock.advance_us(1_000_000);
-    }
-    let oldest = || (pool.stats().copies.oldest_age, pool.stats().copies.oldest_stream);
-    assert_eq!(oldest(), (Some(Duration::from_secs(2)), Some(first.cu_stream() as u64)));
-    let [gate, _still_held] = gates;
-    drop(gate);
-    first.synchronize().unwrap();
-    pool.maintain();
-    assert_eq!(oldest(), (Some(Duration::from_secs(1)), Some(second.cu_stream() as u64)));
 }
 
 #[test]

@@ -41,14 +41,11 @@ const CASES: &[Case] = &[
     ("exit_handlers_use_the_pool_before_and_after_it_stops", exit_handlers, 7),
     ("exit_called_by_the_maintenance_thread", exit_by_maintenance, 7),
     ("a_thread_dies_with_buffers", thread_death, 0),
-    ("a_neighbour_is_killed", neighbour_killed, 0),
     ("a_forked_child_with_the_parents_buffers_is_killed", forked_child_killed, 0),
     #[cfg(feature = "cuda")]
     ("the_driver_is_gone_before_the_pools", driver::gone_first, 0),
     #[cfg(feature = "cuda")]
     ("exit_with_copies_on_a_device", driver::exit_with_copies, 7),
-    #[cfg(feature = "observe")]
-    ("exit_leaves_all_records", recording::exit_leaves_all_records, 0),
     #[cfg(feature = "observe")]
     ("return_from_main_leaves_all_records", recording::return_leaves_all_records, 0),
     #[cfg(feature = "observe")]
@@ -60,14 +57,11 @@ const CASES: &[Case] = &[
     #[cfg(feature = "observe")]
     ("serve_and_exit", socket::serve_and_exit, OF_ANOTHER),
     #[cfg(feature = "observe")]
-    ("record_and_exit", recording::record_and_exit, OF_ANOTHER),
-    #[cfg(feature = "observe")]
     ("record_and_return", recording::record_and_return, OF_ANOTHER),
     #[cfg(feature = "observe")]
     ("record_and_fork", recording::record_and_fork, OF_ANOTHER),
     #[cfg(feature = "observe")]
     ("record_to_a_full_pipe", recording::record_to_a_full_pipe, OF_ANOTHER),
-    ("wait_to_be_killed", wait_to_be_killed, OF_ANOTHER),
 ];
 /// The outcome of a case that another one runs.
 const OF_ANOTHER: i32 = -1;
@@ -289,41 +283,6 @@ fn thread_death() {
     }
     stats.validate().unwrap();
     assert_eq!((stats.memory.in_use, stats.requests.served, stats.requests.returned), (0, 60, 60));
-}
-
-fn sharing() -> Pool {
-    heap().build().unwrap()
-}
-
-fn wait_to_be_killed() {
-    let pool = sharing();
-    let _held = pool.get(1 << 20).unwrap();
-    at_work(&pool);
-    println!("at work");
-    loop {
-        thread::park();
-    }
-}
-
-/// Pools of several processes share nothing: no file, no lock, no segment of memory. So the death of one changes nothing for another.
-fn neighbour_killed() {
-    use std::io::{BufRead, BufReader};
-    let pool = sharing();
-    let held = pool.get(1 << 20).unwrap();
-    let max_bytes = pool.stats().limits.max_bytes;
-    let mut neighbour = start("wait_to_be_killed");
-    let mut said = String::new();
-    BufReader::new(neighbour.stdout.take().unwrap()).read_line(&mut said).unwrap();
-    assert_eq!(said, "at work\n");
-    neighbour.kill().unwrap();
-    neighbour.wait().unwrap();
-    drop(held);
-    assert!(pool.get(1 << 20).is_ok());
-    assert_eq!(
-        (pool.stats().memory.in_use, pool.stats().requests.hits, pool.stats().limits.max_bytes),
-        (0, 1, max_bytes)
-    );
-    pool.stats().validate().unwrap();
 }
 
 fn forked_child_killed() {

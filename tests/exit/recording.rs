@@ -50,16 +50,6 @@ fn counts(recording: &Recording) -> (usize, usize, usize) {
     (gets, puts, count(|event| *event == Event::End))
 }
 
-pub(super) fn exit_leaves_all_records() {
-    assert_eq!(counts(&recording_of("record_and_exit", 7)), (PAIRS, PAIRS, 0));
-}
-
-pub(super) fn record_and_exit() {
-    let pool = heap().trace(path()).build().unwrap();
-    pairs(&pool);
-    std::process::exit(7);
-}
-
 pub(super) fn return_leaves_all_records() {
     // Another thread puts a buffer now and then, and ends a pool.
     let (gets, puts, ends) = counts(&recording_of("record_and_return", 0));
@@ -81,7 +71,7 @@ pub(super) fn record_and_return() {
 }
 
 pub(super) fn forked_child_exits_at_once() {
-    // The child of the child neither waits nor writes.
+    // The child of the child neither waits nor writes; the exit leaves all records.
     assert_eq!(counts(&recording_of("record_and_fork", 7)), (PAIRS, PAIRS, 0));
 }
 

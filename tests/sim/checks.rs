@@ -118,38 +118,18 @@ fn ledger(world: &World, stats: &Stats) -> Check {
     Ok(())
 }
 
-/// All pool statistics that time does not change.
+/// Statistics that time does not change and in which all others show.
 fn note(world: &World, stats: &Stats) {
     let figures = [
-        stats.limits.max_idle_buffers,
-        stats.requests.served,
         stats.requests.hits,
-        stats.requests.failed,
-        stats.requests.fallbacks,
-        stats.requests.returned,
-        stats.memory.evictions.over_limit,
-        stats.memory.evictions.reclaimed,
-        stats.memory.evictions.expired,
-        stats.memory.idle,
+        stats.requests.failed + stats.requests.fallbacks,
+        stats.memory.evictions.total(),
         stats.memory.idle_bytes,
         stats.memory.in_use_bytes,
-        stats.copies.in_flight,
-        stats.copies.in_flight_bytes,
-        stats.copies.oldest_age.map_or(0, |age| u64::try_from(age.as_micros()).unwrap()),
-        stats.memory.quarantined,
-        stats.memory.quarantined_bytes,
         stats.memory.free_bytes,
-        stats.memory.awaiting_release_bytes,
-        stats.memory.reserve_bytes,
-        stats.memory.remap.count,
-        stats.memory.held_bytes,
-        stats.memory.peak_held_bytes,
-        stats.memory.fallback_bytes,
+        stats.memory.quarantined_bytes,
+        stats.copies.in_flight_bytes,
         stats.memory.overhead_bytes,
-        stats.memory.smaller_regions,
-        stats.memory.pin.count,
-        stats.memory.unpin.count,
-        stats.memory.pin.failures + stats.memory.unpin.failures + stats.memory.remap.failures,
     ];
     figures.into_iter().for_each(|figure| world.note(figure));
     let (calls, queries) = (world.site.memory().calls, world.site.device().queries);

@@ -1,6 +1,9 @@
-//! Counts code lines: lines that are left without comments, blank lines and tests.
+//! Counts code lines: lines that hold a token, without tests.
 
+use std::collections::BTreeSet;
 use std::path::Path;
+
+use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 
 /// Code lines of one file.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -12,21 +15,64 @@ pub(crate) struct Count {
 
 /// Counts the Rust file `path`, relative to the root, with the text `source`.
 pub(crate) fn count(path: &Path, source: &str) -> Count {
-    let text = without_comments(source);
-    let lines: Vec<&str> = text.split('\n').collect();
-    let mut count = Count::default();
-    let mut at = 0;
-    while at < lines.len() {
-        let end = if is_test_attribute(lines[at].trim()) { end_of_item(&lines, at) } else { at };
-        if end > at {
-            count.tests += lines[at..end].iter().filter(|line| !line.trim().is_empty()).count();
-            at = end;
-        } else {
-            count.code += usize::from(!lines[at].trim().is_empty());
-            at += 1;
+    let mut found = Lines { source: source.lines().collect(), code: BTreeSet::new(), tests: BTreeSet::new() };
+    let tokens = source.parse().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    found.walk(tokens, false);
+    let (code, tests) = (found.code.difference(&found.tests).count(), found.tests.len());
+    if is_test_file(path) { Count { code: 0, tests: code } } else { Count { code, tests } }
+}
+
+/// The numbers of the lines found.
+struct Lines<'a> {
+    source: Vec<&'a str>,
+    code: BTreeSet<usize>,
+    tests: BTreeSet<usize>,
+}
+
+impl Lines<'_> {
+    /// What begins here, to the end of its line.
+    fn text_at(&self, span: Span) -> &str {
+        let (line, column) = (self.source[span.start().line - 1], span.start().column);
+        line.char_indices().nth(column).map_or("", |(at, _)| &line[at..])
+    }
+
+    /// Enters the lines of `tokens`. An item under a test attribute ends with a block, or with `;` or `,` at the end of a line.
+    fn walk(&mut self, tokens: TokenStream, in_test: bool) {
+        let (mut is_test, mut in_comment) = (in_test, false);
+        for token in tokens {
+            let mut is_end = false;
+            match &token {
+                // A comment for documentation is an attribute too: its two or three tokens all are the whole comment.
+                TokenTree::Punct(punct) if punct.as_char() == '#' => {
+                    let text = self.text_at(punct.span());
+                    in_comment = text.starts_with('/');
+                    is_test |= is_test_attribute(text);
+                }
+                TokenTree::Punct(punct) if [';', ','].contains(&punct.as_char()) => {
+                    is_end = self.text_at(punct.span()).trim_end().len() == 1;
+                }
+                _ => {}
+            }
+            match &token {
+                TokenTree::Group(_) if in_comment => in_comment = false,
+                TokenTree::Group(group) => {
+                    self.enter(group.span_open(), is_test);
+                    self.walk(group.stream(), is_test);
+                    self.enter(group.span_close(), is_test);
+                    is_end = group.delimiter() == Delimiter::Brace;
+                }
+                _ if in_comment => {}
+                _ => self.enter(token.span(), is_test),
+            }
+            is_test = in_test || is_test && !is_end;
         }
     }
-    if is_test_file(path) { Count { code: 0, tests: count.code } } else { count }
+
+    fn enter(&mut self, span: Span, is_test: bool) {
+        let (lines, source) = (span.start().line..=span.end().line, &self.source);
+        let lines = lines.filter(|line| !source[line - 1].trim().is_empty());
+        if is_test { self.tests.extend(lines) } else { self.code.extend(lines) }
+    }
 }
 
 fn is_test_file(path: &Path) -> bool {
@@ -43,111 +89,4 @@ fn is_test_attribute(line: &str) -> bool {
         let rest = condition.strip_prefix(word);
         rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_'))
     })
-}
-
-/// The line after the item with its first attribute on line `at`.
-fn end_of_item(lines: &[&str], at: usize) -> usize {
-    let is_between = |line: &str| line.trim().starts_with("#[") || line.trim().is_empty();
-    let mut next = at + 1;
-    while next < lines.len() && is_between(lines[next]) {
-        next += 1;
-    }
-    let (mut depth, mut has_block) = (0, false);
-    while next < lines.len() {
-        for character in lines[next].chars() {
-            match character {
-                '{' | '(' | '[' => depth += 1,
-                '}' | ')' | ']' => depth -= 1,
-                _ => {}
-            }
-            has_block |= character == '{';
-        }
-        let line = lines[next].trim_end();
-        next += 1;
-        if depth <= 0 && (has_block || line.ends_with([';', ','])) {
-            break;
-        }
-    }
-    next
-}
-
-/// The source without comments, and with `s` for each character of a string, so that brackets in them do not count.
-fn without_comments(source: &str) -> String {
-    let source: Vec<char> = source.chars().collect();
-    let mut out = String::with_capacity(source.len());
-    let mut at = 0;
-    while at < source.len() {
-        let rest = &source[at..];
-        if rest.starts_with(&['/', '/']) {
-            at += line_end(rest);
-        } else if rest.starts_with(&['/', '*']) {
-            let end = at + comment_end(rest);
-            out.extend(source[at..end].iter().filter(|&&character| character == '\n'));
-            at = end;
-        } else if let Some(length) = string_length(rest, at.checked_sub(1).map(|before| source[before])) {
-            let blank = |&character: &char| if character == '\n' { '\n' } else { 's' };
-            out.push('"');
-            out.extend(source[at + 1..at + length - 1].iter().map(blank));
-            out.push('"');
-            at += length;
-        } else if let Some(length) = character_length(rest) {
-            out.push_str("' '");
-            at += length;
-        } else {
-            out.push(source[at]);
-            at += 1;
-        }
-    }
-    out
-}
-
-fn line_end(rest: &[char]) -> usize {
-    rest.iter().position(|&character| character == '\n').unwrap_or(rest.len())
-}
-
-/// Block comments nest.
-fn comment_end(rest: &[char]) -> usize {
-    let (mut depth, mut at) = (1, 2);
-    while at < rest.len() && depth > 0 {
-        match rest[at..] {
-            ['/', '*', ..] => (depth, at) = (depth + 1, at + 2),
-            ['*', '/', ..] => (depth, at) = (depth - 1, at + 2),
-            _ => at += 1,
-        }
-    }
-    at
-}
-
-/// The length of the string literal that `rest` starts with, raw (after a letter `before` it is part of a name) or not.
-fn string_length(rest: &[char], before: Option<char>) -> Option<usize> {
-    let is_name = before.is_some_and(|before| before.is_alphanumeric() || before == '_');
-    let prefix = usize::from(matches!(rest, ['b' | 'c', 'r', ..])) + 1;
-    if !is_name && rest.get(prefix - 1) == Some(&'r') {
-        let hashes = rest[prefix..].iter().take_while(|&&character| character == '#').count();
-        if rest.get(prefix + hashes) == Some(&'"') {
-            let body = prefix + hashes + 1;
-            let is_end = |end: &usize| rest[*end] == '"' && rest[end + 1..].iter().take(hashes).all(|&c| c == '#');
-            return Some((body..rest.len()).find(is_end).map_or(rest.len(), |end| end + 1 + hashes));
-        }
-    }
-    if rest[0] != '"' {
-        return None;
-    }
-    let mut end = 1;
-    while end < rest.len() && rest[end] != '"' {
-        end += if rest[end] == '\\' { 2 } else { 1 };
-    }
-    Some((end + 1).min(rest.len()))
-}
-
-/// The length of the character literal that `rest` starts with; a lifetime is none.
-fn character_length(rest: &[char]) -> Option<usize> {
-    match rest {
-        ['\'', '\\', _, ..] => {
-            let end = rest[3..].iter().take(9).position(|&character| character == '\'')?;
-            Some(end + 4)
-        }
-        ['\'', _, '\'', ..] if rest[1] != '\'' => Some(3),
-        _ => None,
-    }
 }

@@ -27,9 +27,9 @@ impl CudaDestination {
     ///
     /// If there is no driver or no such device, or the driver refuses a context, a stream or memory.
     pub fn new(ordinal: u32, lanes: usize) -> Result<CudaDestination, SourceError> {
-        // Looks for driver and device first, because cudarc panics without a driver.
+        // Checks for a driver and the device first, because cudarc panics without a driver.
         CudaSource::new(ordinal)?;
-        let refused = |call| move |error| SourceError::new(call, words(error));
+        let refused = |call| move |error| SourceError::new(call, error_name(error));
         let context = CudaContext::new(ordinal as usize).map_err(refused("cuDevicePrimaryCtxRetain"))?;
         let lane = |_| {
             let stream = context.new_stream().map_err(refused("cuStreamCreate"))?;
@@ -56,7 +56,7 @@ impl Destination for CudaDestination {
         if batch.len() > memory.len() {
             *memory = stream
                 .alloc_zeros(batch.len())
-                .map_err(|error| Error::copy(batch.len(), format!("no device memory for it: {}", words(error))))?;
+                .map_err(|error| Error::copy(batch.len(), format!("no device memory for it: {}", error_name(error))))?;
         }
         Ok(batch.copy_to(stream, memory)?)
     }
@@ -68,13 +68,13 @@ impl Destination for CudaDestination {
         stream
             .memcpy_dtoh(memory, &mut self.host)
             .and_then(|_| stream.synchronize())
-            .map_err(|error| Error::copy(len, format!("cannot be read back: {}", words(error))))?;
+            .map_err(|error| Error::copy(len, format!("cannot be read back: {}", error_name(error))))?;
         read(&self.host);
         Ok(())
     }
 }
 
-/// Name of an error. cudarc's own text asks the driver, which may be gone.
-fn words(error: DriverError) -> String {
+/// Name of an error. cudarc's own text calls the driver, which may be gone.
+fn error_name(error: DriverError) -> String {
     format!("{:?}", error.0)
 }

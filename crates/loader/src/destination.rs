@@ -1,4 +1,4 @@
-//! Where batches go: a device, or a host sink in its place.
+//! The destination of batches: a device, or a host sink in its place.
 //!
 //! Owns the lanes, each a stream and the memory that its copies write to. Never waits for a copy: that is up to the
 //! [`Completion`] that [`Destination::send`] returns.

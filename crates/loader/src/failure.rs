@@ -1,10 +1,10 @@
-//! Why something could not be loaded: the causes and their texts.
+//! Failures of a load: their causes and texts.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-/// Something that a run skipped, and why.
+/// A skipped sample, file or batch, and the cause.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Failure {
@@ -28,7 +28,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Why something was skipped.
+/// The cause of a failure.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FailureCause {

@@ -15,7 +15,7 @@ pub struct LoadState {
     pub plan: u64,
 }
 
-/// Why a state is refused, in words.
+/// The reason why a state is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct StateError(pub(super) String);

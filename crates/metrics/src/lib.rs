@@ -20,7 +20,7 @@
 //! | name | further label | value |
 //! | --- | --- | --- |
 //! | `pinpool.cause` | `cause`: one of [`Cause::NAMES`](pinpool::Cause::NAMES) | 1 for the present cause |
-//! | `pinpool.alarm` | | 1 if the diagnosis names a fault that can be fixed |
+//! | `pinpool.alarm` | | 1 if the diagnosis is an alarm |
 //! | `pinpool.owner.buffers`, `pinpool.owner.bytes`, `pinpool.owner.oldest_age` | `tag` | what each tag holds |
 //!
 //! Each series has the labels `pool.name` (empty for an unnamed pool) and `backend`. Partitions are reported as pools of their own;

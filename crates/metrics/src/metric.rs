@@ -37,12 +37,7 @@ pub(crate) static METRICS: LazyLock<Vec<Metric>> = LazyLock::new(|| {
         |name: &str, unit, help, from| Metric { name: format!("pinpool.{name}"), kind: Kind::gauge, unit, help, from };
     let mut metrics = vec![
         gauge("cause", Unit::Count, "1 for the cause in the pool's diagnosis, 0 for the others", From::Causes),
-        gauge(
-            "alarm",
-            Unit::Count,
-            "1 if the diagnosis names a fault that can be fixed",
-            From::At("/why/is_alarm".into()),
-        ),
+        gauge("alarm", Unit::Count, "1 if the diagnosis is an alarm", From::At("/why/is_alarm".into())),
         gauge("owner.buffers", Unit::Count, "Buffers in use or in flight, by tag", From::Owners("buffers")),
         gauge("owner.bytes", Unit::Bytes, "Bytes in use or in flight, by tag", From::Owners("bytes")),
         gauge(

@@ -159,22 +159,23 @@ impl Block<Core> {
     /// [`put_slow`](Self::put_slow).
     #[inline(always)]
     pub(crate) fn put(self) {
-        let kept = match shard_for(&self, 0) {
-            Some(shard) => shard.put(self),
-            None => put_remote_or_second(self),
-        };
-        if let Err(block) = kept {
+        // A tail call: a hit saves no registers for it.
+        let Some(shard) = shard_for(&self, 0) else { return put_remote_or_second(self) };
+        if let Err(block) = shard.put(self) {
             block.put_slow();
         }
     }
 }
 
-/// Returns `block`, which is not of the first cached shard, by the fast path: to the second one, or to another thread's shard.
+/// Returns `block`, which is not of the first cached shard, to the second one, to another thread's shard, or by the slow path.
 #[inline(never)]
-fn put_remote_or_second(block: Block<Core>) -> Result<(), Block<Core>> {
-    match shard_for(&block, 1) {
+fn put_remote_or_second(block: Block<Core>) {
+    let kept = match shard_for(&block, 1) {
         Some(shard) => shard.put(block),
         None => put_remote(block),
+    };
+    if let Err(block) = kept {
+        block.put_slow();
     }
 }
 

@@ -96,7 +96,7 @@ impl AutoLimit {
         Some((self.within_lock_limit(Some(bytes)), words))
     }
 
-    /// The memory of the system, as it was at most [`READ_EVERY_US`] ago. Reads files under no lock.
+    /// The memory of the system, as it was at most [`READ_EVERY_US`] ago.
     pub(super) fn memory(&self, now_us: u64) -> Option<HostMemory> {
         let last = LAST_READING.get().lock().clone();
         if let Some((root, read_us, memory)) = last
@@ -253,7 +253,7 @@ impl Core {
     #[cold]
     fn release_if_owed(&self, block: Block) -> Option<Block> {
         // While another return makes room: that may be enough.
-        let Some(_giving) = self.giving.try_lock() else { return Some(block) };
+        let Some(_making_room) = self.making_room.try_lock() else { return Some(block) };
         if self.budget().owed_bytes() == 0 {
             self.update_slow_path();
             return Some(block);

@@ -96,7 +96,7 @@ pub(crate) struct Core {
     /// What the head of the wait queue needs from other owners of the shared limit.
     wanted_of_shared_limit: Want,
     /// A return is making room under the shared limit.
-    giving: Mutex<()>,
+    making_room: Mutex<()>,
     /// [`Pool::close`](crate::Pool::close) was called.
     is_closed: AtomicBool,
     shortage: Shortage,
@@ -136,7 +136,7 @@ impl Core {
             thread: config.may_poll().then(MaintenanceThread::of_process),
             slow_path_flag: SlowPathFlag::default(),
             wanted_of_shared_limit: Want::default(),
-            giving: Mutex::default(),
+            making_room: Mutex::default(),
             is_closed: AtomicBool::new(false),
             shortage: Shortage::default(),
             backoff: Backoff::default(),

@@ -33,14 +33,15 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct Diagnosis {
     monitor: Mutex<Monitor>,
+    /// Requests that found no memory at once.
     short_requests: AtomicU64,
-    /// Events of threads that had just returned a buffer.
+    /// Short requests of threads that had just returned a buffer.
     own_waits: AtomicU64,
-    /// Whether the source refused the last attempt that was refused.
+    /// Whether the source made the last refusal.
     pub(super) is_by_source: AtomicBool,
     /// Time that waiting requests spent in calls of the source, which does not count as waiting.
     pub(super) calls_while_waiting_ns: AtomicU64,
-    /// The last request that failed since the last diagnosis, and why.
+    /// Why the last request failed, if one has failed since the last diagnosis.
     pub(super) failure: Mutex<Option<(Cause, LikelyCause)>>,
     /// The most bytes in use and requested at one time, since the last diagnosis.
     needed_bytes: AtomicU64,
@@ -252,7 +253,7 @@ impl Core {
         }
     }
 
-    /// Records the state of a pool that ends.
+    /// Records the state of the pool at its end.
     pub(super) fn record_last_snapshot(&self) {
         if let Some(recorder) = self.recorder() {
             recorder.snapshot(self.time.now_us(), self.snapshot());
@@ -276,9 +277,9 @@ impl Core {
     pub(crate) fn snapshot(&self) -> Snapshot {
         let (stats, is_direct) = (self.stats(), !self.memory().has_arena());
         let needed_bytes = self.diagnosis.needed_bytes.load(Ordering::Relaxed);
-        // A wait counts while it lasts, not in the window that it ends in.
-        let in_line = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
-        let waited = stats.requests.wait_time.total() + in_line;
+        // A wait counts while it lasts, not in the window in which it ends.
+        let current_waits = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
+        let waited = stats.requests.wait_time.total() + current_waits;
         let limit = self.memory().limit_name(Level::Pool);
         let has_limit =
             limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();

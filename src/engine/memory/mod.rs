@@ -16,8 +16,8 @@
 //! | `compaction.rs`, `release.rs` | plans that move and release memory |
 //! | `reserve.rs`, `progress.rs`, `pin_reserve.rs` | memory that stays: pinned while the pool is in use, and its steps |
 //! | `shape.rs` | addresses, and the size of granules |
-//! | `one_each.rs` | `tensorflow`: each miss is an acquisition, each eviction a release |
-//! | `block_memory.rs`, `pageable.rs` | memory of one block: pinned or a user's, unpinned |
+//! | `one_each.rs` | one acquisition for each block: `tensorflow`, and unpinned memory |
+//! | `block_memory.rs` | memory of one block |
 //! | `pressure.rs` | memory pressure; the number of mappings of the process |
 //! | `refusal.rs` | why there is no memory, and what helps |
 //!
@@ -43,7 +43,6 @@ mod carry_out;
 mod compaction;
 mod find;
 mod one_each;
-mod pageable;
 mod pin_reserve;
 mod pressure;
 mod progress;
@@ -55,8 +54,7 @@ mod shape;
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
 pub(crate) use block_memory::{Adopted, BlockMemory, Refusal, SlowCalls, Stop};
 pub(crate) use called_source::CalledSource;
-pub(crate) use one_each::OneEach;
-pub(crate) use pageable::Pageable;
+pub(crate) use one_each::{OneEach, Pageable};
 pub(in crate::engine) use pin_reserve::Place;
 pub(in crate::engine) use reserve::ReserveWait;
 pub(crate) use shape::granule_bytes;

@@ -1,6 +1,5 @@
-//! Preset `tensorflow`: each miss is a separate acquisition, each victim a release.
-//!
-//! Owns the source, its limit and the counts of its calls. Keeps no memory.
+//! Supplies without an arena, which make one acquisition for each block and keep no memory: [`OneEach`] under `tensorflow`, with a
+//! release for each eviction, and [`Pageable`], unpinned memory for requests without room for pinned memory.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,12 +7,13 @@ use std::time::Instant;
 use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
 use super::called_source::CalledSource;
 use super::{PoolView, Supply, release_while};
-use crate::backend::{Region, Source, SourceError};
+use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::diag::{Growth, PoolLog};
 use crate::quota::{Budget, Claim};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// A source under a limit.
 #[derive(Debug)]
@@ -212,5 +212,66 @@ impl Supply for OneEach {
         (stats.memory.held_bytes, stats.memory.peak_held_bytes) = (held_bytes, peak_bytes);
         stats.memory.quarantined_bytes += stuck_bytes;
         stats.memory.mappings = calls.pin.count.saturating_sub(calls.unpin.count);
+    }
+}
+
+/// Unpinned memory under a separate limit, for one pool.
+#[derive(Debug)]
+pub(crate) struct Pageable {
+    source: HeapSource,
+    /// Its limit is the limit of the pool, even after that was changed.
+    budget: Arc<Budget>,
+    /// Bytes of memory that exists. Relaxed: a statistic.
+    held_bytes: AtomicU64,
+}
+
+impl Pageable {
+    /// At most `max_bytes` at one time.
+    pub(crate) fn new(max_bytes: Option<u64>) -> Self {
+        Self { source: HeapSource::new(), budget: Budget::new(max_bytes), held_bytes: AtomicU64::new(0) }
+    }
+
+    /// The pool's limit has changed.
+    pub(in crate::engine) fn follow(&self, limit_bytes: Option<u64>) {
+        self.budget.set_max_bytes(limit_bytes);
+    }
+
+    /// Whether a block of `class` fits when nothing else is held.
+    pub(in crate::engine) fn could_hold(&self, class: Class) -> bool {
+        self.budget.could_hold(self.source.held_bytes(class.bytes) as u64)
+    }
+
+    /// `None` over the limit, or if the system refuses. A slow call.
+    pub(in crate::engine) fn acquire(&self, class: Class) -> Option<BlockMemory> {
+        let claim = self.budget.claim(self.source.held_bytes(class.bytes) as u64).ok()?;
+        let region = self.source.acquire(class.bytes).ok()?;
+        self.held_bytes.fetch_add(claim.bytes(), Ordering::Relaxed);
+        Some(BlockMemory::Pageable { region, claim })
+    }
+
+    /// On failure the bytes stay held; returns their number with the reason. A slow call.
+    #[allow(unsafe_code)] // Memory leaves the pool.
+    pub(in crate::engine) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
+        // SAFETY: the region came from this source, and its block was given up by value, so nothing uses it (core-I1).
+        let released = unsafe { self.source.release(region) };
+        let bytes = claim.bytes();
+        match released {
+            Ok(()) => {
+                self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) => {
+                claim.keep_forever();
+                Err((bytes, error))
+            }
+        }
+    }
+
+    pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
+        stats.memory.fallback_bytes = self.held_bytes();
+    }
+
+    pub(in crate::engine) fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Ordering::Relaxed)
     }
 }

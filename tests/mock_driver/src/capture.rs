@@ -158,15 +158,6 @@ pub(crate) fn forbid_naming(stream: usize) -> Outcome {
     Ok(())
 }
 
-fn status(stream: usize) -> Result<(c_int, u64), Code> {
-    let mut streams = lock_streams();
-    streams.check_not_implicit(stream)?;
-    Ok(match streams.captures.of(stream) {
-        None => (NOT_CAPTURING, 0),
-        Some((number, capture)) => (if capture.spoiled { SPOILED } else { CAPTURING }, number),
-    })
-}
-
 driver_call! { Device fn cuStreamBeginCapture_v2(handle: usize, mode: c_int) {
     if handle <= 1 {
         return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
@@ -209,18 +200,13 @@ driver_call! { Device fn cuStreamEndCapture(handle: usize, out: Out<u64>) {
 }}
 
 driver_call! { Device fn cuStreamIsCapturing(handle: usize, out: Out<c_int>) {
-    out.put(status(stream::resolve(handle)?)?.0)
-}}
-
-driver_call! { Device fn cuStreamGetCaptureInfo_v2(
-    handle: usize, state: Out<c_int>, number: Out<u64>, graph: Out<u64>, nodes: Out<usize>, count: Out<usize>,
-) {
-    let (now, id) = status(stream::resolve(handle)?)?;
-    number.put_if_wanted(id);
-    graph.put_if_wanted(id);
-    nodes.put_if_wanted(0);
-    count.put_if_wanted(0);
-    state.put(now)
+    let stream = stream::resolve(handle)?;
+    let mut streams = lock_streams();
+    streams.check_not_implicit(stream)?;
+    out.put(match streams.captures.of(stream) {
+        None => NOT_CAPTURING,
+        Some((_, capture)) => if capture.spoiled { SPOILED } else { CAPTURING },
+    })
 }}
 
 driver_call! { Process fn cuThreadExchangeStreamCaptureMode(mode: Out<c_int>) {

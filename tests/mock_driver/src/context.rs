@@ -216,7 +216,7 @@ pub(crate) fn shut_down() {
 /// One device, and a driver that answers again; contexts stay retained.
 pub(crate) fn reset() {
     let mut driver = lock(&DRIVER);
-    driver.device_count = settings::get().devices.max(1);
+    driver.device_count = 1;
     if driver.state == DriverState::ShutDown {
         driver.state = DriverState::Initialized;
     }
@@ -242,9 +242,6 @@ driver_call! { Lookup fn cuInit(flags: u32) {
         _ if driver.device_count == 0 => Err(Code::NO_DEVICE),
         _ => {
             settings::read()?;
-            if driver.state == DriverState::NotInitialized && settings::get().devices > 0 {
-                driver.device_count = settings::get().devices;
-            }
             driver.state = DriverState::Initialized;
             Ok(())
         }

@@ -60,7 +60,6 @@ controls! {
         stream::reset();
         context::reset();
         device::reset();
-        virtual_memory::set_memory_nodes(1);
         memory::set_sparse(false);
         virtual_memory::refuse_access(0);
         adversarial::set(settings::get().deviations);
@@ -117,11 +116,6 @@ controls! {
         stream::hold(stream, held != 0)
     }
 
-    /// Lets this many operations pass the closed gate of a stream.
-    fn double_let_pass(stream: usize, count: u64) {
-        stream::let_pass(stream, count);
-    }
-
     /// More pinned bytes than this are refused.
     fn double_limit_pinned(bytes: u64) {
         ledger::limit_pinned(bytes);
@@ -145,11 +139,6 @@ controls! {
     /// Sets the answer of every device for this attribute.
     fn double_set_attribute(attribute: c_int, value: c_int) {
         device::set_attribute(attribute, value);
-    }
-
-    /// Sets the NUMA nodes that have memory, a bit each.
-    fn double_set_memory_nodes(bits: u64) {
-        virtual_memory::set_memory_nodes(bits);
     }
 
     /// Destroys all primary contexts, with their streams and events.

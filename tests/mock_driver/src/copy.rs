@@ -79,7 +79,6 @@ enum Direction {
     HostToDevice,
     DeviceToHost,
     DeviceToDevice,
-    Any,
 }
 
 fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -> Outcome {
@@ -102,7 +101,6 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
         Direction::HostToDevice => to_device && !from_device,
         Direction::DeviceToHost => !to_device && from_device,
         Direction::DeviceToDevice => to_device && from_device,
-        Direction::Any => to_device || from_device || target == MemoryKind::Pinned && source == MemoryKind::Pinned,
     };
     if !allowed {
         return Err(Code::INVALID_VALUE);
@@ -128,11 +126,6 @@ fn stage(from: u64, bytes: u64) -> Endpoint {
     Endpoint::Staged(unsafe { std::slice::from_raw_parts(source, bytes as usize) }.into())
 }
 
-fn copy_now(to: u64, from: u64, bytes: usize, direction: Direction) -> Outcome {
-    copy(to, from, bytes, LEGACY, direction)?;
-    stream::wait_for(stream::resolve(LEGACY)?)
-}
-
 fn address(pointer: *const c_void) -> u64 {
     pointer.expose_provenance() as u64
 }
@@ -149,13 +142,10 @@ driver_call! { Enqueue fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize,
     copy(to, from, bytes, stream, Direction::DeviceToDevice)
 }}
 
-driver_call! { Enqueue fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: usize) {
-    copy(to, from, bytes, stream, Direction::Any)
-}}
-
-driver_call! { Enqueue fn cuMemcpyPeerAsync(to: u64, _to_context: usize, from: u64, _from_context: usize, bytes: usize, stream: usize) {
-    copy(to, from, bytes, stream, Direction::DeviceToDevice)
-}}
+fn copy_now(to: u64, from: u64, bytes: usize, direction: Direction) -> Outcome {
+    copy(to, from, bytes, LEGACY, direction)?;
+    stream::wait_for(stream::resolve(LEGACY)?)
+}
 
 driver_call! { Enqueue fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {
     copy_now(to, address(from), bytes, Direction::HostToDevice)
@@ -163,8 +153,4 @@ driver_call! { Enqueue fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: u
 
 driver_call! { Enqueue fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) {
     copy_now(address(to), from, bytes, Direction::DeviceToHost)
-}}
-
-driver_call! { Enqueue fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
-    copy_now(to, from, bytes, Direction::DeviceToDevice)
 }}

@@ -1,4 +1,4 @@
-//! The properties of a device: attributes, name, addresses, memory.
+//! The properties of a device: attributes, name, addresses.
 //!
 //! The defaults match a data-centre card with 64-bit addressing and host NUMA virtual memory. A test may
 //! overwrite any attribute; one that is not in the table reads 0.
@@ -10,32 +10,17 @@ use std::sync::Mutex;
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::context::check_device;
-use crate::device_memory;
 use crate::sync::lock;
 
-const TOTAL_BYTES: usize = 16 << 30;
 /// 13.0, as the driver counts.
 const VERSION: c_int = 13000;
 const NAME: &[u8] = b"mock driver";
 
 /// Number and value, as in the driver's header.
-const ATTRIBUTES: [(c_int, c_int); 21] = [
-    (1, 1024),  // threads in a block
-    (10, 32),   // warp
-    (15, 1),    // copies alongside kernels
-    (16, 1),    // multiprocessors
-    (18, 0),    // integrated
-    (19, 1),    // maps host memory
-    (31, 1),    // concurrent kernels
+const ATTRIBUTES: [(c_int, c_int); 8] = [
     (33, 0xD0), // PCI bus
-    (34, 0),    // PCI device
-    (40, 3),    // copy engines
     (41, 1),    // unified addressing
-    (50, 0),    // PCI domain
     (75, 9),    // compute capability, major
-    (76, 0),    // and minor
-    (78, 1),    // stream priorities
-    (88, 0),    // reads pageable memory
     (91, 1),    // the host's pointer serves for registered memory
     (99, 1),    // registers host memory
     (102, 1),   // virtual memory management
@@ -89,30 +74,7 @@ driver_call! { Process fn cuDeviceGetName(first: *mut c_char, capacity: c_int, d
     put_text(NAME, first.cast(), capacity)
 }}
 
-driver_call! { Process fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: c_int) {
-    let ordinal = check_device(device)?;
-    let mut uuid = *b"mock driver   00";
-    uuid[15] += ordinal as u8;
-    out.put(uuid)
-}}
-
-driver_call! { Process fn cuDeviceTotalMem_v2(out: Out<usize>, device: c_int) {
-    check_device(device)?;
-    out.put(TOTAL_BYTES)
-}}
-
 driver_call! { Process fn cuDeviceGetPCIBusId(first: *mut c_char, capacity: c_int, device: c_int) {
     let ordinal = check_device(device)?;
     put_text(format!("{:04X}:{:02X}:{ordinal:02X}.0", attribute(50), attribute(33)).as_bytes(), first.cast(), capacity)
-}}
-
-driver_call! { Device fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
-    free.put(TOTAL_BYTES.saturating_sub(device_memory::live_bytes()))?;
-    total.put(TOTAL_BYTES)
-}}
-
-driver_call! { Process fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
-    least.put_if_wanted(0);
-    greatest.put_if_wanted(-5);
-    Ok(())
 }}

@@ -9,20 +9,13 @@ use crate::address_space::{self, MemoryKind, Owner, Range};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::op::Op;
-use crate::stream::LEGACY;
 use crate::{capture, context, ledger, memory, stream};
 
 const FIRST_ADDRESS: u64 = 1 << 48;
 const ALIGNMENT: u64 = 512;
 
-// Relaxed: nothing is published through these two; each needs only to be a counter.
+// Relaxed: nothing is published through it.
 static NEXT_ADDRESS: AtomicU64 = AtomicU64::new(FIRST_ADDRESS);
-static LIVE_BYTES: AtomicU64 = AtomicU64::new(0);
-
-/// Bytes allocated on all devices.
-pub(crate) fn live_bytes() -> usize {
-    LIVE_BYTES.load(Ordering::Relaxed) as usize
-}
 
 fn allocate(bytes: usize) -> Result<u64, Code> {
     context::current()?;
@@ -34,7 +27,6 @@ fn allocate(bytes: usize) -> Result<u64, Code> {
     let spaced_bytes = (bytes as u64).next_multiple_of(ALIGNMENT) + ALIGNMENT;
     let address = NEXT_ADDRESS.fetch_add(spaced_bytes, Ordering::Relaxed);
     memory::insert_of_context(address, Range { bytes: bytes as u64, owner: Owner::Device { backing } })?;
-    LIVE_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
     Ok(address)
 }
 
@@ -45,14 +37,8 @@ pub(crate) fn release(address: u64) -> Outcome {
         ledger::misused(format!("free of device memory at {address:#x}, which is not the start of a block"));
         return Err(Code::INVALID_VALUE);
     };
-    unback(backing, bytes);
-    Ok(())
-}
-
-/// Unmaps the bytes of a block that is in the map no more.
-pub(crate) fn unback(backing: usize, bytes: u64) {
     memory::unmap(backing, bytes as usize);
-    LIVE_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+    Ok(())
 }
 
 driver_call! { Enqueue fn cuMemAlloc_v2(out: Out<u64>, bytes: usize) {
@@ -92,10 +78,4 @@ fn fill(address: u64, value: u8, bytes: usize, stream: usize) -> Outcome {
 
 driver_call! { Enqueue fn cuMemsetD8Async(address: u64, value: u8, bytes: usize, handle: usize) {
     fill(address, value, bytes, stream::resolve(handle)?)
-}}
-
-driver_call! { Enqueue fn cuMemsetD8_v2(address: u64, value: u8, bytes: usize) {
-    let stream = stream::resolve(LEGACY)?;
-    fill(address, value, bytes, stream)?;
-    stream::wait_for(stream)
 }}

@@ -22,7 +22,6 @@
 //! | work runs later, in order, on its own thread; a DMA reads its source when it runs | `stream`, `copy` |
 //! | `cuMemFreeHost`, `cuMemHostUnregister`, `cuMemFree` wait for all work and block every enqueue meanwhile | `call`, `stream` |
 //! | virtual memory is refused on a node that does not exist or has no memory, on the current node, and at an offset | `virtual_memory` |
-//! | host functions of all streams run one after the other | `op` |
 //! | a copy may not span two registrations, nor continue from one into pageable memory | `address_space` |
 //! | a copy to pageable memory is synchronous; one from pageable memory has read it on return | `copy` |
 //! | fresh pinned memory holds garbage, and small blocks are not page-aligned | `memory` |
@@ -42,7 +41,6 @@
 //! | `MOCK_DRIVER_ABORT` | the name of a call | that call ends the process by SIGABRT |
 //! | `MOCK_DRIVER_HANG` | the name of a call | that call never returns |
 //! | `MOCK_DRIVER_ADVERSARIAL` | names of [`Deviation`], or `all` | what a driver may do and the mock driver does not do by default |
-//! | `MOCK_DRIVER_DEVICES` | `1` (default) to `64` | the number of devices |
 //!
 //! An invalid setting is reported on stderr and fails `cuInit` with 1.
 //!

@@ -17,7 +17,7 @@ use crate::adversarial::{self, Deviation};
 use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::sync::lock;
-use crate::{capture, context, device_memory, ledger, stream};
+use crate::{capture, context, ledger, stream};
 
 /// The content of a fresh block.
 pub(crate) const GARBAGE: u8 = 0xA5;
@@ -65,7 +65,7 @@ pub(crate) fn end_of(context: usize) {
                 unmap(mapping, mapping_bytes);
             }
             Owner::Registered { .. } => ledger::unpin(range.bytes),
-            Owner::Device { backing } => device_memory::unback(backing, range.bytes),
+            Owner::Device { backing } => unmap(backing, range.bytes as usize),
             Owner::Granule { .. } => {}
         }
     }

@@ -142,11 +142,6 @@ impl MockDriver {
         (self.controls.double_set_attribute)(attribute, value);
     }
 
-    /// Sets the NUMA nodes that have memory: at first only 0.
-    pub fn set_memory_nodes(&self, nodes: &[u32]) {
-        (self.controls.double_set_memory_nodes)(nodes.iter().fold(0, |bits, node| bits | 1 << node));
-    }
-
     /// Destroys all primary contexts with their streams and events, as `cuDevicePrimaryCtxReset` does.
     pub fn renew_contexts(&self) {
         (self.controls.double_renew_contexts)();
@@ -216,11 +211,6 @@ impl<'a> HeldStream<'a> {
     fn new(double: &'a MockDriver, handle: usize) -> Self {
         let number = (double.controls.double_hold_stream)(handle, 1);
         Self { double, number }
-    }
-
-    /// Lets `count` operations of a stream held by its handle run.
-    pub fn let_pass(&self, count: u64) {
-        (self.double.controls.double_let_pass)(self.number, count);
     }
 }
 

@@ -5,18 +5,14 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::call::Outcome;
 use crate::code::Code;
 use crate::copy::{self, Endpoint};
 use crate::stream::Ticket;
-use crate::sync::lock;
 use crate::{address_space, device_memory, ledger};
-
-/// The driver may serialize the host functions of all streams, so a function that waits delays functions of other streams.
-static HOST_FUNCTIONS: Mutex<()> = Mutex::new(());
 
 /// A host function, as `cuLaunchHostFunc` takes it.
 pub(crate) type HostFunction = extern "C" fn(*mut c_void);
@@ -60,7 +56,6 @@ impl Op {
             Op::WriteValue { address, value } => write_value(address, value),
             Op::FreeDevice { address } => device_memory::release(address),
             Op::Host { function, argument } => {
-                let _turn = lock(&HOST_FUNCTIONS);
                 function(ptr::with_exposed_provenance_mut(argument));
                 Ok(())
             }

@@ -29,8 +29,6 @@ pub(crate) struct Settings {
     pub(crate) hang: Option<&'static str>,
     /// Switches that are on, a bit each.
     pub(crate) deviations: u64,
-    /// The number of devices; 0 is one.
-    pub(crate) devices: usize,
 }
 
 static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
@@ -88,7 +86,6 @@ fn parse(
                     settings.deviations =
                         each().map(|one| Deviation::named(one).map(Deviation::bit)).sum::<Option<_>>()?
                 }
-                "DEVICES" => settings.devices = text.parse().ok().filter(|count| (1..=64).contains(count))?,
                 // Read once for a process.
                 "ABORT" => settings.abort = Some(text.to_string().leak()),
                 "HANG" => settings.hang = Some(text.to_string().leak()),
@@ -142,13 +139,8 @@ mod tests {
         let deadly = parsed(&[("MOCK_DRIVER_ABORT", "cuMemCreate"), ("MOCK_DRIVER_HANG", "cuMemMap")]);
         let (abort, hang) = (Some("cuMemCreate"), Some("cuMemMap"));
         assert_eq!(deadly, Ok(Settings { abort, hang, ..Settings::default() }));
-        let deviating =
-            parsed(&[("MOCK_DRIVER_ADVERSARIAL", "reset-unmaps, no-registering"), ("MOCK_DRIVER_DEVICES", "2")])
-                .unwrap();
-        assert_eq!(
-            (deviating.deviations, deviating.devices),
-            (Deviation::ResetUnmaps.bit() | Deviation::NoRegistering.bit(), 2)
-        );
+        let deviating = parsed(&[("MOCK_DRIVER_ADVERSARIAL", "reset-unmaps, no-registering")]).unwrap();
+        assert_eq!(deviating.deviations, Deviation::ResetUnmaps.bit() | Deviation::NoRegistering.bit());
         assert_eq!(
             parsed(&[("MOCK_DRIVER_ADVERSARIAL", "all")]).unwrap().deviations.count_ones() as usize,
             Deviation::ALL.len()
@@ -164,7 +156,6 @@ mod tests {
             ("MOCK_DRIVER_REPORT", "1"),
             ("MOCK_DRIVER_COSTS", "measured"),
             ("MOCK_DRIVER_ADVERSARIAL", "kind"),
-            ("MOCK_DRIVER_DEVICES", "0"),
         ] {
             let why = parsed(&[wrong]).unwrap_err();
             assert!(why.contains(&format!("{}={}", wrong.0, wrong.1)), "{why}");

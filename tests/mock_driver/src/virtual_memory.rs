@@ -65,22 +65,12 @@ struct Access {
     flags: c_int,
 }
 
-/// A bit for each NUMA node that has memory.
-static MEMORY_NODES: AtomicU64 = AtomicU64::new(1);
-
-/// Sets the nodes that have memory.
-pub(crate) fn set_memory_nodes(bits: u64) {
-    // Relaxed: a test sets it before the calls that it is for.
-    MEMORY_NODES.store(bits, Ordering::Relaxed);
-}
-
 impl Location {
-    /// Whether memory of the host can be there.
+    /// Whether memory of the host can be there. Only node 0 has some.
     fn is_host(self) -> Result<bool, Code> {
-        let has_memory = |node: u32| node < 64 && MEMORY_NODES.load(Ordering::Relaxed) >> node & 1 == 1;
         match self.kind {
             ON_DEVICE => Ok(false),
-            ON_NUMA_NODE if u32::try_from(self.id).is_ok_and(has_memory) => Ok(true),
+            ON_NUMA_NODE if self.id == 0 => Ok(true),
             ON_HOST if device::attribute(HOST_VIRTUAL_MEMORY) != 0 => Ok(true),
             _ if adversarial::is(Deviation::OtherCodes) => Err(Code::INVALID_DEVICE),
             _ => Err(Code::INVALID_VALUE),

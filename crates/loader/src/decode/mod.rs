@@ -27,7 +27,7 @@ pub use self::image::{Fit, Image, Layout};
 #[cfg(feature = "decode")]
 pub use self::pixels::PIXELS_MAX;
 
-/// Why something could not be decoded, in words.
+/// The reason for a failed decoding, as text.
 #[cfg(feature = "decode")]
 type DecodeError = Box<dyn Error + Send + Sync>;
 
@@ -46,7 +46,7 @@ pub trait Decode: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// Why this sample fails. The contents of `into` are then unspecified.
+    /// The reason why this sample cannot be decoded. The contents of `into` are then unspecified.
     fn decode(&self, encoded: &[u8], into: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 

@@ -13,22 +13,22 @@ use crate::{capture, context};
 /// The handle of a green context, which no thread may make current.
 const GREEN: usize = 0x6000_0000;
 
-fn create(out: Out<usize>, flags: u32, priority: c_int) -> Outcome {
+fn create(out: Out<usize>, flags: u32) -> Outcome {
     let context = context::current()?;
     if flags & !NON_BLOCKING != 0 {
         return Err(Code::INVALID_VALUE);
     }
     let mut streams = lock_streams();
-    let number = streams.open(context, Some((flags, priority)))?;
+    let number = streams.open(context, Some(flags))?;
     out.put(streams.handles.give(number))
 }
 
 driver_call! { Device fn cuStreamCreate(out: Out<usize>, flags: u32) {
-    create(out, flags, 0)
+    create(out, flags)
 }}
 
-driver_call! { Device fn cuStreamCreateWithPriority(out: Out<usize>, flags: u32, priority: c_int) {
-    create(out, flags, priority)
+driver_call! { Device fn cuStreamCreateWithPriority(out: Out<usize>, flags: u32, _priority: c_int) {
+    create(out, flags)
 }}
 
 driver_call! { Device fn cuStreamDestroy_v2(handle: usize) {
@@ -72,7 +72,7 @@ driver_call! { Device fn cuStreamGetCtx_v2(handle: usize, out: Out<usize>, green
 
 driver_call! { Device fn cuStreamGetFlags(handle: usize, out: Out<u32>) {
     let stream = resolve(handle)?;
-    out.put(lock_streams().by_number.get(&stream).and_then(|stream| stream.created).map_or(0, |(flags, _)| flags))
+    out.put(lock_streams().by_number.get(&stream).and_then(|stream| stream.created).unwrap_or(0))
 }}
 
 driver_call! { Device fn cuStreamGetId(handle: usize, out: Out<u64>) {

@@ -17,7 +17,6 @@
 //! | `stream-I2` | once the device is lost, nothing completes: queues are emptied, waits fail |
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::c_int;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 
@@ -59,7 +58,7 @@ pub(crate) enum Enqueued {
 struct Stream {
     context: usize,
     /// `None` for the two default streams, which are never created.
-    created: Option<(u32, c_int)>,
+    created: Option<u32>,
     /// Wakes the worker.
     worker: Arc<Condvar>,
     ops: VecDeque<(u64, Op)>,
@@ -69,8 +68,6 @@ struct Stream {
     /// The running operation only signals the completion of those before it.
     signalling: bool,
     held: bool,
-    /// How many operations may pass the closed gate.
-    passes: u64,
     closing: bool,
 }
 
@@ -80,7 +77,7 @@ impl Stream {
     }
 
     fn is_blocking(&self) -> bool {
-        self.created.is_none_or(|(flags, _)| flags & NON_BLOCKING == 0)
+        self.created.is_none_or(|flags| flags & NON_BLOCKING == 0)
     }
 }
 
@@ -118,7 +115,7 @@ impl Streams {
         self.by_number.get(&ticket.stream).is_none_or(|stream| stream.finished >= ticket.number)
     }
 
-    fn open(&mut self, context: usize, created: Option<(u32, c_int)>) -> Result<usize, Code> {
+    fn open(&mut self, context: usize, created: Option<u32>) -> Result<usize, Code> {
         self.created += 1;
         let (handle, waiters) = (self.created, Arc::new(Condvar::new()));
         let stream = Stream {
@@ -131,7 +128,6 @@ impl Streams {
             running: false,
             signalling: false,
             held: false,
-            passes: 0,
             closing: false,
         };
         self.by_number.insert(handle, stream);
@@ -194,7 +190,7 @@ impl Streams {
     fn next(&mut self, handle: usize) -> Result<Option<(u64, Op)>, ()> {
         loop {
             let stream = self.by_number.get(&handle).ok_or(())?;
-            let gated = (stream.held || self.hold_all) && stream.passes == 0;
+            let gated = stream.held || self.hold_all;
             let must_wait = match stream.ops.front() {
                 None if stream.closing => return Err(()),
                 None => return Ok(None),
@@ -206,7 +202,6 @@ impl Streams {
             }
             let stream = self.by_number.get_mut(&handle).ok_or(())?;
             let Some((number, op)) = stream.ops.pop_front() else { return Ok(None) };
-            stream.passes = stream.passes.saturating_sub(1);
             if !matches!(op, Op::WaitFor(_)) {
                 stream.running = true;
                 stream.signalling = matches!(op, Op::RecordEvent(_) | Op::WriteValue { .. });
@@ -402,18 +397,10 @@ pub(crate) fn hold(stream: usize, held: bool) -> usize {
     if number == LEGACY {
         streams.hold_all = held;
     } else if let Some(stream) = streams.by_number.get_mut(&number) {
-        (stream.held, stream.passes) = (held, 0);
+        stream.held = held;
     }
     streams.wake_all_workers();
     number
-}
-
-/// Lets this many operations pass the closed gate.
-pub(crate) fn let_pass(handle: usize, count: u64) {
-    if let Some(stream) = lock_streams().by_number.get_mut(&handle) {
-        stream.passes += count;
-        stream.worker.notify_all();
-    }
 }
 
 /// Every later call of kind `Device` or `Enqueue` fails with this code.
@@ -426,9 +413,7 @@ pub(crate) fn reset() {
     let mut streams = lock_streams();
     streams.hold_all = false;
     streams.captures = Captures::new();
-    for stream in streams.by_number.values_mut() {
-        (stream.held, stream.passes) = (false, 0);
-    }
+    streams.by_number.values_mut().for_each(|stream| stream.held = false);
     streams.wake_all_workers();
     while streams.by_number.values().any(|stream| !stream.is_idle()) {
         streams = wait(&CALLERS, streams);
