@@ -1,7 +1,6 @@
 //! The model of all commands: the pools of a recording, a running process or a log, with their snapshots and diagnoses.
 
 use std::error::Error;
-use std::path::Path;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,10 +11,7 @@ use pinpool_replay::{Event, Recording};
 use serde_json::Value;
 
 use crate::diagnosis::{DiagnosisText, from_process, from_recording};
-use crate::files::named;
-use crate::input::{self, is_recording, read_recording};
-use crate::served::{name_of, names_process, pools, socket, worst_first};
-use crate::why::lines;
+use crate::served::{name_of, pools, socket, worst_first};
 
 /// Time between two checks for an interrupt.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -44,23 +40,7 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// Reads a recording or a log, or observes a process for `length` (once if zero).
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be read or contains no pool, or the process serves none.
-    pub(crate) fn read(target: &Path, length: Duration, stop: &StopFlag) -> Result<Self, Box<dyn Error>> {
-        if names_process(target) {
-            return Self::of_process(&target.to_string_lossy(), length, stop);
-        }
-        let input = input::open(target)?;
-        match is_recording(&input) {
-            true => Ok(Self::of_recording(&read_recording(target, input)?)),
-            false => Ok(lines::series(input).map_err(|error| named(target, &error))?),
-        }
-    }
-
-    fn of_recording(recording: &Recording) -> Self {
+    pub(crate) fn of_recording(recording: &Recording) -> Self {
         let (mut pools, mut ended_pools) = (Vec::new(), Vec::new());
         for description in &recording.pools {
             let number = description.number;
@@ -90,7 +70,12 @@ impl Series {
         }
     }
 
-    fn of_process(target: &str, length: Duration, stop: &StopFlag) -> Result<Self, Box<dyn Error>> {
+    /// The statistics of a process over `length`, or once if it is zero.
+    ///
+    /// # Errors
+    ///
+    /// If the process serves no pool.
+    pub(crate) fn of_process(target: &str, length: Duration, stop: &StopFlag) -> Result<Self, Box<dyn Error>> {
         let (object, objects) = socket::first(target, stop)?;
         if pools(&object).is_empty() {
             return Err(format!("{target}: the process has no pool now").into());

@@ -15,10 +15,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::priced::CallSums;
-use super::replay::Replay;
 use super::report::ReplayReport;
+use super::sim::SourceKind;
 use super::workload::Workload;
 use crate::format::DEFAULT_ALIGN;
 use pinpool::unstable::{ManualClock, compaction_step, look};
@@ -95,7 +96,7 @@ impl<'a> Player<'a> {
         pool: Pool,
         clock: ManualClock,
         sums: Arc<CallSums>,
-        replay: &Replay,
+        (source, max_bytes, wait): (SourceKind, Option<u64>, Duration),
         workload: &Workload,
         see: See<'a>,
     ) -> Self {
@@ -106,13 +107,13 @@ impl<'a> Player<'a> {
             clock,
             sums,
             prepared_until_ns: 0,
-            max_bytes: replay.max_bytes,
-            wait_us: u64::try_from(replay.wait.as_micros()).unwrap_or(u64::MAX),
+            max_bytes,
+            wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
             queue: BTreeMap::new(),
             next_ticket: 0,
             served: Vec::new(),
-            report: ReplayReport { source: replay.source.name(), ..ReplayReport::default() },
+            report: ReplayReport { source: source.name(), ..ReplayReport::default() },
             half_gets: workload.gets() / 2,
             page_locks_at_half: 0,
             pinned_byte_us: 0,

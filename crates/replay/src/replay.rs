@@ -136,7 +136,8 @@ impl Replay {
         let clock = ManualClock::default();
         let checks = Arc::<Mutex<Checks>>::default();
         let (pool, sums) = self.pool(clock.clone(), checks.clone())?;
-        let mut report = Player::new(pool, clock, sums, self, workload, see).play(workload)?;
+        let mut report =
+            Player::new(pool, clock, sums, (self.source, self.max_bytes, self.wait), workload, see).play(workload)?;
         let (count, last) = *checks.lock();
         (report.checks, report.last_lines) = (count, last.map(|last| last.to_string()));
         Ok(report)

@@ -20,8 +20,8 @@ use serde_json::Value;
 use self::charts::Charts;
 use crate::files::{named, why};
 use crate::interrupt::stop_at_interrupt;
-use crate::series::Series;
 use crate::served::names_process;
+use crate::why::read_series;
 use pinpool_cli::terminal::Terminal;
 
 const TITLE: &str = "pinpool report";
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &ReportArgs, terminal: &Terminal) -> Result<(), Box<dyn 
     // An interrupt ends the observation of a process, and the page is drawn.
     let stop = if names_process(&args.input) { stop_at_interrupt(terminal) } else { StopFlag::new() };
     crate::trace::refuse_to_overwrite(&args.input, &args.output)?;
-    let series = Series::read(&args.input, Duration::from_secs(args.seconds), &stop)?;
+    let series = read_series(&args.input, Duration::from_secs(args.seconds), &stop)?;
     if series.pools.iter().all(|pool| pool.points.is_empty()) {
         let why =
             series.warning.as_deref().unwrap_or("`pinpool why` prints the diagnoses, and PINPOOL_TRACE records charts");

@@ -11,7 +11,7 @@ mod diff;
 pub(crate) mod lines;
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -20,7 +20,9 @@ use pinpool_observe::diagnosis::Cause;
 
 use crate::diagnosis::DiagnosisText;
 use crate::files::named;
+use crate::input::{self, is_recording, read_recording};
 use crate::series::Series;
+use crate::served::names_process;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
@@ -57,6 +59,22 @@ pub(crate) struct WhyArgs {
     json: bool,
 }
 
+/// Reads a recording or a log, or observes a process for `length` (once if zero).
+///
+/// # Errors
+///
+/// If the file cannot be read or contains no pool, or the process serves none.
+pub(crate) fn read_series(target: &Path, length: Duration, stop: &StopFlag) -> Result<Series, Box<dyn Error>> {
+    if names_process(target) {
+        return Series::of_process(&target.to_string_lossy(), length, stop);
+    }
+    let input = input::open(target)?;
+    match is_recording(&input) {
+        true => Ok(Series::of_recording(&read_recording(target, input)?)),
+        false => Ok(lines::series(input).map_err(|error| named(target, &error))?),
+    }
+}
+
 pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let target = match args.targets.as_slice() {
         targets if args.lines => return lines::run(targets, args.json, args.all, terminal),
@@ -67,7 +85,7 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
             return Err(ExitError::Settings.because(why));
         }
     };
-    let Series { diagnoses, warning, .. } = Series::read(target, Duration::ZERO, &StopFlag::new())?;
+    let Series { diagnoses, warning, .. } = read_series(target, Duration::ZERO, &StopFlag::new())?;
     if diagnoses.is_empty() {
         return Err(named(target, &"too few requests for a diagnosis: at least 20 are needed").into());
     }

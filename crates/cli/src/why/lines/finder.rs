@@ -11,7 +11,7 @@ use regex::bytes::{Captures, Regex};
 
 use super::limits::Trust;
 use super::message::{LogContent, Message, Numbers};
-use super::origin::{self, Origins};
+use super::origin::{self, Origins, compiled};
 use super::parts::{self, AFTER, FIRST_LETTERS, Match, Parts, RAISE, follow, frame, is_line_end};
 use super::text::{Piece, Pieces};
 use crate::files::why;
@@ -38,11 +38,6 @@ const CONTAINER: &str = r"^\d{4}-\d\d-\d\dT\S+ std(?:out|err) (?<part>[PF]) ";
 static CONTAINERS: LazyLock<Regex> = LazyLock::new(|| compiled(CONTAINER));
 static DECORATIONS: LazyLock<Regex> = LazyLock::new(|| compiled(DECORATION));
 static PREFIXES: LazyLock<Regex> = LazyLock::new(|| compiled(PREFIX));
-
-/// Compiles a constant pattern.
-pub(super) fn compiled(pattern: &str) -> Regex {
-    Regex::new(&format!("(?-u){pattern}")).expect("the patterns are constants that tests compile")
-}
 
 /// Finds all messages. [`LogContent::stopped`] says why the log was not read to its end.
 pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> LogContent {

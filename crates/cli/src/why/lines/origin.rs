@@ -5,7 +5,6 @@ use std::sync::LazyLock;
 
 use regex::bytes::Regex;
 
-use super::finder::compiled;
 use super::history::{History, may_raise};
 use super::message::{Message, Numbers};
 
@@ -128,6 +127,11 @@ fn pairs(messages: &[Message]) -> usize {
         }
     }
     pairs
+}
+
+/// Compiles a constant pattern.
+pub(super) fn compiled(pattern: &str) -> Regex {
+    Regex::new(&format!("(?-u){pattern}")).expect("the patterns are constants that tests compile")
 }
 
 #[cfg(test)]
