@@ -50,10 +50,9 @@ fn lines(output: &Output) -> Vec<Value> {
 }
 
 const SHORT: [(&str, &str); 8] = [
-    ("PINPOOL_GPU_STEPS", "facts suite pool copy stall pin load peers"),
+    ("PINPOOL_GPU_STEPS", "facts suite copy stall pin load peers"),
     ("PINPOOL_GPU_SUITE", "a_kernel_reads capture"),
     ("PINPOOL_GPU_SECONDS", "0.02"),
-    ("PINPOOL_GPU_POOL_MIB", "64"),
     ("PINPOOL_GPU_PIN", "4MiB"),
     ("PINPOOL_GPU_SIZES", "64KiB"),
     ("PINPOOL_GPU_FILES", "10"),
@@ -73,7 +72,7 @@ fn the_device_run_passes_on_the_mock_driver_and_prints_a_json_line_for_each_numb
     assert!(output.status.success(), "{}\n{}", all(), String::from_utf8_lossy(&output.stderr));
     let of = |key: &str| lines.iter().filter(|line| line.get(key).is_some()).collect::<Vec<_>>();
     assert!(of("fact").len() >= 13 && of("fact").iter().all(|line| line["outcome"] == "holds"), "{}", all());
-    for name in ["facts", "suite_vmm", "suite_register", "suite_cuda", "pool", "stall", "load_tree_cuda", "all"] {
+    for name in ["facts", "suite_vmm", "suite_register", "suite_cuda", "stall", "load_tree_cuda", "all"] {
         let step = of("step").into_iter().find(|line| line["step"] == name).unwrap_or_else(|| panic!("no {name}"));
         assert_eq!(step["outcome"], "ok", "{}", all());
     }
