@@ -49,7 +49,7 @@ fn lines(output: &Output) -> Vec<Value> {
     text.lines().map(parse).collect()
 }
 
-const SHORT: [(&str, &str); 8] = [
+const SHORT: [(&str, &str); 7] = [
     ("PINPOOL_GPU_STEPS", "facts suite copy stall pin load peers"),
     ("PINPOOL_GPU_SUITE", "a_kernel_reads capture"),
     ("PINPOOL_GPU_SECONDS", "0.02"),
