@@ -3,7 +3,7 @@ pinned memory by `shared.collate`. Ray restarts a worker that died; every sample
 
     pip install ./python "ray[data]"
     python python/examples/ray_data.py DIRECTORY_OF_TARS
-    python python/examples/ray_data.py --kill            # shards that it writes itself; one worker is killed on the way
+    python python/examples/ray_data.py --kill            # shards that it writes itself; one worker is killed during the run
 """
 
 import argparse

@@ -1,5 +1,5 @@
 """A training loop under torchrun: the workers of each rank fill pinned memory, and all ranks of the host share one limit.
-If a rank dies, torchrun restarts all of them, and each continues behind its last step.
+If a rank dies, torchrun restarts all of them, and each continues after its last completed step.
 
     pip install ./python torch
     torchrun --standalone --nproc-per-node 4 --max-restarts 3 python/examples/torchrun.py DIRECTORY --out RUN
@@ -63,10 +63,10 @@ def main() -> int:
         left = list(sampler)[saved["step"] * BATCH :]  # What was trained before the restart is left out.
         loader = DataLoader(dataset, BATCH, sampler=left, num_workers=1, collate_fn=shared.collate)
         for _files, numbers in shared.batches(loader):
-            # The training step belongs here.
+            # The copy to the GPU, pinpool.record_stream(_files, stream) and the training step belong here.
             saved["trained"] += [[epoch, number] for number in numbers.tolist()]
             saved["epoch"], saved["step"] = epoch, saved["step"] + 1
-            # The place is stored with the model, in one rename: after a death both are of the same step.
+            # The position is written atomically; a real program saves the model in the same checkpoint.
             partial = checkpoint.with_suffix(".new")
             partial.write_text(json.dumps(saved))
             partial.replace(checkpoint)

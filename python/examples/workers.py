@@ -9,6 +9,7 @@ import argparse
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader
 
 import pinpool
@@ -32,12 +33,14 @@ def main() -> None:
     arguments = parser.parse_args()
     # Workers read num_workers * prefetch_factor batches ahead; the loop holds one, and one more while it takes the next.
     shared = pinpool.SharedPool(buffer_bytes="1MiB", buffers=2 * arguments.workers + 2)
-    # DataLoader takes whatever has a length and items; its annotations name a class of torch.
+    # DataLoader accepts any object with a length and items, although its type hints require a Dataset.
     dataset: Any = Images()
     loader = DataLoader(dataset, batch_size=BATCH, num_workers=arguments.workers, collate_fn=shared.collate)
     seen: list[int] = []
     for images, labels in shared.batches(loader):
-        # Here a copy to the GPU; then pinpool.record_stream(images, stream).
+        if torch.cuda.is_available():
+            _inputs = images.to("cuda", non_blocking=True)
+            pinpool.record_stream(images, torch.cuda.current_stream())
         assert (images[:, 0, 0, 0] == labels % 256).all()
         seen.extend(labels.tolist())
         del images, labels

@@ -163,7 +163,7 @@ def test_pack_keeps_types_of_torch_that_numpy_has_not(shared):
     for name in list(batch)[:3]:
         same(got[name], batch[name])
     assert type(got["ordered"]) is collections.OrderedDict and got["ordered"]["b"].tolist() == [1 - 2j]
-    with pytest.raises(TypeError, match="sparse_coo has no bytes in one piece"):
+    with pytest.raises(TypeError, match="sparse_coo is not stored contiguously"):
         shared.pack(torch.eye(2).to_sparse())
 
 

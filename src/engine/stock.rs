@@ -307,7 +307,8 @@ impl<E> Stock<E> {
             }
         };
         let length = |places: &[Place]| places.iter().map(|&Place(_, len)| len as u64).sum::<u64>();
-        let mut added = arena.add_whole_reserve(bytes, &progress);
+        let slice_bytes = self.memory.source().reserve_slice_bytes();
+        let mut added = arena.add_reserve((bytes, slice_bytes), &progress);
         let to_bytes = match &added {
             // What is idle here makes room there.
             Err(Refusal::QuotaExceeded { over: QuotaExceeded { level: Level::Shared, shortfall, .. }, .. }) => {
@@ -320,7 +321,7 @@ impl<E> Stock<E> {
         };
         if let Some(to_bytes) = to_bytes {
             make_room(to_bytes);
-            added = arena.add_whole_reserve(bytes, &progress);
+            added = arena.add_reserve((bytes, slice_bytes), &progress);
         }
         let places = added?;
         let source = self.memory.source();

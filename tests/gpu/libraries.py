@@ -1,15 +1,12 @@
-"""What the wheel does with a GPU beside torch's allocator: loaded batches on the GPU, weights, and the pinned memory of CuPy, Numba
-and JAX, every byte compared. One JSON line; each library that is not installed is named in it. Exits with 77 without a GPU.
+"""Copies of torch, CuPy and JAX to a GPU from the memory of the wheel's pool, every byte compared. One JSON line; each library that
+is not installed is named in it.
 """
 
 import gc
 import importlib.util
 import json
-import os
-import pathlib
 import subprocess
 import sys
-import tempfile
 
 import numpy as np
 
@@ -40,21 +37,6 @@ def cupy(pool):
     pinpool.cupy.uninstall()
 
 
-def numba(pool):
-    """Copies to the GPU and back by the default stream, whose pinned memory is dropped while they run."""
-    from numba import cuda
-
-    import pinpool.numba
-
-    cuda.set_memory_manager(pinpool.numba.memory_manager(pool))
-    for value in range(100):
-        host = cuda.pinned_array(1 << 18, dtype=np.uint8)
-        host[:] = value
-        there = cuda.to_device(host, stream=cuda.default_stream())
-        del host
-        assert (there.copy_to_host() == value).all()
-
-
 def jax(pool):
     """One buffer as an array of the host, then on the GPU."""
     import jax
@@ -68,37 +50,20 @@ def jax(pool):
         gc.collect()
 
 
-def loader(pool):
-    """Batches in the memory of the GPU, taken over by torch while the next ones arrive."""
+def torch(pool):
+    """Copies that run while their pinned tensors are dropped."""
     import torch
 
-    with tempfile.TemporaryDirectory() as folder:
-        files = [np.random.default_rng(number).bytes(100_000 + number) for number in range(200)]
-        for number, content in enumerate(files):
-            (pathlib.Path(folder) / f"{number:03}").write_bytes(content)
-        arrived = []
-        for batch in pinpool.Loader(folder, batch_size=16, device="cuda:0", pool=pool):
-            arrived += [tensor.clone() for tensor in batch.tensors()]
-        assert [bytes(tensor.cpu().numpy()) for tensor in arrived] == files
+    kept = []
+    for value in range(200):
+        host = pool.empty((1 << 20,), "uint8", library="torch").fill_(value)
+        kept.append(host.to("cuda", non_blocking=True))
+        pinpool.record_stream(host, torch.cuda.current_stream())
+        del host
+    assert all(bool((tensor == value).all()) for value, tensor in enumerate(kept))
 
 
-def weights(pool):
-    """A file of weights on the GPU."""
-    import safetensors.torch
-    import torch
-
-    import pinpool.safetensors
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "model.safetensors")
-        expected = {f"layer{number}": torch.randn(1000, 1 + number) for number in range(50)}
-        safetensors.torch.save_file(expected, path)
-        loaded = pinpool.safetensors.load(path, "cuda:0", library="torch", pool=pool)
-        assert all(tensor.device.type == "cuda" and torch.equal(tensor.cpu(), expected[name]) for name, tensor in loaded.items())
-        assert loaded.keys() == expected.keys()
-
-
-NEEDS = {"loader": "torch", "weights": "safetensors", "cupy": "cupy", "numba": "numba", "jax": "jax"}
+NEEDS = {"torch": "torch", "cupy": "cupy", "jax": "jax"}
 
 
 def alone(name):

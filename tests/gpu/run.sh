@@ -130,7 +130,7 @@ for name in $steps; do
         step libraries 200 bash -c 'wheel && python3 "$bin/libraries.py"'
         lines libraries
         ;;
-    shared) step shared 120 bash -c 'wheel && python3 "$bin/workers.py" --kill' ;;
+    shared) step shared 120 bash -c 'wheel && python3 "$bin/workers.py"' ;;
     hit)
         for threads in ${PINPOOL_GPU_THREADS:-1 4 8 16}; do
             figure "hit_$threads" 30 pinpool-bench hit --threads "$threads"

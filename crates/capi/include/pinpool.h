@@ -103,7 +103,7 @@ typedef struct CUevent_st CUevent_st;
 /** What a CUstream of the CUDA driver and a cudaStream_t of its runtime point to. */
 typedef struct CUstream_st CUstream_st;
 
-/** A pool. A handle is no address: never follow it. Any thread may use it at any time. */
+/** A pool. An opaque handle; do not dereference it. Any thread may use it at any time. */
 typedef struct pp_pool pp_pool;
 
 /**
@@ -129,7 +129,7 @@ extern "C" {
 /** The version of the library: "0.1.0", as PP_VERSION of the header that belongs to it. Static. */
 const char *pp_version(void);
 
-/** The name of a status: "PP_LIMIT"; "unknown" for a number that is none. Static, never NULL. */
+/** The name of a status: "PP_LIMIT"; "unknown" if it is not a status. Static, never NULL. */
 const char *pp_status_name(int status);
 
 /**
@@ -141,7 +141,7 @@ const char *pp_status_name(int status);
 const char *pp_last_error(pp_status *status);
 
 /**
- * Passes the log lines of all pools up to `level` (pp_log_level) to `callback`, which replaces an earlier one; NULL stops that.
+ * Passes the log lines of all pools up to `level` (pp_log_level) to `callback`, replacing an earlier one; NULL disables it.
  * Without a callback the library logs nothing.
  *
  * When this returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may be freed.
@@ -349,7 +349,7 @@ pp_status pp_put(pp_pool *pool,
 
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
- * CUstream or a cudaStream_t; NULL is the default stream of the current context of this thread. The stream may be destroyed
+ * CUstream or a cudaStream_t; NULL is the legacy default stream of the thread's current context. The stream may be destroyed
  * after this call, its context only after the work has completed.
  *
  * - PP_DEVICE: the driver refused to mark the work. Call this function again with the same stream, which must not have been

@@ -64,8 +64,8 @@ struct handle {
 } // namespace detail
 
 /**
- * A buffer of a pool. The destructor returns it as put() does, also while an exception propagates: if device work uses the
- * buffer, call put_on_stream first. Empty after a move and after a successful put.
+ * A buffer of a pool. The destructor returns it immediately, also during stack unwinding: if a copy may be in flight, call
+ * put_on_stream before any statement that can throw. Empty after a move and after a successful put.
  */
 class buffer {
 public:

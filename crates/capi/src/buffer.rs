@@ -222,7 +222,7 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 }
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
-/// CUstream or a cudaStream_t; NULL is the default stream of the current context of this thread. The stream may be destroyed
+/// CUstream or a cudaStream_t; NULL is the legacy default stream of the thread's current context. The stream may be destroyed
 /// after this call, its context only after the work has completed.
 ///
 /// - PP_DEVICE: the driver refused to mark the work. Call this function again with the same stream, which must not have been

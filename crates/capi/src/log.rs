@@ -132,7 +132,7 @@ fn filter(level: c_int) -> Option<LevelFilter> {
     })
 }
 
-/// Passes the log lines of all pools up to `level` (pp_log_level) to `callback`, which replaces an earlier one; NULL stops that.
+/// Passes the log lines of all pools up to `level` (pp_log_level) to `callback`, replacing an earlier one; NULL disables it.
 /// Without a callback the library logs nothing.
 ///
 /// When this returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may be freed.

@@ -65,7 +65,7 @@ const NAMES: [&CStr; 16] = [
     c"PP_LOGGER_SET",
 ];
 
-/// The name of a status: "PP_LIMIT"; "unknown" for a number that is none. Static, never NULL.
+/// The name of a status: "PP_LIMIT"; "unknown" if it is not a status. Static, never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_status_name(status: c_int) -> *const c_char {
     let name = usize::try_from(status).ok().and_then(|status| NAMES.get(status));

@@ -121,7 +121,7 @@ class SharedPool:
 
     def _trainer(self):
         if self._slabs is None:
-            raise TypeError("this process is a worker of the shared pool: only the process that made it receives")
+            raise TypeError("this process is a worker of the shared pool: only the process that created it can receive buffers")
         return self._slabs
 
     def receive(self, ticket: bytes | Packed) -> _pinpool.Buffer:
@@ -170,8 +170,8 @@ class SharedPool:
 
         At the end of a `for`, including `break` and exceptions, buffers that workers have sent become free; with
         `persistent_workers=True` the next `for` frees them. Only one loader at a time may use a shared pool. The workers need
-        `num_workers * prefetch_factor` buffers, and the program one for each batch that it keeps (one in a plain loop). If there are
-        fewer, it raises LimitError immediately.
+        `num_workers * prefetch_factor` buffers, and the program one for each batch that it keeps (a plain loop: two, while it takes the
+        next). If there are fewer, it raises LimitError immediately.
         """
         return Batches(self, loader)
 

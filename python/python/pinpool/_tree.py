@@ -54,7 +54,7 @@ class Plan:
             return value
         if _is_tensor(value):
             if not _is_plain(value):
-                raise TypeError(f"a tensor of {value.dtype} and {value.layout} has no bytes in one piece: convert it, as by to_dense()")
+                raise TypeError(f"a tensor of {value.dtype} and {value.layout} is not stored contiguously: convert it, for example with to_dense()")
             return self._tensor(value.shape, value.dtype, lambda target: target.copy_(value.detach()))
         if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
             return self._array(value.shape, value.dtype, lambda target: np.copyto(target, value))
@@ -188,7 +188,7 @@ def _as_array(value):
         try:
             return value.detach().cpu().resolve_conj().resolve_neg().numpy()
         except (TypeError, RuntimeError) as error:
-            raise TypeError(f"a tensor of {value.dtype} and {value.layout} is no array of NumPy: library='torch' keeps it. {error}") from None
+            raise TypeError(f"a tensor of {value.dtype} and {value.layout} cannot be converted to a NumPy array: library='torch' keeps it. {error}") from None
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
         return np.asarray(value)
     return None

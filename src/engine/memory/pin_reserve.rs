@@ -23,17 +23,15 @@ const STEP_PATIENCE: Duration = Duration::from_millis(100);
 
 impl ArenaSupply {
     /// Pins `bytes` and keeps them until the end (policy-R10), in ranges of their own, in slices of this length if there is one.
-    /// Returns their addresses: if the source refuses even short slices, fewer than were requested, and the log says so. `refusal`
-    /// is called once the bytes are claimed. A slow call.
+    /// Returns their addresses: if the source refuses even short slices, fewer than were requested, and the log says so. A slow call.
     pub(in crate::engine) fn add_reserve(
         &self,
         (bytes, slice_bytes): (u64, Option<u64>),
         progress: &dyn Fn(u64),
-        refusal: impl FnOnce() -> Option<Refusal>,
     ) -> Result<Vec<Place>, Refusal> {
         let held_bytes = |bytes| held(bytes, |len| self.source.held_bytes_fast(len));
         let len = self.books().claim_reserve(bytes, held_bytes)? as u64;
-        if let Some(refusal) = refusal() {
+        if let Some(refusal) = self.refusal_by_queue(bytes) {
             self.books().unclaim_reserve(held_bytes(len));
             return Err(refusal);
         }
@@ -62,6 +60,15 @@ impl ArenaSupply {
         Ok(places)
     }
 
+    /// Whether the reserves, with the `bytes` claimed for one more, leave an earlier request that waits without room. A
+    /// request that arrives now is not mistaken for one that could be served.
+    fn refusal_by_queue(&self, bytes: u64) -> Option<Refusal> {
+        let waiting = self.pool()?.waiting_bytes();
+        let is_short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));
+        let first_bytes = waiting.first().copied().filter(|_| is_short)?;
+        Some(Refusal::Line { needed_bytes: bytes, waiting: waiting.len() as u64, first_bytes })
+    }
+
     /// Pins a slice of a reserve with N threads. `held_bytes` are claimed for it and stay claimed if that fails.
     fn add_slice(
         &self,
@@ -87,14 +94,9 @@ impl ArenaSupply {
         finished.or_else(no_range).map(|start| Place(start, len))
     }
 
-    /// One step: granules, or a region if the source has no virtual memory. `refusal` is called as by
-    /// [`add_reserve`](Self::add_reserve). A slow call.
-    pub(super) fn commit_step(
-        &self,
-        (now_us, has_copies): (u64, bool),
-        refusal: impl FnOnce(u64) -> Option<Refusal>,
-    ) -> Result<Step, SourceError> {
-        if self.shape.is_discrete { self.region_step((now_us, has_copies), refusal) } else { self.granule_step(now_us) }
+    /// One step: granules, or a region if the source has no virtual memory. A slow call.
+    pub(super) fn commit_step(&self, (now_us, has_copies): (u64, bool)) -> Result<Step, SourceError> {
+        if self.shape.is_discrete { self.region_step((now_us, has_copies)) } else { self.granule_step(now_us) }
     }
 
     fn granule_step(&self, now_us: u64) -> Result<Step, SourceError> {
@@ -112,11 +114,7 @@ impl ArenaSupply {
     }
 
     /// A region of the reserve. Short while copies are in flight, since it would delay enqueues.
-    fn region_step(
-        &self,
-        (now_us, has_copies): (u64, bool),
-        refusal: impl FnOnce(u64) -> Option<Refusal>,
-    ) -> Result<Step, SourceError> {
+    fn region_step(&self, (now_us, has_copies): (u64, bool)) -> Result<Step, SourceError> {
         let books = self.books();
         let (to_come, is_first) = (books.reserve_to_come(), books.reserve_progress().0 == 0);
         let is_unused = books.is_closed();
@@ -126,7 +124,7 @@ impl ArenaSupply {
         }
         let longest_bytes = if is_first || has_copies { STEP_BYTES } else { REGION_BYTES };
         let bytes = to_come.min(longest_bytes);
-        match self.add_reserve((bytes, None), &|_| (), || refusal(bytes)) {
+        match self.add_reserve((bytes, None), &|_| ()) {
             Ok(places) => {
                 let pinned_bytes = places.iter().map(|&Place(_, len)| len as u64).sum();
                 self.books().requested_once(pinned_bytes);

@@ -23,7 +23,6 @@ use super::Supply;
 use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
 use super::books::Step;
-use super::pin_reserve::Place;
 use super::progress::{Begin, Reserve};
 use crate::arena::RANGE_BYTES_MAX;
 use crate::backend::SourceError;
@@ -323,25 +322,6 @@ impl ArenaSupply {
         }
     }
 
-    /// Pins `bytes` and keeps them until the end (policy-R10). Returns their addresses. A slow call.
-    pub(in crate::engine) fn add_whole_reserve(
-        &self,
-        bytes: u64,
-        progress: &dyn Fn(u64),
-    ) -> Result<Vec<Place>, Refusal> {
-        let slice_bytes = self.source().reserve_slice_bytes();
-        self.add_reserve((bytes, slice_bytes), progress, || self.refusal_for_line(bytes))
-    }
-
-    /// Whether the reserves, with the `bytes` claimed for one more, leave an earlier request that waits without room. A
-    /// request that arrives now is not mistaken for one that could be served.
-    fn refusal_for_line(&self, bytes: u64) -> Option<Refusal> {
-        let waiting = self.pool()?.waiting_bytes();
-        let is_short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));
-        let first_bytes = waiting.first().copied().filter(|_| is_short)?;
-        Some(Refusal::Line { needed_bytes: bytes, waiting: waiting.len() as u64, first_bytes })
-    }
-
     /// Makes one step, unless another thread makes one, the pool ends, or the process does.
     fn step(&self, now_us: u64) -> Result<Step, SourceError> {
         // Until the step has ended: a log sink may end the pool.
@@ -356,7 +336,7 @@ impl ArenaSupply {
         drop(progress);
         let _end = EndOfStep(&self.reserve);
         let has_copies = self.pool().is_some_and(|pool| pool.has_copies());
-        self.commit_step((now_us, has_copies), |bytes| self.refusal_for_line(bytes))
+        self.commit_step((now_us, has_copies))
     }
 }
 

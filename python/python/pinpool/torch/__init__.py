@@ -155,7 +155,7 @@ def _load() -> ctypes.CDLL:
     if found < OLDEST:
         raise PinpoolError(
             f"torch {torch.__version__} has an older host allocator interface than pinpool implements: "
-            f"{_dotted(OLDEST)} or newer is needed. Pools and their buffers work with it (pinpool.Pool, torch.frombuffer)"
+            f"{_dotted(OLDEST)} or newer is needed. Pools and their buffers work with it (pinpool.Pool, pool.empty(library='torch'))"
         )
     if torch.version.hip is not None:
         raise PinpoolError(f"torch {torch.__version__} is built for ROCm, and pinpool pins memory with CUDA: install a CUDA build of torch")
