@@ -157,7 +157,7 @@ lines! {
 
     /// The rest was refused; the pool continues without it. To do: fix the reason in the line, then call `Pool::reserve`.
     Warn(reserve) reserve_stopped(pinned: u64 as Size, of: u64 as Size, error: &SourceError)
-        "reserve: stopped pinned={pinned} of={of}: {error}; then call Pool::reserve, or lower PINPOOL_RESERVE";
+        "reserve: stopped pinned={pinned} of={of}: {error}; fix this and call Pool::reserve, or lower PINPOOL_RESERVE";
 
     /// There are too few huge pages, and others are used. To do: reserve more as the line says, or set `PINPOOL_HUGETLB=auto`.
     Warn(reserve) few_huge_pages(lack: &SourceError) "huge_pages: too few, other pages are used: {lack}";

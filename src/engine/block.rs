@@ -44,7 +44,7 @@ pub(super) struct BlockBody<E> {
     memory: BlockMemory,
     class_bytes: usize,
     state: BufferState,
-    /// Number of the waiting get that this block was served past; 0: of none.
+    /// Number of the waiting request that this block's request overtook; 0: none.
     passed: u64,
     /// When its first use or its time in flight began, one more than in the pool's microseconds; 0: not known.
     since: u64,
@@ -271,12 +271,12 @@ impl<E> Block<E> {
         self.0.holder = Some(holder);
     }
 
-    /// Whether its get was sampled.
+    /// Whether its request was sampled.
     pub(super) fn is_sampled(&self) -> bool {
         self.0.holder.as_ref().is_some_and(Holder::is_sampled)
     }
 
-    /// Its get, of which there is a holder, came from `stack`.
+    /// Sets the call stack of its request, if the block has a holder.
     pub(super) fn set_stack(&self, stack: Arc<CallStack>) {
         self.0.holder.iter().for_each(|holder| holder.set_stack(stack.clone()));
     }
@@ -303,7 +303,7 @@ impl<E> Block<E> {
         self.0.since > 0
     }
 
-    /// Number of the waiting get that this block was served past, if any.
+    /// Number of the waiting request that this block's request overtook, if any.
     pub(super) fn passed(&self) -> u64 {
         self.0.passed
     }

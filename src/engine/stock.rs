@@ -41,7 +41,7 @@ pub(super) struct Stock<E> {
     memory: Memory,
     /// Limit on what is kept idle.
     max_idle_bytes: Option<u64>,
-    /// A reserve is there when it was asked for; else its first step is.
+    /// Whether `reserve` waits until the whole reserve is pinned, or only for its first step.
     reserve_wait: bool,
     hugetlb: HugeTlb,
     log: Arc<PoolLog>,

@@ -209,8 +209,7 @@ impl PoolBuilder {
             return Err(error);
         }
         let start = PoolStart { config, variables, log: Arc::new(log), host_root: self.host_root, clock: self.clock };
-        // Before the driver opens descriptors: see `shared_memory` for the order in which the descriptors of a process are
-        // closed.
+        // Before the driver opens descriptors, since a process that exits closes them in order of their numbers.
         let shared = start.join_shared_limit()?;
         if shared.is_none() && start.may_begin_late() {
             return Ok(Pool { handle: Arc::new(Handle::new(Box::new(move || start.begin_late()))) });

@@ -57,7 +57,7 @@ pub(crate) struct QuotaExceeded {
     /// Bytes that would have to be returned there.
     pub(crate) shortfall: u64,
     /// Whether it would fit there if nothing else were claimed.
-    pub(crate) could_ever: bool,
+    pub(crate) could_fit: bool,
 }
 
 /// One limit, and the bytes that are claimed under it.
@@ -196,8 +196,8 @@ impl Budget {
     /// Why `bytes` can never be claimed: the first limit that is lower.
     pub(crate) fn never(&self, bytes: u64) -> Option<QuotaExceeded> {
         let over_bytes = bytes.saturating_sub(self.limit());
-        let here = (over_bytes > 0).then_some(QuotaExceeded { could_ever: false, ..self.full(over_bytes) });
-        here.or_else(|| Some(self.shared_is_full(bytes)).filter(|over| !over.could_ever))
+        let here = (over_bytes > 0).then_some(QuotaExceeded { could_fit: false, ..self.full(over_bytes) });
+        here.or_else(|| Some(self.shared_is_full(bytes)).filter(|over| !over.could_fit))
     }
 
     /// Whether `bytes` could be claimed if nothing else were.
@@ -223,12 +223,12 @@ impl Budget {
 
     /// This budget has no room now.
     pub(crate) fn full(&self, shortfall: u64) -> QuotaExceeded {
-        QuotaExceeded { level: self.level, shortfall, could_ever: true }
+        QuotaExceeded { level: self.level, shortfall, could_fit: true }
     }
 
     /// The shared limit has no room for `bytes`.
     fn shared_is_full(&self, bytes: u64) -> QuotaExceeded {
-        QuotaExceeded { level: Level::Shared, shortfall: bytes, could_ever: bytes <= self.highest_claim_bytes() }
+        QuotaExceeded { level: Level::Shared, shortfall: bytes, could_fit: bytes <= self.highest_claim_bytes() }
     }
 
     fn limit(&self) -> u64 {
@@ -321,11 +321,12 @@ impl Budget {
         let report = host.report();
         let SharedLimitReport { name, max_bytes, held_bytes, .. } = &report;
         let (max_bytes, others) = (max_bytes.unwrap_or(u64::MAX), report.others_in_words());
-        let found = format!(
-            "exceeds the shared limit {name} of {}; {} are held ({others})",
-            Size(max_bytes),
-            Size(*held_bytes)
-        );
+        let (max, held) = (Size(max_bytes), Size(*held_bytes));
+        let found = if is_too_large {
+            format!("exceeds the shared limit {name} of {max}; {held} are held ({others})")
+        } else {
+            format!("the shared limit {name} of {max} is reached; {held} are held ({others})")
+        };
         let remedy = if is_too_large {
             "request less, or restart all its processes with a larger PINPOOL_MAX_BYTES"
         } else {
@@ -430,7 +431,7 @@ mod tests {
         let (pool, account) = (Budget::new(Some(100)), Budget::of_account(50, watcher));
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
         let held = account.claim(30).unwrap();
-        let expected = |level, shortfall, could_ever| QuotaExceeded { level, shortfall, could_ever };
+        let expected = |level, shortfall, could_fit| QuotaExceeded { level, shortfall, could_fit };
         assert_eq!(over(&account, 25), expected(Level::Account, 5, true));
         assert_eq!(over(&account, 51), expected(Level::Account, 1, false));
         assert_eq!(over(&pool, 101), expected(Level::Pool, 1, false));
@@ -470,7 +471,7 @@ mod tests {
         let (mut pool, other) = (automatic("unit-shared", 100), automatic("unit-shared", 100));
         pool.resize(70).unwrap();
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
-        let expected = |level, shortfall, could_ever| QuotaExceeded { level, shortfall, could_ever };
+        let expected = |level, shortfall, could_fit| QuotaExceeded { level, shortfall, could_fit };
         assert_eq!(over(other.budget(), 31), expected(Level::Shared, 31, true));
         assert_eq!(over(other.budget(), 101), expected(Level::Pool, 1, false));
         assert_eq!((other.budget().used_bytes(), pool.budget().used_bytes()), (0, 70));
@@ -525,7 +526,7 @@ mod tests {
         let quota = pool.budget().clone();
         let claim = quota.claim(30).unwrap();
         assert_eq!(quota.claim(71).map(drop).unwrap_err().level, Level::Shared);
-        assert!(quota.never(101).is_some_and(|over| !over.could_ever) && quota.never(100).is_none());
+        assert!(quota.never(101).is_some_and(|over| !over.could_fit) && quota.never(100).is_none());
         drop(pool);
         assert_eq!(crate::shared_limit::report(&name).unwrap().unwrap().held_bytes, 30);
         drop(claim);

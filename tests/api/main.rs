@@ -44,7 +44,6 @@ mod huge_pages;
 mod idle_by_class;
 mod in_flight;
 mod limit;
-mod line;
 mod log_lines;
 #[cfg(not(miri))]
 mod maintenance;
@@ -66,7 +65,7 @@ mod record_pairs;
 #[cfg(all(feature = "observe", target_os = "linux", not(miri)))]
 mod record_stalled;
 mod remedies;
-mod reserve_in_line;
+mod reserve_waits;
 #[cfg(target_os = "linux")]
 mod resident_memory;
 mod settings;
@@ -93,4 +92,5 @@ mod told_copies;
 mod totals;
 #[cfg(not(miri))]
 mod tracing_bridge;
+mod wait_queue;
 mod zero;

@@ -409,7 +409,7 @@ fn a_get_that_finds_no_room_names_the_shared_limit_and_who_holds_it() {
     assert!(error.is_limit());
     let text = error.to_string();
     let held = format!("process {} (holder) holds 48.0MiB", other.pid());
-    let limit = format!("exceeds the shared limit {} of 64.0MiB; 48.0MiB are held", named.0);
+    let limit = format!("the shared limit {} of 64.0MiB is reached; 48.0MiB are held", named.0);
     for part in [held.as_str(), limit.as_str(), "Return buffers in these processes", "PINPOOL_MAX_BYTES"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }

@@ -206,7 +206,7 @@ impl Account {
             Err(over) => over,
         };
         let refusal = Refusal::QuotaExceeded { needed_bytes, over };
-        if wait.is_zero() || !over.could_ever {
+        if wait.is_zero() || !over.could_fit {
             return Err(self.refuse(wanted, refusal));
         }
         self.core.log.began_to_wait(wanted.len as u64, wanted.class.bytes as u64);

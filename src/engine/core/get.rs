@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   miss ─▶ fits in addition to the head? ─▶ acquire ─▶ block
-//!             └─ no, or no room ─▶ wait queue, until served or late ─▶ block, unpinned memory, or an error in numbers
+//!             └─ no, or no room ─▶ wait queue, until served or late ─▶ block, unpinned memory, or an error with numbers
 //!   return while a request waits ─▶ handed to the head, or room for it
 //! ```
 
@@ -142,7 +142,7 @@ impl Core {
                 }
             },
             Err((waiting, first_bytes)) => {
-                Err(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes }.into())
+                Err(Refusal::Queued { needed_bytes: class.bytes as u64, waiting, first_bytes }.into())
             }
         };
         match acquired {

@@ -85,7 +85,7 @@ pub(crate) enum Refusal {
     /// A block of this much would exceed a limit.
     QuotaExceeded { needed_bytes: u64, over: QuotaExceeded },
     /// Earlier requests wait, the first of them for this much, and there is no room next to it.
-    Line { needed_bytes: u64, waiting: u64, first_bytes: u64 },
+    Queued { needed_bytes: u64, waiting: u64, first_bytes: u64 },
     /// The source failed.
     Source(SourceError),
 }
@@ -96,7 +96,7 @@ impl Refusal {
         match *self {
             Self::QuotaExceeded {
                 needed_bytes,
-                over: QuotaExceeded { level: Level::Shared, shortfall, could_ever: true },
+                over: QuotaExceeded { level: Level::Shared, shortfall, could_fit: true },
             } => Some((needed_bytes, shortfall)),
             _ => None,
         }

@@ -10,7 +10,7 @@
 //! | --- | --- |
 //! | `mod.rs` | the memory of a pool; what its two supplies have in common |
 //! | `arena_supply.rs` | `adaptive`: an arena over a source, and the lock around its books |
-//! | `books.rs` | what that lock guards: arena, addresses, demand, reserve, claims |
+//! | `books` | what that lock guards: arena, addresses, demand, reserve, claims |
 //! | `find.rs` | the attempts of a miss, in their order; growth |
 //! | `carry_out.rs`, `called_source.rs` | the steps of a plan on the source; calls recorded, panics caught |
 //! | `compaction.rs`, `release.rs` | plans that move and release memory |

@@ -125,7 +125,7 @@ impl Supply for OneEach {
             }
             let refusal = match self.acquire(class.bytes, calls) {
                 // A request that can never fit is no reason to release idle blocks.
-                Err(Stop::Refused(Refusal::QuotaExceeded { over, needed_bytes })) if over.could_ever => {
+                Err(Stop::Refused(Refusal::QuotaExceeded { over, needed_bytes })) if over.could_fit => {
                     Refusal::QuotaExceeded { over, needed_bytes }
                 }
                 acquired => return acquired,

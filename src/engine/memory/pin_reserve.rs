@@ -66,7 +66,7 @@ impl ArenaSupply {
         let waiting = self.pool()?.waiting_bytes();
         let is_short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));
         let first_bytes = waiting.first().copied().filter(|_| is_short)?;
-        Some(Refusal::Line { needed_bytes: bytes, waiting: waiting.len() as u64, first_bytes })
+        Some(Refusal::Queued { needed_bytes: bytes, waiting: waiting.len() as u64, first_bytes })
     }
 
     /// Pins a slice of a reserve with N threads. `held_bytes` are claimed for it and stay claimed if that fails.
@@ -130,7 +130,7 @@ impl ArenaSupply {
                 self.books().requested_once(pinned_bytes);
             }
             Err(Refusal::Source(error)) => return Err(error),
-            Err(Refusal::QuotaExceeded { .. } | Refusal::Line { .. }) => return Ok(self.books().without_room(bytes)),
+            Err(Refusal::QuotaExceeded { .. } | Refusal::Queued { .. }) => return Ok(self.books().without_room(bytes)),
         }
         if self.books().is_unused() {
             // The pool has ended meanwhile, and found this region on its way.

@@ -36,17 +36,14 @@ impl Memory {
                 let (found, remedy) = self.budget().shared_in_words(*needed_bytes);
                 (RefusedBy::Shared, *needed_bytes, found, remedy.to_owned())
             }
-            Refusal::QuotaExceeded {
-                needed_bytes,
-                over: QuotaExceeded { level: Level::Account, could_ever: could_fit, .. },
-            } => {
+            Refusal::QuotaExceeded { needed_bytes, over: QuotaExceeded { level: Level::Account, could_fit, .. } } => {
                 let found = if *could_fit { "the partition is full" } else { "exceeds the limit of the partition" };
                 let remedy = if *could_fit { "return its buffers sooner" } else { "request less" };
                 let level = RefusedBy::Limit { could_fit: *could_fit };
                 (level, *needed_bytes, found.to_owned(), format!("{remedy} or make the partition larger"))
             }
             Refusal::QuotaExceeded { needed_bytes, over } => {
-                let could_fit = over.could_ever && self.could_hold(class);
+                let could_fit = over.could_fit && self.could_hold(class);
                 let limit = limit(over.level);
                 let found = match self.max_bytes().map(Size) {
                     Some(max) if !could_fit => format!("exceeds the pool limit of {max} ({limit})"),
@@ -55,7 +52,7 @@ impl Memory {
                 };
                 (RefusedBy::Limit { could_fit }, *needed_bytes, found, self.remedy(could_fit).to_owned())
             }
-            Refusal::Line { needed_bytes, waiting, first_bytes } => {
+            Refusal::Queued { needed_bytes, waiting, first_bytes } => {
                 let are = if *waiting == 1 { "request is waiting and has" } else { "requests are waiting and have" };
                 let found = format!("{waiting} earlier {are} priority, the first for {}", Size(*first_bytes));
                 let remedy = "wait longer (PINPOOL_WAIT), return buffers sooner or raise";

@@ -186,7 +186,7 @@ impl ArenaSupply {
         }
     }
 
-    /// Makes one step and says what became of it. False if there is none to make now. A slow call.
+    /// Makes one step and logs its result. Returns whether another step is due now. A slow call.
     pub(in crate::engine) fn reserve_turn(&self, now_us: u64) -> bool {
         let is_there = self.books().reserve_to_come() == 0;
         if is_there {

@@ -10,7 +10,7 @@ use crate::fixture::{LONG, over_sim, until_waits, valid_stats};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// Longer than a waiting get sleeps before it looks for itself.
+/// Longer than a waiting request sleeps before it searches again.
 const WHILE_ASLEEP: Duration = Duration::from_millis(30);
 
 fn tensorflow(max_bytes: u64) -> PoolBuilder {
@@ -18,7 +18,7 @@ fn tensorflow(max_bytes: u64) -> PoolBuilder {
 }
 
 #[test]
-fn a_put_hands_its_buffer_to_the_get_that_waits_and_the_next_get_of_the_thread_does_not_take_it() {
+fn a_return_hands_its_buffer_to_the_waiting_request_and_the_next_request_of_the_thread_does_not_take_it() {
     for builder in [over_sim(2 << 20), tensorflow(2 << 20)] {
         let pool = builder.build().unwrap();
         let len = MIB + MIB / 2;
