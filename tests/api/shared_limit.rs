@@ -499,7 +499,10 @@ fn a_child_of_fork_owns_nothing() {
         pool.trim(0);
         assert_eq!(named.report().held_bytes, 0);
         drop(pool);
-        assert!(!std::path::Path::new(&named.path()).exists());
+        // A maintenance tick may hold the pool for a moment.
+        while std::path::Path::new(&named.path()).exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     });
 }
 
