@@ -184,7 +184,7 @@ class Loader(Generic[T]):
         """Refuses files of which nothing can be loaded, or not what was asked for."""
         compressed = _paths.find_compressed(listed) or self._files.first_compressed()
         if compressed is not None:
-            raise ValueError(f"{compressed}: compressed files are not supported: decompress them first (for example with zstd -d or gunzip)")
+            raise ValueError(f"{compressed}: compressed files are not read: decompress them first, as by zstd -d or gunzip")
         if not self._skips and (lacking := self._files.undecodable()) is not None:
             self._failed[f"{lacking}; leave such files out by a pattern, as in 'photos/**/*.jpg'"] = None
         if self._failed and not self._skips:
