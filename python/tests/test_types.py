@@ -29,11 +29,11 @@ def test_the_stubs_have_every_method_and_every_setting():
         assert declared - {name for name in declared if name.startswith("_")} == has
         assert all(inspect.getdoc(getattr(kind, name)) for name in has), "each has a docstring"
     new = next(node for node in classes["Pool"].body if getattr(node, "name", None) == "__new__")
-    assert [arg.arg for arg in new.args.kwonlyargs] == ["name", "env", *pinpool.Pool.setting_names()]
+    assert [arg.arg for arg in new.args.kwonlyargs] == ["name", "env", *pinpool.Pool._setting_names()]
 
 
 def test_help_shows_the_settings():
-    assert list(inspect.signature(pinpool.Pool).parameters) == ["name", "env", *pinpool.Pool.setting_names()]
+    assert list(inspect.signature(pinpool.Pool).parameters) == ["name", "env", *pinpool.Pool._setting_names()]
 
 
 USE = """
