@@ -157,8 +157,8 @@ class Pool:
         on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, as much again as the limit).
         reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
-        device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun, pass
-            `int(os.environ["LOCAL_RANK"])`, or else each rank starts CUDA on GPU 0.
+        device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
+            pass `int(os.environ["LOCAL_RANK"])`, or else each rank starts CUDA on GPU 0.
         numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
         idle_timeout: how long idle memory stays pinned (default 60 s).
         trace: path of a recording for the command `pinpool`.
@@ -228,8 +228,8 @@ class Pool:
     def aget(self, n: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]:
         """`get` for asyncio: `buf = await pool.aget(n)`. Raises the same errors.
 
-        Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of the
-        pool pins the memory.
+        Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of
+        the pool pins the memory.
         """
     @overload
     def empty(

@@ -33,8 +33,8 @@ def diagnose() -> str:
 async def aget(self, n, *, timeout=None):
     """`get` for asyncio: `buf = await pool.aget(n)`. Raises the same errors.
 
-    Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of the
-    pool pins the memory.
+    Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of
+    the pool pins the memory.
     """
     return await _asyncio.get(self, n, timeout)
 
