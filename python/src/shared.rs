@@ -32,7 +32,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls `step` with parts of `timeout` until it returns something, and checks for signals in between.
+/// Calls `step` with parts of `timeout` until it returns something. Checks for signals in between.
 fn waiting<T: Send>(
     py: Python<'_>,
     timeout: Option<Duration>,
@@ -99,7 +99,7 @@ impl Slabs {
         Ok(self.received(buf))
     }
 
-    /// The tag and the buffer that was sent first; None after `timeout` seconds.
+    /// The oldest unreceived buffer and its tag; None after `timeout` seconds.
     fn next(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u64, Buffer)>> {
         let (slabs, timeout) = (self.slabs()?, timeout.map(seconds).transpose()?);
         let found = waiting(py, timeout, |wait| slabs.next(wait));
@@ -117,7 +117,7 @@ impl Slabs {
         self.call(py, SharedSlabs::recover)
     }
 
-    /// Whether workers that wait for a buffer fail at once.
+    /// While `is_refusing`, requests of workers that would wait for a buffer fail immediately.
     fn refuse_waits(&self, py: Python<'_>, is_refusing: bool) -> PyResult<()> {
         self.call(py, |slabs| slabs.refuse_waits(is_refusing))
     }
@@ -188,7 +188,7 @@ impl SharedWorker {
         if descriptor < 0 {
             return Err(PyOSError::new_err(format!("descriptor must be 0 or more, not {descriptor}")));
         }
-        // SAFETY: borrowed for this call; one that is not open is refused by the kernel.
+        // SAFETY: borrowed for this call; the kernel refuses a closed descriptor.
         let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(failed)?;
         let worker = SlabWorker::attach(own).map_err(|error| of_shared(&error))?;
         Ok(Self { worker })
@@ -197,11 +197,11 @@ impl SharedWorker {
     fn get(&self, py: Python<'_>, n: &Bound<'_, PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<SharedBuffer> {
         let (len, timeout) = (size(n)?, timeout.map(seconds).transpose()?);
         let begun = Instant::now();
-        let is_over = || timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
+        let has_timed_out = || timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
         let found = waiting(py, None, |wait| {
             let left = timeout.map_or(wait, |timeout| wait.min(timeout.saturating_sub(begun.elapsed())));
             match self.worker.get_since(begun, len, left) {
-                Err(error) if error.is_limit() && !is_over() => Ok(None),
+                Err(error) if error.is_limit() && !has_timed_out() => Ok(None),
                 got => got.map(Some),
             }
         })?;
@@ -247,7 +247,7 @@ impl SharedBuffer {
         if state.buf.is_some() && state.views > 0 {
             let (views, s) = (state.views, if state.views == 1 { "view" } else { "views" });
             return Err(PyBufferError::new_err(format!(
-                "{views} {s} of this shared buffer (memoryview, NumPy array) alive, which could change what the trainer reads: \
+                "this shared buffer has {views} {s} (memoryview, NumPy array), which could change what the trainer reads: \
                  delete them first"
             )));
         }

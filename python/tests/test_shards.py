@@ -199,10 +199,10 @@ def test_a_pickled_batch_is_a_full_copy(shards, pool, labels):
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst", "a.bin.gz"])
 def test_compressed_files_are_refused_by_name_and_with_a_remedy(tmp_path, pool, name):
     (tmp_path / name).write_bytes(gzip.compress(tar(members(0, 2))) if name.endswith("gz") else b"")
-    with pytest.raises(ValueError, match=f"{name}: compressed files are not read: decompress them first"):
+    with pytest.raises(ValueError, match=f"{name}: compressed files are not supported: decompress them first"):
         pinpool_loader.Loader(tmp_path / name, pool=pool)
     if name == "a.tar.gz":
-        with pytest.raises(ValueError, match="compressed files are not read"):
+        with pytest.raises(ValueError, match="compressed files are not supported"):
             pinpool_loader.Loader(tmp_path, containers=True, pool=pool)
 
 
