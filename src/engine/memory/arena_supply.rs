@@ -19,19 +19,17 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
+use super::PoolView;
+use super::block_memory::Refusal;
 use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::{MappingWatch, PressureWatch};
-use super::progress::Reserve;
+use super::reserve::Reserve;
 use super::shape::{GrowthShape, arena_over, held};
-use super::{PoolView, Supply};
-use crate::arena::{ArenaPtr, Retention};
-use crate::backend::{PAGE_BYTES, Source, SourceError};
+use crate::arena::Retention;
+use crate::backend::{PAGE_BYTES, SourceError};
 use crate::diag::PoolLog;
 use crate::quota::{Budget, Claim};
-use crate::size_class::Class;
-use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
 
 /// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
@@ -42,7 +40,7 @@ const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 /// An arena over a source, with what its pool does periodically for its memory.
 pub(crate) struct ArenaSupply {
     pub(super) source: CalledSource,
-    budget: Arc<Budget>,
+    pub(super) budget: Arc<Budget>,
     pub(super) log: Arc<PoolLog>,
     pub(super) settings: ArenaSettings,
     pub(super) shape: GrowthShape,
@@ -66,8 +64,6 @@ pub(crate) struct ArenaSupply {
     pub(super) pressure: PressureWatch,
     /// A thread is releasing what is due.
     pub(super) is_releasing: AtomicBool,
-    /// Requests that are after new memory: a reserve waits for them.
-    pub(super) getting: AtomicU64,
     pub(super) reserve: Reserve,
 }
 
@@ -122,7 +118,6 @@ impl ArenaSupply {
             pool: OnceLock::new(),
             pressure: PressureWatch::new(pressure),
             is_releasing: AtomicBool::new(false),
-            getting: AtomicU64::new(0),
             reserve: Reserve::default(),
         })
     }
@@ -207,18 +202,6 @@ impl ArenaSupply {
         refused(over.unwrap_or_else(|| self.budget.full(claimed_bytes.saturating_sub(own_bytes))))
     }
 
-    /// Takes a block's bytes back. A pool is closed once its last block is counted as returned, which may be before another thread
-    /// returns that block's memory; so the last of the two, `close` or this, tears down.
-    pub(super) fn give_carved(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
-        let mut books = self.books();
-        let is_unused = books.give(ptr, bytes, now_us);
-        self.record_holes(&books, now_us);
-        drop(books);
-        if is_unused {
-            self.teardown(now_us);
-        }
-    }
-
     /// Divides the time that free memory is kept, since memory is short; `None` restores the setting.
     pub(super) fn shorten_retention(&self, divisor: Option<u64>) {
         // Relaxed: see `may_release_by_time`.
@@ -237,106 +220,5 @@ impl ArenaSupply {
     /// Whether there is free memory, which is released if memory is short.
     pub(in crate::engine) fn has_free(&self) -> bool {
         self.books().arena().releasable_bytes() > 0
-    }
-}
-
-impl Supply for ArenaSupply {
-    fn source(&self) -> &dyn Source {
-        &*self.source
-    }
-
-    fn budget(&self) -> &Arc<Budget> {
-        &self.budget
-    }
-
-    fn find(
-        &self,
-        class: Class,
-        calls: (u64, SlowCalls),
-        pool: &dyn PoolView,
-        take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Stop> {
-        self.find_memory(class.bytes as u64, calls, pool, take_idle)
-    }
-
-    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)> {
-        // A block is made by the supply of its pool.
-        if let BlockMemory::Carved { ptr, bytes, .. } = memory {
-            self.give_carved(ptr, bytes, now_us);
-        }
-        Ok(())
-    }
-
-    fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
-        self.release_for_others(bytes, pool, now_us)
-    }
-
-    fn close(&self, now_us: u64) {
-        self.books().close();
-        self.teardown(now_us);
-    }
-
-    fn could_hold(&self, class: Class) -> bool {
-        self.could_hold_bytes(class.bytes as u64)
-    }
-
-    fn may_grow(&self) -> bool {
-        self.settings.may_grow
-    }
-
-    /// In whole granules.
-    fn room_beside_bytes(&self, first: Class) -> u64 {
-        let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
-        match self.budget.max_bytes().filter(|_| !is_discrete && self.settings.may_grow) {
-            Some(max_bytes) => {
-                let granules = (max_bytes / granule_bytes).saturating_sub((first.bytes as u64).div_ceil(granule_bytes));
-                granules * granule_bytes
-            }
-            None => 0,
-        }
-    }
-
-    /// All the granules that it may touch.
-    fn beside_bytes(&self, class: Class) -> u64 {
-        let granule_bytes = self.shape.ample_bytes;
-        ((class.bytes as u64).div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
-    }
-
-    fn block_bytes(&self, class: Class) -> u64 {
-        class.bytes as u64
-    }
-
-    fn all_block_bytes(&self) -> u64 {
-        self.books().arena().stats().live_bytes
-    }
-
-    fn held_bytes(&self) -> u64 {
-        self.books().held_bytes()
-    }
-
-    fn claimed_by_others(&self) -> u64 {
-        self.books().claimed_by_others()
-    }
-
-    fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
-        let buffer_bytes = pool.idle_bytes();
-        let books = self.books();
-        let arena = books.arena().stats();
-        let free_bytes = arena.hole_bytes.saturating_sub(arena.reserve_hole_bytes);
-        let kept_bytes = books.arena().kept_bytes();
-        (free_bytes + buffer_bytes).min(books.arena().committed_outside_reserves().saturating_sub(kept_bytes))
-    }
-
-    fn longest_free_bytes(&self) -> u64 {
-        self.books().arena().longest_hole_bytes()
-    }
-
-    fn calls(&self) -> SourceCalls {
-        self.books().calls()
-    }
-
-    fn fill(&self, stats: &mut Stats) {
-        self.books().fill(stats);
-        stats.memory.reserve_eta = self.reserve_eta();
     }
 }

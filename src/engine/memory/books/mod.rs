@@ -126,21 +126,20 @@ impl Books {
         Some(BlockMemory::Carved { start, ptr, bytes, id })
     }
 
-    /// A request for `bytes` missed: carves it if a hole is long enough. Also returns whether the size recurs (policy-R12).
-    pub(in crate::engine) fn serve_miss(&mut self, bytes: u64, now_us: u64) -> (Option<BlockMemory>, bool) {
+    /// A request for `bytes` missed: carves it if a hole is long enough. A size that does not recur is wanted from now on, unless
+    /// the holes and the `idle_bytes` of the pool are too few for it (policy-R12).
+    pub(in crate::engine) fn carve_missed(
+        &mut self,
+        bytes: u64,
+        now_us: u64,
+        idle_bytes: impl FnOnce() -> u64,
+    ) -> Option<BlockMemory> {
         let recurs = self.demand.missed(bytes, self.arena.stats().committed_bytes, now_us);
-        let memory = self.carve(bytes);
-        if memory.is_some() && !recurs {
+        let ptr = self.arena.carve(bytes, ALIGN_BYTES);
+        if !recurs && (ptr.is_some() || self.could_cover(bytes, idle_bytes())) {
             self.demand.want(bytes, now_us);
         }
-        (memory, recurs)
-    }
-
-    /// No hole is long enough for `bytes`, of a size that does not recur, while `idle_bytes` are idle in pools.
-    pub(in crate::engine) fn record_scattered(&mut self, bytes: u64, idle_bytes: u64, now_us: u64) {
-        if self.could_cover(bytes, idle_bytes) {
-            self.demand.want(bytes, now_us);
-        }
+        self.memory_at(ptr?, bytes)
     }
 
     /// Whether sizes vary (policy-R12).
