@@ -17,6 +17,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::thread::ThreadId;
 use std::time::Instant;
 
 use super::PoolView;
@@ -24,13 +25,13 @@ use super::block_memory::Refusal;
 use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::{MappingWatch, PressureWatch};
-use super::reserve::Reserve;
 use super::shape::{GrowthShape, arena_over, held};
 use crate::arena::Retention;
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::diag::PoolLog;
 use crate::quota::{Budget, Claim};
-use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
+use crate::shared_limit::Want;
+use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
 
 /// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
 const VARIED_GRANULES: u64 = 2;
@@ -70,6 +71,43 @@ pub(crate) struct ArenaSupply {
 impl std::fmt::Debug for ArenaSupply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ArenaSupply").field("source", &self.source.name()).finish_non_exhaustive()
+    }
+}
+
+/// The pinning of a reserve while the pool is in use.
+#[derive(Debug, Default)]
+pub(super) struct Reserve {
+    pub(super) progress: plain::Mutex<Progress>,
+    /// Notified when the progress changes.
+    pub(super) changed: plain::Condvar,
+    /// Requests that need new memory: the thread pauses for them.
+    pub(super) requests: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pub(super) has_thread: bool,
+    /// The thread that makes a step.
+    pub(super) stepper: Option<ThreadId>,
+    pub(super) is_cancelled: bool,
+    /// Why it stopped.
+    pub(super) stopped: Option<SourceError>,
+    /// Bytes that the next step needs and the limit had no room for.
+    pub(super) lacks_bytes: Option<u64>,
+    /// The bytes of it that other owners of the shared limit should release.
+    pub(super) want: Want,
+    /// The log has said that it waits for room.
+    pub(super) has_told_lack: bool,
+    /// When the pinning began, and what was there.
+    pub(super) begun: Option<(Instant, u64)>,
+    /// Quarters that the log has reported.
+    pub(super) reported: u128,
+}
+
+impl Progress {
+    /// No step is due.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_cancelled || self.stopped.is_some() || self.lacks_bytes.is_some()
     }
 }
 
@@ -179,8 +217,8 @@ impl ArenaSupply {
         }
         let books = self.books();
         // What is idle here is used first, and is claimed already.
-        let reusable_bytes = idle_bytes.saturating_add(books.arena().stats().idle_bytes);
-        let missing_bytes = books.arena().missing_bytes(bytes, PAGE_BYTES as u64);
+        let reusable_bytes = idle_bytes.saturating_add(books.arena.stats().idle_bytes);
+        let missing_bytes = books.arena.missing_bytes(bytes, PAGE_BYTES as u64);
         drop(books);
         let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
         let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
@@ -207,18 +245,18 @@ impl ArenaSupply {
         // Relaxed: see `may_release_by_time`.
         self.is_short.store(divisor.is_some(), Ordering::Relaxed);
         let idle_timeout_us = self.settings.retention.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
-        self.books().set_retention(Retention { idle_timeout_us, ..self.settings.retention });
+        self.books().arena.set_retention(Retention { idle_timeout_us, ..self.settings.retention });
     }
 
     /// Whether free memory will be due, and is not known to be.
     pub(in crate::engine) fn ages(&self) -> bool {
         let books = self.books();
-        let releasable_bytes = books.arena().releasable_bytes();
-        releasable_bytes > 0 && (self.may_release_by_time() || books.overdue_bytes() < releasable_bytes)
+        let releasable_bytes = books.arena.releasable_bytes();
+        releasable_bytes > 0 && (self.may_release_by_time() || books.overdue_bytes < releasable_bytes)
     }
 
     /// Whether there is free memory, which is released if memory is short.
     pub(in crate::engine) fn has_free(&self) -> bool {
-        self.books().arena().releasable_bytes() > 0
+        self.books().arena.releasable_bytes() > 0
     }
 }

@@ -93,7 +93,7 @@ impl Supply for ArenaSupply {
                 search.release_oldest();
                 continue;
             }
-            search.room = books.room_for(self.grown_bytes(bytes));
+            search.room = self.budget.room_for(self.grown_bytes(bytes));
             let limits = self.limits(&books, &search);
             match books.plan_growth(bytes, limits) {
                 Ok(plan) if calls == SlowCalls::None => {
@@ -140,7 +140,7 @@ impl Supply for ArenaSupply {
     }
 
     fn close(&self, now_us: u64) {
-        self.books().close();
+        self.books().is_closed = true;
         self.teardown(now_us);
     }
 
@@ -175,7 +175,7 @@ impl Supply for ArenaSupply {
     }
 
     fn all_block_bytes(&self) -> u64 {
-        self.books().arena().stats().live_bytes
+        self.books().arena.stats().live_bytes
     }
 
     fn held_bytes(&self) -> u64 {
@@ -189,18 +189,18 @@ impl Supply for ArenaSupply {
     fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
         let buffer_bytes = pool.idle_bytes();
         let books = self.books();
-        let arena = books.arena().stats();
+        let arena = books.arena.stats();
         let free_bytes = arena.hole_bytes.saturating_sub(arena.reserve_hole_bytes);
-        let kept_bytes = books.arena().kept_bytes();
-        (free_bytes + buffer_bytes).min(books.arena().committed_outside_reserves().saturating_sub(kept_bytes))
+        let kept_bytes = books.arena.kept_bytes();
+        (free_bytes + buffer_bytes).min(books.arena.committed_outside_reserves().saturating_sub(kept_bytes))
     }
 
     fn longest_free_bytes(&self) -> u64 {
-        self.books().arena().longest_hole_bytes()
+        self.books().arena.longest_hole_bytes()
     }
 
     fn calls(&self) -> SourceCalls {
-        self.books().calls()
+        self.books().calls
     }
 
     fn fill(&self, stats: &mut Stats) {
@@ -229,7 +229,7 @@ impl ArenaSupply {
         let Err(error) = finished else {
             let mut books = self.books();
             if search.commit == CommitSize::OneBuffer && self.shape.is_discrete {
-                books.count_smaller_region();
+                books.smaller_regions += 1;
             }
             let memory = ptr.and_then(|ptr| books.memory_at(ptr, bytes));
             let no_address = || Refusal::Source(SourceError::new("arena", "a place without an address"));
@@ -249,7 +249,7 @@ impl ArenaSupply {
     /// There is no plan: completes copies, then releases the oldest idle block, then permits the release of regions (policy-R8).
     /// False if nothing is left to do.
     fn make_room(&self, books: MutexGuard<'_, Books>, limits: GrowthLimits, search: &mut Search<'_>) -> bool {
-        let arena = books.arena().stats();
+        let arena = books.arena.stats();
         // What the source adds to a region is released with it.
         let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
         let lacking_bytes = self.alone_bytes(search.bytes).saturating_sub(available_bytes);
@@ -287,8 +287,10 @@ impl ArenaSupply {
         };
         let (step_bytes, largest_bytes) = match search.commit {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
-            _ if search.is_short_step => (STEP_BESIDE_COPIES_BYTES, books.largest_missed_bytes(search.attempt.now_us)),
-            _ => (u64::MAX, books.largest_missed_bytes(search.attempt.now_us)),
+            _ if search.is_short_step => {
+                (STEP_BESIDE_COPIES_BYTES, books.demand.largest_missed_bytes(search.attempt.now_us))
+            }
+            _ => (u64::MAX, books.demand.largest_missed_bytes(search.attempt.now_us)),
         };
         let nothing_else = search.may_release_regions || search.commit == CommitSize::Nothing;
         GrowthLimits {
@@ -297,7 +299,7 @@ impl ArenaSupply {
             may_decommit_regions: !self.source.release_waits() || nothing_else && !self.may_never_release(),
             step_bytes,
             largest_bytes,
-            known_bytes: books.largest_held_bytes(search.attempt.now_us),
+            known_bytes: books.demand.largest_held_bytes(search.attempt.now_us),
         }
     }
 }
@@ -319,8 +321,8 @@ impl ArenaSupply {
         let mut books = self.books();
         let held_before_bytes = books.held_bytes();
         let finished = finish(&mut books, plan, executed);
-        let (held_bytes, max_bytes) = (books.held_bytes(), books.budget().max_bytes());
-        let mappings = books.arena().stats().mappings;
+        let (held_bytes, max_bytes) = (books.held_bytes(), self.budget.max_bytes());
+        let mappings = books.arena.stats().mappings;
         drop(books);
         self.finished.notify_all();
         if pin_calls > 0 {

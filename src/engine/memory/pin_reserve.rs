@@ -120,7 +120,7 @@ impl ArenaSupply {
         let held_before_bytes = books.held_bytes();
         let finished =
             books.finish_reserve((len, self.reserved_bytes(bytes)), acquired, took).map_err(Refusal::Source)?;
-        let (held_bytes, max_bytes) = (books.held_bytes(), books.budget().max_bytes());
+        let (held_bytes, max_bytes) = (books.held_bytes(), self.budget.max_bytes());
         drop(books);
         let growth = Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes };
         self.log.grew(&growth);
@@ -154,7 +154,7 @@ impl ArenaSupply {
     fn region_step(&self, has_copies: bool, now_us: u64) -> Step {
         let books = self.books();
         let (to_come, is_first, is_closed) =
-            (books.reserve_to_come(), books.reserve_progress().0 == 0, books.is_closed());
+            (books.reserve_to_come(), books.reserve_progress().0 == 0, books.is_closed);
         drop(books);
         if to_come == 0 || is_closed {
             return Step::Done;

@@ -25,7 +25,7 @@ impl Memory {
     /// Releases free memory of the arena, if there is one, until at most `to_bytes` are held or nothing is free.
     pub(in crate::engine) fn release_free(&self, to_bytes: u64, now_us: u64) {
         if let Some(arena) = &self.arena {
-            self.log.release_error(arena.release(now_us, |books| books.plan_trim(to_bytes)));
+            self.log.release_error(arena.release(now_us, |books| books.arena.release_down_to(to_bytes)));
         }
     }
 
@@ -75,7 +75,7 @@ impl ArenaSupply {
             return Ok(());
         }
         // Relaxed: a thread that sees an old value finds nothing due.
-        if self.is_releasing.load(Ordering::Relaxed) || !self.books().arena().is_release_due(now_us) {
+        if self.is_releasing.load(Ordering::Relaxed) || !self.books().arena.is_release_due(now_us) {
             return Ok(());
         }
         if !self.source.needs_gpu() {
@@ -131,7 +131,7 @@ impl ArenaSupply {
         let before_bytes = self.books().held_bytes();
         pool.complete_copies();
         let mut turns = pool.idle_buffers();
-        while turns > 0 && self.books().arena().releasable_bytes() < bytes {
+        while turns > 0 && self.books().arena.releasable_bytes() < bytes {
             turns = if pool.release_oldest(EvictionReason::Reclaimed) { turns - 1 } else { 0 };
         }
         self.log.release_error(self.release(now_us, |books| books.plan_release_of(bytes)));
@@ -207,7 +207,7 @@ impl ArenaSupply {
             released = released.and(self.release(now_us, Books::plan_release_all));
             let mut books = self.books();
             // Another thread may be releasing granules as well.
-            while books.arena().stats().transit_bytes > 0 {
+            while books.arena.stats().transit_bytes > 0 {
                 books = self.finished.wait(books);
             }
             // `None`: the last block came back after the release above, and its granules go before their addresses.
@@ -237,7 +237,7 @@ impl ArenaSupply {
         // arena had a range for it (books-I1).
         let released = unsafe { mapping.release(&self.source) };
         let (took, has_succeeded) = (begun.elapsed(), released.is_ok());
-        region_bytes.into_iter().for_each(|bytes| self.books().count_region_release(bytes, took, has_succeeded));
+        region_bytes.into_iter().for_each(|bytes| self.books().calls.unpin.record(bytes, took, has_succeeded));
         released
     }
 }

@@ -19,14 +19,12 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use super::arena_supply::ArenaSupply;
+use super::arena_supply::{ArenaSupply, Reserve};
 use super::block_memory::Refusal;
 use super::books::Step;
 use crate::backend::SourceError;
 use crate::diag;
 use crate::maintenance_thread::MaintenanceThread;
-use crate::shared_limit::Want;
-use pinpool_os::sync::plain::{Condvar, Mutex};
 use pinpool_os::threads;
 
 /// Longest pause of the thread for requests that need memory; what they commit is a part of the reserve.
@@ -36,43 +34,6 @@ const PAUSE_FOR_GETS: Duration = Duration::from_micros(50);
 const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
 /// Progress is logged this often.
 pub(super) const REPORTS: u128 = 4;
-
-/// The pinning of a reserve while the pool is in use.
-#[derive(Debug, Default)]
-pub(super) struct Reserve {
-    progress: Mutex<Progress>,
-    /// Notified when the progress changes.
-    changed: Condvar,
-    /// Requests that need new memory: the thread pauses for them.
-    requests: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Progress {
-    has_thread: bool,
-    /// The thread that makes a step.
-    stepper: Option<ThreadId>,
-    is_cancelled: bool,
-    /// Why it stopped.
-    stopped: Option<SourceError>,
-    /// Bytes that the next step needs and the limit had no room for.
-    lacks_bytes: Option<u64>,
-    /// The bytes of it that other owners of the shared limit should release.
-    want: Want,
-    /// The log has said that it waits for room.
-    has_told_lack: bool,
-    /// When the pinning began, and what was there.
-    begun: Option<(Instant, u64)>,
-    /// Quarters that the log has reported.
-    reported: u128,
-}
-
-impl Progress {
-    /// No step is due.
-    fn is_over(&self) -> bool {
-        self.is_cancelled || self.stopped.is_some() || self.lacks_bytes.is_some()
-    }
-}
 
 /// A request that needs new memory, until the drop.
 pub(super) struct RequestFirst<'arena>(&'arena AtomicU64);

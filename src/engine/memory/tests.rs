@@ -131,7 +131,7 @@ mod models {
         }
 
         fn release_all(&self) {
-            self.arena.release(0, |books| books.plan_trim(0)).unwrap();
+            self.arena.release(0, |books| books.arena.release_down_to(0)).unwrap();
         }
 
         fn end(&self) {

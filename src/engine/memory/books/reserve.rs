@@ -39,8 +39,8 @@ impl Books {
     pub(in crate::engine) fn request_reserve(&mut self, bytes: u64) -> Result<(), Refusal> {
         check_length(bytes)?;
         let requested_bytes = self.requested_bytes.saturating_add(self.pending_bytes).saturating_add(bytes);
-        if self.budget().max_bytes().is_some_and(|max_bytes| requested_bytes > max_bytes) {
-            return Err(Refusal::QuotaExceeded { needed_bytes: bytes, over: self.budget().full(bytes) });
+        if self.budget.max_bytes().is_some_and(|max_bytes| requested_bytes > max_bytes) {
+            return Err(Refusal::QuotaExceeded { needed_bytes: bytes, over: self.budget.full(bytes) });
         }
         self.requested_bytes += bytes;
         Ok(())
@@ -72,10 +72,10 @@ impl Books {
     pub(in crate::engine) fn plan_reserve_step(&mut self, step_bytes: u64, remedy: &'static str) -> Result<Plan, Step> {
         let to_come = self.reserve_to_come();
         // After the last pool its addresses may be gone.
-        if to_come == 0 || self.is_closed() {
+        if to_come == 0 || self.is_closed {
             return Err(Step::Done);
         }
-        match self.arena.commit_next(step_bytes.min(to_come), self.room_for(step_bytes.min(to_come))) {
+        match self.arena.commit_next(step_bytes.min(to_come), self.budget.room_for(step_bytes.min(to_come))) {
             Ok(plan) if self.update_claim().is_ok() => Ok(plan),
             Ok(plan) => {
                 // Another claimant was faster.
@@ -94,8 +94,8 @@ impl Books {
     pub(in crate::engine) fn without_room(&mut self, granule_bytes: u64) -> Step {
         self.arena.keep(self.reserve_to_come());
         // What other owners of the shared limit hold may come back.
-        let is_held_by_others = self.budget().is_shared() && self.budget().own_room_bytes() >= self.reserve_to_come();
-        let is_over = self.budget().over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
+        let is_held_by_others = self.budget.is_shared() && self.budget.own_room_bytes() >= self.reserve_to_come();
+        let is_over = self.budget.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
         if !is_over && self.reserve_to_come() < granule_bytes {
             // A part of a granule at the limit can never come.
             self.request_less(self.reserve_to_come());
@@ -128,7 +128,7 @@ impl Books {
     /// Whether some of the reserve is still to come and the limit has room for `bytes`.
     pub(in crate::engine) fn could_go_on(&self, bytes: u64) -> bool {
         let step_bytes = bytes.min(self.reserve_to_come());
-        step_bytes > 0 && self.room_for(step_bytes) >= step_bytes
+        step_bytes > 0 && self.budget.room_for(step_bytes) >= step_bytes
     }
 
     /// Claims what the system will hold for a reserve of `bytes`, in whole granules if there is room for them, else in whole
@@ -140,11 +140,11 @@ impl Books {
     ) -> Result<u64, Refusal> {
         let whole = |unit: u64| bytes.checked_next_multiple_of(unit);
         let needed_bytes = whole(ALIGN_BYTES).map_or(u64::MAX, &held_bytes);
-        let room = self.room_for(needed_bytes);
+        let room = self.budget.room_for(needed_bytes);
         let fits = |&whole: &u64| held_bytes(whole) <= room;
         let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
         let refusal = |over| Refusal::QuotaExceeded { needed_bytes, over };
-        let bytes = fitting.ok_or_else(|| refusal(self.budget().lacking(needed_bytes)))?;
+        let bytes = fitting.ok_or_else(|| refusal(self.budget.lacking(needed_bytes)))?;
         check_length(bytes)?;
         self.pending_bytes += held_bytes(bytes);
         let claimed = self.update_claim();
