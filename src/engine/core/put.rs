@@ -96,7 +96,7 @@ impl Core {
     pub(super) fn finish_put(&self, mut block: Block) {
         self.end_use(&mut block, || self.time.read_us());
         block.end_holding();
-        // Ends last: the account's next request comes after those that wait for memory of the pool.
+        // Ends last: the partition's next request comes after those that wait for memory of the pool.
         let _claim = block.take_claim();
         if self.config.zero && block.adopted().is_none() {
             block.zero();
@@ -134,7 +134,7 @@ impl Core {
         // Pairs with the fence in `patience`.
         fence(Ordering::SeqCst);
         self.wake_waiters();
-        self.wake_accounts();
+        self.wake_partitions();
     }
 
     pub(in crate::engine) fn has_waiters(&self) -> bool {
@@ -148,13 +148,13 @@ impl Core {
         }
     }
 
-    /// Returns memory that is not kept: unpinned, or a user's.
+    /// Returns memory that is not kept: pageable, or a user's.
     #[cold]
     fn put_foreign(&self, block: Block) {
         if block.adopted().is_some() {
             self.counters.adopted.subtract(1);
         } else {
-            self.counters.fallback_returns.add(1);
+            self.counters.pageable_returns.add(1);
         }
         self.release_block(block);
         self.close_if_unused();
@@ -281,7 +281,7 @@ impl Core {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
     }
 
-    /// Memory leaves the pool: unpinned, a user's, or at the end of the pool. A slow call.
+    /// Memory leaves the pool: pageable, a user's, or at the end of the pool. A slow call.
     fn release_block(&self, block: Block) {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
@@ -368,7 +368,7 @@ impl Core {
         self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
         self.trim(0);
         self.waiters.wake_all();
-        self.existing_accounts().iter().for_each(|account| account.close());
+        self.existing_partitions().iter().for_each(|partition| partition.close());
     }
 
     /// Closes a sealed pool once every block is in flight, released or leaked.

@@ -11,7 +11,7 @@ use super::reserve::REPORTS;
 use super::shape::{GRANULE_BYTES, Mapping, held};
 use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
 use crate::diag::Growth;
-use crate::quota::{Level, QuotaExceeded};
+use crate::quota::{LimitLevel, QuotaExceeded};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
 
@@ -36,7 +36,7 @@ impl ArenaSupply {
         let pinned = self.pin_slices(bytes).or_else(|refusal| {
             let to_bytes = match &refusal {
                 // What is idle here makes room there.
-                Refusal::QuotaExceeded { over: QuotaExceeded { level: Level::Shared, shortfall, .. }, .. } => {
+                Refusal::QuotaExceeded { over: QuotaExceeded { level: LimitLevel::Shared, shortfall, .. }, .. } => {
                     Some(self.books().held_bytes().saturating_sub(*shortfall))
                 }
                 Refusal::QuotaExceeded { needed_bytes, .. } => {
