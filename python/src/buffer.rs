@@ -34,7 +34,7 @@ impl Buffer {
     }
 
     fn check_device(&self, device: Device) -> PyResult<()> {
-        if device == Device::Cpu || (self.memory.is_pinned && self.memory.origin.is_cudas) {
+        if device == Device::Cpu || (self.memory.is_pinned && self.memory.origin.is_cuda_pinned) {
             return Ok(());
         }
         Err(PyBufferError::new_err(
@@ -43,12 +43,12 @@ impl Buffer {
         ))
     }
 
-    /// The bytes as a DLPack capsule, labelled with the device that the importer requests, or else with `device`.
+    /// The bytes as a DLPack capsule for the device that the importer requests, or else for `device`.
     fn export<'py>(
         &self,
         py: Python<'py>,
         max_version: Option<(u32, u32)>,
-        asked: Option<(i32, i32)>,
+        requested: Option<(i32, i32)>,
         copy: Option<bool>,
         device: Device,
     ) -> PyResult<Bound<'py, PyCapsule>> {
@@ -57,7 +57,7 @@ impl Buffer {
                 "a buffer is exported without a copy: leave `copy` out and copy the array",
             ));
         }
-        let device = asked.map_or(Ok(device), |(kind, _)| Device::of(kind))?;
+        let device = requested.map_or(Ok(device), |(kind, _)| Device::of(kind))?;
         self.check_device(device)?;
         let has_version = max_version.is_some_and(|(major, _)| major >= 1);
         dlpack::capsule(py, View::of(&self.memory)?, device, has_version)
@@ -69,7 +69,7 @@ fn record(py: Python<'_>, memory: &Memory, stream: &Bound<'_, PyAny>) -> PyResul
     py.detach(|| {
         stream
             .fence(memory.origin.device)
-            .or_else(|unfenced| memory.lose(unfenced))
+            .or_else(|unfenced| memory.quarantine(unfenced))
             .and_then(|fence| memory.record(fence))
     })
 }
@@ -227,8 +227,8 @@ impl Buffer {
         self.memory.end_view();
     }
 
-    /// The bytes by NumPy's array interface. Arrays made from it are not counted as views, so `release()` fails from then on;
-    /// the memory returns when the buffer is gone.
+    /// The bytes through NumPy's array interface. The pool cannot count arrays made from it, so `release()` fails from then on, and the
+    /// memory returns when the buffer is gone.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.memory.expose()?;
@@ -250,7 +250,7 @@ impl Buffer {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        // Host code accesses host memory in order, so no stream needs to wait.
+        // Host memory needs no synchronization with a stream.
         let _ = stream;
         self.export(py, max_version, dl_device, copy, Device::Cpu)
     }
