@@ -29,7 +29,7 @@ mod stock;
 mod user_block;
 mod wait_queue;
 
-pub(crate) use self::core::{AutoLimit, BlockRequest, CachedShard, Core, ExternalClaim, PartitionCore};
+pub(crate) use self::core::{AutoLimit, BlockRequest, CachedShard, Core, PartitionCore};
 pub(crate) use self::memory::{
     Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, Pageable, granule_bytes,
 };
