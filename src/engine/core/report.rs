@@ -331,7 +331,7 @@ impl Core {
             copies: stats.copies.time.count() + stats.copies.in_flight,
             is_pinned: stats.is_pinned,
             #[cfg(feature = "cuda")]
-            has_driver: crate::driver::is_loaded(),
+            has_driver: !stats.is_pinned && crate::driver::is_mapped(),
             #[cfg(not(feature = "cuda"))]
             has_driver: false,
             failure: if self.is_forked() { None } else { self.diagnosis.failure.lock().clone() },
