@@ -159,7 +159,7 @@ impl Pool {
         self.core().enter();
         let wait = self.longest_wait(request);
         let block = match &wanted.partition {
-            None => self.core().get(&wanted, wait),
+            None => self.core().begin_get(&wanted, wait, None)?.wait(),
             Some(partition) => partition.get(&wanted, wait),
         }?;
         Ok(buffer(self.core(), block, &wanted, request.align))
