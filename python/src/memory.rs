@@ -277,7 +277,7 @@ impl Memory {
         self.origin.has_streams.store(true, Ordering::Relaxed);
         if state.streams.len() >= STREAMS_UNCHECKED {
             // A failed fence is kept, because its work may still run.
-            state.streams.retain(|earlier| !matches!(earlier.is_done(), Ok(true)));
+            state.streams.retain(|earlier| !matches!(earlier.is_complete(), Ok(true)));
         }
         state.streams.push(fence);
         Ok(())
@@ -350,12 +350,12 @@ struct UnknownEnd(String);
 // SAFETY: it never reports completion.
 #[allow(unsafe_code)]
 unsafe impl Fence for UnknownEnd {
-    fn is_done(&self) -> pinpool::Result<bool> {
+    fn is_complete(&self) -> pinpool::Result<bool> {
         Err(pinpool::Error::device(self.0.clone()))
     }
 
     fn wait(&self) -> pinpool::Result<()> {
-        self.is_done().map(drop)
+        self.is_complete().map(drop)
     }
 
     fn stream(&self) -> u64 {
@@ -381,9 +381,9 @@ unsafe impl CopyStream for AllFences {
 // SAFETY: it completes when all of its fences, which fulfil the contract, have completed.
 #[allow(unsafe_code)]
 unsafe impl Fence for AllFences {
-    fn is_done(&self) -> pinpool::Result<bool> {
+    fn is_complete(&self) -> pinpool::Result<bool> {
         let mut fences = self.others.iter().chain([&self.last]);
-        fences.try_fold(true, |are_complete, fence| Ok(are_complete && fence.is_done()?))
+        fences.try_fold(true, |are_complete, fence| Ok(are_complete && fence.is_complete()?))
     }
 
     fn wait(&self) -> pinpool::Result<()> {
