@@ -36,16 +36,6 @@ impl Device {
             ))),
         }
     }
-
-    pub(crate) fn named(name: &str) -> PyResult<Self> {
-        match name {
-            "cpu" => Ok(Self::Cpu),
-            "cuda_host" => Ok(Self::CudaHost),
-            _ => Err(PyBufferError::new_err(format!(
-                "a buffer cannot be exported for the device {name:?}: use \"cpu\" or \"cuda_host\""
-            ))),
-        }
-    }
 }
 
 #[repr(C)]

@@ -53,7 +53,7 @@ mod wait;
 #[pymodule(gil_used = false)]
 mod _pinpool {
     #[pymodule_export]
-    use super::buffer::{_record_stream, Buffer, DlpackExport};
+    use super::buffer::{_record_stream, Buffer};
     #[pymodule_export]
     use super::decode::Decoder;
     #[pymodule_export]

@@ -102,7 +102,6 @@ struct State {
     is_closed: bool,
     /// Whether there may be uncounted views while references exist.
     is_exposed: bool,
-    is_listed: bool,
     streams: Vec<Arc<dyn Fence>>,
 }
 
@@ -184,7 +183,6 @@ impl Memory {
                 views: 0,
                 is_closed: false,
                 is_exposed: false,
-                is_listed: false,
                 streams: Vec::new(),
             }),
         }
@@ -233,8 +231,10 @@ impl Memory {
     /// Another view, until [`end_view`](Memory::end_view). The caller is attached to the interpreter.
     pub(crate) fn begin_view(self: &Arc<Self>) -> PyResult<()> {
         let mut state = self.usable()?;
+        if state.views == 0 {
+            Viewed::lock().insert(self);
+        }
         state.views += 1;
-        self.list(&mut state);
         Ok(())
     }
 
@@ -248,14 +248,8 @@ impl Memory {
     pub(crate) fn expose(self: &Arc<Self>) -> PyResult<()> {
         let mut state = self.usable()?;
         state.is_exposed = true;
-        self.list(&mut state);
+        Viewed::lock().insert(self);
         Ok(())
-    }
-
-    fn list(self: &Arc<Self>, state: &mut State) {
-        if !std::mem::replace(&mut state.is_listed, true) {
-            Viewed::lock().insert(self);
-        }
     }
 
     /// The buffer with views that contains `address`. The caller is attached to the interpreter.

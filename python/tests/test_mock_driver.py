@@ -255,12 +255,9 @@ def test_pinned_memory_is_exported_as_cuda_host_on_request(with_mock_driver):
             pool = pool_of(backend=backend, preset="adaptive")
             buf = pool.get(SIZE)
             assert buf.is_pinned and buf.__dlpack_device__() == (1, 0)
-            exported = buf.dlpack(device="cuda_host")
-            assert exported.__dlpack_device__() == (3, 0)
-            array = np.from_dlpack(exported)
-            assert array.ctypes.data == buf.ptr and buf.views == 1
-            buf.__dlpack__(dl_device=(3, 0))
-            del array, exported
+            exported = buf.__dlpack__(dl_device=(3, 0))
+            assert buf.views == 1
+            del exported
             buf.release()
         """
     )
