@@ -62,7 +62,7 @@ const BACKGROUND_THREAD: &str = "background_thread";
 ///     log_every: one rate check in this many is logged ("tensorflow"; default 10).
 ///     hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
 ///     growth: whether the pool may pin more than its reserve (the default).
-///     zero: whether buffers are zeroed before another user handle them (default False).
+///     zero: whether buffers are zeroed before another user gets them (default False).
 ///     background_thread: whether a thread reclaims buffers and releases idle memory (the default). Without it, call `maintain()`
 ///         periodically.
 ///

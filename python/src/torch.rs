@@ -191,8 +191,8 @@ unsafe extern "C" fn is_capturing(stream: *const Stream) -> c_int {
     // SAFETY: the caller's stream.
     let stream = unsafe { &*stream };
     // SAFETY: as above.
-    let requested = catch_unwind(AssertUnwindSafe(|| unsafe { stream.as_raw() }.is_capturing()));
-    requested.unwrap_or(false).into()
+    let answer = catch_unwind(AssertUnwindSafe(|| unsafe { stream.as_raw() }.is_capturing()));
+    answer.unwrap_or(false).into()
 }
 
 fn timed(calls: &Calls) -> Timed {
