@@ -93,23 +93,9 @@ impl Arena {
         Ok(plan)
     }
 
-    /// From now on commits the next larger granules where they fit, if they are no larger than `most_bytes`. Returns their
-    /// size.
-    pub(crate) fn grow_in_larger_granules(&mut self, most_bytes: u64) -> Option<u64> {
-        let next = self.sizes.zones().find(|zone| zone.start > self.grow_from)?;
-        let longest = self.ranges.values().map(|range| range.extent.bytes()).max().unwrap_or(0);
-        if next.granule_bytes > most_bytes || next.start >= longest || self.growth == GrowthMode::Regions {
-            return None;
-        }
-        self.grow_from = next.start;
-        Some(next.granule_bytes)
-    }
-
     /// Where a buffer fits with the fewest bytes of granules to commit (policy-R5).
     pub(super) fn best_fit(&self, bytes: u64, align: u64) -> Option<GapFit> {
-        let holes = &self.holes[HoleSet::Shared as usize];
-        let from = |offset| self.uncommitted.best_fit(holes, (bytes, align), self.sizes, offset);
-        from(self.grow_from).or_else(|| from(0).filter(|_| self.grow_from > 0))
+        self.uncommitted.best_fit(&self.holes[HoleSet::Shared as usize], (bytes, align), self.sizes)
     }
 
     fn no_space(&self, missing_bytes: u64) -> NoSpace {

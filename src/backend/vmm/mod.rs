@@ -14,8 +14,7 @@
 //! instead ([`RegisterSource`]) at 17 to 27 GB/s; of granules only where the driver registers nothing. To unregister it at the
 //! end of the pool waits for the device and holds up every enqueue.
 //!
-//! Access is set for the CPU, the own GPU and those that use the memory or may use it unseen (`table`). Creating a source tests a granule, at each
-//! [location](super::location) in order, and makes no context; neither does reserving.
+//! Access is set for the CPU and every GPU (`table`). Creating a source tests a granule at each [location](super::location) in order.
 //!
 //! Invariants:
 //!
@@ -34,35 +33,29 @@ use super::source::{Region, RegionIds, Source};
 use super::trial;
 use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 use crate::arena::GranuleSizes;
+use crate::driver::RelaxedCapture;
 use crate::driver::code::{Code, Failed};
 use crate::driver::device::Device;
-use crate::driver::virtual_memory::{MemoryLocation, VmmApi};
-use crate::driver::{CurrentContext, RelaxedCapture};
+use crate::driver::virtual_memory::{self as driver, MemoryLocation};
 use crate::error::SourceError;
 use crate::finding::Finding;
 use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::Mutex;
 use pinpool_os::sync::process::{AtomicBool, Ordering};
 
-mod calls;
 mod find;
 mod old_places;
 mod table;
 
-use calls::{Calls, Granule, Reached, bytes_of};
 use old_places::OldPlaces;
-use table::{GranuleRun, GranuleTable, placed};
-pub(crate) use table::{let_all_reach, let_reach};
+pub(crate) use table::let_reach;
+use table::{Granule, GranuleRun, GranuleTable, bytes_of, placed};
 
-/// Pinned memory of the driver's virtual memory, readable by its device, and by each other that copies through the pool.
+/// Pinned memory of the driver's virtual memory, readable by every device.
 #[derive(Debug)]
 pub struct VmmSource {
     device: Arc<Device>,
-    driver: VmmApi,
     location: MemoryLocation,
-    calls: Arc<Calls>,
-    /// Whether a call may make the device's context. False only while a granule is tried.
-    makes_context: bool,
     ids: RegionIds,
     granules: Arc<GranuleTable>,
     /// Granules that the driver refused to release, mapped nowhere: [`VmmSource::create`] uses them first.
@@ -86,14 +79,6 @@ fn address(start: NonNull<u8>) -> u64 {
 }
 
 impl VmmSource {
-    /// The state that calls of the driver need, until the result is dropped.
-    fn enter(&self) -> Result<(Option<CurrentContext>, RelaxedCapture), SourceError> {
-        if self.makes_context {
-            return self.device.enter().map(|(current, relaxed)| (Some(current), relaxed));
-        }
-        self.device.enter_if_active()
-    }
-
     /// New granules of these lengths, all of them or none.
     fn create(&self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Granule>, Failed> {
         let mut created = Vec::new();
@@ -103,7 +88,7 @@ impl VmmSource {
                 let alike = unreleased.iter().rposition(|granule| granule.bytes == bytes);
                 alike.map(|index| unreleased.swap_remove(index))
             };
-            let new = || self.driver.create(bytes, self.location).map(|handle| Granule { handle, bytes });
+            let new = || driver::create(bytes, self.location).map(|handle| Granule { handle, bytes });
             match unreleased.map_or_else(new, Ok) {
                 Ok(granule) => created.push(granule),
                 Err(refusal) => {
@@ -120,7 +105,7 @@ impl VmmSource {
         let mut released = Ok(());
         for &granule in granules {
             // SAFETY: it came from `create`, and only the owner of its run releases it, here.
-            if let Err(refusal) = unsafe { self.driver.release(granule.handle) } {
+            if let Err(refusal) = unsafe { driver::release(granule.handle) } {
                 // The driver still holds the memory unless it is gone itself; reuse keeps that from adding up.
                 self.unreleased.lock().push(granule);
                 released = Err(refusal);
@@ -134,7 +119,7 @@ impl VmmSource {
         if self.unreleased.lock().is_empty() {
             return Ok(());
         }
-        let _entered = self.enter()?;
+        let _entered = self.device.enter()?;
         let refused = std::mem::take(&mut *self.unreleased.lock());
         self.release_granules(&refused).map_err(|Failed(call, code)| {
             let bytes: usize = self.unreleased.lock().iter().map(|granule| granule.bytes).sum();
@@ -149,33 +134,32 @@ impl VmmSource {
         run.ok_or_else(|| SourceError::new("vmm", "granules that were never committed, or a part of one"))
     }
 
-    /// Maps `granules` from `start` on, readable and writable, or commits nothing there. Returns the other devices that have
-    /// access.
+    /// Maps `granules` from `start` on, readable and writable, or commits nothing there.
     ///
     /// # Safety
     ///
     /// The addresses are reserved by the caller, and no granule is committed there.
-    unsafe fn map(&self, start: NonNull<u8>, granules: &[Granule]) -> Result<Reached, SourceError> {
+    unsafe fn map(&self, start: NonNull<u8>, granules: &[Granule]) -> Result<(), SourceError> {
         let (at, bytes) = (address(start), bytes_of(granules));
-        self.old_places.unmap(self.driver, &(at..at + bytes as u64))?;
+        self.old_places.unmap(&(at..at + bytes as u64))?;
         let undo = |count: usize| self.unmap_or_keep(at, &granules[..count]);
         for (index, (address, granule)) in placed(at, granules).enumerate() {
             // SAFETY: the caller's promise, and nothing is mapped there any more; the granule has this length.
-            let mapped = unsafe { self.driver.map(address, granule.bytes, 0, granule.handle, 0) };
+            let mapped = unsafe { driver::map(address, granule.bytes, 0, granule.handle, 0) };
             mapped.inspect_err(|_| undo(index))?;
         }
         // SAFETY: mapped above.
-        let others = unsafe { self.calls.set_access(at, granules) }.map_err(SourceError::from);
+        let reached = unsafe { self.granules.set_access(at, granules) }.map_err(SourceError::from);
         // A child of `fork` would share the pages, and could write to them under a copy.
-        let kept = || mapping::advise(start, bytes, mapping::linux::MADV_DONTFORK);
-        others.and_then(|others| kept().map(|()| others)).inspect_err(|_| undo(granules.len()))
+        let keep = |()| mapping::advise(start, bytes, mapping::linux::MADV_DONTFORK);
+        reached.and_then(keep).inspect_err(|_| undo(granules.len()))
     }
 
     /// Unmaps `granules`, which nothing uses, from `start` on. What the driver refuses is unmapped later.
     fn unmap_or_keep(&self, start: u64, granules: &[Granule]) {
         let end = start + bytes_of(granules) as u64;
         self.old_places.add(start, granules);
-        let _unmapped_later = self.old_places.unmap(self.driver, &(start..end));
+        let _unmapped_later = self.old_places.unmap(&(start..end));
     }
 }
 
@@ -278,7 +262,7 @@ unsafe impl Source for VmmSource {
                 .remedy("create a separate pool for that GPU (PINPOOL_DEVICE), or use PINPOOL_BACKEND=register")
         };
         let untested = self.untested.iter().map(|error| trial::untested("vmm", error));
-        untested.chain(self.calls.refused().into_iter().map(finding)).collect()
+        untested.chain(self.granules.refused().into_iter().map(finding)).collect()
     }
 }
 
@@ -294,7 +278,7 @@ unsafe impl VirtualMemory for VmmSource {
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         // By the manual this needs no context.
         let _relaxed = RelaxedCapture::enter();
-        let reserved = self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES)?;
+        let reserved = driver::reserve(len_bytes, RANGE_ALIGN_BYTES)?;
         // The driver runs on 64-bit machines only.
         let aligned = usize::try_from(reserved).ok().filter(|address| address.is_multiple_of(RANGE_ALIGN_BYTES));
         let start = aligned.and_then(|address| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address)));
@@ -305,23 +289,23 @@ unsafe impl VirtualMemory for VmmSource {
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let start = range.at(offset, bytes)?;
-        let _entered = self.enter()?;
+        let _entered = self.device.enter()?;
         let granules = self.create(range.granules(offset, bytes))?;
         // SAFETY: addresses of the range, not committed by the caller's promise.
-        let others = unsafe { self.map(start, &granules) }.inspect_err(|_| {
+        unsafe { self.map(start, &granules) }.inspect_err(|_| {
             let _released_later = self.release_granules(&granules);
         })?;
-        self.granules.remember(address(start), &granules, others);
+        self.granules.remember(address(start), &granules);
         Ok(())
     }
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let run = self.run_at(range, offset, bytes)?;
-        let _entered = self.enter()?;
+        let _entered = self.device.enter()?;
         // A granule that is still mapped at an old place would stay pinned (vm-S5).
-        self.old_places.unmap(self.driver, &EVERYWHERE)?;
+        self.old_places.unmap(&EVERYWHERE)?;
         // SAFETY: the caller's promise: committed and unused; whole granules (vmm-I1).
-        unsafe { self.driver.unmap(run.start, bytes) }?;
+        unsafe { driver::unmap(run.start, bytes) }?;
         self.granules.forget(&run);
         let _released_later = self.release_granules(&run.granules);
         Ok(())
@@ -332,18 +316,18 @@ unsafe impl VirtualMemory for VmmSource {
         let runs = runs.collect::<Result<Vec<_>, _>>().map_err(RemapError::Kept)?;
         let granules: Vec<_> = runs.iter().flat_map(|run| &run.granules).copied().collect();
         let to = range.at(to, bytes_of(&granules)).map_err(RemapError::Kept)?;
-        let _entered = self.enter().map_err(RemapError::Kept)?;
+        let _entered = self.device.enter().map_err(RemapError::Kept)?;
         if self.old_places.granules() > OLD_GRANULES_MAX {
             self.unmap_old_places().map_err(RemapError::Kept)?;
         }
         // One `map` for all runs, because setting the access costs more than all other calls.
         // SAFETY: the caller's promise: nothing is committed at `to`.
-        let others = unsafe { self.map(to, &granules) }.map_err(RemapError::Kept)?;
+        unsafe { self.map(to, &granules) }.map_err(RemapError::Kept)?;
         for run in &runs {
             self.granules.forget(run);
             self.old_places.add(run.start, &run.granules);
         }
-        self.granules.remember(address(to), &granules, others);
+        self.granules.remember(address(to), &granules);
         Ok(())
     }
 
@@ -355,8 +339,8 @@ unsafe impl VirtualMemory for VmmSource {
         if !self.has_old_places() {
             return Ok(());
         }
-        let _entered = self.enter()?;
-        Ok(self.old_places.unmap(self.driver, &EVERYWHERE)?)
+        let _entered = self.device.enter()?;
+        Ok(self.old_places.unmap(&EVERYWHERE)?)
     }
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
@@ -366,7 +350,7 @@ unsafe impl VirtualMemory for VmmSource {
             Err(SourceError::new("cuMemUnmap", "granules are still mapped at these addresses"))
         } else {
             // SAFETY: the caller's promise: it came from `reserve`, and it is unused; nothing is mapped there any more.
-            let unreserve = || unsafe { self.driver.unreserve(start, bytes) };
+            let unreserve = || unsafe { driver::unreserve(start, bytes) };
             unreserve().or_else(|_| unreserve()).map_err(SourceError::from)
         };
         unmapped.and(unreserved).and(self.release_refused())

@@ -15,9 +15,9 @@
 
 use std::ops::Range;
 
-use super::calls::{Granule, bytes_of};
+use super::table::{Granule, bytes_of};
 use crate::driver::code::Failed;
-use crate::driver::virtual_memory::VmmApi;
+use crate::driver::virtual_memory as driver;
 use pinpool_os::sync::{Condvar, Mutex};
 
 /// Adjacent granules at addresses that they have left.
@@ -60,7 +60,7 @@ impl OldPlaces {
 
     /// Unmaps what is mapped in `addresses`, adjacent granules in one call. Waits for threads that do the same.
     /// After a refusal the rest stays mapped, for the next call.
-    pub(super) fn unmap(&self, driver: VmmApi, addresses: &Range<u64>) -> Result<(), Failed> {
+    pub(super) fn unmap(&self, addresses: &Range<u64>) -> Result<(), Failed> {
         let is_within = |run: &OldRun| run.start < addresses.end && addresses.start < run.end;
         let mut runs = self.runs.lock();
         loop {
@@ -68,7 +68,7 @@ impl OldPlaces {
                 drop(runs);
                 // SAFETY: whole granules that are mapped there (old-places-I1), unused, and unmapped by no other thread
                 // (old-places-I2).
-                let unmapped = unsafe { driver.unmap(run.start, run.bytes()) };
+                let unmapped = unsafe { driver::unmap(run.start, run.bytes()) };
                 runs = self.runs.lock();
                 runs.taken.retain(|other| *other != run);
                 if unmapped.is_err() {

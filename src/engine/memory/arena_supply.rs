@@ -14,7 +14,7 @@
 //! - arena-supply-I1: what is claimed, by [`Source::held_bytes`] with all that the system adds, changes under the lock, before
 //!   the source is called, and only within the limits.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
@@ -22,7 +22,7 @@ use std::time::Instant;
 use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
 use super::books::Books;
 use super::called_source::CalledSource;
-use super::pressure::{MappingWatch, PressureWatch};
+use super::pressure::PressureWatch;
 use super::progress::Reserve;
 use super::shape::{GrowthShape, arena_over, held};
 use super::{PoolView, Supply};
@@ -49,7 +49,6 @@ pub(crate) struct ArenaSupply {
     books: Mutex<Books>,
     /// Notified when a plan is finished.
     pub(super) finished: Condvar,
-    pub(super) mappings: MappingWatch,
     /// The kernel reports that memory is short.
     pub(super) is_short: AtomicBool,
     /// Blocks with copies that end at an unknown time, or never.
@@ -89,14 +88,14 @@ pub(crate) struct ArenaSettings {
 }
 
 impl ArenaSupply {
-    /// An arena over `source`, which claims by `claim`. Reserves addresses if the source can, pins nothing. Reads the limits of
-    /// the process below `root`, and memory pressure from `pressure` or the kernel's files.
+    /// An arena over `source`, which claims by `claim`. Reserves addresses if the source can, pins nothing. Reads memory
+    /// pressure from `pressure` or the kernel's files.
     pub(crate) fn new(
         source: CalledSource,
         claim: Claim,
         settings: ArenaSettings,
         log: Arc<PoolLog>,
-        (root, pressure): (PathBuf, Option<&Path>),
+        pressure: Option<&Path>,
     ) -> Result<Self, SourceError> {
         let (arena, mappings, shape) = arena_over(&source, claim.budget().max_bytes(), settings.retention)?;
         let varied_above_bytes = if shape.is_discrete {
@@ -112,7 +111,6 @@ impl ArenaSupply {
             budget: claim.budget().clone(),
             books: Mutex::new(Books::new(arena, mappings, varied_above_bytes, claim)),
             finished: Condvar::default(),
-            mappings: MappingWatch::below(root),
             is_short: AtomicBool::new(false),
             quarantined: AtomicU64::new(0),
             told_idle: AtomicBool::new(false),

@@ -238,13 +238,11 @@ impl ArenaSupply {
         let held_before_bytes = books.held_bytes();
         let finished = finish(&mut books, plan, executed);
         let (held_bytes, max_bytes) = (books.held_bytes(), books.budget().max_bytes());
-        let mappings = books.arena().stats().mappings;
         drop(books);
         self.finished.notify_all();
         if pin_calls > 0 {
             let asked_bytes = asked_bytes.unwrap_or(held_bytes.saturating_sub(held_before_bytes));
             self.log.grew(&Growth { asked_bytes, held_before_bytes, held_bytes, pin_calls, took, max_bytes });
-            self.watch_mappings(mappings);
         }
         finished
     }
@@ -266,13 +264,6 @@ impl ArenaSupply {
         self.record_old_places();
         finished?;
         Ok(ptr.and_then(|ptr| self.books().memory_at(ptr, bytes)))
-    }
-
-    /// Grows by larger granules if the process has few mappings left; `own_mappings` of its mappings are this pool's.
-    fn watch_mappings(&self, own_mappings: u64) {
-        let Some(found) = self.mappings.few_left(own_mappings) else { return };
-        let larger = self.books().grow_in_larger_granules();
-        larger.into_iter().for_each(|bytes| self.log.few_mappings(found.used, found.limit, own_mappings, bytes));
     }
 }
 

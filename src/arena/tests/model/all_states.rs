@@ -29,12 +29,10 @@ impl World {
             arena: Arena {
                 growth: arena.growth,
                 sizes: arena.sizes,
-                grow_from: arena.grow_from,
                 region_cost: RegionCost(Box::new(|bytes| bytes)),
                 ranges: arena.ranges.clone(),
                 next_range: arena.next_range,
                 holes: arena.holes.clone(),
-                regions: arena.regions.clone(),
                 uncommitted: arena.uncommitted.clone(),
                 idle: arena.idle.clone(),
                 retention: arena.retention,
