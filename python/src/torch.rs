@@ -170,8 +170,8 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
             pinned_bytes: signed(stats.memory.pin.bytes),
             unpinned_bytes: signed(stats.memory.unpin.bytes),
             // The counterparts according to the documentation of `Stats`.
-            held_buffers: signed(stats.memory.buffers.saturating_sub(stats.memory.fallback_buffers)),
-            pinned_buffers: signed(stats.requests.misses.saturating_sub(stats.requests.fallbacks)),
+            held_buffers: signed(stats.memory.buffers.saturating_sub(stats.memory.pageable_buffers)),
+            pinned_buffers: signed(stats.requests.misses.saturating_sub(stats.requests.pageable)),
             unpinned_buffers: signed(stats.memory.evictions.total()),
             pin: timed(&stats.memory.pin),
             unpin: timed(&stats.memory.unpin),
