@@ -6,8 +6,9 @@
 //! | without (`tensorflow`) | `cuda`, `mlock`, `heap`: each miss is an allocation, for which `vmm` and `register` are too slow |
 //!
 //! A source of the driver is taken if a trial could allocate memory, touch it, copy from it and release it ([`trial`]); else
-//! the refusal is kept for the log line and the next one is tried. A trial makes a context. A source that the user names is not
-//! tried before its first request, except for `vmm`.
+//! the refusal is kept for the log line and the next one is tried. The trial of `vmm` makes no context, and copies only if
+//! there is one; the trials of `register` and `cuda` make one. A source that the user names is not tried before its first
+//! request, except for `vmm`.
 
 use pinpool_os::words::Size;
 use std::path::Path;

@@ -77,7 +77,7 @@ impl HugeTlb {
         self,
         len_bytes: usize,
         id: u64,
-        (threads, placement): (usize, Option<&NodePlacement>),
+        (threads, placement): (usize, Option<NodePlacement>),
         progress: &dyn Fn(usize),
     ) -> Option<Region> {
         let page_bytes = self.page_bytes().filter(|_| mapping::HAS_RANGES)?;

@@ -108,7 +108,7 @@ impl RegisterSource {
     ) -> Result<Region, SourceError> {
         let _entered = self.device.enter()?;
         let (id, progress) = (self.ids.next(), &increasing(progress));
-        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement.as_ref()), progress) {
+        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement), progress) {
             let registered = self.register(&region, until);
             // SAFETY: mapped above, no reference into it was made, and not registered if this is an error.
             return unsafe { mapping::keep_if(registered, region) };
@@ -116,7 +116,7 @@ impl RegisterSource {
         let region = mapping::map_huge(len_bytes, id)?;
         let registered = mapping::keep_from_children(&region)
             // SAFETY: mapped above, no reference into it was made.
-            .and_then(|()| unsafe { populate(&region, threads, self.placement.as_ref(), progress) })
+            .and_then(|()| unsafe { populate(&region, threads, self.placement, progress) })
             .and_then(|()| self.register(&region, until));
         // SAFETY: as above, and not registered if this is an error.
         unsafe { mapping::keep_if(registered, region) }
@@ -219,6 +219,6 @@ unsafe impl Source for RegisterSource {
     }
 
     fn numa_node(&self) -> Option<u32> {
-        self.placement.as_ref().map(NodePlacement::node)
+        self.placement.map(NodePlacement::node)
     }
 }

@@ -99,6 +99,20 @@ impl Device {
         has_ended.unwrap_or(false).then(was_reset)
     }
 
+    /// Sets the state as [`enter`](Self::enter) does if the device has a context already; else sets the capture mode alone,
+    /// and makes no context.
+    pub(crate) fn enter_if_active(&self) -> Result<(Option<CurrentContext>, RelaxedCapture), SourceError> {
+        if !self.is_active() {
+            return Ok((None, RelaxedCapture::enter()));
+        }
+        self.enter().map(|(current, relaxed)| (Some(current), relaxed))
+    }
+
+    /// Whether the device has a primary context, made by this process: entering it costs nothing more.
+    pub(crate) fn is_active(&self) -> bool {
+        self.context.get().is_some() || calls::is_primary_active(self.handle).is_ok_and(|is_active| is_active)
+    }
+
     /// An attribute by its number in the driver's header; `None` if the driver does not know it.
     pub(crate) fn attribute(&self, number: c_int) -> Option<c_int> {
         calls::device_attribute(number, self.handle).ok()

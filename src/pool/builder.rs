@@ -187,8 +187,9 @@ impl PoolBuilder {
     /// Builds the pool. Keeps nothing pinned except its reserve. With `PINPOOL_RESERVE_WAIT=0`, about the
     /// first 8 MiB of it are pinned when this returns.
     ///
-    /// [`Backend::Auto`] tries each driver backend until one works: it pins, copies and releases 2 MiB, which creates
-    /// a context on the device. The release on `register` and `cuda` waits for the device's work. A backend that is set explicitly is tried by the first request, except
+    /// [`Backend::Auto`] tries each driver backend until one works: it pins, touches, copies and releases 2 MiB. Under `adaptive` this
+    /// creates no context on a device without one, unless the driver refuses `vmm` or needs a context for it. The release on
+    /// `register` and `cuda` waits for the device's work. A backend that is set explicitly is tried by the first request, except
     /// `vmm`, which is tried here.
     ///
     /// If the process has not started the driver, `Auto` tries the backends at the first use of the pool, so that children forked

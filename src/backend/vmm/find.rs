@@ -18,8 +18,8 @@ use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::process::AtomicBool;
 
 impl VmmSource {
-    /// Finds a driver with virtual host memory and the device number `ordinal`, and tests a granule: committed, copied from and
-    /// released. Granules come from the NUMA node `node`, else from the
+    /// Finds a driver with virtual host memory and the device number `ordinal`, and tests a granule: committed, copied
+    /// from if the device has a context, and released. Granules come from the NUMA node `node`, else from the
     /// device's, else from any of the host.
     ///
     /// # Errors
@@ -105,6 +105,7 @@ impl VmmSource {
         let mut source = Self {
             device,
             location: node,
+            makes_context: false,
             ids,
             granules,
             unreleased,
@@ -113,8 +114,9 @@ impl VmmSource {
             registers_nothing,
             untested: None,
         };
-        let trial = trial::run(&source, Some(source.device.ordinal), max_bytes)?;
+        let trial = trial::run(&source, source.device.is_active().then_some(source.device.ordinal), max_bytes)?;
         source.untested = trial.and_then(|trial| trial.untested);
+        source.makes_context = true;
         Ok(source)
     }
 }

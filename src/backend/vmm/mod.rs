@@ -14,7 +14,8 @@
 //! instead ([`RegisterSource`]) at 17 to 27 GB/s; of granules only where the driver registers nothing. To unregister it at the
 //! end of the pool waits for the device and holds up every enqueue.
 //!
-//! Access is set for the CPU and every GPU (`table`). Creating a source tests a granule at each [location](super::location) in order.
+//! Access is set for the CPU and every GPU (`table`). Creating a source tests a granule at each
+//! [location](super::location) in order, and makes no context; neither does reserving.
 //!
 //! Invariants:
 //!
@@ -33,10 +34,10 @@ use super::source::{Region, RegionIds, Source};
 use super::trial;
 use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 use crate::arena::GranuleSizes;
-use crate::driver::RelaxedCapture;
 use crate::driver::code::{Code, Failed};
 use crate::driver::device::Device;
 use crate::driver::virtual_memory::{self as driver, MemoryLocation};
+use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::SourceError;
 use crate::finding::Finding;
 use pinpool_os::host::GRANULE_BYTES;
@@ -56,6 +57,8 @@ use table::{Granule, GranuleRun, GranuleTable, bytes_of, placed};
 pub struct VmmSource {
     device: Arc<Device>,
     location: MemoryLocation,
+    /// Whether a call may make the device's context. False only while a granule is tried.
+    makes_context: bool,
     ids: RegionIds,
     granules: Arc<GranuleTable>,
     /// Granules that the driver refused to release, mapped nowhere: [`VmmSource::create`] uses them first.
@@ -79,6 +82,14 @@ fn address(start: NonNull<u8>) -> u64 {
 }
 
 impl VmmSource {
+    /// The state that driver calls need, until the result is dropped.
+    fn enter(&self) -> Result<(Option<CurrentContext>, RelaxedCapture), SourceError> {
+        if self.makes_context {
+            return self.device.enter().map(|(current, relaxed)| (Some(current), relaxed));
+        }
+        self.device.enter_if_active()
+    }
+
     /// New granules of these lengths, all of them or none.
     fn create(&self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Granule>, Failed> {
         let mut created = Vec::new();
@@ -119,7 +130,7 @@ impl VmmSource {
         if self.unreleased.lock().is_empty() {
             return Ok(());
         }
-        let _entered = self.device.enter()?;
+        let _entered = self.enter()?;
         let refused = std::mem::take(&mut *self.unreleased.lock());
         self.release_granules(&refused).map_err(|Failed(call, code)| {
             let bytes: usize = self.unreleased.lock().iter().map(|granule| granule.bytes).sum();
@@ -289,7 +300,7 @@ unsafe impl VirtualMemory for VmmSource {
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let start = range.at(offset, bytes)?;
-        let _entered = self.device.enter()?;
+        let _entered = self.enter()?;
         let granules = self.create(range.granules(offset, bytes))?;
         // SAFETY: addresses of the range, not committed by the caller's promise.
         unsafe { self.map(start, &granules) }.inspect_err(|_| {
@@ -301,7 +312,7 @@ unsafe impl VirtualMemory for VmmSource {
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let run = self.run_at(range, offset, bytes)?;
-        let _entered = self.device.enter()?;
+        let _entered = self.enter()?;
         // A granule that is still mapped at an old place would stay pinned (vm-S5).
         self.old_places.unmap(&EVERYWHERE)?;
         // SAFETY: the caller's promise: committed and unused; whole granules (vmm-I1).
@@ -316,7 +327,7 @@ unsafe impl VirtualMemory for VmmSource {
         let runs = runs.collect::<Result<Vec<_>, _>>().map_err(RemapError::Kept)?;
         let granules: Vec<_> = runs.iter().flat_map(|run| &run.granules).copied().collect();
         let to = range.at(to, bytes_of(&granules)).map_err(RemapError::Kept)?;
-        let _entered = self.device.enter().map_err(RemapError::Kept)?;
+        let _entered = self.enter().map_err(RemapError::Kept)?;
         if self.old_places.granules() > OLD_GRANULES_MAX {
             self.unmap_old_places().map_err(RemapError::Kept)?;
         }
@@ -339,7 +350,7 @@ unsafe impl VirtualMemory for VmmSource {
         if !self.has_old_places() {
             return Ok(());
         }
-        let _entered = self.device.enter()?;
+        let _entered = self.enter()?;
         Ok(self.old_places.unmap(&EVERYWHERE)?)
     }
 

@@ -185,7 +185,7 @@ impl GranuleTable {
         drop(mapped);
         let Some(((first, _), (_, last_end))) = touched else { return Ok(()) };
         // The driver also sets access without a context.
-        let _entered = self.device.enter();
+        let _entered = self.device.enter_if_active();
         let bytes = usize::try_from(last_end - first).unwrap_or(usize::MAX);
         // SAFETY: consecutive granules that are mapped; a buffer of the caller lies in them, so nothing unmaps them meanwhile
         // (core-I1).

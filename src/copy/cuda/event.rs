@@ -7,11 +7,11 @@
 //!            one of our streams      └──waits──[our event]──▶
 //! ```
 //!
-//! The owner of a foreign event may record it again or destroy it at any time, so a stream of ours waits for it, one for
-//! each event, so that a slow one delays no other. An event that has completed needs no stream. An event is refused if its query
+//! The owner of a foreign event may record it again or destroy it at any time, so a stream of ours waits for it: one stream for
+//! each event, so that a slow event delays no other. The driver keeps a destroyed stream until its work has completed. An event that has completed needs no stream. An event is refused if its query
 //! fails or if it was recorded in a capture: our stream would become part of that graph.
 //!
-//! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it, and not since.
+//! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ptr;
@@ -27,7 +27,7 @@ use crate::driver::{RelaxedCapture, calls};
 use crate::error::Result;
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
-/// An event of ours, which the context's state gets back when this is dropped.
+/// An event of ours.
 #[derive(Debug)]
 pub(super) struct EventFence {
     event: Event,
@@ -35,8 +35,6 @@ pub(super) struct EventFence {
     stream_id: Option<StreamId>,
     context: &'static ContextState,
     answer: Answer,
-    /// For a foreign event: the stream of ours that waits for it. No other work runs on it while this lives.
-    waiting_stream: Option<OwnStream>,
 }
 
 impl EventFence {
@@ -46,9 +44,9 @@ impl EventFence {
         stream_id: Option<StreamId>,
         context: &'static ContextState,
     ) -> Result<Self, Failed> {
-        let event = context.take_event().map_err(|error| Failed("cuEventCreate", error))?;
+        let event = calls::event_create(calls::WITHOUT_TIMING).map_err(|error| Failed("cuEventCreate", error))?;
         let answer = Answer::default();
-        Ok(Self { event, stream: number(stream), stream_id, context, answer, waiting_stream: None })
+        Ok(Self { event: Event(event), stream: number(stream), stream_id, context, answer })
     }
 
     /// Records the event behind all work so far on the stream.
@@ -66,17 +64,14 @@ impl EventFence {
 
 impl Drop for EventFence {
     fn drop(&mut self) {
-        if let Some(stream) = self.waiting_stream.take() {
-            self.context.put_stream(stream, self.answer.is_over());
-        }
         // After a permanent error the handle may be invalid or belong to another object, so it is not used again.
         if !self.answer.is_refused() {
-            self.context.put_event(self.event);
+            self.context.destroy_event(self.event);
         }
     }
 }
 
-// SAFETY: event-I1: the event is recorded again only when this fence is gone. Events of one stream come true in order, and
+// SAFETY: event-I1: the event is recorded once. Events of one stream come true in order, and
 // one id is one stream (`stream::id`).
 unsafe impl Fence for EventFence {
     fn is_done(&self) -> Result<bool> {
@@ -126,13 +121,28 @@ pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static Context
 /// The event is alive, and of no capture.
 unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     let (_relaxed, _current) = (RelaxedCapture::enter(), context.enter()?);
-    let stream = context.take_stream().map_err(|error| Failed("cuStreamCreate", error))?;
+    let stream = OwnStream::new().map_err(|error| Failed("cuStreamCreate", error))?;
+    // SAFETY: the caller's promise, and a stream created above.
+    let fence = unsafe { fence_behind_wait(event, stream, context) };
+    // SAFETY: created above, destroyed once.
+    let _gone = unsafe { calls::stream_destroy(stream.0) };
+    Ok(Some(Arc::new(fence?)))
+}
+
+/// A fence behind a wait of `stream` for the event.
+///
+/// # Safety
+///
+/// Both are alive, and the context is current.
+unsafe fn fence_behind_wait(
+    event: sys::CUevent,
+    stream: OwnStream,
+    context: &'static ContextState,
+) -> Result<EventFence, Failed> {
     let (handle, device) = (context.streams.context.handle(), context.device());
     let of_context = Stream { handle: stream.0, context: handle, device, green: ptr::null_mut() };
-    let mut fence = EventFence::new(of_context, None, context)?;
-    // SAFETY: both are alive.
+    let fence = EventFence::new(of_context, None, context)?;
+    // SAFETY: the caller's promise.
     unsafe { calls::stream_wait_event(stream.0, event, 0) }.map_err(|error| Failed("cuStreamWaitEvent", error))?;
-    fence.record(of_context)?;
-    fence.waiting_stream = Some(stream);
-    Ok(Some(Arc::new(fence)))
+    fence.record(of_context).map(|()| fence)
 }
