@@ -135,7 +135,7 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
         // SAFETY: the streams are alive, as torch's are until the process ends.
         let marked = streams.iter().map(|stream| unsafe { stream.as_raw() }.mark()).collect::<Result<Vec<_>, _>>();
         let warn =
-            |why: &pinpool::Error| WARNED.call_once(|| log::warn!("torch: a freed block waits for its stream: {why}"));
+            |why: &pinpool::Error| WARNED.call_once(|| log::warn!("torch waiting: a freed block is kept, because its stream cannot be recorded: {why}"));
         let Ok(mut others) = marked.inspect_err(warn) else { return 1 };
         // SAFETY: of `get`, and given up by the caller.
         let buf = unsafe { Box::from_raw(block) };

@@ -31,11 +31,11 @@ impl Answer {
             return known.map(|()| true);
         }
         match query() {
-            Ok(is_over) => {
-                if is_over {
+            Ok(is_complete) => {
+                if is_complete {
                     self.set_over();
                 }
-                Ok(is_over)
+                Ok(is_complete)
             }
             Err(failed) => Err(self.refused(failed)),
         }

@@ -74,8 +74,8 @@ impl Drop for EventFence {
 // SAFETY: event-I1: the event is recorded once. Events of one stream come true in order, and
 // one id is one stream (`stream::id`).
 unsafe impl Fence for EventFence {
-    fn is_done(&self) -> Result<bool> {
-        self.answer.or_query(|| self.context.is_over(self.event))
+    fn is_complete(&self) -> Result<bool> {
+        self.answer.or_query(|| self.context.is_complete(self.event))
     }
 
     fn wait(&self) -> Result<()> {
