@@ -18,22 +18,22 @@ use std::collections::VecDeque;
 
 const GHOSTS_MAX: usize = 128;
 
-/// Fewer wants than these are exceptions: the short batch at the end of an epoch.
+/// Fewer misses of this kind are exceptions, such as the short batch at the end of an epoch.
 const WANTS_MIN: u64 = 3;
 
 /// A size is remembered for as long as this, and at most twice as long.
 const PERIOD_US: u64 = 30_000_000;
 
-/// The same for how much was held.
+/// The period for the most that was held.
 const HELD_PERIOD_US: u64 = 600_000_000;
 
-/// What came back to an arena, and what misses ask for.
+/// The sizes that returned to an arena, and the sizes that missed.
 #[derive(Debug, Default)]
 pub(crate) struct Demand {
-    /// Sizes of buffers that came back, the newest last.
+    /// Sizes of returned buffers, the newest last.
     ghosts: VecDeque<u64>,
     ghost_bytes: u64,
-    /// The largest size for which memory was there in other sizes, and how often that was so.
+    /// The largest size that missed although memory was free in other sizes, and the number of these misses.
     wanted: Lately,
     wants: Lately,
     /// The largest size that missed.
@@ -83,7 +83,7 @@ impl<const LONG_US: u64> Lately<LONG_US> {
 }
 
 impl Demand {
-    /// A buffer of `bytes` came back, in whatever way; the holes have `hole_bytes` with it.
+    /// Records that a buffer of `bytes` returned; the holes have `hole_bytes` with it.
     pub(crate) fn given(&mut self, bytes: u64, hole_bytes: u64) {
         self.ghosts.push_back(bytes);
         self.ghost_bytes += bytes;
@@ -104,14 +104,13 @@ impl Demand {
         true
     }
 
-    /// A size missed that does not recur, although memory for it was free in other sizes.
+    /// Records a miss of a size that does not recur, although memory was free in other sizes.
     pub(crate) fn want(&mut self, bytes: u64, now_us: u64) {
         self.wanted.record_largest(bytes, now_us);
         self.wants.count(now_us);
     }
 
-    /// The largest size that was wanted in the last half minute or more; 0 if that was seldom: sizes recur, or nothing
-    /// misses.
+    /// The largest size that was wanted in the last half minute or more; 0 if there were too few such misses.
     pub(crate) fn wanted_bytes(&self, now_us: u64) -> u64 {
         if self.wants.counted(now_us) < WANTS_MIN { 0 } else { self.wanted.largest(now_us) }
     }

@@ -54,7 +54,7 @@ impl GrowthLimits {
     };
 }
 
-/// No placement for a buffer keeps within the limits.
+/// There is no placement for a buffer within the limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoSpace {
     /// Bytes to commit, beyond what idle granules can provide.

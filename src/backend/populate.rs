@@ -19,10 +19,10 @@ use crate::error::SourceError;
 use pinpool_os::host::{self, GRANULE_BYTES, PAGE_BYTES};
 use pinpool_os::threads;
 
-/// Bits of a node mask, as many as any kernel has nodes.
+/// Bits of a node mask: no kernel has more nodes.
 const NODE_LIMIT: u32 = 1024;
 
-/// Most bytes that a thread takes at once, so that the last of them is not waited for long; progress is reported after each chunk.
+/// Most bytes of a chunk, so that all threads finish at about the same time. Progress is reported after each chunk.
 const CHUNK_LIMIT_BYTES: usize = 4 << 20;
 
 /// Chunks for each thread at least, so that all threads finish at about the same time.
@@ -123,7 +123,7 @@ pub(super) unsafe fn populate(
     })
 }
 
-/// A region in chunks, each taken by the next free thread.
+/// A region in chunks. Each is filled by the next free thread.
 #[derive(Debug)]
 struct ChunkQueue<'region> {
     region: &'region Region,

@@ -1,4 +1,4 @@
-//! The CUDA driver: what all code that calls it does around its calls, its devices, and its virtual memory.
+//! The CUDA driver: its functions, devices and virtual memory, and the state that calls need.
 //!
 //! | item | reason |
 //! | --- | --- |

@@ -1,4 +1,4 @@
-//! Unix sockets that this user alone can open, and that the process that made them removes.
+//! Unix sockets that only this user can open. The process that creates one removes it.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -11,7 +11,7 @@ use crate::child_descriptors::ParentOnly;
 use crate::file_id::{FileId, this_user};
 use crate::fork::{self, ForkGeneration};
 
-/// Longest path of a socket: what the kernel takes, without the zero behind it.
+/// Longest socket path that the kernel accepts, without the terminating zero.
 pub const PATH_BYTES_MAX: usize = 107;
 
 /// A socket that this process listens on. Children of `fork` do not have it.
@@ -24,7 +24,7 @@ pub struct LocalSocket {
 }
 
 impl LocalSocket {
-    /// Listens at `path`. A socket of this user that a process left behind there is replaced; all else that is there stays.
+    /// Listens at `path`. A stale socket of this user there is replaced; anything else there stays.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Calls of code that users pass in: listeners, log sinks, fences, wakers, backends. A panic of theirs ends here.
+//! Calls user code (listeners, log sinks, fences, wakers, backends) and catches its panics.
 //!
 //! Such calls are made in the middle of a request, a return or a drop of a buffer, where an unwinding thread would leave buffers
 //! behind that nobody counts. The panic was reported by the panic hook; the caller continues.

@@ -141,7 +141,7 @@ fn log_statistics_at_exit() {
     });
 }
 
-/// What became of a free.
+/// The result of a free.
 pub(crate) enum Freed {
     /// The buffer is behind its fence.
     Done,
@@ -153,7 +153,7 @@ pub(crate) enum Freed {
     Foreign,
 }
 
-/// Takes the program's buffer at `start` back, behind all work of every context.
+/// Returns the program's buffer at `start` to its pool, behind all work of every context.
 pub(crate) fn free(start: *mut c_void) -> Freed {
     let address = start.addr();
     if !process::is_owner() {

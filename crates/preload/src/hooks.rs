@@ -1,5 +1,5 @@
-//! The functions that stand in for the driver's: one table, from which their exports and the answers of `cuGetProcAddress` are
-//! made.
+//! The functions that replace the driver's functions: one table, from which the exports and the answers of `cuGetProcAddress` are
+//! generated.
 //!
 //! A row has the exported name, the name that programs pass to `cuGetProcAddress`, the versions of CUDA for which that name
 //! has this type, and which default stream it means by 0. For versions that are not known yet the driver's own function stays.
@@ -50,7 +50,7 @@ impl Hook {
         NonNull::new((self.address)()).unwrap_or(NonNull::dangling())
     }
 
-    /// Notes the driver's function.
+    /// Records the driver's function.
     pub(crate) fn learn(&self, real: NonNull<c_void>) {
         // Relaxed: an address; what it points to was there before. The first one stays.
         let _known = self.real.compare_exchange(ptr::null_mut(), real.as_ptr(), Ordering::Relaxed, Ordering::Relaxed);
@@ -75,7 +75,7 @@ pub(crate) fn exported(name: &CStr) -> Option<&'static Hook> {
 
 /// Runs the body of a hook with the driver's function.
 fn run(hook: &Hook, body: impl FnOnce(NonNull<c_void>) -> Code) -> Code {
-    // A program that is here without a driver has it neither.
+    // Without a driver there is no such function.
     let Some(real) = hook.real() else { return NOT_FOUND };
     catch_unwind(AssertUnwindSafe(|| body(real))).unwrap_or_else(|payload| {
         // The drop of a payload may panic too.

@@ -10,7 +10,7 @@
 //! | `cuGetProcAddress` | a hook itself: the driver answers, and a function of the table is replaced (`hooks`) |
 //!
 //! The real `dlsym` finds out by its return address who calls it, and means by `RTLD_NEXT` and `RTLD_DEFAULT` something else
-//! for each caller. So the function that is in for it leaves no frame behind: it checks the name, and jumps to the real
+//! for each caller. So its replacement leaves no frame behind: it checks the name, and jumps to the real
 //! one with the stack and the arguments as they were. Only a name of the table with a handle is looked up from here, where the
 //! caller plays no part.
 //!

@@ -6,8 +6,8 @@
 //!   later       [ . . . . G G ]      the old place unmapped, in one call for adjacent granules
 //! ```
 //!
-//! A granule may be mapped twice, so a move makes the caller wait only for what its buffer needs. Nothing uses the old place:
-//! it was idle. It is unmapped by the next call that is slow anyway, at the latest when its addresses are needed.
+//! A granule may be mapped twice, so a remap makes the caller wait only for what its buffer needs. Nothing uses the old place, which
+//! was idle. The next slow call unmaps it, at the latest when its addresses are needed.
 //!
 //! - **old-places-I1**: all addresses without a committed granule where something is mapped are in `runs`, each once.
 //! - **old-places-I2**: a run that a thread is unmapping is marked as taken, and no other thread touches it.
@@ -44,7 +44,7 @@ pub(super) struct OldPlaces {
 }
 
 impl OldPlaces {
-    /// The `granules` are mapped from `start` on, and nothing uses these addresses.
+    /// Records that `granules` are still mapped from `start` on, where nothing uses them.
     pub(super) fn add(&self, start: u64, granules: &[Granule]) {
         if !granules.is_empty() {
             let end = start + bytes_of(granules) as u64;

@@ -163,15 +163,6 @@ impl ContextState {
         Some(self.streams.stream_id(number))
     }
 
-    /// Destroys an event that no fence uses any more.
-    pub(super) fn destroy_event(&self, event: Event) {
-        // A sweep may run on any thread, and destroying may need the context. An event of a context that has ended is gone.
-        let Ok(_current) = self.enter() else { return };
-        // SAFETY: created for a fence, destroyed once. Destroying never waits, and an error would only mean that the device is gone,
-        // and the event with it.
-        let _gone = unsafe { calls::event_destroy(event.0) };
-    }
-
     /// Is the event over? Also queries a stalled driver.
     pub(super) fn query_now(&self, event: Event) -> Result<bool, Failed> {
         // SAFETY: a live event (context-I2).

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The owner of a foreign event may record it again or destroy it at any time, so a stream of ours waits for it: one stream for
-//! each event, so that a slow event delays no other. The driver keeps a destroyed stream until its work has completed. An event that has completed needs no stream. An event is refused if its query
+//! each event, so that a slow event delays no other. An event that has completed needs no stream. An event is refused if its query
 //! fails or if it was recorded in a capture: our stream would become part of that graph.
 //!
 //! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it.
@@ -35,6 +35,9 @@ pub(super) struct EventFence {
     stream_id: Option<StreamId>,
     context: &'static ContextState,
     answer: Answer,
+    /// For a foreign event: the stream of ours that waits for it. It lives as long as the fence, so that no other stream has its number
+    /// meanwhile.
+    waiting_stream: Option<OwnStream>,
 }
 
 impl EventFence {
@@ -46,7 +49,7 @@ impl EventFence {
     ) -> Result<Self, Failed> {
         let event = calls::event_create(calls::WITHOUT_TIMING).map_err(|error| Failed("cuEventCreate", error))?;
         let answer = Answer::default();
-        Ok(Self { event: Event(event), stream: number(stream), stream_id, context, answer })
+        Ok(Self { event: Event(event), stream: number(stream), stream_id, context, answer, waiting_stream: None })
     }
 
     /// Records the event behind all work so far on the stream.
@@ -64,9 +67,17 @@ impl EventFence {
 
 impl Drop for EventFence {
     fn drop(&mut self) {
+        // A sweep may run on any thread, and destroying may need the context. Handles of a context that has ended are gone.
+        let Ok(_current) = self.context.enter() else { return };
+        if let Some(stream) = self.waiting_stream.take() {
+            // SAFETY: created for this fence, destroyed once; the driver keeps it until its work has completed.
+            let _gone = unsafe { calls::stream_destroy(stream.0) };
+        }
         // After a permanent error the handle may be invalid or belong to another object, so it is not used again.
         if !self.answer.is_refused() {
-            self.context.destroy_event(self.event);
+            // SAFETY: created for this fence, destroyed once. Destroying never waits, and an error would only mean that the device
+            // is gone, and the event with it.
+            let _gone = unsafe { calls::event_destroy(self.event.0) };
         }
     }
 }
@@ -122,27 +133,12 @@ pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static Context
 unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     let (_relaxed, _current) = (RelaxedCapture::enter(), context.enter()?);
     let stream = OwnStream::new().map_err(|error| Failed("cuStreamCreate", error))?;
-    // SAFETY: the caller's promise, and a stream created above.
-    let fence = unsafe { fence_behind_wait(event, stream, context) };
-    // SAFETY: created above, destroyed once.
-    let _gone = unsafe { calls::stream_destroy(stream.0) };
-    Ok(Some(Arc::new(fence?)))
-}
-
-/// A fence behind a wait of `stream` for the event.
-///
-/// # Safety
-///
-/// Both are alive, and the context is current.
-unsafe fn fence_behind_wait(
-    event: sys::CUevent,
-    stream: OwnStream,
-    context: &'static ContextState,
-) -> Result<EventFence, Failed> {
     let (handle, device) = (context.streams.context.handle(), context.device());
     let of_context = Stream { handle: stream.0, context: handle, device, green: ptr::null_mut() };
-    let fence = EventFence::new(of_context, None, context)?;
-    // SAFETY: the caller's promise.
+    let mut fence = EventFence::new(of_context, None, context)?;
+    fence.waiting_stream = Some(stream);
+    // SAFETY: both are alive.
     unsafe { calls::stream_wait_event(stream.0, event, 0) }.map_err(|error| Failed("cuStreamWaitEvent", error))?;
-    fence.record(of_context).map(|()| fence)
+    fence.record(of_context)?;
+    Ok(Some(Arc::new(fence)))
 }

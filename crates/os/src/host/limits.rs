@@ -108,7 +108,7 @@ pub fn locked_bytes(root: &Path) -> Option<u64> {
     field(&Files::below(root).read("/proc/self/status")?, "VmLck:")?.checked_mul(1024)
 }
 
-/// How the machine treats memory beyond limits: huge pages, promises, swap, containers.
+/// Memory settings of the machine other than limits: huge pages, overcommit, swap, containers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryRules {
     /// The word in force of `transparent_hugepage/enabled`: `always`, `madvise` or `never`.
