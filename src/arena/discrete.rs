@@ -16,8 +16,8 @@ const GROWTH_SHARE: u64 = 8;
 const MANY_BUFFERS: u64 = 8;
 const MANY_BYTES_MAX: u64 = 16 << 20;
 
-/// A region of large buffers holds at least this many of the largest that is asked for, as far as that takes no more than
-/// `SEVERAL_BYTES_MAX`: where sizes vary, a region for the one size at hand would serve few of the next.
+/// A region of large buffers holds at least this many of the largest requested size, as far as that takes no more than
+/// `SEVERAL_BYTES_MAX`: if sizes vary, a region for one size would serve few of the next requests.
 const SEVERAL_LARGEST: u64 = 4;
 const SEVERAL_BYTES_MAX: u64 = 44 << 20;
 

@@ -22,7 +22,7 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// The bytes of the next granule where these are over `commit_bytes`; 0 where nothing is uncommitted.
+    /// The bytes of the next granule if these exceed `commit_bytes`; 0 if nothing is uncommitted.
     pub(crate) fn commit_next(&mut self, bytes: u64, commit_bytes: u64) -> Result<Plan, u64> {
         if self.growth == GrowthMode::Regions {
             return Err(0);

@@ -30,7 +30,7 @@ pub(super) struct Uncommitted {
     end_by_start: BTreeMap<u64, u64>,
 }
 
-/// Where a buffer could lie, and what is missing there.
+/// A possible placement of a buffer, and the bytes that are missing there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct GapFit {
     pub(super) buffer: Extent,

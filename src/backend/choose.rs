@@ -286,7 +286,7 @@ pub fn gpu(device: u32) -> Finding {
     crate::driver::state::find(device)
 }
 
-/// The finding about the GPU of a build without the feature `cuda`: [`Severity::Note`], or [`Severity::Warning`] where one is here.
+/// The finding about the GPU of a build without the feature `cuda`: [`Severity::Note`], or [`Severity::Warning`] if the machine has a GPU.
 #[cfg(not(feature = "cuda"))]
 pub fn gpu(_device: u32) -> Finding {
     const WHY: &str = "built without the `cuda` feature";

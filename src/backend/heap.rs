@@ -39,7 +39,7 @@ impl HeapSource {
         Self { placement: NodePlacement::on(root, node), ..self }
     }
 
-    /// Acquires such huge pages where memory is acquired fast, as a reserve is.
+    /// Uses such huge pages for fast acquisitions, such as a reserve.
     pub(super) fn with_hugetlb(self, hugetlb: HugeTlb) -> Self {
         Self { hugetlb, ..self }
     }

@@ -68,7 +68,7 @@ pub(super) fn map(len_bytes: usize, _accounting: Accounting, id: u64) -> Result<
     Ok(Region::new(start, len_bytes, id))
 }
 
-/// Maps memory as [`map`] does, at a multiple of [`RANGE_ALIGN_BYTES`] and in huge pages where the kernel has some.
+/// Maps memory as [`map`] does, at a multiple of [`RANGE_ALIGN_BYTES`] and in huge pages if the kernel has some.
 pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError> {
     if !HAS_RANGES {
         return map(len_bytes, Accounting::Charged, id);

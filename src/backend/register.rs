@@ -62,7 +62,7 @@ struct Registering {
 
 impl RegisterSource {
     /// Finds the driver and the device number `ordinal`; creates nothing on it. Pages are placed on the NUMA node
-    /// `node`, else on the device's, where the machine has several.
+    /// `node`, or on the device's node, if the machine has several.
     ///
     /// # Errors
     ///

@@ -109,7 +109,7 @@ fn context_id(context: sys::CUcontext) -> Option<Result<u64, Code>> {
     }
 }
 
-/// Whether anybody has started the driver in this process.
+/// Whether the driver has been started in this process.
 pub(crate) fn is_started() -> bool {
     calls::current_context() != Err(Code::NOT_INITIALIZED)
 }
@@ -166,7 +166,7 @@ impl RelaxedCapture {
     pub(crate) fn enter() -> Self {
         /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
         const RELAXED: c_int = 2;
-        // Where the driver refuses, nothing has changed.
+        // If the driver refuses, nothing has changed.
         Self { previous: calls::exchange_capture_mode(RELAXED).ok() }
     }
 }

@@ -55,7 +55,7 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
 /// Identity of a stream, unique within the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StreamId {
-    /// Where the number comes from: 0 for [`unique`](StreamId::unique), else the address of a driver context's state.
+    /// The origin of the number: 0 for [`unique`](StreamId::unique), otherwise the address of a driver context's state.
     family: usize,
     number: u64,
 }

@@ -90,7 +90,7 @@ mod native {
         calls
     }
 
-    /// Adds the functions that `call` is in, several where they are inlined; none where the program is stripped of their names.
+    /// Adds the functions that `call` is in, several if they are inlined; none if the program is stripped of symbols.
     pub(super) fn name(call: usize, frames: &mut Vec<Frame>) {
         backtrace::resolve(ptr::without_provenance_mut(call), |symbol| {
             let Some(name) = symbol.name().map(|name| format!("{name:#}")) else { return };

@@ -76,7 +76,7 @@ mod system {
         work: Work,
     }
 
-    /// A thread that is to be detached or joined, once.
+    /// A thread that must be detached or joined, once.
     pub(super) struct Started(libc::pthread_t);
 
     fn checked(status: libc::c_int) -> io::Result<()> {

@@ -19,7 +19,7 @@ use pinpool_os::sync::plain::Mutex;
 /// Free functions wait for the device, as the driver's do, if this is set to 1.
 const SYNC: &str = "PINPOOL_PRELOAD_SYNC";
 
-/// Longest wait for work that is not over, where `PINPOOL_WAIT` sets none: then the driver's own function is called.
+/// Longest wait for running work if `PINPOOL_WAIT` is not set. Then the driver's own function is called.
 const WAIT: Duration = Duration::from_millis(100);
 
 /// A buffer of the program.
@@ -135,7 +135,7 @@ fn log_statistics_at_exit() {
     }
     ONCE.call_once(|| {
         if log::wants_statistics() {
-            // SAFETY: the handler stays loaded; where the C library has no room for it, the statistics are missing.
+            // SAFETY: the handler stays loaded; if the C library has no room for it, the statistics are missing.
             let _missing = unsafe { libc::atexit(at_exit) };
         }
     });

@@ -1,5 +1,5 @@
 //! The memory of a pool: the driver's own pinned memory, allocated in the program's context, portable and mapped, so that
-//! the driver answers what a program asks about it as it does for the program's own.
+//! the driver answers queries about it as for the program's own allocations.
 //!
 //! The blocks are recorded by address: a program that frees an address twice must not free a block of the pool.
 

@@ -11,8 +11,8 @@
 //!
 //! A commit blocks no enqueue of another thread for more than 0.3 ms, a decommit for more than 0.06 ms, and neither waits for
 //! the device. But a commit pins only 4 to 5 GB/s, so a reserve, which is acquired once and kept, is registered memory
-//! instead ([`RegisterSource`]) at 17 to 27 GB/s; of granules only where the driver registers nothing. To unregister it at the
-//! end of the pool waits for the device and holds up every enqueue.
+//! instead ([`RegisterSource`]) at 17 to 27 GB/s; of granules only if the driver registers nothing. Unregistering it at the
+//! end of the pool waits for the device and blocks every enqueue.
 //!
 //! Access is set for the CPU and every GPU (`table`). Creating a source tests a granule at each
 //! [location](super::location) in order, and makes no context; neither does reserving.

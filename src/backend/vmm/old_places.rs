@@ -1,4 +1,4 @@
-//! Addresses that granules have left and where they are still mapped.
+//! Old addresses at which remapped granules are still mapped.
 //!
 //! ```text
 //!   remap       [ G G . . . . ]      before

@@ -110,7 +110,7 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
 }
 
 /// A fence behind all work before the last record of `event`, on a stream of `context` that waits for it; `None` if that is
-/// over. Where the driver refuses that, this call waits for the event.
+/// complete. If the driver refuses that, this call waits for the event.
 ///
 /// # Safety
 ///

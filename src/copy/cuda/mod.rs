@@ -11,7 +11,7 @@
 //! stream writes (`timeline`), else an event; if the driver refuses both, the stream is waited for (`idle`).
 //!
 //! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
-//! makes the stream part of that capture. Where the memory waits at all it is checked before as well: a capturing stream
+//! makes the stream part of that capture. If the memory waits at all, this is checked before as well: a capturing stream
 //! that waits for work outside of its capture invalidates it.
 //!
 //! Errors that other code left in cudarc's context object are set aside first and restored at the end, for the user's next call of
@@ -117,7 +117,7 @@ pub(crate) fn let_reach(ordinal: usize, start: *const u8, len: usize) -> Result<
         .map_err(|error| Error::copy(len, format!("device {device} cannot reach the memory of the pool: {error}")))
 }
 
-/// Where the device of this context sees pinned memory.
+/// The address at which the device of this context sees pinned memory.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let failed = |failed: Failed| Error::copy(len, failed.to_string());
     let_reach(context.ordinal(), start, len)?;

@@ -42,7 +42,7 @@ impl fmt::Display for LimitOrigin {
     }
 }
 
-/// Memory that this process may use, read below `root`; `None` where `/proc/meminfo` has no total.
+/// Memory that this process may use, read below `root`; `None` if `/proc/meminfo` has no total.
 pub fn memory(root: &Path) -> Option<HostMemory> {
     MemoryGauge::open(root)?.read()
 }
@@ -56,7 +56,7 @@ pub struct MemoryGauge {
 }
 
 impl MemoryGauge {
-    /// Below `root`; `None` where `/proc/meminfo` has no total.
+    /// Below `root`; `None` if `/proc/meminfo` has no total.
     pub fn open(root: &Path) -> Option<Self> {
         let files = Files::below(root);
         let machine_bytes = machine(&files)?.total_bytes;

@@ -1,5 +1,5 @@
-//! Timelines: a word per stream that the stream itself increments, as a Vulkan timeline semaphore does. Any thread detects completion by
-//! a load. The stream writes by CUDA's `cuStreamWriteValue32`.
+//! Timelines: each stream writes increasing numbers to a word of host memory (`cuStreamWriteValue32`), as with a Vulkan timeline
+//! semaphore. Any thread detects completion by a load.
 //!
 //! ```text
 //!   stream:  ──copy──[word = 17]──copy──[word = 18]──▶        page of words, one cache line each, pinned, never freed
@@ -102,7 +102,7 @@ struct Health {
 #[derive(Debug)]
 #[repr(align(64))] // Streams disturb each other's threads no more than their words do.
 pub(super) struct Timeline {
-    /// Where the stream writes (timeline-I2), and the device address of the word.
+    /// The word that the stream writes (timeline-I2), and its device address.
     word: &'static AtomicU32,
     address: u64,
     sequence: Sequence,
