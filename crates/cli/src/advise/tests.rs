@@ -29,7 +29,7 @@ enum Op {
     },
 }
 
-/// What a thread does with a buffer, and when, unless it waits.
+/// An action of a thread on a buffer, and its time if the thread does not wait.
 #[derive(Debug, Clone, Copy)]
 struct Act {
     at_ns: u64,
@@ -374,7 +374,7 @@ fn a_recording_that_a_replay_cannot_reproduce_gets_no_advice() {
     assert!(error.starts_with("this recording cannot be replayed faithfully: "), "{error}");
 }
 
-/// Whether the advice was right, and its kind.
+/// The kind of a correct advice.
 fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
     if workload.diagnoses().iter().any(|one| one.diagnosis.cause == Cause::Leak) {
         return Ok(Outcome::Leak);
