@@ -41,7 +41,7 @@
 //!
 //! # Platforms
 //!
-//! Linux, Rust 1.88 or newer. On other Unix systems the crate builds with only the unpinned backend `heap`, and without limits
+//! Linux, Rust 1.88 or newer. On other Unix systems the crate builds with only the pageable backend `heap`, and without limits
 //! shared by processes. Log records go through the `log` crate. In a program without a logger each warning of a pool is printed
 //! to stderr once.
 
@@ -88,7 +88,7 @@ pub use diagnosis::{Cause, Diagnosis};
 pub use dump::{Dump, Owner};
 pub use error::{Error, Result, SourceError};
 pub use in_flight::{Fence, FenceKind, StreamId};
-pub use pool::{GetFuture, PinnedMemory, Pool, PoolBuilder, Request};
+pub use pool::{GetFuture, Partition, PinnedMemory, Pool, PoolBuilder, Request};
 pub use stats::Stats;
 
 /// Whether a CUDA driver can be loaded. Check it before using cudarc, which panics without a driver.

@@ -28,7 +28,7 @@ use std::ptr::NonNull;
 
 use bytemuck::Pod;
 
-use crate::engine::{Account, Block};
+use crate::engine::{Block, PartitionCore};
 use crate::error::Result;
 use crate::in_flight::CopyFences;
 use crate::quota::Claim;
@@ -131,10 +131,10 @@ impl Default for PinnedBuf {
 }
 
 impl PinnedBuf {
-    /// The buffer is of `account`, which claims for it.
-    pub(crate) fn charge(&mut self, account: &Account, claim: Claim) {
+    /// The buffer is of `partition`, which claims for it.
+    pub(crate) fn charge(&mut self, partition: &PartitionCore, claim: Claim) {
         if let Some(block) = self.block.as_mut() {
-            account.charge(block, claim);
+            partition.charge(block, claim);
         }
     }
 
@@ -207,7 +207,7 @@ impl PinnedBuf {
         self.block.as_ref().map_or(0, |block| block.class_bytes() - block.skip_bytes())
     }
 
-    /// Whether the memory is pinned. False for `heap`, for fallback memory of a full pool, and for empty buffers.
+    /// Whether the memory is pinned. False for `heap`, for pageable memory of a full pool, and for empty buffers.
     pub fn is_pinned(&self) -> bool {
         self.block.as_ref().is_some_and(Block::is_pinned)
     }
@@ -318,9 +318,9 @@ impl PinnedBuf {
     /// from the buffer failed.
     pub fn try_slice_mut(&mut self) -> Result<Option<&mut Pinned<u8>>> {
         self.check_reachable()?;
-        let are_over = self.block.as_mut().map_or(Ok(true), |block| block.state_mut().copy_fences.are_over())?;
+        let is_complete = self.block.as_mut().map_or(Ok(true), |block| block.state_mut().copy_fences.is_complete())?;
         // Does not wait: no copy uses the bytes.
-        if are_over { self.wait_slice_mut().map(Some) } else { Ok(None) }
+        if is_complete { self.wait_slice_mut().map(Some) } else { Ok(None) }
     }
 
     /// As [`wait_slice`](PinnedBuf::wait_slice), with elements of type `T`.
@@ -385,7 +385,7 @@ impl PinnedBuf {
     /// Whether no recorded copy uses the bytes. Forgets completed copies.
     #[inline]
     fn is_free(&mut self) -> bool {
-        let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.are_over().unwrap_or(false);
+        let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.is_complete().unwrap_or(false);
         self.block.as_mut().is_none_or(|block| is_free(&mut block.state_mut().copy_fences))
     }
 

@@ -8,7 +8,7 @@ use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
 use pinpool_testing::SourceCall;
 
 use crate::child::alone;
-use crate::fixture::{faulty_heap, valid_stats};
+use crate::fixture::{Requests, faulty_heap, valid_stats};
 
 const MIB: usize = 1 << 20;
 
@@ -34,18 +34,18 @@ fn memory_that_is_not_pinned_is_counted_and_stays_under_a_limit_of_its_own() {
         assert!(held.len() <= 8, "{} buffers of 2 MiB under 8 MiB, pinned and not", held.len());
         assert_eq!(stats.limits.max_bytes, Some(8 << 20));
         assert!(
-            stats.requests.fallbacks > 0
-                && stats.memory.fallback_bytes >= stats.requests.fallbacks * (2 * MIB - 4096) as u64,
+            stats.requests.pageable > 0
+                && stats.memory.pageable_bytes >= stats.requests.pageable * (2 * MIB - 4096) as u64,
             "{stats:?}"
         );
-        assert!(stats.memory.fallback_bytes <= 8 << 20);
+        assert!(stats.memory.pageable_bytes <= 8 << 20);
         assert!(stats.memory.in_use_bytes >= (held.len() * (2 * MIB - 4096)) as u64, "{stats:?}");
         assert_eq!(stats.memory.in_use, held.len() as u64);
         let error = pool.get(2 * MIB - 4096).unwrap_err();
-        assert!(error.is_limit() && error.to_string().contains("unpinned"), "{error}");
+        assert!(error.is_limit() && error.to_string().contains("pageable"), "{error}");
         drop(held);
         let stats = valid_stats(&pool);
-        assert_eq!((stats.memory.fallback_bytes, stats.memory.in_use_bytes), (0, 0));
+        assert_eq!((stats.memory.pageable_bytes, stats.memory.in_use_bytes), (0, 0));
     }
 }
 
@@ -59,7 +59,7 @@ fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() 
     let copy = pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
     let stats = valid_stats(&pool);
     assert_eq!(
-        (stats.copies.in_flight_bytes, stats.memory.in_use_bytes, stats.memory.fallback_bytes),
+        (stats.copies.in_flight_bytes, stats.memory.in_use_bytes, stats.memory.pageable_bytes),
         (1 << 20, 1 << 20, 1 << 20)
     );
     stream.fail();
@@ -68,7 +68,7 @@ fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() 
     pool.maintain();
     let stats = valid_stats(&pool);
     assert_eq!(
-        (stats.copies.in_flight_bytes, stats.memory.quarantined_bytes, stats.memory.fallback_bytes),
+        (stats.copies.in_flight_bytes, stats.memory.quarantined_bytes, stats.memory.pageable_bytes),
         (0, 1 << 20, 1 << 20)
     );
     assert!(pool.get(MIB).is_err(), "lost bytes count under the limit");
@@ -84,7 +84,7 @@ fn a_full_partition_gets_no_other_memory_and_a_full_pool_gives_it_some_within_it
     assert_eq!((held.len(), held.iter().any(PinnedBuf::is_pinned)), (2, false));
     let (of_eval, of_all) = (valid_stats(&eval), valid_stats(&pool));
     assert_eq!(
-        (of_eval.memory.in_use_bytes, of_all.memory.fallback_bytes, of_all.memory.in_use_bytes),
+        (of_eval.memory.in_use_bytes, of_all.memory.pageable_bytes, of_all.memory.in_use_bytes),
         (2 << 20, 2 << 20, 10 << 20)
     );
     drop((all, held));
@@ -110,10 +110,10 @@ fn the_peak_of_a_partition_is_memory_that_was_there() {
 }
 
 /// Loses one buffer of 1 MiB to a device that fails.
-fn lose_one(pool: &Pool) {
+fn lose_one(pool: &Pool, from: &impl Requests) {
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     let gate = stream.hold();
-    let copy = pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
+    let copy = from.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
     stream.fail();
     drop(gate);
     assert!(copy.wait().is_err());
@@ -124,7 +124,7 @@ fn lose_one(pool: &Pool) {
 fn a_refusal_names_the_bytes_that_are_lost() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = builder().preset(preset).backend(Backend::Heap).max_bytes(3 << 20).build().unwrap();
-        lose_one(&pool);
+        lose_one(&pool, &pool);
         assert_eq!(valid_stats(&pool).memory.quarantined, 1);
         let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
         assert!(error.contains(", quarantined 1.0MiB") || error.contains(", quarantined 2.0MiB"), "{preset}: {error}");
@@ -142,7 +142,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
 fn a_lost_buffer_of_a_partition_stays_claimed_there_and_is_lost_to_its_pool() {
     let pool = builder().backend(Backend::Heap).max_bytes(8 << 20).unstable_close_wait(Duration::ZERO).build().unwrap();
     let eval = pool.partition("eval", 1 << 20).unwrap();
-    lose_one(&eval);
+    lose_one(&pool, &eval);
     assert_eq!((valid_stats(&pool).memory.quarantined, valid_stats(&pool).memory.quarantined_bytes), (1, 1 << 20));
     assert!(eval.stats().memory.in_use_bytes == 1 << 20 && eval.get(1).unwrap_err().is_limit());
 }

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
-use crate::quota::{Claim, Level, QuotaExceeded};
+use crate::quota::{Claim, LimitLevel, QuotaExceeded};
+use crate::size_class::Class;
 use pinpool_os::unwind::caught;
 
 /// Memory of one block.
@@ -16,7 +17,7 @@ pub(crate) enum BlockMemory {
     Region { region: Region, claim: Claim },
     /// Carved from the arena.
     Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64 },
-    /// Ordinary memory, given out when there is no room, with its claim under the limit of the fallback. Never kept.
+    /// Ordinary memory, given out when there is no room, with its claim under the limit on pageable memory. Never kept.
     Pageable { region: Region, claim: Claim },
     /// A user's, returned to the user with the buffer.
     Adopted(Adopted),
@@ -28,6 +29,14 @@ unsafe impl Send for BlockMemory {}
 // SAFETY: a shared reference gives out an address and numbers.
 #[allow(unsafe_code)]
 unsafe impl Sync for BlockMemory {}
+
+/// An attempt to find memory for a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attempt {
+    pub(crate) class: Class,
+    pub(crate) now_us: u64,
+    pub(crate) calls: SlowCalls,
+}
 
 /// Which source calls a request may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +105,7 @@ impl Refusal {
         match *self {
             Self::QuotaExceeded {
                 needed_bytes,
-                over: QuotaExceeded { level: Level::Shared, shortfall, could_fit: true },
+                over: QuotaExceeded { level: LimitLevel::Shared, shortfall, could_fit: true },
             } => Some((needed_bytes, shortfall)),
             _ => None,
         }

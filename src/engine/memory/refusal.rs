@@ -6,7 +6,7 @@ use super::{Memory, Refusal};
 use crate::backend::lock_limit;
 use crate::dump::{Refused, RefusedBy};
 use crate::error::{Retry, SourceError};
-use crate::quota::{Level, QuotaExceeded};
+use crate::quota::{LimitLevel, QuotaExceeded};
 use crate::size_class::Class;
 
 impl Memory {
@@ -15,15 +15,15 @@ impl Memory {
     pub(in crate::engine) fn may_recover(&self, error: &SourceError) -> bool {
         match error.retry {
             Retry::Soon => true,
-            Retry::Later => self.budget().has_claims_nearby(),
-            Retry::Never => self.budget().used_bytes() > 0,
+            Retry::Later => self.budget.has_claims_nearby(),
+            Retry::Never => self.budget.used_bytes() > 0,
         }
     }
 
     /// Why a block of `class` can never be held.
     pub(in crate::engine) fn refusal_for_good(&self, class: Class) -> Refusal {
         let needed_bytes = class.bytes as u64;
-        let over = self.budget().never(needed_bytes).unwrap_or_else(|| self.budget().full(needed_bytes));
+        let over = self.budget.never(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes));
         Refusal::QuotaExceeded { needed_bytes, over }
     }
 
@@ -31,19 +31,22 @@ impl Memory {
     /// the result.
     pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> Refused {
         let limit = |level| self.limit_name(level);
-        let (level, needed_bytes, found, remedy) = match refusal {
-            Refusal::QuotaExceeded { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
-                let (found, remedy) = self.budget().shared_in_words(*needed_bytes);
+        let (by, needed_bytes, found, remedy) = match refusal {
+            Refusal::QuotaExceeded { needed_bytes, over: QuotaExceeded { level: LimitLevel::Shared, .. } } => {
+                let (found, remedy) = self.budget.shared_in_words(*needed_bytes);
                 (RefusedBy::Shared, *needed_bytes, found, remedy.to_owned())
             }
-            Refusal::QuotaExceeded { needed_bytes, over: QuotaExceeded { level: Level::Account, could_fit, .. } } => {
+            Refusal::QuotaExceeded {
+                needed_bytes,
+                over: QuotaExceeded { level: LimitLevel::Partition, could_fit, .. },
+            } => {
                 let found = if *could_fit { "the partition is full" } else { "exceeds the limit of the partition" };
                 let remedy = if *could_fit { "return its buffers sooner" } else { "request less" };
-                let level = RefusedBy::Limit { could_fit: *could_fit };
-                (level, *needed_bytes, found.to_owned(), format!("{remedy} or make the partition larger"))
+                let by = RefusedBy::Limit { could_fit: *could_fit };
+                (by, *needed_bytes, found.to_owned(), format!("{remedy} or make the partition larger"))
             }
             Refusal::QuotaExceeded { needed_bytes, over } => {
-                let could_fit = over.could_fit && self.could_hold(class);
+                let could_fit = over.could_fit && self.supply.could_hold(class);
                 let limit = limit(over.level);
                 let found = match self.max_bytes().map(Size) {
                     Some(max) if !could_fit => format!("exceeds the pool limit of {max} ({limit})"),
@@ -56,22 +59,22 @@ impl Memory {
                 let are = if *waiting == 1 { "request is waiting and has" } else { "requests are waiting and have" };
                 let found = format!("{waiting} earlier {are} priority, the first for {}", Size(*first_bytes));
                 let remedy = "wait longer (PINPOOL_WAIT), return buffers sooner or raise";
-                let remedy = format!("{remedy} {}", limit(Level::Pool));
+                let remedy = format!("{remedy} {}", limit(LimitLevel::Pool));
                 (RefusedBy::Queue { first_bytes: *first_bytes }, *needed_bytes, found, remedy)
             }
             Refusal::Source(error) => {
                 let (text, remedy) = error.clone().split();
                 let found = format!("backend `{}`: {text}", self.source().name());
-                let level = RefusedBy::Source { code: error.code() };
-                (level, class.bytes as u64, found, remedy.unwrap_or_default().to_owned())
+                let by = RefusedBy::Source { code: error.code() };
+                (by, class.bytes as u64, found, remedy.unwrap_or_default().to_owned())
             }
         };
-        Refused { level, needed_bytes, found, remedy }
+        Refused { by, needed_bytes, found, remedy }
     }
 
     /// What helps if the limit of the pool has no room.
     fn remedy(&self, could_fit: bool) -> &'static str {
-        match (self.may_grow(), could_fit) {
+        match (self.supply.may_grow(), could_fit) {
             (false, true) => {
                 "return buffers sooner, raise PINPOOL_RESERVE (all of it is in use), or set PINPOOL_GROWTH=1"
             }
@@ -81,17 +84,17 @@ impl Memory {
             }
             (true, false) => "request less or raise PINPOOL_MAX_BYTES",
             (true, true) if self.pageable.is_some() => {
-                "return buffers sooner or raise PINPOOL_MAX_BYTES (it also limits unpinned memory)"
+                "return buffers sooner or raise PINPOOL_MAX_BYTES (it also limits pageable memory)"
             }
             (true, true) => "return buffers sooner or raise PINPOOL_MAX_BYTES",
         }
     }
 
     /// The name of the setting to raise if the limit of `level` refuses.
-    pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
+    pub(in crate::engine) fn limit_name(&self, level: LimitLevel) -> &'static str {
         match level {
-            Level::Account => "the limit of the partition",
-            _ if !self.may_grow() => "PINPOOL_RESERVE",
+            LimitLevel::Partition => "the limit of the partition",
+            _ if !self.supply.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",
         }

@@ -61,7 +61,7 @@ pub enum Event {
         id: u64,
         address: u64,
         class_bytes: u64,
-        /// False for unpinned memory in place of the backend's.
+        /// False for pageable memory in place of the backend's.
         from_source: bool,
     },
     /// The memory of a buffer returned to the arena or the backend.
