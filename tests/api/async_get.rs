@@ -12,7 +12,8 @@ use pinpool::{Backend, GetFuture, OnFull, Pool, Preset, Request};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
-use crate::fixture::{LONG, over, over_sim, until_waits, valid_stats};
+use crate::fixture::{LONG, over, over_sim, until_waits};
+use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 /// A wait that a test sees the end of.
@@ -207,7 +208,7 @@ fn a_miss_that_pin_calls_does_so_on_another_thread_and_the_runtime_goes_on() {
         let (is_over, over) = mpsc::channel::<()>();
         let opener = held.clone();
         let opener = thread::spawn(move || {
-            if let Err(mpsc::RecvTimeoutError::Timeout) = over.recv_timeout(Duration::from_secs(30)) {
+            if let Err(mpsc::RecvTimeoutError::Timeout) = over.recv_timeout(Duration::from_secs(60)) {
                 drop(opener.lock().unwrap().take());
             }
         });

@@ -14,7 +14,8 @@ use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::captured_log::{lines, listen};
 use crate::child::{alone, in_a_child};
-use crate::fixture::{over, valid_stats};
+use crate::fixture::over;
+use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 const MI: u64 = 1 << 20;
@@ -23,7 +24,7 @@ const TI: u64 = 1 << 40;
 /// What one step pins.
 const STEP: u64 = 8 * MI;
 /// Longer than any reserve of these tests takes; a test that waits so long has failed.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn faulty(discrete: bool) -> Arc<FaultSource> {
     let sim = if discrete { SimSource::discrete(1 << 44) } else { SimSource::new(1 << 44) };

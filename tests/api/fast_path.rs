@@ -11,6 +11,7 @@ use pinpool::unstable::{ManualClock, fast_path};
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 
 use crate::child::{alone, in_a_child};
+use crate::valid_stats::valid_stats;
 
 const PRESETS: [Preset; 2] = [Preset::Adaptive, Preset::TensorFlow];
 const LEN: usize = 5_000;
@@ -23,12 +24,6 @@ fn builder(preset: Preset) -> PoolBuilder {
 
 fn pool(preset: Preset) -> Pool {
     builder(preset).build().unwrap()
-}
-
-fn check(pool: &Pool) -> pinpool::Stats {
-    let stats = pool.stats();
-    assert_eq!(stats.validate(), Ok(()));
-    stats
 }
 
 #[test]
@@ -46,7 +41,7 @@ fn pools_used_in_turn_give_each_its_own_buffers() {
                 }
             }
             for pool in &pools {
-                let stats = check(pool);
+                let stats = valid_stats(pool);
                 assert_eq!(
                     (stats.memory.in_use, stats.requests.served - stats.requests.hits),
                     (0, stats.requests.misses),
@@ -75,7 +70,7 @@ fn a_new_pool_never_finds_the_buffers_of_one_that_has_ended() {
                 drop(lasting.get(LEN).unwrap());
             }
         }
-        check(&lasting);
+        valid_stats(&lasting);
     }
 }
 
@@ -129,7 +124,7 @@ fn thread_locals_of_a_user_may_hold_buffers_and_pools() {
             .unwrap();
             assert_eq!(received.iter().collect::<Vec<_>>(), [true, true]);
             if let Some(pool) = lasting {
-                let stats = check(&pool);
+                let stats = valid_stats(&pool);
                 assert_eq!(
                     (stats.requests.served, stats.requests.returned, stats.requests.hits, stats.memory.idle),
                     (5, 5, 2, 3),
@@ -163,7 +158,7 @@ fn a_buffer_put_by_another_thread_serves_the_thread_that_got_it_and_others_after
             getting.join().unwrap()
         });
         assert_ne!(start, 0);
-        let stats = check(&pool);
+        let stats = valid_stats(&pool);
         // At most two were in use at once.
         assert!(stats.requests.misses <= 2, "{stats:?}");
         assert_eq!((stats.memory.in_use, stats.requests.served, stats.requests.returned), (0, 301, 301), "{preset:?}");
@@ -206,7 +201,7 @@ fn the_next_user_of_a_buffer_finds_it_as_new() {
                 }
             }
         }
-        check(&pool);
+        valid_stats(&pool);
     }
 }
 
@@ -218,14 +213,14 @@ fn a_buffer_of_no_bytes_and_one_too_long_are_no_hits() {
             drop(pool.get(len).unwrap());
             drop(pool.get(len).unwrap());
         }
-        let before = check(&pool);
+        let before = valid_stats(&pool);
         let none = pool.get(0).unwrap();
         assert!(none.is_empty() && none.id().is_none());
         for len in [usize::MAX, usize::MAX - 1, isize::MAX as usize, isize::MAX as usize + 1] {
             assert!(pool.get(len).is_err(), "{len}");
         }
         drop(none);
-        let after = check(&pool);
+        let after = valid_stats(&pool);
         assert_eq!(
             (after.requests.served, after.requests.hits, after.requests.returned),
             (before.requests.served, before.requests.hits, before.requests.returned)
@@ -243,7 +238,7 @@ fn in_a_child_of_fork_no_pool_of_the_parent_is_at_hand() {
                 drop((pool.get(LEN).unwrap(), pool.get(LEN).unwrap()));
                 pool.get(LEN).unwrap()
             }));
-            let statistics = pools.each_ref().map(check);
+            let statistics = pools.each_ref().map(valid_stats);
             in_a_child(|| {
                 let refused = |pool: &Pool| pool.get(LEN).is_err_and(|error| error.is_forked());
                 let mut checks = vec![("first", refused(&pools[0])), ("second", refused(&pools[1]))];
@@ -261,7 +256,7 @@ fn in_a_child_of_fork_no_pool_of_the_parent_is_at_hand() {
             drop(held);
             for (pool, before) in pools.iter().zip(statistics) {
                 drop(pool.get(LEN).unwrap());
-                let after = check(pool);
+                let after = valid_stats(pool);
                 assert_eq!(
                     (after.requests.hits, after.requests.served, after.memory.in_use),
                     (before.requests.hits + 1, before.requests.served + 1, 0),
@@ -320,7 +315,7 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
             stop.store(true, Ordering::Relaxed);
         });
         pool.maintain();
-        let stats = check(&pool);
+        let stats = valid_stats(&pool);
         assert_eq!((stats.memory.in_use, stats.requests.served), (0, stats.requests.returned));
         assert!(stats.memory.idle <= 6, "{preset:?}: {}", stats.memory.idle);
     }
@@ -340,7 +335,7 @@ fn maintain_enforces_the_count_limit_on_what_other_threads_put_back() {
     pool.maintain();
     thread::scope(|scope| drop(scope.spawn(move || drop(held)).join()));
     pool.maintain();
-    assert_eq!(check(&pool).memory.idle, 1);
+    assert_eq!(valid_stats(&pool).memory.idle, 1);
 }
 
 #[test]
@@ -370,9 +365,9 @@ fn a_thread_that_only_hits_serves_a_get_that_waits() {
             assert_eq!(waiting.join().unwrap(), id, "the same memory");
         });
         // The wait queue is empty: hits again, without a backend call.
-        let before = check(&pool);
+        let before = valid_stats(&pool);
         (0..100).for_each(|_| drop(pool.get(len).unwrap()));
-        let after = check(&pool);
+        let after = valid_stats(&pool);
         assert_eq!(
             (after.requests.hits - before.requests.hits, after.requests.misses - before.requests.misses),
             (100, 0),
@@ -435,5 +430,5 @@ fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
     assert_eq!(pool.stats().requests.hits, hits + 1, "it was put a second ago");
     clock.advance_us(3_600_000_000);
     pool.maintain();
-    assert_eq!(check(&pool).memory.idle, 0, "nobody needed it for an hour");
+    assert_eq!(valid_stats(&pool).memory.idle, 0, "nobody needed it for an hour");
 }

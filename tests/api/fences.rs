@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use crate::valid_stats::valid_stats;
 use pinpool::copy::CopyStream;
 use pinpool::{Backend, Fence, Pool, PoolBuilder, Result};
 
@@ -78,7 +79,7 @@ fn answering(answer: impl Fn() -> Result<bool> + Send + Sync + 'static) -> Marki
 fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
     let (done, result) = channel();
     thread::spawn(move || done.send(act()));
-    result.recv_timeout(Duration::from_secs(20)).expect("it hangs, or it panicked")
+    result.recv_timeout(Duration::from_secs(60)).expect("it hangs, or it panicked")
 }
 
 /// A door that threads wait at until it is opened.
@@ -161,12 +162,11 @@ fn a_fence_that_panics_takes_its_own_buffer_out_of_use_and_no_other() {
         let pool = pool.clone();
         move || pool.maintain()
     });
-    let stats = pool.stats();
+    let stats = valid_stats(&pool);
     assert_eq!(
         (stats.memory.quarantined, stats.copies.in_flight, stats.memory.in_use, stats.memory.idle),
         (1, 0, 0, 1)
     );
-    stats.validate().unwrap();
     drop(pool);
 }
 

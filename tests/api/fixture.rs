@@ -8,14 +8,14 @@ use pinpool::source::Source;
 use pinpool::unstable::LogSampler;
 use pinpool::unstable::Rounding;
 use pinpool::unstable::backend::HeapSource;
-use pinpool::{Backend, Limit, PinnedBuf, Pool, PoolBuilder, Preset, Stats};
+use pinpool::{Backend, Limit, PinnedBuf, Pool, PoolBuilder, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::FaultSource;
 
 /// Longer than any test may take: a test that waits this long has failed.
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
 
-/// A pool with non-blocking requests and its own log.
+/// A pool with non-blocking requests and its own log, which is maintained only by what a test calls.
 pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> PoolBuilder {
     Pool::builder()
         .without_env()
@@ -23,6 +23,7 @@ pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> Pool
         .max_bytes(max_bytes)
         .wait(Duration::ZERO)
         .unstable_pressure("/dev/null")
+        .background_thread(false)
         .unstable_log_sampler(LogSampler::new())
 }
 
@@ -36,13 +37,6 @@ pub(crate) fn both_presets(max_bytes: u64) -> [PoolBuilder; 2] {
     // TensorFlow's header is next to each buffer.
     let tensorflow = over_sim(max_bytes + (16 << 10)).preset(Preset::TensorFlow).setting("rounding", Rounding::Exact);
     [over_sim(max_bytes), tensorflow]
-}
-
-/// The statistics, which balance.
-pub(crate) fn valid_stats(pool: &Pool) -> Stats {
-    let stats = pool.stats();
-    assert_eq!(stats.validate(), Ok(()));
-    stats
 }
 
 /// Returns once so many gets have waited.

@@ -20,6 +20,7 @@ use pinpool_testing::SourceCall;
 
 use crate::child::{alone, in_a_child};
 use crate::fixture::faulty_heap;
+use crate::valid_stats::valid_stats;
 
 #[test]
 fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
@@ -76,8 +77,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
             drop((gate, childs_buffers));
             copy.wait().unwrap();
             pool.maintain();
-            let stats = pool.stats();
-            stats.validate().unwrap();
+            let stats = valid_stats(&pool);
             assert_eq!((stats.requests.served, stats.requests.returned, stats.memory.in_use), (3, 3, 0), "{preset:?}");
             assert!(pool.get(100_000).is_ok());
         }
@@ -96,14 +96,14 @@ fn ended_well(child: libc::pid_t) -> bool {
     is_well
 }
 
-/// Forks; runs `act` in the child, which is killed after a minute.
+/// Forks; runs `act` in the child, which is killed after three minutes.
 fn forked(act: impl FnOnce() -> bool) -> libc::pid_t {
     // SAFETY: the child runs `act` and ends without unwinding into what belongs to the parent.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
         // SAFETY: changes only when this process ends.
-        unsafe { libc::alarm(60) };
+        unsafe { libc::alarm(180) };
         let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or_else(|why| {
             // What the hook printed is kept for the end of the test, which the child never reaches.
             let why = why.downcast_ref::<String>().map_or("a panic without a value", String::as_str);
@@ -181,7 +181,7 @@ fn use_own_pools() -> bool {
                 scope.spawn(|| (0..50).for_each(|_| drop(own.get(3 << 20))));
             }
         });
-        own.stats().validate().unwrap();
+        valid_stats(&own);
     }
     true
 }
@@ -233,7 +233,7 @@ fn children_of_a_process_whose_threads_sleep_or_wait_in_line_use_pools_of_their_
 #[cfg(all(feature = "observe", target_os = "linux"))]
 fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
     let own = |kind: &str| dir.join(format!("{}.{kind}", std::process::id()));
-    let builder = Pool::builder().without_env().backend(Backend::Heap).wait(Duration::from_secs(10));
+    let builder = Pool::builder().without_env().backend(Backend::Heap).wait(Duration::from_secs(60));
     let builder = builder
         .max_bytes(64_u64 << 20)
         .setting("PINPOOL_LEDGER", ledger)
@@ -253,7 +253,7 @@ fn use_everything(pool: &Pool) {
     assert!(pool.stats().requests.served > 0 && !pool.dump().to_string().is_empty());
     let slabs = SharedSlabs::new(pool, 10_000, 2).unwrap();
     let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
-    let ticket = worker.get(100, Duration::from_secs(20)).unwrap().send(1).unwrap();
+    let ticket = worker.get(100, Duration::from_secs(60)).unwrap().send(1).unwrap();
     drop(slabs.receive(&ticket).unwrap());
     pool.trim(0);
 }
@@ -315,7 +315,7 @@ fn children_forked_amid_everything_that_pools_share_use_it_themselves() {
                 let child = forked(|| {
                     let own = pool_with_everything(dir.path(), &ledger);
                     use_everything(&own);
-                    own.stats().validate().unwrap();
+                    valid_stats(&own);
                     true
                 });
                 assert!(ended_well(child), "fork {number}");

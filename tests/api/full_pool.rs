@@ -8,7 +8,8 @@ use std::time::Duration;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{PinnedBuf, Pool, Request};
 
-use crate::fixture::{both_presets, over_sim, valid_stats};
+use crate::fixture::{both_presets, over_sim};
+use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 

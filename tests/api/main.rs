@@ -92,5 +92,7 @@ mod told_copies;
 mod totals;
 #[cfg(not(miri))]
 mod tracing_bridge;
+#[path = "../valid_stats/mod.rs"]
+mod valid_stats;
 mod wait_queue;
 mod zero;

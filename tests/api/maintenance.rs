@@ -39,7 +39,7 @@ fn sources() -> [Arc<FaultSource>; 3] {
 fn silently_until(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
         thread::sleep(Duration::from_millis(2));
     }
 }
@@ -129,10 +129,10 @@ fn a_pool_of_which_nothing_is_in_use_is_looked_at_once_a_second() {
         drop(pool.get(4096).unwrap());
         // The thread sees that nothing is in use any more.
         silently_until("a look", || source.looks() > 0);
-        let before = source.looks();
+        let (before, begun) = (source.looks(), Instant::now());
         thread::sleep(Duration::from_millis(2500));
-        let looks = source.looks() - before;
-        assert!(looks <= 5, "{looks} looks in 2.5 s");
+        let (looks, seconds) = (source.looks() - before, begun.elapsed().as_secs());
+        assert!(looks <= seconds + 3, "{looks} looks in {seconds} s");
         assert_eq!(pool.stats().memory.idle, 1);
     });
 }
@@ -148,10 +148,11 @@ fn idle_pools_of_a_process_read_the_kernels_files_together() {
             let counts = std::fs::read_to_string("/proc/self/io").unwrap();
             counts.lines().find_map(|line| line.strip_prefix("syscr: ")?.parse::<u64>().ok()).unwrap()
         };
-        let before = reads();
-        // Two readings in a second and a half; one alone has several calls.
+        let (before, begun) = (reads(), Instant::now());
         thread::sleep(Duration::from_millis(1500));
-        assert!(reads() - before < 2 * POOLS, "{} calls of `read`", reads() - before);
+        // One reading a second; it alone has several calls.
+        let (calls, seconds) = (reads() - before, begun.elapsed().as_secs());
+        assert!(calls < (seconds + 1) * POOLS, "{calls} calls of `read` in {seconds} s");
         drop(pools);
     });
 }

@@ -8,7 +8,8 @@ use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
 use pinpool_testing::SourceCall;
 
 use crate::child::alone;
-use crate::fixture::{faulty_heap, valid_stats};
+use crate::fixture::faulty_heap;
+use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 

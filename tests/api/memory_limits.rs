@@ -12,7 +12,8 @@ use pinpool_replay::SimSource;
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
-use crate::fixture::{LONG, valid_stats};
+use crate::fixture::LONG;
+use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 

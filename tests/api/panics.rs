@@ -19,8 +19,9 @@ use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Preset, Request}
 use pinpool_replay::SimSource;
 
 use crate::captured_log::{listen, panic_at, panics};
-use crate::fixture::{LONG, over, until_waits, valid_stats};
+use crate::fixture::{LONG, over, until_waits};
 use crate::told_copies::{Nowhere, ToldStream};
+use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 
@@ -41,11 +42,7 @@ fn checked(max_bytes: u64, preset: Preset) -> (Pool, Arc<AtomicU64>) {
         counted.fetch_add(1, Ordering::SeqCst);
         panic!("the listener panics")
     };
-    let builder = builder(max_bytes)
-        .preset(preset)
-        .setting("pool_size_limit", 1)
-        .setting("auto_resize", false)
-        .background_thread(false);
+    let builder = builder(max_bytes).preset(preset).setting("pool_size_limit", 1).setting("auto_resize", false);
     (builder.unstable_on_check(listener).build().unwrap(), checks)
 }
 
@@ -82,7 +79,7 @@ fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block
 fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
     listen();
     // Only the waiting request checks the copy.
-    let pool = builder(4 << 20).background_thread(false).build().unwrap();
+    let pool = builder(4 << 20).build().unwrap();
     let stream = SinkStream::new().unwrap();
     let (held, other) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
     let gate = stream.hold();

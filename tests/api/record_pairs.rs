@@ -116,7 +116,7 @@ fn a_recording_of_a_moment_has_the_order_of_its_puts_and_gets() {
 fn a_put_that_serves_a_get_in_line_is_recorded_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
-    let pool: Pool = recorded(&path).max_bytes(Some(1 << 20)).wait(Duration::from_secs(20)).build().unwrap();
+    let pool: Pool = recorded(&path).max_bytes(Some(1 << 20)).wait(Duration::from_secs(60)).build().unwrap();
     drop(pool.get(1 << 20).unwrap());
     for _ in 0..5 {
         let held = pool.get(1 << 20).unwrap();

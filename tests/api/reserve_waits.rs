@@ -6,6 +6,7 @@ use std::thread;
 use pinpool_replay::SimSource;
 
 use crate::fixture::{LONG, over, until_waits};
+use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 
@@ -35,7 +36,7 @@ fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
                 drop(held);
                 waiting.join().unwrap().unwrap();
             });
-            assert_eq!(pool.stats().validate(), Ok(()));
+            valid_stats(&pool);
             // No get waits any more.
             waiter.trim(0);
             pool.reserve(24 << 20).unwrap();

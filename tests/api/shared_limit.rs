@@ -24,7 +24,7 @@ use crate::draw::Draw;
 
 pub(crate) const MIB: usize = 1 << 20;
 /// Longer than any wait that ends well.
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// The name of a test's shared limit; its file is always removed at the end.
 pub(crate) struct Named(String);
@@ -47,6 +47,15 @@ impl Named {
 
     pub(crate) fn report(&self) -> SharedLimitReport {
         shared_limit::report(&self.0).unwrap().unwrap_or_default()
+    }
+
+    /// Waits until the last pool has removed the file. A maintenance tick may hold a pool for a moment.
+    fn wait_until_removed(&self) {
+        let begun = Instant::now();
+        while std::path::Path::new(&self.path()).exists() {
+            assert!(begun.elapsed() < LONG, "{:?}", self.report());
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Waits until the shared limit satisfies `is`.
@@ -179,7 +188,7 @@ impl Drop for Cycling {
 fn worker() {
     let Ok(name) = std::env::var("LEDGER_WORKER") else { return };
     // SAFETY: ends this process if nobody else does.
-    unsafe { libc::alarm(120) };
+    unsafe { libc::alarm(300) };
     let variable = |name: &str| std::env::var(name).unwrap();
     let named = Named(variable("LEDGER_NAME"));
     let mib: usize = variable("LEDGER_MIB").parse().unwrap();
@@ -462,7 +471,7 @@ fn what_is_asked_and_cannot_be_had_is_said() {
     let second = named.builder(16).build().unwrap();
     assert_eq!(second.stats().limits.shared.unwrap().max_bytes, Some(8 << 20));
     drop((first, second));
-    assert!(!std::path::Path::new(&named.path()).exists());
+    named.wait_until_removed();
 }
 
 #[test]
@@ -499,10 +508,7 @@ fn a_child_of_fork_owns_nothing() {
         pool.trim(0);
         assert_eq!(named.report().held_bytes, 0);
         drop(pool);
-        // A maintenance tick may hold the pool for a moment.
-        while std::path::Path::new(&named.path()).exists() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        named.wait_until_removed();
     });
 }
 
@@ -558,7 +564,7 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
         drop(workers);
         assert_eq!(descriptors(), before);
         drop(pool);
-        assert!(!std::path::Path::new(&named.path()).exists());
+        named.wait_until_removed();
     });
 }
 

@@ -13,7 +13,8 @@ use pinpool::{OnFull, Pool, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
-use crate::fixture::{LONG, over, over_sim, until_waits, valid_stats};
+use crate::fixture::{LONG, over, over_sim, until_waits};
+use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 

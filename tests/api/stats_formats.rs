@@ -7,7 +7,8 @@ use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{OnFull, Pool, Stats};
 use pinpool_replay::SimSource;
 
-use crate::fixture::{over, valid_stats};
+use crate::fixture::over;
+use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 

@@ -23,7 +23,7 @@ fn figures_come_at_once(pool: &Pool, during: &str) {
         let _all = (pool.class_stats(), pool.partition_stats());
         let _ = done.send(text);
     });
-    let text = result.recv_timeout(Duration::from_secs(20));
+    let text = result.recv_timeout(Duration::from_secs(60));
     assert!(text.is_ok(), "the statistics waited for {during}");
 }
 

@@ -10,7 +10,7 @@ use pinpool::unstable::Rounding;
 use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
 
 use crate::captured_log::{lines_with_levels, listen};
-use crate::fixture::valid_stats;
+use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::valid_stats::valid_stats;
 use pinpool::unstable::Rounding;
 use pinpool::unstable::window;
 use pinpool::{Backend, PinnedBuf, Pool, Preset, Request};
@@ -147,8 +148,7 @@ proptest! {
                     (naive.get_from_pool, naive.put, naive.allocated, naive.evicted) = (0, 0, 0, 0);
                 }
             }
-            let stats = pool.stats();
-            prop_assert_eq!(stats.validate(), Ok(()));
+            let stats = valid_stats(&pool);
             let window = window(&pool);
             prop_assert_eq!(
                 (window.get_from_pool, window.put, window.allocated, window.evicted, stats.limits.max_idle_buffers),

@@ -7,6 +7,7 @@ use std::task::{Context, Waker};
 use pinpool::stats::{EvictionReasons, RequestStats, Stats};
 
 use crate::fixture::over_sim;
+use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 
@@ -35,21 +36,15 @@ fn no_total_falls_when_a_get_goes_that_was_handed_a_buffer() {
         grown("it was handed the buffer");
     }
     grown("it is gone");
-    let stats = pool.stats();
-    assert_eq!(
-        (stats.validate(), stats.requests.served, stats.requests.returned, stats.memory.idle),
-        (Ok(()), 1, 1, 1)
-    );
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.requests.served, stats.requests.returned, stats.memory.idle), (1, 1, 1));
     // One that is there to take the buffer counts as a hit.
     let held = pool.get(2 * MIB).unwrap();
     let mut waiting = pin!(pool.get_async(2 * MIB));
     assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     drop(held);
     let served = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    let stats = pool.stats();
-    assert_eq!(
-        (stats.validate(), stats.requests.served, stats.requests.hits, stats.requests.returned),
-        (Ok(()), 3, 2, 2)
-    );
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.requests.served, stats.requests.hits, stats.requests.returned), (3, 2, 2));
     drop(served);
 }

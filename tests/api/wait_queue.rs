@@ -6,7 +6,8 @@ use std::time::Duration;
 use pinpool::unstable::Rounding;
 use pinpool::{PoolBuilder, Preset, Request};
 
-use crate::fixture::{LONG, over_sim, until_waits, valid_stats};
+use crate::fixture::{LONG, over_sim, until_waits};
+use crate::valid_stats::valid_stats;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;

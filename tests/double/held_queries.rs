@@ -14,7 +14,7 @@ use crate::fixture::{MIB, builder, filled, stream_and_memory};
 fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
     let (done, result) = channel();
     thread::spawn(move || done.send(act()));
-    result.recv_timeout(Duration::from_secs(20)).expect("it hangs, or it panicked")
+    result.recv_timeout(Duration::from_secs(60)).expect("it hangs, or it panicked")
 }
 
 #[test]

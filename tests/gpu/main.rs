@@ -47,6 +47,9 @@ mod ends;
 mod kernels;
 mod memory;
 mod methods;
+#[path = "../valid_stats/mod.rs"]
+#[allow(dead_code)] // `stats_when`.
+mod valid_stats;
 
 const MIB: usize = 1 << 20;
 

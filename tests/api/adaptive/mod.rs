@@ -8,7 +8,8 @@ use pinpool::unstable::ManualClock;
 use pinpool::{PinnedBuf, Pool, PoolBuilder, Stats};
 use pinpool_replay::SimSource;
 
-use crate::fixture::{self, LONG, valid_stats};
+use crate::fixture::{self, LONG};
+use crate::valid_stats::valid_stats;
 
 mod failures;
 mod partitions;
