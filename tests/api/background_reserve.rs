@@ -33,11 +33,11 @@ fn faulty(discrete: bool) -> Arc<FaultSource> {
 
 /// A pool that pins a reserve of `bytes` by steps of `poll`.
 fn by_steps(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
-    over(source, max_bytes).reserve_bytes(bytes).setting("reserve_wait", false).background_thread(false)
+    over(source, max_bytes).reserve_bytes(bytes).setting("reserve_wait", false)
 }
 
 fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
-    over(source, max_bytes).reserve_bytes(bytes).setting("reserve_wait", false)
+    over(source, max_bytes).reserve_bytes(bytes).setting("reserve_wait", false).background_thread(true)
 }
 
 #[allow(clippy::float_cmp)] // Shares of powers of two.
@@ -98,7 +98,7 @@ fn without_a_reserve_or_with_one_that_was_waited_for_all_of_it_is_there() {
     let waited = over(faulty(false), 64 * MI).reserve_bytes(16 * MI).build().unwrap();
     assert!(fraction_is(&waited, 1.0) && waited.wait_reserved(Duration::ZERO).unwrap());
     assert_eq!(waited.stats().memory.reserve_target_bytes, 16 * MI);
-    let classes = over(faulty(false), 64 * MI).setting("reserve_wait", false).background_thread(false).build().unwrap();
+    let classes = over(faulty(false), 64 * MI).setting("reserve_wait", false).build().unwrap();
     classes.reserve(20 * MI).unwrap();
     assert_eq!((classes.stats().memory.reserve_target_bytes, classes.stats().memory.reserve_bytes), (20 * MI, STEP));
 }
