@@ -57,36 +57,6 @@ fn a_pending_buffer_is_awaited_and_brings_its_bytes() {
 }
 
 #[test]
-fn many_tasks_on_one_thread_await_copies_of_several_streams() {
-    let pool = pool();
-    let runtime = one_worker();
-    let tasks: Vec<_> = (0..32_u8)
-        .map(|task| {
-            let pool = pool.clone();
-            runtime.spawn(async move {
-                let (stream, mut device) = (SinkStream::new()?, SinkMem::new(100));
-                for round in 0..10 {
-                    let mut buf = pool.get(100)?;
-                    buf.wait_slice_mut()?.fill(task ^ round);
-                    buf.copy_to(&stream, &mut device)?.await?;
-                    assert_eq!(device.read(), vec![task ^ round; 100]);
-                }
-                Ok::<(), pinpool::Error>(())
-            })
-        })
-        .collect();
-    runtime.block_on(async {
-        for task in tasks {
-            task.await.unwrap().unwrap();
-        }
-    });
-    while pool.stats().copies.in_flight > 0 {
-        pool.maintain();
-    }
-    assert_eq!(pool.stats().memory.in_use, 0);
-}
-
-#[test]
 fn a_failed_copy_ends_what_awaits_it_with_its_error() {
     let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMem::new(100));
     let _gate = stream.hold();

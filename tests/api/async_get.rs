@@ -38,13 +38,6 @@ fn poll(get: Pin<&mut GetFuture>, waker: &Waker) -> Poll<pinpool::Result<pinpool
 }
 
 #[test]
-fn the_future_may_move_between_threads() {
-    fn is_send<T: Send + Unpin + 'static>(_: &T) {}
-    let pool = over_sim(1 << 20).build().unwrap();
-    is_send(&pool.get_async(1));
-}
-
-#[test]
 fn a_task_gets_a_buffer_at_a_multiple_of_its_alignment_at_once_and_after_a_wait() {
     let pool = over_sim(8 << 20).build().unwrap();
     let (align, waker) = (1 << 21, Waker::noop());
@@ -257,17 +250,6 @@ fn pinned_memory_for_a_future_that_is_dropped_serves_the_next_get() {
         assert_eq!(valid_stats(&pool).memory.in_use, 0);
         drop(pool.try_get(4 * MIB).unwrap().expect("it is idle"));
         assert_eq!(source.calls(SourceCall::Acquire), 1, "nothing was done for the request behind it");
-    }
-}
-
-#[test]
-fn a_refusal_on_the_other_thread_is_the_error_of_the_future() {
-    for preset in 0..2 {
-        let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
-        let pool = over_both_presets(&source)[preset].clone();
-        (0..4).for_each(|call| source.fail(SourceCall::Acquire, call));
-        assert!(run(pool.get_async(4 * MIB)).unwrap_err().is_backend());
-        assert_eq!(valid_stats(&pool).requests.failed, 1);
     }
 }
 

@@ -92,18 +92,6 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
 }
 
 #[test]
-fn without_a_reserve_or_with_one_that_was_waited_for_all_of_it_is_there() {
-    let none = over(faulty(false), 64 * MI).build().unwrap();
-    assert!(fraction_is(&none, 1.0) && none.wait_reserved(Duration::ZERO).unwrap());
-    let waited = over(faulty(false), 64 * MI).reserve_bytes(16 * MI).build().unwrap();
-    assert!(fraction_is(&waited, 1.0) && waited.wait_reserved(Duration::ZERO).unwrap());
-    assert_eq!(waited.stats().memory.reserve_target_bytes, 16 * MI);
-    let classes = over(faulty(false), 64 * MI).setting("reserve_wait", false).build().unwrap();
-    classes.reserve(20 * MI).unwrap();
-    assert_eq!((classes.stats().memory.reserve_target_bytes, classes.stats().memory.reserve_bytes), (20 * MI, STEP));
-}
-
-#[test]
 fn a_get_beyond_what_is_there_is_served_and_counts_as_reserve() {
     for growth in [true, false] {
         let source = faulty(false);
@@ -148,21 +136,6 @@ fn gets_that_pin_the_rest_of_it_end_it() {
         assert_eq!(lines().iter().filter(|line| line.contains("reserve: complete")).count(), 1);
         drop(buf);
     }
-}
-
-#[test]
-fn a_trim_in_the_middle_neither_releases_nor_stops_it() {
-    let pool = by_steps(faulty(false), 256 * MI, 64 * MI).build().unwrap();
-    pool.maintain();
-    drop(pool.get(3 * MIB).unwrap());
-    for _ in 0..3 {
-        pool.trim(0);
-        pool.clear();
-        assert_eq!(valid_stats(&pool).memory.reserve_bytes, 2 * STEP);
-    }
-    pool.maintain();
-    assert_eq!(valid_stats(&pool).memory.reserve_bytes, 3 * STEP);
-    assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
 }
 
 #[test]
@@ -237,19 +210,6 @@ fn a_lower_limit_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_it_
 }
 
 #[test]
-fn memory_in_use_at_the_limit_is_a_part_of_the_reserve() {
-    let pool = by_steps(faulty(false), 64 * MI, 0).build().unwrap();
-    let held = pool.get(40 * MIB).unwrap();
-    pool.reserve(60 * MI).unwrap();
-    assert!(pool.wait_reserved(PATIENCE).unwrap());
-    let stats = valid_stats(&pool);
-    assert!(stats.memory.held_bytes <= 64 * MI && stats.memory.reserve_bytes == 60 * MI, "{stats:?}");
-    drop(held);
-    pool.trim(0);
-    assert_eq!(valid_stats(&pool).memory.held_bytes, 60 * MI);
-}
-
-#[test]
 fn a_terabyte_is_there_in_bounded_steps_and_mappings_and_the_first_get_after_the_first() {
     let source = faulty(false);
     let pool = by_steps(source.clone(), TI, TI).build().unwrap();
@@ -316,46 +276,37 @@ impl InAThread for Pool {
     }
 }
 
-#[test]
-fn the_end_of_the_pool_cancels_it_within_a_step() {
-    for discrete in [false, true] {
-        for hold_step in [false, true] {
-            let source = faulty(discrete);
-            let pool = by_a_thread(source.clone(), TI, 512 * GI).build().unwrap();
-            if hold_step {
-                let gate = source.hold(SourceCall::Acquire);
-                gate.wait_for(1);
-                let calls = source.calls(SourceCall::Acquire);
-                let ends = thread::spawn(move || drop(pool));
-                thread::sleep(Duration::from_millis(20));
-                assert!(!ends.is_finished(), "it waits for the step");
-                drop(gate);
-                ends.join().unwrap();
-                assert_eq!(source.calls(SourceCall::Acquire), calls, "no step after that one");
-            } else {
-                until("it pins", || pool.stats().memory.reserve_bytes > STEP);
-                drop(pool);
-                let calls = source.calls(SourceCall::Acquire);
-                thread::sleep(Duration::from_millis(5));
-                assert_eq!(source.calls(SourceCall::Acquire), calls);
-            }
-            // All of it went back: the wrapped source can hold its total again.
-            let again = over(source, TI).build().unwrap();
-            assert_eq!(again.stats().memory.held_bytes, 0);
-        }
-    }
+/// Ends a pool with a hanging step, which continues after `patience`. Returns whether no other step was made.
+fn end_stops_after_its_step(source: &Arc<FaultSource>, patience: Duration) -> bool {
+    let pool = by_a_thread(source.clone(), TI, 512 * GI).build().unwrap();
+    let gate = source.hold(SourceCall::Acquire);
+    gate.wait_for(1);
+    let calls = source.calls(SourceCall::Acquire);
+    let ends = thread::spawn(move || drop(pool));
+    thread::sleep(patience);
+    assert!(!ends.is_finished(), "it waits for the step");
+    drop(gate);
+    ends.join().unwrap();
+    source.calls(SourceCall::Acquire) == calls
 }
 
 #[test]
-fn a_pool_whose_step_hangs_holds_no_other_up() {
-    let slow = faulty(false);
-    let stuck = by_a_thread(slow.clone(), TI, TI / 2).build().unwrap();
-    let gate = slow.hold(SourceCall::Acquire);
-    gate.wait_for(1);
-    let other = by_a_thread(faulty(false), 256 * MI, 64 * MI).build().unwrap();
-    assert!(other.wait_reserved(PATIENCE).unwrap());
-    assert!(stuck.stats().memory.reserve_fraction() < 1.0);
-    drop(gate);
+fn the_end_of_the_pool_cancels_it_within_a_step() {
+    for discrete in [false, true] {
+        let source = faulty(discrete);
+        // On a busy machine the thread that ends the pool may begin late.
+        let mut patience = [20, 200, 2_000, 20_000].map(Duration::from_millis).into_iter();
+        assert!(patience.any(|patience| end_stops_after_its_step(&source, patience)), "no step after that one");
+        let pool = by_a_thread(source.clone(), TI, 512 * GI).build().unwrap();
+        until("it pins", || pool.stats().memory.reserve_bytes > STEP);
+        drop(pool);
+        let calls = source.calls(SourceCall::Acquire);
+        thread::sleep(Duration::from_millis(5));
+        assert_eq!(source.calls(SourceCall::Acquire), calls);
+        // All of it went back: the wrapped source can hold its total again.
+        let again = over(source, TI).build().unwrap();
+        assert_eq!(again.stats().memory.held_bytes, 0);
+    }
 }
 
 #[test]

@@ -10,7 +10,6 @@ use std::time::Duration;
 use pinpool::unstable::{ManualClock, fast_path};
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 
-use crate::child::{alone, in_a_child};
 use crate::valid_stats::valid_stats;
 
 const PRESETS: [Preset; 2] = [Preset::Adaptive, Preset::TensorFlow];
@@ -206,68 +205,6 @@ fn the_next_user_of_a_buffer_finds_it_as_new() {
 }
 
 #[test]
-fn a_buffer_of_no_bytes_and_one_too_long_are_no_hits() {
-    for preset in PRESETS {
-        let pool = pool(preset);
-        for len in [1, LEN, 1 << 20] {
-            drop(pool.get(len).unwrap());
-            drop(pool.get(len).unwrap());
-        }
-        let before = valid_stats(&pool);
-        let none = pool.get(0).unwrap();
-        assert!(none.is_empty() && none.id().is_none());
-        for len in [usize::MAX, usize::MAX - 1, isize::MAX as usize, isize::MAX as usize + 1] {
-            assert!(pool.get(len).is_err(), "{len}");
-        }
-        drop(none);
-        let after = valid_stats(&pool);
-        assert_eq!(
-            (after.requests.served, after.requests.hits, after.requests.returned),
-            (before.requests.served, before.requests.hits, before.requests.returned)
-        );
-    }
-}
-
-#[test]
-fn in_a_child_of_fork_no_pool_of_the_parent_is_at_hand() {
-    alone(|| {
-        for preset in PRESETS {
-            let pools = [pool(preset), pool(preset)];
-            let mut held = Some(pools.each_ref().map(|pool| {
-                (0..100).for_each(|_| drop(pool.get(LEN).unwrap()));
-                drop((pool.get(LEN).unwrap(), pool.get(LEN).unwrap()));
-                pool.get(LEN).unwrap()
-            }));
-            let statistics = pools.each_ref().map(valid_stats);
-            in_a_child(|| {
-                let refused = |pool: &Pool| pool.get(LEN).is_err_and(|error| error.is_forked());
-                let mut checks = vec![("first", refused(&pools[0])), ("second", refused(&pools[1]))];
-                drop(held.take());
-                checks.push(("after a return", refused(&pools[0]) && refused(&pools[1])));
-                // Its own pools are at hand in the places of the parent's.
-                for _ in 0..3 {
-                    let own = pool(preset);
-                    (0..10).for_each(|_| drop(own.get(LEN).unwrap()));
-                    checks.push(("own", own.stats().requests.hits == 9));
-                    checks.push(("after an own pool", refused(&pools[0]) && refused(&pools[1])));
-                }
-                checks
-            });
-            drop(held);
-            for (pool, before) in pools.iter().zip(statistics) {
-                drop(pool.get(LEN).unwrap());
-                let after = valid_stats(pool);
-                assert_eq!(
-                    (after.requests.hits, after.requests.served, after.memory.in_use),
-                    (before.requests.hits + 1, before.requests.served + 1, 0),
-                    "{preset:?}"
-                );
-            }
-        }
-    });
-}
-
-#[test]
 fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
     let looks = if cfg!(miri) { 5 } else { 300 };
     for preset in PRESETS {
@@ -336,44 +273,6 @@ fn maintain_enforces_the_count_limit_on_what_other_threads_put_back() {
     thread::scope(|scope| drop(scope.spawn(move || drop(held)).join()));
     pool.maintain();
     assert_eq!(valid_stats(&pool).memory.idle, 1);
-}
-
-#[test]
-fn a_thread_that_only_hits_serves_a_get_that_waits() {
-    for preset in PRESETS {
-        // Room for one buffer, and nobody looks by himself.
-        let pool = builder(preset).max_bytes(Some(2 << 20)).wait(LONG).background_thread(false).build().unwrap();
-        let len = (2 << 20) - 16;
-        let served = AtomicBool::new(false);
-        thread::scope(|scope| {
-            (0..100).for_each(|_| drop(pool.get(len).unwrap()));
-            let mut held = Some(pool.get(len).unwrap());
-            let waiting = scope.spawn(|| {
-                let served_by = pool.get(len).unwrap().id();
-                served.store(true, Ordering::Relaxed);
-                served_by
-            });
-            while pool.stats().requests.waits == 0 {
-                thread::yield_now();
-            }
-            let id = held.as_ref().unwrap().id();
-            while !served.load(Ordering::Relaxed) {
-                drop(held.take());
-                held = pool.get_with(Request::new(len).wait(LONG)).ok();
-            }
-            drop(held);
-            assert_eq!(waiting.join().unwrap(), id, "the same memory");
-        });
-        // The wait queue is empty: hits again, without a backend call.
-        let before = valid_stats(&pool);
-        (0..100).for_each(|_| drop(pool.get(len).unwrap()));
-        let after = valid_stats(&pool);
-        assert_eq!(
-            (after.requests.hits - before.requests.hits, after.requests.misses - before.requests.misses),
-            (100, 0),
-            "{preset:?}"
-        );
-    }
 }
 
 /// How many of 1000 hits the fast path served.

@@ -171,28 +171,6 @@ fn a_fence_that_panics_takes_its_own_buffer_out_of_use_and_no_other() {
 }
 
 #[test]
-fn a_fence_whose_drop_panics_loses_no_buffer() {
-    let pool = builder().build().unwrap();
-    let panicking = ActingFence {
-        stream: 1 << 41,
-        answer: Box::new(|| Ok(true)),
-        on_drop: Box::new(|| panic!("a fence of the user is dropped")),
-    };
-    {
-        let marking = Marking(Arc::new(panicking));
-        pool.get(MIB).unwrap().release_after(&marking).unwrap();
-        let Marking(fence) = marking;
-        drop(fence);
-    }
-    pool.maintain();
-    let stats = pool.stats();
-    assert_eq!(
-        (stats.memory.quarantined, stats.copies.in_flight, stats.memory.in_use, stats.memory.idle),
-        (0, 0, 0, 1)
-    );
-}
-
-#[test]
 fn a_fence_may_use_its_pool() {
     let pool = builder().background_thread(false).max_bytes(8 << 20).wait(Duration::from_millis(5)).build().unwrap();
     let is_inside = Arc::new(AtomicBool::new(false));

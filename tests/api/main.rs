@@ -54,7 +54,6 @@ mod nodes;
 #[cfg(all(feature = "observe", target_os = "linux", not(miri)))]
 mod orphans;
 mod out_of_memory;
-mod own_stream;
 mod panics;
 #[cfg(all(feature = "observe", not(miri)))]
 mod record;
@@ -83,8 +82,6 @@ mod slices;
 mod socket_owners;
 mod stats_counts;
 mod stats_formats;
-#[cfg(not(miri))]
-mod stats_never_wait;
 mod stress;
 mod tags;
 mod tensorflow_model;

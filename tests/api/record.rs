@@ -93,31 +93,6 @@ fn alternates(recording: &Recording) {
 }
 
 #[test]
-fn many_threads_record_in_the_order_in_which_buffers_pass_between_them() {
-    let dir = folder();
-    let path = dir.path().join("t.trace");
-    let pool = recorded(&path).build().unwrap();
-    let rounds = if cfg!(miri) { 20 } else { 500 };
-    thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                for round in 0..rounds {
-                    drop(pool.get(4096 * (1 + round % 3)).unwrap());
-                }
-            });
-        }
-    });
-    drop(pool);
-    let recording = Recording::open(&path).unwrap();
-    assert_eq!(recording.lost, 0);
-    assert_eq!(count(&recording, |event| matches!(event, Event::Get { .. })), 4 * rounds as u64);
-    let mut threads: Vec<_> = recording.records.iter().map(|record| record.thread).collect();
-    threads.sort_unstable();
-    threads.dedup();
-    assert!(threads.len() >= 5, "{threads:?}");
-}
-
-#[test]
 fn pools_share_a_file_a_partition_is_a_tag_and_a_later_pool_continues_it() {
     let dir = folder();
     let path = dir.path().join("t.trace");

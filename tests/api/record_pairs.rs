@@ -65,28 +65,6 @@ fn pools_that_record_and_one_that_does_not_serve_a_thread_in_turn() {
 }
 
 #[test]
-fn a_put_by_another_thread_is_recorded_once_and_serves_the_thread_that_got() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
-    let pool = recorded(&path).build().unwrap();
-    let (send, receive) = mpsc::sync_channel(4);
-    thread::scope(|scope| {
-        let putting = pool.clone();
-        scope.spawn(move || {
-            // Has the pool at hand.
-            drop(putting.get(100).unwrap());
-            receive.into_iter().for_each(drop::<pinpool::PinnedBuf>);
-        });
-        (0..PAIRS).for_each(|_| send.send(pool.get(4096).unwrap()).unwrap());
-        drop(send);
-    });
-    let stats = pool.stats();
-    drop(pool);
-    assert_eq!(gets_and_puts(&path), [(PAIRS + 1, PAIRS + 1)]);
-    assert_eq!(stats.requests.hits + stats.requests.misses, PAIRS + 1);
-}
-
-#[test]
 fn a_recording_of_a_moment_has_the_order_of_its_puts_and_gets() {
     let dir = tempfile::tempdir().unwrap();
     let (give, given) = mpsc::sync_channel::<PinnedBuf>(0);

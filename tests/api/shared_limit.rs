@@ -295,23 +295,6 @@ fn worker() {
 }
 
 #[test]
-fn a_get_is_served_by_the_idle_memory_of_another_process() {
-    for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let named = Named::new("idle");
-        let pool = named.builder(64).preset(preset).name("own").build().unwrap();
-        let mut other = Worker::start(&named, "other", 64);
-        assert_eq!((other.answer(), other.ask(&format!("get {}", 48 * MIB))), ("ready".into(), "held".into()));
-        assert_eq!(other.ask("put"), "put");
-        let held = pool.get(32 * MIB).unwrap();
-        let stats = pool.stats();
-        let shared = stats.limits.shared.unwrap();
-        assert_eq!((shared.own_bytes, shared.max_bytes), (stats.memory.held_bytes, Some(64 << 20)));
-        assert!(shared.held_bytes <= 64 << 20, "{shared:?}");
-        drop(held);
-    }
-}
-
-#[test]
 fn a_get_waits_until_another_process_puts_a_buffer_back_or_is_killed() {
     for is_killed in [false, true] {
         let named = Named::new("wait");

@@ -76,17 +76,3 @@ fn a_stream_dropped_with_work_queued_still_does_it() {
     drop(stream);
     assert_eq!(mem.read(), b"z");
 }
-
-#[test]
-fn copies_of_two_streams_wait_for_each_other() {
-    let (first, second) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
-    let mut mem = SinkMem::new(3);
-    let gate = first.hold();
-    // SAFETY: a static slice stays readable and unchanged.
-    unsafe { mem.enqueue(&first, b"abc".as_ptr(), 3, FenceKind::Timeline) }.unwrap();
-    // SAFETY: as above.
-    let last = unsafe { mem.enqueue(&second, b"xy".as_ptr(), 2, FenceKind::Timeline) }.unwrap();
-    assert!(!last.is_done().unwrap(), "behind the copy of the other stream");
-    drop(gate);
-    assert_eq!(mem.read(), b"xyc");
-}

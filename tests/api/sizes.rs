@@ -58,26 +58,6 @@ fn what_is_no_size_says_what_a_size_is() {
     }
 }
 
-const UNITS: [(&str, u128); 17] = [
-    ("", 1),
-    ("B", 1),
-    ("K", 1 << 10),
-    ("Ki", 1 << 10),
-    ("KiB", 1 << 10),
-    ("KB", 1000),
-    ("M", 1 << 20),
-    ("MiB", 1 << 20),
-    ("MB", 1_000_000),
-    ("G", 1 << 30),
-    ("Gi", 1 << 30),
-    ("GiB", 1 << 30),
-    ("GB", 1_000_000_000),
-    ("T", 1 << 40),
-    ("Ti", 1 << 40),
-    ("TiB", 1 << 40),
-    ("TB", 1_000_000_000_000),
-];
-
 /// `1234567` as `1_234_567`.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -94,27 +74,6 @@ proptest! {
         let bytes = bytes >> shift << (shift / 2);
         prop_assert_eq!(parse_bytes(&format_bytes(bytes)), Ok(bytes));
         prop_assert_eq!(parse_bytes(&grouped(bytes)), Ok(bytes));
-    }
-
-    #[test]
-    fn a_fraction_of_any_unit_is_its_share_of_bytes_cut_off(
-        whole in 0..1_u64 << 44, fraction in 0..1_000_000_000_u64, unit in 0..UNITS.len(), lower: bool, blank: bool,
-    ) {
-        let (name, scale) = UNITS[unit];
-        let name = if lower { name.to_lowercase() } else { name.to_owned() };
-        let text = format!("{whole}.{fraction:09}{}{name}", if blank { " " } else { "" });
-        let exact = (u128::from(whole) * 1_000_000_000 + u128::from(fraction)) * scale / 1_000_000_000;
-        prop_assert_eq!(parse_bytes(&text).ok(), u64::try_from(exact).ok(), "{}", text);
-    }
-
-    #[test]
-    fn an_exponent_moves_the_point(digits in 0..1_000_000_u64, places in 0..6_usize, exponent in 0..12_u32, unit in 0..UNITS.len()) {
-        let text = format!("{digits:06}");
-        let (whole, fraction) = text.split_at(text.len() - places);
-        let (name, scale) = UNITS[unit];
-        let exact = u128::from(digits) * 10_u128.pow(exponent) * scale / 10_u128.pow(u32::try_from(places).unwrap());
-        let text = format!("{whole}.{fraction}e{exponent}{name}");
-        prop_assert_eq!(parse_bytes(&text).ok(), u64::try_from(exact).ok(), "{}", text);
     }
 
     #[test]

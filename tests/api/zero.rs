@@ -114,13 +114,3 @@ fn without_the_setting_a_buffer_keeps_its_bytes() {
     drop(filled(&pool, 100, 7));
     assert_eq!(*pool.get(100).unwrap().wait_slice().unwrap(), [7; 100]);
 }
-
-#[test]
-fn a_pool_that_ends_with_buffers_to_be_zeroed_releases_everything() {
-    for pool in pools(|builder| builder) {
-        let late = dirty(&pool, 5_000);
-        drop(dirty(&pool, 10_000));
-        drop(pool);
-        drop(late);
-    }
-}
