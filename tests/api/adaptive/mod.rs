@@ -8,7 +8,7 @@ use pinpool::unstable::ManualClock;
 use pinpool::{PinnedBuf, Pool, PoolBuilder, Stats};
 use pinpool_replay::SimSource;
 
-use crate::fixture::{self, LONG};
+use crate::fixture;
 use crate::valid_stats::valid_stats;
 
 mod failures;
