@@ -143,59 +143,6 @@ fn lines_without_tests(text: &str) -> usize {
     (0..lines.len()).find(is_of_tests).unwrap_or(lines.len())
 }
 
-#[test]
-fn who_allows_unused_code_says_why() {
-    let mut silent = String::new();
-    let mut allowed = 0;
-    let folders = ["src", "crates", "python/src", "tests", "benches", "examples"];
-    for (path, text) in folders.map(|folder| root().join(folder)).into_iter().flat_map(sources) {
-        let mut lines = Vec::new();
-        find_allowed(text.parse().expect("a source file is made of tokens"), &mut lines);
-        allowed += lines.len();
-        for number in lines {
-            let line = text.lines().nth(number - 1).expect("the tokens are from this text");
-            if line.split_once("//").is_none_or(|(_, reason)| reason.trim().is_empty()) {
-                let _ = writeln!(silent, "{}:{number}: {}", path.display(), line.trim());
-            }
-        }
-    }
-    assert!(silent.is_empty(), "no reason behind `//` on the line:\n{silent}");
-    assert!(allowed > 5, "the attributes are found");
-}
-
-/// The lines of all lints about unused code that an attribute allows or expects.
-fn find_allowed(tokens: TokenStream, lines: &mut Vec<usize>) {
-    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
-    let is_punct =
-        |token: &TokenTree, punct: char| matches!(token, TokenTree::Punct(found) if found.as_char() == punct);
-    for (at, token) in tokens.iter().enumerate() {
-        let TokenTree::Group(group) = token else { continue };
-        // After `#` or `#!`.
-        let before = tokens[..at].iter().rev().find(|token| !is_punct(token, '!'));
-        if group.delimiter() == Delimiter::Bracket && before.is_some_and(|token| is_punct(token, '#')) {
-            find_lints(group.stream(), false, lines);
-        } else {
-            find_allowed(group.stream(), lines);
-        }
-    }
-}
-
-fn find_lints(attribute: TokenStream, is_allowed: bool, lines: &mut Vec<usize>) {
-    let mut word = String::new();
-    for token in attribute {
-        match &token {
-            TokenTree::Group(group) => find_lints(group.stream(), word == "allow" || word == "expect", lines),
-            TokenTree::Ident(lint) => {
-                word = lint.to_string();
-                if is_allowed && (word == "dead_code" || word.starts_with("unused")) {
-                    lines.push(lint.span().start().line);
-                }
-            }
-            _ => {}
-        }
-    }
-}
-
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }

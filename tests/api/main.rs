@@ -54,6 +54,7 @@ mod nodes;
 #[cfg(all(feature = "observe", target_os = "linux", not(miri)))]
 mod orphans;
 mod out_of_memory;
+mod own_stream;
 mod panics;
 #[cfg(all(feature = "observe", not(miri)))]
 mod record;

@@ -17,31 +17,6 @@ fn pool(backend: &Backend, bytes: u64) -> pinpool::Result<Pool> {
 }
 
 #[test]
-fn the_start_pins_one_step_of_each_back_end_and_each_poll_one_more() {
-    let double = MockDriver::load();
-    let before = held(&double);
-    for (backend, steps) in [(Backend::Vmm, 4), (Backend::Register, 2), (Backend::Cuda, 2)] {
-        let pool = pool(&backend, 32 * MI).unwrap();
-        let pinned = || held(&double).pinned_bytes - before.pinned_bytes;
-        assert_eq!((pinned(), pool.stats().memory.reserve_bytes), (8 * MI, 8 * MI), "{backend:?}");
-        let buf = filled(&pool, MIB, 1);
-        assert_eq!(pinned(), 8 * MI, "{backend:?}: out of the first step");
-        (1..steps).for_each(|_| pool.maintain());
-        assert_eq!((pinned(), pool.stats().memory.reserve_bytes), (32 * MI, 32 * MI), "{backend:?}");
-        assert!(pool.wait_reserved(Duration::ZERO).unwrap());
-        drop(buf);
-        pool.trim(0);
-        pool.clear();
-        pool.maintain();
-        assert_eq!(pinned(), 32 * MI, "{backend:?}: kept");
-        valid_stats(&pool);
-        drop(pool);
-        assert_eq!(held(&double), before, "{backend:?}");
-    }
-    assert_eq!(double.wrong_uses(), Vec::<String>::new());
-}
-
-#[test]
 fn a_refusal_of_the_driver_at_each_of_the_first_steps_leaves_what_is_there() {
     let calls =
         [(Backend::Vmm, "cuMemCreate"), (Backend::Register, "cuMemHostRegister_v2"), (Backend::Cuda, "cuMemHostAlloc")];

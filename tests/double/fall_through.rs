@@ -163,25 +163,6 @@ fn a_trial_leaves_nothing_and_makes_a_context_only_for_a_copy() {
 }
 
 #[test]
-fn a_trial_that_a_capture_forbids_is_no_refusal() {
-    let double = MockDriver::load();
-    for code in [Code::STREAM_CAPTURE_UNSUPPORTED, Code::STREAM_CAPTURE_INVALIDATED] {
-        for (call, preset, expected) in [
-            ("cuMemCreate", Preset::Adaptive, "vmm"),
-            ("cuMemSetAccess", Preset::Adaptive, "vmm"),
-            ("cuMemHostAlloc", Preset::TensorFlow, "cuda"),
-        ] {
-            double.reset();
-            double.fail_from(call, 1, code);
-            let pool = auto().preset(preset).build().unwrap();
-            assert_eq!(pool.stats().backend, expected, "{call}");
-            double.reset();
-            drop(pool.get(4096).unwrap());
-        }
-    }
-}
-
-#[test]
 fn a_program_can_try_each_source_of_the_driver_and_leave_one_out() {
     alone(|| {
         let double = MockDriver::load();

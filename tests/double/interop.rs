@@ -551,22 +551,3 @@ fn copies_puts_hits_and_sweeps_make_few_driver_calls() {
     let (_, calls) = calls_of(&double, || (drop(buf), drop(pool.get(LEN).unwrap())));
     assert_eq!(calls, Vec::new(), "a return and a hit");
 }
-
-#[test]
-fn hundreds_of_streams_at_once_have_timelines() {
-    let (double, context, _) = start();
-    let pool = Pool::builder().without_env().backend(Backend::Vmm).background_thread(false).build().unwrap();
-    let streams: Vec<_> = (0..200).map(|_| context.new_stream().unwrap()).collect();
-    let mut targets: Vec<_> = streams.iter().map(|stream| memory(stream, 0)).collect();
-    let gate = double.hold_all();
-    let writes = double.calls("cuStreamWriteValue32_v2");
-    for ((byte, stream), target) in (0..=255).zip(&streams).zip(&mut targets) {
-        filled(&pool, byte).copy_to(stream, target).unwrap();
-    }
-    assert_eq!((double.calls("cuStreamWriteValue32_v2") - writes, pool.stats().copies.in_flight), (200, 200));
-    drop(gate);
-    poll_until_idle(&pool);
-    for ((byte, stream), target) in (0..=255).zip(&streams).zip(&targets) {
-        assert_eq!(first_wrong(&stream.clone_dtoh(target).unwrap(), byte), None);
-    }
-}

@@ -39,7 +39,6 @@ use pinpool_testing::check_source;
 
 mod batch;
 mod capture;
-mod churn;
 mod copies;
 mod device;
 mod driver_facts;
