@@ -9,7 +9,7 @@ use std::thread;
 use pinpool::{Backend, Pool, PoolBuilder};
 use pinpool_observe::record::Recording;
 
-use super::child::{Child, alone};
+use crate::child::{Child, alone};
 
 fn heap() -> PoolBuilder {
     Pool::builder().without_env().backend(Backend::Heap)

@@ -5,7 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::time::Duration;
 
 use crate::child;
-use crate::shared_limit::{LONG, MIB, Named, Worker};
+use super::shared_limit::{LONG, MIB, Named, Worker};
 
 #[test]
 fn a_pool_whose_shared_limit_is_removed_keeps_its_buffers_and_refuses_growth_alone() {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use pinpool::{Preset, Request};
 
 use crate::draw::Draw;
-use crate::shared_limit::{LONG, MIB, Named, Worker};
+use super::shared_limit::{LONG, MIB, Named, Worker};
 
 /// Another busy process, with threads that request and return buffers.
 fn cycling(named: &Named, pool: &str, threads: usize, mib: usize, hold_us: u64) -> Worker {

@@ -264,11 +264,11 @@ fn memory_with_content_keeps_it_and_may_be_read_only() {
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
 fn in_a_child_of_fork_it_is_refused_and_stays_where_it_is() {
-    super::child::alone(|| {
+    crate::child::alone(|| {
         let [pool, ..] = pools();
         let frames = Frames::default();
         let (pinned, plain) = (frames.adopted(&pool, 1, true), frames.adopted(&pool, 2, false));
-        super::child::in_a_child(|| {
+        crate::child::in_a_child(|| {
             let none = NonNull::slice_from_raw_parts(NonNull::dangling(), 0);
             // SAFETY: no bytes.
             let refused = unsafe { pool.adopt(none, false, || ()) };

@@ -88,7 +88,7 @@ impl Worker {
 
     pub(crate) fn start_with(named: &Named, pool: &str, mib: usize, vars: &[(&str, &str)]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "shared_limit::worker", "--nocapture"]);
+        command.args(["--exact", "limits::shared_limit::worker", "--nocapture"]);
         command.env("LEDGER_WORKER", pool).env("LEDGER_NAME", &named.0).env("LEDGER_MIB", mib.to_string());
         command.envs(vars.iter().copied());
         let mut process =
