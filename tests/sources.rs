@@ -1,5 +1,5 @@
-//! Rules for all sources: a room (a folder or file in the tables below) does not grow, a file without its tests has at most
-//! [`MOST_LINES`] lines, and an attribute that allows unused code states the reason on its line.
+//! Rules for all sources: a room (a folder or file in the tables below) does not grow, and a file without its tests has at most
+//! [`MOST_LINES`] lines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -7,7 +7,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use count::Count;
-use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 #[path = "sources/count.rs"]
 mod count;

@@ -162,8 +162,6 @@ mod tests {
     use super::*;
 
     const ROUNDINGS: [Rounding; 3] = [Rounding::Exact, Rounding::Pow2, Rounding::Eighths];
-    const ALIGNMENTS: [usize; 8] = [1, 4, 8, 16, 32, 4096, 8192, 1 << 21];
-
     #[test]
     fn pow2_rounds_the_sum_not_the_request() {
         for (len, align, class) in [(48, 4, 64), (49, 4, 128), (4080, 4, 4096), (4081, 4, 8192), (1, 4096, 8192)] {

@@ -72,7 +72,7 @@ fn within<'a>(
         let counts = double.counts();
         let most_bytes = counts.peak_pinned_bytes - before;
         assert!(most_bytes <= max_bytes, "{what}: {most_bytes} B pinned under a limit of {max_bytes}");
-        let stats = valid_stats(&pool);
+        let stats = valid_stats(pool);
         assert_eq!(stats.memory.held_bytes, counts.pinned_bytes - before, "{what} under {max_bytes}");
         assert_eq!(stats.memory.peak_held_bytes, most_bytes, "{what} under {max_bytes}");
     }

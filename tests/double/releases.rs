@@ -2,7 +2,6 @@
 //! memory pressure and at the end. No memory that a copy uses is released.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,8 +10,7 @@ use mock_driver::{Code, HeldStream, MockDriver};
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, FenceKind, Pool};
 
-use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
-use crate::valid_stats::valid_stats;
+use crate::fixture::{MIB, PressureFile, builder, filled, stream_and_memory};
 
 /// Backends with releases that wait for the device.
 const BACKENDS: [Backend; 2] = [Backend::Register, Backend::Cuda];

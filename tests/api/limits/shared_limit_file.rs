@@ -4,8 +4,8 @@
 use std::fs::{self, OpenOptions};
 use std::time::Duration;
 
-use crate::child;
 use super::shared_limit::{LONG, MIB, Named, Worker};
+use crate::child;
 
 #[test]
 fn a_pool_whose_shared_limit_is_removed_keeps_its_buffers_and_refuses_growth_alone() {

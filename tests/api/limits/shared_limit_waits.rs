@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use pinpool::{Preset, Request};
 
-use crate::draw::Draw;
 use super::shared_limit::{LONG, MIB, Named, Worker};
+use crate::draw::Draw;
 
 /// Another busy process, with threads that request and return buffers.
 fn cycling(named: &Named, pool: &str, threads: usize, mib: usize, hold_us: u64) -> Worker {

@@ -1,7 +1,7 @@
 //! Sizes as people write them, and what becomes of a variable that cannot be read.
 
 use pinpool::unstable::config::env::{VARIABLES, report};
-use pinpool::unstable::config::text::{format_bytes, parse_bytes};
+use pinpool::unstable::config::text::parse_bytes;
 use pinpool::{Backend, Limit, Pool};
 use proptest::prelude::*;
 

@@ -19,5 +19,5 @@ fn a_shortage_is_logged_once_when_it_begins_and_once_when_it_is_over() {
     drop(all);
     after_seconds(&clock, &pool, 1);
     let logged = lines();
-    assert_eq!(count(&logged, " requests=100 waited=0s unpinned=0"), 1, "{logged:?}");
+    assert_eq!(count(&logged, " requests=100 waited=0s pageable=0"), 1, "{logged:?}");
 }
