@@ -378,23 +378,6 @@ fn work_of_a_destroyed_stream_is_waited_for_on_the_next_stream_with_its_handle()
 }
 
 #[test]
-fn copies_on_one_stream_do_not_wait_for_each_other() {
-    let (double, context, pool) = start();
-    let owner = context.new_stream().unwrap();
-    for stream in [context.new_stream().unwrap(), context.default_stream(), context.per_thread_stream()] {
-        let (source, mut target) = (memory(&owner, 7), memory(&owner, 0));
-        let gate = double.hold_all();
-        let mut buf = filled(&pool, 0);
-        stream.memcpy_dtoh(&source, &mut buf).unwrap();
-        stream.memcpy_htod(&buf, &mut target).unwrap();
-        stream.memcpy_dtoh(&source, &mut buf).unwrap();
-        drop(gate);
-        assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 7), None);
-    }
-    assert_eq!(double.calls("cuEventSynchronize"), 0);
-}
-
-#[test]
 fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
     let (double, context, pool) = start();
     let (origin, stream, other) =

@@ -185,20 +185,6 @@ fn a_decommit_that_fails_leaves_the_granules_committed_and_intact() {
 }
 
 #[test]
-fn granules_that_the_driver_does_not_release_are_used_next() {
-    let double = MockDriver::load();
-    let vmm = VmmRange::committed(4);
-    let (before, created) = (held(&double), double.calls("cuMemCreate"));
-    double.fail("cuMemRelease", 2, Code::UNKNOWN);
-    vmm.decommit(0, 4).unwrap();
-    assert_eq!(double.counts().granules, before.granules - 3);
-    vmm.commit(0, 4).unwrap();
-    assert_eq!((held(&double), double.calls("cuMemCreate") - created), (before, 3));
-    vmm.decommit(0, 4).unwrap();
-    vmm.unreserve();
-}
-
-#[test]
 fn a_remap_whose_undo_fails_too_leaves_the_granules_in_place() {
     let double = MockDriver::load();
     let vmm = VmmRange::committed(3);

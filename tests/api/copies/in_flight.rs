@@ -165,16 +165,6 @@ fn a_refused_copy_gives_its_buffer_back() {
 }
 
 #[test]
-fn a_copy_of_zero_bytes_is_complete_at_once_and_is_not_counted() {
-    let pool = two_buffers(&faulty_heap()).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(0));
-    let _gate = stream.hold();
-    assert!(pool.get(0).unwrap().copy_to(&stream, &mut device).unwrap().is_done().unwrap());
-    let stats = pool.stats();
-    assert_eq!((stats.requests.served, stats.requests.returned, stats.copies.in_flight), (0, 0, 0));
-}
-
-#[test]
 fn the_end_of_the_pool_waits_for_copies_and_then_frees_everything() {
     let source = faulty_heap();
     let pool = two_buffers(&source).build().unwrap();

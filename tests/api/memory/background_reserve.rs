@@ -117,28 +117,6 @@ fn a_get_beyond_what_is_there_is_served_and_counts_as_reserve() {
 }
 
 #[test]
-fn gets_that_pin_the_rest_of_it_end_it() {
-    for discrete in [false, true] {
-        listen();
-        let pool = by_steps(faulty(discrete), 256 * MI, 16 * MI).build().unwrap();
-        let buf = pool.get(15 * MIB).unwrap();
-        if discrete {
-            // Regions of buffers are no reserve there: a step pins the rest.
-            pool.maintain();
-        }
-        assert!(fraction_is(&pool, 1.0));
-        pool.maintain();
-        pool.maintain();
-        assert_eq!(lines().iter().filter(|line| line.contains("reserve: complete")).count(), 1);
-        // One that is added later begins anew.
-        pool.reserve(8 * MI).unwrap();
-        assert!(pool.wait_reserved(PATIENCE).unwrap());
-        assert_eq!(lines().iter().filter(|line| line.contains("reserve: complete")).count(), 1);
-        drop(buf);
-    }
-}
-
-#[test]
 fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
     for discrete in [false, true] {
         for failing in 0..4 {

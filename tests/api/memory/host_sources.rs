@@ -9,10 +9,7 @@ use std::ptr::NonNull;
 
 use pinpool::SourceError;
 use pinpool::source::{PAGE_BYTES, Source};
-use pinpool::unstable::Severity;
-use pinpool::unstable::backend::{AddressRange, HeapSource, VirtualMemory, try_out};
-use pinpool::{Backend, Limit, Pool};
-use pinpool_replay::SimSource;
+use pinpool::unstable::backend::{AddressRange, HeapSource, VirtualMemory};
 
 use crate::child::alone;
 
@@ -186,21 +183,6 @@ fn a_lock_over_the_limit_names_the_limit_and_changes_nothing() {
         let expected = format!("{over_bytes} B refused, RLIMIT_MEMLOCK is {limit_bytes} B");
         assert!(refusal.contains(&expected), "{refusal}");
     }
-}
-
-#[test]
-fn a_program_can_ask_for_the_source_of_a_pool_and_try_it() {
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20).unstable_pin_threads(3);
-    let mut config = builder.config().unwrap();
-    assert_eq!((config.limit_on_host().0, config.pin_threads_on_host()), (Some(64 << 20), 3));
-    let chosen = config.choose_source(&[]).unwrap();
-    assert_eq!((chosen.source.name(), chosen.passed_over, chosen.lock_limit_bytes), ("heap", Vec::new(), None));
-    assert_eq!(try_out(&*chosen.source, config.device).unwrap().unwrap().bytes, 2 << 20);
-    assert!(try_out(&SimSource::new(4096), config.device).is_err(), "smaller than what is tried");
-    let finding = config.driver_source("heap").unwrap_err();
-    assert_eq!((finding.check, finding.severity), ("heap", Severity::Note), "{finding}");
-    (config.max_bytes, config.code.pin_threads) = (Limit::Unlimited, None);
-    assert!(config.limit_on_host().0.is_none() && config.pin_threads_on_host() >= 1);
 }
 
 /// `RLIMIT_MEMLOCK` in bytes; `None` if there is no limit.

@@ -21,6 +21,5 @@ mod socket_owners;
 mod stats_counts;
 mod stats_formats;
 mod tags;
-mod totals;
 #[cfg(not(miri))]
 mod tracing_bridge;

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Pool, PoolBuilder};
@@ -201,31 +200,6 @@ fn the_log_tells_where_and_how_much_is_recorded() {
     assert_eq!(crate::captured_log::count(&lines, &name), 2, "{lines:#?}");
     assert_eq!(crate::captured_log::count(&lines, "trace: complete path="), 1, "{lines:#?}");
     assert!(Recording::open(&dir.path().join(name)).is_ok());
-}
-
-#[test]
-fn pools_that_follow_each_other_at_once_are_all_recorded() {
-    let dir = folder();
-    let path = dir.path().join("t.trace");
-    let rounds = if cfg!(miri) { 3 } else { 100 };
-    for _ in 0..rounds {
-        let pool = recorded(&path).build().unwrap();
-        drop(pool.get(4096).unwrap());
-        drop(pool);
-    }
-    thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                for _ in 0..rounds {
-                    drop(recorded(&path).build().unwrap().get(4096).unwrap());
-                }
-            });
-        }
-    });
-    let recording = Recording::open(&path).unwrap();
-    assert_eq!(recording.warning, None);
-    assert_eq!(count(&recording, |event| matches!(event, Event::Get { .. })), 3 * rounds);
-    assert_eq!(recording.pools.len() as u64, 3 * rounds);
 }
 
 #[test]

@@ -3,11 +3,10 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{PinnedBuf, Pool, PoolBuilder};
+use pinpool::{Pool, PoolBuilder};
 use pinpool_observe::record::{Event, Recording};
 
 use crate::fixture::{faulty_heap, over};
@@ -62,32 +61,6 @@ fn pools_that_record_and_one_that_does_not_serve_a_thread_in_turn() {
     assert_eq!(other.stats().requests.hits, PAIRS + PAIRS / 10 * 2 - 3);
     drop(pools);
     assert_eq!(gets_and_puts(&path), [(2 * PAIRS, 2 * PAIRS), (PAIRS / 10, PAIRS / 10), (PAIRS / 10, PAIRS / 10)]);
-}
-
-#[test]
-fn a_recording_of_a_moment_has_the_order_of_its_puts_and_gets() {
-    let dir = tempfile::tempdir().unwrap();
-    let (give, given) = mpsc::sync_channel::<PinnedBuf>(0);
-    let (done, is_done) = mpsc::sync_channel(0);
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            for buf in given {
-                drop(buf);
-                done.send(()).unwrap();
-            }
-        });
-        for round in 0..100 {
-            let path = dir.path().join(format!("{round}.trace"));
-            let pool = recorded(&path).build().unwrap();
-            for _ in 0..3 {
-                give.send(pool.get(4096).unwrap()).unwrap();
-                is_done.recv().unwrap();
-            }
-            drop(pool);
-            assert_eq!(gets_and_puts(&path), [(3, 3)], "round {round}");
-        }
-        drop(give);
-    });
 }
 
 #[test]

@@ -119,16 +119,30 @@ fn a_retired_name_is_a_warning_that_names_what_replaces_it() {
 }
 
 #[test]
-fn a_retired_name_with_another_prefix_keeps_its_prefix_in_the_warning() {
+fn another_prefix_is_kept_in_warnings_and_errors() {
     alone_with(
-        || owned(&[("EVAL_STUCK_AFTER", "5s")]),
+        || owned(&[("EVAL_STUCK_AFTER", "5s"), ("BAD_MAX_BYTES", "lots")]),
         || {
             listen();
             heap().env_prefix("EVAL_").build().unwrap();
             let expected = "EVAL_STUCK_AFTER=5s: retired and ignored; a copy in flight for 30s is reported as stuck";
             assert!(lines().iter().any(|line| line.ends_with(expected)));
+            let text = heap().env_prefix("BAD_").build().unwrap_err().to_string();
+            assert!(text.contains("PINPOOL_MAX_BYTES=lots: ") && text.contains("(from BAD_MAX_BYTES)"), "{text}");
         },
     );
+}
+
+#[test]
+fn an_unknown_variable_and_a_value_that_cannot_be_read_are_errors_that_say_what_to_do() {
+    let error = Pool::builder().setting("PINPOOL_MAX_BYTE", "1G").build().unwrap_err();
+    assert!(error.is_setting());
+    let text = error.to_string();
+    assert_eq!(text, "setting=PINPOOL_MAX_BYTE: unknown setting; did you mean PINPOOL_MAX_BYTES?");
+    let text = Pool::builder().setting("PURPLE", "1G").build().unwrap_err().to_string();
+    assert!(text.ends_with("`pinpool doctor --settings --all` lists the variables"), "{text}");
+    let text = Pool::builder().setting("PINPOOL_WAIT", "soon").build().unwrap_err().to_string();
+    assert!(text.starts_with("PINPOOL_WAIT=soon: not a time") && text.contains("the default 30s"), "{text}");
 }
 
 #[test]
