@@ -19,12 +19,13 @@ const LAYERS: &[&[&str]] = &[
     &["pool"],
     &["buffer"],
     &["engine"],
-    &["config", "diag"],
+    &["config"],
     &["copy", "in_flight"],
     &["backend", "driver"],
-    &["arena", "dump", "policy", "quota", "size_class", "stats"],
+    &["report"],
+    &["arena", "policy", "quota", "size_class", "stats"],
     &["shared_limit"],
-    &["diagnosis", "error", "finding", "maintenance_thread"],
+    &["error", "maintenance_thread"],
 ];
 
 /// A module by the names that lead to it, without `crate`.

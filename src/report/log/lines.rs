@@ -12,11 +12,10 @@ use pinpool_observe::diagnosis::WindowDiagnosis;
 use pinpool_os::words::{Size, Time};
 
 use super::texts::{Growth, Limit, Pair, StillOut, Totals, Usage};
-use super::{PoolLog, log};
-use crate::backend::SourceError;
-use crate::dump::Dump;
+use super::{PoolLog, emit};
+use crate::error::SourceError;
 use crate::error::{Error, UsageReport};
-use crate::finding::Finding;
+use crate::report::{Dump, Finding};
 use crate::shared_limit::{Loss, loss_in_words};
 use crate::stats::Stats;
 
@@ -32,10 +31,10 @@ macro_rules! lines {
                 $(#[cfg($condition)])?
                 #[track_caller]
                 pub(crate) fn $name(&self, $($value: $type),*) {
-                    if log::is_wanted(::log::Level::$level) {
+                    if emit::is_wanted(log::Level::$level) {
                         $($(let $value = $shown($value);)?)*
                         let target = concat!("pinpool::", stringify!($target));
-                        log::emit(target, ::log::Level::$level, format_args!("{self}{}", format_args!($line)));
+                        emit::line(target, log::Level::$level, format_args!("{self}{}", format_args!($line)));
                     }
                 }
             )+

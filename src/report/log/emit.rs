@@ -68,12 +68,12 @@ pub(super) fn call(call: impl FnOnce() + 'static) {
 
 /// Passes a line to the logger, now or when the thread's last deferral ends. The record has the file and line of the caller.
 #[track_caller]
-pub(super) fn emit(target: &'static str, level: ::log::Level, line: fmt::Arguments<'_>) {
+pub(super) fn line(target: &'static str, level: log::Level, line: fmt::Arguments<'_>) {
     let (file, number) = (Location::caller().file(), Location::caller().line());
     let emit = move |line: fmt::Arguments<'_>| {
-        let mut record = ::log::Record::builder();
+        let mut record = log::Record::builder();
         record.level(level).target(target).module_path_static(Some(target)).file_static(Some(file)).line(Some(number));
-        ::log::logger().log(&record.args(line).build());
+        log::logger().log(&record.args(line).build());
     };
     if is_deferring() {
         let line = line.to_string();
@@ -85,8 +85,8 @@ pub(super) fn emit(target: &'static str, level: ::log::Level, line: fmt::Argumen
 
 /// Whether the program logs lines of this level.
 #[inline]
-pub(super) fn is_wanted(level: ::log::Level) -> bool {
-    level <= ::log::STATIC_MAX_LEVEL && level <= ::log::max_level()
+pub(super) fn is_wanted(level: log::Level) -> bool {
+    level <= log::STATIC_MAX_LEVEL && level <= log::max_level()
 }
 
 /// The logger of the unit tests: keeps the lines of each thread.
@@ -100,18 +100,18 @@ pub(crate) mod captured {
 
     #[derive(Debug)]
     pub(crate) struct Line {
-        pub(crate) level: ::log::Level,
+        pub(crate) level: log::Level,
         pub(crate) target: &'static str,
         pub(crate) text: String,
     }
 
     struct LinesByThread;
 
-    impl ::log::Log for LinesByThread {
-        fn enabled(&self, _: &::log::Metadata<'_>) -> bool {
+    impl log::Log for LinesByThread {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
             true
         }
-        fn log(&self, record: &::log::Record<'_>) {
+        fn log(&self, record: &log::Record<'_>) {
             // The target is the module path of each record.
             let (level, target, text) = (record.level(), record.module_path_static(), record.args().to_string());
             LINES.with_borrow_mut(|lines| lines.push(Line { level, target: target.unwrap_or_default(), text }));
@@ -121,7 +121,7 @@ pub(crate) mod captured {
 
     /// The lines that `call` logs on this thread.
     pub(crate) fn lines_of(call: impl FnOnce()) -> Vec<Line> {
-        let _ = ::log::set_logger(&LinesByThread).map(|()| ::log::set_max_level(::log::LevelFilter::Trace));
+        let _ = log::set_logger(&LinesByThread).map(|()| log::set_max_level(log::LevelFilter::Trace));
         LINES.take();
         call();
         LINES.take()

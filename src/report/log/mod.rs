@@ -11,15 +11,15 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::backend::SourceError;
-use crate::finding::{Finding, Severity};
+use crate::error::SourceError;
+use crate::report::{Finding, Severity};
 use pinpool_observe::record::Recorded;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain;
 
 mod checks;
+mod emit;
 mod lines;
-mod log;
 #[cfg(test)]
 #[path = "tests/page.rs"]
 mod page;
@@ -28,8 +28,8 @@ mod texts;
 pub(crate) use checks::Listener;
 pub use checks::{CheckReport, LogSampler};
 #[cfg(all(test, not(pinpool_loom)))]
-pub(crate) use log::captured;
-pub(crate) use log::defer;
+pub(crate) use emit::captured;
+pub(crate) use emit::defer;
 pub(crate) use texts::{Growth, StillOut};
 
 /// The log of one pool. Displays as the start of its lines: `pool[NAME] `.
@@ -152,7 +152,7 @@ impl PoolLog {
 }
 
 fn has_no_logger() -> bool {
-    ::log::max_level() == ::log::LevelFilter::Off
+    log::max_level() == log::LevelFilter::Off
 }
 
 /// Whether the `nth` event of its kind is logged: the first, the tenth, the hundredth.

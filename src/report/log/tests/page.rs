@@ -7,11 +7,11 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::emit::captured;
 use super::lines::COMMENTS;
-use super::log::captured;
 use super::*;
-use crate::dump::{Dump, Refused, RefusedBy, Request};
 use crate::error::{Error, ErrorKind, UsageReport};
+use crate::report::{Dump, FailedRequest, Refused, RefusedBy};
 use crate::shared_limit::Loss;
 use crate::stats::Stats;
 use pinpool_observe::diagnosis::{Monitor, Snapshot};
@@ -68,7 +68,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         peak_bytes: 24 * MIB,
         oldest_copy: None,
         host: None,
-        request: Some(Request {
+        request: Some(FailedRequest {
             asked_bytes: 4 * MIB,
             tag: Some("labels".to_owned()),
             is_reserve: false,

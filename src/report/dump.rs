@@ -80,7 +80,7 @@ impl Owner {
 
 /// A request that found no memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Request {
+pub(crate) struct FailedRequest {
     pub(crate) asked_bytes: u64,
     pub(crate) tag: Option<String>,
     pub(crate) is_reserve: bool,
@@ -103,7 +103,7 @@ pub struct Dump {
     /// Age of the oldest copy in flight, and its stream.
     pub(crate) oldest_copy: Option<(Duration, u64)>,
     pub(crate) host: Option<Host>,
-    pub(crate) request: Option<Request>,
+    pub(crate) request: Option<FailedRequest>,
     /// The limit to raise for more.
     pub(crate) limit: &'static str,
     /// The pool's last diagnosis.
@@ -151,7 +151,7 @@ impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.request {
             None => f.write_str("memory of the pool")?,
-            Some(Request { asked_bytes, tag, refused: Refused { needed_bytes, found, .. }, .. }) => {
+            Some(FailedRequest { asked_bytes, tag, refused: Refused { needed_bytes, found, .. }, .. }) => {
                 let tag = tag.as_deref().unwrap_or("(untagged)");
                 let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
                 write!(f, "out_of_memory: cannot allocate {asked} (rounded to {needed}) for {tag}: {found}")?;
@@ -175,7 +175,8 @@ impl fmt::Display for Dump {
         let UsageReport { max_bytes, .. } = self.usage;
         let max = max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
         write!(f, "\n{}; limit {max}, peak {}", self.usage, Size(self.peak_bytes))?;
-        if let Some(Request { refused: Refused { by: RefusedBy::Source { .. }, found, .. }, .. }) = &self.request {
+        if let Some(FailedRequest { refused: Refused { by: RefusedBy::Source { .. }, found, .. }, .. }) = &self.request
+        {
             write!(f, "\ndriver: {found}")?;
         }
         if let Some(Host { total_bytes, available_bytes, origin, .. }) = &self.host {
@@ -220,7 +221,7 @@ mod tests {
             peak_bytes: 1 << 30,
             oldest_copy: None,
             host: None,
-            request: Some(Request { asked_bytes: 5000, tag, is_reserve: false, refused }),
+            request: Some(FailedRequest { asked_bytes: 5000, tag, is_reserve: false, refused }),
             limit: "PINPOOL_MAX_BYTES",
             diagnosis: None,
         };

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use pinpool_os::words::{Size, Time};
 
-use crate::dump::HeldBuffer;
 use crate::error::UsageReport;
+use crate::report::HeldBuffer;
 use crate::stats::{RequestStats, Stats};
 
 /// A key with its value; nothing without a value.

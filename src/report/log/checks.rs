@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{PoolLog, log};
+use super::{PoolLog, emit};
 use crate::policy::Check;
 
 /// Counts the checks of one or many pools and picks those that are printed.
@@ -83,13 +83,13 @@ impl PoolLog {
     #[track_caller]
     pub(crate) fn checked(&self, check: Check) {
         let report = CheckReport { check, printed: self.log_sampler.next_is_printed(self.log_every) };
-        if report.printed && log::is_wanted(::log::Level::Info) {
+        if report.printed && emit::is_wanted(log::Level::Info) {
             for line in report.to_string().lines() {
-                log::emit("pinpool::pool_size_limit", ::log::Level::Info, format_args!("{line}"));
+                emit::line("pinpool::pool_size_limit", log::Level::Info, format_args!("{line}"));
             }
         }
         if let Some(listener) = self.listener.clone() {
-            log::call(move || listener(&report));
+            emit::call(move || listener(&report));
         }
     }
 }
