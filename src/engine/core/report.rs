@@ -124,7 +124,7 @@ impl Core {
     }
 
     fn host_memory(&self) -> Option<Host> {
-        let memory = self.limit.memory(self.time.coarse_us())?;
+        let memory = self.limit.memory(self.time.of_process_us(self.time.coarse_us()))?;
         Some(Host {
             total_bytes: memory.total_bytes,
             available_bytes: memory.available_bytes,
