@@ -66,3 +66,5 @@ mod sources;
 mod stub;
 mod tracked_copies;
 mod unused_gpu;
+#[path = "../valid_stats/mod.rs"]
+mod valid_stats;

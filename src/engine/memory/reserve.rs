@@ -23,8 +23,8 @@ use super::arena_supply::{ArenaSupply, Reserve};
 use super::block_memory::Refusal;
 use super::books::Step;
 use crate::backend::SourceError;
-use crate::diag;
 use crate::maintenance_thread::MaintenanceThread;
+use crate::report;
 use pinpool_os::threads;
 
 /// Longest pause of the thread for requests that need memory; what they commit is a part of the reserve.
@@ -294,7 +294,7 @@ impl ArenaSupply {
     /// Makes one step, unless another thread makes one, the pool ends, or the process does.
     fn step(&self) -> Step {
         // Until the step has ended: a log sink may end the pool.
-        let _deferral = diag::defer();
+        let _deferral = report::defer();
         let call = MaintenanceThread::of_process().enter();
         let mut progress = self.reserve.progress.lock();
         progress.is_cancelled |= call.is_none();
