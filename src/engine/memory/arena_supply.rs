@@ -62,9 +62,8 @@ pub(crate) struct ArenaSupply {
     /// Looks that found no such note, since the last one that did.
     pub(super) idle_polls: AtomicU32,
     pool: OnceLock<Weak<dyn PoolView>>,
-    pub(super) pressure: PressureWatch,
-    /// A thread is releasing what is due.
-    pub(super) is_releasing: AtomicBool,
+    /// Locked during a tick.
+    pub(super) pressure: plain::Mutex<PressureWatch>,
     pub(super) reserve: Reserve,
 }
 
@@ -154,8 +153,7 @@ impl ArenaSupply {
             lacks_hole: AtomicBool::new(false),
             idle_polls: AtomicU32::new(u32::MAX),
             pool: OnceLock::new(),
-            pressure: PressureWatch::new(pressure),
-            is_releasing: AtomicBool::new(false),
+            pressure: plain::Mutex::new(PressureWatch::new(pressure)),
             reserve: Reserve::default(),
         })
     }

@@ -117,18 +117,17 @@ impl ArenaSupply {
         let acquired = self.source.acquire_fast(len, threads, progress);
         let took = begun.elapsed();
         let mut books = self.books();
-        let held_before_bytes = books.held_bytes();
-        let finished =
-            books.finish_reserve((len, self.reserved_bytes(bytes)), acquired, took).map_err(Refusal::Source)?;
-        let (held_bytes, max_bytes) = (books.held_bytes(), self.budget.max_bytes());
+        books.calls.pin.record(bytes, took, acquired.is_ok());
+        let region = acquired.map_err(Refusal::Source)?;
+        let (start, held_before_bytes) = (region.start(), books.held_bytes());
+        let added = books.add_reserve(region, self.reserved_bytes(bytes));
+        let held_bytes = books.held_bytes();
         drop(books);
-        let growth = Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes };
-        self.log.grew(&growth);
-        let no_range = |region| {
-            let refusal = Refusal::Source(SourceError::new("arena", "no range is left for a reserve"));
-            self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source).and(Err(refusal))
-        };
-        finished.or_else(no_range).map(|start| Place(start, len))
+        let max_bytes = self.budget.max_bytes();
+        self.log.grew(&Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes });
+        let Err(region) = added else { return Ok(Place(start, len)) };
+        self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source)?;
+        Err(Refusal::Source(SourceError::new("arena", "no range is left for a reserve")))
     }
 
     /// One step while the pool is in use: granules, or a region if the source has no virtual memory. A slow call.

@@ -2,9 +2,6 @@
 //!
 //! A part is claimed before it is pinned. It is a region with a dedicated range, or granules that the arena keeps.
 
-use std::ptr::NonNull;
-use std::time::Duration;
-
 use super::super::block_memory::Refusal;
 use super::super::carry_out::Executed;
 use super::super::shape::{GRANULE_BYTES, Mapping};
@@ -158,20 +155,12 @@ impl Books {
         self.lower_claim();
     }
 
-    /// Adds `len` bytes of a reserve; [`claim_reserve`](Self::claim_reserve) claimed `held_bytes` for them. Returns their
-    /// addresses; returns the region if the arena has no range left for it. The claim stays where nothing is added.
-    pub(in crate::engine) fn finish_reserve(
-        &mut self,
-        (len, held_bytes): (usize, u64),
-        acquired: Result<Region, SourceError>,
-        took: Duration,
-    ) -> Result<Result<NonNull<u8>, Region>, SourceError> {
-        let bytes = len as u64;
-        self.calls.pin.record(bytes, took, acquired.is_ok());
-        let region = acquired?;
-        let Some(range) = self.arena.add_reserve(bytes) else { return Ok(Err(region)) };
+    /// Adds `region` to the reserve; [`claim_reserve`](Self::claim_reserve) claimed `held_bytes` for it. Returns the region, and
+    /// keeps the claim, if the arena has no range left for it.
+    pub(in crate::engine) fn add_reserve(&mut self, region: Region, held_bytes: u64) -> Result<(), Region> {
+        let bytes = region.len_bytes() as u64;
+        let Some(range) = self.arena.add_reserve(bytes) else { return Err(region) };
         self.pending_bytes -= held_bytes;
-        let start = region.start();
         self.mappings.add(range, Mapping::Region(region));
         self.reserve_bytes += bytes;
         // Those that are waited for were not requested earlier.
@@ -180,7 +169,7 @@ impl Books {
         self.lower_claim();
         self.record_peak();
         self.largest_reserve_bytes = self.largest_reserve_bytes.max(bytes);
-        Ok(Ok(start))
+        Ok(())
     }
 
     /// What the system holds for all reserves, and the bytes of the largest; those that are being pinned count as one.
