@@ -124,7 +124,7 @@ impl Core {
             Ok(block) => block,
             Err(stop) => {
                 self.record_stop(&stop, calls);
-                self.waiters.end_pass(passed, self.memory.supply().beside_bytes(class));
+                self.waiters.end_pass(passed, self.memory.supply().bytes_to_pass(class));
                 return if is_head { Err(stop) } else { self.fall_back_if_too_large(stop, wanted) };
             }
         };
@@ -148,7 +148,7 @@ impl Core {
         self.tick_if_alone();
         self.evict_over_limit(None);
         let supply = self.memory.supply();
-        let pass = self.waiters.try_pass(|first| (supply.room_beside_bytes(first), supply.beside_bytes(class)));
+        let pass = self.waiters.try_pass(|first| (supply.room_to_pass(first), supply.bytes_to_pass(class)));
         let needed_bytes = class.bytes as u64;
         pass.map_err(|(waiting, first_bytes)| Refusal::Queued { needed_bytes, waiting, first_bytes })
     }
@@ -241,7 +241,7 @@ impl Core {
             return Some(block);
         }
         let class = block.class();
-        let passed = (block.passed(), self.memory.supply().beside_bytes(class));
+        let passed = (block.passed(), self.memory.supply().bytes_to_pass(class));
         // Counted when the request takes it.
         let block = self.waiters.offer(self, block, class, passed)?;
         if !self.has_waiters() {

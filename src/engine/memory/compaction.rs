@@ -103,8 +103,9 @@ impl ArenaSupply {
         }
         let mut books = self.books();
         let Some(plan) = books.plan_compaction(now_us) else { return false };
-        let now = (None, Instant::now());
-        self.carry_out(books, plan, now, |books, plan, executed| books.finish_compaction(plan, executed, now_us));
+        if self.carry_out(books, plan, now_us, Instant::now(), None).is_err() {
+            self.books().delay_compaction(now_us);
+        }
         true
     }
 }

@@ -9,10 +9,10 @@ use std::time::Instant;
 use super::arena_supply::ArenaSupply;
 use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use super::books::Books;
-use super::carry_out::{Executed, Executor};
+use super::carry_out::Executor;
 use super::shape::GrowthShape;
 use super::{PoolView, Supply};
-use crate::arena::{GrowthLimits, Plan, PlanOutcome};
+use crate::arena::{GrowthLimits, Plan};
 use crate::backend::SourceError;
 use crate::diag::Growth;
 use crate::quota::QuotaExceeded;
@@ -21,7 +21,7 @@ use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::MutexGuard;
 
 /// Longest commit while copies are pending: registering this much delays other threads' enqueues by half a millisecond.
-const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
+const STEP_DURING_COPIES_BYTES: u64 = 8 << 20;
 
 /// How much a plan may request of the source. Less after each refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,7 +153,7 @@ impl Supply for ArenaSupply {
     }
 
     /// In whole granules.
-    fn room_beside_bytes(&self, first: Class) -> u64 {
+    fn room_to_pass(&self, first: Class) -> u64 {
         let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
         match self.budget.max_bytes().filter(|_| !is_discrete && self.settings.may_grow) {
             Some(max_bytes) => {
@@ -165,7 +165,7 @@ impl Supply for ArenaSupply {
     }
 
     /// All the granules that it may touch.
-    fn beside_bytes(&self, class: Class) -> u64 {
+    fn bytes_to_pass(&self, class: Class) -> u64 {
         let granule_bytes = self.shape.ample_bytes;
         ((class.bytes as u64).div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
     }
@@ -219,25 +219,24 @@ impl ArenaSupply {
         search: &mut Search<'_>,
     ) -> Result<Option<BlockMemory>, Refusal> {
         let Search { bytes, attempt: Attempt { now_us, calls, .. }, .. } = *search;
-        let (ptr, was_larger) = (plan.ptr(), plan.surplus_bytes() > 0);
-        let finished = self.carry_out(books, plan, (Some(bytes), calls.until().1), |books, plan, executed| {
-            let finished = books.finish_growth(plan, executed, now_us);
-            self.record_holes(books, now_us);
-            finished
-        });
+        let (ptr, surplus_bytes) = (plan.ptr(), plan.surplus_bytes());
+        let finished = self.carry_out(books, plan, now_us, calls.until().1, Some(bytes));
         self.record_old_places();
-        let Err(error) = finished else {
-            let mut books = self.books();
-            if search.commit == CommitSize::OneBuffer && self.shape.is_discrete {
-                books.smaller_regions += 1;
+        let mut books = self.books();
+        self.record_holes(&books, now_us);
+        let error = match finished {
+            Ok(is_granted) => {
+                books.demand.grown(surplus_bytes);
+                books.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.is_discrete);
+                let memory = ptr.filter(|_| is_granted).and_then(|ptr| books.memory_at(ptr, bytes));
+                let not_granted = || Refusal::Source(SourceError::new("arena", "a plan was made and not granted"));
+                return memory.map(Some).ok_or_else(not_granted);
             }
-            let memory = ptr.and_then(|ptr| books.memory_at(ptr, bytes));
-            let no_address = || Refusal::Source(SourceError::new("arena", "a place without an address"));
-            return memory.map(Some).ok_or_else(no_address);
+            Err(error) => error,
         };
         search.commit = match search.commit {
             CommitSize::Nothing => return Err(Refusal::Source(error)),
-            CommitSize::Ample if was_larger => CommitSize::OneBuffer,
+            CommitSize::Ample if surplus_bytes > 0 => CommitSize::OneBuffer,
             CommitSize::Ample | CommitSize::OneBuffer => {
                 search.source = Some(error);
                 CommitSize::Nothing
@@ -288,7 +287,7 @@ impl ArenaSupply {
         let (step_bytes, largest_bytes) = match search.commit {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
             _ if search.is_short_step => {
-                (STEP_BESIDE_COPIES_BYTES, books.demand.largest_missed_bytes(search.attempt.now_us))
+                (STEP_DURING_COPIES_BYTES, books.demand.largest_missed_bytes(search.attempt.now_us))
             }
             _ => (u64::MAX, books.demand.largest_missed_bytes(search.attempt.now_us)),
         };
@@ -305,22 +304,23 @@ impl ArenaSupply {
 }
 
 impl ArenaSupply {
-    /// Carries out `plan` and has `finish` enter the outcome in the books. Waits for calls of other threads until `until`. Logs
-    /// what was pinned, for `asked_bytes` if that is known. Slow calls.
-    pub(super) fn carry_out<R>(
+    /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `asked_bytes` if that is known.
+    /// Returns whether the plan's block was granted. Slow calls.
+    pub(super) fn carry_out(
         &self,
         mut books: MutexGuard<'_, Books>,
         plan: Plan,
-        (asked_bytes, until): (Option<u64>, Instant),
-        finish: impl FnOnce(&mut Books, Plan, (Executed, PlanOutcome)) -> R,
-    ) -> R {
+        now_us: u64,
+        until: Instant,
+        asked_bytes: Option<u64>,
+    ) -> Result<bool, SourceError> {
         let executor = Executor::new(&mut books.mappings, &plan);
         drop(books);
         let executed = executor.execute(&self.source, &plan, until);
         let (pin_calls, took) = (executed.0.calls.pin.count, executed.0.calls.time());
         let mut books = self.books();
         let held_before_bytes = books.held_bytes();
-        let finished = finish(&mut books, plan, executed);
+        let finished = books.finish_plan(plan, executed, now_us);
         let (held_bytes, max_bytes) = (books.held_bytes(), self.budget.max_bytes());
         let mappings = books.arena.stats().mappings;
         drop(books);

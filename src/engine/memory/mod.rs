@@ -207,9 +207,9 @@ pub(crate) trait Supply: Debug + Send + Sync {
     }
     /// What the limit leaves next to a block of the class `first`. 0 if memory is held in regions, which a small buffer may keep
     /// from being replaced.
-    fn room_beside_bytes(&self, first: Class) -> u64;
+    fn room_to_pass(&self, first: Class) -> u64;
     /// What a block of `class` uses of that room.
-    fn beside_bytes(&self, class: Class) -> u64;
+    fn bytes_to_pass(&self, class: Class) -> u64;
     /// What a block of `class` holds for its user.
     fn block_bytes(&self, class: Class) -> u64;
     /// Bytes in all blocks: in use, in flight, idle or quarantined.

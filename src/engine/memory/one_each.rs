@@ -167,11 +167,11 @@ impl Supply for OneEach {
         self.budget.could_hold(self.block_bytes(class))
     }
 
-    fn room_beside_bytes(&self, first: Class) -> u64 {
+    fn room_to_pass(&self, first: Class) -> u64 {
         self.budget.max_bytes().map_or(0, |max_bytes| max_bytes.saturating_sub(self.block_bytes(first)))
     }
 
-    fn beside_bytes(&self, class: Class) -> u64 {
+    fn bytes_to_pass(&self, class: Class) -> u64 {
         self.block_bytes(class)
     }
 

@@ -144,9 +144,7 @@ impl ArenaSupply {
             Err(step) => return step,
         };
         let until = Instant::now() + STEP_PATIENCE;
-        self.carry_out(books, plan, (None, until), |books, plan, executed| {
-            books.finish_reserve_step(plan, executed, now_us)
-        })
+        self.carry_out(books, plan, now_us, until, None).map_or_else(Step::Failed, |_| Step::Made)
     }
 
     /// A region of the reserve. Short while copies are in flight, since it would delay enqueues.

@@ -155,17 +155,9 @@ impl Books {
         self.arena.compact(self.demand.wanted_bytes(now_us), ALIGN_BYTES)
     }
 
-    /// Settles a plan of [`plan_compaction`](Self::plan_compaction). After a failure none is made for a while.
-    pub(in crate::engine) fn finish_compaction(
-        &mut self,
-        plan: Plan,
-        (executed, outcome): (Executed, PlanOutcome),
-        now_us: u64,
-    ) {
-        if self.count(executed).is_some() {
-            self.next_compaction_us = now_us.saturating_add(COMPACT_AFTER_FAILURE_US);
-        }
-        self.arena.finish_plan(plan, outcome, now_us);
+    /// A step towards a compaction target failed: none is planned for a while.
+    pub(in crate::engine) fn delay_compaction(&mut self, now_us: u64) {
+        self.next_compaction_us = now_us.saturating_add(COMPACT_AFTER_FAILURE_US);
     }
 
     /// Whether `idle_bytes` of idle blocks and the holes together make up a block of `bytes` (policy-R6).
@@ -204,26 +196,20 @@ impl Books {
             .grow_in_larger_granules(self.budget.max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
     }
 
-    /// Settles a plan of [`plan_growth`](Self::plan_growth).
-    pub(in crate::engine) fn finish_growth(
+    /// Finishes a plan that was carried out. Returns whether its block was granted, or why a call failed.
+    pub(in crate::engine) fn finish_plan(
         &mut self,
         plan: Plan,
         (executed, outcome): (Executed, PlanOutcome),
         now_us: u64,
-    ) -> Result<(), SourceError> {
+    ) -> Result<bool, SourceError> {
         let error = self.count(executed);
-        if error.is_none() {
-            self.demand.grown(plan.surplus_bytes());
-        }
         let before_bytes = self.arena.committed_outside_reserves();
         let is_granted = self.arena.finish_plan(plan, outcome, now_us);
         self.keep_committed_since(before_bytes);
         self.record_peak();
         self.lower_claim();
-        match error {
-            None if is_granted => Ok(()),
-            error => Err(error.unwrap_or_else(|| SourceError::new("arena", "a plan was made and not granted"))),
-        }
+        error.map_or(Ok(is_granted), Err)
     }
 
     /// Finishes a plan of releases; the releases in `failed` did not succeed. Returns an error that was not returned before: a

@@ -3,10 +3,9 @@
 //! A part is claimed before it is pinned. It is a region with a dedicated range, or granules that the arena keeps.
 
 use super::super::block_memory::Refusal;
-use super::super::carry_out::Executed;
 use super::super::shape::{GRANULE_BYTES, Mapping};
 use super::{ALIGN_BYTES, Books};
-use crate::arena::{Plan, PlanOutcome, RANGE_BYTES_MAX};
+use crate::arena::{Plan, RANGE_BYTES_MAX};
 use crate::backend::{Region, SourceError};
 
 /// What became of a step.
@@ -100,24 +99,8 @@ impl Books {
         if self.reserve_to_come() == 0 { Step::Done } else { Step::NoRoom(granule_bytes) }
     }
 
-    /// Settles a plan of [`plan_reserve_step`](Self::plan_reserve_step).
-    pub(in crate::engine) fn finish_reserve_step(
-        &mut self,
-        plan: Plan,
-        (executed, outcome): (Executed, PlanOutcome),
-        now_us: u64,
-    ) -> Step {
-        let before_bytes = self.arena.committed_outside_reserves();
-        let error = self.count(executed);
-        self.arena.finish_plan(plan, outcome, now_us);
-        self.keep_committed_since(before_bytes);
-        self.record_peak();
-        self.lower_claim();
-        error.map_or(Step::Made, Step::Failed)
-    }
-
     /// What was committed since `before_bytes` were is a part of the reserve, as far as that is not there yet.
-    pub(in crate::engine) fn keep_committed_since(&mut self, before_bytes: u64) {
+    pub(super) fn keep_committed_since(&mut self, before_bytes: u64) {
         let more_bytes = self.arena.committed_outside_reserves().saturating_sub(before_bytes);
         self.arena.keep(more_bytes.min(self.reserve_to_come()));
     }
