@@ -321,11 +321,7 @@ impl Core {
     }
 
     /// Claims `bytes` under the limits for memory other than buffers; idle memory makes room. A slow call.
-    pub(crate) fn claim_external(&self, bytes: u64, partition: Option<&Arc<PartitionCore>>) -> Result<ExternalClaim> {
-        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let wanted = BlockRequest { partition: partition.cloned(), ..BlockRequest::reserve(len) };
-        let of_partition = partition.map(|partition| partition.claim(bytes)).transpose();
-        let of_partition = of_partition.map_err(|refusal| self.refused(&wanted, refusal, 0))?;
+    pub(crate) fn claim_external(&self, bytes: u64) -> Result<Claim> {
         let claim = || self.memory.claim_external(bytes);
         let claim_or_trim = || {
             claim().or_else(|refusal| {
@@ -333,8 +329,8 @@ impl Core {
                 claim()
             })
         };
-        let claim = self.add_within_shared_limit(claim_or_trim).map_err(|refusal| self.refused(&wanted, refusal, 0))?;
-        Ok(ExternalClaim { claim, _of_partition: of_partition })
+        let wanted = BlockRequest::reserve(usize::try_from(bytes).unwrap_or(usize::MAX));
+        self.add_within_shared_limit(claim_or_trim).map_err(|refusal| self.refused(&wanted, refusal, 0))
     }
 
     /// The error of a source that refused `len` bytes of memory other than buffers.
@@ -343,16 +339,9 @@ impl Core {
     }
 
     /// Releases `claim`, which makes room for waiting requests.
-    pub(crate) fn end_external_claim(&self, claim: ExternalClaim) {
-        self.memory.end_external(claim.claim.bytes());
+    pub(crate) fn end_external_claim(&self, claim: Claim) {
+        self.memory.end_external(claim.bytes());
         drop(claim);
         self.room_was_made();
     }
-}
-
-/// Bytes under the limits of a pool that are not in buffers; released by the drop.
-#[derive(Debug)]
-pub(crate) struct ExternalClaim {
-    claim: Claim,
-    _of_partition: Option<Claim>,
 }

@@ -1,4 +1,4 @@
-//! A partition: a partition of a pool, with its own limit on the bytes in use and its own wait queue.
+//! A partition of a pool: its own limit on the bytes in use, and its own wait queue.
 //!
 //! ```text
 //!   request ─▶ claim ─no room─▶ wait queue of the partition ─▶ claim ─▶ the pool, as any other request ─▶ buffer with the claim
@@ -136,9 +136,9 @@ impl PartitionCore {
         self.waiters.wake_all();
     }
 
-    /// Changes the limit; `None` leaves only the pool's limit.
-    pub(crate) fn set_max_bytes(&self, max_bytes: Option<u64>) {
-        self.budget.set_max_bytes(max_bytes);
+    /// Changes the limit.
+    pub(crate) fn set_max_bytes(&self, max_bytes: u64) {
+        self.budget.set_max_bytes(Some(max_bytes));
         self.waiters.wake_all();
     }
 

@@ -105,7 +105,7 @@ pub(super) struct Progress {
 
 impl Progress {
     /// No step is due.
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.is_cancelled || self.stopped.is_some() || self.lacks_bytes.is_some()
     }
 }

@@ -88,7 +88,7 @@ impl ArenaSupply {
     /// When all will be there, at the rate so far; `None` if nothing is in progress or its rate is unknown.
     pub(super) fn reserve_eta(&self) -> Option<Duration> {
         let progress = self.reserve.progress.lock();
-        let (at, before_bytes) = progress.begun.filter(|_| !progress.is_over())?;
+        let (at, before_bytes) = progress.begun.filter(|_| !progress.is_complete())?;
         drop(progress);
         let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
         let done_bytes = u128::from(pinned_bytes.checked_sub(before_bytes).filter(|&bytes| bytes > 0)?);
@@ -140,7 +140,7 @@ impl ArenaSupply {
             if !supply.reserve_turn() {
                 let mut progress = supply.reserve.progress.lock();
                 // More was requested meanwhile: continues.
-                if progress.is_over() || supply.books().reserve_to_come() == 0 {
+                if progress.is_complete() || supply.books().reserve_to_come() == 0 {
                     progress.has_thread = false;
                     drop(progress);
                     supply.reserve.changed.notify_all();

@@ -91,8 +91,8 @@ impl Books {
         self.arena.keep(self.reserve_to_come());
         // What other owners of the shared limit hold may come back.
         let is_held_by_others = self.budget.is_shared() && self.budget.own_room_bytes() >= self.reserve_to_come();
-        let is_over = self.budget.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
-        if !is_over && self.reserve_to_come() < granule_bytes {
+        let has_no_room = self.budget.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
+        if !has_no_room && self.reserve_to_come() < granule_bytes {
             // A part of a granule at the limit can never come.
             self.request_less(self.reserve_to_come());
         }
