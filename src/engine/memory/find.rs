@@ -1,7 +1,7 @@
-//! An arena as a supply: the attempts of a miss, in their order, and what a pool asks of its arena.
+//! The arena as the supply of a pool: the attempts of a miss, in their order, returned blocks, statistics.
 //!
 //! - find-I1: no more idle blocks are released than were idle at the start, or when copies were swept for the first time. So a
-//!   search ends, whatever other threads put back meanwhile.
+//!   search ends although other threads return blocks meanwhile.
 //! - find-I2: a request is refused for lack of room only after a sweep, and with no idle block left that would help.
 
 use std::time::Instant;
@@ -23,7 +23,7 @@ use pinpool_os::sync::MutexGuard;
 /// Longest commit while copies are pending: registering this much delays other threads' enqueues by half a millisecond.
 const STEP_DURING_COPIES_BYTES: u64 = 8 << 20;
 
-/// How much a plan may request of the source. Less after each refusal.
+/// How much a plan may request from the source. Less after each refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CommitSize {
     /// Memory for later requests too.
@@ -39,7 +39,7 @@ struct Search<'pool> {
     attempt: Attempt,
     bytes: u64,
     pool: &'pool dyn PoolView,
-    /// Registering much at once would delay the enqueues of running copies.
+    /// Commits are short, since registering much at once delays enqueues.
     is_short_step: bool,
     commit: CommitSize,
     /// Idle blocks that may still be released.
@@ -47,11 +47,11 @@ struct Search<'pool> {
     has_swept: bool,
     /// Nothing else has served the request: a plan may release regions, which waits for the device.
     may_release_regions: bool,
-    /// What the limits left at the last plan.
+    /// The bytes that the limits left for the last plan.
     room: u64,
     /// A claim of the last plan was refused.
     over: Option<QuotaExceeded>,
-    /// The source refused this one buffer.
+    /// The source refused memory for this buffer alone.
     source: Option<SourceError>,
 }
 
@@ -84,7 +84,7 @@ impl Supply for ArenaSupply {
             if let Some(memory) = books.carve(bytes) {
                 return Ok(memory);
             }
-            // Each round may have waited, and a buffer may have returned meanwhile.
+            // The last round may have waited, and a buffer may have been returned meanwhile.
             if take_idle() {
                 return Err(Stop::FoundIdle);
             }
@@ -120,8 +120,8 @@ impl Supply for ArenaSupply {
         }
     }
 
-    /// A pool is closed once its last block is counted as returned, which may be before another thread returns that block's
-    /// memory; so the last of the two, `close` or this, tears down.
+    /// A pool closes once its last block is counted as returned, which may be before another thread returns that block's memory.
+    /// So the later of `close` and this call tears down.
     fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)> {
         // A block is made by the supply of its pool.
         let BlockMemory::Carved { ptr, bytes, .. } = memory else { return Ok(()) };
@@ -249,7 +249,7 @@ impl ArenaSupply {
     /// False if nothing is left to do.
     fn make_room(&self, books: MutexGuard<'_, Books>, limits: GrowthLimits, search: &mut Search<'_>) -> bool {
         let arena = books.arena.stats();
-        // What the source adds to a region is released with it.
+        // Bytes that the source adds to a region are released with it.
         let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
         let lacking_bytes = self.alone_bytes(search.bytes).saturating_sub(available_bytes);
         let has_regions = !limits.may_decommit_regions && arena.idle_bytes > 0;
@@ -266,7 +266,7 @@ impl ArenaSupply {
         has_regions && !std::mem::replace(&mut search.may_release_regions, true)
     }
 
-    /// Why the search has found nothing.
+    /// The reason that the search found nothing.
     fn refusal(&self, search: Search<'_>) -> Refusal {
         match search {
             Search { source: Some(error), .. } => Refusal::Source(error),
@@ -275,13 +275,13 @@ impl ArenaSupply {
         }
     }
 
-    /// How far the next plan may go.
+    /// The limits of the next plan.
     fn limits(&self, books: &Books, search: &Search<'_>) -> GrowthLimits {
         let room_bytes = search.room;
         let commit_bytes = match search.commit {
             CommitSize::Nothing => 0,
             _ if self.settings.may_grow => room_bytes,
-            // What of the reserve is still to come.
+            // The part of the reserve that is still to come.
             _ => room_bytes.min(books.reserve_to_come()),
         };
         let (step_bytes, largest_bytes) = match search.commit {
@@ -333,7 +333,7 @@ impl ArenaSupply {
         finished
     }
 
-    /// Grows by larger granules if the process has few mappings left; `own_mappings` of its mappings are this pool's.
+    /// Switches to larger granules if the process has few mappings left; `own_mappings` of them belong to this pool.
     fn watch_mappings(&self, own_mappings: u64) {
         let Some(found) = self.mappings.few_left(own_mappings) else { return };
         let larger = self.books().grow_in_larger_granules();
@@ -358,7 +358,7 @@ impl<'pool> Search<'pool> {
         }
     }
 
-    /// Releases the block that has been idle longest. If another thread was faster, the next round sees what is left.
+    /// Releases the block that has been idle longest, unless another thread was faster.
     fn release_oldest(&mut self) {
         self.to_release -= 1;
         self.pool.release_oldest(EvictionReason::Reclaimed);

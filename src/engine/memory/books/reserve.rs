@@ -1,6 +1,6 @@
 //! The reserve in the books: what was requested, what exists, and the next step (policy-R10).
 //!
-//! A part is claimed before it is pinned. It is a region with a dedicated range, or granules that the arena keeps.
+//! A part of a reserve is claimed before it is pinned. It is a region with a dedicated range, or granules that the arena keeps.
 
 use super::super::block_memory::Refusal;
 use super::super::shape::{GRANULE_BYTES, Mapping};
@@ -8,20 +8,20 @@ use super::{ALIGN_BYTES, Books};
 use crate::arena::{Plan, RANGE_BYTES_MAX};
 use crate::backend::{Region, SourceError};
 
-/// What became of a step.
+/// The outcome of a step.
 #[derive(Debug)]
 pub(in crate::engine) enum Step {
     Made,
     /// The pool or the process ends, or another thread makes one.
     NotNow,
-    /// All is there.
+    /// The reserve is complete.
     Done,
     /// The limit has no room for this many bytes.
     NoRoom(u64),
     Failed(SourceError),
 }
 
-/// That `bytes` are more than one reserve may have, if they are.
+/// Refuses `bytes` if they exceed the length of a reserve.
 fn check_length(bytes: u64) -> Result<(), Refusal> {
     if bytes <= RANGE_BYTES_MAX {
         return Ok(());
@@ -42,29 +42,29 @@ impl Books {
         Ok(())
     }
 
-    /// Requests `bytes` less of what is not there yet.
+    /// Requests `bytes` less, at most the bytes that are not pinned yet.
     pub(in crate::engine) fn request_less(&mut self, bytes: u64) {
         self.requested_bytes -= bytes.min(self.reserve_to_come());
     }
 
-    /// Bytes of all reserves that are pinned, and that were requested.
+    /// Bytes of all reserves that are pinned, and bytes requested.
     pub(in crate::engine) fn reserve_progress(&self) -> (u64, u64) {
         (self.reserve_bytes + self.arena.kept_bytes(), self.requested_bytes)
     }
 
-    /// Bytes that are requested and not there yet.
+    /// Bytes requested and not pinned yet.
     pub(in crate::engine) fn reserve_to_come(&self) -> u64 {
         let (pinned_bytes, requested_bytes) = self.reserve_progress();
         requested_bytes.saturating_sub(pinned_bytes)
     }
 
-    /// Bytes of a buffer that the reserve, once it is there, could hold in granules.
+    /// The longest buffer that the granules of the complete reserve could hold.
     pub(in crate::engine) fn reserve_in_granules(&self) -> u64 {
         self.requested_bytes.saturating_sub(self.reserve_bytes)
     }
 
-    /// Plans the next step, of about `step_bytes`, or says why there is none. What is committed counts if the limit has no room for
-    /// more. `remedy` helps if no addresses are left.
+    /// Plans the next step, of about `step_bytes`, or returns the reason that there is none. If the limit has no room, committed
+    /// memory becomes the reserve. `remedy` is for an error if no addresses are left.
     pub(in crate::engine) fn plan_reserve_step(&mut self, step_bytes: u64, remedy: &'static str) -> Result<Plan, Step> {
         let to_come = self.reserve_to_come();
         // After the last pool its addresses may be gone.
@@ -86,33 +86,33 @@ impl Books {
         }
     }
 
-    /// There is no room for a granule of `granule_bytes`: what is committed for buffers is the reserve.
+    /// There is no room for a granule of `granule_bytes`: memory that is committed for buffers becomes the reserve.
     pub(in crate::engine) fn without_room(&mut self, granule_bytes: u64) -> Step {
         self.arena.keep(self.reserve_to_come());
-        // What other owners of the shared limit hold may come back.
+        // Other owners of the shared limit may release memory.
         let is_held_by_others = self.budget.is_shared() && self.budget.own_room_bytes() >= self.reserve_to_come();
         let has_no_room = self.budget.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
         if !has_no_room && self.reserve_to_come() < granule_bytes {
-            // A part of a granule at the limit can never come.
+            // A part of a granule at the limit can never be pinned.
             self.request_less(self.reserve_to_come());
         }
         if self.reserve_to_come() == 0 { Step::Done } else { Step::NoRoom(granule_bytes) }
     }
 
-    /// What was committed since `before_bytes` were is a part of the reserve, as far as that is not there yet.
+    /// Memory committed since `before_bytes` becomes part of the reserve, as far as that is incomplete.
     pub(super) fn keep_committed_since(&mut self, before_bytes: u64) {
         let more_bytes = self.arena.committed_outside_reserves().saturating_sub(before_bytes);
         self.arena.keep(more_bytes.min(self.reserve_to_come()));
     }
 
-    /// Whether some of the reserve is still to come and the limit has room for `bytes`.
+    /// Returns whether some of the reserve is still to come and the limit has room for `bytes`.
     pub(in crate::engine) fn could_go_on(&self, bytes: u64) -> bool {
         let step_bytes = bytes.min(self.reserve_to_come());
         step_bytes > 0 && self.budget.room_for(step_bytes) >= step_bytes
     }
 
-    /// Claims what the system will hold for a reserve of `bytes`, in whole granules if there is room for them, else in whole
-    /// pages. `held_bytes` says how much that is. Returns the length of the reserve.
+    /// Claims the bytes that the system will hold for a reserve of `bytes`, by `held_bytes`: in whole granules if there is room for
+    /// them, else in whole pages. Returns the length of the reserve.
     pub(in crate::engine) fn claim_reserve(
         &mut self,
         bytes: u64,
@@ -132,7 +132,7 @@ impl Books {
         claimed.map(|()| bytes).map_err(refusal)
     }
 
-    /// Ends what is left of a claim of [`claim_reserve`](Self::claim_reserve).
+    /// Ends the rest of a claim of [`claim_reserve`](Self::claim_reserve).
     pub(in crate::engine) fn unclaim_reserve(&mut self, held_bytes: u64) {
         self.pending_bytes -= held_bytes;
         self.lower_claim();
@@ -146,7 +146,7 @@ impl Books {
         self.pending_bytes -= held_bytes;
         self.mappings.add(range, Mapping::Region(region));
         self.reserve_bytes += bytes;
-        // Those that are waited for were not requested earlier.
+        // A reserve that is pinned all at once was not requested before.
         self.requested_bytes = self.requested_bytes.max(self.reserve_progress().0);
         self.reserve_overhead_bytes += held_bytes - bytes;
         self.lower_claim();
@@ -155,7 +155,7 @@ impl Books {
         Ok(())
     }
 
-    /// What the system holds for all reserves, and the bytes of the largest; those that are being pinned count as one.
+    /// The bytes that the system holds for all reserves, and those of the largest; reserves in progress count as one.
     pub(in crate::engine) fn reserve_bytes(&self) -> (u64, u64) {
         let held_bytes = self.reserve_bytes + self.reserve_overhead_bytes + self.pending_bytes;
         (held_bytes, self.largest_reserve_bytes.max(self.pending_bytes))
