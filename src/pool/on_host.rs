@@ -1,6 +1,6 @@
 //! What settings mean on this machine: the limit in bytes, the threads that pin, the source of memory.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::backend::{self, Chosen, PinOptions, Source};
@@ -14,7 +14,7 @@ impl Config {
     /// limit. The limit of locked memory may lower it: [`Chosen::lock_limit_bytes`].
     #[doc(hidden)]
     pub fn limit_on_host(&self) -> (Option<u64>, String) {
-        AutoLimit::new(Path::new("/")).set(self.max_bytes, 0)
+        AutoLimit::new(PathBuf::from("/")).set(self.max_bytes, 0)
     }
 
     /// The source that a pool with these settings takes its memory from, chosen as

@@ -59,7 +59,7 @@ impl PoolStart {
     /// Starts the engine with the settings `config`.
     pub(super) fn begin(&self, config: &Config, shared: Option<SharedLimit>) -> Result<Arc<Core>> {
         let Self { log, host_root: root, .. } = self;
-        let mut limit = AutoLimit::new(root);
+        let mut limit = AutoLimit::new(root.clone());
         let is_auto = shared.is_none() && config.max_bytes == Limit::Auto;
         let member = Member::new(root.clone(), log.name.clone(), is_auto);
         let (mut max_bytes, limit_origin) = limit.set(config.max_bytes, if is_auto { member.auto_bytes() } else { 0 });
@@ -183,7 +183,7 @@ impl PoolStart {
         let refused = |why: String| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into();
         let asked_bytes = if let Limit::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
         // All processes together have what `auto` gives to one pool.
-        let auto = || AutoLimit::new(&self.host_root).set(Limit::Auto, 0).0;
+        let auto = || AutoLimit::new(self.host_root.clone()).set(Limit::Auto, 0).0;
         let max_bytes = asked_bytes.or_else(auto).unwrap_or(u64::MAX);
         match SharedLimit::attach(name, log.name.as_deref(), max_bytes) {
             Ok(shared) => {

@@ -15,7 +15,7 @@
 //! A buffer that is returned and requested again at once is never idle when the maintenance thread checks, so returns make room as
 //! well. This pool cannot claim released memory before the other owners are served (`shared_limit::shares`).
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,7 @@ use crate::quota::{Budget, BudgetOwner};
 use crate::shared_limit::{SharedLimitReport, Want};
 use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_observe::record::Event;
+use pinpool_os::fork::OfProcess;
 use pinpool_os::host::{HostMemory, LimitOrigin, MemoryGauge};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::words::Size;
@@ -49,19 +50,17 @@ pub(crate) struct AutoLimit {
     gauge: Option<MemoryGauge>,
     /// The limit of the machine or its cgroup that `auto` was computed from.
     followed: Mutex<Option<(u64, LimitOrigin)>>,
-    /// The last reading, with its time.
-    last: Mutex<Option<(u64, HostMemory)>>,
+    /// Where the gauge reads.
+    root: PathBuf,
 }
+
+/// The last reading of the system's memory, with its root and time. All pools of the process use it.
+static LAST_READING: OfProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = OfProcess::new(Mutex::default);
 
 impl AutoLimit {
     /// Reads the files below `root`.
-    pub(crate) fn new(root: &Path) -> Self {
-        Self {
-            lock_limit_bytes: None,
-            gauge: MemoryGauge::open(root),
-            followed: Mutex::default(),
-            last: Mutex::default(),
-        }
+    pub(crate) fn new(root: PathBuf) -> Self {
+        Self { gauge: MemoryGauge::open(&root), root, lock_limit_bytes: None, followed: Mutex::default() }
     }
 
     /// The limit `max_bytes` in bytes for pools that hold `held_bytes`, and in words. The limit `auto` is followed from now on.
@@ -99,13 +98,15 @@ impl AutoLimit {
 
     /// The memory of the system, as it was at most [`READ_EVERY_US`] ago.
     pub(super) fn memory(&self, now_us: u64) -> Option<HostMemory> {
-        let last = self.last.lock().clone().filter(|(read_us, _)| now_us.saturating_sub(*read_us) < READ_EVERY_US);
-        if let Some((_, memory)) = last {
+        let last = LAST_READING.get().lock().clone();
+        if let Some((root, read_us, memory)) = last
+            && root == self.root
+            && now_us.wrapping_sub(read_us) < READ_EVERY_US
+        {
             return Some(memory);
         }
-        // Outside the lock, since it reads files.
         let memory = self.gauge.as_ref()?.read()?;
-        *self.last.lock() = Some((now_us, memory.clone()));
+        *LAST_READING.get().lock() = Some((self.root.clone(), now_us, memory.clone()));
         Some(memory)
     }
 

@@ -62,8 +62,9 @@ pub(crate) struct ArenaSupply {
     /// Polls since the last one that found the flag set.
     pub(super) idle_polls: AtomicU32,
     pool: OnceLock<Weak<dyn PoolView>>,
-    /// Locked during a tick.
-    pub(super) pressure: plain::Mutex<PressureWatch>,
+    pub(super) pressure: PressureWatch,
+    /// A thread is releasing what is due.
+    pub(super) is_releasing: AtomicBool,
     pub(super) reserve: Reserve,
 }
 
@@ -153,7 +154,8 @@ impl ArenaSupply {
             lacks_hole: AtomicBool::new(false),
             idle_polls: AtomicU32::new(u32::MAX),
             pool: OnceLock::new(),
-            pressure: plain::Mutex::new(PressureWatch::new(pressure)),
+            pressure: PressureWatch::new(pressure),
+            is_releasing: AtomicBool::new(false),
             reserve: Reserve::default(),
         })
     }

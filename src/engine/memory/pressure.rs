@@ -2,34 +2,69 @@
 
 use std::path::{Path, PathBuf};
 
+use pinpool_os::clock::monotonic_us;
+use pinpool_os::fork::OfProcess;
 use pinpool_os::host::limits::{self, MappingUse};
 use pinpool_os::host::{Pressure, PressureGauge};
+use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Between two readings of the kernel's pressure files, which cost system calls.
 const GAUGE_EVERY_US: u64 = 1_000_000;
 
-/// The pressure on memory at the last tick, read at most once in [`GAUGE_EVERY_US`].
+/// The pressure on memory at the last tick. Held locked during a tick; only one tick runs at a time.
 #[derive(Debug)]
-pub(super) struct PressureWatch {
-    gauge: Option<PressureGauge>,
-    next_reading_us: u64,
+pub(super) struct PressureWatch(pub(super) Mutex<Watch>);
+
+#[derive(Debug)]
+pub(super) struct Watch {
+    /// `None`: the kernel's files.
+    gauge: Option<Gauge>,
     pub(super) pressure: Pressure,
 }
+
+/// The pressure on memory, read at most once in [`GAUGE_EVERY_US`].
+#[derive(Debug)]
+struct Gauge {
+    source: Option<PressureGauge>,
+    next_reading_us: u64,
+    pressure: Pressure,
+}
+
+/// The kernel's files are read once for all pools of the process.
+static OF_KERNEL: OfProcess<Mutex<Gauge>> =
+    OfProcess::new(|| Mutex::new(Gauge::of(PressureGauge::of_kernel(Path::new("/")))));
 
 impl PressureWatch {
     /// Follows the kernel's signs, or only `file`.
     pub(super) fn new(file: Option<&Path>) -> Self {
-        let gauge =
-            file.map_or_else(|| PressureGauge::of_kernel(Path::new("/")), |file| Some(PressureGauge::of_file(file)));
-        Self { gauge, next_reading_us: 0, pressure: Pressure::Calm }
+        let gauge = file.map(|file| Gauge::of(Some(PressureGauge::of_file(file))));
+        Self(Mutex::new(Watch { gauge, pressure: Pressure::Calm }))
+    }
+}
+
+impl Gauge {
+    fn of(source: Option<PressureGauge>) -> Self {
+        Self { source, next_reading_us: 0, pressure: Pressure::Calm }
     }
 
+    fn read(&mut self, now_us: u64) -> Pressure {
+        if let Some(source) = self.source.as_mut().filter(|_| now_us >= self.next_reading_us) {
+            self.next_reading_us = now_us.saturating_add(GAUGE_EVERY_US);
+            self.pressure = source.read();
+        }
+        self.pressure
+    }
+}
+
+impl Watch {
     /// The pressure on memory, if it changed.
-    pub(super) fn change(&mut self, now_us: u64) -> Option<Pressure> {
-        let gauge = self.gauge.as_mut().filter(|_| now_us >= self.next_reading_us)?;
-        self.next_reading_us = now_us.saturating_add(GAUGE_EVERY_US);
-        let before = std::mem::replace(&mut self.pressure, gauge.read());
+    pub(super) fn pressure_change(&mut self, now_us: u64) -> Option<Pressure> {
+        let now = match &mut self.gauge {
+            Some(own) => own.read(now_us),
+            None => OF_KERNEL.get().lock().read(monotonic_us()),
+        };
+        let before = std::mem::replace(&mut self.pressure, now);
         (self.pressure != before).then_some(self.pressure)
     }
 }
