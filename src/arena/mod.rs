@@ -49,10 +49,7 @@ mod uncommitted;
 
 #[cfg(test)]
 mod tests {
-    mod corrupted;
-    mod growth;
     mod model;
-    mod plans;
     mod ranges;
     mod zones;
 }

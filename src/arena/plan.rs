@@ -58,11 +58,6 @@ impl Plan {
         self.surplus_bytes
     }
 
-    #[cfg(test)]
-    pub(crate) fn decommits(&self) -> bool {
-        self.steps.iter().any(|step| matches!(step, Step::Decommit { .. }))
-    }
-
     /// Address of the buffer, valid once all steps are done.
     pub(crate) fn ptr(&self) -> Option<ArenaPtr> {
         self.buffer.map(Extent::ptr)

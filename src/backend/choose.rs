@@ -20,7 +20,7 @@ use super::mlock::lock_limit;
 use super::source::Source;
 use super::trial;
 use crate::error::{ErrorKind, Result};
-use crate::finding::{Finding, Severity};
+use crate::report::{Finding, Severity};
 use pinpool_os::host;
 
 /// Below this much lockable memory `Auto` chooses `heap`: a pool of one or two batches is of no use.

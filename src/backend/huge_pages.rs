@@ -17,7 +17,7 @@ use super::mapping;
 use super::populate::{NodePlacement, populate};
 use super::source::Region;
 use crate::error::SourceError;
-use crate::finding::Finding;
+use crate::report::Finding;
 use pinpool_os::host::huge_pages;
 
 /// Which huge pages of the administrator's memory is taken from.

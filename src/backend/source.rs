@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::virtual_memory::VirtualMemory;
 use crate::error::SourceError;
-use crate::finding::Finding;
+use crate::report::Finding;
 use pinpool_os::host::PAGE_BYTES;
 
 /// Memory that a source returned and has not taken back.

@@ -7,7 +7,7 @@ use super::source::Source;
 #[cfg(feature = "cuda")]
 use crate::driver::code::Code;
 use crate::error::SourceError;
-use crate::finding::Finding;
+use crate::report::Finding;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
 /// The result of a trial.

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use super::calls;
 use super::code::Code;
-use crate::finding::Finding;
+use crate::report::Finding;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::host::limits;
 use pinpool_os::sync::process::{AtomicBool, Ordering};
@@ -198,7 +198,7 @@ fn name(ordinal: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::finding::Severity;
+    use crate::report::Severity;
 
     #[test]
     fn each_known_cause_has_its_remedy() {

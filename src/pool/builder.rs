@@ -13,9 +13,9 @@ use super::handle::Handle;
 use super::start::PoolStart;
 use crate::backend::{self, Backend};
 use crate::config::{Config, EnvReport, Limit, OnFull, Preset, Settings, env, for_each_setting};
-use crate::diag::{CheckReport, LogSampler, PoolLog};
 use crate::engine::ManualClock;
 use crate::error::{Error, Result};
+use crate::report::{CheckReport, LogSampler, PoolLog};
 
 /// Collects the settings of a new pool. A setting that code does not set comes from the environment, or has its default.
 ///

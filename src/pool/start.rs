@@ -9,13 +9,12 @@ use crate::arena::Retention;
 use crate::backend::{self, Backend, Chosen, Source, VirtualMemory};
 use crate::config::env::{self, VariableReport};
 use crate::config::{Config, Limit, OnFull, Preset, SharedLimitName};
-use crate::diag::PoolLog;
 use crate::engine::{
     ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, Pageable, Timekeeper, granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
-use crate::finding::Finding;
 use crate::quota::{Budget, Claim, Member};
+use crate::report::{Finding, PoolLog};
 use crate::shared_limit::SharedLimit;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]

@@ -68,3 +68,5 @@ mod spare_events;
 mod stub;
 mod tracked_copies;
 mod unused_gpu;
+#[path = "../valid_stats/mod.rs"]
+mod valid_stats;

@@ -11,7 +11,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, 
 
 use crate::exit::{ExitError, Reason};
 
-/// How much is printed on stderr. `RUST_LOG` takes precedence for the log.
+/// The amount of output on stderr. `RUST_LOG` takes precedence for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verbosity {
     Quiet,

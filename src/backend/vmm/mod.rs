@@ -39,7 +39,7 @@ use crate::driver::device::Device;
 use crate::driver::virtual_memory::{MemoryLocation, VmmApi};
 use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::SourceError;
-use crate::finding::Finding;
+use crate::report::Finding;
 use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::Mutex;
 use pinpool_os::sync::process::{AtomicBool, Ordering};

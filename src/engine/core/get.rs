@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, Core};
-use crate::diag::is_power_of_ten;
 use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::engine::meter::usage_report;
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{ErrorKind, Result};
 use crate::in_flight::QueryScope;
+use crate::report::is_power_of_ten;
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;

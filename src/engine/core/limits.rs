@@ -54,7 +54,7 @@ pub(crate) struct AutoLimit {
     root: PathBuf,
 }
 
-/// The last reading of the system's memory, with its root and time. All pools of the process use it.
+/// The last reading of the system's memory, with its root and the time of the process. All pools of the process use it.
 static LAST_READING: OfProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = OfProcess::new(Mutex::default);
 
 impl AutoLimit {
@@ -132,7 +132,9 @@ impl Core {
 
     /// Sets the limit again, if it is `auto` and a cgroup limit has changed.
     pub(super) fn follow_limit(&self, now_us: u64) {
-        if let Some((max_bytes, why)) = self.limit.change(now_us, || self.memory.budget().auto_bytes()) {
+        if let Some((max_bytes, why)) =
+            self.limit.change(self.time.of_process_us(now_us), || self.memory.budget().auto_bytes())
+        {
             self.apply_limit(max_bytes, &why);
         }
     }

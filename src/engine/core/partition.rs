@@ -13,13 +13,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::{Block, Core};
-use crate::diag::PoolLog;
 use crate::engine::memory::Refusal;
 use crate::engine::meter::owners::Tag;
 use crate::engine::meter::{Counter, Times};
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{ErrorKind, Result};
 use crate::quota::{Budget, BudgetOwner, Claim};
+use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::{LimitStats, MemoryStats, RequestStats, Stats};
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};

@@ -12,14 +12,13 @@ use std::time::{Duration, Instant};
 
 use super::{BlockRequest, Core};
 use crate::copy;
-use crate::diag::{StillOut, is_power_of_ten};
-use crate::dump::{Dump, Host, Owner, Request};
 use crate::engine::memory::Refusal;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
 use crate::engine::meter::usage_report;
 use crate::error::{Error, ErrorKind, NoMemory};
 use crate::policy::Window;
 use crate::quota::{LimitLevel, QuotaExceeded};
+use crate::report::{Dump, FailedRequest, Host, Owner, StillOut, is_power_of_ten};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{Calls, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
@@ -75,7 +74,7 @@ impl Core {
         let asked_bytes = wanted.len as u64;
         let refused = self.memory.explain(&refusal, wanted.class);
         let tag = wanted.tag.as_ref().map(|tag| tag.name().to_owned());
-        let request = Request { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
+        let request = FailedRequest { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
         let mut dump = self.dump_of(&stats, Some(request));
         if is_by_partition {
             dump.limit = self.memory.limit_name(LimitLevel::Partition);
@@ -105,7 +104,7 @@ impl Core {
         }
     }
 
-    pub(super) fn dump_of(&self, stats: &Stats, request: Option<Request>) -> Dump {
+    pub(super) fn dump_of(&self, stats: &Stats, request: Option<FailedRequest>) -> Dump {
         let source = self.memory.source();
         // In a forked child other locks may be held by threads that do not exist here.
         let is_forked = self.is_forked();
@@ -125,7 +124,7 @@ impl Core {
     }
 
     fn host_memory(&self) -> Option<Host> {
-        let memory = self.limit.memory(self.time.coarse_us())?;
+        let memory = self.limit.memory(self.time.of_process_us(self.time.coarse_us()))?;
         Some(Host {
             total_bytes: memory.total_bytes,
             available_bytes: memory.available_bytes,

@@ -8,10 +8,10 @@
 
 use super::{Block, Core};
 use crate::backend::Source;
-use crate::diag::{self, Growth};
 use crate::engine::memory::PoolView;
 use crate::in_flight::PendingGroup;
 use crate::maintenance_thread::{Maintained, Pace};
+use crate::report::{self, Growth};
 use crate::stats::{EvictionReason, SourceCalls};
 use pinpool_observe::diagnosis::STUCK_AFTER;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
@@ -118,7 +118,7 @@ impl Core {
         let now_us = self.now_us();
         let Some((mut state, late_us)) = self.ticks.begin(now_us, patience_us) else { return now_us };
         // A log sink may call the pool, so log lines are delivered after the tick.
-        let _deferral = diag::defer();
+        let _deferral = report::defer();
         match self.thread {
             Some(thread) if patience_us > 0 => self.log.no_thread(thread.wake(false)),
             Some(_) => {}

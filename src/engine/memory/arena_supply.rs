@@ -28,8 +28,8 @@ use super::pressure::{MappingWatch, PressureWatch};
 use super::shape::{GrowthShape, arena_over, held};
 use crate::arena::Retention;
 use crate::backend::{PAGE_BYTES, SourceError};
-use crate::diag::PoolLog;
 use crate::quota::{Budget, Claim};
+use crate::report::PoolLog;
 use crate::shared_limit::Want;
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
 

@@ -28,8 +28,8 @@ use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 
 use crate::backend::{Source, SourceError};
-use crate::diag::PoolLog;
 use crate::quota::{Budget, Claim};
+use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::process::{AtomicU64, Ordering};

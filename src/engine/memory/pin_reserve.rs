@@ -10,8 +10,8 @@ use super::books::Step;
 use super::reserve::REPORTS;
 use super::shape::{GRANULE_BYTES, Mapping, held};
 use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
-use crate::diag::Growth;
 use crate::quota::{LimitLevel, QuotaExceeded};
+use crate::report::Growth;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
 

@@ -4,9 +4,9 @@ use pinpool_os::words::Size;
 
 use super::{Memory, Refusal};
 use crate::backend::lock_limit;
-use crate::dump::{Refused, RefusedBy};
 use crate::error::{Retry, SourceError};
 use crate::quota::{LimitLevel, QuotaExceeded};
+use crate::report::{Refused, RefusedBy};
 use crate::size_class::Class;
 
 impl Memory {

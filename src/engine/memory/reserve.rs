@@ -24,8 +24,8 @@ use super::arena_supply::{ArenaSupply, Reserve};
 use super::block_memory::Refusal;
 use super::books::Step;
 use crate::backend::SourceError;
-use crate::diag;
 use crate::maintenance_thread::MaintenanceThread;
+use crate::report;
 use pinpool_os::threads;
 
 /// Longest pause of the thread for requests that need memory; the memory that they commit becomes part of the reserve.
@@ -295,7 +295,7 @@ impl ArenaSupply {
     /// Makes one step, unless another thread makes one, or the pool or the process ends.
     fn step(&self) -> Step {
         // A log sink may end the pool, so log lines are delivered after the step.
-        let _deferral = diag::defer();
+        let _deferral = report::defer();
         let call = MaintenanceThread::of_process().enter();
         let mut progress = self.reserve.progress.lock();
         progress.is_cancelled |= call.is_none();

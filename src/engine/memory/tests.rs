@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::PoolView;
 use crate::arena::Retention;
 use crate::backend::{HeapSource, Region, Source, SourceError};
-use crate::diag::{LogSampler, PoolLog};
 use crate::engine::memory::{ArenaSettings, ArenaSupply, CalledSource};
 use crate::quota::Budget;
+use crate::report::{LogSampler, PoolLog};
 use crate::stats::EvictionReason;
 // In a model another thread may run before each call.
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
@@ -194,7 +194,7 @@ mod end {
 
     use super::super::*;
     use super::{CountedHeap, NoBlocks, arena};
-    use crate::diag::captured;
+    use crate::report::captured;
     use crate::size_class::Rounding;
 
     #[test]

@@ -19,8 +19,8 @@
 
 use std::time::Duration;
 
-use crate::diag::{PoolLog, is_power_of_ten};
 use crate::error::UsageReport;
+use crate::report::{PoolLog, is_power_of_ten};
 use crate::stats::{Histogram, Stats};
 use pinpool_observe::diagnosis::RecentLengths;
 use pinpool_os::sync::atomic;

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::dump::{HeldBuffer, Owner};
+use crate::report::{HeldBuffer, Owner};
 use pinpool_observe::diagnosis::largest;
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::sync::plain::Mutex;

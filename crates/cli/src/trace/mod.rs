@@ -36,13 +36,14 @@ const UNENDED_SHOWN: usize = 5;
 /// is printed. Names the pools without a recorded end: their process was killed, or exited while they lived.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool trace t.gz --format chrome -o t.json
-  Open t.json at https://ui.perfetto.dev; for --format pytorch: https://pytorch.org/memory_viz")]
+  Open t.json at https://ui.perfetto.dev
+  For --format pytorch: https://pytorch.org/memory_viz")]
 pub(crate) struct TraceArgs {
     /// The trace; `-` is stdin
     trace: PathBuf,
 
-    /// Output format
-    #[arg(long, value_enum, default_value_t = Format::Text)]
+    /// text, csv, chrome or pytorch
+    #[arg(long, value_enum, hide_possible_values = true, default_value_t = Format::Text)]
     format: Format,
 
     /// File to write instead of stdout

@@ -64,7 +64,7 @@ fn inspect_names_the_commands_for_a_recording_and_for_a_trace() {
     for name in ["t.trace", "t.gz"] {
         let ran = on(&["inspect"], &recorded(dir.path(), name));
         assert_eq!(ran.code(), 1);
-        ran.check_stderr("this is a recording, not a log: use `pinpool trace`");
+        ran.check_stderr("this is a recording, not a log: use `pinpool why` without --lines");
     }
     let ran = on(&["inspect"], &written(dir.path(), "w", "# limit 5\na 1 4096\nf 1\n"));
     assert_eq!(ran.code(), 1);

@@ -145,7 +145,7 @@ const FORMATS: [(&str, Format); 11] = [
         let line = source_line(row, (247, 259));
         format!("\r 10%|#1        | 12/120 [00:03<00:27,  3.92it/s]I {GPU}:{line}] {}\n\r 11%|#1", row.message())
     }),
-    ("pinpool", |row| format!("{}: I src/diag/log.rs:77] {}\n", row.time, row.message())),
+    ("pinpool", |row| format!("{}: I src/report/log/emit.rs:77] {}\n", row.time, row.message())),
     ("notebook", |row| format!("      \"I {GPU}:{}] {}\\n\",\n", source_line(row, (247, 259)), row.message())),
     ("notebook on one line", |row| format!("I {GPU}:{}] {}\\n", source_line(row, (247, 259)), row.message())),
 ];

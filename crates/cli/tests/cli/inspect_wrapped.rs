@@ -165,20 +165,6 @@ fn escapes_of_mails_pages_and_recordings_change_nothing() {
         ("blank lines", LOG.replace('\n', "\n\n\n")),
     ];
     check(styles.map(|(name, text)| (name.to_owned(), text)).to_vec());
-    for (name, text, words) in [
-        ("url", LOG.replace(' ', "%20").replace('\n', "%0A"), "URL-encoded"),
-        (
-            "base64",
-            "MjAxNy0wNy0wMyAwODozNTowNS4yMjYyNzA6IEkgdGVuc29yZmxvdy9jb3JlL2NvbW1vbl9ydW50\n".repeat(3),
-            "base64 -d FILE",
-        ),
-    ] {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), text).unwrap();
-        let ran = finish(pinpool(&["inspect"]).arg(file.path()));
-        assert_eq!(ran.code(), 1, "{name}");
-        ran.check_stderr(words);
-    }
 }
 
 #[test]

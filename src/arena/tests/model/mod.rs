@@ -1,8 +1,6 @@
 //! The arena against a naive model: plain arrays of the pages and granules of a few small ranges, and each rule as a
 //! search over all of them.
 
-mod all_states;
-
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -247,7 +247,7 @@ mod tests {
             if !is_real_time {
                 let _ = writeln!(std::io::stderr(), "\nskipped: this process may not make a thread SCHED_FIFO");
             }
-            let result = result.recv_timeout(Duration::from_secs(20));
+            let result = result.recv_timeout(Duration::from_secs(60));
             if result.is_err() {
                 // So that the test ends.
                 schedule(waiting, libc::SCHED_OTHER, 0);

@@ -400,23 +400,6 @@ impl<T> Drop for Entries<T> {
     }
 }
 
-#[cfg(all(test, not(pinpool_loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn entries_are_taken_oldest_first_until_the_list_is_sealed() {
-        let list = RemoteList::new();
-        let push = |value| list.push(Entry::new_at(0, 0, 10, value)).is_ok();
-        assert!(push(1) && push(2) && push(3) && list.has_entries());
-        assert_eq!(list.take_all().map(|entry| **entry).collect::<Vec<_>>(), [1, 2, 3]);
-        assert!(!list.has_entries() && push(4) && !list.is_sealed());
-        assert_eq!(list.seal().count(), 1);
-        assert!(!push(5) && list.is_sealed() && !list.has_entries());
-        assert_eq!(list.seal().count(), 0);
-    }
-}
-
 #[cfg(all(test, pinpool_loom))]
 mod loom_models {
     use super::*;
