@@ -69,9 +69,9 @@ impl Watch {
     }
 }
 
-/// A pool with fewer mappings does not look.
+/// A pool with fewer mappings does not check.
 const FIRST_LOOK: u64 = 1024;
-/// Least number of mappings between two looks.
+/// Least number of mappings between two checks.
 const LEAST_BETWEEN_LOOKS: u64 = 64;
 /// Few mappings are left below one part in this many of the limit.
 const FEW_LEFT_SHARE: u64 = 4;
@@ -79,7 +79,7 @@ const FEW_LEFT_SHARE: u64 = 4;
 #[derive(Debug)]
 pub(super) struct MappingWatch {
     root: PathBuf,
-    /// Number of the pool's mappings at which the next look is due.
+    /// Number of the pool's mappings at which the next check is due.
     next_look: AtomicU64,
 }
 
