@@ -50,7 +50,7 @@ pub(crate) struct AdviseArgs {
     #[arg(long, value_name = "NAME")]
     pool: Option<String>,
 
-    /// Show the costs of MAX_BYTES=1GiB,... instead; repeatable
+    /// Show the costs of MAX_BYTES=1GiB,...; repeatable
     #[arg(long = "try", value_name = "SETTINGS", conflicts_with_all = ["set", "pool"])]
     tries: Vec<Set>,
 

@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 
 use crate::files::{in_file, named};
 use crate::input;
-use pinpool_cli::terminal::Terminal;
+use pinpool_cli::terminal::{Terminal, write_stdout};
 
 /// Maximum number of pools named in a message.
 const UNENDED_SHOWN: usize = 5;
@@ -87,12 +87,7 @@ fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
                 .and_then(|()| out.flush())
                 .map_err(|error| in_file(path, &error))?;
         }
-        None => {
-            let mut out = BufWriter::new(io::stdout().lock());
-            let written = write(&recording, args.format, &mut out).and_then(|()| out.flush());
-            // Keeps the kind, which distinguishes a closed pipe from a full disk.
-            written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
-        }
+        None => write_stdout(|out| write(&recording, args.format, out))?,
     }
     Ok(recording)
 }

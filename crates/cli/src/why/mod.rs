@@ -31,7 +31,7 @@ const LISTED: usize = 8;
 
 /// Explain what a pool costs and what to change
 ///
-/// TARGET is a running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE), or a log with lines of TensorFlow or
+/// TARGET is a running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE), or a log (`-` is stdin) of TensorFlow or
 /// pinpool. For two recordings it prints what changed: seconds lost, causes, settings. Costs are seconds lost by waiting, pinning and
 /// moving memory. With --lines it lists the messages `PoolAllocator: After ...` and `Raising pool_size_limit_ ...` in logs, saved
 /// notebooks and compressed logs, with the limit at each. Exits with 1 if it found a problem, if the second recording loses more of its
@@ -42,7 +42,7 @@ const LISTED: usize = 8;
     all threads lost 0s in 10.0s
     to do: return them")]
 pub(crate) struct WhyArgs {
-    /// Process id, socket, recording, log (`-` is stdin), or two recordings
+    /// Process id, socket, recording or log; two recordings to compare
     #[arg(required = true, value_name = "TARGET")]
     targets: Vec<PathBuf>,
 

@@ -1,5 +1,5 @@
-//! Files that are cut off, damaged, of another kind, or made to take the memory of the machine: each ends with a message and a
-//! status, and what could be read is shown.
+//! Truncated and damaged files, files of another kind, and files made to exhaust memory: each command ends with a message and an exit
+//! status, and prints the intact part.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -237,9 +237,8 @@ fn repeated_pinning_and_unpinning_is_thrashing_but_a_burst_is_not() {
         (of.pinned_bytes, of.unpinned_bytes) = (of.pinned_bytes + 2 * GIB, of.unpinned_bytes + 2 * GIB);
     };
     assert_eq!(run.cause(again), Cause::Healthy, "a burst");
-    let text =
-        "thrashing: 2.0GiB pinned and unpinned to hold 1.0GiB; raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES";
-    assert_eq!(run.logged(again).unwrap(), text);
+    let line = run.logged(again).unwrap();
+    assert!(line.starts_with("thrashing: 2.0GiB pinned and unpinned to hold 1.0GiB; raise "), "{line}");
 }
 
 #[test]
@@ -252,8 +251,7 @@ fn misses_of_evicted_buffers_are_thrashing_and_the_limit_is_named() {
         }
     };
     // The recurring buffers, and no more than the evicted ones.
-    let setting = run.window(evicting(120)).setting;
-    assert_eq!(setting, Some(("PINPOOL_POOL_SIZE_LIMIT", 120)));
+    assert_eq!(run.window(evicting(120)).setting, Some(("PINPOOL_POOL_SIZE_LIMIT", 120)));
     let diagnosis = run.window(evicting(9000));
     assert_eq!((diagnosis.cause, diagnosis.setting), (Cause::Thrashing, Some(("PINPOOL_POOL_SIZE_LIMIT", 350))));
     assert_eq!(diagnosis.found, "300 of 1000 requests missed evicted buffers");

@@ -25,7 +25,6 @@ mod text;
 mod trend;
 
 use std::error::Error;
-use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use encoding_rs_io::DecodeReaderBytes;
@@ -36,7 +35,7 @@ use crate::input::{self, is_recording};
 use crate::series::Series;
 use history::History;
 use message::LogContent;
-use pinpool_cli::terminal::Terminal;
+use pinpool_cli::terminal::{Terminal, write_stdout};
 
 /// Lists the messages of each log.
 pub(super) fn run(logs: &[PathBuf], is_json: bool, all: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
@@ -87,15 +86,13 @@ fn packed_otherwise(first: &[u8]) -> Option<(&'static str, &'static str)> {
 
 fn list(path: &Path, is_json: bool, all: bool) -> Result<(), Box<dyn Error>> {
     let (found, history) = find(input::open(path)?, true).map_err(|error| named(path, &error))?;
-    let mut out = BufWriter::new(io::stdout().lock());
-    let printed = if is_json {
-        report::json(&mut out, path, &found, &history)
-    } else {
-        out.write_all(report::table(path, &found, &history, &curve::diagnoses(&found, &history), all).as_bytes())
-    };
-    // Keeps the kind of the error: a closed pipe is not a failure.
-    let printed = printed.and_then(|()| out.flush());
-    printed.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
+    write_stdout(|out| match is_json {
+        true => report::json(out, path, &found, &history),
+        false => {
+            let diagnoses = curve::diagnoses(&found, &history);
+            out.write_all(report::table(path, &found, &history, &diagnoses, all).as_bytes())
+        }
+    })?;
     found.stopped.map_or(Ok(()), |stopped| Err(named(path, &stopped).into()))
 }
 
