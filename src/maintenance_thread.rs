@@ -141,7 +141,7 @@ impl Maintained for Reminded {
 /// The thread of the process and what it checks.
 #[derive(Debug, Default)]
 pub(crate) struct MaintenanceThread {
-    /// Its current pace; `Never` also while it does not run.
+    /// The current pace; `Never` also while the thread does not run.
     pace: AtomicU32,
     /// Threads that are calling pools or wakers: the current one, and those that it replaced.
     calling: AtomicU32,

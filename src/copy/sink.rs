@@ -59,7 +59,7 @@ struct QueuedCopy {
     after: Vec<SharedFence>,
 }
 
-/// Where to read from or write to, later.
+/// An address that a worker reads or writes later.
 #[derive(Debug)]
 struct HostAddress(*mut u8);
 

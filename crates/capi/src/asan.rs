@@ -44,9 +44,9 @@ pub(crate) fn begin(buf: &PinnedBuf) {
         let (start, len) = (buf.as_ptr(), buf.len());
         // SAFETY: bytes of the buffer; a call changes notes of the sanitizer alone.
         unsafe { (sanitizer.unpoison)(start.cast(), len) };
-        let behind = start.wrapping_add(len);
+        let end = start.wrapping_add(len);
         // SAFETY: as above: the buffer has its capacity.
-        unsafe { (sanitizer.poison)(behind.cast(), buf.capacity() - len) };
+        unsafe { (sanitizer.poison)(end.cast(), buf.capacity() - len) };
     }
 }
 

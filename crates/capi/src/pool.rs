@@ -25,7 +25,7 @@ use crate::status::pp_status;
 /// Tests the backends and may pin memory (`reserve=`), so it may take seconds. All pools of a process share one thread, which
 /// releases idle memory, unless `background_thread=0`.
 ///
-/// - PP_INVALID_ARGUMENT: `pool` is NULL, or `config` is not UTF-8 or has an invalid item.
+/// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
 /// - PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another.
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
 /// - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
@@ -66,8 +66,6 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
 /// callback.
 ///
 /// A process may exit without closing its pools.
-///
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
     call(|| slots::close(pool).map(|()| pp_status::PP_OK))
@@ -79,7 +77,6 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 /// - PP_LIMIT: over the limit.
 /// - PP_BAD_SETTING: the preset is tensorflow.
 /// - PP_BACKEND: the driver or the kernel refused.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     call(|| {
@@ -92,8 +89,7 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 /// Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
 /// are put; a higher limit serves waiting requests.
 ///
-/// - PP_INVALID_ARGUMENT: NULL, or 0 bytes.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+/// - PP_INVALID_ARGUMENT: 0 bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_status {
     call(|| {
@@ -107,8 +103,6 @@ pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_sta
 
 /// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in use.
 /// A slow call.
-///
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
     call(|| {
@@ -118,8 +112,6 @@ pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
 }
 
 /// Releases all idle buffers and resets the statistics of the current window. A slow call.
-///
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     call(|| {
@@ -129,8 +121,6 @@ pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
 }
 
 /// Detects completed copies and releases memory that has been idle for long. Call it periodically with `background_thread=0`.
-///
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
     call(|| {
@@ -143,7 +133,6 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
 /// end in `_seconds` are seconds. Later versions may add names. Free the text with pp_string_free.
 ///
 /// - PP_BACKEND: no memory for the text.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 ///
 /// # Safety
 ///

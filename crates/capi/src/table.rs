@@ -22,7 +22,7 @@ type Shard = HashMap<usize, Out, ByAddress>;
 #[derive(Debug)]
 enum Out {
     Held(PinnedBuf, Owner),
-    /// A thread puts it behind a stream or an event, and may give up.
+    /// A thread is returning it with a stream or an event, which may fail.
     Leaving(Owner),
 }
 

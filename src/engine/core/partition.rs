@@ -24,7 +24,7 @@ use crate::size_class::Class;
 use crate::stats::{LimitStats, MemoryStats, RequestStats, Stats};
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// A request with its size class, and for whom it is.
+/// A request with its size class, tag and partition.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockRequest {
     pub(crate) len: usize,
@@ -192,7 +192,7 @@ impl PartitionCore {
     ) -> Result<FirstAttempt<Self>> {
         let needed_bytes = self.core.memory.supply().block_bytes(wanted.class);
         let claimed = if self.waiters.has_waiters() {
-            // These came first.
+            // Earlier requests have priority.
             Err(self.budget.never(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes)))
         } else {
             self.budget.claim(needed_bytes)

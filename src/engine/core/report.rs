@@ -1,4 +1,4 @@
-//! What a pool reports: statistics, the dump of its holders, the diagnosis, and all of these on a socket. No hit comes here.
+//! Reports of a pool: statistics, the dump of its holders, the diagnosis, and all of these on a socket. No hit comes here.
 //!
 //! Takes only short locks, and none that a thread holds during a driver call. A forked child takes none: a thread that does not
 //! exist there may hold it.
@@ -28,7 +28,7 @@ use pinpool_os::host::LimitOrigin;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
-/// The diagnosis, and what it is made of in addition to the statistics. Relaxed: statistics.
+/// The diagnosis, and its input in addition to the statistics. Relaxed: statistics.
 #[derive(Debug, Default)]
 pub(super) struct Diagnosis {
     monitor: Mutex<Monitor>,
@@ -36,11 +36,11 @@ pub(super) struct Diagnosis {
     short_requests: AtomicU64,
     /// Short requests of threads that had just returned a buffer.
     own_waits: AtomicU64,
-    /// Whether the source made the last refusal.
+    /// True if the source made the last refusal.
     pub(super) is_by_source: AtomicBool,
     /// Time that waiting requests spent in calls of the source, which does not count as waiting.
     pub(super) calls_while_waiting_ns: AtomicU64,
-    /// Why the last request failed, if one has failed since the last diagnosis.
+    /// The cause of the last failed request since the last diagnosis.
     pub(super) failure: Mutex<Option<(Cause, LikelyCause)>>,
     /// The most bytes in use and requested at one time, since the last diagnosis.
     needed_bytes: AtomicU64,
@@ -57,7 +57,7 @@ impl Core {
         self.owners.tag(name)
     }
 
-    /// What is held and for whom.
+    /// The memory of the pool, by holder.
     pub(crate) fn dump(&self) -> Dump {
         self.dump_of(&self.stats(), None)
     }
@@ -133,7 +133,7 @@ impl Core {
         })
     }
 
-    /// The holders, largest first: the tags, and what has no tag. None in a forked child.
+    /// The holders, largest first: tags, and untagged buffers. None in a forked child.
     pub(super) fn owners_of(&self, stats: &Stats) -> Vec<Owner> {
         if self.is_forked() {
             return Vec::new();
@@ -206,7 +206,7 @@ impl Core {
 impl Core {
     /// This thread returns a buffer while requests wait.
     pub(super) fn record_return(&self) {
-        // A thread that is ending requests nothing.
+        // A thread that ends makes no request.
         let _ = RETURNED_TO.try_with(|pool| pool.set(Some(self.log.number)));
     }
 
@@ -275,7 +275,7 @@ impl Core {
         if self.is_forked() { None } else { self.diagnosis.monitor.try_lock()?.latest().cloned() }
     }
 
-    /// What the diagnosis sees now.
+    /// The input of the diagnosis.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let (stats, is_direct) = (self.stats(), !self.memory.has_arena());
         let needed_bytes = self.diagnosis.needed_bytes.load(Ordering::Relaxed);

@@ -47,7 +47,7 @@ impl Timekeeper {
         Self { manual, begun_us, coarse_us: AtomicU64::new(0) }
     }
 
-    /// Its time is moved by a test or a replay, which makes each step itself.
+    /// Returns true if a test or a replay moves the time, and makes each step itself.
     pub(crate) fn is_manual(&self) -> bool {
         self.manual.is_some()
     }

@@ -1,4 +1,4 @@
-//! What a pool counts in addition to its idle buffers and its memory. No hit comes here.
+//! Counters of a pool, in addition to those of its idle buffers and its memory. No hit comes here.
 //!
 //! ```text
 //!   in use = blocks - idle - in flight
@@ -98,7 +98,7 @@ pub(crate) struct Counters {
     pub(crate) flights: Times,
 }
 
-/// What was requested by requests that found nothing idle at once.
+/// The lengths of requests that found nothing idle at once.
 #[derive(Debug, Default)]
 struct Requested {
     bytes: u64,

@@ -12,7 +12,7 @@ use crate::size_class::Class;
 use pinpool_os::sync::{Condvar, Mutex};
 use pinpool_os::unwind::caught;
 
-/// Longest wait for room.
+/// The longest wait for room.
 const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
 
 /// When a request that began at `begun` has waited for `wait`.
@@ -178,7 +178,7 @@ impl<S: Server> Waiter<S> {
     }
 }
 
-/// What became of the first attempt of a request.
+/// The outcome of the first attempt of a request.
 #[derive(Debug)]
 pub(crate) enum FirstAttempt<S: Server> {
     Served(S::Item),
@@ -256,7 +256,7 @@ impl<S: Server> WaitTicket<S> {
         }
     }
 
-    /// What [`wait`](Self::wait) returns, for a task.
+    /// Does for a task what [`wait`](Self::wait) does for a thread.
     pub(in crate::engine) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<S::Item>> {
         let (server, waiter, queue) = (&self.server, &self.waiter, self.server.queue());
         // Before the slot is read: what comes later wakes this task.
@@ -268,7 +268,7 @@ impl<S: Server> WaitTicket<S> {
             queue.search_for_task(server, waiter);
         }
         if Instant::now() >= waiter.deadline {
-            // Its attempt may be in a driver call that does not return.
+            // The attempt may be in a driver call that does not return.
             queue.end(&**server, waiter, None);
         }
         if waiter.has_ended() {
@@ -284,7 +284,7 @@ impl<S: Server> WaitTicket<S> {
         Poll::Pending
     }
 
-    /// Whether the request of a task was served or has failed.
+    /// Polls the request of a task until it is served or fails.
     pub(crate) fn poll_served(&mut self, context: &mut Context<'_>) -> Poll<Result<S::Item>> {
         let served = ready!(self.poll(context));
         Poll::Ready(self.server.end_wait(self, served))

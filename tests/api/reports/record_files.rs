@@ -68,7 +68,7 @@ fn a_file_that_is_no_recording_is_refused_and_stays() {
         let path = dir.path().join(name);
         fs::write(&path, &bytes).unwrap();
         let text = refusal(&path);
-        assert!(text.contains(&format!("holds {} bytes that are no recording", bytes.len())), "{text}");
+        assert!(text.contains(&format!("holds {} bytes that are not a recording", bytes.len())), "{text}");
         assert!(text.contains("name another file"), "{text}");
         assert_eq!(fs::read(&path).unwrap(), bytes, "{name}");
     }
@@ -186,7 +186,7 @@ fn a_file_that_has_the_name_of_the_earlier_recording_is_not_replaced() {
     fs::write(&old, "precious").unwrap();
     let text = unchanged();
     assert!(text.contains(&format!("holds a recording, which would be renamed to {}", old.display())), "{text}");
-    assert!(text.contains("holds 8 bytes that are no recording"), "{text}");
+    assert!(text.contains("holds 8 bytes that are not a recording"), "{text}");
     assert_eq!(fs::read_to_string(&old).unwrap(), "precious");
     fs::remove_file(&old).unwrap();
     symlink(dir.path().join("nothing"), &old).unwrap();

@@ -1,4 +1,4 @@
-//! `pinpool inspect` on the lines of public runs, rebuilt in the format of each version, and on what logs do to lines.
+//! `pinpool why --lines` on the lines of public runs in the format of each version, and on damaged logs.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

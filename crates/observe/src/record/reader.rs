@@ -26,7 +26,6 @@ const NAMES_MAX: usize = 65_536;
 pub struct Recording {
     /// In order of time.
     pub records: Vec<Record>,
-    /// Its pools.
     pub pools: Vec<PoolDescription>,
     /// Owner tags by number; 0 is none.
     pub tags: Vec<(u32, String)>,
@@ -36,11 +35,11 @@ pub struct Recording {
     pub snapshots: Vec<TimedSnapshot>,
     /// Records that were lost while it was written.
     pub lost: u64,
-    /// Why it is incomplete: truncated, damaged, or longer than the limits.
+    /// The reason that it is incomplete: truncated, damaged, or longer than the limits.
     pub warning: Option<String>,
 }
 
-/// Why a recording could not be read.
+/// The error of a recording that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
     /// The file could not be read.
@@ -53,14 +52,10 @@ pub enum RecordingError {
     #[error(
         "the recording has format version {found}, and this build reads version {VERSION}: use the pinpool that recorded it"
     )]
-    OtherVersion {
-        /// Its version.
-        found: u32,
-    },
+    OtherVersion { found: u32 },
 }
 
 impl Recording {
-    /// Whether these are the first bytes of a recording.
     pub fn is_begun_by(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC)
     }

@@ -75,7 +75,7 @@ impl Recorder {
         u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Whether a snapshot is due: every 100 ms at first, later every 200th of the elapsed time.
+    /// Returns true if a snapshot is due: every 100 ms at first, later every 200th of the elapsed time.
     pub fn wants_snapshot(&self, now_us: u64) -> bool {
         // Relaxed: of two threads that ask at once both may add one.
         let is_due = now_us >= self.next_us.load(Ordering::Relaxed);

@@ -58,7 +58,7 @@ pub(super) struct FreeList<T> {
     entries: PhantomData<Box<Entry<T>>>,
 }
 
-/// What no hit uses.
+/// Fields that no hit uses.
 struct Cold {
     classes: usize,
     /// Orders that ticks have skipped.

@@ -129,7 +129,7 @@ impl<T> Shard<T> {
         });
     }
 
-    /// Whether hits and puts must take the slow path.
+    /// Returns whether hits and puts must take the slow path.
     pub(crate) fn requires_slow_path(&self) -> bool {
         self.own.free_list.requires_slow_path()
     }
@@ -325,7 +325,7 @@ impl<T> RemoteList<T> {
         Err(entry)
     }
 
-    /// Whether there are entries; only reads the cache line.
+    /// Returns whether there are entries; only reads the cache line.
     #[inline]
     fn has_entries(&self) -> bool {
         // Relaxed: `take_all` follows if it matters.

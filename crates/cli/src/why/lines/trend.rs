@@ -1,4 +1,4 @@
-//! Whether a pool has found its size, from its checks in order, and what to set.
+//! The trend of a pool over its checks, and the recommended setting.
 
 use pinpool_observe::diagnosis::words::counted;
 
@@ -61,7 +61,7 @@ impl Trend {
         }
     }
 
-    /// What it means for `pool`, and what to set; a sentence each.
+    /// The meaning for `pool` and the recommended setting, a sentence each.
     pub(super) fn advice(self, pool: &PoolHistory) -> Vec<String> {
         let raises = pool.printed_raises + pool.silent_raises;
         let start = |limit: u64| {
