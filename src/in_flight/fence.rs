@@ -111,7 +111,7 @@ pub(super) struct Refusal {
 pub(super) fn query(fence: &dyn Fence) -> Result<bool, Refusal> {
     match caught(|| fence.is_complete()) {
         Some(answer) => answer.map_err(|error| Refusal { error, is_final: false }),
-        None => Err(Refusal { error: Error::device("the fence of a copy panicked"), is_final: true }),
+        None => Err(Refusal { error: Error::device_failed("the fence of a copy panicked"), is_final: true }),
     }
 }
 
@@ -373,7 +373,7 @@ pub(crate) mod scripted {
         fn is_complete(&self) -> Result<bool> {
             self.queries.fetch_add(1, Ordering::Relaxed);
             match self.state.load(Ordering::Acquire) {
-                2 => Err(Error::device("the test failed it")),
+                2 => Err(Error::device_failed("the test failed it")),
                 state => Ok(state == 1),
             }
         }
