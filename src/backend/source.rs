@@ -153,7 +153,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Whether the memory is meant for copies to a GPU, so that ordinary memory is no substitute.
+    /// Whether the memory is for copies to a GPU, so that ordinary memory cannot replace it.
     fn needs_gpu(&self) -> bool {
         false
     }

@@ -53,7 +53,7 @@ macro_rules! for_each_setting {
         /// Source of memory: auto, gpu, vmm, register, cuda, mlock or heap.
         "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as word();
 
-        /// Ordinal of the GPU that copies use; default: current context's, first active, or 0.
+        /// Ordinal of the GPU; if unset: the current context's, else the first active, else 0.
         "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;
 
         /// NUMA node to pin on: a number, or auto for the GPU's node.
@@ -118,8 +118,6 @@ macro_rules! fields {
         pub(crate) struct Settings {
             $($(pub(crate) $name: Option<$type>,)+)+
             pub(crate) code: CodeSettings,
-            /// Retired names that code set, each with what replaces it.
-            pub(crate) retired: Vec<String>,
         }
 
         /// The settings of a pool.

@@ -236,9 +236,8 @@ macro_rules! setters {
             /// | --- | --- | --- |
             $($(#[doc = concat!("| `", $variable, "` | `", stringify!($default), "` |", $doc, " |")])+)+
             ///
-            /// `background_thread` and `call_stacks`, which no variable sets, are accepted too. A retired name is a warning when the
-            /// pool is built. [`build`](Self::build) fails if there is no such setting, its value is invalid, or code has set another
-            /// value.
+            /// `background_thread` and `call_stacks`, which no variable sets, are accepted too. [`build`](Self::build) fails if there is
+            /// no such setting, its value is invalid, or code has set another value.
             ///
             /// ```
             /// let pool = pinpool::Pool::builder().setting("backend", "heap").setting("PINPOOL_MAX_BYTES", "1.5G").build()?;

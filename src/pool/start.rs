@@ -164,8 +164,8 @@ impl PoolStart {
             background_thread: config.may_poll(),
             retention: Retention::after(idle_timeout_us),
         };
-        let (backend, files) = (source.name(), (self.host_root.clone(), config.code.pressure.as_deref()));
-        let arena = ArenaSupply::new(source, claim, settings, log, files)
+        let (backend, pressure) = (source.name(), config.code.pressure.as_deref());
+        let arena = ArenaSupply::new(source, claim, settings, log, pressure)
             .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() })?;
         Ok(Memory::of_arena(arena, pageable))
     }

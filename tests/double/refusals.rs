@@ -24,15 +24,12 @@ fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let pool = builder(Backend::Vmm).build().unwrap();
         let before = double.counts().registrations;
-        double.fail_from("cuMemHostGetDevicePointer_v2", 1, Code::OUT_OF_MEMORY);
+        double.fail("cuMemHostGetDevicePointer_v2", 1, Code::OUT_OF_MEMORY);
         for byte in 0..20 {
             filled(&pool, 4096, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
         }
-        assert!(double.counts().registrations <= before + 1, "one page, kept for the next attempt");
+        assert!(double.counts().registrations <= before + 1, "events do it from then on");
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![19; 4096]);
-        double.reset();
-        filled(&pool, 4096, 20).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
-        assert_eq!((double.calls("cuStreamWriteValue32_v2"), double.counts().registrations), (1, before + 1));
     });
 }
 

@@ -14,7 +14,7 @@
 //! - arena-supply-I1: the claim, which includes all bytes that the system adds ([`Source::held_bytes`]), changes under the lock,
 //!   before the source is called, and only within the limits.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::ThreadId;
@@ -24,7 +24,7 @@ use super::PoolView;
 use super::block_memory::Refusal;
 use super::books::Books;
 use super::called_source::CalledSource;
-use super::pressure::{MappingWatch, PressureWatch};
+use super::pressure::PressureWatch;
 use super::shape::{GrowthShape, arena_over, held};
 use crate::arena::Retention;
 use crate::backend::{PAGE_BYTES, SourceError};
@@ -48,7 +48,6 @@ pub(crate) struct ArenaSupply {
     books: Mutex<Books>,
     /// Notified when a plan is finished.
     pub(super) finished: Condvar,
-    pub(super) mappings: MappingWatch,
     /// The kernel reports that memory is short.
     pub(super) is_short: AtomicBool,
     /// Blocks with copies that end at an unknown time, or never.
@@ -123,14 +122,14 @@ pub(crate) struct ArenaSettings {
 }
 
 impl ArenaSupply {
-    /// An arena over `source`, which claims by `claim`. Reserves addresses if the source can, pins nothing. Reads the limits of
-    /// the process below `root`, and memory pressure from `pressure` or the kernel's files.
+    /// An arena over `source`, which claims by `claim`. Reserves addresses if the source can, pins nothing. Reads memory
+    /// pressure from `pressure` or the kernel's files.
     pub(crate) fn new(
         source: CalledSource,
         claim: Claim,
         settings: ArenaSettings,
         log: Arc<PoolLog>,
-        (root, pressure): (PathBuf, Option<&Path>),
+        pressure: Option<&Path>,
     ) -> Result<Self, SourceError> {
         let (arena, mappings, shape) = arena_over(&source, claim.budget().max_bytes(), settings.retention)?;
         let varied_above_bytes = if shape.is_discrete {
@@ -146,7 +145,6 @@ impl ArenaSupply {
             budget: claim.budget().clone(),
             books: Mutex::new(Books::new(arena, mappings, varied_above_bytes, claim)),
             finished: Condvar::default(),
-            mappings: MappingWatch::below(root),
             is_short: AtomicBool::new(false),
             quarantined: AtomicU64::new(0),
             told_idle: AtomicBool::new(false),

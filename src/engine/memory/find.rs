@@ -226,7 +226,6 @@ impl ArenaSupply {
         self.record_holes(&books, now_us);
         let error = match finished {
             Ok(is_granted) => {
-                books.demand.grown(surplus_bytes);
                 books.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.is_discrete);
                 let memory = ptr.filter(|_| is_granted).and_then(|ptr| books.memory_at(ptr, bytes));
                 let not_granted = || Refusal::Source(SourceError::new("arena", "a plan was made and not granted"));
@@ -322,22 +321,13 @@ impl ArenaSupply {
         let held_before_bytes = books.held_bytes();
         let finished = books.finish_plan(plan, executed, now_us);
         let (held_bytes, max_bytes) = (books.held_bytes(), self.budget.max_bytes());
-        let mappings = books.arena.stats().mappings;
         drop(books);
         self.finished.notify_all();
         if pin_calls > 0 {
             let asked_bytes = asked_bytes.unwrap_or(held_bytes.saturating_sub(held_before_bytes));
             self.log.grew(&Growth { asked_bytes, held_before_bytes, held_bytes, pin_calls, took, max_bytes });
-            self.watch_mappings(mappings);
         }
         finished
-    }
-
-    /// Switches to larger granules if the process has few mappings left; `own_mappings` of them belong to this pool.
-    fn watch_mappings(&self, own_mappings: u64) {
-        let Some(found) = self.mappings.few_left(own_mappings) else { return };
-        let larger = self.books().grow_in_larger_granules();
-        larger.into_iter().for_each(|bytes| self.log.few_mappings(found.used, found.limit, own_mappings, bytes));
     }
 }
 

@@ -83,8 +83,8 @@ fn arena(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> ArenaS
     let (log, claim) = (Arc::new(log), Budget::new(max_bytes).nothing());
     let config =
         ArenaSettings { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };
-    let files = ("/".into(), Some(Path::new("/dev/null")));
-    ArenaSupply::new(CalledSource::new(source, None), claim, config, log, files).unwrap()
+    let pressure = Some(Path::new("/dev/null"));
+    ArenaSupply::new(CalledSource::new(source, None), claim, config, log, pressure).unwrap()
 }
 
 /// Every interleaving of threads that finish plans, and of those that wait for a completion. loom reports a thread that is never

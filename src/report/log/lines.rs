@@ -76,10 +76,6 @@ lines! {
     /// A miss was served from held memory. To do: nothing.
     Trace(growth) carved(bytes: u64) "carved: bytes={bytes}B";
 
-    /// The process nears `vm.max_map_count`, so the pool grows in larger pieces. To do: raise it.
-    Warn(growth) few_mappings(used: u64, limit: u64, own: u64, min: u64 as Size) "mappings: close to vm.max_map_count used={used} \
-        limit={limit} own={own} min_growth={min}; raise it (sysctl vm.max_map_count)";
-
     /// Requests come in sizes that no idle buffer has. To do: nothing.
     Debug(sizes) sizes_vary() "sizes_vary: large buffers are merged when they return";
 

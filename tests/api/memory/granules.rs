@@ -1,11 +1,9 @@
 //! A pool has few mappings, however large it is.
 
-use std::fs;
 use std::time::Duration;
 
 use pinpool::{Backend, Pool};
 
-use crate::captured_log;
 use crate::valid_stats::valid_stats;
 
 const GIB: usize = 1 << 30;
@@ -47,27 +45,4 @@ fn the_whole_limit_of_a_large_pool_can_be_had_in_one_piece_and_again_in_others()
         valid_stats(&pool);
     }
     assert!(pool.stats().memory.peak_held_bytes <= 64 << 30);
-}
-
-#[test]
-fn a_pool_grows_by_larger_granules_where_the_process_has_few_mappings_left_and_says_so() {
-    let root = tempfile::tempdir().unwrap();
-    let write = |path: &str, text: &str| {
-        let path = root.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    };
-    write("proc/sys/vm/max_map_count", "4000\n");
-    write("proc/self/maps", &"1000-2000 rw-p 00000000 00:00 0\n".repeat(3500));
-    captured_log::listen();
-    let pool = Pool::builder().without_env().name("few mappings").unstable_host_root(root.path()).max_bytes(TIB);
-    let pool = pool.backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(TIB)))).build().unwrap();
-    let first: Vec<_> = (0..4).map(|_| pool.get(GIB / 2).unwrap()).collect();
-    assert_eq!(pool.stats().memory.mappings, 1024, "2 MiB each");
-    let next = pool.get(GIB).unwrap();
-    assert_eq!(pool.stats().memory.mappings, 1024 + 128, "8 MiB each");
-    let lines = captured_log::lines();
-    let line = "pool[few mappings] mappings: close to vm.max_map_count used=3500 limit=4000 own=1024 ";
-    assert_eq!(captured_log::count(&lines, line), 1, "{lines:?}");
-    drop((first, next));
 }

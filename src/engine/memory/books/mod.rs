@@ -30,9 +30,6 @@ const COMPACT_AFTER_FAILURE_US: u64 = 1_000_000;
 /// Every block starts at a multiple of this.
 const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
 
-/// When mappings run out, granules grow only as long as this many of them fit under the limit.
-const MANY_GRANULES: u64 = 64;
-
 #[derive(Debug)]
 pub(in crate::engine) struct Books {
     pub(super) arena: Arena,
@@ -187,13 +184,6 @@ impl Books {
     pub(in crate::engine) fn give_up(&mut self, plan: Plan) {
         self.undo(plan);
         self.lower_claim();
-    }
-
-    /// The process has few mappings left: memory is committed in larger granules from now on, as far as the limit has room
-    /// for several. Returns their size if they are larger than before.
-    pub(in crate::engine) fn grow_in_larger_granules(&mut self) -> Option<u64> {
-        self.arena
-            .grow_in_larger_granules(self.budget.max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
     }
 
     /// Finishes a plan that was carried out. Returns whether its block was granted, or why a call failed.

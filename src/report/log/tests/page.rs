@@ -112,7 +112,6 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("grown", &|| log.grown(&growth));
     add("grew", &|| log.grew(&growth));
     add("carved", &|| log.carved(4096));
-    add("few_mappings", &|| log.few_mappings(58_000, 65_530, 20_000, 2 * MIB));
     add("sizes_vary", &|| log.sizes_vary());
     add("sizes_recur", &|| log.sizes_recur());
     add("pressure_began", &|| log.pressure_began());
