@@ -136,10 +136,10 @@ pub(crate) fn calls(name: &str) -> u64 {
     sites.iter().filter(|site| site.name == name).map(|site| site.calls.load(Ordering::Relaxed)).sum()
 }
 
-/// How often each function was called since the last reset, by name.
+/// The functions called since the last reset, with their number of calls, by name.
 pub(crate) fn all_calls() -> Vec<(&'static str, u64)> {
     let count = |site: &&'static Site| (site.name, site.calls.load(Ordering::Relaxed));
-    let mut calls: Vec<_> = lock(&SITES).iter().map(count).collect();
+    let mut calls: Vec<_> = lock(&SITES).iter().map(count).filter(|&(_, calls)| calls > 0).collect();
     calls.sort_unstable();
     calls
 }

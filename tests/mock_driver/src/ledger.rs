@@ -100,9 +100,9 @@ pub(crate) fn misused(words: String) {
     lock(&LEDGER).wrong_uses.push(words);
 }
 
-/// The words of one misuse.
-pub(crate) fn misuse(index: usize) -> Option<String> {
-    lock(&LEDGER).wrong_uses.get(index).cloned()
+/// Descriptions of all misuses.
+pub(crate) fn wrong_uses() -> Vec<String> {
+    lock(&LEDGER).wrong_uses.clone()
 }
 
 /// The counts of this module; the other fields are 0.
