@@ -39,9 +39,6 @@ const SLOW_NS: u64 = 500_000;
 /// Requests before this belong to the start of the program, which pins memory.
 const STARTED_US: u64 = 1_000_000;
 
-/// The pool is shown this many times over the time of a workload, and as many times over its requests.
-const SHOWN_TIMES: u64 = 1_000;
-
 /// A pool under a workload.
 pub(super) struct Player<'a> {
     pool: Pool,
@@ -66,14 +63,11 @@ pub(super) struct Player<'a> {
     asked_bytes: u64,
     /// Bytes pinned a minute after the last return; `None` until that minute has passed.
     pinned_after_settling: Option<u64>,
-    see: See<'a>,
-    /// Microseconds and requests between two calls of `see`, and at the next call.
-    every: (u64, u64),
-    next: (u64, u64),
+    observe: Observe<'a>,
 }
 
-/// Observes the pool: the time in microseconds, and the pool.
-pub(super) type See<'a> = &'a mut dyn FnMut(u64, &Pool);
+/// Called with the pool after each step.
+pub(super) type Observe<'a> = &'a mut dyn FnMut(&Pool);
 
 /// State of a request with a buffer that was not returned.
 enum GetState {
@@ -98,10 +92,8 @@ impl<'a> Player<'a> {
         sums: Arc<CallSums>,
         (source, max_bytes, wait): (SourceKind, Option<u64>, Duration),
         workload: &Workload,
-        see: See<'a>,
+        observe: Observe<'a>,
     ) -> Self {
-        let every = |all: u64| (all / SHOWN_TIMES).max(1);
-        let every = (every(workload.duration_us()), every(workload.gets()));
         Self {
             pool,
             clock,
@@ -114,36 +106,23 @@ impl<'a> Player<'a> {
             next_ticket: 0,
             served: Vec::new(),
             report: ReplayReport { source: source.name(), ..ReplayReport::default() },
-            half_gets: workload.gets() / 2,
+            half_gets: workload.gets / 2,
             page_locks_at_half: 0,
             pinned_byte_us: 0,
             asked_bytes: 0,
             pinned_after_settling: None,
-            see,
-            every,
-            next: (every.0, 1),
+            observe,
         }
     }
 
     /// Performs all of `workload`.
     pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayReport, Error> {
-        let is_closed = workload.is_closed() && (workload.has_waited() || self.max_bytes.is_some());
-        self.play_steps(workload.threads(), is_closed)?;
+        let is_closed = workload.is_closed && (workload.has_waited || self.max_bytes.is_some());
+        self.play_steps(&workload.threads, is_closed)?;
         if !is_closed {
-            self.advance(workload.duration_us().saturating_sub(self.clock.now_us()))?;
+            self.advance(workload.duration_us.saturating_sub(self.clock.now_us()))?;
         }
-        (self.see)(self.clock.now_us(), &self.pool);
-        // The minute that follows is no part of the workload.
-        self.next = (u64::MAX, u64::MAX);
         self.finish(workload.peak_requested_bytes())
-    }
-
-    fn show(&mut self) {
-        let (now_us, gets) = (self.clock.now_us(), self.report.gets);
-        if now_us >= self.next.0 || gets >= self.next.1 {
-            self.next = (now_us + self.every.0, gets + self.every.1);
-            (self.see)(now_us, &self.pool);
-        }
     }
 
     /// Records a new buffer of this many bytes.
@@ -230,7 +209,7 @@ impl<'a> Player<'a> {
             look(&self.pool);
             self.prepare(now_us);
             self.serve()?;
-            self.show();
+            (self.observe)(&self.pool);
             if self.clock.now_us() == settled_us {
                 self.pinned_after_settling = Some(self.pool.stats().memory.held_bytes);
             }

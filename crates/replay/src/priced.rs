@@ -42,11 +42,13 @@ impl CallSums {
         self.0.lock().pinned
     }
 
-    pub(super) fn pin(&self, bytes: usize) {
+    /// Counts a call for `bytes` more; an error with the bytes held if they are more than `total_bytes` then.
+    pub(super) fn pin(&self, bytes: usize, total_bytes: u64) -> Result<(), u64> {
         let Sums { calls, pinned: (now, peak), .. } = &mut *self.0.lock();
+        let then = now.checked_add(bytes as u64).filter(|&then| then <= total_bytes).ok_or(*now)?;
         calls.commits += 1;
-        *now += bytes as u64;
-        *peak = (*peak).max(*now);
+        (*now, *peak) = (then, then.max(*peak));
+        Ok(())
     }
 
     pub(super) fn unpin(&self, bytes: usize) {
@@ -124,7 +126,7 @@ pub(super) fn move_ns(bytes: u64, is_first: bool) -> u64 {
 mod tests {
     use pinpool::unstable::backend::VirtualMemory;
 
-    use super::super::sim::{SimSource, SourceKind};
+    use super::super::sim::SimSource;
     use super::*;
 
     #[test]
@@ -135,11 +137,12 @@ mod tests {
 
     #[test]
     fn old_places_are_unmapped_when_needed_and_adjacent_ones_together() {
-        let (source, ledger) = SimSource::priced(SourceKind::Virtual);
+        let source = SimSource::new(1 << 40);
+        let calls = source.calls();
         let range = source.reserve(64 * GRANULE_BYTES).unwrap();
         let piece =
             |first: usize, count: usize| Subrange { offset: first * GRANULE_BYTES, bytes: count * GRANULE_BYTES };
-        let micros = || ledger.take().waited_ns / 1_000;
+        let micros = || calls.take().waited_ns / 1_000;
         // SAFETY: nothing of the range is committed.
         unsafe { source.commit(&range, 0, 4 * GRANULE_BYTES) }.unwrap();
         // SAFETY: committed and unused; nothing is committed at the target. So below.

@@ -96,11 +96,11 @@ impl Workload {
     /// Why a recording cannot be replayed faithfully, by its replay under the settings that it was made with; `None` if it can be.
     pub fn doubt(&self, as_recorded: &ReplayReport) -> Option<String> {
         let (recorded_us, replayed_us) = (self.ended_us, as_recorded.ended_us);
-        let late = as_recorded.fallbacks.saturating_sub(self.failed_gets());
-        let why = if self.is_closed() && late > 0 {
+        let late = as_recorded.fallbacks.saturating_sub(self.failed_gets);
+        let why = if self.is_closed && late > 0 {
             let late = counted(late, "request");
             format!("with its own settings {late} of the replay time out, which did not when it was recorded")
-        } else if self.is_closed() && recorded_us.abs_diff(replayed_us) > recorded_us / DOUBTFUL_PART {
+        } else if self.is_closed && recorded_us.abs_diff(replayed_us) > recorded_us / DOUBTFUL_PART {
             let seconds = |us: u64| us as f64 / 1e6;
             let (replayed, recorded) = (seconds(replayed_us), seconds(recorded_us));
             format!("with its own settings the replay ends after {replayed:.1} s instead of {recorded:.1} s")

@@ -91,6 +91,10 @@ fn handle(ordinal: usize, generation: usize) -> usize {
     HANDLE_BASE + generation * GENERATION_STEP + ordinal
 }
 
+fn ordinal_of(context: usize) -> usize {
+    (context - HANDLE_BASE) % GENERATION_STEP
+}
+
 /// What ends with this context: its streams, its events, under [`Deviation::ResetUnmaps`] its memory.
 fn end_with(context: usize) {
     let ends_memory = adversarial::is(Deviation::ResetUnmaps);
@@ -179,7 +183,7 @@ pub(crate) fn current() -> Result<usize, Code> {
 
 /// The ordinal of the device of the calling thread's context.
 pub(crate) fn current_device() -> Result<usize, Code> {
-    current().map(|context| (context - HANDLE_BASE) % GENERATION_STEP)
+    current().map(ordinal_of)
 }
 
 fn set_current(context: usize) -> Outcome {
@@ -324,8 +328,7 @@ driver_call! { Process fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<u
 
 driver_call! { Process fn cuCtxGetId(context: usize, out: Out<u64>) {
     let context = check_context(if context == 0 { current()? } else { context })?;
-    let ordinal = (context - HANDLE_BASE) % GENERATION_STEP;
-    out.put(lock(&DRIVER).primary(ordinal).id)
+    out.put(lock(&DRIVER).primary(ordinal_of(context)).id)
 }}
 
 driver_call! { Process fn cuCtxGetCurrent(out: Out<usize>) {
@@ -351,7 +354,7 @@ driver_call! { Process fn cuCtxPopCurrent_v2(out: Out<usize>) {
 }}
 
 driver_call! { Process fn cuCtxGetDevice(out: Out<c_int>) {
-    out.put(((current()? - HANDLE_BASE) % GENERATION_STEP) as c_int)
+    out.put(current_device()? as c_int)
 }}
 
 driver_call! { Device fn cuCtxSynchronize() {

@@ -73,13 +73,11 @@ fn step(space: &Space, to: &Endpoint, from: &Endpoint, done: u64, bytes: u64) ->
     Ok((target, source, STEP_BYTES.min(bytes - done).min(target_left).min(source_left)))
 }
 
-/// The kinds of memory that the name of the call promises.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    HostToDevice,
-    DeviceToHost,
-    DeviceToDevice,
-}
+/// Whether the target and the source must be device memory, by the name of the call.
+type Direction = (bool, bool);
+const HOST_TO_DEVICE: Direction = (true, false);
+const DEVICE_TO_HOST: Direction = (false, true);
+const DEVICE_TO_DEVICE: Direction = (true, true);
 
 fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -> Outcome {
     let stream = stream::resolve(handle)?;
@@ -96,13 +94,7 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
         };
         (kind(to)?, kind(from)?)
     };
-    let (to_device, from_device) = (target == MemoryKind::Device, source == MemoryKind::Device);
-    let allowed = match direction {
-        Direction::HostToDevice => to_device && !from_device,
-        Direction::DeviceToHost => !to_device && from_device,
-        Direction::DeviceToDevice => to_device && from_device,
-    };
-    if !allowed {
+    if (target == MemoryKind::Device, source == MemoryKind::Device) != direction {
         return Err(Code::INVALID_VALUE);
     }
     if let Ok(device) = context::current_device()
@@ -131,15 +123,15 @@ fn address(pointer: *const c_void) -> u64 {
 }
 
 driver_call! { Enqueue fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize) {
-    copy(to, address(from), bytes, stream, Direction::HostToDevice)
+    copy(to, address(from), bytes, stream, HOST_TO_DEVICE)
 }}
 
 driver_call! { Enqueue fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize) {
-    copy(address(to), from, bytes, stream, Direction::DeviceToHost)
+    copy(address(to), from, bytes, stream, DEVICE_TO_HOST)
 }}
 
 driver_call! { Enqueue fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
-    copy(to, from, bytes, stream, Direction::DeviceToDevice)
+    copy(to, from, bytes, stream, DEVICE_TO_DEVICE)
 }}
 
 fn copy_now(to: u64, from: u64, bytes: usize, direction: Direction) -> Outcome {
@@ -148,9 +140,9 @@ fn copy_now(to: u64, from: u64, bytes: usize, direction: Direction) -> Outcome {
 }
 
 driver_call! { Enqueue fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {
-    copy_now(to, address(from), bytes, Direction::HostToDevice)
+    copy_now(to, address(from), bytes, HOST_TO_DEVICE)
 }}
 
 driver_call! { Enqueue fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) {
-    copy_now(address(to), from, bytes, Direction::DeviceToHost)
+    copy_now(address(to), from, bytes, DEVICE_TO_HOST)
 }}

@@ -17,7 +17,7 @@ const VERSION: c_int = 13000;
 const NAME: &[u8] = b"mock driver";
 
 /// Number and value, as in the driver's header.
-const ATTRIBUTES: [(c_int, c_int); 8] = [
+const ATTRIBUTES: [(c_int, c_int); 9] = [
     (33, 0xD0), // PCI bus
     (41, 1),    // unified addressing
     (75, 9),    // compute capability, major
@@ -25,10 +25,9 @@ const ATTRIBUTES: [(c_int, c_int); 8] = [
     (99, 1),    // registers host memory
     (102, 1),   // virtual memory management
     (115, 1),   // memory pools
+    (134, 0),   // the nearest NUMA node of the host
     (141, 1),   // virtual memory on a host NUMA node
 ];
-/// The host NUMA node nearest to the device; -1 where the machine has one node only.
-const HOST_NUMA_ID: (c_int, c_int) = (134, 0);
 
 static OVERWRITTEN: Mutex<BTreeMap<c_int, c_int>> = Mutex::new(BTreeMap::new());
 
@@ -47,7 +46,7 @@ pub(crate) fn attribute(number: c_int) -> c_int {
     if let Some(&value) = lock(&OVERWRITTEN).get(&number) {
         return value;
     }
-    ATTRIBUTES.iter().chain([&HOST_NUMA_ID]).find(|(known, _)| *known == number).map_or(0, |&(_, value)| value)
+    ATTRIBUTES.iter().find(|(known, _)| *known == number).map_or(0, |&(_, value)| value)
 }
 
 /// Writes at most `capacity` bytes, the last of them 0.

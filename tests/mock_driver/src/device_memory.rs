@@ -50,11 +50,7 @@ driver_call! { Enqueue fn cuMemFree_v2(address: u64) {
     if address == 0 {
         return Ok(());
     }
-    capture::forbid_unsafe_call()?;
-    if stream::in_flight() > 0 {
-        ledger::freed_with_work_in_flight();
-    }
-    stream::wait_for_idle(None)?;
+    memory::wait_for_all_work()?;
     release(address)
 }}
 

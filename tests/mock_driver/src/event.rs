@@ -5,8 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::sync::Mutex;
 
 use crate::adversarial::{self, Deviation};
 use crate::call::{Out, Outcome, driver_call};
@@ -22,10 +21,19 @@ const DISABLE_TIMING: u32 = 2;
 #[derive(Clone)]
 struct Event {
     context: usize,
-    timed: bool,
-    last: Option<(Enqueued, Arc<OnceLock<Instant>>)>,
-    /// In place of `last`: the work of a whole context.
-    of_context: Vec<Ticket>,
+    is_timed: bool,
+    record: Record,
+}
+
+/// The work that an event follows.
+#[derive(Clone)]
+enum Record {
+    /// It was never recorded.
+    None,
+    /// On one stream, or the running work of a whole context.
+    Work(Vec<Ticket>),
+    /// In this graph.
+    Captured(u64),
 }
 
 struct Events {
@@ -63,22 +71,28 @@ fn record(handle: usize, stream: usize) -> Outcome {
     if stream::context_of(stream)? != event.context {
         return Err(Code::INVALID_HANDLE);
     }
-    let reached = Arc::new(OnceLock::new());
-    let enqueued = stream::enqueue(stream, Op::RecordEvent(Arc::clone(&reached)))?;
-    if let Some(event) = lock(&EVENTS).live.get_mut(&handle) {
-        event.last = Some((enqueued, reached));
-        event.of_context.clear();
-    }
+    set_record(
+        handle,
+        match stream::enqueue(stream, Op::RecordEvent)? {
+            Enqueued::Live(ticket) => Record::Work(vec![ticket]),
+            Enqueued::Captured(graph) => Record::Captured(graph),
+        },
+    );
     Ok(())
+}
+
+fn set_record(handle: usize, record: Record) {
+    if let Some(event) = lock(&EVENTS).live.get_mut(&handle) {
+        event.record = record;
+    }
 }
 
 /// The work before the record; none if the event was never recorded.
 fn recorded(handle: usize) -> Result<Vec<Ticket>, Code> {
-    let event = find(handle)?;
-    match event.last {
-        None => Ok(event.of_context),
-        Some((Enqueued::Live(ticket), _)) => Ok(vec![ticket]),
-        Some((Enqueued::Captured(_), _)) => Err(Code::CAPTURED_EVENT),
+    match find(handle)?.record {
+        Record::None => Ok(Vec::new()),
+        Record::Work(tickets) => Ok(tickets),
+        Record::Captured(_) => Err(Code::CAPTURED_EVENT),
     }
 }
 
@@ -90,7 +104,7 @@ driver_call! { Device fn cuEventCreate(out: Out<usize>, flags: u32) {
     let mut events = lock(&EVENTS);
     events.created += 1;
     let handle = 0x7000_0000 + events.created * 0x10;
-    events.live.insert(handle, Event { context, timed: flags & DISABLE_TIMING == 0, last: None, of_context: Vec::new() });
+    events.live.insert(handle, Event { context, is_timed: flags & DISABLE_TIMING == 0, record: Record::None });
     out.put(handle)
 }}
 
@@ -103,10 +117,7 @@ driver_call! { Enqueue fn cuCtxRecordEvent(context: usize, handle: usize) {
     if find(handle)?.context != context {
         return Err(Code::INVALID_HANDLE);
     }
-    let tickets = stream::tickets_of(context)?;
-    if let Some(event) = lock(&EVENTS).live.get_mut(&handle) {
-        (event.last, event.of_context) = (None, tickets);
-    }
+    set_record(handle, Record::Work(stream::tickets_of(context)?));
     Ok(())
 }}
 
@@ -140,14 +151,16 @@ driver_call! { Device fn cuEventDestroy_v2(handle: usize) {
     Ok(())
 }}
 
+/// Whether there is a time between two events; the time itself is always 0.
 fn elapsed(out: Out<f32>, from: usize, to: usize) -> Outcome {
     context::current()?;
-    let ends = [find(from)?, find(to)?].map(|event| event.last.filter(|_| event.timed));
-    let [Some((_, from)), Some((_, to))] = ends else { return Err(Code::INVALID_HANDLE) };
-    match (from.get(), to.get()) {
-        (Some(from), Some(to)) => out.put(to.saturating_duration_since(*from).as_secs_f32() * 1e3),
-        _ => Err(Code::NOT_READY),
+    let events = [find(from)?, find(to)?];
+    if events.iter().any(|event| !event.is_timed || matches!(event.record, Record::None)) {
+        return Err(Code::INVALID_HANDLE);
     }
+    let is_over =
+        |event: &Event| matches!(&event.record, Record::Work(work) if work.iter().copied().all(stream::is_over));
+    if events.iter().all(is_over) { out.put(0.0) } else { Err(Code::NOT_READY) }
 }
 
 driver_call! { Device fn cuEventElapsedTime(out: Out<f32>, from: usize, to: usize) {
@@ -160,18 +173,12 @@ driver_call! { Device fn cuEventElapsedTime_v2(out: Out<f32>, from: usize, to: u
 
 driver_call! { Enqueue fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_int) {
     let stream = stream::resolve(handle)?;
-    let event = find(event)?;
-    match event.last {
-        None => {
-            if !event.of_context.is_empty() {
-                capture::forbid_outside_work(stream)?;
-            }
-            event.of_context.into_iter().try_for_each(|ticket| stream::enqueue(stream, Op::WaitFor(ticket)).map(drop))
-        }
-        Some((Enqueued::Captured(number), _)) => stream::lock_streams().captures.join(stream, number),
-        Some((Enqueued::Live(ticket), _)) => {
+    match find(event)?.record {
+        Record::Captured(graph) => stream::lock_streams().captures.join(stream, graph),
+        Record::Work(work) if !work.is_empty() => {
             capture::forbid_outside_work(stream)?;
-            stream::enqueue(stream, Op::WaitFor(ticket)).map(drop)
+            work.into_iter().try_for_each(|ticket| stream::enqueue(stream, Op::WaitFor(ticket)).map(drop))
         }
+        _ => Ok(()),
     }
 }}

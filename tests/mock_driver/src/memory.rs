@@ -115,13 +115,26 @@ fn is_mapped(at: usize, bytes: usize) -> bool {
     failed == 0
 }
 
-/// Waits for every device, as the real calls do.
-fn wait_for_all_work() -> Outcome {
+/// Waits for all work of every device, as the calls that free memory do.
+pub(crate) fn wait_for_all_work() -> Outcome {
     capture::forbid_unsafe_call()?;
     if stream::in_flight() > 0 {
         ledger::freed_with_work_in_flight();
     }
     stream::wait_for_idle(None)
+}
+
+/// Unpins the range that starts here, if its owner is of the wanted kind; otherwise records a misuse and fails with `code`.
+fn unpin(call: &str, start: u64, wanted: impl Fn(&Owner) -> bool, code: Code) -> Result<Range, Code> {
+    let is_wanted = |(at, range): (u64, Range)| at == start && wanted(&range.owner);
+    if !address_space::read().at(start).is_some_and(is_wanted) {
+        ledger::misused(format!("{call} of {start:#x}, where no such memory starts"));
+        return Err(code);
+    }
+    wait_for_all_work()?;
+    let range = address_space::remove(start, wanted).ok_or(code)?;
+    ledger::unpin(range.bytes);
+    Ok(range)
 }
 
 fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
@@ -152,17 +165,14 @@ driver_call! { Enqueue fn cuMemAllocHost_v2(out: Out<*mut c_void>, bytes: usize)
 }}
 
 driver_call! { Enqueue fn cuMemFreeHost(address: *mut c_void) {
-    let start = address.addr() as u64;
-    if start == 0 { return Ok(()) }
-    if !matches!(address_space::read().at(start), Some((at, Range { owner: Owner::Allocated { .. }, .. })) if at == start) {
-        ledger::misused(format!("cuMemFreeHost of {start:#x}, which cuMemHostAlloc never gave out or was freed before"));
-        return Err(Code::INVALID_VALUE);
+    if address.is_null() {
+        return Ok(());
     }
-    wait_for_all_work()?;
-    let range = address_space::remove(start, |owner| matches!(owner, Owner::Allocated { .. })).ok_or(Code::INVALID_VALUE)?;
-    ledger::unpin(range.bytes);
-    let Owner::Allocated { mapping, mapping_bytes, .. } = range.owner else { return Ok(()) };
-    unmap(mapping, mapping_bytes);
+    let is_allocated = |owner: &Owner| matches!(owner, Owner::Allocated { .. });
+    let range = unpin("cuMemFreeHost", address.addr() as u64, is_allocated, Code::INVALID_VALUE)?;
+    if let Owner::Allocated { mapping, mapping_bytes, .. } = range.owner {
+        unmap(mapping, mapping_bytes);
+    }
     Ok(())
 }}
 
@@ -183,16 +193,8 @@ driver_call! { Enqueue fn cuMemHostRegister_v2(address: *mut c_void, bytes: usiz
 }}
 
 driver_call! { Enqueue fn cuMemHostUnregister(address: *mut c_void) {
-    let start = address.addr() as u64;
-    if !matches!(address_space::read().at(start), Some((at, Range { owner: Owner::Registered { .. }, .. })) if at == start) {
-        ledger::misused(format!("cuMemHostUnregister of {start:#x}, which is not the start of a registration"));
-        return Err(Code::HOST_MEMORY_NOT_REGISTERED);
-    }
-    wait_for_all_work()?;
-    let registered = |owner: &Owner| matches!(owner, Owner::Registered { .. });
-    let range = address_space::remove(start, registered).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)?;
-    ledger::unpin(range.bytes);
-    Ok(())
+    let is_registered = |owner: &Owner| matches!(owner, Owner::Registered { .. });
+    unpin("cuMemHostUnregister", address.addr() as u64, is_registered, Code::HOST_MEMORY_NOT_REGISTERED).map(drop)
 }}
 
 driver_call! { Device fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: *mut c_void, flags: u32) {

@@ -5,8 +5,6 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use crate::call::Outcome;
 use crate::code::Code;
@@ -41,8 +39,7 @@ pub(crate) enum Op {
         function: HostFunction,
         argument: usize,
     },
-    /// An event; receives the time of its completion.
-    RecordEvent(Arc<OnceLock<Instant>>),
+    RecordEvent,
     /// Handled by the stream: the operations after it wait for other work.
     WaitFor(Ticket),
 }
@@ -59,11 +56,7 @@ impl Op {
                 function(ptr::with_exposed_provenance_mut(argument));
                 Ok(())
             }
-            Op::RecordEvent(reached) => {
-                reached.get_or_init(Instant::now);
-                Ok(())
-            }
-            Op::WaitFor(_) => Ok(()),
+            Op::RecordEvent | Op::WaitFor(_) => Ok(()),
         }
     }
 }

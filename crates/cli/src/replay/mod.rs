@@ -81,7 +81,7 @@ impl ReplayArgs {
         // The file name up to the first dot.
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         let name = file.split('.').next().unwrap_or_default();
-        warnings.extend(workload.warning().map(|warning| named(path, &warning)));
+        warnings.extend(workload.warning.as_ref().map(|warning| named(path, &warning)));
         notes.extend(workload.pools_note().map(|note| named(path, &note)));
         let costs = Costs::of(&workload);
         let limit = self.max_ratio.map(|ratio| limit_bytes(&workload, ratio));

@@ -214,7 +214,7 @@ impl Player<'_> {
             {
                 self.perform_due(&mut schedule, due, at_ns)?;
                 self.resume(&mut schedule, at_ns);
-                self.show();
+                (self.observe)(&self.pool);
             }
         }
         self.report.fallbacks += self.queue.len() as u64;

@@ -204,7 +204,7 @@ impl Streams {
             let Some((number, op)) = stream.ops.pop_front() else { return Ok(None) };
             if !matches!(op, Op::WaitFor(_)) {
                 stream.running = true;
-                stream.signalling = matches!(op, Op::RecordEvent(_) | Op::WriteValue { .. });
+                stream.signalling = matches!(op, Op::RecordEvent | Op::WriteValue { .. });
                 return Ok(Some((number, op)));
             }
             stream.finished = number;
