@@ -1,6 +1,6 @@
 //! How a workload is replayed: the settings of the pool, and its simulated memory.
 //!
-//! One thread replays, and the pool reads only the replay's clock, so a file gives the same numbers on every machine.
+//! A replay has one thread and its own clock, so a file gives the same numbers on every machine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use pinpool::unstable::{CheckReport, LogSampler, ManualClock};
 use pinpool::{Backend, Error, OnFull, Pool, PoolBuilder};
 use pinpool_os::sync::plain::Mutex;
 
-/// The root of the files of a machine: a path without any.
+/// A machine without files.
 const NO_MACHINE: &str = "/dev/null";
 
 /// Variables that a replay follows.
@@ -37,7 +37,7 @@ const WAIT: &str = "PINPOOL_WAIT";
 /// Each of the two implies the other.
 pub(super) const POLICY: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
 
-/// How many times the rates were checked, and the last check.
+/// The number of checks of the rates, and the last check.
 type Checks = (u64, Option<CheckReport>);
 
 /// Settings of a replay.
@@ -108,11 +108,11 @@ impl Replay {
         self.variables.iter().fold(builder, |builder, (name, value)| builder.setting(name, value))
     }
 
-    /// The other settings, with defaults for those that are not set.
+    /// The configuration of these settings.
     ///
     /// # Errors
     ///
-    /// If they contradict each other.
+    /// If settings contradict each other.
     pub fn config(&self) -> Result<Config, Error> {
         self.builder().config()
     }
@@ -142,8 +142,7 @@ impl Replay {
         Ok(report)
     }
 
-    /// A pool that reads neither the machine nor the environment nor the system's clock, so that two replays of a workload
-    /// return the same texts.
+    /// A pool independent of the machine, the environment and the system clock, so that replays are repeatable.
     fn pool(&self, clock: ManualClock, checks: Arc<Mutex<Checks>>) -> Result<(Pool, Arc<CallSums>), TraceError> {
         let source = SimSource::of(self.source, SimSource::DEFAULT_TOTAL_BYTES);
         let sums = source.calls();
@@ -159,7 +158,7 @@ impl Replay {
             .unstable_pressure("/dev/null")
             .backend(Backend::Source(Arc::new(source)))
             .max_bytes(self.max_bytes)
-            // Tickets wait instead of threads: no virtual time passes while a thread sleeps.
+            // The player queues requests: no virtual time passes while a thread sleeps.
             .wait(Duration::ZERO)
             .on_full(OnFull::Error);
         Ok((builder.build()?, sums))

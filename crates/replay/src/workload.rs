@@ -1,8 +1,7 @@
-//! A complete trace: read once, checked and measured, so that it can be replayed under many settings.
+//! A complete trace, read and checked once, which can be replayed under many settings.
 //!
 //! Owns what does not depend on a pool: the steps of each thread, the number of requests, and the peak of the requested bytes. A trace
-//! of requests is read as a recording of one thread. A workload has one pool, and the replay sets its limit and rounding; it counts how
-//! many pools that merges.
+//! of requests is read as a recording of one thread. Several pools are replayed as one.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -80,13 +79,13 @@ impl Workload {
         }
     }
 
-    /// The requests and returns of a recording. A return with copies in flight counts when they have completed.
+    /// The workload of a recording. A return with copies in flight counts when they have completed.
     ///
     /// # Errors
     ///
     /// If it lasts longer than a year.
     pub fn of(recording: &Recording) -> Result<Self, TraceError> {
-        // In whole microseconds, as a text has them.
+        // Whole microseconds, as in a text trace.
         Self::begun_at(recording.records.first().map_or(0, |record| record.time_ns / 1_000 * 1_000), recording, true)
     }
 
@@ -175,22 +174,22 @@ impl Workload {
         is_set(name) || POLICY.contains(&name) && POLICY.into_iter().any(is_set)
     }
 
-    /// The same program if no backend call had taken time, and no thread had queued behind another that waited for memory: its
-    /// threads continue that much sooner.
+    /// The workload of the same program if backend calls took no time and no thread queued behind another thread that waits for
+    /// memory. Its steps follow each other sooner.
     #[must_use]
-    pub fn hurried(&self) -> Self {
-        let mut hurried = self.clone();
-        for step in hurried.threads.iter_mut().flatten() {
+    pub fn without_delays(&self) -> Self {
+        let mut workload = self.clone();
+        for step in workload.threads.iter_mut().flatten() {
             step.gap_ns = step.gap_ns.saturating_sub(step.calls_ns.max(step.queued_ns));
         }
-        hurried
+        workload
     }
 
     /// Reads all of `reader`.
     ///
     /// # Errors
     ///
-    /// If it cannot be read, requests a held name, returns a name that is not held, or lasts longer than a year.
+    /// If it cannot be read, requests a held buffer, returns an unknown buffer, or lasts longer than a year.
     pub fn read(reader: &mut TraceReader) -> Result<Self, TraceError> {
         Self::begun_at(0, &recording_of(reader)?, false)
     }
@@ -207,8 +206,7 @@ impl Workload {
         if took_ns == 0 { 1.0 } else { took_ns as f64 / model_ns as f64 }
     }
 
-    /// Whether the peak use grows by a twentieth in each eighth of the time, so that a longer run would use more. A workload
-    /// with stepwise growing sizes does not count.
+    /// Whether the peak use grows by a twentieth in each eighth of the time, so that a longer run would use more.
     pub fn grows(&self) -> bool {
         let mut peaks = [0_u64; 8];
         for &(at_us, used_bytes) in &self.used {
@@ -228,8 +226,8 @@ impl Workload {
     pub fn pools_note(&self) -> Option<String> {
         self.pools_merged().map(|pools| {
             format!(
-                "it has {pools} pools, which are played as one: the statistics and limits describe one pool that serves \
-                 all of them, and a PINPOOL_* variable holds for each pool of a process by itself"
+                "it has {pools} pools, which are played as one: statistics and limits are those of one pool, whereas a PINPOOL_* \
+                 variable applies to each pool of a process separately"
             )
         })
     }

@@ -96,7 +96,7 @@ pub(super) struct Search<'a> {
 
 impl<'a> Search<'a> {
     pub(super) fn new(workload: &'a Workload, fixed: &'a [(String, String)], progress: &'a ProgressBar) -> Self {
-        let (hurried, costs) = (workload.hurried(), Costs::of(workload));
+        let (hurried, costs) = (workload.without_delays(), Costs::of(workload));
         Self { workload, hurried, fixed, costs, progress }
     }
 

@@ -191,7 +191,7 @@ fn threads_without_driver_calls_continue_sooner_and_use_more_at_once() {
     };
     let workload = written(1000, &(1..50).flat_map(round).collect::<Vec<_>>());
     let ended = |workload: &Workload| under(Some(1000)).play(workload).unwrap().ended_us;
-    let (as_recorded, hurried) = (ended(&workload), ended(&workload.hurried()));
+    let (as_recorded, hurried) = (ended(&workload), ended(&workload.without_delays()));
     assert!(as_recorded > 2_800_000 && hurried < 600_000, "{as_recorded} {hurried}");
 }
 
@@ -247,7 +247,7 @@ fn idle_and_queued_time_is_not_kept_in_a_replay() {
     let workload = written(4, &(0..200).flat_map(round).collect::<Vec<_>>());
     let ended_ms = |workload: &Workload, mib| under(Some(mib)).play(workload).unwrap().ended_us / 1000;
     assert_eq!(workload.doubt(&under(Some(4)).play(&workload).unwrap()), None);
-    let hurried = workload.hurried();
+    let hurried = workload.without_delays();
     assert!((1_900..2_100).contains(&ended_ms(&hurried, 4)), "{}", ended_ms(&hurried, 4));
     // The memory of the device's reads is all that still holds them up: four at a time, then each at once.
     assert!(ended_ms(&hurried, 64) < 200, "{}", ended_ms(&hurried, 64));
