@@ -1,8 +1,7 @@
 //! `pinpool-bench conformance`: plays traces on pools with TensorFlow's policy and records every outcome.
 //!
-//! The text contains the log lines, the counters and the digests of two streams of outcomes. Outcomes are observed from outside the
-//! pool: a request that reached the source was a miss, a region released during a return was an eviction, and the id of a buffer
-//! identifies it. The log lines come from the pools' listeners.
+//! The output contains the log lines, the counters and the digests of two streams of outcomes. Outcomes are observed at the source: a
+//! request that reached it was a miss, a region released during a return was an eviction, and an id identifies a buffer.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -70,13 +69,13 @@ impl OutcomeStream {
 /// The pools of a trace and the buffers that it holds.
 struct Player {
     pools: Vec<Pool>,
-    /// Whether the pools keep no idle buffer: a release is not an eviction then.
-    unpooled: bool,
+    /// Whether the pools keep no idle buffers, so that no release is an eviction.
+    is_unpooled: bool,
     current: usize,
     held: HashMap<u64, PinnedBuf>,
     source: Arc<RecordingSource>,
     diagnostics: Arc<Mutex<Vec<String>>>,
-    /// A line for each request, return and clear: its outcome.
+    /// The outcome of each request, return and clear.
     outcome: OutcomeStream,
     /// The buffers of these outcomes.
     buffers: OutcomeStream,
@@ -133,7 +132,7 @@ impl RecordingSource {
 }
 
 impl Player {
-    /// The pools of `header`, which share a counter of checks apart from the process's.
+    /// The pools of `header`, which share a counter of checks.
     ///
     /// # Errors
     ///
@@ -164,7 +163,7 @@ impl Player {
         let pools = (0..header.pools).map(pool).collect::<Result<_, Error>>()?;
         Ok(Self {
             pools,
-            unpooled: header.limit == 0,
+            is_unpooled: header.limit == 0,
             current: 0,
             held: HashMap::new(),
             source,
@@ -174,7 +173,7 @@ impl Player {
         })
     }
 
-    /// Plays one line of the trace. The error says why it is invalid.
+    /// Plays one line of the trace. The error explains why the line is invalid.
     fn perform(&mut self, operation: TraceOp) -> Result<(), String> {
         match operation {
             TraceOp::Get { id, .. } if self.held.contains_key(&id) => {
@@ -234,7 +233,7 @@ impl Player {
             return self.outcome.line('z');
         }
         drop(buffer);
-        let mark = if self.unpooled { 'd' } else { 'e' };
+        let mark = if self.is_unpooled { 'd' } else { 'e' };
         let mut outcome = "p".to_owned();
         for (id, class_bytes) in self.source.take_calls().released {
             outcome += &format!(" {mark}:{class_bytes}");

@@ -1,6 +1,7 @@
-//! Files compressed by gzip or Zstandard: their data, decompressed piece by piece into its final memory.
+//! Files compressed by gzip or Zstandard, decompressed directly into the buffer.
 //!
-//! Owns the decoders. A decoder reads forward only. Compressed data has one order, so the batches of a compressed file take turns in the order of the plan: each continues where the previous one ended.
+//! A decoder only reads forward, so the batches of a compressed file take turns in the order of the plan: each continues where the
+//! previous batch ended.
 //!
 //! ```text
 //!   batch 7   turn at a.tar.gz ─────▶ turn at b.tar.gz ─────▶
@@ -8,7 +9,7 @@
 //! ```
 //!
 //! - **compressed-I1**: a decoder holds [`INPUT_BYTES`] of the file and the window of its format (gzip 32 KiB; Zstandard at
-//!   most 128 MiB, since frames that ask for more are refused), however long the file and its data are.
+//!   most 128 MiB, since frames that need more are refused), independent of the length of the file and its data.
 //! - **compressed-I2**: a file with more data than [`max_data_bytes`] is refused, so that a small file cannot keep a worker
 //!   busy forever.
 //! - **turn-I1**: a worker waits only for turns of earlier batches (worker-I1), and dropping a batch ends its turns. So the first
@@ -32,7 +33,7 @@ const INPUT_BYTES: usize = 128 * 1024;
 const SKIP_BYTES: usize = 64 * 1024;
 /// Bytes of data that a file of any length may have.
 const MIN_DATA_LIMIT: u64 = 1 << 30;
-/// Above that, bytes of data for each byte of the file: a little more than gzip can reach.
+/// Above that, bytes of data for each byte of the file: slightly more than gzip can reach.
 const MAX_EXPANSION: u64 = 1100;
 
 /// Most bytes of data of a file of this length (compressed-I2).
@@ -134,14 +135,14 @@ impl Decoder {
             Stream::Zstd(stream) => stream.read(into),
         };
         let (format, at, file_bytes) = (self.compression, self.at, self.file_bytes);
-        let cut_off = || {
+        let truncated = || {
             format!(
-                "cut off after byte {file_bytes}: the {format} data has no end there, after {at} bytes of its contents; \
-                 fetch the file again"
+                "truncated after byte {file_bytes}: the {format} data has no end there, after {at} bytes of contents; fetch the \
+                 file again"
             )
         };
         let broken = match read {
-            Ok(0) if file_bytes == 0 => cut_off(),
+            Ok(0) if file_bytes == 0 => truncated(),
             Ok(read) => {
                 self.at += read as u64;
                 if self.at <= self.max_bytes {
@@ -154,10 +155,10 @@ impl Decoder {
                 )
             }
             Err(error) if error.raw_os_error().is_some() => return Err(error.into()),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => cut_off(),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => truncated(),
             Err(error) => format!(
-                "damaged {format} data at or shortly before byte {}, after {at} bytes of its contents: {error}; fetch the file \
-                 again, or compress it again",
+                "damaged {format} data at or shortly before byte {}, after {at} bytes of contents: {error}; fetch or compress the \
+                 file again",
                 self.input().stream_position()?
             ),
         };
@@ -198,9 +199,9 @@ impl Turn {
         self.previous.take()?.recv().ok()
     }
 
-    /// Ends the turn and passes `decoder` on.
+    /// Ends the turn and passes the decoder on.
     pub(super) fn end(self, decoder: Decoder) {
-        // An error means that no further batch reads the file in this epoch, or that it was given up.
+        // An error means that no further batch of this epoch reads the file.
         let _ = self.next.send(decoder);
     }
 }
@@ -320,7 +321,7 @@ mod tests {
             for len in 0..whole.len() {
                 let mut decoder = Decoder::new(file_of(&whole[..len]), compression).unwrap();
                 let error = read_all(&mut decoder).unwrap_err().to_string();
-                assert!(error.contains(&format!("cut off after byte {len}")), "{compression} cut to {len}: {error}");
+                assert!(error.contains(&format!("truncated after byte {len}")), "{compression} cut to {len}: {error}");
                 assert_eq!(decoder.read(&mut [0]).unwrap_err().to_string(), error);
             }
         }

@@ -1,4 +1,4 @@
-//! Failures of a load: their causes and texts.
+//! The failures of a load.
 
 use std::fmt;
 use std::io;
@@ -32,7 +32,7 @@ impl fmt::Display for Failure {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FailureCause {
-    /// The operating system refused.
+    /// A call of the operating system failed.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// A path given by the caller is a device, a socket or a pipe.
@@ -66,7 +66,7 @@ pub enum FailureCause {
     /// A field is missing or cannot be decoded.
     #[error("{0}")]
     Decode(String),
-    /// The pool had no buffer for a batch although every other batch was back in it, or the copy failed.
+    /// The pool had no buffer for a batch although all other buffers had returned, or the copy failed.
     #[error(transparent)]
     Pool(#[from] Arc<pinpool::Error>),
     /// The bytes on the destination differ from the bytes that were read.

@@ -1,6 +1,4 @@
-//! The inputs of a run: pool, catalog, options, the place to begin at and the flag that stops it.
-//!
-//! Owns the defaults. Starts no thread and reads nothing.
+//! The inputs of a run: pool, catalog, options with their defaults, start and stop flag.
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::thread;
@@ -11,7 +9,7 @@ use super::state::LoadState;
 use super::stop::StopFlag;
 use pinpool::Pool;
 
-/// How a catalog is loaded.
+/// Options of a load.
 ///
 /// ```
 /// let mut options = pinpool_loader::LoadOptions::default();
@@ -43,12 +41,12 @@ pub struct LoadOptions {
     /// Whether an epoch ends with its last batch of `batch_samples` samples, after the same number of batches in all shards.
     /// Default: no.
     pub drop_last: bool,
-    /// Whether each sample is read back from the destination and compared by checksum. Default: no.
+    /// Whether each sample is read back from the destination and its checksum compared. Default: no.
     pub verify: bool,
     /// Whether the first failure ends a [`Loader::run`](Loader::run). Default: no.
     pub strict: bool,
-    /// The fields to decode, each into an array of the batch. Then each sample lies in one batch, `batch_bytes` has no effect, and
-    /// `verify` compares nothing. Default: none, and a batch has the bytes of its samples.
+    /// The fields to decode, each into an array of the batch. Then each sample lies in one batch, and neither `batch_bytes` nor `verify` has an
+    /// effect. Default: none, and a batch has the bytes of its samples.
     pub decode: Vec<DecodedField>,
 }
 

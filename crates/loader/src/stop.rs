@@ -1,4 +1,4 @@
-//! What ends a wait: a flag that stops a run, and a waker that unparks a thread.
+//! A flag that stops a run, and a waker that unparks a thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -9,7 +9,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use crate::address_space::{self, Owner};
 use crate::adversarial::{self, Deviation};
 use crate::code::Code;
-use crate::ledger::{self, Counts};
+use crate::counts::{self, Counts};
 use crate::mock::MockDriver;
 use crate::{context, device, event, faults, memory, settings, stream, symbols, virtual_memory};
 
@@ -49,7 +49,7 @@ controls! {
         virtual_memory::refuse_access(0);
         adversarial::set(settings::get().deviations);
         symbols::show_all();
-        ledger::reset();
+        counts::reset();
     }
 
     /// Removes the scripts of driver functions: failures, gates and counts.
@@ -72,7 +72,7 @@ controls! {
             events: event::live(),
             contexts: context::live(),
             work_in_flight: stream::in_flight(),
-            ..ledger::counts()
+            ..counts::recorded()
         }
     }
 
@@ -116,7 +116,7 @@ controls! {
 
     /// Refuses to pin more bytes than this: out of memory.
     pub fn limit_pinned(bytes: u64) {
-        ledger::limit_pinned(bytes);
+        counts::limit_pinned(bytes);
     }
 
     /// Refuses access to memory for these devices, a bit each.
@@ -169,7 +169,7 @@ controls! {
     /// Descriptions of the program's errors in using the driver.
     #[must_use]
     pub fn wrong_uses() -> Vec<String> {
-        ledger::wrong_uses()
+        counts::wrong_uses()
     }
 }
 
@@ -200,5 +200,5 @@ extern "C" fn double_set_device_count(count: usize) {
 
 #[unsafe(no_mangle)]
 extern "C" fn double_wrong_uses() -> usize {
-    ledger::wrong_uses().len()
+    counts::wrong_uses().len()
 }

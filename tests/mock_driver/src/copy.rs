@@ -1,7 +1,7 @@
-//! Copies: which are allowed, which wait, and how their bytes move.
+//! Copies: the checks of both sides, and the movement of the bytes.
 //!
-//! Bytes move when the work runs, in steps, each under the address map: a source that was overwritten since is visible in
-//! the data, one that was freed is a fault.
+//! Bytes move when the work runs, in steps, with the address map locked. So a source that was overwritten meanwhile shows in the data,
+//! and a freed source is a fault.
 //!
 //! | from | to | what the call does |
 //! | --- | --- | --- |
@@ -30,9 +30,9 @@ const STEP_BYTES: u64 = 256 << 10;
 pub(crate) enum Endpoint {
     /// Memory in the address map.
     Owned(u64),
-    /// The program's own; its call waits for the copy.
+    /// Pageable memory; the call waits for the copy.
     Pageable(usize),
-    /// What was read from the program's own memory before its call returned.
+    /// A copy of pageable memory, made before the call returned.
     Staged(Arc<[u8]>),
 }
 
@@ -48,7 +48,7 @@ impl Endpoint {
     }
 }
 
-/// Under [`Deviation::SmallCopies`]: the driver reads so little itself.
+/// Largest copy that the driver stages under [`Deviation::SmallCopies`].
 const SMALL_BYTES: u64 = 64 << 10;
 
 /// Moves the bytes, on a stream's worker.
@@ -59,7 +59,7 @@ pub(crate) fn run(to: &Endpoint, from: &Endpoint, bytes: u64) -> Outcome {
         let space = address_space::read();
         let (target, source, step) = step(&space, to, from, done, bytes)?;
         // SAFETY: (address-I2) owned memory is backed while the map is borrowed; staged bytes are held by
-        // `from`; for pageable memory the caller of the copy vouches (call-I1), and it waits. `copy` allows overlap.
+        // `from`; the caller of the copy guarantees pageable memory (call-I1), and waits. `copy` allows overlap.
         unsafe { ptr::copy(source, target, step as usize) };
         done += step;
     }
@@ -88,8 +88,7 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
     let (target, source) = {
         let space = address_space::read();
         let kind = |address| match space.locate(address, bytes) {
-            // Staged, whatever it crosses.
-            Err(_) if bytes <= SMALL_BYTES && adversarial::is(Deviation::SmallCopies) => Ok(MemoryKind::Pageable),
+            Err(_) if bytes <= SMALL_BYTES && adversarial::is_on(Deviation::SmallCopies) => Ok(MemoryKind::Pageable),
             found => found,
         };
         (kind(to)?, kind(from)?)
@@ -100,7 +99,7 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
     if let Ok(device) = context::current_device()
         && ![to, from].into_iter().all(|address| virtual_memory::can_reach(device, address, bytes))
     {
-        if adversarial::is(Deviation::StickyFaults) {
+        if adversarial::is_on(Deviation::StickyFaults) {
             stream::lose(Code::ILLEGAL_ADDRESS);
         }
         return Err(Code::ILLEGAL_ADDRESS);
@@ -114,7 +113,7 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
 
 fn stage(from: u64, bytes: u64) -> Endpoint {
     let source = ptr::with_exposed_provenance::<u8>(from as usize);
-    // SAFETY: (call-I1) the caller of the copy vouches for its source until the call returns.
+    // SAFETY: (call-I1) the caller of the copy guarantees its source until the call returns.
     Endpoint::Staged(unsafe { std::slice::from_raw_parts(source, bytes as usize) }.into())
 }
 

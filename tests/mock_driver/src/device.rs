@@ -1,7 +1,7 @@
 //! The properties of a device: attributes, name, addresses.
 //!
 //! The defaults match a data-centre card with 64-bit addressing and host NUMA virtual memory. A test may
-//! overwrite any attribute; one that is not in the table reads 0.
+//! override any attribute; an unknown attribute is 0.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
@@ -12,7 +12,7 @@ use crate::code::Code;
 use crate::context::check_device;
 use crate::sync::lock;
 
-/// 13.0, as the driver counts.
+/// 13.0, as the driver encodes it.
 const VERSION: c_int = 13000;
 const NAME: &[u8] = b"mock driver";
 
@@ -29,21 +29,21 @@ const ATTRIBUTES: [(c_int, c_int); 9] = [
     (141, 1),   // virtual memory on a host NUMA node
 ];
 
-static OVERWRITTEN: Mutex<BTreeMap<c_int, c_int>> = Mutex::new(BTreeMap::new());
+static OVERRIDES: Mutex<BTreeMap<c_int, c_int>> = Mutex::new(BTreeMap::new());
 
 /// Overrides an attribute of every device.
 pub(crate) fn set_attribute(attribute: c_int, value: c_int) {
-    lock(&OVERWRITTEN).insert(attribute, value);
+    lock(&OVERRIDES).insert(attribute, value);
 }
 
 /// Removes all overrides.
 pub(crate) fn reset() {
-    lock(&OVERWRITTEN).clear();
+    lock(&OVERRIDES).clear();
 }
 
-/// The answer for an attribute.
+/// Value of an attribute.
 pub(crate) fn attribute(number: c_int) -> c_int {
-    if let Some(&value) = lock(&OVERWRITTEN).get(&number) {
+    if let Some(&value) = lock(&OVERRIDES).get(&number) {
         return value;
     }
     ATTRIBUTES.iter().find(|(known, _)| *known == number).map_or(0, |&(_, value)| value)

@@ -1,7 +1,7 @@
 //! Events: positions in a stream that can be queried, waited for, or waited for by another stream.
 //!
-//! An event represents its last record; without one it counts as complete. Destroying an event never waits. A query needs
-//! no context; waiting, elapsed times and destroying do (the manual lists "invalid context" among the answers of each).
+//! An event represents its last record; without a record it counts as complete. Destroying an event never waits. Waiting, timing and
+//! destroying need a current context; a query does not.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -13,7 +13,7 @@ use crate::code::Code;
 use crate::op::Op;
 use crate::stream::{self, Enqueued, Ticket};
 use crate::sync::lock;
-use crate::{capture, context, ledger};
+use crate::{capture, context, counts};
 
 const BLOCKING_SYNC: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
@@ -43,7 +43,7 @@ struct Events {
 
 static EVENTS: Mutex<Events> = Mutex::new(Events { created: 0, live: BTreeMap::new() });
 
-/// Events that were created and not destroyed.
+/// Live events.
 pub(crate) fn live() -> u64 {
     lock(&EVENTS).live.len() as u64
 }
@@ -56,9 +56,9 @@ pub(crate) fn forget_of(context: usize) {
 fn find(handle: usize) -> Result<Event, Code> {
     let found = lock(&EVENTS).live.get(&handle).cloned();
     found.ok_or_else(|| {
-        ledger::misused(format!("use of event {handle:#x}, which is not or no longer there"));
-        if adversarial::is(Deviation::DeadEventAborts) {
-            eprintln!("mock driver: use of event {handle:#x}, which is not or no longer there");
+        counts::misused(format!("use of event {handle:#x}, which does not exist"));
+        if adversarial::is_on(Deviation::DeadEventAborts) {
+            eprintln!("mock driver: use of event {handle:#x}, which does not exist");
             std::process::abort();
         }
         Code::INVALID_HANDLE
@@ -112,7 +112,7 @@ driver_call! { Enqueue fn cuEventRecord(handle: usize, stream: usize) {
     record(handle, stream)
 }}
 
-// Behind all work of a context. While one of its streams captures, it fails and invalidates that capture.
+// Records all work of a context. While a stream of the context captures, it fails and invalidates that capture.
 driver_call! { Enqueue fn cuCtxRecordEvent(context: usize, handle: usize) {
     if find(handle)?.context != context {
         return Err(Code::INVALID_HANDLE);
@@ -134,7 +134,7 @@ driver_call! { Process fn cuEventQuery(handle: usize) {
         return Ok(());
     }
     stream::check_alive()?;
-    if recorded.into_iter().all(stream::is_over) { Ok(()) } else { Err(Code::NOT_READY) }
+    if recorded.into_iter().all(stream::is_complete) { Ok(()) } else { Err(Code::NOT_READY) }
 }}
 
 driver_call! { Device fn cuEventSynchronize(handle: usize) {
@@ -158,9 +158,9 @@ fn elapsed(out: Out<f32>, from: usize, to: usize) -> Outcome {
     if events.iter().any(|event| !event.is_timed || matches!(event.record, Record::None)) {
         return Err(Code::INVALID_HANDLE);
     }
-    let is_over =
-        |event: &Event| matches!(&event.record, Record::Work(work) if work.iter().copied().all(stream::is_over));
-    if events.iter().all(is_over) { out.put(0.0) } else { Err(Code::NOT_READY) }
+    let is_complete =
+        |event: &Event| matches!(&event.record, Record::Work(work) if work.iter().copied().all(stream::is_complete));
+    if events.iter().all(is_complete) { out.put(0.0) } else { Err(Code::NOT_READY) }
 }
 
 driver_call! { Device fn cuEventElapsedTime(out: Out<f32>, from: usize, to: usize) {

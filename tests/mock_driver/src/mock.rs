@@ -1,8 +1,8 @@
 //! The handle by which a test loads and controls the mock driver.
 //!
 //! A process has one driver, and all tests of a binary share it, so a [`MockDriver`] is exclusive: the next [`MockDriver::load`]
-//! waits until it is dropped. Each begins with a reset. Memory that an earlier test left allocated stays; tests that
-//! count compare with the counts at their start.
+//! waits until it is dropped. Each begins with a reset. Memory that an earlier test has leaked stays, so tests compare counts with
+//! the counts at their start.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ static HAS_LOST_DEVICE: AtomicBool = AtomicBool::new(false);
 /// The driver of this process, for as long as this lives.
 pub struct MockDriver {
     pub(crate) controls: &'static Controls,
-    _turn: MutexGuard<'static, ()>,
+    _exclusive: MutexGuard<'static, ()>,
 }
 
 impl MockDriver {
@@ -40,15 +40,15 @@ impl MockDriver {
     /// If the library is neither alongside the test's executable nor in the folder of its profile, or is of another build.
     #[must_use]
     pub fn load() -> Self {
-        let turn = lock(&EXCLUSIVE);
+        let exclusive = lock(&EXCLUSIVE);
         let controls = *CONTROLS.get_or_init(load_library);
-        let double = MockDriver { controls, _turn: turn };
-        double.reset();
-        // As on a real device: a lost context never works again, and what learnt of the loss remembers it.
+        let driver = MockDriver { controls, _exclusive: exclusive };
+        driver.reset();
+        // As on a real device, a lost context never works again.
         if HAS_LOST_DEVICE.swap(false, Ordering::Relaxed) {
-            double.renew_contexts();
+            driver.renew_contexts();
         }
-        double
+        driver
     }
 
     /// The library's file: a program finds it under the name `libcuda.so` in a folder that the loader searches.
@@ -66,11 +66,11 @@ impl MockDriver {
     /// Holds calls of this function until the result is dropped.
     pub fn hold_call<'a>(&'a self, name: &'a str) -> HeldCall<'a> {
         self.set_call_gate(name, true);
-        HeldCall { double: self, name }
+        HeldCall { driver: self, name }
     }
 
-    /// Holds the work of one stream (its raw handle) until the result is dropped. The default streams have no handle of
-    /// their own: null holds all streams.
+    /// Holds the work of one stream (its raw handle) until the result is dropped. The default streams have no handle;
+    /// null holds all streams.
     pub fn hold<T>(&self, stream: *mut T) -> HeldStream<'_> {
         HeldStream::new(self, stream.addr())
     }
@@ -101,24 +101,24 @@ impl fmt::Debug for MockDriver {
     }
 }
 
-/// Holds a stream until it is dropped. Declared after the values that wait for the work when they are dropped, it lets a
-/// failing test end.
+/// Holds a stream until it is dropped. Declare it after values that wait for the stream when they are dropped, so that a failing test
+/// ends.
 #[derive(Debug)]
 #[must_use = "the stream continues when this is dropped"]
 pub struct HeldStream<'a> {
-    double: &'a MockDriver,
+    driver: &'a MockDriver,
     number: usize,
 }
 
 impl<'a> HeldStream<'a> {
-    fn new(double: &'a MockDriver, handle: usize) -> Self {
-        Self { double, number: double.set_stream_gate(handle, true) }
+    fn new(driver: &'a MockDriver, handle: usize) -> Self {
+        Self { driver, number: driver.set_stream_gate(handle, true) }
     }
 }
 
 impl Drop for HeldStream<'_> {
     fn drop(&mut self) {
-        self.double.set_stream_gate(self.number, false);
+        self.driver.set_stream_gate(self.number, false);
     }
 }
 
@@ -126,20 +126,20 @@ impl Drop for HeldStream<'_> {
 #[derive(Debug)]
 #[must_use = "the call continues when this is dropped"]
 pub struct HeldCall<'a> {
-    double: &'a MockDriver,
+    driver: &'a MockDriver,
     name: &'a str,
 }
 
 impl HeldCall<'_> {
-    /// Returns once this many threads wait in the call.
+    /// Waits until this many threads are in the call.
     pub fn wait_for(&self, callers: u64) {
-        self.double.wait_for_held(self.name, callers);
+        self.driver.wait_for_held(self.name, callers);
     }
 }
 
 impl Drop for HeldCall<'_> {
     fn drop(&mut self) {
-        self.double.set_call_gate(self.name, false);
+        self.driver.set_call_gate(self.name, false);
     }
 }
 

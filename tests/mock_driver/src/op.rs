@@ -1,6 +1,6 @@
 //! One operation on a stream, and how the worker runs it.
 //!
-//! Runs on a stream's worker, which holds no lock. An `Err` is a fault of the device: sticky.
+//! Runs on a stream's worker, which holds no lock. An error is a sticky device fault.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -10,7 +10,7 @@ use crate::call::Outcome;
 use crate::code::Code;
 use crate::copy::{self, Endpoint};
 use crate::stream::Ticket;
-use crate::{address_space, device_memory, ledger};
+use crate::{address_space, counts, device_memory};
 
 /// A host function, as `cuLaunchHostFunc` takes it.
 pub(crate) type HostFunction = extern "C" fn(*mut c_void);
@@ -40,7 +40,7 @@ pub(crate) enum Op {
         argument: usize,
     },
     RecordEvent,
-    /// Handled by the stream: the operations after it wait for other work.
+    /// Handled by the stream: later operations wait for other work.
     WaitFor(Ticket),
 }
 
@@ -63,7 +63,7 @@ impl Op {
 
 /// The error of an operation on memory that was freed before it ran.
 pub(crate) fn fault(what: &str, address: u64) -> Code {
-    ledger::misused(format!("{what} reached {address:#x} after that memory was freed"));
+    counts::misused(format!("{what} reached {address:#x} after that memory was freed"));
     Code::ILLEGAL_ADDRESS
 }
 

@@ -1,6 +1,4 @@
-//! Pinned bytes, events of interest, misuse, and the report at the end of the process.
-//!
-//! Owns the counters that tests assert on. Never fails a call, except pinning over the limit.
+//! Pinned bytes, counters for tests, misuse, and the report at the end of the process.
 
 use std::fmt::Write as _;
 use std::sync::Mutex;
@@ -39,106 +37,106 @@ pub struct Counts {
     pub work_in_flight: u64,
     /// Calls of `cuMemFreeHost`, `cuMemHostUnregister` or `cuMemFree` that found work in flight, and so blocked all threads.
     pub frees_with_work_in_flight: u64,
-    /// Captures invalidated by a call that is not allowed alongside them.
-    pub spoiled_captures: u64,
-    /// Misuses seen; [`crate::MockDriver::wrong_uses`] describes them.
+    /// Captures invalidated by a forbidden call.
+    pub invalidated_captures: u64,
+    /// Wrong uses of the driver; [`crate::MockDriver::wrong_uses`] describes them.
     pub wrong_uses: u64,
 }
 
-struct Ledger {
+struct Recorded {
     pinned_bytes: u64,
     peak_pinned_bytes: u64,
     pin_limit_bytes: u64,
     frees_with_work_in_flight: u64,
-    spoiled_captures: u64,
+    invalidated_captures: u64,
     wrong_uses: Vec<String>,
 }
 
-static LEDGER: Mutex<Ledger> = Mutex::new(Ledger {
+static RECORDED: Mutex<Recorded> = Mutex::new(Recorded {
     pinned_bytes: 0,
     peak_pinned_bytes: 0,
     pin_limit_bytes: u64::MAX,
     frees_with_work_in_flight: 0,
-    spoiled_captures: 0,
+    invalidated_captures: 0,
     wrong_uses: Vec::new(),
 });
 
-/// Counts pinned bytes, or refuses them.
+/// Counts pinned bytes; an error over the limit.
 pub(crate) fn pin(bytes: u64) -> Result<(), Code> {
-    let mut ledger = lock(&LEDGER);
-    let wanted = ledger.pinned_bytes.saturating_add(bytes);
-    if wanted > ledger.pin_limit_bytes {
+    let mut recorded = lock(&RECORDED);
+    let wanted = recorded.pinned_bytes.saturating_add(bytes);
+    if wanted > recorded.pin_limit_bytes {
         return Err(Code::OUT_OF_MEMORY);
     }
-    ledger.pinned_bytes = wanted;
-    ledger.peak_pinned_bytes = ledger.peak_pinned_bytes.max(wanted);
+    recorded.pinned_bytes = wanted;
+    recorded.peak_pinned_bytes = recorded.peak_pinned_bytes.max(wanted);
     Ok(())
 }
 
 /// Subtracts pinned bytes.
 pub(crate) fn unpin(bytes: u64) {
-    lock(&LEDGER).pinned_bytes -= bytes;
+    lock(&RECORDED).pinned_bytes -= bytes;
 }
 
 /// Pinning more than this fails.
 pub(crate) fn limit_pinned(bytes: u64) {
-    lock(&LEDGER).pin_limit_bytes = bytes;
+    lock(&RECORDED).pin_limit_bytes = bytes;
 }
 
 /// Counts a free that blocks all threads.
 pub(crate) fn freed_with_work_in_flight() {
-    lock(&LEDGER).frees_with_work_in_flight += 1;
+    lock(&RECORDED).frees_with_work_in_flight += 1;
 }
 
 /// Counts a capture that a forbidden call invalidated.
-pub(crate) fn spoiled_capture() {
-    lock(&LEDGER).spoiled_captures += 1;
+pub(crate) fn invalidated_capture() {
+    lock(&RECORDED).invalidated_captures += 1;
 }
 
-/// Records a misuse in words.
+/// Records a misuse.
 pub(crate) fn misused(words: String) {
-    lock(&LEDGER).wrong_uses.push(words);
+    lock(&RECORDED).wrong_uses.push(words);
 }
 
 /// Descriptions of all misuses.
 pub(crate) fn wrong_uses() -> Vec<String> {
-    lock(&LEDGER).wrong_uses.clone()
+    lock(&RECORDED).wrong_uses.clone()
 }
 
 /// The counts of this module; the other fields are 0.
-pub(crate) fn counts() -> Counts {
-    let ledger = lock(&LEDGER);
+pub(crate) fn recorded() -> Counts {
+    let recorded = lock(&RECORDED);
     Counts {
-        pinned_bytes: ledger.pinned_bytes,
-        peak_pinned_bytes: ledger.peak_pinned_bytes,
-        frees_with_work_in_flight: ledger.frees_with_work_in_flight,
-        spoiled_captures: ledger.spoiled_captures,
-        wrong_uses: ledger.wrong_uses.len() as u64,
+        pinned_bytes: recorded.pinned_bytes,
+        peak_pinned_bytes: recorded.peak_pinned_bytes,
+        frees_with_work_in_flight: recorded.frees_with_work_in_flight,
+        invalidated_captures: recorded.invalidated_captures,
+        wrong_uses: recorded.wrong_uses.len() as u64,
         ..Counts::default()
     }
 }
 
 /// Resets all counts except the bytes that are still pinned.
 pub(crate) fn reset() {
-    let mut ledger = lock(&LEDGER);
-    *ledger = Ledger {
-        pinned_bytes: ledger.pinned_bytes,
-        peak_pinned_bytes: ledger.pinned_bytes,
+    let mut recorded = lock(&RECORDED);
+    *recorded = Recorded {
+        pinned_bytes: recorded.pinned_bytes,
+        peak_pinned_bytes: recorded.pinned_bytes,
         pin_limit_bytes: u64::MAX,
         frees_with_work_in_flight: 0,
-        spoiled_captures: 0,
+        invalidated_captures: 0,
         wrong_uses: Vec::new(),
     };
 }
 
-/// The end of the process reports on stderr.
+/// Reports on stderr at the end of the process.
 pub(crate) fn report_at_exit() {
     // SAFETY: a plain function that lives as long as the process: a driver is never unloaded.
     let _unreported = unsafe { libc::atexit(report) };
 }
 
 extern "C" fn report() {
-    eprintln!("{}", report_text(&counts(), &faults::all_calls()));
+    eprintln!("{}", report_text(&recorded(), &faults::all_calls()));
 }
 
 fn report_text(counts: &Counts, calls: &[(&str, u64)]) -> String {
