@@ -69,7 +69,7 @@ impl OutcomeStream {
 /// The pools of a trace and the buffers that it holds.
 struct Player {
     pools: Vec<Pool>,
-    /// Whether the pools keep no idle buffers, so that no release is an eviction.
+    /// `true` if the pools keep no idle buffers, so that no release is an eviction.
     is_unpooled: bool,
     current: usize,
     held: HashMap<u64, PinnedBuf>,

@@ -58,7 +58,7 @@ pub(super) struct PlannedBatch {
     pub(super) number: u64,
     /// Counted from 0.
     pub(super) epoch: u64,
-    /// Its index in the epoch, from 0.
+    /// Index in the epoch, from 0.
     pub(super) in_epoch: u64,
     /// In the order of their bytes in the batch.
     pub(super) parts: Vec<SamplePart>,
@@ -72,11 +72,11 @@ pub(super) struct PlannedBatch {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct LoadedBatch {
-    /// Its index in the whole load, from 0.
+    /// Index in the whole load, from 0.
     pub number: u64,
-    /// Its epoch, from 0.
+    /// Epoch, from 0.
     pub epoch: u64,
-    /// Its index in the epoch, from 0.
+    /// Index in the epoch, from 0.
     pub in_epoch: u64,
     /// The arrays of decoded fields, then the bytes of all parts. Empty if nothing could be read.
     pub buffer: PinnedBuf,
@@ -94,7 +94,7 @@ pub struct LoadedBatch {
 pub struct LoadedPart {
     /// Index into [`Catalog::samples`].
     pub sample: usize,
-    /// Its bytes in the batch; only its [`kept_fields`](super::decode::kept_fields) count if fields are decoded.
+    /// Range of its bytes in the batch; without the decoded fields (see [`kept_fields`](super::decode::kept_fields)).
     pub bytes: Range<usize>,
     /// First byte in the sample: 0 unless the sample began in an earlier batch.
     pub start: u64,
@@ -196,7 +196,7 @@ impl Batches {
         self.order = samples_of(&self.catalog, std::mem::take(&mut self.order), rng.as_mut());
     }
 
-    /// Whether a batch of `samples` samples and `len_bytes` bytes is over a limit.
+    /// Returns whether a batch of `samples` samples and `len_bytes` bytes is over a limit.
     fn is_over_limit(&self, samples: usize, len_bytes: u64) -> bool {
         self.options.batch_samples.is_some_and(|max| samples as u64 > max.get())
             || self.options.batch_bytes.is_some_and(|max| len_bytes > max.get())

@@ -30,7 +30,7 @@ pub struct FileRange {
     pub len_bytes: u64,
 }
 
-/// Where the bytes of a file come from.
+/// The origin of the bytes of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DataOrigin {
@@ -58,13 +58,13 @@ impl fmt::Display for DataOrigin {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct DataFile {
-    /// Where its bytes come from.
+    /// The origin of the bytes.
     pub origin: DataOrigin,
     /// Number of samples in it: 1 for a plain file, any number for a container.
     pub samples: u64,
-    /// Whether it was opened as a container.
+    /// `true` if it was opened as a container.
     pub is_container: bool,
-    /// How it is compressed, if it was opened as a compressed file. Its samples can only be read in order.
+    /// The compression, if it was opened as a compressed file. Such a file can only be read in order.
     pub compression: Option<Compression>,
 }
 
@@ -74,9 +74,9 @@ pub struct DataFile {
 pub struct Sample {
     /// Index of its file in [`Catalog::files`].
     pub file: usize,
-    /// Its name inside a container.
+    /// Name inside a container.
     pub member: Option<Box<str>>,
-    /// Its bytes, one range after the other.
+    /// Ranges of the bytes, in order.
     pub ranges: Box<[FileRange]>,
     /// Sum of the lengths of its ranges.
     pub len_bytes: u64,

@@ -41,7 +41,7 @@ fn max_data_bytes(file_bytes: u64) -> u64 {
     file_bytes.saturating_mul(MAX_EXPANSION).max(MIN_DATA_LIMIT)
 }
 
-/// How a file is compressed.
+/// A compression format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Compression {
@@ -83,7 +83,7 @@ pub(super) struct Decoder {
     max_bytes: u64,
     /// Number of the next byte of data.
     pub(super) at: u64,
-    /// Why reading failed; set once.
+    /// The reason why reading failed; set once.
     pub(super) broken: Option<String>,
 }
 
@@ -166,12 +166,16 @@ impl Decoder {
         Err(FailureCause::Compressed(broken))
     }
 
-    /// Skips some of the data before byte number `to`. Returns whether there is more to skip; false at the end of the data.
-    pub(super) fn skip_towards(&mut self, to: u64) -> Result<bool, FailureCause> {
+    /// Skips the data before byte number `to`. Ends earlier at the end of the data or when `stop` is raised.
+    pub(super) fn skip_to(&mut self, to: u64, stop: &StopFlag) -> Result<(), FailureCause> {
         let mut skipped = [0; SKIP_BYTES];
-        let left = usize::try_from(to.saturating_sub(self.at)).unwrap_or(usize::MAX).min(SKIP_BYTES);
-        let read = self.read(&mut skipped[..left])?;
-        Ok(read > 0 && self.at < to)
+        while self.at < to && !stop.is_raised() {
+            let len = usize::try_from(to - self.at).unwrap_or(usize::MAX).min(SKIP_BYTES);
+            if self.read(&mut skipped[..len])? == 0 {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -209,7 +213,7 @@ impl Turn {
 /// A decoder that can be moved forward, for the reader of an archive.
 pub(super) struct ForwardReader<'a> {
     pub(super) decoder: Decoder,
-    /// Where the next read begins; it skips the bytes before.
+    /// Start of the next read, which skips the bytes before it.
     next: u64,
     stop: &'a StopFlag,
 }
@@ -221,7 +225,7 @@ impl<'a> ForwardReader<'a> {
 
     /// Reads all of the data and returns its length.
     pub(super) fn read_to_end(&mut self) -> Result<u64, FailureCause> {
-        while !self.stop.is_raised() && self.decoder.skip_towards(u64::MAX)? {}
+        self.decoder.skip_to(u64::MAX, self.stop)?;
         Ok(self.decoder.at)
     }
 }
@@ -232,13 +236,12 @@ impl Read for ForwardReader<'_> {
             FailureCause::Io(error) => error,
             cause => io::Error::other(cause),
         };
-        while self.decoder.at < self.next {
-            if self.stop.is_raised() {
-                return Err(io::Error::other("stopped"));
-            }
-            if !self.decoder.skip_towards(self.next).map_err(failed)? && self.decoder.at < self.next {
-                return Ok(0);
-            }
+        self.decoder.skip_to(self.next, self.stop).map_err(failed)?;
+        if self.stop.is_raised() {
+            return Err(io::Error::other("stopped"));
+        }
+        if self.decoder.at < self.next {
+            return Ok(0);
         }
         let read = self.decoder.read(into).map_err(failed)?;
         self.next = self.decoder.at;
@@ -308,7 +311,7 @@ mod tests {
             let data = data(300_000);
             let parts = data.chunks(100_000).flat_map(|part| compress(compression, part)).collect::<Vec<_>>();
             let mut decoder = Decoder::new(file_of(&parts), compression).unwrap();
-            while decoder.skip_towards(150_000).unwrap() {}
+            decoder.skip_to(150_000, &StopFlag::new()).unwrap();
             assert_eq!(decoder.at, 150_000);
             assert_eq!(read_all(&mut decoder).unwrap(), data[150_000..], "{compression}");
         }

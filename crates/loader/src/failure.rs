@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub struct Failure {
     /// A path, `container!member`, or a batch with its first sample.
     pub name: String,
-    /// Why it was skipped.
+    /// The cause.
     pub cause: FailureCause,
     /// The files with the skipped samples.
     pub(super) files: Vec<usize>,
@@ -49,9 +49,9 @@ pub enum FailureCause {
     /// A file is longer than when it was listed: another program is still writing it.
     #[error("grew: {planned_bytes} bytes when it was listed, {found_bytes} when it was read")]
     Grown {
-        /// Its length when it was listed.
+        /// Length of the file when it was listed.
         planned_bytes: u64,
-        /// Its length after it was read.
+        /// Length of the file after it was read.
         found_bytes: u64,
     },
     /// A compressed file cannot be decompressed.

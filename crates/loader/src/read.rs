@@ -82,7 +82,7 @@ pub(super) struct SampleReader<'a> {
     open: Option<(usize, OpenFile)>,
 }
 
-/// Why a sample was not read completely.
+/// The reason why a sample was not read completely.
 enum ReadEnd {
     Stopped,
     Failed(FailureCause),
@@ -282,13 +282,10 @@ impl<'a> SampleReader<'a> {
                         // An earlier epoch has read further.
                         *decoder = Decoder::open(path, decoder.compression)?;
                     }
-                    while decoder.at < range.offset {
-                        if !decoder.skip_towards(range.offset)? && decoder.at < range.offset {
-                            return Err(
-                                FailureCause::Truncated { planned_bytes: range.len_bytes, read_bytes: 0 }.into()
-                            );
-                        }
-                        progress.advance(&[])?;
+                    decoder.skip_to(range.offset, self.stop)?;
+                    progress.advance(&[])?;
+                    if decoder.at < range.offset {
+                        return Err(FailureCause::Truncated { planned_bytes: range.len_bytes, read_bytes: 0 }.into());
                     }
                     progress.read(into, |into, _| decoder.read(into))?;
                 }
@@ -300,9 +297,8 @@ impl<'a> SampleReader<'a> {
             let found_bytes = match open {
                 OpenFile::Plain(file) => file.metadata()?.len(),
                 OpenFile::Compressed(decoder, _) => {
-                    while decoder.skip_towards(u64::MAX)? {
-                        progress.advance(&[])?;
-                    }
+                    decoder.skip_to(u64::MAX, self.stop)?;
+                    progress.advance(&[])?;
                     decoder.at
                 }
             };

@@ -44,7 +44,7 @@ use pinpool::{Error, PinnedBuf};
 /// Longest time between two checks for the end of the load.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 
-/// How many batches the workers may read ahead of the copies: the bound on the memory of a run.
+/// Limits the batches that the workers read ahead of the copies, and so the memory of a run.
 #[derive(Debug)]
 pub(super) struct ReadAhead {
     prefetch: u64,
@@ -239,7 +239,7 @@ impl Reading {
         }
     }
 
-    /// Whether the load was stopped, or this is a forked child, which has no threads.
+    /// Returns whether the load was stopped, or this is a forked child, which has no threads.
     fn is_stopped(&self) -> bool {
         self.generation.is_stale() || self.workers.loader.stop.is_raised()
     }

@@ -22,7 +22,7 @@ impl StopFlag {
         self.0.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether the flag is raised.
+    /// Returns whether the flag is raised.
     #[must_use]
     pub fn is_raised(&self) -> bool {
         // Relaxed: a thread that sees the flag late reads one more chunk.

@@ -25,7 +25,7 @@ impl Observer for () {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BatchDone {
-    /// Its number in the run, from 0.
+    /// Index in the run, from 0.
     pub batch: u64,
     /// Samples that are complete with this batch.
     pub samples: u64,
@@ -66,7 +66,7 @@ pub enum LoadOutcome {
     /// After the last batch of the last epoch.
     #[default]
     Complete,
-    /// Its [`StopFlag`](super::StopFlag) was raised.
+    /// The [`StopFlag`](super::StopFlag) was raised.
     Stopped,
     /// At the first failure, because [`LoadOptions::strict`](super::LoadOptions::strict) is set.
     Strict,
@@ -92,7 +92,7 @@ pub enum LoadError {
 }
 
 impl LoadSummary {
-    /// Whether the whole catalog arrived.
+    /// Returns whether the whole catalog arrived.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.failed_files == 0 && matches!(self.outcome, LoadOutcome::Complete)

@@ -37,7 +37,7 @@ pub(crate) const DEFAULT_ALIGN: usize = 4;
 pub struct TraceHeader {
     /// Limit of idle buffers at the start.
     pub limit: u64,
-    /// Whether the limit may grow.
+    /// `true` if the limit may grow.
     pub auto_resize: bool,
     /// Rounding of sizes to classes.
     pub rounding: Rounding,
@@ -57,7 +57,7 @@ pub enum TraceOp {
     Advance { micros: u64 },
 }
 
-/// Why a trace could not be read or played, and where.
+/// The reason why a trace cannot be read or played, with the line.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file could not be read.

@@ -47,7 +47,7 @@ impl Input {
         &self.first
     }
 
-    /// Whether the file is compressed.
+    /// Returns whether the file is compressed.
     pub fn is_packed(&self) -> bool {
         self.is_packed
     }

@@ -264,7 +264,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Whether an empty pool could serve the request under the limit.
+    /// Returns whether an empty pool could serve the request under the limit.
     fn fits_limit(&self, ticket: &Ticket) -> Result<bool, Error> {
         let class_bytes = self.pool.config().rounding.class_bytes(ticket.bytes, DEFAULT_ALIGN)? as u64;
         Ok(self.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes))

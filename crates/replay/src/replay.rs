@@ -1,4 +1,4 @@
-//! How a workload is replayed: the settings of the pool, and its simulated memory.
+//! The settings of a replay, and its pool on simulated memory.
 //!
 //! A replay has one thread and its own clock, so a file gives the same numbers on every machine.
 

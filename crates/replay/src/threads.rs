@@ -93,7 +93,7 @@ pub(super) struct Threads {
     concurrent: usize,
     /// Threads that are in the wait queue.
     queued: HashSet<u32>,
-    /// Whether any request waited.
+    /// `true` if any request waited.
     pub(super) has_waited: bool,
     /// Time that each thread spent in driver calls since its last step.
     called_ns: HashMap<u32, u64>,

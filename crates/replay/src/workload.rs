@@ -22,9 +22,9 @@ use pinpool_observe::record::{Event, PoolDescription, Recording, SET_IN_CODE};
 #[derive(Debug, Clone, Default)]
 pub struct Workload {
     pub(super) threads: Vec<Vec<Step>>,
-    /// Whether the threads of the program are known: a replay then blocks each thread while its request waits.
+    /// `true` if the threads of the program are known: a replay then blocks each thread while its request waits.
     pub is_closed: bool,
-    /// Whether requests waited when it was recorded.
+    /// `true` if requests waited when it was recorded.
     pub has_waited: bool,
     /// Requests of more than zero bytes.
     pub gets: u64,
@@ -39,7 +39,7 @@ pub struct Workload {
     pub unpins: Vec<TimedCall>,
     /// Duration of the remaps of a recording, and the duration that the replay assumes, in nanoseconds.
     moves_ns: (u64, u64),
-    /// Why the recording is incomplete, if it is.
+    /// The reason why the recording is incomplete.
     pub warning: Option<String>,
     /// Numbers of the pools with requests.
     pools: BTreeSet<u32>,
@@ -168,7 +168,7 @@ impl Workload {
         if self.pools.len() > 1 { &[] } else { &self.settings }
     }
 
-    /// Whether the variable has no effect because the program sets it in its code. Preset and rounding imply each other.
+    /// Returns whether the variable has no effect because the program sets it in its code. Preset and rounding imply each other.
     pub fn is_set_in_code(&self, name: &str) -> bool {
         let is_set = |name: &str| self.set_in_code.iter().any(|set| set == name);
         is_set(name) || POLICY.contains(&name) && POLICY.into_iter().any(is_set)
@@ -206,7 +206,7 @@ impl Workload {
         if took_ns == 0 { 1.0 } else { took_ns as f64 / model_ns as f64 }
     }
 
-    /// Whether the peak use grows by a twentieth in each eighth of the time, so that a longer run would use more.
+    /// Returns whether the peak use grows by a twentieth in each eighth of the time, so that a longer run would use more.
     pub fn grows(&self) -> bool {
         let mut peaks = [0_u64; 8];
         for &(at_us, used_bytes) in &self.used {

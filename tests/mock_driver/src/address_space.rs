@@ -76,7 +76,7 @@ pub(crate) fn remove(start: u64, wanted: impl FnOnce(&Owner) -> bool) -> Option<
     space.0.remove(&start)
 }
 
-/// How many ranges have an owner of this kind.
+/// Number of ranges with an owner of this kind.
 pub(crate) fn count(wanted: impl Fn(&Owner) -> bool) -> u64 {
     read().0.values().filter(|range| wanted(&range.owner)).count() as u64
 }

@@ -67,7 +67,7 @@ pub(crate) fn set(bits: u64) {
     ON.store(bits, Ordering::Relaxed);
 }
 
-/// Whether a switch is on.
+/// Returns whether a switch is on.
 pub(crate) fn is_on(deviation: Deviation) -> bool {
     ON.load(Ordering::Relaxed) & deviation.bit() != 0
 }

@@ -40,6 +40,7 @@ struct Capture {
 }
 
 /// Running captures and graphs, by number.
+#[derive(Default)]
 pub(crate) struct Captures {
     numbered: u64,
     running: BTreeMap<u64, Capture>,
@@ -49,10 +50,6 @@ pub(crate) struct Captures {
 }
 
 impl Captures {
-    pub(crate) const fn new() -> Self {
-        Self { numbered: 0, running: BTreeMap::new(), members: BTreeMap::new(), graphs: BTreeMap::new() }
-    }
-
     fn of(&mut self, stream: usize) -> Option<(u64, &mut Capture)> {
         let &number = self.members.get(&stream)?;
         self.running.get_mut(&number).map(|capture| (number, capture))

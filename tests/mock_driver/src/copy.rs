@@ -73,7 +73,7 @@ fn step(space: &Space, to: &Endpoint, from: &Endpoint, done: u64, bytes: u64) ->
     Ok((target, source, STEP_BYTES.min(bytes - done).min(target_left).min(source_left)))
 }
 
-/// Whether the target and the source must be device memory, by the name of the call.
+/// Target and source: `true` for device memory, by the name of the call.
 type Direction = (bool, bool);
 const HOST_TO_DEVICE: Direction = (true, false);
 const DEVICE_TO_HOST: Direction = (false, true);

@@ -1,7 +1,7 @@
 //! Pinned bytes, counters for tests, misuse, and the report at the end of the process.
 
 use std::fmt::Write as _;
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 
 use crate::code::Code;
 use crate::faults;
@@ -9,7 +9,6 @@ use crate::sync::lock;
 
 /// All counts at one moment.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
 pub struct Counts {
     /// Bytes of host memory pinned now: allocated, registered or created as physical granules.
     pub pinned_bytes: u64,
@@ -43,54 +42,45 @@ pub struct Counts {
     pub wrong_uses: u64,
 }
 
+#[derive(Default)]
 struct Recorded {
-    pinned_bytes: u64,
-    peak_pinned_bytes: u64,
-    pin_limit_bytes: u64,
-    frees_with_work_in_flight: u64,
-    invalidated_captures: u64,
+    counts: Counts,
+    pin_limit_bytes: Option<u64>,
     wrong_uses: Vec<String>,
 }
 
-static RECORDED: Mutex<Recorded> = Mutex::new(Recorded {
-    pinned_bytes: 0,
-    peak_pinned_bytes: 0,
-    pin_limit_bytes: u64::MAX,
-    frees_with_work_in_flight: 0,
-    invalidated_captures: 0,
-    wrong_uses: Vec::new(),
-});
+static RECORDED: LazyLock<Mutex<Recorded>> = LazyLock::new(Mutex::default);
 
 /// Counts pinned bytes; an error over the limit.
 pub(crate) fn pin(bytes: u64) -> Result<(), Code> {
-    let mut recorded = lock(&RECORDED);
-    let wanted = recorded.pinned_bytes.saturating_add(bytes);
-    if wanted > recorded.pin_limit_bytes {
+    let Recorded { counts, pin_limit_bytes, .. } = &mut *lock(&RECORDED);
+    let pinned_bytes = counts.pinned_bytes.saturating_add(bytes);
+    if pin_limit_bytes.is_some_and(|limit_bytes| pinned_bytes > limit_bytes) {
         return Err(Code::OUT_OF_MEMORY);
     }
-    recorded.pinned_bytes = wanted;
-    recorded.peak_pinned_bytes = recorded.peak_pinned_bytes.max(wanted);
+    counts.pinned_bytes = pinned_bytes;
+    counts.peak_pinned_bytes = counts.peak_pinned_bytes.max(pinned_bytes);
     Ok(())
 }
 
 /// Subtracts pinned bytes.
 pub(crate) fn unpin(bytes: u64) {
-    lock(&RECORDED).pinned_bytes -= bytes;
+    lock(&RECORDED).counts.pinned_bytes -= bytes;
 }
 
-/// Pinning more than this fails.
+/// Refuses to pin more than this.
 pub(crate) fn limit_pinned(bytes: u64) {
-    lock(&RECORDED).pin_limit_bytes = bytes;
+    lock(&RECORDED).pin_limit_bytes = Some(bytes);
 }
 
 /// Counts a free that blocks all threads.
 pub(crate) fn freed_with_work_in_flight() {
-    lock(&RECORDED).frees_with_work_in_flight += 1;
+    lock(&RECORDED).counts.frees_with_work_in_flight += 1;
 }
 
 /// Counts a capture that a forbidden call invalidated.
 pub(crate) fn invalidated_capture() {
-    lock(&RECORDED).invalidated_captures += 1;
+    lock(&RECORDED).counts.invalidated_captures += 1;
 }
 
 /// Records a misuse.
@@ -106,27 +96,15 @@ pub(crate) fn wrong_uses() -> Vec<String> {
 /// The counts of this module; the other fields are 0.
 pub(crate) fn recorded() -> Counts {
     let recorded = lock(&RECORDED);
-    Counts {
-        pinned_bytes: recorded.pinned_bytes,
-        peak_pinned_bytes: recorded.peak_pinned_bytes,
-        frees_with_work_in_flight: recorded.frees_with_work_in_flight,
-        invalidated_captures: recorded.invalidated_captures,
-        wrong_uses: recorded.wrong_uses.len() as u64,
-        ..Counts::default()
-    }
+    Counts { wrong_uses: recorded.wrong_uses.len() as u64, ..recorded.counts }
 }
 
 /// Resets all counts except the bytes that are still pinned.
 pub(crate) fn reset() {
     let mut recorded = lock(&RECORDED);
-    *recorded = Recorded {
-        pinned_bytes: recorded.pinned_bytes,
-        peak_pinned_bytes: recorded.pinned_bytes,
-        pin_limit_bytes: u64::MAX,
-        frees_with_work_in_flight: 0,
-        invalidated_captures: 0,
-        wrong_uses: Vec::new(),
-    };
+    let pinned_bytes = recorded.counts.pinned_bytes;
+    let counts = Counts { pinned_bytes, peak_pinned_bytes: pinned_bytes, ..Counts::default() };
+    *recorded = Recorded { counts, ..Recorded::default() };
 }
 
 /// Reports on stderr at the end of the process.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 
 use crate::adversarial::{self, Deviation};
 use crate::call::{Out, Outcome, driver_call};
@@ -36,12 +36,13 @@ enum Record {
     Captured(u64),
 }
 
+#[derive(Default)]
 struct Events {
     created: usize,
     live: BTreeMap<usize, Event>,
 }
 
-static EVENTS: Mutex<Events> = Mutex::new(Events { created: 0, live: BTreeMap::new() });
+static EVENTS: LazyLock<Mutex<Events>> = LazyLock::new(Mutex::default);
 
 /// Live events.
 pub(crate) fn live() -> u64 {
@@ -151,7 +152,7 @@ driver_call! { Device fn cuEventDestroy_v2(handle: usize) {
     Ok(())
 }}
 
-/// Whether there is a time between two events; the time itself is always 0.
+/// Returns whether there is a time between two events; the time itself is always 0.
 fn elapsed(out: Out<f32>, from: usize, to: usize) -> Outcome {
     context::current()?;
     let events = [find(from)?, find(to)?];

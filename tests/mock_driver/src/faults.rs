@@ -45,7 +45,7 @@ struct Failure {
 static SITES: Mutex<Vec<&'static Site>> = Mutex::new(Vec::new());
 static PLANS: Mutex<BTreeMap<String, Plan>> = Mutex::new(BTreeMap::new());
 static RELEASED: Condvar = Condvar::new();
-/// Whether there has been a plan since the last reset.
+/// Set if there has been a plan since the last reset.
 static SCRIPTED: AtomicBool = AtomicBool::new(false);
 
 fn with<R>(name: &str, change: impl FnOnce(&mut Plan) -> R) -> R {

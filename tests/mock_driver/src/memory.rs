@@ -95,7 +95,7 @@ pub(crate) fn make_resident(at: usize, bytes: usize) {
 /// New pinned memory has zeros and no pages until it is written to.
 static SPARSE: AtomicBool = AtomicBool::new(false);
 
-/// Whether new pinned memory gets pages only when it is written to, so that a test may hold a terabyte.
+/// Returns whether new pinned memory gets pages only when it is written to, so that a test may hold a terabyte.
 pub(crate) fn set_sparse(is_sparse: bool) {
     // Relaxed, here and below: a test sets it before the calls that it affects.
     SPARSE.store(is_sparse, Ordering::Relaxed);

@@ -23,7 +23,7 @@ const ALL_STREAMS: usize = 0;
 static CONTROLS: OnceLock<&'static Controls> = OnceLock::new();
 static EXCLUSIVE: Mutex<()> = Mutex::new(());
 
-/// Whether a test has lost the device since the last [`MockDriver::load`].
+/// Set if a test has lost the device since the last [`MockDriver::load`].
 static HAS_LOST_DEVICE: AtomicBool = AtomicBool::new(false);
 
 /// The driver of this process, for as long as this lives.
@@ -143,8 +143,8 @@ impl Drop for HeldCall<'_> {
     }
 }
 
-/// Where cargo puts the library, relative to a test, a bench, an example or a binary; then, as its folders differ between
-/// versions, with and without a target, wherever it is in the folder of the profile, the newest first.
+/// Places of the library relative to a test, a bench, an example or a binary. The layout of cargo's folders differs between versions
+/// and targets, so all libraries in the folder of the profile follow, the newest first.
 fn candidates() -> impl Iterator<Item = PathBuf> {
     let here = env::current_exe().unwrap_or_default();
     let folder = here.parent().map(PathBuf::from).unwrap_or_default();

@@ -21,7 +21,7 @@ const PREFIX: &str = "MOCK_DRIVER_";
 pub(crate) struct Settings {
     /// Delay of each copy.
     pub(crate) copy_delay: Duration,
-    /// Whether to report counts at the end of the process.
+    /// Report counts at the end of the process.
     pub(crate) report: bool,
     /// A call of this name ends the process.
     pub(crate) abort: Option<&'static str>,

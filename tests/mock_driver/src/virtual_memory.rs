@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex};
 
 use crate::address_space::{self, Owner, Range};
 use crate::adversarial::{self, Deviation};
@@ -65,7 +65,7 @@ struct Access {
 }
 
 impl Location {
-    /// Whether this is a location of host memory. Only node 0 has memory.
+    /// Returns whether this is a location of host memory. Only node 0 has memory.
     fn is_host(self) -> Result<bool, Code> {
         match self.kind {
             ON_DEVICE => Ok(false),
@@ -95,6 +95,7 @@ struct Mapping {
     devices: u64,
 }
 
+#[derive(Default)]
 struct VirtualMemory {
     created: u64,
     reservations: BTreeMap<u64, u64>,
@@ -102,12 +103,7 @@ struct VirtualMemory {
     mappings: BTreeMap<u64, Mapping>,
 }
 
-static VIRTUAL_MEMORY: Mutex<VirtualMemory> = Mutex::new(VirtualMemory {
-    created: 0,
-    reservations: BTreeMap::new(),
-    granules: BTreeMap::new(),
-    mappings: BTreeMap::new(),
-});
+static VIRTUAL_MEMORY: LazyLock<Mutex<VirtualMemory>> = LazyLock::new(Mutex::default);
 
 /// Devices without access to memory, a bit each.
 static UNREACHABLE: AtomicU64 = AtomicU64::new(0);
@@ -121,7 +117,7 @@ fn bit(device: usize) -> u64 {
     1 << device.min(63)
 }
 
-/// Whether the device has access to each granule that these addresses touch; true for other memory.
+/// Returns whether the device has access to each granule that these addresses touch; true for other memory.
 pub(crate) fn can_reach(device: usize, address: u64, bytes: u64) -> bool {
     let all = lock(&VIRTUAL_MEMORY);
     let first = all.mappings.range(..=address).next_back().map_or(address, |(&start, _)| start);

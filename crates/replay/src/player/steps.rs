@@ -60,7 +60,7 @@ struct Schedule<'a> {
     blocked: HashMap<u64, Vec<usize>>,
 }
 
-/// Whether the step returns a buffer that another thread requested.
+/// Returns whether the step returns a buffer that another thread requested.
 fn is_foreign_return(step: &Step) -> bool {
     matches!(step.operation, Op::Put { .. }) && step.follows.is_some()
 }

@@ -4,13 +4,10 @@ const FIRST_HANDLE: usize = 0x5000_0000;
 const HANDLE_STEP: usize = 0x10;
 
 /// The number of the stream that each handle represents, in the order of the handles.
+#[derive(Default)]
 pub(super) struct Handles(Vec<Option<usize>>);
 
 impl Handles {
-    pub(super) const fn new() -> Self {
-        Self(Vec::new())
-    }
-
     /// The number behind a handle.
     pub(super) fn number(&self, handle: usize) -> Option<usize> {
         let offset = handle.checked_sub(FIRST_HANDLE).filter(|offset| offset.is_multiple_of(HANDLE_STEP))?;

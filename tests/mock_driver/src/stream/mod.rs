@@ -16,7 +16,7 @@
 //! | `stream-I2` | once the device is lost, nothing completes: queues are emptied, waits fail |
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 
 use crate::call::Outcome;
@@ -54,6 +54,7 @@ pub(crate) enum Enqueued {
     Captured(u64),
 }
 
+#[derive(Default)]
 struct Stream {
     context: usize,
     /// The flags of its creation; `None` for a default stream.
@@ -80,7 +81,8 @@ impl Stream {
     }
 }
 
-/// All streams and what they share.
+/// All streams and their shared state.
+#[derive(Default)]
 pub(crate) struct Streams {
     by_number: BTreeMap<usize, Stream>,
     /// The legacy stream of a context, and the one of a thread in it.
@@ -92,15 +94,7 @@ pub(crate) struct Streams {
     pub(crate) captures: Captures,
 }
 
-static STREAMS: Mutex<Streams> = Mutex::new(Streams {
-    by_number: BTreeMap::new(),
-    defaults: Vec::new(),
-    created: 0,
-    handles: Handles::new(),
-    hold_all: false,
-    lost: None,
-    captures: Captures::new(),
-});
+static STREAMS: LazyLock<Mutex<Streams>> = LazyLock::new(Mutex::default);
 /// Wakes callers that wait for completion.
 static CALLERS: Condvar = Condvar::new();
 
@@ -117,18 +111,7 @@ impl Streams {
     fn open(&mut self, context: usize, created: Option<u32>) -> Result<usize, Code> {
         self.created += 1;
         let (handle, waiters) = (self.created, Arc::new(Condvar::new()));
-        let stream = Stream {
-            context,
-            created,
-            worker: Arc::clone(&waiters),
-            ops: VecDeque::new(),
-            enqueued: 0,
-            finished: 0,
-            running: false,
-            signalling: false,
-            held: false,
-            closing: false,
-        };
+        let stream = Stream { context, created, worker: Arc::clone(&waiters), ..Stream::default() };
         self.by_number.insert(handle, stream);
         let builder = thread::Builder::new().name(format!("stream {handle}"));
         builder.spawn(move || work(handle, &waiters)).map_err(|_| Code::OUT_OF_MEMORY)?;
@@ -330,7 +313,7 @@ pub(crate) fn tickets_of(context: usize) -> Result<Vec<Ticket>, Code> {
     Ok(last.filter(|&ticket| !streams.is_complete(ticket)).collect())
 }
 
-/// Whether this operation is complete.
+/// Returns whether this operation is complete.
 pub(crate) fn is_complete(ticket: Ticket) -> bool {
     lock_streams().is_complete(ticket)
 }
@@ -410,7 +393,7 @@ pub(crate) fn lose(code: Code) {
 pub(crate) fn reset() {
     let mut streams = lock_streams();
     streams.hold_all = false;
-    streams.captures = Captures::new();
+    streams.captures = Captures::default();
     streams.by_number.values_mut().for_each(|stream| stream.held = false);
     streams.wake_all_workers();
     while streams.by_number.values().any(|stream| !stream.is_idle()) {
