@@ -68,7 +68,7 @@ impl IdleGranules {
         })
     }
 
-    /// Bytes of the idle granules within `extent`. One look where all of them are.
+    /// Bytes of the idle granules within `extent`. Needs no search if it has all of them.
     pub(super) fn bytes_within(&self, extent: Extent) -> u64 {
         let starts_before = self.runs.first_key_value().is_some_and(|(&start, _)| start < extent.start);
         let ends_behind = self.runs.last_key_value().is_some_and(|(_, &(end, _))| end > extent.end);

@@ -225,11 +225,8 @@ impl PinnedBuf {
 
     /// Address of the first byte, page-aligned or aligned as [requested](crate::Request::align). Does not wait for copies.
     ///
-    /// The pool cannot track copies that other code starts from this address. On a machine with several GPUs the first call is
-    /// slow, because it gives all of them access to the memory of `vmm` pools.
+    /// The pool cannot track copies that other code starts from this address.
     pub fn as_ptr(&self) -> *const u8 {
-        #[cfg(feature = "cuda")]
-        crate::backend::let_all_reach();
         self.start().as_ptr()
     }
 
@@ -279,8 +276,6 @@ impl PinnedBuf {
     /// dropped nor written to.
     #[inline]
     pub unsafe fn wait_slice_untracked(&self) -> Result<&[u8]> {
-        #[cfg(feature = "cuda")]
-        crate::backend::let_all_reach();
         self.wait_slice().map(|bytes| &**bytes)
     }
 
@@ -318,9 +313,9 @@ impl PinnedBuf {
     /// from the buffer failed.
     pub fn try_slice_mut(&mut self) -> Result<Option<&mut Pinned<u8>>> {
         self.check_reachable()?;
-        let are_over = self.block.as_mut().map_or(Ok(true), |block| block.state_mut().copy_fences.are_over())?;
+        let is_complete = self.block.as_mut().map_or(Ok(true), |block| block.state_mut().copy_fences.is_complete())?;
         // Does not wait: no copy uses the bytes.
-        if are_over { self.wait_slice_mut().map(Some) } else { Ok(None) }
+        if is_complete { self.wait_slice_mut().map(Some) } else { Ok(None) }
     }
 
     /// As [`wait_slice`](PinnedBuf::wait_slice), with elements of type `T`.
@@ -385,7 +380,7 @@ impl PinnedBuf {
     /// Whether no recorded copy uses the bytes. Forgets completed copies.
     #[inline]
     fn is_free(&mut self) -> bool {
-        let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.are_over().unwrap_or(false);
+        let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.is_complete().unwrap_or(false);
         self.block.as_mut().is_none_or(|block| is_free(&mut block.state_mut().copy_fences))
     }
 

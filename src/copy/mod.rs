@@ -9,7 +9,7 @@
 //! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
 //!
 //! [`CopyTarget`], [`CopySource`], [`CopyStream`] and [`Fence`] may be implemented by other crates, for another driver or a
-//! test of their own; `tests/api/own_stream.rs` has a stream that copies at once, which needs little.
+//! test of their own; `tests/api/copies/own_stream.rs` has a stream that copies at once, which needs little.
 
 use std::sync::Arc;
 
@@ -33,12 +33,12 @@ pub(crate) struct UnknownEnd(pub(crate) String);
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code)]
 unsafe impl Fence for UnknownEnd {
-    fn is_done(&self) -> Result<bool> {
-        Err(Error::device(format!("the end of work that uses the buffer is unknown: {}", self.0)))
+    fn is_complete(&self) -> Result<bool> {
+        Err(Error::device_failed(format!("the end of work that uses the buffer is unknown: {}", self.0)))
     }
 
     fn wait(&self) -> Result<()> {
-        self.is_done().map(drop)
+        self.is_complete().map(drop)
     }
 
     fn stream(&self) -> u64 {
@@ -146,5 +146,5 @@ impl CopyFailure {
 /// Refuses a copy of more bytes than the device memory has.
 pub(crate) fn check_len(len: usize, what: &str, bytes: usize) -> Result<(), CopyFailure> {
     let why = || format!("the {what} has only {bytes} B; make it larger or request a shorter buffer");
-    if len <= bytes { Ok(()) } else { Err(CopyFailure::Refused(Error::copy(len, why()))) }
+    if len <= bytes { Ok(()) } else { Err(CopyFailure::Refused(Error::copy_refused(len, why()))) }
 }

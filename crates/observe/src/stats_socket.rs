@@ -37,7 +37,7 @@ pub const PATH_BYTES_MAX: usize = local_socket::PATH_BYTES_MAX;
 
 /// A pool with statistics to serve.
 pub trait StatisticsSource: Send + Sync {
-    /// Its statistics and owners as a JSON object.
+    /// The statistics and owners as a JSON object.
     fn object(&self) -> serde_json::Value;
 }
 
@@ -48,7 +48,7 @@ static SERVING: OfProcess<Mutex<Serving>> = OfProcess::new(Mutex::default);
 struct Serving {
     sockets: Vec<Served>,
     next_number: u64,
-    /// Whether the thread runs.
+    /// True while the thread runs.
     is_running: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A fence behind all work that every context has so far: what a free of the driver waits for, without the wait.
+//! A fence behind all work of every context, for which the driver's free function would wait.
 //!
 //! ```text
 //!   waiting ──no capture under way──▶ recorded: an event in each context ──all completed──▶ completed
@@ -22,7 +22,7 @@ use crate::driver::{CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED,
 use crate::log;
 use pinpool_os::sync::plain::Mutex;
 
-/// Between two checks work that cannot be waited for.
+/// Time between two checks of work that cannot be waited for.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// All work of the process before it was made.
@@ -73,7 +73,10 @@ impl ProcessFence {
     }
 
     fn unknown(&self, code: Code) -> Error {
-        Error::device(format!("the end of the work before a free is unknown: {} (code {code})", self.driver.name(code)))
+        Error::device_failed(format!(
+            "the end of the work before a free is unknown: {} (code {code})",
+            self.driver.name(code)
+        ))
     }
 }
 
@@ -128,7 +131,7 @@ impl State {
         let mut refused = Ok(());
         // All of them, also after a refusal: an event that is not kept would count as over.
         for (context, event) in mem::take(events) {
-            match context.while_alive(|_| driver.is_over(event)) {
+            match context.while_alive(|_| driver.is_complete(event)) {
                 None => {}
                 Some(Ok(true)) => context.put_event(event),
                 // A capture of another kind may forbid the query, which is repeated later.
@@ -151,7 +154,7 @@ impl State {
 // SAFETY: true only once the work of every context before the free has completed: an event behind it in each, or the context gone.
 // The fences of all frees have one number and no identity.
 unsafe impl Fence for ProcessFence {
-    fn is_done(&self) -> pinpool::Result<bool> {
+    fn is_complete(&self) -> pinpool::Result<bool> {
         self.is_completed().map_err(|code| self.unknown(code))
     }
 

@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use super::Core;
 use crate::engine::block::{Block, BlockBody};
-use crate::engine::cache::thread_cache::{self, Shard};
+use crate::engine::cache::thread_cache::Shard;
 use crate::policy;
 use crate::size_class::plain_eighths_index;
 use pinpool_os::fork;
@@ -76,7 +76,7 @@ impl Drop for References {
     }
 }
 
-fn clear() {
+extern "C" fn clear() {
     CACHED.with(|cached| cached.iter().for_each(|entry| entry.pool.set(ptr::null())));
     CACHED.with(|cached| cached.iter().for_each(|entry| entry.shard.set(NO_SHARD)));
 }
@@ -117,7 +117,7 @@ impl Core {
         }
     }
 
-    /// Whether the calling thread may use the fast path.
+    /// Returns whether the calling thread may use the fast path.
     pub(crate) fn has_fast_path(&self) -> bool {
         self.fast_shard().is_some_and(|shard| !shard.requires_slow_path())
     }
@@ -212,7 +212,7 @@ fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
     is_open.then(|| CachedShard(unsafe { &*shard }))
 }
 
-/// Whether large buffers of a cached pool go to the arena, by the slow path (policy-R3). A load.
+/// Returns whether large buffers of a cached pool go to the arena, by the slow path (policy-R3). A load.
 #[inline(always)]
 fn is_varied(at: usize) -> bool {
     let pool = CACHED.with(|cached| cached[at].pool.get());
@@ -264,7 +264,7 @@ fn keep(core: Arc<Core>) {
         return;
     }
     let Some(shard) = core.fast_shard().filter(|_| !core.is_forked()) else { return };
-    fork::call_in_children(&REGISTERED, forget_in_child);
+    fork::call_in_children(&REGISTERED, clear);
     let (pool, shard) = (Arc::as_ptr(&core), ptr::from_ref(shard));
     let replaced = REFERENCES.try_with(|references| {
         let at = references.next.replace((references.next.get() + 1) % POOLS);
@@ -277,9 +277,4 @@ fn keep(core: Arc<Core>) {
     });
     // Outside the access, because it may end a pool, and the pool's drop may come here. An exiting thread keeps nothing.
     drop(replaced);
-}
-
-extern "C" fn forget_in_child() {
-    clear();
-    thread_cache::forget_other_threads();
 }

@@ -1,15 +1,16 @@
-//! What the wait queue requires of a pool: the search for memory, the pause until the next search, and the slow path.
+//! A pool as the server of its wait queue: the search for memory, the pause until the next search, and the slow path.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::get::CALL_PATIENCE;
+use super::get::{CALL_PATIENCE, QueuePlace};
 use super::report::nanos;
 use super::{Block, BlockRequest, Core};
 use crate::engine::memory::{Refusal, SlowCalls, Stop};
-use crate::engine::wait_queue::{Server, WaitQueue, Waiter};
-use crate::error::Retry;
+use crate::engine::wait_queue::{Server, WaitQueue, WaitTicket, Waiter};
+use crate::error::{Result, Retry};
 use crate::maintenance_thread::pause_for_copies;
+use pinpool_observe::record::Event;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, Ordering, fence};
 
@@ -26,33 +27,35 @@ impl Server for Core {
     }
 
     fn require_slow_path(&self, is_waiting: bool) {
-        self.slow_path_flag.change(Reason::Waiting, || is_waiting, |attends| self.stock.idle().set_slow_path(attends));
+        self.slow_path_flag.change(Reason::Waiting, || is_waiting, |attends| self.idle.set_slow_path(attends));
     }
 
     fn sweep(&self) {
         self.complete_copies();
     }
 
-    fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> Result<Block, Refusal> {
+    fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> std::result::Result<Block, Refusal> {
         let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
-            // Counted as a miss by the attempt without calls.
+            // The attempt without calls has counted the miss.
             let calls = SlowCalls::After(waiter.begun, waiter.begun + CALL_PATIENCE);
-            let served =
-                self.try_get_of_pool(waiter.class).map_or_else(|| self.acquire_in_turn(&waiter.request, calls), Ok);
+            let served = self
+                .try_get_of_pool(waiter.class)
+                .map_or_else(|| self.acquire(&waiter.request, calls, QueuePlace::NotQueued), Ok);
             return served.map_err(expect_refusal);
         };
-        if let Some(block) = self.stock.take(class) {
+        if let Some(block) = self.take(class) {
             return Ok(block);
         }
-        if !self.memory().could_hold(class) {
-            return self.fall_back(class.bytes, class).ok_or_else(|| self.memory().refusal_for_good(class));
+        if !self.memory.supply().could_hold(class) {
+            return self.fall_back(class.bytes, class).ok_or_else(|| self.memory.refusal_for_good(class));
         }
         let begun = Instant::now();
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) {
             // May stop without a refusal.
-            self.acquire(class, SlowCalls::Held(until, until)).map_err(|_| refused)
+            self.acquire(&waiter.request, SlowCalls::Held(until, until), QueuePlace::Head).map_err(|_| refused)
         } else {
-            let attempt = || self.acquire(class, SlowCalls::Until(until, until)).map_err(expect_refusal);
+            let calls = SlowCalls::Until(until, until);
+            let attempt = || self.acquire(&waiter.request, calls, QueuePlace::Head).map_err(expect_refusal);
             match attempt() {
                 Err(refusal) if self.publish_demand(&refusal) => attempt(),
                 acquired => acquired,
@@ -65,6 +68,22 @@ impl Server for Core {
 
     fn admits(self: &Arc<Self>, waiter: &Waiter<Self>, refusal: &Refusal) -> bool {
         self.may_wait(&waiter.request, waiter.wait, refusal)
+    }
+
+    fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
+        let (wanted, waiter, refusal) = (ticket.request(), ticket.waiter(), ticket.waiter().refusal());
+        if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
+            if served.is_none() && !self.is_hopeless(refusal) {
+                self.counters.timeouts.add(1);
+            }
+            // For the request that this thread records next.
+            self.record(Event::Waited);
+            self.shortage.count_wait(self.time.coarse_us(), waited);
+            self.log.waited(wanted.len as u64, waited, served.is_some());
+        }
+        let served = served.map_or_else(|| self.give_up(wanted, refusal, waiter.wait), Ok);
+        self.record_outcome(&served, wanted, Some(waiter.begun));
+        served
     }
 
     fn take_back(&self, block: Block) {
@@ -81,7 +100,7 @@ impl Server for Core {
 
     fn is_hopeless(&self, refusal: &Refusal) -> bool {
         let Refusal::Source(error) = refusal else { return self.is_closed() };
-        self.is_closed() || self.stock.is_gone() || !self.memory().may_recover(error)
+        self.is_closed() || self.gone.get().is_some() || !self.memory.may_recover(error)
     }
 
     fn record_taken(&self) {
@@ -102,7 +121,7 @@ fn expect_refusal(stop: Stop) -> Refusal {
     stop.refusal().unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
 }
 
-/// Why hits and returns of a pool take the slow path: a request waits here, or other processes want memory.
+/// The reasons for which hits and returns of a pool take the slow path.
 #[derive(Debug, Default)]
 pub(super) struct SlowPathFlag {
     /// One for each [`Reason`]. Locked while the shards are set, so that they are set in order.
@@ -117,8 +136,8 @@ pub(super) enum Reason {
 }
 
 impl SlowPathFlag {
-    /// Sets `reason` to what `holds` returns, which is called in the order of these calls. Calls `tell` if hits and returns
-    /// have to change their path.
+    /// Sets `reason` to the result of `holds`. Calls `tell` if hits and returns must change their path. Both are called under one
+    /// lock, so that concurrent changes have an order.
     pub(super) fn change(&self, reason: Reason, holds: impl FnOnce() -> bool, tell: impl FnOnce(bool)) {
         let mut reasons = self.reasons.lock();
         let before = reasons.contains(&true);
@@ -140,7 +159,7 @@ impl SlowPathFlag {
 const FIRST_PAUSE_US: u64 = 5_000;
 const LONGEST_PAUSE_US: u64 = 1_000_000;
 
-/// When the source may be called again by the pool's clock, and the pause until then, in microseconds.
+/// The time by the pool's clock at which the source may be called again, and the pause until then, in microseconds.
 #[derive(Debug, Default)]
 pub(super) struct Backoff(Mutex<Option<(u64, u64)>>);
 
@@ -157,13 +176,13 @@ impl Backoff {
             Some((until, pause)) if now_us < until + LONGEST_PAUSE_US => {
                 (pause * 2).clamp(FIRST_PAUSE_US, LONGEST_PAUSE_US)
             }
-            // One call may fail by chance.
+            // A single failure causes no pause.
             _ => 0,
         };
         *last = Some((now_us.saturating_add(pause), pause));
     }
 
-    /// Whether it is too early to repeat a call that was refused for this reason.
+    /// Returns whether it is too early to repeat a call that was refused for this reason.
     pub(super) fn is_early(&self, refused: &Refusal, now_us: u64) -> bool {
         let Refusal::Source(error) = refused else { return false };
         match error.retry {

@@ -1,4 +1,4 @@
-//! What is recorded of requests and returns: events, holders, and call stacks of some requests (`call_stacks`).
+//! Records of requests and returns: events, holders, and call stacks of some requests (`call_stacks`).
 //!
 //! A pool that records or samples takes the slow paths, so hits of other pools pay nothing for it.
 
@@ -14,7 +14,26 @@ use pinpool_os::call_stack::CallStack;
 impl Core {
     #[inline]
     pub(in crate::engine) fn recorder(&self) -> Option<&Arc<Recorder>> {
-        self.stock.recorder()
+        self.recorder.as_ref()
+    }
+
+    pub(super) fn record(&self, event: Event) {
+        if let Some(recorder) = &self.recorder {
+            recorder.record(event);
+        }
+    }
+
+    /// Records an event of `block`, if the pool records and the block has an id.
+    pub(super) fn record_of(&self, block: &Block, event: impl FnOnce(u64) -> Event) {
+        if let Some((recorder, id)) = self.recorder.as_ref().zip(block.recorded_id()) {
+            recorder.record(event(id));
+        }
+    }
+
+    pub(super) fn record_new(&self, block: &Block) {
+        let (address, from_source) = (block.start().addr().get() as u64, block.is_from_source());
+        let class_bytes = block.class_bytes() as u64;
+        self.record_of(block, |id| Event::New { id, address, class_bytes, from_source });
     }
 
     /// A request was served, at once or by a miss that began at `begun`.
@@ -27,7 +46,7 @@ impl Core {
         }
     }
 
-    /// A request that was no hit ended: records it as [`record_get`](Self::record_get) does, or that it was refused.
+    /// A request that was no hit has ended: records it as [`record_get`](Self::record_get) does, or as refused.
     pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &BlockRequest, begun: Option<Instant>) {
         if outcome.is_ok() {
             self.counters.count_request(wanted.len, wanted.class.bytes);
@@ -42,17 +61,10 @@ impl Core {
         }
     }
 
-    /// The request that this thread records next was in the wait queue.
-    pub(super) fn record_wait_event(&self) {
-        if let Some(recorder) = self.recorder() {
-            recorder.record(Event::Waited);
-        }
-    }
-
     /// A user returns `block`.
     #[inline]
     pub(in crate::engine) fn record_put(&self, block: &Block, in_flight: bool) {
-        self.stock.record_of(block, |id| Event::Put { id, in_flight });
+        self.record_of(block, |id| Event::Put { id, in_flight });
     }
 
     /// The pool has ended: its file is complete.
@@ -120,7 +132,7 @@ impl Core {
 }
 
 impl Block {
-    /// Its request came from `stack`, which is called only if the request was sampled.
+    /// The request for this block came from `stack`, which is called only if the request was sampled.
     pub(crate) fn describe_caller(&self, stack: impl FnOnce() -> CallStack) {
         if !self.is_plain() && self.owner().config.code.call_stacks > 0 && !self.is_forked() && self.is_sampled() {
             self.owner().record_stack(self, stack());

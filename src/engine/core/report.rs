@@ -1,4 +1,4 @@
-//! What a pool reports: statistics, the dump of its holders, the diagnosis, and all of these on a socket. No hit comes here.
+//! Reports of a pool: statistics, the dump of its holders, the diagnosis, and all of these on a socket. No hit comes here.
 //!
 //! Takes only short locks, and none that a thread holds during a driver call. A forked child takes none: a thread that does not
 //! exist there may hold it.
@@ -12,14 +12,13 @@ use std::time::{Duration, Instant};
 
 use super::{BlockRequest, Core};
 use crate::copy;
-use crate::diag::{StillOut, is_power_of_ten};
-use crate::dump::{Dump, Host, Owner, Request};
 use crate::engine::memory::Refusal;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
 use crate::engine::meter::usage_report;
 use crate::error::{Error, ErrorKind, NoMemory};
 use crate::policy::Window;
 use crate::quota::{LimitLevel, QuotaExceeded};
+use crate::report::{Dump, FailedRequest, Host, Owner, StillOut, is_power_of_ten};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{Calls, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
@@ -29,7 +28,7 @@ use pinpool_os::host::LimitOrigin;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
-/// The diagnosis, and what it is made of in addition to the statistics. Relaxed: statistics.
+/// The diagnosis, and its input in addition to the statistics. Relaxed: statistics.
 #[derive(Debug, Default)]
 pub(super) struct Diagnosis {
     monitor: Mutex<Monitor>,
@@ -37,11 +36,11 @@ pub(super) struct Diagnosis {
     short_requests: AtomicU64,
     /// Short requests of threads that had just returned a buffer.
     own_waits: AtomicU64,
-    /// Whether the source made the last refusal.
+    /// True if the source made the last refusal.
     pub(super) is_by_source: AtomicBool,
     /// Time that waiting requests spent in calls of the source, which does not count as waiting.
     pub(super) calls_while_waiting_ns: AtomicU64,
-    /// Why the last request failed, if one has failed since the last diagnosis.
+    /// The cause of the last failed request since the last diagnosis.
     pub(super) failure: Mutex<Option<(Cause, LikelyCause)>>,
     /// The most bytes in use and requested at one time, since the last diagnosis.
     needed_bytes: AtomicU64,
@@ -58,7 +57,7 @@ impl Core {
         self.owners.tag(name)
     }
 
-    /// What is held and for whom.
+    /// The memory of the pool, by holder.
     pub(crate) fn dump(&self) -> Dump {
         self.dump_of(&self.stats(), None)
     }
@@ -73,12 +72,12 @@ impl Core {
         let partition = wanted.partition.as_ref().filter(|_| is_by_partition);
         let stats = partition.map_or_else(|| self.stats(), |partition| partition.stats());
         let asked_bytes = wanted.len as u64;
-        let refused = self.memory().explain(&refusal, wanted.class);
+        let refused = self.memory.explain(&refusal, wanted.class);
         let tag = wanted.tag.as_ref().map(|tag| tag.name().to_owned());
-        let request = Request { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
+        let request = FailedRequest { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
         let mut dump = self.dump_of(&stats, Some(request));
         if is_by_partition {
-            dump.limit = self.memory().limit_name(LimitLevel::Partition);
+            dump.limit = self.memory.limit_name(LimitLevel::Partition);
         }
         if nth > 0 {
             *self.diagnosis.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
@@ -105,8 +104,8 @@ impl Core {
         }
     }
 
-    pub(super) fn dump_of(&self, stats: &Stats, request: Option<Request>) -> Dump {
-        let source = self.memory().source();
+    pub(super) fn dump_of(&self, stats: &Stats, request: Option<FailedRequest>) -> Dump {
+        let source = self.memory.source();
         // In a forked child other locks may be held by threads that do not exist here.
         let is_forked = self.is_forked();
         Dump {
@@ -114,18 +113,18 @@ impl Core {
             allocator: format!("{} ({})", stats.backend, stats.preset),
             owners: self.owners_of(stats),
             usage: usage_report(stats),
-            longest_free_bytes: if is_forked { 0 } else { self.memory().longest_free_bytes() },
+            longest_free_bytes: if is_forked { 0 } else { self.memory.supply().longest_free_bytes() },
             peak_bytes: stats.memory.peak_held_bytes,
             oldest_copy: stats.copies.oldest_age.zip(stats.copies.oldest_stream),
             host: if is_forked { None } else { self.host_memory() },
             request,
             diagnosis: self.latest_diagnosis(),
-            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory().limit_name(LimitLevel::Pool) },
+            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory.limit_name(LimitLevel::Pool) },
         }
     }
 
     fn host_memory(&self) -> Option<Host> {
-        let memory = self.limit.memory(self.time.coarse_us())?;
+        let memory = self.limit.memory(self.time.of_process_us(self.time.coarse_us()))?;
         Some(Host {
             total_bytes: memory.total_bytes,
             available_bytes: memory.available_bytes,
@@ -134,7 +133,7 @@ impl Core {
         })
     }
 
-    /// The holders, largest first: the tags, and what has no tag. None in a forked child.
+    /// The holders, largest first: tags, and untagged buffers. None in a forked child.
     pub(super) fn owners_of(&self, stats: &Stats) -> Vec<Owner> {
         if self.is_forked() {
             return Vec::new();
@@ -160,11 +159,11 @@ impl Core {
         self.in_flight.for_each(|block| {
             *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.adopted().is_none());
         });
-        let counted = self.stock.classes().rows().into_iter();
+        let counted = self.classes.rows().into_iter();
         let row = |counted: ClassStats| {
             let bytes = usize::try_from(counted.class_bytes).unwrap_or(usize::MAX);
             let in_flight = in_flight.remove(&bytes).unwrap_or(0);
-            let idle = self.stock.idle().count_of(Class { bytes, index: plain_eighths_index(bytes) });
+            let idle = self.idle.count_of(Class { bytes, index: plain_eighths_index(bytes) });
             // Saturating: buffers come and go between the readings.
             let in_use = counted.buffers.saturating_sub(in_flight + idle);
             ClassStats { in_flight, idle, in_use, ..counted }
@@ -174,7 +173,7 @@ impl Core {
 
     /// The statistics of a pool or partition that has counted nothing.
     pub(super) fn empty_stats(&self, name: Option<String>, number: u64) -> Stats {
-        let (preset, source) = (self.config.preset.name(), self.memory().source());
+        let (preset, source) = (self.config.preset.name(), self.memory.source());
         Stats { name, number, preset, backend: source.name(), is_pinned: source.is_pinned(), ..Stats::default() }
     }
 
@@ -185,9 +184,12 @@ impl Core {
         }
         (stats.requests.waits, stats.requests.waiting) = (self.waiters.total.get(), self.waiters.waiting());
         stats.limits.shared = self.shared_limit_stats();
-        self.stock.fill(&mut stats);
+        self.memory.fill_stats(&mut stats);
+        self.idle.fill(&mut stats);
+        self.classes.fill(&mut stats);
+        self.lifetime.fill(&mut stats);
         self.in_flight.fill(&mut stats);
-        self.counters.fill(&mut stats, self.memory().own_bytes());
+        self.counters.fill(&mut stats, self.memory.own_bytes());
         stats.copies.timeline_bytes = copy::timeline_bytes();
         let oldest = self.in_flight.oldest(self.time.now_us());
         (stats.copies.oldest_age, stats.copies.oldest_stream) =
@@ -197,20 +199,20 @@ impl Core {
 
     /// TensorFlow's counters since the last raise or clear.
     pub(crate) fn window(&self) -> Window {
-        self.stock.idle().window()
+        self.idle.window()
     }
 }
 
 impl Core {
     /// This thread returns a buffer while requests wait.
     pub(super) fn record_return(&self) {
-        // A thread that is ending requests nothing.
+        // A thread that ends makes no request.
         let _ = RETURNED_TO.try_with(|pool| pool.set(Some(self.log.number)));
     }
 
     /// A request of `class` found no memory at once.
     pub(super) fn record_need(&self, class: Class) {
-        let own_bytes = self.memory().own_bytes().saturating_sub(self.stock.idle().bytes());
+        let own_bytes = self.memory.own_bytes().saturating_sub(self.idle.bytes());
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
         self.diagnosis.short_requests.fetch_add(1, Ordering::Relaxed);
         if RETURNED_TO.try_with(Cell::take).ok().flatten() == Some(self.log.number) {
@@ -222,7 +224,7 @@ impl Core {
     /// Evaluates the diagnosis if that is due, and logs it if it has changed.
     pub(super) fn report_diagnosis(&self, now_us: u64) {
         // A pool that keeps nothing releases what it pins.
-        if self.config.pool_size_limit == 0 && !self.memory().has_arena() {
+        if self.config.pool_size_limit == 0 && !self.memory.has_arena() {
             return;
         }
         // One thread at a time is enough.
@@ -273,14 +275,14 @@ impl Core {
         if self.is_forked() { None } else { self.diagnosis.monitor.try_lock()?.latest().cloned() }
     }
 
-    /// What the diagnosis sees now.
+    /// The input of the diagnosis.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let (stats, is_direct) = (self.stats(), !self.memory().has_arena());
+        let (stats, is_direct) = (self.stats(), !self.memory.has_arena());
         let needed_bytes = self.diagnosis.needed_bytes.load(Ordering::Relaxed);
         // A wait counts while it lasts, not in the window in which it ends.
         let current_waits = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
         let waited = stats.requests.wait_time.total() + current_waits;
-        let limit = self.memory().limit_name(LimitLevel::Pool);
+        let limit = self.memory.limit_name(LimitLevel::Pool);
         let has_limit =
             limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
         let nanos = |calls: &Calls| nanos(calls.time.total());
@@ -356,9 +358,9 @@ impl stats_socket::StatisticsSource for Core {
         let why = self.why();
         let owner = |owner: &Owner| {
             let oldest_seconds = owner.oldest.map(|age| age.as_secs_f64());
-            let Owner { tag, buffers, bytes, asked_bytes, .. } = owner;
+            let Owner { tag, buffers, bytes, requested_bytes, .. } = owner;
             serde_json::json!({
-                "tag": tag, "buffers": buffers, "bytes": bytes, "asked_bytes": asked_bytes, "oldest_seconds": oldest_seconds,
+                "tag": tag, "buffers": buffers, "bytes": bytes, "requested_bytes": requested_bytes, "oldest_seconds": oldest_seconds,
             })
         };
         let mut object = serde_json::json!(stats);

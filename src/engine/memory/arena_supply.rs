@@ -8,48 +8,46 @@
 //! - under memory pressure
 //! - at the end of the pool
 //!
-//! Until then idle memory is reused first, and counts as `awaiting_release_bytes` when it is due. While the end of a copy is unknown,
-//! nothing is released there: a release would wait for that copy.
+//! Until then idle memory is reused, and counts as `awaiting_release_bytes` when it is due. While the end of a copy is unknown,
+//! nothing is released at all, because a release would wait for that copy.
 //!
-//! - arena-supply-I1: what is claimed, by [`Source::held_bytes`] with all that the system adds, changes under the lock, before
-//!   the source is called, and only within the limits.
+//! - arena-supply-I1: the claim, which includes all bytes that the system adds ([`Source::held_bytes`]), changes under the lock,
+//!   before the source is called, and only within the limits.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::thread::ThreadId;
 use std::time::Instant;
 
-use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
+use super::PoolView;
+use super::block_memory::Refusal;
 use super::books::Books;
 use super::called_source::CalledSource;
-use super::pressure::{MappingWatch, PressureWatch};
-use super::progress::Reserve;
+use super::pressure::PressureWatch;
 use super::shape::{GrowthShape, arena_over, held};
-use super::{PoolView, Supply};
-use crate::arena::{ArenaPtr, Retention};
-use crate::backend::{PAGE_BYTES, Source, SourceError};
-use crate::diag::PoolLog;
+use crate::arena::Retention;
+use crate::backend::{PAGE_BYTES, SourceError};
 use crate::quota::{Budget, Claim};
-use crate::size_class::Class;
-use crate::stats::{SourceCalls, Stats};
-use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
+use crate::report::PoolLog;
+use crate::shared_limit::Want;
+use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
 
 /// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
 const VARIED_GRANULES: u64 = 2;
 /// The same for separate regions: each small buffer has its own region.
 const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 
-/// An arena over a source, with what its pool does periodically for its memory.
+/// An arena over a source.
 pub(crate) struct ArenaSupply {
     pub(super) source: CalledSource,
-    budget: Arc<Budget>,
+    pub(super) budget: Arc<Budget>,
     pub(super) log: Arc<PoolLog>,
     pub(super) settings: ArenaSettings,
     pub(super) shape: GrowthShape,
     books: Mutex<Books>,
     /// Notified when a plan is finished.
     pub(super) finished: Condvar,
-    pub(super) mappings: MappingWatch,
     /// The kernel reports that memory is short.
     pub(super) is_short: AtomicBool,
     /// Blocks with copies that end at an unknown time, or never.
@@ -58,22 +56,57 @@ pub(crate) struct ArenaSupply {
     pub(super) told_idle: AtomicBool,
     /// Sizes vary, as of the last miss or tick (policy-R12).
     pub(super) is_varied: AtomicBool,
-    /// Since the last preparation the holes changed, and none is as long as is wanted (policy-R13).
+    /// Set if the holes changed and none is as long as is wanted (policy-R13), until a compaction begins.
     pub(super) lacks_hole: AtomicBool,
-    /// Looks that found no such note, since the last one that did.
+    /// Polls since the last one that found the flag set.
     pub(super) idle_polls: AtomicU32,
     pool: OnceLock<Weak<dyn PoolView>>,
     pub(super) pressure: PressureWatch,
     /// A thread is releasing what is due.
     pub(super) is_releasing: AtomicBool,
-    /// Requests that are after new memory: a reserve waits for them.
-    pub(super) getting: AtomicU64,
     pub(super) reserve: Reserve,
 }
 
 impl std::fmt::Debug for ArenaSupply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ArenaSupply").field("source", &self.source.name()).finish_non_exhaustive()
+    }
+}
+
+/// The pinning of a reserve while the pool is in use.
+#[derive(Debug, Default)]
+pub(super) struct Reserve {
+    pub(super) progress: plain::Mutex<Progress>,
+    /// Notified when the progress changes.
+    pub(super) changed: plain::Condvar,
+    /// Requests that need new memory: the thread pauses for them.
+    pub(super) requests: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pub(super) has_thread: bool,
+    /// The thread that makes a step.
+    pub(super) stepper: Option<ThreadId>,
+    pub(super) is_cancelled: bool,
+    /// The error that stopped it.
+    pub(super) stopped: Option<SourceError>,
+    /// Bytes that the next step needs and the limit had no room for.
+    pub(super) lacks_bytes: Option<u64>,
+    /// The bytes that other owners of the shared limit should release for it.
+    pub(super) want: Want,
+    /// The log has said that it waits for room.
+    pub(super) has_told_lack: bool,
+    /// When the pinning began, and the bytes pinned then.
+    pub(super) begun: Option<(Instant, u64)>,
+    /// Quarters that the log has reported.
+    pub(super) reported: u128,
+}
+
+impl Progress {
+    /// No step is due.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_cancelled || self.stopped.is_some() || self.lacks_bytes.is_some()
     }
 }
 
@@ -89,14 +122,14 @@ pub(crate) struct ArenaSettings {
 }
 
 impl ArenaSupply {
-    /// An arena over `source`, which claims by `claim`. Reserves addresses if the source can, pins nothing. Reads the limits of
-    /// the process below `root`, and memory pressure from `pressure` or the kernel's files.
+    /// An arena over `source`, which claims by `claim`. Reserves addresses if the source can, pins nothing. Reads memory
+    /// pressure from `pressure` or the kernel's files.
     pub(crate) fn new(
         source: CalledSource,
         claim: Claim,
         settings: ArenaSettings,
         log: Arc<PoolLog>,
-        (root, pressure): (PathBuf, Option<&Path>),
+        pressure: Option<&Path>,
     ) -> Result<Self, SourceError> {
         let (arena, mappings, shape) = arena_over(&source, claim.budget().max_bytes(), settings.retention)?;
         let varied_above_bytes = if shape.is_discrete {
@@ -112,7 +145,6 @@ impl ArenaSupply {
             budget: claim.budget().clone(),
             books: Mutex::new(Books::new(arena, mappings, varied_above_bytes, claim)),
             finished: Condvar::default(),
-            mappings: MappingWatch::below(root),
             is_short: AtomicBool::new(false),
             quarantined: AtomicU64::new(0),
             told_idle: AtomicBool::new(false),
@@ -122,7 +154,6 @@ impl ArenaSupply {
             pool: OnceLock::new(),
             pressure: PressureWatch::new(pressure),
             is_releasing: AtomicBool::new(false),
-            getting: AtomicU64::new(0),
             reserve: Reserve::default(),
         })
     }
@@ -141,18 +172,18 @@ impl ArenaSupply {
         self.pool.get().and_then(Weak::upgrade)
     }
 
-    /// Waits until a plan of another thread is finished. False if none was until `until`.
+    /// Waits until a plan of another thread is finished. Returns false if none was by `until`.
     pub(super) fn wait_finished(&self, books: MutexGuard<'_, Books>, until: Instant) -> bool {
         !self.finished.wait_until(books, until).1
     }
 
-    /// Whether a block of `bytes` could be held if everything else were released.
+    /// Returns whether a block of `bytes` could be held if everything else were released.
     pub(super) fn could_hold_bytes(&self, bytes: u64) -> bool {
         let is_addressable = bytes <= self.shape.longest_bytes;
         self.fits(bytes) && (is_addressable || bytes <= self.books().reserve_bytes().1)
     }
 
-    /// Whether the limit leaves room for a block of `bytes` if everything else is released.
+    /// Returns whether the limit leaves room for a block of `bytes` if everything else is released.
     fn fits(&self, bytes: u64) -> bool {
         let books = self.books();
         let (reserve_bytes, largest_reserve_bytes) = books.reserve_bytes();
@@ -165,27 +196,27 @@ impl ArenaSupply {
         bytes <= largest_reserve_bytes || fits_by_growth && (self.settings.may_grow || fits_by_reserve)
     }
 
-    /// What is claimed for a block of `bytes` that has no committed memory.
+    /// The bytes to claim for a block of `bytes` that has no committed memory.
     pub(super) fn grown_bytes(&self, bytes: u64) -> u64 {
         let GrowthShape { sizes, is_discrete, .. } = self.shape;
         if is_discrete { self.alone_bytes(bytes) } else { sizes.up(bytes) }
     }
 
-    /// What the system holds for a block of `bytes` alone.
+    /// The bytes that the system holds for a block of `bytes` alone.
     pub(super) fn alone_bytes(&self, bytes: u64) -> u64 {
         if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
     }
 
-    /// Why no plan gives a block of `bytes` memory, while `idle_bytes` were idle in the pool.
+    /// The reason that no plan gives a block of `bytes` memory while `idle_bytes` are idle in the pool.
     pub(super) fn no_space(&self, bytes: u64, idle_bytes: u64) -> Refusal {
         let refused = |over| Refusal::QuotaExceeded { needed_bytes: bytes, over };
         if !self.settings.may_grow {
             return refused(self.budget.full(bytes));
         }
         let books = self.books();
-        // What is idle here is used first, and is claimed already.
-        let reusable_bytes = idle_bytes.saturating_add(books.arena().stats().idle_bytes);
-        let missing_bytes = books.arena().missing_bytes(bytes, PAGE_BYTES as u64);
+        // Idle memory of this pool is used first, and is claimed already.
+        let reusable_bytes = idle_bytes.saturating_add(books.arena.stats().idle_bytes);
+        let missing_bytes = books.arena.missing_bytes(bytes, PAGE_BYTES as u64);
         drop(books);
         let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
         let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
@@ -195,148 +226,35 @@ impl ArenaSupply {
             let remedy = self.shape.address_remedy.unwrap_or("request less at once, or return buffers first");
             return Refusal::Source(SourceError::new("arena", what).with_remedy(remedy));
         }
-        // At its best place a part of it may be committed; idle granules elsewhere move there.
+        // A part of the best place may be committed; idle granules elsewhere move there.
         let grown_bytes = self.grown_bytes(bytes);
         let missing_bytes = missing_bytes.filter(|_| !self.shape.is_discrete).unwrap_or(grown_bytes);
         let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
         let own_bytes = self.budget.own_room_bytes();
-        // There may have been room for a plan that did not come about: what is idle here may lie elsewhere.
+        // There may have been room although no plan was found: idle memory may lie elsewhere.
         let wanted = [(claimed_bytes, own_bytes), (grown_bytes, own_bytes.saturating_add(reusable_bytes))];
         let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
-        let over = shared.filter_map(|&(bytes, _)| self.budget.lacking_shared(bytes)).next();
+        let over = shared.filter_map(|&(bytes, _)| self.budget.current_shared_refusal(bytes)).next();
         refused(over.unwrap_or_else(|| self.budget.full(claimed_bytes.saturating_sub(own_bytes))))
     }
 
-    /// Takes a block's bytes back. A pool is closed once its last block is counted as returned, which may be before another thread
-    /// returns that block's memory; so the last of the two, `close` or this, tears down.
-    pub(super) fn give_carved(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
-        let mut books = self.books();
-        let is_unused = books.give(ptr, bytes, now_us);
-        self.record_holes(&books, now_us);
-        drop(books);
-        if is_unused {
-            self.teardown(now_us);
-        }
-    }
-
-    /// Divides the time that free memory is kept, since memory is short; `None` restores the setting.
+    /// Divides the time for which free memory is kept, because memory is short; `None` restores the setting.
     pub(super) fn shorten_retention(&self, divisor: Option<u64>) {
         // Relaxed: see `may_release_by_time`.
         self.is_short.store(divisor.is_some(), Ordering::Relaxed);
         let idle_timeout_us = self.settings.retention.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
-        self.books().set_retention(Retention { idle_timeout_us, ..self.settings.retention });
+        self.books().arena.set_retention(Retention { idle_timeout_us, ..self.settings.retention });
     }
 
-    /// Whether free memory will be due, and is not known to be.
+    /// Returns whether some free memory will become due.
     pub(in crate::engine) fn ages(&self) -> bool {
         let books = self.books();
-        let releasable_bytes = books.arena().releasable_bytes();
-        releasable_bytes > 0 && (self.may_release_by_time() || books.overdue_bytes() < releasable_bytes)
+        let releasable_bytes = books.arena.releasable_bytes();
+        releasable_bytes > 0 && (self.may_release_by_time() || books.overdue_bytes < releasable_bytes)
     }
 
-    /// Whether there is free memory, which is released if memory is short.
+    /// Returns whether there is free memory, which is released if memory is short.
     pub(in crate::engine) fn has_free(&self) -> bool {
-        self.books().arena().releasable_bytes() > 0
-    }
-}
-
-impl Supply for ArenaSupply {
-    fn source(&self) -> &dyn Source {
-        &*self.source
-    }
-
-    fn budget(&self) -> &Arc<Budget> {
-        &self.budget
-    }
-
-    fn find(
-        &self,
-        class: Class,
-        calls: (u64, SlowCalls),
-        pool: &dyn PoolView,
-        take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Stop> {
-        self.find_memory(class.bytes as u64, calls, pool, take_idle)
-    }
-
-    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)> {
-        // A block is made by the supply of its pool.
-        if let BlockMemory::Carved { ptr, bytes, .. } = memory {
-            self.give_carved(ptr, bytes, now_us);
-        }
-        Ok(())
-    }
-
-    fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
-        self.release_for_others(bytes, pool, now_us)
-    }
-
-    fn close(&self, now_us: u64) {
-        self.books().close();
-        self.teardown(now_us);
-    }
-
-    fn could_hold(&self, class: Class) -> bool {
-        self.could_hold_bytes(class.bytes as u64)
-    }
-
-    fn may_grow(&self) -> bool {
-        self.settings.may_grow
-    }
-
-    /// In whole granules.
-    fn room_beside_bytes(&self, first: Class) -> u64 {
-        let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
-        match self.budget.max_bytes().filter(|_| !is_discrete && self.settings.may_grow) {
-            Some(max_bytes) => {
-                let granules = (max_bytes / granule_bytes).saturating_sub((first.bytes as u64).div_ceil(granule_bytes));
-                granules * granule_bytes
-            }
-            None => 0,
-        }
-    }
-
-    /// All the granules that it may touch.
-    fn beside_bytes(&self, class: Class) -> u64 {
-        let granule_bytes = self.shape.ample_bytes;
-        ((class.bytes as u64).div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
-    }
-
-    fn block_bytes(&self, class: Class) -> u64 {
-        class.bytes as u64
-    }
-
-    fn all_block_bytes(&self) -> u64 {
-        self.books().arena().stats().live_bytes
-    }
-
-    fn held_bytes(&self) -> u64 {
-        self.books().held_bytes()
-    }
-
-    fn claimed_by_others(&self) -> u64 {
-        self.books().claimed_by_others()
-    }
-
-    fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
-        let buffer_bytes = pool.idle_bytes();
-        let books = self.books();
-        let arena = books.arena().stats();
-        let free_bytes = arena.hole_bytes.saturating_sub(arena.reserve_hole_bytes);
-        let kept_bytes = books.arena().kept_bytes();
-        (free_bytes + buffer_bytes).min(books.arena().committed_outside_reserves().saturating_sub(kept_bytes))
-    }
-
-    fn longest_free_bytes(&self) -> u64 {
-        self.books().arena().longest_hole_bytes()
-    }
-
-    fn calls(&self) -> SourceCalls {
-        self.books().calls()
-    }
-
-    fn fill(&self, stats: &mut Stats) {
-        self.books().fill(stats);
-        stats.memory.reserve_eta = self.reserve_eta();
+        self.books().arena.releasable_bytes() > 0
     }
 }

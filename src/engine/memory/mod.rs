@@ -1,4 +1,4 @@
-//! The memory of a pool: where it comes from, and where it returns to.
+//! The memory of a pool: its origin and its release.
 //!
 //! ```text
 //!   find:    [lock: carve] ─fits─▶ memory
@@ -8,29 +8,28 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `mod.rs` | the memory of a pool; what its two supplies have in common |
+//! | `mod.rs` | the memory of a pool; the interface of its two supplies |
 //! | `arena_supply.rs` | `adaptive`: an arena over a source, and the lock around its books |
-//! | `books` | what that lock guards: arena, addresses, demand, reserve, claims |
-//! | `find.rs` | the attempts of a miss, in their order; growth |
+//! | `books` | the content of that lock: arena, addresses, demand, reserve, claims |
+//! | `find.rs` | the attempts of a miss, in their order; growth; returned blocks |
 //! | `carry_out.rs`, `called_source.rs` | the steps of a plan on the source; calls recorded, panics caught |
 //! | `compaction.rs`, `release.rs` | plans that move and release memory |
-//! | `reserve.rs`, `progress.rs`, `pin_reserve.rs` | memory that stays: pinned while the pool is in use, and its steps |
+//! | `reserve.rs`, `pin_reserve.rs` | a reserve: its progress in the background; its steps |
 //! | `shape.rs` | addresses, and the size of granules |
 //! | `one_each.rs` | one acquisition for each block: `tensorflow`, and pageable memory |
 //! | `block_memory.rs` | memory of one block |
 //! | `pressure.rs` | memory pressure; the number of mappings of the process |
-//! | `refusal.rs` | why there is no memory, and what helps |
+//! | `refusal.rs` | the text of a refusal, with a remedy |
 //!
 //! Bytes are claimed under the limits before the source is called, and returned on every failing path. No lock is held during a
 //! source call. Never decides which idle buffer is reused, and reaches idle buffers only through [`PoolView`].
 
 use std::fmt::Debug;
-use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use crate::backend::{Source, SourceError};
-use crate::diag::PoolLog;
 use crate::quota::{Budget, Claim};
+use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
@@ -45,53 +44,63 @@ mod find;
 mod one_each;
 mod pin_reserve;
 mod pressure;
-mod progress;
 mod refusal;
 mod release;
 mod reserve;
 mod shape;
 
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
-pub(crate) use block_memory::{Adopted, BlockMemory, Refusal, SlowCalls, Stop};
+pub(crate) use block_memory::{Adopted, Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 pub(crate) use called_source::CalledSource;
-pub(crate) use one_each::{OneEach, Pageable};
-pub(in crate::engine) use pin_reserve::Place;
-pub(in crate::engine) use reserve::ReserveWait;
+use one_each::OneEach;
+pub(crate) use one_each::Pageable;
 pub(crate) use shape::granule_bytes;
 
-/// The memory of one pool: a supply of pinned memory, pageable memory if requests without room get that, and what users have
-/// pinned under the same limit.
+/// The memory of one pool: a supply of pinned memory, pageable memory for requests without room, and memory that users have pinned
+/// under the same limit.
 #[derive(Debug)]
 pub(crate) struct Memory {
+    source: CalledSource,
+    budget: Arc<Budget>,
+    log: Arc<PoolLog>,
     supply: Arc<dyn Supply>,
     /// The supply, if it is an arena, which has a reserve and free memory.
     arena: Option<Arc<ArenaSupply>>,
     pageable: Option<Pageable>,
     /// Bytes of users that are pinned under the same limit. Relaxed: a statistic.
     external_bytes: AtomicU64,
-    /// What the process may lock, read when a request first finds no memory.
+    /// The bytes that the process may lock, read when a request first finds no memory.
     lock_limit: OnceLock<Option<u64>>,
 }
 
-impl Deref for Memory {
-    type Target = dyn Supply;
+impl Memory {
+    /// One acquisition of `source` for each block, which `claim` claims.
+    pub(crate) fn one_each(source: CalledSource, claim: Claim, pageable: Option<Pageable>, log: Arc<PoolLog>) -> Self {
+        let supply = Arc::new(OneEach::new(source.clone(), claim, log.clone()));
+        let (budget, external_bytes, lock_limit) = (supply.budget.clone(), AtomicU64::new(0), OnceLock::new());
+        Self { source, budget, log, supply, arena: None, pageable, external_bytes, lock_limit }
+    }
 
-    fn deref(&self) -> &Self::Target {
+    pub(crate) fn of_arena(arena: ArenaSupply, pageable: Option<Pageable>) -> Self {
+        let (source, budget, log) = (arena.source.clone(), arena.budget.clone(), arena.log.clone());
+        let (arena, external_bytes, lock_limit) = (Arc::new(arena), AtomicU64::new(0), OnceLock::new());
+        Self { source, budget, log, supply: arena.clone(), arena: Some(arena), pageable, external_bytes, lock_limit }
+    }
+
+    /// The supply of pinned memory.
+    #[inline]
+    pub(crate) fn supply(&self) -> &dyn Supply {
         &*self.supply
     }
-}
 
-impl Memory {
-    pub(crate) fn one_each(supply: OneEach, pageable: Option<Pageable>) -> Self {
-        Self::over(Arc::new(supply), None, pageable)
+    #[inline]
+    pub(crate) fn source(&self) -> &dyn Source {
+        &*self.source
     }
 
-    pub(crate) fn of_arena(arena: Arc<ArenaSupply>, pageable: Option<Pageable>) -> Self {
-        Self::over(arena.clone(), Some(arena), pageable)
-    }
-
-    fn over(supply: Arc<dyn Supply>, arena: Option<Arc<ArenaSupply>>, pageable: Option<Pageable>) -> Self {
-        Self { supply, arena, pageable, external_bytes: AtomicU64::new(0), lock_limit: OnceLock::new() }
+    /// The limit of the pool.
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
     }
 
     /// The arena that buffers are carved from, if there is one.
@@ -106,34 +115,29 @@ impl Memory {
 
     /// Sets the limit.
     pub(in crate::engine) fn set_max_bytes(&self, max_bytes: Option<u64>) {
-        self.budget().set_max_bytes(max_bytes);
+        self.budget.set_max_bytes(max_bytes);
         if let Some(pageable) = &self.pageable {
             pageable.follow(max_bytes);
         }
     }
 
     pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {
-        self.budget().max_bytes()
+        self.budget.max_bytes()
     }
 
-    /// Whether more is held than the limit, which was lowered.
-    pub(in crate::engine) fn exceeds_limit(&self) -> bool {
-        self.budget().over_bytes() > 0
-    }
-
-    /// Unpinned memory for `class`, if this pool may give it out and its limit leaves room.
+    /// Pageable memory for `class`, if this pool may return it and its limit leaves room.
     pub(in crate::engine) fn find_pageable(&self, class: Class) -> Option<BlockMemory> {
         self.pageable.as_ref()?.acquire(class)
     }
 
-    /// Whether pageable memory for `class` fits under its limit if none is held.
+    /// Returns whether pageable memory for `class` fits under its limit if none is held.
     pub(in crate::engine) fn could_be_pageable(&self, class: Class) -> bool {
         self.pageable.as_ref().is_some_and(|pageable| pageable.could_hold(class))
     }
 
     /// Claims `bytes` for memory that is held in addition to the blocks.
     pub(in crate::engine) fn claim_external(&self, bytes: u64) -> Result<Claim, Refusal> {
-        let claim = self.budget().claim(bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes: bytes, over })?;
+        let claim = self.budget.claim(bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes: bytes, over })?;
         self.external_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(claim)
     }
@@ -145,11 +149,11 @@ impl Memory {
 
     /// How much the supply may hold for `bytes` to fit in addition. `None` without a limit.
     pub(in crate::engine) fn room_for_external(&self, bytes: u64) -> Option<u64> {
-        Some(self.max_bytes()?.saturating_sub(bytes).saturating_sub(self.claimed_by_others()))
+        Some(self.max_bytes()?.saturating_sub(bytes).saturating_sub(self.supply.claimed_by_others()))
     }
 
     /// Memory leaves the pool, to the supply or to the system. Logs a failure. A slow call.
-    pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64, log: &PoolLog) {
+    pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64) {
         let released = match memory {
             BlockMemory::Pageable { region, claim } => {
                 self.pageable.as_ref().map_or(Ok(()), |pageable| pageable.release(region, claim))
@@ -158,64 +162,55 @@ impl Memory {
                 adopted.release();
                 Ok(())
             }
-            pinned => self.give(pinned, now_us),
+            pinned => self.supply.give(pinned, now_us),
         };
         if let Err((held_bytes, error)) = released {
-            log.release_failed(held_bytes, &error);
+            self.log.release_failed(held_bytes, &error);
         }
     }
 
     /// Bytes in blocks, pinned or not.
     pub(in crate::engine) fn own_bytes(&self) -> u64 {
-        self.all_block_bytes() + self.pageable.as_ref().map_or(0, Pageable::held_bytes)
+        self.supply.all_block_bytes() + self.pageable.as_ref().map_or(0, Pageable::held_bytes)
     }
 
     /// Fills in what the supply and pageable memory count.
     pub(in crate::engine) fn fill_stats(&self, stats: &mut Stats) {
-        self.fill(stats);
+        self.supply.fill(stats);
         stats.memory.external_bytes = self.external_bytes.load(Ordering::Relaxed);
         if let Some(pageable) = &self.pageable {
             pageable.fill(stats);
         }
-        let calls = self.calls();
+        let calls = self.supply.calls();
         (stats.memory.pin, stats.memory.unpin, stats.memory.remap) = (calls.pin, calls.unpin, calls.remap);
     }
 }
 
 /// A supply of pinned memory for the blocks of one pool.
 pub(crate) trait Supply: Debug + Send + Sync {
-    fn source(&self) -> &dyn Source;
-    /// The limit of the pool.
-    fn budget(&self) -> &Arc<Budget>;
-    /// Memory for `class`, as far as `calls` allow; idle blocks of `pool` make room. Stops if `take_idle` finds an idle block that
-    /// has returned meanwhile. A slow call.
-    fn find(
-        &self,
-        class: Class,
-        calls: (u64, SlowCalls),
-        pool: &dyn PoolView,
-        take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Stop>;
-    /// Takes back memory of [`find`](Self::find). If the source refuses to release it, returns its bytes with the reason.
+    /// Memory for a request; idle blocks of `pool` make room. Stops if `take_idle` finds an idle block that was returned meanwhile. A
+    /// slow call.
+    fn find(&self, attempt: Attempt, pool: &dyn PoolView, take_idle: &dyn Fn() -> bool) -> Result<BlockMemory, Stop>;
+    /// Returns memory of [`find`](Self::find). If the source refuses to release it, returns its bytes with the error.
     fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)>;
     /// Releases idle memory until `bytes` are released or nothing is idle. Returns how many were. Slow calls.
     fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64;
     /// Releases what the source refused to release before; an arena does so with its next release. Slow calls.
     fn release_refused(&self) {}
-    /// The pool has closed: everything is released, now or with the last block.
+    /// The pool has closed: releases all memory, now or with the last block.
     fn close(&self, now_us: u64);
-    /// Whether a block of `class` fits under all limits if nothing else is held.
+    /// Returns whether a block of `class` fits under all limits if nothing else is held.
     fn could_hold(&self, class: Class) -> bool;
-    /// Whether it may pin more than its reserve.
+    /// Returns whether it may pin more than its reserve.
     fn may_grow(&self) -> bool {
         true
     }
-    /// What the limit leaves next to a block of the class `first`. 0 if memory is held in regions, which a small buffer may keep
-    /// from being replaced.
-    fn room_beside_bytes(&self, first: Class) -> u64;
-    /// What a block of `class` uses of that room.
-    fn beside_bytes(&self, class: Class) -> u64;
-    /// What a block of `class` holds for its user.
+    /// The bytes that the limit leaves next to a block of the class `first`. 0 if memory is held in regions, which a small
+    /// buffer may keep from being replaced.
+    fn room_to_pass(&self, first: Class) -> u64;
+    /// The bytes of that room that a block of `class` uses.
+    fn bytes_to_pass(&self, class: Class) -> u64;
+    /// The bytes that a block of `class` holds for its user.
     fn block_bytes(&self, class: Class) -> u64;
     /// Bytes in all blocks: in use, in flight, idle or quarantined.
     fn all_block_bytes(&self) -> u64;
@@ -246,7 +241,7 @@ pub(crate) trait PoolView: Send + Sync {
     fn release_oldest(&self, why: EvictionReason) -> bool;
     /// Returns the blocks with completed copies.
     fn complete_copies(&self);
-    /// Whether a copy is in flight.
+    /// Returns whether a copy is in flight.
     fn has_copies(&self) -> bool {
         false
     }
@@ -254,12 +249,16 @@ pub(crate) trait PoolView: Send + Sync {
     fn waiting_bytes(&self) -> Vec<u64> {
         Vec::new()
     }
-    /// There is more room than before: waiting requests try again.
+    /// The time by the clock of the pool.
+    fn now_us(&self) -> u64 {
+        0
+    }
+    /// There is more room than before: waiting requests search again.
     fn room_was_made(&self) {}
 }
 
-/// Releases blocks of `pool`, the oldest first, while `is_wanted`. No more than were idle at the start, whatever other threads
-/// put back meanwhile, so it ends.
+/// Releases blocks of `pool`, the oldest first, while `is_wanted`. Releases no more than were idle at the start, so it ends although
+/// other threads return blocks meanwhile.
 pub(crate) fn release_while(pool: &dyn PoolView, why: EvictionReason, is_wanted: impl Fn() -> bool) {
     for _ in 0..pool.idle_buffers() {
         if !is_wanted() || !pool.release_oldest(why) {

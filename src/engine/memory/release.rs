@@ -1,4 +1,4 @@
-//! Memory leaves the arena: when it is due, when a user or a limit requires it, for others who lack it, and at the end.
+//! Releases of memory: when it is due, when a user or a limit requires it, for other pools and processes, and at the end.
 //!
 //! Every release is a plan: made under the lock, carried out without it, finished under it.
 
@@ -10,7 +10,7 @@ use super::arena_supply::ArenaSupply;
 use super::books::Books;
 use super::carry_out::Executor;
 use super::shape::Mapping;
-use super::{PoolView, Supply, release_while};
+use super::{Memory, PoolView, release_while};
 use crate::arena::Plan;
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::maintenance_thread::MaintenanceThread;
@@ -21,9 +21,37 @@ use pinpool_os::threads;
 /// While memory is short, free memory is kept for a fourth of the time.
 const RETENTION_DIVISOR: u64 = 4;
 
+impl Memory {
+    /// Releases free memory of the arena, if there is one, until at most `to_bytes` are held or nothing is free.
+    pub(in crate::engine) fn release_free(&self, to_bytes: u64, now_us: u64) {
+        if let Some(arena) = &self.arena {
+            self.log.release_error(arena.release(now_us, |books| books.arena.release_down_to(to_bytes)));
+        }
+    }
+
+    /// Releases free memory and idle blocks of `pool`, the oldest first, until at most `to_bytes` are held or nothing is idle.
+    pub(in crate::engine) fn trim(&self, to_bytes: u64, pool: &dyn PoolView, now_us: u64) {
+        release_while(pool, EvictionReason::Released, || {
+            self.release_free(to_bytes, now_us);
+            self.supply.held_bytes() > to_bytes
+        });
+        self.release_free(to_bytes, now_us);
+    }
+
+    /// Releases free memory and idle blocks of `pool`, the oldest first, until no more is held than the limit and no more is idle
+    /// than `max_idle_bytes`.
+    pub(in crate::engine) fn enforce_limits(&self, pool: &dyn PoolView, max_idle_bytes: Option<u64>, now_us: u64) {
+        if let Some(arena) = &self.arena {
+            return self.log.release_error(arena.enforce_limits(pool, max_idle_bytes, now_us));
+        }
+        let is_over_idle = || max_idle_bytes.is_some_and(|max_bytes| pool.idle_bytes() > max_bytes);
+        release_while(pool, EvictionReason::Reclaimed, || self.budget.over_bytes() > 0 || is_over_idle());
+    }
+}
+
 impl ArenaSupply {
-    /// A tick of `pool`: follows the pressure on memory, and releases what is due. Severe pressure releases everything idle, for as
-    /// long as it lasts; `trim_all` is to release what is free then. May make slow calls.
+    /// A tick of `pool`: follows the pressure on memory, and releases what is due. While pressure is severe, releases everything
+    /// idle, and calls `trim_all` to release free memory. May make slow calls.
     pub(in crate::engine) fn tick(self: &Arc<Self>, pool: &dyn PoolView, now_us: u64, trim_all: impl FnOnce()) {
         let Some(mut watch) = self.pressure.0.try_lock() else { return };
         if let Some(pressure) = watch.pressure_change(now_us) {
@@ -36,7 +64,7 @@ impl ArenaSupply {
         }
         self.refresh_demand(now_us);
         self.log.release_error(self.release_due(now_us));
-        self.resume_reserve(now_us);
+        self.resume_reserve();
     }
 
     /// Releases what is due (policy-R9), soon: if that calls a driver, a dedicated thread does it, so that no request or
@@ -47,10 +75,10 @@ impl ArenaSupply {
             return Ok(());
         }
         // Relaxed: a thread that sees an old value finds nothing due.
-        if self.is_releasing.load(Ordering::Relaxed) || !self.books().arena().is_release_due(now_us) {
+        if self.is_releasing.load(Ordering::Relaxed) || !self.books().arena.is_release_due(now_us) {
             return Ok(());
         }
-        if !self.source().needs_gpu() {
+        if !self.source.needs_gpu() {
             return self.release(now_us, |books| books.plan_due(now_us));
         }
         // Acquire, with the Release below: the threads of two rounds run one after the other.
@@ -74,19 +102,9 @@ impl ArenaSupply {
         self.release(now_us, |books| books.plan_due(now_us))
     }
 
-    /// Releases free granules until at most `to_bytes` are held or nothing is free.
-    pub(in crate::engine) fn release_down_to(&self, to_bytes: u64, now_us: u64) -> Result<(), SourceError> {
-        self.release(now_us, |books| books.plan_trim(to_bytes))
-    }
-
     /// Releases free memory, then idle blocks, the oldest first, until no more is held than the limit and no
     /// more is idle than `max_idle_bytes`.
-    pub(in crate::engine) fn enforce_limits(
-        &self,
-        pool: &dyn PoolView,
-        max_idle_bytes: Option<u64>,
-        now_us: u64,
-    ) -> Result<(), SourceError> {
+    fn enforce_limits(&self, pool: &dyn PoolView, max_idle_bytes: Option<u64>, now_us: u64) -> Result<(), SourceError> {
         let idle_bytes = || pool.idle_bytes();
         // Other threads may return blocks meanwhile: no more are released than were idle at the start.
         let mut turns = idle_bytes() / PAGE_BYTES as u64;
@@ -113,27 +131,27 @@ impl ArenaSupply {
         let before_bytes = self.books().held_bytes();
         pool.complete_copies();
         let mut turns = pool.idle_buffers();
-        while turns > 0 && self.books().arena().releasable_bytes() < bytes {
+        while turns > 0 && self.books().arena.releasable_bytes() < bytes {
             turns = if pool.release_oldest(EvictionReason::Reclaimed) { turns - 1 } else { 0 };
         }
         self.log.release_error(self.release(now_us, |books| books.plan_release_of(bytes)));
         before_bytes.saturating_sub(self.books().held_bytes())
     }
 
-    /// Whether memory is released because it has been idle for long. Where a release waits for the device it blocks every
-    /// enqueue, which memory that nobody misses is not worth: there only if memory is short.
+    /// Returns whether idle memory is released because of its age. If a release waits for the device, it blocks every enqueue, so
+    /// such memory is released only while memory is short.
     pub(in crate::engine) fn may_release_by_time(&self) -> bool {
-        // Relaxed: written and read by ticks, which come one after the other.
-        !self.source().release_waits() || self.is_short.load(Ordering::Relaxed)
+        // Relaxed: written and read by ticks, which run one at a time.
+        !self.source.release_waits() || self.is_short.load(Ordering::Relaxed)
     }
 
     /// The copies of a block end at an unknown time, or never.
     pub(in crate::engine) fn count_quarantined(&self) {
-        // Relaxed, here and below: a copy that is seen late only makes a release wait.
+        // Relaxed, here and below: a late reading only makes a release wait.
         self.quarantined.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The copies of N such blocks have completed.
+    /// The copies of this many quarantined blocks have completed.
     pub(in crate::engine) fn count_recovered(&self, blocks: u64) {
         self.quarantined.fetch_sub(blocks, Ordering::Relaxed);
     }
@@ -142,16 +160,16 @@ impl ArenaSupply {
         self.quarantined.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether a release would wait for a copy that may never end.
+    /// Returns whether a release would wait for a copy that may never end.
     pub(in crate::engine) fn may_never_release(&self) -> bool {
-        self.source().release_waits() && self.has_quarantined()
+        self.source.release_waits() && self.has_quarantined()
     }
 
-    /// Counts the memory that is due and stays, since its release would wait for the device.
+    /// Counts memory that is due but is kept, because its release would wait for the device.
     pub(in crate::engine) fn count_overdue(&self, now_us: u64) {
         let overdue_bytes = self.books().count_overdue(now_us);
         if overdue_bytes > 0 && !self.told_idle.swap(true, Ordering::Relaxed) {
-            self.log.idle_memory_stays(overdue_bytes, self.source().name());
+            self.log.idle_memory_stays(overdue_bytes, self.source.name());
         }
     }
 
@@ -189,7 +207,7 @@ impl ArenaSupply {
             released = released.and(self.release(now_us, Books::plan_release_all));
             let mut books = self.books();
             // Another thread may be releasing granules as well.
-            while books.arena().stats().transit_bytes > 0 {
+            while books.arena.stats().transit_bytes > 0 {
                 books = self.finished.wait(books);
             }
             // `None`: the last block came back after the release above, and its granules go before their addresses.
@@ -197,11 +215,11 @@ impl ArenaSupply {
                 break mappings;
             }
         };
-        // One that fails does not keep the others.
+        // A failure does not keep the others.
         let released = mappings.into_iter().map(|mapping| self.release_mapping(mapping)).fold(released, Result::and);
         let mut books = self.books();
         let is_all_released = released.is_ok() && books.is_unused();
-        // A block that another thread is giving back comes here again.
+        // A block that another thread is returning leads here again.
         let is_last = books.is_unused() || self.has_quarantined();
         let ended = if is_last { books.end_claims(is_all_released) } else { None };
         let held_bytes = books.held_bytes();
@@ -219,7 +237,7 @@ impl ArenaSupply {
         // arena had a range for it (books-I1).
         let released = unsafe { mapping.release(&self.source) };
         let (took, has_succeeded) = (begun.elapsed(), released.is_ok());
-        region_bytes.into_iter().for_each(|bytes| self.books().count_region_release(bytes, took, has_succeeded));
+        region_bytes.into_iter().for_each(|bytes| self.books().calls.unpin.record(bytes, took, has_succeeded));
         released
     }
 }

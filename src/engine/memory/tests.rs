@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::PoolView;
 use crate::arena::Retention;
 use crate::backend::{HeapSource, Region, Source, SourceError};
-use crate::diag::{LogSampler, PoolLog};
 use crate::engine::memory::{ArenaSettings, ArenaSupply, CalledSource};
 use crate::quota::Budget;
+use crate::report::{LogSampler, PoolLog};
 use crate::stats::EvictionReason;
 // In a model another thread may run before each call.
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
@@ -80,11 +80,11 @@ impl PoolView for NoBlocks {
 /// An arena over this source, with or without a limit.
 fn arena(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> ArenaSupply {
     let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), ..PoolLog::new() };
-    let (log, claim) = (Arc::new(log), Budget::new(max_bytes).nothing());
+    let (log, claim) = (Arc::new(log), Budget::new(max_bytes).empty_claim());
     let config =
         ArenaSettings { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };
-    let files = ("/".into(), Some(Path::new("/dev/null")));
-    ArenaSupply::new(CalledSource::new(source, None), claim, config, log, files).unwrap()
+    let pressure = Some(Path::new("/dev/null"));
+    ArenaSupply::new(CalledSource::new(source, None), claim, config, log, pressure).unwrap()
 }
 
 /// Every interleaving of threads that finish plans, and of those that wait for a completion. loom reports a thread that is never
@@ -97,7 +97,6 @@ mod models {
 
     use super::super::*;
     use super::{CountedHeap, NoBlocks, arena};
-    use crate::arena::ArenaPtr;
     use crate::size_class::Rounding;
 
     const BUFFER_BYTES: u64 = 4096;
@@ -115,11 +114,11 @@ mod models {
             Arc::new(Self { arena, source })
         }
 
-        fn get(&self) -> Option<(ArenaPtr, u64)> {
+        fn get(&self) -> Option<BlockMemory> {
             let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
-            let calls = (0, SlowCalls::Until(Instant::now(), Instant::now()));
-            match self.arena.find(class, calls, &NoBlocks, &mut || false) {
-                Ok(BlockMemory::Carved { ptr, bytes, .. }) => Some((ptr, bytes)),
+            let calls = SlowCalls::Until(Instant::now(), Instant::now());
+            match self.arena.find(Attempt { class, now_us: 0, calls }, &NoBlocks, &|| false) {
+                Ok(memory) => Some(memory),
                 refused => {
                     assert!(matches!(refused, Err(Stop::Refused(Refusal::QuotaExceeded { .. }))), "{refused:?}");
                     None
@@ -127,12 +126,12 @@ mod models {
             }
         }
 
-        fn put(&self, (ptr, bytes): (ArenaPtr, u64)) {
-            self.arena.give_carved(ptr, bytes, 0);
+        fn put(&self, memory: BlockMemory) {
+            self.arena.give(memory, 0).unwrap();
         }
 
         fn release_all(&self) {
-            self.arena.release_down_to(0, 0).unwrap();
+            self.arena.release(0, |books| books.arena.release_down_to(0)).unwrap();
         }
 
         fn end(&self) {
@@ -195,7 +194,7 @@ mod end {
 
     use super::super::*;
     use super::{CountedHeap, NoBlocks, arena};
-    use crate::diag::captured;
+    use crate::report::captured;
     use crate::size_class::Rounding;
 
     #[test]
@@ -205,9 +204,8 @@ mod end {
             let source = Arc::new(CountedHeap::new(true));
             let arena = arena(source.clone(), "closing test", None);
             let class = Rounding::Eighths.class(4096, 4096).unwrap();
-            let calls = (0, SlowCalls::Until(Instant::now(), Instant::now()));
-            let found = arena.find(class, calls, &NoBlocks, &mut || false).unwrap();
-            let BlockMemory::Carved { ptr, bytes, .. } = found else { panic!("carved") };
+            let calls = SlowCalls::Until(Instant::now(), Instant::now());
+            let found = arena.find(Attempt { class, now_us: 0, calls }, &NoBlocks, &|| false).unwrap();
             if is_leaked {
                 arena.count_quarantined();
             }
@@ -217,7 +215,7 @@ mod end {
             if is_leaked {
                 assert_eq!((lines.len(), source.released()), (1, 0));
             } else {
-                arena.give_carved(ptr, bytes, 0);
+                arena.give(found, 0).unwrap();
                 assert_eq!((lines.len(), source.released()), (0, 1));
             }
         }

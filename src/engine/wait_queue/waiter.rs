@@ -2,16 +2,17 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use super::Server;
+use crate::error::Result;
 use crate::maintenance_thread::{MaintenanceThread, Reminder};
 use crate::size_class::Class;
 use pinpool_os::sync::{Condvar, Mutex};
 use pinpool_os::unwind::caught;
 
-/// Longest wait for room.
+/// The longest wait for room.
 const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
 
 /// When a request that began at `begun` has waited for `wait`.
@@ -177,6 +178,23 @@ impl<S: Server> Waiter<S> {
     }
 }
 
+/// The outcome of the first attempt of a request.
+#[derive(Debug)]
+pub(crate) enum FirstAttempt<S: Server> {
+    Served(S::Item),
+    Waiting(WaitTicket<S>),
+}
+
+impl<S: Server> FirstAttempt<S> {
+    /// Blocks the thread until the request is served or fails.
+    pub(crate) fn wait(self) -> Result<S::Item> {
+        match self {
+            Self::Served(item) => Ok(item),
+            Self::Waiting(ticket) => ticket.server.end_wait(&ticket, ticket.wait()),
+        }
+    }
+}
+
 /// A place in the queue. Its drop leaves the queue, also while its thread unwinds, and passes on what it was handed.
 pub(crate) struct WaitTicket<S: Server> {
     server: Arc<S>,
@@ -206,10 +224,6 @@ impl<S: Server> WaitTicket<S> {
             queue.wake_thread();
         }
         Self { server: server.clone(), waiter, reminder: None }
-    }
-
-    pub(in crate::engine) fn server(&self) -> &Arc<S> {
-        &self.server
     }
 
     pub(in crate::engine) fn waiter(&self) -> &Waiter<S> {
@@ -242,7 +256,7 @@ impl<S: Server> WaitTicket<S> {
         }
     }
 
-    /// What [`wait`](Self::wait) returns, for a task.
+    /// Does for a task what [`wait`](Self::wait) does for a thread.
     pub(in crate::engine) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<S::Item>> {
         let (server, waiter, queue) = (&self.server, &self.waiter, self.server.queue());
         // Before the slot is read: what comes later wakes this task.
@@ -254,7 +268,7 @@ impl<S: Server> WaitTicket<S> {
             queue.search_for_task(server, waiter);
         }
         if Instant::now() >= waiter.deadline {
-            // Its attempt may be in a driver call that does not return.
+            // The attempt may be in a driver call that does not return.
             queue.end(&**server, waiter, None);
         }
         if waiter.has_ended() {
@@ -268,6 +282,12 @@ impl<S: Server> WaitTicket<S> {
             context.waker().wake_by_ref();
         }
         Poll::Pending
+    }
+
+    /// Polls the request of a task until it is served or fails.
+    pub(crate) fn poll_served(&mut self, context: &mut Context<'_>) -> Poll<Result<S::Item>> {
+        let served = ready!(self.poll(context));
+        Poll::Ready(self.server.end_wait(self, served))
     }
 
     fn take(&self) -> Option<S::Item> {

@@ -1,7 +1,7 @@
 //! The smallest limit that costs a program no more time, with a longer idle timeout or a reserve if these save time.
 //!
 //! A replay of the whole trace counts the seconds that settings cost: driver calls, remaps and waiting. `MAX_BYTES` is bisected at the cost
-//! of a pool without a limit, or with the given one; whatever is advised was replayed exactly as advised, headroom included. If threads
+//! of a pool without a limit, or with the given one; the advised limit was replayed as printed, with its headroom. If threads
 //! are known, they are also replayed without the delays that the advice removes, because faster threads hold more memory at once.
 
 use std::error::Error;
@@ -71,7 +71,7 @@ pub(super) struct Advice {
     pub(super) as_given: Column,
     /// `None`: keep the given settings.
     pub(super) advised: Option<BetterSettings>,
-    /// What was replayed in addition to the given settings.
+    /// Other settings that were replayed.
     pub(super) tried: Vec<Column>,
     /// The limits that were replayed, in ascending order.
     pub(super) frontier: Vec<Point>,
@@ -79,7 +79,7 @@ pub(super) struct Advice {
     /// Seconds lost under the advice if all pin calls were as short as the shortest of the recording, or as long as the longest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) lost_seconds_range: Option<(f64, f64)>,
-    /// Whether use grows until the end, so that no limit or reserve is advised.
+    /// Use grows until the end, so that no limit or reserve is advised.
     pub(super) grows: bool,
 }
 
@@ -166,7 +166,7 @@ impl<'a> Search<'a> {
         Ok(choices.filter(|(name, _)| is_open(name)).map(|choice| vec![choice]).collect())
     }
 
-    /// Whether these settings save enough, even if all pin calls were as short as the shortest. A reserve pins the same bytes at the
+    /// Returns true if these settings save enough, even if all pin calls were as short as the shortest. A reserve pins the same bytes at the
     /// start: it must save repeated pin calls.
     fn gains(&self, settings: &[(&'static str, String)], cost: &Column, as_given: &Column) -> bool {
         let seconds = self.workload.duration_us as f64 / 1e6;
@@ -182,7 +182,7 @@ impl<'a> Search<'a> {
         (as_given.lost_seconds * (1.0 - GAIN)).min(as_given.lost_seconds - of_time)
     }
 
-    /// Whether `cost` is no worse than the cost of the given settings.
+    /// Returns true if `cost` is no worse than the cost of the given settings.
     fn is_better(&self, cost: &Column, as_given: &Column) -> bool {
         let loses_more =
             cost.lost_seconds > as_given.lost_seconds || cost.outcome.fallbacks > as_given.outcome.fallbacks;
@@ -300,7 +300,7 @@ fn has_reserve(settings: &[(&str, String)]) -> bool {
     settings.iter().any(|(name, _)| *name == RESERVE)
 }
 
-/// The settings as `--set` takes them.
+/// The settings in the syntax of `--set`.
 fn text_of(settings: &[(&'static str, String)]) -> String {
     let short = |(name, value): &(&str, String)| format!("{}={value}", name.trim_start_matches("PINPOOL_"));
     settings.iter().map(short).collect::<Vec<_>>().join(",")

@@ -53,7 +53,7 @@ impl Costs {
     }
 }
 
-/// Where the cost of `calls` comes from.
+/// The origin of the cost of `calls`.
 fn origin_of(calls: &[TimedCall]) -> String {
     match (calls.len(), CallCost::is_one_size(calls)) {
         (0, _) => "as pins".to_owned(),
@@ -62,7 +62,7 @@ fn origin_of(calls: &[TimedCall]) -> String {
     }
 }
 
-/// What a replay under some settings costs.
+/// The costs of a replay under some settings.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Column {
     pub(crate) set: String,

@@ -67,22 +67,19 @@ fn a_leak_is_named_by_the_function_that_got_it() {
     // Frames of entries and of the blocks at the end.
     assert_eq!(converted("pytorch").matches("call_stacks::get_and_keep").count(), 2 * GETS / 20);
 
-    let judged = diagnose_recording(&recording);
-    let judgement = &judged[0].diagnosis;
-    assert_eq!(judgement.cause, Cause::Leak, "{judgement}");
-    assert!(judgement.found.ends_with("::get_and_keep)"), "{judgement}");
+    let pools = diagnose_recording(&recording);
+    let diagnosis = &pools[0].diagnosis;
+    assert_eq!(diagnosis.cause, Cause::Leak, "{diagnosis}");
+    assert!(diagnosis.found.ends_with("::get_and_keep)"), "{diagnosis}");
 }
 
 #[test]
-fn load_keeps_call_stacks_if_asked_and_a_retired_setting_is_a_warning() {
+fn load_keeps_call_stacks_if_requested() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
-    let load = ["load", "--synthetic", "2", "--call-stacks", "1", "--set", "CALL_STACKS=7,BACKEND=heap", "--record"];
+    let load = ["load", "--synthetic", "2", "--call-stacks", "1", "--set", "BACKEND=heap", "--record"];
     let ran = finish(pinpool(&load).arg(&path));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    ran.check_stderr(
-        "PINPOOL_CALL_STACKS=7: retired and ignored; set call_stacks in Rust or C, or use `pinpool load --call-stacks`",
-    );
     let sampled = |event: &Event| matches!(event, Event::Sampled { .. });
     assert!(Recording::open(&path).unwrap().records.iter().any(|record| sampled(&record.event)));
 }

@@ -1,4 +1,4 @@
-//! A machine that gives no threads, and signals while the terminal is in raw mode.
+//! A system that refuses threads, and signals while the terminal is in raw mode.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -17,7 +17,7 @@ const LOST_PART: u64 = 100;
 /// Doublings of that time at most.
 const RETURNS_MAX: u32 = 12;
 
-/// What was reported last.
+/// The last report.
 #[derive(Debug, Default)]
 pub(super) struct LogFilter {
     reported: Option<(Cause, bool, u64)>,

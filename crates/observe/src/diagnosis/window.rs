@@ -64,7 +64,7 @@ impl<'a> Window<'a> {
         Self { before, now, of, most_held_bytes, lost }
     }
 
-    /// Whether the window pinned and unpinned as much as was held at either end.
+    /// Returns true if the window pinned and unpinned as much as was held at either end.
     pub(super) fn is_churning(&self) -> bool {
         let held_bytes = self.cycled_bytes();
         held_bytes > 0 && self.of.pinned_bytes >= held_bytes && self.of.unpinned_bytes >= held_bytes
@@ -102,7 +102,7 @@ impl<'a> Window<'a> {
         let max = now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", Size(bytes)));
         let (held, buffers) = (Size(now.held_bytes), counted(now.used, "buffer"));
         let evidence = vec![
-            format!("{gets}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
+            format!("this window: {gets}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
             format!("{held} held{max}: {used} in {buffers}, {in_flight} in flight, {idle} idle, {free} free"),
         ];
         WindowDiagnosis { cause, is_alarm: false, found, evidence, advice: None, setting: None, lost: *lost, size: 0 }
@@ -245,7 +245,7 @@ impl<'a> Window<'a> {
         format!("{}.{}", tenths / 10, tenths % 10)
     }
 
-    /// What other processes hold of the missing memory: this pool's own limit has room. They may have ended since.
+    /// Bytes that other processes hold, if this pool's own limit has room. These processes may have ended since.
     fn missing_at_others(&self) -> Option<u64> {
         let Snapshot { needed_bytes, max_bytes, others_bytes, .. } = self.now;
         let is_theirs = *needed_bytes > 0 && max_bytes.is_none_or(|own| *needed_bytes <= own);
@@ -375,7 +375,7 @@ impl<'a> Window<'a> {
         self.is_growing() && is_first && !self.are_buffers_larger() && self.of.misses > self.of.gets / WARM_PART
     }
 
-    /// Whether the pool holds more only because its buffers have become larger.
+    /// Returns true if the pool holds more only because its buffers have become larger.
     fn are_buffers_larger(&self) -> bool {
         let [before, now] = [self.before, self.now].map(|of| u128::from(mean_bytes(of)));
         let [held_before, held] = [self.before, self.now].map(|of| u128::from(of.held_bytes));

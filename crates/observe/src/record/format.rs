@@ -25,7 +25,7 @@ pub(super) const BLOCK_BYTES_MAX: usize = 64 << 20;
 /// A block is closed when it has this many bytes.
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// What a block consists of.
+/// A part of a block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Item {
     Record(Record),
@@ -65,7 +65,7 @@ impl BlockWriter {
         self.items = postcard::to_extend(item, std::mem::take(&mut self.items)).unwrap_or_default();
     }
 
-    /// Whether the block should be closed.
+    /// Returns true if the block should be closed.
     pub(super) fn is_full(&self) -> bool {
         self.items.len() >= BLOCK_BYTES
     }

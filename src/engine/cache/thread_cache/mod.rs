@@ -85,7 +85,7 @@ pub(in crate::engine) struct ThreadCache<T> {
     ticks: Mutex<Ticks>,
 }
 
-/// What a cache counts.
+/// The counters of a cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::engine) struct Counts {
     /// Buffers that are idle now.
@@ -182,7 +182,7 @@ impl<T> ThreadCache<T> {
         self.is_over_limit().then(|| self.evict_oldest()).flatten()
     }
 
-    /// Whether more buffers are idle than the limit allows; what other threads put may not count yet. Takes no lock.
+    /// Returns whether more buffers are idle than the limit allows; what other threads put may not count yet. Takes no lock.
     pub(in crate::engine) fn is_over_limit(&self) -> bool {
         let idle: u64 = self.used_shards().map(Shard::idle).sum();
         idle > self.limit() as u64
@@ -311,11 +311,6 @@ impl Ticks {
         }
         self.old
     }
-}
-
-/// In a forked child: only the calling thread exists, so only its slot is in use.
-pub(in crate::engine) fn forget_other_threads() {
-    entry::keep_own_lease_only();
 }
 
 /// The numbers of the set bits, from `first` upward and then from 0.

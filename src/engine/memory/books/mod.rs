@@ -1,10 +1,10 @@
 //! The bookkeeping of an arena: what the lock in [`ArenaSupply`](super::ArenaSupply) guards.
 //!
 //! ```text
-//!   claimed = arena's claims + reserves' overhead + pending reserves      what is added keeps it within the limit
+//!   claimed = arena's claims + reserves' overhead + pending reserves      within the limit after each addition
 //!   closed, live bytes                                                    true and 0: no pool can use this memory again
-//!   overdue bytes                                                         due, and kept since a release waits for the device
-//!   demand                                                                whether sizes vary, and how large a hole is wanted
+//!   overdue bytes                                                         due, but kept because a release waits for the device
+//!   demand                                                                variation of sizes, and the length of a wanted hole
 //! ```
 //!
 //! Sequential: arithmetic and tables. Never calls the source, waits, or logs.
@@ -12,12 +12,11 @@
 //! - books-I1: a region leaves the mappings before it is released, and returns if that fails.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::block_memory::BlockMemory;
 use super::carry_out::Executed;
 use super::shape::{Mapping, Mappings};
-use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
+use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome};
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::quota::{Budget, Claim, QuotaExceeded};
 use crate::stats::{SourceCalls, Stats};
@@ -31,37 +30,35 @@ const COMPACT_AFTER_FAILURE_US: u64 = 1_000_000;
 /// Every block starts at a multiple of this.
 const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
 
-/// When mappings run out, granules grow only as long as this many of them fit under the limit.
-const MANY_GRANULES: u64 = 64;
-
 #[derive(Debug)]
 pub(in crate::engine) struct Books {
-    arena: Arena,
+    pub(super) arena: Arena,
     pub(super) mappings: Mappings,
-    demand: Demand,
-    /// Above this, what is wanted counts as varied sizes (policy-R12).
+    pub(super) demand: Demand,
+    /// Sizes vary if a hole longer than this is wanted (policy-R12).
     varied_above_bytes: u64,
     /// A step towards a compaction target failed: the next one is not before this.
     next_compaction_us: u64,
     /// No pool carves from here any more.
-    is_closed: bool,
-    /// Bytes that were due at the last tick and stay, since their release would wait for the device.
-    overdue_bytes: u64,
+    pub(super) is_closed: bool,
+    /// Bytes that were due at the last tick but are kept, because their release would wait for the device.
+    pub(super) overdue_bytes: u64,
     budget: Arc<Budget>,
-    /// What this arena claims there; `None` after its end.
+    /// The claim of this arena; `None` after its end.
     claim: Option<Claim>,
-    /// What the system will hold for the reserves that are being pinned.
+    /// The bytes that the system will hold for reserves in progress.
     pending_bytes: u64,
     reserve_bytes: u64,
-    /// What the system holds for the reserves beyond their bytes.
+    /// The bytes that the system holds for reserves beyond their length.
     reserve_overhead_bytes: u64,
     largest_reserve_bytes: u64,
-    /// All that was requested as a reserve.
+    /// The bytes of all requested reserves.
     requested_bytes: u64,
     peak_bytes: u64,
     next_id: u64,
-    smaller_regions: u64,
-    calls: SourceCalls,
+    /// Regions for one buffer that were acquired because the source refused a larger one.
+    pub(super) smaller_regions: u64,
+    pub(super) calls: SourceCalls,
     /// A release failed, and none has succeeded since.
     release_fails: bool,
 }
@@ -91,7 +88,7 @@ impl Books {
         }
     }
 
-    /// What the system holds, as far as plans are finished.
+    /// The bytes that the system holds, as far as plans are finished.
     pub(in crate::engine) fn held_bytes(&self) -> u64 {
         let arena = self.arena.stats();
         arena.committed_bytes + arena.overhead_bytes + self.reserve_overhead_bytes
@@ -99,11 +96,6 @@ impl Books {
 
     fn record_peak(&mut self) {
         self.peak_bytes = self.peak_bytes.max(self.held_bytes());
-    }
-
-    /// A region for one buffer is acquired because the source refused a larger one.
-    pub(in crate::engine) fn count_smaller_region(&mut self) {
-        self.smaller_regions += 1;
     }
 
     /// Carves `bytes` from committed memory.
@@ -126,29 +118,28 @@ impl Books {
         Some(BlockMemory::Carved { start, ptr, bytes, id })
     }
 
-    /// A request for `bytes` missed: carves it if a hole is long enough. Also returns whether the size recurs (policy-R12).
-    pub(in crate::engine) fn serve_miss(&mut self, bytes: u64, now_us: u64) -> (Option<BlockMemory>, bool) {
+    /// A request for `bytes` missed: carves it if a hole is long enough. A size that does not recur is wanted from now on, unless
+    /// the holes and the `idle_bytes` of the pool are too few for it (policy-R12).
+    pub(in crate::engine) fn carve_missed(
+        &mut self,
+        bytes: u64,
+        now_us: u64,
+        idle_bytes: impl FnOnce() -> u64,
+    ) -> Option<BlockMemory> {
         let recurs = self.demand.missed(bytes, self.arena.stats().committed_bytes, now_us);
-        let memory = self.carve(bytes);
-        if memory.is_some() && !recurs {
+        let ptr = self.arena.carve(bytes, ALIGN_BYTES);
+        if !recurs && (ptr.is_some() || self.could_cover(bytes, idle_bytes())) {
             self.demand.want(bytes, now_us);
         }
-        (memory, recurs)
+        self.memory_at(ptr?, bytes)
     }
 
-    /// No hole is long enough for `bytes`, of a size that does not recur, while `idle_bytes` are idle in pools.
-    pub(in crate::engine) fn record_scattered(&mut self, bytes: u64, idle_bytes: u64, now_us: u64) {
-        if self.could_cover(bytes, idle_bytes) {
-            self.demand.want(bytes, now_us);
-        }
-    }
-
-    /// Whether sizes vary (policy-R12).
+    /// Returns whether sizes vary (policy-R12).
     pub(in crate::engine) fn is_varied(&self, now_us: u64) -> bool {
         self.demand.wanted_bytes(now_us) > self.varied_above_bytes
     }
 
-    /// Whether a hole as long as is wanted is more than a step away (policy-R13).
+    /// Returns whether a hole as long as is wanted is more than a step away (policy-R13).
     pub(in crate::engine) fn lacks_hole(&self, now_us: u64) -> bool {
         self.is_varied(now_us) && self.arena.lacks_hole(self.demand.wanted_bytes(now_us))
     }
@@ -161,39 +152,17 @@ impl Books {
         self.arena.compact(self.demand.wanted_bytes(now_us), ALIGN_BYTES)
     }
 
-    /// Settles a plan of [`plan_compaction`](Self::plan_compaction). After a failure none is made for a while.
-    pub(in crate::engine) fn finish_compaction(
-        &mut self,
-        plan: Plan,
-        (executed, outcome): (Executed, PlanOutcome),
-        now_us: u64,
-    ) {
-        if self.count(executed).is_some() {
-            self.next_compaction_us = now_us.saturating_add(COMPACT_AFTER_FAILURE_US);
-        }
-        self.arena.finish_plan(plan, outcome, now_us);
+    /// A step towards a compaction target failed: none is planned for a while.
+    pub(in crate::engine) fn delay_compaction(&mut self, now_us: u64) {
+        self.next_compaction_us = now_us.saturating_add(COMPACT_AFTER_FAILURE_US);
     }
 
-    /// The largest block that regions are to hold several of (policy-R11).
-    pub(in crate::engine) fn largest_missed_bytes(&self, now_us: u64) -> u64 {
-        self.demand.largest_missed_bytes(now_us)
-    }
-
-    /// The most that was held lately (policy-R7).
-    pub(in crate::engine) fn largest_held_bytes(&self, now_us: u64) -> u64 {
-        self.demand.largest_held_bytes(now_us)
-    }
-
-    /// Whether `idle_bytes` of idle blocks and the holes together make up a block of `bytes` (policy-R6).
+    /// Returns whether `idle_bytes` of idle blocks and the holes together make up a block of `bytes` (policy-R6).
     pub(in crate::engine) fn could_cover(&self, bytes: u64, idle_bytes: u64) -> bool {
         idle_bytes + self.arena.stats().hole_bytes >= bytes
     }
 
-    pub(in crate::engine) fn arena(&self) -> &Arena {
-        &self.arena
-    }
-
-    /// Plans a block of `bytes` within `limits`, and claims what the plan may commit. If a limit refuses that, says which.
+    /// Plans a block of `bytes` within `limits`, and claims the bytes that the plan may commit. Returns the limit that refused.
     pub(in crate::engine) fn plan_growth(
         &mut self,
         bytes: u64,
@@ -217,33 +186,20 @@ impl Books {
         self.lower_claim();
     }
 
-    /// The process has few mappings left: memory is committed in larger granules from now on, as far as the limit has room
-    /// for several. Returns their size if they are larger than before.
-    pub(in crate::engine) fn grow_in_larger_granules(&mut self) -> Option<u64> {
-        self.arena
-            .grow_in_larger_granules(self.budget().max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
-    }
-
-    /// Settles a plan of [`plan_growth`](Self::plan_growth).
-    pub(in crate::engine) fn finish_growth(
+    /// Finishes a plan that was carried out. Returns whether its block was granted, or why a call failed.
+    pub(in crate::engine) fn finish_plan(
         &mut self,
         plan: Plan,
         (executed, outcome): (Executed, PlanOutcome),
         now_us: u64,
-    ) -> Result<(), SourceError> {
+    ) -> Result<bool, SourceError> {
         let error = self.count(executed);
-        if error.is_none() {
-            self.demand.grown(plan.surplus_bytes());
-        }
         let before_bytes = self.arena.committed_outside_reserves();
         let is_granted = self.arena.finish_plan(plan, outcome, now_us);
         self.keep_committed_since(before_bytes);
         self.record_peak();
         self.lower_claim();
-        match error {
-            None if is_granted => Ok(()),
-            error => Err(error.unwrap_or_else(|| SourceError::new("arena", "a plan was made and not granted"))),
-        }
+        error.map_or(Ok(is_granted), Err)
     }
 
     /// Finishes a plan of releases; the releases in `failed` did not succeed. Returns an error that was not returned before: a
@@ -266,7 +222,7 @@ impl Books {
         }
     }
 
-    /// Moved granules could not be unmapped at their old places. Returns the error as `finish_releases` does.
+    /// Moved granules could not be unmapped at their old addresses. Returns the error as `finish_releases` does.
     pub(in crate::engine) fn record_not_unmapped(&mut self, error: SourceError) -> Result<(), SourceError> {
         self.calls.remap.failures += 1;
         if std::mem::replace(&mut self.release_fails, true) { Ok(()) } else { Err(error) }
@@ -289,29 +245,12 @@ impl Books {
         self.is_unused()
     }
 
-    /// Whether it is closed and every block came back.
+    /// Returns whether it is closed and every block came back.
     pub(in crate::engine) fn is_unused(&self) -> bool {
         self.is_closed && self.arena.stats().live_bytes == 0
     }
 
-    pub(in crate::engine) fn is_closed(&self) -> bool {
-        self.is_closed
-    }
-
-    /// No pool carves from here any more.
-    pub(in crate::engine) fn close(&mut self) {
-        self.is_closed = true;
-    }
-
-    pub(in crate::engine) fn set_retention(&mut self, retention: Retention) {
-        self.arena.set_retention(retention);
-    }
-
-    pub(in crate::engine) fn overdue_bytes(&self) -> u64 {
-        self.overdue_bytes
-    }
-
-    /// Counts what is due and stays. Returns how much that is.
+    /// Counts the bytes that are due but are kept, and returns them.
     pub(in crate::engine) fn count_overdue(&mut self, now_us: u64) -> u64 {
         self.overdue_bytes = self.arena.due_bytes(now_us);
         self.overdue_bytes
@@ -323,12 +262,7 @@ impl Books {
         self.arena.release_due(now_us)
     }
 
-    /// Plans the release of free memory until at most `to_bytes` are held.
-    pub(in crate::engine) fn plan_trim(&mut self, to_bytes: u64) -> Option<Plan> {
-        self.arena.release_down_to(to_bytes)
-    }
-
-    /// Plans the release of `bytes` that are free: of what is kept, only those over the limit.
+    /// Plans the release of `bytes` of free memory. Memory that is kept is released only if it exceeds the limit.
     pub(in crate::engine) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
         let over_bytes = self.bytes_over_limit().min(bytes);
         if over_bytes > self.arena.releasable_bytes() {
@@ -340,7 +274,7 @@ impl Books {
     /// Bytes held above a limit that was lowered.
     fn bytes_over_limit(&self) -> u64 {
         let held_bytes = self.held_bytes().saturating_add(self.claimed_by_others());
-        self.budget().max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
+        self.budget.max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
     }
 
     /// Bytes above the limit, or above `max_idle_bytes` if `idle_bytes` are idle in the pool: whichever is more.
@@ -363,8 +297,8 @@ impl Books {
         self.arena.release_down_to(0)
     }
 
-    /// After the last release: everything that is left, or `None` while a granule is still to be released before its
-    /// addresses. Nothing if a block is out: it keeps its memory until the process ends.
+    /// After the last release: the remaining mappings, or `None` while a granule must be released before its addresses. Empty if a
+    /// block still exists, which keeps its memory until the process ends.
     pub(in crate::engine) fn take_mappings(&mut self) -> Option<Vec<Mapping>> {
         if !self.is_unused() {
             return Some(Vec::new());
@@ -372,18 +306,9 @@ impl Books {
         (self.arena.stats().idle_bytes == 0 || self.release_fails).then(|| self.mappings.drain().collect())
     }
 
-    /// A region was to leave the pool after its blocks.
-    pub(in crate::engine) fn count_region_release(&mut self, bytes: u64, took: Duration, has_succeeded: bool) {
-        self.calls.unpin.record(bytes, took, has_succeeded);
-    }
-
-    pub(in crate::engine) fn calls(&self) -> SourceCalls {
-        self.calls
-    }
-
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
         let arena = self.arena.stats();
-        stats.limits.max_bytes = self.budget().max_bytes();
+        stats.limits.max_bytes = self.budget.max_bytes();
         stats.memory.held_bytes = self.held_bytes();
         stats.memory.peak_held_bytes = self.peak_bytes;
         stats.memory.free_bytes = arena.hole_bytes;
@@ -396,20 +321,10 @@ impl Books {
     }
 }
 
-/// The limit: what is claimed under it, and the room that is left.
+/// The claim under the limit.
 impl Books {
-    /// The limits that the arena claims under.
-    pub(in crate::engine) fn budget(&self) -> &Arc<Budget> {
-        &self.budget
-    }
-
-    /// Bytes that may still be claimed, where at least `wanted_bytes` are of use.
-    pub(in crate::engine) fn room_for(&self, wanted_bytes: u64) -> u64 {
-        self.budget().room_for(wanted_bytes)
-    }
-
-    /// All that could be released is: what is left stays claimed until the process ends. Drop the result outside the lock: it may
-    /// be the last claim under a shared limit, which is left then.
+    /// Ends the claim. Memory that could not be released stays claimed until the process ends. Drop the result outside the lock: it
+    /// may be the last claim under a shared limit, which the pool then leaves.
     pub(in crate::engine) fn end_claims(&mut self, is_all_released: bool) -> Option<Claim> {
         match self.claim.take() {
             Some(claim) if !is_all_released && claim.bytes() > 0 => {
@@ -425,13 +340,13 @@ impl Books {
         self.budget.used_bytes().saturating_sub(self.claim.as_ref().map_or(0, Claim::bytes))
     }
 
-    /// Claims what is held and planned now.
+    /// Claims the bytes that are held and planned now.
     pub(in crate::engine) fn update_claim(&mut self) -> Result<(), QuotaExceeded> {
         let bytes = self.all_claimed_bytes();
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }
 
-    /// Claims what is held now, which is no more than a plan claimed.
+    /// Claims the bytes that are held now, which are no more than a plan claimed.
     pub(in crate::engine) fn lower_claim(&mut self) {
         let lowered = self.update_claim();
         debug_assert!(lowered.is_ok(), "a completion claims more than its plan: {lowered:?}");

@@ -1,0 +1,126 @@
+//! Partitions: each has its own limit and wait queue over the memory of one pool.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::{MIB, over_virtual_memory, valid_stats};
+use crate::captured_log::{lines_with_levels, listen};
+use crate::fixture::{LONG, until_waits};
+use pinpool::{Backend, Pool, Preset, Request};
+
+#[test]
+fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
+    let pool = over_virtual_memory().max_bytes(16 << 20).name("train").build().unwrap();
+    let eval = pool.partition("eval", 4 << 20).unwrap();
+    let held: Vec<_> = (0..2).map(|_| eval.get(2 * MIB).unwrap()).collect();
+    let error = eval.get(2 * MIB).unwrap_err();
+    assert!(error.is_limit() && error.to_string().contains("the partition is full; held 4.0MiB"), "{error}");
+    assert!(eval.get(5 * MIB).unwrap_err().to_string().contains("partition"));
+    assert!(eval.try_get(2 * MIB).unwrap().is_none());
+    let (of_eval, of_all) = (valid_stats(&eval), valid_stats(&pool));
+    assert_eq!(
+        (of_eval.memory.in_use_bytes, of_eval.memory.held_bytes, of_eval.limits.max_bytes),
+        (4 << 20, 4 << 20, Some(4 << 20))
+    );
+    assert_eq!(
+        (of_eval.requests.served, of_eval.requests.misses, of_eval.requests.failed, of_eval.is_partition),
+        (2, 2, 2, true)
+    );
+    assert_eq!(
+        (of_all.requests.served, of_all.memory.in_use, of_all.memory.in_use_bytes, of_all.memory.held_bytes),
+        (2, 2, 4 << 20, 4 << 20)
+    );
+    assert!(pool.dump().to_string().contains("4.0MiB eval (2 buffers"), "{}", pool.dump());
+    drop(held);
+    assert_eq!((eval.stats().memory.in_use_bytes, valid_stats(&pool).memory.idle_bytes), (0, 4 << 20));
+    drop(pool.get(2 * MIB).expect("what was of the partition is idle in the pool"));
+    assert_eq!((pool.stats().requests.hits, pool.partition_stats().len()), (1, 1));
+    drop(eval.try_get(2 * MIB).unwrap().unwrap());
+    assert_eq!(
+        (eval.stats().requests.hits, eval.stats().memory.in_use_bytes, eval.stats().memory.peak_held_bytes),
+        (1, 0, 4 << 20)
+    );
+    assert_eq!((eval.name(), eval.stats().name.as_deref()), ("train/eval", Some("train/eval")));
+    drop(eval);
+    assert!(pool.partition_stats().is_empty());
+}
+
+#[test]
+fn a_full_partition_delays_nobody_else_and_its_requests_are_served_in_order() {
+    let builder = || Pool::builder().without_env().backend(Backend::Heap).wait(LONG);
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+        let pool = builder().preset(preset).max_bytes(64 << 20).build().unwrap();
+        let eval = pool.partition("eval", 8 << 20).unwrap();
+        let held = [(); 2].map(|()| eval.get(3 * MIB).unwrap());
+        let (order, expected) = (AtomicUsize::new(0), [6 * MIB, 3 * MIB]);
+        thread::scope(|scope| {
+            for (at, len) in expected.into_iter().enumerate() {
+                let (eval, order) = (&eval, &order);
+                scope.spawn(move || {
+                    let got = eval.get(len).unwrap();
+                    assert_eq!(
+                        order.fetch_add(1, Ordering::SeqCst),
+                        at,
+                        "a small request does not overtake a large one"
+                    );
+                    drop(got);
+                });
+                until_waits(eval, at as u64 + 1);
+            }
+            // The pool serves others at once, and also what is hit.
+            (0..20).for_each(|_| drop(pool.get_with(Request::new(16 * MIB).wait(Duration::ZERO)).unwrap()));
+            assert_eq!((pool.stats().requests.waiting, pool.stats().requests.waits), (0, 0));
+            let [first, second] = held;
+            drop(first);
+            assert_eq!(order.load(Ordering::SeqCst), 0, "one buffer is no room for the first");
+            drop(second);
+        });
+        let stats = eval.stats();
+        assert_eq!(
+            (stats.requests.waits, stats.requests.waiting, stats.requests.wait_time.count(), stats.memory.in_use_bytes),
+            (2, 0, 2, 0)
+        );
+    }
+}
+
+#[test]
+fn a_partition_above_its_pool_is_allowed_and_both_say_which_limit_applies() {
+    listen();
+    let pool = over_virtual_memory().max_bytes(8 << 20).name("train").wait(Duration::ZERO).build().unwrap();
+    let eval = pool.partition("eval", 16 << 20).unwrap();
+    let kept = lines_with_levels();
+    let line = "pool[train] partition: name=eval max=16.0MiB pool_max=8.0MiB";
+    assert!(kept.iter().any(|(_, kept)| kept == line), "{kept:?}");
+    let error = eval.get(12 * MIB).unwrap_err();
+    assert!(error.is_limit() && error.to_string().contains("exceeds the pool limit of 8.0MiB"), "{error}");
+    assert_eq!(eval.stats().memory.in_use_bytes, 0, "a request that the pool refuses claims nothing");
+    drop(eval.get(8 * MIB).unwrap());
+    pool.set_max_bytes(32 << 20).unwrap();
+    drop(eval.get(16 * MIB).unwrap());
+    assert!(eval.get(17 * MIB).unwrap_err().to_string().contains("make the partition larger"));
+}
+
+#[test]
+fn the_limit_of_a_partition_changes_within_the_limit_of_its_pool() {
+    let pool = over_virtual_memory().max_bytes(16 << 20).wait(LONG).build().unwrap();
+    let eval = pool.partition("eval", 2 << 20).unwrap();
+    let fill = |count: usize| {
+        (0..count).map(|_| eval.get_with(Request::new(MIB).wait(Duration::ZERO))).filter(Result::is_ok).count()
+    };
+    let all = || {
+        let held: Vec<_> = std::iter::from_fn(|| eval.get_with(Request::new(MIB).wait(Duration::ZERO)).ok()).collect();
+        held.len()
+    };
+    assert_eq!((fill(3), all()), (3, 2), "one after the other, and at once");
+    let held = eval.get(2 * MIB).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| eval.get(MIB).map(drop));
+        until_waits(&eval, 1);
+        eval.set_max_bytes(3 << 20).unwrap();
+        waiting.join().unwrap().unwrap();
+    });
+    drop(held);
+    eval.set_max_bytes(1 << 30).unwrap();
+    assert_eq!(all(), 16, "bounded by its pool");
+}
