@@ -34,7 +34,7 @@ pub(crate) struct UnknownEnd(pub(crate) String);
 #[allow(unsafe_code)]
 unsafe impl Fence for UnknownEnd {
     fn is_complete(&self) -> Result<bool> {
-        Err(Error::device(format!("the end of work that uses the buffer is unknown: {}", self.0)))
+        Err(Error::device_failed(format!("the end of work that uses the buffer is unknown: {}", self.0)))
     }
 
     fn wait(&self) -> Result<()> {
@@ -146,5 +146,5 @@ impl CopyFailure {
 /// Refuses a copy of more bytes than the device memory has.
 pub(crate) fn check_len(len: usize, what: &str, bytes: usize) -> Result<(), CopyFailure> {
     let why = || format!("the {what} has only {bytes} B; make it larger or request a shorter buffer");
-    if len <= bytes { Ok(()) } else { Err(CopyFailure::Refused(Error::copy(len, why()))) }
+    if len <= bytes { Ok(()) } else { Err(CopyFailure::Refused(Error::copy_refused(len, why()))) }
 }

@@ -139,7 +139,7 @@ impl SinkStream {
         let _in_order = self.progress.state.lock();
         self.queue
             .send(QueuedCopy { run: Box::new(run), after })
-            .map_err(|_| CopyFailure::Refused(Error::device("the worker of the sink stream has ended")))?;
+            .map_err(|_| CopyFailure::Refused(Error::device_failed("the worker of the sink stream has ended")))?;
         // Relaxed: written under the lock.
         let number = self.progress.enqueued.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(SinkFence { progress: self.progress.clone(), number }))
@@ -190,7 +190,7 @@ impl Progress {
 
     fn check_process(&self) -> Result<()> {
         let is_stale = self.generation.is_stale();
-        if is_stale { Err(Error::device("the sink's worker stayed in the parent process")) } else { Ok(()) }
+        if is_stale { Err(Error::device_failed("the sink's worker stayed in the parent process")) } else { Ok(()) }
     }
 
     fn wait_for(&self, copies: u64) -> Result<()> {
@@ -207,7 +207,7 @@ impl Progress {
 }
 
 fn failed() -> Error {
-    Error::device("the sink stream was made to fail")
+    Error::device_failed("the sink stream was made to fail")
 }
 
 // SAFETY: the worker counts a copy as done after its last access to source and target, in order.

@@ -122,7 +122,7 @@ impl StallArgs {
             let times = run.end_with(|| run.copy(destination));
             Measured::Ok((resizing.into_iter().next().map(Started::join), times))
         })?;
-        let panicked = || Error::device("the thread that grows the pool panicked");
+        let panicked = || Error::device_failed("the thread that grows the pool panicked");
         let resizing = resizing.and_then(Result::ok).flatten().ok_or_else(panicked)??;
         let mut times = times?;
         times.iter_mut().for_each(|times| times.sort_unstable());

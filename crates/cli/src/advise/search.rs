@@ -1,7 +1,7 @@
 //! The smallest limit that costs a program no more time, with a longer idle timeout or a reserve if these save time.
 //!
 //! A replay of the whole trace counts the seconds that settings cost: driver calls, remaps and waiting. `MAX_BYTES` is bisected at the cost
-//! of a pool without a limit, or with the given one; whatever is advised was replayed exactly as advised, headroom included. If threads
+//! of a pool without a limit, or with the given one; the advised limit was replayed as printed, with its headroom. If threads
 //! are known, they are also replayed without the delays that the advice removes, because faster threads hold more memory at once.
 
 use std::error::Error;
@@ -300,7 +300,7 @@ fn has_reserve(settings: &[(&str, String)]) -> bool {
     settings.iter().any(|(name, _)| *name == RESERVE)
 }
 
-/// The settings as `--set` takes them.
+/// The settings in the syntax of `--set`.
 fn text_of(settings: &[(&'static str, String)]) -> String {
     let short = |(name, value): &(&str, String)| format!("{}={value}", name.trim_start_matches("PINPOOL_"));
     settings.iter().map(short).collect::<Vec<_>>().join(",")

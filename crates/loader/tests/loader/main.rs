@@ -64,7 +64,7 @@ impl Destination for FaultyDestination {
         self.on_lane[lane] = self.sent.len();
         self.sent.push(batch.wait_slice()?.to_vec());
         if self.refuse == Some(self.on_lane[lane]) {
-            return Err(Error::device("the device is gone"));
+            return Err(Error::device_failed("the device is gone"));
         }
         self.sink.send(lane, batch)
     }
