@@ -118,6 +118,8 @@ macro_rules! fields {
         pub(crate) struct Settings {
             $($(pub(crate) $name: Option<$type>,)+)+
             pub(crate) code: CodeSettings,
+            /// Retired names that code set, each with what replaces it.
+            pub(crate) retired: Vec<String>,
         }
 
         /// The settings of a pool.
