@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use pinpool::Pool;
 use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
 use pinpool_loader::{
-    BatchDone, Catalog, Destination, Ended, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination,
+    BatchDone, Catalog, Destination, Failure, LoadOptions, LoadOutcome, LoadSummary, Loader, Observer, SinkDestination,
     StopFlag,
 };
 
@@ -200,10 +200,12 @@ fn stay_idle(idle: Duration, stop: &StopFlag) {
 }
 
 fn conclude(summary: &LoadSummary) -> Result<(), Box<dyn Error>> {
-    match &summary.ended {
-        Ended::Stopped => Err(ExitError::Interrupted.because("interrupted; the statistics cover the part before")),
-        Ended::Strict => Err("stopped at the first failure (--strict)".into()),
-        Ended::Failed(error) => Err(ExitError::Failure.because(format_args!("stopped: {error}"))),
+    match &summary.outcome {
+        LoadOutcome::Stopped => {
+            Err(ExitError::Interrupted.because("interrupted; the statistics cover the part before"))
+        }
+        LoadOutcome::Strict => Err("stopped at the first failure (--strict)".into()),
+        LoadOutcome::Failed(error) => Err(ExitError::Failure.because(format_args!("stopped: {error}"))),
         _ if summary.is_clean() => Ok(()),
         _ => Err(ExitError::Failure.into()),
     }
