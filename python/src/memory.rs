@@ -345,7 +345,7 @@ struct UnknownEnd(String);
 #[allow(unsafe_code)]
 unsafe impl Fence for UnknownEnd {
     fn is_complete(&self) -> pinpool::Result<bool> {
-        Err(pinpool::Error::device(self.0.clone()))
+        Err(pinpool::Error::device_failed(self.0.clone()))
     }
 
     fn wait(&self) -> pinpool::Result<()> {

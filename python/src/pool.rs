@@ -411,7 +411,7 @@ fn keyword(variable: &str) -> String {
     variable.trim_start_matches(PREFIX).to_ascii_lowercase()
 }
 
-/// The setting of a keyword, including retired ones.
+/// The setting of a keyword.
 fn variable(name: &str) -> PyResult<String> {
     let full = if name == BACKGROUND_THREAD { name.to_owned() } else { format!("{PREFIX}{}", name.to_uppercase()) };
     let found = Some(full).filter(|full| is_known(full) && name == name.to_lowercase());

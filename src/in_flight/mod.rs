@@ -448,7 +448,7 @@ mod tests {
     #[allow(unsafe_code)]
     unsafe impl Fence for Numbered {
         fn is_complete(&self) -> crate::error::Result<bool> {
-            Err(Error::device("queried"))
+            Err(Error::device_failed("queried"))
         }
         fn wait(&self) -> crate::error::Result<()> {
             Ok(())

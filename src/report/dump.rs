@@ -37,7 +37,7 @@ pub struct Owner {
     /// Bytes of these buffers, rounded up to size classes.
     pub bytes: u64,
     /// Requested bytes of these buffers; 0 if untagged.
-    pub asked_bytes: u64,
+    pub requested_bytes: u64,
     /// Time since the oldest of these buffers was requested, to about a second; `None` if untagged.
     pub oldest: Option<Duration>,
     /// Buffers that are older than a minute.
@@ -55,7 +55,7 @@ pub(crate) struct HeldBuffer {
 
 impl Owner {
     pub(crate) fn new(tag: &str) -> Self {
-        Self { tag: tag.to_owned(), buffers: 0, bytes: 0, asked_bytes: 0, oldest: None, aged: 0 }
+        Self { tag: tag.to_owned(), buffers: 0, bytes: 0, requested_bytes: 0, oldest: None, aged: 0 }
     }
 
     /// The owner of the buffers without a tag, if there are any.
@@ -68,10 +68,10 @@ impl Owner {
         Holder { tag, buffers, bytes, oldest, aged, place: None }
     }
 
-    pub(crate) fn add(&mut self, asked_bytes: u64, held_bytes: u64, age_us: u64) {
+    pub(crate) fn add(&mut self, requested_bytes: u64, held_bytes: u64, age_us: u64) {
         self.buffers += 1;
         self.bytes += held_bytes;
-        self.asked_bytes += asked_bytes;
+        self.requested_bytes += requested_bytes;
         let age = Duration::from_micros(age_us);
         self.oldest = self.oldest.max(Some(age));
         self.aged += u64::from(age >= AGED);
@@ -123,7 +123,7 @@ impl Dump {
 
     /// Why the request failed, or the next ones may.
     pub(crate) fn likely_cause(&self) -> Option<LikelyCause> {
-        let holders: Vec<_> = self.owners.iter().map(|owner| (owner.holder(), owner.asked_bytes)).collect();
+        let holders: Vec<_> = self.owners.iter().map(|owner| (owner.holder(), owner.requested_bytes)).collect();
         let UsageReport { max_bytes, .. } = self.usage;
         likely_cause(&Shortage {
             held_bytes: self.usage.held_bytes,
@@ -198,7 +198,7 @@ mod tests {
             tag: tag.to_owned(),
             buffers,
             bytes: mib << 20,
-            asked_bytes: mib << 20,
+            requested_bytes: mib << 20,
             oldest: Some(Duration::from_secs(buffers)),
             aged: 0,
         }

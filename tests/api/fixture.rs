@@ -1,5 +1,7 @@
 //! Sources, builders and buffers that several modules use.
 
+#[cfg(feature = "observe")]
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -81,6 +83,12 @@ pub(crate) fn until_waits(pool: &impl Requests, waits: u64) {
 
 pub(crate) fn faulty_heap() -> Arc<FaultSource> {
     Arc::new(FaultSource::around(Arc::new(HeapSource::new())))
+}
+
+/// A pool over the heap that records to `path`.
+#[cfg(feature = "observe")]
+pub(crate) fn recorded(path: &Path) -> PoolBuilder {
+    over(faulty_heap(), None).trace(path.to_owned())
 }
 
 /// TensorFlow's rules with at most two idle buffers.

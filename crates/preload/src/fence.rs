@@ -73,7 +73,10 @@ impl ProcessFence {
     }
 
     fn unknown(&self, code: Code) -> Error {
-        Error::device(format!("the end of the work before a free is unknown: {} (code {code})", self.driver.name(code)))
+        Error::device_failed(format!(
+            "the end of the work before a free is unknown: {} (code {code})",
+            self.driver.name(code)
+        ))
     }
 }
 

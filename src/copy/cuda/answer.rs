@@ -17,7 +17,7 @@ impl Answer {
     }
 
     fn known(&self) -> Option<Result<()>> {
-        self.0.get().map(|known| known.clone().map_err(Error::device))
+        self.0.get().map(|known| known.clone().map_err(Error::device_failed))
     }
 
     /// Returns the final answer, or waits by `wait`, after which the copy has completed.
@@ -78,7 +78,7 @@ mod tests {
         assert!(lost.is_err() && answer.or_query(|| unreachable!()).is_err());
         assert!(answer.is_refused() && answer.or_wait(|| unreachable!()).is_err());
         let answer = Answer::default();
-        assert!(answer.or_wait(|| Err(Error::device("once"))).is_err() && !answer.is_refused());
+        assert!(answer.or_wait(|| Err(Error::device_failed("once"))).is_err() && !answer.is_refused());
         answer.or_wait(|| Ok(())).unwrap();
         assert!(answer.or_wait(|| unreachable!()).is_ok());
     }

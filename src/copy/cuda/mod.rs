@@ -113,13 +113,14 @@ fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
 /// Gives the device with this ordinal access to memory of a pool that has another device. Precedes each copy.
 pub(crate) fn let_reach(ordinal: usize, start: *const u8, len: usize) -> Result<()> {
     let device = u32::try_from(ordinal).unwrap_or(u32::MAX);
-    backend::let_reach(device, start, len)
-        .map_err(|error| Error::copy(len, format!("device {device} cannot reach the memory of the pool: {error}")))
+    backend::let_reach(device, start, len).map_err(|error| {
+        Error::copy_refused(len, format!("device {device} cannot reach the memory of the pool: {error}"))
+    })
 }
 
 /// The address at which the device of this context sees pinned memory.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
-    let failed = |failed: Failed| Error::copy(len, failed.to_string());
+    let failed = |failed: Failed| Error::copy_refused(len, failed.to_string());
     let_reach(context.ordinal(), start, len)?;
     let state = ContextState::of(context).map_err(failed)?;
     let _current = state.enter().map_err(failed)?;
@@ -163,7 +164,7 @@ unsafe fn copy_on<'a>(
 /// A refusal before anything is enqueued.
 fn refused(len: usize, failed: Failed) -> CopyFailure {
     let is_of_device = !(is_about_arguments(failed.1) || is_about_captures_or_memory(failed.1));
-    CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy(len, failed.to_string()) })
+    CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
 }
 
 /// Copies as [`copy_on`] does, with the context current. The record that `wait` returns is dropped behind the copy.
@@ -182,7 +183,7 @@ unsafe fn copy_behind<R>(
     let refused = |failed| refused(len, failed);
     let refuse_capturing = || match is_capturing(stream).map_err(refused)? {
         false => Ok(()),
-        true => Err(CopyFailure::Refused(Error::copy(len, ErrorKind::Capture.to_string()))),
+        true => Err(CopyFailure::Refused(Error::copy_refused(len, ErrorKind::Capture.to_string()))),
     };
     let start = match host {
         HostSide::Source(start) => start,

@@ -358,9 +358,9 @@ impl stats_socket::StatisticsSource for Core {
         let why = self.why();
         let owner = |owner: &Owner| {
             let oldest_seconds = owner.oldest.map(|age| age.as_secs_f64());
-            let Owner { tag, buffers, bytes, asked_bytes, .. } = owner;
+            let Owner { tag, buffers, bytes, requested_bytes, .. } = owner;
             serde_json::json!({
-                "tag": tag, "buffers": buffers, "bytes": bytes, "asked_bytes": asked_bytes, "oldest_seconds": oldest_seconds,
+                "tag": tag, "buffers": buffers, "bytes": bytes, "requested_bytes": requested_bytes, "oldest_seconds": oldest_seconds,
             })
         };
         let mut object = serde_json::json!(stats);

@@ -5,22 +5,17 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use pinpool::Pool;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Pool, PoolBuilder};
 use pinpool_observe::record::{Event, Recording};
 
 use crate::child::alone;
-use crate::fixture::{faulty_heap, over, over_sim};
+use crate::fixture::{over_sim, recorded};
 
 const MIB: usize = 1 << 20;
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
-}
-
-/// A pool over the heap that records to `path`.
-fn recorded(path: &Path) -> PoolBuilder {
-    over(faulty_heap(), None).trace(path.to_owned())
 }
 
 /// How many events `is` holds for.

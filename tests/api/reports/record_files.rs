@@ -9,15 +9,11 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use pinpool::{Error, Pool, PoolBuilder};
+use pinpool::{Error, Pool};
 use pinpool_observe::record::Recording;
 
 use crate::captured_log::{count, lines, listen};
-use crate::fixture::{faulty_heap, over};
-
-fn recorded(path: &Path) -> PoolBuilder {
-    over(faulty_heap(), None).trace(path.to_owned())
-}
+use crate::fixture::recorded;
 
 fn record(path: &Path, name: &str) {
     let pool: Pool = recorded(path).name(name).build().unwrap();

@@ -6,14 +6,10 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Pool, PoolBuilder};
+use pinpool::Pool;
 use pinpool_observe::record::{Event, Recording};
 
-use crate::fixture::{faulty_heap, over};
-
-fn recorded(path: &Path) -> PoolBuilder {
-    over(faulty_heap(), None).trace(path.to_owned())
-}
+use crate::fixture::{faulty_heap, over, recorded};
 
 /// Requests and returns of each pool in the file; for one buffer they alternate.
 fn gets_and_puts(path: &Path) -> Vec<(u64, u64)> {

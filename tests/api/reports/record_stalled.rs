@@ -10,16 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Pool, PoolBuilder};
+use pinpool::Pool;
 use pinpool_observe::record::{Event, Recording};
 
 use crate::captured_log;
 use crate::child::alone;
-use crate::fixture::{faulty_heap, over};
-
-fn recorded(path: &Path) -> PoolBuilder {
-    over(faulty_heap(), None).trace(path.to_owned())
-}
+use crate::fixture::recorded;
 
 /// A named pipe.
 #[allow(unsafe_code)] // A call of the system.

@@ -23,7 +23,7 @@ fn the_socket_tells_the_owners_the_largest_first() {
     let owners = object["pools"][0]["owners"].as_array().unwrap();
     let of = |at: usize| (owners[at]["tag"].as_str().unwrap(), owners[at]["buffers"].as_u64().unwrap());
     assert_eq!((of(0), of(1), owners.len()), (("images", 1), ("labels", 2), 2), "{line}");
-    assert_eq!(owners[0]["asked_bytes"], 1 << 20);
+    assert_eq!(owners[0]["requested_bytes"], 1 << 20);
     assert!(owners[0]["oldest_seconds"].is_number(), "{line}");
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pinpool::source::{Region, Source};
 use pinpool::unstable::ManualClock;
-use pinpool::{Request, SourceError};
+use pinpool::{Pool, Request, SourceError};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
@@ -33,45 +33,31 @@ fn ends<T>(thread: &thread::ScopedJoinHandle<'_, T>) -> bool {
 }
 
 #[test]
-fn a_get_does_not_wait_past_its_deadline_for_the_pin_of_another_thread() {
-    for source in [faulty(SimSource::new(1 << 40)), faulty(SimSource::discrete(1 << 40))] {
+fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
+    let acts: [(SourceCall, fn(&Pool)); 2] =
+        [(SourceCall::Acquire, |pool| drop(pool.get(8 * MIB).unwrap())), (SourceCall::Release, |pool| pool.trim(0))];
+    for ((call, act), source) in acts
+        .into_iter()
+        .flat_map(|act| [SimSource::new(1 << 40), SimSource::discrete(1 << 40)].map(|source| (act, faulty(source))))
+    {
         let pool = over(source.clone(), 8 << 20).build().unwrap();
-        let held = source.hold(SourceCall::Acquire);
+        if matches!(call, SourceCall::Release) {
+            drop(pool.get(8 * MIB).unwrap());
+        }
+        let held = source.hold(call);
         thread::scope(|scope| {
-            let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
+            let acting = scope.spawn(|| act(&pool));
             held.wait_for(1);
-            let waiting =
-                scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(Duration::from_millis(10))).map(drop));
-            let at_once = scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(Duration::ZERO)).map(drop));
-            let both_end = ends(&waiting) && ends(&at_once);
-            assert!(!pinning.is_finished());
+            let get = |wait| pool.get_with(Request::new(4 * MIB).wait(wait)).map(drop);
+            let waiting = scope.spawn(move || get(Duration::from_millis(10)));
+            let at_once = scope.spawn(move || get(Duration::ZERO));
+            let trimming = scope.spawn(|| pool.trim(0));
+            let all_end = ends(&waiting) && ends(&at_once) && ends(&trimming);
+            assert!(!acting.is_finished());
             drop(held);
-            assert!(both_end, "a request waited for another thread's call");
+            assert!(all_end, "a call waited for the call of another thread");
             assert!(waiting.join().unwrap().unwrap_err().is_limit());
             assert!(at_once.join().unwrap().unwrap_err().is_limit());
-            pinning.join().unwrap().unwrap();
-        });
-        valid_stats(&pool);
-    }
-}
-
-#[test]
-fn a_get_does_not_wait_past_its_deadline_for_the_release_of_another_thread() {
-    for source in [faulty(SimSource::new(1 << 40)), faulty(SimSource::discrete(1 << 40))] {
-        let pool = over(source.clone(), 8 << 20).build().unwrap();
-        drop(pool.get(8 * MIB).unwrap());
-        let held = source.hold(SourceCall::Release);
-        thread::scope(|scope| {
-            let releasing = scope.spawn(|| pool.trim(0));
-            held.wait_for(1);
-            let waiting =
-                scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(Duration::from_millis(10))).map(drop));
-            let trimming = scope.spawn(|| pool.trim(0));
-            let both_end = ends(&waiting) && ends(&trimming);
-            assert!(!releasing.is_finished());
-            drop(held);
-            assert!(both_end, "a call waited for the call of another thread");
-            assert!(waiting.join().unwrap().unwrap_err().is_limit());
         });
         valid_stats(&pool);
     }
