@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::error::UsageReport;
 
-pub(crate) use pinpool_observe::diagnosis::shortage::{Host, Level as RefusedBy, Refused};
+pub(crate) use pinpool_observe::diagnosis::shortage::{Host, Refused, RefusedBy};
 use pinpool_observe::diagnosis::shortage::{Shortage, likely_cause};
 use pinpool_observe::diagnosis::{AGED, Holder, LikelyCause, WindowDiagnosis};
 use pinpool_os::call_stack::CallStack;
@@ -132,7 +132,7 @@ impl Dump {
             idle_bytes: self.usage.idle_bytes,
             free_bytes: self.usage.free_bytes,
             longest_free_bytes: self.longest_free_bytes,
-            fallback_bytes: self.usage.fallback_bytes,
+            pageable_bytes: self.usage.pageable_bytes,
             oldest_copy: self.oldest_copy,
             host: self.host.as_ref(),
             refused: self.request.as_ref().map(|request| &request.refused),
@@ -175,7 +175,7 @@ impl fmt::Display for Dump {
         let UsageReport { max_bytes, .. } = self.usage;
         let max = max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
         write!(f, "\n{}; limit {max}, peak {}", self.usage, Size(self.peak_bytes))?;
-        if let Some(Request { refused: Refused { level: RefusedBy::Source { .. }, found, .. }, .. }) = &self.request {
+        if let Some(Request { refused: Refused { by: RefusedBy::Source { .. }, found, .. }, .. }) = &self.request {
             write!(f, "\ndriver: {found}")?;
         }
         if let Some(Host { total_bytes, available_bytes, origin, .. }) = &self.host {
@@ -208,8 +208,8 @@ mod tests {
         let owners = (0..13).map(|n| owner(&format!("tag{n}"), n + 1, 100 - n)).collect();
         let usage =
             UsageReport { held_bytes: 1 << 30, in_use_bytes: 1 << 30, max_bytes: Some(1 << 30), ..Default::default() };
-        let (level, found) = (RefusedBy::Limit { could_fit: true }, "the pool limit is reached".to_owned());
-        let refused = Refused { level, needed_bytes: 8192, found, remedy: String::new() };
+        let (by, found) = (RefusedBy::Limit { could_fit: true }, "the pool limit is reached".to_owned());
+        let refused = Refused { by, needed_bytes: 8192, found, remedy: String::new() };
         let tag = Some("tag3".to_owned());
         let dump = Dump {
             device: "host".to_owned(),

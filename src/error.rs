@@ -39,9 +39,9 @@ pub(crate) struct UsageReport {
     pub(crate) in_flight_bytes: u64,
     pub(crate) quarantined_bytes: u64,
     /// Bytes of users, pinned under the same limit and not held.
-    pub(crate) outside_bytes: u64,
+    pub(crate) external_bytes: u64,
     /// Bytes that are not pinned, and not under this limit.
-    pub(crate) fallback_bytes: u64,
+    pub(crate) pageable_bytes: u64,
     pub(crate) max_bytes: Option<u64>,
 }
 
@@ -57,8 +57,8 @@ impl UsageReport {
         let others = [
             ("free", self.free_bytes),
             ("quarantined", self.quarantined_bytes),
-            ("pinned by users", self.outside_bytes),
-            ("unpinned", self.fallback_bytes),
+            ("external", self.external_bytes),
+            ("pageable", self.pageable_bytes),
         ];
         always.into_iter().chain(others.into_iter().filter(|(_, bytes)| *bytes > 0))
     }
@@ -355,7 +355,7 @@ impl SourceError {
 
 #[cfg(test)]
 mod tests {
-    use pinpool_observe::diagnosis::shortage::Level;
+    use pinpool_observe::diagnosis::shortage::RefusedBy;
 
     use super::*;
 
@@ -370,7 +370,7 @@ mod tests {
         };
         let remedy = "raise PINPOOL_MAX_BYTES";
         let refused = Refused {
-            level: Level::Limit { could_fit: true },
+            by: RefusedBy::Limit { could_fit: true },
             needed_bytes: 128,
             found: "exceeds the pool limit of 512B (PINPOOL_MAX_BYTES)".to_owned(),
             remedy: remedy.to_owned(),

@@ -5,7 +5,7 @@ use std::fmt;
 /// How much a finding matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
-pub enum Level {
+pub enum Severity {
     /// Nothing is wrong.
     Ok,
     /// Information without a disadvantage.
@@ -16,7 +16,7 @@ pub enum Level {
     Error,
 }
 
-impl Level {
+impl Severity {
     /// Name in reports: `ok`, `note`, `warning` or `error`.
     pub fn name(self) -> &'static str {
         match self {
@@ -28,7 +28,7 @@ impl Level {
     }
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for Severity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -43,7 +43,7 @@ pub struct Finding {
     /// What was checked, such as `gpu`, `pinning` or `cgroup`.
     pub check: &'static str,
     /// How much it matters.
-    pub level: Level,
+    pub severity: Severity,
     /// What was found, with its numbers.
     pub found: String,
     /// What to do about it, in one sentence; `None` if there is nothing to do.
@@ -51,29 +51,29 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A finding about `check`, of this level, without a remedy.
-    pub fn new(check: &'static str, level: Level, found: impl Into<String>) -> Self {
-        Self { check, level, found: found.into(), remedy: None }
+    /// A finding about `check`, of this severity, without a remedy.
+    pub fn new(check: &'static str, severity: Severity, found: impl Into<String>) -> Self {
+        Self { check, severity, found: found.into(), remedy: None }
     }
 
-    /// A finding of [`Level::Ok`].
+    /// A finding of [`Severity::Ok`].
     pub fn ok(check: &'static str, found: impl Into<String>) -> Self {
-        Self::new(check, Level::Ok, found)
+        Self::new(check, Severity::Ok, found)
     }
 
-    /// A finding of [`Level::Note`].
+    /// A finding of [`Severity::Note`].
     pub fn note(check: &'static str, found: impl Into<String>) -> Self {
-        Self::new(check, Level::Note, found)
+        Self::new(check, Severity::Note, found)
     }
 
-    /// A finding of [`Level::Warning`].
+    /// A finding of [`Severity::Warning`].
     pub fn warning(check: &'static str, found: impl Into<String>) -> Self {
-        Self::new(check, Level::Warning, found)
+        Self::new(check, Severity::Warning, found)
     }
 
-    /// A finding of [`Level::Error`].
+    /// A finding of [`Severity::Error`].
     pub fn error(check: &'static str, found: impl Into<String>) -> Self {
-        Self::new(check, Level::Error, found)
+        Self::new(check, Severity::Error, found)
     }
 
     /// Adds what to do about it, in one sentence.

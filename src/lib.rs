@@ -41,7 +41,7 @@
 //!
 //! # Platforms
 //!
-//! Linux, Rust 1.88 or newer. On other Unix systems the crate builds with only the unpinned backend `heap`, and without limits
+//! Linux, Rust 1.88 or newer. On other Unix systems the crate builds with only the pageable backend `heap`, and without limits
 //! shared by processes. Log records go through the `log` crate. In a program without a logger each warning of a pool is printed
 //! to stderr once.
 

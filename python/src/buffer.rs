@@ -13,10 +13,16 @@ use crate::dlpack::{self, Device};
 use crate::memory::{Memory, View};
 use crate::stream;
 
-/// A buffer of a pool: bytes in pinned memory.
+/// Bytes in pinned memory, from `Pool.get`.
 ///
-/// `memoryview(buf)`, `np.frombuffer(buf)` and `np.asarray(buf)` are writable views without a copy. The memory returns
-/// to the pool when the buffer and its last view are gone, or at `release()`, after the work on the recorded streams.
+///     array = np.asarray(buf).view(np.float32)    # also np.frombuffer(buf, np.float32) and memoryview(buf)
+///     tensor = torch.from_dlpack(buf)             # uint8, one dimension
+///
+/// These are writable views without a copy. The memory returns to the pool after `release()`, the end of `with`, or when the object
+/// is garbage-collected, but never before the last view is gone and the work on the recorded streams has completed.
+///
+/// `np.ndarray(shape, buffer=buf)` and `torch.frombuffer(buf)` make views that the pool cannot count: pass `memoryview(buf)` to them. A
+/// buffer cannot be pickled.
 #[pyclass(frozen, weakref, module = "pinpool")]
 pub struct Buffer {
     memory: Arc<Memory>,
@@ -58,7 +64,24 @@ impl Buffer {
     }
 }
 
-/// A buffer exported as one kind of DLPack memory.
+fn record(py: Python<'_>, memory: &Memory, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    let stream = stream::Stream::of(stream)?;
+    py.detach(|| {
+        stream
+            .fence(memory.origin.device)
+            .or_else(|unfenced| memory.lose(unfenced))
+            .and_then(|fence| memory.record(fence))
+    })
+}
+
+/// Records `stream` on the buffer that contains `address`; False if there is none.
+#[pyfunction]
+pub(crate) fn _record_stream(py: Python<'_>, address: usize, stream: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let Some(memory) = Memory::containing(address) else { return Ok(false) };
+    record(py, &memory, stream).map(|()| true)
+}
+
+/// A buffer exported through DLPack by `Buffer.dlpack`.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct DlpackExport {
     buffer: Py<Buffer>,
@@ -105,13 +128,13 @@ impl Buffer {
         Ok(self.memory.address)
     }
 
-    /// Whether the memory is pinned.
+    /// Whether the memory is pinned. False on the backend "heap", and for buffers beyond the limit with `on_full="pageable"`.
     #[getter]
     fn is_pinned(&self) -> bool {
         self.memory.is_pinned
     }
 
-    /// NUMA node of the buffer; None if the machine has only one.
+    /// NUMA node of the memory, or None if the machine has only one.
     #[getter]
     fn numa_node(&self) -> Option<u32> {
         self.memory.numa_node
@@ -129,11 +152,16 @@ impl Buffer {
         self.memory.views()
     }
 
-    /// Releases the buffer. Its memory returns to the pool after all work enqueued so far on `stream` and on the recorded
-    /// streams.
+    /// Releases the buffer. Its memory returns to the pool after the work that is enqueued on `stream` and on the recorded streams.
     ///
-    /// Raises BufferError, without any effect, while views of the buffer are alive. A second release does nothing. If the stream
-    /// cannot be recorded, the buffer stays unreleased, as with `record_stream`.
+    /// A second call does nothing.
+    ///
+    /// Args:
+    ///     stream: as for `record_stream`.
+    ///
+    /// Raises:
+    ///     BufferError: the buffer has views. It is not released.
+    ///     BackendError, DeviceError, RequestError: as for `record_stream`. The buffer is not released.
     #[pyo3(signature = (stream=None))]
     fn release(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         if self.memory.is_released() {
@@ -146,20 +174,23 @@ impl Buffer {
         self.memory.release()
     }
 
-    /// Delays the return of the memory until all work enqueued on `stream` so far has completed, whether the buffer is released by
-    /// `release()`, at the end of `with`, or with its last view. The buffer stays in use.
+    /// Delays the reuse of the memory until all work enqueued on `stream` so far has completed. The buffer stays in use.
     ///
-    /// If the driver refuses the stream, or it captures a graph, this raises an error and the memory is never reused, because the end
-    /// of the work is unknown. An invalid `stream` (TypeError, ValueError) has no effect.
+    /// Call it after each asynchronous copy that another library starts from the buffer.
+    ///
+    /// Args:
+    ///     stream: a stream of torch, CuPy or Numba, an object with `__cuda_stream__`, or a CUDA stream handle as an int (0 is the default
+    ///         stream).
+    ///
+    /// Raises:
+    ///     TypeError, ValueError: `stream` is not a stream. The call has no effect.
+    ///     BackendError: there is no CUDA driver, so no copy can run on a stream.
+    ///     DeviceError, RequestError: the driver refuses the stream, or it captures a graph. It is unknown when its work completes, so the
+    ///         memory is never reused.
+    ///     ReleasedError: the buffer was released.
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         self.memory.check()?;
-        let (stream, memory) = (stream::Stream::of(stream)?, &self.memory);
-        py.detach(|| {
-            stream
-                .fence(memory.origin.device)
-                .or_else(|unfenced| memory.lose(unfenced))
-                .and_then(|fence| memory.record(fence))
-        })
+        record(py, &self.memory, stream)
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
@@ -200,7 +231,7 @@ impl Buffer {
     /// the memory returns when the buffer is gone.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.memory.lend()?;
+        self.memory.expose()?;
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("shape", (self.memory.len,))?;
@@ -228,7 +259,13 @@ impl Buffer {
         (Device::Cpu as i32, 0)
     }
 
-    /// An object for DLPack importers, whose `__dlpack__` reports "cpu" (kDLCPU) or "cuda_host" (kDLCUDAHost).
+    /// Exports the bytes through DLPack as memory of `device`: `importer.from_dlpack(buf.dlpack(device="cuda_host"))`.
+    ///
+    /// Args:
+    ///     device: "cpu" (kDLCPU, which every importer accepts) or "cuda_host" (kDLCUDAHost).
+    ///
+    /// Raises:
+    ///     BufferError: the device is unknown, or "cuda_host" is requested for memory that CUDA has not pinned.
     #[pyo3(signature = (device="cpu"))]
     fn dlpack(slf: Bound<'_, Self>, device: &str) -> PyResult<DlpackExport> {
         let device = Device::named(device)?;

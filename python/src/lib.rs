@@ -50,7 +50,7 @@ mod wait;
 #[pymodule(gil_used = false)]
 mod _pinpool {
     #[pymodule_export]
-    use super::buffer::{Buffer, DlpackExport};
+    use super::buffer::{_record_stream, Buffer, DlpackExport};
     #[pymodule_export]
     use super::decode::Decoder;
     #[pymodule_export]

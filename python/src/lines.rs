@@ -12,13 +12,13 @@ use pyo3::prelude::*;
 
 use crate::unlocked::{is_ending, set_ending};
 
-/// Capacity of the queue; lines beyond it are counted and lost.
+/// Capacity of the queue. Lines that do not fit are dropped and counted.
 const LINES_MAX: usize = 4096;
 
 #[derive(Debug, Default)]
 struct Queue {
     lines: VecDeque<(i32, String)>,
-    lost: u64,
+    dropped: u64,
 }
 
 #[derive(Debug, Default)]
@@ -51,9 +51,9 @@ impl Lines {
         let mut queue = self.queue();
         self.is_waiting.store(false, Ordering::Relaxed);
         let mut lines: Vec<_> = queue.lines.drain(..).collect();
-        let lost = std::mem::take(&mut queue.lost);
-        if lost > 0 {
-            lines.push((python_level(Level::Warn), format!("{lost} log lines came too fast for Python and were lost")));
+        let dropped = std::mem::take(&mut queue.dropped);
+        if dropped > 0 {
+            lines.push((python_level(Level::Warn), format!("log dropped: the queue for Python was full, so {dropped} lines were dropped")));
         }
         lines
     }
@@ -88,7 +88,7 @@ impl Log for ToPython {
         let mut queue = lines.queue();
         match queue.lines.len() < LINES_MAX {
             true => queue.lines.push_back(line),
-            false => queue.lost += 1,
+            false => queue.dropped += 1,
         }
         lines.is_waiting.store(true, Ordering::Relaxed);
         drop(queue);

@@ -5,18 +5,20 @@
 //!     └───────────the last reference ends──────▶
 //! ```
 //!
-//! - **memory-I1**: while a [`View`] exists, or any reference after [`lend`](Memory::lend), the buffer is not returned.
+//! - **memory-I1**: while a [`View`] exists, or any reference after [`expose`](Memory::expose), the buffer is not returned.
 //! - **memory-I2**: `address` and `len` describe the buffer until it is returned.
+//! - **memory-I3**: a buffer with a view is in [`VIEWED`].
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pinpool::copy::CopyStream;
 use pinpool::unstable::config::Config;
 use pinpool::{Fence, OnFull, PinnedBuf, Preset};
-use pyo3::PyResult;
+use pyo3::{PyErr, PyResult};
 use pyo3::exceptions::PyBufferError;
 
 use crate::errors::{ReleasedError, exception};
@@ -99,8 +101,42 @@ struct State {
     /// Released by its user: no new views.
     is_closed: bool,
     /// Uncounted views may exist while references exist.
-    is_lent: bool,
+    is_exposed: bool,
+    is_listed: bool,
     streams: Vec<Arc<dyn Fence>>,
+}
+
+/// Finds the buffer of an array or tensor by its address.
+///
+/// Locked only by threads that are attached to the interpreter, and never during a call to Python, so no other thread holds the
+/// lock when the process forks.
+static VIEWED: Mutex<Viewed> = Mutex::new(Viewed { buffers: BTreeMap::new(), most: 64 });
+
+/// Buffers that have, or had, views.
+struct Viewed {
+    /// By the address of the first byte, with the length. Dropped buffers stay until there are `most`.
+    buffers: BTreeMap<usize, (usize, Weak<Memory>)>,
+    most: usize,
+}
+
+impl Viewed {
+    fn lock() -> MutexGuard<'static, Self> {
+        VIEWED.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(&mut self, memory: &Arc<Memory>) {
+        self.buffers.insert(memory.address, (memory.len, Arc::downgrade(memory)));
+        if self.buffers.len() > self.most {
+            self.buffers.retain(|_, (_, memory)| memory.strong_count() > 0);
+            self.most = 64.max(2 * self.buffers.len());
+        }
+    }
+
+    /// The last buffer before `end` that contains `address`.
+    fn containing(&self, address: usize, end: usize) -> Option<Arc<Memory>> {
+        let before = self.buffers.range(..end).rev();
+        before.filter(|(first, (len, _))| address - **first < *len).find_map(|(_, (_, memory))| memory.upgrade())
+    }
 }
 
 /// One buffer of a pool, with its views.
@@ -115,7 +151,7 @@ pub(crate) struct Memory {
 }
 
 /// Number of fences above which recording another one drops the completed ones.
-const STREAMS_UNASKED: usize = 16;
+const STREAMS_UNCHECKED: usize = 16;
 
 const KINDS: &str = "(memoryview, NumPy array, DLPack tensor)";
 const INSTEAD: &str =
@@ -125,7 +161,7 @@ impl State {
     /// Fails if the buffer cannot be released now.
     fn check_views(&self) -> PyResult<()> {
         let why = match self.views {
-            0 if !self.is_lent => return Ok(()),
+            0 if !self.is_exposed => return Ok(()),
             0 => "the buffer's __array_interface__ was read, and arrays made from it are not counted: delete them and the \
                   buffer, and its memory goes back"
                 .to_owned(),
@@ -148,7 +184,8 @@ impl Memory {
                 buf: Some(buf),
                 views: 0,
                 is_closed: false,
-                is_lent: false,
+                is_exposed: false,
+                is_listed: false,
                 streams: Vec::new(),
             }),
         }
@@ -168,21 +205,26 @@ impl Memory {
         self.state().views
     }
 
-    /// The state of a usable buffer.
+    /// The state of a buffer that was not released.
     fn usable(&self) -> PyResult<MutexGuard<'_, State>> {
+        let state = self.unreturned()?;
+        if state.is_closed { Err(self.released()) } else { Ok(state) }
+    }
+
+    /// The state of a buffer that was not released, or that has views.
+    fn unreturned(&self) -> PyResult<MutexGuard<'_, State>> {
         let state = self.state();
-        let is_closed = state.is_closed;
-        match &state.buf {
-            Some(buf) if !is_closed => {
-                // Fails for driver memory in a forked child.
-                buf.wait_slice().map_err(|error| exception(&error))?;
-                Ok(state)
-            }
-            _ => Err(ReleasedError::new_err(format!(
-                "the buffer of {} B was released and its memory may have another user by now: get another one from the pool",
-                self.len
-            ))),
-        }
+        let Some(buf) = &state.buf else { return Err(self.released()) };
+        // Fails for driver memory in a forked child.
+        buf.wait_slice().map_err(|error| exception(&error))?;
+        Ok(state)
+    }
+
+    fn released(&self) -> PyErr {
+        ReleasedError::new_err(format!(
+            "the buffer of {} B was released and its memory may have another user by now: get another one from the pool",
+            self.len
+        ))
     }
 
     /// Fails if the buffer may not be used.
@@ -190,29 +232,52 @@ impl Memory {
         self.usable().map(drop)
     }
 
-    /// Another view, until [`end_view`](Memory::end_view).
-    pub(crate) fn begin_view(&self) -> PyResult<()> {
-        self.usable()?.views += 1;
+    /// Another view, until [`end_view`](Memory::end_view). The caller is attached to the interpreter.
+    pub(crate) fn begin_view(self: &Arc<Self>) -> PyResult<()> {
+        let mut state = self.usable()?;
+        state.views += 1;
+        self.list(&mut state);
         Ok(())
     }
 
     pub(crate) fn end_view(&self) {
         let mut state = self.state();
         state.views = state.views.saturating_sub(1);
-        self.put_if_over(state);
+        self.return_if_unused(state);
     }
 
-    /// From now on only the end of the last reference returns the buffer.
-    pub(crate) fn lend(&self) -> PyResult<()> {
-        self.usable()?.is_lent = true;
+    /// From now on only the end of the last reference returns the buffer. The caller is attached to the interpreter.
+    pub(crate) fn expose(self: &Arc<Self>) -> PyResult<()> {
+        let mut state = self.usable()?;
+        state.is_exposed = true;
+        self.list(&mut state);
         Ok(())
+    }
+
+    fn list(self: &Arc<Self>, state: &mut State) {
+        if !std::mem::replace(&mut state.is_listed, true) {
+            Viewed::lock().insert(self);
+        }
+    }
+
+    /// The buffer with views that contains `address`. The caller is attached to the interpreter.
+    pub(crate) fn containing(address: usize) -> Option<Arc<Self>> {
+        let mut end = address.checked_add(1)?;
+        loop {
+            let found = Viewed::lock().containing(address, end)?;
+            if found.state().buf.is_some() {
+                return Some(found);
+            }
+            // It was returned, and its memory may be part of another buffer.
+            end = found.address;
+        }
     }
 
     /// The memory returns after the work that `fence` marks.
     pub(crate) fn record(&self, fence: Arc<dyn Fence>) -> PyResult<()> {
-        let mut state = self.usable()?;
+        let mut state = self.unreturned()?;
         self.origin.has_streams.store(true, Ordering::Relaxed);
-        if state.streams.len() >= STREAMS_UNASKED {
+        if state.streams.len() >= STREAMS_UNCHECKED {
             // A failed buffer stays, since its memory may be in use.
             state.streams.retain(|earlier| !matches!(earlier.is_done(), Ok(true)));
         }
@@ -234,7 +299,7 @@ impl Memory {
         if !state.is_closed {
             state.check_views()?;
             state.is_closed = true;
-            self.put_if_over(state);
+            self.return_if_unused(state);
         }
         Ok(())
     }
@@ -248,11 +313,11 @@ impl Memory {
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.is_closed = true;
-        self.put_if_over(state);
+        self.return_if_unused(state);
     }
 
-    fn put_if_over(&self, mut state: MutexGuard<'_, State>) {
-        if !state.is_closed || state.views > 0 || state.is_lent {
+    fn return_if_unused(&self, mut state: MutexGuard<'_, State>) {
+        if !state.is_closed || state.views > 0 || state.is_exposed {
             return;
         }
         let (buf, streams) = (state.buf.take(), std::mem::take(&mut state.streams));

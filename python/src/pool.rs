@@ -29,8 +29,47 @@ const BACKGROUND_POLL: &str = "background_thread";
 
 /// A pool of pinned host memory.
 ///
-/// Settings are named like the PINPOOL_ variables, in lower case and without the prefix: `max_bytes="64GiB"`,
-/// `wait=0.5`, `backend="heap"`. A setting that is omitted or None comes from its variable, or else has its default.
+///     pool = pinpool.Pool(max_bytes="2GiB", name="loader")
+///     with pool.get(4096) as buf:
+///         np.asarray(buf)[:] = 7
+///
+/// Threads may share a pool. It belongs to one process: in a forked child its methods raise ForkError, so create another pool there.
+///
+/// A setting that is omitted or None has the value of its variable, `PINPOOL_` and the name in upper case, or else its default. Sizes are
+/// bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or `float("inf")` means no limit.
+///
+/// Args:
+///     name: name of the pool in log lines and reports.
+///     env: whether variables supply settings that are not given here.
+///     max_bytes: limit on all bytes held: a size, "none", or "auto" (the default: a quarter of the memory of the cgroup or machine).
+///     reserve: bytes pinned at the start and kept.
+///     max_idle_bytes: most bytes kept in idle buffers and free memory.
+///     ledger: name of a limit shared by all processes that use it, or "auto" (all processes of one torchrun or Ray job).
+///     wait: how long a request waits when the pool is full (default 30 s).
+///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, as much again as the limit).
+///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
+///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
+///     device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
+///         pass `int(os.environ["LOCAL_RANK"])`, or else each rank starts CUDA on GPU 0.
+///     numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
+///     idle_timeout: how long idle memory stays pinned (default 60 s).
+///     trace: path of a recording for the command `pinpool`.
+///     socket: path of a Unix socket that serves statistics, or 1 for a default path.
+///     preset: policy: "adaptive" (the default), or "tensorflow" (reproduces TensorFlow's PoolAllocator).
+///     pool_size_limit: most idle buffers kept at the start ("tensorflow"; default 100).
+///     auto_resize: whether that number grows while evictions and misses are frequent ("tensorflow"; the default).
+///     rounding: size classes: "eighths" ("adaptive"), "pow2" or "exact" ("tensorflow").
+///     log_every: one rate check in this many is logged ("tensorflow"; default 10).
+///     hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
+///     growth: whether the pool may pin more than its reserve (the default).
+///     zero: whether buffers are zeroed before another user gets them (default False).
+///     background_thread: whether a thread reclaims buffers and releases idle memory (the default). Without it, call `maintain()`
+///         periodically.
+///
+/// Raises:
+///     SettingError: a setting is invalid, or two settings contradict each other.
+///     TypeError: a setting is unknown, or has a value of the wrong type.
+///     BackendError: the requested backend is not available.
 #[pyclass(frozen, weakref, module = "pinpool")]
 pub struct Pool {
     gets: Arc<Gets>,
@@ -156,9 +195,19 @@ impl Pool {
         built.map_err(|error| exception(&error))
     }
 
-    /// A buffer of `n` bytes at a page-aligned address, or at a multiple of `align`, a power of two.
+    /// Returns a buffer: an idle one, or newly pinned memory. When the pool is full, waits for a release.
     ///
-    /// When the pool is full, it waits at most `timeout` seconds (default: PINPOOL_WAIT).
+    /// Args:
+    ///     n: length in bytes, or text such as "64MiB".
+    ///     align: alignment of the address in bytes, a power of two (default: a page).
+    ///     timeout: longest wait in seconds, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
+    ///
+    /// Raises:
+    ///     TimeoutError: the pool was full until the timeout.
+    ///     LimitError: the pool is full and the timeout is 0, or the request exceeds the limit (`max_bytes`).
+    ///     RequestError: the length or the alignment is invalid.
+    ///     BackendError: the driver or the kernel refused to pin memory.
+    ///     ForkError: the pool belongs to the parent of this process.
     #[pyo3(signature = (n, *, align=None, timeout=None))]
     fn get(
         &self,
@@ -190,7 +239,7 @@ impl Pool {
         served.map_err(|error| errors::of_get(&error, wait, taken))
     }
 
-    /// A buffer of `n` bytes if one is idle, else None; never pins memory and never waits.
+    /// Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory.
     fn try_get(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
         let len = size(n)?;
         py.detach(|| self.idle(len))
@@ -218,24 +267,33 @@ impl Pool {
         self.pool().and_then(|pool| json(py.detach(|| serde_json::to_string(&pool.stats()))))
     }
 
-    /// The diagnosis: the costliest cause, the time lost, the evidence and a recommendation.
+    /// Returns what costs the most time, with the time lost, the evidence and a recommendation, or that nothing does.
     fn diagnose(&self, py: Python<'_>) -> PyResult<String> {
         self.pool().map(|pool| py.detach(|| pool.diagnose().to_string()))
     }
 
-    /// A report of the memory of the pool and its holders.
+    /// Returns a report of the memory of the pool: totals, size classes, and the holders of buffers by tag.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
         self.pool().map(|pool| py.detach(|| pool.dump().to_string()))
     }
 
-    /// Pins `n` bytes now and keeps them.
+    /// Pins `n` bytes now, in addition to what is held, and keeps them.
+    ///
+    /// Raises:
+    ///     LimitError: they exceed the limit (`max_bytes`).
+    ///     BackendError: the driver or the kernel refused to pin memory.
     fn reserve(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<()> {
         let bytes = size(n)? as u64;
         self.call(py, |pool| pool.reserve(bytes))
     }
 
-    /// Waits until the whole reserve is pinned, at most `timeout` seconds (default: no limit). Returns False on timeout. For a pool
-    /// with `reserve_wait=False`.
+    /// Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
+    ///
+    /// Args:
+    ///     timeout: longest wait in seconds, or text such as "500ms" (default: no limit).
+    ///
+    /// Returns:
+    ///     True, or False after the timeout.
     #[pyo3(signature = (timeout=None))]
     fn wait_reserved(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let pool = self.pool()?;
@@ -253,31 +311,31 @@ impl Pool {
         }
     }
 
-    /// The share of the reserve that is pinned, from 0 to 1.
+    /// Fraction of the reserve that is pinned, from 0.0 to 1.0.
     #[getter]
     fn pinned_fraction(&self, py: Python<'_>) -> PyResult<f64> {
         let pool = self.pool()?;
         Ok(py.detach(|| pool.stats().memory.reserve_fraction()))
     }
 
-    /// Returns idle memory to the system until at most `to_bytes` are held.
+    /// Releases idle memory to the system until at most `to_bytes` (default 0) are held.
     #[pyo3(signature = (to_bytes=None))]
     fn trim(&self, py: Python<'_>, to_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let bytes = to_bytes.map_or(Ok(0), size)? as u64;
         self.run(py, |pool| pool.trim(bytes))
     }
 
-    /// Returns every idle buffer to the system and restarts the four counters.
+    /// Releases all idle memory to the system, as `trim(0)` does, and restarts the counters of the preset "tensorflow".
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, |pool| pool.clear())
     }
 
-    /// Reclaims buffers whose copies have completed, as the maintenance thread does.
+    /// Reclaims buffers after completed copies and releases idle memory that is due, as the background thread does.
     fn maintain(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, |pool| pool.maintain())
     }
 
-    /// Changes the limit to a size, "auto" or "none".
+    /// Changes the limit: a size in bytes, text such as "2GiB", "auto" or "none". Buffers in use stay valid.
     fn set_max_bytes(&self, py: Python<'_>, max_bytes: &Bound<'_, PyAny>) -> PyResult<()> {
         let word = max_bytes.cast::<PyString>().ok().map(|word| word.to_string());
         let limit = match word.as_deref().map(str::trim) {
@@ -288,18 +346,18 @@ impl Pool {
         self.call(py, |pool| pool.set_max_bytes(limit))
     }
 
-    /// Returns a handle of the same pool whose buffers carry `tag` in `dump()`, errors and the log.
+    /// Returns a handle of the same pool. Its buffers carry `tag` in `dump()`, in errors and in log lines.
     fn tagged(&self, tag: &str) -> PyResult<Self> {
         Ok(Self { gets: self.gets.clone(), tagged: Some(self.pool()?.tagged(tag)) })
     }
 
-    /// The name in the log.
+    /// Name of the pool, or None.
     #[getter]
     fn name(&self) -> PyResult<Option<&str>> {
         Ok(self.pool()?.name())
     }
 
-    /// The tag of this handle.
+    /// Tag of this handle, or None.
     #[getter]
     fn tag(&self) -> Option<&str> {
         self.tagged.as_ref()?.tag()
@@ -334,9 +392,9 @@ impl Pool {
         slf
     }
 
-    /// The names of all settings.
+    /// Names of all settings.
     #[staticmethod]
-    fn setting_names() -> Vec<String> {
+    fn _setting_names() -> Vec<String> {
         setting_names().collect()
     }
 }

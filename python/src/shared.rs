@@ -227,10 +227,10 @@ struct Filling {
     views: usize,
 }
 
-/// A shared buffer that this process fills and the trainer receives in place.
+/// A buffer of a `SharedPool` that this process fills, from `SharedPool.get`.
 ///
-/// `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `send()` passes the buffer to the trainer and returns its ticket;
-/// without `send()` the buffer becomes free when it and its views are gone. Pickling it sends it, and it arrives as its ticket.
+/// `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `send()` passes the buffer to the trainer and returns its ticket; a
+/// buffer that is not sent becomes free when it and its views are gone. Pickling a buffer sends it, and it arrives as its ticket.
 #[pyclass(frozen, module = "pinpool")]
 pub struct SharedBuffer {
     len: usize,
@@ -257,6 +257,7 @@ impl SharedBuffer {
 
 #[pymethods]
 impl SharedBuffer {
+    /// Length in bytes.
     fn __len__(&self) -> usize {
         self.len
     }
@@ -267,7 +268,15 @@ impl SharedBuffer {
         self.len
     }
 
-    /// Passes the buffer to the trainer with a number and returns its ticket. Raises BufferError while its views are alive.
+    /// Passes the buffer to the trainer and returns its ticket: 40 bytes, for `SharedPool.receive`.
+    ///
+    /// Args:
+    ///     tag: a number that `SharedPool.next` returns with the buffer.
+    ///
+    /// Raises:
+    ///     BufferError: the buffer has views, which could change what the trainer reads.
+    ///     ReleasedError: it was sent or released before.
+    ///     PeerError: the trainer has ended or closed the shared pool.
     #[pyo3(signature = (tag=0))]
     fn send<'py>(&self, py: Python<'py>, tag: u64) -> PyResult<Bound<'py, PyBytes>> {
         let buf = self.take()?;
@@ -275,7 +284,7 @@ impl SharedBuffer {
         Ok(PyBytes::new(py, &ticket.to_bytes()))
     }
 
-    /// Releases the buffer. Raises BufferError while its views are alive.
+    /// Makes the buffer free without sending it. Raises BufferError while it has views.
     fn release(&self) -> PyResult<()> {
         match self.take() {
             Err(error) if locked(&self.state).buf.is_some() => Err(error),

@@ -135,7 +135,7 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
         // SAFETY: the streams are alive, as torch's are until the process ends.
         let marked = streams.iter().map(|stream| unsafe { stream.as_raw() }.mark()).collect::<Result<Vec<_>, _>>();
         let warn =
-            |why: &pinpool::Error| WARNED.call_once(|| log::warn!("torch: a freed block waits for its stream: {why}"));
+            |why: &pinpool::Error| WARNED.call_once(|| log::warn!("torch waiting: a freed block is kept, because its stream cannot be recorded: {why}"));
         let Ok(mut others) = marked.inspect_err(warn) else { return 1 };
         // SAFETY: of `get`, and given up by the caller.
         let buf = unsafe { Box::from_raw(block) };
@@ -170,8 +170,8 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
             pinned_bytes: signed(stats.memory.pin.bytes),
             unpinned_bytes: signed(stats.memory.unpin.bytes),
             // The counterparts according to the documentation of `Stats`.
-            held_buffers: signed(stats.memory.buffers.saturating_sub(stats.memory.fallback_buffers)),
-            pinned_buffers: signed(stats.requests.misses.saturating_sub(stats.requests.fallbacks)),
+            held_buffers: signed(stats.memory.buffers.saturating_sub(stats.memory.pageable_buffers)),
+            pinned_buffers: signed(stats.requests.misses.saturating_sub(stats.requests.pageable)),
             unpinned_buffers: signed(stats.memory.evictions.total()),
             pin: timed(&stats.memory.pin),
             unpin: timed(&stats.memory.unpin),

@@ -11,13 +11,13 @@ import pinpool
 
 @pytest.fixture
 def pool():
-    """A pool on ordinary memory that takes no setting from outside. The wait bounds a hang: under load a pin call may take long."""
+    """A pool on ordinary memory that reads no variables. Its wait only bounds a hang."""
     return pinpool.Pool(env=False, backend="heap", max_bytes="64MiB", wait="300s")
 
 
 @pytest.fixture
 def alone():
-    """Runs code in a process of its own, at most for 60 s; returns what it printed, and fails if it fails."""
+    """Runs code in a separate process and returns its output; fails if the exit status differs from `expect`. 300 s bound a hang."""
 
     def run(code, expect=0, env=None):
         code = textwrap.dedent(code)
@@ -29,10 +29,10 @@ def alone():
 
 
 def until(condition, seconds=300):
-    """Waits until `condition()` is true. Bounds a hang alone: a machine with other work makes a test late and not fail."""
+    """Waits until `condition()` is true. The time only bounds a hang, so a busy machine cannot fail a test."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come true"
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.001)
 
 

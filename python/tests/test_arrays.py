@@ -42,7 +42,7 @@ def test_an_array_of_nothing_takes_nothing(pool):
         ((3, -2), "f4", ValueError, r"lengths of 0 or more, not \(3, -2\)"),
         ((2**40, 2**40), "f8", pinpool.RequestError, "a buffer holds at most"),
         (2**62, "f8", pinpool.RequestError, "cannot allocate 36893488147419103232B"),
-        (3, object, TypeError, "Python objects cannot lie in pinned memory"),
+        (3, object, TypeError, "Python objects, which cannot be in pinned memory"),
         (3, "no such type", TypeError, "no such type"),
         ("ab", "f4", TypeError, "integer"),
         ((1.5,), "f4", TypeError, "integer"),

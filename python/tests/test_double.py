@@ -154,6 +154,10 @@ BATCH = """next(iter(pinpool_loader.Loader("samples", batch_size=2, pool=pool)))
 @pytest.mark.parametrize(
     "array",
     [
+        "np.from_dlpack(pool.get(SIZE))",
+        "np.asarray(pool.get(SIZE))",
+        "torch.from_dlpack(pool.get(SIZE))",
+        "torch.frombuffer(memoryview(pool.get(SIZE)), dtype=torch.uint8)",
         "pool.empty((SIZE // 4, 4), 'uint8')",
         "pool.empty((SIZE // 4, 4), 'uint8', library='torch')",
         "torch.from_numpy(pool.empty(SIZE, 'uint8')[9:])",

@@ -379,11 +379,12 @@ def test_paths_are_paths(paths, pool):
 def test_a_pool_that_is_too_small_says_so(tmp_path):
     for number in range(4):
         (tmp_path / str(number)).write_bytes(bytes(3_000_000))
-    pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait="100ms")
-    pool.get(3_000_000, timeout=300).release()  # Later requests need no pin call, which may take longer than the wait.
+    short, long = (pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait=wait) for wait in ("100ms", "300s"))
+    short.get(3_000_000, timeout=300).release()  # Later requests need no pin call, which may take longer than the wait.
+    held = []
     with pytest.raises(pinpool.LimitError, match="PINPOOL_MAX_BYTES.*held"):
-        list(pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool))
-    loader = pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool)
+        held.extend(pinpool_loader.Loader(tmp_path, batch_size=1, pool=short))
+    loader = pinpool_loader.Loader(tmp_path, batch_size=1, pool=long)
     batches = iter(loader)
     for number in range(4):
         batch = next(batches)
@@ -399,7 +400,7 @@ def test_a_loader_cannot_be_pickled(files, pool):
 def test_the_lock_is_free_while_a_loop_waits(tmp_path):
     for number in range(2):
         (tmp_path / str(number)).write_bytes(bytes(3_000_000))
-    pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait=30)
+    pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait=300)
     loader = pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool)
     batches = iter(loader)
     held, taken = [next(batches)], []

@@ -28,8 +28,8 @@ def test_a_warning_has_its_level(caplog):
     pool = pinpool.Pool(env=False, backend="mlock", max_bytes="4MiB", on_full="pageable", wait=0)
     held = pool.get("3MiB"), pool.get("3MiB")
     assert not held[1].is_pinned
-    until(lambda: any(" unpinned: " in text for text in caplog.messages))
-    assert [r.levelno for r in caplog.records if " unpinned: " in r.getMessage()] == [logging.WARNING]
+    until(lambda: any(" pageable: " in text for text in caplog.messages))
+    assert [r.levelno for r in caplog.records if " pageable: " in r.getMessage()] == [logging.WARNING]
 
 
 def test_a_raised_error_is_short_and_not_logged(caplog):

@@ -27,12 +27,12 @@ def first_bytes(batch):
 
 
 def test_results_come_in_order_from_several_threads(folder):
-    threads, both = set(), threading.Barrier(2, timeout=20)
+    threads, both = set(), threading.Barrier(2, timeout=300)
 
     def function(batch):
         threads.add(threading.current_thread().name)
         if batch.number < 2:
-            both.wait()  # Only where two run at once.
+            both.wait()  # Returns only if two threads run.
         time.sleep(0.01 if batch.number % 2 else 0)
         return first_bytes(batch)
 

@@ -29,7 +29,6 @@ def test_settings_have_the_names_of_the_variables(tmp_path):
     assert (stats["limits"]["max_bytes"], stats["backend"], stats["name"], stats["preset"]) == (8 * MIB, "heap", "loader", "adaptive")
     assert repr(pool) == '<pinpool.Pool "loader" preset=adaptive backend=heap max_bytes=8MiB held=0B in_use=0>'
     assert pool.name == "loader" and pool.tag is None
-    assert "max_bytes" in pinpool.Pool.setting_names() and "require_gpu" not in pinpool.Pool.setting_names()
     assert pinpool.Pool(env=False, backend="heap", preset="tensorflow").stats()["limits"]["max_bytes"] is None
 
 
@@ -40,9 +39,7 @@ def test_a_retired_setting_is_a_warning_that_names_what_replaces_it(caplog):
     assert any(record.getMessage().endswith(text) for record in caplog.records)
 
 
-def test_settings_that_are_wrong_say_what_is_right():
-    with pytest.raises(TypeError, match=r'"max_byte" is not a setting of a pool; did you mean max_bytes\?'):
-        pinpool.Pool(max_byte="1GiB")
+def test_invalid_settings_are_named_with_a_remedy():
     with pytest.raises(TypeError, match=r'"purple" is not a setting of a pool; they are name, env, max_bytes, .*zero,'):
         pinpool.Pool(purple="1GiB")
     with pytest.raises(pinpool.SettingError, match="PINPOOL_MAX_BYTES=lots: .*like 2GiB"):
@@ -67,18 +64,17 @@ def test_settings_that_are_wrong_say_what_is_right():
         pinpool.Pool("64MiB")
 
 
-def test_a_variable_that_cannot_be_read_is_an_error(monkeypatch):
+def test_an_invalid_variable_is_an_error(monkeypatch):
     monkeypatch.setenv("PINPOOL_ZERO", "ture")
     with pytest.raises(pinpool.SettingError, match="PINPOOL_ZERO=ture: neither 0 .*leave it out for the default 0"):
         pinpool.Pool(backend="heap")
     pinpool.Pool(backend="heap", zero=True).get(1)
 
 
-def test_variables_count_unless_code_sets_them(monkeypatch):
+def test_variables_apply_unless_code_sets_them(monkeypatch):
     monkeypatch.setenv("PINPOOL_BACKEND", "heap")
     monkeypatch.setenv("PINPOOL_MAX_BYTES", "4MiB")
-    assert pinpool.Pool.from_env().stats()["limits"]["max_bytes"] == 4 * MIB
-    assert pinpool.Pool.from_env("eval").name == "eval"
+    assert pinpool.Pool().stats()["limits"]["max_bytes"] == 4 * MIB
     assert pinpool.Pool(max_bytes="8MiB").stats()["limits"]["max_bytes"] == 8 * MIB
     assert pinpool.Pool(env=False, backend="heap").stats()["limits"]["max_bytes"] != 4 * MIB
 
@@ -98,8 +94,6 @@ def test_a_size_beyond_all_memory_is_named(pool, size):
 
 def test_sizes_are_integers_or_text(pool):
     assert len(pool.get("64KiB")) == 64 * 1024 and len(pool.get(np.int32(7))) == 7
-    with pytest.raises(TypeError, match="invalid size 1.5: must be a whole number of bytes"):
-        pool.get(1.5)
     with pytest.raises(pinpool.RequestError, match="not a size"):
         pool.get("many")
     for wrong in (-1, float("nan")):
@@ -116,7 +110,7 @@ def test_a_request_over_the_limit_names_request_limit_and_remedy(pool):
     assert not isinstance(caught.value, TimeoutError), "it can never fit, so it does not wait"
 
 
-def test_a_get_that_waits_in_vain_is_a_timeout(pool):
+def test_a_request_that_times_out_raises_timeout_error(pool):
     held = pool.get("60MiB")
     for timeout in (0.01, "20ms", 0.3):
         with pytest.raises(pinpool.TimeoutError, match="limit of 64.0MiB") as caught:
@@ -129,51 +123,36 @@ def test_a_get_that_waits_in_vain_is_a_timeout(pool):
     pool.get("32MiB", timeout=float("inf"))
 
 
-def test_a_backend_that_is_not_there_is_named():
+def test_an_unavailable_backend_is_named():
     with pytest.raises(pinpool.PinpoolError, match="cuda|CUDA|driver"):
         pinpool.Pool(env=False, backend="vmm").get(1)
 
 
 def test_other_threads_run_while_one_waits_at_the_limit(pool):
-    """The interpreter's lock is not held by the wait: this thread gives back what the other one waits for."""
-    for timeout in (20, 0.2 * 60):
-        held, got = pool.get("60MiB"), []
-        waits = pool.stats()["requests"]["waits"]
-        thread = threading.Thread(target=lambda: got.append(pool.get("32MiB", timeout=timeout)))
-        thread.start()
-        until(lambda: pool.stats()["requests"]["waits"] > waits)
-        steps = sum(range(100_000))
-        assert steps and thread.is_alive() and not got
-        held.release()
-        thread.join(300)
-        assert len(got) == 1
-        got.clear()
-
-
-def test_other_threads_run_while_a_plain_wait_lasts(pool):
-    """A wait below the one that looks at signals: another thread sees it."""
-    held, seen, ended = pool.get("60MiB"), [], threading.Event()
-
-    def look():
-        while not seen and not ended.is_set():
-            if pool.stats()["requests"]["waiting"]:
-                seen.append(True)
-
-    thread = threading.Thread(target=look)
+    """A waiting thread does not hold the interpreter's lock: this thread releases the memory that the other one waits for."""
+    held, got = pool.get("60MiB"), []
+    thread = threading.Thread(target=lambda: got.append(pool.get("32MiB", timeout=300)))
     thread.start()
-    for _ in range(100):
-        # The other thread may get no processor in so short a time.
+    until(lambda: pool.stats()["requests"]["waiting"] == 1)
+    assert thread.is_alive() and not got
+    held.release()
+    thread.join(300)
+    assert len(got) == 1
+
+
+def test_other_threads_run_during_a_wait_too_short_to_check_for_signals(pool):
+    held, seen = pool.get("60MiB"), threading.Event()
+    thread = threading.Thread(target=lambda: (until(lambda: pool.stats()["requests"]["waiting"]), seen.set()))
+    thread.start()
+    while not seen.is_set() and thread.is_alive():  # The other thread may get no processor during one wait.
         with pytest.raises(pinpool.TimeoutError):
             pool.get("32MiB", timeout=0.19)
-        if seen:
-            break
-    ended.set()
-    thread.join()
     held.release()
-    assert seen
+    thread.join()
+    assert seen.is_set()
 
 
-def test_figures_have_the_names_of_the_json(pool):
+def test_statistics_have_the_keys_of_the_json(pool):
     with pool.get(1000):
         stats = pool.stats()
     assert (stats["requests"]["served"], stats["requests"]["misses"], stats["requests"]["hits"], stats["memory"]["in_use"]) == (1, 1, 0, 1)
@@ -214,7 +193,7 @@ def test_a_tag_is_named(pool):
     assert 'tag="loader/images"' in repr(images)
 
 
-def test_try_get_takes_what_is_idle_and_nothing_else(pool):
+def test_try_get_returns_only_idle_buffers(pool):
     assert pool.try_get(1000) is None
     pool.get(1000).release()
     assert len(pool.try_get(1000)) == 1000
@@ -241,7 +220,7 @@ def test_threads_share_a_pool_and_every_byte_is_their_own(pool):
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     [thread.start() for thread in threads]
-    [thread.join(60) for thread in threads]
+    [thread.join(300) for thread in threads]
     assert failures == [] and in_use(pool) == 0
     stats = pool.stats()
     assert stats["requests"]["served"] == stats["requests"]["returned"] == 8 * 300 * 2
@@ -284,18 +263,17 @@ def test_threads_export_and_release_in_every_way(pool):
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
     [thread.start() for thread in threads]
-    [thread.join(60) for thread in threads]
+    [thread.join(300) for thread in threads]
     assert failures == [] and in_use(pool) == 0
     stats = pool.stats()
     assert stats["requests"]["served"] == stats["requests"]["returned"] == 6 * 200
 
 
-def test_all_errors_are_of_one_family():
+def test_all_errors_have_one_base():
     for name in pinpool.__all__:
         kind = getattr(pinpool, name)
         if name.endswith("Error"):
             assert issubclass(kind, pinpool.PinpoolError) and kind.__module__ == "pinpool", name
-
 
 
 def test_a_reserve_in_the_background_is_pinned_while_the_program_runs():
@@ -311,10 +289,10 @@ def test_a_reserve_in_the_background_is_pinned_while_the_program_runs():
     assert before < 1
     by_hand.maintain()
     assert before < by_hand.pinned_fraction < 1
-    assert by_hand.wait_reserved(20)
+    assert by_hand.wait_reserved(300)
 
 
-def test_the_module_says_why_of_each_pool():
+def test_the_module_diagnoses_each_pool():
     one, other = pinpool.Pool(name="why-a", backend="heap"), pinpool.Pool(name="why-b", backend="heap")
     for _ in range(30):
         one.get(4096).release()

@@ -1,7 +1,6 @@
-"""The end of the interpreter, fork, and other processes."""
+"""The end of the interpreter, and fork."""
 
 import pytest
-
 
 
 def test_the_interpreter_ends_with_buffers_views_and_pools_alive(alone):
@@ -112,7 +111,7 @@ def test_a_forked_child_that_uses_its_parents_pool_is_told(alone):
         own = pinpool.Pool(env=False, backend="heap", name="child")
         print(len(own.get(10)), flush=True)
     process = multiprocessing.get_context("fork").Process(target=child)
-    process.start(); process.join(30)
+    process.start(); process.join(300)
     print("status", process.exitcode)
     memoryview(buf)[:3] = b"xyz"
     print(bytes(buf)[:3].decode(), pool.stats()["memory"]["in_use"], len(pool.get(5000)))
@@ -172,7 +171,7 @@ def test_children_forked_while_threads_wait_use_new_pools(alone):
     context = multiprocessing.get_context("fork")
     for _ in range(30):
         process = context.Process(target=child)
-        process.start(); process.join(60)
+        process.start(); process.join(300)
         assert process.exitcode == 7, process.exitcode
     stop.set(); [thread.join() for thread in threads]
     print("ended")

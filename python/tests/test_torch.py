@@ -293,7 +293,7 @@ def test_ninja_is_found_and_a_failed_build_may_be_repeated(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     import torch
 
-    assert ("torch sees no GPU: pin_memory() fails here" in done.stderr) == (not torch.cuda.is_available())
+    assert ("torch no_gpu: " in done.stderr) == (not torch.cuda.is_available())
 
 
 def built_shim(folder):

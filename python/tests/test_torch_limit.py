@@ -18,7 +18,7 @@ MEMORY = (128 * GIB, "cgroup limit /sys/fs/cgroup/memory.max")
 @pytest.mark.parametrize(
     "settings, environ, gib, words",
     [
-        ({}, {}, 96, ["three quarters of 137438953472 bytes", "cgroup limit /sys/fs/cgroup/memory.max"]),
+        ({}, {}, 96, ["three quarters of 128.0GiB", "cgroup limit /sys/fs/cgroup/memory.max"]),
         ({}, {"LOCAL_WORLD_SIZE": "8"}, 12, ["divided by 8 (LOCAL_WORLD_SIZE)"]),
         ({}, {"LOCAL_WORLD_SIZE": "1"}, 96, []),
         ({}, {"LOCAL_WORLD_SIZE": "several"}, 96, []),
@@ -29,7 +29,7 @@ MEMORY = (128 * GIB, "cgroup limit /sys/fs/cgroup/memory.max")
 def test_without_a_setting_it_is_three_quarters_divided_among_the_ranks(settings, environ, gib, words):
     share, line = _limit.choose(settings, environ, MEMORY)
     assert share == gib * GIB
-    for word in [f"is {share} bytes", "PINPOOL_MAX_BYTES", "install(max_bytes=...)", *words]:
+    for word in [f"max={gib}.0GiB", "PINPOOL_MAX_BYTES", "install(max_bytes=...)", *words]:
         assert word in line
     assert ("divided" in line) == (gib != 96)
 
@@ -77,7 +77,7 @@ def stand_in(monkeypatch):
 
 
 def lines(caplog):
-    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("torch: the limit")]
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("torch limit: ")]
 
 
 def test_install_tells_the_limit_in_one_line(stand_in, monkeypatch, caplog):
@@ -86,7 +86,7 @@ def test_install_tells_the_limit_in_one_line(stand_in, monkeypatch, caplog):
         pool = pinpool.torch.install(backend="heap")
     assert pool.stats()["limits"]["max_bytes"] == 12 * GIB
     [line] = lines(caplog)
-    assert "three quarters of 17179869184 bytes (machine)" in line
+    assert "three quarters of 16.0GiB (machine)" in line
 
 
 def test_install_with_a_limit_tells_nothing_of_its_own(stand_in, caplog):

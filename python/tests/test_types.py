@@ -19,21 +19,22 @@ from test_readme import examples
 PYTHON = pathlib.Path(__file__).parents[1]
 
 
-def test_the_stubs_have_every_method_and_every_setting():
+def test_the_stubs_have_every_method_every_setting_and_the_same_docstrings():
     stubs = importlib.resources.files(pinpool) / "_pinpool.pyi"
     assert (importlib.resources.files(pinpool) / "py.typed").is_file()
     classes = {node.name: node for node in ast.parse(stubs.read_text()).body if isinstance(node, ast.ClassDef)}
-    for kind in (pinpool.Pool, pinpool.Buffer):
-        declared = {node.name for node in classes[kind.__name__].body if isinstance(node, ast.FunctionDef)}
-        has = {name for name in vars(kind) if not name.startswith("_")}
-        assert declared - {name for name in declared if name.startswith("_")} == has
-        assert all(inspect.getdoc(getattr(kind, name)) for name in has), "each has a docstring"
+    for kind in (pinpool.Pool, pinpool.Buffer, pinpool.SharedBuffer):
+        methods = [node for node in classes[kind.__name__].body if isinstance(node, ast.FunctionDef)]
+        declared = {node.name: node for node in reversed(methods)}  # The first overload has the docstring.
+        public = {name for name in vars(kind) if not name.startswith("_")}
+        assert {name for name in declared if not name.startswith("_")} == public
+        assert ast.get_docstring(classes[kind.__name__]) == inspect.getdoc(kind)
+        for name in public:
+            assert ast.get_docstring(declared[name]) == inspect.getdoc(getattr(kind, name)) != None, name  # noqa: E711
     new = next(node for node in classes["Pool"].body if getattr(node, "name", None) == "__new__")
-    assert [arg.arg for arg in new.args.kwonlyargs] == ["name", "env", *pinpool.Pool.setting_names()]
-
-
-def test_help_shows_the_settings():
-    assert list(inspect.signature(pinpool.Pool).parameters) == ["name", "env", *pinpool.Pool.setting_names()]
+    names = ["name", "env", *pinpool.Pool._setting_names()]
+    assert [arg.arg for arg in new.args.kwonlyargs] == list(inspect.signature(pinpool.Pool).parameters) == names
+    assert re.findall(r"^    (\w+): ", inspect.getdoc(pinpool.Pool).partition("Args:")[2].partition("Raises:")[0], re.M) == names
 
 
 USE = """

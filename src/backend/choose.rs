@@ -20,7 +20,7 @@ use super::mlock::lock_limit;
 use super::source::Source;
 use super::trial;
 use crate::error::{ErrorKind, Result};
-use crate::finding::{Finding, Level};
+use crate::finding::{Finding, Severity};
 use pinpool_os::host;
 
 /// Below this much lockable memory `Auto` chooses `heap`: a pool of one or two batches is of no use.
@@ -44,7 +44,7 @@ pub enum Backend {
     Cuda,
     /// Memory pinned by the kernel (`mlock`).
     Mlock,
-    /// Ordinary unpinned memory.
+    /// Ordinary pageable memory.
     Heap,
     /// A custom source, or a wrapper around another source.
     Source(Arc<dyn Source>),
@@ -91,7 +91,7 @@ pub struct Chosen {
     pub lock_limit_bytes: Option<u64>,
     /// Better sources that do not work here, each with the reason.
     pub passed_over: Vec<(&'static str, String)>,
-    /// Disadvantages of the choice, such as an unused GPU or unpinned memory.
+    /// Disadvantages of the choice, such as an unused GPU or pageable memory.
     pub findings: Vec<Finding>,
 }
 
@@ -269,9 +269,9 @@ fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Chosen, S
 fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -> Option<Finding> {
     let not_here = options.not_here.iter().find(|(not, _)| *not == "gpu");
     let gpu = not_here.map_or_else(|| gpu(options.device), |(name, why)| Finding::warning(name, why.clone()));
-    match (gpu.level, passed_over.last()) {
-        (Level::Note, _) => None,
-        (Level::Ok, Some((name, why))) => {
+    match (gpu.severity, passed_over.last()) {
+        (Severity::Note, _) => None,
+        (Severity::Ok, Some((name, why))) => {
             let found = format!("the GPU is not used although it is available ({}): {name}: {why}", gpu.found);
             Some(Finding::warning(gpu.check, found).remedy("`pinpool doctor` tries every backend"))
         }
@@ -279,14 +279,14 @@ fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -
     }
 }
 
-/// The GPU with this ordinal: [`Level::Ok`] if the driver provides it, [`Level::Note`] if there is neither GPU nor driver,
-/// [`Level::Warning`] else, with the cause and a remedy. Makes no context.
+/// The GPU with this ordinal: [`Severity::Ok`] if the driver provides it, [`Severity::Note`] if there is neither GPU nor driver,
+/// [`Severity::Warning`] else, with the cause and a remedy. Makes no context.
 #[cfg(feature = "cuda")]
 pub fn gpu(device: u32) -> Finding {
     crate::driver::state::find(device)
 }
 
-/// The finding about the GPU of a build without the feature `cuda`: [`Level::Note`], or [`Level::Warning`] where one is here.
+/// The finding about the GPU of a build without the feature `cuda`: [`Severity::Note`], or [`Severity::Warning`] where one is here.
 #[cfg(not(feature = "cuda"))]
 pub fn gpu(_device: u32) -> Finding {
     const WHY: &str = "built without the `cuda` feature";
@@ -383,7 +383,7 @@ mod tests {
         let options = PinOptions { arena: true, ..PinOptions::default() };
         let choose = |backend: &Backend| choose_on(backend, options, false);
         let chosen = choose(&Backend::Auto).unwrap();
-        assert_eq!((chosen.source.name(), chosen.findings[0].level), ("heap", Level::Warning));
+        assert_eq!((chosen.source.name(), chosen.findings[0].severity), ("heap", Severity::Warning));
         for backend in [Backend::Heap, Backend::Source(chosen.source)] {
             assert!(choose(&backend).unwrap().findings.is_empty());
         }

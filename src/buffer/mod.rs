@@ -28,7 +28,7 @@ use std::ptr::NonNull;
 
 use bytemuck::Pod;
 
-use crate::engine::{Account, Block};
+use crate::engine::{Block, PartitionCore};
 use crate::error::Result;
 use crate::in_flight::CopyFences;
 use crate::quota::Claim;
@@ -131,10 +131,10 @@ impl Default for PinnedBuf {
 }
 
 impl PinnedBuf {
-    /// The buffer is of `account`, which claims for it.
-    pub(crate) fn charge(&mut self, account: &Account, claim: Claim) {
+    /// The buffer is of `partition`, which claims for it.
+    pub(crate) fn charge(&mut self, partition: &PartitionCore, claim: Claim) {
         if let Some(block) = self.block.as_mut() {
-            account.charge(block, claim);
+            partition.charge(block, claim);
         }
     }
 
@@ -207,7 +207,7 @@ impl PinnedBuf {
         self.block.as_ref().map_or(0, |block| block.class_bytes() - block.skip_bytes())
     }
 
-    /// Whether the memory is pinned. False for `heap`, for fallback memory of a full pool, and for empty buffers.
+    /// Whether the memory is pinned. False for `heap`, for pageable memory of a full pool, and for empty buffers.
     pub fn is_pinned(&self) -> bool {
         self.block.as_ref().is_some_and(Block::is_pinned)
     }

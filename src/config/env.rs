@@ -27,7 +27,7 @@ const RETIRED: [(&str, &str); 12] = [
     ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
     ("FENCE", "streams count completed copies in host memory, or record events if the driver refuses that"),
     ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared shares buffers between processes"),
-    ("MAX_FALLBACK_BYTES", "unpinned memory is limited to as much as PINPOOL_MAX_BYTES"),
+    ("MAX_FALLBACK_BYTES", "pageable memory is limited to as much as PINPOOL_MAX_BYTES"),
     ("PIN_THREADS", "the pool pins with one thread per core that the process may use"),
     ("POLL", "set background_thread in code"),
     ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),

@@ -75,7 +75,7 @@ pub enum OnFull {
     /// It fails.
     #[default]
     Error,
-    /// It returns pageable (unpinned) memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned) is false.
+    /// It returns pageable memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned) is false.
     Pageable,
 }
 

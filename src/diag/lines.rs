@@ -117,13 +117,13 @@ lines! {
     Warn(shortage) refused(request: u64 as Size, why: &str, usage: &UsageReport as Usage) "refused: request={request} {usage}; {why}";
 
     /// No request has waited for a second. To do: nothing.
-    Info(shortage) shortage_ended(after: Duration as Time, requests: u64, waited: Duration as Time, unpinned: u64)
-        "recovered: lasted={after} requests={requests} waited={waited} unpinned={unpinned}";
+    Info(shortage) shortage_ended(after: Duration as Time, requests: u64, waited: Duration as Time, pageable: u64)
+        "recovered: lasted={after} requests={requests} waited={waited} pageable={pageable}";
 
-    /// A request got unpinned memory (the first, 10th, 100th). To do: raise the limit, or set `PINPOOL_ON_FULL=error`.
-    Warn(shortage) fell_back(request: u64 as Size, nth: u64, held: u64 as Size, max: Option<u64> as Limit)
-        "unpinned: copies from this memory are slow and block their caller request={request} count={nth} unpinned={held} \
-        max_unpinned={max}";
+    /// A request got pageable memory (the first, 10th, 100th). To do: raise the limit, or set `PINPOOL_ON_FULL=error`.
+    Warn(shortage) got_pageable(request: u64 as Size, nth: u64, held: u64 as Size, max: Option<u64> as Limit)
+        "pageable: copies from this memory are slow and block their caller request={request} count={nth} pageable={held} \
+        max_pageable={max}";
 
     /// A request failed (the first, 10th, 100th); the largest holders follow. To do: what the last line of the block says.
     Warn(shortage) out_of_memory(dump: &Dump) "{dump}";

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::backend::SourceError;
-use crate::finding::{Finding, Level};
+use crate::finding::{Finding, Severity};
 use pinpool_observe::record::Recorded;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain;
@@ -128,10 +128,10 @@ impl PoolLog {
     #[track_caller]
     pub(crate) fn found(&self, finding: &Finding) {
         static TOLD: OfProcess<plain::Mutex<Vec<&'static str>>> = OfProcess::new(plain::Mutex::default);
-        match finding.level {
-            Level::Ok | Level::Note => return,
-            Level::Warning => self.found_warning(finding),
-            Level::Error => self.found_error(finding),
+        match finding.severity {
+            Severity::Ok | Severity::Note => return,
+            Severity::Warning => self.found_warning(finding),
+            Severity::Error => self.found_error(finding),
         }
         if has_no_logger() {
             let mut told = TOLD.get().lock();

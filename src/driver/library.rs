@@ -29,8 +29,10 @@ const LIBRARIES: [(&CStr, c_int); 4] = [
 type Handle = NonNull<c_void>;
 
 /// A handle of the driver, never closed, so that its symbols stay valid. Chosen once: all functions come from one library.
+static CHOSEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Opens the driver if it is not open.
 fn library() -> Option<Handle> {
-    static CHOSEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
     // Relaxed: the memory behind a handle is the loader's.
     NonNull::new(CHOSEN.load(Ordering::Relaxed)).or_else(|| {
         let chosen = choose()?;
@@ -78,4 +80,12 @@ pub(crate) fn symbol_before(name: &CStr) -> Option<NonNull<c_void>> {
 pub(crate) fn is_loaded() -> bool {
     // The handle stays open, as the handle of `library` does.
     LIBRARIES.into_iter().any(|(library, _)| open(library, libc::RTLD_NOLOAD).is_some())
+}
+
+/// Whether a driver is mapped in this process, for background threads. They must not call `dlopen`: a child forked meanwhile
+/// inherits the loader's lock and its pointer to the unmapped `ld.so.cache`, and crashes when it loads a library.
+pub(crate) fn is_mapped() -> bool {
+    let name = b"/libcuda.so";
+    let holds_name = |maps: Vec<u8>| maps.windows(name.len()).any(|window| window == name);
+    !CHOSEN.load(Ordering::Relaxed).is_null() || std::fs::read("/proc/self/maps").is_ok_and(holds_name)
 }

@@ -34,7 +34,7 @@ pub(crate) mod state;
 pub(crate) mod virtual_memory;
 
 pub(crate) use self::code::is_forbidden_by_capture;
-pub(crate) use self::library::{is_loaded, is_present, symbol};
+pub(crate) use self::library::{is_loaded, is_mapped, is_present, symbol};
 
 /// A context handle, and the number of the context, which no other context of the process ever has. A reset of the device ends the
 /// context, and the next context may have the same handle.

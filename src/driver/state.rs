@@ -198,7 +198,7 @@ fn name(ordinal: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::finding::Level;
+    use crate::finding::Severity;
 
     #[test]
     fn each_known_cause_has_its_remedy() {
@@ -227,13 +227,17 @@ mod tests {
     #[test]
     fn without_a_library_the_signs_of_a_gpu_make_the_difference() {
         let missing = "libcuda.so.1: cannot open shared object file: No such file or directory";
-        for (why, sign, level, word) in [
-            (missing, None, Level::Note, "no GPU and no CUDA driver"),
-            (missing, Some("/dev/nvidia0"), Level::Warning, "a GPU is here (/dev/nvidia0)"),
-            ("libcuda.so.1: file too short", None, Level::Warning, "file too short"),
+        for (why, sign, severity, word) in [
+            (missing, None, Severity::Note, "no GPU and no CUDA driver"),
+            (missing, Some("/dev/nvidia0"), Severity::Warning, "a GPU is here (/dev/nvidia0)"),
+            ("libcuda.so.1: file too short", None, Severity::Warning, "file too short"),
         ] {
             let found = absent(why, sign);
-            assert_eq!((found.level, found.remedy.is_some()), (level, level == Level::Warning), "{found:?}");
+            assert_eq!(
+                (found.severity, found.remedy.is_some()),
+                (severity, severity == Severity::Warning),
+                "{found:?}"
+            );
             assert!(found.found.contains(word), "{found:?}");
         }
     }

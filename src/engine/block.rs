@@ -50,7 +50,7 @@ pub(super) struct BlockBody<E> {
     since: u64,
     /// Where a buffer that was got under a tag is recorded.
     holder: Option<Holder>,
-    /// What the account of its user claims for it.
+    /// What the partition of its user claims for it.
     claim: Option<Claim>,
 }
 
@@ -288,7 +288,7 @@ impl<E> Block<E> {
         }
     }
 
-    /// An account claims for the block until it is idle or released: its put takes the slow path.
+    /// A partition claims for the block until it is idle or released: its put takes the slow path.
     pub(super) fn set_claim(&mut self, claim: Claim) {
         self.end_plain();
         self.0.claim = Some(claim);

@@ -51,8 +51,8 @@ impl Classes {
         }
     }
 
-    /// A request of `class` missed and has unpinned memory.
-    pub(super) fn fell_back(&self, class: Class) {
+    /// A request of `class` missed and has pageable memory.
+    pub(super) fn got_pageable(&self, class: Class) {
         let mut table = self.0.lock();
         table.row(class.bytes).misses += 1;
         table.totals.misses.all_in_use += 1;

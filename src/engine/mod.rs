@@ -29,12 +29,12 @@ mod stock;
 mod user_block;
 mod wait_queue;
 
-pub(crate) use self::core::{Account, AutoLimit, BlockRequest, CachedShard, Core, OutsideClaim};
+pub(crate) use self::core::{AutoLimit, BlockRequest, CachedShard, Core, ExternalClaim, PartitionCore};
 pub(crate) use self::memory::{
     Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, Pageable, granule_bytes,
 };
 pub(crate) use self::meter::clock::Timekeeper;
-pub(crate) use self::meter::owners::TagAccount;
+pub(crate) use self::meter::owners::Tag;
 pub(crate) use self::user_block::Block;
 pub(crate) use self::wait_queue::WaitTicket;
 pub use meter::clock::ManualClock;

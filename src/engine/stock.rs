@@ -22,7 +22,7 @@ use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::maintenance_thread::Pace;
 use crate::policy;
-use crate::quota::{Level, QuotaExceeded};
+use crate::quota::{LimitLevel, QuotaExceeded};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{EvictionReason, Stats};
 use pinpool_observe::record::{Event, Recorder};
@@ -123,10 +123,10 @@ impl<E> Stock<E> {
         Ok(self.block(owner, memory, class))
     }
 
-    /// An unpinned block for a refused request, if this pool may return one.
+    /// A pageable block for a refused request, if this pool may return one.
     pub(super) fn acquire_pageable(&self, owner: &Arc<E>, class: Class) -> Option<Block<E>> {
         let memory = self.memory.find_pageable(class)?;
-        self.classes.fell_back(class);
+        self.classes.got_pageable(class);
         Some(self.block(owner, memory, class))
     }
 
@@ -311,9 +311,9 @@ impl<E> Stock<E> {
         let mut added = arena.add_reserve((bytes, slice_bytes), &progress);
         let to_bytes = match &added {
             // What is idle here makes room there.
-            Err(Refusal::QuotaExceeded { over: QuotaExceeded { level: Level::Shared, shortfall, .. }, .. }) => {
-                Some(self.memory.held_bytes().saturating_sub(*shortfall))
-            }
+            Err(Refusal::QuotaExceeded {
+                over: QuotaExceeded { level: LimitLevel::Shared, shortfall, .. }, ..
+            }) => Some(self.memory.held_bytes().saturating_sub(*shortfall)),
             Err(Refusal::QuotaExceeded { needed_bytes, .. }) => {
                 self.memory.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(*needed_bytes))
             }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::{Pool, Request, buffer};
 use crate::buffer::PinnedBuf;
-use crate::engine::{Account, BlockRequest, Core, WaitTicket};
+use crate::engine::{BlockRequest, Core, PartitionCore, WaitTicket};
 use crate::error::Result;
 use crate::quota::Claim;
 
@@ -44,7 +44,7 @@ enum State {
     #[default]
     New,
     /// It waits for room in its partition.
-    InPartition(WaitTicket<Account>),
+    InPartition(WaitTicket<PartitionCore>),
     InPool(WaitTicket<Core>),
 }
 
@@ -66,8 +66,8 @@ impl GetFuture {
         let Some(wanted) = self.pool.wanted(self.request)? else {
             return Ok(Some(PinnedBuf::empty()));
         };
-        if let Some(account) = &wanted.account {
-            match account.begin_claim(&wanted, self.wait, Some(self.pool.handle.clone()))? {
+        if let Some(partition) = &wanted.partition {
+            match partition.begin_claim(&wanted, self.wait, Some(self.pool.handle.clone()))? {
                 Ok(claim) => self.claim = Some(claim),
                 Err(ticket) => {
                     self.state = State::InPartition(ticket);
@@ -92,7 +92,7 @@ impl GetFuture {
             let served = match &mut self.state {
                 State::New => self.begin()?,
                 State::InPartition(ticket) => {
-                    self.claim = Some(ready!(Account::poll_claim(ticket, context))?);
+                    self.claim = Some(ready!(PartitionCore::poll_claim(ticket, context))?);
                     let (wanted, left) = (ticket.request().clone(), self.wait.saturating_sub(ticket.age()));
                     self.begin_in_pool(&wanted, left)?
                 }
@@ -122,11 +122,11 @@ impl Future for GetFuture {
         let mut served = ready!(self.advance(context));
         self.state = State::New;
         let claim = self.claim.take();
-        if let Some(account) = self.pool.account() {
+        if let Some(partition) = self.pool.partition_core() {
             match (&mut served, claim) {
-                (Ok(buf), Some(claim)) => buf.charge(account, claim),
+                (Ok(buf), Some(claim)) => buf.charge(partition, claim),
                 (Ok(_), None) => {}
-                (Err(_), _) => account.count_failed(),
+                (Err(_), _) => partition.count_failed(),
             }
         }
         Poll::Ready(served)

@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use super::Pool;
-use crate::engine::{Account, CachedShard, Core, TagAccount};
+use crate::engine::{CachedShard, Core, PartitionCore, Tag};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::{AtomicPtr, Ordering};
 
@@ -28,8 +28,8 @@ pub(super) struct Handle {
 
 /// A handle of a pool under another name: a partition, a tag, or both.
 pub(super) struct Part {
-    pub(super) account: Option<Arc<Account>>,
-    pub(super) tag: Option<Arc<TagAccount>>,
+    pub(super) partition: Option<Arc<PartitionCore>>,
+    pub(super) tag: Option<Arc<Tag>>,
     pub(super) pool: Pool,
 }
 

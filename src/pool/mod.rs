@@ -9,24 +9,24 @@ use std::time::Duration;
 
 use crate::buffer::PinnedBuf;
 use crate::config::Limit;
-use crate::engine::{Account, Block, BlockRequest, CachedShard, Core, TagAccount};
+use crate::engine::{Block, BlockRequest, CachedShard, Core, PartitionCore, Tag};
 use crate::error::{ErrorKind, Result};
 use crate::size_class::DEFAULT_ALIGN;
 
 mod builder;
+mod external;
 mod get_future;
 mod handle;
 mod on_host;
-mod outside;
 mod request;
 mod reserve;
 mod start;
 mod statistics;
 
 pub use builder::PoolBuilder;
+pub use external::PinnedMemory;
 pub use get_future::GetFuture;
 use handle::{Handle, Part};
-pub use outside::PinnedMemory;
 pub use request::Request;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
@@ -36,7 +36,7 @@ pub use request::Request;
 ///
 /// | pool | requests | everything else |
 /// | --- | --- | --- |
-/// | full | wait up to `PINPOOL_WAIT`, then fail ([`is_limit`](crate::Error::is_limit)) or get unpinned memory (`PINPOOL_ON_FULL`) | works |
+/// | full | wait up to `PINPOOL_WAIT`, then fail ([`is_limit`](crate::Error::is_limit)) or get pageable memory (`PINPOOL_ON_FULL`) | works |
 /// | [closed](Self::close) | fail at once ([`is_closed`](crate::Error::is_closed)) | works; buffers and copies remain valid |
 /// | in a forked child | fail at once ([`is_forked`](crate::Error::is_forked)); build a new pool there | does nothing; statistics are 0 |
 ///
@@ -84,19 +84,19 @@ impl Pool {
         pool
     }
 
-    /// The account of a partition.
+    /// The partition of a partition.
     #[inline]
-    fn account(&self) -> Option<&Arc<Account>> {
-        self.handle.part.as_ref()?.account.as_ref()
+    fn partition_core(&self) -> Option<&Arc<PartitionCore>> {
+        self.handle.part.as_ref()?.partition.as_ref()
     }
 
-    fn tag_account(&self) -> Option<&Arc<TagAccount>> {
+    fn part_tag(&self) -> Option<&Arc<Tag>> {
         self.handle.part.as_ref()?.tag.as_ref()
     }
 
     fn check_open(&self) -> Result<()> {
         self.core().check_open()?;
-        self.account().map_or(Ok(()), |account| account.check_open())
+        self.partition_core().map_or(Ok(()), |partition| partition.check_open())
     }
 
     #[inline]
@@ -108,7 +108,7 @@ impl Pool {
     ///
     /// Reuses an idle buffer of the same class. Without one, carves a buffer from the arena or calls the backend, which is
     /// slow. The bytes are initialized to arbitrary values, such as data of an earlier buffer, or to zero under `PINPOOL_ZERO`. If
-    /// the limit leaves no room, the call blocks for at most `PINPOOL_WAIT` and then returns unpinned memory or an error
+    /// the limit leaves no room, the call blocks for at most `PINPOOL_WAIT` and then returns pageable memory or an error
     /// (`PINPOOL_ON_FULL`).
     ///
     /// # Errors
@@ -156,9 +156,9 @@ impl Pool {
         let Some(wanted) = self.wanted(request)? else { return Ok(PinnedBuf::empty()) };
         self.core().enter();
         let wait = self.longest_wait(request);
-        let block = match &wanted.account {
+        let block = match &wanted.partition {
             None => self.core().get(&wanted, wait),
-            Some(account) => account.get(&wanted, wait),
+            Some(partition) => partition.get(&wanted, wait),
         }?;
         Ok(buffer(self.core(), block, &wanted, request.align))
     }
@@ -198,8 +198,8 @@ impl Pool {
         self.check_open()?;
         let Request { len, align, .. } = request;
         let class = self.core().config().rounding.class(len, align)?;
-        let (tag, account) = (self.tag_account().cloned(), self.account().cloned());
-        Ok((len > 0).then_some(BlockRequest { len, class, tag, account }))
+        let (tag, partition) = (self.part_tag().cloned(), self.partition_core().cloned());
+        Ok((len > 0).then_some(BlockRequest { len, class, tag, partition }))
     }
 
     /// A buffer of `len` bytes if one of its class is idle, else `None`, also if the pool is full. Never calls the driver and never
@@ -239,17 +239,17 @@ impl Pool {
     #[must_use]
     pub fn tagged(&self, tag: &str) -> Self {
         // The counts of a parent's pool may be locked by threads that do not exist here; its requests fail.
-        let tag = if self.core().is_forked() { None } else { self.core().tag_account(tag) };
-        self.part(self.account().cloned(), tag.or_else(|| self.tag_account().cloned()))
+        let tag = if self.core().is_forked() { None } else { self.core().tag(tag) };
+        self.part(self.partition_core().cloned(), tag.or_else(|| self.part_tag().cloned()))
     }
 
     /// The tag of this handle's buffers, as reports show it: the one of [`tagged`](Self::tagged), or the name of a partition.
     pub fn tag(&self) -> Option<&str> {
-        self.tag_account().map(|tag| tag.tag())
+        self.part_tag().map(|tag| tag.name())
     }
 
-    fn part(&self, account: Option<Arc<Account>>, tag: Option<Arc<TagAccount>>) -> Self {
-        Self { handle: Arc::new(Handle::of_part(Part { account, tag, pool: self.clone() })) }
+    fn part(&self, partition: Option<Arc<PartitionCore>>, tag: Option<Arc<Tag>>) -> Self {
+        Self { handle: Arc::new(Handle::of_part(Part { partition, tag, pool: self.clone() })) }
     }
 
     /// A part of this pool with its own limit, for a second use, such as evaluation during training, that must not take the
@@ -268,17 +268,17 @@ impl Pool {
     pub fn partition(&self, name: &str, max_bytes: u64) -> Result<Self> {
         self.check_open()?;
         self.refuse_partition("partition", name)?;
-        let account = self.core().account(name, max_bytes);
-        let tag = account.tag().cloned();
-        Ok(self.part(Some(account), tag))
+        let partition = self.core().partition(name, max_bytes);
+        let tag = partition.tag().cloned();
+        Ok(self.part(Some(partition), tag))
     }
 
     /// What a partition cannot do, its pool does.
     fn refuse_partition(&self, name: &'static str, value: &str) -> Result<()> {
-        match self.account() {
+        match self.partition_core() {
             None => Ok(()),
-            Some(account) => {
-                let why = format!("{} is a partition: call this on its pool", account.name());
+            Some(partition) => {
+                let why = format!("{} is a partition: call this on its pool", partition.name());
                 Err(ErrorKind::Setting { name, value: value.to_owned(), why }.into())
             }
         }
@@ -290,7 +290,7 @@ impl Pool {
     /// A higher limit lets waiting requests try again at once. Under a lower limit idle memory is released, and later what is
     /// returned: at the next miss, or by the maintenance thread within a second. Buffers in use are never taken away, so the
     /// pool may exceed a lowered limit until they are returned; requests do not add to it meanwhile. The limit of
-    /// unpinned memory ([`on_full`](PoolBuilder::on_full)) changes as well.
+    /// pageable memory ([`on_full`](PoolBuilder::on_full)) changes as well.
     ///
     /// For a partition this sets its own limit; `Auto` and `Unlimited` leave only the limit of its pool.
     /// [`config`](Pool::config) keeps the initial limit, and [`stats`](Pool::stats) has the current one.
@@ -301,10 +301,10 @@ impl Pool {
     /// [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     pub fn set_max_bytes(&self, limit: impl Into<Limit>) -> Result<()> {
         self.core().check_process()?;
-        match (self.account(), limit.into()) {
+        match (self.partition_core(), limit.into()) {
             (None, limit) => self.core().set_limit(limit),
-            (Some(account), Limit::Bytes(bytes)) => account.set_max_bytes(Some(bytes)),
-            (Some(account), _) => account.set_max_bytes(None),
+            (Some(partition), Limit::Bytes(bytes)) => partition.set_max_bytes(Some(bytes)),
+            (Some(partition), _) => partition.set_max_bytes(None),
         }
         Ok(())
     }
@@ -348,7 +348,7 @@ impl Pool {
     /// ```
     pub fn close(&self) {
         if !self.core().is_forked() {
-            self.account().map_or_else(|| self.core().refuse_requests(), |account| account.close());
+            self.partition_core().map_or_else(|| self.core().refuse_requests(), |partition| partition.close());
         }
     }
 

@@ -7,7 +7,7 @@ use crate::backend::{self, Chosen, PinOptions, Source};
 use crate::config::{Config, Preset};
 use crate::engine::AutoLimit;
 use crate::error::Result;
-use crate::finding::{Finding, Level};
+use crate::finding::{Finding, Severity};
 
 impl Config {
     /// The limit of a pool with these settings on this machine, in bytes, and its origin in words; `None` without a
@@ -44,8 +44,8 @@ impl Config {
         }
         let options = pin_options(self, Path::new("/"), self.limit_on_host().0, &[]);
         backend::driver_source(name, options, self.backend.name() == name).map_err(|why| {
-            match backend::gpu(self.device).level {
-                Level::Ok => Finding::warning(name, why),
+            match backend::gpu(self.device).severity {
+                Severity::Ok => Finding::warning(name, why),
                 _ => Finding::note(name, "needs a GPU and its driver"),
             }
         })

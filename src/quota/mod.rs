@@ -1,7 +1,7 @@
 //! Limits in bytes: bytes are claimed here before memory is acquired for them.
 //!
 //! ```text
-//!   account ◀─ claims of its requests, from the request until the buffer is idle or released
+//!   partition ◀─ claims of its requests, from the request until the buffer is idle or released
 //!   pool    ◀─ claims of its regions, or one claim of its arena, which is resized; memory that users pinned
 //!     └─ process (the `auto` pools together) or host (`PINPOOL_LEDGER`)
 //!
@@ -14,7 +14,7 @@
 //! - quota-I1: `used` is the sum of all live claims and of those kept forever. A claim that would raise it over `max` is refused by
 //!   the first level that lacks the room, and claims nothing. So the sum is at most `max`, unless `max` was lowered meanwhile.
 //! - quota-I2: a claim is returned exactly once, by its drop.
-//! - quota-I3: a request that waits for an account misses no return: it joins its queue, passes a fence and claims; a return
+//! - quota-I3: a request that waits for a partition misses no return: it joins its queue, passes a fence and claims; a return
 //!   lowers `used`, passes a fence and tells the owner.
 //! - quota-I4: the `auto` pools of a process together hold at most what the limit of one allows: they claim under one lock.
 
@@ -31,7 +31,7 @@ use process::Process;
 
 /// The owner of the waiting requests and of the idle memory under a budget. Called under no lock.
 pub(crate) trait BudgetOwner: Send + Sync {
-    /// Bytes were returned to an account.
+    /// Bytes were returned to a partition.
     fn bytes_returned(&self) {}
 
     /// Releases idle memory until `bytes` are released or nothing is idle. Returns how much was. A slow call.
@@ -42,9 +42,9 @@ pub(crate) trait BudgetOwner: Send + Sync {
 
 /// Which limit refused a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Level {
+pub(crate) enum LimitLevel {
     /// The limit of a partition.
-    Account,
+    Partition,
     Pool,
     /// The limit that pools of a process or a host share.
     Shared,
@@ -53,7 +53,7 @@ pub(crate) enum Level {
 /// A claim was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QuotaExceeded {
-    pub(crate) level: Level,
+    pub(crate) level: LimitLevel,
     /// Bytes that would have to be returned there.
     pub(crate) shortfall: u64,
     /// Whether it would fit there if nothing else were claimed.
@@ -63,7 +63,7 @@ pub(crate) struct QuotaExceeded {
 /// One limit, and the bytes that are claimed under it.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    level: Level,
+    level: LimitLevel,
     /// `u64::MAX` without a limit.
     max_bytes: AtomicU64,
     used_bytes: AtomicU64,
@@ -85,10 +85,10 @@ pub(crate) struct Claim {
 
 impl Budget {
     pub(crate) fn new(max_bytes: Option<u64>) -> Arc<Self> {
-        Arc::new(Self::with(Level::Pool, max_bytes))
+        Arc::new(Self::with(LimitLevel::Pool, max_bytes))
     }
 
-    fn with(level: Level, max_bytes: Option<u64>) -> Self {
+    fn with(level: LimitLevel, max_bytes: Option<u64>) -> Self {
         let max_bytes = max_bytes.unwrap_or(u64::MAX);
         Self {
             level,
@@ -100,9 +100,9 @@ impl Budget {
         }
     }
 
-    /// The budget of an account.
-    pub(crate) fn of_account(max_bytes: u64, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
-        Arc::new(Self { owner: OnceLock::from(owner), ..Self::with(Level::Account, Some(max_bytes)) })
+    /// The budget of a partition.
+    pub(crate) fn of_partition(max_bytes: u64, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
+        Arc::new(Self { owner: OnceLock::from(owner), ..Self::with(LimitLevel::Partition, Some(max_bytes)) })
     }
 
     /// A claim of no bytes under a new budget of a pool; its claims are made in `host` too, if there is one. The pool leaves
@@ -110,7 +110,7 @@ impl Budget {
     pub(crate) fn of_pool(max_bytes: Option<u64>, member: Member, host: Option<SharedLimit>) -> Claim {
         let host = host.map(Arc::new);
         let weak = host.as_ref().map(Arc::downgrade);
-        let budget = Arc::new(Self { member, host: weak, ..Self::with(Level::Pool, max_bytes) });
+        let budget = Arc::new(Self { member, host: weak, ..Self::with(LimitLevel::Pool, max_bytes) });
         process::add(&budget);
         Claim { budget, host, bytes: 0 }
     }
@@ -183,7 +183,7 @@ impl Budget {
         // Relaxed, as in `grow_own`.
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
         match self.level {
-            Level::Account => {
+            LimitLevel::Partition => {
                 fence(Ordering::SeqCst);
                 self.owner().iter().for_each(|owner| owner.bytes_returned());
             }
@@ -228,7 +228,7 @@ impl Budget {
 
     /// The shared limit has no room for `bytes`.
     fn shared_is_full(&self, bytes: u64) -> QuotaExceeded {
-        QuotaExceeded { level: Level::Shared, shortfall: bytes, could_fit: bytes <= self.highest_claim_bytes() }
+        QuotaExceeded { level: LimitLevel::Shared, shortfall: bytes, could_fit: bytes <= self.highest_claim_bytes() }
     }
 
     fn limit(&self) -> u64 {
@@ -428,13 +428,13 @@ mod tests {
     fn a_refusal_names_the_level_and_what_is_missing_there_and_a_return_tells_the_watcher() {
         let told = Arc::new(Counting::default());
         let watcher: Weak<Counting> = Arc::downgrade(&told);
-        let (pool, account) = (Budget::new(Some(100)), Budget::of_account(50, watcher));
+        let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(50, watcher));
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
-        let held = account.claim(30).unwrap();
+        let held = partition.claim(30).unwrap();
         let expected = |level, shortfall, could_fit| QuotaExceeded { level, shortfall, could_fit };
-        assert_eq!(over(&account, 25), expected(Level::Account, 5, true));
-        assert_eq!(over(&account, 51), expected(Level::Account, 1, false));
-        assert_eq!(over(&pool, 101), expected(Level::Pool, 1, false));
+        assert_eq!(over(&partition, 25), expected(LimitLevel::Partition, 5, true));
+        assert_eq!(over(&partition, 51), expected(LimitLevel::Partition, 1, false));
+        assert_eq!(over(&pool, 101), expected(LimitLevel::Pool, 1, false));
         let told = || told.0.load(std::sync::atomic::Ordering::SeqCst);
         assert_eq!(told(), 0, "a claim that was refused tells nobody");
         drop(held);
@@ -472,13 +472,13 @@ mod tests {
         pool.resize(70).unwrap();
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
         let expected = |level, shortfall, could_fit| QuotaExceeded { level, shortfall, could_fit };
-        assert_eq!(over(other.budget(), 31), expected(Level::Shared, 31, true));
-        assert_eq!(over(other.budget(), 101), expected(Level::Pool, 1, false));
+        assert_eq!(over(other.budget(), 31), expected(LimitLevel::Shared, 31, true));
+        assert_eq!(over(other.budget(), 101), expected(LimitLevel::Pool, 1, false));
         assert_eq!((other.budget().used_bytes(), pool.budget().used_bytes()), (0, 70));
-        assert_eq!(over(pool.budget(), 31), expected(Level::Pool, 1, true), "its own limit refuses first");
+        assert_eq!(over(pool.budget(), 31), expected(LimitLevel::Pool, 1, true), "its own limit refuses first");
         let claim = other.budget().claim(30).unwrap();
         assert_eq!((other.budget().own_room_bytes(), other.budget().room_for(1)), (70, 0));
-        assert_eq!(pool.resize(75).unwrap_err(), expected(Level::Shared, 5, true));
+        assert_eq!(pool.resize(75).unwrap_err(), expected(LimitLevel::Shared, 5, true));
         assert_eq!((pool.bytes(), pool.budget().used_bytes(), pool.budget().auto_bytes()), (70, 70, 100));
         drop(claim);
         assert_eq!(other.budget().room_for(10), 30);
@@ -489,7 +489,7 @@ mod tests {
         let claim = other.budget().claim(100).unwrap();
         pool.resize(80).unwrap();
         pool.budget().set_auto(true);
-        assert_eq!((pool.budget().auto_bytes(), over(pool.budget(), 1).level), (180, Level::Shared));
+        assert_eq!((pool.budget().auto_bytes(), over(pool.budget(), 1).level), (180, LimitLevel::Shared));
         drop(claim);
         assert!(pool.budget().claim(20).is_ok());
         drop(pool);
@@ -501,9 +501,9 @@ mod tests {
         let (pool, mut other) = (automatic("unit-lacking", 80), automatic("unit-lacking", 80));
         let budget = pool.budget();
         assert_eq!((budget.highest_claim_bytes(), budget.lacking(81).shortfall), (80, 1));
-        assert_eq!((budget.never(81).map(|over| over.level), budget.never(80)), (Some(Level::Pool), None));
+        assert_eq!((budget.never(81).map(|over| over.level), budget.never(80)), (Some(LimitLevel::Pool), None));
         other.resize(50).unwrap();
-        assert_eq!((budget.lacking(81).level, budget.lacking(31).level), (Level::Pool, Level::Shared));
+        assert_eq!((budget.lacking(81).level, budget.lacking(31).level), (LimitLevel::Pool, LimitLevel::Shared));
         assert_eq!((budget.lacking_shared(30), budget.lacking_shared(31).map(|over| over.shortfall)), (None, Some(31)));
     }
 
@@ -525,7 +525,7 @@ mod tests {
         let pool = Budget::of_pool(None, Member::default(), Some(shared));
         let quota = pool.budget().clone();
         let claim = quota.claim(30).unwrap();
-        assert_eq!(quota.claim(71).map(drop).unwrap_err().level, Level::Shared);
+        assert_eq!(quota.claim(71).map(drop).unwrap_err().level, LimitLevel::Shared);
         assert!(quota.never(101).is_some_and(|over| !over.could_fit) && quota.never(100).is_none());
         drop(pool);
         assert_eq!(crate::shared_limit::report(&name).unwrap().unwrap().held_bytes, 30);
@@ -585,7 +585,7 @@ mod models {
         loom::model(|| {
             let queue = Arc::new(Queue::default());
             let watcher: Weak<Queue> = Arc::downgrade(&queue);
-            let budget = Budget::of_account(3, watcher);
+            let budget = Budget::of_partition(3, watcher);
             let held = budget.claim(2).unwrap();
             let returning = loom::thread::spawn(move || drop(held));
             queue.is_waiting.store(true, Ordering::Relaxed);

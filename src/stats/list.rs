@@ -37,7 +37,7 @@ macro_rules! group {
 /// - `requests.served = requests.hits + requests.misses`
 /// - `requests.served + requests.adopted = requests.returned + memory.in_use + copies.in_flight + memory.quarantined`
 /// - `memory.buffers = memory.idle + memory.in_use + copies.in_flight`
-/// - `memory.held_bytes + memory.fallback_bytes = memory.in_use_bytes + copies.in_flight_bytes + memory.idle_bytes +
+/// - `memory.held_bytes + memory.pageable_bytes = memory.in_use_bytes + copies.in_flight_bytes + memory.idle_bytes +
 ///   memory.quarantined_bytes + memory.free_bytes + memory.transit_bytes + memory.overhead_bytes`
 ///
 /// With the feature `serde` a snapshot is an object of objects. Durations are in seconds, under names that end in `_seconds`.
@@ -48,8 +48,8 @@ macro_rules! group {
 ///
 /// | `torch.cuda.host_memory_stats()` | here |
 /// | --- | --- |
-/// | `allocations.current` | `memory.buffers - memory.fallback_buffers` |
-/// | `allocations.allocated`, `.freed` | `requests.misses - requests.fallbacks`, `memory.evictions.total()` |
+/// | `allocations.current` | `memory.buffers - memory.pageable_buffers` |
+/// | `allocations.allocated`, `.freed` | `requests.misses - requests.pageable`, `memory.evictions.total()` |
 /// | `allocated_bytes.current`, `.peak` | `memory.held_bytes`, `memory.peak_held_bytes` |
 /// | `allocated_bytes.allocated`, `.freed` | `memory.pin.bytes`, `memory.unpin.bytes` |
 /// | `active_requests.current` | `memory.in_use + copies.in_flight` |
@@ -121,10 +121,10 @@ group! {
     waits: u64 = counter,
     /// Requests that are waiting now.
     waiting: u64 = gauge,
-    /// Waits that timed out: the request failed or got unpinned memory.
+    /// Waits that timed out: the request failed or got pageable memory.
     timeouts: u64 = counter,
-    /// Requests at the limit that got unpinned memory (`PINPOOL_ON_FULL=pageable`). They are misses, too.
-    fallbacks: u64 = counter,
+    /// Requests at the limit that got pageable memory (`PINPOOL_ON_FULL=pageable`). They are misses, too.
+    pageable: u64 = counter,
     /// Buffers over [adopted](crate::Pool::adopt) memory that exist. They are no requests, and their bytes are not held.
     adopted: u64 = gauge,
     /// Bytes requested, without hits on the fast path.
@@ -171,9 +171,9 @@ group! {
     /// Highest number of bytes held.
     peak_held_bytes: u64 = gauge,
     /// Unpinned buffers (`PINPOOL_ON_FULL=pageable`), quarantined ones included.
-    fallback_buffers: u64 = gauge,
-    /// Bytes of the unpinned buffers.
-    fallback_bytes: u64 = gauge,
+    pageable_buffers: u64 = gauge,
+    /// Bytes of the pageable buffers.
+    pageable_bytes: u64 = gauge,
     /// Bytes that users pinned under this pool's limit ([`Pool::pin`](crate::Pool::pin)), not held by the pool.
     external_bytes: u64 = gauge,
     /// Reserved bytes that are pinned ([`Pool::reserve`](crate::Pool::reserve), `PINPOOL_RESERVE`).
@@ -191,7 +191,7 @@ group! {
     evictions: EvictionReasons = group,
     /// Calls that pinned memory.
     pin: Calls = group,
-    /// Calls that unpinned memory.
+    /// Calls that pageable memory.
     unpin: Calls = group,
     /// Calls that moved granules to another address.
     remap: Calls = group,

@@ -27,12 +27,12 @@ impl Stats {
             ("buffers", *buffers, idle + in_use + copies.in_flight),
             (
                 "made",
-                requests.misses + memory.fallback_buffers + requests.adopted,
-                buffers + quarantined + requests.fallbacks + evictions.total(),
+                requests.misses + memory.pageable_buffers + requests.adopted,
+                buffers + quarantined + requests.pageable + evictions.total(),
             ),
             (
                 "bytes",
-                memory.held_bytes + memory.fallback_bytes,
+                memory.held_bytes + memory.pageable_bytes,
                 memory.in_use_bytes
                     + copies.in_flight_bytes
                     + memory.idle_bytes

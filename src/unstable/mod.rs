@@ -31,7 +31,7 @@ pub mod fast_path {
 
 pub use crate::diag::{CheckReport, LogSampler};
 pub use crate::engine::ManualClock;
-pub use crate::finding::{Finding, Level};
+pub use crate::finding::{Finding, Severity};
 pub use crate::policy::{Check, Window};
 pub use crate::size_class::Rounding;
 pub use crate::stats::{Kind, Statistic, Unit, Value};

@@ -200,7 +200,7 @@ fn memory_is_locked_under_the_limit_of(pool: &Pool) {
     assert!(pool.get_with(Request::new(12_000).wait(std::time::Duration::ZERO)).unwrap_err().is_limit());
     let other = lock(pool, 0).unwrap();
     let error = lock(pool, 0).unwrap_err();
-    assert!(error.is_limit() && error.to_string().contains("pinned by users 16.0KiB"), "{error}");
+    assert!(error.is_limit() && error.to_string().contains("external 16.0KiB"), "{error}");
     let stats = pool.stats();
     assert_eq!((stats.memory.external_bytes, stats.memory.held_bytes), (16_384, 0));
     stats.validate().unwrap();

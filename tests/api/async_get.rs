@@ -103,7 +103,7 @@ fn a_get_without_room_fails_or_falls_back_when_its_wait_has_passed() {
     let pool = over_sim(2 << 20).wait(SHORT).on_full(OnFull::Pageable).build().unwrap();
     let _held = pool.get(2 * MIB).unwrap();
     assert!(!run(pool.get_async(MIB)).unwrap().is_pinned());
-    assert_eq!(valid_stats(&pool).requests.fallbacks, 1);
+    assert_eq!(valid_stats(&pool).requests.pageable, 1);
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
                 stats.memory.idle,
                 stats.requests.timeouts,
                 stats.requests.waiting,
-                stats.requests.fallbacks
+                stats.requests.pageable
             ),
             (0, 0, 0, 0, 0)
         );

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use pinpool::SourceError;
 use pinpool::source::{PAGE_BYTES, Source};
-use pinpool::unstable::Level;
+use pinpool::unstable::Severity;
 use pinpool::unstable::backend::{AddressRange, HeapSource, VirtualMemory, try_out};
 use pinpool::{Backend, Limit, Pool};
 use pinpool_replay::SimSource;
@@ -198,7 +198,7 @@ fn a_program_can_ask_for_the_source_of_a_pool_and_try_it() {
     assert_eq!(try_out(&*chosen.source, config.device).unwrap().unwrap().bytes, 2 << 20);
     assert!(try_out(&SimSource::new(4096), config.device).is_err(), "smaller than what is tried");
     let finding = config.driver_source("heap").unwrap_err();
-    assert_eq!((finding.check, finding.level), ("heap", Level::Note), "{finding}");
+    assert_eq!((finding.check, finding.severity), ("heap", Severity::Note), "{finding}");
     (config.max_bytes, config.code.pin_threads) = (Limit::Unlimited, None);
     assert!(config.limit_on_host().0.is_none() && config.pin_threads_on_host() >= 1);
 }

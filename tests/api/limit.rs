@@ -141,7 +141,7 @@ fn the_limit_holds_over_discrete_regions() {
 }
 
 #[test]
-fn the_limit_holds_beside_pageable_fallbacks() {
+fn the_limit_holds_with_pageable_buffers() {
     for counting in [CountingSource::virtual_memory(), CountingSource::discrete()] {
         stays_under_the_limit(&counting, 8 << 20, 0, 10, OnFull::Pageable);
     }

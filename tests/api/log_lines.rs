@@ -176,11 +176,11 @@ fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
     let kept = lines_with_levels();
     let begin_with = |part: &str| kept.iter().filter(|(_, line)| line.contains(part)).count();
     assert_eq!(
-        (begin_with(" unpinned: "), begin_with(" refused: "), begin_with(" recovered: ")),
+        (begin_with(" pageable: "), begin_with(" refused: "), begin_with(" recovered: ")),
         (3, 3, 3),
         "{kept:?}"
     );
-    assert!(kept.iter().any(|(_, line)| line.contains("request=4.0KiB count=10 unpinned=4.0KiB")), "{kept:?}");
+    assert!(kept.iter().any(|(_, line)| line.contains("request=4.0KiB count=10 pageable=4.0KiB")), "{kept:?}");
 }
 
 #[test]

@@ -92,8 +92,10 @@ fn without_the_thread_nothing_happens_by_itself() {
     for source in sources() {
         let pool = hasty(source.clone()).background_thread(false).build().unwrap();
         let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
-        drop(pool.get(2 * MIB).unwrap());
+        // Returned last: a later request would release what has been idle for long, however slow this test runs.
+        let large = pool.get(2 * MIB).unwrap();
         filled(&pool, 4096, 1).copy_to(&stream, &mut device).unwrap();
+        drop(large);
         stream.synchronize().unwrap();
         thread::sleep(Duration::from_millis(400));
         assert_eq!(releases(&source), 0);

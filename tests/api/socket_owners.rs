@@ -102,7 +102,8 @@ fn nobody_but_its_user_reads_it_and_another_users_is_not_read() {
                 std::thread::park();
             }
         });
-        while !path.exists() {
+        // The path exists before anybody listens there.
+        while UnixStream::connect(&path).is_err() {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         let error = pinpool_observe::stats_socket::connect(&path).unwrap_err().to_string();

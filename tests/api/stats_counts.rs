@@ -56,12 +56,12 @@ fn the_reason_of_a_miss_follows_from_what_became_of_the_buffers_of_its_class() {
 }
 
 #[test]
-fn waits_and_fallbacks_are_counted() {
+fn waits_and_pageable_buffers_are_counted() {
     let pool = over(simulated(), 4 << 20).on_full(OnFull::Pageable).build().unwrap();
     let held = pool.get(4 * MIB).unwrap();
     drop(pool.get(2 * MIB).unwrap());
     let stats = valid_stats(&pool);
-    assert_eq!((stats.requests.fallbacks, stats.requests.misses, stats.memory.fallback_buffers), (1, 2, 0));
+    assert_eq!((stats.requests.pageable, stats.requests.misses, stats.memory.pageable_buffers), (1, 2, 0));
     drop(held);
 
     let pool = over_sim(4 << 20).build().unwrap();

@@ -33,7 +33,7 @@ fn the_table_shows_what_is_not_zero() {
     let line = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_default();
     assert!(line("pool[train]: adaptive on sim, ").ends_with("pinned, 0.0% hits"), "{text}");
     assert!(line("requests: ").starts_with("requests: served=3 misses=3 miss_reasons.first_of_size=2 "), "{text}");
-    assert!(line("requests: ").contains(" waits=1 timeouts=1 fallbacks=1 "), "{text}");
+    assert!(line("requests: ").contains(" waits=1 timeouts=1 pageable=1 "), "{text}");
     assert!(line("memory: ").contains(" in_use=2 in_use_bytes=9.0MiB "), "{text}");
     assert!(line("copies: ").starts_with("copies: in_flight=1 in_flight_bytes=1.0MiB "), "{text}");
     assert_eq!(line("limits: "), "limits: max_bytes=8.0MiB max_idle_buffers=100");

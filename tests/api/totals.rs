@@ -11,10 +11,10 @@ use crate::fixture::over_sim;
 const MIB: usize = 1 << 20;
 
 fn totals(stats: &Stats) -> [u64; 12] {
-    let RequestStats { served, hits, misses, failed, waits, fallbacks, returned, .. } = stats.requests;
+    let RequestStats { served, hits, misses, failed, waits, pageable, returned, .. } = stats.requests;
     let EvictionReasons { over_limit, reclaimed, expired, released, .. } = stats.memory.evictions;
     let checks = stats.limits.checks;
-    [served, hits, misses, failed, waits, fallbacks, returned, over_limit, reclaimed, expired, released, checks]
+    [served, hits, misses, failed, waits, pageable, returned, over_limit, reclaimed, expired, released, checks]
 }
 
 #[test]

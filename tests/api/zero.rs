@@ -110,7 +110,7 @@ fn memory_that_stands_in_for_a_full_pool_is_zero_too() {
     for _ in 0..3 {
         assert!(!dirty(&pool, 1 << 18).is_pinned());
     }
-    assert_eq!(pool.stats().requests.fallbacks, 3);
+    assert_eq!(pool.stats().requests.pageable, 3);
 }
 
 #[test]

@@ -200,7 +200,7 @@ fn a_program_can_try_each_source_of_the_driver_and_leave_one_out() {
         double.fail_from("cuMemCreate", 1, Code::NOT_PERMITTED);
         let refused = config.driver_source("vmm").unwrap_err();
         assert!(
-            refused.level == pinpool::unstable::Level::Warning && refused.found.contains("cuMemCreate"),
+            refused.severity == pinpool::unstable::Severity::Warning && refused.found.contains("cuMemCreate"),
             "{refused:?}"
         );
         drop((chosen, cuda));

@@ -14,7 +14,7 @@ use cudarc::driver::{result, sys};
 use mock_driver::MockDriver;
 use pinpool::unstable::backend::gpu;
 
-use pinpool::unstable::Level;
+use pinpool::unstable::Severity;
 use pinpool::{Backend, Pool};
 
 use crate::child::alone_with;
@@ -185,7 +185,7 @@ fn with_a_stub_first_in_the_path_pools_work_over_the_driver() {
         || folders.path(),
         || {
             let found = gpu(0);
-            assert_eq!(found.level, Level::Ok, "{found}");
+            assert_eq!(found.severity, Severity::Ok, "{found}");
             for words in ["GPU 0 of 1", "/driver/libcuda.so.1", "/stub/libcuda.so instead"] {
                 assert!(found.found.contains(words), "no {words} in: {found}");
             }
@@ -221,7 +221,7 @@ fn check_that_a_loaded_stub_is_passed_over(soname: &CStr) {
     // SAFETY: loads nothing.
     assert_eq!(unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) }, stub);
     let found = gpu(0);
-    assert!(found.level == Level::Ok && found.found.contains("/driver/libcuda.so"), "{found}");
+    assert!(found.severity == Severity::Ok && found.found.contains("/driver/libcuda.so"), "{found}");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_stub_without_a_driver_is_named() {
         || folders.path(),
         || {
             let found = gpu(0);
-            assert_eq!(found.level, Level::Warning, "{found}");
+            assert_eq!(found.severity, Severity::Warning, "{found}");
             assert!(found.found.contains("stub") && found.found.contains("(34)"), "{found}");
             assert!(found.to_string().contains("hides the driver of the same name"), "{found}");
         },

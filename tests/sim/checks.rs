@@ -122,7 +122,7 @@ fn ledger(world: &World, stats: &Stats) -> Check {
 fn note(world: &World, stats: &Stats) {
     let figures = [
         stats.requests.hits,
-        stats.requests.failed + stats.requests.fallbacks,
+        stats.requests.failed + stats.requests.pageable,
         stats.memory.evictions.total(),
         stats.memory.idle_bytes,
         stats.memory.in_use_bytes,

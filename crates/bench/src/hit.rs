@@ -74,11 +74,9 @@ impl HitArgs {
             series.iter_mut().try_for_each(Series::round)?;
         }
         let stats = pool.stats();
-        if stats.requests.failed > 0 || stats.requests.fallbacks > 0 {
-            let (failed, fallbacks) = (stats.requests.failed, stats.requests.fallbacks);
-            let why = format!(
-                "{failed} requests failed and {fallbacks} fell back to unpinned memory: the numbers are invalid"
-            );
+        if stats.requests.failed > 0 || stats.requests.pageable > 0 {
+            let (failed, pageable) = (stats.requests.failed, stats.requests.pageable);
+            let why = format!("{failed} requests failed and {pageable} got pageable memory: the numbers are invalid");
             return Err(BenchError::Failure(why));
         }
         let [ns_per_pair, array_queue, malloc] = series.map(Series::median_ns);

@@ -270,7 +270,7 @@ void pp_string_free(char *text);
  * Return it with pp_put, pp_put_on_stream or pp_put_on_event.
  *
  * The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, waits up
- * to PINPOOL_WAIT; then it fails or, with PINPOOL_ON_FULL=pageable, returns unpinned memory (see pp_is_pinned). For 0 bytes it
+ * to PINPOOL_WAIT; then it fails or, with PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes it
  * stores NULL and returns PP_OK.
  *
  * - PP_LIMIT: over the limit after the wait.
@@ -381,7 +381,7 @@ pp_status pp_put_on_event(pp_pool *pool,
                           CUevent_st *event);
 
 /**
- * Stores in `is_pinned` whether the buffer at `ptr` is pinned: 1 or 0. It is 0 with the backend heap, and for the unpinned
+ * Stores in `is_pinned` whether the buffer at `ptr` is pinned: 1 or 0. It is 0 with the backend heap, and for the pageable
  * memory of a full pool (PINPOOL_ON_FULL=pageable).
  *
  * - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.

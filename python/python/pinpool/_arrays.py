@@ -3,47 +3,41 @@
 import math
 import operator
 import sys
-import weakref
 from typing import Any
 
-from ._pinpool import Buffer
-
-# Buffers by address, for tensors, which do not expose the object that owns their memory.
-_buffers = weakref.WeakValueDictionary()
-
-
-def register(buf):
-    """Lets `record_stream` find `buf` from a tensor over its memory."""
-    _buffers[buf.ptr] = buf
+from . import _pinpool
 
 
 def record_stream(array: Any, stream: Any) -> None:
-    """Prevents reuse of the memory of `array` until all work enqueued on `stream` so far has completed.
+    """Delays the reuse of the memory of `array` until all work enqueued on `stream` so far has completed.
 
-    `array` is an array or tensor from `pool.empty`, a view of one, or any NumPy view of a buffer. It stays in use; its memory
-    returns to the pool when nothing refers to it and the work has completed, as with torch's `Tensor.record_stream`.
+    Call it after each asynchronous copy, before the array is dropped, as with torch's `Tensor.record_stream`:
+
+        inputs = images.to("cuda", non_blocking=True)
+        pinpool.record_stream(images, torch.cuda.current_stream())
+
+    Args:
+        array: an array or tensor over a buffer of a pool: from `pool.empty`, a batch, `torch.from_dlpack(buf)` or `np.asarray(buf)`,
+            or a view of one. One call covers all arrays of a batch, which share a buffer.
+        stream: as for `Buffer.record_stream`.
+
+    Raises:
+        TypeError: `array` is not over a buffer of a pool, or `stream` is not a stream.
+        BackendError, DeviceError, RequestError: as for `Buffer.record_stream`.
     """
-    buf = _buffer_of(array)
-    if buf is None:
+    if not _pinpool._record_stream(_address(array), stream):
         raise TypeError(
-            f"the memory of this {type(array).__name__} is not in a pool buffer: pass an array from pool.empty or a batch, a view of one, "
-            "or call record_stream of the buffer"
+            f"the memory of this {type(array).__name__} is not in a pool buffer: pass an array from pool.empty or a batch, or a view of one"
         )
-    buf.record_stream(stream)
 
 
-def _buffer_of(array):
+def _address(array):
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        address = array.untyped_storage().data_ptr()
-        if (buf := _buffers.get(address)) is not None:
-            return buf
-        # A tensor made from an array may begin within its buffer.
-        buffers = [buf for ref in _buffers.valuerefs() if (buf := ref()) is not None and not buf.released]
-        return next((buf for buf in buffers if 0 <= address - buf.ptr < buf.nbytes), None)
-    while array is not None and not isinstance(array, Buffer):
-        array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
-    return array
+        return array.untyped_storage().data_ptr()
+    import numpy as np
+
+    return np.asarray(array).ctypes.data
 
 
 def empty(pool, shape, dtype, order, library, timeout):
@@ -72,15 +66,13 @@ def _numpy(pool, shape, dtype, order, timeout):
         raise TypeError(f"dtype {dtype} belongs to torch: pass library='torch' for a tensor, or a NumPy dtype")
     lengths, dtype = _lengths(shape), np.dtype(float if dtype is None else dtype)
     if dtype.hasobject:
-        raise TypeError(f"dtype {dtype}: Python objects cannot lie in pinned memory; use a dtype of plain bytes")
+        raise TypeError(f"dtype {dtype} has Python objects, which cannot be in pinned memory: use another dtype")
     if order not in ("C", "F"):
         raise ValueError(f"order must be 'C' or 'F', not {order!r}")
     nbytes = math.prod(lengths) * dtype.itemsize
-    # NumPy refuses what it cannot index, the pool what does not fit.
     buf = pool.get(nbytes, timeout=timeout)
     if nbytes == 0:
         return np.empty(lengths, dtype, order)
-    register(buf)
     # The view keeps the memory in use; `np.ndarray(buffer=buf)` would keep only the object.
     return np.ndarray(lengths, dtype, np.frombuffer(buf, np.uint8), order=order)
 
@@ -109,5 +101,4 @@ def _torch(pool, shape, dtype, order, timeout):
     if nbytes == 0:
         return torch.empty(lengths, dtype=dtype)
     # torch keeps the object that it receives and releases it at the end, so it receives a view.
-    register(buf)
     return torch.frombuffer(memoryview(buf), dtype=dtype).reshape(lengths)

@@ -1,7 +1,7 @@
-"""Passes log lines of the pool to the logger `pinpool`.
+"""Forwards log lines of pools to the logger `pinpool`.
 
-The pool never calls Python: its lines wait in a queue. A call on the main thread forwards the queued lines before it returns; a
-thread of this module forwards the lines of other threads. Both end when the interpreter exits.
+Pools never call Python, so their lines wait in a queue. A call on the main thread forwards the queued lines before it returns, and a
+thread of this module forwards the lines of other threads, until the interpreter exits.
 """
 
 import atexit
@@ -18,29 +18,29 @@ TRACE = 5
 
 logger = logging.getLogger("pinpool")
 
-# Held while lines are forwarded, so that they keep their order. No call waits for it.
-_passing = threading.Lock()
+# Held while lines are forwarded, so that they keep their order. Only the thread of this module waits for it.
+_forwarding = threading.Lock()
 _thread = None
-_ended = False
+_is_stopped = False
 
 
 def flush():
     """Forwards queued lines to the logger, unless another thread is doing so."""
-    while _passing.acquire(blocking=False):
+    while _forwarding.acquire(blocking=False):
         try:
-            if not _pass_on():
+            if not _forward():
                 return
         finally:
-            _passing.release()
+            _forwarding.release()
 
 
-def _pass_on():
+def _forward():
     lines = _pinpool._take_lines()
     for level, text in lines:
         try:
             logger.log(level, "%s", text)
         except Exception:
-            # A filter that raises must not lose later lines; its error is shown as `logging` shows errors of handlers.
+            # An exception of a filter is printed, as `logging` prints those of handlers, and later lines are still forwarded.
             if logging.raiseExceptions and sys.stderr is not None:
                 traceback.print_exc()
     return bool(lines)
@@ -48,24 +48,33 @@ def _pass_on():
 
 def _run():
     while _pinpool._next_lines():
-        with _passing:
-            _pass_on()
+        with _forwarding:
+            _forward()
+
+
+def size(nbytes: float) -> str:
+    """`nbytes` as in log lines, such as 24.0MiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.1f}{unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f}GiB"
 
 
 def start():
-    """Starts forwarding. Each new pool calls it."""
+    """Starts forwarding. Every new pool calls it."""
     global _thread
     _pinpool._want_trace(logger.getEffectiveLevel() <= TRACE)
-    if _thread is None and not _ended:
+    if _thread is None and not _is_stopped:
         thread = threading.Thread(target=_run, name="pinpool-log", daemon=True)
-        # If no thread can be started, as in a sub-interpreter, there is none to join at the end.
+        # Raises an error in a sub-interpreter; then there is no thread to join at exit.
         thread.start()
         _thread = thread
 
 
-def _end():
-    global _ended
-    _ended = True
+def _stop():
+    global _is_stopped
+    _is_stopped = True
     flush()
     _pinpool._stop_lines()
     if _thread is not None:
@@ -73,10 +82,10 @@ def _end():
 
 
 def _after_fork():
-    global _thread, _passing
-    _thread, _passing = None, threading.Lock()
+    global _thread, _forwarding
+    _thread, _forwarding = None, threading.Lock()
     _pinpool._lines_after_fork()
 
 
-atexit.register(_end)
+atexit.register(_stop)
 os.register_at_fork(after_in_child=_after_fork)

@@ -34,22 +34,75 @@ _Switch: TypeAlias = bool | Literal[0, 1, "0", "1"]
 
 @final
 class Buffer:
-    def __len__(self) -> int: ...
+    """Bytes in pinned memory, from `Pool.get`.
+
+        array = np.asarray(buf).view(np.float32)    # also np.frombuffer(buf, np.float32) and memoryview(buf)
+        tensor = torch.from_dlpack(buf)             # uint8, one dimension
+
+    These are writable views without a copy. The memory returns to the pool after `release()`, the end of `with`, or when the object
+    is garbage-collected, but never before the last view is gone and the work on the recorded streams has completed.
+
+    `np.ndarray(shape, buffer=buf)` and `torch.frombuffer(buf)` make views that the pool cannot count: pass `memoryview(buf)` to them. A
+    buffer cannot be pickled.
+    """
+
+    def __len__(self) -> int:
+        """Length in bytes."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Length in bytes."""
     @property
-    def ptr(self) -> int: ...
+    def ptr(self) -> int:
+        """Address of the first byte. The pool cannot track copies started from it: call `record_stream`."""
     @property
-    def is_pinned(self) -> bool: ...
+    def is_pinned(self) -> bool:
+        """Whether the memory is pinned. False on the backend "heap", and for buffers beyond the limit with `on_full="pageable"`."""
     @property
-    def numa_node(self) -> int | None: ...
+    def numa_node(self) -> int | None:
+        """NUMA node of the memory, or None if the machine has only one."""
     @property
-    def released(self) -> bool: ...
+    def released(self) -> bool:
+        """Whether the buffer was released and can no longer be used."""
     @property
-    def views(self) -> int: ...
-    def release(self, stream: _Stream | None = None) -> None: ...
-    def record_stream(self, stream: _Stream) -> None: ...
-    def dlpack(self, device: Literal["cpu", "cuda_host"] = "cpu") -> DlpackExport: ...
+    def views(self) -> int:
+        """Number of views: memoryviews, arrays and tensors through the buffer protocol or DLPack, and objects derived from them."""
+    def release(self, stream: _Stream | None = None) -> None:
+        """Releases the buffer. Its memory returns to the pool after the work that is enqueued on `stream` and on the recorded streams.
+
+        A second call does nothing.
+
+        Args:
+            stream: as for `record_stream`.
+
+        Raises:
+            BufferError: the buffer has views. It is not released.
+            BackendError, DeviceError, RequestError: as for `record_stream`. The buffer is not released.
+        """
+    def record_stream(self, stream: _Stream) -> None:
+        """Delays the reuse of the memory until all work enqueued on `stream` so far has completed. The buffer stays in use.
+
+        Call it after each asynchronous copy that another library starts from the buffer.
+
+        Args:
+            stream: a stream of torch, CuPy or Numba, an object with `__cuda_stream__`, or a CUDA stream handle as an int (0 is the default
+                stream).
+
+        Raises:
+            TypeError, ValueError: `stream` is not a stream. The call has no effect.
+            BackendError: there is no CUDA driver, so no copy can run on a stream.
+            DeviceError, RequestError: the driver refuses the stream, or it captures a graph. It is unknown when its work completes, so the
+                memory is never reused.
+            ReleasedError: the buffer was released.
+        """
+    def dlpack(self, device: Literal["cpu", "cuda_host"] = "cpu") -> DlpackExport:
+        """Exports the bytes through DLPack as memory of `device`: `importer.from_dlpack(buf.dlpack(device="cuda_host"))`.
+
+        Args:
+            device: "cpu" (kDLCPU, which every importer accepts) or "cuda_host" (kDLCUDAHost).
+
+        Raises:
+            BufferError: the device is unknown, or "cuda_host" is requested for memory that CUDA has not pinned.
+        """
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: type[BaseException] | BaseException | TracebackType | None) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -68,6 +121,8 @@ class Buffer:
 
 @final
 class DlpackExport:
+    """A buffer exported through DLPack by `Buffer.dlpack`."""
+
     def __dlpack__(
         self,
         *,
@@ -80,6 +135,51 @@ class DlpackExport:
 
 @final
 class Pool:
+    """A pool of pinned host memory.
+
+        pool = pinpool.Pool(max_bytes="2GiB", name="loader")
+        with pool.get(4096) as buf:
+            np.asarray(buf)[:] = 7
+
+    Threads may share a pool. It belongs to one process: in a forked child its methods raise ForkError, so create another pool there.
+
+    A setting that is omitted or None has the value of its variable, `PINPOOL_` and the name in upper case, or else its default. Sizes are
+    bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or `float("inf")` means no limit.
+
+    Args:
+        name: name of the pool in log lines and reports.
+        env: whether variables supply settings that are not given here.
+        max_bytes: limit on all bytes held: a size, "none", or "auto" (the default: a quarter of the memory of the cgroup or machine).
+        reserve: bytes pinned at the start and kept.
+        max_idle_bytes: most bytes kept in idle buffers and free memory.
+        ledger: name of a limit shared by all processes that use it, or "auto" (all processes of one torchrun or Ray job).
+        wait: how long a request waits when the pool is full (default 30 s).
+        on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, as much again as the limit).
+        reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
+        backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
+        device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
+            pass `int(os.environ["LOCAL_RANK"])`, or else each rank starts CUDA on GPU 0.
+        numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
+        idle_timeout: how long idle memory stays pinned (default 60 s).
+        trace: path of a recording for the command `pinpool`.
+        socket: path of a Unix socket that serves statistics, or 1 for a default path.
+        preset: policy: "adaptive" (the default), or "tensorflow" (reproduces TensorFlow's PoolAllocator).
+        pool_size_limit: most idle buffers kept at the start ("tensorflow"; default 100).
+        auto_resize: whether that number grows while evictions and misses are frequent ("tensorflow"; the default).
+        rounding: size classes: "eighths" ("adaptive"), "pow2" or "exact" ("tensorflow").
+        log_every: one rate check in this many is logged ("tensorflow"; default 10).
+        hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
+        growth: whether the pool may pin more than its reserve (the default).
+        zero: whether buffers are zeroed before another user gets them (default False).
+        background_thread: whether a thread reclaims buffers and releases idle memory (the default). Without it, call `maintain()`
+            periodically.
+
+    Raises:
+        SettingError: a setting is invalid, or two settings contradict each other.
+        TypeError: a setting is unknown, or has a value of the wrong type.
+        BackendError: the requested backend is not available.
+    """
+
     def __new__(
         cls,
         *,
@@ -108,13 +208,29 @@ class Pool:
         zero: _Switch | None = ...,
         background_thread: _Switch | None = ...,
     ) -> Self: ...
-    @staticmethod
-    def from_env(name: str | None = None) -> Pool: ...
-    @staticmethod
-    def setting_names() -> list[str]: ...
-    def get(self, n: _Size, *, align: _Size | None = None, timeout: _Time | None = None) -> Buffer: ...
-    def try_get(self, n: _Size) -> Buffer | None: ...
-    def aget(self, n: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]: ...
+    def get(self, n: _Size, *, align: _Size | None = None, timeout: _Time | None = None) -> Buffer:
+        """Returns a buffer: an idle one, or newly pinned memory. When the pool is full, waits for a release.
+
+        Args:
+            n: length in bytes, or text such as "64MiB".
+            align: alignment of the address in bytes, a power of two (default: a page).
+            timeout: longest wait in seconds, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
+
+        Raises:
+            TimeoutError: the pool was full until the timeout.
+            LimitError: the pool is full and the timeout is 0, or the request exceeds the limit (`max_bytes`).
+            RequestError: the length or the alignment is invalid.
+            BackendError: the driver or the kernel refused to pin memory.
+            ForkError: the pool belongs to the parent of this process.
+        """
+    def try_get(self, n: _Size) -> Buffer | None:
+        """Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory."""
+    def aget(self, n: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]:
+        """`get` for asyncio: `buf = await pool.aget(n)`. Raises the same errors.
+
+        Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of
+        the pool pins the memory.
+        """
     @overload
     def empty(
         self,
@@ -124,7 +240,24 @@ class Pool:
         order: Literal["C", "F"] = "C",
         library: Literal["numpy"] = "numpy",
         timeout: _Time | None = None,
-    ) -> np.ndarray[Any, np.dtype[Any]]: ...
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        """Returns an uninitialized array or tensor in pinned memory. The memory returns to the pool when all views of it are gone.
+
+            images = pool.empty((64, 3, 224, 224), torch.float32, library="torch")
+
+        Args:
+            shape: a length, or a sequence of lengths.
+            dtype: a NumPy dtype without Python objects (default float64), or for a tensor also a torch dtype (default
+                `torch.get_default_dtype()`).
+            order: "C" (row-major), or "F" for an array.
+            library: "numpy" for an array, or "torch" for a tensor on the CPU.
+            timeout: as for `get`.
+
+        Raises:
+            TypeError, ValueError: the shape, dtype, order or library is invalid.
+            ImportError: `library="torch"`, but torch is not installed.
+            TimeoutError, LimitError, RequestError, BackendError, ForkError: as for `get`.
+        """
     @overload
     def empty(
         self,
@@ -135,30 +268,79 @@ class Pool:
         library: Literal["torch"],
         timeout: _Time | None = None,
     ) -> torch.Tensor: ...
-    def stats(self) -> dict[str, Any]: ...
-    def diagnose(self) -> str: ...
-    def dump(self) -> str: ...
-    def reserve(self, n: _Size) -> None: ...
-    def wait_reserved(self, timeout: _Time | None = None) -> bool: ...
+    def stats(self) -> dict[str, Any]:
+        """Returns the statistics as nested dicts. Keys that end in `_bytes` are in bytes, keys that end in `_seconds` in seconds.
+
+            pool.stats()["memory"]["in_use_bytes"], pool.stats()["requests"]["hits"]
+
+        The parts are "requests", "memory", "copies" and "limits", in addition to "name", "number", "preset", "backend" and others.
+        """
+    def diagnose(self) -> str:
+        """Returns what costs the most time, with the time lost, the evidence and a recommendation, or that nothing does."""
+    def dump(self) -> str:
+        """Returns a report of the memory of the pool: totals, size classes, and the holders of buffers by tag."""
+    def reserve(self, n: _Size) -> None:
+        """Pins `n` bytes now, in addition to what is held, and keeps them.
+
+        Raises:
+            LimitError: they exceed the limit (`max_bytes`).
+            BackendError: the driver or the kernel refused to pin memory.
+        """
+    def wait_reserved(self, timeout: _Time | None = None) -> bool:
+        """Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
+
+        Args:
+            timeout: longest wait in seconds, or text such as "500ms" (default: no limit).
+
+        Returns:
+            True, or False after the timeout.
+        """
     @property
-    def pinned_fraction(self) -> float: ...
-    def trim(self, to_bytes: _Size | None = None) -> None: ...
-    def clear(self) -> None: ...
-    def maintain(self) -> None: ...
-    def set_max_bytes(self, max_bytes: _Size) -> None: ...
-    def tagged(self, tag: str) -> Pool: ...
+    def pinned_fraction(self) -> float:
+        """Fraction of the reserve that is pinned, from 0.0 to 1.0."""
+    def trim(self, to_bytes: _Size | None = None) -> None:
+        """Releases idle memory to the system until at most `to_bytes` (default 0) are held."""
+    def clear(self) -> None:
+        """Releases all idle memory to the system, as `trim(0)` does, and restarts the counters of the preset "tensorflow"."""
+    def maintain(self) -> None:
+        """Reclaims buffers after completed copies and releases idle memory that is due, as the background thread does."""
+    def set_max_bytes(self, max_bytes: _Size) -> None:
+        """Changes the limit: a size in bytes, text such as "2GiB", "auto" or "none". Buffers in use stay valid."""
+    def tagged(self, tag: str) -> Pool:
+        """Returns a handle of the same pool. Its buffers carry `tag` in `dump()`, in errors and in log lines."""
     @property
-    def name(self) -> str | None: ...
+    def name(self) -> str | None:
+        """Name of the pool, or None."""
     @property
-    def tag(self) -> str | None: ...
+    def tag(self) -> str | None:
+        """Tag of this handle, or None."""
 
 @final
 class SharedBuffer:
-    def __len__(self) -> int: ...
+    """A buffer of a `SharedPool` that this process fills, from `SharedPool.get`.
+
+    `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `send()` passes the buffer to the trainer and returns its ticket; a
+    buffer that is not sent becomes free when it and its views are gone. Pickling a buffer sends it, and it arrives as its ticket.
+    """
+
+    def __len__(self) -> int:
+        """Length in bytes."""
     @property
-    def nbytes(self) -> int: ...
-    def send(self, tag: int = 0) -> bytes: ...
-    def release(self) -> None: ...
+    def nbytes(self) -> int:
+        """Length in bytes."""
+    def send(self, tag: int = 0) -> bytes:
+        """Passes the buffer to the trainer and returns its ticket: 40 bytes, for `SharedPool.receive`.
+
+        Args:
+            tag: a number that `SharedPool.next` returns with the buffer.
+
+        Raises:
+            BufferError: the buffer has views, which could change what the trainer reads.
+            ReleasedError: it was sent or released before.
+            PeerError: the trainer has ended or closed the shared pool.
+        """
+    def release(self) -> None:
+        """Makes the buffer free without sending it. Raises BufferError while it has views."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
 
@@ -195,6 +377,7 @@ _Handed: TypeAlias = tuple[
 ]
 
 def _parse_bytes(text: str) -> int: ...
+def _record_stream(address: int, stream: _Stream) -> bool: ...
 def _host_memory() -> tuple[int, str] | None: ...
 def _torch_functions(pool: Pool) -> int: ...
 

@@ -1,4 +1,4 @@
-"""The methods of `Pool` that are written in Python."""
+"""Methods of `Pool` that are written in Python."""
 
 import inspect
 import json
@@ -9,7 +9,7 @@ from ._errors import ReleasedError
 from ._pinpool import Pool as Pool
 
 
-# The pools of this process, for `diagnose`.
+#: The pools of this process.
 _pools = weakref.WeakSet()
 
 
@@ -19,40 +19,54 @@ def _init(self, *, name=None, env=True, **settings):
 
 
 def diagnose() -> str:
-    """The diagnoses of all pools of this process (`Pool.diagnose`): the costliest cause, the time lost and a recommendation."""
-    said = []
+    """Returns the diagnosis of each pool of this process, one after another (see `Pool.diagnose`)."""
+    texts = []
     for pool in sorted(_pools, key=lambda pool: pool.name or ""):
         try:
             text = pool.diagnose()
         except ReleasedError:
             continue
-        said.append(f"{pool.name}: {text}" if pool.name else text)
-    return "\n".join(said)
-
-
-def from_env(name=None):
-    """A pool with the settings of the PINPOOL_ variables, and defaults for the others."""
-    return Pool(name=name)
+        texts.append(f"{pool.name}: {text}" if pool.name else text)
+    return "\n".join(texts)
 
 
 async def aget(self, n, *, timeout=None):
-    """`get` for asyncio: `await pool.aget(n)`. Tasks and threads wait in one queue.
+    """`get` for asyncio: `buf = await pool.aget(n)`. Raises the same errors.
 
-    A cancelled request leaves the queue. On a miss, memory is pinned on a thread of the pool.
+    Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of
+    the pool pins the memory.
     """
     return await _asyncio.get(self, n, timeout)
 
 
 def empty(self, shape, dtype=None, *, order="C", library="numpy", timeout=None):
-    """An uninitialized NumPy array in pinned memory, or a torch tensor with `library="torch"`.
+    """Returns an uninitialized array or tensor in pinned memory. The memory returns to the pool when all views of it are gone.
 
-    The memory returns to the pool when the array and all of its views are gone.
+        images = pool.empty((64, 3, 224, 224), torch.float32, library="torch")
+
+    Args:
+        shape: a length, or a sequence of lengths.
+        dtype: a NumPy dtype without Python objects (default float64), or for a tensor also a torch dtype (default
+            `torch.get_default_dtype()`).
+        order: "C" (row-major), or "F" for an array.
+        library: "numpy" for an array, or "torch" for a tensor on the CPU.
+        timeout: as for `get`.
+
+    Raises:
+        TypeError, ValueError: the shape, dtype, order or library is invalid.
+        ImportError: `library="torch"`, but torch is not installed.
+        TimeoutError, LimitError, RequestError, BackendError, ForkError: as for `get`.
     """
     return _arrays.empty(self, shape, dtype, order, library, timeout)
 
 
 def stats(self):
-    """The statistics as a dict."""
+    """Returns the statistics as nested dicts. Keys that end in `_bytes` are in bytes, keys that end in `_seconds` in seconds.
+
+        pool.stats()["memory"]["in_use_bytes"], pool.stats()["requests"]["hits"]
+
+    The parts are "requests", "memory", "copies" and "limits", in addition to "name", "number", "preset", "backend" and others.
+    """
     return json.loads(self._stats_json())
 
 
@@ -69,14 +83,13 @@ def _removed(self, name):
 
 
 def _signature():
-    """Name, `env` and each setting, so that `help` and notebooks show them."""
-    names = {"name": None, "env": True} | dict.fromkeys(Pool.setting_names())
+    """The signature with all settings, for `help` and notebooks."""
+    names = {"name": None, "env": True} | dict.fromkeys(Pool._setting_names())
     return inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in names.items()])
 
 
 Pool.__init__ = _init
 Pool.__signature__ = _signature()
-Pool.from_env = staticmethod(from_env)
 Pool.__getattr__ = _removed
 for _method in (aget, empty, stats):
     _method.__qualname__ = f"Pool.{_method.__name__}"

@@ -141,9 +141,9 @@ class SharedPool:
         if not self._has_warned:
             self._has_warned = True
             _log.logger.warning(
-                "a batch of %d B is longer than a shared buffer: such batches are pickled and copied; "
-                "raise buffer_bytes to %d (now %d)", len(longer), len(longer), self.buffer_bytes
-            )
+                "pool[%s] long_batch: a batch is longer than a shared buffer, so it is pickled and copied; set buffer_bytes=%d (now %d)",
+                self._pool.name or "shared", len(longer), self.buffer_bytes,
+            )  # fmt: skip
         buf = self._pool.get(len(longer))
         with memoryview(buf) as target:
             target[:] = longer

@@ -1,4 +1,4 @@
-"""The arrays and tensors of a batch: their positions in one buffer, and the containers around them."""
+"""Batches as nested containers of arrays and tensors in one buffer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, Literal, NamedTuple
 
-from . import _arrays
-from ._pinpool import Buffer
-
-#: Alignment of each array: a cache line, which also suits copies to a device.
+#: Alignment of each array in bytes: a cache line.
 _ALIGN = 64
 
 
@@ -20,7 +17,7 @@ class Leaf(NamedTuple):
 
     offset: int
     shape: tuple[int, ...]
-    #: The name of the dtype (torch's for a tensor), or the dtype itself if its name is incomplete, as with fields.
+    #: Name of the NumPy or torch dtype; a NumPy dtype with fields is stored itself, because its name is incomplete.
     dtype: Any
     is_torch: bool
 
@@ -128,8 +125,6 @@ class Views:
         import numpy as np
 
         self._memory, self._tensor = memory, None
-        if isinstance(memory, Buffer):
-            _arrays.register(memory)
         self._array = np.frombuffer(memory, np.uint8) if len(memory) else np.empty(0, np.uint8)
 
     def of(self, value):
@@ -169,7 +164,7 @@ def _is_tensor(value):
 
 
 def _is_plain(tensor):
-    """Whether its elements are contiguous in memory."""
+    """Whether the tensor is an ordinary dense one."""
     import torch
 
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
@@ -177,7 +172,7 @@ def _is_plain(tensor):
 
 def _refuse_objects(dtype):
     if dtype.hasobject:
-        raise TypeError(f"an array of {dtype}, which holds addresses of objects, cannot lie in memory that processes share")
+        raise TypeError(f"an array of {dtype} has Python objects, which cannot be in memory that processes share")
 
 
 def _as_array(value):
@@ -188,7 +183,9 @@ def _as_array(value):
         try:
             return value.detach().cpu().resolve_conj().resolve_neg().numpy()
         except (TypeError, RuntimeError) as error:
-            raise TypeError(f"a tensor of {value.dtype} and {value.layout} cannot be converted to a NumPy array: library='torch' keeps it. {error}") from None
+            raise TypeError(
+                f"a tensor of {value.dtype} and {value.layout} cannot be converted to a NumPy array: library='torch' keeps it. {error}"
+            ) from None
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
         return np.asarray(value)
     return None

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias, ove
 import numpy as np
 
 from pinpool import Buffer, _pinpool
-from pinpool._arrays import register
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +63,6 @@ class Batch:
     def __init__(self, handed: _pinpool._Handed, labels: list[Any], failures: list[str], origin: Origin) -> None:
         self.number, self.epoch, self.index, self.buffer, self._parts, starts, _, _ = handed
         self._origin, self.labels, self.failures = origin, labels, failures
-        if isinstance(self.buffer, Buffer):
-            register(self.buffer)
         # A batch without a sample has no arrays.
         self._arrays = dict(zip(origin.decoded, starts or [0] * len(origin.decoded)))
 

@@ -73,7 +73,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
             tag: Some("labels".to_owned()),
             is_reserve: false,
             refused: Refused {
-                level: RefusedBy::Limit { could_fit: true },
+                by: RefusedBy::Limit { could_fit: true },
                 needed_bytes: 4 * MIB,
                 found: "the pool limit of 24.0MiB is reached (PINPOOL_MAX_BYTES)".to_owned(),
                 remedy: String::new(),
@@ -125,7 +125,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("full", &|| log.full(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
     add("refused", &|| log.refused(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
     add("shortage_ended", &|| log.shortage_ended(Duration::from_secs(3), 2, Duration::from_millis(1_500), 0));
-    add("fell_back", &|| log.fell_back(500_000, 10, 2 * MIB, Some(24 * MIB)));
+    add("got_pageable", &|| log.got_pageable(500_000, 10, 2 * MIB, Some(24 * MIB)));
     add("out_of_memory", &|| log.out_of_memory(&dump));
     add("diagnosed", &|| log.diagnosed(&healthy));
     add("alarmed", &|| log.alarmed(&too_small));

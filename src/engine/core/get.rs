@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   miss ─▶ fits in addition to the head? ─▶ acquire ─▶ block
-//!             └─ no, or no room ─▶ wait queue, until served or late ─▶ block, unpinned memory, or an error with numbers
+//!             └─ no, or no room ─▶ wait queue, until served or late ─▶ block, pageable memory, or an error with numbers
 //!   return while a request waits ─▶ handed to the head, or room for it
 //! ```
 
@@ -93,9 +93,9 @@ impl Core {
 
     /// An idle block of the class, or a block with completed copies; makes no driver call and never waits.
     pub(crate) fn try_get(&self, wanted: &BlockRequest) -> Option<Block> {
-        match &wanted.account {
+        match &wanted.partition {
             None => self.try_get_of_pool(wanted.class),
-            Some(account) => account.try_get(wanted),
+            Some(partition) => partition.try_get(wanted),
         }
     }
 
@@ -192,8 +192,8 @@ impl Core {
     pub(super) fn may_wait(&self, wanted: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
         let &BlockRequest { len, class, .. } = wanted;
         let could_hold = self.memory().could_hold(class);
-        // A request that can never be served is no shortage, unless unpinned memory serves it.
-        let is_servable = could_hold || self.memory().could_fall_back(class);
+        // A request that can never be served is no shortage, unless pageable memory serves it.
+        let is_servable = could_hold || self.memory().could_be_pageable(class);
         let may_wait = is_servable && !wait.is_zero() && !self.stock.is_gone();
         if is_servable {
             self.record_need(class);
@@ -218,18 +218,18 @@ impl Core {
         Err(refusal.map_or_else(late, |refusal| self.refused(wanted, refusal, nth)))
     }
 
-    /// An unpinned block, if this pool may return one and its limit leaves room.
+    /// A pageable block, if this pool may return one and its limit leaves room.
     pub(super) fn fall_back(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
         if self.is_closed() {
             return None;
         }
         let mut block = self.stock.acquire_pageable(self, class)?;
         block.begin_time(self.time.read_us());
-        let nth = self.counters.fallbacks.add(1);
-        self.shortage.count_fallback();
+        let nth = self.counters.pageable.add(1);
+        self.shortage.count_pageable();
         if is_power_of_ten(nth) {
             let stats = self.stats();
-            self.log.fell_back(len as u64, nth, stats.memory.fallback_bytes, stats.limits.max_bytes);
+            self.log.got_pageable(len as u64, nth, stats.memory.pageable_bytes, stats.limits.max_bytes);
         }
         Some(block)
     }

@@ -7,7 +7,7 @@
 //! | `put.rs` | a return, completed copies, blocks that are never reused, the end |
 //! | `fast_path.rs` | hits and returns in a cached shard |
 //! | `tick.rs` | periodic work |
-//! | `limits.rs`, `account.rs` | the limit `auto` and the shared limit; a partition |
+//! | `limits.rs`, `partition.rs` | the limit `auto` and the shared limit; a partition |
 //! | `report.rs`, `record.rs` | statistics, dump, diagnosis; recordings and call stacks |
 //!
 //! ```text
@@ -58,20 +58,20 @@ use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
-mod account;
 mod fast_path;
 mod get;
 mod limits;
+mod partition;
 mod put;
 mod queue;
 mod record;
 mod report;
 mod tick;
 
-pub(crate) use account::{Account, BlockRequest};
 pub(crate) use fast_path::CachedShard;
 pub(super) use fast_path::KeptCore;
 pub(crate) use limits::AutoLimit;
+pub(crate) use partition::{BlockRequest, PartitionCore};
 use queue::{Backoff, SlowPathFlag};
 use report::Diagnosis;
 use tick::Ticks;
@@ -103,9 +103,9 @@ pub(crate) struct Core {
     backoff: Backoff,
     counters: Counters,
     /// Its partitions; some may have ended.
-    known_accounts: Mutex<Vec<Weak<Account>>>,
+    known_partitions: Mutex<Vec<Weak<PartitionCore>>>,
     /// Partitions in which requests wait.
-    waiting_accounts: AtomicU64,
+    waiting_partitions: AtomicU64,
     owners: Owners,
     diagnosis: Diagnosis,
     /// Where its limit comes from, and the memory of the system.
@@ -141,8 +141,8 @@ impl Core {
             shortage: Shortage::default(),
             backoff: Backoff::default(),
             counters: Counters::default(),
-            known_accounts: Mutex::default(),
-            waiting_accounts: AtomicU64::new(0),
+            known_partitions: Mutex::default(),
+            waiting_partitions: AtomicU64::new(0),
             owners: Owners::default(),
             diagnosis: Diagnosis::default(),
             limit,
@@ -287,20 +287,20 @@ impl Core {
     }
 
     /// Claims `bytes` under the limits for memory other than buffers; idle memory makes room. A slow call.
-    pub(crate) fn claim_outside(&self, bytes: u64, account: Option<&Arc<Account>>) -> Result<OutsideClaim> {
+    pub(crate) fn claim_external(&self, bytes: u64, partition: Option<&Arc<PartitionCore>>) -> Result<ExternalClaim> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let wanted = BlockRequest { account: account.cloned(), ..BlockRequest::reserve(len) };
-        let of_account = account.map(|account| account.claim(bytes)).transpose();
-        let of_account = of_account.map_err(|refusal| self.refused(&wanted, refusal, 0))?;
-        let claim = || self.memory().claim_outside(bytes);
+        let wanted = BlockRequest { partition: partition.cloned(), ..BlockRequest::reserve(len) };
+        let of_partition = partition.map(|partition| partition.claim(bytes)).transpose();
+        let of_partition = of_partition.map_err(|refusal| self.refused(&wanted, refusal, 0))?;
+        let claim = || self.memory().claim_external(bytes);
         let claim_or_trim = || {
             claim().or_else(|refusal| {
-                self.trim(self.memory().room_for_outside(bytes).ok_or(refusal)?);
+                self.trim(self.memory().room_for_external(bytes).ok_or(refusal)?);
                 claim()
             })
         };
         let claim = self.add_within_shared_limit(claim_or_trim).map_err(|refusal| self.refused(&wanted, refusal, 0))?;
-        Ok(OutsideClaim { claim, _of_account: of_account })
+        Ok(ExternalClaim { claim, _of_partition: of_partition })
     }
 
     /// The error of a source that refused `len` bytes of memory other than buffers.
@@ -309,8 +309,8 @@ impl Core {
     }
 
     /// Releases `claim`, which makes room for waiting requests.
-    pub(crate) fn end_outside_claim(&self, claim: OutsideClaim) {
-        self.memory().end_outside(claim.claim.bytes());
+    pub(crate) fn end_external_claim(&self, claim: ExternalClaim) {
+        self.memory().end_external(claim.claim.bytes());
         drop(claim);
         self.room_was_made();
     }
@@ -318,7 +318,7 @@ impl Core {
 
 /// Bytes under the limits of a pool that are not in buffers; released by the drop.
 #[derive(Debug)]
-pub(crate) struct OutsideClaim {
+pub(crate) struct ExternalClaim {
     claim: Claim,
-    _of_account: Option<Claim>,
+    _of_partition: Option<Claim>,
 }

@@ -93,7 +93,7 @@ impl Core {
     pub(super) fn finish_put(&self, mut block: Block) {
         self.end_use(&mut block, || self.time.read_us());
         block.end_holding();
-        // Ends last: the account's next request comes after those that wait for memory of the pool.
+        // Ends last: the partition's next request comes after those that wait for memory of the pool.
         let _claim = block.take_claim();
         if self.config.zero && block.adopted().is_none() {
             block.zero();
@@ -131,7 +131,7 @@ impl Core {
         // Pairs with the fence in `patience`.
         fence(Ordering::SeqCst);
         self.wake_waiters();
-        self.wake_accounts();
+        self.wake_partitions();
     }
 
     pub(in crate::engine) fn has_waiters(&self) -> bool {
@@ -145,13 +145,13 @@ impl Core {
         }
     }
 
-    /// Returns memory that is not kept: unpinned, or a user's.
+    /// Returns memory that is not kept: pageable, or a user's.
     #[cold]
     fn put_foreign(&self, block: Block) {
         if block.adopted().is_some() {
             self.counters.adopted.subtract(1);
         } else {
-            self.counters.fallback_returns.add(1);
+            self.counters.pageable_returns.add(1);
         }
         self.stock.release(block, self.time.coarse_us());
         self.close_if_unused();
@@ -289,7 +289,7 @@ impl Core {
         self.memory().arena().into_iter().for_each(|arena| arena.cancel_reserve());
         self.trim(0);
         self.waiters.wake_all();
-        self.existing_accounts().iter().for_each(|account| account.close());
+        self.existing_partitions().iter().for_each(|partition| partition.close());
     }
 
     /// Closes a sealed pool once every block is in flight, released or leaked.

@@ -15,11 +15,11 @@ use crate::copy;
 use crate::diag::{StillOut, is_power_of_ten};
 use crate::dump::{Dump, Host, Owner, Request};
 use crate::engine::memory::Refusal;
-use crate::engine::meter::owners::{TagAccount, UNTAGGED};
+use crate::engine::meter::owners::{Tag, UNTAGGED};
 use crate::engine::meter::usage_report;
 use crate::error::{Error, ErrorKind, NoMemory};
 use crate::policy::Window;
-use crate::quota::{Level, QuotaExceeded};
+use crate::quota::{LimitLevel, QuotaExceeded};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{Calls, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
@@ -53,9 +53,9 @@ thread_local! {
 }
 
 impl Core {
-    /// The account of `tag`; `None` for an empty tag.
-    pub(crate) fn tag_account(&self, tag: &str) -> Option<Arc<TagAccount>> {
-        self.owners.account(tag)
+    /// The tag with this name; `None` if it is empty.
+    pub(crate) fn tag(&self, name: &str) -> Option<Arc<Tag>> {
+        self.owners.tag(name)
     }
 
     /// What is held and for whom.
@@ -68,17 +68,17 @@ impl Core {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        let is_by_account =
-            matches!(&refusal, Refusal::QuotaExceeded { over: QuotaExceeded { level: Level::Account, .. }, .. });
-        let account = wanted.account.as_ref().filter(|_| is_by_account);
-        let stats = account.map_or_else(|| self.stats(), |account| account.stats());
+        let is_by_partition =
+            matches!(&refusal, Refusal::QuotaExceeded { over: QuotaExceeded { level: LimitLevel::Partition, .. }, .. });
+        let partition = wanted.partition.as_ref().filter(|_| is_by_partition);
+        let stats = partition.map_or_else(|| self.stats(), |partition| partition.stats());
         let asked_bytes = wanted.len as u64;
         let refused = self.memory().explain(&refusal, wanted.class);
-        let tag = wanted.tag.as_ref().map(|account| account.tag().to_owned());
+        let tag = wanted.tag.as_ref().map(|tag| tag.name().to_owned());
         let request = Request { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
         let mut dump = self.dump_of(&stats, Some(request));
-        if is_by_account {
-            dump.limit = self.memory().limit_name(Level::Account);
+        if is_by_partition {
+            dump.limit = self.memory().limit_name(LimitLevel::Partition);
         }
         if nth > 0 {
             *self.diagnosis.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
@@ -120,7 +120,7 @@ impl Core {
             host: if is_forked { None } else { self.host_memory() },
             request,
             diagnosis: self.latest_diagnosis(),
-            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory().limit_name(Level::Pool) },
+            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory().limit_name(LimitLevel::Pool) },
         }
     }
 
@@ -280,7 +280,7 @@ impl Core {
         // A wait counts while it lasts, not in the window in which it ends.
         let current_waits = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
         let waited = stats.requests.wait_time.total() + current_waits;
-        let limit = self.memory().limit_name(Level::Pool);
+        let limit = self.memory().limit_name(LimitLevel::Pool);
         let has_limit =
             limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
         let nanos = |calls: &Calls| nanos(calls.time.total());
@@ -318,7 +318,7 @@ impl Core {
             in_flight_bytes: stats.copies.in_flight_bytes,
             idle_bytes: stats.memory.idle_bytes,
             free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
-            fallback_bytes: stats.memory.fallback_bytes,
+            pageable_bytes: stats.memory.pageable_bytes,
             needed_bytes,
             limit: has_limit.then_some(limit.into()),
             max_bytes: stats.limits.max_bytes,
@@ -331,7 +331,7 @@ impl Core {
             copies: stats.copies.time.count() + stats.copies.in_flight,
             is_pinned: stats.is_pinned,
             #[cfg(feature = "cuda")]
-            has_driver: crate::driver::is_loaded(),
+            has_driver: !stats.is_pinned && crate::driver::is_mapped(),
             #[cfg(not(feature = "cuda"))]
             has_driver: false,
             failure: if self.is_forked() { None } else { self.diagnosis.failure.lock().clone() },

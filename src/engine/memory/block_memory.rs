@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
-use crate::quota::{Claim, Level, QuotaExceeded};
+use crate::quota::{Claim, LimitLevel, QuotaExceeded};
 use pinpool_os::unwind::caught;
 
 /// Memory of one block.
@@ -16,7 +16,7 @@ pub(crate) enum BlockMemory {
     Region { region: Region, claim: Claim },
     /// Carved from the arena.
     Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64 },
-    /// Ordinary memory, given out when there is no room, with its claim under the limit of the fallback. Never kept.
+    /// Ordinary memory, given out when there is no room, with its claim under the limit on pageable memory. Never kept.
     Pageable { region: Region, claim: Claim },
     /// A user's, returned to the user with the buffer.
     Adopted(Adopted),
@@ -96,7 +96,7 @@ impl Refusal {
         match *self {
             Self::QuotaExceeded {
                 needed_bytes,
-                over: QuotaExceeded { level: Level::Shared, shortfall, could_fit: true },
+                over: QuotaExceeded { level: LimitLevel::Shared, shortfall, could_fit: true },
             } => Some((needed_bytes, shortfall)),
             _ => None,
         }

@@ -16,7 +16,7 @@
 //! | `compaction.rs`, `release.rs` | plans that move and release memory |
 //! | `reserve.rs`, `progress.rs`, `pin_reserve.rs` | memory that stays: pinned while the pool is in use, and its steps |
 //! | `shape.rs` | addresses, and the size of granules |
-//! | `one_each.rs` | one acquisition for each block: `tensorflow`, and unpinned memory |
+//! | `one_each.rs` | one acquisition for each block: `tensorflow`, and pageable memory |
 //! | `block_memory.rs` | memory of one block |
 //! | `pressure.rs` | memory pressure; the number of mappings of the process |
 //! | `refusal.rs` | why there is no memory, and what helps |
@@ -59,7 +59,7 @@ pub(in crate::engine) use pin_reserve::Place;
 pub(in crate::engine) use reserve::ReserveWait;
 pub(crate) use shape::granule_bytes;
 
-/// The memory of one pool: a supply of pinned memory, unpinned memory if requests without room get that, and what users have
+/// The memory of one pool: a supply of pinned memory, pageable memory if requests without room get that, and what users have
 /// pinned under the same limit.
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -68,7 +68,7 @@ pub(crate) struct Memory {
     arena: Option<Arc<ArenaSupply>>,
     pageable: Option<Pageable>,
     /// Bytes of users that are pinned under the same limit. Relaxed: a statistic.
-    outside_bytes: AtomicU64,
+    external_bytes: AtomicU64,
     /// What the process may lock, read when a request first finds no memory.
     lock_limit: OnceLock<Option<u64>>,
 }
@@ -91,7 +91,7 @@ impl Memory {
     }
 
     fn over(supply: Arc<dyn Supply>, arena: Option<Arc<ArenaSupply>>, pageable: Option<Pageable>) -> Self {
-        Self { supply, arena, pageable, outside_bytes: AtomicU64::new(0), lock_limit: OnceLock::new() }
+        Self { supply, arena, pageable, external_bytes: AtomicU64::new(0), lock_limit: OnceLock::new() }
     }
 
     /// The arena that buffers are carved from, if there is one.
@@ -126,25 +126,25 @@ impl Memory {
         self.pageable.as_ref()?.acquire(class)
     }
 
-    /// Whether unpinned memory for `class` fits under its limit if none is held.
-    pub(in crate::engine) fn could_fall_back(&self, class: Class) -> bool {
+    /// Whether pageable memory for `class` fits under its limit if none is held.
+    pub(in crate::engine) fn could_be_pageable(&self, class: Class) -> bool {
         self.pageable.as_ref().is_some_and(|pageable| pageable.could_hold(class))
     }
 
     /// Claims `bytes` for memory that is held in addition to the blocks.
-    pub(in crate::engine) fn claim_outside(&self, bytes: u64) -> Result<Claim, Refusal> {
+    pub(in crate::engine) fn claim_external(&self, bytes: u64) -> Result<Claim, Refusal> {
         let claim = self.budget().claim(bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes: bytes, over })?;
-        self.outside_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.external_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(claim)
     }
 
-    /// `bytes` of [`claim_outside`](Self::claim_outside) are no longer held.
-    pub(in crate::engine) fn end_outside(&self, bytes: u64) {
-        self.outside_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    /// `bytes` of [`claim_external`](Self::claim_external) are no longer held.
+    pub(in crate::engine) fn end_external(&self, bytes: u64) {
+        self.external_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// How much the supply may hold for `bytes` to fit in addition. `None` without a limit.
-    pub(in crate::engine) fn room_for_outside(&self, bytes: u64) -> Option<u64> {
+    pub(in crate::engine) fn room_for_external(&self, bytes: u64) -> Option<u64> {
         Some(self.max_bytes()?.saturating_sub(bytes).saturating_sub(self.claimed_by_others()))
     }
 
@@ -170,10 +170,10 @@ impl Memory {
         self.all_block_bytes() + self.pageable.as_ref().map_or(0, Pageable::held_bytes)
     }
 
-    /// Fills in what the supply and unpinned memory count.
+    /// Fills in what the supply and pageable memory count.
     pub(in crate::engine) fn fill_stats(&self, stats: &mut Stats) {
         self.fill(stats);
-        stats.memory.external_bytes = self.outside_bytes.load(Ordering::Relaxed);
+        stats.memory.external_bytes = self.external_bytes.load(Ordering::Relaxed);
         if let Some(pageable) = &self.pageable {
             pageable.fill(stats);
         }

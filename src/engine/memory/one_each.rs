@@ -1,5 +1,5 @@
 //! Supplies without an arena, which make one acquisition for each block and keep no memory: [`OneEach`] under `tensorflow`, with a
-//! release for each eviction, and [`Pageable`], unpinned memory for requests without room for pinned memory.
+//! release for each eviction, and [`Pageable`], pageable memory for requests without room for pinned memory.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -268,7 +268,7 @@ impl Pageable {
     }
 
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
-        stats.memory.fallback_bytes = self.held_bytes();
+        stats.memory.pageable_bytes = self.held_bytes();
     }
 
     pub(in crate::engine) fn held_bytes(&self) -> u64 {

@@ -6,7 +6,7 @@ use super::{Memory, Refusal};
 use crate::backend::lock_limit;
 use crate::dump::{Refused, RefusedBy};
 use crate::error::{Retry, SourceError};
-use crate::quota::{Level, QuotaExceeded};
+use crate::quota::{LimitLevel, QuotaExceeded};
 use crate::size_class::Class;
 
 impl Memory {
@@ -31,16 +31,19 @@ impl Memory {
     /// the result.
     pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> Refused {
         let limit = |level| self.limit_name(level);
-        let (level, needed_bytes, found, remedy) = match refusal {
-            Refusal::QuotaExceeded { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
+        let (by, needed_bytes, found, remedy) = match refusal {
+            Refusal::QuotaExceeded { needed_bytes, over: QuotaExceeded { level: LimitLevel::Shared, .. } } => {
                 let (found, remedy) = self.budget().shared_in_words(*needed_bytes);
                 (RefusedBy::Shared, *needed_bytes, found, remedy.to_owned())
             }
-            Refusal::QuotaExceeded { needed_bytes, over: QuotaExceeded { level: Level::Account, could_fit, .. } } => {
+            Refusal::QuotaExceeded {
+                needed_bytes,
+                over: QuotaExceeded { level: LimitLevel::Partition, could_fit, .. },
+            } => {
                 let found = if *could_fit { "the partition is full" } else { "exceeds the limit of the partition" };
                 let remedy = if *could_fit { "return its buffers sooner" } else { "request less" };
-                let level = RefusedBy::Limit { could_fit: *could_fit };
-                (level, *needed_bytes, found.to_owned(), format!("{remedy} or make the partition larger"))
+                let by = RefusedBy::Limit { could_fit: *could_fit };
+                (by, *needed_bytes, found.to_owned(), format!("{remedy} or make the partition larger"))
             }
             Refusal::QuotaExceeded { needed_bytes, over } => {
                 let could_fit = over.could_fit && self.could_hold(class);
@@ -56,17 +59,17 @@ impl Memory {
                 let are = if *waiting == 1 { "request is waiting and has" } else { "requests are waiting and have" };
                 let found = format!("{waiting} earlier {are} priority, the first for {}", Size(*first_bytes));
                 let remedy = "wait longer (PINPOOL_WAIT), return buffers sooner or raise";
-                let remedy = format!("{remedy} {}", limit(Level::Pool));
+                let remedy = format!("{remedy} {}", limit(LimitLevel::Pool));
                 (RefusedBy::Queue { first_bytes: *first_bytes }, *needed_bytes, found, remedy)
             }
             Refusal::Source(error) => {
                 let (text, remedy) = error.clone().split();
                 let found = format!("backend `{}`: {text}", self.source().name());
-                let level = RefusedBy::Source { code: error.code() };
-                (level, class.bytes as u64, found, remedy.unwrap_or_default().to_owned())
+                let by = RefusedBy::Source { code: error.code() };
+                (by, class.bytes as u64, found, remedy.unwrap_or_default().to_owned())
             }
         };
-        Refused { level, needed_bytes, found, remedy }
+        Refused { by, needed_bytes, found, remedy }
     }
 
     /// What helps if the limit of the pool has no room.
@@ -81,16 +84,16 @@ impl Memory {
             }
             (true, false) => "request less or raise PINPOOL_MAX_BYTES",
             (true, true) if self.pageable.is_some() => {
-                "return buffers sooner or raise PINPOOL_MAX_BYTES (it also limits unpinned memory)"
+                "return buffers sooner or raise PINPOOL_MAX_BYTES (it also limits pageable memory)"
             }
             (true, true) => "return buffers sooner or raise PINPOOL_MAX_BYTES",
         }
     }
 
     /// The name of the setting to raise if the limit of `level` refuses.
-    pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
+    pub(in crate::engine) fn limit_name(&self, level: LimitLevel) -> &'static str {
         match level {
-            Level::Account => "the limit of the partition",
+            LimitLevel::Partition => "the limit of the partition",
             _ if !self.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",

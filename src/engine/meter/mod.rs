@@ -76,8 +76,8 @@ impl Times {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) failed_requests: Counter,
-    pub(crate) fallbacks: Counter,
-    pub(crate) fallback_returns: Counter,
+    pub(crate) pageable: Counter,
+    pub(crate) pageable_returns: Counter,
     /// Buffers over adopted memory: in use, in flight or quarantined.
     pub(crate) adopted: Counter,
     /// Buffers handed over from a return to a waiting request and taken by it: a return and a hit each. Counted when it is
@@ -125,12 +125,12 @@ impl Counters {
     /// Adds to `stats`, in which the stock and the copies in flight have filled their own, what is counted here. `own_bytes` are
     /// in blocks of this pool.
     pub(crate) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
-        let (fallbacks, fallback_returns) = (self.fallbacks.get(), self.fallback_returns.get());
+        let (pageable, pageable_returns) = (self.pageable.get(), self.pageable_returns.get());
         let (handed_over, quarantined_bytes) = (self.handed_over.get(), self.quarantined_bytes.get());
-        stats.requests.served += fallbacks + handed_over;
+        stats.requests.served += pageable + handed_over;
         stats.requests.hits += handed_over;
-        stats.requests.misses += fallbacks;
-        stats.requests.returned += fallback_returns + handed_over + self.made_room.get();
+        stats.requests.misses += pageable;
+        stats.requests.returned += pageable_returns + handed_over + self.made_room.get();
         let Requested { bytes, class_bytes, .. } = *self.requested.lock();
         (stats.requests.requested_bytes, stats.requests.granted_bytes) = (bytes, class_bytes);
         stats.requests.failed = self.failed_requests.get();
@@ -138,8 +138,8 @@ impl Counters {
         stats.requests.wait_time = self.waits.get();
         stats.requests.use_time = self.uses.get();
         stats.copies.time = self.flights.get();
-        stats.requests.fallbacks = fallbacks;
-        stats.memory.fallback_buffers = fallbacks.saturating_sub(fallback_returns);
+        stats.requests.pageable = pageable;
+        stats.memory.pageable_buffers = pageable.saturating_sub(pageable_returns);
         stats.requests.adopted = self.adopted.get();
         stats.memory.quarantined = self.quarantined.get();
         stats.memory.quarantined_bytes += quarantined_bytes;
@@ -159,8 +159,8 @@ pub(crate) fn usage_report(stats: &Stats) -> UsageReport {
         free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
         in_flight_bytes: stats.copies.in_flight_bytes,
         quarantined_bytes: stats.memory.quarantined_bytes,
-        outside_bytes: stats.memory.external_bytes,
-        fallback_bytes: stats.memory.fallback_bytes,
+        external_bytes: stats.memory.external_bytes,
+        pageable_bytes: stats.memory.pageable_bytes,
         max_bytes: stats.limits.max_bytes,
     }
 }
@@ -235,7 +235,7 @@ struct ShortageCounts {
     requests: u64,
     /// Total time that requests waited.
     waited: Duration,
-    fallbacks: u64,
+    pageable: u64,
 }
 
 impl Shortage {
@@ -281,8 +281,8 @@ impl Shortage {
     }
 
     /// A request received pageable memory.
-    pub(crate) fn count_fallback(&self) {
-        self.counts.lock().iter_mut().for_each(|counts| counts.fallbacks += 1);
+    pub(crate) fn count_pageable(&self) {
+        self.counts.lock().iter_mut().for_each(|counts| counts.pageable += 1);
     }
 
     /// Ends it if every request has found room for a while.
@@ -297,7 +297,7 @@ impl Shortage {
         drop(counts);
         if ended.is_logged {
             let after = Duration::from_micros(ended.last_us - ended.begun_us);
-            log.shortage_ended(after, ended.requests, ended.waited, ended.fallbacks);
+            log.shortage_ended(after, ended.requests, ended.waited, ended.pageable);
         }
     }
 }

@@ -1,17 +1,17 @@
-//! Who holds the buffers: one account for each tag of a pool.
+//! Who holds the buffers: one `Tag` for each tag of a pool.
 //!
 //! ```text
-//!   Pool::tagged ─▶ TagAccount ◀── Holder (in the block, from the request until the buffer is idle again)
+//!   Pool::tagged ─▶ Tag ◀── Holder (in the block, from the request until the buffer is idle again)
 //!                     └── one row for each buffer: bytes asked, bytes held, request time
 //! ```
 //!
 //! A buffer without a tag has no holder, so its hit and its return do nothing here. A buffer with a holder is not plain
 //! (block-I2): its return takes the slow path, which ends the row.
 //!
-//! A buffer with a sampled request has a holder, too; without a tag it belongs to an account that no sum includes, since untagged buffers
+//! A buffer with a sampled request has a holder, too; without a tag it belongs to a tag that no sum includes, since untagged buffers
 //! are the remainder.
 //!
-//! Owns the accounts and their rows. Reads no clock: times are arguments.
+//! Owns the tags and their rows. Reads no clock: times are arguments.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -31,24 +31,24 @@ pub(crate) const UNTAGGED: &str = "(untagged)";
 /// The tag for buffers with a tag beyond the maximum number of tags.
 const OTHERS: &str = "(other tags)";
 
-/// The accounts of one pool, by tag.
+/// The tags of one pool, by name.
 #[derive(Debug)]
 pub(crate) struct Owners {
-    tagged: Mutex<BTreeMap<Box<str>, Arc<TagAccount>>>,
+    tagged: Mutex<BTreeMap<Box<str>, Arc<Tag>>>,
     /// Untagged buffers with a sampled request.
-    pub(crate) untagged: Arc<TagAccount>,
+    pub(crate) untagged: Arc<Tag>,
 }
 
 impl Default for Owners {
     fn default() -> Self {
-        Self { tagged: Mutex::default(), untagged: TagAccount::new(UNTAGGED) }
+        Self { tagged: Mutex::default(), untagged: Tag::new(UNTAGGED) }
     }
 }
 
 /// The buffers of one tag.
 #[derive(Debug)]
-pub(crate) struct TagAccount {
-    tag: Box<str>,
+pub(crate) struct Tag {
+    name: Box<str>,
     rows: Mutex<Rows>,
     /// Its number in a recording.
     recorded: OnceLock<u32>,
@@ -70,47 +70,47 @@ struct Row {
     stack: Option<Arc<CallStack>>,
 }
 
-/// A row of an account, with its buffer. Its drop ends the row.
+/// A row of a tag, with its buffer. Its drop ends the row.
 #[derive(Debug)]
 pub(crate) struct Holder {
-    account: Arc<TagAccount>,
+    tag: Arc<Tag>,
     number: u64,
 }
 
 impl Owners {
-    /// The account of `tag`; `None` for an empty tag: its buffers have no holder.
-    pub(crate) fn account(&self, tag: &str) -> Option<Arc<TagAccount>> {
-        let tag = readable(tag);
-        if tag.is_empty() {
+    /// The tag with this name; `None` if it is empty: its buffers have no holder.
+    pub(crate) fn tag(&self, name: &str) -> Option<Arc<Tag>> {
+        let name = readable(name);
+        if name.is_empty() {
             return None;
         }
-        let mut accounts = self.tagged.lock();
-        if let Some(account) = accounts.get(&*tag) {
-            return Some(account.clone());
+        let mut tags = self.tagged.lock();
+        if let Some(tag) = tags.get(&*name) {
+            return Some(tag.clone());
         }
-        if accounts.len() >= TAGS_MAX {
+        if tags.len() >= TAGS_MAX {
             // These have no handle and no buffer, so another thread can get a reference under this lock only.
-            accounts.retain(|_, account| Arc::strong_count(account) > 1);
+            tags.retain(|_, tag| Arc::strong_count(tag) > 1);
         }
-        let tag: Box<str> = if accounts.len() >= TAGS_MAX { OTHERS.into() } else { tag.into() };
-        Some(accounts.entry(tag).or_insert_with_key(|tag| TagAccount::new(tag)).clone())
+        let name: Box<str> = if tags.len() >= TAGS_MAX { OTHERS.into() } else { name.into() };
+        Some(tags.entry(name).or_insert_with_key(|name| Tag::new(name)).clone())
     }
 
     /// What each tag holds at `now_us`. Sums, since each failed request calls this, and requests and returns of the tag wait meanwhile.
     pub(crate) fn sums(&self, now_us: u64) -> Vec<Owner> {
-        let sum = |account: Arc<TagAccount>| {
-            let mut owner = Owner::new(&account.tag);
-            for row in account.rows.lock().rows.values() {
+        let sum = |tag: Arc<Tag>| {
+            let mut owner = Owner::new(&tag.name);
+            for row in tag.rows.lock().rows.values() {
                 owner.add(row.asked_bytes, row.held_bytes, now_us.saturating_sub(row.since_us));
             }
             (owner.buffers > 0).then_some(owner)
         };
-        self.accounts().into_iter().filter_map(sum).collect()
+        self.tags().into_iter().filter_map(sum).collect()
     }
 
     /// The place in the program that requested most of the sampled bytes under `tag`, in words. Reads files, under no lock.
     pub(crate) fn place(&self, tag: &str) -> Option<String> {
-        let of_tag = self.accounts().into_iter().chain([self.untagged.clone()]).find(|account| &*account.tag == tag)?;
+        let of_tag = self.tags().into_iter().chain([self.untagged.clone()]).find(|of| &*of.name == tag)?;
         let sampled = |row: &Row| row.stack.clone().map(|stack| (stack, row.held_bytes));
         let sampled: Vec<_> = of_tag.rows.lock().rows.values().filter_map(sampled).collect();
         largest(sampled)?.place()
@@ -119,11 +119,11 @@ impl Owners {
     /// Each buffer that is held under a tag at `now_us`, or has a sampled request, the oldest first.
     pub(crate) fn buffers(&self, now_us: u64) -> Vec<HeldBuffer> {
         let mut buffers = Vec::new();
-        for account in self.accounts().into_iter().chain([self.untagged.clone()]) {
-            let rows = account.rows.lock();
+        for tag in self.tags().into_iter().chain([self.untagged.clone()]) {
+            let rows = tag.rows.lock();
             let held = |row: &Row| {
                 let age = Duration::from_micros(now_us.saturating_sub(row.since_us));
-                HeldBuffer { tag: account.tag.to_string(), bytes: row.held_bytes, age, stack: row.stack.clone() }
+                HeldBuffer { tag: tag.name.to_string(), bytes: row.held_bytes, age, stack: row.stack.clone() }
             };
             buffers.extend(rows.rows.values().map(held));
         }
@@ -131,23 +131,23 @@ impl Owners {
         buffers
     }
 
-    fn accounts(&self) -> Vec<Arc<TagAccount>> {
+    fn tags(&self) -> Vec<Arc<Tag>> {
         self.tagged.lock().values().cloned().collect()
     }
 }
 
-impl TagAccount {
-    fn new(tag: &str) -> Arc<Self> {
-        Arc::new(Self { tag: tag.into(), rows: Mutex::default(), recorded: OnceLock::new() })
+impl Tag {
+    fn new(name: &str) -> Arc<Self> {
+        Arc::new(Self { name: name.into(), rows: Mutex::default(), recorded: OnceLock::new() })
     }
 
-    pub(crate) fn tag(&self) -> &str {
-        &self.tag
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Its number in a recording, assigned once by `name`.
     pub(crate) fn recorded_number(&self, name: impl FnOnce(&str) -> u32) -> u32 {
-        *self.recorded.get_or_init(|| name(&self.tag))
+        *self.recorded.get_or_init(|| name(&self.name))
     }
 
     /// A buffer of `held_bytes`, allocated at `now_us` for a request of `asked_bytes`.
@@ -157,17 +157,17 @@ impl TagAccount {
         let number = rows.last_number;
         rows.rows.insert(number, Row { asked_bytes, held_bytes, since_us: now_us, stack: None });
         drop(rows);
-        Holder { account: self.clone(), number }
+        Holder { tag: self.clone(), number }
     }
 }
 
 impl Holder {
     pub(crate) fn is_sampled(&self) -> bool {
-        self.account.rows.lock().rows.get(&self.number).is_some_and(|row| row.stack.is_some())
+        self.tag.rows.lock().rows.get(&self.number).is_some_and(|row| row.stack.is_some())
     }
 
     pub(crate) fn set_stack(&self, stack: Arc<CallStack>) {
-        if let Some(row) = self.account.rows.lock().rows.get_mut(&self.number) {
+        if let Some(row) = self.tag.rows.lock().rows.get_mut(&self.number) {
             row.stack = Some(stack);
         }
     }
@@ -175,7 +175,7 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        let row = self.account.rows.lock().rows.remove(&self.number);
+        let row = self.tag.rows.lock().rows.remove(&self.number);
         // Its stack may be the last reference to a call stack, which is dropped under no lock.
         drop(row);
     }
@@ -201,8 +201,8 @@ mod tests {
     #[test]
     fn a_row_lives_as_long_as_its_holder() {
         let owners = Owners::default();
-        let account = owners.account("a").unwrap();
-        let holders: Vec<_> = (0..100).map(|n| account.hold(10, 16, n * 1_000_000)).collect();
+        let tag = owners.tag("a").unwrap();
+        let holders: Vec<_> = (0..100).map(|n| tag.hold(10, 16, n * 1_000_000)).collect();
         let (all, buffers) = (owners.sums(100_000_000), owners.buffers(100_000_000));
         assert_eq!((all.len(), all[0].buffers, all[0].bytes, all[0].asked_bytes), (1, 100, 1600, 1000));
         assert_eq!(all[0].oldest, Some(buffers[0].age));
@@ -216,22 +216,22 @@ mod tests {
     #[test]
     fn there_are_as_many_tags_as_are_told_apart_and_one_more() {
         let owners = Owners::default();
-        let handles: Vec<_> = (0..TAGS_MAX + 10).map(|n| owners.account(&format!("tag {n}")).unwrap()).collect();
+        let handles: Vec<_> = (0..TAGS_MAX + 10).map(|n| owners.tag(&format!("tag {n}")).unwrap()).collect();
         assert_eq!(owners.tagged.lock().len(), TAGS_MAX + 1);
-        assert_eq!((handles[TAGS_MAX - 1].tag(), handles[TAGS_MAX].tag()), ("tag 1023", OTHERS));
+        assert_eq!((handles[TAGS_MAX - 1].name(), handles[TAGS_MAX].name()), ("tag 1023", OTHERS));
         assert!(Arc::ptr_eq(&handles[TAGS_MAX + 9], &handles[TAGS_MAX]));
         drop(handles);
-        assert_eq!(owners.account("later").unwrap().tag(), "later", "tags that nobody uses make room");
+        assert_eq!(owners.tag("later").unwrap().name(), "later", "tags that nobody uses make room");
     }
 
     #[test]
     fn tags_are_cut_and_have_no_characters_that_break_a_line() {
         let owners = Owners::default();
-        assert!(owners.account("").is_none());
-        assert_eq!(owners.account("a\nb\u{7}").unwrap().tag(), "a?b?");
-        let long = owners.account(&"ä".repeat(1 << 19)).unwrap();
-        assert_eq!(long.tag(), format!("{}…", "ä".repeat(64)));
-        let odd = owners.account(&format!("x{}", "ä".repeat(100))).unwrap();
-        assert_eq!(odd.tag().chars().count(), 1 + 63 + 1);
+        assert!(owners.tag("").is_none());
+        assert_eq!(owners.tag("a\nb\u{7}").unwrap().name(), "a?b?");
+        let long = owners.tag(&"ä".repeat(1 << 19)).unwrap();
+        assert_eq!(long.name(), format!("{}…", "ä".repeat(64)));
+        let odd = owners.tag(&format!("x{}", "ä".repeat(100))).unwrap();
+        assert_eq!(odd.name().chars().count(), 1 + 63 + 1);
     }
 }

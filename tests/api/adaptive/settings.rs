@@ -1,4 +1,4 @@
-//! Limits, the idle timeout, `try_get`, `trim`, fallbacks.
+//! Limits, the idle timeout, `try_get`, `trim`, pageable.
 
 use std::time::Duration;
 

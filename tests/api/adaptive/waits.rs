@@ -22,7 +22,7 @@ fn a_wait_ends_when_a_buffer_is_put() {
     });
     let stats = valid_stats(&pool);
     assert_eq!(
-        (stats.requests.waits, stats.requests.fallbacks, stats.requests.failed, stats.memory.evictions.reclaimed),
+        (stats.requests.waits, stats.requests.pageable, stats.requests.failed, stats.memory.evictions.reclaimed),
         (1, 0, 0, 1)
     );
 }
@@ -75,5 +75,5 @@ fn a_shortage_is_logged_once_when_it_begins_and_once_when_it_is_over() {
     drop(all);
     after_seconds(&clock, &pool, 1);
     let logged = lines();
-    assert_eq!(count(&logged, " requests=100 waited=0s unpinned=0"), 1, "{logged:?}");
+    assert_eq!(count(&logged, " requests=100 waited=0s pageable=0"), 1, "{logged:?}");
 }

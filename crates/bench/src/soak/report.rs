@@ -61,7 +61,7 @@ impl SoakRun {
             ("seconds", json!(seconds)),
             ("ops_per_s", json!(ops as f64 / seconds.max(1e-9))),
             ("hit_rate", json!(stats.requests.hit_rate())),
-            ("fallbacks", json!(stats.requests.fallbacks)),
+            ("pageable", json!(stats.requests.pageable)),
             ("peak_pinned_bytes", json!(stats.memory.peak_held_bytes)),
         ];
         of_pool.into_iter().for_each(|(key, value)| report[key] = value);

@@ -10,7 +10,7 @@ use pinpool::source::{PAGE_BYTES, Source};
 use pinpool::unstable::backend::GRANULE_BYTES;
 use pinpool::unstable::backend::{self, Chosen, HeapSource, lock_limit};
 use pinpool::unstable::config::Config;
-use pinpool::unstable::{Finding, Level};
+use pinpool::unstable::{Finding, Severity};
 use pinpool_os::host;
 use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
@@ -42,7 +42,8 @@ pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static 
         false => ask(name),
     };
     let mut answers = BACKENDS.map(answer);
-    let first_ok = answers.iter().find(|answer| answer.finding.level == Level::Ok).map(|answer| answer.finding.check);
+    let first_ok =
+        answers.iter().find(|answer| answer.finding.severity == Severity::Ok).map(|answer| answer.finding.check);
     for Answer { finding, .. } in answers.iter_mut().filter(|answer| answer.is_deadly && !gpu.is_deadly) {
         let other = first_ok.unwrap_or("mlock");
         finding.remedy = Some(format!("set PINPOOL_BACKEND={other}: auto may try this backend and end the process"));
@@ -50,9 +51,9 @@ pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static 
     let deadly = std::iter::once(gpu).chain(&answers).filter(|answer| answer.is_deadly);
     let without: Vec<_> = deadly.map(|answer| (answer.finding.check, answer.finding.found.clone())).collect();
     let mut findings: Vec<_> = answers.into_iter().map(|answer| answer.finding).collect();
-    let without_mlock = if first_ok.is_some() { Level::Note } else { Level::Warning };
+    let without_mlock = if first_ok.is_some() { Severity::Note } else { Severity::Warning };
     findings.push(tried("mlock", &HeapSource::locked(), config.device, without_mlock));
-    findings.push(tried("heap", &HeapSource::new(), config.device, Level::Error));
+    findings.push(tried("heap", &HeapSource::new(), config.device, Severity::Error));
     let chosen = match config.choose_source(&without) {
         Ok(chosen) => {
             if let Some(limit_bytes) = chosen.lock_limit_bytes {
@@ -134,7 +135,7 @@ pub(super) fn plan_reserve(
             let (name, sample) = (source.name(), Size(sample as u64));
             Finding::ok("speed", format!("{name} {verb} {rate:.1} GB/s ({sample} in {})", Time(took)))
         }
-        Err(error) => failed("speed", Level::Error, error),
+        Err(error) => failed("speed", Severity::Error, error),
     }];
     if bytes == 0 {
         let none = Finding::note(CHECK, "none: memory is pinned at the first request");
@@ -189,7 +190,7 @@ pub(super) fn result(device: u32, gpu: &Finding, source: Option<&dyn Source>, wo
         Some(source) if source.needs_gpu() => {
             Finding::ok(CHECK, format!("pinned memory for GPU {device}, by {}", source.name()))
         }
-        Some(source) if gpu.level == Level::Ok => {
+        Some(source) if gpu.severity == Severity::Ok => {
             no(format!("PINPOOL_BACKEND={} does not use its driver", source.name())).remedy("set PINPOOL_BACKEND=auto")
         }
         Some(source) if source.is_pinned() => without_gpu(format!("{} does not pin for a GPU", source.name())),

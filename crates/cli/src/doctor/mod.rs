@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use clap::Args;
 use pinpool::unstable::config::text::{parse_bytes, parse_duration};
-use pinpool::unstable::{Finding, Level};
+use pinpool::unstable::{Finding, Severity};
 use serde_json::json;
 
 use pinpool_cli::exit::ExitError;
@@ -125,26 +125,26 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn 
 
 /// The exit status and the last finding: `of_gpu`, unless one of `findings` is an error.
 fn conclude(findings: &[Finding], of_gpu: Finding) -> (Result<(), ExitError>, Finding) {
-    let errors = || findings.iter().filter(|finding| finding.level == Level::Error);
+    let errors = || findings.iter().filter(|finding| finding.severity == Severity::Error);
     if errors().any(|error| error.check == settings::CHECK) {
         let refused = Finding::error(of_gpu.check, "no pool can be built with these settings");
         return (Err(ExitError::Settings), refused.remedy("correct the settings named above"));
     }
     match errors().next() {
-        Some(error) if of_gpu.level == Level::Ok => {
+        Some(error) if of_gpu.severity == Severity::Ok => {
             let failed = Finding::error(of_gpu.check, format!("{}, but {} failed", of_gpu.found, error.check));
             (Err(ExitError::Failure), failed.remedy(format!("see {} above", error.check)))
         }
-        _ if of_gpu.level == Level::Ok => (Ok(()), of_gpu),
+        _ if of_gpu.severity == Severity::Ok => (Ok(()), of_gpu),
         _ => (Err(ExitError::Failure), of_gpu),
     }
 }
 
 /// A line for each finding, with its remedy below.
 fn table(findings: &[Finding]) -> String {
-    let rows = findings.iter().flat_map(|Finding { check, level, found, remedy, .. }| {
+    let rows = findings.iter().flat_map(|Finding { check, severity, found, remedy, .. }| {
         let remedy = remedy.iter().map(|remedy| vec![String::new(), String::new(), format!("-> {}", one_line(remedy))]);
-        std::iter::once(vec![(*check).to_owned(), level.name().to_owned(), one_line(found)]).chain(remedy)
+        std::iter::once(vec![(*check).to_owned(), severity.name().to_owned(), one_line(found)]).chain(remedy)
     });
     columns_left(&rows.collect::<Vec<_>>())
 }

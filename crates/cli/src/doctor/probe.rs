@@ -12,7 +12,7 @@ use pinpool::SourceError;
 use pinpool::source::Source;
 use pinpool::unstable::backend::{self, Trial};
 use pinpool::unstable::config::Config;
-use pinpool::unstable::{Finding, Level};
+use pinpool::unstable::{Finding, Severity};
 use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
 
@@ -99,13 +99,13 @@ pub(crate) fn run_probe(args: &ProbeArgs, terminal: &Terminal) -> Result<(), Box
 
 fn tried_here(name: &'static str, config: &Config) -> Finding {
     match config.driver_source(name) {
-        Ok(source) => tried(name, &*source, config.device, Level::Warning),
+        Ok(source) => tried(name, &*source, config.device, Severity::Warning),
         Err(finding) => finding,
     }
 }
 
-/// The finding of a trial of `source`, of this level if it fails.
-pub(super) fn tried(name: &'static str, source: &dyn Source, device: u32, level: Level) -> Finding {
+/// The finding of a trial of `source`, of this severity if it fails.
+pub(super) fn tried(name: &'static str, source: &dyn Source, device: u32, severity: Severity) -> Finding {
     match backend::try_out(source, device) {
         // The pages of unpinned memory are allocated at the first access, so the time says nothing.
         Ok(Some(Trial { bytes, .. })) if !source.is_pinned() => {
@@ -116,24 +116,24 @@ pub(super) fn tried(name: &'static str, source: &dyn Source, device: u32, level:
             Finding::ok(name, format!("pinned and released {} in {}", Size(bytes as u64), Time(took)))
         }
         Ok(None) => Finding::note(name, "not tried: a stream is capturing a graph"),
-        Err(error) => failed(name, level, error),
+        Err(error) => failed(name, severity, error),
     }
 }
 
-pub(super) fn failed(check: &'static str, level: Level, error: SourceError) -> Finding {
+pub(super) fn failed(check: &'static str, severity: Severity, error: SourceError) -> Finding {
     let (found, remedy) = error.split();
-    remedy.into_iter().fold(Finding::new(check, level, found), Finding::remedy)
+    remedy.into_iter().fold(Finding::new(check, severity, found), Finding::remedy)
 }
 
 /// The finding as an object.
-pub(super) fn encode(Finding { check, level, found, remedy, .. }: &Finding) -> Value {
-    json!({ "check": check, "level": level.name(), "found": found, "remedy": remedy })
+pub(super) fn encode(Finding { check, severity, found, remedy, .. }: &Finding) -> Value {
+    json!({ "check": check, "level": severity.name(), "found": found, "remedy": remedy })
 }
 
 fn decode(check: &'static str, text: &str) -> Option<Finding> {
     let object: Value = serde_json::from_str(text).ok()?;
-    let levels = [Level::Ok, Level::Note, Level::Warning, Level::Error];
-    let level = levels.into_iter().find(|level| object["level"] == level.name())?;
-    let finding = Finding::new(check, level, object["found"].as_str()?);
+    let levels = [Severity::Ok, Severity::Note, Severity::Warning, Severity::Error];
+    let severity = levels.into_iter().find(|severity| object["level"] == severity.name())?;
+    let finding = Finding::new(check, severity, object["found"].as_str()?);
     Some(object["remedy"].as_str().into_iter().fold(finding, Finding::remedy))
 }

@@ -164,7 +164,7 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     let pinned_bytes = pool.stats().memory.held_bytes;
     stay_idle(args.idle, &stop);
     let (sink, stats) = (destination.describe(), pool.stats());
-    let fallbacks = stats.requests.fallbacks;
+    let pageable = stats.requests.pageable;
     let report = LoadReport {
         summary: &summary,
         sink,
@@ -180,8 +180,8 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     if catalog.files().is_empty() {
         return Err(ExitError::NothingToLoad.because("nothing to load: the paths contain no regular file"));
     }
-    if args.require_gpu && fallbacks > 0 {
-        let why = format_args!("--require-gpu: {fallbacks} batches used unpinned memory (PINPOOL_ON_FULL)");
+    if args.require_gpu && pageable > 0 {
+        let why = format_args!("--require-gpu: {pageable} batches used pageable memory (PINPOOL_ON_FULL)");
         return Err(ExitError::NoGpu.because(why));
     }
     Ok(printed?)

@@ -84,7 +84,7 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
         ("in flight", now.in_flight_bytes, '▒', Color::Yellow),
         ("idle", now.idle_bytes, '░', Color::Cyan),
         ("free", now.free_bytes, '·', Color::Gray),
-        ("pageable", now.fallback_bytes, '!', Color::Magenta),
+        ("pageable", now.pageable_bytes, '!', Color::Magenta),
     ];
     // Relative to the held bytes: relative to a high limit the bars would be too short.
     let full = now.held_bytes.max(now.used_bytes).max(1);

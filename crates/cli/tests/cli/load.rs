@@ -65,7 +65,7 @@ fn require_gpu_is_met_only_by_memory_that_is_pinned_for_the_gpu() {
     command.arg(dir.path()).env("LD_LIBRARY_PATH", &lib).env("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1+=2");
     let ran = finish(&mut command);
     assert_eq!(ran.code(), 3, "{}", ran.stderr);
-    ran.check_stderr("--require-gpu: 1 batches used unpinned memory");
+    ran.check_stderr("--require-gpu: 1 batches used pageable memory");
 }
 
 #[test]

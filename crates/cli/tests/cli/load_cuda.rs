@@ -20,7 +20,7 @@ fn check(ran: &Ran, backend: &str, files: u64) {
     assert!(printed["sink"].as_str().unwrap().starts_with("CUDA device"), "{printed}");
     assert_eq!((number(&printed, "files"), number(&printed, "samples")), (files, files));
     assert_eq!(
-        (&printed["failed_files"], &printed["stats"]["requests"]["fallbacks"]),
+        (&printed["failed_files"], &printed["stats"]["requests"]["pageable"]),
         (&0.into(), &0.into()),
         "{printed}"
     );

@@ -26,7 +26,7 @@ fn pool() -> Pool {
     builder.wait(Duration::from_millis(1)).on_full(OnFull::Pageable).background_thread(false).build().unwrap()
 }
 
-/// Hits, misses, a wait that runs out, a fallback, evictions and releases.
+/// Hits, misses, a wait that times out, a pageable buffer, evictions and releases.
 fn use_pool(pool: &Pool) {
     drop(pool.get(MIB).unwrap());
     drop(pool.get(MIB).unwrap());

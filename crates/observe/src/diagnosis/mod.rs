@@ -25,7 +25,7 @@
 //! | | or most requests missed with recurring lengths, and a twentieth of the time was spent in remaps, or near the limit in pin calls |
 //! | | or, under `tensorflow`, more than 2 of 1000 requests missed and returns evicted |
 //! | `warming_up` | a sixteenth more is held than in any window before, and more than a fiftieth of the requests missed |
-//! | `not_pinned` | copies use unpinned memory |
+//! | `not_pinned` | copies use pageable memory |
 //! | `healthy` | none of these |
 //!
 //! | file | contents |

@@ -27,7 +27,7 @@ pub struct Host {
 
 /// What refused a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
+pub enum RefusedBy {
     /// The limit of the pool or a partition; whether the request fits if everything else is returned.
     Limit { could_fit: bool },
     /// Earlier requests that wait, the first of them for this much.
@@ -41,7 +41,7 @@ pub enum Level {
 /// Why a request was refused: the error, the log lines, the dump and the diagnosis print it.
 #[derive(Debug, Clone)]
 pub struct Refused {
-    pub level: Level,
+    pub by: RefusedBy,
     /// With rounding.
     pub needed_bytes: u64,
     pub found: String,
@@ -52,10 +52,10 @@ pub struct Refused {
 impl Refused {
     /// The cause that the diagnosis names.
     pub fn cause(&self) -> Cause {
-        match self.level {
-            Level::Source { .. } => Cause::MemoryRefused,
-            Level::Shared => Cause::OtherProcess,
-            Level::Limit { .. } | Level::Queue { .. } => Cause::LimitTooSmall,
+        match self.by {
+            RefusedBy::Source { .. } => Cause::MemoryRefused,
+            RefusedBy::Shared => Cause::OtherProcess,
+            RefusedBy::Limit { .. } | RefusedBy::Queue { .. } => Cause::LimitTooSmall,
         }
     }
 }
@@ -78,7 +78,7 @@ pub struct Shortage<'a> {
     /// In no buffer, and the longest piece of them.
     pub free_bytes: u64,
     pub longest_free_bytes: u64,
-    pub fallback_bytes: u64,
+    pub pageable_bytes: u64,
     /// Age of the oldest copy in flight, and its stream.
     pub oldest_copy: Option<(Duration, u64)>,
     pub host: Option<&'a Host>,
@@ -102,10 +102,10 @@ pub fn likely_cause(shortage: &Shortage<'_>) -> Option<LikelyCause> {
     (shortage.refused.is_some() || is_short(shortage)).then(|| first_case(shortage))
 }
 
-/// Whether little is left: unpinned buffers exist, the system is full, a copy is stuck, or nearly all of the limit is in use.
+/// Whether little is left: pageable buffers exist, the system is full, a copy is stuck, or nearly all of the limit is in use.
 fn is_short(shortage: &Shortage<'_>) -> bool {
     let used_bytes = shortage.in_use_bytes.saturating_add(shortage.in_flight_bytes);
-    shortage.fallback_bytes > 0
+    shortage.pageable_bytes > 0
         || shortage.host.is_some_and(|host| host.available_bytes == 0)
         || shortage.oldest_copy.is_some_and(|(age, _)| age >= STUCK_AFTER)
         || shortage.own_max_bytes.is_some_and(|max_bytes| used_bytes >= max_bytes / 100 * SHORT_PERCENT)
@@ -124,25 +124,25 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
     let unused_bytes = shortage.idle_bytes.saturating_add(free_bytes);
     let less = if shortage.is_reserve { "lower PINPOOL_RESERVE" } else { "request less at once" };
     let remedy = shortage.refused.map_or("", |refused| &refused.remedy);
-    match shortage.refused.map(|refused| refused.level) {
-        Some(Level::Source { code: Some(code) }) if OF_EARLIER_WORK.contains(&code) => {
+    match shortage.refused.map(|refused| refused.by) {
+        Some(RefusedBy::Source { code: Some(code) }) if OF_EARLIER_WORK.contains(&code) => {
             return cause(
                 format!("the context has failed: the driver returns an error from earlier work (code {code})"),
                 "find the first CUDA error of the process; no pool setting helps".to_owned(),
             );
         }
-        Some(Level::Limit { could_fit: false }) => {
+        Some(RefusedBy::Limit { could_fit: false }) => {
             return cause(
                 format!("the request alone exceeds {limit}"),
                 format!("request less, or raise {limit} to {}", RoundedUp(needed_bytes)),
             );
         }
-        Some(Level::Limit { .. }) if free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => {
+        Some(RefusedBy::Limit { .. }) if free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => {
             let found =
                 format!("{} free, but the largest free piece is {}", Size(free_bytes), Size(longest_free_bytes));
             return cause(found, format!("raise {limit} to {}, or use fewer sizes", RoundedUp(raised_to(0))));
         }
-        Some(Level::Queue { first_bytes }) => {
+        Some(RefusedBy::Queue { first_bytes }) => {
             let enough_bytes = raised_to(used_bytes.saturating_add(first_bytes).saturating_add(needed_bytes));
             return cause(
                 format!(
@@ -155,7 +155,7 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
                 ),
             );
         }
-        Some(Level::Source { .. }) if unused_bytes > held_bytes / 2 && unused_bytes >= needed_bytes => {
+        Some(RefusedBy::Source { .. }) if unused_bytes > held_bytes / 2 && unused_bytes >= needed_bytes => {
             return cause(
                 format!(
                     "{} of {} held are idle or free, but in other sizes or pieces",
@@ -169,25 +169,25 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
                 ),
             );
         }
-        Some(Level::Shared) => {
+        Some(RefusedBy::Shared) => {
             return cause(
                 shortage.refused.map_or_else(String::new, |refused| refused.found.clone()),
                 remedy.to_owned(),
             );
         }
-        Some(Level::Source { .. }) if !remedy.is_empty() => {
+        Some(RefusedBy::Source { .. }) if !remedy.is_empty() => {
             let found = "the driver or kernel refused, see above".to_owned();
             return cause(found, format!("{remedy}; or {less}"));
         }
-        level => {
-            let is_refused_by_source = matches!(level, Some(Level::Source { .. }));
+        refused_by => {
+            let is_refused_by_source = matches!(refused_by, Some(RefusedBy::Source { .. }));
             if let Some(host) = shortage.host
                 && (is_refused_by_source || host.is_group)
                 && host.available_bytes <= needed_bytes
             {
                 return of_full_memory(host, needed_bytes);
             }
-            if let Some(Level::Source { code }) = level {
+            if let Some(RefusedBy::Source { code }) = refused_by {
                 let found = match (code, shortage.host) {
                     (Some(1), _) => "the driver cannot pin this much in one call".to_owned(),
                     (_, Some(Host { available_bytes, .. })) => {
@@ -278,12 +278,12 @@ mod tests {
         Host { total_bytes: 64 * GIB, available_bytes: 32 * GIB, origin: "machine".to_owned(), is_group: false }
     }
 
-    fn refused(level: Level, found: &str, remedy: &str) -> Refused {
-        Refused { level, needed_bytes: GIB, found: found.to_owned(), remedy: remedy.to_owned() }
+    fn refused(by: RefusedBy, found: &str, remedy: &str) -> Refused {
+        Refused { by, needed_bytes: GIB, found: found.to_owned(), remedy: remedy.to_owned() }
     }
 
     fn by_limit(could_fit: bool) -> Refused {
-        refused(Level::Limit { could_fit }, "the pool limit is reached", "")
+        refused(RefusedBy::Limit { could_fit }, "the pool limit is reached", "")
     }
 
     /// Four GiB are held, which is the limit.
@@ -295,7 +295,7 @@ mod tests {
             idle_bytes: 0,
             free_bytes: 0,
             longest_free_bytes: 0,
-            fallback_bytes: 0,
+            pageable_bytes: 0,
             oldest_copy: None,
             host: Some(host),
             refused: Some(refused),
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn each_case_is_recognized_by_its_numbers() {
         let (host, ceiling) = (free_host(), by_limit(true));
-        let of_source = |code| refused(Level::Source { code: Some(code) }, "cuMemCreate failed", "");
+        let of_source = |code| refused(RefusedBy::Source { code: Some(code) }, "cuMemCreate failed", "");
         let in_use = full(&host, &ceiling);
         says(
             &in_use,
@@ -362,7 +362,7 @@ mod tests {
         says(&Shortage { host: Some(&group), ..in_use.clone() }, "the cgroup is full", "memory.max");
         let of_machine = Shortage { host: Some(&machine), ..by_source };
         says(&of_machine, "the machine has only 1.0MiB of memory left", "PINPOOL_MAX_BYTES");
-        let says_why = refused(Level::Source { code: Some(12) }, "mmap failed", "raise vm.max_map_count");
+        let says_why = refused(RefusedBy::Source { code: Some(12) }, "mmap failed", "raise vm.max_map_count");
         says(&full(&host, &says_why), "the driver or kernel refused, see above", "raise vm.max_map_count");
         says(&full(&host, &of_source(700)), "an error from earlier work (code 700)", "first CUDA error");
         let in_pieces = Shortage {
@@ -408,7 +408,7 @@ mod tests {
         assert_eq!(likely_cause(&at(GIB, 3 * GIB)), None);
         assert_eq!(likely_cause(&Shortage { in_flight_bytes: 3 * GIB, ..at(0, GIB) }), None);
         assert!(likely_cause(&at(4 * GIB, 0)).is_some());
-        assert!(likely_cause(&Shortage { fallback_bytes: 1, ..at(GIB, 0) }).is_some());
+        assert!(likely_cause(&Shortage { pageable_bytes: 1, ..at(GIB, 0) }).is_some());
         let copy = |seconds| Shortage { oldest_copy: Some((Duration::from_secs(seconds), 1)), ..at(GIB, 0) };
         assert!(likely_cause(&copy(29)).is_none() && likely_cause(&copy(30)).is_some());
     }

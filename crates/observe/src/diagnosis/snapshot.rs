@@ -64,7 +64,7 @@ pub struct Snapshot {
     /// Held and in no buffer.
     pub free_bytes: u64,
     /// Unpinned memory that serves requests beyond the limit.
-    pub fallback_bytes: u64,
+    pub pageable_bytes: u64,
     /// The most bytes in use and requested at one time since the last window, while memory was short.
     pub needed_bytes: u64,
     /// The name of the limit to raise for more bytes; `None` without a limit.

@@ -391,7 +391,7 @@ impl<'a> Window<'a> {
             return self.diagnosis(Cause::WarmingUp, found);
         }
         if !now.is_pinned && now.copies > 0 {
-            let found = "copies use unpinned memory, which the driver copies twice".to_owned();
+            let found = "copies use pageable memory, which the driver copies twice".to_owned();
             let advice = "run `pinpool doctor` for the reason and the fix".to_owned();
             // Without a GPU there is nothing to pin for.
             return WindowDiagnosis {

@@ -63,7 +63,7 @@ pub enum Event {
         address: u64,
         /// Its length.
         class_bytes: u64,
-        /// False for unpinned memory in place of the backend's.
+        /// False for pageable memory in place of the backend's.
         from_source: bool,
     },
     /// The memory of a buffer returned to the arena or the backend.

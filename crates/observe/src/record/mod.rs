@@ -77,7 +77,7 @@
 //! | 4 | return | id, whether devices may still use the buffer |
 //! | 5 | completed: the copies of a buffer have ended | id |
 //! | 6 | leaked: the end of its copies cannot be known | id |
-//! | 7 | new: memory of a buffer | id, address, bytes of the class, whether it is the backend's (else unpinned memory in its place) |
+//! | 7 | new: memory of a buffer | id, address, bytes of the class, whether it is the backend's (else pageable memory in its place) |
 //! | 8 | gone: memory left the pool's buffers | id |
 //! | 9 | pin | address, bytes, ns of the call, whether it failed |
 //! | 10 | unpin | address, bytes, ns of the call, whether it failed |

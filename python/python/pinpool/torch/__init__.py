@@ -137,8 +137,8 @@ def _warn_of_ignored_settings() -> None:
         pinned = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip().startswith("pinned_")]
         if pinned:
             _log.warning(
-                "%s: %s has no effect on pinned memory while a pinpool pool is installed: use the settings of the pool "
-                "(PINPOOL_MAX_BYTES, PINPOOL_MAX_IDLE_BYTES, PINPOOL_RESERVE)", name, ", ".join(pinned)
+                "torch setting: %s=%s has no effect while a pool serves torch's pinned memory; set PINPOOL_MAX_BYTES, "
+                "PINPOOL_MAX_IDLE_BYTES or PINPOOL_RESERVE instead", name, ",".join(pinned)
             )
 
 
@@ -164,7 +164,7 @@ def _load() -> ctypes.CDLL:
     shim.pinpool_torch_uninstall.restype = ctypes.c_size_t
     _shim = shim
     if not torch.cuda.is_available():
-        _log.warning("the pool serves torch's pinned memory, but torch finds no GPU: pin_memory() fails here, and pin_memory=True does nothing")
+        _log.warning("torch no_gpu: torch finds no GPU, so pin_memory() fails and pin_memory=True has no effect")
     return shim
 
 
@@ -178,7 +178,7 @@ def _of_the_wheel(version: str) -> ctypes.CDLL | None:
         # Resolves all symbols now, so that a different interface fails here and not in a later call.
         return ctypes.CDLL(os.fspath(path), os.RTLD_NOW)
     except OSError as why:
-        _log.info("the allocator of this wheel does not fit torch %s (%s): compiling it", version, why)
+        _log.info("torch incompatible: the allocator in this wheel cannot be loaded by torch %s (%s), so it is compiled", version, why)
         return None
 
 
@@ -188,7 +188,7 @@ def _compiled(version: str) -> str:
     # torch considers a failed build complete when it is requested again, so each attempt has a new name.
     again = f"_{_failures}" if _failures else ""
     search = os.environ.get("PATH")
-    _log.info("compiling pinpool's allocator for torch %s, once: about ten seconds", version)
+    _log.info("torch compiling: compiling the allocator for torch %s once, which takes about ten seconds", version)
     try:
         from torch.utils import cpp_extension
 

@@ -1,30 +1,31 @@
 """The default limit of torch's pinned memory.
 
-torch itself has no limit, and programs rely on that: offloaded optimizers and key-value caches pin most of a machine's memory. Without
-any limit a mistake could exhaust the machine. The default is three quarters of the memory of the cgroup, or else of the machine,
-divided among the ranks of this host. A pool that pins with ``mlock`` never holds more than the process may lock.
+torch itself has no limit, and some programs pin most of a machine's memory, for example for offloaded optimizers. The default limit of
+three quarters of the memory, divided among the ranks of the host, allows that and still protects the machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: The share of the memory that this process may use.
+from .._log import size
+
+#: Fraction of the memory that all ranks of the host may pin.
 _NUMERATOR, _DENOMINATOR = 3, 4
-#: Limits are multiples of this, like the limit ``auto``.
+#: Limits are multiples of this many bytes, as for `max_bytes="auto"`.
 _GRANULE = 2 << 20
-#: Settings that imply a limit: ``tensorflow`` has none, and a shared limit holds for all processes.
+#: Settings with which this default does not apply: the preset may be "tensorflow", which has no limit, and a shared limit has its own.
 _DECIDES = ("max_bytes", "preset", "ledger")
 _VARIABLES = tuple(f"PINPOOL_{name.upper()}" for name in _DECIDES)
 
 
 def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str] | None) -> tuple[int, str] | None:
-    """The limit in bytes and its log line; ``None`` if a setting decides, or the memory is unknown.
+    """Returns the limit in bytes and its log line, or None if a setting decides or the memory is unknown.
 
     Args:
         settings: the settings of the pool.
         environ: the environment variables of the process.
-        memory: the memory of the process in bytes, and the origin of that number.
+        memory: the memory of the cgroup or machine in bytes, and where that number comes from.
     """
     reads_variables = settings.get("env", True)
     decided = any(settings.get(name) is not None for name in _DECIDES)
@@ -36,6 +37,6 @@ def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str
     share = max(total * _NUMERATOR // _DENOMINATOR // pools // _GRANULE, 1) * _GRANULE
     among = f", divided by {pools} (LOCAL_WORLD_SIZE)" if pools > 1 else ""
     return share, (
-        f"torch: the limit of pinned memory is {share} bytes: three quarters of {total} bytes ({origin}){among}; "
-        "PINPOOL_MAX_BYTES or install(max_bytes=...) changes it"
+        f"torch limit: max={size(share)}: three quarters of {size(total)} ({origin}){among}; "
+        "to change it, set PINPOOL_MAX_BYTES or install(max_bytes=...)"
     )

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::Pool;
 use crate::backend::{PAGE_BYTES, PinnedRange, Region};
 use crate::buffer::PinnedBuf;
-use crate::engine::{Adopted, Core, OutsideClaim};
+use crate::engine::{Adopted, Core, ExternalClaim};
 use crate::error::{ErrorKind, Result};
 use pinpool_os::lost;
 
@@ -102,7 +102,7 @@ impl Pool {
             );
             return Err(ErrorKind::View { why }.into());
         }
-        let claim = core.claim_outside(len as u64, self.account())?;
+        let claim = core.claim_external(len as u64, self.partition_core())?;
         let (region, config) = (Region::new(start, len, 0), core.config());
         // SAFETY: whole pages that stay mapped until the drop of the result, which unpins them first (pinned-range-I1).
         let lock = unsafe {
@@ -114,7 +114,7 @@ impl Pool {
                 Ok(PinnedMemory { held, core: core.clone() })
             }
             Err(error) => {
-                core.end_outside_claim(claim);
+                core.end_external_claim(claim);
                 Err(core.refused_by_source(len, error))
             }
         }
@@ -136,7 +136,7 @@ struct Held<O> {
     region: Region,
     lock: PinnedRange,
     owner: O,
-    claim: OutsideClaim,
+    claim: ExternalClaim,
 }
 
 impl<O: Send + 'static> PinnedMemory<O> {
@@ -183,7 +183,7 @@ impl<O: Send + 'static> Drop for PinnedMemory<O> {
         let Held { owner, claim, .. } = held;
         // Waiting requests get the room even if the drop panics.
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(owner)));
-        self.core.end_outside_claim(claim);
+        self.core.end_external_claim(claim);
         dropped.unwrap_or_else(|panic| resume_unwind(panic));
     }
 }

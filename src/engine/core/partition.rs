@@ -1,12 +1,12 @@
-//! A partition: an account of a pool, with its own limit on the bytes in use and its own wait queue.
+//! A partition: a partition of a pool, with its own limit on the bytes in use and its own wait queue.
 //!
 //! ```text
-//!   request ─▶ claim ─no room─▶ wait queue of the account ─▶ claim ─▶ the pool, as any other request ─▶ buffer with the claim
-//!   buffer idle, or released ─▶ the claim ends ─▶ the head of the account's queue claims
+//!   request ─▶ claim ─no room─▶ wait queue of the partition ─▶ claim ─▶ the pool, as any other request ─▶ buffer with the claim
+//!   buffer idle, or released ─▶ the claim ends ─▶ the head of the partition's queue claims
 //! ```
 //!
-//! So a full account delays no other user of the pool, and a request that has its claim waits in the pool's queue in order of
-//! arrival. The buffers have a holder, the account's tag, so their returns take the slow path, which ends the claim.
+//! So a full partition delays no other user of the pool, and a request that has its claim waits in the pool's queue in order of
+//! arrival. The buffers have a holder, the partition's tag, so their returns take the slow path, which ends the claim.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use super::{Block, Core};
 use crate::diag::PoolLog;
 use crate::engine::memory::Refusal;
-use crate::engine::meter::owners::TagAccount;
+use crate::engine::meter::owners::Tag;
 use crate::engine::meter::{Counter, Times};
 use crate::engine::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{ErrorKind, Result};
@@ -30,27 +30,27 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 pub(crate) struct BlockRequest {
     pub(crate) len: usize,
     pub(crate) class: Class,
-    pub(crate) tag: Option<Arc<TagAccount>>,
+    pub(crate) tag: Option<Arc<Tag>>,
     /// The partition of the request.
-    pub(crate) account: Option<Arc<Account>>,
+    pub(crate) partition: Option<Arc<PartitionCore>>,
 }
 
 impl BlockRequest {
     /// A reserve of `len` bytes, which has no class.
     pub(super) fn reserve(len: usize) -> Self {
-        Self { len, class: Class { bytes: len, index: 0 }, tag: None, account: None }
+        Self { len, class: Class { bytes: len, index: 0 }, tag: None, partition: None }
     }
 }
 
-/// An account of a pool.
-pub(crate) struct Account {
+/// A partition of a pool.
+pub(crate) struct PartitionCore {
     core: Arc<Core>,
     /// The pool's name, a slash, and its own name.
     name: String,
-    /// Unique among the pools and accounts of the process.
+    /// Unique among the pools and partitions of the process.
     number: u64,
     /// The tag of its buffers, unless they have another one.
-    tag: Option<Arc<TagAccount>>,
+    tag: Option<Arc<Tag>>,
     budget: Arc<Budget>,
     waiters: WaitQueue<Self>,
     is_closed: AtomicBool,
@@ -67,55 +67,55 @@ struct Counts {
     peak_bytes: AtomicU64,
 }
 
-impl fmt::Debug for Account {
+impl fmt::Debug for PartitionCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Account").field("name", &self.name).field("budget", &self.budget).finish_non_exhaustive()
+        f.debug_struct("PartitionCore").field("name", &self.name).field("budget", &self.budget).finish_non_exhaustive()
     }
 }
 
 impl Core {
-    /// A new account of this pool.
-    pub(crate) fn account(self: &Arc<Self>, name: &str, max_bytes: u64) -> Arc<Account> {
+    /// A new partition of this pool.
+    pub(crate) fn partition(self: &Arc<Self>, name: &str, max_bytes: u64) -> Arc<PartitionCore> {
         self.log.partitioned(name, max_bytes, self.memory().max_bytes());
-        let account = Arc::new_cyclic(|account: &Weak<Account>| Account {
+        let partition = Arc::new_cyclic(|partition: &Weak<PartitionCore>| PartitionCore {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
             number: PoolLog::next_number(),
-            tag: self.tag_account(name),
-            budget: Budget::of_account(max_bytes, account.clone()),
+            tag: self.tag(name),
+            budget: Budget::of_partition(max_bytes, partition.clone()),
             waiters: WaitQueue::new(!cfg!(miri) && !self.time.is_manual()),
             is_closed: AtomicBool::new(false),
             counts: Counts::default(),
             core: self.clone(),
         });
-        let mut known = self.known_accounts.lock();
+        let mut known = self.known_partitions.lock();
         known.retain(|other| other.strong_count() > 0);
-        known.push(Arc::downgrade(&account));
+        known.push(Arc::downgrade(&partition));
         drop(known);
-        account
+        partition
     }
 
-    /// The existing accounts, oldest first.
-    pub(crate) fn existing_accounts(&self) -> Vec<Arc<Account>> {
+    /// The existing partitions, oldest first.
+    pub(crate) fn existing_partitions(&self) -> Vec<Arc<PartitionCore>> {
         // In a forked child a thread that does not exist here may hold the lock.
-        let known = if self.is_forked() { Vec::new() } else { self.known_accounts.lock().clone() };
+        let known = if self.is_forked() { Vec::new() } else { self.known_partitions.lock().clone() };
         known.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Wakes the requests that wait in accounts: a copy has begun, and its end may make room.
-    pub(super) fn wake_accounts(&self) {
+    /// Wakes the requests that wait in partitions: a copy has begun, and its end may make room.
+    pub(super) fn wake_partitions(&self) {
         // SeqCst: after the fence of `announce_copy`.
-        if self.waiting_accounts.load(Ordering::SeqCst) > 0 {
-            self.existing_accounts().iter().for_each(|account| account.waiters.wake_head());
+        if self.waiting_partitions.load(Ordering::SeqCst) > 0 {
+            self.existing_partitions().iter().for_each(|partition| partition.waiters.wake_head());
         }
     }
 }
 
-impl Account {
+impl PartitionCore {
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    pub(crate) fn tag(&self) -> Option<&Arc<TagAccount>> {
+    pub(crate) fn tag(&self) -> Option<&Arc<Tag>> {
         self.tag.as_ref()
     }
 
@@ -148,7 +148,7 @@ impl Account {
         self.budget.claim(needed_bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes, over })
     }
 
-    /// A buffer of this account. Waits for its claim, and then as a request of the pool.
+    /// A buffer of this partition. Waits for its claim, and then as a request of the pool.
     pub(crate) fn get(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         let begun = Instant::now();
         let claim = self.begin_claim(wanted, wait, None).and_then(|claim| match claim {
@@ -175,7 +175,7 @@ impl Account {
         Some(block)
     }
 
-    /// Charges `block` to this account until it is idle or released.
+    /// Charges `block` to this partition until it is idle or released.
     pub(crate) fn charge(&self, block: &mut Block, claim: Claim) {
         let count = if block.has_begun_time() { &self.counts.misses } else { &self.counts.hits };
         count.add(1);
@@ -241,7 +241,7 @@ impl Account {
         error
     }
 
-    /// The statistics of this account.
+    /// The statistics of this partition.
     pub(crate) fn stats(&self) -> Stats {
         let stats = Stats { is_partition: true, ..self.core.empty_stats(Some(self.name.clone()), self.number) };
         if self.core.is_forked() {
@@ -271,7 +271,7 @@ impl Account {
     }
 }
 
-impl BudgetOwner for Account {
+impl BudgetOwner for PartitionCore {
     fn bytes_returned(&self) {
         if self.waiters.has_waiters() {
             self.waiters.wake_head();
@@ -279,7 +279,7 @@ impl BudgetOwner for Account {
     }
 }
 
-impl Server for Account {
+impl Server for PartitionCore {
     type Request = BlockRequest;
     type Item = Claim;
     type Refusal = Refusal;
@@ -289,7 +289,7 @@ impl Server for Account {
     }
 
     fn require_slow_path(&self, is_waiting: bool) {
-        self.core.waiting_accounts.fetch_add(if is_waiting { 1 } else { u64::MAX }, Ordering::SeqCst);
+        self.core.waiting_partitions.fetch_add(if is_waiting { 1 } else { u64::MAX }, Ordering::SeqCst);
     }
 
     fn sweep(&self) {
