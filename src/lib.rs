@@ -88,7 +88,7 @@ pub use diagnosis::{Cause, Diagnosis};
 pub use dump::{Dump, Owner};
 pub use error::{Error, Result, SourceError};
 pub use in_flight::{Fence, FenceKind, StreamId};
-pub use pool::{GetFuture, PinnedMemory, Pool, PoolBuilder, Request};
+pub use pool::{GetFuture, Partition, PinnedMemory, Pool, PoolBuilder, Request};
 pub use stats::Stats;
 
 /// Whether a CUDA driver can be loaded. Check it before using cudarc, which panics without a driver.

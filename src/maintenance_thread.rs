@@ -19,7 +19,7 @@
 //! A future that waits for a deadline or a copy uses [`MaintenanceThread::remind`]:
 //!
 //! ```ignore
-//! let reminder = MaintenanceThread::of_process().remind(Some(deadline), Some(Box::new(move || is_over())), cx.waker())?;
+//! let reminder = MaintenanceThread::of_process().remind(Some(deadline), Some(Box::new(move || is_complete())), cx.waker())?;
 //! ```
 //!
 //! Decides when to check. Knows neither pools nor memory, and holds no lock while it calls out.
@@ -108,7 +108,7 @@ pub(crate) type Condition = Box<dyn Fn() -> bool + Send + Sync>;
 /// Wakes a task at a deadline or when a condition holds, whichever is earlier.
 struct Reminded {
     deadline: Option<Instant>,
-    is_over: Option<Condition>,
+    condition: Option<Condition>,
     /// `None` once it was woken.
     waker: Mutex<Option<Waker>>,
 }
@@ -122,15 +122,15 @@ impl Reminded {
 impl Maintained for Reminded {
     fn maintain(&self) {
         let is_late = || self.deadline.is_some_and(|deadline| deadline <= Instant::now());
-        let is_over = || self.is_over.as_ref().is_some_and(|is_over| is_over());
-        if self.is_pending() && (is_late() || is_over()) {
+        let is_met = || self.condition.as_ref().is_some_and(|condition| condition());
+        if self.is_pending() && (is_late() || is_met()) {
             let waker = self.waker.lock().take();
             waker.into_iter().for_each(Waker::wake);
         }
     }
 
     fn pace(&self) -> Pace {
-        if self.is_over.is_some() && self.is_pending() { Pace::Copies } else { Pace::Never }
+        if self.condition.is_some() && self.is_pending() { Pace::Copies } else { Pace::Never }
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -242,7 +242,7 @@ impl MaintenanceThread {
         Ok(())
     }
 
-    /// Wakes `waker` once: at `deadline`, or when `is_over`, which is polled at [`Pace::Copies`], returns true.
+    /// Wakes `waker` once: at `deadline`, or when `condition`, which is polled at [`Pace::Copies`], returns true.
     /// Both calls come from the maintenance thread, outside of its locks.
     ///
     /// # Errors
@@ -251,10 +251,10 @@ impl MaintenanceThread {
     pub(crate) fn remind(
         &'static self,
         deadline: Option<Instant>,
-        is_over: Option<Condition>,
+        condition: Option<Condition>,
         waker: &Waker,
     ) -> io::Result<Reminder> {
-        let reminded = Arc::new(Reminded { deadline, is_over, waker: Mutex::new(Some(waker.clone())) });
+        let reminded = Arc::new(Reminded { deadline, condition, waker: Mutex::new(Some(waker.clone())) });
         let checked: Weak<Reminded> = Arc::downgrade(&reminded);
         self.schedule.lock().reminders.push(checked);
         self.wake(true)?;

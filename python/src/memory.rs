@@ -279,7 +279,7 @@ impl Memory {
         self.origin.has_streams.store(true, Ordering::Relaxed);
         if state.streams.len() >= STREAMS_UNCHECKED {
             // A failed buffer stays, since its memory may be in use.
-            state.streams.retain(|earlier| !matches!(earlier.is_done(), Ok(true)));
+            state.streams.retain(|earlier| !matches!(earlier.is_complete(), Ok(true)));
         }
         state.streams.push(fence);
         Ok(())
@@ -352,12 +352,12 @@ struct UnknownEnd(String);
 // SAFETY: never over.
 #[allow(unsafe_code)]
 unsafe impl Fence for UnknownEnd {
-    fn is_done(&self) -> pinpool::Result<bool> {
+    fn is_complete(&self) -> pinpool::Result<bool> {
         Err(pinpool::Error::device(self.0.clone()))
     }
 
     fn wait(&self) -> pinpool::Result<()> {
-        self.is_done().map(drop)
+        self.is_complete().map(drop)
     }
 
     fn stream(&self) -> u64 {
@@ -383,9 +383,9 @@ unsafe impl CopyStream for Behind {
 // SAFETY: it is over when all of its fences are, each of which keeps the contract. It has no identity, so no order.
 #[allow(unsafe_code)]
 unsafe impl Fence for Behind {
-    fn is_done(&self) -> pinpool::Result<bool> {
+    fn is_complete(&self) -> pinpool::Result<bool> {
         let mut fences = self.others.iter().chain([&self.last]);
-        fences.try_fold(true, |are_over, fence| Ok(are_over && fence.is_done()?))
+        fences.try_fold(true, |is_complete, fence| Ok(is_complete && fence.is_complete()?))
     }
 
     fn wait(&self) -> pinpool::Result<()> {

@@ -68,12 +68,12 @@ fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Trial,
     let took = begun.elapsed();
     #[cfg(feature = "cuda")]
     // SAFETY: acquired above, and longer than two words.
-    let (is_over, copied) =
+    let (is_complete, copied) =
         device.map_or((true, Ok(())), |device| unsafe { super::word_copy::check(device, region.start()) });
     #[cfg(not(feature = "cuda"))]
-    let (is_over, copied) = device.map_or((true, Ok(())), |_| (true, Ok(())));
+    let (is_complete, copied) = device.map_or((true, Ok(())), |_| (true, Ok(())));
     // Never released if the device may still use it.
-    let released = match is_over {
+    let released = match is_complete {
         // SAFETY: acquired above from this source; no reference into it exists and the copy has completed.
         true => unsafe { source.release(region) },
         false => Ok(()),

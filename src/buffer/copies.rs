@@ -28,15 +28,15 @@ impl PendingBuf {
     /// # Errors
     ///
     /// [`Error::is_device`] if the device failed, so it is unknown whether the copy has completed.
-    pub fn is_done(&self) -> Result<bool> {
-        self.copy.completion().is_done()
+    pub fn is_complete(&self) -> Result<bool> {
+        self.copy.completion().is_complete()
     }
 
     /// Waits up to `timeout` for the copy, and returns whether it has completed. If so, [`wait`](PendingBuf::wait) returns at once.
     ///
     /// # Errors
     ///
-    /// The errors of [`is_done`](PendingBuf::is_done).
+    /// The errors of [`is_complete`](PendingBuf::is_complete).
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
         self.copy.completion().wait_timeout(timeout)
     }
@@ -45,7 +45,7 @@ impl PendingBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`is_done`](PendingBuf::is_done); the memory is then never reused.
+    /// The errors of [`is_complete`](PendingBuf::is_complete); the memory is then never reused.
     pub fn wait(self) -> Result<PinnedBuf> {
         self.copy.completion().wait()?;
         Ok(self.buf)

@@ -318,9 +318,9 @@ impl PinnedBuf {
     /// from the buffer failed.
     pub fn try_slice_mut(&mut self) -> Result<Option<&mut Pinned<u8>>> {
         self.check_reachable()?;
-        let are_over = self.block.as_mut().map_or(Ok(true), |block| block.state_mut().copy_fences.are_over())?;
+        let is_complete = self.block.as_mut().map_or(Ok(true), |block| block.state_mut().copy_fences.is_complete())?;
         // Does not wait: no copy uses the bytes.
-        if are_over { self.wait_slice_mut().map(Some) } else { Ok(None) }
+        if is_complete { self.wait_slice_mut().map(Some) } else { Ok(None) }
     }
 
     /// As [`wait_slice`](PinnedBuf::wait_slice), with elements of type `T`.
@@ -385,7 +385,7 @@ impl PinnedBuf {
     /// Whether no recorded copy uses the bytes. Forgets completed copies.
     #[inline]
     fn is_free(&mut self) -> bool {
-        let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.are_over().unwrap_or(false);
+        let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.is_complete().unwrap_or(false);
         self.block.as_mut().is_none_or(|block| is_free(&mut block.state_mut().copy_fences))
     }
 

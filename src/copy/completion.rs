@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
-use crate::in_flight::{SharedFence, is_over};
+use crate::in_flight::{SharedFence, is_complete};
 use crate::maintenance_thread::{MaintenanceThread, Reminder};
 
 /// First and longest pause between two queries of a wait with a time limit.
@@ -79,15 +79,15 @@ impl Completion {
     /// # Errors
     ///
     /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the copy is unknown.
-    pub fn is_done(&self) -> Result<bool> {
-        self.fence.as_ref().map_or(Ok(true), |fence| fence.is_done())
+    pub fn is_complete(&self) -> Result<bool> {
+        self.fence.as_ref().map_or(Ok(true), |fence| fence.is_complete())
     }
 
     /// Waits until the copy has completed. A buffer that moved into the copy is then back in its pool.
     ///
     /// # Errors
     ///
-    /// The errors of [`is_done`](Completion::is_done).
+    /// The errors of [`is_complete`](Completion::is_complete).
     pub fn wait(&self) -> Result<()> {
         self.fence.as_ref().map_or(Ok(()), |fence| fence.wait())?;
         self.record_end();
@@ -98,11 +98,11 @@ impl Completion {
     ///
     /// # Errors
     ///
-    /// The errors of [`is_done`](Completion::is_done).
+    /// The errors of [`is_complete`](Completion::is_complete).
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
         let begun = Instant::now();
         let [mut pause, longest] = PAUSES;
-        while !self.is_done()? {
+        while !self.is_complete()? {
             let left = timeout.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 return Ok(false);
@@ -136,7 +136,7 @@ impl CompletionFuture {
         // The reminder of the last poll may have another waker.
         self.reminder = None;
         // A failure is an end as well.
-        let condition = Box::new(move || !matches!(is_over(&*fence), Ok(false)));
+        let condition = Box::new(move || !matches!(is_complete(&*fence), Ok(false)));
         self.reminder = MaintenanceThread::of_process().remind(None, Some(condition), waker).ok();
         if self.reminder.is_none() {
             waker.wake_by_ref();
@@ -149,7 +149,7 @@ impl Future for CompletionFuture {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let Some(fence) = self.completion.fence.clone() else { return Poll::Ready(Ok(())) };
-        match fence.is_done() {
+        match fence.is_complete() {
             Ok(true) => Poll::Ready(Ok(())),
             Ok(false) => {
                 self.remind(fence, context.waker());

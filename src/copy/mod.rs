@@ -33,12 +33,12 @@ pub(crate) struct UnknownEnd(pub(crate) String);
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code)]
 unsafe impl Fence for UnknownEnd {
-    fn is_done(&self) -> Result<bool> {
+    fn is_complete(&self) -> Result<bool> {
         Err(Error::device(format!("the end of work that uses the buffer is unknown: {}", self.0)))
     }
 
     fn wait(&self) -> Result<()> {
-        self.is_done().map(drop)
+        self.is_complete().map(drop)
     }
 
     fn stream(&self) -> u64 {

@@ -183,7 +183,7 @@ fn run_copies(copies: &Receiver<QueuedCopy>, progress: &Progress) {
 }
 
 impl Progress {
-    fn is_done(&self, copies: u64) -> bool {
+    fn is_complete(&self, copies: u64) -> bool {
         // Acquire: pairs with the worker's release.
         self.done.load(Ordering::Acquire) >= copies
     }
@@ -196,7 +196,7 @@ impl Progress {
     fn wait_for(&self, copies: u64) -> Result<()> {
         self.check_process()?;
         let mut state = self.state.lock();
-        while !self.is_done(copies) {
+        while !self.is_complete(copies) {
             if state.failed {
                 return Err(failed());
             }
@@ -212,16 +212,16 @@ fn failed() -> Error {
 
 // SAFETY: the worker counts a copy as done after its last access to source and target, in order.
 unsafe impl Fence for SinkFence {
-    fn is_done(&self) -> Result<bool> {
-        if self.progress.is_done(self.number + 1) {
+    fn is_complete(&self) -> Result<bool> {
+        if self.progress.is_complete(self.number + 1) {
             return Ok(true);
         }
         self.progress.check_process()?;
         if self.progress.state.lock().failed { Err(failed()) } else { Ok(false) }
     }
 
-    fn is_done_by_load(&self) -> Option<bool> {
-        self.progress.is_done(self.number + 1).then_some(true)
+    fn is_complete_by_load(&self) -> Option<bool> {
+        self.progress.is_complete(self.number + 1).then_some(true)
     }
 
     fn wait(&self) -> Result<()> {
@@ -262,7 +262,7 @@ impl SinkMem {
     fn enqueue_in_order(&self, stream: &SinkStream, run: impl FnOnce() + Send + 'static) -> Enqueued {
         stream.progress.check_process().map_err(CopyFailure::Refused)?;
         let mut copies = self.copies.lock();
-        copies.retain(|copy| matches!(copy.is_done(), Ok(false)));
+        copies.retain(|copy| matches!(copy.is_complete(), Ok(false)));
         let is_elsewhere = |copy: &&SharedFence| copy.stream_id() != Some(stream.progress.id);
         let after = copies.iter().filter(is_elsewhere).cloned().collect();
         let fence = stream.enqueue(run, after)?;

@@ -4,8 +4,8 @@
 //!   pool, buffer
 //!      │
 //!   user_block ─▶ core ─▶ in_flight, wait_queue, meter
-//!                   └───▶ stock ─▶ cache, memory
-//!                           └────▶ block (generic over its owner, so that nothing below the core knows it)
+//!                   ├───▶ cache, memory
+//!                   └───▶ block (generic over its owner, so that nothing below the core knows it)
 //! ```
 //!
 //! | folder or file | owns |
@@ -16,7 +16,6 @@
 //! | `wait_queue` | the requests that wait for room |
 //! | `meter` | the time, counters, and who holds the buffers of each tag |
 //! | `block.rs`, `user_block.rs` | memory with its class, buffer state and owner; what a buffer calls on it |
-//! | `stock.rs` | idle blocks, and the memory that new blocks are made of |
 //! | `classes.rs` | the pinned buffers of each class |
 
 mod block;
@@ -25,16 +24,13 @@ mod classes;
 mod core;
 mod memory;
 mod meter;
-mod stock;
 mod user_block;
 mod wait_queue;
 
-pub(crate) use self::core::{AutoLimit, BlockRequest, CachedShard, Core, ExternalClaim, PartitionCore};
-pub(crate) use self::memory::{
-    Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, Pageable, granule_bytes,
-};
+pub(crate) use self::core::{AutoLimit, BlockRequest, CachedShard, Core, PartitionCore};
+pub(crate) use self::memory::{Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, Pageable, granule_bytes};
 pub(crate) use self::meter::clock::Timekeeper;
 pub(crate) use self::meter::owners::Tag;
 pub(crate) use self::user_block::Block;
-pub(crate) use self::wait_queue::WaitTicket;
+pub(crate) use self::wait_queue::{FirstAttempt, WaitTicket};
 pub use meter::clock::ManualClock;

@@ -15,7 +15,7 @@ use pinpool_os::unwind::caught;
 ///
 /// # Safety
 ///
-/// Memory is reused when `is_done` returns `Ok(true)`: that may happen only after the device has finished with every byte
+/// Memory is reused when `is_complete` returns `Ok(true)`: that may happen only after the device has finished with every byte
 /// of the copy, permanently. The same holds for `wait` and `Ok`. Fences with the same [`stream_id`](Fence::stream_id) must
 /// come true in the order in which their copies were enqueued.
 #[allow(unsafe_code)]
@@ -26,19 +26,19 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     ///
     /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the copy is unknown. The pool
     /// queries the fence again about ten times a second, and reuses the memory after `Ok(true)`.
-    fn is_done(&self) -> Result<bool>;
+    fn is_complete(&self) -> Result<bool>;
 
     /// Waits until the copy has completed.
     ///
     /// # Errors
     ///
-    /// The errors of [`is_done`](Fence::is_done).
+    /// The errors of [`is_complete`](Fence::is_complete).
     fn wait(&self) -> Result<()>;
 
-    /// Whether the copy has completed, if a load can tell; `None` if only [`is_done`](Fence::is_done) can. Calls nothing and takes no
+    /// Whether the copy has completed, if a load can tell; `None` if only [`is_complete`](Fence::is_complete) can. Calls nothing and takes no
     /// lock.
     #[doc(hidden)]
-    fn is_done_by_load(&self) -> Option<bool> {
+    fn is_complete_by_load(&self) -> Option<bool> {
         None
     }
 
@@ -109,14 +109,14 @@ pub(super) struct Refusal {
 
 /// Queries a fence, which may be a user's. A panic counts as a failure, so that nothing but the memory is lost.
 pub(super) fn query(fence: &dyn Fence) -> Result<bool, Refusal> {
-    match caught(|| fence.is_done()) {
+    match caught(|| fence.is_complete()) {
         Some(answer) => answer.map_err(|error| Refusal { error, is_final: false }),
         None => Err(Refusal { error: Error::device("the fence of a copy panicked"), is_final: true }),
     }
 }
 
 /// Queries a fence as [`query`] does, for callers that treat all failures alike.
-pub(crate) fn is_over(fence: &dyn Fence) -> Result<bool> {
+pub(crate) fn is_complete(fence: &dyn Fence) -> Result<bool> {
     query(fence).map_err(|refusal| refusal.error)
 }
 
@@ -127,17 +127,17 @@ struct AllOf(Fences);
 // SAFETY: done once each of them is.
 #[allow(unsafe_code)]
 unsafe impl Fence for AllOf {
-    fn is_done(&self) -> Result<bool> {
-        self.0.iter().try_fold(true, |all, fence| Ok(fence.is_done()? && all))
+    fn is_complete(&self) -> Result<bool> {
+        self.0.iter().try_fold(true, |all, fence| Ok(fence.is_complete()? && all))
     }
 
     fn wait(&self) -> Result<()> {
         self.0.iter().try_for_each(|fence| fence.wait())
     }
 
-    fn is_done_by_load(&self) -> Option<bool> {
+    fn is_complete_by_load(&self) -> Option<bool> {
         // A single pending fence decides.
-        let known = self.0.iter().try_fold(true, |all, fence| match fence.is_done_by_load() {
+        let known = self.0.iter().try_fold(true, |all, fence| match fence.is_complete_by_load() {
             Some(false) => Err(()),
             known => Ok(all && known.is_some()),
         });
@@ -265,21 +265,21 @@ impl CopyFences {
 
     /// Forgets completed copies, so that the list of a buffer that is copied repeatedly stays short. Failed copies stay.
     pub(crate) fn forget_completed(&mut self) {
-        let is_pending = |each: &Access| each.fence.is_done_by_load() == Some(false);
+        let is_pending = |each: &Access| each.fence.is_complete_by_load() == Some(false);
         if !self.0.get_mut().is_some_and(|accesses| accesses.get_mut().iter().all(is_pending)) {
-            let _failures_stay = self.are_over();
+            let _failures_stay = self.is_complete();
         }
     }
 
     /// Whether all copies have completed. Forgets completed copies.
-    pub(crate) fn are_over(&mut self) -> Result<bool> {
+    pub(crate) fn is_complete(&mut self) -> Result<bool> {
         let Some(accesses) = self.0.get_mut().map(|accesses| accesses.get_mut()) else { return Ok(true) };
         let mut first_failure = None;
         let over = accesses.extract_if(.., |each| {
             if each.kind == AccessKind::Lent {
                 each.kind = AccessKind::Returned;
             }
-            is_over(&*each.fence).unwrap_or_else(|error| {
+            is_complete(&*each.fence).unwrap_or_else(|error| {
                 first_failure.get_or_insert(error);
                 false
             })
@@ -305,12 +305,12 @@ impl CopyFences {
         self.wait_for(|each| each.kind != AccessKind::Lent)
     }
 
-    /// Waits until no copy uses the buffer. Fails as [`are_over`](CopyFences::are_over).
+    /// Waits until no copy uses the buffer. Fails as [`is_complete`](CopyFences::is_complete).
     pub(crate) fn wait_for_all(&mut self) -> Result<()> {
         let Some(accesses) = self.0.get_mut().map(|accesses| accesses.get_mut()) else { return Ok(()) };
         // Each one is waited for, also after a failure of another.
         accesses.iter().for_each(|each| drop(each.fence.wait()));
-        self.are_over().map(drop)
+        self.is_complete().map(drop)
     }
 
     /// Waits for the copies into the buffer that are not ordered before the next work of `stream`: copies on other streams,
@@ -322,7 +322,7 @@ impl CopyFences {
     /// Waits for every copy that is not on `stream`. Fails as [`wait`](CopyFences::wait).
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn wait_for_others(&mut self, stream: Option<StreamId>) -> Result<()> {
-        let _failures_stay = self.are_over();
+        let _failures_stay = self.is_complete();
         self.wait_for(|each| !each.is_on(stream))
     }
 
@@ -391,7 +391,7 @@ pub(crate) mod scripted {
     // SAFETY: guards no memory: the tests' items are numbers.
     #[allow(unsafe_code)]
     unsafe impl Fence for ScriptedFence {
-        fn is_done(&self) -> Result<bool> {
+        fn is_complete(&self) -> Result<bool> {
             self.queries.fetch_add(1, Ordering::Relaxed);
             match self.state.load(Ordering::Acquire) {
                 2 => Err(Error::device("the test failed it")),
@@ -400,7 +400,7 @@ pub(crate) mod scripted {
         }
 
         fn wait(&self) -> Result<()> {
-            while !self.is_done()? {
+            while !self.is_complete()? {
                 std::thread::yield_now();
             }
             Ok(())
@@ -430,21 +430,21 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_over_when_the_last_one_is() {
+    fn copies_are_complete_when_the_last_one_is() {
         assert!(CopyFences::default().is_empty());
         let (mut copies, fences) = recorded([1, 2]);
         fences[1].finish();
-        assert!(!copies.are_over().unwrap());
+        assert!(!copies.is_complete().unwrap());
         fences[0].finish();
         assert!(copies.wait().is_ok());
-        assert!(copies.are_over().unwrap() && copies.is_empty());
+        assert!(copies.is_complete().unwrap() && copies.is_empty());
     }
 
     #[test]
     fn a_failed_copy_never_counts_as_over() {
         let (mut copies, [fence]) = recorded([1]);
         fence.fail();
-        assert!(copies.are_over().is_err());
+        assert!(copies.is_complete().is_err());
         assert!(copies.wait().is_ok(), "the device only reads: the bytes are sound");
         assert!(copies.take().len() == 1);
     }
@@ -468,7 +468,7 @@ mod tests {
         // The first copy of the second stream queries the copy of the first stream.
         assert_eq!(fences.iter().map(|fence| fence.queries()).collect::<Vec<_>>(), [1, 0, 0, 0, 0]);
         fences[..4].iter().for_each(|fence| fence.finish());
-        assert!(!copies.are_over().unwrap());
+        assert!(!copies.is_complete().unwrap());
         let kept: Vec<_> = copies.take().into_iter().map(|fence| fence.stream()).collect();
         assert_eq!(kept, [1]);
     }
@@ -477,7 +477,7 @@ mod tests {
     fn a_copy_of_an_unknown_stream_replaces_no_other_and_is_waited_for() {
         let (mut copies, fences) = recorded([0, 0]);
         fences[1].finish();
-        assert!(!copies.are_over().unwrap());
+        assert!(!copies.is_complete().unwrap());
         fences[0].fail();
         copies.record_write(fences[0].clone());
         assert!(copies.wait_for_others(None).is_err(), "it is waited for, and failed");
@@ -490,9 +490,9 @@ mod tests {
         copies.lend(lent.clone());
         copies.record(later.clone());
         later.finish();
-        assert!(!copies.are_over().unwrap());
+        assert!(!copies.is_complete().unwrap());
         lent.finish();
-        assert!(copies.are_over().unwrap());
+        assert!(copies.is_complete().unwrap());
     }
 
     #[test]
@@ -501,8 +501,8 @@ mod tests {
         let fence = Arc::new(ScriptedFence::on(1));
         copies.lend(fence.clone());
         assert!(copies.wait().is_ok(), "a lent read delays no reader");
-        assert!(!copies.are_over().unwrap());
+        assert!(!copies.is_complete().unwrap());
         fence.finish();
-        assert!(copies.are_over().unwrap());
+        assert!(copies.is_complete().unwrap());
     }
 }

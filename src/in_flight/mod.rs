@@ -41,7 +41,7 @@ use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 mod fence;
 mod queues;
 
-pub(crate) use fence::{CopyFences, Fences, SharedFence, is_over};
+pub(crate) use fence::{CopyFences, Fences, SharedFence, is_complete};
 pub use fence::{Fence, FenceKind, StreamId};
 use fence::{Refusal, all_of, discard, query, stream_of};
 use queues::{Candidate, Counts, PendingCopy, Queue, Queues};
@@ -215,7 +215,7 @@ impl<T> InFlight<T> {
         let (mut bytes, mut queues) = (0, self.queues.lock());
         for queue in &mut queues.queues {
             while let Some(copy) = queue.copies.front() {
-                let known = copy.fence.is_done_by_load();
+                let known = copy.fence.is_complete_by_load();
                 if known == Some(true)
                     && let Some(copy) = queue.copies.pop_front()
                 {
@@ -274,9 +274,9 @@ impl<T> InFlight<T> {
             }
         }
         for (item, fence) in failed {
-            let is_over = matches!(query(&*fence), Ok(true));
+            let is_complete = matches!(query(&*fence), Ok(true));
             discard(fence);
-            if is_over { ended.recovered.push(item) } else { ended.failed.push(item) }
+            if is_complete { ended.recovered.push(item) } else { ended.failed.push(item) }
         }
         ended
     }
@@ -356,7 +356,7 @@ impl<T> Claim<'_, T> {
     fn sweep(&self, first: Candidate, scope: QueryScope, swept: &mut Swept<T>) {
         let mut next = Some(first);
         while let Some((number, fence)) = next {
-            let state = match fence.is_done_by_load() {
+            let state = match fence.is_complete_by_load() {
                 Some(false) if scope == QueryScope::Unknown => Ok(false),
                 _ => query(&*fence),
             };
@@ -487,7 +487,7 @@ mod tests {
     // SAFETY: guards no memory: the tests' items are numbers.
     #[allow(unsafe_code)]
     unsafe impl Fence for Numbered {
-        fn is_done(&self) -> crate::error::Result<bool> {
+        fn is_complete(&self) -> crate::error::Result<bool> {
             Err(Error::device("queried"))
         }
         fn wait(&self) -> crate::error::Result<()> {
@@ -496,7 +496,7 @@ mod tests {
         fn stream(&self) -> u64 {
             1
         }
-        fn is_done_by_load(&self) -> Option<bool> {
+        fn is_complete_by_load(&self) -> Option<bool> {
             Some(self.0.load(std::sync::atomic::Ordering::Acquire) >= self.1)
         }
     }

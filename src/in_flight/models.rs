@@ -19,7 +19,7 @@ use pinpool_os::sync::atomic::AtomicBool;
 #[derive(Debug)]
 pub(crate) struct Copied {
     memory: UnsafeCell<u32>,
-    is_over: AtomicBool,
+    is_complete: AtomicBool,
 }
 
 // SAFETY: loom checks the accesses to the cell.
@@ -27,14 +27,14 @@ unsafe impl Sync for Copied {}
 
 impl Copied {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { memory: UnsafeCell::new(0), is_over: AtomicBool::new(false) })
+        Arc::new(Self { memory: UnsafeCell::new(0), is_complete: AtomicBool::new(false) })
     }
 
     /// The device ends the copy.
     pub(crate) fn finish(&self) {
         self.memory.with(|_| ());
-        // Release, with the Acquire in `is_done`: what a fence of a driver does.
-        self.is_over.store(true, Ordering::Release);
+        // Release, with the Acquire in `is_complete`: what a fence of a driver does.
+        self.is_complete.store(true, Ordering::Release);
     }
 
     /// The next user writes.
@@ -45,8 +45,8 @@ impl Copied {
 
 // SAFETY: comes true after the read.
 unsafe impl Fence for Copied {
-    fn is_done(&self) -> Result<bool> {
-        Ok(self.is_over.load(Ordering::Acquire))
+    fn is_complete(&self) -> Result<bool> {
+        Ok(self.is_complete.load(Ordering::Acquire))
     }
 
     fn wait(&self) -> Result<()> {

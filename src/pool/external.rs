@@ -10,8 +10,9 @@ use std::sync::Arc;
 use super::Pool;
 use crate::backend::{PAGE_BYTES, PinnedRange, Region};
 use crate::buffer::PinnedBuf;
-use crate::engine::{Adopted, Core, ExternalClaim};
+use crate::engine::{Adopted, Core};
 use crate::error::{ErrorKind, Result};
+use crate::quota::Claim;
 use pinpool_os::lost;
 
 impl Pool {
@@ -102,7 +103,7 @@ impl Pool {
             );
             return Err(ErrorKind::View { why }.into());
         }
-        let claim = core.claim_external(len as u64, self.partition_core())?;
+        let claim = core.claim_external(len as u64)?;
         let (region, config) = (Region::new(start, len, 0), core.config());
         // SAFETY: whole pages that stay mapped until the drop of the result, which unpins them first (pinned-range-I1).
         let lock = unsafe {
@@ -136,7 +137,7 @@ struct Held<O> {
     region: Region,
     lock: PinnedRange,
     owner: O,
-    claim: ExternalClaim,
+    claim: Claim,
 }
 
 impl<O: Send + 'static> PinnedMemory<O> {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::{Pool, Request, buffer};
 use crate::buffer::PinnedBuf;
-use crate::engine::{BlockRequest, Core, PartitionCore, WaitTicket};
+use crate::engine::{BlockRequest, Core, FirstAttempt, PartitionCore, WaitTicket};
 use crate::error::Result;
 use crate::quota::Claim;
 
@@ -68,8 +68,8 @@ impl GetFuture {
         };
         if let Some(partition) = &wanted.partition {
             match partition.begin_claim(&wanted, self.wait, Some(self.pool.handle.clone()))? {
-                Ok(claim) => self.claim = Some(claim),
-                Err(ticket) => {
+                FirstAttempt::Served(claim) => self.claim = Some(claim),
+                FirstAttempt::Waiting(ticket) => {
                     self.state = State::InPartition(ticket);
                     return Ok(None);
                 }
@@ -81,8 +81,8 @@ impl GetFuture {
     fn begin_in_pool(&mut self, wanted: &BlockRequest, wait: Duration) -> Result<Option<PinnedBuf>> {
         let core = self.pool.core();
         match core.begin_get(wanted, wait, Some(self.pool.handle.clone()))? {
-            Ok(block) => return Ok(Some(buffer(core, block, wanted, self.request.align))),
-            Err(ticket) => self.state = State::InPool(ticket),
+            FirstAttempt::Served(block) => return Ok(Some(buffer(core, block, wanted, self.request.align))),
+            FirstAttempt::Waiting(ticket) => self.state = State::InPool(ticket),
         }
         Ok(None)
     }
@@ -92,12 +92,12 @@ impl GetFuture {
             let served = match &mut self.state {
                 State::New => self.begin()?,
                 State::InPartition(ticket) => {
-                    self.claim = Some(ready!(PartitionCore::poll_claim(ticket, context))?);
+                    self.claim = Some(ready!(ticket.poll_served(context))?);
                     let (wanted, left) = (ticket.request().clone(), self.wait.saturating_sub(ticket.age()));
                     self.begin_in_pool(&wanted, left)?
                 }
                 State::InPool(ticket) => {
-                    let block = ready!(Core::poll_get(ticket, context))?;
+                    let block = ready!(ticket.poll_served(context))?;
                     Some(buffer(self.pool.core(), block, ticket.request(), self.request.align))
                 }
             };

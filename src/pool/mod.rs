@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::buffer::PinnedBuf;
 use crate::config::Limit;
 use crate::engine::{Block, BlockRequest, CachedShard, Core, PartitionCore, Tag};
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::size_class::DEFAULT_ALIGN;
 
 mod builder;
@@ -18,6 +18,7 @@ mod external;
 mod get_future;
 mod handle;
 mod on_host;
+mod partition;
 mod request;
 mod reserve;
 mod start;
@@ -27,6 +28,7 @@ pub use builder::PoolBuilder;
 pub use external::PinnedMemory;
 pub use get_future::GetFuture;
 use handle::{Handle, Part};
+pub use partition::Partition;
 pub use request::Request;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
@@ -157,7 +159,7 @@ impl Pool {
         self.core().enter();
         let wait = self.longest_wait(request);
         let block = match &wanted.partition {
-            None => self.core().get(&wanted, wait),
+            None => self.core().begin_get(&wanted, wait, None)?.wait(),
             Some(partition) => partition.get(&wanted, wait),
         }?;
         Ok(buffer(self.core(), block, &wanted, request.align))
@@ -252,36 +254,16 @@ impl Pool {
         Self { handle: Arc::new(Handle::of_part(Part { partition, tag, pool: self.clone() })) }
     }
 
-    /// A part of this pool with its own limit, for a second use, such as evaluation during training, that must not take the
-    /// memory of the first. Requests above `max_bytes` wait in a queue of the partition, so they delay nobody else; the others
-    /// are requests of the pool, in one queue with all others. Buffers are idle in the pool. A request of a partition takes the
-    /// slow path, as a [tagged](Self::tagged) one does, and its buffers carry `name` as their tag.
-    ///
-    /// A `max_bytes` above the limit of the pool is allowed, and then the pool's limit applies. [`stats`](Self::stats),
-    /// [`set_max_bytes`](Self::set_max_bytes) and [`close`](Self::close) of a partition act on the partition, [`name`](Self::name) is
-    /// `name` behind the name of the pool and `/`, and everything else acts on the pool, which lives as long as its partitions.
+    /// A part of this pool with its own limit and wait queue, for a second use, such as evaluation during training, that must not
+    /// take the memory of the first. `name` is the tag of its buffers. A `max_bytes` above the limit of the pool is allowed, and then
+    /// the pool's limit applies.
     ///
     /// # Errors
     ///
-    /// - [`is_setting`](crate::Error::is_setting): this is a partition, which has none,
-    /// - [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
-    pub fn partition(&self, name: &str, max_bytes: u64) -> Result<Self> {
+    /// [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
+    pub fn partition(&self, name: &str, max_bytes: u64) -> Result<Partition> {
         self.check_open()?;
-        self.refuse_partition("partition", name)?;
-        let partition = self.core().partition(name, max_bytes);
-        let tag = partition.tag().cloned();
-        Ok(self.part(Some(partition), tag))
-    }
-
-    /// What a partition cannot do, its pool does.
-    fn refuse_partition(&self, name: &'static str, value: &str) -> Result<()> {
-        match self.partition_core() {
-            None => Ok(()),
-            Some(partition) => {
-                let why = format!("{} is a partition: call this on its pool", partition.name());
-                Err(ErrorKind::Setting { name, value: value.to_owned(), why }.into())
-            }
-        }
+        Ok(Partition::new(self, self.core().partition(name, max_bytes)))
     }
 
     /// Changes the limit on all pinned bytes, in use and idle: to a number of bytes, [`Limit::Unlimited`], or
@@ -292,7 +274,6 @@ impl Pool {
     /// pool may exceed a lowered limit until they are returned; requests do not add to it meanwhile. The limit of
     /// pageable memory ([`on_full`](PoolBuilder::on_full)) changes as well.
     ///
-    /// For a partition this sets its own limit; `Auto` and `Unlimited` leave only the limit of its pool.
     /// [`config`](Pool::config) keeps the initial limit, and [`stats`](Pool::stats) has the current one.
     /// Addresses are reserved for eight times the initial limit and at least 16 GiB; a pool cannot grow beyond that.
     ///
@@ -301,11 +282,7 @@ impl Pool {
     /// [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     pub fn set_max_bytes(&self, limit: impl Into<Limit>) -> Result<()> {
         self.core().check_process()?;
-        match (self.partition_core(), limit.into()) {
-            (None, limit) => self.core().set_limit(limit),
-            (Some(partition), Limit::Bytes(bytes)) => partition.set_max_bytes(Some(bytes)),
-            (Some(partition), _) => partition.set_max_bytes(None),
-        }
+        self.core().set_limit(limit.into());
         Ok(())
     }
 
@@ -332,8 +309,7 @@ impl Pool {
     /// Closes the pool and its partitions to requests: those that wait, threads and tasks, and all later ones fail with
     /// [`is_closed`](crate::Error::is_closed). Idle memory is released by the calling thread, so this is a slow call. Buffers in
     /// use and copies in flight remain valid; their memory is released when the buffers are dropped and the copies have
-    /// completed. Closing a pool twice has no effect. Requests of a closed partition that already wait for memory of the pool are
-    /// served.
+    /// completed. Closing a pool twice has no effect.
     ///
     /// ```
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(Some(1 << 20)).build()?;
@@ -348,7 +324,7 @@ impl Pool {
     /// ```
     pub fn close(&self) {
         if !self.core().is_forked() {
-            self.partition_core().map_or_else(|| self.core().refuse_requests(), |partition| partition.close());
+            self.core().refuse_requests();
         }
     }
 

@@ -17,13 +17,12 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`is_setting`](crate::Error::is_setting): the preset is `tensorflow`, which has no arena, or this is a partition,
+    /// - [`is_setting`](crate::Error::is_setting): the preset is `tensorflow`, which has no arena,
     /// - [`is_limit`](crate::Error::is_limit): it exceeds the limit, or would leave no room for a waiting request,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
     pub fn reserve(&self, bytes: u64) -> Result<()> {
         self.check_open()?;
-        self.refuse_partition("PINPOOL_RESERVE", &bytes.to_string())?;
         if !self.core().memory().has_arena() {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is a separate allocation".to_owned();
             return Err(ErrorKind::Setting { name: "PINPOOL_RESERVE", value: bytes.to_string(), why }.into());

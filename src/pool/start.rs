@@ -11,8 +11,7 @@ use crate::config::env::{self, VariableReport};
 use crate::config::{Config, Limit, OnFull, Preset, SharedLimitName};
 use crate::diag::PoolLog;
 use crate::engine::{
-    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, OneEach, Pageable, Timekeeper,
-    granule_bytes,
+    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, Pageable, Timekeeper, granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::finding::Finding;
@@ -157,7 +156,7 @@ impl PoolStart {
     ) -> Result<Memory> {
         let log = self.log.clone();
         if config.preset == Preset::TensorFlow {
-            return Ok(Memory::one_each(OneEach::new(source, claim, log), pageable));
+            return Ok(Memory::one_each(source, claim, pageable, log));
         }
         let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
         let settings = ArenaSettings {
@@ -169,7 +168,7 @@ impl PoolStart {
         let (backend, files) = (source.name(), (self.host_root.clone(), config.code.pressure.as_deref()));
         let arena = ArenaSupply::new(source, claim, settings, log, files)
             .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() })?;
-        Ok(Memory::of_arena(Arc::new(arena), pageable))
+        Ok(Memory::of_arena(arena, pageable))
     }
 
     /// A slot in the shared limit, if `PINPOOL_LEDGER` names one. Its first owner sets its limit.

@@ -30,7 +30,7 @@ impl Pool {
     /// next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait), or within 0.1 s.
     pub fn stats(&self) -> Stats {
         self.core().complete_by_loads();
-        self.partition_core().map_or_else(|| self.core().stats(), |partition| partition.stats())
+        self.core().stats()
     }
 
     /// Statistics of each size class that has had buffers, the smallest first. Empty in a forked child.
@@ -38,15 +38,14 @@ impl Pool {
         self.core().class_stats()
     }
 
-    /// The [`stats`](Pool::stats) of each live [partition](Pool::partition), in order of creation; empty for a partition.
+    /// The [`stats`](Pool::stats) of each live [partition](Pool::partition), in order of creation.
     pub fn partition_stats(&self) -> Vec<Stats> {
-        let partitions = if self.partition_core().is_some() { Vec::new() } else { self.core().existing_partitions() };
-        partitions.iter().map(|partition| partition.stats()).collect()
+        self.core().existing_partitions().iter().map(|partition| partition.stats()).collect()
     }
 
     /// The name in the pool's log lines ([`PoolBuilder::name`](crate::PoolBuilder::name)).
     pub fn name(&self) -> Option<&str> {
-        self.partition_core().map_or_else(|| self.core().name(), |partition| Some(partition.name()))
+        self.core().name()
     }
 
     /// The settings in effect, with variables and defaults resolved.

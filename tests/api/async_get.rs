@@ -12,7 +12,7 @@ use pinpool::{Backend, GetFuture, OnFull, Pool, Preset, Request};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
-use crate::fixture::{LONG, over, over_sim, until_waits, valid_stats};
+use crate::fixture::{LONG, Requests, over, over_sim, until_waits, valid_stats};
 
 const MIB: usize = 1 << 20;
 /// A wait that a test sees the end of.
@@ -62,32 +62,33 @@ fn a_task_gets_a_buffer_at_a_multiple_of_its_alignment_at_once_and_after_a_wait(
 #[test]
 fn two_tasks_on_one_thread_share_a_limit_that_holds_one_buffer() {
     // With a blocking request, the first task could never return its buffer while the second one waits.
-    for pool in
-        [over_sim(2 << 20).build().unwrap(), over_sim(8 << 20).build().unwrap().partition("eval", 2 << 20).unwrap()]
-    {
-        // So that no get needs a call, which another thread would make.
-        drop(pool.get(2 * MIB).unwrap());
-        run(async {
-            let tasks = [0_u8, 1].map(|task| {
-                let pool = pool.clone();
-                tokio::spawn(async move {
-                    for round in 0..100 {
-                        let mut buf = pool.get_async(2 * MIB).await.unwrap();
-                        buf.wait_slice_mut().unwrap()[0] = task;
-                        // The other task runs, and waits for this buffer.
-                        tokio::task::yield_now().await;
-                        assert_eq!(buf.wait_slice().unwrap()[0], task, "round {round}");
-                    }
-                })
-            });
-            for task in tasks {
-                task.await.unwrap();
-            }
+    share_one_buffer(&over_sim(2 << 20).build().unwrap());
+    share_one_buffer(&over_sim(8 << 20).build().unwrap().partition("eval", 2 << 20).unwrap());
+}
+
+fn share_one_buffer(pool: &impl Requests) {
+    // So that no get needs a call, which another thread would make.
+    drop(pool.get(2 * MIB).unwrap());
+    run(async {
+        let tasks = [0_u8, 1].map(|task| {
+            let pool = pool.clone();
+            tokio::spawn(async move {
+                for round in 0..100 {
+                    let mut buf = pool.get_async((2 * MIB).into()).await.unwrap();
+                    buf.wait_slice_mut().unwrap()[0] = task;
+                    // The other task runs, and waits for this buffer.
+                    tokio::task::yield_now().await;
+                    assert_eq!(buf.wait_slice().unwrap()[0], task, "round {round}");
+                }
+            })
         });
-        let stats = valid_stats(&pool);
-        assert_eq!((stats.requests.served, stats.memory.in_use, stats.requests.failed), (201, 0, 0));
-        assert!(stats.requests.waits > 0);
-    }
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+    let stats = valid_stats(pool);
+    assert_eq!((stats.requests.served, stats.memory.in_use, stats.requests.failed), (201, 0, 0));
+    assert!(stats.requests.waits > 0);
 }
 
 #[test]

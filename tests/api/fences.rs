@@ -35,12 +35,12 @@ impl fmt::Debug for ActingFence {
 
 // SAFETY: no copy stands behind it.
 unsafe impl Fence for ActingFence {
-    fn is_done(&self) -> Result<bool> {
+    fn is_complete(&self) -> Result<bool> {
         (self.answer)()
     }
 
     fn wait(&self) -> Result<()> {
-        while !self.is_done()? {
+        while !self.is_complete()? {
             thread::yield_now();
         }
         Ok(())

@@ -8,7 +8,7 @@ use pinpool::source::Source;
 use pinpool::unstable::LogSampler;
 use pinpool::unstable::Rounding;
 use pinpool::unstable::backend::HeapSource;
-use pinpool::{Backend, Limit, PinnedBuf, Pool, PoolBuilder, Preset, Stats};
+use pinpool::{Backend, Error, GetFuture, Limit, Partition, PinnedBuf, Pool, PoolBuilder, Preset, Request, Stats};
 use pinpool_replay::SimSource;
 use pinpool_testing::FaultSource;
 
@@ -39,14 +39,49 @@ pub(crate) fn both_presets(max_bytes: u64) -> [PoolBuilder; 2] {
 }
 
 /// The statistics, which balance.
-pub(crate) fn valid_stats(pool: &Pool) -> Stats {
+pub(crate) fn valid_stats(pool: &impl Requests) -> Stats {
     let stats = pool.stats();
     assert_eq!(stats.validate(), Ok(()));
     stats
 }
 
+/// A pool or a partition, for tests of what they have in common.
+pub(crate) trait Requests: Clone + Send + Sync + 'static {
+    fn get_with(&self, request: Request) -> Result<PinnedBuf, Error>;
+    fn get_async(&self, request: Request) -> GetFuture;
+    fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>, Error>;
+    fn stats(&self) -> Stats;
+
+    fn get(&self, len: usize) -> Result<PinnedBuf, Error> {
+        self.get_with(Request::new(len))
+    }
+}
+
+macro_rules! requests {
+    ($($type:ident)*) => {$(
+        impl Requests for $type {
+            fn get_with(&self, request: Request) -> Result<PinnedBuf, Error> {
+                $type::get_with(self, request)
+            }
+
+            fn get_async(&self, request: Request) -> GetFuture {
+                $type::get_async(self, request)
+            }
+
+            fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>, Error> {
+                $type::try_get(self, len)
+            }
+
+            fn stats(&self) -> Stats {
+                $type::stats(self)
+            }
+        }
+    )*};
+}
+requests!(Pool Partition);
+
 /// Returns once so many gets have waited.
-pub(crate) fn until_waits(pool: &Pool, waits: u64) {
+pub(crate) fn until_waits(pool: &impl Requests, waits: u64) {
     while pool.stats().requests.waits < waits {
         thread::yield_now();
     }

@@ -21,7 +21,7 @@ fn a_buffer_in_flight_is_not_reused_until_its_copy_completes() {
     let stats = pool.stats();
     assert_eq!((stats.copies.in_flight, stats.memory.in_use, stats.requests.returned, stats.memory.idle), (1, 1, 0, 0));
     assert!(stats.copies.oldest_age.is_some());
-    assert!(!copy.is_done().unwrap());
+    assert!(!copy.is_complete().unwrap());
     drop(gate);
     copy.wait().unwrap();
     assert_eq!(pool.get(100).unwrap().id(), id, "the get found the copy complete and reused its buffer");
@@ -48,7 +48,7 @@ fn statistics_do_not_count_a_finished_copy_as_in_flight() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).background_thread(false).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
-    while !copy.is_done().unwrap() {
+    while !copy.is_complete().unwrap() {
         std::thread::yield_now();
     }
     let stats = pool.stats();
@@ -109,7 +109,7 @@ fn a_write_right_after_a_borrowing_copy_leaves_the_device_data_intact() {
         buffer.wait_slice_mut().unwrap().fill(9);
         buffer
     });
-    assert!(!copy.is_done().unwrap());
+    assert!(!copy.is_complete().unwrap());
     drop(gate);
     let mut buffer = writing.join().unwrap();
     assert!(device.read().iter().all(|&byte| byte == 7));
@@ -161,7 +161,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     for range in outside {
         assert!(buffer.copy_range_to(range, &stream, &mut device).unwrap_err().is_copy());
     }
-    assert!(buffer.copy_range_to(4..4, &stream, &mut device).unwrap().is_done().unwrap());
+    assert!(buffer.copy_range_to(4..4, &stream, &mut device).unwrap().is_complete().unwrap());
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn a_copy_of_zero_bytes_is_complete_at_once_and_is_not_counted() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(0));
     let _gate = stream.hold();
-    assert!(pool.get(0).unwrap().copy_to(&stream, &mut device).unwrap().is_done().unwrap());
+    assert!(pool.get(0).unwrap().copy_to(&stream, &mut device).unwrap().is_complete().unwrap());
     let stats = pool.stats();
     assert_eq!((stats.requests.served, stats.requests.returned, stats.copies.in_flight), (0, 0, 0));
 }
@@ -212,7 +212,7 @@ fn the_last_buffer_closes_the_pool_when_its_copy_completes() {
     let buffer = filled(&pool, 100, 6);
     drop(pool);
     let copy = buffer.copy_to(&stream, &mut device).unwrap();
-    assert!(copy.is_done().unwrap(), "the end of the pool waited for the copy");
+    assert!(copy.is_complete().unwrap(), "the end of the pool waited for the copy");
     assert_eq!(source.calls(SourceCall::Release), 1);
 }
 

@@ -11,6 +11,7 @@ use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::counting::CountingSource;
 use crate::draw::Draw;
+use crate::fixture::Requests;
 
 const THREADS: u64 = 8;
 const GETS: usize = if cfg!(debug_assertions) { 4_000 } else { 20_000 };
@@ -50,14 +51,14 @@ fn faulty(counting: &Arc<CountingSource>, seed: u64) -> (Arc<FaultSource>, Faili
     (Arc::new(source), failing)
 }
 
-fn work(pool: &Pool, seed: u64) -> usize {
+fn work(pool: &Pool, requests: &impl Requests, seed: u64) -> usize {
     let mut draw = Draw(seed);
     let mut held: VecDeque<PinnedBuf> = VecDeque::new();
     let mut failed = 0;
     for _ in 0..GETS {
         // From a page to 3 MiB, small ones more often.
         let len = (1 + draw.below(3 << 20)) >> draw.below(12);
-        match pool.get(usize::try_from(len.max(1)).unwrap()) {
+        match requests.get(usize::try_from(len.max(1)).unwrap()) {
             Ok(buffer) => held.push_back(buffer),
             Err(_) => failed += 1,
         }
@@ -96,10 +97,11 @@ fn stays_under_the_limit(counting: &Arc<CountingSource>, max_bytes: u64, reserve
     let barrier = Barrier::new(usize::try_from(THREADS).unwrap());
     thread::scope(|scope| {
         for number in 0..THREADS {
-            let (pool, barrier) = (if number % 4 == 3 { &eval } else { &pool }, &barrier);
+            let (pool, eval, barrier) = (&pool, &eval, &barrier);
             scope.spawn(move || {
                 barrier.wait();
-                let failed = work(pool, 0x9E37_79B9_7F4A_7C15 ^ (number + 1));
+                let seed = 0x9E37_79B9_7F4A_7C15 ^ (number + 1);
+                let failed = if number % 4 == 3 { work(pool, eval, seed) } else { work(pool, pool, seed) };
                 assert!(failed < GETS, "no get succeeded");
             });
         }

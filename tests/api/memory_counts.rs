@@ -8,7 +8,7 @@ use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
 use pinpool_testing::SourceCall;
 
 use crate::child::alone;
-use crate::fixture::{faulty_heap, valid_stats};
+use crate::fixture::{Requests, faulty_heap, valid_stats};
 
 const MIB: usize = 1 << 20;
 
@@ -110,10 +110,10 @@ fn the_peak_of_a_partition_is_memory_that_was_there() {
 }
 
 /// Loses one buffer of 1 MiB to a device that fails.
-fn lose_one(pool: &Pool) {
+fn lose_one(pool: &Pool, from: &impl Requests) {
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     let gate = stream.hold();
-    let copy = pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
+    let copy = from.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
     stream.fail();
     drop(gate);
     assert!(copy.wait().is_err());
@@ -124,7 +124,7 @@ fn lose_one(pool: &Pool) {
 fn a_refusal_names_the_bytes_that_are_lost() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = builder().preset(preset).backend(Backend::Heap).max_bytes(3 << 20).build().unwrap();
-        lose_one(&pool);
+        lose_one(&pool, &pool);
         assert_eq!(valid_stats(&pool).memory.quarantined, 1);
         let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
         assert!(error.contains(", quarantined 1.0MiB") || error.contains(", quarantined 2.0MiB"), "{preset}: {error}");
@@ -142,7 +142,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
 fn a_lost_buffer_of_a_partition_stays_claimed_there_and_is_lost_to_its_pool() {
     let pool = builder().backend(Backend::Heap).max_bytes(8 << 20).unstable_close_wait(Duration::ZERO).build().unwrap();
     let eval = pool.partition("eval", 1 << 20).unwrap();
-    lose_one(&eval);
+    lose_one(&pool, &eval);
     assert_eq!((valid_stats(&pool).memory.quarantined, valid_stats(&pool).memory.quarantined_bytes), (1, 1 << 20));
     assert!(eval.stats().memory.in_use_bytes == 1 << 20 && eval.get(1).unwrap_err().is_limit());
 }

@@ -14,7 +14,7 @@ struct Done(StreamId);
 
 // SAFETY: the copy is over before the fence is made.
 unsafe impl Fence for Done {
-    fn is_done(&self) -> pinpool::Result<bool> {
+    fn is_complete(&self) -> pinpool::Result<bool> {
         Ok(true)
     }
     fn wait(&self) -> pinpool::Result<()> {
@@ -55,6 +55,6 @@ fn a_stream_that_copies_at_once_needs_a_fence_and_a_target() {
     let (stream, mut memory) = (SyncStream(StreamId::unique()), HostMem(vec![0; 4]));
     let mut buf = pool.get(4).unwrap();
     buf.wait_slice_mut().unwrap().copy_from_slice(b"abcd");
-    assert!(buf.copy_to(&stream, &mut memory).unwrap().is_done().unwrap());
+    assert!(buf.copy_to(&stream, &mut memory).unwrap().is_complete().unwrap());
     assert_eq!(memory.0, b"abcd");
 }

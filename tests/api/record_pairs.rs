@@ -90,7 +90,7 @@ fn a_put_by_another_thread_is_recorded_once_and_serves_the_thread_that_got() {
 fn a_recording_of_a_moment_has_the_order_of_its_puts_and_gets() {
     let dir = tempfile::tempdir().unwrap();
     let (give, given) = mpsc::sync_channel::<PinnedBuf>(0);
-    let (done, is_done) = mpsc::sync_channel(0);
+    let (done, is_complete) = mpsc::sync_channel(0);
     thread::scope(|scope| {
         scope.spawn(move || {
             for buf in given {
@@ -103,7 +103,7 @@ fn a_recording_of_a_moment_has_the_order_of_its_puts_and_gets() {
             let pool = recorded(&path).build().unwrap();
             for _ in 0..3 {
                 give.send(pool.get(4096).unwrap()).unwrap();
-                is_done.recv().unwrap();
+                is_complete.recv().unwrap();
             }
             drop(pool);
             assert_eq!(gets_and_puts(&path), [(3, 3)], "round {round}");

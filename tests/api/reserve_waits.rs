@@ -15,10 +15,10 @@ fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
         for is_partition in [false, true] {
             let pool = over(Arc::new(source(1 << 40)), 64 << 20).wait(LONG).build().unwrap();
             let part = pool.partition("part", 48 << 20).unwrap();
-            let waiter = if is_partition { &part } else { &pool };
             let held = pool.get(20 * MIB).unwrap();
             thread::scope(|scope| {
-                let waiting = scope.spawn(|| waiter.get(46 * MIB).map(drop));
+                let waiting =
+                    scope.spawn(|| if is_partition { part.get(46 * MIB) } else { pool.get(46 * MIB) }.map(drop));
                 // A request of a partition waits for memory in the queue of the pool.
                 until_waits(&pool, 1);
                 let error = pool.reserve(24 << 20).unwrap_err();
@@ -37,7 +37,7 @@ fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
             });
             assert_eq!(pool.stats().validate(), Ok(()));
             // No get waits any more.
-            waiter.trim(0);
+            pool.trim(0);
             pool.reserve(24 << 20).unwrap();
         }
     }

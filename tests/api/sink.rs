@@ -20,10 +20,10 @@ fn copies_run_later_and_in_order() {
     let gate = stream.hold();
     let first = enqueue(&stream, &mut mem, b"abcd");
     let second = enqueue(&stream, &mut mem, b"xy");
-    assert!(!first.is_done().unwrap() && !second.is_done().unwrap());
+    assert!(!first.is_complete().unwrap() && !second.is_complete().unwrap());
     drop(gate);
     assert_eq!(mem.read(), b"xycd");
-    assert!(first.is_done().unwrap() && second.is_done().unwrap());
+    assert!(first.is_complete().unwrap() && second.is_complete().unwrap());
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn a_gate_holds_its_own_stream_only() {
     let gate = held.hold();
     let waiting = enqueue(&held, &mut first, b"a");
     enqueue(&free, &mut second, b"b").wait().unwrap();
-    assert!(!waiting.is_done().unwrap());
+    assert!(!waiting.is_complete().unwrap());
     drop(gate);
     waiting.wait().unwrap();
     assert_eq!((first.read(), second.read()), (&b"a"[..], &b"b"[..]));
@@ -46,7 +46,7 @@ fn copies_of_two_streams_into_one_target_keep_their_order() {
     let gate = first.hold();
     enqueue(&first, &mut mem, b"a");
     let last = enqueue(&second, &mut mem, b"b");
-    assert!(!last.is_done().unwrap());
+    assert!(!last.is_complete().unwrap());
     drop(gate);
     assert_eq!(mem.read(), b"b");
 }
@@ -63,7 +63,7 @@ fn a_lost_device_fails_queries_and_waits() {
         stream.fail();
         assert!(waiter.join().unwrap().unwrap_err().is_device());
     });
-    assert!(copy.is_done().unwrap_err().is_device());
+    assert!(copy.is_complete().unwrap_err().is_device());
     drop(gate);
     assert_eq!(mem.read(), b"a");
 }
@@ -86,7 +86,7 @@ fn copies_of_two_streams_wait_for_each_other() {
     unsafe { mem.enqueue(&first, b"abc".as_ptr(), 3, FenceKind::Timeline) }.unwrap();
     // SAFETY: as above.
     let last = unsafe { mem.enqueue(&second, b"xy".as_ptr(), 2, FenceKind::Timeline) }.unwrap();
-    assert!(!last.is_done().unwrap(), "behind the copy of the other stream");
+    assert!(!last.is_complete().unwrap(), "behind the copy of the other stream");
     drop(gate);
     assert_eq!(mem.read(), b"xyc");
 }

@@ -19,7 +19,7 @@ pub(crate) struct Told {
 
 // SAFETY: copies nothing, so no device uses the memory.
 unsafe impl Fence for Told {
-    fn is_done(&self) -> pinpool::Result<bool> {
+    fn is_complete(&self) -> pinpool::Result<bool> {
         assert!(!self.panics.load(Ordering::SeqCst), "the fence panics");
         Ok(self.is_over.load(Ordering::SeqCst))
     }

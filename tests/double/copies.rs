@@ -72,7 +72,7 @@ fn a_copy_waits_for_work_on_its_target_although_an_error_is_stored() {
     writer.memset_zeros(&mut memory).unwrap();
     context.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_ILLEGAL_STATE)));
     let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
-    assert!(!copy.is_done().unwrap(), "the copy overtook work on its target");
+    assert!(!copy.is_complete().unwrap(), "the copy overtook work on its target");
     drop(gate);
     copy.wait().unwrap();
     assert!(context.check_err().is_err());
@@ -127,7 +127,7 @@ fn a_copy_without_a_fence_on_a_slow_stream_is_quarantined_until_the_device_answe
     filled(&pool, 4096, 2).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
     let gate = double.hold(stream.cu_stream());
     let copy = copy_without_a_fence(&double, &pool, &stream, &mut memory);
-    assert!(copy.is_done().unwrap_err().is_device());
+    assert!(copy.is_complete().unwrap_err().is_device());
     let later = filled(&pool, 4096, 3).copy_to(&stream, &mut memory).unwrap();
     filled(&pool, 4096, 4).copy_to(&other, &mut others).unwrap().wait().unwrap();
     pool.maintain();

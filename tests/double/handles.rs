@@ -175,7 +175,7 @@ fn a_default_stream_is_that_of_the_gpu_that_is_named() {
     let named = current.on_device(1);
     current.mark().unwrap().wait().unwrap();
     let fence = named.mark().unwrap();
-    assert!(!fence.is_done().unwrap(), "work of the other GPU");
+    assert!(!fence.is_complete().unwrap(), "work of the other GPU");
     assert_eq!(self::current().map(|context| context.addr()), Some(contexts[0].cu_ctx().addr()));
     pool.get(LEN).unwrap().release_after(&named).unwrap();
     assert_eq!(pool.stats().copies.in_flight, 1);

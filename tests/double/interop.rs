@@ -157,7 +157,7 @@ fn a_pending_buffer_is_readable_only_when_its_copy_completes() {
     let source = memory(&stream, 7);
     let gate = double.hold(stream.cu_stream());
     let arriving = filled(&pool, 0).copy_from(&stream, &source).unwrap();
-    assert!(!arriving.is_done().unwrap());
+    assert!(!arriving.is_complete().unwrap());
     // A pending buffer that is dropped stays in flight until its copy completes.
     drop(filled(&pool, 0).copy_from(&stream, &source).unwrap());
     pool.maintain();
@@ -233,7 +233,7 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
     unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
     let gate = double.hold(owner.cu_stream());
     let copy = filled(&pool, 5).copy_to(&stream, &mut raw).unwrap();
-    assert!(!copy.is_done().unwrap());
+    assert!(!copy.is_complete().unwrap());
     pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0));
     drop(gate);
@@ -266,12 +266,12 @@ fn a_copy_on_a_timeline_completes_with_its_work_and_no_sooner_through_the_wrap()
         let gate = double.hold(stream.cu_stream());
         let copies: Vec<_> = (0..5).map(|byte| filled(&pool, byte).copy_to(&stream, &mut target).unwrap()).collect();
         for (done, copy) in copies.iter().enumerate() {
-            assert!(!copy.is_done().unwrap(), "round {round}, copy {done}");
+            assert!(!copy.is_complete().unwrap(), "round {round}, copy {done}");
         }
         assert!(pool.try_get(LEN).unwrap().is_none());
         drop(gate);
         copies.iter().rev().for_each(|copy| copy.wait().unwrap());
-        assert!(copies.iter().all(|copy| copy.is_done().unwrap()), "round {round}");
+        assert!(copies.iter().all(|copy| copy.is_complete().unwrap()), "round {round}");
         assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 4), None);
         pool.maintain();
         assert_eq!(pool.stats().memory.idle, 5);
@@ -339,13 +339,13 @@ fn a_stream_with_a_reused_handle_does_not_complete_copies_of_the_destroyed_one()
     let second = stream_in_place_of(&context, first);
     // The value of the new stream does not complete the old stream's copy.
     filled(&pool, 2).copy_to(&second, &mut targets[1]).unwrap().wait().unwrap();
-    assert!(!old.is_done().unwrap(), "completed by another stream");
+    assert!(!old.is_complete().unwrap(), "completed by another stream");
     let new_gate = double.hold(second.cu_stream());
     let new = filled(&pool, 3).copy_to(&second, &mut targets[2]).unwrap();
     drop(old_gate);
     old.wait().unwrap();
     // Nor does the last value of the old stream complete the new stream's copy.
-    assert!(!new.is_done().unwrap(), "completed by another stream");
+    assert!(!new.is_complete().unwrap(), "completed by another stream");
     drop(new_gate);
     new.wait().unwrap();
     assert_eq!(double.calls("cuStreamWriteValue32_v2"), 3, "all three on timelines");

@@ -16,7 +16,7 @@ fn copy_without_a_timeline(double: &MockDriver) -> (Pool, Arc<CudaStream>, CudaS
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     let gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
-    assert!(!copy.is_done().unwrap());
+    assert!(!copy.is_complete().unwrap());
     drop(gate);
     copy.wait().unwrap();
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), [7; 4096]);

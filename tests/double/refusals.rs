@@ -92,7 +92,7 @@ fn a_query_that_a_capture_forbids_loses_no_buffer() {
             // Longer than the device is trusted to be well without a query.
             std::thread::sleep(Duration::from_millis(2));
             pool.maintain();
-            assert!(!copy.is_done().unwrap());
+            assert!(!copy.is_complete().unwrap());
             assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0), "{code:?} {fence:?}");
             double.reset();
             drop(gate);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use mock_driver::{Code, HeldStream, MockDriver};
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, FenceKind, Pool};
+use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
 
 use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
 
@@ -177,7 +177,7 @@ fn nothing_is_released_while_a_copy_is_quarantined() {
 
 /// A stream, and device memory for each batch that is copied on it.
 struct Lane {
-    pool: Pool,
+    get: Box<dyn Fn(usize) -> PinnedBuf + Send>,
     stream: Arc<CudaStream>,
     memories: Vec<CudaSlice<u8>>,
     number: u8,
@@ -188,12 +188,12 @@ const BATCHES: u8 = 18;
 const LONGEST_BYTES: usize = 3 * MIB;
 
 impl Lane {
-    fn new(number: u8, pool: Pool, context: &Arc<CudaContext>) -> Self {
+    fn new(number: u8, get: impl Fn(usize) -> PinnedBuf + Send + 'static, context: &Arc<CudaContext>) -> Self {
         let stream = context.new_stream().unwrap();
         let memories =
             (0..ROUNDS * BATCHES).map(|batch| stream.alloc_zeros(Self::len(number, batch)).unwrap()).collect();
         stream.synchronize().unwrap();
-        Self { pool, stream, memories, number }
+        Self { get: Box::new(get), stream, memories, number }
     }
 
     /// Lengths up to `LONGEST_BYTES`, in an order that depends on the lane.
@@ -208,11 +208,12 @@ impl Lane {
 
     /// Uses each method of copying in turn.
     fn run(&mut self, round: u8) {
-        let (pool, stream) = (self.pool.clone(), self.stream.clone());
+        let stream = self.stream.clone();
         for batch in round * BATCHES..(round + 1) * BATCHES {
             let (byte, len) = (self.byte(batch), Self::len(self.number, batch));
             let memory = &mut self.memories[usize::from(batch)];
-            let mut buf = filled(&pool, len, byte);
+            let mut buf = (self.get)(len);
+            buf.wait_slice_mut().unwrap().fill(byte);
             match batch % 6 {
                 // Dropped without a wait: the next request may need this memory.
                 0 | 1 => drop(buf.copy_to(&stream, memory).unwrap()),
@@ -224,7 +225,7 @@ impl Lane {
                 }
                 4 => {
                     buf.copy_to(&stream, memory).unwrap().wait().unwrap();
-                    let back = pool.get(len).unwrap().copy_from(&stream, memory).unwrap();
+                    let back = (self.get)(len).copy_from(&stream, memory).unwrap();
                     assert!(*back.wait().unwrap().wait_slice().unwrap() == vec![byte; len]);
                 }
                 _ => {
@@ -250,7 +251,8 @@ fn churn(backend: Backend, fence: FenceKind, double: &MockDriver) {
     let what = format!("{name} {fence:?}");
     let context = CudaContext::new(0).unwrap();
     // The page of the timelines stays with the context.
-    Lane::new(0, builder(backend.clone()).build().unwrap(), &context).run(0);
+    let other = builder(backend.clone()).build().unwrap();
+    Lane::new(0, move |len| other.get(len).unwrap(), &context).run(0);
     double.reset();
     let (before, before_bytes) = (held(double), double.counts().pinned_bytes);
     let clock = ManualClock::default();
@@ -263,8 +265,16 @@ fn churn(backend: Backend, fence: FenceKind, double: &MockDriver) {
         .build()
         .unwrap();
     let partition = pool.partition("other", 6 << 20).unwrap();
-    let pools = [pool.clone(), pool.clone(), partition.clone()];
-    let mut lanes: Vec<_> = (0..).zip(pools).map(|(number, pool)| Lane::new(number, pool, &context)).collect();
+    let of_pool = || {
+        let pool = pool.clone();
+        move |len| pool.get(len).unwrap()
+    };
+    let of_partition = partition.clone();
+    let mut lanes = [
+        Lane::new(0, of_pool(), &context),
+        Lane::new(1, of_pool(), &context),
+        Lane::new(2, move |len| of_partition.get(len).unwrap(), &context),
+    ];
     let stuck = lanes[0].stream.clone();
     for round in 0..ROUNDS {
         let is_over = AtomicBool::new(false);
@@ -282,14 +292,12 @@ fn churn(backend: Backend, fence: FenceKind, double: &MockDriver) {
             scope.spawn(|| {
                 for turn in 0_u32.. {
                     let gate = (turn % 8 == 0).then(|| double.hold(stuck.cu_stream()));
-                    for pool in [&pool, &partition] {
-                        clock.advance_us(2_000);
-                        match turn % 4 {
-                            0 => pool.maintain(),
-                            1 => pool.trim(4 << 20),
-                            2 => pool.clear(),
-                            _ => pool.trim(0),
-                        }
+                    clock.advance_us(2_000);
+                    match turn % 4 {
+                        0 => pool.maintain(),
+                        1 => pool.trim(4 << 20),
+                        2 => pool.clear(),
+                        _ => pool.trim(0),
                     }
                     thread::yield_now();
                     drop(gate);
@@ -307,7 +315,6 @@ fn churn(backend: Backend, fence: FenceKind, double: &MockDriver) {
         assert!(most_bytes <= 12 << 20, "{what}: {most_bytes} B pinned");
         // No copy is in flight, so everything is released.
         lanes.iter().for_each(|lane| lane.stream.synchronize().unwrap());
-        partition.clear();
         pool.clear();
         while pool.stats().memory.held_bytes > 0 {
             clock.advance_us(20_000);
@@ -316,8 +323,7 @@ fn churn(backend: Backend, fence: FenceKind, double: &MockDriver) {
         }
         let has_waited = double.counts().frees_with_work_in_flight > 0;
         assert!(if name == "vmm" { !has_waited } else { releases(double) > 0 }, "{what}");
-        for pool in [&pool, &partition] {
-            let stats = pool.stats();
+        for stats in [pool.stats(), partition.stats()] {
             stats.validate().unwrap();
             assert_eq!(
                 (stats.memory.in_use, stats.copies.in_flight, stats.memory.quarantined, stats.requests.failed),

@@ -107,7 +107,7 @@ fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
     buf.copy_range_to(0..MIB, &lane.stream, &mut lane.memory).unwrap().wait().unwrap();
     assert!(buf.try_slice_mut().unwrap().is_some(), "{}", rig.name());
     let copy = buf.copy_to(&lane.stream, &mut lane.memory).unwrap();
-    while !copy.is_done().unwrap() {
+    while !copy.is_complete().unwrap() {
         thread::yield_now();
     }
     // The maintenance thread may be querying the copy: then a poll passes over it.

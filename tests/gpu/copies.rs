@@ -86,7 +86,7 @@ fn a_buffer_that_a_device_writes_is_not_read_or_reused_before_the_copy_completes
             hold.open();
             let (buf, hold) = (wait_for_idle(&pool, LEN), HeldStream::on(&lane.stream));
             let pending = buf.copy_from(&lane.stream, &lane.memory).unwrap();
-            assert!(!pending.is_done().unwrap(), "{}", lane.name);
+            assert!(!pending.is_complete().unwrap(), "{}", lane.name);
             hold.open();
             batch.check(pending.wait().unwrap().wait_slice().unwrap(), &lane.name);
 

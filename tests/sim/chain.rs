@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinpool::{Backend, Limit, PinnedBuf, Pool, Preset};
+use pinpool::{Backend, Limit, Partition, PinnedBuf, Pool, Preset};
 use pinpool_replay::SimSource;
 
 use crate::child::alone;
@@ -43,7 +43,7 @@ struct Level {
     pool: Pool,
     is_auto: bool,
     held: Vec<PinnedBuf>,
-    partition: Pool,
+    partition: Partition,
     of_partition: Vec<PinnedBuf>,
 }
 

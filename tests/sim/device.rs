@@ -209,7 +209,7 @@ impl SimStream {
 
 // SAFETY: a copy is over when `finish_one` has done it; one that waits for a fence makes the device do all before it.
 unsafe impl Fence for SimFence {
-    fn is_done(&self) -> Result<bool> {
+    fn is_complete(&self) -> Result<bool> {
         let mut device = self.stream.site.device();
         device.queries += 1;
         if self.is_over.load(Ordering::Acquire) || device.is_lying {

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use pinpool::unstable::Rounding;
 use pinpool::unstable::{LogSampler, ManualClock};
-use pinpool::{Backend, Error, GetFuture, Limit, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Request};
+use pinpool::{
+    Backend, Error, GetFuture, Limit, OnFull, Partition, PendingBuf, PinnedBuf, Pool, Preset, Request, Stats,
+};
 
 use crate::checks;
 use crate::device::{Device, GivesUp, SimStream, SimTarget, finish_all, stamp};
@@ -28,12 +30,51 @@ const LATE: Duration = Duration::from_nanos(1);
 /// A pool and its partitions.
 const POOLS_MAX: usize = 3;
 
+/// A handle of the pool or of a partition.
+#[derive(Clone)]
+pub(crate) enum Handle {
+    Pool(Pool),
+    Partition(Partition),
+}
+
+impl Handle {
+    /// With any alignment if `align` is 0.
+    fn get(&self, len: usize, align: usize) -> Result<PinnedBuf, Error> {
+        match self {
+            Self::Pool(pool) if align == 0 => pool.get(len),
+            Self::Pool(pool) => pool.get_with(Request::new(len).align(align)),
+            Self::Partition(partition) => partition.get_with(Request::new(len).align(align.max(1))),
+        }
+    }
+
+    fn get_async(&self, request: Request) -> GetFuture {
+        match self {
+            Self::Pool(pool) => pool.get_async(request),
+            Self::Partition(partition) => partition.get_async(request),
+        }
+    }
+
+    fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>, Error> {
+        match self {
+            Self::Pool(pool) => pool.try_get(len),
+            Self::Partition(partition) => partition.try_get(len),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        match self {
+            Self::Pool(pool) => pool.stats(),
+            Self::Partition(partition) => partition.stats(),
+        }
+    }
+}
+
 /// All that a run consists of. Borrowed only between the calls of the pool: these lead back here.
 pub(crate) struct World {
     pub(crate) site: Arc<Site>,
     pub(crate) setup: Setup,
     clock: ManualClock,
-    pub(crate) pools: RefCell<Vec<Option<Pool>>>,
+    pub(crate) pools: RefCell<Vec<Option<Handle>>>,
     pub(crate) held: RefCell<Vec<Held>>,
     pub(crate) pending: RefCell<Vec<Pending>>,
     pub(crate) waiting: RefCell<Vec<Waiting>>,
@@ -167,7 +208,7 @@ impl World {
             site,
             setup,
             clock,
-            pools: RefCell::new(vec![Some(pool)]),
+            pools: RefCell::new(vec![Some(Handle::Pool(pool))]),
             held: RefCell::default(),
             pending: RefCell::default(),
             waiting: RefCell::default(),
@@ -217,9 +258,9 @@ impl World {
         for (index, pool) in self.pools.borrow().iter().enumerate() {
             let mine: Vec<_> = waiting.iter().filter(|waiting| waiting.pool == index).collect();
             // Those that have their claim wait in the queue of the pool, and came first.
-            let stats = pool.as_ref().filter(|_| index > 0).map(Pool::stats);
-            let of_account = as_len(stats.map_or(0, |stats| stats.requests.waiting)).min(mine.len());
-            let (claimed, claiming) = mine.split_at(mine.len() - of_account);
+            let stats = pool.as_ref().filter(|_| index > 0).map(Handle::stats);
+            let of_partition = as_len(stats.map_or(0, |stats| stats.requests.waiting)).min(mine.len());
+            let (claimed, claiming) = mine.split_at(mine.len() - of_partition);
             if let Some(first) = claiming.first().filter(|first| sleeps(first)) {
                 return Err(format!(
                     "a copy begins, and the request of {} B that waits in partition {index} sleeps",
@@ -274,7 +315,7 @@ impl World {
         match op {
             Op::Get => self.get(args[0], as_len(args[1]), as_len(args[2])),
             Op::TryGet => self.try_get(args[0], as_len(args[1])),
-            Op::GetAsync => self.with_pool(args[0], |index, pool| {
+            Op::GetAsync => self.with_handle(args[0], |index, pool| {
                 let (len, failures) = (as_len(args[1]), self.site.memory().failures);
                 let (is_late, before) = (args[2] == 1, self.waiting.borrow().len());
                 let get = Box::pin(pool.get_async(Request::new(len).wait(if is_late { LATE } else { FOREVER })));
@@ -303,22 +344,20 @@ impl World {
                 self.note(finished as u64);
             }
             Op::Advance => self.clock.advance_us(args[0]),
-            Op::Poll => self.with_pool(args[0], |_, pool| pool.maintain()),
-            Op::Trim => self.with_pool(args[0], |_, pool| pool.trim(args[1])),
-            Op::Clear => self.with_pool(args[0], |_, pool| pool.clear()),
-            Op::Reserve => self.with_pool(args[0], |_, pool| {
+            Op::Poll => self.with_pool(|pool| pool.maintain()),
+            Op::Trim => self.with_pool(|pool| pool.trim(args[1])),
+            Op::Clear => self.with_pool(|pool| pool.clear()),
+            Op::Reserve => self.with_pool(|pool| {
                 self.took_room.set(true);
                 self.note(u64::from(pool.reserve(args[1]).is_ok()));
             }),
             Op::Partition => self.partition(args[0]),
-            Op::SetMaxBytes => self.with_pool(0, |index, pool| {
-                if index == 0 {
-                    // From before the call on: a lower limit holds for what others acquire meanwhile.
-                    self.site.memory().set_max_bytes(args[0]);
-                    self.has_limit.set(true);
-                    self.took_room.set(true);
-                    self.note(u64::from(pool.set_max_bytes(Limit::Bytes(args[0])).is_ok()));
-                }
+            Op::SetMaxBytes => self.with_pool(|pool| {
+                // From before the call on: a lower limit holds for what others acquire meanwhile.
+                self.site.memory().set_max_bytes(args[0]);
+                self.has_limit.set(true);
+                self.took_room.set(true);
+                self.note(u64::from(pool.set_max_bytes(Limit::Bytes(args[0])).is_ok()));
             }),
             Op::DropPool => self.drop_pool(args[0]),
             Op::FailCalls => {
@@ -360,7 +399,16 @@ impl World {
         SimStream { site: self.site.clone(), index }
     }
 
-    fn with_pool(&self, nth: u64, act: impl FnOnce(usize, &Pool)) {
+    /// Calls `act` with the pool, unless its handle was dropped.
+    fn with_pool(&self, act: impl FnOnce(&Pool)) {
+        let pool = self.pools.borrow()[0].clone();
+        if let Some(Handle::Pool(pool)) = pool {
+            act(&pool);
+        }
+    }
+
+    /// Calls `act` with the pool or a partition, unless its handle was dropped.
+    fn with_handle(&self, nth: u64, act: impl FnOnce(usize, &Handle)) {
         let pools = self.pools.borrow();
         let index = as_len(nth) % pools.len();
         // A clone would outlive the drop of the handle.
@@ -370,9 +418,9 @@ impl World {
     }
 
     fn get(&self, pool: u64, len: usize, align: usize) {
-        self.with_pool(pool, |index, pool| {
+        self.with_handle(pool, |index, pool| {
             let failures = self.site.memory().failures;
-            match if align == 0 { pool.get(len) } else { pool.get_with(Request::new(len).align(align)) } {
+            match pool.get(len, align) {
                 Ok(buf) => {
                     if !buf.as_ptr().addr().is_multiple_of(align.max(4096)) {
                         self.site.report(format!("a buffer is not aligned to {align} B"));
@@ -400,7 +448,7 @@ impl World {
     }
 
     fn try_get(&self, pool: u64, len: usize) {
-        self.with_pool(pool, |index, pool| match pool.try_get(len) {
+        self.with_handle(pool, |index, pool| match pool.try_get(len) {
             Ok(Some(buf)) => self.hand_out(index, buf, len, 0),
             Ok(None) => self.note(3),
             Err(error) => self.site.report(format!("try_get of {len} B failed: {error}")),
@@ -561,9 +609,9 @@ impl World {
             return;
         }
         let mut made = None;
-        self.with_pool(0, |_, pool| made = pool.partition("part", max_bytes).ok());
-        if let Some(pool) = made {
-            self.pools.borrow_mut().push(Some(pool));
+        self.with_pool(|pool| made = pool.partition("part", max_bytes).ok());
+        if let Some(partition) = made {
+            self.pools.borrow_mut().push(Some(Handle::Partition(partition)));
             self.tallies.borrow_mut().push(Tally::default());
         }
     }

@@ -182,20 +182,6 @@ pp_status pp_pool_open(const char *config,
                        pp_pool **pool);
 
 /**
- * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
- * pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
- *
- * - PP_BAD_SETTING: `pool` is a partition.
- * - PP_TOO_MANY_POOLS: 4096 pools are open.
- * - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
- */
-pp_status pp_partition(pp_pool *pool,
-                       const char *name,
-                       uint64_t max_bytes,
-                       pp_pool **partition);
-
-/**
  * Closes a pool. Running calls of other threads continue and succeed; later calls return PP_UNKNOWN_POOL.
  *
  * Buffers in use stay valid; put them with the same handle, which is unknown after the last one. The last call or put releases
@@ -213,7 +199,7 @@ pp_status pp_pool_close(pp_pool *pool);
  * adaptive.
  *
  * - PP_LIMIT: over the limit.
- * - PP_BAD_SETTING: the preset is tensorflow, or the pool is a partition.
+ * - PP_BAD_SETTING: the preset is tensorflow.
  * - PP_BACKEND: the driver or the kernel refused.
  * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
@@ -221,7 +207,7 @@ pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 
 /**
  * Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
- * are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool.
+ * are put; a higher limit serves waiting requests.
  *
  * - PP_INVALID_ARGUMENT: NULL, or 0 bytes.
  * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.

@@ -48,36 +48,6 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
     })
 }
 
-/// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
-/// pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
-///
-/// - PP_BAD_SETTING: `pool` is a partition.
-/// - PP_TOO_MANY_POOLS: 4096 pools are open.
-/// - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
-///
-/// # Safety
-///
-/// capi-P1; `name` ends in 0.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pp_partition(
-    pool: *mut pp_pool,
-    name: *const c_char,
-    max_bytes: u64,
-    partition: *mut *mut pp_pool,
-) -> pp_status {
-    call(|| {
-        let place = required(partition, "partition")?;
-        store(place, ptr::null_mut());
-        required(name.cast_mut(), "name")?;
-        // SAFETY: capi-P1.
-        let name = unsafe { text(name, "name") }?;
-        let opened = slots::enter(pool)?.pool()?.partition(name, max_bytes)?;
-        store(place, slots::open(opened)?);
-        Ok(pp_status::PP_OK)
-    })
-}
-
 /// The argument of this name.
 ///
 /// # Safety
@@ -107,7 +77,7 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 /// adaptive.
 ///
 /// - PP_LIMIT: over the limit.
-/// - PP_BAD_SETTING: the preset is tensorflow, or the pool is a partition.
+/// - PP_BAD_SETTING: the preset is tensorflow.
 /// - PP_BACKEND: the driver or the kernel refused.
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 #[unsafe(no_mangle)]
@@ -120,7 +90,7 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 }
 
 /// Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
-/// are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool.
+/// are put; a higher limit serves waiting requests.
 ///
 /// - PP_INVALID_ARGUMENT: NULL, or 0 bytes.
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.

@@ -15,7 +15,7 @@
 //!                       reading                          in order, at most `prefetch` ahead
 //!               +----------+----------+
 //!               |                  transfer              buffer.copy_to(stream, memory): takes the buffer
-//!               |                lane 0 | lane 1         completion.is_done(): the buffer has returned
+//!               |                lane 0 | lane 1         completion.is_complete(): the buffer has returned
 //!               |                     |
 //!          BatchReader           Destination             a GPU, or a host sink; checksums of what arrived
 //! ```
@@ -122,12 +122,12 @@ impl Loader {
     /// and never a panic. The failures of the catalog are reported first.
     pub fn run(&self, destination: &mut dyn Destination, observer: &mut dyn Observer) -> LoadSummary {
         let unlisted = self.catalog.failures();
-        let is_over = self.options.strict && !unlisted.is_empty();
-        let unlisted = if is_over { &unlisted[..1] } else { unlisted };
+        let is_refused = self.options.strict && !unlisted.is_empty();
+        let unlisted = if is_refused { &unlisted[..1] } else { unlisted };
         for failure in unlisted {
             observer.failed(failure);
         }
-        let reading = if is_over { Err(Ended::Strict) } else { Reading::start(self).map_err(Ended::Failed) };
+        let reading = if is_refused { Err(Ended::Strict) } else { Reading::start(self).map_err(Ended::Failed) };
         let mut summary = match reading {
             Ok(reading) => Transfer::new(self, reading, destination, observer).run(),
             Err(ended) => LoadSummary { ended, ..LoadSummary::default() },

@@ -117,7 +117,7 @@ impl<'a> Transfer<'a> {
         let backoff = Backoff::new();
         loop {
             self.complete_finished();
-            if self.is_over() {
+            if self.is_finished() {
                 return None;
             }
             if self.idle_lanes.is_empty() {
@@ -144,10 +144,10 @@ impl<'a> Transfer<'a> {
         }
         // A strict run ends with the failure; the samples read alongside it are not sent.
         let mut is_in_flight = false;
-        if !self.is_over() && batch.buffer.is_empty() {
+        if !self.is_finished() && batch.buffer.is_empty() {
             // Empty samples have arrived without a copy.
             self.count_arrived(&batch, &vec![xxh3_64(&[]); batch.parts.len()]);
-        } else if !self.is_over() {
+        } else if !self.is_finished() {
             is_in_flight = self.send(batch);
         }
         self.reading.ahead().sent();
@@ -178,7 +178,7 @@ impl<'a> Transfer<'a> {
     fn complete_finished(&mut self) {
         let mut at = 0;
         while at < self.running.len() {
-            match self.running[at].completion.is_done() {
+            match self.running[at].completion.is_complete() {
                 Ok(false) => at += 1,
                 // `complete` reports the error.
                 Ok(true) | Err(_) => {
@@ -297,7 +297,7 @@ impl<'a> Transfer<'a> {
         self.ended_early.get_or_insert(ended);
     }
 
-    fn is_over(&self) -> bool {
+    fn is_finished(&self) -> bool {
         self.ended_early.is_some() || self.loader.stop.is_raised()
     }
 }

@@ -186,7 +186,7 @@ impl Driver {
     }
 
     /// Whether all work before the event's record has completed.
-    pub(crate) fn is_over(&self, event: usize) -> Result<bool, Code> {
+    pub(crate) fn is_complete(&self, event: usize) -> Result<bool, Code> {
         // SAFETY: an event of a live context.
         match unsafe { (self.0.event_query)(event) } {
             NOT_READY => Ok(false),

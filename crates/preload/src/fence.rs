@@ -128,7 +128,7 @@ impl State {
         let mut refused = Ok(());
         // All of them, also after a refusal: an event that is not kept would count as over.
         for (context, event) in mem::take(events) {
-            match context.while_alive(|_| driver.is_over(event)) {
+            match context.while_alive(|_| driver.is_complete(event)) {
                 None => {}
                 Some(Ok(true)) => context.put_event(event),
                 // A capture of another kind may forbid the query, which is repeated later.
@@ -151,7 +151,7 @@ impl State {
 // SAFETY: true only once the work of every context before the free has completed: an event behind it in each, or the context gone.
 // The fences of all frees have one number and no identity.
 unsafe impl Fence for ProcessFence {
-    fn is_done(&self) -> pinpool::Result<bool> {
+    fn is_complete(&self) -> pinpool::Result<bool> {
         self.is_completed().map_err(|code| self.unknown(code))
     }
 

@@ -12,7 +12,7 @@ pub(super) struct Answer(OnceLock<Result<(), String>>);
 
 impl Answer {
     /// Whether the copy is known to have completed.
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.0.get().is_some_and(Result::is_ok)
     }
 
@@ -36,11 +36,11 @@ impl Answer {
             return known.map(|()| true);
         }
         match query() {
-            Ok(is_over) => {
-                if is_over {
+            Ok(is_complete) => {
+                if is_complete {
                     self.set_over();
                 }
-                Ok(is_over)
+                Ok(is_complete)
             }
             Err(failed) => Err(self.refused(failed)),
         }
@@ -77,7 +77,7 @@ mod tests {
         assert!(once.unwrap_err().to_string().contains("(code 9999)"));
         assert!(!answer.or_query(|| Ok(false)).unwrap());
         assert!(answer.or_query(|| Ok(true)).unwrap());
-        assert!(answer.is_over() && answer.or_query(|| unreachable!()).unwrap());
+        assert!(answer.is_complete() && answer.or_query(|| unreachable!()).unwrap());
         let answer = Answer::default();
         let lost = answer.or_query(|| refuses(700));
         assert!(lost.is_err() && answer.or_query(|| unreachable!()).is_err());
@@ -85,6 +85,6 @@ mod tests {
         let answer = Answer::default();
         assert!(answer.or_wait(|| Err(Error::device("once"))).is_err() && !answer.is_refused());
         answer.or_wait(|| Ok(())).unwrap();
-        assert!(answer.is_over() && answer.or_wait(|| unreachable!()).is_ok());
+        assert!(answer.is_complete() && answer.or_wait(|| unreachable!()).is_ok());
     }
 }

@@ -221,7 +221,7 @@ impl ContextState {
     }
 
     /// Is the event of a fence over? Unknown if the driver is stalled, or if a capture forbids the query.
-    pub(super) fn is_over(&self, event: Event) -> Result<bool, Failed> {
+    pub(super) fn is_complete(&self, event: Event) -> Result<bool, Failed> {
         match driver_watchdog::query(|| self.query_now(event)).unwrap_or(Ok(false)) {
             Err(Failed(_, error)) if error.is_forbidden_by_capture() => Ok(false),
             answer => answer,

@@ -67,7 +67,7 @@ impl EventFence {
 impl Drop for EventFence {
     fn drop(&mut self) {
         if let Some(stream) = self.waiting_stream.take() {
-            self.context.put_stream(stream, self.answer.is_over());
+            self.context.put_stream(stream, self.answer.is_complete());
         }
         // After a permanent error the handle may be invalid or belong to another object, so it is not used again.
         if !self.answer.is_refused() {
@@ -79,8 +79,8 @@ impl Drop for EventFence {
 // SAFETY: event-I1: the event is recorded again only when this fence is gone. Events of one stream come true in order, and
 // one id is one stream (`stream::id`).
 unsafe impl Fence for EventFence {
-    fn is_done(&self) -> Result<bool> {
-        self.answer.or_query(|| self.context.is_over(self.event))
+    fn is_complete(&self) -> Result<bool> {
+        self.answer.or_query(|| self.context.is_complete(self.event))
     }
 
     fn wait(&self) -> Result<()> {

@@ -153,10 +153,10 @@ impl Drop for TrackedCopy {
 // SAFETY: host-slice-I1 and host-slice-I2: queried only when the borrow has ended, and done only if the event was recorded,
 // behind the copy.
 unsafe impl Fence for TrackedCopy {
-    fn is_done(&self) -> Result<bool> {
+    fn is_complete(&self) -> Result<bool> {
         match self.record()? {
-            Some(Record::Present) => self.answer.or_query(|| self.context.is_over(self.event())),
-            Some(Record::Missing(idle)) => idle.is_done(),
+            Some(Record::Present) => self.answer.or_query(|| self.context.is_complete(self.event())),
+            Some(Record::Missing(idle)) => idle.is_complete(),
             None => Ok(false),
         }
     }

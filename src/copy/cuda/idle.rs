@@ -143,15 +143,15 @@ pub(super) struct IdleFence {
     context: &'static StreamContext,
     /// The first wait that begins after the work was enqueued.
     first: u64,
-    is_over: AtomicBool,
+    is_complete: AtomicBool,
 }
 
 impl IdleFence {
-    /// A fence behind all work so far of the stream with this number, which has completed already if `is_over`. `refused` is the
+    /// A fence behind all work so far of the stream with this number, which has completed already if `is_complete`. `refused` is the
     /// reason why there is no other fence.
-    pub(super) fn new(stream: u64, context: &'static StreamContext, refused: String, is_over: bool) -> Self {
+    pub(super) fn new(stream: u64, context: &'static StreamContext, refused: String, is_complete: bool) -> Self {
         let first = context.waits.lock().begun + 1;
-        Self { stream, refused, context, first, is_over: AtomicBool::new(is_over) }
+        Self { stream, refused, context, first, is_complete: AtomicBool::new(is_complete) }
     }
 
     /// Whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
@@ -184,9 +184,9 @@ impl IdleFence {
 
 // SAFETY: done once all work of the stream was seen to have completed, or all work of its context from before the wait began.
 unsafe impl Fence for IdleFence {
-    fn is_done(&self) -> Result<bool> {
+    fn is_complete(&self) -> Result<bool> {
         // Acquire, with the Release in `wait`.
-        if self.is_over.load(Ordering::Acquire) || self.has_waited() {
+        if self.is_complete.load(Ordering::Acquire) || self.has_waited() {
             return Ok(true);
         }
         Err(Error::device(self.refused.clone()))
@@ -194,9 +194,9 @@ unsafe impl Fence for IdleFence {
 
     /// The work may still read or write, so an error in place of a wait would let the host touch its bytes.
     fn wait(&self) -> Result<()> {
-        if !self.is_over.load(Ordering::Acquire) {
+        if !self.is_complete.load(Ordering::Acquire) {
             self.context.wait_for_all()?;
-            self.is_over.store(true, Ordering::Release);
+            self.is_complete.store(true, Ordering::Release);
         }
         Ok(())
     }

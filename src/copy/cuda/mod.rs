@@ -259,8 +259,8 @@ fn put(prepared: Result<Prepared, Failed>, stream: Stream, context: &'static Con
     match event.and_then(|event| event.record(stream).map(|()| event)) {
         Ok(event) => Arc::new(event),
         Err(failed) => {
-            let is_over = idle::wait_for(stream).is_ok();
-            Arc::new(IdleFence::new(number(stream), &context.streams, failed.to_string(), is_over))
+            let is_complete = idle::wait_for(stream).is_ok();
+            Arc::new(IdleFence::new(number(stream), &context.streams, failed.to_string(), is_complete))
         }
     }
 }

@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use super::Core;
 use crate::engine::block::{Block, BlockBody};
-use crate::engine::cache::thread_cache::{self, Shard};
+use crate::engine::cache::thread_cache::Shard;
 use crate::policy;
 use crate::size_class::plain_eighths_index;
 use pinpool_os::fork;
@@ -76,7 +76,7 @@ impl Drop for References {
     }
 }
 
-fn clear() {
+extern "C" fn clear() {
     CACHED.with(|cached| cached.iter().for_each(|entry| entry.pool.set(ptr::null())));
     CACHED.with(|cached| cached.iter().for_each(|entry| entry.shard.set(NO_SHARD)));
 }
@@ -264,7 +264,7 @@ fn keep(core: Arc<Core>) {
         return;
     }
     let Some(shard) = core.fast_shard().filter(|_| !core.is_forked()) else { return };
-    fork::call_in_children(&REGISTERED, forget_in_child);
+    fork::call_in_children(&REGISTERED, clear);
     let (pool, shard) = (Arc::as_ptr(&core), ptr::from_ref(shard));
     let replaced = REFERENCES.try_with(|references| {
         let at = references.next.replace((references.next.get() + 1) % POOLS);
@@ -277,9 +277,4 @@ fn keep(core: Arc<Core>) {
     });
     // Outside the access, because it may end a pool, and the pool's drop may come here. An exiting thread keeps nothing.
     drop(replaced);
-}
-
-extern "C" fn forget_in_child() {
-    clear();
-    thread_cache::forget_other_threads();
 }

@@ -6,15 +6,15 @@
 //!   return while a request waits ─▶ handed to the head, or room for it
 //! ```
 
+use std::cell::Cell;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, Core};
 use crate::diag::is_power_of_ten;
-use crate::engine::memory::{Refusal, SlowCalls, Stop};
+use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::engine::meter::usage_report;
-use crate::engine::wait_queue::{KeepAlive, Server, WaitTicket, Waiter, deadline};
+use crate::engine::wait_queue::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{ErrorKind, Result};
 use crate::in_flight::QueryScope;
 use crate::size_class::Class;
@@ -26,69 +26,37 @@ use pinpool_os::sync::process::Ordering;
 pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
 impl Core {
-    /// A block, idle or new, for a request of the pool; a partition's request has its claim.
-    pub(crate) fn get(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
-        match self.begin_get(wanted, wait, None)? {
-            Ok(block) => Ok(block),
-            Err(ticket) => self.end_wait(&ticket, ticket.wait()),
-        }
-    }
-
-    /// Begins a request: a block, or its place in the wait queue. The request of a task has a `keep_alive` and makes no driver
-    /// call.
+    /// Begins a request of the pool; a partition's request has its claim. The request of a task has a `keep_alive` and makes no
+    /// driver call.
     pub(crate) fn begin_get(
         self: &Arc<Self>,
         wanted: &BlockRequest,
         wait: Duration,
         keep_alive: Option<KeepAlive>,
-    ) -> Result<Result<Block, WaitTicket<Self>>> {
-        if let Some(block) = self.stock.take(wanted.class) {
+    ) -> Result<FirstAttempt<Self>> {
+        if let Some(block) = self.take(wanted.class) {
             self.record_get(&block, wanted, None);
-            return Ok(Ok(block));
+            return Ok(FirstAttempt::Served(block));
         }
         let begun = Instant::now();
-        let first = match self.take_completed(wanted.class) {
-            Some(block) => Ok(block),
-            None if keep_alive.is_some() => self.acquire_in_turn(wanted, SlowCalls::None),
-            None => {
-                let deadline = deadline(begun, wait);
-                self.acquire_in_turn(wanted, SlowCalls::Until(deadline, deadline.max(begun + CALL_PATIENCE)))
-            }
+        let calls = if keep_alive.is_some() {
+            SlowCalls::None
+        } else {
+            let deadline = deadline(begun, wait);
+            SlowCalls::Until(deadline, deadline.max(begun + CALL_PATIENCE))
         };
-        let served = match first {
+        let served = match self.take_completed(wanted.class).map_or_else(|| self.acquire(wanted, calls, false), Ok) {
             Ok(block) => Ok(block),
             Err(Stop::Refused(refusal)) if !self.may_wait(wanted, wait, &refusal) => {
                 self.give_up(wanted, Some(refusal), wait)
             }
             Err(stop) => {
                 let waiter = Waiter::new(wanted.clone(), wanted.class, (begun, wait), keep_alive);
-                return Ok(Err(WaitTicket::new(self, waiter, stop.refusal())));
+                return Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, stop.refusal())));
             }
         };
         self.record_outcome(&served, wanted, Some(begun));
-        served.map(Ok)
-    }
-
-    /// Whether the request of a task was served.
-    pub(crate) fn poll_get(ticket: &mut WaitTicket<Self>, context: &mut Context<'_>) -> Poll<Result<Block>> {
-        let served = ready!(ticket.poll(context));
-        Poll::Ready(ticket.server().end_wait(ticket, served))
-    }
-
-    /// A request has stopped waiting: it was served, or it failed.
-    fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
-        let (wanted, waiter, refusal) = (ticket.request(), ticket.waiter(), ticket.waiter().refusal());
-        if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
-            if served.is_none() && !self.is_hopeless(refusal) {
-                self.counters.timeouts.add(1);
-            }
-            self.record_wait_event();
-            self.shortage.count_wait(self.time.coarse_us(), waited);
-            self.log.waited(wanted.len as u64, waited, served.is_some());
-        }
-        let served = served.map_or_else(|| self.give_up(wanted, refusal, waiter.wait), Ok);
-        self.record_outcome(&served, wanted, Some(waiter.begun));
-        served
+        served.map(FirstAttempt::Served)
     }
 
     /// An idle block of the class, or a block with completed copies; makes no driver call and never waits.
@@ -100,7 +68,12 @@ impl Core {
     }
 
     pub(super) fn try_get_of_pool(&self, class: Class) -> Option<Block> {
-        self.stock.take(class).or_else(|| self.take_completed(class))
+        self.take(class).or_else(|| self.take_completed(class))
+    }
+
+    /// An idle block of `class`.
+    pub(super) fn take(&self, class: Class) -> Option<Block> {
+        self.idle.take(class).map(Block::from_entry)
     }
 
     /// A block of `class` with completed copies, found by sweeping.
@@ -109,7 +82,7 @@ impl Core {
             let swept = self.in_flight.sweep(QueryScope::Unknown);
             let found_none = swept.completed.is_empty();
             self.complete(swept);
-            let block = self.stock.take(class);
+            let block = self.take(class);
             // Another thread may take it first; then there may be more.
             if block.is_some() || found_none {
                 return block;
@@ -118,88 +91,108 @@ impl Core {
         None
     }
 
-    /// The first attempt of a miss, which makes such `calls`. While others wait, it must fit in addition to the
-    /// head.
-    pub(super) fn acquire_in_turn(self: &Arc<Self>, wanted: &BlockRequest, calls: SlowCalls) -> Result<Block, Stop> {
+    /// New memory for `wanted`, as far as `calls` allow, or an idle block that has returned meanwhile. While others wait, only the
+    /// head searches, and what fits in addition to it. A slow call.
+    pub(super) fn acquire(
+        self: &Arc<Self>,
+        wanted: &BlockRequest,
+        calls: SlowCalls,
+        is_head: bool,
+    ) -> Result<Block, Stop> {
         let class = wanted.class;
-        let now_us = self.tick_if_alone();
-        self.stock.enforce_count_limit(now_us);
-        let needed_bytes = || self.memory().beside_bytes(class);
-        let pass = self.waiters.try_pass(|first| (self.memory().room_beside_bytes(first), needed_bytes()));
-        let acquired = match pass {
-            Ok(0) => self.acquire(class, calls).inspect(|_| {
-                self.shortage.end_if_calm(&self.log, now_us);
-                self.stock.enforce_idle_limit(&**self, now_us);
-            }),
-            Ok(passed) => match self.acquire(class, calls.without_waiting()) {
-                Ok(mut block) => {
-                    block.set_passed(passed);
-                    Ok(block)
-                }
-                Err(stop) => {
-                    self.waiters.end_pass(passed, needed_bytes());
-                    Err(stop)
-                }
+        let passed = if is_head { Ok(0) } else { self.pass_head(class) };
+        let passed = match passed {
+            Ok(passed) => passed,
+            Err(refusal) => return self.fall_back_if_too_large(refusal.into(), wanted),
+        };
+        let calls = if passed > 0 { calls.without_waiting() } else { calls };
+        let attempt = Attempt { class, now_us: self.time.coarse_us(), calls };
+        let idle = Cell::new(None);
+        let take_idle = || self.take(class).map(|block| idle.set(Some(block))).is_some();
+        let find = || match self.gone.get() {
+            Some(why) => Err(Refusal::Source(why.clone()).into()),
+            None => self.memory.supply().find(attempt, &**self, &take_idle),
+        };
+        let found = match find() {
+            Err(Stop::Refused(refusal)) if self.others_make_room(&refusal, calls) => match calls {
+                SlowCalls::None => Err(Stop::NeedsCall),
+                _ => find(),
             },
-            Err((waiting, first_bytes)) => {
-                Err(Refusal::Queued { needed_bytes: class.bytes as u64, waiting, first_bytes }.into())
+            found => found,
+        };
+        let mut block = match idle.take().map_or_else(|| found.map(|memory| self.made(memory, attempt)), Ok) {
+            Ok(block) => block,
+            Err(stop) => {
+                self.record_stop(&stop, calls);
+                self.waiters.end_pass(passed, self.memory.supply().beside_bytes(class));
+                return if is_head { Err(stop) } else { self.fall_back_if_too_large(stop, wanted) };
             }
         };
-        match acquired {
-            // What exceeds the limit need not wait for room under it.
-            Err(Stop::Refused(refusal)) if !self.memory().could_hold(class) => {
-                self.fall_back(wanted.len, class).ok_or(Stop::Refused(refusal))
-            }
-            acquired => acquired,
-        }
-    }
-
-    /// New memory for a request of `class`.
-    pub(super) fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
-        let at = (self.time.coarse_us(), calls);
-        let attempt = || self.stock.acquire(self, class, at, &**self);
-        let acquired = match attempt() {
-            Err(Stop::Refused(refusal)) if self.others_make_room(&refusal, calls) => {
-                if calls == SlowCalls::None {
-                    return Err(Stop::NeedsCall);
-                }
-                attempt()
-            }
-            acquired => acquired,
-        };
-        // Relaxed: a statistic.
-        let mut block = acquired.inspect_err(|stop| match stop {
-            Stop::Refused(Refusal::Source(_)) => {
-                self.diagnosis.is_by_source.store(true, Ordering::Relaxed);
-                self.backoff.refused(self.time.read_us());
-                self.watch_device(at.0);
-            }
-            Stop::Refused(_) if !matches!(calls, SlowCalls::Held(..)) => {
-                self.diagnosis.is_by_source.store(false, Ordering::Relaxed);
-            }
-            _ => {}
-        })?;
         if self.config.zero {
             // The memory may contain data of an earlier use by this process.
             block.zero();
         }
         block.begin_time(self.time.read_us());
+        block.set_passed(passed);
         self.notice(self.pace_of_change());
+        if !is_head && passed == 0 {
+            self.shortage.end_if_calm(&self.log, attempt.now_us);
+            self.enforce_idle_limit();
+        }
         Ok(block)
+    }
+
+    /// Lets a miss search for memory: returns 0 if no request waits, and the number of the head if the request fits in addition to
+    /// it.
+    fn pass_head(&self, class: Class) -> Result<u64, Refusal> {
+        self.tick_if_alone();
+        self.evict_over_limit(None);
+        let supply = self.memory.supply();
+        let pass = self.waiters.try_pass(|first| (supply.room_beside_bytes(first), supply.beside_bytes(class)));
+        let needed_bytes = class.bytes as u64;
+        pass.map_err(|(waiting, first_bytes)| Refusal::Queued { needed_bytes, waiting, first_bytes })
+    }
+
+    /// A block of new `memory`.
+    fn made(self: &Arc<Self>, memory: BlockMemory, Attempt { class, now_us, .. }: Attempt) -> Block {
+        self.idle.count_allocated(now_us);
+        self.classes.made(class);
+        self.new_block(memory, class)
+    }
+
+    fn record_stop(&self, stop: &Stop, calls: SlowCalls) {
+        let Stop::Refused(refusal) = stop else { return };
+        let is_by_source = matches!(refusal, Refusal::Source(_));
+        if is_by_source {
+            self.backoff.refused(self.time.read_us());
+            self.watch_device();
+        }
+        if is_by_source || !matches!(calls, SlowCalls::Held(..)) {
+            // Relaxed: a statistic.
+            self.diagnosis.is_by_source.store(is_by_source, Ordering::Relaxed);
+        }
+    }
+
+    /// Unpinned memory if a request was refused that exceeds the limit, since it need not wait for room under the limit.
+    fn fall_back_if_too_large(self: &Arc<Self>, stop: Stop, wanted: &BlockRequest) -> Result<Block, Stop> {
+        if matches!(stop, Stop::Refused(_)) && !self.memory.supply().could_hold(wanted.class) {
+            return self.fall_back(wanted.len, wanted.class).ok_or(stop);
+        }
+        Err(stop)
     }
 
     /// Whether a refused request waits. Counts a shortage.
     pub(super) fn may_wait(&self, wanted: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
         let &BlockRequest { len, class, .. } = wanted;
-        let could_hold = self.memory().could_hold(class);
+        let could_hold = self.memory.supply().could_hold(class);
         // A request that can never be served is no shortage, unless pageable memory serves it.
-        let is_servable = could_hold || self.memory().could_be_pageable(class);
-        let may_wait = is_servable && !wait.is_zero() && !self.stock.is_gone();
+        let is_servable = could_hold || self.memory.could_be_pageable(class);
+        let may_wait = is_servable && !wait.is_zero() && self.gone.get().is_none();
         if is_servable {
             self.record_need(class);
             // A full pool is ordinary.
             let is_ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
-            let why = || (is_ordinary, self.memory().explain(refusal, class).to_string(), usage_report(&self.stats()));
+            let why = || (is_ordinary, self.memory.explain(refusal, class).to_string(), usage_report(&self.stats()));
             self.shortage.count_refused(&self.log, len as u64, self.time.coarse_us(), why);
         }
         if may_wait {
@@ -209,7 +202,12 @@ impl Core {
     }
 
     /// Unpinned memory, or an error. Without a refusal the driver calls for a task have not returned within its `wait`.
-    fn give_up(self: &Arc<Self>, wanted: &BlockRequest, refusal: Option<Refusal>, wait: Duration) -> Result<Block> {
+    pub(super) fn give_up(
+        self: &Arc<Self>,
+        wanted: &BlockRequest,
+        refusal: Option<Refusal>,
+        wait: Duration,
+    ) -> Result<Block> {
         if let Some(block) = self.fall_back(wanted.len, wanted.class) {
             return Ok(block);
         }
@@ -223,7 +221,9 @@ impl Core {
         if self.is_closed() {
             return None;
         }
-        let mut block = self.stock.acquire_pageable(self, class)?;
+        let memory = self.memory.find_pageable(class)?;
+        self.classes.got_pageable(class);
+        let mut block = self.new_block(memory, class);
         block.begin_time(self.time.read_us());
         let nth = self.counters.pageable.add(1);
         self.shortage.count_pageable();
@@ -241,7 +241,7 @@ impl Core {
             return Some(block);
         }
         let class = block.class();
-        let passed = (block.passed(), self.memory().beside_bytes(class));
+        let passed = (block.passed(), self.memory.supply().beside_bytes(class));
         // Counted when the request takes it.
         let block = self.waiters.offer(self, block, class, passed)?;
         if !self.has_waiters() {
@@ -250,8 +250,8 @@ impl Core {
             return Some(block);
         }
         self.counters.made_room.add(1);
-        self.stock.evict(block, self.time.coarse_us(), EvictionReason::Reclaimed);
-        if !self.memory().has_arena() {
+        self.evict(block, EvictionReason::Reclaimed);
+        if !self.memory.has_arena() {
             self.backoff.end();
         }
         self.waiters.wake_head();

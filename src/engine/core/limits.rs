@@ -124,7 +124,7 @@ fn share(memory: &HostMemory, held_bytes: u64) -> (u64, String) {
 impl Core {
     /// Changes the limit; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
     pub(crate) fn set_limit(&self, limit: Limit) {
-        let budget = self.memory().budget();
+        let budget = self.memory.budget();
         budget.set_auto(limit == Limit::Auto);
         let (max_bytes, _) = self.limit.set(limit, budget.auto_bytes());
         self.apply_limit(max_bytes, if limit == Limit::Auto { "auto" } else { "set_max_bytes" });
@@ -132,22 +132,22 @@ impl Core {
 
     /// Sets the limit again, if it is `auto` and a cgroup limit has changed.
     pub(super) fn follow_limit(&self, now_us: u64) {
-        if let Some((max_bytes, why)) = self.limit.change(now_us, || self.memory().budget().auto_bytes()) {
+        if let Some((max_bytes, why)) = self.limit.change(now_us, || self.memory.budget().auto_bytes()) {
             self.apply_limit(max_bytes, &why);
         }
     }
 
     fn apply_limit(&self, max_bytes: Option<u64>, why: &str) {
-        let before = self.memory().max_bytes();
+        let before = self.memory.max_bytes();
         if before == max_bytes {
             return;
         }
-        self.memory().set_max_bytes(max_bytes);
-        self.stock.record(Event::MaxBytes { bytes: max_bytes.unwrap_or(u64::MAX) });
+        self.memory.set_max_bytes(max_bytes);
+        self.record(Event::MaxBytes { bytes: max_bytes.unwrap_or(u64::MAX) });
         self.log.limit_changed(before, max_bytes, why);
         self.complete_copies();
-        self.stock.enforce_limits(self, self.time.coarse_us());
-        self.memory().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));
+        self.enforce_limits();
+        self.memory.arena().into_iter().for_each(|arena| arena.resume_reserve());
         self.notice(Pace::Active);
         self.room_was_made();
     }
@@ -156,7 +156,7 @@ impl Core {
 impl BudgetOwner for Core {
     fn release_idle(&self, bytes: u64) -> u64 {
         self.complete_copies();
-        let released_bytes = self.memory().release_idle(bytes, self, self.time.coarse_us());
+        let released_bytes = self.memory.supply().release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {
             self.log.released_for_others(&self.shared_name(), released_bytes);
         }
@@ -166,7 +166,7 @@ impl BudgetOwner for Core {
 
 impl Core {
     fn budget(&self) -> &Arc<Budget> {
-        self.memory().budget()
+        self.memory.budget()
     }
 
     fn shared_name(&self) -> String {
@@ -189,7 +189,7 @@ impl Core {
                 core.notice(Pace::Copies);
             }
             // Without a thread the next poll continues.
-            core.memory().arena().into_iter().for_each(|arena| arena.shared_limit_has_changed());
+            core.memory().arena().into_iter().for_each(|arena| arena.resume_reserve());
             true
         });
         self.log.no_thread(begun);
@@ -234,13 +234,13 @@ impl Core {
 
     /// Reports the idle bytes to the host's limit.
     pub(super) fn record_idle(&self) {
-        self.budget().host().iter().for_each(|host| host.record_idle(self.memory().idle_bytes(self)));
+        self.budget().host().iter().for_each(|host| host.record_idle(self.memory.supply().idle_bytes(self)));
     }
 
     /// Hits and returns take the slow path as long as other owners want memory.
     pub(super) fn update_slow_path(&self) {
         let is_wanted = || self.budget().is_wanted();
-        self.slow_path_flag.change(Reason::SharedLimit, is_wanted, |attends| self.stock.idle().set_slow_path(attends));
+        self.slow_path_flag.change(Reason::SharedLimit, is_wanted, |attends| self.idle.set_slow_path(attends));
     }
 
     /// A return while other owners want memory: makes room of `block` if they come first. Otherwise returns it. A slow call if it
@@ -259,12 +259,11 @@ impl Core {
             return Some(block);
         }
         self.counters.made_room.add(1);
-        let now_us = self.time.coarse_us();
-        self.stock.evict(block, now_us, EvictionReason::Reclaimed);
+        self.evict(block, EvictionReason::Reclaimed);
         // The block's own region was released with it.
         let lacking_bytes = self.budget().others_lack();
         if lacking_bytes > 0 {
-            self.memory().release_idle(lacking_bytes, self, now_us);
+            self.memory.supply().release_idle(lacking_bytes, self, self.time.coarse_us());
         }
         self.wake_waiters();
         self.close_if_unused();
@@ -273,7 +272,7 @@ impl Core {
 
     /// How soon to poll again because other owners lack memory: a return that is kept notifies nobody.
     pub(super) fn pace_of_shared_limit(&self) -> Pace {
-        if self.memory().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
+        if self.memory.supply().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
     }
 
     /// What `add` pins or claims; while a shared limit refuses it, waits for other owners as a request would.

@@ -27,23 +27,24 @@
 //! Under `PINPOOL_ZERO` a returned block waits in `in_flight` without a fence. A block is zeroed when a sweep returns it, or
 //! when it is new. So idle blocks and free memory contain zeros.
 //!
-//! Does no arithmetic itself: `policy` decides, `stock` keeps, pins and unpins, `meter` counts.
+//! Does no arithmetic itself: `policy` decides, `cache` keeps, `memory` pins and unpins, `meter` counts.
 //!
 //! - core-I1: a block is released only if it was idle, its return is complete, or no user ever had it. So no reference and
 //!   no copy uses its memory: a return with copies goes through `in_flight`, which returns the block after its fences.
 //! - core-I2: memory is leaked, never released, if it cannot be known whether its copies have completed.
 //! - core-I3: the pool closes once, after `seal`, when every buffer handed out was returned, is in flight or was leaked.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use super::block::{self, BlockBody};
-use super::cache::thread_cache::Shard;
-use super::memory::{Adopted, Memory, PoolView, Refusal, ReserveWait};
+use super::cache::Idle;
+use super::cache::thread_cache::{Shard, SpareEntries};
+use super::classes::Classes;
+use super::memory::{Adopted, BlockMemory, Memory, PoolView, Refusal};
 use super::meter::clock::Timekeeper;
 use super::meter::owners::Owners;
-use super::meter::{Counters, Shortage};
-use super::stock::Stock;
+use super::meter::{Counters, Lifetime, Shortage};
 use super::wait_queue::WaitQueue;
 use crate::backend::SourceError;
 use crate::config::Config;
@@ -51,8 +52,11 @@ use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::InFlight;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
+use crate::policy;
 use crate::quota::Claim;
 use crate::shared_limit::Want;
+use crate::size_class::{Class, plain_eighths_index};
+use crate::stats::EvictionReason;
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
@@ -85,7 +89,15 @@ pub(crate) struct Core {
     process: u32,
     config: Config,
     log: Arc<PoolLog>,
-    stock: Stock<Self>,
+    idle: Idle<BlockBody<Self>>,
+    spare: SpareEntries<BlockBody<Self>>,
+    /// The blocks that exist, and the end of the pool.
+    lifetime: Lifetime,
+    classes: Classes,
+    memory: Memory,
+    recorder: Option<Arc<Recorder>>,
+    /// Why all pinned memory is gone, once it is: nothing is kept any more, and no request is served.
+    gone: OnceLock<SourceError>,
     pub(super) in_flight: InFlight<Block>,
     waiters: WaitQueue<Self>,
     time: Timekeeper,
@@ -128,7 +140,18 @@ impl Core {
             generation: ForkGeneration::now(),
             process: std::process::id(),
             ticks: Ticks::new(memory.source()),
-            stock: Stock::new(&config, memory, log.clone(), recorder),
+            idle: Idle::new(
+                memory.has_arena(),
+                config.pool_size_limit,
+                config.auto_resize,
+                policy::idle_buffer_us(config.idle_timeout),
+            ),
+            spare: SpareEntries::default(),
+            lifetime: Lifetime::default(),
+            classes: Classes::default(),
+            memory,
+            recorder,
+            gone: OnceLock::new(),
             in_flight: InFlight::new(),
             waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
@@ -157,7 +180,7 @@ impl Core {
             let pool: Weak<Self> = Arc::downgrade(&core);
             arena.attach(pool);
         }
-        core.stock.record(Event::MaxBytes { bytes: core.memory().max_bytes().unwrap_or(u64::MAX) });
+        core.record(Event::MaxBytes { bytes: core.memory().max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
             let pool: Weak<Self> = Arc::downgrade(&core);
             thread.add(pool, core.memory().source().needs_gpu());
@@ -174,7 +197,7 @@ impl Core {
 
     /// The pace that is needed after memory was carved or returned.
     fn pace_of_change(&self) -> Pace {
-        match self.memory().arena() {
+        match self.memory.arena() {
             Some(arena) if arena.lacks_hole() => Pace::Compaction,
             _ => Pace::Quiet,
         }
@@ -225,34 +248,43 @@ impl Core {
     /// Where the memory comes from.
     #[inline]
     pub(crate) fn memory(&self) -> &Memory {
-        self.stock.memory()
+        &self.memory
     }
 
     /// The calling thread's shard, if this pool may use the fast path.
     pub(super) fn fast_shard(&self) -> Option<&Shard<BlockBody<Self>>> {
         // The slow paths zero, record and draw samples.
         let needs_slow = self.config.zero || self.recorder().is_some() || self.config.code.call_stacks > 0;
-        if needs_slow { None } else { self.stock.idle().own_shard() }
+        if needs_slow { None } else { self.idle.own_shard() }
     }
 
     /// Whether the sizes of large buffers vary (policy-R12).
     pub(super) fn is_varied(&self) -> bool {
-        self.stock.is_varied()
+        self.memory.arena().is_some_and(|arena| arena.is_varied())
     }
 
     /// A block over a user's memory, which is counted apart and never kept.
     pub(crate) fn adopt(self: &Arc<Self>, adopted: Adopted) -> Result<Block> {
         self.check_open()?;
         self.counters.adopted.add(1);
-        Ok(self.stock.adopt(self, adopted))
+        let class = Class { bytes: adopted.len, index: plain_eighths_index(adopted.len) };
+        Ok(self.new_block(BlockMemory::Adopted(adopted), class))
+    }
+
+    fn new_block(self: &Arc<Self>, memory: BlockMemory, class: Class) -> Block {
+        self.lifetime.add_block();
+        let block = Block::new(self.clone(), memory, class, &self.spare);
+        self.record_new(&block);
+        block
     }
 
     /// Releases every idle block and begins a new window.
     pub(crate) fn clear(&self) {
         self.query_copies();
         self.query_failed(usize::MAX);
-        self.stock.record(Event::Cleared);
-        self.stock.clear(self.time.coarse_us());
+        self.record(Event::Cleared);
+        self.evict_all(self.idle.clear(), EvictionReason::Released);
+        self.memory.release_free(0, self.time.coarse_us());
         self.close_if_unused();
     }
 
@@ -260,47 +292,45 @@ impl Core {
     pub(crate) fn trim(&self, to_bytes: u64) {
         self.query_copies();
         self.query_failed(usize::MAX);
-        self.memory().release_refused();
-        self.stock.trim(to_bytes, self.time.coarse_us());
+        self.memory.supply().release_refused();
+        self.memory.trim(to_bytes, self, self.time.coarse_us());
         self.close_if_unused();
     }
 
     /// Pins `bytes` and keeps them (policy-R10). A slow call.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let arena = self.memory.arena().filter(|_| bytes > 0);
         let make_room = |to_bytes| self.trim(to_bytes);
-        let add = || self.stock.add_reserve(bytes, self.time.now_us(), make_room);
+        let (wait, hugetlb) = (self.config.reserve_wait, self.config.hugetlb);
+        let add = || match arena {
+            Some(arena) if wait => arena.reserve_now(bytes, hugetlb, make_room),
+            Some(arena) => arena.begin_reserve(bytes),
+            None => Ok(()),
+        };
         self.add_within_shared_limit(add).map_err(|refusal| self.refused(&BlockRequest::reserve(len), refusal, 0))
     }
 
     /// Waits until the whole reserve is pinned, at most until `until`. False if the wait timed out.
     pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
-        let Some(arena) = self.memory().arena() else { return Ok(true) };
-        match arena.await_reserve(until, self.time.now_us()) {
-            ReserveWait::Pinned => Ok(true),
-            ReserveWait::TimedOut => Ok(false),
-            ReserveWait::Stopped(error) => {
-                let len = usize::try_from(self.stats().memory.reserve_target_bytes).unwrap_or(usize::MAX);
-                Err(self.refused(&BlockRequest::reserve(len), Refusal::Source(error), 0))
-            }
-        }
+        let Some(arena) = self.memory.arena() else { return Ok(true) };
+        arena.await_reserve(until).map_err(|error| {
+            let len = usize::try_from(self.stats().memory.reserve_target_bytes).unwrap_or(usize::MAX);
+            self.refused_by_source(len, error)
+        })
     }
 
     /// Claims `bytes` under the limits for memory other than buffers; idle memory makes room. A slow call.
-    pub(crate) fn claim_external(&self, bytes: u64, partition: Option<&Arc<PartitionCore>>) -> Result<ExternalClaim> {
-        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let wanted = BlockRequest { partition: partition.cloned(), ..BlockRequest::reserve(len) };
-        let of_partition = partition.map(|partition| partition.claim(bytes)).transpose();
-        let of_partition = of_partition.map_err(|refusal| self.refused(&wanted, refusal, 0))?;
-        let claim = || self.memory().claim_external(bytes);
+    pub(crate) fn claim_external(&self, bytes: u64) -> Result<Claim> {
+        let claim = || self.memory.claim_external(bytes);
         let claim_or_trim = || {
             claim().or_else(|refusal| {
-                self.trim(self.memory().room_for_external(bytes).ok_or(refusal)?);
+                self.trim(self.memory.room_for_external(bytes).ok_or(refusal)?);
                 claim()
             })
         };
-        let claim = self.add_within_shared_limit(claim_or_trim).map_err(|refusal| self.refused(&wanted, refusal, 0))?;
-        Ok(ExternalClaim { claim, _of_partition: of_partition })
+        let wanted = BlockRequest::reserve(usize::try_from(bytes).unwrap_or(usize::MAX));
+        self.add_within_shared_limit(claim_or_trim).map_err(|refusal| self.refused(&wanted, refusal, 0))
     }
 
     /// The error of a source that refused `len` bytes of memory other than buffers.
@@ -309,16 +339,9 @@ impl Core {
     }
 
     /// Releases `claim`, which makes room for waiting requests.
-    pub(crate) fn end_external_claim(&self, claim: ExternalClaim) {
-        self.memory().end_external(claim.claim.bytes());
+    pub(crate) fn end_external_claim(&self, claim: Claim) {
+        self.memory.end_external(claim.bytes());
         drop(claim);
         self.room_was_made();
     }
-}
-
-/// Bytes under the limits of a pool that are not in buffers; released by the drop.
-#[derive(Debug)]
-pub(crate) struct ExternalClaim {
-    claim: Claim,
-    _of_partition: Option<Claim>,
 }

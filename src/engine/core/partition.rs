@@ -1,4 +1,4 @@
-//! A partition: a partition of a pool, with its own limit on the bytes in use and its own wait queue.
+//! A partition of a pool: its own limit on the bytes in use, and its own wait queue.
 //!
 //! ```text
 //!   request ─▶ claim ─no room─▶ wait queue of the partition ─▶ claim ─▶ the pool, as any other request ─▶ buffer with the claim
@@ -10,7 +10,6 @@
 
 use std::fmt;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::{Block, Core};
@@ -18,7 +17,7 @@ use crate::diag::PoolLog;
 use crate::engine::memory::Refusal;
 use crate::engine::meter::owners::Tag;
 use crate::engine::meter::{Counter, Times};
-use crate::engine::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
+use crate::engine::wait_queue::{FirstAttempt, KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{ErrorKind, Result};
 use crate::quota::{Budget, BudgetOwner, Claim};
 use crate::size_class::Class;
@@ -76,7 +75,7 @@ impl fmt::Debug for PartitionCore {
 impl Core {
     /// A new partition of this pool.
     pub(crate) fn partition(self: &Arc<Self>, name: &str, max_bytes: u64) -> Arc<PartitionCore> {
-        self.log.partitioned(name, max_bytes, self.memory().max_bytes());
+        self.log.partitioned(name, max_bytes, self.memory.max_bytes());
         let partition = Arc::new_cyclic(|partition: &Weak<PartitionCore>| PartitionCore {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
             number: PoolLog::next_number(),
@@ -137,9 +136,9 @@ impl PartitionCore {
         self.waiters.wake_all();
     }
 
-    /// Changes the limit; `None` leaves only the pool's limit.
-    pub(crate) fn set_max_bytes(&self, max_bytes: Option<u64>) {
-        self.budget.set_max_bytes(max_bytes);
+    /// Changes the limit.
+    pub(crate) fn set_max_bytes(&self, max_bytes: u64) {
+        self.budget.set_max_bytes(Some(max_bytes));
         self.waiters.wake_all();
     }
 
@@ -151,12 +150,9 @@ impl PartitionCore {
     /// A buffer of this partition. Waits for its claim, and then as a request of the pool.
     pub(crate) fn get(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         let begun = Instant::now();
-        let claim = self.begin_claim(wanted, wait, None).and_then(|claim| match claim {
-            Ok(claim) => Ok(claim),
-            Err(ticket) => self.end_wait(&ticket, ticket.wait()),
-        });
+        let claim = self.begin_claim(wanted, wait, None).and_then(FirstAttempt::wait);
         let served = claim.and_then(|claim| {
-            let mut block = self.core.get(wanted, wait.saturating_sub(begun.elapsed()))?;
+            let mut block = self.core.begin_get(wanted, wait.saturating_sub(begun.elapsed()), None)?.wait()?;
             self.charge(&mut block, claim);
             Ok(block)
         });
@@ -168,7 +164,7 @@ impl PartitionCore {
         let claim = if self.waiters.has_waiters() {
             None
         } else {
-            self.claim(self.core.memory().block_bytes(wanted.class)).ok()
+            self.claim(self.core.memory.supply().block_bytes(wanted.class)).ok()
         }?;
         let mut block = self.core.try_get_of_pool(wanted.class)?;
         self.charge(&mut block, claim);
@@ -193,8 +189,8 @@ impl PartitionCore {
         wanted: &BlockRequest,
         wait: Duration,
         keep_alive: Option<KeepAlive>,
-    ) -> Result<Result<Claim, WaitTicket<Self>>> {
-        let needed_bytes = self.core.memory().block_bytes(wanted.class);
+    ) -> Result<FirstAttempt<Self>> {
+        let needed_bytes = self.core.memory.supply().block_bytes(wanted.class);
         let claimed = if self.waiters.has_waiters() {
             // These came first.
             Err(self.budget.never(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes)))
@@ -202,7 +198,7 @@ impl PartitionCore {
             self.budget.claim(needed_bytes)
         };
         let over = match claimed {
-            Ok(claim) => return Ok(Ok(claim)),
+            Ok(claim) => return Ok(FirstAttempt::Served(claim)),
             Err(over) => over,
         };
         let refusal = Refusal::QuotaExceeded { needed_bytes, over };
@@ -211,24 +207,7 @@ impl PartitionCore {
         }
         self.core.log.began_to_wait(wanted.len as u64, wanted.class.bytes as u64);
         let waiter = Waiter::new(wanted.clone(), wanted.class, (Instant::now(), wait), keep_alive);
-        Ok(Err(WaitTicket::new(self, waiter, Some(refusal))))
-    }
-
-    /// Whether the request of a task has its claim.
-    pub(crate) fn poll_claim(ticket: &mut WaitTicket<Self>, context: &mut Context<'_>) -> Poll<Result<Claim>> {
-        let claim = ready!(ticket.poll(context));
-        Poll::Ready(ticket.server().end_wait(ticket, claim))
-    }
-
-    fn end_wait(&self, ticket: &WaitTicket<Self>, claim: Option<Claim>) -> Result<Claim> {
-        let wanted = ticket.request();
-        self.core.log.waited(wanted.len as u64, ticket.age(), claim.is_some());
-        claim.ok_or_else(|| {
-            self.counts.timeouts.add(u64::from(!self.is_closed()));
-            let needed_bytes = self.core.memory().block_bytes(wanted.class);
-            let full = || Refusal::QuotaExceeded { needed_bytes, over: self.budget.full(needed_bytes) };
-            self.refuse(wanted, ticket.waiter().refusal().unwrap_or_else(full))
-        })
+        Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, Some(refusal))))
     }
 
     fn refuse(&self, wanted: &BlockRequest, refusal: Refusal) -> crate::Error {
@@ -299,7 +278,18 @@ impl Server for PartitionCore {
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, _: Instant) -> Result<Claim, Refusal> {
         // Pairs with the fence of a return (quota-I3).
         fence(Ordering::SeqCst);
-        self.claim(self.core.memory().block_bytes(waiter.class))
+        self.claim(self.core.memory.supply().block_bytes(waiter.class))
+    }
+
+    fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, claim: Option<Claim>) -> Result<Claim> {
+        let wanted = ticket.request();
+        self.core.log.waited(wanted.len as u64, ticket.age(), claim.is_some());
+        claim.ok_or_else(|| {
+            self.counts.timeouts.add(u64::from(!self.is_closed()));
+            let needed_bytes = self.core.memory.supply().block_bytes(wanted.class);
+            let full = || Refusal::QuotaExceeded { needed_bytes, over: self.budget.full(needed_bytes) };
+            self.refuse(wanted, ticket.waiter().refusal().unwrap_or_else(full))
+        })
     }
 
     fn take_back(&self, claim: Claim) {

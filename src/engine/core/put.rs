@@ -8,6 +8,9 @@ use super::fast_path::KeptCore;
 use super::{Block, Core};
 use crate::backend::SourceError;
 use crate::copy::CopyKeeper;
+use crate::engine::block::BlockBody;
+use crate::engine::cache::thread_cache::Entry;
+use crate::engine::cache::{Evicted, LoweredLimit};
 use crate::error::Error;
 use crate::in_flight::{Ended, Fences, LostItem, QueryScope, SharedFence, Swept};
 use crate::maintenance_thread::Pace;
@@ -79,7 +82,7 @@ impl Core {
         if is_for_arena || self.has_waiters() || self.slow_path_flag.is_for_shared_limit() {
             return Err(block);
         }
-        self.stock.idle().put_remote(block.into_entry()).map_err(Block::from_entry)
+        self.idle.put_remote(block.into_entry()).map_err(Block::from_entry)
     }
 
     /// Counts how long the user had `block`, if that is known.
@@ -107,20 +110,20 @@ impl Core {
             self.record_return();
         }
         let Some(block) = self.release_for_others(block).and_then(|block| self.offer_to_head(block)) else { return };
-        let (class, now_us) = (block.class(), self.time.coarse_us());
+        let class = block.class();
         if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
             // Where it merges with adjacent free memory (policy-R3).
-            self.stock.idle().count_put();
-            self.stock.evict(block, now_us, EvictionReason::Released);
+            self.idle.count_put();
+            self.evict(block, EvictionReason::Released);
             self.notice(self.pace_of_change());
         } else {
-            let evicted = self.stock.idle().put(block.into_entry(), class);
+            let evicted = self.idle.put(block.into_entry(), class);
             if evicted.is_none() {
                 return self.wake_waiters();
             }
-            self.stock.evict_over_limit(evicted, now_us);
+            self.evict_over_limit(evicted);
         }
-        self.stock.enforce_idle_limit(self, now_us);
+        self.enforce_idle_limit();
         self.close_if_unused();
         self.wake_waiters();
     }
@@ -153,7 +156,7 @@ impl Core {
         } else {
             self.counters.pageable_returns.add(1);
         }
-        self.stock.release(block, self.time.coarse_us());
+        self.release_block(block);
         self.close_if_unused();
         self.wake_waiters();
     }
@@ -176,7 +179,7 @@ impl Core {
 
     /// Returns the blocks with copies that are complete according to their timelines. Calls no fence and no backend.
     pub(crate) fn complete_by_loads(&self) {
-        if self.in_flight.count() > 0 && self.memory().has_arena() {
+        if self.in_flight.count() > 0 && self.memory.has_arena() {
             self.complete(self.in_flight.sweep(QueryScope::Nothing));
         }
     }
@@ -188,7 +191,7 @@ impl Core {
         let mut completed = swept.completed;
         self.end_flights(&mut completed);
         for block in completed {
-            self.stock.record_of(&block, |id| Event::Completed { id });
+            self.record_of(&block, |id| Event::Completed { id });
             self.finish_put(block);
         }
         swept.lost.into_iter().for_each(|LostItem { item, error, fence }| self.lose(item, fence, &error));
@@ -210,17 +213,17 @@ impl Core {
     fn lose(&self, mut block: Block, fence: Option<SharedFence>, error: &Error) {
         block.end_holding();
         let (held_bytes, is_asked_again) = (block.held_bytes(), fence.is_some());
-        self.stock.record_of(&block, |id| Event::Leaked { id });
+        self.record_of(&block, |id| Event::Leaked { id });
         self.counters.quarantined_bytes.add(held_bytes);
         let lost = self.counters.quarantined.add(1);
-        self.memory().arena().into_iter().for_each(|arena| arena.count_quarantined());
-        let keeps_all = self.memory().arena().is_some_and(|arena| arena.may_never_release());
+        self.memory.arena().into_iter().for_each(|arena| arena.count_quarantined());
+        let keeps_all = self.memory.arena().is_some_and(|arena| arena.may_never_release());
         let leaked = match fence {
             Some(fence) => self.in_flight.quarantine(block, fence).err(),
             None => Some(block),
         };
         match leaked {
-            Some(block) => self.stock.leak(block),
+            Some(block) => self.keep_forever(block),
             None => self.notice(Pace::Active),
         }
         // After the block is counted, since a log line may be slow.
@@ -238,8 +241,14 @@ impl Core {
     /// Queries at most `most` failed fences again, and reuses the blocks with completed copies.
     pub(super) fn query_failed(&self, most: usize) {
         let (over, lost) = self.in_flight.query_failed(most);
-        lost.into_iter().for_each(|block| self.stock.leak(block));
+        lost.into_iter().for_each(|block| self.keep_forever(block));
         self.recover(over);
+    }
+
+    /// Never uses `block` again; keeps its memory, and with it this pool.
+    fn keep_forever(&self, block: Block) {
+        lost::keep(block);
+        self.lifetime.remove_block();
     }
 
     /// The copies of quarantined `blocks` have completed.
@@ -253,40 +262,110 @@ impl Core {
         self.counters.quarantined.subtract(buffers);
         self.counters.quarantined_bytes.subtract(bytes);
         self.log.completion_known(buffers, bytes);
-        self.memory().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
+        self.memory.arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
         for block in blocks {
-            self.stock.record_new(&block);
+            self.record_new(&block);
             self.finish_put(block);
         }
     }
 }
 
 impl Core {
+    /// A pinned block leaves the pool, for this reason. A slow call.
+    pub(super) fn evict(&self, block: Block, why: EvictionReason) {
+        self.classes.left(block.class(), why);
+        self.release_block(block);
+    }
+
+    pub(super) fn evict_all(&self, entries: Vec<Box<Entry<BlockBody<Self>>>>, why: EvictionReason) {
+        entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
+    }
+
+    /// Memory leaves the pool: pageable, a user's, or at the end of the pool. A slow call.
+    fn release_block(&self, block: Block) {
+        self.record_of(&block, |id| Event::Gone { id });
+        // The block's own reference to its pool is dropped last.
+        let (_owner, memory) = block.into_parts(&self.spare);
+        self.memory.release(memory, self.time.coarse_us());
+        // After the release, because the pool may close on it.
+        self.lifetime.remove_block();
+    }
+
+    /// Releases the block that was `evicted`, if any, and others until the count limit holds, which returns on the fast path do
+    /// not check.
+    pub(super) fn evict_over_limit(&self, evicted: Option<Evicted<BlockBody<Self>>>) {
+        let mut evicted = evicted.or_else(|| self.idle.evict_over_limit());
+        while let Some(Evicted { entry, reason, check }) = evicted {
+            self.evict(Block::from_entry(entry), reason);
+            // After the last handle no request profits from a raise.
+            if let Some(check) = check.filter(|_| !self.lifetime.is_sealed()) {
+                if let Some(to) = check.raised_to {
+                    self.record(Event::Limit { from: check.limit, to });
+                }
+                self.log.checked(check);
+            }
+            evicted = self.idle.evict_over_limit();
+        }
+    }
+
+    /// Releases blocks over the count limit or idle for too long, and lowers a limit that no request has needed for long.
+    pub(super) fn expire(&self, now_us: u64) {
+        self.evict_over_limit(None);
+        self.evict_all(self.idle.expire(now_us), EvictionReason::Expired);
+        if let Some(LoweredLimit { from, to, victims }) = self.idle.lower_limit(now_us) {
+            self.evict_all(victims, EvictionReason::Released);
+            self.record(Event::Limit { from, to });
+            self.log.limit_lowered(from, to);
+        }
+    }
+
+    /// Releases idle memory, oldest first, that exceeds the limit on idle memory, if there is one.
+    pub(super) fn enforce_idle_limit(&self) {
+        if self.config.max_idle_bytes.is_some() {
+            self.enforce_limits();
+        }
+    }
+
+    /// Releases idle memory, oldest first, that exceeds the limit, which may have been lowered, or the limit on idle memory. A
+    /// hit never does, so returns since the last miss or tick may exceed both.
+    pub(super) fn enforce_limits(&self) {
+        self.memory.enforce_limits(self, self.config.max_idle_bytes, self.time.coarse_us());
+    }
+
+    /// The memory is gone, for this reason. False if that was known.
+    pub(super) fn end_memory(&self, why: SourceError) -> bool {
+        let is_new = self.gone.set(why).is_ok();
+        if is_new {
+            self.evict_all(self.idle.seal(), EvictionReason::Released);
+        }
+        is_new
+    }
+
     /// No handle is left. Idle blocks are released now, others when they come back.
     pub(crate) fn seal(&self) {
         // From now on returns release their blocks, and nothing is idle.
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
         }
-        if let Some(arena) = self.memory().arena() {
+        if let Some(arena) = self.memory.arena() {
             arena.cancel_reserve();
         }
         self.report_end();
-        self.stock.lifetime().seal();
-        let idle = self.stock.seal();
+        self.lifetime.seal();
+        let idle = self.idle.seal();
         // A release that waits for the device would wait for a stuck copy, so copies in flight come first.
-        if self.memory().source().release_waits() {
+        if self.memory.source().release_waits() {
             self.await_copies();
         }
-        idle.into_iter().for_each(|block| self.stock.release(block, self.time.coarse_us()));
+        idle.into_iter().for_each(|entry| self.release_block(Block::from_entry(entry)));
         self.close_if_unused();
     }
 
     /// Waiting and later requests fail. What is idle is released, and so is what comes back.
     pub(crate) fn refuse_requests(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
-        self.stock.give_up(SourceError::new("the pool", "is closed"), self.time.coarse_us());
-        self.memory().arena().into_iter().for_each(|arena| arena.cancel_reserve());
+        self.end_memory(SourceError::new("the pool", "is closed"));
+        self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
         self.trim(0);
         self.waiters.wake_all();
         self.existing_partitions().iter().for_each(|partition| partition.close());
@@ -295,7 +374,7 @@ impl Core {
     /// Closes a sealed pool once every block is in flight, released or leaked.
     pub(super) fn close_if_unused(&self) {
         // Blocks in flight do not keep the pool open: `close` waits for their copies.
-        if self.stock.lifetime().begin_close(|| self.in_flight.held()) {
+        if self.lifetime.begin_close(|| self.in_flight.held()) {
             self.close();
         }
     }
@@ -330,12 +409,12 @@ impl Core {
             self.log.closed_in_flight(copies, bytes, begun.elapsed());
         }
         // A release that waits for the device would wait for a stuck copy.
-        let may_release = abandoned.is_empty() || !self.memory().source().release_waits();
-        abandoned.iter().filter_map(|_| self.memory().arena()).for_each(|arena| arena.count_quarantined());
+        let may_release = abandoned.is_empty() || !self.memory.source().release_waits();
+        abandoned.iter().filter_map(|_| self.memory.arena()).for_each(|arena| arena.count_quarantined());
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(lost::keep);
         if may_release {
-            self.memory().close(self.time.coarse_us());
+            self.memory.supply().close(self.time.coarse_us());
         }
         self.end_recording();
     }

@@ -7,9 +7,10 @@ use super::get::CALL_PATIENCE;
 use super::report::nanos;
 use super::{Block, BlockRequest, Core};
 use crate::engine::memory::{Refusal, SlowCalls, Stop};
-use crate::engine::wait_queue::{Server, WaitQueue, Waiter};
-use crate::error::Retry;
+use crate::engine::wait_queue::{Server, WaitQueue, WaitTicket, Waiter};
+use crate::error::{Result, Retry};
 use crate::maintenance_thread::pause_for_copies;
+use pinpool_observe::record::Event;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, Ordering, fence};
 
@@ -26,33 +27,34 @@ impl Server for Core {
     }
 
     fn require_slow_path(&self, is_waiting: bool) {
-        self.slow_path_flag.change(Reason::Waiting, || is_waiting, |attends| self.stock.idle().set_slow_path(attends));
+        self.slow_path_flag.change(Reason::Waiting, || is_waiting, |attends| self.idle.set_slow_path(attends));
     }
 
     fn sweep(&self) {
         self.complete_copies();
     }
 
-    fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> Result<Block, Refusal> {
+    fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> std::result::Result<Block, Refusal> {
         let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
             // Counted as a miss by the attempt without calls.
             let calls = SlowCalls::After(waiter.begun, waiter.begun + CALL_PATIENCE);
             let served =
-                self.try_get_of_pool(waiter.class).map_or_else(|| self.acquire_in_turn(&waiter.request, calls), Ok);
+                self.try_get_of_pool(waiter.class).map_or_else(|| self.acquire(&waiter.request, calls, false), Ok);
             return served.map_err(expect_refusal);
         };
-        if let Some(block) = self.stock.take(class) {
+        if let Some(block) = self.take(class) {
             return Ok(block);
         }
-        if !self.memory().could_hold(class) {
-            return self.fall_back(class.bytes, class).ok_or_else(|| self.memory().refusal_for_good(class));
+        if !self.memory.supply().could_hold(class) {
+            return self.fall_back(class.bytes, class).ok_or_else(|| self.memory.refusal_for_good(class));
         }
         let begun = Instant::now();
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) {
             // May stop without a refusal.
-            self.acquire(class, SlowCalls::Held(until, until)).map_err(|_| refused)
+            self.acquire(&waiter.request, SlowCalls::Held(until, until), true).map_err(|_| refused)
         } else {
-            let attempt = || self.acquire(class, SlowCalls::Until(until, until)).map_err(expect_refusal);
+            let calls = SlowCalls::Until(until, until);
+            let attempt = || self.acquire(&waiter.request, calls, true).map_err(expect_refusal);
             match attempt() {
                 Err(refusal) if self.publish_demand(&refusal) => attempt(),
                 acquired => acquired,
@@ -65,6 +67,22 @@ impl Server for Core {
 
     fn admits(self: &Arc<Self>, waiter: &Waiter<Self>, refusal: &Refusal) -> bool {
         self.may_wait(&waiter.request, waiter.wait, refusal)
+    }
+
+    fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
+        let (wanted, waiter, refusal) = (ticket.request(), ticket.waiter(), ticket.waiter().refusal());
+        if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
+            if served.is_none() && !self.is_hopeless(refusal) {
+                self.counters.timeouts.add(1);
+            }
+            // Of the request that this thread records next.
+            self.record(Event::Waited);
+            self.shortage.count_wait(self.time.coarse_us(), waited);
+            self.log.waited(wanted.len as u64, waited, served.is_some());
+        }
+        let served = served.map_or_else(|| self.give_up(wanted, refusal, waiter.wait), Ok);
+        self.record_outcome(&served, wanted, Some(waiter.begun));
+        served
     }
 
     fn take_back(&self, block: Block) {
@@ -81,7 +99,7 @@ impl Server for Core {
 
     fn is_hopeless(&self, refusal: &Refusal) -> bool {
         let Refusal::Source(error) = refusal else { return self.is_closed() };
-        self.is_closed() || self.stock.is_gone() || !self.memory().may_recover(error)
+        self.is_closed() || self.gone.get().is_some() || !self.memory.may_recover(error)
     }
 
     fn record_taken(&self) {

@@ -14,7 +14,26 @@ use pinpool_os::call_stack::CallStack;
 impl Core {
     #[inline]
     pub(in crate::engine) fn recorder(&self) -> Option<&Arc<Recorder>> {
-        self.stock.recorder()
+        self.recorder.as_ref()
+    }
+
+    pub(super) fn record(&self, event: Event) {
+        if let Some(recorder) = &self.recorder {
+            recorder.record(event);
+        }
+    }
+
+    /// Records what becomes of a block, if that is recorded.
+    pub(super) fn record_of(&self, block: &Block, event: impl FnOnce(u64) -> Event) {
+        if let Some((recorder, id)) = self.recorder.as_ref().zip(block.recorded_id()) {
+            recorder.record(event(id));
+        }
+    }
+
+    pub(super) fn record_new(&self, block: &Block) {
+        let (address, from_source) = (block.start().addr().get() as u64, block.is_from_source());
+        let class_bytes = block.class_bytes() as u64;
+        self.record_of(block, |id| Event::New { id, address, class_bytes, from_source });
     }
 
     /// A request was served, at once or by a miss that began at `begun`.
@@ -42,17 +61,10 @@ impl Core {
         }
     }
 
-    /// The request that this thread records next was in the wait queue.
-    pub(super) fn record_wait_event(&self) {
-        if let Some(recorder) = self.recorder() {
-            recorder.record(Event::Waited);
-        }
-    }
-
     /// A user returns `block`.
     #[inline]
     pub(in crate::engine) fn record_put(&self, block: &Block, in_flight: bool) {
-        self.stock.record_of(block, |id| Event::Put { id, in_flight });
+        self.record_of(block, |id| Event::Put { id, in_flight });
     }
 
     /// The pool has ended: its file is complete.

@@ -73,12 +73,12 @@ impl Core {
         let partition = wanted.partition.as_ref().filter(|_| is_by_partition);
         let stats = partition.map_or_else(|| self.stats(), |partition| partition.stats());
         let asked_bytes = wanted.len as u64;
-        let refused = self.memory().explain(&refusal, wanted.class);
+        let refused = self.memory.explain(&refusal, wanted.class);
         let tag = wanted.tag.as_ref().map(|tag| tag.name().to_owned());
         let request = Request { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
         let mut dump = self.dump_of(&stats, Some(request));
         if is_by_partition {
-            dump.limit = self.memory().limit_name(LimitLevel::Partition);
+            dump.limit = self.memory.limit_name(LimitLevel::Partition);
         }
         if nth > 0 {
             *self.diagnosis.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
@@ -106,7 +106,7 @@ impl Core {
     }
 
     pub(super) fn dump_of(&self, stats: &Stats, request: Option<Request>) -> Dump {
-        let source = self.memory().source();
+        let source = self.memory.source();
         // In a forked child other locks may be held by threads that do not exist here.
         let is_forked = self.is_forked();
         Dump {
@@ -114,13 +114,13 @@ impl Core {
             allocator: format!("{} ({})", stats.backend, stats.preset),
             owners: self.owners_of(stats),
             usage: usage_report(stats),
-            longest_free_bytes: if is_forked { 0 } else { self.memory().longest_free_bytes() },
+            longest_free_bytes: if is_forked { 0 } else { self.memory.supply().longest_free_bytes() },
             peak_bytes: stats.memory.peak_held_bytes,
             oldest_copy: stats.copies.oldest_age.zip(stats.copies.oldest_stream),
             host: if is_forked { None } else { self.host_memory() },
             request,
             diagnosis: self.latest_diagnosis(),
-            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory().limit_name(LimitLevel::Pool) },
+            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory.limit_name(LimitLevel::Pool) },
         }
     }
 
@@ -160,11 +160,11 @@ impl Core {
         self.in_flight.for_each(|block| {
             *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.adopted().is_none());
         });
-        let counted = self.stock.classes().rows().into_iter();
+        let counted = self.classes.rows().into_iter();
         let row = |counted: ClassStats| {
             let bytes = usize::try_from(counted.class_bytes).unwrap_or(usize::MAX);
             let in_flight = in_flight.remove(&bytes).unwrap_or(0);
-            let idle = self.stock.idle().count_of(Class { bytes, index: plain_eighths_index(bytes) });
+            let idle = self.idle.count_of(Class { bytes, index: plain_eighths_index(bytes) });
             // Saturating: buffers come and go between the readings.
             let in_use = counted.buffers.saturating_sub(in_flight + idle);
             ClassStats { in_flight, idle, in_use, ..counted }
@@ -174,7 +174,7 @@ impl Core {
 
     /// The statistics of a pool or partition that has counted nothing.
     pub(super) fn empty_stats(&self, name: Option<String>, number: u64) -> Stats {
-        let (preset, source) = (self.config.preset.name(), self.memory().source());
+        let (preset, source) = (self.config.preset.name(), self.memory.source());
         Stats { name, number, preset, backend: source.name(), is_pinned: source.is_pinned(), ..Stats::default() }
     }
 
@@ -185,9 +185,12 @@ impl Core {
         }
         (stats.requests.waits, stats.requests.waiting) = (self.waiters.total.get(), self.waiters.waiting());
         stats.limits.shared = self.shared_limit_stats();
-        self.stock.fill(&mut stats);
+        self.memory.fill_stats(&mut stats);
+        self.idle.fill(&mut stats);
+        self.classes.fill(&mut stats);
+        self.lifetime.fill(&mut stats);
         self.in_flight.fill(&mut stats);
-        self.counters.fill(&mut stats, self.memory().own_bytes());
+        self.counters.fill(&mut stats, self.memory.own_bytes());
         stats.copies.timeline_bytes = copy::timeline_bytes();
         let oldest = self.in_flight.oldest(self.time.now_us());
         (stats.copies.oldest_age, stats.copies.oldest_stream) =
@@ -197,7 +200,7 @@ impl Core {
 
     /// TensorFlow's counters since the last raise or clear.
     pub(crate) fn window(&self) -> Window {
-        self.stock.idle().window()
+        self.idle.window()
     }
 }
 
@@ -210,7 +213,7 @@ impl Core {
 
     /// A request of `class` found no memory at once.
     pub(super) fn record_need(&self, class: Class) {
-        let own_bytes = self.memory().own_bytes().saturating_sub(self.stock.idle().bytes());
+        let own_bytes = self.memory.own_bytes().saturating_sub(self.idle.bytes());
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
         self.diagnosis.short_requests.fetch_add(1, Ordering::Relaxed);
         if RETURNED_TO.try_with(Cell::take).ok().flatten() == Some(self.log.number) {
@@ -222,7 +225,7 @@ impl Core {
     /// Evaluates the diagnosis if that is due, and logs it if it has changed.
     pub(super) fn report_diagnosis(&self, now_us: u64) {
         // A pool that keeps nothing releases what it pins.
-        if self.config.pool_size_limit == 0 && !self.memory().has_arena() {
+        if self.config.pool_size_limit == 0 && !self.memory.has_arena() {
             return;
         }
         // One thread at a time is enough.
@@ -275,12 +278,12 @@ impl Core {
 
     /// What the diagnosis sees now.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let (stats, is_direct) = (self.stats(), !self.memory().has_arena());
+        let (stats, is_direct) = (self.stats(), !self.memory.has_arena());
         let needed_bytes = self.diagnosis.needed_bytes.load(Ordering::Relaxed);
         // A wait counts while it lasts, not in the window in which it ends.
         let current_waits = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
         let waited = stats.requests.wait_time.total() + current_waits;
-        let limit = self.memory().limit_name(LimitLevel::Pool);
+        let limit = self.memory.limit_name(LimitLevel::Pool);
         let has_limit =
             limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
         let nanos = |calls: &Calls| nanos(calls.time.total());

@@ -6,7 +6,7 @@
 //! One thread at a time runs a tick; a thread that finds another thread running one continues without waiting. So the lock held
 //! during a tick, slow calls included, makes no thread wait.
 
-use super::Core;
+use super::{Block, Core};
 use crate::backend::Source;
 use crate::diag::{self, Growth};
 use crate::engine::memory::PoolView;
@@ -74,15 +74,15 @@ impl Core {
     /// Completes copies and does what is due; without a maintenance thread also its compaction and its reserve.
     pub(crate) fn maintain(&self) {
         self.query_failed(usize::MAX);
-        self.memory().release_refused();
+        self.memory.supply().release_refused();
         self.check();
         // Also if no tick is due. Counting collects what other threads have put back.
-        if self.stock.idle().count() > self.config.pool_size_limit {
-            self.stock.enforce_count_limit(self.time.coarse_us());
+        if self.idle.count() > self.config.pool_size_limit {
+            self.evict_over_limit(None);
         }
-        if let Some(arena) = self.memory().arena().filter(|_| self.thread.is_none()) {
+        if let Some(arena) = self.memory.arena().filter(|_| self.thread.is_none()) {
             arena.compact(self.time.coarse_us());
-            arena.reserve_turn(self.time.coarse_us());
+            arena.reserve_turn();
         }
     }
 
@@ -90,21 +90,21 @@ impl Core {
     pub(crate) fn check(&self) {
         self.query_copies();
         self.release_to_others();
-        let now_us = self.tick_after(0);
-        self.watch_device(now_us);
+        self.tick_after(0);
+        self.watch_device();
         self.record_idle();
-        self.stock.enforce_limits(self, now_us);
+        self.enforce_limits();
     }
 
     /// Moves a few granules to the compaction target (policy-R13). Returns whether any were moved.
     pub(crate) fn compaction_step(&self) -> bool {
-        self.memory().arena().is_some_and(|arena| arena.compaction_step(self.time.coarse_us()))
+        self.memory.arena().is_some_and(|arena| arena.compaction_step(self.time.coarse_us()))
     }
 
     /// Reads the clock.
     pub(super) fn now_us(&self) -> u64 {
         let now_us = self.time.now_us();
-        self.stock.idle().tick(now_us, self.time.latest_put_us(now_us));
+        self.idle.tick(now_us, self.time.latest_put_us(now_us));
         now_us
     }
 
@@ -123,19 +123,19 @@ impl Core {
             Some(thread) if patience_us > 0 => self.log.no_thread(thread.wake(false)),
             Some(_) => {}
             // The maintenance thread does this at every tick.
-            None => self.watch_device(now_us),
+            None => self.watch_device(),
         }
         if now_us >= state.next_query_us {
             state.next_query_us = now_us.saturating_add(QUERY_FAILED_EVERY_US);
             self.query_failed(QUERIED_AT_ONCE);
-            self.memory().release_refused();
+            self.memory.supply().release_refused();
         }
         if !self.has_waiters() {
             self.shortage.end_if_calm(&self.log, now_us);
         }
         self.report_stuck_copies(now_us, late_us);
-        if let Some(arena) = self.memory().arena() {
-            self.stock.expire(now_us);
+        if let Some(arena) = self.memory.arena() {
+            self.expire(now_us);
             self.close_if_unused();
             arena.tick(self, now_us, || self.trim(0));
         }
@@ -143,7 +143,7 @@ impl Core {
         drop(state);
         self.report_diagnosis(now_us);
         self.follow_limit(now_us);
-        self.stock.enforce_limits(self, now_us);
+        self.enforce_limits();
         self.record_idle();
         now_us
     }
@@ -163,29 +163,29 @@ impl Core {
 
     /// Logs the growth since the last time, if twice as much is held.
     fn report_growth(&self, state: &mut TickState) {
-        let held_bytes = self.memory().held_bytes();
+        let held_bytes = self.memory.supply().held_bytes();
         if held_bytes < state.held_bytes.saturating_mul(2).max(FIRST_GROWTH_BYTES) {
             return;
         }
-        let calls = self.memory().calls();
+        let calls = self.memory.supply().calls();
         let growth = Growth {
             asked_bytes: calls.pin.bytes.saturating_sub(state.calls.pin.bytes),
             held_before_bytes: state.held_bytes,
             held_bytes,
             pin_calls: calls.pin.count.saturating_sub(state.calls.pin.count),
             took: calls.time().saturating_sub(state.calls.time()),
-            max_bytes: self.memory().max_bytes(),
+            max_bytes: self.memory.max_bytes(),
         };
         (state.held_bytes, state.calls) = (held_bytes, calls);
         self.log.grown(&growth);
     }
 
     /// After a device reset the pool hands out no memory that the reset has invalidated. A slow call.
-    pub(super) fn watch_device(&self, now_us: u64) {
-        let source = self.memory().source();
-        if !self.stock.is_gone()
+    pub(super) fn watch_device(&self) {
+        let source = self.memory.source();
+        if self.gone.get().is_none()
             && let Some(why) = source.gone()
-            && self.stock.give_up(why.clone(), now_us)
+            && self.end_memory(why.clone())
         {
             self.log.memory_gone(&why);
         }
@@ -198,17 +198,19 @@ impl Core {
 
 impl PoolView for Core {
     fn idle_bytes(&self) -> u64 {
-        self.stock.idle().bytes()
+        self.idle.bytes()
     }
 
     fn idle_buffers(&self) -> u64 {
-        self.stock.idle().count()
+        self.idle.count()
     }
 
     fn release_oldest(&self, why: EvictionReason) -> bool {
-        let released = self.stock.release_oldest(self.time.coarse_us(), why);
+        let oldest = self.idle.reclaim();
+        let is_found = oldest.is_some();
+        oldest.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
         self.close_if_unused();
-        released
+        is_found
     }
 
     fn has_copies(&self) -> bool {
@@ -217,6 +219,10 @@ impl PoolView for Core {
 
     fn complete_copies(&self) {
         Self::complete_copies(self);
+    }
+
+    fn now_us(&self) -> u64 {
+        self.time.read_us()
     }
 
     fn waiting_bytes(&self) -> Vec<u64> {
@@ -231,12 +237,12 @@ impl PoolView for Core {
 
 impl Maintained for Core {
     fn maintain(&self) {
-        let (wanted, budget) = (self.wanted_of_shared_limit.bytes(), self.memory().budget());
+        let (wanted, budget) = (self.wanted_of_shared_limit.bytes(), self.memory.budget());
         if wanted > 0 && budget.host().is_none() && budget.room_for(wanted) >= wanted {
             // Another pool of the process has made room, and has woken this thread only.
             self.wake_waiters();
         }
-        let is_compacting = self.memory().arena().is_some_and(|arena| arena.compact(self.time.now_us()));
+        let is_compacting = self.memory.arena().is_some_and(|arena| arena.compact(self.time.now_us()));
         // During compaction the thread runs more often than anything else is due.
         if !is_compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
             self.check();
@@ -247,11 +253,34 @@ impl Maintained for Core {
 
     fn pace(&self) -> Pace {
         let of_copies = if self.in_flight.held() > 0 { self.pace_of_copies() } else { Pace::Never };
-        self.stock.pace().max(of_copies).max(self.pace_of_shared_limit())
+        self.pace_of_idle().max(of_copies).max(self.pace_of_shared_limit())
     }
 }
 
 impl Core {
+    /// How soon time alone may change something: an idle buffer grows old, free memory falls due. Under `tensorflow` nothing ages.
+    fn pace_of_idle(&self) -> Pace {
+        let (idle_bytes, supply) = (self.idle.bytes(), self.memory.supply());
+        let Some(arena) = self.memory.arena() else {
+            // Here a return can only exceed a limit.
+            let may_pass_limit = self.config.max_idle_bytes.is_some() || self.memory.budget().over_bytes() > 0;
+            return match (may_pass_limit, idle_bytes, supply.all_block_bytes() > 0) {
+                (false, ..) | (true, 0, false) => Pace::Never,
+                (true, 0, true) => Pace::Quiet,
+                (true, ..) => Pace::Active,
+            };
+        };
+        if arena.is_compacting() {
+            return Pace::Compaction;
+        }
+        if idle_bytes > 0 || arena.ages() {
+            return if self.memory.own_bytes() > idle_bytes { Pace::Active } else { Pace::Quiet };
+        }
+        // A kept return notifies nobody, and makes a buffer idle. Free memory is released if memory is short.
+        let may_change = arena.has_free() || arena.reserve_waits();
+        if supply.all_block_bytes() > 0 || may_change { Pace::Quiet } else { Pace::Never }
+    }
+
     /// The pace for copies in flight: users may wait for adopted memory, and other pools for memory of this one.
     pub(super) fn pace_of_copies(&self) -> Pace {
         if self.counters.adopted.get() > 0 || self.slow_path_flag.is_for_shared_limit() {

@@ -17,22 +17,21 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::thread::ThreadId;
 use std::time::Instant;
 
-use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
+use super::PoolView;
+use super::block_memory::Refusal;
 use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::{MappingWatch, PressureWatch};
-use super::progress::Reserve;
 use super::shape::{GrowthShape, arena_over, held};
-use super::{PoolView, Supply};
-use crate::arena::{ArenaPtr, Retention};
-use crate::backend::{PAGE_BYTES, Source, SourceError};
+use crate::arena::Retention;
+use crate::backend::{PAGE_BYTES, SourceError};
 use crate::diag::PoolLog;
 use crate::quota::{Budget, Claim};
-use crate::size_class::Class;
-use crate::stats::{SourceCalls, Stats};
-use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
+use crate::shared_limit::Want;
+use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
 
 /// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
 const VARIED_GRANULES: u64 = 2;
@@ -42,7 +41,7 @@ const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 /// An arena over a source, with what its pool does periodically for its memory.
 pub(crate) struct ArenaSupply {
     pub(super) source: CalledSource,
-    budget: Arc<Budget>,
+    pub(super) budget: Arc<Budget>,
     pub(super) log: Arc<PoolLog>,
     pub(super) settings: ArenaSettings,
     pub(super) shape: GrowthShape,
@@ -66,14 +65,49 @@ pub(crate) struct ArenaSupply {
     pub(super) pressure: PressureWatch,
     /// A thread is releasing what is due.
     pub(super) is_releasing: AtomicBool,
-    /// Requests that are after new memory: a reserve waits for them.
-    pub(super) getting: AtomicU64,
     pub(super) reserve: Reserve,
 }
 
 impl std::fmt::Debug for ArenaSupply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ArenaSupply").field("source", &self.source.name()).finish_non_exhaustive()
+    }
+}
+
+/// The pinning of a reserve while the pool is in use.
+#[derive(Debug, Default)]
+pub(super) struct Reserve {
+    pub(super) progress: plain::Mutex<Progress>,
+    /// Notified when the progress changes.
+    pub(super) changed: plain::Condvar,
+    /// Requests that need new memory: the thread pauses for them.
+    pub(super) requests: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pub(super) has_thread: bool,
+    /// The thread that makes a step.
+    pub(super) stepper: Option<ThreadId>,
+    pub(super) is_cancelled: bool,
+    /// Why it stopped.
+    pub(super) stopped: Option<SourceError>,
+    /// Bytes that the next step needs and the limit had no room for.
+    pub(super) lacks_bytes: Option<u64>,
+    /// The bytes of it that other owners of the shared limit should release.
+    pub(super) want: Want,
+    /// The log has said that it waits for room.
+    pub(super) has_told_lack: bool,
+    /// When the pinning began, and what was there.
+    pub(super) begun: Option<(Instant, u64)>,
+    /// Quarters that the log has reported.
+    pub(super) reported: u128,
+}
+
+impl Progress {
+    /// No step is due.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_cancelled || self.stopped.is_some() || self.lacks_bytes.is_some()
     }
 }
 
@@ -122,7 +156,6 @@ impl ArenaSupply {
             pool: OnceLock::new(),
             pressure: PressureWatch::new(pressure),
             is_releasing: AtomicBool::new(false),
-            getting: AtomicU64::new(0),
             reserve: Reserve::default(),
         })
     }
@@ -184,8 +217,8 @@ impl ArenaSupply {
         }
         let books = self.books();
         // What is idle here is used first, and is claimed already.
-        let reusable_bytes = idle_bytes.saturating_add(books.arena().stats().idle_bytes);
-        let missing_bytes = books.arena().missing_bytes(bytes, PAGE_BYTES as u64);
+        let reusable_bytes = idle_bytes.saturating_add(books.arena.stats().idle_bytes);
+        let missing_bytes = books.arena.missing_bytes(bytes, PAGE_BYTES as u64);
         drop(books);
         let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
         let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
@@ -207,136 +240,23 @@ impl ArenaSupply {
         refused(over.unwrap_or_else(|| self.budget.full(claimed_bytes.saturating_sub(own_bytes))))
     }
 
-    /// Takes a block's bytes back. A pool is closed once its last block is counted as returned, which may be before another thread
-    /// returns that block's memory; so the last of the two, `close` or this, tears down.
-    pub(super) fn give_carved(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
-        let mut books = self.books();
-        let is_unused = books.give(ptr, bytes, now_us);
-        self.record_holes(&books, now_us);
-        drop(books);
-        if is_unused {
-            self.teardown(now_us);
-        }
-    }
-
     /// Divides the time that free memory is kept, since memory is short; `None` restores the setting.
     pub(super) fn shorten_retention(&self, divisor: Option<u64>) {
         // Relaxed: see `may_release_by_time`.
         self.is_short.store(divisor.is_some(), Ordering::Relaxed);
         let idle_timeout_us = self.settings.retention.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
-        self.books().set_retention(Retention { idle_timeout_us, ..self.settings.retention });
+        self.books().arena.set_retention(Retention { idle_timeout_us, ..self.settings.retention });
     }
 
     /// Whether free memory will be due, and is not known to be.
     pub(in crate::engine) fn ages(&self) -> bool {
         let books = self.books();
-        let releasable_bytes = books.arena().releasable_bytes();
-        releasable_bytes > 0 && (self.may_release_by_time() || books.overdue_bytes() < releasable_bytes)
+        let releasable_bytes = books.arena.releasable_bytes();
+        releasable_bytes > 0 && (self.may_release_by_time() || books.overdue_bytes < releasable_bytes)
     }
 
     /// Whether there is free memory, which is released if memory is short.
     pub(in crate::engine) fn has_free(&self) -> bool {
-        self.books().arena().releasable_bytes() > 0
-    }
-}
-
-impl Supply for ArenaSupply {
-    fn source(&self) -> &dyn Source {
-        &*self.source
-    }
-
-    fn budget(&self) -> &Arc<Budget> {
-        &self.budget
-    }
-
-    fn find(
-        &self,
-        class: Class,
-        calls: (u64, SlowCalls),
-        pool: &dyn PoolView,
-        take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Stop> {
-        self.find_memory(class.bytes as u64, calls, pool, take_idle)
-    }
-
-    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)> {
-        // A block is made by the supply of its pool.
-        if let BlockMemory::Carved { ptr, bytes, .. } = memory {
-            self.give_carved(ptr, bytes, now_us);
-        }
-        Ok(())
-    }
-
-    fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
-        self.release_for_others(bytes, pool, now_us)
-    }
-
-    fn close(&self, now_us: u64) {
-        self.books().close();
-        self.teardown(now_us);
-    }
-
-    fn could_hold(&self, class: Class) -> bool {
-        self.could_hold_bytes(class.bytes as u64)
-    }
-
-    fn may_grow(&self) -> bool {
-        self.settings.may_grow
-    }
-
-    /// In whole granules.
-    fn room_beside_bytes(&self, first: Class) -> u64 {
-        let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
-        match self.budget.max_bytes().filter(|_| !is_discrete && self.settings.may_grow) {
-            Some(max_bytes) => {
-                let granules = (max_bytes / granule_bytes).saturating_sub((first.bytes as u64).div_ceil(granule_bytes));
-                granules * granule_bytes
-            }
-            None => 0,
-        }
-    }
-
-    /// All the granules that it may touch.
-    fn beside_bytes(&self, class: Class) -> u64 {
-        let granule_bytes = self.shape.ample_bytes;
-        ((class.bytes as u64).div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
-    }
-
-    fn block_bytes(&self, class: Class) -> u64 {
-        class.bytes as u64
-    }
-
-    fn all_block_bytes(&self) -> u64 {
-        self.books().arena().stats().live_bytes
-    }
-
-    fn held_bytes(&self) -> u64 {
-        self.books().held_bytes()
-    }
-
-    fn claimed_by_others(&self) -> u64 {
-        self.books().claimed_by_others()
-    }
-
-    fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
-        let buffer_bytes = pool.idle_bytes();
-        let books = self.books();
-        let arena = books.arena().stats();
-        let free_bytes = arena.hole_bytes.saturating_sub(arena.reserve_hole_bytes);
-        let kept_bytes = books.arena().kept_bytes();
-        (free_bytes + buffer_bytes).min(books.arena().committed_outside_reserves().saturating_sub(kept_bytes))
-    }
-
-    fn longest_free_bytes(&self) -> u64 {
-        self.books().arena().longest_hole_bytes()
-    }
-
-    fn calls(&self) -> SourceCalls {
-        self.books().calls()
-    }
-
-    fn fill(&self, stats: &mut Stats) {
-        self.books().fill(stats);
-        stats.memory.reserve_eta = self.reserve_eta();
+        self.books().arena.releasable_bytes() > 0
     }
 }

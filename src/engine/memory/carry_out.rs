@@ -111,7 +111,17 @@ impl Executor {
         let begun = Instant::now();
         match *steps {
             [Step::Commit { extent }] => {
-                let committed = self.commit(source, extent, executed);
+                let (offset, bytes) = place(extent).map_err(RemapError::Kept)?;
+                let committed = match &self.addresses {
+                    // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
+                    // touches them until the plan is finished (arena-I1).
+                    #[allow(unsafe_code)]
+                    Some(range) => unsafe { source.commit(range, offset, bytes) },
+                    None => {
+                        let acquired = source.acquire(bytes, self.until);
+                        acquired.map(|region| executed.regions.push((extent.range(), region)))
+                    }
+                };
                 executed.calls.pin.record(extent.bytes(), begun.elapsed(), committed.is_ok());
                 committed.map_err(RemapError::Kept)
             }
@@ -130,20 +140,6 @@ impl Executor {
     }
 
     #[allow(unsafe_code)]
-    fn commit(&mut self, source: &CalledSource, extent: Extent, executed: &mut Executed) -> Result<(), SourceError> {
-        let (offset, bytes) = (as_len(extent.offset())?, as_len(extent.bytes())?);
-        match &self.addresses {
-            // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
-            // touches them until the plan is finished (arena-I1).
-            Some(range) => unsafe { source.commit(range, offset, bytes) },
-            None => {
-                let acquired = source.acquire(bytes, self.until);
-                acquired.map(|region| executed.regions.push((extent.range(), region)))
-            }
-        }
-    }
-
-    #[allow(unsafe_code)]
     fn decommit(&mut self, source: &CalledSource, extent: Extent) -> Result<(), SourceError> {
         if let Some(region) = self.leaving.remove(&extent.range()) {
             let again = Region::new(region.start(), region.len_bytes(), region.id());
@@ -155,7 +151,7 @@ impl Executor {
                 self.leaving.insert(extent.range(), again);
             });
         }
-        let (offset, bytes) = (as_len(extent.offset())?, as_len(extent.bytes())?);
+        let (offset, bytes) = place(extent)?;
         match &self.addresses {
             // SAFETY: the range is this source's; the granules are committed, wholly free and in transit (arena-I1): no
             // block lies in them, so no reference and no copy uses them (core-I1).
@@ -173,7 +169,7 @@ impl Executor {
             if from.range() != to.range() {
                 return Err(cannot());
             }
-            let subrange = || Ok(Subrange { offset: as_len(from.offset())?, bytes: as_len(from.bytes())? });
+            let subrange = || place(from).map(|(offset, bytes)| Subrange { offset, bytes });
             sources.push(subrange().map_err(RemapError::Kept)?);
             target.get_or_insert(to);
         }
@@ -200,6 +196,11 @@ fn steps_in_one_call(steps: &[Step]) -> usize {
         _ => false,
     };
     1 + steps.windows(2).take_while(adjoin).count()
+}
+
+/// Offset and length of `extent`.
+fn place(extent: Extent) -> Result<(usize, usize), SourceError> {
+    Ok((as_len(extent.offset())?, as_len(extent.bytes())?))
 }
 
 fn as_len(bytes: u64) -> Result<usize, SourceError> {

@@ -1,4 +1,4 @@
-//! The attempts of a miss, in their order.
+//! An arena as a supply: the attempts of a miss, in their order, and what a pool asks of its arena.
 //!
 //! - find-I1: no more idle blocks are released than were idle at the start, or when copies were swept for the first time. So a
 //!   search ends, whatever other threads put back meanwhile.
@@ -7,15 +7,17 @@
 use std::time::Instant;
 
 use super::arena_supply::ArenaSupply;
-use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
+use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use super::books::Books;
 use super::carry_out::{Executed, Executor};
+use super::shape::GrowthShape;
 use super::{PoolView, Supply};
 use crate::arena::{GrowthLimits, Plan, PlanOutcome};
 use crate::backend::SourceError;
 use crate::diag::Growth;
 use crate::quota::QuotaExceeded;
-use crate::stats::EvictionReason;
+use crate::size_class::Class;
+use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::MutexGuard;
 
 /// Longest commit while copies are pending: registering this much delays other threads' enqueues by half a millisecond.
@@ -34,9 +36,8 @@ enum CommitSize {
 
 /// The search for memory of one request.
 struct Search<'pool> {
+    attempt: Attempt,
     bytes: u64,
-    now_us: u64,
-    calls: SlowCalls,
     pool: &'pool dyn PoolView,
     /// Registering much at once would delay the enqueues of running copies.
     is_short_step: bool,
@@ -54,26 +55,28 @@ struct Search<'pool> {
     source: Option<SourceError>,
 }
 
-impl ArenaSupply {
-    /// Memory for `bytes`, whole pages, as far as `calls` allow. Stops if `take_idle` finds an idle block meanwhile.
-    pub(super) fn find_memory(
-        &self,
-        bytes: u64,
-        (now_us, calls): (u64, SlowCalls),
-        pool: &dyn PoolView,
-        take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Stop> {
-        if !matches!(calls, SlowCalls::After(..) | SlowCalls::Held(..))
-            && let Some(memory) = self.carve_first(bytes, pool, now_us)
-        {
-            return Ok(memory);
+impl Supply for ArenaSupply {
+    fn find(&self, attempt: Attempt, pool: &dyn PoolView, take_idle: &dyn Fn() -> bool) -> Result<BlockMemory, Stop> {
+        let Attempt { class, now_us, calls } = attempt;
+        let bytes = class.bytes as u64;
+        if !matches!(calls, SlowCalls::After(..) | SlowCalls::Held(..)) {
+            let mut books = self.books();
+            let memory = books.carve_missed(bytes, now_us, || pool.idle_bytes());
+            let changed = self.record_demand(&books, now_us);
+            self.record_holes(&books, now_us);
+            drop(books);
+            self.log.sizes_changed(changed);
+            if let Some(memory) = memory {
+                self.log.carved(bytes);
+                return Ok(memory);
+            }
         }
         // A request that can never fit is no reason to release idle blocks.
-        if !self.could_hold_bytes(bytes) {
+        if !self.could_hold(class) {
             return Err(self.no_space(bytes, pool.idle_bytes()).into());
         }
         let _first = self.before_reserve();
-        let mut search = Search::new(bytes, (now_us, calls), pool);
+        let mut search = Search::new(attempt, pool);
         search.is_short_step = self.source.release_waits() && pool.has_copies();
         loop {
             let idle_bytes = pool.idle_bytes();
@@ -90,7 +93,7 @@ impl ArenaSupply {
                 search.release_oldest();
                 continue;
             }
-            search.room = books.room_for(self.grown_bytes(bytes));
+            search.room = self.budget.room_for(self.grown_bytes(bytes));
             let limits = self.limits(&books, &search);
             match books.plan_growth(bytes, limits) {
                 Ok(plan) if calls == SlowCalls::None => {
@@ -98,7 +101,7 @@ impl ArenaSupply {
                     return Err(Stop::NeedsCall);
                 }
                 Ok(plan) => {
-                    if let Some(memory) = self.grow_or_request_less(books, plan, &mut search)? {
+                    if let Some(memory) = self.grow(books, plan, &mut search)? {
                         return Ok(memory);
                     }
                 }
@@ -117,41 +120,120 @@ impl ArenaSupply {
         }
     }
 
-    /// The first attempt: a hole that is long enough. Counts the miss.
-    fn carve_first(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> Option<BlockMemory> {
+    /// A pool is closed once its last block is counted as returned, which may be before another thread returns that block's
+    /// memory; so the last of the two, `close` or this, tears down.
+    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)> {
+        // A block is made by the supply of its pool.
+        let BlockMemory::Carved { ptr, bytes, .. } = memory else { return Ok(()) };
         let mut books = self.books();
-        let (memory, recurs) = books.serve_miss(bytes, now_us);
-        let mut changed = self.record_demand(&books, now_us);
+        let is_unused = books.give(ptr, bytes, now_us);
         self.record_holes(&books, now_us);
         drop(books);
-        if memory.is_none() && !recurs {
-            let idle_bytes = pool.idle_bytes();
-            let mut books = self.books();
-            books.record_scattered(bytes, idle_bytes, now_us);
-            changed = self.record_demand(&books, now_us).or(changed);
+        if is_unused {
+            self.teardown(now_us);
         }
-        self.log.sizes_changed(changed);
-        memory.inspect(|_| self.log.carved(bytes))
+        Ok(())
     }
 
-    /// Carries out `plan`. If the source refuses, the next plan requests less; after two refusals the request is refused, since a
-    /// buffer that other threads return is found in the wait queue.
-    fn grow_or_request_less(
+    fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
+        self.release_for_others(bytes, pool, now_us)
+    }
+
+    fn close(&self, now_us: u64) {
+        self.books().is_closed = true;
+        self.teardown(now_us);
+    }
+
+    fn could_hold(&self, class: Class) -> bool {
+        self.could_hold_bytes(class.bytes as u64)
+    }
+
+    fn may_grow(&self) -> bool {
+        self.settings.may_grow
+    }
+
+    /// In whole granules.
+    fn room_beside_bytes(&self, first: Class) -> u64 {
+        let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
+        match self.budget.max_bytes().filter(|_| !is_discrete && self.settings.may_grow) {
+            Some(max_bytes) => {
+                let granules = (max_bytes / granule_bytes).saturating_sub((first.bytes as u64).div_ceil(granule_bytes));
+                granules * granule_bytes
+            }
+            None => 0,
+        }
+    }
+
+    /// All the granules that it may touch.
+    fn beside_bytes(&self, class: Class) -> u64 {
+        let granule_bytes = self.shape.ample_bytes;
+        ((class.bytes as u64).div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
+    }
+
+    fn block_bytes(&self, class: Class) -> u64 {
+        class.bytes as u64
+    }
+
+    fn all_block_bytes(&self) -> u64 {
+        self.books().arena.stats().live_bytes
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.books().held_bytes()
+    }
+
+    fn claimed_by_others(&self) -> u64 {
+        self.books().claimed_by_others()
+    }
+
+    fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
+        let buffer_bytes = pool.idle_bytes();
+        let books = self.books();
+        let arena = books.arena.stats();
+        let free_bytes = arena.hole_bytes.saturating_sub(arena.reserve_hole_bytes);
+        let kept_bytes = books.arena.kept_bytes();
+        (free_bytes + buffer_bytes).min(books.arena.committed_outside_reserves().saturating_sub(kept_bytes))
+    }
+
+    fn longest_free_bytes(&self) -> u64 {
+        self.books().arena.longest_hole_bytes()
+    }
+
+    fn calls(&self) -> SourceCalls {
+        self.books().calls
+    }
+
+    fn fill(&self, stats: &mut Stats) {
+        self.books().fill(stats);
+        stats.memory.reserve_eta = self.reserve_eta();
+    }
+}
+
+impl ArenaSupply {
+    /// Carries out `plan` for a block. If the source refuses, the next plan requests less; after two refusals the request is
+    /// refused, since a buffer that other threads return is found in the wait queue.
+    fn grow(
         &self,
         books: MutexGuard<'_, Books>,
         plan: Plan,
         search: &mut Search<'_>,
     ) -> Result<Option<BlockMemory>, Refusal> {
-        let was_larger = plan.surplus_bytes() > 0;
-        let error = match self.grow(books, plan, search.bytes, (search.now_us, search.calls.until().1)) {
-            Ok(memory) => {
-                if search.commit == CommitSize::OneBuffer && self.shape.is_discrete {
-                    self.books().count_smaller_region();
-                }
-                let no_address = || Refusal::Source(SourceError::new("arena", "a place without an address"));
-                return memory.map(Some).ok_or_else(no_address);
+        let Search { bytes, attempt: Attempt { now_us, calls, .. }, .. } = *search;
+        let (ptr, was_larger) = (plan.ptr(), plan.surplus_bytes() > 0);
+        let finished = self.carry_out(books, plan, (Some(bytes), calls.until().1), |books, plan, executed| {
+            let finished = books.finish_growth(plan, executed, now_us);
+            self.record_holes(books, now_us);
+            finished
+        });
+        self.record_old_places();
+        let Err(error) = finished else {
+            let mut books = self.books();
+            if search.commit == CommitSize::OneBuffer && self.shape.is_discrete {
+                books.smaller_regions += 1;
             }
-            Err(error) => error,
+            let memory = ptr.and_then(|ptr| books.memory_at(ptr, bytes));
+            let no_address = || Refusal::Source(SourceError::new("arena", "a place without an address"));
+            return memory.map(Some).ok_or_else(no_address);
         };
         search.commit = match search.commit {
             CommitSize::Nothing => return Err(Refusal::Source(error)),
@@ -167,7 +249,7 @@ impl ArenaSupply {
     /// There is no plan: completes copies, then releases the oldest idle block, then permits the release of regions (policy-R8).
     /// False if nothing is left to do.
     fn make_room(&self, books: MutexGuard<'_, Books>, limits: GrowthLimits, search: &mut Search<'_>) -> bool {
-        let arena = books.arena().stats();
+        let arena = books.arena.stats();
         // What the source adds to a region is released with it.
         let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
         let lacking_bytes = self.alone_bytes(search.bytes).saturating_sub(available_bytes);
@@ -199,23 +281,25 @@ impl ArenaSupply {
         let room_bytes = search.room;
         let commit_bytes = match search.commit {
             CommitSize::Nothing => 0,
-            _ if self.may_grow() => room_bytes,
+            _ if self.settings.may_grow => room_bytes,
             // What of the reserve is still to come.
             _ => room_bytes.min(books.reserve_to_come()),
         };
         let (step_bytes, largest_bytes) = match search.commit {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
-            _ if search.is_short_step => (STEP_BESIDE_COPIES_BYTES, books.largest_missed_bytes(search.now_us)),
-            _ => (u64::MAX, books.largest_missed_bytes(search.now_us)),
+            _ if search.is_short_step => {
+                (STEP_BESIDE_COPIES_BYTES, books.demand.largest_missed_bytes(search.attempt.now_us))
+            }
+            _ => (u64::MAX, books.demand.largest_missed_bytes(search.attempt.now_us)),
         };
         let nothing_else = search.may_release_regions || search.commit == CommitSize::Nothing;
         GrowthLimits {
             commit_bytes,
-            over_bytes: self.budget().over_bytes(),
+            over_bytes: self.budget.over_bytes(),
             may_decommit_regions: !self.source.release_waits() || nothing_else && !self.may_never_release(),
             step_bytes,
             largest_bytes,
-            known_bytes: books.largest_held_bytes(search.now_us),
+            known_bytes: books.demand.largest_held_bytes(search.attempt.now_us),
         }
     }
 }
@@ -237,8 +321,8 @@ impl ArenaSupply {
         let mut books = self.books();
         let held_before_bytes = books.held_bytes();
         let finished = finish(&mut books, plan, executed);
-        let (held_bytes, max_bytes) = (books.held_bytes(), books.budget().max_bytes());
-        let mappings = books.arena().stats().mappings;
+        let (held_bytes, max_bytes) = (books.held_bytes(), self.budget.max_bytes());
+        let mappings = books.arena.stats().mappings;
         drop(books);
         self.finished.notify_all();
         if pin_calls > 0 {
@@ -247,25 +331,6 @@ impl ArenaSupply {
             self.watch_mappings(mappings);
         }
         finished
-    }
-
-    /// Carries out a plan for a block of `bytes` and returns its memory.
-    pub(super) fn grow(
-        &self,
-        books: MutexGuard<'_, Books>,
-        plan: Plan,
-        bytes: u64,
-        (now_us, until): (u64, Instant),
-    ) -> Result<Option<BlockMemory>, SourceError> {
-        let ptr = plan.ptr();
-        let finished = self.carry_out(books, plan, (Some(bytes), until), |books, plan, executed| {
-            let finished = books.finish_growth(plan, executed, now_us);
-            self.record_holes(books, now_us);
-            finished
-        });
-        self.record_old_places();
-        finished?;
-        Ok(ptr.and_then(|ptr| self.books().memory_at(ptr, bytes)))
     }
 
     /// Grows by larger granules if the process has few mappings left; `own_mappings` of its mappings are this pool's.
@@ -277,14 +342,13 @@ impl ArenaSupply {
 }
 
 impl<'pool> Search<'pool> {
-    fn new(bytes: u64, (now_us, calls): (u64, SlowCalls), pool: &'pool dyn PoolView) -> Self {
+    fn new(attempt: Attempt, pool: &'pool dyn PoolView) -> Self {
         Self {
-            bytes,
-            now_us,
-            calls,
+            attempt,
+            bytes: attempt.class.bytes as u64,
             pool,
             is_short_step: false,
-            commit: if matches!(calls, SlowCalls::Held(..)) { CommitSize::Nothing } else { CommitSize::Ample },
+            commit: if matches!(attempt.calls, SlowCalls::Held(..)) { CommitSize::Nothing } else { CommitSize::Ample },
             to_release: pool.idle_buffers(),
             has_swept: false,
             may_release_regions: false,

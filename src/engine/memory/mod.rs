@@ -14,7 +14,7 @@
 //! | `find.rs` | the attempts of a miss, in their order; growth |
 //! | `carry_out.rs`, `called_source.rs` | the steps of a plan on the source; calls recorded, panics caught |
 //! | `compaction.rs`, `release.rs` | plans that move and release memory |
-//! | `reserve.rs`, `progress.rs`, `pin_reserve.rs` | memory that stays: pinned while the pool is in use, and its steps |
+//! | `reserve.rs`, `pin_reserve.rs` | memory that stays: pinned while the pool is in use; its steps |
 //! | `shape.rs` | addresses, and the size of granules |
 //! | `one_each.rs` | one acquisition for each block: `tensorflow`, and pageable memory |
 //! | `block_memory.rs` | memory of one block |
@@ -25,7 +25,6 @@
 //! source call. Never decides which idle buffer is reused, and reaches idle buffers only through [`PoolView`].
 
 use std::fmt::Debug;
-use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use crate::backend::{Source, SourceError};
@@ -45,24 +44,25 @@ mod find;
 mod one_each;
 mod pin_reserve;
 mod pressure;
-mod progress;
 mod refusal;
 mod release;
 mod reserve;
 mod shape;
 
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
-pub(crate) use block_memory::{Adopted, BlockMemory, Refusal, SlowCalls, Stop};
+pub(crate) use block_memory::{Adopted, Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 pub(crate) use called_source::CalledSource;
-pub(crate) use one_each::{OneEach, Pageable};
-pub(in crate::engine) use pin_reserve::Place;
-pub(in crate::engine) use reserve::ReserveWait;
+use one_each::OneEach;
+pub(crate) use one_each::Pageable;
 pub(crate) use shape::granule_bytes;
 
 /// The memory of one pool: a supply of pinned memory, pageable memory if requests without room get that, and what users have
 /// pinned under the same limit.
 #[derive(Debug)]
 pub(crate) struct Memory {
+    source: CalledSource,
+    budget: Arc<Budget>,
+    log: Arc<PoolLog>,
     supply: Arc<dyn Supply>,
     /// The supply, if it is an arena, which has a reserve and free memory.
     arena: Option<Arc<ArenaSupply>>,
@@ -73,25 +73,34 @@ pub(crate) struct Memory {
     lock_limit: OnceLock<Option<u64>>,
 }
 
-impl Deref for Memory {
-    type Target = dyn Supply;
+impl Memory {
+    /// One acquisition of `source` for each block, which `claim` claims.
+    pub(crate) fn one_each(source: CalledSource, claim: Claim, pageable: Option<Pageable>, log: Arc<PoolLog>) -> Self {
+        let supply = Arc::new(OneEach::new(source.clone(), claim, log.clone()));
+        let (budget, external_bytes, lock_limit) = (supply.budget.clone(), AtomicU64::new(0), OnceLock::new());
+        Self { source, budget, log, supply, arena: None, pageable, external_bytes, lock_limit }
+    }
 
-    fn deref(&self) -> &Self::Target {
+    pub(crate) fn of_arena(arena: ArenaSupply, pageable: Option<Pageable>) -> Self {
+        let (source, budget, log) = (arena.source.clone(), arena.budget.clone(), arena.log.clone());
+        let (arena, external_bytes, lock_limit) = (Arc::new(arena), AtomicU64::new(0), OnceLock::new());
+        Self { source, budget, log, supply: arena.clone(), arena: Some(arena), pageable, external_bytes, lock_limit }
+    }
+
+    /// The supply of pinned memory.
+    #[inline]
+    pub(crate) fn supply(&self) -> &dyn Supply {
         &*self.supply
     }
-}
 
-impl Memory {
-    pub(crate) fn one_each(supply: OneEach, pageable: Option<Pageable>) -> Self {
-        Self::over(Arc::new(supply), None, pageable)
+    #[inline]
+    pub(crate) fn source(&self) -> &dyn Source {
+        &*self.source
     }
 
-    pub(crate) fn of_arena(arena: Arc<ArenaSupply>, pageable: Option<Pageable>) -> Self {
-        Self::over(arena.clone(), Some(arena), pageable)
-    }
-
-    fn over(supply: Arc<dyn Supply>, arena: Option<Arc<ArenaSupply>>, pageable: Option<Pageable>) -> Self {
-        Self { supply, arena, pageable, external_bytes: AtomicU64::new(0), lock_limit: OnceLock::new() }
+    /// The limit of the pool.
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
     }
 
     /// The arena that buffers are carved from, if there is one.
@@ -106,19 +115,14 @@ impl Memory {
 
     /// Sets the limit.
     pub(in crate::engine) fn set_max_bytes(&self, max_bytes: Option<u64>) {
-        self.budget().set_max_bytes(max_bytes);
+        self.budget.set_max_bytes(max_bytes);
         if let Some(pageable) = &self.pageable {
             pageable.follow(max_bytes);
         }
     }
 
     pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {
-        self.budget().max_bytes()
-    }
-
-    /// Whether more is held than the limit, which was lowered.
-    pub(in crate::engine) fn exceeds_limit(&self) -> bool {
-        self.budget().over_bytes() > 0
+        self.budget.max_bytes()
     }
 
     /// Unpinned memory for `class`, if this pool may give it out and its limit leaves room.
@@ -133,7 +137,7 @@ impl Memory {
 
     /// Claims `bytes` for memory that is held in addition to the blocks.
     pub(in crate::engine) fn claim_external(&self, bytes: u64) -> Result<Claim, Refusal> {
-        let claim = self.budget().claim(bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes: bytes, over })?;
+        let claim = self.budget.claim(bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes: bytes, over })?;
         self.external_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(claim)
     }
@@ -145,11 +149,11 @@ impl Memory {
 
     /// How much the supply may hold for `bytes` to fit in addition. `None` without a limit.
     pub(in crate::engine) fn room_for_external(&self, bytes: u64) -> Option<u64> {
-        Some(self.max_bytes()?.saturating_sub(bytes).saturating_sub(self.claimed_by_others()))
+        Some(self.max_bytes()?.saturating_sub(bytes).saturating_sub(self.supply.claimed_by_others()))
     }
 
     /// Memory leaves the pool, to the supply or to the system. Logs a failure. A slow call.
-    pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64, log: &PoolLog) {
+    pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64) {
         let released = match memory {
             BlockMemory::Pageable { region, claim } => {
                 self.pageable.as_ref().map_or(Ok(()), |pageable| pageable.release(region, claim))
@@ -158,44 +162,35 @@ impl Memory {
                 adopted.release();
                 Ok(())
             }
-            pinned => self.give(pinned, now_us),
+            pinned => self.supply.give(pinned, now_us),
         };
         if let Err((held_bytes, error)) = released {
-            log.release_failed(held_bytes, &error);
+            self.log.release_failed(held_bytes, &error);
         }
     }
 
     /// Bytes in blocks, pinned or not.
     pub(in crate::engine) fn own_bytes(&self) -> u64 {
-        self.all_block_bytes() + self.pageable.as_ref().map_or(0, Pageable::held_bytes)
+        self.supply.all_block_bytes() + self.pageable.as_ref().map_or(0, Pageable::held_bytes)
     }
 
     /// Fills in what the supply and pageable memory count.
     pub(in crate::engine) fn fill_stats(&self, stats: &mut Stats) {
-        self.fill(stats);
+        self.supply.fill(stats);
         stats.memory.external_bytes = self.external_bytes.load(Ordering::Relaxed);
         if let Some(pageable) = &self.pageable {
             pageable.fill(stats);
         }
-        let calls = self.calls();
+        let calls = self.supply.calls();
         (stats.memory.pin, stats.memory.unpin, stats.memory.remap) = (calls.pin, calls.unpin, calls.remap);
     }
 }
 
 /// A supply of pinned memory for the blocks of one pool.
 pub(crate) trait Supply: Debug + Send + Sync {
-    fn source(&self) -> &dyn Source;
-    /// The limit of the pool.
-    fn budget(&self) -> &Arc<Budget>;
-    /// Memory for `class`, as far as `calls` allow; idle blocks of `pool` make room. Stops if `take_idle` finds an idle block that
-    /// has returned meanwhile. A slow call.
-    fn find(
-        &self,
-        class: Class,
-        calls: (u64, SlowCalls),
-        pool: &dyn PoolView,
-        take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Stop>;
+    /// Memory for a request; idle blocks of `pool` make room. Stops if `take_idle` finds an idle block that has returned meanwhile.
+    /// A slow call.
+    fn find(&self, attempt: Attempt, pool: &dyn PoolView, take_idle: &dyn Fn() -> bool) -> Result<BlockMemory, Stop>;
     /// Takes back memory of [`find`](Self::find). If the source refuses to release it, returns its bytes with the reason.
     fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)>;
     /// Releases idle memory until `bytes` are released or nothing is idle. Returns how many were. Slow calls.
@@ -253,6 +248,10 @@ pub(crate) trait PoolView: Send + Sync {
     /// Bytes that its waiting requests need, in the order of the wait queue.
     fn waiting_bytes(&self) -> Vec<u64> {
         Vec::new()
+    }
+    /// The time by the clock of the pool.
+    fn now_us(&self) -> u64 {
+        0
     }
     /// There is more room than before: waiting requests try again.
     fn room_was_made(&self) {}

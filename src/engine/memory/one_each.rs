@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
+use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use super::called_source::CalledSource;
 use super::{PoolView, Supply, release_while};
 use crate::backend::{HeapSource, Region, Source, SourceError};
@@ -19,7 +19,7 @@ use pinpool_os::sync::process::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub(crate) struct OneEach {
     source: CalledSource,
-    budget: Arc<Budget>,
+    pub(super) budget: Arc<Budget>,
     /// Of no bytes: keeps the shared limit until the pool is closed.
     base: Mutex<Option<Claim>>,
     /// Regions that the source refused to release: it is asked again.
@@ -102,20 +102,11 @@ impl OneEach {
 }
 
 impl Supply for OneEach {
-    fn source(&self) -> &dyn Source {
-        &*self.source
-    }
-
-    fn budget(&self) -> &Arc<Budget> {
-        &self.budget
-    }
-
     fn find(
         &self,
-        class: Class,
-        (_, calls): (u64, SlowCalls),
+        Attempt { class, calls, .. }: Attempt,
         pool: &dyn PoolView,
-        take_idle: &mut dyn FnMut() -> bool,
+        take_idle: &dyn Fn() -> bool,
     ) -> Result<BlockMemory, Stop> {
         // No more blocks are released than were idle at first, whatever other threads put back meanwhile.
         let mut to_release = None;

@@ -1,5 +1,5 @@
-//! Reserves: memory that is pinned in few calls and kept. It is pinned in slices by two threads: while one registers its slice, the
-//! threads of the other touch the next.
+//! The steps that pin a reserve: granules or a region while the pool is in use, or all of it at once, in slices. Two threads pin
+//! the slices: while one registers its slice, the threads of the other touch the next.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
 use super::books::Step;
+use super::reserve::REPORTS;
 use super::shape::{GRANULE_BYTES, Mapping, held};
-use crate::backend::SourceError;
+use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
 use crate::diag::Growth;
+use crate::quota::{LimitLevel, QuotaExceeded};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
 
@@ -17,40 +19,72 @@ use pinpool_os::threads;
 const STEP_BYTES: u64 = 8 << 20;
 /// Length of a region of the reserve if the source has no virtual memory and no copy is in flight: no buffer is longer.
 const REGION_BYTES: u64 = 64 << 20;
-
-/// A step waits no longer for calls of other threads.
+/// Longest wait of a step for calls of other threads.
 const STEP_PATIENCE: Duration = Duration::from_millis(100);
+/// A refused slice is halved down to this.
+const SLICE_BYTES_MIN: u64 = 16 << 20;
 
 impl ArenaSupply {
-    /// Pins `bytes` and keeps them until the end (policy-R10), in ranges of their own, in slices of this length if there is one.
-    /// Returns their addresses: if the source refuses even short slices, fewer than were requested, and the log says so. A slow call.
-    pub(in crate::engine) fn add_reserve(
+    /// Pins a reserve of `bytes` (policy-R10) before it returns. If a limit refuses it, calls `make_room` with the bytes that may
+    /// stay held, and tries again. A slow call.
+    pub(in crate::engine) fn reserve_now(
         &self,
-        (bytes, slice_bytes): (u64, Option<u64>),
-        progress: &dyn Fn(u64),
-    ) -> Result<Vec<Place>, Refusal> {
-        let held_bytes = |bytes| held(bytes, |len| self.source.held_bytes_fast(len));
-        let len = self.books().claim_reserve(bytes, held_bytes)? as u64;
-        if let Some(refusal) = self.refusal_by_queue(bytes) {
-            self.books().unclaim_reserve(held_bytes(len));
-            return Err(refusal);
+        bytes: u64,
+        hugetlb: HugeTlb,
+        make_room: impl FnOnce(u64),
+    ) -> Result<(), Refusal> {
+        let pinned = self.pin_slices(bytes).or_else(|refusal| {
+            let to_bytes = match &refusal {
+                // What is idle here makes room there.
+                Refusal::QuotaExceeded { over: QuotaExceeded { level: LimitLevel::Shared, shortfall, .. }, .. } => {
+                    Some(self.books().held_bytes().saturating_sub(*shortfall))
+                }
+                Refusal::QuotaExceeded { needed_bytes, .. } => {
+                    self.budget.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(*needed_bytes))
+                }
+                _ => None,
+            };
+            make_room(to_bytes.ok_or(refusal)?);
+            self.pin_slices(bytes)
+        });
+        let places = pinned?;
+        let pinned_bytes = places.iter().map(|&Place(_, len)| len as u64).sum::<u64>();
+        let huge = || {
+            let each = places.iter().map(|&Place(start, len)| huge_bytes(start, len));
+            each.fold([0; 2], |[hugetlb, transparent], more| [hugetlb + more[0], transparent + more[1]])
+        };
+        if hugetlb.is_required() {
+            too_few(hugetlb, huge()[0], pinned_bytes).iter().for_each(|lack| self.log.few_huge_pages(lack));
         }
-        let slices = Slices::of(len, slice_bytes);
-        let threads =
-            if slices.are_several() { touching_threads(self.settings.pin_threads) } else { self.settings.pin_threads };
+        self.log.reserved(bytes.min(pinned_bytes), || huge().iter().sum(), self.source.numa_node());
+        Ok(())
+    }
+
+    /// Pins `bytes`, in ranges of their own, in slices if the source has a length for them. Returns their addresses: if the source
+    /// refuses even short slices, fewer than were requested, and the log says so. A slow call.
+    fn pin_slices(&self, bytes: u64) -> Result<Vec<Place>, Refusal> {
+        let len = self.claim_reserve(bytes)?;
+        let slices = Slices::of(len, self.source.reserve_slice_bytes());
+        let (are_several, pin_threads) = (slices.are_several(), self.settings.pin_threads);
+        let threads = if are_several { touching_threads(pin_threads) } else { pin_threads };
+        let report = |done_bytes: u64| {
+            if slices.is_new_report(done_bytes, bytes) {
+                self.log.reserving(done_bytes, bytes, None);
+            }
+        };
         let pin = |progress: &dyn Fn(usize)| {
             while let Some(bytes) = slices.next() {
-                slices.note(bytes, self.add_slice((bytes, threads), held_bytes(bytes), progress));
+                slices.record(bytes, self.pin_region((bytes, threads), progress));
             }
         };
         threads::scope(|scope| {
             // Without such a thread, this thread pins all.
-            let _second = slices.are_several().then(|| scope.spawn(c"pinpool-reserve", || pin(&|_| ())));
-            pin(&|done| progress(slices.done_bytes() + done as u64));
+            let _second = are_several.then(|| scope.spawn(c"pinpool-reserve", || pin(&|_| ())));
+            pin(&|done| report(slices.done_bytes() + done as u64));
         });
-        let Progress { places, left_bytes, refusal, .. } = slices.end();
+        let Pinned { places, left_bytes, refusal, .. } = slices.0.into_inner();
         if left_bytes > 0 {
-            self.books().unclaim_reserve(held_bytes(left_bytes));
+            self.books().unclaim_reserve(self.reserved_bytes(left_bytes));
         }
         match refusal {
             Some(refusal) if places.is_empty() => return Err(refusal),
@@ -60,30 +94,33 @@ impl ArenaSupply {
         Ok(places)
     }
 
-    /// Whether the reserves, with the `bytes` claimed for one more, leave an earlier request that waits without room. A
-    /// request that arrives now is not mistaken for one that could be served.
-    fn refusal_by_queue(&self, bytes: u64) -> Option<Refusal> {
-        let waiting = self.pool()?.waiting_bytes();
-        let is_short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));
-        let first_bytes = waiting.first().copied().filter(|_| is_short)?;
-        Some(Refusal::Queued { needed_bytes: bytes, waiting: waiting.len() as u64, first_bytes })
+    /// What the system holds for a region of a reserve.
+    fn reserved_bytes(&self, bytes: u64) -> u64 {
+        held(bytes, |len| self.source.held_bytes_fast(len))
     }
 
-    /// Pins a slice of a reserve with N threads. `held_bytes` are claimed for it and stay claimed if that fails.
-    fn add_slice(
-        &self,
-        (bytes, threads): (u64, usize),
-        held_bytes: u64,
-        progress: &dyn Fn(usize),
-    ) -> Result<Place, Refusal> {
+    /// Claims a reserve of `bytes`. Returns its length. Refused if the reserves would leave an earlier request that waits without
+    /// room. A request that arrives now is not mistaken for one that could be served.
+    fn claim_reserve(&self, bytes: u64) -> Result<u64, Refusal> {
+        let len = self.books().claim_reserve(bytes, |bytes| self.reserved_bytes(bytes))?;
+        let waiting = self.pool().map(|pool| pool.waiting_bytes()).unwrap_or_default();
+        let is_short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));
+        let Some(&first_bytes) = waiting.first().filter(|_| is_short) else { return Ok(len) };
+        self.books().unclaim_reserve(self.reserved_bytes(len));
+        Err(Refusal::Queued { needed_bytes: bytes, waiting: waiting.len() as u64, first_bytes })
+    }
+
+    /// Pins `bytes` of a reserve, which are claimed and stay claimed if that fails, with N threads.
+    fn pin_region(&self, (bytes, threads): (u64, usize), progress: &dyn Fn(usize)) -> Result<Place, Refusal> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let begun = Instant::now();
         let acquired = self.source.acquire_fast(len, threads, progress);
         let took = begun.elapsed();
         let mut books = self.books();
         let held_before_bytes = books.held_bytes();
-        let finished = books.finish_reserve((len, held_bytes), acquired, took).map_err(Refusal::Source)?;
-        let (held_bytes, max_bytes) = (books.held_bytes(), books.budget().max_bytes());
+        let finished =
+            books.finish_reserve((len, self.reserved_bytes(bytes)), acquired, took).map_err(Refusal::Source)?;
+        let (held_bytes, max_bytes) = (books.held_bytes(), self.budget.max_bytes());
         drop(books);
         let growth = Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes };
         self.log.grew(&growth);
@@ -94,49 +131,49 @@ impl ArenaSupply {
         finished.or_else(no_range).map(|start| Place(start, len))
     }
 
-    /// One step: granules, or a region if the source has no virtual memory. A slow call.
-    pub(super) fn commit_step(&self, (now_us, has_copies): (u64, bool)) -> Result<Step, SourceError> {
-        if self.shape.is_discrete { self.region_step((now_us, has_copies)) } else { self.granule_step(now_us) }
-    }
-
-    fn granule_step(&self, now_us: u64) -> Result<Step, SourceError> {
+    /// One step while the pool is in use: granules, or a region if the source has no virtual memory. A slow call.
+    pub(super) fn pin_step(&self) -> Step {
+        let pool = self.pool();
+        let now_us = pool.as_ref().map_or(0, |pool| pool.now_us());
+        if self.shape.is_discrete {
+            return self.region_step(pool.is_some_and(|pool| pool.has_copies()), now_us);
+        }
         let mut books = self.books();
         let remedy = self.shape.address_remedy.unwrap_or("reserve less, or raise PINPOOL_MAX_BYTES");
-        let plan = match books.plan_reserve_step(STEP_BYTES, remedy)? {
+        let plan = match books.plan_reserve_step(STEP_BYTES, remedy) {
             Ok(plan) => plan,
-            Err(step) => return Ok(step),
+            Err(step) => return step,
         };
         let until = Instant::now() + STEP_PATIENCE;
         self.carry_out(books, plan, (None, until), |books, plan, executed| {
             books.finish_reserve_step(plan, executed, now_us)
-        })?;
-        Ok(Step::Made)
+        })
     }
 
     /// A region of the reserve. Short while copies are in flight, since it would delay enqueues.
-    fn region_step(&self, (now_us, has_copies): (u64, bool)) -> Result<Step, SourceError> {
+    fn region_step(&self, has_copies: bool, now_us: u64) -> Step {
         let books = self.books();
-        let (to_come, is_first) = (books.reserve_to_come(), books.reserve_progress().0 == 0);
-        let is_unused = books.is_closed();
+        let (to_come, is_first, is_closed) =
+            (books.reserve_to_come(), books.reserve_progress().0 == 0, books.is_closed);
         drop(books);
-        if to_come == 0 || is_unused {
-            return Ok(Step::Done);
+        if to_come == 0 || is_closed {
+            return Step::Done;
         }
-        let longest_bytes = if is_first || has_copies { STEP_BYTES } else { REGION_BYTES };
-        let bytes = to_come.min(longest_bytes);
-        match self.add_reserve((bytes, None), &|_| ()) {
-            Ok(places) => {
-                let pinned_bytes = places.iter().map(|&Place(_, len)| len as u64).sum();
-                self.books().requested_once(pinned_bytes);
-            }
-            Err(Refusal::Source(error)) => return Err(error),
-            Err(Refusal::QuotaExceeded { .. } | Refusal::Queued { .. }) => return Ok(self.books().without_room(bytes)),
+        let bytes = to_come.min(if is_first || has_copies { STEP_BYTES } else { REGION_BYTES });
+        let pinned = self.claim_reserve(bytes).and_then(|len| {
+            let pinned = self.pin_region((len, self.settings.pin_threads), &|_| ());
+            pinned.inspect_err(|_| self.books().unclaim_reserve(self.reserved_bytes(len)))
+        });
+        match pinned {
+            Ok(_) => {}
+            Err(Refusal::Source(error)) => return Step::Failed(error),
+            Err(Refusal::QuotaExceeded { .. } | Refusal::Queued { .. }) => return self.books().without_room(bytes),
         }
         if self.books().is_unused() {
             // The pool has ended meanwhile, and found this region on its way.
             self.teardown(now_us);
         }
-        Ok(Step::Made)
+        Step::Made
     }
 }
 
@@ -147,81 +184,86 @@ fn touching_threads(pin_threads: usize) -> usize {
     pin_threads.min(cores - 1).max(1)
 }
 
-/// A refused slice is halved down to this.
-const SLICE_BYTES_MIN: u64 = 16 << 20;
-
 /// Where a slice lies.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::engine) struct Place(pub(in crate::engine) NonNull<u8>, pub(in crate::engine) usize);
+pub(super) struct Place(NonNull<u8>, usize);
 
 // SAFETY: an address and a length, through which nothing is read.
 #[allow(unsafe_code)]
 unsafe impl Send for Place {}
 
-/// What is pinned of a reserve, and what is to come.
+/// The slices of a reserve.
 #[derive(Debug)]
-pub(super) struct Slices(Mutex<Progress>);
+struct Slices(Mutex<Pinned>);
 
+/// What is pinned, and what is to come.
 #[derive(Debug)]
-pub(super) struct Progress {
-    pub(super) places: Vec<Place>,
-    pub(super) left_bytes: u64,
+struct Pinned {
+    places: Vec<Place>,
+    left_bytes: u64,
     /// Why nothing more comes.
-    pub(super) refusal: Option<Refusal>,
+    refusal: Option<Refusal>,
     done_bytes: u64,
+    /// Parts of the reserve that the log has reported.
+    reported: u128,
     slice_bytes: u64,
     min_bytes: u64,
 }
 
 impl Slices {
     /// `bytes` in slices of this length, or in one piece.
-    pub(super) fn of(bytes: u64, slice_bytes: Option<u64>) -> Self {
+    fn of(bytes: u64, slice_bytes: Option<u64>) -> Self {
         let (slice_bytes, min_bytes) = slice_bytes.map_or((bytes, bytes), |slice_bytes| (slice_bytes, SLICE_BYTES_MIN));
-        let (places, refusal) = Default::default();
-        Self(Mutex::new(Progress { places, left_bytes: bytes, refusal, done_bytes: 0, slice_bytes, min_bytes }))
+        let (places, refusal, done_bytes, reported) = Default::default();
+        Self(Mutex::new(Pinned { places, left_bytes: bytes, refusal, done_bytes, reported, slice_bytes, min_bytes }))
     }
 
-    pub(super) fn are_several(&self) -> bool {
-        let progress = self.0.lock();
-        progress.left_bytes > progress.slice_bytes
+    fn are_several(&self) -> bool {
+        let pinned = self.0.lock();
+        pinned.left_bytes > pinned.slice_bytes
     }
 
-    pub(super) fn done_bytes(&self) -> u64 {
+    fn done_bytes(&self) -> u64 {
         self.0.lock().done_bytes
     }
 
     /// The length of the next slice, for the caller to pin.
-    pub(super) fn next(&self) -> Option<u64> {
-        let mut progress = self.0.lock();
-        let bytes = progress.left_bytes.min(progress.slice_bytes);
-        if bytes == 0 || progress.refusal.is_some() {
+    fn next(&self) -> Option<u64> {
+        let mut pinned = self.0.lock();
+        let bytes = pinned.left_bytes.min(pinned.slice_bytes);
+        if bytes == 0 || pinned.refusal.is_some() {
             return None;
         }
-        progress.left_bytes -= bytes;
+        pinned.left_bytes -= bytes;
         Some(bytes)
     }
 
     /// What became of a slice of [`next`](Self::next).
-    pub(super) fn note(&self, bytes: u64, pinned: Result<Place, Refusal>) {
-        let mut progress = self.0.lock();
-        match pinned {
+    fn record(&self, bytes: u64, result: Result<Place, Refusal>) {
+        let mut pinned = self.0.lock();
+        match result {
             Ok(place) => {
-                progress.places.push(place);
-                progress.done_bytes += bytes;
+                pinned.places.push(place);
+                pinned.done_bytes += bytes;
             }
             Err(refusal) => {
-                progress.left_bytes += bytes;
-                if bytes > progress.min_bytes {
-                    progress.slice_bytes = (bytes / 2).next_multiple_of(GRANULE_BYTES).max(progress.min_bytes);
+                pinned.left_bytes += bytes;
+                if bytes > pinned.min_bytes {
+                    pinned.slice_bytes = (bytes / 2).next_multiple_of(GRANULE_BYTES).max(pinned.min_bytes);
                 } else {
-                    progress.refusal = Some(refusal);
+                    pinned.refusal = Some(refusal);
                 }
             }
         }
     }
 
-    pub(super) fn end(self) -> Progress {
-        self.0.into_inner()
+    /// Whether `done_bytes` of `bytes` are a larger part than the log has reported.
+    fn is_new_report(&self, done_bytes: u64, bytes: u64) -> bool {
+        let part = u128::from(done_bytes) * REPORTS / u128::from(bytes);
+        let mut pinned = self.0.lock();
+        let before = pinned.reported;
+        pinned.reported = before.max(part);
+        part > before
     }
 }
 
@@ -237,20 +279,20 @@ mod tests {
         assert!(slices.are_several());
         let place = Place(NonNull::dangling(), 0);
         assert_eq!((slices.next(), slices.next()), (Some(256 * MIB), Some(256 * MIB)));
-        slices.note(256 * MIB, Ok(place));
+        slices.record(256 * MIB, Ok(place));
         let refused = || Err(Refusal::Source(SourceError::new("test", "refused")));
-        slices.note(256 * MIB, refused());
+        slices.record(256 * MIB, refused());
         for mib in [128, 64, 32, 16] {
             assert_eq!(slices.next(), Some(mib * MIB));
-            slices.note(mib * MIB, refused());
+            slices.record(mib * MIB, refused());
         }
         assert_eq!((slices.next(), slices.done_bytes()), (None, 256 * MIB));
-        let Progress { places, left_bytes, refusal, .. } = slices.end();
+        let Pinned { places, left_bytes, refusal, .. } = slices.0.into_inner();
         assert_eq!((places.len(), left_bytes), (1, 344 * MIB));
         assert!(refusal.is_some());
         let whole = Slices::of(600 * MIB, None);
         assert_eq!((whole.are_several(), whole.next()), (false, Some(600 * MIB)));
-        whole.note(600 * MIB, refused());
+        whole.record(600 * MIB, refused());
         assert_eq!(whole.next(), None, "one piece is not halved");
     }
 }

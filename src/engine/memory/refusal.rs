@@ -15,15 +15,15 @@ impl Memory {
     pub(in crate::engine) fn may_recover(&self, error: &SourceError) -> bool {
         match error.retry {
             Retry::Soon => true,
-            Retry::Later => self.budget().has_claims_nearby(),
-            Retry::Never => self.budget().used_bytes() > 0,
+            Retry::Later => self.budget.has_claims_nearby(),
+            Retry::Never => self.budget.used_bytes() > 0,
         }
     }
 
     /// Why a block of `class` can never be held.
     pub(in crate::engine) fn refusal_for_good(&self, class: Class) -> Refusal {
         let needed_bytes = class.bytes as u64;
-        let over = self.budget().never(needed_bytes).unwrap_or_else(|| self.budget().full(needed_bytes));
+        let over = self.budget.never(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes));
         Refusal::QuotaExceeded { needed_bytes, over }
     }
 
@@ -33,7 +33,7 @@ impl Memory {
         let limit = |level| self.limit_name(level);
         let (by, needed_bytes, found, remedy) = match refusal {
             Refusal::QuotaExceeded { needed_bytes, over: QuotaExceeded { level: LimitLevel::Shared, .. } } => {
-                let (found, remedy) = self.budget().shared_in_words(*needed_bytes);
+                let (found, remedy) = self.budget.shared_in_words(*needed_bytes);
                 (RefusedBy::Shared, *needed_bytes, found, remedy.to_owned())
             }
             Refusal::QuotaExceeded {
@@ -46,7 +46,7 @@ impl Memory {
                 (by, *needed_bytes, found.to_owned(), format!("{remedy} or make the partition larger"))
             }
             Refusal::QuotaExceeded { needed_bytes, over } => {
-                let could_fit = over.could_fit && self.could_hold(class);
+                let could_fit = over.could_fit && self.supply.could_hold(class);
                 let limit = limit(over.level);
                 let found = match self.max_bytes().map(Size) {
                     Some(max) if !could_fit => format!("exceeds the pool limit of {max} ({limit})"),
@@ -74,7 +74,7 @@ impl Memory {
 
     /// What helps if the limit of the pool has no room.
     fn remedy(&self, could_fit: bool) -> &'static str {
-        match (self.may_grow(), could_fit) {
+        match (self.supply.may_grow(), could_fit) {
             (false, true) => {
                 "return buffers sooner, raise PINPOOL_RESERVE (all of it is in use), or set PINPOOL_GROWTH=1"
             }
@@ -94,7 +94,7 @@ impl Memory {
     pub(in crate::engine) fn limit_name(&self, level: LimitLevel) -> &'static str {
         match level {
             LimitLevel::Partition => "the limit of the partition",
-            _ if !self.may_grow() => "PINPOOL_RESERVE",
+            _ if !self.supply.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",
         }

@@ -10,7 +10,7 @@ use super::arena_supply::ArenaSupply;
 use super::books::Books;
 use super::carry_out::Executor;
 use super::shape::Mapping;
-use super::{PoolView, Supply, release_while};
+use super::{Memory, PoolView, release_while};
 use crate::arena::Plan;
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::maintenance_thread::MaintenanceThread;
@@ -20,6 +20,34 @@ use pinpool_os::threads;
 
 /// While memory is short, free memory is kept for a fourth of the time.
 const RETENTION_DIVISOR: u64 = 4;
+
+impl Memory {
+    /// Releases free memory of the arena, if there is one, until at most `to_bytes` are held or nothing is free.
+    pub(in crate::engine) fn release_free(&self, to_bytes: u64, now_us: u64) {
+        if let Some(arena) = &self.arena {
+            self.log.release_error(arena.release(now_us, |books| books.arena.release_down_to(to_bytes)));
+        }
+    }
+
+    /// Releases free memory and idle blocks of `pool`, the oldest first, until at most `to_bytes` are held or nothing is idle.
+    pub(in crate::engine) fn trim(&self, to_bytes: u64, pool: &dyn PoolView, now_us: u64) {
+        release_while(pool, EvictionReason::Released, || {
+            self.release_free(to_bytes, now_us);
+            self.supply.held_bytes() > to_bytes
+        });
+        self.release_free(to_bytes, now_us);
+    }
+
+    /// Releases free memory and idle blocks of `pool`, the oldest first, until no more is held than the limit and no more is idle
+    /// than `max_idle_bytes`.
+    pub(in crate::engine) fn enforce_limits(&self, pool: &dyn PoolView, max_idle_bytes: Option<u64>, now_us: u64) {
+        if let Some(arena) = &self.arena {
+            return self.log.release_error(arena.enforce_limits(pool, max_idle_bytes, now_us));
+        }
+        let is_over_idle = || max_idle_bytes.is_some_and(|max_bytes| pool.idle_bytes() > max_bytes);
+        release_while(pool, EvictionReason::Reclaimed, || self.budget.over_bytes() > 0 || is_over_idle());
+    }
+}
 
 impl ArenaSupply {
     /// A tick of `pool`: follows the pressure on memory, and releases what is due. Severe pressure releases everything idle, for as
@@ -36,7 +64,7 @@ impl ArenaSupply {
         }
         self.refresh_demand(now_us);
         self.log.release_error(self.release_due(now_us));
-        self.resume_reserve(now_us);
+        self.resume_reserve();
     }
 
     /// Releases what is due (policy-R9), soon: if that calls a driver, a dedicated thread does it, so that no request or
@@ -47,10 +75,10 @@ impl ArenaSupply {
             return Ok(());
         }
         // Relaxed: a thread that sees an old value finds nothing due.
-        if self.is_releasing.load(Ordering::Relaxed) || !self.books().arena().is_release_due(now_us) {
+        if self.is_releasing.load(Ordering::Relaxed) || !self.books().arena.is_release_due(now_us) {
             return Ok(());
         }
-        if !self.source().needs_gpu() {
+        if !self.source.needs_gpu() {
             return self.release(now_us, |books| books.plan_due(now_us));
         }
         // Acquire, with the Release below: the threads of two rounds run one after the other.
@@ -74,19 +102,9 @@ impl ArenaSupply {
         self.release(now_us, |books| books.plan_due(now_us))
     }
 
-    /// Releases free granules until at most `to_bytes` are held or nothing is free.
-    pub(in crate::engine) fn release_down_to(&self, to_bytes: u64, now_us: u64) -> Result<(), SourceError> {
-        self.release(now_us, |books| books.plan_trim(to_bytes))
-    }
-
     /// Releases free memory, then idle blocks, the oldest first, until no more is held than the limit and no
     /// more is idle than `max_idle_bytes`.
-    pub(in crate::engine) fn enforce_limits(
-        &self,
-        pool: &dyn PoolView,
-        max_idle_bytes: Option<u64>,
-        now_us: u64,
-    ) -> Result<(), SourceError> {
+    fn enforce_limits(&self, pool: &dyn PoolView, max_idle_bytes: Option<u64>, now_us: u64) -> Result<(), SourceError> {
         let idle_bytes = || pool.idle_bytes();
         // Other threads may return blocks meanwhile: no more are released than were idle at the start.
         let mut turns = idle_bytes() / PAGE_BYTES as u64;
@@ -113,7 +131,7 @@ impl ArenaSupply {
         let before_bytes = self.books().held_bytes();
         pool.complete_copies();
         let mut turns = pool.idle_buffers();
-        while turns > 0 && self.books().arena().releasable_bytes() < bytes {
+        while turns > 0 && self.books().arena.releasable_bytes() < bytes {
             turns = if pool.release_oldest(EvictionReason::Reclaimed) { turns - 1 } else { 0 };
         }
         self.log.release_error(self.release(now_us, |books| books.plan_release_of(bytes)));
@@ -124,7 +142,7 @@ impl ArenaSupply {
     /// enqueue, which memory that nobody misses is not worth: there only if memory is short.
     pub(in crate::engine) fn may_release_by_time(&self) -> bool {
         // Relaxed: written and read by ticks, which come one after the other.
-        !self.source().release_waits() || self.is_short.load(Ordering::Relaxed)
+        !self.source.release_waits() || self.is_short.load(Ordering::Relaxed)
     }
 
     /// The copies of a block end at an unknown time, or never.
@@ -144,14 +162,14 @@ impl ArenaSupply {
 
     /// Whether a release would wait for a copy that may never end.
     pub(in crate::engine) fn may_never_release(&self) -> bool {
-        self.source().release_waits() && self.has_quarantined()
+        self.source.release_waits() && self.has_quarantined()
     }
 
     /// Counts the memory that is due and stays, since its release would wait for the device.
     pub(in crate::engine) fn count_overdue(&self, now_us: u64) {
         let overdue_bytes = self.books().count_overdue(now_us);
         if overdue_bytes > 0 && !self.told_idle.swap(true, Ordering::Relaxed) {
-            self.log.idle_memory_stays(overdue_bytes, self.source().name());
+            self.log.idle_memory_stays(overdue_bytes, self.source.name());
         }
     }
 
@@ -189,7 +207,7 @@ impl ArenaSupply {
             released = released.and(self.release(now_us, Books::plan_release_all));
             let mut books = self.books();
             // Another thread may be releasing granules as well.
-            while books.arena().stats().transit_bytes > 0 {
+            while books.arena.stats().transit_bytes > 0 {
                 books = self.finished.wait(books);
             }
             // `None`: the last block came back after the release above, and its granules go before their addresses.
@@ -219,7 +237,7 @@ impl ArenaSupply {
         // arena had a range for it (books-I1).
         let released = unsafe { mapping.release(&self.source) };
         let (took, has_succeeded) = (begun.elapsed(), released.is_ok());
-        region_bytes.into_iter().for_each(|bytes| self.books().count_region_release(bytes, took, has_succeeded));
+        region_bytes.into_iter().for_each(|bytes| self.books().calls.unpin.record(bytes, took, has_succeeded));
         released
     }
 }

@@ -8,9 +8,9 @@
 //!                       └─ refused: ends with a warning; the pool continues with what it has
 //! ```
 //!
-//! A dedicated thread, one for each arena that has something to pin, since a step may take as long as a driver likes: the
-//! maintenance thread looks after all pools of the process. It holds no reference to the arena between two steps, and is no
-//! thread that a `fork` copies. Without a maintenance thread (`background_thread(false)`) each `Pool::maintain` makes one step.
+//! The thread is a dedicated thread, one for each arena that has something to pin, since a step may take as long as a driver likes,
+//! and the maintenance thread serves all pools of the process. It holds no reference to the arena between two steps. Without a
+//! maintenance thread (`background_thread(false)`) each `Pool::maintain` makes one step.
 //!
 //! - **background-I1**: one thread makes a step at a time, and none after `cancel_reserve` has returned.
 
@@ -19,37 +19,26 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use super::Supply;
-use super::arena_supply::ArenaSupply;
+use super::arena_supply::{ArenaSupply, Reserve};
 use super::block_memory::Refusal;
 use super::books::Step;
-use super::progress::{Begin, Reserve};
-use crate::arena::RANGE_BYTES_MAX;
 use crate::backend::SourceError;
 use crate::diag;
 use crate::maintenance_thread::MaintenanceThread;
 use pinpool_os::threads;
 
-/// A step waits no longer for requests that need memory; what they commit is a part of the reserve.
+/// Longest pause of the thread for requests that need memory; what they commit is a part of the reserve.
 const PATIENCE_FOR_GETS: Duration = Duration::from_millis(100);
 const PAUSE_FOR_GETS: Duration = Duration::from_micros(50);
 /// Longest wait of `cancel_reserve` for a step.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
 /// Progress is logged this often.
-const REPORTS: u128 = 4;
+pub(super) const REPORTS: u128 = 4;
 
-/// How a wait for the reserve ended.
-#[derive(Debug)]
-pub(in crate::engine) enum ReserveWait {
-    Pinned,
-    TimedOut,
-    Stopped(SourceError),
-}
+/// A request that needs new memory, until the drop.
+pub(super) struct RequestFirst<'arena>(&'arena AtomicU64);
 
-/// A request that needs new memory. A reserve pauses while there is one.
-pub(super) struct GetFirst<'arena>(&'arena AtomicU64);
-
-impl Drop for GetFirst<'_> {
+impl Drop for RequestFirst<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -57,31 +46,25 @@ impl Drop for GetFirst<'_> {
 
 impl ArenaSupply {
     /// A request needs new memory until the result is dropped.
-    pub(super) fn before_reserve(&self) -> GetFirst<'_> {
+    pub(super) fn before_reserve(&self) -> RequestFirst<'_> {
         // Relaxed: a hint for the order of two threads, which may come in either.
-        self.getting.fetch_add(1, Ordering::Relaxed);
-        GetFirst(&self.getting)
+        self.reserve.requests.fetch_add(1, Ordering::Relaxed);
+        RequestFirst(&self.reserve.requests)
     }
 
     /// Requests a reserve of `bytes` and pins its first step. The rest follows while the pool is in use. A slow call.
-    pub(in crate::engine) fn begin_reserve(self: &Arc<Self>, bytes: u64, now_us: u64) -> Result<(), Refusal> {
-        if bytes > RANGE_BYTES_MAX {
-            let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
-            return Err(Refusal::Source(SourceError::new("arena", what)));
-        }
+    pub(in crate::engine) fn begin_reserve(self: &Arc<Self>, bytes: u64) -> Result<(), Refusal> {
         let mut books = self.books();
-        if !books.request_reserve(bytes) {
-            return Err(Refusal::QuotaExceeded { needed_bytes: bytes, over: books.budget().full(bytes) });
-        }
+        books.request_reserve(bytes)?;
         let pinned_bytes = books.reserve_progress().0;
         drop(books);
         let mut progress = self.reserve.progress.lock();
         let is_first = progress.begun.is_none();
-        progress.begun.get_or_insert(Begin { at: Instant::now(), now_us, pinned_bytes });
+        progress.begun.get_or_insert((Instant::now(), pinned_bytes));
         (progress.stopped, progress.lacks_bytes, progress.reported) = (None, None, 0);
         progress.has_told_lack = false;
         drop(progress);
-        if is_first && let Err(error) = self.step(now_us) {
+        if is_first && let Step::Failed(error) = self.step() {
             self.books().request_less(bytes);
             self.reserve.progress.lock().begun = None;
             return Err(Refusal::Source(error));
@@ -89,9 +72,9 @@ impl ArenaSupply {
         let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
         self.log.reserve_begun(pinned_bytes, asked_bytes);
         if self.books().reserve_to_come() == 0 {
-            self.record_done()
+            self.end_reserve()
         } else {
-            self.start_reserve_thread(now_us)
+            self.start_reserve_thread()
         }
         Ok(())
     }
@@ -105,68 +88,59 @@ impl ArenaSupply {
     /// When all will be there, at the rate so far; `None` if nothing is in progress or its rate is unknown.
     pub(super) fn reserve_eta(&self) -> Option<Duration> {
         let progress = self.reserve.progress.lock();
-        let begun = progress.begun.filter(|_| progress.stopped.is_none() && progress.lacks_bytes.is_none())?;
+        let (at, before_bytes) = progress.begun.filter(|_| !progress.is_complete())?;
         drop(progress);
         let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
-        let done_bytes = u128::from(pinned_bytes.checked_sub(begun.pinned_bytes).filter(|&bytes| bytes > 0)?);
+        let done_bytes = u128::from(pinned_bytes.checked_sub(before_bytes).filter(|&bytes| bytes > 0)?);
         let left_bytes = u128::from(asked_bytes.saturating_sub(pinned_bytes));
-        let micros = begun.at.elapsed().as_micros().saturating_mul(left_bytes) / done_bytes;
+        let micros = at.elapsed().as_micros().saturating_mul(left_bytes) / done_bytes;
         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
 
     /// Continues a reserve that waits for room, if there is some now.
-    pub(in crate::engine) fn resume_reserve(self: &Arc<Self>, now_us: u64) {
+    pub(in crate::engine) fn resume_reserve(self: &Arc<Self>) {
         let Some(lacks_bytes) = self.reserve.progress.lock().lacks_bytes else { return };
         let books = self.books();
         let (is_there, could_go_on) = (books.reserve_to_come() == 0, books.could_go_on(lacks_bytes));
         drop(books);
         if is_there {
             // Requests have pinned the rest.
-            self.record_done();
+            self.end_reserve();
         } else if could_go_on {
             self.reserve.progress.lock().lacks_bytes = None;
-            self.start_reserve_thread(now_us);
+            self.start_reserve_thread();
         }
     }
 
-    /// Other owners of the shared limit have released memory.
-    pub(in crate::engine) fn shared_limit_has_changed(self: &Arc<Self>) {
-        self.resume_reserve(self.reserve_now_us());
-    }
-
-    /// The time, by the clock of the pool, while a reserve is under way.
-    fn reserve_now_us(&self) -> u64 {
-        let begun = self.reserve.progress.lock().begun;
-        begun.map_or(0, |begun| {
-            begun.now_us.saturating_add(u64::try_from(begun.at.elapsed().as_micros()).unwrap_or(u64::MAX))
-        })
-    }
-
-    fn start_reserve_thread(self: &Arc<Self>, now_us: u64) {
+    fn start_reserve_thread(self: &Arc<Self>) {
         let mut progress = self.reserve.progress.lock();
         if !self.settings.background_thread || progress.has_thread || progress.is_cancelled {
             return;
         }
         let supply = Arc::downgrade(self);
-        let spawned = threads::spawn(c"pinpool-reserve", move || Self::pin_reserve(&supply));
+        let spawned = threads::spawn(c"pinpool-reserve", move || Self::run_reserve(&supply));
         progress.has_thread = spawned.is_ok();
         // A tick makes a step instead, and tries again.
         progress.lacks_bytes = spawned.is_err().then_some(0);
         drop(progress);
         if let Err(error) = spawned {
             self.log.no_thread(Err(error));
-            self.reserve_turn(now_us);
+            self.reserve_turn();
         }
     }
 
     /// The thread: step after step, as long as the arena lives.
-    fn pin_reserve(supply: &Weak<Self>) {
+    fn run_reserve(supply: &Weak<Self>) {
         while let Some(supply) = supply.upgrade() {
-            supply.give_way_to_gets();
-            if !supply.reserve_turn(supply.reserve_now_us()) {
+            let begun = Instant::now();
+            // Relaxed: as in `before_reserve`.
+            while supply.reserve.requests.load(Ordering::Relaxed) > 0 && begun.elapsed() < PATIENCE_FOR_GETS {
+                thread::sleep(PAUSE_FOR_GETS);
+            }
+            if !supply.reserve_turn() {
                 let mut progress = supply.reserve.progress.lock();
                 // More was requested meanwhile: continues.
-                if progress.is_over() || supply.books().reserve_to_come() == 0 {
+                if progress.is_complete() || supply.books().reserve_to_come() == 0 {
                     progress.has_thread = false;
                     drop(progress);
                     supply.reserve.changed.notify_all();
@@ -178,57 +152,47 @@ impl ArenaSupply {
         }
     }
 
-    fn give_way_to_gets(&self) {
-        let begun = Instant::now();
-        // Relaxed: as in `before_reserve`.
-        while self.getting.load(Ordering::Relaxed) > 0 && begun.elapsed() < PATIENCE_FOR_GETS {
-            thread::sleep(PAUSE_FOR_GETS);
-        }
-    }
-
     /// Makes one step and logs its result. Returns whether another step is due now. A slow call.
-    pub(in crate::engine) fn reserve_turn(&self, now_us: u64) -> bool {
-        let is_there = self.books().reserve_to_come() == 0;
-        if is_there {
+    pub(in crate::engine) fn reserve_turn(&self) -> bool {
+        if self.books().reserve_to_come() == 0 {
             // Requests have pinned the rest, perhaps.
-            self.record_done();
+            self.end_reserve();
             return false;
         }
         if self.reserve.progress.lock().stopped.is_some() {
             return false;
         }
-        match self.step(now_us) {
-            Ok(Step::Made) => {
-                self.want_of_shared_limit(u64::min);
+        match self.step() {
+            Step::Made => {
+                self.update_want(false);
                 self.report_progress();
                 // Waiting requests may fit into what is there now.
                 self.pool().iter().for_each(|pool| pool.room_was_made());
                 if self.books().reserve_to_come() > 0 {
                     return true;
                 }
-                self.record_done();
+                self.end_reserve();
             }
-            Ok(Step::NotNow) => {}
-            Ok(Step::Done) => self.record_done(),
-            Ok(Step::NoRoom(lacks_bytes)) => {
+            Step::NotNow => {}
+            Step::Done => self.end_reserve(),
+            Step::NoRoom(lacks_bytes) => {
                 let mut progress = self.reserve.progress.lock();
                 progress.lacks_bytes = Some(lacks_bytes);
                 let is_told = std::mem::replace(&mut progress.has_told_lack, true);
                 drop(progress);
                 if !is_told {
                     let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
-                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.budget().max_bytes());
+                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.budget.max_bytes());
                 }
                 // Earlier releases notified nobody.
-                if self.want_of_shared_limit(|_, lacking_bytes| lacking_bytes) && self.books().could_go_on(lacks_bytes)
-                {
+                if self.update_want(true) && self.books().could_go_on(lacks_bytes) {
                     self.reserve.progress.lock().lacks_bytes = None;
                     return true;
                 }
             }
-            Err(error) => {
+            Step::Failed(error) => {
                 self.reserve.progress.lock().stopped = Some(error.clone());
-                self.want_of_shared_limit(|_, _| 0);
+                self.update_want(false);
                 let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
                 self.log.reserve_stopped(pinned_bytes, asked_bytes, &error);
             }
@@ -237,21 +201,22 @@ impl ArenaSupply {
         false
     }
 
-    /// Changes what this reserve wants of other owners of the shared limit, of what it wanted before and what it lacks under its
-    /// own limit. Returns whether that is more than before.
-    fn want_of_shared_limit(&self, change: impl FnOnce(u64, u64) -> u64) -> bool {
-        let books = self.books();
-        let budget = books.budget().clone();
-        if !budget.is_shared() {
+    /// Updates what this reserve wants of other owners of the shared limit: all that its own limit leaves room for, if it
+    /// `is_lacking`, and otherwise no more than before. Returns whether it is more than before.
+    fn update_want(&self, is_lacking: bool) -> bool {
+        if !self.budget.is_shared() {
             return false;
         }
-        let lacking_bytes = books.reserve_to_come().min(books.budget().own_room_bytes());
-        drop(books);
+        let lacking_bytes = self.books().reserve_to_come().min(self.budget.own_room_bytes());
         let progress = self.reserve.progress.lock();
         let before_bytes = progress.want.bytes();
-        let now_bytes = if progress.is_cancelled { 0 } else { change(before_bytes, lacking_bytes) };
+        let now_bytes = match is_lacking {
+            _ if progress.is_cancelled || progress.stopped.is_some() => 0,
+            true => lacking_bytes,
+            false => before_bytes.min(lacking_bytes),
+        };
         // Under the lock: two changes reach the shared limit in their order. A reserve stays, so others give what is idle alone.
-        budget.set_want(&progress.want, now_bytes, 0);
+        self.budget.set_want(&progress.want, now_bytes, 0);
         now_bytes > before_bytes
     }
 
@@ -269,17 +234,16 @@ impl ArenaSupply {
     }
 
     /// All is there: says so once.
-    fn record_done(&self) {
+    fn end_reserve(&self) {
         let mut progress = self.reserve.progress.lock();
         let begun = progress.begun.take();
         progress.lacks_bytes = None;
         drop(progress);
-        self.want_of_shared_limit(|_, _| 0);
+        self.update_want(false);
         self.reserve.changed.notify_all();
-        let Some(begun) = begun else { return };
-        let (pinned_bytes, _) = self.books().reserve_progress();
-        let done_bytes = pinned_bytes.saturating_sub(begun.pinned_bytes);
-        self.log.reserve_done(done_bytes, begun.at.elapsed(), self.source().numa_node());
+        let Some((at, before_bytes)) = begun else { return };
+        let done_bytes = self.books().reserve_progress().0.saturating_sub(before_bytes);
+        self.log.reserve_done(done_bytes, at.elapsed(), self.source.numa_node());
     }
 
     /// No more steps: the pool ends. Waits for the one that is being made.
@@ -293,27 +257,32 @@ impl ArenaSupply {
             (progress, _) = self.reserve.changed.wait_until(progress, until);
         }
         drop(progress);
-        self.want_of_shared_limit(|_, _| 0);
+        self.update_want(false);
         self.reserve.changed.notify_all();
     }
 
-    /// Waits until all of the reserve is there, by `until`. Without a thread of the reserve, makes the steps.
-    pub(in crate::engine) fn await_reserve(&self, until: Instant, now_us: u64) -> ReserveWait {
+    /// Waits until all of the reserve is there, at most until `until`: false if it is not. Without a thread of the reserve, makes
+    /// the steps. A slow call.
+    ///
+    /// # Errors
+    ///
+    /// The source refused a step.
+    pub(in crate::engine) fn await_reserve(&self, until: Instant) -> Result<bool, SourceError> {
         loop {
             if self.books().reserve_to_come() == 0 {
-                return ReserveWait::Pinned;
+                return Ok(true);
             }
             let progress = self.reserve.progress.lock();
             if let Some(error) = &progress.stopped {
-                return ReserveWait::Stopped(error.clone());
+                return Err(error.clone());
             }
             if Instant::now() >= until || progress.is_cancelled {
-                return ReserveWait::TimedOut;
+                return Ok(false);
             }
             let is_alone = !self.settings.background_thread && progress.stepper.is_none();
             if is_alone && progress.lacks_bytes.is_none() {
                 drop(progress);
-                self.reserve_turn(now_us);
+                self.reserve_turn();
                 continue;
             }
             // Checks again periodically: what requests commit is a part of the reserve and notifies nobody.
@@ -323,20 +292,19 @@ impl ArenaSupply {
     }
 
     /// Makes one step, unless another thread makes one, the pool ends, or the process does.
-    fn step(&self, now_us: u64) -> Result<Step, SourceError> {
+    fn step(&self) -> Step {
         // Until the step has ended: a log sink may end the pool.
         let _deferral = diag::defer();
         let call = MaintenanceThread::of_process().enter();
         let mut progress = self.reserve.progress.lock();
         progress.is_cancelled |= call.is_none();
         if progress.is_cancelled || progress.stepper.is_some() {
-            return Ok(Step::NotNow);
+            return Step::NotNow;
         }
         progress.stepper = Some(thread::current().id());
         drop(progress);
         let _end = EndOfStep(&self.reserve);
-        let has_copies = self.pool().is_some_and(|pool| pool.has_copies());
-        self.commit_step((now_us, has_copies))
+        self.pin_step()
     }
 }
 

@@ -97,7 +97,6 @@ mod models {
 
     use super::super::*;
     use super::{CountedHeap, NoBlocks, arena};
-    use crate::arena::ArenaPtr;
     use crate::size_class::Rounding;
 
     const BUFFER_BYTES: u64 = 4096;
@@ -115,11 +114,11 @@ mod models {
             Arc::new(Self { arena, source })
         }
 
-        fn get(&self) -> Option<(ArenaPtr, u64)> {
+        fn get(&self) -> Option<BlockMemory> {
             let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
-            let calls = (0, SlowCalls::Until(Instant::now(), Instant::now()));
-            match self.arena.find(class, calls, &NoBlocks, &mut || false) {
-                Ok(BlockMemory::Carved { ptr, bytes, .. }) => Some((ptr, bytes)),
+            let calls = SlowCalls::Until(Instant::now(), Instant::now());
+            match self.arena.find(Attempt { class, now_us: 0, calls }, &NoBlocks, &|| false) {
+                Ok(memory) => Some(memory),
                 refused => {
                     assert!(matches!(refused, Err(Stop::Refused(Refusal::QuotaExceeded { .. }))), "{refused:?}");
                     None
@@ -127,12 +126,12 @@ mod models {
             }
         }
 
-        fn put(&self, (ptr, bytes): (ArenaPtr, u64)) {
-            self.arena.give_carved(ptr, bytes, 0);
+        fn put(&self, memory: BlockMemory) {
+            self.arena.give(memory, 0).unwrap();
         }
 
         fn release_all(&self) {
-            self.arena.release_down_to(0, 0).unwrap();
+            self.arena.release(0, |books| books.arena.release_down_to(0)).unwrap();
         }
 
         fn end(&self) {
@@ -205,9 +204,8 @@ mod end {
             let source = Arc::new(CountedHeap::new(true));
             let arena = arena(source.clone(), "closing test", None);
             let class = Rounding::Eighths.class(4096, 4096).unwrap();
-            let calls = (0, SlowCalls::Until(Instant::now(), Instant::now()));
-            let found = arena.find(class, calls, &NoBlocks, &mut || false).unwrap();
-            let BlockMemory::Carved { ptr, bytes, .. } = found else { panic!("carved") };
+            let calls = SlowCalls::Until(Instant::now(), Instant::now());
+            let found = arena.find(Attempt { class, now_us: 0, calls }, &NoBlocks, &|| false).unwrap();
             if is_leaked {
                 arena.count_quarantined();
             }
@@ -217,7 +215,7 @@ mod end {
             if is_leaked {
                 assert_eq!((lines.len(), source.released()), (1, 0));
             } else {
-                arena.give_carved(ptr, bytes, 0);
+                arena.give(found, 0).unwrap();
                 assert_eq!((lines.len(), source.released()), (0, 1));
             }
         }

@@ -122,7 +122,7 @@ impl Counters {
         self.requested.lock().new_lengths
     }
 
-    /// Adds to `stats`, in which the stock and the copies in flight have filled their own, what is counted here. `own_bytes` are
+    /// Adds to `stats`, in which the cache, the memory and the copies in flight have filled their own, what is counted here. `own_bytes` are
     /// in blocks of this pool.
     pub(crate) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
         let (pageable, pageable_returns) = (self.pageable.get(), self.pageable_returns.get());

@@ -36,7 +36,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::waiter::{KeepAlive, WaitTicket, Waiter, deadline};
+pub(crate) use self::waiter::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use super::meter::Counter;
 use crate::maintenance_thread::MaintenanceThread;
 use crate::size_class::Class;
@@ -73,6 +73,9 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     fn admits(self: &Arc<Self>, _waiter: &Waiter<Self>, _refusal: &Self::Refusal) -> bool {
         true
     }
+
+    /// A request has stopped waiting: it was served, or it fails.
+    fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Self::Item>) -> crate::Result<Self::Item>;
 
     /// The request that was served with `item` was dropped.
     fn take_back(&self, item: Self::Item);

@@ -80,6 +80,10 @@ impl Server for ModelPool {
         self.take().ok_or(())
     }
 
+    fn end_wait(self: &Arc<Self>, _: &WaitTicket<Self>, served: Option<()>) -> crate::Result<()> {
+        served.ok_or_else(|| crate::error::ErrorKind::Closed.into())
+    }
+
     fn take_back(&self, (): ()) {
         self.put(CLASS);
     }

@@ -70,6 +70,10 @@ impl Server for TestPool {
         self.idle.lock().pop().ok_or("nothing is idle")
     }
 
+    fn end_wait(self: &Arc<Self>, _: &WaitTicket<Self>, served: Option<u32>) -> crate::Result<u32> {
+        served.ok_or_else(|| crate::error::ErrorKind::Closed.into())
+    }
+
     fn take_back(&self, item: u32) {
         self.put(item, CLASS);
     }

@@ -2,10 +2,11 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use super::Server;
+use crate::error::Result;
 use crate::maintenance_thread::{MaintenanceThread, Reminder};
 use crate::size_class::Class;
 use pinpool_os::sync::{Condvar, Mutex};
@@ -177,6 +178,23 @@ impl<S: Server> Waiter<S> {
     }
 }
 
+/// What became of the first attempt of a request.
+#[derive(Debug)]
+pub(crate) enum FirstAttempt<S: Server> {
+    Served(S::Item),
+    Waiting(WaitTicket<S>),
+}
+
+impl<S: Server> FirstAttempt<S> {
+    /// Blocks the thread until the request is served or fails.
+    pub(crate) fn wait(self) -> Result<S::Item> {
+        match self {
+            Self::Served(item) => Ok(item),
+            Self::Waiting(ticket) => ticket.server.end_wait(&ticket, ticket.wait()),
+        }
+    }
+}
+
 /// A place in the queue. Its drop leaves the queue, also while its thread unwinds, and passes on what it was handed.
 pub(crate) struct WaitTicket<S: Server> {
     server: Arc<S>,
@@ -206,10 +224,6 @@ impl<S: Server> WaitTicket<S> {
             queue.wake_thread();
         }
         Self { server: server.clone(), waiter, reminder: None }
-    }
-
-    pub(in crate::engine) fn server(&self) -> &Arc<S> {
-        &self.server
     }
 
     pub(in crate::engine) fn waiter(&self) -> &Waiter<S> {
@@ -268,6 +282,12 @@ impl<S: Server> WaitTicket<S> {
             context.waker().wake_by_ref();
         }
         Poll::Pending
+    }
+
+    /// Whether the request of a task was served or has failed.
+    pub(crate) fn poll_served(&mut self, context: &mut Context<'_>) -> Poll<Result<S::Item>> {
+        let served = ready!(self.poll(context));
+        Poll::Ready(self.server.end_wait(self, served))
     }
 
     fn take(&self) -> Option<S::Item> {

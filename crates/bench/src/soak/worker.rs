@@ -229,7 +229,7 @@ impl<'a> Worker<'a> {
 
     /// Checks the bytes at the destination if the copy has completed.
     fn look_at_copy(&mut self) -> Result<(), pinpool::Error> {
-        if self.copy.as_ref().map_or(Ok(false), |copy| copy.completion.is_done())? {
+        if self.copy.as_ref().map_or(Ok(false), |copy| copy.completion.is_complete())? {
             self.end_copy()?;
         }
         Ok(())

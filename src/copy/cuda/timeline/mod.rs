@@ -318,7 +318,7 @@ impl TimelineFence {
 // SAFETY: the stream writes the number behind the work, and the word only grows (timeline-I1), also through the wraps of its
 // low half (timeline-I4).
 unsafe impl Fence for TimelineFence {
-    fn is_done(&self) -> Result<bool> {
+    fn is_complete(&self) -> Result<bool> {
         if self.is_reached() {
             return Ok(true);
         }
@@ -326,7 +326,7 @@ unsafe impl Fence for TimelineFence {
         Ok(health.map(|()| false).map_err(|error| Failed("cuStreamQuery", error))?)
     }
 
-    fn is_done_by_load(&self) -> Option<bool> {
+    fn is_complete_by_load(&self) -> Option<bool> {
         Some(self.is_reached())
     }
 
@@ -337,7 +337,7 @@ unsafe impl Fence for TimelineFence {
     fn wait(&self) -> Result<()> {
         let mut pause = Duration::from_micros(10);
         for round in 0_u32.. {
-            if self.is_done()? {
+            if self.is_complete()? {
                 break;
             }
             match round {

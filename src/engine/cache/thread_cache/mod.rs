@@ -313,11 +313,6 @@ impl Ticks {
     }
 }
 
-/// In a forked child: only the calling thread exists, so only its slot is in use.
-pub(in crate::engine) fn forget_other_threads() {
-    entry::keep_own_lease_only();
-}
-
 /// The numbers of the set bits, from `first` upward and then from 0.
 fn bits_from(first: usize, bits: u64) -> impl Iterator<Item = usize> {
     let mut left = bits & (u64::MAX << first);

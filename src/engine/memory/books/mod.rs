@@ -12,12 +12,11 @@
 //! - books-I1: a region leaves the mappings before it is released, and returns if that fails.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::block_memory::BlockMemory;
 use super::carry_out::Executed;
 use super::shape::{Mapping, Mappings};
-use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
+use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome};
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::quota::{Budget, Claim, QuotaExceeded};
 use crate::stats::{SourceCalls, Stats};
@@ -36,17 +35,17 @@ const MANY_GRANULES: u64 = 64;
 
 #[derive(Debug)]
 pub(in crate::engine) struct Books {
-    arena: Arena,
+    pub(super) arena: Arena,
     pub(super) mappings: Mappings,
-    demand: Demand,
+    pub(super) demand: Demand,
     /// Above this, what is wanted counts as varied sizes (policy-R12).
     varied_above_bytes: u64,
     /// A step towards a compaction target failed: the next one is not before this.
     next_compaction_us: u64,
     /// No pool carves from here any more.
-    is_closed: bool,
+    pub(super) is_closed: bool,
     /// Bytes that were due at the last tick and stay, since their release would wait for the device.
-    overdue_bytes: u64,
+    pub(super) overdue_bytes: u64,
     budget: Arc<Budget>,
     /// What this arena claims there; `None` after its end.
     claim: Option<Claim>,
@@ -60,8 +59,9 @@ pub(in crate::engine) struct Books {
     requested_bytes: u64,
     peak_bytes: u64,
     next_id: u64,
-    smaller_regions: u64,
-    calls: SourceCalls,
+    /// Regions for one buffer that were acquired because the source refused a larger one.
+    pub(super) smaller_regions: u64,
+    pub(super) calls: SourceCalls,
     /// A release failed, and none has succeeded since.
     release_fails: bool,
 }
@@ -101,11 +101,6 @@ impl Books {
         self.peak_bytes = self.peak_bytes.max(self.held_bytes());
     }
 
-    /// A region for one buffer is acquired because the source refused a larger one.
-    pub(in crate::engine) fn count_smaller_region(&mut self) {
-        self.smaller_regions += 1;
-    }
-
     /// Carves `bytes` from committed memory.
     pub(in crate::engine) fn carve(&mut self, bytes: u64) -> Option<BlockMemory> {
         let ptr = self.arena.carve(bytes, ALIGN_BYTES)?;
@@ -126,21 +121,20 @@ impl Books {
         Some(BlockMemory::Carved { start, ptr, bytes, id })
     }
 
-    /// A request for `bytes` missed: carves it if a hole is long enough. Also returns whether the size recurs (policy-R12).
-    pub(in crate::engine) fn serve_miss(&mut self, bytes: u64, now_us: u64) -> (Option<BlockMemory>, bool) {
+    /// A request for `bytes` missed: carves it if a hole is long enough. A size that does not recur is wanted from now on, unless
+    /// the holes and the `idle_bytes` of the pool are too few for it (policy-R12).
+    pub(in crate::engine) fn carve_missed(
+        &mut self,
+        bytes: u64,
+        now_us: u64,
+        idle_bytes: impl FnOnce() -> u64,
+    ) -> Option<BlockMemory> {
         let recurs = self.demand.missed(bytes, self.arena.stats().committed_bytes, now_us);
-        let memory = self.carve(bytes);
-        if memory.is_some() && !recurs {
+        let ptr = self.arena.carve(bytes, ALIGN_BYTES);
+        if !recurs && (ptr.is_some() || self.could_cover(bytes, idle_bytes())) {
             self.demand.want(bytes, now_us);
         }
-        (memory, recurs)
-    }
-
-    /// No hole is long enough for `bytes`, of a size that does not recur, while `idle_bytes` are idle in pools.
-    pub(in crate::engine) fn record_scattered(&mut self, bytes: u64, idle_bytes: u64, now_us: u64) {
-        if self.could_cover(bytes, idle_bytes) {
-            self.demand.want(bytes, now_us);
-        }
+        self.memory_at(ptr?, bytes)
     }
 
     /// Whether sizes vary (policy-R12).
@@ -174,23 +168,9 @@ impl Books {
         self.arena.finish_plan(plan, outcome, now_us);
     }
 
-    /// The largest block that regions are to hold several of (policy-R11).
-    pub(in crate::engine) fn largest_missed_bytes(&self, now_us: u64) -> u64 {
-        self.demand.largest_missed_bytes(now_us)
-    }
-
-    /// The most that was held lately (policy-R7).
-    pub(in crate::engine) fn largest_held_bytes(&self, now_us: u64) -> u64 {
-        self.demand.largest_held_bytes(now_us)
-    }
-
     /// Whether `idle_bytes` of idle blocks and the holes together make up a block of `bytes` (policy-R6).
     pub(in crate::engine) fn could_cover(&self, bytes: u64, idle_bytes: u64) -> bool {
         idle_bytes + self.arena.stats().hole_bytes >= bytes
-    }
-
-    pub(in crate::engine) fn arena(&self) -> &Arena {
-        &self.arena
     }
 
     /// Plans a block of `bytes` within `limits`, and claims what the plan may commit. If a limit refuses that, says which.
@@ -221,7 +201,7 @@ impl Books {
     /// for several. Returns their size if they are larger than before.
     pub(in crate::engine) fn grow_in_larger_granules(&mut self) -> Option<u64> {
         self.arena
-            .grow_in_larger_granules(self.budget().max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
+            .grow_in_larger_granules(self.budget.max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
     }
 
     /// Settles a plan of [`plan_growth`](Self::plan_growth).
@@ -294,23 +274,6 @@ impl Books {
         self.is_closed && self.arena.stats().live_bytes == 0
     }
 
-    pub(in crate::engine) fn is_closed(&self) -> bool {
-        self.is_closed
-    }
-
-    /// No pool carves from here any more.
-    pub(in crate::engine) fn close(&mut self) {
-        self.is_closed = true;
-    }
-
-    pub(in crate::engine) fn set_retention(&mut self, retention: Retention) {
-        self.arena.set_retention(retention);
-    }
-
-    pub(in crate::engine) fn overdue_bytes(&self) -> u64 {
-        self.overdue_bytes
-    }
-
     /// Counts what is due and stays. Returns how much that is.
     pub(in crate::engine) fn count_overdue(&mut self, now_us: u64) -> u64 {
         self.overdue_bytes = self.arena.due_bytes(now_us);
@@ -321,11 +284,6 @@ impl Books {
     pub(in crate::engine) fn plan_due(&mut self, now_us: u64) -> Option<Plan> {
         self.overdue_bytes = 0;
         self.arena.release_due(now_us)
-    }
-
-    /// Plans the release of free memory until at most `to_bytes` are held.
-    pub(in crate::engine) fn plan_trim(&mut self, to_bytes: u64) -> Option<Plan> {
-        self.arena.release_down_to(to_bytes)
     }
 
     /// Plans the release of `bytes` that are free: of what is kept, only those over the limit.
@@ -340,7 +298,7 @@ impl Books {
     /// Bytes held above a limit that was lowered.
     fn bytes_over_limit(&self) -> u64 {
         let held_bytes = self.held_bytes().saturating_add(self.claimed_by_others());
-        self.budget().max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
+        self.budget.max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
     }
 
     /// Bytes above the limit, or above `max_idle_bytes` if `idle_bytes` are idle in the pool: whichever is more.
@@ -372,18 +330,9 @@ impl Books {
         (self.arena.stats().idle_bytes == 0 || self.release_fails).then(|| self.mappings.drain().collect())
     }
 
-    /// A region was to leave the pool after its blocks.
-    pub(in crate::engine) fn count_region_release(&mut self, bytes: u64, took: Duration, has_succeeded: bool) {
-        self.calls.unpin.record(bytes, took, has_succeeded);
-    }
-
-    pub(in crate::engine) fn calls(&self) -> SourceCalls {
-        self.calls
-    }
-
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
         let arena = self.arena.stats();
-        stats.limits.max_bytes = self.budget().max_bytes();
+        stats.limits.max_bytes = self.budget.max_bytes();
         stats.memory.held_bytes = self.held_bytes();
         stats.memory.peak_held_bytes = self.peak_bytes;
         stats.memory.free_bytes = arena.hole_bytes;
@@ -398,16 +347,6 @@ impl Books {
 
 /// The limit: what is claimed under it, and the room that is left.
 impl Books {
-    /// The limits that the arena claims under.
-    pub(in crate::engine) fn budget(&self) -> &Arc<Budget> {
-        &self.budget
-    }
-
-    /// Bytes that may still be claimed, where at least `wanted_bytes` are of use.
-    pub(in crate::engine) fn room_for(&self, wanted_bytes: u64) -> u64 {
-        self.budget().room_for(wanted_bytes)
-    }
-
     /// All that could be released is: what is left stays claimed until the process ends. Drop the result outside the lock: it may
     /// be the last claim under a shared limit, which is left then.
     pub(in crate::engine) fn end_claims(&mut self, is_all_released: bool) -> Option<Claim> {

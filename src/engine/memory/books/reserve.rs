@@ -22,15 +22,28 @@ pub(in crate::engine) enum Step {
     Done,
     /// The limit has no room for this many bytes.
     NoRoom(u64),
+    Failed(SourceError),
+}
+
+/// That `bytes` are more than one reserve may have, if they are.
+fn check_length(bytes: u64) -> Result<(), Refusal> {
+    if bytes <= RANGE_BYTES_MAX {
+        return Ok(());
+    }
+    let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
+    Err(Refusal::Source(SourceError::new("arena", what)))
 }
 
 impl Books {
-    /// Requests a reserve of `bytes` more. False, and nothing is requested, if the limit has no room for all reserves.
-    pub(in crate::engine) fn request_reserve(&mut self, bytes: u64) -> bool {
+    /// Requests a reserve of `bytes` more, if the limit has room for all reserves.
+    pub(in crate::engine) fn request_reserve(&mut self, bytes: u64) -> Result<(), Refusal> {
+        check_length(bytes)?;
         let requested_bytes = self.requested_bytes.saturating_add(self.pending_bytes).saturating_add(bytes);
-        let fits = self.budget().max_bytes().is_none_or(|max_bytes| requested_bytes <= max_bytes);
-        self.requested_bytes += if fits { bytes } else { 0 };
-        fits
+        if self.budget.max_bytes().is_some_and(|max_bytes| requested_bytes > max_bytes) {
+            return Err(Refusal::QuotaExceeded { needed_bytes: bytes, over: self.budget.full(bytes) });
+        }
+        self.requested_bytes += bytes;
+        Ok(())
     }
 
     /// Requests `bytes` less of what is not there yet.
@@ -56,25 +69,24 @@ impl Books {
 
     /// Plans the next step, of about `step_bytes`, or says why there is none. What is committed counts if the limit has no room for
     /// more. `remedy` helps if no addresses are left.
-    pub(in crate::engine) fn plan_reserve_step(
-        &mut self,
-        step_bytes: u64,
-        remedy: &'static str,
-    ) -> Result<Result<Plan, Step>, SourceError> {
+    pub(in crate::engine) fn plan_reserve_step(&mut self, step_bytes: u64, remedy: &'static str) -> Result<Plan, Step> {
         let to_come = self.reserve_to_come();
         // After the last pool its addresses may be gone.
-        if to_come == 0 || self.is_closed() {
-            return Ok(Err(Step::Done));
+        if to_come == 0 || self.is_closed {
+            return Err(Step::Done);
         }
-        match self.arena.commit_next(step_bytes.min(to_come), self.room_for(step_bytes.min(to_come))) {
-            Ok(plan) if self.update_claim().is_ok() => Ok(Ok(plan)),
+        match self.arena.commit_next(step_bytes.min(to_come), self.budget.room_for(step_bytes.min(to_come))) {
+            Ok(plan) if self.update_claim().is_ok() => Ok(plan),
             Ok(plan) => {
                 // Another claimant was faster.
                 self.undo(plan);
-                Ok(Err(Step::NoRoom(step_bytes)))
+                Err(Step::NoRoom(step_bytes))
             }
-            Err(0) => Err(SourceError::new("arena", "no addresses are left for the reserve").with_remedy(remedy)),
-            Err(granule_bytes) => Ok(Err(self.without_room(granule_bytes))),
+            Err(0) => {
+                let error = SourceError::new("arena", "no addresses are left for the reserve");
+                Err(Step::Failed(error.with_remedy(remedy)))
+            }
+            Err(granule_bytes) => Err(self.without_room(granule_bytes)),
         }
     }
 
@@ -82,9 +94,9 @@ impl Books {
     pub(in crate::engine) fn without_room(&mut self, granule_bytes: u64) -> Step {
         self.arena.keep(self.reserve_to_come());
         // What other owners of the shared limit hold may come back.
-        let is_held_by_others = self.budget().is_shared() && self.budget().own_room_bytes() >= self.reserve_to_come();
-        let is_over = self.budget().over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
-        if !is_over && self.reserve_to_come() < granule_bytes {
+        let is_held_by_others = self.budget.is_shared() && self.budget.own_room_bytes() >= self.reserve_to_come();
+        let has_no_room = self.budget.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
+        if !has_no_room && self.reserve_to_come() < granule_bytes {
             // A part of a granule at the limit can never come.
             self.request_less(self.reserve_to_come());
         }
@@ -97,19 +109,14 @@ impl Books {
         plan: Plan,
         (executed, outcome): (Executed, PlanOutcome),
         now_us: u64,
-    ) -> Result<(), SourceError> {
+    ) -> Step {
         let before_bytes = self.arena.committed_outside_reserves();
         let error = self.count(executed);
         self.arena.finish_plan(plan, outcome, now_us);
         self.keep_committed_since(before_bytes);
         self.record_peak();
         self.lower_claim();
-        error.map_or(Ok(()), Err)
-    }
-
-    /// `bytes` of the reserve, which were requested twice, are there: as a step, and by [`finish_reserve`](Self::finish_reserve).
-    pub(in crate::engine) fn requested_once(&mut self, bytes: u64) {
-        self.requested_bytes = self.requested_bytes.saturating_sub(bytes).max(self.reserve_progress().0);
+        error.map_or(Step::Made, Step::Failed)
     }
 
     /// What was committed since `before_bytes` were is a part of the reserve, as far as that is not there yet.
@@ -121,7 +128,7 @@ impl Books {
     /// Whether some of the reserve is still to come and the limit has room for `bytes`.
     pub(in crate::engine) fn could_go_on(&self, bytes: u64) -> bool {
         let step_bytes = bytes.min(self.reserve_to_come());
-        step_bytes > 0 && self.room_for(step_bytes) >= step_bytes
+        step_bytes > 0 && self.budget.room_for(step_bytes) >= step_bytes
     }
 
     /// Claims what the system will hold for a reserve of `bytes`, in whole granules if there is room for them, else in whole
@@ -130,22 +137,19 @@ impl Books {
         &mut self,
         bytes: u64,
         held_bytes: impl Fn(u64) -> u64,
-    ) -> Result<usize, Refusal> {
+    ) -> Result<u64, Refusal> {
         let whole = |unit: u64| bytes.checked_next_multiple_of(unit);
         let needed_bytes = whole(ALIGN_BYTES).map_or(u64::MAX, &held_bytes);
-        let room = self.room_for(needed_bytes);
+        let room = self.budget.room_for(needed_bytes);
         let fits = |&whole: &u64| held_bytes(whole) <= room;
         let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
         let refusal = |over| Refusal::QuotaExceeded { needed_bytes, over };
-        let bytes = fitting.ok_or_else(|| refusal(self.budget().lacking(needed_bytes)))?;
-        let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
-            let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
-            Refusal::Source(SourceError::new("arena", what))
-        })?;
+        let bytes = fitting.ok_or_else(|| refusal(self.budget.lacking(needed_bytes)))?;
+        check_length(bytes)?;
         self.pending_bytes += held_bytes(bytes);
         let claimed = self.update_claim();
         self.pending_bytes -= if claimed.is_ok() { 0 } else { held_bytes(bytes) };
-        claimed.map(|()| len).map_err(refusal)
+        claimed.map(|()| bytes).map_err(refusal)
     }
 
     /// Ends what is left of a claim of [`claim_reserve`](Self::claim_reserve).
@@ -170,7 +174,8 @@ impl Books {
         let start = region.start();
         self.mappings.add(range, Mapping::Region(region));
         self.reserve_bytes += bytes;
-        self.requested_bytes += bytes;
+        // Those that are waited for were not requested earlier.
+        self.requested_bytes = self.requested_bytes.max(self.reserve_progress().0);
         self.reserve_overhead_bytes += held_bytes - bytes;
         self.lower_claim();
         self.record_peak();

@@ -1,0 +1,107 @@
+//! A part of a pool with its own limit.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{GetFuture, Pool, Request};
+use crate::buffer::PinnedBuf;
+use crate::engine::PartitionCore;
+use crate::error::Result;
+use crate::stats::Stats;
+
+/// A part of a pool with its own limit and wait queue ([`Pool::partition`]). Cheap to clone; keeps its pool alive.
+///
+/// Requests above its limit wait in its own queue, so they delay no other user of the pool. Below the limit they are requests of
+/// the pool and wait in the pool's queue. Its buffers are tagged with its name and become idle in the pool. Requests take the slow
+/// path, as [tagged](Pool::tagged) ones do.
+///
+/// ```
+/// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(64 << 20).build()?;
+/// let eval = pool.partition("eval", 8 << 20)?;
+/// let batch = eval.get(1 << 20)?;
+/// assert_eq!(eval.stats().memory.in_use_bytes, 1 << 20);
+/// # drop(batch);
+/// # Ok::<(), pinpool::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Partition {
+    core: Arc<PartitionCore>,
+    /// A handle of the pool with requests that claim from `core`.
+    requests: Pool,
+}
+
+impl fmt::Debug for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Partition").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+impl Partition {
+    pub(super) fn new(pool: &Pool, core: Arc<PartitionCore>) -> Self {
+        let tag = core.tag().cloned();
+        Self { requests: pool.part(Some(core.clone()), tag), core }
+    }
+
+    /// Requests a buffer as [`Pool::get`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::get`]; [`is_limit`](crate::Error::is_limit) also if the partition is full, and
+    /// [`is_closed`](crate::Error::is_closed) if it was closed.
+    pub fn get(&self, len: usize) -> Result<PinnedBuf> {
+        self.get_with(Request::new(len))
+    }
+
+    /// Requests a buffer as [`Pool::get_with`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get) and [`Pool::get_with`].
+    pub fn get_with(&self, request: Request) -> Result<PinnedBuf> {
+        self.requests.get_with(request)
+    }
+
+    /// Requests a buffer as [`Pool::get_async`] does.
+    pub fn get_async(&self, request: impl Into<Request>) -> GetFuture {
+        self.requests.get_async(request)
+    }
+
+    /// Requests an idle buffer as [`Pool::try_get`] does; `None` also if the partition is full.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::try_get`].
+    pub fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>> {
+        self.requests.try_get(len)
+    }
+
+    /// Changes its limit. A higher limit lets its waiting requests try again; a lower one takes no buffer away.
+    ///
+    /// # Errors
+    ///
+    /// [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
+    pub fn set_max_bytes(&self, max_bytes: u64) -> Result<()> {
+        self.requests.core().check_process()?;
+        self.core.set_max_bytes(max_bytes);
+        Ok(())
+    }
+
+    /// Makes its waiting and later requests fail with [`is_closed`](crate::Error::is_closed). Requests that already wait for memory
+    /// of the pool are served, and buffers in use remain valid.
+    pub fn close(&self) {
+        if !self.requests.core().is_forked() {
+            self.core.close();
+        }
+    }
+
+    /// Its own requests, waits, bytes and limit; everything else is 0 ([`Stats`]).
+    pub fn stats(&self) -> Stats {
+        self.requests.core().complete_by_loads();
+        self.core.stats()
+    }
+
+    /// The name of the pool, `/`, and its own name.
+    pub fn name(&self) -> &str {
+        self.core.name()
+    }
+}
