@@ -235,12 +235,12 @@ impl Error {
 
     /// A copy refused before anything was enqueued, with the reason. For implementors of
     /// [`CopyTarget`](crate::copy::CopyTarget).
-    pub fn copy(len: usize, why: impl Into<String>) -> Self {
+    pub fn copy_refused(len: usize, why: impl Into<String>) -> Self {
         ErrorKind::Copy { len, why: why.into() }.into()
     }
 
     /// A device failure that leaves the state of a copy unknown. For implementors of [`Fence`](crate::Fence).
-    pub fn device(why: impl Into<String>) -> Self {
+    pub fn device_failed(why: impl Into<String>) -> Self {
         ErrorKind::Device { why: why.into() }.into()
     }
 }

@@ -52,19 +52,16 @@ mod arena;
 mod backend;
 mod buffer;
 mod config;
-mod diag;
-mod diagnosis;
 #[cfg(feature = "cuda")]
 mod driver;
-mod dump;
 mod engine;
 mod error;
-mod finding;
 mod in_flight;
 mod maintenance_thread;
 mod policy;
 mod pool;
 mod quota;
+mod report;
 mod shared_limit;
 mod size_class;
 pub mod stats;
@@ -84,11 +81,10 @@ pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
 pub use config::{Limit, OnFull, ParseError, Preset};
 pub use copy::Completion;
-pub use diagnosis::{Cause, Diagnosis};
-pub use dump::{Dump, Owner};
 pub use error::{Error, Result, SourceError};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use pool::{GetFuture, Partition, PinnedMemory, Pool, PoolBuilder, Request};
+pub use report::{Cause, Diagnosis, Dump, Owner};
 pub use stats::Stats;
 
 /// Whether a CUDA driver can be loaded. Check it before using cudarc, which panics without a driver.

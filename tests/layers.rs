@@ -19,12 +19,13 @@ const LAYERS: &[&[&str]] = &[
     &["pool"],
     &["buffer"],
     &["engine"],
-    &["config", "diag"],
+    &["config"],
     &["copy", "in_flight"],
     &["backend", "driver"],
-    &["arena", "dump", "policy", "quota", "size_class", "stats"],
+    &["report"],
+    &["arena", "policy", "quota", "size_class", "stats"],
     &["shared_limit"],
-    &["diagnosis", "error", "finding", "maintenance_thread"],
+    &["error", "maintenance_thread"],
 ];
 
 /// A module by the names that lead to it, without `crate`.
@@ -101,58 +102,6 @@ fn every_module_has_a_layer() {
     let found: BTreeSet<String> = files("src").into_keys().filter_map(|module| module.into_iter().next()).collect();
     let unknown: Vec<_> = found.iter().filter(|module| !known.contains(module.as_str())).collect();
     assert!(unknown.is_empty(), "modules without a layer: {unknown:?}");
-}
-
-#[test]
-fn every_label_that_is_cited_is_stated_once() {
-    let root = root();
-    let mut paths = Vec::new();
-    collect(&root.join("src"), &mut paths, &[], &[]);
-    collect(&root.join("crates"), &mut paths, &["tests", "cli"], &[]);
-    let mut stated: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    let mut cited: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    // The rules of `adaptive` are in a separate page.
-    paths.push(root.join("docs/policy.md"));
-    for path in paths {
-        let is_chapter = path.ends_with("docs/policy.md");
-        let text = fs::read_to_string(&path).expect("a source file is text");
-        for (number, line) in text.lines().enumerate() {
-            let comment = if is_chapter { Some(line) } else { line.split_once("//").map(|(_, comment)| comment) };
-            let Some(comment) = comment else { continue };
-            let is_doc = is_chapter || comment.starts_with(['!', '/']);
-            // An item of a list or a row of a table that begins with its label states it.
-            let item = comment.trim_start_matches(['!', '/', ' ']);
-            let begins_with =
-                |label: &str| item.trim_start_matches(|letter: char| !letter.is_alphabetic()).starts_with(label);
-            let is_item = is_doc && item.starts_with(|letter: char| "-*|".contains(letter) || letter.is_ascii_digit());
-            for label in labels(comment) {
-                let place = format!("{}:{}", path.strip_prefix(root).expect("below it").display(), number + 1);
-                let list = if is_item && begins_with(&label) { &mut stated } else { &mut cited };
-                list.entry(label).or_default().push(place);
-            }
-        }
-    }
-    let twice: Vec<_> = stated.iter().filter(|(_, places)| places.len() > 1).collect();
-    assert!(twice.is_empty(), "stated twice: {twice:#?}");
-    let nowhere: Vec<_> = cited.iter().filter(|(label, _)| !stated.contains_key(*label)).collect();
-    assert!(nowhere.is_empty(), "cited and not stated: {nowhere:#?}");
-    assert!(stated.len() > 20, "the labels are found: {stated:?}");
-}
-
-/// The labels in a line: lower-case words joined by hyphens, then one capital letter and a number.
-fn labels(line: &str) -> Vec<String> {
-    let words = line.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '-'));
-    let is_label = |word: &&str| {
-        word.rsplit_once('-').is_some_and(|(name, end)| {
-            let mut end = end.chars();
-            !name.is_empty()
-                && name.chars().all(|letter| letter.is_ascii_lowercase() || letter == '-')
-                && end.next().is_some_and(|letter| letter.is_ascii_uppercase())
-                && end.clone().next().is_some()
-                && end.all(|digit| digit.is_ascii_digit())
-        })
-    };
-    words.filter(is_label).map(ToOwned::to_owned).collect()
 }
 
 fn layer(module: &Module) -> Option<usize> {

@@ -1,5 +1,5 @@
-//! Rules for all sources: a room (a folder or file in the tables below) does not grow, a file without its tests has at most
-//! [`MOST_LINES`] lines, and an attribute that allows unused code states the reason on its line.
+//! Rules for all sources: a room (a folder or file in the tables below) does not grow, and a file without its tests has at most
+//! [`MOST_LINES`] lines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -7,7 +7,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use count::Count;
-use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 #[path = "sources/count.rs"]
 mod count;
@@ -141,59 +140,6 @@ fn lines_without_tests(text: &str) -> usize {
             && item.is_some_and(|item| item.split(' ').any(|word| word == "mod"))
     };
     (0..lines.len()).find(is_of_tests).unwrap_or(lines.len())
-}
-
-#[test]
-fn who_allows_unused_code_says_why() {
-    let mut silent = String::new();
-    let mut allowed = 0;
-    let folders = ["src", "crates", "python/src", "tests", "benches", "examples"];
-    for (path, text) in folders.map(|folder| root().join(folder)).into_iter().flat_map(sources) {
-        let mut lines = Vec::new();
-        find_allowed(text.parse().expect("a source file is made of tokens"), &mut lines);
-        allowed += lines.len();
-        for number in lines {
-            let line = text.lines().nth(number - 1).expect("the tokens are from this text");
-            if line.split_once("//").is_none_or(|(_, reason)| reason.trim().is_empty()) {
-                let _ = writeln!(silent, "{}:{number}: {}", path.display(), line.trim());
-            }
-        }
-    }
-    assert!(silent.is_empty(), "no reason behind `//` on the line:\n{silent}");
-    assert!(allowed > 5, "the attributes are found");
-}
-
-/// The lines of all lints about unused code that an attribute allows or expects.
-fn find_allowed(tokens: TokenStream, lines: &mut Vec<usize>) {
-    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
-    let is_punct =
-        |token: &TokenTree, punct: char| matches!(token, TokenTree::Punct(found) if found.as_char() == punct);
-    for (at, token) in tokens.iter().enumerate() {
-        let TokenTree::Group(group) = token else { continue };
-        // After `#` or `#!`.
-        let before = tokens[..at].iter().rev().find(|token| !is_punct(token, '!'));
-        if group.delimiter() == Delimiter::Bracket && before.is_some_and(|token| is_punct(token, '#')) {
-            find_lints(group.stream(), false, lines);
-        } else {
-            find_allowed(group.stream(), lines);
-        }
-    }
-}
-
-fn find_lints(attribute: TokenStream, is_allowed: bool, lines: &mut Vec<usize>) {
-    let mut word = String::new();
-    for token in attribute {
-        match &token {
-            TokenTree::Group(group) => find_lints(group.stream(), word == "allow" || word == "expect", lines),
-            TokenTree::Ident(lint) => {
-                word = lint.to_string();
-                if is_allowed && (word == "dead_code" || word.starts_with("unused")) {
-                    lines.push(lint.span().start().line);
-                }
-            }
-            _ => {}
-        }
-    }
 }
 
 fn root() -> &'static Path {

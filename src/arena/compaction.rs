@@ -14,7 +14,7 @@ use super::plan::Plan;
 use super::{Arena, GrowthMode, HoleSet};
 
 /// A step moves at most this many granules in a small pool, so that it holds few in transit; and a request that lacks no more
-/// granules than that remaps them itself.
+/// granules remaps them itself.
 const STEP_GRANULES: u64 = 2;
 
 /// In a large pool a step moves up to this many, since each call has a fixed cost, if that is no more than one part in
@@ -22,7 +22,7 @@ const STEP_GRANULES: u64 = 2;
 const LONG_STEP_GRANULES: u64 = 32;
 const TRANSIT_SHARE: u64 = 128;
 
-/// Searches for a place that the idle granules suffice for.
+/// Most attempts to find a place for which the idle granules suffice.
 const PLACES_TRIED: usize = 16;
 
 impl Arena {

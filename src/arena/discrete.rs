@@ -1,25 +1,7 @@
-//! Discrete regions (policy-R11): which hole a buffer gets, and how large the next region is.
+//! How large the next discrete region is (policy-R11).
 //!
-//! A region cannot be released or replaced while a buffer lies in it, so the order of policy-R11 lets regions become empty:
-//! long-lived buffers gather in old regions, whereas the tightest hole of all would keep every region partly in use. A region
-//! that replaces others is *not* cut to whole buffers: what is cut off would have to be committed again for the next buffer.
-//!
-//! Replay of 25 workloads, as recorded and with all sizes scaled by 0.31 to 7.3. The first numbers are the geometric mean of
-//! peak pinned / requested, the worst of pools above 16 MiB, and the pin calls; then mean and worst of the scaled ones:
-//!
-//! | rule | as recorded | scaled |
-//! | --- | --- | --- |
-//! | **this** | 1.28, 1.86, 2150 | 1.34-1.39, 1.91 |
-//! | the tightest hole of all | 1.35, 2.06, 2334 | 1.34-1.44, 3.53 |
-//! | the fullest region that fits | 1.35, 2.03, 2336 | 1.32-1.44, 3.51 |
-//! | regions for each two doublings of size | 1.39, 2.22, 4492 | 1.35-1.57, 2.30 |
-//!
-//! - **discrete-I1**: `empty` has the holes that are a whole region, `by_region` the others, `longest` the longest of each
-//!   region in `by_region`, by ascending number.
-
-use std::collections::BTreeSet;
-
-use super::extent::{Extent, align_up};
+//! A region cannot be released or replaced while a buffer lies in it, so small buffers have regions of their own. A region that
+//! replaces others is *not* cut to whole buffers: what is cut off would have to be committed again for the next buffer.
 
 /// Buffers up to this size have regions of their own.
 pub(super) const SMALL_BYTES_MAX: u64 = 1 << 20;
@@ -34,8 +16,8 @@ const GROWTH_SHARE: u64 = 8;
 const MANY_BUFFERS: u64 = 8;
 const MANY_BYTES_MAX: u64 = 16 << 20;
 
-/// A region of large buffers holds at least this many of the largest that is asked for, as far as that takes no more than
-/// `SEVERAL_BYTES_MAX`: where sizes vary, a region for the one size at hand would serve few of the next.
+/// A region of large buffers holds at least this many of the largest requested size, as far as that takes no more than
+/// `SEVERAL_BYTES_MAX`: if sizes vary, a region for one size would serve few of the next requests.
 const SEVERAL_LARGEST: u64 = 4;
 const SEVERAL_BYTES_MAX: u64 = 44 << 20;
 
@@ -62,73 +44,6 @@ pub(super) fn region_bytes(
     let at_once = step_bytes.max(several).max(class_bytes).min(limit_bytes);
     let bytes = if wanted <= at_once { wanted } else { whole_buffers(at_once) };
     (bytes > 0).then_some(bytes)
-}
-
-/// The holes of discrete regions, by region. Regions are numbered in the order of their creation.
-#[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub(super) struct Regions {
-    /// (region, length, start).
-    by_region: BTreeSet<(u32, u64, u64)>,
-    /// (region, its longest hole), ascending. A scan finds the oldest region that fits: even thousands of regions take
-    /// less time to scan than a tree takes to update.
-    longest: Vec<(u32, u64)>,
-    /// (length, start).
-    empty: BTreeSet<(u64, u64)>,
-}
-
-impl Regions {
-    /// The tightest hole for `bytes` at `align` in the oldest region in use that fits, else the tightest empty region.
-    pub(super) fn best(&self, bytes: u64, align: u64) -> Option<Extent> {
-        let fits = |hole: &Extent| align_up(hole.start, align) + bytes <= hole.end;
-        let tightest_in = |id: u32| {
-            let holes = self.by_region.range((id, bytes, 0)..(id + 1, 0, 0));
-            holes.map(|&(_, len, start)| Extent { start, end: start + len }).find(fits)
-        };
-        let in_use = self.longest.iter().filter(|&&(_, len)| len >= bytes).find_map(|&(id, _)| tightest_in(id));
-        let empty =
-            || self.empty.range((bytes, 0)..).map(|&(len, start)| Extent { start, end: start + len }).find(fits);
-        in_use.or_else(empty)
-    }
-
-    /// `hole` of `region` exists now.
-    pub(super) fn add(&mut self, hole: Extent, region: Extent) {
-        if hole == region {
-            self.empty.insert((hole.bytes(), hole.start));
-        } else {
-            self.by_region.insert((region.range(), hole.bytes(), hole.start));
-            self.update_longest(region.range());
-        }
-    }
-
-    /// `hole` of `region` exists no longer.
-    pub(super) fn remove(&mut self, hole: Extent, region: Extent) {
-        if hole == region {
-            self.empty.remove(&(hole.bytes(), hole.start));
-        } else {
-            self.by_region.remove(&(region.range(), hole.bytes(), hole.start));
-            self.update_longest(region.range());
-        }
-    }
-
-    fn update_longest(&mut self, id: u32) {
-        let longest = self.by_region.range((id, 0, 0)..(id + 1, 0, 0)).next_back().map(|&(_, len, _)| len);
-        match (self.longest.binary_search_by_key(&id, |&(id, _)| id), longest) {
-            (Ok(at), Some(len)) => self.longest[at].1 = len,
-            (Ok(at), None) => drop(self.longest.remove(at)),
-            (Err(at), Some(len)) => self.longest.insert(at, (id, len)),
-            (Err(_), None) => {}
-        }
-    }
-
-    /// Recounts discrete-I1 from all `holes` of the set and the regions that they lie in.
-    #[cfg(test)]
-    pub(super) fn validate(&self, holes: &[(Extent, Extent)]) -> Result<(), String> {
-        let mut expected = Self::default();
-        for &(hole, region) in holes {
-            expected.add(hole, region);
-        }
-        if *self == expected { Ok(()) } else { Err(format!("discrete-I1: {self:?}, expected {expected:?}")) }
-    }
 }
 
 #[cfg(test)]

@@ -142,15 +142,3 @@ impl Grid {
 pub(super) fn align_up(at: u64, align: u64) -> u64 {
     at.next_multiple_of(align)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pointer_returns_its_range_and_offset() {
-        let ptr = ArenaPtr::new(77, 0x1_2345_6000);
-        assert_eq!((ptr.range(), ptr.offset()), (77, 0x1_2345_6000));
-        assert!(ArenaPtr::new(1, RANGE_BYTES_MAX) < ArenaPtr::new(2, 0), "ranges never touch");
-    }
-}

@@ -1,4 +1,4 @@
-//! Settling a plan: what was made of it becomes the state of the arena, and the rest is undone.
+//! Finishes plans: completed steps become the state of the arena, and the others are undone.
 
 use super::extent::Extent;
 use super::plan::{Plan, PlanOutcome, Step};

@@ -95,7 +95,7 @@ impl GranuleSizes {
     /// The zone of the byte at `offset`.
     #[inline]
     pub(crate) fn zone_at(self, offset: u64) -> GranuleZone {
-        // Each carve and each release asks, in most pools about the first.
+        // On the path of each carve and release, in most pools for the first zone.
         let first = self.first_zone();
         if offset < first.end { first } else { self.later_zone_at(offset) }
     }

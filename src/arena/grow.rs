@@ -35,7 +35,7 @@ pub(crate) struct GrowthLimits {
     /// Longest step, and longest discrete region, that is committed at once unless a single buffer needs more. Regions are
     /// short while copies run, because committing delays them; 0 once the source has refused more than one buffer.
     pub(crate) step_bytes: u64,
-    /// The largest buffer that regions are to hold several of: what misses have asked for lately.
+    /// The largest buffer of which regions should hold several: the largest recent miss.
     pub(crate) largest_bytes: u64,
     /// The most that was held lately: up to here steps are long.
     pub(crate) known_bytes: u64,
@@ -54,7 +54,7 @@ impl GrowthLimits {
     };
 }
 
-/// No placement for a buffer keeps within the limits.
+/// There is no placement for a buffer within the limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoSpace {
     /// Bytes to commit, beyond what idle granules can provide.
@@ -77,7 +77,7 @@ impl Arena {
         }
     }
 
-    /// Places `bytes` at `align` where granules are missing, and plans how to commit them. Call [`Arena::carve`] first.
+    /// Places `bytes` at `align` at an address with missing granules, and plans how to commit them. Call [`Arena::carve`] first.
     /// From now on the bytes belong to the buffer and the granules are in transit.
     ///
     /// # Errors
@@ -93,23 +93,9 @@ impl Arena {
         Ok(plan)
     }
 
-    /// From now on commits the next larger granules where they fit, if they are no larger than `most_bytes`. Returns their
-    /// size.
-    pub(crate) fn grow_in_larger_granules(&mut self, most_bytes: u64) -> Option<u64> {
-        let next = self.sizes.zones().find(|zone| zone.start > self.grow_from)?;
-        let longest = self.ranges.values().map(|range| range.extent.bytes()).max().unwrap_or(0);
-        if next.granule_bytes > most_bytes || next.start >= longest || self.growth == GrowthMode::Regions {
-            return None;
-        }
-        self.grow_from = next.start;
-        Some(next.granule_bytes)
-    }
-
-    /// Where a buffer fits with the fewest bytes of granules to commit (policy-R5).
+    /// The placement of a buffer with the fewest bytes of granules to commit (policy-R5).
     pub(super) fn best_fit(&self, bytes: u64, align: u64) -> Option<GapFit> {
-        let holes = &self.holes[HoleSet::Shared as usize];
-        let from = |offset| self.uncommitted.best_fit(holes, (bytes, align), self.sizes, offset);
-        from(self.grow_from).or_else(|| from(0).filter(|_| self.grow_from > 0))
+        self.uncommitted.best_fit(&self.holes[HoleSet::Shared as usize], (bytes, align), self.sizes)
     }
 
     fn no_space(&self, missing_bytes: u64) -> NoSpace {
@@ -152,7 +138,7 @@ impl Arena {
             }
             pair(&targets, sources, &mut moves, &mut commits);
         }
-        // What the buffer and the moves took is idle no more, so these are others.
+        // The granules of the buffer and of the remaps are no longer idle, so these are other granules.
         let mut steps = Vec::new();
         for extent in self.longest_idle(sourcing.decommitted) {
             self.take_idle(extent, &mut idle_before);
@@ -333,7 +319,7 @@ impl Arena {
     }
 }
 
-/// Where the granules that a buffer misses come from.
+/// The origin of the granules that a buffer lacks.
 struct Sourcing {
     /// The targets by the size of their granules, each with the bytes that are remapped there.
     by_size: Vec<(Vec<Extent>, u64)>,

@@ -11,12 +11,12 @@
 use super::extent::{ArenaPtr, Extent};
 use super::retain::IdleRun;
 
-/// One slow call.
+/// One driver or kernel call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     /// Decommit these idle granules, or release this whole region.
     Decommit { extent: Extent },
-    /// Move the memory of the idle granules `from` to the uncommitted granules `to`, which are as many.
+    /// Move the memory of the idle granules `from` to the uncommitted granules `to`, which have the same length.
     Remap { from: Extent, to: Extent },
     /// Commit these uncommitted granules, or acquire this whole region: one pin call.
     Commit { extent: Extent },
@@ -56,11 +56,6 @@ impl Plan {
     /// Bytes that it commits beyond what the buffer needs.
     pub(crate) fn surplus_bytes(&self) -> u64 {
         self.surplus_bytes
-    }
-
-    #[cfg(test)]
-    pub(crate) fn decommits(&self) -> bool {
-        self.steps.iter().any(|step| matches!(step, Step::Decommit { .. }))
     }
 
     /// Address of the buffer, valid once all steps are done.

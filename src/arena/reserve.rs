@@ -10,7 +10,7 @@
 //! The floor counts bytes, not addresses: granules that a request commits while the reserve is being built are part of it, and
 //! reserve granules may be remapped like any other granules.
 //!
-//! What is kept is never more than what is committed (arena-I6): each completion sees to it.
+//! The floor never exceeds what is committed (arena-I5): each completion lowers it if necessary.
 
 use super::extent::Extent;
 use super::plan::{Plan, Step};
@@ -22,15 +22,12 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// The bytes of the next granule where these are over `commit_bytes`; 0 where nothing is uncommitted.
+    /// The bytes of the next granule if these exceed `commit_bytes`; 0 if nothing is uncommitted.
     pub(crate) fn commit_next(&mut self, bytes: u64, commit_bytes: u64) -> Result<Plan, u64> {
         if self.growth == GrowthMode::Regions {
             return Err(0);
         }
-        let from = |run: Extent| {
-            Extent::between(run.start.saturating_add(self.grow_from.saturating_sub(run.offset())), run.end)
-        };
-        let run = self.uncommitted.iter().find_map(from).or_else(|| self.uncommitted.iter().next()).ok_or(0_u64)?;
+        let run = self.uncommitted.iter().next().ok_or(0_u64)?;
         let (of_size, granule_bytes) = self.all_of_size(run);
         let most = bytes.min(commit_bytes) / granule_bytes * granule_bytes;
         let most = most.max(granule_bytes);
@@ -56,7 +53,7 @@ impl Arena {
         self.kept_bytes
     }
 
-    /// Nothing is kept any more.
+    /// Removes the floor.
     pub(crate) fn keep_nothing(&mut self) {
         self.kept_bytes = 0;
     }
@@ -73,7 +70,7 @@ impl Arena {
         self.idle.bytes().min(staying.saturating_sub(self.kept_bytes))
     }
 
-    /// What was committed is less than before: what is kept cannot be more.
+    /// Lowers the floor to what is still committed.
     pub(super) fn record_kept(&mut self) {
         self.kept_bytes = self.kept_bytes.min(self.committed_outside_reserves());
     }

@@ -1,7 +1,7 @@
 //! Idle granules, which are committed and wholly free, and the time since when. Granules that became idle together stay
 //! one run.
 //!
-//! A run enters when the last byte of its granules is freed and leaves when a buffer, a remap or a decommit takes it. Each
+//! A run is added when the last byte of its granules is freed, and removed when a buffer, a remap or a decommit takes it. Each
 //! run that is split or removed was added by one free, so a carve or a free is O(log n) amortised, however many granules a
 //! buffer spans. Decommitting a share of the due granules per step of time resembles the decay of jemalloc's dirty pages.
 //!
@@ -68,7 +68,7 @@ impl IdleGranules {
         })
     }
 
-    /// Bytes of the idle granules within `extent`. One look where all of them are.
+    /// Bytes of the idle granules within `extent`. Needs no search if it has all of them.
     pub(super) fn bytes_within(&self, extent: Extent) -> u64 {
         let starts_before = self.runs.first_key_value().is_some_and(|(&start, _)| start < extent.start);
         let ends_behind = self.runs.last_key_value().is_some_and(|(_, &(end, _))| end > extent.end);

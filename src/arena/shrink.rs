@@ -113,7 +113,7 @@ impl Arena {
     }
 }
 
-/// Merges adjacent extents: granules that became idle at different times are still decommitted in one call.
+/// Merges adjacent extents, so that granules that became idle at different times are decommitted in one call.
 pub(super) fn joined(mut extents: Vec<Extent>) -> Vec<Extent> {
     extents.sort_unstable();
     extents.dedup_by(|next, extent| {
@@ -122,53 +122,4 @@ pub(super) fn joined(mut extents: Vec<Extent>) -> Vec<Extent> {
         touches
     });
     extents
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::arena::{ArenaPtr, GrowthLimits, PlanOutcome};
-
-    const GRANULE: u64 = 2 << 20;
-
-    /// Ten granules that became idle one by one, the last one first, a second apart.
-    fn idle() -> Arena {
-        let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
-        arena.add_virtual_range(64 * GRANULE).unwrap();
-        let limits = GrowthLimits::UNLIMITED;
-        let plan = arena.grow(10 * GRANULE, GRANULE, limits).unwrap();
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
-        for second in 0..10 {
-            arena.free(ArenaPtr::new(0, (9 - second) * GRANULE), GRANULE, second * 1_000_000);
-        }
-        arena
-    }
-
-    #[test]
-    fn granules_that_failed_to_decommit_are_tried_again_last() {
-        let mut arena = idle();
-        let due = |arena: &mut Arena, second: u64, granule: u64| {
-            let plan = arena.release_due(second * 1_000_000).unwrap();
-            let extent = Extent::new(ArenaPtr::new(0, granule * GRANULE), GRANULE);
-            assert_eq!(plan.steps(), [Step::Decommit { extent }], "at {second} s");
-            plan
-        };
-        let plan = due(&mut arena, 60, 9);
-        arena.finish_releases(&plan, &[0], 60_000_000);
-        arena.validate().unwrap();
-        assert_eq!(arena.stats().committed_bytes, 10 * GRANULE);
-        let plan = due(&mut arena, 61, 8);
-        assert!(!arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 61_000_000));
-        let plan = due(&mut arena, 62, 7);
-        arena.finish_releases(&plan, &[], 62_000_000);
-        arena.validate().unwrap();
-        assert_eq!(arena.stats().committed_bytes, 9 * GRANULE);
-    }
-
-    #[test]
-    fn without_an_idle_timeout_nothing_is_decommitted() {
-        let mut arena = idle();
-        arena.set_retention(Retention { idle_timeout_us: None, ..Retention::default() });
-        assert!(arena.release_due(u64::MAX).is_none());
-    }
 }

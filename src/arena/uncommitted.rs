@@ -30,7 +30,7 @@ pub(super) struct Uncommitted {
     end_by_start: BTreeMap<u64, u64>,
 }
 
-/// Where a buffer could lie, and what is missing there.
+/// A possible placement of a buffer, and the bytes that are missing there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct GapFit {
     pub(super) buffer: Extent,
@@ -101,14 +101,8 @@ impl Uncommitted {
         self.end_by_start.iter().map(|(&start, &end)| Extent { start, end })
     }
 
-    /// The best placement (policy-R5) of `(bytes, align)` in a gap with uncommitted granules, at offsets from `from` on.
-    pub(super) fn best_fit(
-        &self,
-        holes: &Holes,
-        (bytes, align): (u64, u64),
-        sizes: GranuleSizes,
-        from: u64,
-    ) -> Option<GapFit> {
+    /// The best placement (policy-R5) of `(bytes, align)` in a gap with uncommitted granules.
+    pub(super) fn best_fit(&self, holes: &Holes, (bytes, align): (u64, u64), sizes: GranuleSizes) -> Option<GapFit> {
         let mut best: Option<GapFit> = None;
         let mut runs = self.iter().peekable();
         let mut parts = Vec::new();
@@ -129,7 +123,7 @@ impl Uncommitted {
                 }
                 run = runs.next_if(|next| next.start == gap_end);
             }
-            if let Some(fit) = best_in_gap(&parts, (bytes, align), grid, grid.origin + from)
+            if let Some(fit) = best_in_gap(&parts, (bytes, align), grid)
                 && best.is_none_or(|best| fit.rank() < best.rank())
             {
                 best = Some(fit);
@@ -156,19 +150,18 @@ impl Uncommitted {
     }
 }
 
-fn best_in_gap(parts: &[GapPart], (bytes, align): (u64, u64), grid: Grid, from: u64) -> Option<GapFit> {
+fn best_in_gap(parts: &[GapPart], (bytes, align): (u64, u64), grid: Grid) -> Option<GapFit> {
     let (gap_start, gap_end) = (parts.first()?.extent.start, parts.last()?.extent.end);
     let gap_bytes = gap_end - gap_start;
     if gap_bytes < bytes {
         return None;
     }
     let part_at = |at: u64| &parts[parts.partition_point(|part| part.extent.start <= at).saturating_sub(1)];
-    let from = align_up(from, align);
-    let starts = parts.iter().map(|part| align_up(part.extent.start, align).max(from));
+    let starts = parts.iter().map(|part| align_up(part.extent.start, align));
     let ends = parts
         .iter()
         .filter(|part| !part.uncommitted && part.extent.end >= gap_start + bytes)
-        .map(|part| align_up(grid.down(part.extent.end - bytes), align).max(from));
+        .map(|part| align_up(grid.down(part.extent.end - bytes), align));
     starts
         .chain(ends)
         .filter(|&start| start >= gap_start && start + bytes <= gap_end)

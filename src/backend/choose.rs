@@ -5,8 +5,8 @@
 //! | with an arena (`adaptive`) | `vmm`, `register`, `cuda`, `mlock`, `heap` |
 //! | without (`tensorflow`) | `cuda`, `mlock`, `heap`: each miss is an allocation, for which `vmm` and `register` are too slow |
 //!
-//! A source of the driver is taken if a trial could allocate memory, touch it, copy from it and release it ([`trial`]); else
-//! the refusal is kept for the log line and the next one is tried. The trial of `vmm` makes no context, and copies only if
+//! A driver source is chosen if a trial could allocate memory, copy from it and release it ([`trial`]); otherwise
+//! the refusal is kept for the log line and the next source is tried. The trial of `vmm` makes no context, and copies only if
 //! there is one; the trials of `register` and `cuda` make one. A source that the user names is not tried before its first
 //! request, except for `vmm`.
 
@@ -20,7 +20,7 @@ use super::mlock::lock_limit;
 use super::source::Source;
 use super::trial;
 use crate::error::{ErrorKind, Result};
-use crate::finding::{Finding, Severity};
+use crate::report::{Finding, Severity};
 use pinpool_os::host;
 
 /// Below this much lockable memory `Auto` chooses `heap`: a pool of one or two batches is of no use.
@@ -179,7 +179,7 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
     Ok(chosen)
 }
 
-/// What is wrong with the node of `source`, if another was requested.
+/// The finding that `source` ignores the requested node; `None` if it does not.
 fn node_ignored(source: &dyn Source, node: Option<u32>) -> Option<Finding> {
     let node = node.filter(|_| source.numa_node() != node)?;
     let found =
@@ -190,7 +190,7 @@ fn node_ignored(source: &dyn Source, node: Option<u32>) -> Option<Finding> {
     )
 }
 
-/// The requested node; `None` where the machine has no choice of nodes.
+/// The requested node; `None` if the machine has one node.
 fn existing_node(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
     let Some(requested) = node else { return Ok(None) };
     let nodes = host::numa_nodes(root);
@@ -286,7 +286,7 @@ pub fn gpu(device: u32) -> Finding {
     crate::driver::state::find(device)
 }
 
-/// The finding about the GPU of a build without the feature `cuda`: [`Severity::Note`], or [`Severity::Warning`] where one is here.
+/// The finding about the GPU of a build without the feature `cuda`: [`Severity::Note`], or [`Severity::Warning`] if the machine has a GPU.
 #[cfg(not(feature = "cuda"))]
 pub fn gpu(_device: u32) -> Finding {
     const WHY: &str = "built without the `cuda` feature";
@@ -314,7 +314,7 @@ pub(crate) fn may_start_driver() -> bool {
     false
 }
 
-/// The limit to observe, `None` if there is none or the pool's limit is below it; or the reason against `mlock`.
+/// `RLIMIT_MEMLOCK` if it binds the pool; an error if memory cannot be locked, or too little of it.
 fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
     trial::run(mlock, None, Some(host::PAGE_BYTES as u64)).map_err(|error| error.to_string())?;
     match lock_limit() {

@@ -34,7 +34,7 @@ const CARVED_BYTES: usize = GRANULE_BYTES;
 pub struct CudaSource {
     device: Arc<Device>,
     ids: RegionIds,
-    /// Region start -> start of the driver's block, where the two differ.
+    /// Region start -> start of the driver's block, if they differ.
     shifted: Mutex<HashMap<usize, DriverBlock>>,
 }
 
@@ -64,7 +64,7 @@ impl CudaSource {
 
 // SAFETY: source-C1: `cuMemHostAlloc` maps pinned memory at a fixed address until `cuMemFreeHost`, and a failed free
 // leaves it mapped. source-C2: pages of the kernel, or used before by this process. source-C3: `held_bytes` has a page to
-// spare where the driver guarantees no alignment, and `acquire` checks that the region ends inside the block. source-C4:
+// spare if the driver guarantees no alignment, and `acquire` checks that the region ends inside the block. source-C4:
 // `RegionIds`. source-C5: exactly `held_bytes` are requested.
 unsafe impl Source for CudaSource {
     fn name(&self) -> &'static str {

@@ -39,7 +39,7 @@ impl HeapSource {
         Self { placement: NodePlacement::on(root, node), ..self }
     }
 
-    /// Acquires such huge pages where memory is acquired fast, as a reserve is.
+    /// Uses such huge pages for fast acquisitions, such as a reserve.
     pub(super) fn with_hugetlb(self, hugetlb: HugeTlb) -> Self {
         Self { hugetlb, ..self }
     }
@@ -62,7 +62,7 @@ unsafe impl Source for HeapSource {
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let region = mapping::map(len_bytes, Accounting::Charged, self.ids.next())?;
-        if let Some(placement) = &self.placement {
+        if let Some(placement) = self.placement {
             placement.place(region.start(), mapping::mapped_bytes(len_bytes)?);
         }
         let locked = self.if_locked(|| lock(region.start(), len_bytes));
@@ -78,7 +78,7 @@ unsafe impl Source for HeapSource {
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         let (id, progress) = (self.ids.next(), &increasing(progress));
         // Pages that are set aside are never paged out, and need no lock.
-        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement.as_ref()), progress) {
+        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement), progress) {
             return Ok(region);
         }
         let region = mapping::map_huge(len_bytes, id)?;
@@ -87,7 +87,7 @@ unsafe impl Source for HeapSource {
             .if_locked(|| lock_on_fault(&region))
             .and_then(|()| {
                 // SAFETY: mapped above.
-                unsafe { populate(&region, threads, self.placement.as_ref(), progress) }
+                unsafe { populate(&region, threads, self.placement, progress) }
             })
             .and_then(|()| self.if_locked(|| lock(region.start(), len_bytes)));
         // SAFETY: mapped above, no reference into it was made.
@@ -95,7 +95,7 @@ unsafe impl Source for HeapSource {
     }
 
     fn numa_node(&self) -> Option<u32> {
-        self.placement.as_ref().map(NodePlacement::node)
+        self.placement.map(NodePlacement::node)
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
@@ -108,7 +108,7 @@ unsafe impl Source for HeapSource {
 unsafe impl VirtualMemory for HeapSource {
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         let range = mapping::reserve(len_bytes)?;
-        if let Some(placement) = &self.placement {
+        if let Some(placement) = self.placement {
             placement.place(range.start(), range.len_bytes());
         }
         Ok(range)

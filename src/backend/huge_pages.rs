@@ -17,17 +17,17 @@ use super::mapping;
 use super::populate::{NodePlacement, populate};
 use super::source::Region;
 use crate::error::SourceError;
-use crate::finding::Finding;
+use crate::report::Finding;
 use pinpool_os::host::huge_pages;
 
-/// Which huge pages of the administrator's memory is taken from.
+/// The huge pages that memory is taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum HugeTlb {
-    /// No such pages.
+    /// None.
     #[default]
     Off,
-    /// 2 MiB pages if there are any, else other pages, without a warning.
+    /// 2 MiB pages if there are any, otherwise other pages, without a warning.
     Auto,
     /// 2 MiB pages; a warning if there are too few.
     Of2MiB,
@@ -72,12 +72,12 @@ impl HugeTlb {
         }
     }
 
-    /// `len_bytes` in such pages, all of them there; `None` if that fails, and nothing is held then.
+    /// A region of `len_bytes` in such pages, all present; `None` if there are too few, and nothing is held then.
     pub(super) fn region(
         self,
         len_bytes: usize,
         id: u64,
-        (threads, placement): (usize, Option<&NodePlacement>),
+        (threads, placement): (usize, Option<NodePlacement>),
         progress: &dyn Fn(usize),
     ) -> Option<Region> {
         let page_bytes = self.page_bytes().filter(|_| mapping::HAS_RANGES)?;
@@ -86,7 +86,7 @@ impl HugeTlb {
         }
         let region = mapping::map_hugetlb(len_bytes, page_bytes, id).ok()?;
         let ready = mapping::keep_from_children(&region).and_then(|()| {
-            // Touching, where the kernel cannot bring pages in by a call, would end the process at the cgroup limit.
+            // A touch would end the process at the cgroup limit, so the kernel must bring pages in by a call.
             mapping::can_populate(&region)
         });
         let ready = ready.and_then(|()| {
@@ -98,7 +98,7 @@ impl HugeTlb {
     }
 }
 
-/// Passes on only what is more than before: a region may be tried twice.
+/// Reports only progress beyond the previous report: a region may be tried twice.
 pub(super) fn increasing(progress: &dyn Fn(usize)) -> impl Fn(usize) {
     let reached = Cell::new(0);
     move |done| {

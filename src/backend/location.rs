@@ -29,11 +29,11 @@ const LIKENESS: u64 = 8;
 pub(super) enum HostLocation {
     /// The NUMA node of this number.
     Node(u32),
-    /// Whichever the driver takes.
+    /// A location that the driver chooses.
     Anywhere,
 }
 
-/// What decides the locations.
+/// The facts that decide the locations.
 #[derive(Debug)]
 pub(super) struct Machine {
     nodes: Vec<MemoryNode>,

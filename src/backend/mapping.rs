@@ -32,7 +32,7 @@ pub(super) const HAS_RANGES: bool = cfg!(all(target_os = "linux", not(miri)));
 #[cfg(target_os = "linux")]
 pub(super) mod linux {
     pub(in crate::backend) use libc::{
-        MADV_DOFORK, MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_READ, MADV_POPULATE_WRITE, MAP_HUGE_SHIFT, MAP_HUGETLB,
+        MADV_DOFORK, MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_WRITE, MAP_HUGE_SHIFT, MAP_HUGETLB,
     };
 }
 /// No system knows the advice -1: `madvise` fails with `EINVAL`. The flags are not used ([`HAS_RANGES`]).
@@ -41,7 +41,6 @@ pub(super) mod linux {
     pub(in crate::backend) const MADV_DOFORK: libc::c_int = -1;
     pub(in crate::backend) const MADV_DONTFORK: libc::c_int = -1;
     pub(in crate::backend) const MADV_HUGEPAGE: libc::c_int = -1;
-    pub(in crate::backend) const MADV_POPULATE_READ: libc::c_int = -1;
     pub(in crate::backend) const MADV_POPULATE_WRITE: libc::c_int = -1;
     pub(in crate::backend) const MAP_HUGETLB: libc::c_int = 0;
     pub(in crate::backend) const MAP_HUGE_SHIFT: libc::c_int = 0;
@@ -69,7 +68,7 @@ pub(super) fn map(len_bytes: usize, _accounting: Accounting, id: u64) -> Result<
     Ok(Region::new(start, len_bytes, id))
 }
 
-/// Maps memory as [`map`] does, at a multiple of [`RANGE_ALIGN_BYTES`] and in huge pages where the kernel has some.
+/// Maps memory as [`map`] does, at a multiple of [`RANGE_ALIGN_BYTES`] and in huge pages if the kernel has some.
 pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError> {
     if !HAS_RANGES {
         return map(len_bytes, Accounting::Charged, id);

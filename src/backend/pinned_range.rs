@@ -10,7 +10,6 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use super::mapping;
 use super::mlock;
-use super::populate::populate_kept;
 #[cfg(feature = "cuda")]
 use super::register::RegisterSource;
 use super::source::Region;
@@ -28,18 +27,17 @@ pub(crate) enum PinnedRange {
 }
 
 impl PinnedRange {
-    /// Pins `region` as the source `source` of the device `device` does, after `threads` threads have brought its pages into
-    /// memory, which does not change them. While a driver has locked them, children of `fork` do not get them.
+    /// Pins `region` as the source `source` of the device `device` does. While a driver has locked its pages, children of `fork` do not
+    /// get them.
     ///
     /// # Safety
     ///
     /// Whole pages, mapped until [`end`](Self::end) has returned without an error.
-    pub(crate) unsafe fn of(region: &Region, source: &str, device: u32, threads: usize) -> Result<Self, SourceError> {
+    pub(crate) unsafe fn of(region: &Region, source: &str, device: u32) -> Result<Self, SourceError> {
         let _no_device = device;
         match source {
             #[cfg(feature = "cuda")]
             "vmm" | "register" | "cuda" => {
-                populate_kept(region, threads);
                 let source = Arc::new(RegisterSource::new(device, None)?);
                 mapping::keep_from_children(region)?;
                 // SAFETY: mapped until `end` has unregistered them, as the caller promised.
@@ -50,7 +48,6 @@ impl PinnedRange {
                 Ok(Self::Driver(source))
             }
             "mlock" => {
-                populate_kept(region, threads);
                 let locked = mlock::lock(region.start(), region.len_bytes());
                 // A lock that fails half way has locked a part of the pages.
                 locked.inspect_err(|_| {

@@ -5,7 +5,7 @@
 //!
 //! A placement is a preference. When the node is full, pages come from another one, and a refusal of the kernel is ignored:
 //! memory on the wrong node is slower but correct. On a machine with one node there is no placement.
-#![allow(unsafe_code)] // Asks the kernel for a memory policy and for pages, and moves threads.
+#![allow(unsafe_code)] // Asks the kernel for a memory policy and for pages.
 
 use std::path::Path;
 use std::ptr::NonNull;
@@ -19,10 +19,10 @@ use crate::error::SourceError;
 use pinpool_os::host::{self, GRANULE_BYTES, PAGE_BYTES};
 use pinpool_os::threads;
 
-/// Bits of a node mask, as many as any kernel has nodes.
+/// Bits of a node mask: no kernel has more nodes.
 const NODE_LIMIT: u32 = 1024;
 
-/// Most bytes that a thread takes at once, so that the last of them is not waited for long; progress is reported after each chunk.
+/// Most bytes of a chunk, so that all threads finish at about the same time. Progress is reported after each chunk.
 const CHUNK_LIMIT_BYTES: usize = 4 << 20;
 
 /// Chunks for each thread at least, so that all threads finish at about the same time.
@@ -32,23 +32,20 @@ const CHUNKS_PER_THREAD: usize = 4;
 /// blocks threads that start and drivers that map.
 const CALL_LIMIT_BYTES: usize = GRANULE_BYTES;
 
-/// A NUMA node and the processors near it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A NUMA node, one of several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NodePlacement {
     node: u32,
-    cpus: Vec<u32>,
 }
 
 impl NodePlacement {
     /// On `node`, if it is one of several. `root` is the file system root: `/` except in tests.
     pub(super) fn on(root: &Path, node: u32) -> Option<Self> {
-        let nodes = host::memory_nodes(root);
-        let of_several = Some(nodes).filter(|nodes| nodes.len() > 1 && node < NODE_LIMIT)?;
-        let found = of_several.into_iter().find(|found| found.id == node)?;
-        Some(Self { node, cpus: found.cpus.unwrap_or_default() })
+        let nodes = host::numa_nodes(root);
+        (nodes.len() > 1 && nodes.contains(&node) && node < NODE_LIMIT).then_some(Self { node })
     }
 
-    pub(super) fn node(&self) -> u32 {
+    pub(super) fn node(self) -> u32 {
         self.node
     }
 }
@@ -56,7 +53,7 @@ impl NodePlacement {
 #[cfg(target_os = "linux")]
 impl NodePlacement {
     /// Makes pages of this mapping come from the node when they are touched.
-    pub(super) fn place(&self, start: NonNull<u8>, mapped_bytes: usize) {
+    pub(super) fn place(self, start: NonNull<u8>, mapped_bytes: usize) {
         let mut mask = [0_u64; (NODE_LIMIT / 64) as usize];
         mask[(self.node / 64) as usize] = 1 << (self.node % 64);
         let (policy, bits) = (libc::MPOL_PREFERRED, u64::from(NODE_LIMIT) + 1);
@@ -65,35 +62,15 @@ impl NodePlacement {
         let _refused =
             unsafe { libc::syscall(libc::SYS_mbind, start.as_ptr(), mapped_bytes, policy, mask.as_ptr(), bits, 0_u32) };
     }
-
-    /// Moves the calling thread, which this crate started, to the processors near the node.
-    fn move_thread(&self) {
-        if self.cpus.is_empty() {
-            return;
-        }
-        // SAFETY: a bit set, for which all zeros is the empty set.
-        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-        for &cpu in &self.cpus {
-            let cpu = cpu as usize;
-            if cpu < 8 * size_of::<libc::cpu_set_t>() {
-                // SAFETY: inside the set, checked above.
-                unsafe { libc::CPU_SET(cpu, &mut set) };
-            }
-        }
-        // SAFETY: the kernel reads a set of this size, for the calling thread.
-        let _refused = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
-    }
 }
 
 /// On other systems there is one node.
 #[cfg(not(target_os = "linux"))]
 impl NodePlacement {
-    pub(super) fn place(&self, _start: NonNull<u8>, _mapped_bytes: usize) {}
-
-    fn move_thread(&self) {}
+    pub(super) fn place(self, _start: NonNull<u8>, _mapped_bytes: usize) {}
 }
 
-/// Makes every page of `region` present and zero, with `threads` threads near the node of `placement`. Calls `progress` on
+/// Makes every page of `region` present and zero, on the node of `placement`, with `threads` threads. Calls `progress` on
 /// the calling thread with the bytes done so far.
 ///
 /// # Safety
@@ -102,30 +79,13 @@ impl NodePlacement {
 pub(super) unsafe fn populate(
     region: &Region,
     threads: usize,
-    placement: Option<&NodePlacement>,
+    placement: Option<NodePlacement>,
     progress: &dyn Fn(usize),
-) -> Result<(), SourceError> {
-    fill(region, threads, placement, progress, mapping::linux::MADV_POPULATE_WRITE)
-}
-
-/// Brings the pages of `region`, which may have content, into memory with `threads` threads, as reads would. Pages that the
-/// kernel refuses are left as they are.
-pub(super) fn populate_kept(region: &Region, threads: usize) {
-    // Who locks the pages brings in what is missing, or says what is wrong.
-    let _some = fill(region, threads, None, &|_| {}, mapping::linux::MADV_POPULATE_READ);
-}
-
-fn fill(
-    region: &Region,
-    threads: usize,
-    placement: Option<&NodePlacement>,
-    progress: &dyn Fn(usize),
-    advice: libc::c_int,
 ) -> Result<(), SourceError> {
     if let Some(placement) = placement {
         placement.place(region.start(), mapping::mapped_bytes(region.len_bytes())?);
     }
-    let chunks = ChunkQueue::of(region, threads, advice);
+    let chunks = ChunkQueue::of(region, threads);
     let (report, reports) = mpsc::channel();
     // All threads start before the first one populates: a starting thread needs the address space, which populating holds.
     let (started, starts) = mpsc::channel();
@@ -135,7 +95,6 @@ fn fill(
         let spawn = |_: &usize| {
             let (chunks, report, started, barrier) = (&chunks, report.clone(), started.clone(), &barrier);
             let fill = move || {
-                placement.iter().for_each(|placement| placement.move_thread());
                 // The receiver outlives this scope.
                 let _ = started.send(());
                 drop(barrier.read());
@@ -164,21 +123,19 @@ fn fill(
     })
 }
 
-/// A region in chunks, each taken by the next free thread.
+/// A region in chunks. Each is filled by the next free thread.
 #[derive(Debug)]
 struct ChunkQueue<'region> {
     region: &'region Region,
     chunk_bytes: usize,
     next_offset: AtomicUsize,
-    /// To the kernel: bring pages in as a write does, or as a read.
-    advice: libc::c_int,
 }
 
 impl<'region> ChunkQueue<'region> {
-    fn of(region: &'region Region, threads: usize, advice: libc::c_int) -> Self {
+    fn of(region: &'region Region, threads: usize) -> Self {
         let share_bytes = region.len_bytes() / threads.max(1).saturating_mul(CHUNKS_PER_THREAD);
         let chunk_bytes = share_bytes.next_multiple_of(GRANULE_BYTES).clamp(GRANULE_BYTES, CHUNK_LIMIT_BYTES);
-        Self { region, chunk_bytes, next_offset: AtomicUsize::new(0), advice }
+        Self { region, chunk_bytes, next_offset: AtomicUsize::new(0) }
     }
 
     fn count(&self) -> usize {
@@ -199,7 +156,7 @@ impl<'region> ChunkQueue<'region> {
             let start = unsafe { self.region.start().add(offset) };
             let filled = (0..bytes).step_by(CALL_LIMIT_BYTES).try_for_each(|done| {
                 // SAFETY: inside the chunk, by the bound of the loop.
-                make_present(unsafe { start.add(done) }, CALL_LIMIT_BYTES.min(bytes - done), self.advice)
+                make_present(unsafe { start.add(done) }, CALL_LIMIT_BYTES.min(bytes - done))
             });
             let filled = filled.map(|()| bytes).inspect_err(|_| {
                 // Relaxed: a thread that misses this store fills one more chunk, which is harmless.
@@ -214,12 +171,11 @@ impl<'region> ChunkQueue<'region> {
 }
 
 #[cfg(not(miri))]
-fn make_present(start: NonNull<u8>, bytes: usize, advice: libc::c_int) -> Result<(), SourceError> {
+fn make_present(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
     loop {
-        let Err(error) = mapping::advise(start, bytes, advice) else { return Ok(()) };
+        let Err(error) = mapping::advise(start, bytes, mapping::linux::MADV_POPULATE_WRITE) else { return Ok(()) };
         match error.code().and_then(|code| i32::try_from(code).ok()) {
             Some(libc::EINTR | libc::EAGAIN) => {}
-            _ if advice == mapping::linux::MADV_POPULATE_READ => return Err(error),
             // Linux before 5.14 and other systems do not know this advice.
             Some(libc::EINVAL) => {
                 touch(start, bytes);
@@ -231,10 +187,8 @@ fn make_present(start: NonNull<u8>, bytes: usize, advice: libc::c_int) -> Result
 }
 
 #[cfg(miri)]
-fn make_present(start: NonNull<u8>, bytes: usize, advice: libc::c_int) -> Result<(), SourceError> {
-    if advice == mapping::linux::MADV_POPULATE_WRITE {
-        touch(start, bytes);
-    }
+fn make_present(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
+    touch(start, bytes);
     Ok(())
 }
 
@@ -264,7 +218,7 @@ mod tests {
             unsafe { populate(&region, threads, None, &|bytes| reported.borrow_mut().push(bytes)) }.unwrap();
             let reported = reported.into_inner();
             assert!(reported.is_sorted_by(|before, after| before < after), "{reported:?}");
-            assert_eq!((reported.len(), reported.last()), (ChunkQueue::of(&region, threads, 0).count(), Some(&BYTES)));
+            assert_eq!((reported.len(), reported.last()), (ChunkQueue::of(&region, threads).count(), Some(&BYTES)));
             #[cfg(not(miri))]
             {
                 let mut present = vec![0_u8; BYTES.div_ceil(PAGE_BYTES)];
@@ -302,29 +256,25 @@ mod tests {
     fn chunks_are_huge_pages_and_enough_for_all_threads() {
         for (len_bytes, threads, chunk_bytes) in [(1, 1, 2 << 20), (64 << 20, 4, 4 << 20), (2 << 30, 2, 4 << 20)] {
             let region = Region::new(NonNull::dangling(), len_bytes, 0);
-            assert_eq!(ChunkQueue::of(&region, threads, 0).chunk_bytes, chunk_bytes);
+            assert_eq!(ChunkQueue::of(&region, threads).chunk_bytes, chunk_bytes);
         }
     }
 
     #[cfg(not(miri))]
     #[test]
     fn one_node_is_no_placement() {
-        let with_nodes = |nodes| {
-            let folder = "/sys/devices/system/node";
-            host::tree::of(&[(format!("{folder}/online"), nodes), (format!("{folder}/node1/cpulist"), "0\n")])
-        };
+        let with_nodes = |nodes| host::tree::of(&[("/sys/devices/system/node/online", nodes)]);
         assert_eq!(NodePlacement::on(with_nodes("0\n").path(), 0), None);
         let root = with_nodes("0-1\n");
-        assert_eq!(NodePlacement::on(root.path(), 1), Some(NodePlacement { node: 1, cpus: vec![0] }));
-        assert_eq!(NodePlacement::on(root.path(), 0), Some(NodePlacement { node: 0, cpus: vec![] }), "memory alone");
+        assert_eq!(NodePlacement::on(root.path(), 1), Some(NodePlacement { node: 1 }));
         assert_eq!(NodePlacement::on(root.path(), 2), None);
     }
 
     #[cfg(not(miri))]
     #[test]
-    fn pages_carry_the_policy_and_a_thread_its_processors() {
+    fn pages_carry_the_policy() {
         // Node 0 is on every machine.
-        let placement = NodePlacement { node: 0, cpus: vec![0] };
+        let placement = NodePlacement { node: 0 };
         let region = mapping::map_huge(4 * PAGE_BYTES, 0).unwrap();
         placement.place(region.start(), 4 * PAGE_BYTES);
         let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
@@ -334,12 +284,5 @@ mod tests {
         assert!(maps.is_empty() || line.is_some_and(|line| line.contains("prefer")), "{line:?}");
         // SAFETY: mapped above, no reference into it was made.
         unsafe { mapping::unmap(region) }.unwrap();
-        let moved = std::thread::spawn(move || {
-            placement.move_thread();
-            std::fs::read_to_string("/proc/thread-self/status").unwrap()
-        });
-        let status = moved.join().unwrap();
-        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
-        assert_eq!(allowed.trim(), "0");
     }
 }

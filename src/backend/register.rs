@@ -38,8 +38,7 @@ const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DE
 /// first is only touched and the last only registered; with 128 MiB 4 GiB reached 35. No buffer of the reserve is longer.
 const SLICE_BYTES: u64 = 128 << 20;
 
-/// Least time between two registrations. Without it enqueues of other threads wait for 5 to 9 ms, because none gets in
-/// between; with it they wait for at most 0.45 ms.
+/// Least time between two registrations. Without it, enqueues of other threads wait for 5 to 9 ms; with it, for at most 0.45 ms.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Anonymous memory registered with the CUDA driver, readable by all devices.
@@ -63,7 +62,7 @@ struct Registering {
 
 impl RegisterSource {
     /// Finds the driver and the device number `ordinal`; creates nothing on it. Pages are placed on the NUMA node
-    /// `node`, else on the device's, where the machine has several.
+    /// `node`, or on the device's node, if the machine has several.
     ///
     /// # Errors
     ///
@@ -108,7 +107,7 @@ impl RegisterSource {
     ) -> Result<Region, SourceError> {
         let _entered = self.device.enter()?;
         let (id, progress) = (self.ids.next(), &increasing(progress));
-        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement.as_ref()), progress) {
+        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement), progress) {
             let registered = self.register(&region, until);
             // SAFETY: mapped above, no reference into it was made, and not registered if this is an error.
             return unsafe { mapping::keep_if(registered, region) };
@@ -116,7 +115,7 @@ impl RegisterSource {
         let region = mapping::map_huge(len_bytes, id)?;
         let registered = mapping::keep_from_children(&region)
             // SAFETY: mapped above, no reference into it was made.
-            .and_then(|()| unsafe { populate(&region, threads, self.placement.as_ref(), progress) })
+            .and_then(|()| unsafe { populate(&region, threads, self.placement, progress) })
             .and_then(|()| self.register(&region, until));
         // SAFETY: as above, and not registered if this is an error.
         unsafe { mapping::keep_if(registered, region) }
@@ -219,6 +218,6 @@ unsafe impl Source for RegisterSource {
     }
 
     fn numa_node(&self) -> Option<u32> {
-        self.placement.as_ref().map(NodePlacement::node)
+        self.placement.map(NodePlacement::node)
     }
 }

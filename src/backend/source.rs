@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::virtual_memory::VirtualMemory;
 use crate::error::SourceError;
-use crate::finding::Finding;
+use crate::report::Finding;
 use pinpool_os::host::PAGE_BYTES;
 
 /// Memory that a source returned and has not taken back.
@@ -153,7 +153,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Whether the memory is meant for copies to a GPU, so that ordinary memory is no substitute.
+    /// Whether the memory is for copies to a GPU, so that ordinary memory cannot replace it.
     fn needs_gpu(&self) -> bool {
         false
     }

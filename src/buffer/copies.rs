@@ -154,7 +154,7 @@ impl PinnedBuf {
         let len = range.end.saturating_sub(range.start);
         if range.start > range.end || range.end > self.len() {
             let why = format!("range {}..{} is not inside a buffer of {} B", range.start, range.end, self.len());
-            return Err(Error::copy(len, why));
+            return Err(Error::copy_refused(len, why));
         }
         let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::already()) };
         block.begin_read()?;
@@ -240,17 +240,15 @@ impl PinnedBuf {
     /// - [`Error::is_backend`]: there is no driver,
     /// - [`Error::is_device`]: no fence can be recorded on the stream, or it is capturing a graph.
     ///
-    /// Then the memory is never reused, unless a later call for the same stream succeeds. No later call helps after a capture, since
-    /// each launch of the graph uses the memory again.
+    /// Then the memory is never reused.
     ///
     /// # Safety
     ///
-    /// The stream is not destroyed during the call, nor between a failed call and the next one for it, nor its context before the
-    /// work completes.
+    /// The stream is not destroyed during the call, nor its context before the work completes.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_stream(&mut self, stream: cudarc::driver::sys::CUstream) -> Result<()> {
         // SAFETY: the caller's promise.
-        self.record_work(stream.addr(), || unsafe { copy::cuda::fence_behind_stream(stream) }.map(Some))
+        self.record_work(|| unsafe { copy::cuda::fence_behind_stream(stream) }.map(Some))
     }
 
     /// Records work as [`record_stream`](PinnedBuf::record_stream) does, for the work that another library's event covers now: all
@@ -263,8 +261,7 @@ impl PinnedBuf {
     ///
     /// # Safety
     ///
-    /// The event is not destroyed during the call, nor destroyed or recorded between a failed call and the next one for it, nor its
-    /// context before the work completes.
+    /// The event is not destroyed during the call, nor its context before the work completes.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_event(&mut self, event: cudarc::driver::sys::CUevent) -> Result<()> {
         if event.is_null() {
@@ -272,34 +269,26 @@ impl PinnedBuf {
             return Err(crate::error::ErrorKind::Handle { why: "the event is null".to_owned() }.into());
         }
         // SAFETY: the caller's promise.
-        self.record_work(event.addr(), || unsafe { copy::cuda::fence_behind_event_handle(event) })
+        self.record_work(|| unsafe { copy::cuda::fence_behind_event_handle(event) })
     }
 
-    /// Records the fence that `mark` makes behind work of the stream or event `handle`, which may write to the buffer.
+    /// Records the fence that `mark` makes behind work of other code, which may write to the buffer.
     #[cfg(feature = "cuda")]
-    fn record_work(&mut self, handle: usize, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
+    fn record_work(&mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
         block.check_process()?;
         let marked = mark();
         let fences = &mut block.state_mut().copy_fences;
         fences.forget_completed();
-        // A default handle may name another stream the next time, and a graph may be launched again.
-        let is_final = |error: &Error| error.is_capture() || copy::cuda::is_default(handle);
         match marked {
             Ok(fence) => {
-                fences.forget_unfenced(handle);
                 fence.into_iter().for_each(|fence| fences.record_write(fence));
                 Ok(())
             }
             // Without a driver there is no such work.
             Err(error) if error.is_unavailable() => Err(error),
             Err(error) => {
-                let failed: SharedFence = std::sync::Arc::new(copy::UnknownEnd(error.to_string()));
-                if is_final(&error) {
-                    fences.record_write(failed)
-                } else {
-                    fences.record_unfenced(handle, failed)
-                }
+                fences.record_write(std::sync::Arc::new(copy::UnknownEnd(error.to_string())));
                 Err(error)
             }
         }

@@ -225,11 +225,8 @@ impl PinnedBuf {
 
     /// Address of the first byte, page-aligned or aligned as [requested](crate::Request::align). Does not wait for copies.
     ///
-    /// The pool cannot track copies that other code starts from this address. On a machine with several GPUs the first call is
-    /// slow, because it gives all of them access to the memory of `vmm` pools.
+    /// The pool cannot track copies that other code starts from this address.
     pub fn as_ptr(&self) -> *const u8 {
-        #[cfg(feature = "cuda")]
-        crate::backend::let_all_reach();
         self.start().as_ptr()
     }
 
@@ -279,8 +276,6 @@ impl PinnedBuf {
     /// dropped nor written to.
     #[inline]
     pub unsafe fn wait_slice_untracked(&self) -> Result<&[u8]> {
-        #[cfg(feature = "cuda")]
-        crate::backend::let_all_reach();
         self.wait_slice().map(|bytes| &**bytes)
     }
 

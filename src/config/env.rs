@@ -12,7 +12,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::settings::{Config, Settings, for_each_setting, refused};
+use super::settings::{Config, Settings, for_each_setting, setting_error};
 use super::text::*;
 use super::{Backend, CodeSettings, HugeTlb, Limit, OnFull, Preset, SharedLimitName};
 use crate::error::{Error, Result};
@@ -74,9 +74,9 @@ impl Variable {
     }
 
     /// The error for an invalid value; `from` names where it comes from.
-    fn unreadable(&self, text: &str, error: &ParseError, from: &str) -> Error {
+    fn invalid_value(&self, text: &str, error: &ParseError, from: &str) -> Error {
         let why = format!("{}; correct it, or leave it out for the default {}{from}", error.problem(), self.default());
-        refused(self.name, text, why)
+        setting_error(self.name, text, why)
     }
 }
 
@@ -131,7 +131,7 @@ pub fn is_known(name: &str) -> bool {
 pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()> {
     let text = text.trim();
     if let Some((name, read)) = IN_CODE.iter().find(|(known, _)| *known == name) {
-        return read(&mut settings.code, text).map_err(|error| refused(name, text, error.problem()));
+        return read(&mut settings.code, text).map_err(|error| setting_error(name, text, error.problem()));
     }
     let Some(variable) = find(name) else {
         let word = name.strip_prefix(PREFIX).unwrap_or(name);
@@ -140,15 +140,17 @@ pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()>
             return Ok(());
         }
         let why = format!("unknown setting; {}", advice_for(name));
-        return Err(refused("setting", name, why));
+        return Err(setting_error("setting", name, why));
     };
     if text.is_empty() {
         return Ok(());
     }
     let before = (variable.set_to)(settings);
-    (variable.read)(settings, text).map_err(|error| variable.unreadable(text, &error, ""))?;
+    (variable.read)(settings, text).map_err(|error| variable.invalid_value(text, &error, ""))?;
     match before.filter(|before| (variable.set_to)(settings).as_ref() != Some(before)) {
-        Some(before) => Err(refused(variable.name, text, format!("already set to {before}; leave one of the two out"))),
+        Some(before) => {
+            Err(setting_error(variable.name, text, format!("already set to {before}; leave one of the two out")))
+        }
         None => Ok(()),
     }
 }
@@ -261,7 +263,7 @@ pub(crate) fn examine(code: &Settings, prefix: Option<&str>) -> EnvReport {
 
 fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String, String)>) -> EnvReport {
     let mut env = Settings::default();
-    let (mut errors, mut warnings) = (code.unwritable(), code.retired.clone());
+    let (mut errors, mut warnings) = (code.invalid_values(), code.retired.clone());
     let mut pairs: Vec<_> = pairs.filter(|(name, _)| name.starts_with(prefix)).collect();
     // The environment has no fixed order; problems are reported in the same order each time.
     pairs.sort();
@@ -287,7 +289,7 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
             }
             (None, Err(error)) => {
                 let from = if prefix == PREFIX { String::new() } else { format!(" (from {name})") };
-                errors.push(variable.unreadable(value, &error, &from));
+                errors.push(variable.invalid_value(value, &error, &from));
             }
             _ => {}
         }
@@ -311,16 +313,16 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
 
 impl Settings {
     /// Values set by code that their variables could not have: also errors.
-    fn unwritable(&self) -> Vec<Error> {
+    fn invalid_values(&self) -> Vec<Error> {
         // A source of the program's own has no name.
         let is_custom = self.backend.as_ref().and_then(Backend::custom).is_some();
         let named = VARIABLES.iter().filter(|variable| !is_custom || variable.name != "PINPOOL_BACKEND");
-        let unwritable = named.filter_map(|variable| {
+        let invalid_values = named.filter_map(|variable| {
             let text = (variable.set_to)(self)?;
             let error = (variable.read)(&mut Self::default(), &text).err()?;
-            Some(variable.unreadable(&text, &error, ""))
+            Some(variable.invalid_value(&text, &error, ""))
         });
-        unwritable.collect()
+        invalid_values.collect()
     }
 }
 

@@ -53,7 +53,7 @@ macro_rules! for_each_setting {
         /// Source of memory: auto, gpu, vmm, register, cuda, mlock or heap.
         "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as word();
 
-        /// Ordinal of the GPU that copies use; default: current context's, first active, or 0.
+        /// Ordinal of the GPU; if unset: the current context's, else the first active, else 0.
         "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;
 
         /// NUMA node to pin on: a number, or auto for the GPU's node.
@@ -239,7 +239,7 @@ impl Config {
     /// An error for each setting that is wrong, with the reason.
     fn refuse(&self, rules: &[(&'static str, bool, &str)]) -> Vec<Error> {
         let wrong = rules.iter().filter(|(_, is_wrong, _)| *is_wrong);
-        wrong.map(|&(name, _, why)| refused(name, self.value_of(name), why)).collect()
+        wrong.map(|&(name, _, why)| setting_error(name, self.value_of(name), why)).collect()
     }
 
     /// Whether the maintenance thread serves the pool. Miri mistakes a thread that does not end for a leak.
@@ -253,6 +253,6 @@ impl Config {
     }
 }
 
-pub(super) fn refused(name: &'static str, value: impl Into<String>, why: impl Into<String>) -> Error {
+pub(super) fn setting_error(name: &'static str, value: impl Into<String>, why: impl Into<String>) -> Error {
     ErrorKind::Setting { name, value: value.into(), why: why.into() }.into()
 }

@@ -32,7 +32,7 @@ pub struct SinkStream {
 
 type Enqueued = Result<SharedFence, CopyFailure>;
 
-/// How far a stream has come.
+/// The progress of a stream.
 #[derive(Debug)]
 struct Progress {
     /// A child of `fork` has no worker.
@@ -40,7 +40,7 @@ struct Progress {
     id: StreamId,
     /// Copies enqueued; the next one's number.
     enqueued: AtomicU64,
-    /// Copies over: all with a number below this.
+    /// Completed copies: all copies with a lower number.
     done: AtomicU64,
     state: Mutex<WorkerState>,
     changed: Condvar,
@@ -59,7 +59,7 @@ struct QueuedCopy {
     after: Vec<SharedFence>,
 }
 
-/// Where to read from or write to, later.
+/// An address that a worker reads or writes later.
 #[derive(Debug)]
 struct HostAddress(*mut u8);
 
@@ -122,11 +122,11 @@ impl SinkStream {
         SinkGate(self.progress.clone())
     }
 
-    /// From now on every copy of this stream that is not over fails, as when a device is lost.
+    /// From now on every copy of this stream that has not completed fails, as when a device is lost.
     #[doc(hidden)]
     pub fn fail(&self) {
         let mut state = self.progress.state.lock();
-        // A copy that runs ends first: after a failure is seen nothing may be written (sink-I1).
+        // A running copy ends first: nothing may be written after a failure is visible (sink-I1).
         while state.running {
             state = self.progress.changed.wait(state);
         }
@@ -139,7 +139,7 @@ impl SinkStream {
         let _in_order = self.progress.state.lock();
         self.queue
             .send(QueuedCopy { run: Box::new(run), after })
-            .map_err(|_| CopyFailure::Refused(Error::device("the worker of the sink stream has ended")))?;
+            .map_err(|_| CopyFailure::Refused(Error::device_failed("the worker of the sink stream has ended")))?;
         // Relaxed: written under the lock.
         let number = self.progress.enqueued.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(SinkFence { progress: self.progress.clone(), number }))
@@ -190,7 +190,7 @@ impl Progress {
 
     fn check_process(&self) -> Result<()> {
         let is_stale = self.generation.is_stale();
-        if is_stale { Err(Error::device("the sink's worker stayed in the parent process")) } else { Ok(()) }
+        if is_stale { Err(Error::device_failed("the sink's worker stayed in the parent process")) } else { Ok(()) }
     }
 
     fn wait_for(&self, copies: u64) -> Result<()> {
@@ -207,7 +207,7 @@ impl Progress {
 }
 
 fn failed() -> Error {
-    Error::device("the sink stream was made to fail")
+    Error::device_failed("the sink stream was made to fail")
 }
 
 // SAFETY: the worker counts a copy as done after its last access to source and target, in order.

@@ -181,7 +181,8 @@ pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, CUco
     .map(|()| (context, green))
 }
 
-/// Where the device of the current context sees memory that the driver knows, virtual memory too. Nothing is read there.
+/// The address at which the device of the current context sees memory that the driver knows, also virtual memory. Nothing is read
+/// there.
 pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr, Code> {
     /// `CU_POINTER_ATTRIBUTE_DEVICE_POINTER`.
     const DEVICE_POINTER: c_int = 3;

@@ -85,7 +85,7 @@ impl fmt::Display for Failed {
 
 impl From<Failed> for Error {
     fn from(failed: Failed) -> Self {
-        Self::device(failed.to_string())
+        Self::device_failed(failed.to_string())
     }
 }
 

@@ -1,4 +1,4 @@
-//! One device of the CUDA driver, for the sources that pin through it.
+//! A device of the CUDA driver, for the sources that pin memory through it.
 //!
 //! The device's primary context is retained when memory is first acquired, not before: finding a device creates no
 //! context. It stays retained until the process ends, since a copy that never completes keeps memory of a pool alive after

@@ -1,4 +1,4 @@
-//! The CUDA driver: what all code that calls it does around its calls, its devices, and its virtual memory.
+//! The CUDA driver: its functions, devices and virtual memory, and the state that calls need.
 //!
 //! | item | reason |
 //! | --- | --- |
@@ -109,7 +109,7 @@ fn context_id(context: sys::CUcontext) -> Option<Result<u64, Code>> {
     }
 }
 
-/// Whether anybody has started the driver in this process.
+/// Whether the driver has been started in this process.
 pub(crate) fn is_started() -> bool {
     calls::current_context() != Err(Code::NOT_INITIALIZED)
 }
@@ -166,7 +166,7 @@ impl RelaxedCapture {
     pub(crate) fn enter() -> Self {
         /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
         const RELAXED: c_int = 2;
-        // Where the driver refuses, nothing has changed.
+        // If the driver refuses, nothing has changed.
         Self { previous: calls::exchange_capture_mode(RELAXED).ok() }
     }
 }

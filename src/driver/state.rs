@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use super::calls;
 use super::code::Code;
-use crate::finding::Finding;
+use crate::report::Finding;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::host::limits;
 use pinpool_os::sync::process::{AtomicBool, Ordering};
@@ -123,7 +123,7 @@ pub(crate) fn version() -> c_int {
 
 /// There is no driver library; `sign` is a path at which the kernel shows a GPU.
 fn absent(why: &str, sign: Option<&str>) -> Finding {
-    // The loader reports more only for a library that exists and cannot be loaded.
+    // The loader reports another error only for a library that exists and cannot be loaded.
     let is_broken = !why.is_empty() && !why.contains("No such file");
     match sign {
         _ if is_broken => Finding::warning(CHECK, format!("the driver's library cannot be loaded: {why}"))
@@ -178,7 +178,7 @@ fn closed_device(signs: &[String]) -> Option<String> {
     let nodes = signs.iter().filter(|sign| sign.starts_with("/dev/")).cloned();
     let may_open = |path: &str| {
         let Ok(path) = CString::new(path) else { return false };
-        // SAFETY: a C string; asks for rights and changes nothing.
+        // SAFETY: a C string; checks permissions and changes nothing.
         unsafe { libc::access(path.as_ptr(), libc::R_OK | libc::W_OK) == 0 }
     };
     let control = Some("/dev/nvidiactl".to_owned()).filter(|path| Path::new(path).exists());
@@ -198,7 +198,7 @@ fn name(ordinal: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::finding::Severity;
+    use crate::report::Severity;
 
     #[test]
     fn each_known_cause_has_its_remedy() {

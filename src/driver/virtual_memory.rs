@@ -86,30 +86,22 @@ const _: () = assert!(size_of::<AllocationProperties>() == 32 && align_of::<Allo
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),* $(,)?);)*) => {
-        /// The driver's functions, which are all there.
-        #[derive(Debug, Clone, Copy)]
-        pub(crate) struct VmmApi(());
-
-        impl VmmApi {
-            /// Finds all of them, or returns the name of the first that this driver does not have.
-            pub(crate) fn find() -> Result<Self, &'static str> {
-                let missing = [$($name),*].into_iter().find(|name| symbol(name).is_none());
-                missing.map_or(Ok(Self(())), |name| Err(name.to_str().unwrap_or_default()))
-            }
-
-            $($(#[$doc])*
-            ///
-            /// # Safety
-            ///
-            /// The driver's manual states the conditions of this call.
-            #[allow(clippy::unused_self)] // Shows that the driver has the function.
-            $vis unsafe fn $function(self, $($arg: $type),*) -> Result<(), Failed> {
-                calls! { call = $name($($arg: $type),*); }
-                // SAFETY: the caller's promise.
-                let refused = unsafe { call($($arg),*) };
-                refused.map_err(|code| Failed($name.to_str().unwrap_or_default(), code))
-            })*
+        /// The first of these functions that this driver does not have.
+        pub(crate) fn missing() -> Option<&'static str> {
+            [$($name),*].into_iter().find(|name| symbol(name).is_none()).and_then(|name| name.to_str().ok())
         }
+
+        $($(#[$doc])*
+        ///
+        /// # Safety
+        ///
+        /// The driver's manual states the conditions of this call.
+        $vis unsafe fn $function($($arg: $type),*) -> Result<(), Failed> {
+            calls! { call = $name($($arg: $type),*); }
+            // SAFETY: the caller's promise.
+            let refused = unsafe { call($($arg),*) };
+            refused.map_err(|code| Failed($name.to_str().unwrap_or_default(), code))
+        })*
     };
 }
 
@@ -133,30 +125,28 @@ functions! {
     pub(crate) set_access = c"cuMemSetAccess"(address: u64, bytes: usize, descriptors: *const AccessDescriptor, count: usize);
 }
 
-impl VmmApi {
-    /// Smallest granule of this kind.
-    pub(crate) fn granularity(self, location: MemoryLocation) -> Result<usize, Failed> {
-        let mut bytes = 0;
-        let properties = AllocationProperties::pinned(location);
-        // SAFETY: `bytes` takes the result, and the properties live as long as the call.
-        unsafe { self.granularity_call(&raw mut bytes, &raw const properties, 0) }?;
-        Ok(bytes)
-    }
+/// Smallest granule of this kind.
+pub(crate) fn granularity(location: MemoryLocation) -> Result<usize, Failed> {
+    let mut bytes = 0;
+    let properties = AllocationProperties::pinned(location);
+    // SAFETY: `bytes` takes the result, and the properties live as long as the call.
+    unsafe { granularity_call(&raw mut bytes, &raw const properties, 0) }?;
+    Ok(bytes)
+}
 
-    /// Reserves `bytes` addresses at a multiple of `alignment`.
-    pub(crate) fn reserve(self, bytes: usize, alignment: usize) -> Result<u64, Failed> {
-        let mut address = 0;
-        // SAFETY: `address` takes the result; the driver chooses free addresses.
-        unsafe { self.reserve_call(&raw mut address, bytes, alignment, 0, 0) }?;
-        Ok(address)
-    }
+/// Reserves `bytes` addresses at a multiple of `alignment`.
+pub(crate) fn reserve(bytes: usize, alignment: usize) -> Result<u64, Failed> {
+    let mut address = 0;
+    // SAFETY: `address` takes the result; the driver chooses free addresses.
+    unsafe { reserve_call(&raw mut address, bytes, alignment, 0, 0) }?;
+    Ok(address)
+}
 
-    /// Creates a granule of `bytes`. A context must be current.
-    pub(crate) fn create(self, bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, Failed> {
-        let mut granule = 0;
-        let properties = AllocationProperties::pinned(location);
-        // SAFETY: `granule` takes the result, and the properties live as long as the call.
-        unsafe { self.create_call(&raw mut granule, bytes, &raw const properties, 0) }?;
-        Ok(granule)
-    }
+/// Creates a granule of `bytes`. A context must be current.
+pub(crate) fn create(bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, Failed> {
+    let mut granule = 0;
+    let properties = AllocationProperties::pinned(location);
+    // SAFETY: `granule` takes the result, and the properties live as long as the call.
+    unsafe { create_call(&raw mut granule, bytes, &raw const properties, 0) }?;
+    Ok(granule)
 }

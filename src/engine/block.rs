@@ -1,4 +1,4 @@
-//! Memory of one class with the state of its buffer and a reference to its owner: what moves between idle buffers, users
+//! Memory of one class with the state of its buffer and a reference to its owner. It moves between idle buffers, users
 //! and devices.
 //!
 //! ```text
@@ -35,7 +35,7 @@ use pinpool_os::fork;
 /// keeps idle blocks, which keep the pool) is cut when the pool closes and is drained.
 pub(crate) struct Block<E>(Box<Entry<BlockBody<E>>>);
 
-/// What a block holds, behind the header by which the thread cache links idle blocks.
+/// The contents of a block, behind the header by which the thread cache links idle blocks.
 #[repr(C)] // The first two fields share the header's cache line, which is all that a hit touches.
 pub(super) struct BlockBody<E> {
     first: Address,
@@ -50,7 +50,7 @@ pub(super) struct BlockBody<E> {
     since: u64,
     /// Where a buffer that was got under a tag is recorded.
     holder: Option<Holder>,
-    /// What the partition of its user claims for it.
+    /// The claim of its user's partition.
     claim: Option<Claim>,
 }
 
@@ -86,8 +86,8 @@ impl<E> fmt::Debug for Block<E> {
     }
 }
 
-/// What the user of a block has made of it, in addition to its first byte and length. It is kept with the block, so a buffer is
-/// one pointer, which is returned in a register.
+/// The state of a buffer, in addition to its first byte and length. It is kept with the block, so a buffer is one pointer,
+/// which is returned in a register.
 #[derive(Debug, Default)]
 pub(crate) struct BufferState {
     pub(crate) copy_fences: CopyFences,
@@ -177,13 +177,13 @@ impl<E> Block<E> {
         self.0.first.0.addr().get() - self.0.memory.start().addr().get()
     }
 
-    /// Whether nothing but its length distinguishes the block from an idle one (block-I2).
+    /// Returns whether nothing but its length distinguishes the block from an idle one (block-I2).
     #[inline(always)]
     pub(crate) fn is_plain(&self) -> bool {
         self.0.tag() == fork::current()
     }
 
-    /// Whether the shard at `shard` may keep the block by the fast path (block-I3).
+    /// Returns whether the shard at `shard` may keep the block by the fast path (block-I3).
     #[inline(always)]
     pub(super) fn is_open_to<S>(&self, shard: *const S) -> bool {
         self.0.is_of(shard)
@@ -247,7 +247,7 @@ impl<E> Block<E> {
         &self.0.state
     }
 
-    /// What a shared borrow may record on; so the block is not plain from now on.
+    /// For copies that a shared borrow records; the block is not plain from now on.
     #[cfg(feature = "cuda")]
     pub(crate) fn shared_fences(&self) -> &CopyFences {
         self.end_plain();
@@ -271,7 +271,7 @@ impl<E> Block<E> {
         self.0.holder = Some(holder);
     }
 
-    /// Whether its request was sampled.
+    /// Returns whether its request was sampled.
     pub(super) fn is_sampled(&self) -> bool {
         self.0.holder.as_ref().is_some_and(Holder::is_sampled)
     }
@@ -298,7 +298,7 @@ impl<E> Block<E> {
         self.0.claim.take()
     }
 
-    /// Whether a miss made it for its present user.
+    /// Returns whether a miss made it for its present user.
     pub(super) fn has_begun_time(&self) -> bool {
         self.0.since > 0
     }
@@ -308,7 +308,7 @@ impl<E> Block<E> {
         self.0.passed
     }
 
-    /// Its first use, or its time in flight, begins at `now_us`.
+    /// The first use of the block, or the time in flight, begins at `now_us`.
     pub(super) fn begin_time(&mut self, now_us: u64) {
         self.0.since = now_us.saturating_add(1);
     }

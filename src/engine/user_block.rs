@@ -21,7 +21,7 @@ use crate::in_flight::{FenceKind, SharedFence};
 pub(crate) type Block = block::Block<Core>;
 
 impl Block {
-    /// Whether the memory is pinned.
+    /// Returns whether the memory is pinned.
     pub(crate) fn is_pinned(&self) -> bool {
         match self.adopted() {
             Some(adopted) => adopted.is_pinned,
@@ -33,13 +33,13 @@ impl Block {
         self.owner().memory().source().numa_node().filter(|_| self.is_from_source())
     }
 
-    /// Whether this process is a child of the one that owns the memory.
+    /// Returns whether this process is a child of the one that owns the memory.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.owner().is_forked()
     }
 
-    /// Whether this is a child process, which a GPU's driver may not have given the memory to.
+    /// Returns whether this is a child process, which a GPU's driver may not have given the memory to.
     #[inline]
     pub(crate) fn is_inaccessible(&self) -> bool {
         let is_kept_from_children = || match self.adopted() {

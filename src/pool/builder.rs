@@ -13,9 +13,9 @@ use super::handle::Handle;
 use super::start::PoolStart;
 use crate::backend::{self, Backend};
 use crate::config::{Config, EnvReport, Limit, OnFull, Preset, Settings, env, for_each_setting};
-use crate::diag::{CheckReport, LogSampler, PoolLog};
 use crate::engine::ManualClock;
 use crate::error::{Error, Result};
+use crate::report::{CheckReport, LogSampler, PoolLog};
 
 /// Collects the settings of a new pool. A setting that code does not set comes from the environment, or has its default.
 ///
@@ -211,11 +211,11 @@ impl PoolBuilder {
         let start = PoolStart { config, variables, log: Arc::new(log), host_root: self.host_root, clock: self.clock };
         // Before the driver opens descriptors, since a process that exits closes them in order of their numbers.
         let shared = start.join_shared_limit()?;
-        if shared.is_none() && start.may_begin_late() {
-            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(move || start.begin_late()))) });
+        if shared.is_none() && start.may_start_later() {
+            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(move || start.start_later()))) });
         }
         let reserve_bytes = start.config.reserve_bytes;
-        let pool = Pool::of(start.begin(&start.config, shared)?);
+        let pool = Pool::of(start.start_core(&start.config, shared)?);
         if reserve_bytes > 0 {
             pool.reserve(reserve_bytes)?;
         }
@@ -236,9 +236,8 @@ macro_rules! setters {
             /// | --- | --- | --- |
             $($(#[doc = concat!("| `", $variable, "` | `", stringify!($default), "` |", $doc, " |")])+)+
             ///
-            /// `background_thread` and `call_stacks`, which no variable sets, are accepted too. A retired name is a warning when the
-            /// pool is built. [`build`](Self::build) fails if there is no such setting, its value is invalid, or code has set another
-            /// value.
+            /// `background_thread` and `call_stacks`, which no variable sets, are accepted too. [`build`](Self::build) fails if there is
+            /// no such setting, its value is invalid, or code has set another value.
             ///
             /// ```
             /// let pool = pinpool::Pool::builder().setting("backend", "heap").setting("PINPOOL_MAX_BYTES", "1.5G").build()?;

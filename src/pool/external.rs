@@ -106,9 +106,7 @@ impl Pool {
         let claim = core.claim_external(len as u64)?;
         let (region, config) = (Region::new(start, len, 0), core.config());
         // SAFETY: whole pages that stay mapped until the drop of the result, which unpins them first (pinned-range-I1).
-        let lock = unsafe {
-            PinnedRange::of(&region, core.memory().source().name(), config.device, config.pin_threads_on_host())
-        };
+        let lock = unsafe { PinnedRange::of(&region, core.memory().source().name(), config.device) };
         match lock {
             Ok(lock) => {
                 let held = ManuallyDrop::new(Held { region, lock, owner, claim });

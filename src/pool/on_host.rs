@@ -7,7 +7,7 @@ use crate::backend::{self, Chosen, PinOptions, Source};
 use crate::config::{Config, Preset};
 use crate::engine::AutoLimit;
 use crate::error::Result;
-use crate::finding::{Finding, Severity};
+use crate::report::{Finding, Severity};
 
 impl Config {
     /// The limit of a pool with these settings on this machine, in bytes, and its origin in words; `None` without a

@@ -9,13 +9,12 @@ use crate::arena::Retention;
 use crate::backend::{self, Backend, Chosen, Source, VirtualMemory};
 use crate::config::env::{self, VariableReport};
 use crate::config::{Config, Limit, OnFull, Preset, SharedLimitName};
-use crate::diag::PoolLog;
 use crate::engine::{
     ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, Pageable, Timekeeper, granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
-use crate::finding::Finding;
 use crate::quota::{Budget, Claim, Member};
+use crate::report::{Finding, PoolLog};
 use crate::shared_limit::SharedLimit;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]
@@ -35,7 +34,7 @@ pub(super) struct PoolStart {
 impl PoolStart {
     /// Whether the first use of the pool is soon enough to choose its backend: no step can fail, nothing is reserved, and the
     /// driver, which the choice starts, is not started yet.
-    pub(super) fn may_begin_late(&self) -> bool {
+    pub(super) fn may_start_later(&self) -> bool {
         let Config { backend, reserve_bytes, trace, numa_node, .. } = &self.config;
         matches!(backend, Backend::Auto)
             && numa_node.is_none()
@@ -46,18 +45,18 @@ impl PoolStart {
 
     /// Starts the engine at the first use of the pool, when no step may fail: the arena may get no addresses; ordinary memory
     /// without an arena needs none.
-    pub(super) fn begin_late(&self) -> Arc<Core> {
-        let begun = self.begin(&self.config, None).or_else(|why: Error| {
+    pub(super) fn start_later(&self) -> Arc<Core> {
+        let core = self.start_core(&self.config, None).or_else(|why: Error| {
             let found = format!("the pool is `tensorflow` over `heap`, without an arena: {why}");
             self.log.found(&Finding::warning("address-space", found).remedy("raise `ulimit -v`"));
             let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..self.config.clone() };
-            self.begin(&heap, None)
+            self.start_core(&heap, None)
         });
-        begun.unwrap_or_else(|error| unreachable!("ordinary memory: {error}"))
+        core.unwrap_or_else(|error| unreachable!("ordinary memory: {error}"))
     }
 
     /// Starts the engine with the settings `config`.
-    pub(super) fn begin(&self, config: &Config, shared: Option<SharedLimit>) -> Result<Arc<Core>> {
+    pub(super) fn start_core(&self, config: &Config, shared: Option<SharedLimit>) -> Result<Arc<Core>> {
         let Self { log, host_root: root, .. } = self;
         let mut limit = AutoLimit::new(root.clone());
         let is_auto = shared.is_none() && config.max_bytes == Limit::Auto;
@@ -165,8 +164,8 @@ impl PoolStart {
             background_thread: config.may_poll(),
             retention: Retention::after(idle_timeout_us),
         };
-        let (backend, files) = (source.name(), (self.host_root.clone(), config.code.pressure.as_deref()));
-        let arena = ArenaSupply::new(source, claim, settings, log, files)
+        let (backend, pressure) = (source.name(), config.code.pressure.as_deref());
+        let arena = ArenaSupply::new(source, claim, settings, log, pressure)
             .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() })?;
         Ok(Memory::of_arena(arena, pageable))
     }

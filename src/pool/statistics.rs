@@ -2,8 +2,7 @@
 
 use super::Pool;
 use crate::config::Config;
-use crate::diagnosis::Diagnosis;
-use crate::dump::Dump;
+use crate::report::{Diagnosis, Dump};
 use crate::stats::{ClassStats, Stats};
 
 impl Pool {

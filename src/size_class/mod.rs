@@ -162,24 +162,6 @@ mod tests {
     use super::*;
 
     const ROUNDINGS: [Rounding; 3] = [Rounding::Exact, Rounding::Pow2, Rounding::Eighths];
-    const ALIGNMENTS: [usize; 8] = [1, 4, 8, 16, 32, 4096, 8192, 1 << 21];
-
-    #[test]
-    fn every_class_fits_its_request_at_any_page_aligned_base_and_grows_with_it() {
-        for (rounding, align) in ROUNDINGS.into_iter().flat_map(|rounding| ALIGNMENTS.map(|align| (rounding, align))) {
-            let mut before = 0;
-            for len in (1..100_000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
-                let class_bytes = rounding.class_bytes(len, align).unwrap();
-                // The worst base is one page past a multiple of the alignment.
-                let base = align.max(PAGE_BYTES) + PAGE_BYTES;
-                let end = base.next_multiple_of(align) + len;
-                assert!(end <= base + class_bytes, "{rounding:?} {len} at {align}: {class_bytes}");
-                assert!(class_bytes >= before, "{rounding:?} {len} at {align}: {class_bytes} after {before}");
-                before = class_bytes;
-            }
-        }
-    }
-
     #[test]
     fn pow2_rounds_the_sum_not_the_request() {
         for (len, align, class) in [(48, 4, 64), (49, 4, 128), (4080, 4, 4096), (4081, 4, 8192), (1, 4096, 8192)] {
@@ -217,23 +199,6 @@ mod tests {
             (len, index) = (class.bytes + 1, index + 1);
         }
         assert!(index <= EIGHTHS_CLASSES && index + 3 > EIGHTHS_CLASSES, "{index}");
-    }
-
-    #[test]
-    fn the_index_of_a_plain_get_is_that_of_its_class_and_nonsense_has_none() {
-        let class = |len| Rounding::Eighths.class(len, DEFAULT_ALIGN).unwrap();
-        let near_a_power = |shift: u32| (0..64).map(move |step| (1usize << shift) + (step << (shift - 5)));
-        let lens =
-            (1..300_000).chain((18..usize::BITS - 2).flat_map(near_a_power).flat_map(|len| [len - 1, len, len + 1]));
-        for len in lens.filter(|&len| len <= MAX_LEN / 2) {
-            assert_eq!(plain_eighths_index(len), class(len).index, "{len}");
-        }
-        let last_real = Rounding::Eighths.class((MAX_LEN / 2).next_power_of_two(), DEFAULT_ALIGN).unwrap().index;
-        for len in [0, usize::MAX, usize::MAX - 1, MAX_LEN + 1, MAX_LEN + 4096] {
-            let index = plain_eighths_index(len);
-            assert!(index < EIGHTHS_CLASSES && index > last_real, "{len}: {index}");
-            assert!(len == 0 || Rounding::Eighths.class(len, DEFAULT_ALIGN).is_err(), "{len}");
-        }
     }
 
     #[test]

@@ -29,10 +29,10 @@ pub mod fast_path {
     }
 }
 
-pub use crate::diag::{CheckReport, LogSampler};
 pub use crate::engine::ManualClock;
-pub use crate::finding::{Finding, Severity};
 pub use crate::policy::{Check, Window};
+pub use crate::report::{CheckReport, LogSampler};
+pub use crate::report::{Finding, Severity};
 pub use crate::size_class::Rounding;
 pub use crate::stats::{Kind, Statistic, Unit, Value};
 

@@ -1,5 +1,7 @@
 //! Sources, builders and buffers that several modules use.
 
+#[cfg(feature = "observe")]
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -8,14 +10,16 @@ use pinpool::source::Source;
 use pinpool::unstable::LogSampler;
 use pinpool::unstable::Rounding;
 use pinpool::unstable::backend::HeapSource;
-use pinpool::{Backend, Error, GetFuture, Limit, Partition, PinnedBuf, Pool, PoolBuilder, Preset, Request, Stats};
+use pinpool::{Backend, Error, GetFuture, Limit, Partition, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 use pinpool_replay::SimSource;
 use pinpool_testing::FaultSource;
+
+use crate::valid_stats::HasStats;
 
 /// Longer than any test may take: a test that waits this long has failed.
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
 
-/// A pool with non-blocking requests and its own log.
+/// A pool with non-blocking requests and its own log, which is maintained only by what a test calls.
 pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> PoolBuilder {
     Pool::builder()
         .without_env()
@@ -23,6 +27,7 @@ pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> Pool
         .max_bytes(max_bytes)
         .wait(Duration::ZERO)
         .unstable_pressure("/dev/null")
+        .background_thread(false)
         .unstable_log_sampler(LogSampler::new())
 }
 
@@ -38,19 +43,11 @@ pub(crate) fn both_presets(max_bytes: u64) -> [PoolBuilder; 2] {
     [over_sim(max_bytes), tensorflow]
 }
 
-/// The statistics, which balance.
-pub(crate) fn valid_stats(pool: &impl Requests) -> Stats {
-    let stats = pool.stats();
-    assert_eq!(stats.validate(), Ok(()));
-    stats
-}
-
 /// A pool or a partition, for tests of what they have in common.
-pub(crate) trait Requests: Clone + Send + Sync + 'static {
+pub(crate) trait Requests: HasStats + Clone + Send + Sync + 'static {
     fn get_with(&self, request: Request) -> Result<PinnedBuf, Error>;
     fn get_async(&self, request: Request) -> GetFuture;
     fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>, Error>;
-    fn stats(&self) -> Stats;
 
     fn get(&self, len: usize) -> Result<PinnedBuf, Error> {
         self.get_with(Request::new(len))
@@ -72,9 +69,6 @@ macro_rules! requests {
                 $type::try_get(self, len)
             }
 
-            fn stats(&self) -> Stats {
-                $type::stats(self)
-            }
         }
     )*};
 }
@@ -89,6 +83,12 @@ pub(crate) fn until_waits(pool: &impl Requests, waits: u64) {
 
 pub(crate) fn faulty_heap() -> Arc<FaultSource> {
     Arc::new(FaultSource::around(Arc::new(HeapSource::new())))
+}
+
+/// A pool over the heap that records to `path`.
+#[cfg(feature = "observe")]
+pub(crate) fn recorded(path: &Path) -> PoolBuilder {
+    over(faulty_heap(), None).trace(path.to_owned())
 }
 
 /// TensorFlow's rules with at most two idle buffers.

@@ -47,7 +47,7 @@ impl Child {
         assert!(child >= 0);
         if child == 0 {
             // SAFETY: ends the child if it hangs.
-            unsafe { libc::alarm(120) };
+            unsafe { libc::alarm(180) };
             let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             // SAFETY: ends the child without running what belongs to the parent.
             unsafe { libc::_exit(i32::from(worked.is_err())) };
@@ -79,7 +79,7 @@ impl Drop for Child {
 }
 
 /// A child that hangs is killed after this time.
-const CHILD_SECONDS: u32 = 30;
+const CHILD_SECONDS: u32 = 180;
 
 /// Runs `checks` in a child of `fork`; each returns its name and whether it holds.
 pub(crate) fn in_a_child(checks: impl FnOnce() -> Vec<(&'static str, bool)>) {

@@ -6,7 +6,6 @@ use std::path::Path;
 use cudarc::driver::CudaContext;
 use log::Level;
 use mock_driver::{Code, MockDriver};
-use pinpool::unstable::backend::try_out;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -159,52 +158,6 @@ fn a_trial_leaves_nothing_and_makes_a_context_only_for_a_copy() {
         assert_eq!((double.counts().contexts, double.calls("cuMemcpyHtoDAsync_v2")), (1, 1), "cuda is copied from");
         let counts = double.counts();
         assert_eq!((counts.streams, counts.device_allocations, double.wrong_uses()), (0, 0, Vec::new()));
-    });
-}
-
-#[test]
-fn a_trial_that_a_capture_forbids_is_no_refusal() {
-    let double = MockDriver::load();
-    for code in [Code::STREAM_CAPTURE_UNSUPPORTED, Code::STREAM_CAPTURE_INVALIDATED] {
-        for (call, preset, expected) in [
-            ("cuMemCreate", Preset::Adaptive, "vmm"),
-            ("cuMemSetAccess", Preset::Adaptive, "vmm"),
-            ("cuMemHostAlloc", Preset::TensorFlow, "cuda"),
-        ] {
-            double.reset();
-            double.fail_from(call, 1, code);
-            let pool = auto().preset(preset).build().unwrap();
-            assert_eq!(pool.stats().backend, expected, "{call}");
-            double.reset();
-            drop(pool.get(4096).unwrap());
-        }
-    }
-}
-
-#[test]
-fn a_program_can_try_each_source_of_the_driver_and_leave_one_out() {
-    alone(|| {
-        let double = MockDriver::load();
-        let (before, config) = (held(&double), auto().config().unwrap());
-        for name in ["vmm", "register", "cuda"] {
-            let source = config.driver_source(name).unwrap();
-            let trial = try_out(&*source, config.device).unwrap().unwrap();
-            assert_eq!((source.name(), trial.bytes), (name, 2 << 20));
-        }
-        let without = [("vmm", "it ended a process".to_owned())];
-        let chosen = config.choose_source(&without).unwrap();
-        assert_eq!((chosen.source.name(), &*chosen.passed_over), ("register", &without[..]));
-        double.fail_from("cuMemHostAlloc", 1, Code::NOT_PERMITTED);
-        let cuda = config.driver_source("cuda").unwrap();
-        assert_eq!(try_out(&*cuda, config.device).unwrap_err().code(), Some(800));
-        double.fail_from("cuMemCreate", 1, Code::NOT_PERMITTED);
-        let refused = config.driver_source("vmm").unwrap_err();
-        assert!(
-            refused.severity == pinpool::unstable::Severity::Warning && refused.found.contains("cuMemCreate"),
-            "{refused:?}"
-        );
-        drop((chosen, cuda));
-        assert_eq!(held(&double), before);
     });
 }
 

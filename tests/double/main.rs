@@ -14,7 +14,6 @@
 //! | `handles` | streams and events of other code, known by their handles |
 //! | `granules` | granules of several sizes, and how many mappings a pool makes |
 //! | `held_queries`, `held_registrations`, `held_statistics` | a thread that is in a call of the driver |
-//! | `spare_events` | events that are kept, and those that are destroyed |
 //! | `each_call_fails` | every call of the driver, failed at each of its first times |
 //! | `refusals` | calls that are refused once, or while a stream captures a graph |
 //! | `pools` | pools over each backend |
@@ -64,7 +63,8 @@ mod resets;
 mod seeds;
 mod several_gpus;
 mod sources;
-mod spare_events;
 mod stub;
 mod tracked_copies;
 mod unused_gpu;
+#[path = "../valid_stats/mod.rs"]
+mod valid_stats;

@@ -23,6 +23,7 @@ use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
 use crate::child::alone;
 use crate::draw::Draw;
 use crate::fixture::{MIB, builder};
+use crate::valid_stats::valid_stats;
 
 const SEEDS: u64 = 200;
 const STEPS: u64 = 40;
@@ -341,7 +342,7 @@ impl<'a> Run<'a> {
         for (buf, byte) in &self.held {
             assert!(is_all(buf.wait_slice().unwrap(), *byte), "{what}: wrong bytes in a buffer");
         }
-        self.pool.stats().validate().unwrap();
+        valid_stats(&self.pool);
     }
 
     /// All devices are reset under the pool, which ends; a new one serves.

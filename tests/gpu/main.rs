@@ -39,7 +39,6 @@ use pinpool_testing::check_source;
 
 mod batch;
 mod capture;
-mod churn;
 mod copies;
 mod device;
 mod driver_facts;
@@ -47,6 +46,9 @@ mod ends;
 mod kernels;
 mod memory;
 mod methods;
+#[path = "../valid_stats/mod.rs"]
+#[allow(dead_code)] // `stats_when`.
+mod valid_stats;
 
 const MIB: usize = 1 << 20;
 

@@ -185,13 +185,13 @@ impl SimStream {
             let mut device = self.site.device();
             let stream = &mut device.streams[self.index];
             if std::mem::take(&mut stream.refuses) || stream.has_failed {
-                return Err(CopyFailure::Refused(Error::copy(len, "told to refuse")));
+                return Err(CopyFailure::Refused(Error::copy_refused(len, "told to refuse")));
             }
             std::mem::take(&mut stream.is_unknown)
         };
         if is_unknown {
             self.site.lose(at);
-            return Err(CopyFailure::Unknown(Error::device("told not to know")));
+            return Err(CopyFailure::Unknown(Error::device_failed("told not to know")));
         }
         Ok(self.push(Some((at, len)), value, writes))
     }
@@ -217,13 +217,13 @@ unsafe impl Fence for SimFence {
         }
         let stream = &mut device.streams[self.stream.index];
         if stream.has_failed {
-            return Err(Error::device("the stream was told to fail"));
+            return Err(Error::device_failed("the stream was told to fail"));
         }
         if stream.failing_queries > 0 {
             stream.failing_queries -= 1;
             drop(device);
             self.buffer.into_iter().for_each(|buffer| self.stream.site.excuse(buffer));
-            return Err(Error::device("the query was told to fail"));
+            return Err(Error::device_failed("the query was told to fail"));
         }
         Ok(false)
     }
@@ -231,7 +231,7 @@ unsafe impl Fence for SimFence {
     fn wait(&self) -> Result<()> {
         while !self.is_over.load(Ordering::Acquire) {
             if !self.stream.finish_one() {
-                return Err(Error::device("the stream was told to fail"));
+                return Err(Error::device_failed("the stream was told to fail"));
             }
         }
         Ok(())
@@ -280,7 +280,7 @@ unsafe impl CopyStream for SimStream {
         let buffer = {
             let mut device = self.site.device();
             if device.streams[self.index].has_failed || std::mem::take(&mut device.streams[self.index].is_unknown) {
-                return Err(Error::device("the stream was told to fail"));
+                return Err(Error::device_failed("the stream was told to fail"));
             }
             device.marked.take()
         };

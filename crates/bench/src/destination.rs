@@ -1,4 +1,4 @@
-//! The target of copies: the GPU if there is one, otherwise the host sink; the report names it.
+//! The target of copies: the GPU, or the host sink if there is none.
 #![allow(unsafe_code)] // Untracked copies, the baseline of tracked ones.
 
 use std::time::{Duration, Instant};
@@ -93,7 +93,7 @@ impl BenchTarget {
             BenchTarget::Sink { stream, memory } => {
                 // SAFETY: `time_untracked` keeps the buffer, unchanged, until the stream is synchronized.
                 let enqueued = unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), FenceKind::Event) };
-                enqueued.map(drop).map_err(|failure| Error::device(format!("{failure:?}")))
+                enqueued.map(drop).map_err(|failure| Error::device_failed(format!("{failure:?}")))
             }
             #[cfg(feature = "cuda")]
             BenchTarget::Cuda { stream, address, .. } => {
@@ -117,5 +117,5 @@ impl BenchTarget {
 
 #[cfg(feature = "cuda")]
 fn driver_error(error: &DriverError) -> Error {
-    Error::device(format!("{:?}", error.0))
+    Error::device_failed(format!("{:?}", error.0))
 }

@@ -67,6 +67,11 @@ int main()
             std::cout << error.what() << '\n';
         }
 
+        {
+            pinpool::buffer recorded = pool.get(8 << 20);
+            recorded.record_stream(nullptr); // put by the destructor, also if there is no such stream
+        }
+
         std::cout << pool.stats_json() << '\n';
         outlives = pool.get(4096);
     }

@@ -8,8 +8,9 @@
  *         fprintf(stderr, "%s\n", pp_last_error(NULL));
  *         exit(1);
  *     }
- *     ...                                      fill it, copy it on a stream
- *     pp_put_on_stream(pool, batch, stream);   reused once that work has completed
+ *     fread(batch, 1, 1 << 20, file);
+ *     cudaMemcpyAsync(device, batch, 1 << 20, cudaMemcpyHostToDevice, stream);
+ *     pp_put_on_stream(pool, batch, stream);   // reused once that work has completed
  *     pp_pool_close(pool);
  *
  * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
@@ -18,8 +19,7 @@
  * Every function may be called from any thread, concurrently with any other, and from log callbacks, but not from signal
  * handlers. None throws, leaves an error in the CUDA runtime or changes the current context.
  *
- * Lengths are in bytes. Results stored through pointer arguments belong to the caller; returned texts belong to the library. A
- * NULL argument is PP_INVALID_ARGUMENT unless the function allows it.
+ * Lengths are in bytes. Results stored through pointer arguments belong to the caller; returned texts belong to the library.
  *
  * A forked child does not inherit pools: each call on a pool of its parent returns PP_FORKED and does nothing. The child opens
  * its own pools.
@@ -41,10 +41,11 @@
 #define PP_VERSION_PATCH 0
 
 /**
- * The result of a function. The numbers never change; later versions may add codes. Each function lists its codes.
+ * The result of a function. The numbers never change; later versions may add codes.
  *
- * After every code but PP_OK and PP_NONE_IDLE, pp_last_error returns a text with the value, the limit and what to do. Unless a
- * function says otherwise, nothing has changed then, and results are stored as NULL or 0.
+ * Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument; its comment
+ * lists the other codes. After every code but PP_OK and PP_NONE_IDLE, pp_last_error returns a text with the value, the limit and
+ * what to do. Unless a function says otherwise, nothing has changed then, and results are stored as NULL or 0.
  */
 typedef enum {
   /** Success. */
@@ -171,7 +172,7 @@ pp_status pp_set_log(pp_log_fn callback,
  * Tests the backends and may pin memory (`reserve=`), so it may take seconds. All pools of a process share one thread, which
  * releases idle memory, unless `background_thread=0`.
  *
- * - PP_INVALID_ARGUMENT: `pool` is NULL, or `config` is not UTF-8 or has an invalid item.
+ * - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
  * - PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another.
  * - PP_UNAVAILABLE: this machine does not have the backend that was set.
  * - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
@@ -182,6 +183,22 @@ pp_status pp_pool_open(const char *config,
                        pp_pool **pool);
 
 /**
+ * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
+ * pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. A partition
+ * has pp_get, pp_get_aligned, pp_get_timeout, pp_try_get, the functions that put, pp_set_max_bytes and pp_stats_json; other
+ * functions return PP_BAD_SETTING for it.
+ *
+ * - PP_BAD_SETTING: `pool` is a partition, or has the preset tensorflow.
+ * - PP_TOO_MANY_POOLS: 4096 pools are open.
+ * - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+ */
+pp_status pp_partition(pp_pool *pool,
+                       const char *name,
+                       uint64_t max_bytes,
+                       pp_pool **partition);
+
+/**
  * Closes a pool. Running calls of other threads continue and succeed; later calls return PP_UNKNOWN_POOL.
  *
  * Buffers in use stay valid; put them with the same handle, which is unknown after the last one. The last call or put releases
@@ -189,8 +206,6 @@ pp_status pp_pool_open(const char *config,
  * callback.
  *
  * A process may exit without closing its pools.
- *
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_pool_close(pp_pool *pool);
 
@@ -201,16 +216,14 @@ pp_status pp_pool_close(pp_pool *pool);
  * - PP_LIMIT: over the limit.
  * - PP_BAD_SETTING: the preset is tensorflow.
  * - PP_BACKEND: the driver or the kernel refused.
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 
 /**
  * Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
- * are put; a higher limit serves waiting requests.
+ * are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool.
  *
- * - PP_INVALID_ARGUMENT: NULL, or 0 bytes.
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+ * - PP_INVALID_ARGUMENT: 0 bytes.
  */
 pp_status pp_set_max_bytes(pp_pool *pool,
                            uint64_t max_bytes);
@@ -218,24 +231,14 @@ pp_status pp_set_max_bytes(pp_pool *pool,
 /**
  * Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in use.
  * A slow call.
- *
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_trim(pp_pool *pool,
                   uint64_t to_bytes);
 
-/**
- * Releases all idle buffers and resets the statistics of the current window. A slow call.
- *
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
- */
+/** Releases all idle buffers and resets the statistics of the current window. A slow call. */
 pp_status pp_clear(pp_pool *pool);
 
-/**
- * Detects completed copies and releases memory that has been idle for long. Call it periodically with `background_thread=0`.
- *
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
- */
+/** Detects completed copies and releases memory that has been idle for long. Call it periodically with `background_thread=0`. */
 pp_status pp_maintain(pp_pool *pool);
 
 /**
@@ -243,7 +246,6 @@ pp_status pp_maintain(pp_pool *pool);
  * end in `_seconds` are seconds. Later versions may add names. Free the text with pp_string_free.
  *
  * - PP_BACKEND: no memory for the text.
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_stats_json(pp_pool *pool,
                         char **json);
@@ -262,8 +264,7 @@ void pp_string_free(char *text);
  * - PP_LIMIT: over the limit after the wait.
  * - PP_BACKEND: the driver or the kernel refused.
  * - PP_UNAVAILABLE: this machine does not have the backend that was set.
- * - PP_INVALID_ARGUMENT: NULL, or more than half of the address space.
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+ * - PP_INVALID_ARGUMENT: more than half of the address space.
  */
 pp_status pp_get(pp_pool *pool,
                  size_t bytes,
@@ -279,9 +280,9 @@ pp_status pp_get_aligned(pp_pool *pool, size_t bytes, size_t alignment, void **p
 
 /**
  * Allocates as pp_get does, counted under `tag` (UTF-8): errors, statistics and reports show how much each tag holds, and since
- * when. Use a few tags, such as the parts of a program, not one per buffer.
+ * when. Use few tags, one per part of the program, not one per buffer.
  *
- * - PP_INVALID_ARGUMENT: `tag` is NULL or not UTF-8.
+ * - PP_INVALID_ARGUMENT: `tag` is not UTF-8.
  * - The codes of pp_get.
  */
 pp_status pp_get_tagged(pp_pool *pool,
@@ -301,20 +302,18 @@ pp_status pp_get_timeout(pp_pool *pool, size_t bytes, uint64_t timeout_ms, void 
  * Allocates as pp_get does if a buffer of this size class is idle; never pins and never waits.
  *
  * - PP_NONE_IDLE: none is idle. Not an error: pp_last_error does not change.
- * - PP_INVALID_ARGUMENT: NULL, or more than half of the address space.
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+ * - PP_INVALID_ARGUMENT: more than half of the address space.
  */
 pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
 
 /**
- * Makes `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool, so that the pool detects
- * when device work with it has completed: then, or at pp_put, it calls `on_return` with `ptr` and `user_data`. pp_is_pinned
- * returns `is_pinned` for it. The bytes do not count under the limit.
+ * Makes `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any other
+ * buffer: once device work with it has completed, the pool calls `on_return` with `ptr` and `user_data`. pp_is_pinned returns
+ * `is_pinned` for it. The bytes do not count towards the limit.
  *
- * - PP_INVALID_ARGUMENT: `ptr` or `on_return` is NULL, 0 bytes, or a buffer at `ptr` is in use.
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+ * - PP_INVALID_ARGUMENT: 0 bytes, or a buffer at `ptr` is in use.
  *
- * `on_return` is not called after any of them, nor if the end of the work stays unknown (see pp_put_on_stream).
+ * `on_return` is not called after a failure, nor if the end of the work stays unknown (see pp_put_on_stream).
  */
 pp_status pp_adopt(pp_pool *pool,
                    void *ptr,
@@ -327,8 +326,7 @@ pp_status pp_adopt(pp_pool *pool,
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
  * No device work may use the buffer any more; otherwise use pp_put_on_stream or pp_put_on_event. Any thread may call this.
  *
- * - PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which.
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
+ * - PP_UNKNOWN_POINTER: already returned, of another pool, or inside a buffer; pp_last_error tells which.
  */
 pp_status pp_put(pp_pool *pool,
                  void *ptr);
@@ -343,11 +341,10 @@ pp_status pp_put(pp_pool *pool,
  * - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
  * - PP_UNKNOWN_STREAM: the driver knows no such stream.
  * - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
- * - PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which.
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
+ * - PP_UNKNOWN_POINTER: already returned, of another pool, or inside a buffer; pp_last_error tells which.
  *
- * After each of them the caller still has the buffer; pp_put returns it. After the first three codes the end of the work is
- * unknown, so the pool never reuses its memory.
+ * After a failure the caller still has the buffer; pp_put returns it. After the first three codes the end of the work is unknown,
+ * so the pool never reuses its memory.
  */
 pp_status pp_put_on_stream(pp_pool *pool,
                            void *ptr,
@@ -358,9 +355,8 @@ pp_status pp_put_on_stream(pp_pool *pool,
  * is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
  * no work. A context must be current on this thread, the event's or another.
  *
- * - PP_INVALID_ARGUMENT: `event` is NULL.
- * - The codes of pp_put_on_stream, with the same consequences. Before another call after PP_DEVICE the event must not have been
- *   recorded again.
+ * - PP_DEVICE and the other codes of pp_put_on_stream, with the same consequences. Before a second call the event must not have
+ *   been recorded again.
  */
 pp_status pp_put_on_event(pp_pool *pool,
                           void *ptr,
@@ -371,7 +367,6 @@ pp_status pp_put_on_event(pp_pool *pool,
  * memory of a full pool (PINPOOL_ON_FULL=pageable).
  *
  * - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
  */
 pp_status pp_is_pinned(pp_pool *pool,
                        const void *ptr,

@@ -2,10 +2,12 @@
  * pinpool for C++17: classes around pinpool.h.
  *
  *     pinpool::pool pool("max_bytes=4GiB; name=loader");
- *     pinpool::buffer batch = pool.get(1 << 20);      // returned by its destructor
- *     fill(batch.data(), batch.size());
- *     cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
- *     batch.put_on_stream(stream);                    // reused once that work has completed
+ *     {
+ *         pinpool::buffer batch = pool.get(1 << 20);
+ *         batch.record_stream(stream);
+ *         file.read(reinterpret_cast<char *>(batch.data()), batch.size());
+ *         cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
+ *     }   // its destructor returns the buffer, which is reused once the copy has completed
  *
  *     pinpool::memory_resource pinned(pool);
  *     std::pmr::vector<float> values(1024, &pinned);
@@ -64,8 +66,8 @@ struct handle {
 } // namespace detail
 
 /**
- * A buffer of a pool. The destructor returns it immediately, also during stack unwinding: if a copy may be in flight, call
- * put_on_stream before any statement that can throw. Empty after a move and after a successful put.
+ * A buffer of a pool. The destructor returns it: after record_stream once the work on that stream has completed, otherwise
+ * immediately. Empty after a move and after a successful put.
  */
 class buffer {
 public:
@@ -76,7 +78,12 @@ public:
         buffer(std::move(other)).swap(*this);
         return *this;
     }
-    ~buffer() { put(); }
+    ~buffer()
+    {
+        // If the driver cannot mark the work, the pool never reuses the memory.
+        if (data_ == nullptr || !stream_ || pp_put_on_stream(pool_->pool, data_, *stream_) != PP_OK)
+            put();
+    }
 
     std::byte *data() const noexcept { return static_cast<std::byte *>(data_); }
     std::size_t size() const noexcept { return size_; }
@@ -91,7 +98,13 @@ public:
         return is_pinned != 0;
     }
 
-    /** Returns the buffer to its pool. No device work may use it any more. */
+    /**
+     * Makes the destructor return the buffer once the work on `stream` (CUstream or cudaStream_t) has completed,
+     * also during stack unwinding. The stream must exist until then.
+     */
+    void record_stream(CUstream_st *stream) noexcept { stream_ = stream; }
+
+    /** Returns the buffer to its pool immediately. No device work may use it any more. */
     void put() noexcept
     {
         if (data_ != nullptr)
@@ -106,13 +119,13 @@ public:
      */
     void put_on_stream(CUstream_st *stream)
     {
-        put_behind([&](pp_pool *pool, void *data) { return pp_put_on_stream(pool, data, stream); });
+        put_after([&](pp_pool *pool, void *data) { return pp_put_on_stream(pool, data, stream); });
     }
 
     /** As put_on_stream, for the work before the last record of `event` (CUevent or cudaEvent_t). */
     void put_on_event(CUevent_st *event)
     {
-        put_behind([&](pp_pool *pool, void *data) { return pp_put_on_event(pool, data, event); });
+        put_after([&](pp_pool *pool, void *data) { return pp_put_on_event(pool, data, event); });
     }
 
     void swap(buffer &other) noexcept
@@ -120,6 +133,7 @@ public:
         std::swap(pool_, other.pool_);
         std::swap(data_, other.data_);
         std::swap(size_, other.size_);
+        std::swap(stream_, other.stream_);
     }
 
 private:
@@ -129,7 +143,7 @@ private:
     {
     }
 
-    template <typename Put> void put_behind(Put put)
+    template <typename Put> void put_after(Put put)
     {
         if (data_ == nullptr)
             return;
@@ -142,11 +156,13 @@ private:
         pool_.reset();
         data_ = nullptr;
         size_ = 0;
+        stream_.reset();
     }
 
     std::shared_ptr<detail::handle> pool_;
     void *data_ = nullptr;
     std::size_t size_ = 0;
+    std::optional<CUstream_st *> stream_;
 };
 
 /** A pool. Copies refer to the same pool, which is closed when the last copy, buffer and memory_resource are destroyed. */
@@ -160,19 +176,19 @@ public:
 
     buffer get(std::size_t bytes) const
     {
-        return got(bytes, [&](void **data) { return pp_get(handle(), bytes, data); });
+        return make(bytes, [&](void **data) { return pp_get(handle(), bytes, data); });
     }
 
     buffer get_aligned(std::size_t bytes, std::size_t alignment) const
     {
-        return got(bytes, [&](void **data) { return pp_get_aligned(handle(), bytes, alignment, data); });
+        return make(bytes, [&](void **data) { return pp_get_aligned(handle(), bytes, alignment, data); });
     }
 
     /** Waits up to `timeout` for memory under the limit. */
     buffer get_timeout(std::size_t bytes, std::chrono::milliseconds timeout) const
     {
         const auto wait = static_cast<std::uint64_t>(timeout.count() < 0 ? 0 : timeout.count());
-        return got(bytes, [&](void **data) { return pp_get_timeout(handle(), bytes, wait, data); });
+        return make(bytes, [&](void **data) { return pp_get_timeout(handle(), bytes, wait, data); });
     }
 
     /** An idle buffer, if there is one. */
@@ -189,7 +205,7 @@ public:
     /** Allocates a buffer counted under `tag`; see pp_get_tagged. */
     buffer get_tagged(std::size_t bytes, const std::string &tag) const
     {
-        return got(bytes, [&](void **data) { return pp_get_tagged(handle(), bytes, tag.c_str(), data); });
+        return make(bytes, [&](void **data) { return pp_get_tagged(handle(), bytes, tag.c_str(), data); });
     }
 
     /** Makes memory that is already pinned a buffer; `on_return` releases it. See pp_adopt. */
@@ -197,6 +213,14 @@ public:
     {
         detail::check(pp_adopt(handle(), data, bytes, is_pinned, on_return, user_data));
         return buffer(handle_, data, bytes);
+    }
+
+    /** Opens a part of the pool with its own limit and statistics; see pp_partition. */
+    pool partition(const std::string &name, std::uint64_t max_bytes) const
+    {
+        pp_pool *partition = nullptr;
+        detail::check(pp_partition(handle(), name.c_str(), max_bytes, &partition));
+        return pool(std::make_shared<detail::handle>(partition));
     }
 
     void set_max_bytes(std::uint64_t max_bytes) const { detail::check(pp_set_max_bytes(handle(), max_bytes)); }
@@ -220,7 +244,7 @@ public:
 private:
     explicit pool(std::shared_ptr<detail::handle> handle) : handle_(std::move(handle)) {}
 
-    template <typename Get> buffer got(std::size_t bytes, Get get) const
+    template <typename Get> buffer make(std::size_t bytes, Get get) const
     {
         void *data = nullptr;
         detail::check(get(&data));

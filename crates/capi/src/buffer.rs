@@ -5,12 +5,12 @@ use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use pinpool::cudarc::driver::sys;
-use pinpool::{PinnedBuf, Pool, Request};
+use pinpool::{PinnedBuf, Request};
 
 use crate::call::{Failure, call, required, store};
 use crate::handle::pp_pool;
 use crate::pool::text;
-use crate::slots;
+use crate::slots::{self, Call};
 use crate::status::pp_status;
 use crate::table::Owner;
 
@@ -28,16 +28,16 @@ pub struct CUevent_st {
 
 /// Stores the address of the buffer that `take` allocates.
 #[inline]
-fn get<E: Into<Failure>>(
+fn get(
     pool: *mut pp_pool,
     ptr: *mut *mut c_void,
-    take: impl FnOnce(&Pool) -> Result<Option<PinnedBuf>, E>,
+    take: impl FnOnce(&Call) -> Result<Option<PinnedBuf>, Failure>,
 ) -> pp_status {
     call(|| {
         let place = required(ptr, "ptr")?;
         store(place, ptr::null_mut());
         let call = slots::enter(pool)?;
-        match take(call.pool()?).map_err(Into::into)? {
+        match take(&call)? {
             None => return Ok(pp_status::PP_NONE_IDLE),
             Some(buf) if buf.is_empty() => {}
             Some(buf) => store(place, call.table().insert(buf, Owner::Pool).cast()),
@@ -56,15 +56,14 @@ fn get<E: Into<Failure>>(
 /// - PP_LIMIT: over the limit after the wait.
 /// - PP_BACKEND: the driver or the kernel refused.
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
-/// - PP_INVALID_ARGUMENT: NULL, or more than half of the address space.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+/// - PP_INVALID_ARGUMENT: more than half of the address space.
 ///
 /// # Safety
 ///
 /// capi-P1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
-    get(pool, ptr, |pool| pool.get(bytes).map(Some))
+    get(pool, ptr, |call| Ok(Some(call.opened()?.get(bytes)?)))
 }
 
 /// Allocates as pp_get does, at a multiple of `alignment`.
@@ -82,13 +81,13 @@ pub unsafe extern "C" fn pp_get_aligned(
     alignment: usize,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    get(pool, ptr, |pool| pool.get_with(Request::new(bytes).align(alignment)).map(Some))
+    get(pool, ptr, |call| Ok(Some(call.opened()?.get_with(Request::new(bytes).align(alignment))?)))
 }
 
 /// Allocates as pp_get does, counted under `tag` (UTF-8): errors, statistics and reports show how much each tag holds, and since
-/// when. Use a few tags, such as the parts of a program, not one per buffer.
+/// when. Use few tags, one per part of the program, not one per buffer.
 ///
-/// - PP_INVALID_ARGUMENT: `tag` is NULL or not UTF-8.
+/// - PP_INVALID_ARGUMENT: `tag` is not UTF-8.
 /// - The codes of pp_get.
 ///
 /// # Safety
@@ -101,11 +100,11 @@ pub unsafe extern "C" fn pp_get_tagged(
     tag: *const c_char,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    get(pool, ptr, |pool| {
+    get(pool, ptr, |call| {
         required(tag.cast_mut(), "tag")?;
         // SAFETY: capi-P1.
         let tag = unsafe { text(tag, "tag") }?;
-        pool.tagged(tag).get(bytes).map(Some).map_err(Failure::from)
+        Ok(Some(call.pool()?.tagged(tag).get(bytes)?))
     })
 }
 
@@ -124,21 +123,21 @@ pub unsafe extern "C" fn pp_get_timeout(
     timeout_ms: u64,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    get(pool, ptr, |pool| pool.get_with(Request::new(bytes).wait(Duration::from_millis(timeout_ms))).map(Some))
+    let request = Request::new(bytes).wait(Duration::from_millis(timeout_ms));
+    get(pool, ptr, |call| Ok(Some(call.opened()?.get_with(request)?)))
 }
 
 /// Allocates as pp_get does if a buffer of this size class is idle; never pins and never waits.
 ///
 /// - PP_NONE_IDLE: none is idle. Not an error: pp_last_error does not change.
-/// - PP_INVALID_ARGUMENT: NULL, or more than half of the address space.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+/// - PP_INVALID_ARGUMENT: more than half of the address space.
 ///
 /// # Safety
 ///
 /// capi-P1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
-    get(pool, ptr, |pool| pool.try_get(bytes))
+    get(pool, ptr, |call| Ok(call.opened()?.try_get(bytes)?))
 }
 
 /// Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
@@ -163,14 +162,13 @@ impl Adopted {
     }
 }
 
-/// Makes `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool, so that the pool detects
-/// when device work with it has completed: then, or at pp_put, it calls `on_return` with `ptr` and `user_data`. pp_is_pinned
-/// returns `is_pinned` for it. The bytes do not count under the limit.
+/// Makes `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any other
+/// buffer: once device work with it has completed, the pool calls `on_return` with `ptr` and `user_data`. pp_is_pinned returns
+/// `is_pinned` for it. The bytes do not count towards the limit.
 ///
-/// - PP_INVALID_ARGUMENT: `ptr` or `on_return` is NULL, 0 bytes, or a buffer at `ptr` is in use.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+/// - PP_INVALID_ARGUMENT: 0 bytes, or a buffer at `ptr` is in use.
 ///
-/// `on_return` is not called after any of them, nor if the end of the work stays unknown (see pp_put_on_stream).
+/// `on_return` is not called after a failure, nor if the end of the work stays unknown (see pp_put_on_stream).
 ///
 /// # Safety
 ///
@@ -207,8 +205,7 @@ pub unsafe extern "C" fn pp_adopt(
 /// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
 /// No device work may use the buffer any more; otherwise use pp_put_on_stream or pp_put_on_event. Any thread may call this.
 ///
-/// - PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
+/// - PP_UNKNOWN_POINTER: already returned, of another pool, or inside a buffer; pp_last_error tells which.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
     call(|| {
@@ -230,11 +227,10 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
 /// - PP_UNKNOWN_STREAM: the driver knows no such stream.
 /// - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
-/// - PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
+/// - PP_UNKNOWN_POINTER: already returned, of another pool, or inside a buffer; pp_last_error tells which.
 ///
-/// After each of them the caller still has the buffer; pp_put returns it. After the first three codes the end of the work is
-/// unknown, so the pool never reuses its memory.
+/// After a failure the caller still has the buffer; pp_put returns it. After the first three codes the end of the work is unknown,
+/// so the pool never reuses its memory.
 ///
 /// # Safety
 ///
@@ -242,23 +238,22 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_put_on_stream(pool: *mut pp_pool, ptr: *mut c_void, stream: *mut CUstream_st) -> pp_status {
     // SAFETY: the caller's promise.
-    put_behind(pool, ptr, |buf| Ok(unsafe { buf.record_stream(stream.cast::<sys::CUstream_st>()) }?))
+    put_recorded(pool, ptr, |buf| Ok(unsafe { buf.record_stream(stream.cast::<sys::CUstream_st>()) }?))
 }
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed. `event`
 /// is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
 /// no work. A context must be current on this thread, the event's or another.
 ///
-/// - PP_INVALID_ARGUMENT: `event` is NULL.
-/// - The codes of pp_put_on_stream, with the same consequences. Before another call after PP_DEVICE the event must not have been
-///   recorded again.
+/// - PP_DEVICE and the other codes of pp_put_on_stream, with the same consequences. Before a second call the event must not have
+///   been recorded again.
 ///
 /// # Safety
 ///
 /// The event is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_put_on_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
-    put_behind(pool, ptr, |buf| {
+    put_recorded(pool, ptr, |buf| {
         required(event, "event")?;
         // SAFETY: the caller's promise.
         Ok(unsafe { buf.record_event(event.cast::<sys::CUevent_st>()) }?)
@@ -266,7 +261,7 @@ pub unsafe extern "C" fn pp_put_on_event(pool: *mut pp_pool, ptr: *mut c_void, e
 }
 
 /// Returns the buffer at `ptr` to its pool after `record` has recorded the work that uses it.
-fn put_behind(
+fn put_recorded(
     pool: *mut pp_pool,
     ptr: *mut c_void,
     record: impl FnOnce(&mut PinnedBuf) -> Result<(), Failure>,
@@ -277,13 +272,13 @@ fn put_behind(
             return Ok(pp_status::PP_OK);
         }
         let (table, address) = (buffers.table(), ptr.addr());
-        let mut buf = table.begin_leaving(address).map_err(|why| buffers.unknown(address, &why))?;
+        let mut buf = table.begin_return(address).map_err(|why| buffers.unknown(address, &why))?;
         if let Err(failure) = record(&mut buf) {
-            table.restore(buf);
+            table.cancel_return(buf);
             return Err(failure);
         }
         // The place goes first: once the buffer is dropped, its address may be another's.
-        table.left(address);
+        table.finish_return(address);
         drop(buf);
         Ok(pp_status::PP_OK)
     })
@@ -293,7 +288,6 @@ fn put_behind(
 /// memory of a full pool (PINPOOL_ON_FULL=pageable).
 ///
 /// - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process. PP_INVALID_ARGUMENT: NULL.
 ///
 /// # Safety
 ///

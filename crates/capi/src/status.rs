@@ -4,10 +4,11 @@ use std::ffi::{CStr, c_char, c_int};
 
 use pinpool::Error;
 
-/// The result of a function. The numbers never change; later versions may add codes. Each function lists its codes.
+/// The result of a function. The numbers never change; later versions may add codes.
 ///
-/// After every code but PP_OK and PP_NONE_IDLE, pp_last_error returns a text with the value, the limit and what to do. Unless a
-/// function says otherwise, nothing has changed then, and results are stored as NULL or 0.
+/// Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument; its comment
+/// lists the other codes. After every code but PP_OK and PP_NONE_IDLE, pp_last_error returns a text with the value, the limit and
+/// what to do. Unless a function says otherwise, nothing has changed then, and results are stored as NULL or 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum pp_status {

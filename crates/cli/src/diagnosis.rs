@@ -35,10 +35,17 @@ pub(crate) fn from_log_line(line: &[u8]) -> Option<DiagnosisText> {
     let (before, diagnosis) = text.split_once("diagnosis: ")?;
     let cause = Cause::ALL.iter().find(|cause| diagnosis.starts_with(cause.name()))?;
     let name = before.rsplit_once("pool[").and_then(|(_, name)| name.trim_end().strip_suffix(']'));
-    let lines: Vec<_> = diagnosis.trim_end().split("; ").map(one_line).collect();
+    let pool = match name {
+        Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => format!("pool {number}"),
+        name => name.unwrap_or("the pool").to_owned(),
+    };
+    let (found, advice) =
+        diagnosis.trim_end().split_once("; ").map_or((diagnosis, None), |(found, advice)| (found, Some(advice)));
+    let advice = advice.map(|advice| format!("  to do: {}", one_line(advice)));
+    let lines: Vec<_> = [one_line(found.trim_end())].into_iter().chain(advice).collect();
     // Sizes that cost nothing come without a recommendation.
     let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && lines.len() > 1);
-    Some(DiagnosisText { pool: name.unwrap_or("the pool").to_owned(), cause: cause.name().to_owned(), is_alarm, lines })
+    Some(DiagnosisText { pool, cause: cause.name().to_owned(), is_alarm, lines })
 }
 
 /// The diagnosis of a recorded pool.

@@ -23,7 +23,7 @@ pub enum ExitError {
     Interrupted = 130,
 }
 
-/// Why a command failed, in lines, and its exit status.
+/// The reason of a failure and the exit status.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub(crate) struct Reason {

@@ -1,7 +1,7 @@
 //! The format of a log line: TensorFlow's prefix, in local time.
 //!
 //! ```text
-//! 2018-06-27 18:09:11.701458: I src/diag/checks.rs:247] Raising pool_size_limit_ from 100 to 110
+//! 2018-06-27 18:09:11.701458: I src/report/log/checks.rs:247] Raising pool_size_limit_ from 100 to 110
 //! ```
 //!
 //! `RUST_LOG` selects the lines that are shown (empty is unset), and `terminal` writes them.
@@ -63,12 +63,16 @@ mod tests {
     fn a_line_has_the_format_of_tensorflow() {
         let args = format_args!("Raising pool_size_limit_ from 100 to 110");
         let mut out = Vec::new();
-        let record =
-            Record::builder().args(args).level(Level::Info).file(Some("src/diag/checks.rs")).line(Some(247)).build();
+        let record = Record::builder()
+            .args(args)
+            .level(Level::Info)
+            .file(Some("src/report/log/checks.rs"))
+            .line(Some(247))
+            .build();
         let time: jiff::civil::DateTime = "2018-06-27T18:09:11.701458".parse().unwrap();
         line(&mut out, time.strftime("%Y-%m-%d %H:%M:%S%.6f"), &record).unwrap();
         let expected =
-            "2018-06-27 18:09:11.701458: I src/diag/checks.rs:247] Raising pool_size_limit_ from 100 to 110\n";
+            "2018-06-27 18:09:11.701458: I src/report/log/checks.rs:247] Raising pool_size_limit_ from 100 to 110\n";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
     }
 

@@ -34,31 +34,32 @@ const HELP: &str = "\
 Usage: pinpool [OPTIONS] <COMMAND>
 
 Before the first run:
-  doctor   Check GPU, driver, limits and settings          pinpool doctor --reserve 8G
-  load     Load files onto the GPU                         pinpool load --verify DIR
-  run      Run a program with pooled pinned memory         pinpool run -- ./train
+  doctor   Check GPU, driver and limits      pinpool doctor --reserve 8G
+  load     Load files onto the GPU           pinpool load --verify DIR
+  run      Run a program with pooled memory  pinpool run -- ./train
 
-A running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE=t.gz) or a log:
-  why      Explain what a pool costs and what to change    pinpool why 4711
-  top      Show pools live                                 pinpool top 4711
-  report   Draw a page of charts                           pinpool report t.gz -o page.html
-  metrics  Print or serve Prometheus metrics               pinpool metrics --all
+A process (PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE=t.gz) or a log:
+  why      Explain what a pool costs         pinpool why 4711
+  top      Show pools live                   pinpool top 4711
+  report   Draw a page of charts             pinpool report t.gz -o page.html
+  metrics  Print Prometheus metrics          pinpool metrics --all
 
 A recording:
-  advise   Recommend settings by replaying it              pinpool advise t.gz
-  trace    Print or convert it                             pinpool trace t.gz --format chrome
+  advise   Recommend settings                pinpool advise t.gz
+  trace    Print or convert a recording      pinpool trace t.gz --format chrome
 
 Options:
 {options}
 
-`pinpool COMMAND --help` lists the options of a command, `pinpool man COMMAND` describes it in full.
+`pinpool COMMAND --help` lists the options of a command; `pinpool man COMMAND`
+describes it in full.
 ";
 
-/// What became of a former command.
+/// The replacement of a former command.
 enum Former {
     /// This command with these flags.
     Renamed(&'static [&'static str]),
-    /// What to do instead.
+    /// Nothing; the text says what to do instead.
     Removed(&'static str),
 }
 
@@ -82,15 +83,15 @@ struct Cli {
     command: Command,
 
     /// Print results and errors only
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, conflicts_with = "verbose", display_order = 100)]
     quiet: bool,
 
     /// Print more messages, and the log at level debug
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, display_order = 100)]
     verbose: bool,
 
     /// Print help
-    #[arg(short, long, global = true, action = ArgAction::HelpShort)]
+    #[arg(short, long, global = true, action = ArgAction::HelpShort, display_order = 100)]
     help: Option<bool>,
 }
 
@@ -116,7 +117,7 @@ enum Command {
     Man(pages::ManArgs),
 }
 
-/// The arguments, with a former command replaced, or what to do instead of it.
+/// The arguments with a former command replaced; an error for a removed command.
 fn arguments() -> Result<Vec<OsString>, String> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let at = arguments.iter().skip(1).position(|argument| !argument.to_string_lossy().starts_with('-'));

@@ -17,9 +17,13 @@ use crate::served::{name_of, pools, socket, worst_first};
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// One pool over time.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct PoolSeries {
     pub(crate) name: String,
+    /// Preset and backend, if the source is a process.
+    pub(crate) kind: String,
+    /// False once the process no longer has the pool.
+    pub(crate) is_running: bool,
     /// In order of x: seconds, or requests if there is no time.
     pub(crate) points: Vec<(f64, Snapshot)>,
 }
@@ -35,7 +39,7 @@ pub(crate) struct Series {
     /// A description of the source, and notes about it.
     pub(crate) source: String,
     pub(crate) notes: Vec<String>,
-    /// Why a part is missing, if one is.
+    /// The reason that a part is missing.
     pub(crate) warning: Option<String>,
 }
 
@@ -52,7 +56,7 @@ impl Series {
             if let (Some(end), Some((_, last))) = (end, points.last()) {
                 points.push((end.time_ns as f64 * 1e-9, ended(last)));
             }
-            pools.push(PoolSeries { name: crate::trace::name_of(description), points });
+            pools.push(PoolSeries { name: crate::trace::name_of(description), points, ..PoolSeries::default() });
         }
         let diagnoses = diagnose_recording(recording);
         let fact = |fact: &str| recording.pools.first()?.fact(fact);
@@ -100,8 +104,9 @@ impl Series {
     }
 
     /// Adds the statistics of a process. Pools that they no longer contain have ended.
-    fn add(&mut self, x: f64, object: &Value) {
+    pub(crate) fn add(&mut self, x: f64, object: &Value) {
         for pool in &mut self.pools {
+            pool.is_running = false;
             if let Some(end) = pool.points.last().map(|(_, last)| ended(last)) {
                 pool.points.push((x, end));
             }
@@ -111,13 +116,40 @@ impl Series {
             let name = name_of(object);
             let known = self.pools.iter().position(|pool| pool.name == name);
             let at = known.unwrap_or_else(|| {
-                self.pools.push(PoolSeries { name, points: Vec::new() });
+                self.pools.push(PoolSeries { name, ..PoolSeries::default() });
                 self.pools.len() - 1
             });
             let pool = &mut self.pools[at];
+            let text = |name: &str| object[name].as_str().unwrap_or("?");
+            pool.kind = format!("{} on {}", text("preset"), text("backend"));
+            pool.is_running = true;
             pool.points.pop_if(|(at, _)| *at == x && known.is_some());
             pool.points.push((x, snapshot_of(object)));
         }
+    }
+
+    /// Forgets pools that have ended, and all but the last `count` points of the others.
+    pub(crate) fn keep_running(&mut self, count: usize) {
+        self.pools.retain(|pool| pool.is_running);
+        for pool in &mut self.pools {
+            pool.points.drain(..pool.points.len().saturating_sub(count));
+        }
+    }
+}
+
+impl PoolSeries {
+    /// Growth of a counter per second between the last two points.
+    pub(crate) fn rate(&self, counter: impl Fn(&Snapshot) -> u64) -> f64 {
+        self.rates(counter).last().unwrap_or(0.0)
+    }
+
+    /// Growth of a counter per second between each two points.
+    pub(crate) fn rates(&self, counter: impl Fn(&Snapshot) -> u64) -> impl Iterator<Item = f64> {
+        self.points.windows(2).map(move |pair| {
+            let [(from, before), (to, now)] = pair else { return 0.0 };
+            let grown = counter(now).saturating_sub(counter(before)) as f64;
+            if to > from { grown / (to - from) } else { 0.0 }
+        })
     }
 }
 
@@ -136,4 +168,27 @@ fn ended(last: &Snapshot) -> Snapshot {
     let (used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes) = Default::default();
     let none = Snapshot { used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes, ..last.clone() };
     Snapshot { max_bytes: Some(0), holders: Vec::new(), ..none }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn rates_are_per_second_and_ended_pools_are_forgotten() {
+        let mut series = Series::default();
+        let pool = |name: &str, gets: u64| json!({ "name": name, "snapshot": { "gets": gets } });
+        series.add(0.0, &json!({ "pools": [pool("a", 1000), pool("b", 1)] }));
+        assert_eq!((series.pools.len(), series.pools[0].rate(|now| now.gets)), (2, 0.0));
+        series.add(0.5, &json!({ "pools": [pool("a", 1100)] }));
+        series.add(2.5, &json!({ "pools": [pool("a", 1102)] }));
+        assert_eq!(series.pools[0].rates(|now| now.gets).collect::<Vec<_>>(), [200.0, 1.0]);
+        let held: Vec<_> = series.pools[1].points.iter().map(|(_, of)| of.max_bytes).collect();
+        assert_eq!(held, [None, Some(0), Some(0)], "it has ended");
+        series.keep_running(2);
+        assert_eq!((series.pools.len(), series.pools[0].points.len()), (1, 2));
+        assert!((series.pools[0].rate(|now| now.gets) - 1.0).abs() < 1e-9);
+    }
 }

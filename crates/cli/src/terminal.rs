@@ -5,13 +5,13 @@
 
 use std::error::Error;
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use crate::exit::{ExitError, Reason};
 
-/// How much is printed on stderr. `RUST_LOG` takes precedence for the log.
+/// The amount of output on stderr. `RUST_LOG` takes precedence for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verbosity {
     Quiet,
@@ -108,9 +108,14 @@ impl Terminal {
 
 /// Writes all of `text` to stdout.
 pub fn to_stdout(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    // Keeps the kind: `Terminal::report` tells a closed pipe from a full disk by it.
+    write_stdout(|out| out.write_all(text.as_bytes()))
+}
+
+/// Writes to stdout through a buffer.
+pub fn write_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    let written = write(&mut out).and_then(|()| out.flush());
+    // Keeps the kind: `Terminal::report` ignores a closed pipe, but not a full disk.
     written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))
 }
 

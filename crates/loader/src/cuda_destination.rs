@@ -54,9 +54,9 @@ impl Destination for CudaDestination {
     fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
         let (stream, memory) = &mut self.lanes[lane];
         if batch.len() > memory.len() {
-            *memory = stream
-                .alloc_zeros(batch.len())
-                .map_err(|error| Error::copy(batch.len(), format!("no device memory for it: {}", error_name(error))))?;
+            *memory = stream.alloc_zeros(batch.len()).map_err(|error| {
+                Error::copy_refused(batch.len(), format!("no device memory for it: {}", error_name(error)))
+            })?;
         }
         Ok(batch.copy_to(stream, memory)?)
     }
@@ -68,7 +68,7 @@ impl Destination for CudaDestination {
         stream
             .memcpy_dtoh(memory, &mut self.host)
             .and_then(|_| stream.synchronize())
-            .map_err(|error| Error::copy(len, format!("cannot be read back: {}", error_name(error))))?;
+            .map_err(|error| Error::copy_refused(len, format!("cannot be read back: {}", error_name(error))))?;
         read(&self.host);
         Ok(())
     }

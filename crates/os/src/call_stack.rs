@@ -1,11 +1,11 @@
-//! Where code was called from: addresses at that time, names when somebody asks.
+//! Call stacks: return addresses are collected at once, names are resolved on request.
 //!
-//! To find the addresses takes microseconds, and waits for nobody who names some. To name them reads the debug information of
-//! files, which may take a second the first time: nothing that a request waits for.
+//! Collecting addresses takes microseconds and waits for no thread that resolves names. Resolving names reads the debug
+//! information of files, which may take a second the first time, so no request waits for it.
 
 use std::fmt;
 
-/// Frames that are named.
+/// Most frames that are named.
 const FRAMES_MAX: usize = 32;
 
 /// One call: the function that made it, and where. Without a line `file` is empty.
@@ -72,9 +72,9 @@ mod native {
 
     use super::Frame;
 
-    /// Calls that are kept.
+    /// Most calls that are kept.
     const CALLS_MAX: usize = 48;
-    /// What functions of the pool, of its entry points for other languages and of the runtime begin with.
+    /// Prefixes of functions of the pool, of its entry points for other languages and of the runtime.
     const LEFT_OUT: &str = "pinpool:: pinpool_ _pinpool backtrace:: std:: core:: alloc:: __rust __libc_start cuMem";
 
     #[allow(unsafe_code)]
@@ -90,7 +90,7 @@ mod native {
         calls
     }
 
-    /// Adds the functions that `call` is in, several where they are inlined; none where the program is stripped of their names.
+    /// Adds the functions that `call` is in, several if they are inlined; none if the program is stripped of symbols.
     pub(super) fn name(call: usize, frames: &mut Vec<Frame>) {
         backtrace::resolve(ptr::without_provenance_mut(call), |symbol| {
             let Some(name) = symbol.name().map(|name| format!("{name:#}")) else { return };
@@ -103,7 +103,7 @@ mod native {
     }
 }
 
-/// Nobody asks.
+/// Without the feature there are no addresses.
 #[cfg(not(feature = "call-stacks"))]
 mod native {
     use super::Frame;

@@ -1,5 +1,5 @@
-//! Descriptors that a child of `fork` closes. A worker that outlives its parent would else keep the parent's sockets open and its files
-//! locked.
+//! Descriptors that a child of `fork` closes. Otherwise a worker that outlives its parent would keep the parent's sockets open
+//! and its files locked.
 //!
 //! The list holds the number and the file of each. Before a number is closed, in a child or at the end, its file is compared: code
 //! of the process may have closed the number, and it may be another file's by then.
@@ -15,9 +15,9 @@ use crate::file_id::FileId;
 use crate::fork::{self, ForkGeneration, HeldOff};
 use crate::sync::process::{AtomicBool, Ordering};
 
-/// A place without a descriptor.
+/// Marks a free entry.
 const FREE: i32 = -1;
-/// A place that is about to receive its descriptor.
+/// Marks an entry that is about to receive a descriptor.
 const TAKEN: i32 = -2;
 
 /// A descriptor, and the file that it was open on.
@@ -51,7 +51,7 @@ extern "C" fn close_listed() {
     }
 }
 
-/// A file or a socket of this process, which its children of `fork` do not have.
+/// A file or a socket that children of `fork` do not inherit.
 #[derive(Debug)]
 pub struct ParentOnly<T: AsFd> {
     value: ManuallyDrop<T>,

@@ -1,5 +1,5 @@
-//! Which file a descriptor or a path leads to, by device and inode: names move between files, and numbers of descriptors are given
-//! out again. And the user that owns the files this process may write to.
+//! Identifies the file behind a descriptor or a path by device and inode, since names move between files and descriptor numbers
+//! are reused. Also the effective user.
 #![allow(unsafe_code)] // Calls `fstat`, which may be called in a child of `fork`, and `geteuid`.
 
 use std::fs::{self, Metadata};

@@ -130,21 +130,21 @@ unsafe fn at_fork(
     registered.store(true, Ordering::Release);
 }
 
-/// Forks that wait for [`HeldOff`], or that have begun since; more than that where the handlers are registered twice.
+/// Forks that wait for [`HeldOff`] or have started since; more if the handlers are registered twice.
 static FORKING: AtomicU32 = AtomicU32::new(0);
-/// Threads that hold forks off.
+/// Threads that delay forks.
 static HOLDING: AtomicU32 = AtomicU32::new(0);
-/// Between two looks of one for the other.
+/// Time between two checks.
 const PAUSE: Duration = Duration::from_micros(20);
-/// Looks of a fork at most, about a second: whatever a thread does meanwhile, no fork hangs.
+/// Most checks of a fork, about one second, so that no fork hangs.
 const LOOKS_MAX: u32 = 10_000;
 
-/// Makes forks of other threads wait as long as it lives. It is for what a child must find done or not begun: meanwhile no
-/// lock may be taken, nothing be waited for and no callback called.
+/// Delays forks of other threads while it exists. It is for steps that a child must see completed or not started. Its holder must
+/// not take a lock, wait or call a callback.
 #[derive(Debug)]
 pub struct HeldOff(());
 
-/// Holds off the forks of other threads; waits for those that have begun.
+/// Delays the forks of other threads; waits for those that have started.
 pub fn hold_off() -> HeldOff {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     // SAFETY: these handlers store to atomics and sleep. Registered twice they count twice, up and down.

@@ -17,7 +17,7 @@
 //!
 //! Knows no pool.
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // What needs Linux is not there.
-#![allow(missing_docs, missing_debug_implementations, clippy::missing_errors_doc, clippy::missing_panics_doc)] // Internal: a name says enough where a doc comment would repeat it.
+#![allow(missing_docs, missing_debug_implementations, clippy::missing_errors_doc, clippy::missing_panics_doc)] // Internal: a doc comment would repeat the name.
 
 pub mod call_stack;
 pub mod child_descriptors;

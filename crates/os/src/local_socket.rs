@@ -1,4 +1,4 @@
-//! Unix sockets that this user alone can open, and that the process that made them removes.
+//! Unix sockets that only this user can open. The process that creates one removes it.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -11,7 +11,7 @@ use crate::child_descriptors::ParentOnly;
 use crate::file_id::{FileId, this_user};
 use crate::fork::{self, ForkGeneration};
 
-/// Longest path of a socket: what the kernel takes, without the zero behind it.
+/// Longest socket path that the kernel accepts, without the terminating zero.
 pub const PATH_BYTES_MAX: usize = 107;
 
 /// A socket that this process listens on. Children of `fork` do not have it.
@@ -24,7 +24,7 @@ pub struct LocalSocket {
 }
 
 impl LocalSocket {
-    /// Listens at `path`. A socket of this user that a process left behind there is replaced; all else that is there stays.
+    /// Listens at `path`. A stale socket of this user there is replaced; anything else there stays.
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ fn check_length(path: &Path) -> io::Result<()> {
     )))
 }
 
-/// Removes a socket of this user that nobody listens on. Fails if there is anything else at `path`.
+/// Removes a stale socket of this user. Fails if there is anything else at `path`.
 fn remove_left_behind(path: &Path) -> io::Result<()> {
     let found = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -105,8 +105,8 @@ fn remove_left_behind(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a process has the socket at `path` open. Asks with a datagram socket: an open stream socket refuses it as one of
-/// another type, and one that nobody has refuses it as any. A stream would wait if the connections before it are not accepted.
+/// Whether a process has the socket at `path` open. Connects a datagram socket: an open stream socket refuses it because of its
+/// type, a stale socket refuses every connection. A stream socket would wait until earlier connections are accepted.
 fn is_listened_on(path: &Path) -> io::Result<bool> {
     let asked = UnixDatagram::unbound()?.connect(path);
     Ok(asked.map_or_else(|error| error.raw_os_error() == Some(libc::EPROTOTYPE), |()| true))

@@ -1,7 +1,6 @@
-//! What is never used again and never freed: whether a device still uses its memory cannot be known.
+//! Values that are kept until the process ends, because it is unknown whether a device still uses their memory.
 //!
-//! It stays reachable, so that a leak checker reports only what nobody kept on purpose. Lost memory has its own figure
-//! in the statistics of its pool.
+//! They stay reachable, so that a leak checker does not report them. The statistics of a pool count such memory.
 
 use crate::fork::OfProcess;
 use crate::sync::plain::Mutex;

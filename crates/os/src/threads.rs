@@ -1,10 +1,10 @@
-//! Threads that pools start by themselves.
+//! Threads that pools start.
 //!
 //! They are threads of the system, not of `std`: in a program with a Rust `main`, a `std` thread takes a process-wide lock when
-//! it starts and when it ends, to record where its stack ends. A child of `fork` that was forked meanwhile keeps that lock
-//! locked, and no thread of `std` begins in it ever.
+//! it starts and when it ends, to record where its stack ends. A child that was forked meanwhile keeps that lock
+//! locked, and can never start a `std` thread.
 //!
-//! To `std` such a thread has no name; to the system it has.
+//! The system knows the names of these threads, `std` does not.
 #![allow(unsafe_code)] // Starts threads, and masks signals.
 
 use std::ffi::CStr;
@@ -14,7 +14,7 @@ use std::io;
 #[cfg(not(miri))]
 const STACK_BYTES: usize = 2 << 20;
 
-/// Starts a thread that nobody waits for. A panic ends it, and nothing else. Signals are left to the program's own threads.
+/// Starts a detached thread. A panic ends only this thread. It blocks signals, which the program's own threads handle.
 ///
 /// # Errors
 ///
@@ -30,7 +30,7 @@ pub struct Scope<'env> {
     _borrowed: std::marker::PhantomData<&'env mut &'env ()>,
 }
 
-/// Calls `act`, which may start threads, and returns when they have ended.
+/// Calls `act`, which may start threads, and returns when all of them have ended.
 pub fn scope<'env, R>(act: impl FnOnce(&Scope<'env>) -> R) -> R {
     // Dropped when `act` unwinds, too, and here alone: `act` has a reference.
     let scope = Scope { started: std::cell::RefCell::default(), _borrowed: std::marker::PhantomData };
@@ -76,7 +76,7 @@ mod system {
         work: Work,
     }
 
-    /// A thread that is to be detached or joined, once.
+    /// A thread that must be detached or joined, once.
     pub(super) struct Started(libc::pthread_t);
 
     fn checked(status: libc::c_int) -> io::Result<()> {

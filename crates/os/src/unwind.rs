@@ -1,7 +1,7 @@
-//! Calls of code that users pass in: listeners, log sinks, fences, wakers, backends. A panic of theirs ends here.
+//! Calls user code (listeners, log sinks, fences, wakers, backends) and catches its panics.
 //!
-//! Such calls are made in the middle of a request, a return or a drop of a buffer, where an unwinding thread would leave buffers
-//! behind that nobody counts. The panic was reported by the panic hook; the caller continues.
+//! Such calls are made during a request, a return or a drop of a buffer. An unwinding thread would leave uncounted buffers there.
+//! The panic hook has reported the panic; the caller continues.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

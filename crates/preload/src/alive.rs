@@ -16,7 +16,7 @@ struct State {
     is_gone: bool,
 }
 
-/// A use, until it is dropped.
+/// A use of a context. It ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Use<'context>(&'context Alive);
 

@@ -19,7 +19,7 @@ use pinpool_os::sync::plain::Mutex;
 /// Free functions wait for the device, as the driver's do, if this is set to 1.
 const SYNC: &str = "PINPOOL_PRELOAD_SYNC";
 
-/// Longest wait for work that is not over, where `PINPOOL_WAIT` sets none: then the driver's own function is called.
+/// Longest wait for running work if `PINPOOL_WAIT` is not set. Then the driver's own function is called.
 const WAIT: Duration = Duration::from_millis(100);
 
 /// A buffer of the program.
@@ -135,13 +135,13 @@ fn log_statistics_at_exit() {
     }
     ONCE.call_once(|| {
         if log::wants_statistics() {
-            // SAFETY: the handler stays loaded; where the C library has no room for it, the statistics are missing.
+            // SAFETY: the handler stays loaded; if the C library has no room for it, the statistics are missing.
             let _missing = unsafe { libc::atexit(at_exit) };
         }
     });
 }
 
-/// What became of a free.
+/// The result of a free.
 pub(crate) enum Freed {
     /// The buffer is behind its fence.
     Done,
@@ -153,7 +153,7 @@ pub(crate) enum Freed {
     Foreign,
 }
 
-/// Takes the program's buffer at `start` back, behind all work of every context.
+/// Returns the program's buffer at `start` to its pool, behind all work of every context.
 pub(crate) fn free(start: *mut c_void) -> Freed {
     let address = start.addr();
     if !process::is_owner() {

@@ -1,4 +1,4 @@
-//! The captures under way. A record behind a whole context fails and spoils the capture if one of its streams captures, so
+//! Captures in progress. A record behind a whole context fails and spoils the capture if one of its streams captures, so
 //! records and the beginnings of captures exclude each other.
 //!
 //! A record holds the lock shared, for one call of the driver that enqueues; the beginning of a capture holds it alone. A
@@ -38,7 +38,7 @@ impl Capture {
     }
 }
 
-/// Whether the handle means a default stream, which is one of the current context.
+/// Whether the handle refers to a default stream of the current context.
 pub(crate) fn is_default(stream: usize) -> bool {
     stream <= PER_THREAD
 }

@@ -1,6 +1,6 @@
 //! The contexts that the program uses: each with its pool, its idle events, and whether it is still there.
 //!
-//! A context is noted when it is retained or made, made current, or current at a request, a free or the creation of a stream. Memory is
+//! A context is recorded when it is retained, created or made current, or if it is current at a request, a free or the creation of a stream. Memory is
 //! portable, so the work of any context may use it, and a free records an event in each.
 //!
 //! The end of a context (destroyed, its primary context reset or released for the last time) excludes calls that use it: they
@@ -116,7 +116,7 @@ impl Context {
         }
     }
 
-    /// Takes the pool away from a context that is gone.
+    /// Removes the pool of a context that is gone.
     pub(crate) fn take_pool(&self) -> Option<Arc<Pool>> {
         match mem::replace(&mut *self.pool.lock(), Serving::Nothing) {
             Serving::By(pool) => Some(pool),
@@ -186,21 +186,21 @@ pub(crate) fn record_current() {
     }
 }
 
-/// The number of the context that the stream is of, which is noted.
+/// The number of the stream's context, which is recorded.
 pub(crate) fn number_of(stream: usize) -> Option<u64> {
     let driver = Driver::get().ok()?;
     let handle = if captures::is_default(stream) { driver.current() } else { driver.context_of(stream) };
     handle.ok().filter(|&handle| handle != 0).map(|handle| find_or_add(handle).number())
 }
 
-/// Ends the contexts that `is_it` means by `end`, if `is_gone` says so of its code; returns those that ended.
+/// Ends the contexts for which `is_it` holds by `end`, unless `is_gone` denies it for the code; returns those that ended.
 pub(crate) fn end_by(
     is_it: impl Fn(&Context) -> bool,
     end: impl FnOnce() -> Code,
     is_gone: impl FnOnce(Code) -> bool,
 ) -> (Code, Vec<Arc<Context>>) {
     let found: Vec<_> = all().into_iter().filter(|context| is_it(context)).collect();
-    // One at most, or several that were noted at once.
+    // One at most, or several that were recorded at once.
     let endings: Vec<_> = found.iter().map(|context| context.alive.begin_end()).collect();
     let code = end();
     if !is_gone(code) {

@@ -1,4 +1,4 @@
-//! A fence behind all work that every context has so far: what a free of the driver waits for, without the wait.
+//! A fence behind all work of every context, for which the driver's free function would wait.
 //!
 //! ```text
 //!   waiting ──no capture under way──▶ recorded: an event in each context ──all completed──▶ completed
@@ -22,7 +22,7 @@ use crate::driver::{CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED,
 use crate::log;
 use pinpool_os::sync::plain::Mutex;
 
-/// Between two checks work that cannot be waited for.
+/// Time between two checks of work that cannot be waited for.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// All work of the process before it was made.
@@ -73,7 +73,10 @@ impl ProcessFence {
     }
 
     fn unknown(&self, code: Code) -> Error {
-        Error::device(format!("the end of the work before a free is unknown: {} (code {code})", self.driver.name(code)))
+        Error::device_failed(format!(
+            "the end of the work before a free is unknown: {} (code {code})",
+            self.driver.name(code)
+        ))
     }
 }
 

@@ -1,5 +1,5 @@
-//! The functions that stand in for the driver's: one table, from which their exports and the answers of `cuGetProcAddress` are
-//! made.
+//! The functions that replace the driver's functions: one table, from which the exports and the answers of `cuGetProcAddress` are
+//! generated.
 //!
 //! A row has the exported name, the name that programs pass to `cuGetProcAddress`, the versions of CUDA for which that name
 //! has this type, and which default stream it means by 0. For versions that are not known yet the driver's own function stays.
@@ -50,7 +50,7 @@ impl Hook {
         NonNull::new((self.address)()).unwrap_or(NonNull::dangling())
     }
 
-    /// Notes the driver's function.
+    /// Records the driver's function.
     pub(crate) fn learn(&self, real: NonNull<c_void>) {
         // Relaxed: an address; what it points to was there before. The first one stays.
         let _known = self.real.compare_exchange(ptr::null_mut(), real.as_ptr(), Ordering::Relaxed, Ordering::Relaxed);
@@ -75,7 +75,7 @@ pub(crate) fn exported(name: &CStr) -> Option<&'static Hook> {
 
 /// Runs the body of a hook with the driver's function.
 fn run(hook: &Hook, body: impl FnOnce(NonNull<c_void>) -> Code) -> Code {
-    // A program that is here without a driver has it neither.
+    // Without a driver there is no such function.
     let Some(real) = hook.real() else { return NOT_FOUND };
     catch_unwind(AssertUnwindSafe(|| body(real))).unwrap_or_else(|payload| {
         // The drop of a payload may panic too.
@@ -135,14 +135,9 @@ hooks! {
     cuMemAllocHost_v2 = c"cuMemAllocHost" 3020..UNKNOWN_FROM Any
         (out: *mut *mut c_void, bytes: usize)
         real => allocate(|| real(out, bytes), out, bytes, 0);
-    cuMemAllocHost = c"cuMemAllocHost" 2000..3020 Any
-        (out: *mut *mut c_void, bytes: c_uint)
-        real => allocate(|| real(out, bytes), out, bytes as usize, 0);
     cuMemFreeHost = c"cuMemFreeHost" 2000..UNKNOWN_FROM Any (start: *mut c_void)
         real => free_host(real, start);
     cuMemHostRegister_v2 = c"cuMemHostRegister" 6050..UNKNOWN_FROM Any (start: *mut c_void, bytes: usize, flags: c_uint)
-        real => counting_registration(bytes, || real(start, bytes, flags));
-    cuMemHostRegister = c"cuMemHostRegister" 4000..6050 Any (start: *mut c_void, bytes: usize, flags: c_uint)
         real => counting_registration(bytes, || real(start, bytes, flags));
     cuPointerGetAttribute = c"cuPointerGetAttribute" 4000..UNKNOWN_FROM Any
         (out: *mut c_void, attribute: c_int, address: u64)
@@ -162,20 +157,12 @@ hooks! {
         real => recording_current(|| real(out, flags, priority));
     cuStreamDestroy_v2 = c"cuStreamDestroy" 4000..UNKNOWN_FROM Any (stream: usize)
         real => destroy_stream(real, stream);
-    cuStreamDestroy = c"cuStreamDestroy" 2000..4000 Any (stream: usize)
-        real => destroy_stream(real, stream);
     cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" 10010..UNKNOWN_FROM Legacy
         (stream: usize, mode: c_int)
         real => begin_capture(stream, || real(stream, mode));
     cuStreamBeginCapture_v2_ptsz = c"cuStreamBeginCapture" 10010..UNKNOWN_FROM PerThread
         (stream: usize, mode: c_int)
         real => begin_capture(stream, || real(stream, mode));
-    cuStreamBeginCapture = c"cuStreamBeginCapture" 10000..10010 Legacy
-        (stream: usize)
-        real => begin_capture(stream, || real(stream));
-    cuStreamBeginCapture_ptsz = c"cuStreamBeginCapture" 10000..10010 PerThread
-        (stream: usize)
-        real => begin_capture(stream, || real(stream));
     cuStreamBeginCaptureToGraph = c"cuStreamBeginCaptureToGraph" 12030..UNKNOWN_FROM Legacy
         (stream: usize, graph: usize, nodes: usize, data: usize, count: usize, mode: c_int)
         real => begin_capture(stream, || real(stream, graph, nodes, data, count, mode));
@@ -206,9 +193,6 @@ hooks! {
     cuCtxPushCurrent_v2 = c"cuCtxPushCurrent" 4000..UNKNOWN_FROM Any
         (context: usize)
         real => recording(context, || real(context));
-    cuCtxPushCurrent = c"cuCtxPushCurrent" 2000..4000 Any
-        (context: usize)
-        real => recording(context, || real(context));
     // All forms have the place of the handle first, and up to five arguments that are numbers or addresses, which stand in
     // registers; a register without an argument is not checked.
     cuCtxCreate_v4 = c"cuCtxCreate" 12050..UNKNOWN_FROM Any
@@ -221,8 +205,6 @@ hooks! {
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
         real => recording_result(out, contexts::record_made, || real(out, a, b, c, d));
     cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..UNKNOWN_FROM Any (context: usize)
-        real => destroy_context(real, context);
-    cuCtxDestroy = c"cuCtxDestroy" 2000..4000 Any (context: usize)
         real => destroy_context(real, context);
 
     cuGetProcAddress_v2 = c"cuGetProcAddress" 12000..UNKNOWN_FROM Any

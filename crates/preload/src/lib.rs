@@ -16,7 +16,7 @@
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `hooks` | the functions that stand in for the driver's, one table |
+//! | `hooks` | the functions that replace the driver's functions, one table |
 //! | `symbols` | how programs find these functions |
 //! | `ends` | the end of a context |
 //! | `buffers` | allocation and free, the buffers in use by address |

@@ -15,7 +15,7 @@ use pinpool::Pool;
 
 use pinpool_os::sync::plain::Mutex;
 
-/// Where the lines go; stderr if it is not set.
+/// The log file; stderr if it is not set.
 const FILE: &str = "PINPOOL_PRELOAD_LOG";
 /// 1: the statistics at the end of the process.
 const STATS: &str = "PINPOOL_PRELOAD_STATS";

@@ -1,7 +1,7 @@
 //! The memory of a pool: the driver's own pinned memory, allocated in the program's context, portable and mapped, so that
-//! the driver answers what a program asks about it as it does for the program's own.
+//! the driver answers queries about it as for the program's own allocations.
 //!
-//! The blocks are noted by address: a program that frees an address twice must not free a block of the pool.
+//! The blocks are recorded by address: a program that frees an address twice must not free a block of the pool.
 
 use std::ffi::c_void;
 use std::num::NonZero;

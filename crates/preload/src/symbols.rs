@@ -1,6 +1,6 @@
 //! How a program finds the driver's functions.
 //!
-//! | a program's way | what happens |
+//! | look-up | answer |
 //! | --- | --- |
 //! | linked to libcuda | the hooks are exported under the driver's names, and `LD_PRELOAD` puts them first |
 //! | `dlsym` of a handle, or of `RTLD_DEFAULT` | answered with the hook, if there is such a function behind it |
@@ -10,9 +10,9 @@
 //! | `cuGetProcAddress` | a hook itself: the driver answers, and a function of the table is replaced (`hooks`) |
 //!
 //! The real `dlsym` finds out by its return address who calls it, and means by `RTLD_NEXT` and `RTLD_DEFAULT` something else
-//! for each caller. So the function that is in for it leaves no frame behind: it checks the name, and jumps to the real
-//! one with the stack and the arguments as they were. Only a name of the table with a handle is looked up from here, where the
-//! caller plays no part.
+//! for each caller. So its replacement leaves no frame behind: it checks the name, and jumps to the real
+//! one with the stack and the arguments as they were. Only a name of the table with a handle is looked up from here, because
+//! the result does not depend on the caller.
 //!
 //! Nothing here allocates or takes a lock unless the name is in the table: allocators call `dlsym` before they work.
 

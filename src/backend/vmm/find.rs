@@ -9,18 +9,17 @@ use super::super::location::{HostLocation, Machine};
 use super::super::register::RegisterSource;
 use super::super::trial;
 use super::VmmSource;
-use super::calls::Calls;
 use super::table::GranuleTable;
 use crate::driver::device::{self, Device};
 use crate::driver::state;
-use crate::driver::virtual_memory::{MemoryLocation, VmmApi, attribute};
+use crate::driver::virtual_memory::{self as driver, MemoryLocation, attribute};
 use crate::error::SourceError;
 use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::process::AtomicBool;
 
 impl VmmSource {
-    /// Finds a driver with virtual host memory and the device number `ordinal`, and tests a granule: committed, touched,
-    /// copied from if the device has a context, and released. Granules come from the NUMA node `node`, else from the
+    /// Finds a driver with virtual host memory and the device number `ordinal`, and tests a granule: committed, copied
+    /// from if the device has a context, and released. Granules come from the NUMA node `node`, else from the
     /// device's, else from any of the host.
     ///
     /// # Errors
@@ -52,8 +51,9 @@ impl VmmSource {
             let what = "the driver or the device has no virtual memory on the host";
             return Err(lacks(what, attribute::HOST_NUMA_VIRTUAL_MEMORY));
         }
-        let driver = VmmApi::find()
-            .map_err(|name| SourceError::new("dlsym", format!("the driver has no {name}; it is too old")))?;
+        if let Some(name) = driver::missing() {
+            return Err(SourceError::new("dlsym", format!("the driver has no {name}; it is too old")));
+        }
         let of_driver = || device.attribute(attribute::HOST_NUMA_ID).and_then(|node| u32::try_from(node).ok());
         let wanted = node.or_else(|| device.numa_node(root)).or_else(of_driver);
         let machine = Machine::read(root, state::version());
@@ -69,7 +69,7 @@ impl VmmSource {
                 HostLocation::Anywhere => wanted,
             };
             let reserves = Arc::new(RegisterSource::of(root, device.clone(), placed).with_hugetlb(hugetlb));
-            match Self::at(location, (device.clone(), driver), ordinal, reserves, max_bytes) {
+            match Self::at(location, device.clone(), reserves, max_bytes) {
                 Ok(source) => return Ok(source),
                 Err(error) => refused = Some(refused.map_or(error.clone(), |first| first.and_also(&error))),
             }
@@ -84,8 +84,7 @@ impl VmmSource {
     /// A source at this location that has passed its trial.
     fn at(
         location: HostLocation,
-        (device, driver): (Arc<Device>, VmmApi),
-        ordinal: u32,
+        device: Arc<Device>,
         reserves: Arc<RegisterSource>,
         max_bytes: Option<u64>,
     ) -> Result<Self, SourceError> {
@@ -93,24 +92,20 @@ impl VmmSource {
             HostLocation::Node(node) => MemoryLocation::host_node(c_int::try_from(node).unwrap_or(0)),
             HostLocation::Anywhere => MemoryLocation::host(),
         };
-        let granularity = driver.granularity(node)?;
+        let granularity = driver::granularity(node)?;
         if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
             return Err(SourceError::new("cuMemGetAllocationGranularity", what));
         }
-        let devices = device::count()?;
-        let calls = Arc::new(Calls::new(driver, node, ordinal, u32::try_from(devices).unwrap_or(1)));
-        let granules = GranuleTable::new(driver, calls.clone(), device.clone(), devices > 1);
+        let devices = u32::try_from(device::count()?).unwrap_or(1);
+        let granules = GranuleTable::new(device.clone(), node, devices);
         let (ids, unreleased, old_places) = Default::default();
         let registers_nothing = device.attribute(attribute::REGISTERS_HOST_MEMORY) == Some(0);
         let registers_nothing = AtomicBool::new(registers_nothing);
-        let makes_context = false;
         let mut source = Self {
             device,
-            driver,
             location: node,
-            calls,
-            makes_context,
+            makes_context: false,
             ids,
             granules,
             unreleased,
@@ -119,7 +114,7 @@ impl VmmSource {
             registers_nothing,
             untested: None,
         };
-        let trial = trial::run(&source, source.device.is_active().then_some(ordinal), max_bytes)?;
+        let trial = trial::run(&source, source.device.is_active().then_some(source.device.ordinal), max_bytes)?;
         source.untested = trial.and_then(|trial| trial.untested);
         source.makes_context = true;
         Ok(source)

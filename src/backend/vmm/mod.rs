@@ -11,10 +11,10 @@
 //!
 //! A commit blocks no enqueue of another thread for more than 0.3 ms, a decommit for more than 0.06 ms, and neither waits for
 //! the device. But a commit pins only 4 to 5 GB/s, so a reserve, which is acquired once and kept, is registered memory
-//! instead ([`RegisterSource`]) at 17 to 27 GB/s; of granules only where the driver registers nothing. To unregister it at the
-//! end of the pool waits for the device and holds up every enqueue.
+//! instead ([`RegisterSource`]) at 17 to 27 GB/s; of granules only if the driver registers nothing. Unregistering it at the
+//! end of the pool waits for the device and blocks every enqueue.
 //!
-//! Access is set for the CPU, the own GPU and those that use the memory or may use it unseen (`table`). Creating a source tests a granule, at each
+//! Access is set for the CPU and every GPU (`table`). Creating a source tests a granule at each
 //! [location](super::location) in order, and makes no context; neither does reserving.
 //!
 //! Invariants:
@@ -36,31 +36,27 @@ use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrang
 use crate::arena::GranuleSizes;
 use crate::driver::code::{Code, Failed};
 use crate::driver::device::Device;
-use crate::driver::virtual_memory::{MemoryLocation, VmmApi};
+use crate::driver::virtual_memory::{self as driver, MemoryLocation};
 use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::SourceError;
-use crate::finding::Finding;
+use crate::report::Finding;
 use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::Mutex;
 use pinpool_os::sync::process::{AtomicBool, Ordering};
 
-mod calls;
 mod find;
 mod old_places;
 mod table;
 
-use calls::{Calls, Granule, Reached, bytes_of};
 use old_places::OldPlaces;
-use table::{GranuleRun, GranuleTable, placed};
-pub(crate) use table::{let_all_reach, let_reach};
+pub(crate) use table::let_reach;
+use table::{Granule, GranuleRun, GranuleTable, bytes_of, placed};
 
-/// Pinned memory of the driver's virtual memory, readable by its device, and by each other that copies through the pool.
+/// Pinned memory of the driver's virtual memory, readable by every device.
 #[derive(Debug)]
 pub struct VmmSource {
     device: Arc<Device>,
-    driver: VmmApi,
     location: MemoryLocation,
-    calls: Arc<Calls>,
     /// Whether a call may make the device's context. False only while a granule is tried.
     makes_context: bool,
     ids: RegionIds,
@@ -86,7 +82,7 @@ fn address(start: NonNull<u8>) -> u64 {
 }
 
 impl VmmSource {
-    /// The state that calls of the driver need, until the result is dropped.
+    /// The state that driver calls need, until the result is dropped.
     fn enter(&self) -> Result<(Option<CurrentContext>, RelaxedCapture), SourceError> {
         if self.makes_context {
             return self.device.enter().map(|(current, relaxed)| (Some(current), relaxed));
@@ -103,7 +99,7 @@ impl VmmSource {
                 let alike = unreleased.iter().rposition(|granule| granule.bytes == bytes);
                 alike.map(|index| unreleased.swap_remove(index))
             };
-            let new = || self.driver.create(bytes, self.location).map(|handle| Granule { handle, bytes });
+            let new = || driver::create(bytes, self.location).map(|handle| Granule { handle, bytes });
             match unreleased.map_or_else(new, Ok) {
                 Ok(granule) => created.push(granule),
                 Err(refusal) => {
@@ -120,7 +116,7 @@ impl VmmSource {
         let mut released = Ok(());
         for &granule in granules {
             // SAFETY: it came from `create`, and only the owner of its run releases it, here.
-            if let Err(refusal) = unsafe { self.driver.release(granule.handle) } {
+            if let Err(refusal) = unsafe { driver::release(granule.handle) } {
                 // The driver still holds the memory unless it is gone itself; reuse keeps that from adding up.
                 self.unreleased.lock().push(granule);
                 released = Err(refusal);
@@ -149,33 +145,32 @@ impl VmmSource {
         run.ok_or_else(|| SourceError::new("vmm", "granules that were never committed, or a part of one"))
     }
 
-    /// Maps `granules` from `start` on, readable and writable, or commits nothing there. Returns the other devices that have
-    /// access.
+    /// Maps `granules` from `start` on, readable and writable, or commits nothing there.
     ///
     /// # Safety
     ///
     /// The addresses are reserved by the caller, and no granule is committed there.
-    unsafe fn map(&self, start: NonNull<u8>, granules: &[Granule]) -> Result<Reached, SourceError> {
+    unsafe fn map(&self, start: NonNull<u8>, granules: &[Granule]) -> Result<(), SourceError> {
         let (at, bytes) = (address(start), bytes_of(granules));
-        self.old_places.unmap(self.driver, &(at..at + bytes as u64))?;
+        self.old_places.unmap(&(at..at + bytes as u64))?;
         let undo = |count: usize| self.unmap_or_keep(at, &granules[..count]);
         for (index, (address, granule)) in placed(at, granules).enumerate() {
             // SAFETY: the caller's promise, and nothing is mapped there any more; the granule has this length.
-            let mapped = unsafe { self.driver.map(address, granule.bytes, 0, granule.handle, 0) };
+            let mapped = unsafe { driver::map(address, granule.bytes, 0, granule.handle, 0) };
             mapped.inspect_err(|_| undo(index))?;
         }
         // SAFETY: mapped above.
-        let others = unsafe { self.calls.set_access(at, granules) }.map_err(SourceError::from);
+        let reached = unsafe { self.granules.set_access(at, granules) }.map_err(SourceError::from);
         // A child of `fork` would share the pages, and could write to them under a copy.
-        let kept = || mapping::advise(start, bytes, mapping::linux::MADV_DONTFORK);
-        others.and_then(|others| kept().map(|()| others)).inspect_err(|_| undo(granules.len()))
+        let keep = |()| mapping::advise(start, bytes, mapping::linux::MADV_DONTFORK);
+        reached.and_then(keep).inspect_err(|_| undo(granules.len()))
     }
 
     /// Unmaps `granules`, which nothing uses, from `start` on. What the driver refuses is unmapped later.
     fn unmap_or_keep(&self, start: u64, granules: &[Granule]) {
         let end = start + bytes_of(granules) as u64;
         self.old_places.add(start, granules);
-        let _unmapped_later = self.old_places.unmap(self.driver, &(start..end));
+        let _unmapped_later = self.old_places.unmap(&(start..end));
     }
 }
 
@@ -278,7 +273,7 @@ unsafe impl Source for VmmSource {
                 .remedy("create a separate pool for that GPU (PINPOOL_DEVICE), or use PINPOOL_BACKEND=register")
         };
         let untested = self.untested.iter().map(|error| trial::untested("vmm", error));
-        untested.chain(self.calls.refused().into_iter().map(finding)).collect()
+        untested.chain(self.granules.refused().into_iter().map(finding)).collect()
     }
 }
 
@@ -294,7 +289,7 @@ unsafe impl VirtualMemory for VmmSource {
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         // By the manual this needs no context.
         let _relaxed = RelaxedCapture::enter();
-        let reserved = self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES)?;
+        let reserved = driver::reserve(len_bytes, RANGE_ALIGN_BYTES)?;
         // The driver runs on 64-bit machines only.
         let aligned = usize::try_from(reserved).ok().filter(|address| address.is_multiple_of(RANGE_ALIGN_BYTES));
         let start = aligned.and_then(|address| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address)));
@@ -308,10 +303,10 @@ unsafe impl VirtualMemory for VmmSource {
         let _entered = self.enter()?;
         let granules = self.create(range.granules(offset, bytes))?;
         // SAFETY: addresses of the range, not committed by the caller's promise.
-        let others = unsafe { self.map(start, &granules) }.inspect_err(|_| {
+        unsafe { self.map(start, &granules) }.inspect_err(|_| {
             let _released_later = self.release_granules(&granules);
         })?;
-        self.granules.remember(address(start), &granules, others);
+        self.granules.remember(address(start), &granules);
         Ok(())
     }
 
@@ -319,9 +314,9 @@ unsafe impl VirtualMemory for VmmSource {
         let run = self.run_at(range, offset, bytes)?;
         let _entered = self.enter()?;
         // A granule that is still mapped at an old place would stay pinned (vm-S5).
-        self.old_places.unmap(self.driver, &EVERYWHERE)?;
+        self.old_places.unmap(&EVERYWHERE)?;
         // SAFETY: the caller's promise: committed and unused; whole granules (vmm-I1).
-        unsafe { self.driver.unmap(run.start, bytes) }?;
+        unsafe { driver::unmap(run.start, bytes) }?;
         self.granules.forget(&run);
         let _released_later = self.release_granules(&run.granules);
         Ok(())
@@ -338,12 +333,12 @@ unsafe impl VirtualMemory for VmmSource {
         }
         // One `map` for all runs, because setting the access costs more than all other calls.
         // SAFETY: the caller's promise: nothing is committed at `to`.
-        let others = unsafe { self.map(to, &granules) }.map_err(RemapError::Kept)?;
+        unsafe { self.map(to, &granules) }.map_err(RemapError::Kept)?;
         for run in &runs {
             self.granules.forget(run);
             self.old_places.add(run.start, &run.granules);
         }
-        self.granules.remember(address(to), &granules, others);
+        self.granules.remember(address(to), &granules);
         Ok(())
     }
 
@@ -356,7 +351,7 @@ unsafe impl VirtualMemory for VmmSource {
             return Ok(());
         }
         let _entered = self.enter()?;
-        Ok(self.old_places.unmap(self.driver, &EVERYWHERE)?)
+        Ok(self.old_places.unmap(&EVERYWHERE)?)
     }
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
@@ -366,7 +361,7 @@ unsafe impl VirtualMemory for VmmSource {
             Err(SourceError::new("cuMemUnmap", "granules are still mapped at these addresses"))
         } else {
             // SAFETY: the caller's promise: it came from `reserve`, and it is unused; nothing is mapped there any more.
-            let unreserve = || unsafe { self.driver.unreserve(start, bytes) };
+            let unreserve = || unsafe { driver::unreserve(start, bytes) };
             unreserve().or_else(|_| unreserve()).map_err(SourceError::from)
         };
         unmapped.and(unreserved).and(self.release_refused())

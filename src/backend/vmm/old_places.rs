@@ -1,4 +1,4 @@
-//! Addresses that granules have left and where they are still mapped.
+//! Old addresses at which remapped granules are still mapped.
 //!
 //! ```text
 //!   remap       [ G G . . . . ]      before
@@ -6,8 +6,8 @@
 //!   later       [ . . . . G G ]      the old place unmapped, in one call for adjacent granules
 //! ```
 //!
-//! A granule may be mapped twice, so a move makes the caller wait only for what its buffer needs. Nothing uses the old place:
-//! it was idle. It is unmapped by the next call that is slow anyway, at the latest when its addresses are needed.
+//! A granule may be mapped twice, so a remap makes the caller wait only for what its buffer needs. Nothing uses the old place, which
+//! was idle. The next slow call unmaps it, at the latest when its addresses are needed.
 //!
 //! - **old-places-I1**: all addresses without a committed granule where something is mapped are in `runs`, each once.
 //! - **old-places-I2**: a run that a thread is unmapping is marked as taken, and no other thread touches it.
@@ -15,9 +15,9 @@
 
 use std::ops::Range;
 
-use super::calls::{Granule, bytes_of};
+use super::table::{Granule, bytes_of};
 use crate::driver::code::Failed;
-use crate::driver::virtual_memory::VmmApi;
+use crate::driver::virtual_memory as driver;
 use pinpool_os::sync::{Condvar, Mutex};
 
 /// Adjacent granules at addresses that they have left.
@@ -44,7 +44,7 @@ pub(super) struct OldPlaces {
 }
 
 impl OldPlaces {
-    /// The `granules` are mapped from `start` on, and nothing uses these addresses.
+    /// Records that `granules` are still mapped from `start` on, where nothing uses them.
     pub(super) fn add(&self, start: u64, granules: &[Granule]) {
         if !granules.is_empty() {
             let end = start + bytes_of(granules) as u64;
@@ -60,7 +60,7 @@ impl OldPlaces {
 
     /// Unmaps what is mapped in `addresses`, adjacent granules in one call. Waits for threads that do the same.
     /// After a refusal the rest stays mapped, for the next call.
-    pub(super) fn unmap(&self, driver: VmmApi, addresses: &Range<u64>) -> Result<(), Failed> {
+    pub(super) fn unmap(&self, addresses: &Range<u64>) -> Result<(), Failed> {
         let is_within = |run: &OldRun| run.start < addresses.end && addresses.start < run.end;
         let mut runs = self.runs.lock();
         loop {
@@ -68,7 +68,7 @@ impl OldPlaces {
                 drop(runs);
                 // SAFETY: whole granules that are mapped there (old-places-I1), unused, and unmapped by no other thread
                 // (old-places-I2).
-                let unmapped = unsafe { driver.unmap(run.start, run.bytes()) };
+                let unmapped = unsafe { driver::unmap(run.start, run.bytes()) };
                 runs = self.runs.lock();
                 runs.taken.retain(|other| *other != run);
                 if unmapped.is_err() {

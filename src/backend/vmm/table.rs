@@ -1,35 +1,42 @@
-//! The granules that are mapped, by address, and which devices may reach each.
+//! The granules of a source that are mapped, by address, and which devices may access them.
 //!
 //! ```text
-//!   commit, remap ──▶ access for the CPU, the own device and each with an active primary context, but those that were refused
-//!   a copy of device 1 from [a, b) ──▶ granules of [a, b) without access for device 1 ──▶ access for it, and a note
-//!   a plain address leaves the crate ──▶ access for all devices, now and at each later commit
+//!   commit, remap ──▶ CPU, own device, other devices   in one call
+//!                       └─ refused ──▶ CPU, own device      in one call, or the commit fails
+//!                                      each other device    in its own call: a refused device is remembered
+//!   a copy of a refused device ──▶ access to the granules of the copy, or the copy fails
 //! ```
 //!
-//! A copy that the crate enqueues is preceded by [`let_reach`]. Copies that another library starts from a plain address (torch,
-//! a C program, a preloaded pool) are not visible here, and a device may copy even if its context is made later: so once an
-//! address was handed out ([`let_all_reach`]), every device of the machine has access to every granule of the process, as far
-//! as it is not refused.
+//! Every device of the machine gets access, since the pool does not see the copies that other libraries start from an address, and
+//! the context of a device may be created later. A refused device is not requested again by later commits, so a device that
+//! fails, or that cannot access host memory, keeps no pool from growing.
 //!
-//! Access for a refused device is requested again when it copies through the pool, and only for those granules: a device that
-//! answers no more, or that can reach no memory of the host, fails its own copies and keeps no pool from growing.
-//!
-//! All tables are in one list of the process, because a copy knows an address and a stream, and no pool. On a machine with
-//! one device the list is empty, and copies of the one device that all sources have do not look at it.
+//! The tables of all sources are in one list of the process, because a copy knows an address and a stream, but no pool. The list
+//! is searched only after a device was refused.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Weak};
 
-use super::calls::{Calls, Granule, Reached, are_addresses_out, devices_in, record_addresses_out};
 use crate::driver::code::Failed;
 use crate::driver::device::Device;
-use crate::driver::virtual_memory::{AccessDescriptor, MemoryLocation, VmmApi};
+use crate::driver::virtual_memory::{self as driver, AccessDescriptor, GranuleHandle, MemoryLocation};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicU32, Ordering};
+use pinpool_os::sync::process::{AtomicBool, Ordering};
+
+/// A granule that the driver created.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Granule {
+    pub(super) handle: GranuleHandle,
+    pub(super) bytes: usize,
+}
+
+pub(super) fn bytes_of(granules: &[Granule]) -> usize {
+    granules.iter().map(|granule| granule.bytes).sum()
+}
 
 /// Consecutive granules.
 pub(super) struct GranuleRun {
@@ -46,92 +53,96 @@ pub(super) fn placed(start: u64, granules: &[Granule]) -> impl Iterator<Item = (
     })
 }
 
-/// A granule where it is mapped.
-#[derive(Debug, Clone, Copy)]
-struct Mapped {
-    granule: Granule,
-    /// Other devices that may reach it, one bit each.
-    others: u64,
-}
-
 /// The granules of one source.
 #[derive(Debug)]
 pub(super) struct GranuleTable {
-    driver: VmmApi,
-    calls: Arc<Calls>,
     device: Arc<Device>,
-    mapped: Mutex<BTreeMap<u64, Mapped>>,
+    /// Access for the CPU and the own device.
+    own: [AccessDescriptor; 2],
+    /// Devices of the machine.
+    devices: u32,
+    mapped: Mutex<BTreeMap<u64, Granule>>,
+    /// Refused devices, each with the driver's answer.
+    refused: Mutex<Vec<(u32, Failed)>>,
 }
 
-/// The tables of all sources of a machine with several devices.
+/// The tables of all sources.
 static TABLES: OfProcess<Mutex<Vec<Weak<GranuleTable>>>> = OfProcess::new(Mutex::default);
 
-/// The device of all sources in the list, plus 1; 0 if there is none, `SEVERAL` if they differ.
-static OWN_DEVICE: AtomicU32 = AtomicU32::new(0);
-const SEVERAL: u32 = u32::MAX;
+/// A device was refused access.
+static IS_ANY_REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// A pool of the process has returned a plain address: gives all devices access to all granules. Only the first call is slow.
-pub(crate) fn let_all_reach() {
-    if OWN_DEVICE.load(Ordering::Relaxed) == 0 || are_addresses_out() {
-        return;
-    }
-    record_addresses_out();
-    let tables: Vec<_> = TABLES.get().lock().iter().filter_map(Weak::upgrade).collect();
-    tables.iter().for_each(|table| table.let_all_reach());
-}
-
-/// Gives `device` access to the `len` bytes at `start`, if they lie in granules of a source with another device.
-/// Nothing may remap them meanwhile. A slow call only at the first copy of a device from them.
+/// Gives `device` access to the `len` bytes at `start` if it was refused access to their source. Nothing may remap them
+/// meanwhile.
 ///
 /// # Errors
 ///
-/// What the driver says of this device.
+/// The driver refuses again.
 pub(crate) fn let_reach(device: u32, start: *const u8, len: usize) -> Result<(), SourceError> {
-    // Relaxed: a table is listed before its source returns memory, and a thread that has a buffer comes after that.
-    if matches!(OWN_DEVICE.load(Ordering::Relaxed), own if own == 0 || own == device.saturating_add(1)) {
+    // Relaxed: stored before the commit of the memory returns, and a thread that has a buffer comes after that.
+    if !IS_ANY_REFUSED.load(Ordering::Relaxed) {
         return Ok(());
     }
     let (start, end) = (start.addr() as u64, start.addr() as u64 + len as u64);
     let tables: Vec<_> = TABLES.get().lock().iter().filter_map(Weak::upgrade).collect();
-    let mut others = tables.iter().filter(|table| table.device.ordinal != device);
-    others.try_for_each(|table| table.let_reach(device, start, end)).map_err(|failed| {
+    tables.iter().try_for_each(|table| table.let_reach(device, start, end)).map_err(|failed| {
         let remedy = "the pool's own device has access; create a separate pool for this device (PINPOOL_DEVICE)";
         SourceError::from(failed).with_remedy(remedy)
     })
 }
 
 impl GranuleTable {
-    /// An empty table; `is_listed` if there are other devices than `device`.
-    pub(super) fn new(driver: VmmApi, calls: Arc<Calls>, device: Arc<Device>, is_listed: bool) -> Arc<Self> {
-        let own_device = device.ordinal;
-        let table = Arc::new(Self { driver, calls, device, mapped: Mutex::new(BTreeMap::new()) });
-        if is_listed {
-            let mut tables = TABLES.get().lock();
-            tables.retain(|table| table.strong_count() > 0);
-            tables.push(Arc::downgrade(&table));
-            let alike = tables.iter().filter_map(Weak::upgrade).all(|other| other.device.ordinal == own_device);
-            // Relaxed: see `let_reach`.
-            OWN_DEVICE.store(if alike { own_device.saturating_add(1) } else { SEVERAL }, Ordering::Relaxed);
-        }
+    /// An empty table of a source of `device`, for memory at `location`, on a machine with `devices` devices.
+    pub(super) fn new(device: Arc<Device>, location: MemoryLocation, devices: u32) -> Arc<Self> {
+        let own = [AccessDescriptor::read_write(location), of_device(device.ordinal)];
+        let (mapped, refused) = Default::default();
+        let table = Arc::new(Self { device, own, devices, mapped, refused });
+        let mut tables = TABLES.get().lock();
+        tables.retain(|table| table.strong_count() > 0);
+        tables.push(Arc::downgrade(&table));
+        drop(tables);
         table
     }
 
-    /// The `granules` are mapped from `start` on, with access for the `others`.
-    pub(super) fn remember(&self, start: u64, granules: &[Granule], (others, asked): Reached) {
-        let mapped = placed(start, granules).map(|(address, granule)| (address, Mapped { granule, others }));
-        self.mapped.lock().extend(mapped);
-        // An address was handed out since.
-        if are_addresses_out() && self.calls.others() & !asked != 0 {
-            self.let_all_reach();
-        }
+    /// The refused devices, each with the driver's answer.
+    pub(super) fn refused(&self) -> Vec<(u32, Failed)> {
+        self.refused.lock().clone()
     }
 
-    /// Gives all devices that are not refused access to all granules.
-    fn let_all_reach(&self) {
-        for device in devices_in(self.calls.others()) {
-            // The next commit asks again, and remembers a refusal.
-            let _refused = self.let_reach(device, 0, u64::MAX);
+    fn is_refused(&self, device: u32) -> bool {
+        self.refused.lock().iter().any(|&(refused, _)| refused == device)
+    }
+
+    /// Makes `granules` readable and writable from `start` on: by the CPU and the own device, or fails, and by each other device
+    /// that is not refused.
+    ///
+    /// # Safety
+    ///
+    /// They are mapped there.
+    pub(super) unsafe fn set_access(&self, start: u64, granules: &[Granule]) -> Result<(), Failed> {
+        let is_other = |&device: &u32| device != self.device.ordinal && !self.is_refused(device);
+        let others: Vec<_> = (0..self.devices).filter(is_other).collect();
+        let all: Vec<_> = self.own.into_iter().chain(others.iter().map(|&device| of_device(device))).collect();
+        // SAFETY: the caller's promise, here and below.
+        let refused = match unsafe { set(start, bytes_of(granules), &all) } {
+            Err(refused) if !others.is_empty() => refused,
+            answer => return answer,
+        };
+        // SAFETY: as above.
+        unsafe { set(start, bytes_of(granules), &self.own) }.map_err(|_| refused)?;
+        for device in others {
+            // SAFETY: as above.
+            if let Err(failed) = unsafe { set(start, bytes_of(granules), &[of_device(device)]) } {
+                IS_ANY_REFUSED.store(true, Ordering::Relaxed);
+                self.refused.lock().push((device, failed));
+            }
         }
+        Ok(())
+    }
+
+    /// The `granules` are mapped from `start` on.
+    pub(super) fn remember(&self, start: u64, granules: &[Granule]) {
+        self.mapped.lock().extend(placed(start, granules));
     }
 
     pub(super) fn forget(&self, run: &GranuleRun) {
@@ -147,46 +158,49 @@ impl GranuleTable {
 
     /// Bytes of the granules that begin in `addresses`.
     pub(super) fn bytes_in(&self, addresses: std::ops::Range<u64>) -> u64 {
-        self.mapped.lock().range(addresses).map(|(_, mapped)| mapped.granule.bytes as u64).sum()
+        self.mapped.lock().range(addresses).map(|(_, granule)| granule.bytes as u64).sum()
     }
 
     /// The granules that make up the `bytes` at `start`; `None` if some are not mapped or only in part there.
     pub(super) fn run_at(&self, start: u64, bytes: usize) -> Option<GranuleRun> {
         let end = start + bytes as u64;
         let (mut at, mut granules) = (start, Vec::new());
-        let all = self.mapped.lock();
-        while let Some(&Mapped { granule, .. }) = all.get(&at).filter(|_| at < end) {
+        let mapped = self.mapped.lock();
+        while let Some(&granule) = mapped.get(&at).filter(|_| at < end) {
             at += granule.bytes as u64;
             granules.push(granule);
         }
         (at == end).then_some(GranuleRun { start, granules })
     }
 
-    /// Gives `device` access to the granules that the addresses from `start` to `end` touch.
+    /// Gives `device`, if it was refused, access to the granules that the addresses from `start` to `end` touch.
     fn let_reach(&self, device: u32, start: u64, end: u64) -> Result<(), Failed> {
-        // A device beyond the bits has its access set each time.
-        let bit = 1_u64.checked_shl(device).unwrap_or(0);
-        let lacking: Vec<_> = {
-            let mapped = self.mapped.lock();
-            let first = mapped.range(..=start).next_back().map_or(start, |(&address, _)| address);
-            let touched = mapped.range(first..end).filter(|&(&at, mapped)| at + mapped.granule.bytes as u64 > start);
-            touched.filter(|(_, mapped)| mapped.others & bit == 0).map(|(&at, mapped)| (at, mapped.granule)).collect()
-        };
-        if lacking.is_empty() {
+        if !self.is_refused(device) {
             return Ok(());
         }
-        let access = AccessDescriptor::read_write(MemoryLocation::device(c_int::try_from(device).unwrap_or(0)));
-        // Without a context, as before the first one, drivers set access all the same.
+        let mapped = self.mapped.lock();
+        let last_before =
+            |at: u64| mapped.range(..at).next_back().map(|(&at, granule)| (at, at + granule.bytes as u64));
+        let touched = last_before(start + 1).filter(|&(_, first_end)| first_end > start).zip(last_before(end));
+        drop(mapped);
+        let Some(((first, _), (_, last_end))) = touched else { return Ok(()) };
+        // The driver also sets access without a context.
         let _entered = self.device.enter_if_active();
-        let mut reached = Ok(());
-        for (address, granule) in lacking {
-            // SAFETY: mapped with this length; a buffer of the caller's lies in it, so nothing unmaps it meanwhile (core-I1), or
-            // the driver refuses an address at which nothing is mapped any more. One descriptor, alive as long as the call.
-            match unsafe { self.driver.set_access(address, granule.bytes, &raw const access, 1) } {
-                Ok(()) => self.mapped.lock().get_mut(&address).into_iter().for_each(|mapped| mapped.others |= bit),
-                refused => reached = reached.and(refused),
-            }
-        }
-        reached.map(|()| self.calls.restore(device))
+        let bytes = usize::try_from(last_end - first).unwrap_or(usize::MAX);
+        // SAFETY: consecutive granules that are mapped; a buffer of the caller lies in them, so nothing unmaps them meanwhile
+        // (core-I1).
+        unsafe { set(first, bytes, &[of_device(device)]) }
     }
+}
+
+fn of_device(device: u32) -> AccessDescriptor {
+    AccessDescriptor::read_write(MemoryLocation::device(c_int::try_from(device).unwrap_or(0)))
+}
+
+/// # Safety
+///
+/// Granules are mapped at these addresses.
+unsafe fn set(start: u64, bytes: usize, access: &[AccessDescriptor]) -> Result<(), Failed> {
+    // SAFETY: the caller's promise; `access` has the length passed.
+    unsafe { driver::set_access(start, bytes, access.as_ptr(), access.len()) }
 }

@@ -11,18 +11,13 @@ use crate::error::{Error, Result};
 pub(super) struct Answer(OnceLock<Result<(), String>>);
 
 impl Answer {
-    /// Whether the copy is known to have completed.
-    pub(super) fn is_complete(&self) -> bool {
-        self.0.get().is_some_and(Result::is_ok)
-    }
-
     /// Whether the driver refuses the handle permanently.
     pub(super) fn is_refused(&self) -> bool {
         self.0.get().is_some_and(Result::is_err)
     }
 
     fn known(&self) -> Option<Result<()>> {
-        self.0.get().map(|known| known.clone().map_err(Error::device))
+        self.0.get().map(|known| known.clone().map_err(Error::device_failed))
     }
 
     /// Returns the final answer, or waits by `wait`, after which the copy has completed.
@@ -77,14 +72,14 @@ mod tests {
         assert!(once.unwrap_err().to_string().contains("(code 9999)"));
         assert!(!answer.or_query(|| Ok(false)).unwrap());
         assert!(answer.or_query(|| Ok(true)).unwrap());
-        assert!(answer.is_complete() && answer.or_query(|| unreachable!()).unwrap());
+        assert!(answer.or_query(|| unreachable!()).unwrap());
         let answer = Answer::default();
         let lost = answer.or_query(|| refuses(700));
         assert!(lost.is_err() && answer.or_query(|| unreachable!()).is_err());
         assert!(answer.is_refused() && answer.or_wait(|| unreachable!()).is_err());
         let answer = Answer::default();
-        assert!(answer.or_wait(|| Err(Error::device("once"))).is_err() && !answer.is_refused());
+        assert!(answer.or_wait(|| Err(Error::device_failed("once"))).is_err() && !answer.is_refused());
         answer.or_wait(|| Ok(())).unwrap();
-        assert!(answer.is_complete() && answer.or_wait(|| unreachable!()).is_ok());
+        assert!(answer.or_wait(|| unreachable!()).is_ok());
     }
 }

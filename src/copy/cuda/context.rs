@@ -1,12 +1,5 @@
-//! What the copies of one context share: idle events and streams, and timelines.
-//!
-//! | kept | why |
-//! | --- | --- |
-//! | idle events | a copy creates and destroys none |
-//! | idle streams | waiting for an event of other code creates and destroys none |
-//! | [`Words`] | what streams write |
-//! | [`StreamContext`] | queries and waits |
-//! | [`OwnContext`] | slices are lent to cudarc by it |
+//! What the copies of one context share: [`StreamContext`] for queries and waits, the [`Words`] that streams write, and the
+//! [`OwnContext`] by which slices are lent to cudarc.
 //!
 //! **context-I1**: a `ContextState` is never freed, so its address identifies only this context. It holds a reference to a
 //! context object, or to a primary context, so that this ends only by a reset of its device. Fences may be queried after
@@ -21,12 +14,11 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use crossbeam::queue::ArrayQueue;
 use cudarc::driver::{CudaContext, sys};
 
 use super::idle::StreamContext;
 use super::own_context::OwnContext;
-use super::stream::{OwnStream, Stream, id_number, number};
+use super::stream::{Stream, id_number, number};
 use super::timeline::{Timeline, Words};
 use crate::driver::code::{Code, Failed};
 use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
@@ -35,9 +27,6 @@ use crate::in_flight::StreamId;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 
-/// More idle events and streams than these are destroyed.
-const SPARE_EVENTS: usize = 1024;
-const SPARE_STREAMS: usize = 16;
 static CONTEXTS: OfProcess<Mutex<Vec<&'static ContextState>>> = OfProcess::new(Mutex::default);
 
 std::thread_local! {
@@ -51,8 +40,6 @@ pub(super) struct ContextState {
     /// Keeps the context for as long as this lives; `None` if it was found by its handle alone.
     _object: Option<Arc<CudaContext>>,
     device: sys::CUdevice,
-    spare_events: ArrayQueue<Event>,
-    spare_streams: ArrayQueue<OwnStream>,
     own: OnceLock<OwnContext>,
     words: Words,
 }
@@ -126,8 +113,6 @@ impl ContextState {
                 streams: StreamContext::new(context),
                 _object: object,
                 device,
-                spare_events: ArrayQueue::new(SPARE_EVENTS),
-                spare_streams: ArrayQueue::new(SPARE_STREAMS),
                 own: OnceLock::new(),
                 words: Words::default(),
             }));
@@ -176,42 +161,6 @@ impl ContextState {
         // The driver may refuse a call once and accept it the next time.
         let number = id_number(stream.handle).or_else(|| id_number(stream.handle))?;
         Some(self.streams.stream_id(number))
-    }
-
-    /// An event with no other user; an earlier record of it has no meaning any more. The context is current.
-    pub(super) fn take_event(&self) -> Result<Event, Code> {
-        match self.spare_events.pop() {
-            Some(event) => Ok(event),
-            None => calls::event_create(calls::WITHOUT_TIMING).map(Event),
-        }
-    }
-
-    /// Returns an event that no fence uses any more.
-    pub(super) fn put_event(&self, event: Event) {
-        if let Err(Event(event)) = self.spare_events.push(event) {
-            // A sweep may run on any thread, and destroying may need the context. An event of a context that has ended is gone.
-            let Ok(_current) = self.enter() else { return };
-            // SAFETY: created by `take_event`, destroyed once. Destroying never waits, and an error would only mean that
-            // the device is gone, and the event with it.
-            let _gone = unsafe { calls::event_destroy(event) };
-        }
-    }
-
-    /// A stream of our own with no work on it. The context is current.
-    pub(super) fn take_stream(&self) -> Result<OwnStream, Code> {
-        self.spare_streams.pop().map_or_else(OwnStream::new, Ok)
-    }
-
-    /// Returns a stream. It is kept if it has no work left; otherwise the driver destroys it when its work has completed.
-    pub(super) fn put_stream(&self, stream: OwnStream, is_idle: bool) {
-        let left = if is_idle { self.spare_streams.push(stream).err() } else { Some(stream) };
-        if let Some(stream) = left
-            // A stream of a context that has ended is gone.
-            && let Ok(_current) = self.enter()
-        {
-            // SAFETY: created by `take_stream`, destroyed once.
-            let _gone = unsafe { calls::stream_destroy(stream.0) };
-        }
     }
 
     /// Is the event over? Also queries a stalled driver.

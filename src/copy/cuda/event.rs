@@ -7,11 +7,11 @@
 //!            one of our streams      └──waits──[our event]──▶
 //! ```
 //!
-//! The owner of a foreign event may record it again or destroy it at any time, so a stream of ours waits for it, one for
-//! each event, so that a slow one delays no other. An event that has completed needs no stream. An event is refused if its query
+//! The owner of a foreign event may record it again or destroy it at any time, so a stream of ours waits for it: one stream for
+//! each event, so that a slow event delays no other. An event that has completed needs no stream. An event is refused if its query
 //! fails or if it was recorded in a capture: our stream would become part of that graph.
 //!
-//! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it, and not since.
+//! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ptr;
@@ -27,7 +27,7 @@ use crate::driver::{RelaxedCapture, calls};
 use crate::error::Result;
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
-/// An event of ours, which the context's state gets back when this is dropped.
+/// An event of ours.
 #[derive(Debug)]
 pub(super) struct EventFence {
     event: Event,
@@ -35,7 +35,8 @@ pub(super) struct EventFence {
     stream_id: Option<StreamId>,
     context: &'static ContextState,
     answer: Answer,
-    /// For a foreign event: the stream of ours that waits for it. No other work runs on it while this lives.
+    /// For a foreign event: the stream of ours that waits for it. It lives as long as the fence, so that no other stream has its number
+    /// meanwhile.
     waiting_stream: Option<OwnStream>,
 }
 
@@ -46,9 +47,9 @@ impl EventFence {
         stream_id: Option<StreamId>,
         context: &'static ContextState,
     ) -> Result<Self, Failed> {
-        let event = context.take_event().map_err(|error| Failed("cuEventCreate", error))?;
+        let event = calls::event_create(calls::WITHOUT_TIMING).map_err(|error| Failed("cuEventCreate", error))?;
         let answer = Answer::default();
-        Ok(Self { event, stream: number(stream), stream_id, context, answer, waiting_stream: None })
+        Ok(Self { event: Event(event), stream: number(stream), stream_id, context, answer, waiting_stream: None })
     }
 
     /// Records the event behind all work so far on the stream.
@@ -66,17 +67,22 @@ impl EventFence {
 
 impl Drop for EventFence {
     fn drop(&mut self) {
+        // A sweep may run on any thread, and destroying may need the context. Handles of a context that has ended are gone.
+        let Ok(_current) = self.context.enter() else { return };
         if let Some(stream) = self.waiting_stream.take() {
-            self.context.put_stream(stream, self.answer.is_complete());
+            // SAFETY: created for this fence, destroyed once; the driver keeps it until its work has completed.
+            let _gone = unsafe { calls::stream_destroy(stream.0) };
         }
         // After a permanent error the handle may be invalid or belong to another object, so it is not used again.
         if !self.answer.is_refused() {
-            self.context.put_event(self.event);
+            // SAFETY: created for this fence, destroyed once. Destroying never waits, and an error would only mean that the device
+            // is gone, and the event with it.
+            let _gone = unsafe { calls::event_destroy(self.event.0) };
         }
     }
 }
 
-// SAFETY: event-I1: the event is recorded again only when this fence is gone. Events of one stream come true in order, and
+// SAFETY: event-I1: the event is recorded once. Events of one stream come true in order, and
 // one id is one stream (`stream::id`).
 unsafe impl Fence for EventFence {
     fn is_complete(&self) -> Result<bool> {
@@ -104,7 +110,7 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
 }
 
 /// A fence behind all work before the last record of `event`, on a stream of `context` that waits for it; `None` if that is
-/// over. Where the driver refuses that, this call waits for the event.
+/// complete. If the driver refuses that, this call waits for the event.
 ///
 /// # Safety
 ///
@@ -126,13 +132,13 @@ pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static Context
 /// The event is alive, and of no capture.
 unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     let (_relaxed, _current) = (RelaxedCapture::enter(), context.enter()?);
-    let stream = context.take_stream().map_err(|error| Failed("cuStreamCreate", error))?;
+    let stream = OwnStream::new().map_err(|error| Failed("cuStreamCreate", error))?;
     let (handle, device) = (context.streams.context.handle(), context.device());
     let of_context = Stream { handle: stream.0, context: handle, device, green: ptr::null_mut() };
     let mut fence = EventFence::new(of_context, None, context)?;
+    fence.waiting_stream = Some(stream);
     // SAFETY: both are alive.
     unsafe { calls::stream_wait_event(stream.0, event, 0) }.map_err(|error| Failed("cuStreamWaitEvent", error))?;
     fence.record(of_context)?;
-    fence.waiting_stream = Some(stream);
     Ok(Some(Arc::new(fence)))
 }

@@ -189,7 +189,7 @@ unsafe impl Fence for IdleFence {
         if self.is_complete.load(Ordering::Acquire) || self.has_waited() {
             return Ok(true);
         }
-        Err(Error::device(self.refused.clone()))
+        Err(Error::device_failed(self.refused.clone()))
     }
 
     /// The work may still read or write, so an error in place of a wait would let the host touch its bytes.

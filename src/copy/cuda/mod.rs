@@ -11,7 +11,7 @@
 //! stream writes (`timeline`), else an event; if the driver refuses both, the stream is waited for (`idle`).
 //!
 //! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
-//! makes the stream part of that capture. Where the memory waits at all it is checked before as well: a capturing stream
+//! makes the stream part of that capture. If the memory waits at all, this is checked before as well: a capturing stream
 //! that waits for work outside of its capture invalidates it.
 //!
 //! Errors that other code left in cudarc's context object are set aside first and restored at the end, for the user's next call of
@@ -53,7 +53,6 @@ pub(crate) use event::fence_behind_event;
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
 pub use raw::{RawMem, RawStream};
 pub(crate) use raw::{fence_behind_event_handle, fence_behind_stream, require_driver};
-pub(crate) use stream::is_default;
 pub(crate) use timeline::held_bytes as timeline_bytes;
 
 // SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
@@ -114,13 +113,14 @@ fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
 /// Gives the device with this ordinal access to memory of a pool that has another device. Precedes each copy.
 pub(crate) fn let_reach(ordinal: usize, start: *const u8, len: usize) -> Result<()> {
     let device = u32::try_from(ordinal).unwrap_or(u32::MAX);
-    backend::let_reach(device, start, len)
-        .map_err(|error| Error::copy(len, format!("device {device} cannot reach the memory of the pool: {error}")))
+    backend::let_reach(device, start, len).map_err(|error| {
+        Error::copy_refused(len, format!("device {device} cannot reach the memory of the pool: {error}"))
+    })
 }
 
-/// Where the device of this context sees pinned memory.
+/// The address at which the device of this context sees pinned memory.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
-    let failed = |failed: Failed| Error::copy(len, failed.to_string());
+    let failed = |failed: Failed| Error::copy_refused(len, failed.to_string());
     let_reach(context.ordinal(), start, len)?;
     let state = ContextState::of(context).map_err(failed)?;
     let _current = state.enter().map_err(failed)?;
@@ -164,7 +164,7 @@ unsafe fn copy_on<'a>(
 /// A refusal before anything is enqueued.
 fn refused(len: usize, failed: Failed) -> CopyFailure {
     let is_of_device = !(is_about_arguments(failed.1) || is_about_captures_or_memory(failed.1));
-    CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy(len, failed.to_string()) })
+    CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
 }
 
 /// Copies as [`copy_on`] does, with the context current. The record that `wait` returns is dropped behind the copy.
@@ -183,7 +183,7 @@ unsafe fn copy_behind<R>(
     let refused = |failed| refused(len, failed);
     let refuse_capturing = || match is_capturing(stream).map_err(refused)? {
         false => Ok(()),
-        true => Err(CopyFailure::Refused(Error::copy(len, ErrorKind::Capture.to_string()))),
+        true => Err(CopyFailure::Refused(Error::copy_refused(len, ErrorKind::Capture.to_string()))),
     };
     let start = match host {
         HostSide::Source(start) => start,

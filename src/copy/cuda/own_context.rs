@@ -64,13 +64,13 @@ impl OwnContext {
 /// destroy it.
 unsafe fn object_of(device: CUdevice, handle: CUcontext) -> Result<(Arc<CudaContext>, bool), Code> {
     let ordinal = usize::try_from(device).unwrap_or_default();
-    // Not taken for inactive where the driver does not say: of a context that is not primary the object must never be dropped.
+    // An error does not count as inactive: the object of a context that is not primary must never be dropped.
     let primary = if calls::is_primary_active(device)? { Some(CudaContext::new(ordinal)?) } else { None };
     if let Some(primary) = primary.filter(|primary| primary.cu_ctx() == handle) {
         return Ok((primary, true));
     }
     // SAFETY: the caller's promise. An error of this call would drop the object and destroy the context, but it comes only
-    // where the context cannot be made current, which it is, or the device has no attributes.
+    // if the context cannot be made current, which it is, or the device has no attributes.
     let context = unsafe { CudaContext::from_raw_context(ordinal, device, handle) }?;
     Ok((context, false))
 }

@@ -197,7 +197,7 @@ unsafe fn copy_on(
     let (stream, context) = unsafe { stream_of(raw.handle) }.map_err(CopyFailure::Refused)?;
     if !stream.green.is_null() {
         let why = "the default stream of a green context takes no copies: pass another stream of that context";
-        return Err(CopyFailure::Refused(Error::copy(len, why)));
+        return Err(CopyFailure::Refused(Error::copy_refused(len, why)));
     }
     let _current = context.enter().map_err(|failed| refused(len, failed))?;
     // SAFETY: the caller's promise.

@@ -117,7 +117,7 @@ impl Core {
         }
     }
 
-    /// Whether the calling thread may use the fast path.
+    /// Returns whether the calling thread may use the fast path.
     pub(crate) fn has_fast_path(&self) -> bool {
         self.fast_shard().is_some_and(|shard| !shard.requires_slow_path())
     }
@@ -212,7 +212,7 @@ fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
     is_open.then(|| CachedShard(unsafe { &*shard }))
 }
 
-/// Whether large buffers of a cached pool go to the arena, by the slow path (policy-R3). A load.
+/// Returns whether large buffers of a cached pool go to the arena, by the slow path (policy-R3). A load.
 #[inline(always)]
 fn is_varied(at: usize) -> bool {
     let pool = CACHED.with(|cached| cached[at].pool.get());

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, Core};
-use crate::diag::is_power_of_ten;
 use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::engine::meter::usage_report;
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{ErrorKind, Result};
 use crate::in_flight::QueryScope;
+use crate::report::is_power_of_ten;
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;
@@ -24,6 +24,14 @@ use pinpool_os::sync::process::Ordering;
 /// A new request waits at least this long for driver calls of other threads, even if it may not wait for room: they take
 /// milliseconds, as its own call would.
 pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
+
+/// The place of a request that searches for memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum QueuePlace {
+    /// A first attempt.
+    NotQueued,
+    Head,
+}
 
 impl Core {
     /// Begins a request of the pool; a partition's request has its claim. The request of a task has a `keep_alive` and makes no
@@ -45,7 +53,10 @@ impl Core {
             let deadline = deadline(begun, wait);
             SlowCalls::Until(deadline, deadline.max(begun + CALL_PATIENCE))
         };
-        let served = match self.take_completed(wanted.class).map_or_else(|| self.acquire(wanted, calls, false), Ok) {
+        let served = match self
+            .take_completed(wanted.class)
+            .map_or_else(|| self.acquire(wanted, calls, QueuePlace::NotQueued), Ok)
+        {
             Ok(block) => Ok(block),
             Err(Stop::Refused(refusal)) if !self.may_wait(wanted, wait, &refusal) => {
                 self.give_up(wanted, Some(refusal), wait)
@@ -91,17 +102,17 @@ impl Core {
         None
     }
 
-    /// New memory for `wanted`, as far as `calls` allow, or an idle block that has returned meanwhile. While others wait, only the
-    /// head searches, and what fits in addition to it. A slow call.
+    /// New memory for `wanted`, as far as `calls` allow, or an idle block that has been returned meanwhile. While other requests
+    /// wait, only the head of the queue and requests that fit in addition to it search for memory. A slow call.
     pub(super) fn acquire(
         self: &Arc<Self>,
         wanted: &BlockRequest,
         calls: SlowCalls,
-        is_head: bool,
+        place: QueuePlace,
     ) -> Result<Block, Stop> {
         let class = wanted.class;
-        let passed = if is_head { Ok(0) } else { self.pass_head(class) };
-        let passed = match passed {
+        let pass = if place == QueuePlace::Head { Ok(0) } else { self.pass_head(class) };
+        let passed = match pass {
             Ok(passed) => passed,
             Err(refusal) => return self.fall_back_if_too_large(refusal.into(), wanted),
         };
@@ -120,11 +131,13 @@ impl Core {
             },
             found => found,
         };
-        let mut block = match idle.take().map_or_else(|| found.map(|memory| self.made(memory, attempt)), Ok) {
+        let mut block = match idle.take().map_or_else(|| found.map(|memory| self.new_pinned_block(memory, attempt)), Ok)
+        {
             Ok(block) => block,
             Err(stop) => {
                 self.record_stop(&stop, calls);
-                self.waiters.end_pass(passed, self.memory.supply().beside_bytes(class));
+                self.waiters.end_pass(passed, self.memory.supply().bytes_to_pass(class));
+                let is_head = place == QueuePlace::Head;
                 return if is_head { Err(stop) } else { self.fall_back_if_too_large(stop, wanted) };
             }
         };
@@ -135,26 +148,26 @@ impl Core {
         block.begin_time(self.time.read_us());
         block.set_passed(passed);
         self.notice(self.pace_of_change());
-        if !is_head && passed == 0 {
+        if place == QueuePlace::NotQueued && passed == 0 {
             self.shortage.end_if_calm(&self.log, attempt.now_us);
             self.enforce_idle_limit();
         }
         Ok(block)
     }
 
-    /// Lets a miss search for memory: returns 0 if no request waits, and the number of the head if the request fits in addition to
-    /// it.
+    /// Permits a miss to search for memory. Returns 0 if no request waits, and the number of the head if the request fits in
+    /// addition to it.
     fn pass_head(&self, class: Class) -> Result<u64, Refusal> {
         self.tick_if_alone();
         self.evict_over_limit(None);
         let supply = self.memory.supply();
-        let pass = self.waiters.try_pass(|first| (supply.room_beside_bytes(first), supply.beside_bytes(class)));
+        let pass = self.waiters.try_pass(|first| (supply.room_to_pass(first), supply.bytes_to_pass(class)));
         let needed_bytes = class.bytes as u64;
         pass.map_err(|(waiting, first_bytes)| Refusal::Queued { needed_bytes, waiting, first_bytes })
     }
 
-    /// A block of new `memory`.
-    fn made(self: &Arc<Self>, memory: BlockMemory, Attempt { class, now_us, .. }: Attempt) -> Block {
+    /// A block of new pinned `memory`.
+    fn new_pinned_block(self: &Arc<Self>, memory: BlockMemory, Attempt { class, now_us, .. }: Attempt) -> Block {
         self.idle.count_allocated(now_us);
         self.classes.made(class);
         self.new_block(memory, class)
@@ -173,7 +186,7 @@ impl Core {
         }
     }
 
-    /// Unpinned memory if a request was refused that exceeds the limit, since it need not wait for room under the limit.
+    /// Pageable memory for a refused request that exceeds the limit, since waiting cannot help.
     fn fall_back_if_too_large(self: &Arc<Self>, stop: Stop, wanted: &BlockRequest) -> Result<Block, Stop> {
         if matches!(stop, Stop::Refused(_)) && !self.memory.supply().could_hold(wanted.class) {
             return self.fall_back(wanted.len, wanted.class).ok_or(stop);
@@ -181,7 +194,7 @@ impl Core {
         Err(stop)
     }
 
-    /// Whether a refused request waits. Counts a shortage.
+    /// Returns whether a refused request waits. Counts a shortage.
     pub(super) fn may_wait(&self, wanted: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
         let &BlockRequest { len, class, .. } = wanted;
         let could_hold = self.memory.supply().could_hold(class);
@@ -201,7 +214,7 @@ impl Core {
         may_wait
     }
 
-    /// Unpinned memory, or an error. Without a refusal the driver calls for a task have not returned within its `wait`.
+    /// Pageable memory, or an error. Without a `refusal`, the driver calls for a task did not return within its `wait`.
     pub(super) fn give_up(
         self: &Arc<Self>,
         wanted: &BlockRequest,
@@ -234,18 +247,18 @@ impl Core {
         Some(block)
     }
 
-    /// Hands `block` to the waiting head, or makes room of it. Returns `block` if no request waits.
+    /// Hands `block` to the head of the queue, or releases it to make room. Returns `block` if no request waits.
     pub(super) fn offer_to_head(&self, block: Block) -> Option<Block> {
         // Under a limit of 0 no buffer is used twice.
         if !self.has_waiters() || self.config.pool_size_limit == 0 {
             return Some(block);
         }
         let class = block.class();
-        let passed = (block.passed(), self.memory.supply().beside_bytes(class));
+        let passed = (block.passed(), self.memory.supply().bytes_to_pass(class));
         // Counted when the request takes it.
         let block = self.waiters.offer(self, block, class, passed)?;
         if !self.has_waiters() {
-            // The request that wanted memory of others may have been a task that is late.
+            // A task that is late may have wanted memory of other owners.
             self.clear_demand();
             return Some(block);
         }

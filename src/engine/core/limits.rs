@@ -1,9 +1,9 @@
 //! The limits of a pool: `auto`, which a tick sets, and the limit that it shares with other owners.
 //!
-//! The limit `auto` is a share of the memory that the process may use. It changes with a cgroup limit. Free memory changes all the
-//! time, also by what the pool itself holds, so it alone changes no limit.
+//! The limit `auto` is a share of the memory that the process may use. It follows the cgroup limit, and not free memory, which changes
+//! all the time and depends on the pool itself.
 //!
-//! A shared limit: what the requests of a pool want, and what it releases for requests of others:
+//! A shared limit: demand of the pool's requests, and releases for requests of other owners:
 //!
 //! ```text
 //!   refused by the process's limit ─▶ the other pools release idle memory ─▶ tries again
@@ -54,7 +54,7 @@ pub(crate) struct AutoLimit {
     root: PathBuf,
 }
 
-/// The last reading of the system's memory, with its root and time. All pools of the process use it.
+/// The last reading of the system's memory, with its root and the time of the process. All pools of the process use it.
 static LAST_READING: OfProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = OfProcess::new(Mutex::default);
 
 impl AutoLimit {
@@ -63,7 +63,7 @@ impl AutoLimit {
         Self { gauge: MemoryGauge::open(&root), root, lock_limit_bytes: None, followed: Mutex::default() }
     }
 
-    /// `max_bytes` in bytes for pools that hold `held_bytes`, and in words. If it is `auto`, it is followed from now on.
+    /// The limit `max_bytes` in bytes for pools that hold `held_bytes`, and in words. The limit `auto` is followed from now on.
     pub(crate) fn set(&self, max_bytes: Limit, held_bytes: u64) -> (Option<u64>, String) {
         let mut followed = self.followed.lock();
         *followed = None;
@@ -132,7 +132,9 @@ impl Core {
 
     /// Sets the limit again, if it is `auto` and a cgroup limit has changed.
     pub(super) fn follow_limit(&self, now_us: u64) {
-        if let Some((max_bytes, why)) = self.limit.change(now_us, || self.memory.budget().auto_bytes()) {
+        if let Some((max_bytes, why)) =
+            self.limit.change(self.time.of_process_us(now_us), || self.memory.budget().auto_bytes())
+        {
             self.apply_limit(max_bytes, &why);
         }
     }
@@ -195,8 +197,8 @@ impl Core {
         self.log.no_thread(begun);
     }
 
-    /// The head of the queue was refused for this reason. Returns whether to try again at once: it has just recorded what it
-    /// wants, and nobody was notified of what was released before.
+    /// The head of the queue was refused for this reason. Returns whether to try again at once: its demand was published just now, and
+    /// earlier releases notified nobody.
     pub(super) fn publish_demand(&self, refusal: &Refusal) -> bool {
         let Some((needed_bytes, shortfall)) = refusal.by_shared_limit() else {
             // Memory of other owners would not help any more.
@@ -218,7 +220,7 @@ impl Core {
     /// has room now; or whether it may have, if no such `calls` may be made. A slow call.
     pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
         let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
-        shared.is_some_and(|(_, shortfall)| calls == SlowCalls::None || self.budget().ask_others(shortfall))
+        shared.is_some_and(|(_, shortfall)| calls == SlowCalls::None || self.budget().reclaim_from_others(shortfall))
     }
 
     /// Releases idle memory while other owners lack it.
@@ -243,8 +245,8 @@ impl Core {
         self.slow_path_flag.change(Reason::SharedLimit, is_wanted, |attends| self.idle.set_slow_path(attends));
     }
 
-    /// A return while other owners want memory: makes room of `block` if they come first. Otherwise returns it. A slow call if it
-    /// makes room.
+    /// For a return while other owners want memory: releases `block` if they have priority, which is a slow call, and returns it
+    /// otherwise.
     #[inline]
     pub(super) fn release_for_others(&self, block: Block) -> Option<Block> {
         if self.slow_path_flag.is_for_shared_limit() { self.release_if_owed(block) } else { Some(block) }
@@ -252,7 +254,7 @@ impl Core {
 
     #[cold]
     fn release_if_owed(&self, block: Block) -> Option<Block> {
-        // While another return makes room: that may be enough.
+        // Another return makes room, which may be enough.
         let Some(_making_room) = self.making_room.try_lock() else { return Some(block) };
         if self.budget().owed_bytes() == 0 {
             self.update_slow_path();
@@ -275,20 +277,20 @@ impl Core {
         if self.memory.supply().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
     }
 
-    /// What `add` pins or claims; while a shared limit refuses it, waits for other owners as a request would.
+    /// Calls `add`, which pins or claims; while a shared limit refuses it, waits for other owners as a request would.
     pub(super) fn add_within_shared_limit<R>(&self, mut add: impl FnMut() -> Result<R, Refusal>) -> Result<R, Refusal> {
         let until = Instant::now() + self.config.longest_wait().min(Duration::from_secs(1 << 30));
         let want = Want::default();
         let added = loop {
             let added = add();
-            // What can never fit is no reason for others to release what they have.
+            // A request that can never fit is no reason for others to release memory.
             let refused = added.as_ref().err().and_then(Refusal::by_shared_limit);
             let Some((needed_bytes, shortfall)) = refused.filter(|_| Instant::now() < until && !self.is_closed())
             else {
                 break added;
             };
             let is_told = self.budget().set_want(&want, shortfall, needed_bytes) >= shortfall;
-            if !self.budget().ask_others(shortfall) && is_told {
+            if !self.budget().reclaim_from_others(shortfall) && is_told {
                 std::thread::sleep(RESERVE_PATIENCE);
             }
         };

@@ -2,9 +2,9 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `mod.rs` | what handles and buffers of a pool share; trim, clear, reserve, memory of users under the limit |
-//! | `get.rs`, `queue.rs` | a request and its wait; what the wait queue requires of a pool |
-//! | `put.rs` | a return, completed copies, blocks that are never reused, the end |
+//! | `mod.rs` | the state of a pool; trim, clear, reserve, external memory under the limit |
+//! | `get.rs`, `queue.rs` | a request and its wait; the pool as the server of its wait queue |
+//! | `put.rs` | a return, completed copies, evictions, blocks that are never reused, the end |
 //! | `fast_path.rs` | hits and returns in a cached shard |
 //! | `tick.rs` | periodic work |
 //! | `limits.rs`, `partition.rs` | the limit `auto` and the shared limit; a partition |
@@ -48,12 +48,12 @@ use super::meter::{Counters, Lifetime, Shortage};
 use super::wait_queue::WaitQueue;
 use crate::backend::SourceError;
 use crate::config::Config;
-use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::InFlight;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::policy;
 use crate::quota::Claim;
+use crate::report::PoolLog;
 use crate::shared_limit::Want;
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::EvictionReason;
@@ -82,7 +82,7 @@ use tick::Ticks;
 
 type Block = block::Block<Core>;
 
-/// What all handles and buffers of one pool share.
+/// The state that all handles and buffers of one pool share.
 #[derive(Debug)]
 pub(crate) struct Core {
     generation: ForkGeneration,
@@ -96,7 +96,7 @@ pub(crate) struct Core {
     classes: Classes,
     memory: Memory,
     recorder: Option<Arc<Recorder>>,
-    /// Why all pinned memory is gone, once it is: nothing is kept any more, and no request is served.
+    /// The reason that all pinned memory is gone: then nothing is kept any more, and no request is served.
     gone: OnceLock<SourceError>,
     pub(super) in_flight: InFlight<Block>,
     waiters: WaitQueue<Self>,
@@ -105,7 +105,7 @@ pub(crate) struct Core {
     /// Runs the maintenance ticks; `None` if the pool runs without it.
     thread: Option<&'static MaintenanceThread>,
     slow_path_flag: SlowPathFlag,
-    /// What the head of the wait queue needs from other owners of the shared limit.
+    /// The bytes that the head of the wait queue needs from other owners of the shared limit.
     wanted_of_shared_limit: Want,
     /// A return is making room under the shared limit.
     making_room: Mutex<()>,
@@ -114,7 +114,7 @@ pub(crate) struct Core {
     shortage: Shortage,
     backoff: Backoff,
     counters: Counters,
-    /// Its partitions; some may have ended.
+    /// The partitions; some may have ended.
     known_partitions: Mutex<Vec<Weak<PartitionCore>>>,
     /// Partitions in which requests wait.
     waiting_partitions: AtomicU64,
@@ -122,7 +122,7 @@ pub(crate) struct Core {
     diagnosis: Diagnosis,
     /// Where its limit comes from, and the memory of the system.
     limit: AutoLimit,
-    /// Its entry at the socket that serves statistics.
+    /// The entry at the socket that serves statistics.
     #[cfg(feature = "observe")]
     showing: std::sync::OnceLock<pinpool_observe::stats_socket::ServedPool>,
 }
@@ -155,7 +155,7 @@ impl Core {
             in_flight: InFlight::new(),
             waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
-            // As for the wait queue, Miri takes a thread that does not end for a leak.
+            // Not under Miri, as for the wait queue: it reports a thread that does not end as a leak.
             thread: config.may_poll().then(MaintenanceThread::of_process),
             slow_path_flag: SlowPathFlag::default(),
             wanted_of_shared_limit: Want::default(),
@@ -213,7 +213,7 @@ impl Core {
         self.log.name.as_deref()
     }
 
-    /// Whether this process is a forked child of the process that made the pool.
+    /// Returns whether this process is a forked child of the process that made the pool.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.generation.is_stale()
@@ -245,7 +245,6 @@ impl Core {
         ErrorKind::Forked { parent: self.process, child: std::process::id() }.into()
     }
 
-    /// Where the memory comes from.
     #[inline]
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
@@ -258,12 +257,12 @@ impl Core {
         if needs_slow { None } else { self.idle.own_shard() }
     }
 
-    /// Whether the sizes of large buffers vary (policy-R12).
+    /// Returns whether the sizes of large buffers vary (policy-R12).
     pub(super) fn is_varied(&self) -> bool {
         self.memory.arena().is_some_and(|arena| arena.is_varied())
     }
 
-    /// A block over a user's memory, which is counted apart and never kept.
+    /// A block over a user's memory, which is counted separately and never kept.
     pub(crate) fn adopt(self: &Arc<Self>, adopted: Adopted) -> Result<Block> {
         self.check_open()?;
         self.counters.adopted.add(1);

@@ -13,18 +13,18 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::{Block, Core};
-use crate::diag::PoolLog;
 use crate::engine::memory::Refusal;
 use crate::engine::meter::owners::Tag;
 use crate::engine::meter::{Counter, Times};
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{ErrorKind, Result};
 use crate::quota::{Budget, BudgetOwner, Claim};
+use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::{LimitStats, MemoryStats, RequestStats, Stats};
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// A request with its size class, and for whom it is.
+/// A request with its size class, tag and partition.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockRequest {
     pub(crate) len: usize,
@@ -192,8 +192,8 @@ impl PartitionCore {
     ) -> Result<FirstAttempt<Self>> {
         let needed_bytes = self.core.memory.supply().block_bytes(wanted.class);
         let claimed = if self.waiters.has_waiters() {
-            // These came first.
-            Err(self.budget.never(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes)))
+            // Earlier requests have priority.
+            Err(self.budget.permanent_refusal(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes)))
         } else {
             self.budget.claim(needed_bytes)
         };

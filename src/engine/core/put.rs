@@ -1,5 +1,5 @@
-//! Returns of blocks by their users and by completed copies, blocks that are never reused, and the end of a pool: no handle is
-//! left, then no block but those in flight.
+//! Returns of blocks by their users and by completed copies, evictions, blocks that are never reused, and the end of a pool, after
+//! its last handle and its last block outside a copy.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -85,7 +85,7 @@ impl Core {
         self.idle.put_remote(block.into_entry()).map_err(Block::from_entry)
     }
 
-    /// Counts how long the user had `block`, if that is known.
+    /// Records how long the user had `block`, if that is known.
     pub(super) fn end_use(&self, block: &mut Block, now_us: impl FnOnce() -> u64) {
         if let Some(since_us) = block.end_time() {
             self.counters.uses.record_us(since_us, now_us());
@@ -96,7 +96,7 @@ impl Core {
     pub(super) fn finish_put(&self, mut block: Block) {
         self.end_use(&mut block, || self.time.read_us());
         block.end_holding();
-        // Ends last: the partition's next request comes after those that wait for memory of the pool.
+        // Ends last: requests that wait for memory of the pool precede the partition's next request.
         let _claim = block.take_claim();
         if self.config.zero && block.adopted().is_none() {
             block.zero();
@@ -112,7 +112,7 @@ impl Core {
         let Some(block) = self.release_for_others(block).and_then(|block| self.offer_to_head(block)) else { return };
         let class = block.class();
         if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
-            // Where it merges with adjacent free memory (policy-R3).
+            // It merges with adjacent free memory (policy-R3).
             self.idle.count_put();
             self.evict(block, EvictionReason::Released);
             self.notice(self.pace_of_change());
@@ -148,7 +148,7 @@ impl Core {
         }
     }
 
-    /// Returns memory that is not kept: pageable, or a user's.
+    /// Returns memory that is not kept: pageable memory, or a user's memory.
     #[cold]
     fn put_foreign(&self, block: Block) {
         if block.adopted().is_some() {
@@ -277,11 +277,15 @@ impl Core {
         self.release_block(block);
     }
 
-    pub(super) fn evict_all(&self, entries: Vec<Box<Entry<BlockBody<Self>>>>, why: EvictionReason) {
+    pub(super) fn evict_all(
+        &self,
+        entries: impl IntoIterator<Item = Box<Entry<BlockBody<Self>>>>,
+        why: EvictionReason,
+    ) {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
     }
 
-    /// Memory leaves the pool: pageable, a user's, or at the end of the pool. A slow call.
+    /// Releases a block. A slow call.
     fn release_block(&self, block: Block) {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
@@ -291,8 +295,7 @@ impl Core {
         self.lifetime.remove_block();
     }
 
-    /// Releases the block that was `evicted`, if any, and others until the count limit holds, which returns on the fast path do
-    /// not check.
+    /// Releases the `evicted` block, if any, and others until the count limit holds. Returns on the fast path do not check it.
     pub(super) fn evict_over_limit(&self, evicted: Option<Evicted<BlockBody<Self>>>) {
         let mut evicted = evicted.or_else(|| self.idle.evict_over_limit());
         while let Some(Evicted { entry, reason, check }) = evicted {
@@ -326,8 +329,8 @@ impl Core {
         }
     }
 
-    /// Releases idle memory, oldest first, that exceeds the limit, which may have been lowered, or the limit on idle memory. A
-    /// hit never does, so returns since the last miss or tick may exceed both.
+    /// Releases idle memory, oldest first, that exceeds the limit, which may have been lowered, or the limit on idle memory. Fast
+    /// returns since the last miss or tick may exceed both.
     pub(super) fn enforce_limits(&self) {
         self.memory.enforce_limits(self, self.config.max_idle_bytes, self.time.coarse_us());
     }
@@ -341,7 +344,7 @@ impl Core {
         is_new
     }
 
-    /// No handle is left. Idle blocks are released now, others when they come back.
+    /// No handle is left. Idle blocks are released now, others when they are returned.
     pub(crate) fn seal(&self) {
         // From now on returns release their blocks, and nothing is idle.
         if let Some(thread) = self.thread {
@@ -361,7 +364,7 @@ impl Core {
         self.close_if_unused();
     }
 
-    /// Waiting and later requests fail. What is idle is released, and so is what comes back.
+    /// Waiting and later requests fail. Idle blocks are released now, others when they are returned.
     pub(crate) fn refuse_requests(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         self.end_memory(SourceError::new("the pool", "is closed"));
@@ -382,7 +385,7 @@ impl Core {
     /// Waits until nothing is in flight, at most as long as configured.
     fn await_copies(&self) {
         let (begun, longest_wait) = (Instant::now(), self.config.code.close_wait.unwrap_or(CLOSE_WAIT));
-        // Short copies complete at once; a stuck copy is not worth a busy processor.
+        // Short copies complete soon; waiting for a stuck copy should not keep a processor busy.
         let mut pause = Duration::from_micros(20);
         while self.in_flight.count() > 0 {
             // A device that failed is not waited for.

@@ -1,9 +1,9 @@
-//! What the wait queue requires of a pool: the search for memory, the pause until the next search, and the slow path.
+//! A pool as the server of its wait queue: the search for memory, the pause until the next search, and the slow path.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::get::CALL_PATIENCE;
+use super::get::{CALL_PATIENCE, QueuePlace};
 use super::report::nanos;
 use super::{Block, BlockRequest, Core};
 use crate::engine::memory::{Refusal, SlowCalls, Stop};
@@ -36,10 +36,11 @@ impl Server for Core {
 
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> std::result::Result<Block, Refusal> {
         let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
-            // Counted as a miss by the attempt without calls.
+            // The attempt without calls has counted the miss.
             let calls = SlowCalls::After(waiter.begun, waiter.begun + CALL_PATIENCE);
-            let served =
-                self.try_get_of_pool(waiter.class).map_or_else(|| self.acquire(&waiter.request, calls, false), Ok);
+            let served = self
+                .try_get_of_pool(waiter.class)
+                .map_or_else(|| self.acquire(&waiter.request, calls, QueuePlace::NotQueued), Ok);
             return served.map_err(expect_refusal);
         };
         if let Some(block) = self.take(class) {
@@ -51,10 +52,10 @@ impl Server for Core {
         let begun = Instant::now();
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) {
             // May stop without a refusal.
-            self.acquire(&waiter.request, SlowCalls::Held(until, until), true).map_err(|_| refused)
+            self.acquire(&waiter.request, SlowCalls::Held(until, until), QueuePlace::Head).map_err(|_| refused)
         } else {
             let calls = SlowCalls::Until(until, until);
-            let attempt = || self.acquire(&waiter.request, calls, true).map_err(expect_refusal);
+            let attempt = || self.acquire(&waiter.request, calls, QueuePlace::Head).map_err(expect_refusal);
             match attempt() {
                 Err(refusal) if self.publish_demand(&refusal) => attempt(),
                 acquired => acquired,
@@ -75,7 +76,7 @@ impl Server for Core {
             if served.is_none() && !self.is_hopeless(refusal) {
                 self.counters.timeouts.add(1);
             }
-            // Of the request that this thread records next.
+            // For the request that this thread records next.
             self.record(Event::Waited);
             self.shortage.count_wait(self.time.coarse_us(), waited);
             self.log.waited(wanted.len as u64, waited, served.is_some());
@@ -120,7 +121,7 @@ fn expect_refusal(stop: Stop) -> Refusal {
     stop.refusal().unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
 }
 
-/// Why hits and returns of a pool take the slow path: a request waits here, or other processes want memory.
+/// The reasons for which hits and returns of a pool take the slow path.
 #[derive(Debug, Default)]
 pub(super) struct SlowPathFlag {
     /// One for each [`Reason`]. Locked while the shards are set, so that they are set in order.
@@ -135,8 +136,8 @@ pub(super) enum Reason {
 }
 
 impl SlowPathFlag {
-    /// Sets `reason` to what `holds` returns, which is called in the order of these calls. Calls `tell` if hits and returns
-    /// have to change their path.
+    /// Sets `reason` to the result of `holds`. Calls `tell` if hits and returns must change their path. Both are called under one
+    /// lock, so that concurrent changes have an order.
     pub(super) fn change(&self, reason: Reason, holds: impl FnOnce() -> bool, tell: impl FnOnce(bool)) {
         let mut reasons = self.reasons.lock();
         let before = reasons.contains(&true);
@@ -158,7 +159,7 @@ impl SlowPathFlag {
 const FIRST_PAUSE_US: u64 = 5_000;
 const LONGEST_PAUSE_US: u64 = 1_000_000;
 
-/// When the source may be called again by the pool's clock, and the pause until then, in microseconds.
+/// The time by the pool's clock at which the source may be called again, and the pause until then, in microseconds.
 #[derive(Debug, Default)]
 pub(super) struct Backoff(Mutex<Option<(u64, u64)>>);
 
@@ -175,13 +176,13 @@ impl Backoff {
             Some((until, pause)) if now_us < until + LONGEST_PAUSE_US => {
                 (pause * 2).clamp(FIRST_PAUSE_US, LONGEST_PAUSE_US)
             }
-            // One call may fail by chance.
+            // A single failure causes no pause.
             _ => 0,
         };
         *last = Some((now_us.saturating_add(pause), pause));
     }
 
-    /// Whether it is too early to repeat a call that was refused for this reason.
+    /// Returns whether it is too early to repeat a call that was refused for this reason.
     pub(super) fn is_early(&self, refused: &Refusal, now_us: u64) -> bool {
         let Refusal::Source(error) = refused else { return false };
         match error.retry {

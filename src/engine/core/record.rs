@@ -1,4 +1,4 @@
-//! What is recorded of requests and returns: events, holders, and call stacks of some requests (`call_stacks`).
+//! Records of requests and returns: events, holders, and call stacks of some requests (`call_stacks`).
 //!
 //! A pool that records or samples takes the slow paths, so hits of other pools pay nothing for it.
 
@@ -23,7 +23,7 @@ impl Core {
         }
     }
 
-    /// Records what becomes of a block, if that is recorded.
+    /// Records an event of `block`, if the pool records and the block has an id.
     pub(super) fn record_of(&self, block: &Block, event: impl FnOnce(u64) -> Event) {
         if let Some((recorder, id)) = self.recorder.as_ref().zip(block.recorded_id()) {
             recorder.record(event(id));
@@ -46,7 +46,7 @@ impl Core {
         }
     }
 
-    /// A request that was no hit ended: records it as [`record_get`](Self::record_get) does, or that it was refused.
+    /// A request that was no hit has ended: records it as [`record_get`](Self::record_get) does, or as refused.
     pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &BlockRequest, begun: Option<Instant>) {
         if outcome.is_ok() {
             self.counters.count_request(wanted.len, wanted.class.bytes);
@@ -132,7 +132,7 @@ impl Core {
 }
 
 impl Block {
-    /// Its request came from `stack`, which is called only if the request was sampled.
+    /// The request for this block came from `stack`, which is called only if the request was sampled.
     pub(crate) fn describe_caller(&self, stack: impl FnOnce() -> CallStack) {
         if !self.is_plain() && self.owner().config.code.call_stacks > 0 && !self.is_forked() && self.is_sampled() {
             self.owner().record_stack(self, stack());

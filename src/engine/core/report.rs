@@ -1,4 +1,4 @@
-//! What a pool reports: statistics, the dump of its holders, the diagnosis, and all of these on a socket. No hit comes here.
+//! Reports of a pool: statistics, the dump of its holders, the diagnosis, and all of these on a socket. No hit comes here.
 //!
 //! Takes only short locks, and none that a thread holds during a driver call. A forked child takes none: a thread that does not
 //! exist there may hold it.
@@ -12,14 +12,13 @@ use std::time::{Duration, Instant};
 
 use super::{BlockRequest, Core};
 use crate::copy;
-use crate::diag::{StillOut, is_power_of_ten};
-use crate::dump::{Dump, Host, Owner, Request};
 use crate::engine::memory::Refusal;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
 use crate::engine::meter::usage_report;
 use crate::error::{Error, ErrorKind, NoMemory};
 use crate::policy::Window;
 use crate::quota::{LimitLevel, QuotaExceeded};
+use crate::report::{Dump, FailedRequest, Host, Owner, StillOut, is_power_of_ten};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{Calls, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
@@ -29,7 +28,7 @@ use pinpool_os::host::LimitOrigin;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
-/// The diagnosis, and what it is made of in addition to the statistics. Relaxed: statistics.
+/// The diagnosis, and its input in addition to the statistics. Relaxed: statistics.
 #[derive(Debug, Default)]
 pub(super) struct Diagnosis {
     monitor: Mutex<Monitor>,
@@ -37,11 +36,11 @@ pub(super) struct Diagnosis {
     short_requests: AtomicU64,
     /// Short requests of threads that had just returned a buffer.
     own_waits: AtomicU64,
-    /// Whether the source made the last refusal.
+    /// True if the source made the last refusal.
     pub(super) is_by_source: AtomicBool,
     /// Time that waiting requests spent in calls of the source, which does not count as waiting.
     pub(super) calls_while_waiting_ns: AtomicU64,
-    /// Why the last request failed, if one has failed since the last diagnosis.
+    /// The cause of the last failed request since the last diagnosis.
     pub(super) failure: Mutex<Option<(Cause, LikelyCause)>>,
     /// The most bytes in use and requested at one time, since the last diagnosis.
     needed_bytes: AtomicU64,
@@ -58,7 +57,7 @@ impl Core {
         self.owners.tag(name)
     }
 
-    /// What is held and for whom.
+    /// The memory of the pool, by holder.
     pub(crate) fn dump(&self) -> Dump {
         self.dump_of(&self.stats(), None)
     }
@@ -75,7 +74,7 @@ impl Core {
         let asked_bytes = wanted.len as u64;
         let refused = self.memory.explain(&refusal, wanted.class);
         let tag = wanted.tag.as_ref().map(|tag| tag.name().to_owned());
-        let request = Request { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
+        let request = FailedRequest { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
         let mut dump = self.dump_of(&stats, Some(request));
         if is_by_partition {
             dump.limit = self.memory.limit_name(LimitLevel::Partition);
@@ -105,7 +104,7 @@ impl Core {
         }
     }
 
-    pub(super) fn dump_of(&self, stats: &Stats, request: Option<Request>) -> Dump {
+    pub(super) fn dump_of(&self, stats: &Stats, request: Option<FailedRequest>) -> Dump {
         let source = self.memory.source();
         // In a forked child other locks may be held by threads that do not exist here.
         let is_forked = self.is_forked();
@@ -125,7 +124,7 @@ impl Core {
     }
 
     fn host_memory(&self) -> Option<Host> {
-        let memory = self.limit.memory(self.time.coarse_us())?;
+        let memory = self.limit.memory(self.time.of_process_us(self.time.coarse_us()))?;
         Some(Host {
             total_bytes: memory.total_bytes,
             available_bytes: memory.available_bytes,
@@ -134,7 +133,7 @@ impl Core {
         })
     }
 
-    /// The holders, largest first: the tags, and what has no tag. None in a forked child.
+    /// The holders, largest first: tags, and untagged buffers. None in a forked child.
     pub(super) fn owners_of(&self, stats: &Stats) -> Vec<Owner> {
         if self.is_forked() {
             return Vec::new();
@@ -207,7 +206,7 @@ impl Core {
 impl Core {
     /// This thread returns a buffer while requests wait.
     pub(super) fn record_return(&self) {
-        // A thread that is ending requests nothing.
+        // A thread that ends makes no request.
         let _ = RETURNED_TO.try_with(|pool| pool.set(Some(self.log.number)));
     }
 
@@ -276,7 +275,7 @@ impl Core {
         if self.is_forked() { None } else { self.diagnosis.monitor.try_lock()?.latest().cloned() }
     }
 
-    /// What the diagnosis sees now.
+    /// The input of the diagnosis.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let (stats, is_direct) = (self.stats(), !self.memory.has_arena());
         let needed_bytes = self.diagnosis.needed_bytes.load(Ordering::Relaxed);
@@ -359,9 +358,9 @@ impl stats_socket::StatisticsSource for Core {
         let why = self.why();
         let owner = |owner: &Owner| {
             let oldest_seconds = owner.oldest.map(|age| age.as_secs_f64());
-            let Owner { tag, buffers, bytes, asked_bytes, .. } = owner;
+            let Owner { tag, buffers, bytes, requested_bytes, .. } = owner;
             serde_json::json!({
-                "tag": tag, "buffers": buffers, "bytes": bytes, "asked_bytes": asked_bytes, "oldest_seconds": oldest_seconds,
+                "tag": tag, "buffers": buffers, "bytes": bytes, "requested_bytes": requested_bytes, "oldest_seconds": oldest_seconds,
             })
         };
         let mut object = serde_json::json!(stats);

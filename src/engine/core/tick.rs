@@ -8,16 +8,16 @@
 
 use super::{Block, Core};
 use crate::backend::Source;
-use crate::diag::{self, Growth};
 use crate::engine::memory::PoolView;
 use crate::in_flight::PendingGroup;
 use crate::maintenance_thread::{Maintained, Pace};
+use crate::report::{self, Growth};
 use crate::stats::{EvictionReason, SourceCalls};
 use pinpool_observe::diagnosis::STUCK_AFTER;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::sync::process::{AtomicU64, AtomicUsize, Ordering};
 
-/// Between two ticks: much shorter than any time in the rules, long against the cost of a tick.
+/// Between two ticks: much shorter than any time in the policy, and much longer than a tick.
 const TICK_EVERY_US: u64 = 10_000;
 /// A tick that the maintenance thread has not run for this long is run by the next miss or return with a copy.
 const LATE_US: u64 = 3_000_000;
@@ -41,7 +41,7 @@ pub(super) struct Ticks {
 #[derive(Debug, Default)]
 struct TickState {
     next_query_us: u64,
-    /// What was held, and the calls of the source, when growth was last logged.
+    /// The bytes held, and the calls of the source, when growth was last logged.
     held_bytes: u64,
     calls: SourceCalls,
 }
@@ -76,7 +76,7 @@ impl Core {
         self.query_failed(usize::MAX);
         self.memory.supply().release_refused();
         self.check();
-        // Also if no tick is due. Counting collects what other threads have put back.
+        // Also if no tick is due. Counting collects blocks that other threads have returned.
         if self.idle.count() > self.config.pool_size_limit {
             self.evict_over_limit(None);
         }
@@ -117,8 +117,8 @@ impl Core {
     fn tick_after(&self, patience_us: u64) -> u64 {
         let now_us = self.now_us();
         let Some((mut state, late_us)) = self.ticks.begin(now_us, patience_us) else { return now_us };
-        // Until the tick has ended: a log sink may call the pool.
-        let _deferral = diag::defer();
+        // A log sink may call the pool, so log lines are delivered after the tick.
+        let _deferral = report::defer();
         match self.thread {
             Some(thread) if patience_us > 0 => self.log.no_thread(thread.wake(false)),
             Some(_) => {}
@@ -180,7 +180,7 @@ impl Core {
         self.log.grown(&growth);
     }
 
-    /// After a device reset the pool hands out no memory that the reset has invalidated. A slow call.
+    /// Ends the memory of the pool if a device reset has invalidated it, and logs new findings about the device. A slow call.
     pub(super) fn watch_device(&self) {
         let source = self.memory.source();
         if self.gone.get().is_none()
@@ -258,7 +258,7 @@ impl Maintained for Core {
 }
 
 impl Core {
-    /// How soon time alone may change something: an idle buffer grows old, free memory falls due. Under `tensorflow` nothing ages.
+    /// The pace for changes by time alone: an idle buffer expires, free memory becomes due. Under `tensorflow` nothing expires.
     fn pace_of_idle(&self) -> Pace {
         let (idle_bytes, supply) = (self.idle.bytes(), self.memory.supply());
         let Some(arena) = self.memory.arena() else {

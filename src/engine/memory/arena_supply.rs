@@ -8,13 +8,13 @@
 //! - under memory pressure
 //! - at the end of the pool
 //!
-//! Until then idle memory is reused first, and counts as `awaiting_release_bytes` when it is due. While the end of a copy is unknown,
-//! nothing is released there: a release would wait for that copy.
+//! Until then idle memory is reused, and counts as `awaiting_release_bytes` when it is due. While the end of a copy is unknown,
+//! nothing is released at all, because a release would wait for that copy.
 //!
-//! - arena-supply-I1: what is claimed, by [`Source::held_bytes`] with all that the system adds, changes under the lock, before
-//!   the source is called, and only within the limits.
+//! - arena-supply-I1: the claim, which includes all bytes that the system adds ([`Source::held_bytes`]), changes under the lock,
+//!   before the source is called, and only within the limits.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::ThreadId;
@@ -24,12 +24,12 @@ use super::PoolView;
 use super::block_memory::Refusal;
 use super::books::Books;
 use super::called_source::CalledSource;
-use super::pressure::{MappingWatch, PressureWatch};
+use super::pressure::PressureWatch;
 use super::shape::{GrowthShape, arena_over, held};
 use crate::arena::Retention;
 use crate::backend::{PAGE_BYTES, SourceError};
-use crate::diag::PoolLog;
 use crate::quota::{Budget, Claim};
+use crate::report::PoolLog;
 use crate::shared_limit::Want;
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
 
@@ -38,7 +38,7 @@ const VARIED_GRANULES: u64 = 2;
 /// The same for separate regions: each small buffer has its own region.
 const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 
-/// An arena over a source, with what its pool does periodically for its memory.
+/// An arena over a source.
 pub(crate) struct ArenaSupply {
     pub(super) source: CalledSource,
     pub(super) budget: Arc<Budget>,
@@ -48,7 +48,6 @@ pub(crate) struct ArenaSupply {
     books: Mutex<Books>,
     /// Notified when a plan is finished.
     pub(super) finished: Condvar,
-    pub(super) mappings: MappingWatch,
     /// The kernel reports that memory is short.
     pub(super) is_short: AtomicBool,
     /// Blocks with copies that end at an unknown time, or never.
@@ -57,9 +56,9 @@ pub(crate) struct ArenaSupply {
     pub(super) told_idle: AtomicBool,
     /// Sizes vary, as of the last miss or tick (policy-R12).
     pub(super) is_varied: AtomicBool,
-    /// Since the last preparation the holes changed, and none is as long as is wanted (policy-R13).
+    /// Set if the holes changed and none is as long as is wanted (policy-R13), until a compaction begins.
     pub(super) lacks_hole: AtomicBool,
-    /// Looks that found no such note, since the last one that did.
+    /// Polls since the last one that found the flag set.
     pub(super) idle_polls: AtomicU32,
     pool: OnceLock<Weak<dyn PoolView>>,
     pub(super) pressure: PressureWatch,
@@ -90,15 +89,15 @@ pub(super) struct Progress {
     /// The thread that makes a step.
     pub(super) stepper: Option<ThreadId>,
     pub(super) is_cancelled: bool,
-    /// Why it stopped.
+    /// The error that stopped it.
     pub(super) stopped: Option<SourceError>,
     /// Bytes that the next step needs and the limit had no room for.
     pub(super) lacks_bytes: Option<u64>,
-    /// The bytes of it that other owners of the shared limit should release.
+    /// The bytes that other owners of the shared limit should release for it.
     pub(super) want: Want,
     /// The log has said that it waits for room.
     pub(super) has_told_lack: bool,
-    /// When the pinning began, and what was there.
+    /// When the pinning began, and the bytes pinned then.
     pub(super) begun: Option<(Instant, u64)>,
     /// Quarters that the log has reported.
     pub(super) reported: u128,
@@ -123,14 +122,14 @@ pub(crate) struct ArenaSettings {
 }
 
 impl ArenaSupply {
-    /// An arena over `source`, which claims by `claim`. Reserves addresses if the source can, pins nothing. Reads the limits of
-    /// the process below `root`, and memory pressure from `pressure` or the kernel's files.
+    /// An arena over `source`, which claims by `claim`. Reserves addresses if the source can, pins nothing. Reads memory
+    /// pressure from `pressure` or the kernel's files.
     pub(crate) fn new(
         source: CalledSource,
         claim: Claim,
         settings: ArenaSettings,
         log: Arc<PoolLog>,
-        (root, pressure): (PathBuf, Option<&Path>),
+        pressure: Option<&Path>,
     ) -> Result<Self, SourceError> {
         let (arena, mappings, shape) = arena_over(&source, claim.budget().max_bytes(), settings.retention)?;
         let varied_above_bytes = if shape.is_discrete {
@@ -146,7 +145,6 @@ impl ArenaSupply {
             budget: claim.budget().clone(),
             books: Mutex::new(Books::new(arena, mappings, varied_above_bytes, claim)),
             finished: Condvar::default(),
-            mappings: MappingWatch::below(root),
             is_short: AtomicBool::new(false),
             quarantined: AtomicU64::new(0),
             told_idle: AtomicBool::new(false),
@@ -174,18 +172,18 @@ impl ArenaSupply {
         self.pool.get().and_then(Weak::upgrade)
     }
 
-    /// Waits until a plan of another thread is finished. False if none was until `until`.
+    /// Waits until a plan of another thread is finished. Returns false if none was by `until`.
     pub(super) fn wait_finished(&self, books: MutexGuard<'_, Books>, until: Instant) -> bool {
         !self.finished.wait_until(books, until).1
     }
 
-    /// Whether a block of `bytes` could be held if everything else were released.
+    /// Returns whether a block of `bytes` could be held if everything else were released.
     pub(super) fn could_hold_bytes(&self, bytes: u64) -> bool {
         let is_addressable = bytes <= self.shape.longest_bytes;
         self.fits(bytes) && (is_addressable || bytes <= self.books().reserve_bytes().1)
     }
 
-    /// Whether the limit leaves room for a block of `bytes` if everything else is released.
+    /// Returns whether the limit leaves room for a block of `bytes` if everything else is released.
     fn fits(&self, bytes: u64) -> bool {
         let books = self.books();
         let (reserve_bytes, largest_reserve_bytes) = books.reserve_bytes();
@@ -198,25 +196,25 @@ impl ArenaSupply {
         bytes <= largest_reserve_bytes || fits_by_growth && (self.settings.may_grow || fits_by_reserve)
     }
 
-    /// What is claimed for a block of `bytes` that has no committed memory.
+    /// The bytes to claim for a block of `bytes` that has no committed memory.
     pub(super) fn grown_bytes(&self, bytes: u64) -> u64 {
         let GrowthShape { sizes, is_discrete, .. } = self.shape;
         if is_discrete { self.alone_bytes(bytes) } else { sizes.up(bytes) }
     }
 
-    /// What the system holds for a block of `bytes` alone.
+    /// The bytes that the system holds for a block of `bytes` alone.
     pub(super) fn alone_bytes(&self, bytes: u64) -> u64 {
         if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
     }
 
-    /// Why no plan gives a block of `bytes` memory, while `idle_bytes` were idle in the pool.
+    /// The reason that no plan gives a block of `bytes` memory while `idle_bytes` are idle in the pool.
     pub(super) fn no_space(&self, bytes: u64, idle_bytes: u64) -> Refusal {
         let refused = |over| Refusal::QuotaExceeded { needed_bytes: bytes, over };
         if !self.settings.may_grow {
             return refused(self.budget.full(bytes));
         }
         let books = self.books();
-        // What is idle here is used first, and is claimed already.
+        // Idle memory of this pool is used first, and is claimed already.
         let reusable_bytes = idle_bytes.saturating_add(books.arena.stats().idle_bytes);
         let missing_bytes = books.arena.missing_bytes(bytes, PAGE_BYTES as u64);
         drop(books);
@@ -228,19 +226,19 @@ impl ArenaSupply {
             let remedy = self.shape.address_remedy.unwrap_or("request less at once, or return buffers first");
             return Refusal::Source(SourceError::new("arena", what).with_remedy(remedy));
         }
-        // At its best place a part of it may be committed; idle granules elsewhere move there.
+        // A part of the best place may be committed; idle granules elsewhere move there.
         let grown_bytes = self.grown_bytes(bytes);
         let missing_bytes = missing_bytes.filter(|_| !self.shape.is_discrete).unwrap_or(grown_bytes);
         let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
         let own_bytes = self.budget.own_room_bytes();
-        // There may have been room for a plan that did not come about: what is idle here may lie elsewhere.
+        // There may have been room although no plan was found: idle memory may lie elsewhere.
         let wanted = [(claimed_bytes, own_bytes), (grown_bytes, own_bytes.saturating_add(reusable_bytes))];
         let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
-        let over = shared.filter_map(|&(bytes, _)| self.budget.lacking_shared(bytes)).next();
+        let over = shared.filter_map(|&(bytes, _)| self.budget.current_shared_refusal(bytes)).next();
         refused(over.unwrap_or_else(|| self.budget.full(claimed_bytes.saturating_sub(own_bytes))))
     }
 
-    /// Divides the time that free memory is kept, since memory is short; `None` restores the setting.
+    /// Divides the time for which free memory is kept, because memory is short; `None` restores the setting.
     pub(super) fn shorten_retention(&self, divisor: Option<u64>) {
         // Relaxed: see `may_release_by_time`.
         self.is_short.store(divisor.is_some(), Ordering::Relaxed);
@@ -248,14 +246,14 @@ impl ArenaSupply {
         self.books().arena.set_retention(Retention { idle_timeout_us, ..self.settings.retention });
     }
 
-    /// Whether free memory will be due, and is not known to be.
+    /// Returns whether some free memory will become due.
     pub(in crate::engine) fn ages(&self) -> bool {
         let books = self.books();
         let releasable_bytes = books.arena.releasable_bytes();
         releasable_bytes > 0 && (self.may_release_by_time() || books.overdue_bytes < releasable_bytes)
     }
 
-    /// Whether there is free memory, which is released if memory is short.
+    /// Returns whether there is free memory, which is released if memory is short.
     pub(in crate::engine) fn has_free(&self) -> bool {
         self.books().arena.releasable_bytes() > 0
     }

@@ -1,4 +1,4 @@
-//! Memory of one block, and why there is none.
+//! Memory of one block, attempts to find it, and refusals.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -19,7 +19,7 @@ pub(crate) enum BlockMemory {
     Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64 },
     /// Ordinary memory, given out when there is no room, with its claim under the limit on pageable memory. Never kept.
     Pageable { region: Region, claim: Claim },
-    /// A user's, returned to the user with the buffer.
+    /// Memory of a user, returned to the user with the buffer.
     Adopted(Adopted),
 }
 
@@ -38,21 +38,21 @@ pub(crate) struct Attempt {
     pub(crate) calls: SlowCalls,
 }
 
-/// Which source calls a request may make.
+/// The source calls that an attempt may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlowCalls {
     /// None: a task polls it.
     None,
-    /// All. It waits for the plans of other threads until the first time, for their calls until the second.
+    /// All. The attempt waits for the plans of other threads until the first time, and for their calls until the second.
     Until(Instant, Instant),
     /// As `Until`, for a request that an attempt without calls has counted as a miss.
     After(Instant, Instant),
-    /// As `After`, without requesting more memory of the source: it has refused, and it is too early to repeat the call.
+    /// As `After`, without requesting memory from the source, which refused the last call too recently.
     Held(Instant, Instant),
 }
 
 impl SlowCalls {
-    /// It waits no longer for plans of other threads, and for their calls.
+    /// The end of the wait for plans of other threads, and for their calls.
     pub(crate) fn until(self) -> (Instant, Instant) {
         match self {
             Self::None => (Instant::now(), Instant::now()),
@@ -60,13 +60,13 @@ impl SlowCalls {
         }
     }
 
-    /// The same, and waits for plans of other threads not at all.
+    /// The same calls, without a wait for plans of other threads.
     pub(crate) fn without_waiting(self) -> Self {
         if let Self::Until(_, calls) = self { Self::Until(Instant::now(), calls) } else { self }
     }
 }
 
-/// Why an attempt ended without memory.
+/// The reason that an attempt ended without memory.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// An idle block of the class returned meanwhile, and the caller has taken it.
@@ -88,19 +88,19 @@ impl From<Refusal> for Stop {
     }
 }
 
-/// Why there is no memory.
+/// The reason that there is no memory.
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {
-    /// A block of this much would exceed a limit.
+    /// A block of `needed_bytes` would exceed a limit.
     QuotaExceeded { needed_bytes: u64, over: QuotaExceeded },
-    /// Earlier requests wait, the first of them for this much, and there is no room next to it.
+    /// Earlier requests wait, the first of them for `first_bytes`, and there is no room in addition to it.
     Queued { needed_bytes: u64, waiting: u64, first_bytes: u64 },
     /// The source failed.
     Source(SourceError),
 }
 
 impl Refusal {
-    /// What is needed, and what a shared limit lacks for it that could hold it.
+    /// The bytes needed and the bytes missing, if a shared limit refused that could hold the request.
     pub(crate) fn by_shared_limit(&self) -> Option<(u64, u64)> {
         match *self {
             Self::QuotaExceeded {
@@ -122,7 +122,7 @@ impl BlockMemory {
         }
     }
 
-    /// `None` of adopted memory.
+    /// `None` for adopted memory.
     pub(crate) fn id(&self) -> Option<u64> {
         match self {
             Self::Region { region, .. } | Self::Pageable { region, .. } => Some(region.id()),
@@ -131,8 +131,8 @@ impl BlockMemory {
         }
     }
 
-    /// The id in a recording. Pageable memory comes from another source, and its ids have the highest bit set. `None` of
-    /// adopted memory, which no setting of the pool changes.
+    /// The id in a recording. Ids of pageable memory, which comes from another source, have the highest bit set. `None` for adopted
+    /// memory, which no setting of the pool changes.
     pub(crate) fn recorded_id(&self) -> Option<u64> {
         self.id().map(|id| if self.is_from_source() { id } else { id | 1 << 63 })
     }
@@ -142,7 +142,7 @@ impl BlockMemory {
         matches!(self, Self::Region { .. } | Self::Carved { .. })
     }
 
-    /// The memory of a user, if it is that.
+    /// The memory of a user.
     pub(crate) fn adopted(&self) -> Option<&Adopted> {
         match self {
             Self::Adopted(adopted) => Some(adopted),
@@ -171,7 +171,7 @@ pub(crate) struct Adopted {
 }
 
 impl Adopted {
-    /// No copy uses the memory. The call is of the user's code, so no lock may be held.
+    /// No copy uses the memory any more. Calls user code, so no lock may be held.
     pub(in crate::engine) fn release(self) {
         let _panicked = caught(self.on_return);
     }

@@ -42,15 +42,28 @@ fn address(range: &AddressRange, offset: usize) -> u64 {
     range.start().addr().get().saturating_add(offset) as u64
 }
 
+fn unpin(address: u64, bytes: u64, took_ns: u64, released: &Result<(), SourceError>) -> Event {
+    Event::Unpin { address, bytes, took_ns, failed: released.is_err() }
+}
+
 impl CalledSource {
     pub(crate) fn new(source: Arc<dyn Source>, recorder: Option<Arc<Recorder>>) -> Self {
         Self { source, recorder }
     }
 
-    fn record(&self, event: impl FnOnce() -> Event) {
+    /// Makes a `call` and records what `event` returns for its result and its time in nanoseconds.
+    fn record<R>(
+        &self,
+        name: &'static str,
+        event: impl FnOnce(&Result<R, SourceError>, u64) -> Event,
+        make: impl FnOnce() -> Result<R, SourceError>,
+    ) -> Result<R, SourceError> {
+        let begun = Instant::now();
+        let result = call(name, make);
         if let Some(recorder) = &self.recorder {
-            recorder.record(event());
+            recorder.record(event(&result, ns_since(begun)));
         }
+        result
     }
 
     /// The virtual memory of a source that has some.
@@ -59,12 +72,11 @@ impl CalledSource {
     }
 
     fn pin(&self, bytes: usize, acquire: impl FnOnce() -> Result<Region, SourceError>) -> Result<Region, SourceError> {
-        let begun = Instant::now();
-        let acquired = call("acquire", acquire);
-        let address = acquired.as_ref().map_or(0, |region| region.start().addr().get() as u64);
-        let failed = acquired.is_err();
-        self.record(|| Event::Pin { address, bytes: bytes as u64, took_ns: ns_since(begun), failed });
-        acquired
+        let event = |acquired: &Result<Region, SourceError>, took_ns| {
+            let address = acquired.as_ref().map_or(0, |region| region.start().addr().get() as u64);
+            Event::Pin { address, bytes: bytes as u64, took_ns, failed: acquired.is_err() }
+        };
+        self.record("acquire", event, acquire)
     }
 
     /// Waits for acquisitions of other threads until `until`, if there is such a time.
@@ -89,14 +101,14 @@ impl CalledSource {
     /// The same as for [`Source::release`].
     pub(in crate::engine) unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let (address, bytes) = (region.start().addr().get() as u64, region.len_bytes() as u64);
-        let begun = Instant::now();
-        let released = call("release", || {
-            // SAFETY: the caller's promise.
-            unsafe { self.source.release(region) }
-        });
-        let failed = released.is_err();
-        self.record(|| Event::Unpin { address, bytes, took_ns: ns_since(begun), failed });
-        released
+        self.record(
+            "release",
+            |released, took_ns| unpin(address, bytes, took_ns, released),
+            || {
+                // SAFETY: the caller's promise.
+                unsafe { self.source.release(region) }
+            },
+        )
     }
 
     /// # Safety
@@ -108,14 +120,17 @@ impl CalledSource {
         offset: usize,
         bytes: usize,
     ) -> Result<(), SourceError> {
-        let (memory, begun) = (self.memory()?, Instant::now());
-        let committed = call("commit", || {
+        let (memory, address, bytes_pinned) = (self.memory()?, address(range, offset), bytes as u64);
+        let event = |committed: &Result<(), SourceError>, took_ns| Event::Pin {
+            address,
+            bytes: bytes_pinned,
+            took_ns,
+            failed: committed.is_err(),
+        };
+        self.record("commit", event, || {
             // SAFETY: the caller's promise.
             unsafe { memory.commit(range, offset, bytes) }
-        });
-        let (address, failed) = (address(range, offset), committed.is_err());
-        self.record(|| Event::Pin { address, bytes: bytes as u64, took_ns: ns_since(begun), failed });
-        committed
+        })
     }
 
     /// # Safety
@@ -127,14 +142,15 @@ impl CalledSource {
         offset: usize,
         bytes: usize,
     ) -> Result<(), SourceError> {
-        let (memory, begun) = (self.memory()?, Instant::now());
-        let released = call("decommit", || {
-            // SAFETY: the caller's promise.
-            unsafe { memory.decommit(range, offset, bytes) }
-        });
-        let (address, failed) = (address(range, offset), released.is_err());
-        self.record(|| Event::Unpin { address, bytes: bytes as u64, took_ns: ns_since(begun), failed });
-        released
+        let (memory, address) = (self.memory()?, address(range, offset));
+        self.record(
+            "decommit",
+            |released, took_ns| unpin(address, bytes as u64, took_ns, released),
+            || {
+                // SAFETY: the caller's promise.
+                unsafe { memory.decommit(range, offset, bytes) }
+            },
+        )
     }
 
     /// # Safety
@@ -156,13 +172,12 @@ impl CalledSource {
         let (mut took_ns, mut to) = (ns_since(begun), to);
         for piece in from {
             let (bytes, old) = (piece.bytes as u64, address(range, piece.offset));
-            match &moved {
-                Ok(()) => self.record(|| Event::Move { from: old, to: address(range, to), bytes, took_ns }),
-                Err(RemapError::Lost(_)) => {
-                    self.record(|| Event::Unpin { address: old, bytes, took_ns, failed: false });
-                }
-                Err(RemapError::Kept(_)) => {}
-            }
+            let event = match &moved {
+                Ok(()) => Some(Event::Move { from: old, to: address(range, to), bytes, took_ns }),
+                Err(RemapError::Lost(_)) => Some(unpin(old, bytes, took_ns, &Ok(()))),
+                Err(RemapError::Kept(_)) => None,
+            };
+            self.recorder.iter().zip(event).for_each(|(recorder, event)| recorder.record(event));
             took_ns = 0;
             to = to.saturating_add(piece.bytes);
         }

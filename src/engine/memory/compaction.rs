@@ -17,14 +17,14 @@ const STEPS_AT_ONCE: usize = 16;
 const IDLE_POLLS: u32 = 16;
 
 impl ArenaSupply {
-    /// Whether sizes vary, so that a large buffer goes to the arena when it is returned (policy-R3). A load.
+    /// Returns whether sizes vary, so that a large buffer goes to the arena when it is returned (policy-R3). A load.
     #[inline]
     pub(in crate::engine) fn is_varied(&self) -> bool {
         // Relaxed: a hint; either path of a return is right.
         self.is_varied.load(Ordering::Relaxed)
     }
 
-    /// Whether compaction has something to do. A load.
+    /// Returns whether compaction has something to do. A load.
     #[inline]
     pub(in crate::engine) fn lacks_hole(&self) -> bool {
         // Relaxed: a hint; the lock decides.
@@ -78,7 +78,7 @@ impl ArenaSupply {
 
     /// Remaps granules to make a wanted hole. Returns whether to look again soon. Slow calls.
     pub(in crate::engine) fn compact(&self, now_us: u64) -> bool {
-        // What changes from here on leaves another note.
+        // Later changes set the flag again.
         if self.lacks_hole.swap(false, Ordering::Relaxed) {
             self.idle_polls.store(0, Ordering::Relaxed);
             if (0..STEPS_AT_ONCE).all(|_| self.compaction_step(now_us)) {
@@ -90,7 +90,7 @@ impl ArenaSupply {
         self.is_compacting()
     }
 
-    /// Whether notes come so often that looking for them costs less than a wake-up for each.
+    /// Returns whether the flag is set so often that polling it costs less than a wake-up each time.
     pub(in crate::engine) fn is_compacting(&self) -> bool {
         self.lacks_hole() || self.idle_polls.load(Ordering::Relaxed) < IDLE_POLLS
     }
@@ -103,8 +103,9 @@ impl ArenaSupply {
         }
         let mut books = self.books();
         let Some(plan) = books.plan_compaction(now_us) else { return false };
-        let now = (None, Instant::now());
-        self.carry_out(books, plan, now, |books, plan, executed| books.finish_compaction(plan, executed, now_us));
+        if self.carry_out(books, plan, now_us, Instant::now(), None).is_err() {
+            self.books().delay_compaction(now_us);
+        }
         true
     }
 }

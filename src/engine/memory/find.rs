@@ -1,7 +1,7 @@
-//! An arena as a supply: the attempts of a miss, in their order, and what a pool asks of its arena.
+//! The arena as the supply of a pool: the attempts of a miss, in their order, returned blocks, statistics.
 //!
 //! - find-I1: no more idle blocks are released than were idle at the start, or when copies were swept for the first time. So a
-//!   search ends, whatever other threads put back meanwhile.
+//!   search ends although other threads return blocks meanwhile.
 //! - find-I2: a request is refused for lack of room only after a sweep, and with no idle block left that would help.
 
 use std::time::Instant;
@@ -9,21 +9,21 @@ use std::time::Instant;
 use super::arena_supply::ArenaSupply;
 use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use super::books::Books;
-use super::carry_out::{Executed, Executor};
+use super::carry_out::Executor;
 use super::shape::GrowthShape;
 use super::{PoolView, Supply};
-use crate::arena::{GrowthLimits, Plan, PlanOutcome};
+use crate::arena::{GrowthLimits, Plan};
 use crate::backend::SourceError;
-use crate::diag::Growth;
 use crate::quota::QuotaExceeded;
+use crate::report::Growth;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::MutexGuard;
 
 /// Longest commit while copies are pending: registering this much delays other threads' enqueues by half a millisecond.
-const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
+const STEP_DURING_COPIES_BYTES: u64 = 8 << 20;
 
-/// How much a plan may request of the source. Less after each refusal.
+/// How much a plan may request from the source. Less after each refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CommitSize {
     /// Memory for later requests too.
@@ -39,7 +39,7 @@ struct Search<'pool> {
     attempt: Attempt,
     bytes: u64,
     pool: &'pool dyn PoolView,
-    /// Registering much at once would delay the enqueues of running copies.
+    /// Commits are short, since registering much at once delays enqueues.
     is_short_step: bool,
     commit: CommitSize,
     /// Idle blocks that may still be released.
@@ -47,11 +47,11 @@ struct Search<'pool> {
     has_swept: bool,
     /// Nothing else has served the request: a plan may release regions, which waits for the device.
     may_release_regions: bool,
-    /// What the limits left at the last plan.
+    /// The bytes that the limits left for the last plan.
     room: u64,
     /// A claim of the last plan was refused.
     over: Option<QuotaExceeded>,
-    /// The source refused this one buffer.
+    /// The source refused memory for this buffer alone.
     source: Option<SourceError>,
 }
 
@@ -84,7 +84,7 @@ impl Supply for ArenaSupply {
             if let Some(memory) = books.carve(bytes) {
                 return Ok(memory);
             }
-            // Each round may have waited, and a buffer may have returned meanwhile.
+            // The last round may have waited, and a buffer may have been returned meanwhile.
             if take_idle() {
                 return Err(Stop::FoundIdle);
             }
@@ -120,8 +120,8 @@ impl Supply for ArenaSupply {
         }
     }
 
-    /// A pool is closed once its last block is counted as returned, which may be before another thread returns that block's
-    /// memory; so the last of the two, `close` or this, tears down.
+    /// A pool closes once its last block is counted as returned, which may be before another thread returns that block's memory.
+    /// So the later of `close` and this call tears down.
     fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)> {
         // A block is made by the supply of its pool.
         let BlockMemory::Carved { ptr, bytes, .. } = memory else { return Ok(()) };
@@ -153,7 +153,7 @@ impl Supply for ArenaSupply {
     }
 
     /// In whole granules.
-    fn room_beside_bytes(&self, first: Class) -> u64 {
+    fn room_to_pass(&self, first: Class) -> u64 {
         let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
         match self.budget.max_bytes().filter(|_| !is_discrete && self.settings.may_grow) {
             Some(max_bytes) => {
@@ -165,7 +165,7 @@ impl Supply for ArenaSupply {
     }
 
     /// All the granules that it may touch.
-    fn beside_bytes(&self, class: Class) -> u64 {
+    fn bytes_to_pass(&self, class: Class) -> u64 {
         let granule_bytes = self.shape.ample_bytes;
         ((class.bytes as u64).div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
     }
@@ -219,25 +219,23 @@ impl ArenaSupply {
         search: &mut Search<'_>,
     ) -> Result<Option<BlockMemory>, Refusal> {
         let Search { bytes, attempt: Attempt { now_us, calls, .. }, .. } = *search;
-        let (ptr, was_larger) = (plan.ptr(), plan.surplus_bytes() > 0);
-        let finished = self.carry_out(books, plan, (Some(bytes), calls.until().1), |books, plan, executed| {
-            let finished = books.finish_growth(plan, executed, now_us);
-            self.record_holes(books, now_us);
-            finished
-        });
+        let (ptr, surplus_bytes) = (plan.ptr(), plan.surplus_bytes());
+        let finished = self.carry_out(books, plan, now_us, calls.until().1, Some(bytes));
         self.record_old_places();
-        let Err(error) = finished else {
-            let mut books = self.books();
-            if search.commit == CommitSize::OneBuffer && self.shape.is_discrete {
-                books.smaller_regions += 1;
+        let mut books = self.books();
+        self.record_holes(&books, now_us);
+        let error = match finished {
+            Ok(is_granted) => {
+                books.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.is_discrete);
+                let memory = ptr.filter(|_| is_granted).and_then(|ptr| books.memory_at(ptr, bytes));
+                let not_granted = || Refusal::Source(SourceError::new("arena", "a plan was made and not granted"));
+                return memory.map(Some).ok_or_else(not_granted);
             }
-            let memory = ptr.and_then(|ptr| books.memory_at(ptr, bytes));
-            let no_address = || Refusal::Source(SourceError::new("arena", "a place without an address"));
-            return memory.map(Some).ok_or_else(no_address);
+            Err(error) => error,
         };
         search.commit = match search.commit {
             CommitSize::Nothing => return Err(Refusal::Source(error)),
-            CommitSize::Ample if was_larger => CommitSize::OneBuffer,
+            CommitSize::Ample if surplus_bytes > 0 => CommitSize::OneBuffer,
             CommitSize::Ample | CommitSize::OneBuffer => {
                 search.source = Some(error);
                 CommitSize::Nothing
@@ -250,7 +248,7 @@ impl ArenaSupply {
     /// False if nothing is left to do.
     fn make_room(&self, books: MutexGuard<'_, Books>, limits: GrowthLimits, search: &mut Search<'_>) -> bool {
         let arena = books.arena.stats();
-        // What the source adds to a region is released with it.
+        // Bytes that the source adds to a region are released with it.
         let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
         let lacking_bytes = self.alone_bytes(search.bytes).saturating_sub(available_bytes);
         let has_regions = !limits.may_decommit_regions && arena.idle_bytes > 0;
@@ -267,7 +265,7 @@ impl ArenaSupply {
         has_regions && !std::mem::replace(&mut search.may_release_regions, true)
     }
 
-    /// Why the search has found nothing.
+    /// The reason that the search found nothing.
     fn refusal(&self, search: Search<'_>) -> Refusal {
         match search {
             Search { source: Some(error), .. } => Refusal::Source(error),
@@ -276,19 +274,19 @@ impl ArenaSupply {
         }
     }
 
-    /// How far the next plan may go.
+    /// The limits of the next plan.
     fn limits(&self, books: &Books, search: &Search<'_>) -> GrowthLimits {
         let room_bytes = search.room;
         let commit_bytes = match search.commit {
             CommitSize::Nothing => 0,
             _ if self.settings.may_grow => room_bytes,
-            // What of the reserve is still to come.
+            // The part of the reserve that is still to come.
             _ => room_bytes.min(books.reserve_to_come()),
         };
         let (step_bytes, largest_bytes) = match search.commit {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
             _ if search.is_short_step => {
-                (STEP_BESIDE_COPIES_BYTES, books.demand.largest_missed_bytes(search.attempt.now_us))
+                (STEP_DURING_COPIES_BYTES, books.demand.largest_missed_bytes(search.attempt.now_us))
             }
             _ => (u64::MAX, books.demand.largest_missed_bytes(search.attempt.now_us)),
         };
@@ -305,39 +303,31 @@ impl ArenaSupply {
 }
 
 impl ArenaSupply {
-    /// Carries out `plan` and has `finish` enter the outcome in the books. Waits for calls of other threads until `until`. Logs
-    /// what was pinned, for `asked_bytes` if that is known. Slow calls.
-    pub(super) fn carry_out<R>(
+    /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `asked_bytes` if that is known.
+    /// Returns whether the plan's block was granted. Slow calls.
+    pub(super) fn carry_out(
         &self,
         mut books: MutexGuard<'_, Books>,
         plan: Plan,
-        (asked_bytes, until): (Option<u64>, Instant),
-        finish: impl FnOnce(&mut Books, Plan, (Executed, PlanOutcome)) -> R,
-    ) -> R {
+        now_us: u64,
+        until: Instant,
+        asked_bytes: Option<u64>,
+    ) -> Result<bool, SourceError> {
         let executor = Executor::new(&mut books.mappings, &plan);
         drop(books);
         let executed = executor.execute(&self.source, &plan, until);
         let (pin_calls, took) = (executed.0.calls.pin.count, executed.0.calls.time());
         let mut books = self.books();
         let held_before_bytes = books.held_bytes();
-        let finished = finish(&mut books, plan, executed);
+        let finished = books.finish_plan(plan, executed, now_us);
         let (held_bytes, max_bytes) = (books.held_bytes(), self.budget.max_bytes());
-        let mappings = books.arena.stats().mappings;
         drop(books);
         self.finished.notify_all();
         if pin_calls > 0 {
             let asked_bytes = asked_bytes.unwrap_or(held_bytes.saturating_sub(held_before_bytes));
             self.log.grew(&Growth { asked_bytes, held_before_bytes, held_bytes, pin_calls, took, max_bytes });
-            self.watch_mappings(mappings);
         }
         finished
-    }
-
-    /// Grows by larger granules if the process has few mappings left; `own_mappings` of its mappings are this pool's.
-    fn watch_mappings(&self, own_mappings: u64) {
-        let Some(found) = self.mappings.few_left(own_mappings) else { return };
-        let larger = self.books().grow_in_larger_granules();
-        larger.into_iter().for_each(|bytes| self.log.few_mappings(found.used, found.limit, own_mappings, bytes));
     }
 }
 
@@ -358,7 +348,7 @@ impl<'pool> Search<'pool> {
         }
     }
 
-    /// Releases the block that has been idle longest. If another thread was faster, the next round sees what is left.
+    /// Releases the block that has been idle longest, unless another thread was faster.
     fn release_oldest(&mut self) {
         self.to_release -= 1;
         self.pool.release_oldest(EvictionReason::Reclaimed);

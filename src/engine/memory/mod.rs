@@ -1,4 +1,4 @@
-//! The memory of a pool: where it comes from, and where it returns to.
+//! The memory of a pool: its origin and its release.
 //!
 //! ```text
 //!   find:    [lock: carve] ─fits─▶ memory
@@ -8,18 +8,18 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `mod.rs` | the memory of a pool; what its two supplies have in common |
+//! | `mod.rs` | the memory of a pool; the interface of its two supplies |
 //! | `arena_supply.rs` | `adaptive`: an arena over a source, and the lock around its books |
-//! | `books` | what that lock guards: arena, addresses, demand, reserve, claims |
-//! | `find.rs` | the attempts of a miss, in their order; growth |
+//! | `books` | the content of that lock: arena, addresses, demand, reserve, claims |
+//! | `find.rs` | the attempts of a miss, in their order; growth; returned blocks |
 //! | `carry_out.rs`, `called_source.rs` | the steps of a plan on the source; calls recorded, panics caught |
 //! | `compaction.rs`, `release.rs` | plans that move and release memory |
-//! | `reserve.rs`, `pin_reserve.rs` | memory that stays: pinned while the pool is in use; its steps |
+//! | `reserve.rs`, `pin_reserve.rs` | a reserve: its progress in the background; its steps |
 //! | `shape.rs` | addresses, and the size of granules |
 //! | `one_each.rs` | one acquisition for each block: `tensorflow`, and pageable memory |
 //! | `block_memory.rs` | memory of one block |
 //! | `pressure.rs` | memory pressure; the number of mappings of the process |
-//! | `refusal.rs` | why there is no memory, and what helps |
+//! | `refusal.rs` | the text of a refusal, with a remedy |
 //!
 //! Bytes are claimed under the limits before the source is called, and returned on every failing path. No lock is held during a
 //! source call. Never decides which idle buffer is reused, and reaches idle buffers only through [`PoolView`].
@@ -28,8 +28,8 @@ use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 
 use crate::backend::{Source, SourceError};
-use crate::diag::PoolLog;
 use crate::quota::{Budget, Claim};
+use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
@@ -56,8 +56,8 @@ use one_each::OneEach;
 pub(crate) use one_each::Pageable;
 pub(crate) use shape::granule_bytes;
 
-/// The memory of one pool: a supply of pinned memory, pageable memory if requests without room get that, and what users have
-/// pinned under the same limit.
+/// The memory of one pool: a supply of pinned memory, pageable memory for requests without room, and memory that users have pinned
+/// under the same limit.
 #[derive(Debug)]
 pub(crate) struct Memory {
     source: CalledSource,
@@ -69,7 +69,7 @@ pub(crate) struct Memory {
     pageable: Option<Pageable>,
     /// Bytes of users that are pinned under the same limit. Relaxed: a statistic.
     external_bytes: AtomicU64,
-    /// What the process may lock, read when a request first finds no memory.
+    /// The bytes that the process may lock, read when a request first finds no memory.
     lock_limit: OnceLock<Option<u64>>,
 }
 
@@ -125,12 +125,12 @@ impl Memory {
         self.budget.max_bytes()
     }
 
-    /// Unpinned memory for `class`, if this pool may give it out and its limit leaves room.
+    /// Pageable memory for `class`, if this pool may return it and its limit leaves room.
     pub(in crate::engine) fn find_pageable(&self, class: Class) -> Option<BlockMemory> {
         self.pageable.as_ref()?.acquire(class)
     }
 
-    /// Whether pageable memory for `class` fits under its limit if none is held.
+    /// Returns whether pageable memory for `class` fits under its limit if none is held.
     pub(in crate::engine) fn could_be_pageable(&self, class: Class) -> bool {
         self.pageable.as_ref().is_some_and(|pageable| pageable.could_hold(class))
     }
@@ -188,29 +188,29 @@ impl Memory {
 
 /// A supply of pinned memory for the blocks of one pool.
 pub(crate) trait Supply: Debug + Send + Sync {
-    /// Memory for a request; idle blocks of `pool` make room. Stops if `take_idle` finds an idle block that has returned meanwhile.
-    /// A slow call.
+    /// Memory for a request; idle blocks of `pool` make room. Stops if `take_idle` finds an idle block that was returned meanwhile. A
+    /// slow call.
     fn find(&self, attempt: Attempt, pool: &dyn PoolView, take_idle: &dyn Fn() -> bool) -> Result<BlockMemory, Stop>;
-    /// Takes back memory of [`find`](Self::find). If the source refuses to release it, returns its bytes with the reason.
+    /// Returns memory of [`find`](Self::find). If the source refuses to release it, returns its bytes with the error.
     fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)>;
     /// Releases idle memory until `bytes` are released or nothing is idle. Returns how many were. Slow calls.
     fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64;
     /// Releases what the source refused to release before; an arena does so with its next release. Slow calls.
     fn release_refused(&self) {}
-    /// The pool has closed: everything is released, now or with the last block.
+    /// The pool has closed: releases all memory, now or with the last block.
     fn close(&self, now_us: u64);
-    /// Whether a block of `class` fits under all limits if nothing else is held.
+    /// Returns whether a block of `class` fits under all limits if nothing else is held.
     fn could_hold(&self, class: Class) -> bool;
-    /// Whether it may pin more than its reserve.
+    /// Returns whether it may pin more than its reserve.
     fn may_grow(&self) -> bool {
         true
     }
-    /// What the limit leaves next to a block of the class `first`. 0 if memory is held in regions, which a small buffer may keep
-    /// from being replaced.
-    fn room_beside_bytes(&self, first: Class) -> u64;
-    /// What a block of `class` uses of that room.
-    fn beside_bytes(&self, class: Class) -> u64;
-    /// What a block of `class` holds for its user.
+    /// The bytes that the limit leaves next to a block of the class `first`. 0 if memory is held in regions, which a small
+    /// buffer may keep from being replaced.
+    fn room_to_pass(&self, first: Class) -> u64;
+    /// The bytes of that room that a block of `class` uses.
+    fn bytes_to_pass(&self, class: Class) -> u64;
+    /// The bytes that a block of `class` holds for its user.
     fn block_bytes(&self, class: Class) -> u64;
     /// Bytes in all blocks: in use, in flight, idle or quarantined.
     fn all_block_bytes(&self) -> u64;
@@ -241,7 +241,7 @@ pub(crate) trait PoolView: Send + Sync {
     fn release_oldest(&self, why: EvictionReason) -> bool;
     /// Returns the blocks with completed copies.
     fn complete_copies(&self);
-    /// Whether a copy is in flight.
+    /// Returns whether a copy is in flight.
     fn has_copies(&self) -> bool {
         false
     }
@@ -253,12 +253,12 @@ pub(crate) trait PoolView: Send + Sync {
     fn now_us(&self) -> u64 {
         0
     }
-    /// There is more room than before: waiting requests try again.
+    /// There is more room than before: waiting requests search again.
     fn room_was_made(&self) {}
 }
 
-/// Releases blocks of `pool`, the oldest first, while `is_wanted`. No more than were idle at the start, whatever other threads
-/// put back meanwhile, so it ends.
+/// Releases blocks of `pool`, the oldest first, while `is_wanted`. Releases no more than were idle at the start, so it ends although
+/// other threads return blocks meanwhile.
 pub(crate) fn release_while(pool: &dyn PoolView, why: EvictionReason, is_wanted: impl Fn() -> bool) {
     for _ in 0..pool.idle_buffers() {
         if !is_wanted() || !pool.release_oldest(why) {

@@ -8,8 +8,8 @@ use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use super::called_source::CalledSource;
 use super::{PoolView, Supply, release_while};
 use crate::backend::{HeapSource, Region, Source, SourceError};
-use crate::diag::{Growth, PoolLog};
 use crate::quota::{Budget, Claim};
+use crate::report::{Growth, PoolLog};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::plain::Mutex;
@@ -22,7 +22,7 @@ pub(crate) struct OneEach {
     pub(super) budget: Arc<Budget>,
     /// Of no bytes: keeps the shared limit until the pool is closed.
     base: Mutex<Option<Claim>>,
-    /// Regions that the source refused to release: it is asked again.
+    /// Regions that the source refused to release; their release is tried again.
     refused: Mutex<Vec<(Region, Claim)>>,
     counts: Box<Mutex<CallCounts>>,
     log: Arc<PoolLog>,
@@ -108,7 +108,7 @@ impl Supply for OneEach {
         pool: &dyn PoolView,
         take_idle: &dyn Fn() -> bool,
     ) -> Result<BlockMemory, Stop> {
-        // No more blocks are released than were idle at first, whatever other threads put back meanwhile.
+        // No more blocks are released than were idle at first, although other threads may return blocks meanwhile.
         let mut to_release = None;
         loop {
             if take_idle() {
@@ -155,7 +155,7 @@ impl Supply for OneEach {
         }
     }
 
-    /// From now on the pool claims only what its quarantined blocks do, and regions that are never released.
+    /// From now on the pool claims only the bytes of quarantined blocks and of regions that are never released.
     fn close(&self, _: u64) {
         self.release_refused();
         self.refused.lock().drain(..).for_each(|(_, claim)| claim.keep_forever());
@@ -167,11 +167,11 @@ impl Supply for OneEach {
         self.budget.could_hold(self.block_bytes(class))
     }
 
-    fn room_beside_bytes(&self, first: Class) -> u64 {
+    fn room_to_pass(&self, first: Class) -> u64 {
         self.budget.max_bytes().map_or(0, |max_bytes| max_bytes.saturating_sub(self.block_bytes(first)))
     }
 
-    fn beside_bytes(&self, class: Class) -> u64 {
+    fn bytes_to_pass(&self, class: Class) -> u64 {
         self.block_bytes(class)
     }
 
@@ -206,11 +206,11 @@ impl Supply for OneEach {
     }
 }
 
-/// Unpinned memory under a separate limit, for one pool.
+/// Pageable memory of one pool, under a separate limit.
 #[derive(Debug)]
 pub(crate) struct Pageable {
     source: HeapSource,
-    /// Its limit is the limit of the pool, even after that was changed.
+    /// Follows the limit of the pool.
     budget: Arc<Budget>,
     /// Bytes of memory that exists. Relaxed: a statistic.
     held_bytes: AtomicU64,
@@ -227,7 +227,7 @@ impl Pageable {
         self.budget.set_max_bytes(limit_bytes);
     }
 
-    /// Whether a block of `class` fits when nothing else is held.
+    /// Returns whether a block of `class` fits when nothing else is held.
     pub(in crate::engine) fn could_hold(&self, class: Class) -> bool {
         self.budget.could_hold(self.source.held_bytes(class.bytes) as u64)
     }

@@ -1,5 +1,5 @@
-//! The steps that pin a reserve: granules or a region while the pool is in use, or all of it at once, in slices. Two threads pin
-//! the slices: while one registers its slice, the threads of the other touch the next.
+//! Pins a reserve: in steps of granules or of a region while the pool is in use, or all at once in slices. Two threads pin the
+//! slices: while one registers its slice, the threads of the other touch the next slice.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -10,14 +10,14 @@ use super::books::Step;
 use super::reserve::REPORTS;
 use super::shape::{GRANULE_BYTES, Mapping, held};
 use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
-use crate::diag::Growth;
 use crate::quota::{LimitLevel, QuotaExceeded};
+use crate::report::Growth;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
 
-/// A step pins about so much: 2 to 3 ms on `mlock` and `vmm`. Larger granules are pinned one by one.
+/// Bytes of a step: 2 to 3 ms on `mlock` and `vmm`. Larger granules are pinned one by one.
 const STEP_BYTES: u64 = 8 << 20;
-/// Length of a region of the reserve if the source has no virtual memory and no copy is in flight: no buffer is longer.
+/// Length of a region of the reserve, and so of the longest buffer in it, if the source has no virtual memory.
 const REGION_BYTES: u64 = 64 << 20;
 /// Longest wait of a step for calls of other threads.
 const STEP_PATIENCE: Duration = Duration::from_millis(100);
@@ -35,7 +35,7 @@ impl ArenaSupply {
     ) -> Result<(), Refusal> {
         let pinned = self.pin_slices(bytes).or_else(|refusal| {
             let to_bytes = match &refusal {
-                // What is idle here makes room there.
+                // Idle memory of this pool makes room under the shared limit.
                 Refusal::QuotaExceeded { over: QuotaExceeded { level: LimitLevel::Shared, shortfall, .. }, .. } => {
                     Some(self.books().held_bytes().saturating_sub(*shortfall))
                 }
@@ -60,8 +60,8 @@ impl ArenaSupply {
         Ok(())
     }
 
-    /// Pins `bytes`, in ranges of their own, in slices if the source has a length for them. Returns their addresses: if the source
-    /// refuses even short slices, fewer than were requested, and the log says so. A slow call.
+    /// Pins `bytes` in dedicated ranges, in slices if the source specifies a length for them. Returns their addresses. If the source
+    /// refuses even short slices, these are fewer than requested, and a log line says so. A slow call.
     fn pin_slices(&self, bytes: u64) -> Result<Vec<Place>, Refusal> {
         let len = self.claim_reserve(bytes)?;
         let slices = Slices::of(len, self.source.reserve_slice_bytes());
@@ -78,7 +78,7 @@ impl ArenaSupply {
             }
         };
         threads::scope(|scope| {
-            // Without such a thread, this thread pins all.
+            // Without that thread, this thread pins all slices.
             let _second = are_several.then(|| scope.spawn(c"pinpool-reserve", || pin(&|_| ())));
             pin(&|done| report(slices.done_bytes() + done as u64));
         });
@@ -94,13 +94,13 @@ impl ArenaSupply {
         Ok(places)
     }
 
-    /// What the system holds for a region of a reserve.
+    /// The bytes that the system holds for a region of a reserve.
     fn reserved_bytes(&self, bytes: u64) -> u64 {
         held(bytes, |len| self.source.held_bytes_fast(len))
     }
 
-    /// Claims a reserve of `bytes`. Returns its length. Refused if the reserves would leave an earlier request that waits without
-    /// room. A request that arrives now is not mistaken for one that could be served.
+    /// Claims a reserve of `bytes`, and returns its length. Refused if the reserves would leave no room for a request that waits. The
+    /// claim comes first, so that a request that arrives meanwhile is refused.
     fn claim_reserve(&self, bytes: u64) -> Result<u64, Refusal> {
         let len = self.books().claim_reserve(bytes, |bytes| self.reserved_bytes(bytes))?;
         let waiting = self.pool().map(|pool| pool.waiting_bytes()).unwrap_or_default();
@@ -110,25 +110,24 @@ impl ArenaSupply {
         Err(Refusal::Queued { needed_bytes: bytes, waiting: waiting.len() as u64, first_bytes })
     }
 
-    /// Pins `bytes` of a reserve, which are claimed and stay claimed if that fails, with N threads.
+    /// Pins claimed `bytes` of a reserve with this number of threads. If that fails, they stay claimed.
     fn pin_region(&self, (bytes, threads): (u64, usize), progress: &dyn Fn(usize)) -> Result<Place, Refusal> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let begun = Instant::now();
         let acquired = self.source.acquire_fast(len, threads, progress);
         let took = begun.elapsed();
         let mut books = self.books();
-        let held_before_bytes = books.held_bytes();
-        let finished =
-            books.finish_reserve((len, self.reserved_bytes(bytes)), acquired, took).map_err(Refusal::Source)?;
-        let (held_bytes, max_bytes) = (books.held_bytes(), self.budget.max_bytes());
+        books.calls.pin.record(bytes, took, acquired.is_ok());
+        let region = acquired.map_err(Refusal::Source)?;
+        let (start, held_before_bytes) = (region.start(), books.held_bytes());
+        let added = books.add_reserve(region, self.reserved_bytes(bytes));
+        let held_bytes = books.held_bytes();
         drop(books);
-        let growth = Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes };
-        self.log.grew(&growth);
-        let no_range = |region| {
-            let refusal = Refusal::Source(SourceError::new("arena", "no range is left for a reserve"));
-            self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source).and(Err(refusal))
-        };
-        finished.or_else(no_range).map(|start| Place(start, len))
+        let max_bytes = self.budget.max_bytes();
+        self.log.grew(&Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes });
+        let Err(region) = added else { return Ok(Place(start, len)) };
+        self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source)?;
+        Err(Refusal::Source(SourceError::new("arena", "no range is left for a reserve")))
     }
 
     /// One step while the pool is in use: granules, or a region if the source has no virtual memory. A slow call.
@@ -145,9 +144,7 @@ impl ArenaSupply {
             Err(step) => return step,
         };
         let until = Instant::now() + STEP_PATIENCE;
-        self.carry_out(books, plan, (None, until), |books, plan, executed| {
-            books.finish_reserve_step(plan, executed, now_us)
-        })
+        self.carry_out(books, plan, now_us, until, None).map_or_else(Step::Failed, |_| Step::Made)
     }
 
     /// A region of the reserve. Short while copies are in flight, since it would delay enqueues.
@@ -170,7 +167,7 @@ impl ArenaSupply {
             Err(Refusal::QuotaExceeded { .. } | Refusal::Queued { .. }) => return self.books().without_room(bytes),
         }
         if self.books().is_unused() {
-            // The pool has ended meanwhile, and found this region on its way.
+            // The pool has ended while this region was being pinned.
             self.teardown(now_us);
         }
         Step::Made
@@ -184,7 +181,7 @@ fn touching_threads(pin_threads: usize) -> usize {
     pin_threads.min(cores - 1).max(1)
 }
 
-/// Where a slice lies.
+/// Address and length of a slice.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place(NonNull<u8>, usize);
 
@@ -196,12 +193,12 @@ unsafe impl Send for Place {}
 #[derive(Debug)]
 struct Slices(Mutex<Pinned>);
 
-/// What is pinned, and what is to come.
+/// The pinned part of a reserve, and the rest.
 #[derive(Debug)]
 struct Pinned {
     places: Vec<Place>,
     left_bytes: u64,
-    /// Why nothing more comes.
+    /// The reason that no further slice is pinned.
     refusal: Option<Refusal>,
     done_bytes: u64,
     /// Parts of the reserve that the log has reported.
@@ -238,7 +235,7 @@ impl Slices {
         Some(bytes)
     }
 
-    /// What became of a slice of [`next`](Self::next).
+    /// Records the outcome of a slice of [`next`](Self::next).
     fn record(&self, bytes: u64, result: Result<Place, Refusal>) {
         let mut pinned = self.0.lock();
         match result {
@@ -257,7 +254,7 @@ impl Slices {
         }
     }
 
-    /// Whether `done_bytes` of `bytes` are a larger part than the log has reported.
+    /// Returns whether `done_bytes` of `bytes` are a larger part than the log has reported.
     fn is_new_report(&self, done_bytes: u64, bytes: u64) -> bool {
         let part = u128::from(done_bytes) * REPORTS / u128::from(bytes);
         let mut pinned = self.0.lock();

@@ -1,13 +1,11 @@
-//! Memory pressure, from the kernel's files or from one file, and how near the process is to the most mappings that the kernel allows.
+//! Memory pressure, from the kernel's files or from one file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pinpool_os::clock::monotonic_us;
 use pinpool_os::fork::OfProcess;
-use pinpool_os::host::limits::{self, MappingUse};
 use pinpool_os::host::{Pressure, PressureGauge};
 use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Between two readings of the kernel's pressure files, which cost system calls.
 const GAUGE_EVERY_US: u64 = 1_000_000;
@@ -66,60 +64,5 @@ impl Watch {
         };
         let before = std::mem::replace(&mut self.pressure, now);
         (self.pressure != before).then_some(self.pressure)
-    }
-}
-
-/// A pool with fewer mappings does not look.
-const FIRST_LOOK: u64 = 1024;
-/// Least number of mappings between two looks.
-const LEAST_BETWEEN_LOOKS: u64 = 64;
-/// Few mappings are left below one part in this many of the limit.
-const FEW_LEFT_SHARE: u64 = 4;
-
-#[derive(Debug)]
-pub(super) struct MappingWatch {
-    root: PathBuf,
-    /// Number of the pool's mappings at which the next look is due.
-    next_look: AtomicU64,
-}
-
-impl MappingWatch {
-    /// Reads the files below `root`.
-    pub(super) fn below(root: PathBuf) -> Self {
-        Self { root, next_look: AtomicU64::new(FIRST_LOOK) }
-    }
-
-    /// The use of the process, if few mappings are left and a look was due at this number of the pool's. A slow call then.
-    pub(super) fn few_left(&self, own_mappings: u64) -> Option<MappingUse> {
-        // Relaxed: the number guards nothing. Two threads may check at once.
-        if own_mappings < self.next_look.load(Ordering::Relaxed) {
-            return None;
-        }
-        let found = limits::mapping_use(&self.root);
-        let left = found.map_or(u64::MAX, |MappingUse { used, limit }| limit.saturating_sub(used));
-        // Relaxed: as above.
-        self.next_look.store(own_mappings.saturating_add((left / 2).max(LEAST_BETWEEN_LOOKS)), Ordering::Relaxed);
-        found.filter(|found| left < found.limit / FEW_LEFT_SHARE)
-    }
-}
-
-#[cfg(all(test, not(miri)))]
-mod tests {
-    use super::*;
-    use pinpool_os::host::tree;
-
-    #[test]
-    fn it_looks_when_the_pool_could_have_used_half_of_what_was_left() {
-        let maps = |count: usize| "1000-2000 rw-p 00000000 00:00 0\n".repeat(count);
-        let root = tree::of(&[("/proc/sys/vm/max_map_count", "8000".to_owned()), ("/proc/self/maps", maps(4000))]);
-        let watch = MappingWatch::below(root.path().to_owned());
-        assert_eq!((watch.few_left(1023), watch.few_left(1024)), (None, None));
-        tree::write(&root, "/proc/self/maps", &maps(6001));
-        assert_eq!(watch.few_left(3023), None, "not yet due");
-        assert_eq!(watch.few_left(3024), Some(MappingUse { used: 6001, limit: 8000 }));
-        assert_eq!(watch.few_left(3025), None, "looked just now");
-        assert!(watch.few_left(3024 + 999).is_some());
-        let unknown = MappingWatch::below("/nowhere".into());
-        assert_eq!(unknown.few_left(u64::MAX), None);
     }
 }

@@ -1,17 +1,17 @@
-//! Why a pool has no memory for a request, and what helps.
+//! The text of a refusal: the reason that a pool has no memory for a request, and a remedy.
 
 use pinpool_os::words::Size;
 
 use super::{Memory, Refusal};
 use crate::backend::lock_limit;
-use crate::dump::{Refused, RefusedBy};
 use crate::error::{Retry, SourceError};
 use crate::quota::{LimitLevel, QuotaExceeded};
+use crate::report::{Refused, RefusedBy};
 use crate::size_class::Class;
 
 impl Memory {
-    /// Whether waiting may help a request that the source refused: some pool has memory that may come back, or the source is
-    /// only busy.
+    /// Returns whether waiting may help a request that the source refused: some pool has memory that may come back, or the
+    /// source is only busy.
     pub(in crate::engine) fn may_recover(&self, error: &SourceError) -> bool {
         match error.retry {
             Retry::Soon => true,
@@ -20,15 +20,14 @@ impl Memory {
         }
     }
 
-    /// Why a block of `class` can never be held.
+    /// The refusal of a block of `class` that can never be held.
     pub(in crate::engine) fn refusal_for_good(&self, class: Class) -> Refusal {
         let needed_bytes = class.bytes as u64;
-        let over = self.budget.never(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes));
+        let over = self.budget.permanent_refusal(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes));
         Refusal::QuotaExceeded { needed_bytes, over }
     }
 
-    /// Why there was no memory for a request of `class`, and what helps. The error, the log lines, the dump and the diagnosis print
-    /// the result.
+    /// The refusal of a request of `class` in words. The error, the log lines, the dump and the diagnosis print the result.
     pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> Refused {
         let limit = |level| self.limit_name(level);
         let (by, needed_bytes, found, remedy) = match refusal {
@@ -72,7 +71,7 @@ impl Memory {
         Refused { by, needed_bytes, found, remedy }
     }
 
-    /// What helps if the limit of the pool has no room.
+    /// The remedy if the limit of the pool has no room.
     fn remedy(&self, could_fit: bool) -> &'static str {
         match (self.supply.may_grow(), could_fit) {
             (false, true) => {
@@ -100,7 +99,7 @@ impl Memory {
         }
     }
 
-    /// Whether the limit is what the process may lock, so that no setting raises it.
+    /// Returns whether the limit is what the process may lock, so that no setting raises it.
     fn is_lock_limited(&self) -> bool {
         // By a trial: a process with CAP_IPC_LOCK has a limit that does not bind it.
         let locked_bytes = || *self.lock_limit.get_or_init(lock_limit);

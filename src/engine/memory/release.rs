@@ -1,4 +1,4 @@
-//! Memory leaves the arena: when it is due, when a user or a limit requires it, for others who lack it, and at the end.
+//! Releases of memory: when it is due, when a user or a limit requires it, for other pools and processes, and at the end.
 //!
 //! Every release is a plan: made under the lock, carried out without it, finished under it.
 
@@ -50,8 +50,8 @@ impl Memory {
 }
 
 impl ArenaSupply {
-    /// A tick of `pool`: follows the pressure on memory, and releases what is due. Severe pressure releases everything idle, for as
-    /// long as it lasts; `trim_all` is to release what is free then. May make slow calls.
+    /// A tick of `pool`: follows the pressure on memory, and releases what is due. While pressure is severe, releases everything
+    /// idle, and calls `trim_all` to release free memory. May make slow calls.
     pub(in crate::engine) fn tick(self: &Arc<Self>, pool: &dyn PoolView, now_us: u64, trim_all: impl FnOnce()) {
         let Some(mut watch) = self.pressure.0.try_lock() else { return };
         if let Some(pressure) = watch.pressure_change(now_us) {
@@ -138,20 +138,20 @@ impl ArenaSupply {
         before_bytes.saturating_sub(self.books().held_bytes())
     }
 
-    /// Whether memory is released because it has been idle for long. Where a release waits for the device it blocks every
-    /// enqueue, which memory that nobody misses is not worth: there only if memory is short.
+    /// Returns whether idle memory is released because of its age. If a release waits for the device, it blocks every enqueue, so
+    /// such memory is released only while memory is short.
     pub(in crate::engine) fn may_release_by_time(&self) -> bool {
-        // Relaxed: written and read by ticks, which come one after the other.
+        // Relaxed: written and read by ticks, which run one at a time.
         !self.source.release_waits() || self.is_short.load(Ordering::Relaxed)
     }
 
     /// The copies of a block end at an unknown time, or never.
     pub(in crate::engine) fn count_quarantined(&self) {
-        // Relaxed, here and below: a copy that is seen late only makes a release wait.
+        // Relaxed, here and below: a late reading only makes a release wait.
         self.quarantined.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The copies of N such blocks have completed.
+    /// The copies of this many quarantined blocks have completed.
     pub(in crate::engine) fn count_recovered(&self, blocks: u64) {
         self.quarantined.fetch_sub(blocks, Ordering::Relaxed);
     }
@@ -160,12 +160,12 @@ impl ArenaSupply {
         self.quarantined.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether a release would wait for a copy that may never end.
+    /// Returns whether a release would wait for a copy that may never end.
     pub(in crate::engine) fn may_never_release(&self) -> bool {
         self.source.release_waits() && self.has_quarantined()
     }
 
-    /// Counts the memory that is due and stays, since its release would wait for the device.
+    /// Counts memory that is due but is kept, because its release would wait for the device.
     pub(in crate::engine) fn count_overdue(&self, now_us: u64) {
         let overdue_bytes = self.books().count_overdue(now_us);
         if overdue_bytes > 0 && !self.told_idle.swap(true, Ordering::Relaxed) {
@@ -215,11 +215,11 @@ impl ArenaSupply {
                 break mappings;
             }
         };
-        // One that fails does not keep the others.
+        // A failure does not keep the others.
         let released = mappings.into_iter().map(|mapping| self.release_mapping(mapping)).fold(released, Result::and);
         let mut books = self.books();
         let is_all_released = released.is_ok() && books.is_unused();
-        // A block that another thread is giving back comes here again.
+        // A block that another thread is returning leads here again.
         let is_last = books.is_unused() || self.has_quarantined();
         let ended = if is_last { books.end_claims(is_all_released) } else { None };
         let held_bytes = books.held_bytes();

@@ -1,16 +1,17 @@
-//! A reserve that is not waited for (policy-R10): after the first step a thread pins the rest, and gives way to requests.
+//! A reserve that is pinned in the background (policy-R10): after the first step a thread pins the rest, and requests have
+//! priority.
 //!
 //! ```text
-//!   begin: [lock: ask, plan] ─▶ first step ─▶ returns
+//!   begin: [lock: request, plan] ─▶ first step ─▶ returns
 //!   pinpool-reserve: a request needs memory? ─yes─▶ pause
-//!                    [lock: plan] ─▶ step (no lock) ─▶ [lock: finish] ─▶ again, until all is there
+//!                    [lock: plan] ─▶ step (no lock) ─▶ [lock: finish] ─▶ again, until the reserve is complete
 //!                       └─ no room: ends; a tick or a higher limit starts it again
 //!                       └─ refused: ends with a warning; the pool continues with what it has
 //! ```
 //!
-//! The thread is a dedicated thread, one for each arena that has something to pin, since a step may take as long as a driver likes,
-//! and the maintenance thread serves all pools of the process. It holds no reference to the arena between two steps. Without a
-//! maintenance thread (`background_thread(false)`) each `Pool::maintain` makes one step.
+//! Each arena with a reserve to pin has a dedicated thread, because a step may be slow and the maintenance thread serves all pools
+//! of the process. The thread keeps no reference to the arena between two steps. Without background threads
+//! (`background_thread(false)`) each `Pool::maintain` makes one step.
 //!
 //! - **background-I1**: one thread makes a step at a time, and none after `cancel_reserve` has returned.
 
@@ -23,16 +24,16 @@ use super::arena_supply::{ArenaSupply, Reserve};
 use super::block_memory::Refusal;
 use super::books::Step;
 use crate::backend::SourceError;
-use crate::diag;
 use crate::maintenance_thread::MaintenanceThread;
+use crate::report;
 use pinpool_os::threads;
 
-/// Longest pause of the thread for requests that need memory; what they commit is a part of the reserve.
-const PATIENCE_FOR_GETS: Duration = Duration::from_millis(100);
-const PAUSE_FOR_GETS: Duration = Duration::from_micros(50);
+/// Longest pause of the thread for requests that need memory; the memory that they commit becomes part of the reserve.
+const PATIENCE_FOR_REQUESTS: Duration = Duration::from_millis(100);
+const PAUSE_FOR_REQUESTS: Duration = Duration::from_micros(50);
 /// Longest wait of `cancel_reserve` for a step.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
-/// Progress is logged this often.
+/// Progress reports of a reserve in the log.
 pub(super) const REPORTS: u128 = 4;
 
 /// A request that needs new memory, until the drop.
@@ -79,13 +80,13 @@ impl ArenaSupply {
         Ok(())
     }
 
-    /// Whether some of the reserve waits for room under the limit.
+    /// Returns whether some of the reserve waits for room under the limit.
     pub(in crate::engine) fn reserve_waits(&self) -> bool {
         let progress = self.reserve.progress.lock();
         progress.lacks_bytes.is_some() && !progress.is_cancelled
     }
 
-    /// When all will be there, at the rate so far; `None` if nothing is in progress or its rate is unknown.
+    /// The time until the reserve is complete, at the rate so far; `None` if no reserve is in progress or the rate is unknown.
     pub(super) fn reserve_eta(&self) -> Option<Duration> {
         let progress = self.reserve.progress.lock();
         let (at, before_bytes) = progress.begun.filter(|_| !progress.is_complete())?;
@@ -134,8 +135,8 @@ impl ArenaSupply {
         while let Some(supply) = supply.upgrade() {
             let begun = Instant::now();
             // Relaxed: as in `before_reserve`.
-            while supply.reserve.requests.load(Ordering::Relaxed) > 0 && begun.elapsed() < PATIENCE_FOR_GETS {
-                thread::sleep(PAUSE_FOR_GETS);
+            while supply.reserve.requests.load(Ordering::Relaxed) > 0 && begun.elapsed() < PATIENCE_FOR_REQUESTS {
+                thread::sleep(PAUSE_FOR_REQUESTS);
             }
             if !supply.reserve_turn() {
                 let mut progress = supply.reserve.progress.lock();
@@ -147,7 +148,7 @@ impl ArenaSupply {
                     return;
                 }
                 drop(progress);
-                thread::sleep(PAUSE_FOR_GETS);
+                thread::sleep(PAUSE_FOR_REQUESTS);
             }
         }
     }
@@ -155,7 +156,7 @@ impl ArenaSupply {
     /// Makes one step and logs its result. Returns whether another step is due now. A slow call.
     pub(in crate::engine) fn reserve_turn(&self) -> bool {
         if self.books().reserve_to_come() == 0 {
-            // Requests have pinned the rest, perhaps.
+            // Requests may have pinned the rest.
             self.end_reserve();
             return false;
         }
@@ -201,8 +202,8 @@ impl ArenaSupply {
         false
     }
 
-    /// Updates what this reserve wants of other owners of the shared limit: all that its own limit leaves room for, if it
-    /// `is_lacking`, and otherwise no more than before. Returns whether it is more than before.
+    /// Updates the bytes that this reserve wants from other owners of the shared limit: if it `is_lacking`, all that its own limit
+    /// leaves room for, and otherwise no more than before. Returns whether that is more than before.
     fn update_want(&self, is_lacking: bool) -> bool {
         if !self.budget.is_shared() {
             return false;
@@ -215,7 +216,7 @@ impl ArenaSupply {
             true => lacking_bytes,
             false => before_bytes.min(lacking_bytes),
         };
-        // Under the lock: two changes reach the shared limit in their order. A reserve stays, so others give what is idle alone.
+        // Under the lock, so that two changes reach the shared limit in order. Others release only idle memory for a reserve.
         self.budget.set_want(&progress.want, now_bytes, 0);
         now_bytes > before_bytes
     }
@@ -233,7 +234,7 @@ impl ArenaSupply {
         self.reserve.changed.notify_all();
     }
 
-    /// All is there: says so once.
+    /// The reserve is complete: logs that once.
     fn end_reserve(&self) {
         let mut progress = self.reserve.progress.lock();
         let begun = progress.begun.take();
@@ -246,12 +247,12 @@ impl ArenaSupply {
         self.log.reserve_done(done_bytes, at.elapsed(), self.source.numa_node());
     }
 
-    /// No more steps: the pool ends. Waits for the one that is being made.
+    /// The pool ends: no further step is made. Waits for a step in progress.
     pub(in crate::engine) fn cancel_reserve(&self) {
         let until = Instant::now() + CANCEL_PATIENCE;
         let mut progress = self.reserve.progress.lock();
         progress.is_cancelled = true;
-        // A log sink or a waker that the step calls may be what ends the pool.
+        // A log sink or a waker that the step calls may end the pool.
         let is_other = |stepper: ThreadId| stepper != thread::current().id();
         while progress.stepper.is_some_and(is_other) && Instant::now() < until {
             (progress, _) = self.reserve.changed.wait_until(progress, until);
@@ -261,8 +262,8 @@ impl ArenaSupply {
         self.reserve.changed.notify_all();
     }
 
-    /// Waits until all of the reserve is there, at most until `until`: false if it is not. Without a thread of the reserve, makes
-    /// the steps. A slow call.
+    /// Waits until the reserve is complete, at most until `until`. Returns whether it is. Without a thread, makes the steps. A slow
+    /// call.
     ///
     /// # Errors
     ///
@@ -285,16 +286,16 @@ impl ArenaSupply {
                 self.reserve_turn();
                 continue;
             }
-            // Checks again periodically: what requests commit is a part of the reserve and notifies nobody.
-            let slice = until.min(Instant::now() + PATIENCE_FOR_GETS);
+            // Checks periodically: memory that requests commit becomes part of the reserve, and notifies nobody.
+            let slice = until.min(Instant::now() + PATIENCE_FOR_REQUESTS);
             drop(self.reserve.changed.wait_until(progress, slice));
         }
     }
 
-    /// Makes one step, unless another thread makes one, the pool ends, or the process does.
+    /// Makes one step, unless another thread makes one, or the pool or the process ends.
     fn step(&self) -> Step {
-        // Until the step has ended: a log sink may end the pool.
-        let _deferral = diag::defer();
+        // A log sink may end the pool, so log lines are delivered after the step.
+        let _deferral = report::defer();
         let call = MaintenanceThread::of_process().enter();
         let mut progress = self.reserve.progress.lock();
         progress.is_cancelled |= call.is_none();

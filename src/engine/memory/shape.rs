@@ -19,7 +19,7 @@ const ADDRESSES_PER_BYTE: u64 = 8;
 const ADDRESS_BYTES_PREFERRED: u64 = 16 << 30;
 /// Without this many there is no pool.
 const ADDRESS_BYTES_MIN: u64 = 256 << 20;
-/// What helps if the system gave fewer addresses than were asked for.
+/// The remedy if the system gave fewer addresses than requested.
 const FEW_ADDRESSES: &str =
     "this process has few addresses: raise its limit (`ulimit -v`, RLIMIT_AS), or request less at once";
 
@@ -132,7 +132,7 @@ pub(in crate::engine) fn arena_over(
     Ok((arena, mappings, shape))
 }
 
-/// What `held_bytes` of a source says for `bytes`.
+/// The result of `held_bytes` for `bytes`.
 pub(in crate::engine) fn held(bytes: u64, held_bytes: impl FnOnce(usize) -> usize) -> u64 {
     usize::try_from(bytes).map_or(u64::MAX, |len| held_bytes(len) as u64)
 }
@@ -148,7 +148,7 @@ pub(in crate::engine) struct GrowthShape {
     pub(in crate::engine) longest_bytes: u64,
     /// Grows by regions of their own, not by granules.
     pub(in crate::engine) is_discrete: bool,
-    /// What helps if the system gave fewer addresses than are useful.
+    /// The remedy if the system gave fewer addresses than are useful.
     pub(in crate::engine) address_remedy: Option<&'static str>,
 }
 

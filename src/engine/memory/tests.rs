@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::PoolView;
 use crate::arena::Retention;
 use crate::backend::{HeapSource, Region, Source, SourceError};
-use crate::diag::{LogSampler, PoolLog};
 use crate::engine::memory::{ArenaSettings, ArenaSupply, CalledSource};
 use crate::quota::Budget;
+use crate::report::{LogSampler, PoolLog};
 use crate::stats::EvictionReason;
 // In a model another thread may run before each call.
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
@@ -80,11 +80,11 @@ impl PoolView for NoBlocks {
 /// An arena over this source, with or without a limit.
 fn arena(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> ArenaSupply {
     let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), ..PoolLog::new() };
-    let (log, claim) = (Arc::new(log), Budget::new(max_bytes).nothing());
+    let (log, claim) = (Arc::new(log), Budget::new(max_bytes).empty_claim());
     let config =
         ArenaSettings { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };
-    let files = ("/".into(), Some(Path::new("/dev/null")));
-    ArenaSupply::new(CalledSource::new(source, None), claim, config, log, files).unwrap()
+    let pressure = Some(Path::new("/dev/null"));
+    ArenaSupply::new(CalledSource::new(source, None), claim, config, log, pressure).unwrap()
 }
 
 /// Every interleaving of threads that finish plans, and of those that wait for a completion. loom reports a thread that is never
@@ -194,7 +194,7 @@ mod end {
 
     use super::super::*;
     use super::{CountedHeap, NoBlocks, arena};
-    use crate::diag::captured;
+    use crate::report::captured;
     use crate::size_class::Rounding;
 
     #[test]

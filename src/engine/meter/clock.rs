@@ -43,12 +43,18 @@ pub(crate) struct Timekeeper {
 
 impl Timekeeper {
     pub(crate) fn new(manual: Option<ManualClock>) -> Self {
-        Self { manual, begun_us: monotonic_us(), coarse_us: AtomicU64::new(0) }
+        let begun_us = if manual.is_some() { 0 } else { monotonic_us() };
+        Self { manual, begun_us, coarse_us: AtomicU64::new(0) }
     }
 
-    /// Its time is moved by a test or a replay, which makes each step itself.
+    /// Returns true if a test or a replay moves the time, and makes each step itself.
     pub(crate) fn is_manual(&self) -> bool {
         self.manual.is_some()
+    }
+
+    /// A time of this pool as all pools of the process count it.
+    pub(crate) fn of_process_us(&self, pool_us: u64) -> u64 {
+        self.begun_us.saturating_add(pool_us)
     }
 
     /// Reads the clock, and leaves the coarse copy as it is.

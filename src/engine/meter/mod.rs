@@ -1,4 +1,4 @@
-//! What a pool counts in addition to its idle buffers and its memory. No hit comes here.
+//! Counters of a pool, in addition to those of its idle buffers and its memory. No hit comes here.
 //!
 //! ```text
 //!   in use = blocks - idle - in flight
@@ -19,8 +19,8 @@
 
 use std::time::Duration;
 
-use crate::diag::{PoolLog, is_power_of_ten};
 use crate::error::UsageReport;
+use crate::report::{PoolLog, is_power_of_ten};
 use crate::stats::{Histogram, Stats};
 use pinpool_observe::diagnosis::RecentLengths;
 use pinpool_os::sync::atomic;
@@ -34,7 +34,7 @@ pub(super) mod owners;
 /// requests alternate, so ending at the first success would log two lines per request.
 const CALM_US: u64 = 1_000_000;
 
-/// A statistic. All accesses are Relaxed: each is a number on its own.
+/// A statistic. All accesses are Relaxed: each number is independent.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -98,7 +98,7 @@ pub(crate) struct Counters {
     pub(crate) flights: Times,
 }
 
-/// What was requested by requests that found nothing idle at once.
+/// The lengths of requests that found nothing idle at once.
 #[derive(Debug, Default)]
 struct Requested {
     bytes: u64,
@@ -122,8 +122,8 @@ impl Counters {
         self.requested.lock().new_lengths
     }
 
-    /// Adds to `stats`, in which the cache, the memory and the copies in flight have filled their own, what is counted here. `own_bytes` are
-    /// in blocks of this pool.
+    /// Adds these counters to `stats`, which contain those of the cache, the memory and the copies in flight. `own_bytes` are the
+    /// bytes in blocks of this pool.
     pub(crate) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
         let (pageable, pageable_returns) = (self.pageable.get(), self.pageable_returns.get());
         let (handed_over, quarantined_bytes) = (self.handed_over.get(), self.quarantined_bytes.get());

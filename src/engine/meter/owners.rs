@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::dump::{HeldBuffer, Owner};
+use crate::report::{HeldBuffer, Owner};
 use pinpool_observe::diagnosis::largest;
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::sync::plain::Mutex;
@@ -50,7 +50,7 @@ impl Default for Owners {
 pub(crate) struct Tag {
     name: Box<str>,
     rows: Mutex<Rows>,
-    /// Its number in a recording.
+    /// The number in a recording.
     recorded: OnceLock<u32>,
 }
 
@@ -96,7 +96,8 @@ impl Owners {
         Some(tags.entry(name).or_insert_with_key(|name| Tag::new(name)).clone())
     }
 
-    /// What each tag holds at `now_us`. Sums, since each failed request calls this, and requests and returns of the tag wait meanwhile.
+    /// The sums of each tag at `now_us`, not its buffers, since each failed request calls this while requests and returns of the
+    /// tag wait.
     pub(crate) fn sums(&self, now_us: u64) -> Vec<Owner> {
         let sum = |tag: Arc<Tag>| {
             let mut owner = Owner::new(&tag.name);
@@ -145,7 +146,7 @@ impl Tag {
         &self.name
     }
 
-    /// Its number in a recording, assigned once by `name`.
+    /// The number in a recording, assigned once by `name`.
     pub(crate) fn recorded_number(&self, name: impl FnOnce(&str) -> u32) -> u32 {
         *self.recorded.get_or_init(|| name(&self.name))
     }
@@ -176,7 +177,7 @@ impl Holder {
 impl Drop for Holder {
     fn drop(&mut self) {
         let row = self.tag.rows.lock().rows.remove(&self.number);
-        // Its stack may be the last reference to a call stack, which is dropped under no lock.
+        // The row may have the last reference to a call stack, which is dropped under no lock.
         drop(row);
     }
 }
@@ -204,7 +205,7 @@ mod tests {
         let tag = owners.tag("a").unwrap();
         let holders: Vec<_> = (0..100).map(|n| tag.hold(10, 16, n * 1_000_000)).collect();
         let (all, buffers) = (owners.sums(100_000_000), owners.buffers(100_000_000));
-        assert_eq!((all.len(), all[0].buffers, all[0].bytes, all[0].asked_bytes), (1, 100, 1600, 1000));
+        assert_eq!((all.len(), all[0].buffers, all[0].bytes, all[0].requested_bytes), (1, 100, 1600, 1000));
         assert_eq!(all[0].oldest, Some(buffers[0].age));
         assert_eq!((buffers.len(), buffers[0].age.as_secs(), buffers[99].age.as_secs()), (100, 100, 1));
         let kept: Vec<_> = holders.into_iter().skip(50).collect();

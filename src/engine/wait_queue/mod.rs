@@ -6,27 +6,26 @@
 //! ```
 //!
 //! While a request waits,
-//! - a returned buffer is handed to the head if it is of the head's class. Otherwise it does not become idle: its memory
-//!   becomes room, which the head takes;
-//! - a buffer that was idle before the queue formed may serve one more hit of its class; its return comes here;
-//! - a request that finds nothing idle joins the queue. It may pass the head only if it fits in addition to the head: what
-//!   passed the head and has not been returned must fit into what the limit leaves next to the head's request. So the head
-//!   is served, at the latest, when all buffers that were in use or idle when it became the head have been returned;
+//! - a returned buffer of the head's class is handed to the head; another buffer does not become idle, and its memory makes room
+//!   for the head,
+//! - a buffer that was idle before the queue formed may serve one more hit of its class,
+//! - a request that finds nothing idle joins the queue. It may pass the head only if it fits in addition to the head: what passed
+//!   the head and has not been returned must fit into what the limit leaves next to the head's request. So the head is served, at
+//!   the latest, when all buffers that were in use or idle when it became the head have been returned,
 //! - only the head searches for memory, so small requests cannot overtake a large one forever.
 //!
-//! A waiting thread searches for memory itself. For tasks the thread `pinpool-get` does, which is started by the first waiting task
-//! and ends when no task waits; a poll reads the slot of its waiter. A task is *deferred* if its first attempt needs a driver call:
-//! the thread makes that attempt before the request joins the queue. If no thread is available, and in a simulation, the polls
-//! search for memory.
+//! A waiting thread searches for memory itself. The thread `pinpool-get` searches for tasks; the first waiting task starts it, and
+//! it ends when no task waits. A task whose first attempt needs a driver call is *deferred*: the thread makes that attempt before
+//! the request joins the queue. If no thread is available, and in a simulation, the polls search for memory.
 //!
-//! While no request waits, a hit and a return pay one load: [`WaitQueue::has_waiters`]. Each pool has one queue. A partition has
-//! another queue, in which requests wait for their claim before they join the queue of the pool. Owns the order. Never acquires
-//! memory, which is the task of the [`Server`].
+//! While no request waits, a hit and a return pay one load: [`WaitQueue::has_waiters`]. Each pool has one queue, and each partition
+//! another, in which requests wait for their claim before they join the queue of the pool. Owns the order. Never acquires memory,
+//! which is the task of the [`Server`].
 //!
 //! - waiters-I1: no wake-up is lost. A return made after a request joined finds it, or that request's first attempt finds the
 //!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes no request, so the start of
 //!   a copy wakes the head of the queue, which polls at short intervals while copies are in flight.
-//! - waiters-I2: a request that leaves the queue, for whatever reason, wakes the next, and passes on what it was handed.
+//! - waiters-I2: a request that leaves the queue, for any reason, wakes the next, and passes on an item that it was handed.
 //! - waiters-I3: nothing is handed to a request that has left the queue: both happen under the lock of the queue.
 //! - waiters-I4: the slow path is required exactly while the queue has a request: [`WaitQueue::change`] tells the pool.
 
@@ -45,22 +44,22 @@ use pinpool_os::sync::{Condvar, Mutex};
 use pinpool_os::threads;
 use pinpool_os::unwind::caught;
 
-/// Shortest time that an attempt may wait for driver calls of other threads, however soon the next search is due.
+/// Shortest time that an attempt may wait for driver calls of other threads.
 const CALL_PATIENCE: Duration = Duration::from_micros(500);
 
-/// What the queue requires of its pool or partition.
+/// The pool or partition behind a queue.
 pub(crate) trait Server: Sized + Send + Sync + 'static {
-    /// What a request wants.
+    /// A request.
     type Request: Send + Sync;
-    /// What serves it.
+    /// The item that serves a request.
     type Item: Send;
     /// Why it was not served.
     type Refusal: Clone + Send;
 
     fn queue(&self) -> &WaitQueue<Self>;
 
-    /// Whether each return must check the queue from now on. Called under the lock of the queue, so it calls nothing of the
-    /// queue, nor of a user.
+    /// While `is_waiting`, each return must check the queue. Called under the lock of the queue, so it must not call the queue or
+    /// a user.
     fn require_slow_path(&self, is_waiting: bool);
 
     /// Completes what is ready to be returned.
@@ -69,7 +68,7 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     /// Serves the head, or a deferred request, which has no refusal yet. Waits for driver calls of other threads until `until`.
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> Result<Self::Item, Self::Refusal>;
 
-    /// Whether a deferred request, which was refused, waits.
+    /// Returns whether a deferred request, which was refused, waits.
     fn admits(self: &Arc<Self>, _waiter: &Waiter<Self>, _refusal: &Self::Refusal) -> bool {
         true
     }
@@ -83,10 +82,10 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     /// Longest sleep of the head, which joined or was last woken at `since`, for memory that returns without waking a request.
     fn patience(&self, since: Instant) -> Duration;
 
-    /// Whether waiting cannot help the head, which was refused for this reason.
+    /// Returns whether waiting cannot help the head, which was refused for this reason.
     fn is_hopeless(&self, refusal: &Self::Refusal) -> bool;
 
-    /// A request took what it was handed.
+    /// A request took the item that it was handed.
     fn record_taken(&self) {}
 
     /// A request has left the queue, which it joined this long ago.
@@ -175,8 +174,7 @@ impl<S: Server> WaitQueue<S> {
         self.state.lock().waiters.iter().filter_map(|(_, waiter)| waiter.joined_at()).map(waited).sum()
     }
 
-    /// Changes the queue. Tells the pool if it has become empty or is empty no more, and wakes the request that has become the
-    /// head in place of another.
+    /// Changes the queue. Tells the pool if the queue has become empty or non-empty, and wakes a new head.
     fn change<R>(&self, server: &S, change: impl FnOnce(&mut QueueState<S>) -> R) -> R {
         let mut state = self.state.lock();
         let head_before = state.head_number();
@@ -242,11 +240,11 @@ impl<S: Server> WaitQueue<S> {
         if is_deferred {
             self.state.lock().deferred.retain(|other| !Arc::ptr_eq(other, waiter));
         } else if self.is_head(server, waiter) {
-            // What it returns is handed to the head, which may be this request.
+            // A returned item is handed to the head, which may be this request.
             server.sweep();
         }
         if is_deferred || self.is_head(server, waiter) {
-            // Short, so that it finds soon what it is handed meanwhile.
+            // Short, so that the request soon finds an item that it is handed meanwhile.
             let patience = server.patience(waiter.polls_since()).max(CALL_PATIENCE);
             match server.serve(waiter, waiter.deadline.min(Instant::now() + patience)) {
                 Ok(item) => return self.end(server, waiter, Some(item)),
@@ -268,7 +266,7 @@ impl<S: Server> WaitQueue<S> {
         }
     }
 
-    /// Whether `waiter` is the head. Late tasks before it leave the queue.
+    /// Returns whether `waiter` is the head. Late tasks before it leave the queue.
     fn is_head(&self, server: &S, waiter: &Arc<Waiter<S>>) -> bool {
         self.change(server, |state| {
             state.remove_late();

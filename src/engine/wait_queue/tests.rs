@@ -140,133 +140,22 @@ fn a_deadline_in_the_past_allows_one_attempt() {
 }
 
 #[test]
-fn waiters_are_served_in_the_order_of_arrival() {
-    let (pool, order) = (TestPool::new(), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for name in 0..4 {
-            let (pool, order) = (&pool, &order);
-            scope.spawn(move || {
-                let item = get(pool);
-                order.lock().push((name, item));
-            });
-            pool.until_waiting(name + 1);
-        }
-        for item in 0..4 {
-            pool.put(item, CLASS);
-            while order.lock().len() <= item as usize {
-                thread::yield_now();
-            }
-        }
-    });
-    assert_eq!(*order.lock(), [0, 1, 2, 3].map(|name| (name as usize, Some(name))));
-    assert_eq!(*pool.told.lock(), [true, false], "once for the whole line");
-}
-
-#[test]
-fn a_put_hands_over_without_an_attempt_and_one_of_another_class_makes_room() {
-    let pool = TestPool::new();
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| get(&pool));
-        pool.until_waiting(1);
-        assert_eq!(pool.queue.offer(&pool, 1, OTHER, (0, 0)), Some(1));
-        assert!(pool.queue.has_waiters());
-        assert_eq!(pool.queue.offer(&pool, 2, CLASS, (0, 0)), None);
-        assert_eq!(pool.queue.offer(&pool, 3, CLASS, (0, 0)), Some(3));
-        assert!(!pool.queue.has_waiters());
-        assert_eq!(waiting.join().unwrap(), Some(2));
-    });
-}
-
-#[test]
-fn an_attempt_that_panics_leaves_the_line_and_the_next_is_served() {
-    let pool = TestPool::new();
-    pool.panics.store(true, Ordering::SeqCst);
-    thread::scope(|scope| {
-        let unwinding = scope.spawn(|| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| get(&pool))).is_err());
-        assert!(unwinding.join().unwrap());
-        assert!(!pool.queue.has_waiters());
-        let next = scope.spawn(|| get(&pool));
-        pool.until_waiting(1);
-        pool.put(1, CLASS);
-        assert_eq!(next.join().unwrap(), Some(1));
-    });
-}
-
-#[test]
-fn what_a_get_was_handed_when_it_is_dropped_goes_to_the_next() {
-    let pool = TestPool::new();
-    let (first, second) = (join(&pool, LONG), join(&pool, LONG));
-    pool.put(1, CLASS);
-    drop(first);
-    assert_eq!(second.wait(), Some(1));
-    assert!(pool.idle.lock().is_empty());
-}
-
-#[test]
-fn a_task_is_woken_by_the_put_that_serves_it_through_the_waker_of_its_last_poll() {
-    let pool = TestPool::new();
-    let (first, second) = (Arc::new(Counting::default()), Arc::new(Counting::default()));
-    let mut turn = join_task(&pool, CLASS, LONG);
-    assert_eq!(poll(&mut turn, &first.clone().into()), Poll::Pending);
-    assert_eq!(poll(&mut turn, &second.clone().into()), Poll::Pending);
-    pool.put(1, CLASS);
-    assert_eq!((first.0.load(Ordering::SeqCst), second.0.load(Ordering::SeqCst)), (0, 1));
-    assert_eq!(poll(&mut turn, &second.into()), Poll::Ready(Some(1)));
-}
-
-#[test]
-fn a_waker_that_panics_keeps_no_get_from_its_item() {
-    struct Panicking;
-    impl Wake for Panicking {
-        fn wake(self: Arc<Self>) {
-            panic!("the waker panics");
-        }
-    }
-    let pool = TestPool::new();
-    let mut turn = join_task(&pool, CLASS, LONG);
-    assert_eq!(poll(&mut turn, &Arc::new(Panicking).into()), Poll::Pending);
-    pool.put(1, CLASS);
-    assert_eq!(poll(&mut turn, Waker::noop()), Poll::Ready(Some(1)));
-}
-
-#[test]
 fn a_late_task_that_is_polled_no_more_leaves_the_queue_to_the_next() {
     let pool = TestPool::new();
-    let abandoned = join_task(&pool, CLASS, Duration::from_millis(20));
+    let head = join_task(&pool, CLASS, LONG);
+    let behind = join_task(&pool, CLASS, LONG);
+    assert_eq!(pool.queue.next_search(&*pool, &behind.waiter), head.waiter.deadline);
+    drop((head, behind));
+    let abandoned = join_task(&pool, CLASS, NO_TIME);
     let mut waiting = join_task(&pool, CLASS, LONG);
-    let deadline = abandoned.waiter.deadline;
-    assert_eq!(pool.queue.next_search(&*pool, &waiting.waiter), deadline);
-    thread::sleep(Duration::from_millis(20));
-    assert!(pool.queue.next_search(&*pool, &waiting.waiter) > deadline, "a late head is no reason to search in a loop");
+    let next = pool.queue.next_search(&*pool, &waiting.waiter);
+    assert!(next > Instant::now(), "a late head is no reason to search in a loop");
     pool.put(1, CLASS);
     assert_eq!(poll(&mut waiting, Waker::noop()), Poll::Ready(Some(1)));
     drop(waiting);
     assert!(!pool.queue.has_waiters(), "the late one counts no more");
     drop(abandoned);
     assert!(!pool.queue.has_waiters());
-}
-
-#[test]
-fn a_late_task_that_is_alone_leaves_no_attention_behind() {
-    let pool = TestPool::new();
-    let mut turn = join_task(&pool, CLASS, NO_TIME);
-    assert_eq!(poll(&mut turn, Waker::noop()), Poll::Ready(None));
-    assert_eq!(*pool.told.lock(), [true, false]);
-    drop(turn);
-    assert_eq!(*pool.told.lock(), [true, false]);
-}
-
-#[test]
-fn a_put_that_finds_only_late_tasks_ends_the_attention() {
-    let pool = TestPool::new();
-    let late = [(); 2].map(|()| join_task(&pool, CLASS, NO_TIME));
-    pool.put(1, CLASS);
-    assert_eq!(
-        (pool.queue.has_waiters(), &*pool.told.lock(), &*pool.idle.lock()),
-        (false, &vec![true, false], &vec![1])
-    );
-    drop(late);
-    assert_eq!(*pool.told.lock(), [true, false]);
 }
 
 /// The next number of a repeatable sequence (xorshift64), below `end`.

@@ -50,7 +50,7 @@ pub(crate) struct AdviseArgs {
     #[arg(long, value_name = "NAME")]
     pool: Option<String>,
 
-    /// Show the costs of these settings (MAX_BYTES=1GiB,...) instead; repeatable
+    /// Show the costs of MAX_BYTES=1GiB,...; repeatable
     #[arg(long = "try", value_name = "SETTINGS", conflicts_with_all = ["set", "pool"])]
     tries: Vec<Set>,
 
@@ -64,8 +64,9 @@ pub(crate) struct AdviseArgs {
 }
 
 /// Causes outside the pool: a replay does not show them.
-const BEYOND_SETTINGS: [Cause; 4] = [Cause::Leak, Cause::StuckCopy, Cause::OtherProcess, Cause::MemoryRefused];
-/// Why no limit is advised, or nothing at all.
+const BEYOND_SETTINGS: [Cause; 5] =
+    [Cause::Leak, Cause::StuckCopy, Cause::OtherProcess, Cause::MemoryRefused, Cause::NotPinned];
+/// Reasons to advise no limit, or nothing at all.
 const GROWS: &str = "use grows until the end, and a longer run would outgrow any limit that this one needs";
 const NO_GAIN: &str = "no idle timeout or reserve gains a tenth of the time lost, and no limit a tenth of the memory, at no cost of the other";
 const NO_SOONER: &str = "with more memory the program would end less than 10 % sooner";
@@ -79,10 +80,8 @@ pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) 
     // Invalid settings are refused before any file is read.
     set.replay()?;
     let bar = terminal.steps(verbosity);
-    let mut messages = Vec::new();
-    let advised = advise(args, &set, &bar, &mut messages);
+    let advised = advise(args, &set, &bar, terminal);
     bar.finish_and_clear();
-    messages.iter().for_each(|message| terminal.message(message));
     let (text, is_whole) = advised?;
     terminal.print(text.trim_end())?;
     if is_whole { Ok(()) } else { Err(ExitError::Failure.into()) }
@@ -93,7 +92,7 @@ fn advise(
     args: &AdviseArgs,
     set: &Set,
     bar: &ProgressBar,
-    messages: &mut Vec<String>,
+    terminal: &Terminal,
 ) -> Result<(String, bool), Box<dyn Error>> {
     if set.pairs.iter().any(|(name, _)| name == "PINPOOL_MAX_BYTES") {
         let why = "--set MAX_BYTES: advise finds the limit; --try shows the cost of one value";
@@ -102,31 +101,31 @@ fn advise(
     let [path] = args.traces.as_slice() else {
         return Err(ExitError::Settings.because("several traces need --try: name one"));
     };
-    let workload = open(path, args.pool.as_deref(), messages)?;
-    messages.extend(workload.warning().map(|warning| named(path, &warning)));
+    let workload = open(path, args.pool.as_deref(), terminal)?;
+    workload.warning.iter().for_each(|warning| terminal.message(named(path, warning)));
     bar.enable_steady_tick(Duration::from_millis(100));
     let advice = search(&workload, &set.pairs, bar).map_err(|error| named(path, &error))?;
     // The user's settings are part of the advice.
     let settings = advice.advised.iter().flat_map(|better| set.pairs.iter().cloned().chain(better.settings()));
-    let settings = Settings::of(&workload, settings);
+    let settings = AdvisedSettings::of(&workload, settings);
     let trace = path.display().to_string();
-    let recorded = workload.diagnoses().first().map(|one| &one.diagnosis.lost);
+    let recorded = workload.diagnoses.first().map(|one| &one.diagnosis.lost);
     let text = if args.json {
         let mut object = serde_json::to_value(&advice)?;
         object["trace"] = trace.into();
         object["recorded_lost_seconds"] = json!(recorded.map(|lost| lost.total_ns() as f64 / 1e9));
         // Advised settings that the program sets in its code.
         object["in_code"] = settings.in_code.iter().map(|(name, _)| &**name).collect();
-        object["warnings"] = workload.warning().into();
+        object["warnings"] = workload.warning.as_deref().into();
         object.to_string()
     } else {
-        format!("{trace}: {} requests\n{}", grouped(workload.gets()), in_words(&advice, recorded, &settings))
+        format!("{trace}: {} requests\n{}", grouped(workload.gets), in_words(&advice, recorded, &settings))
     };
-    Ok((text, workload.warning().is_none()))
+    Ok((text, workload.warning.is_none()))
 }
 
 /// The trace of one pool: the named one, or the one that lost most.
-fn open(path: &Path, pool: Option<&str>, messages: &mut Vec<String>) -> Result<Workload, String> {
+fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<Workload, String> {
     let choose = |recording: &mut Recording| {
         let diagnoses = diagnose_recording(recording);
         let chosen = diagnoses.iter().find(|one| pool.is_none_or(|pool| one.name == pool));
@@ -134,10 +133,15 @@ fn open(path: &Path, pool: Option<&str>, messages: &mut Vec<String>) -> Result<W
             let names: Vec<_> = diagnoses.iter().map(|one| &*one.name).collect();
             return Err(named(path, &format_args!("it has no such pool with requests; it has {}", names.join(", "))));
         }
+        let is_beyond = |one: &&PoolDiagnosis| one.diagnosis.is_alarm && BEYOND_SETTINGS.contains(&one.diagnosis.cause);
+        if let Some(PoolDiagnosis { name, diagnosis, .. }) = chosen.filter(is_beyond) {
+            recording.warning.iter().for_each(|warning| terminal.message(named(path, warning)));
+            return Err(named(path, &format_args!("no setting of {name} helps: {diagnosis}")));
+        }
         if let Some(PoolDiagnosis { pool: number, name, .. }) = chosen.filter(|_| diagnoses.len() > 1) {
             let why = if pool.is_none() { ", which lost most (--pool names another)" } else { "" };
-            messages
-                .push(named(path, &format_args!("it has {} pools; the advice is for {name}{why}", diagnoses.len())));
+            let pools = diagnoses.len();
+            terminal.message(named(path, &format_args!("it has {pools} pools; the advice is for {name}{why}")));
             recording.pools.retain(|pool| pool.number == *number);
             recording.records.retain(|record| record.pool == *number);
         }
@@ -158,14 +162,11 @@ fn open(path: &Path, pool: Option<&str>, messages: &mut Vec<String>) -> Result<W
 ///
 /// If no setting helps the program, or its recording cannot be replayed faithfully.
 fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBar) -> Result<Advice, Box<dyn Error>> {
-    let of_cause = |cause| workload.diagnoses().iter().find(|one| one.diagnosis.cause == cause);
-    if let Some(PoolDiagnosis { name, diagnosis, .. }) = BEYOND_SETTINGS.into_iter().find_map(of_cause) {
-        return Err(format!("no setting of {name} helps: {diagnosis}").into());
-    }
-    if let Some(PoolDiagnosis { diagnosis, .. }) = of_cause(Cause::LimitTooSmall)
-        && workload.failed_gets() > 0
+    let is_too_small = |one: &&PoolDiagnosis| one.diagnosis.cause == Cause::LimitTooSmall;
+    if let Some(PoolDiagnosis { diagnosis, .. }) = workload.diagnoses.iter().find(is_too_small)
+        && workload.failed_gets > 0
     {
-        let failed = counted(workload.failed_gets(), "request");
+        let failed = counted(workload.failed_gets, "request");
         return Err(format!(
             "{failed} failed under the limit, and no replay shows what the program would have done with memory: \
              {}; then record it again",
@@ -177,7 +178,7 @@ fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBa
     let level = log::max_level();
     log::set_max_level(log::LevelFilter::Off);
     let advice = Replay::as_recorded(workload, &[]).map_err(Into::into).and_then(|replay| {
-        let doubt = if workload.is_closed() { workload.doubt(&replay.play(workload)?) } else { None };
+        let doubt = if workload.is_closed { workload.doubt(&replay.play(workload)?) } else { None };
         doubt.map_or_else(|| Search::new(workload, fixed, progress).advise(), |doubt| Err(doubt.into()))
     });
     log::set_max_level(level);
@@ -203,12 +204,12 @@ fn why_kept(Advice { as_given, frontier, grows, .. }: &Advice) -> String {
 
 /// Advised settings: variables, and settings that the program must change in its code because it sets them there.
 #[derive(Debug, Default)]
-struct Settings {
+struct AdvisedSettings {
     variables: Vec<(String, String)>,
     in_code: Vec<(String, String)>,
 }
 
-impl Settings {
+impl AdvisedSettings {
     fn of(workload: &Workload, settings: impl IntoIterator<Item = (String, String)>) -> Self {
         let (in_code, variables) = settings.into_iter().partition(|(name, _)| workload.is_set_in_code(name));
         Self { variables, in_code }
@@ -226,7 +227,7 @@ impl Settings {
 }
 
 /// The costs of the given, the advised and other settings, and the lines to export.
-fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &Settings) -> String {
+fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &AdvisedSettings) -> String {
     let mut text = recorded.map_or_else(String::new, |lost| format!("recorded: {lost}\n"));
     let advised = advice.advised.as_ref();
     let tried = advice.tried.iter();
@@ -243,7 +244,7 @@ fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &Settings) -> St
     };
     if let Some((least, most)) = advice.lost_seconds_range.filter(|(least, most)| least < most) {
         text += &format!(
-            "the duration of pin calls varied in the recording: if all are as short or as long, {least:.3} to {most:.3} s are lost\n"
+            "between the fastest and the slowest recorded pin call, the advice loses {least:.3} to {most:.3} s\n"
         );
     }
     text + "\n" + &settings.lines()

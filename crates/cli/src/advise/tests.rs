@@ -29,7 +29,7 @@ enum Op {
     },
 }
 
-/// What a thread does with a buffer, and when, unless it waits.
+/// An action of a thread on a buffer, and its time if the thread does not wait.
 #[derive(Debug, Clone, Copy)]
 struct Act {
     at_ns: u64,
@@ -322,7 +322,7 @@ fn settings_made_in_code_are_not_advised_as_variables() {
         let workload = Workload::of(&Run::of(&acts).record_all(None, &[("set_in_code", set_in_code)])).unwrap();
         let advised = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_MAX_BYTES", "7")];
         let advised = advised.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        super::Settings::of(&workload, advised).lines()
+        super::AdvisedSettings::of(&workload, advised).lines()
     };
     let all = "export PINPOOL_PRESET=adaptive\nexport PINPOOL_ROUNDING=eighths\nexport PINPOOL_MAX_BYTES=7\n";
     assert_eq!((lines(""), lines("PINPOOL_BACKEND PINPOOL_TRACE")), (all.to_owned(), all.to_owned()));
@@ -374,9 +374,9 @@ fn a_recording_that_a_replay_cannot_reproduce_gets_no_advice() {
     assert!(error.starts_with("this recording cannot be replayed faithfully: "), "{error}");
 }
 
-/// Whether the advice was right, and its kind.
+/// The kind of a correct advice.
 fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
-    if workload.diagnoses().iter().any(|one| one.diagnosis.cause == Cause::Leak) {
+    if workload.diagnoses.iter().any(|one| one.diagnosis.cause == Cause::Leak) {
         return Ok(Outcome::Leak);
     }
     let progress = ProgressBar::hidden();

@@ -15,7 +15,7 @@ pub(super) fn too_much(bytes: u64, memory: &HostMemory) -> Option<String> {
     }
 }
 
-/// Why a reserve of `bytes` does not fit, and what helps.
+/// The reason that a reserve of `bytes` does not fit, and the remedy.
 pub(super) fn reserve_problem(
     config: &Config,
     max_bytes: Option<u64>,

@@ -126,7 +126,6 @@ fn pressure(is_reported: bool) -> Finding {
     }
 }
 
-/// Whether the processes of this host share a limit.
 fn shared_limit(config: &Config) -> Finding {
     const CHECK: &str = "shared-limit";
     let name = match &config.ledger {

@@ -29,7 +29,7 @@ pub(super) struct Backends {
     pub(super) findings: Vec<Finding>,
     /// The backend that a pool would use.
     pub(super) chosen: Option<Arc<dyn Source>>,
-    /// Whether the chosen backend provides memory.
+    /// True if the chosen backend provides memory.
     pub(super) works: bool,
     pub(super) max_bytes: Option<u64>,
 }
@@ -176,7 +176,7 @@ fn sample_bytes(max_bytes: Option<u64>, available_bytes: u64) -> usize {
     (most / unit * unit).max(PAGE_BYTES)
 }
 
-/// Whether pinned memory for the GPU is available: the exit status in words.
+/// The last finding, which decides the exit status: pinned memory for the GPU is available or not.
 pub(super) fn result(device: u32, gpu: &Finding, source: Option<&dyn Source>, works: bool) -> Finding {
     const CHECK: &str = "result";
     let no = |why: String| Finding::error(CHECK, format!("no pinned memory for GPU {device}: {why}"));

@@ -51,7 +51,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "N")]
     device: Option<u32>,
 
-    /// Plan a reserve of this size [default: PINPOOL_RESERVE]
+    /// Plan this reserve [default: PINPOOL_RESERVE]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     reserve: Option<u64>,
 
@@ -59,7 +59,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     probe_limit: Duration,
 
-    /// List the variables that are set or commonly needed, and their problems
+    /// List the PINPOOL_ variables and their problems
     #[arg(long, conflicts_with_all = ["bench", "device", "reserve", "json"])]
     settings: bool,
 
@@ -67,7 +67,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, requires = "settings")]
     all: bool,
 
-    /// Measure what pinning, hits and copies cost on this machine
+    /// Measure pinning, hits and copies
     #[arg(long, conflicts_with_all = ["device", "reserve"])]
     bench: bool,
 

@@ -66,7 +66,7 @@ pub(super) fn checked(device: Option<u32>, reserve: Option<u64>) -> (Config, Vec
     let errors = report.errors.iter().map(|error| Finding::error(CHECK, error.to_string()));
     let mut findings: Vec<_> =
         warnings.chain(errors).map(|finding| finding.remedy("correct the variable or unset it")).collect();
-    // What this machine lacks for them.
+    // Problems of these settings on this machine.
     findings.extend([numa_node(&report.config), trace(&report.config), socket(&report.config)].into_iter().flatten());
     if findings.is_empty() {
         let mut set: Vec<_> = set.iter().map(|(name, value)| format!("{name}={value}")).collect();

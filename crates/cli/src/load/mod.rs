@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use pinpool::Pool;
 use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
 use pinpool_loader::{
-    BatchDone, Catalog, Destination, Ended, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination,
+    BatchDone, Catalog, Destination, Failure, LoadOptions, LoadOutcome, LoadSummary, Loader, Observer, SinkDestination,
     StopFlag,
 };
 
@@ -42,12 +42,13 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// Load files onto the GPU, or into a host sink if there is none
 ///
 /// Reads every regular file under the PATHs; without one, a synthetic data set with the sizes of photographs. A .tar (WebDataset
-/// shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file that is a PATH, or is in a directory of nothing else, is opened, and
-/// its samples are loaded one by one; any other .gz or .zst file is decompressed. A file larger than --batch-bytes is read in parts, so
-/// a run holds at most (prefetch + streams) times --batch-bytes. Exits with 0 only if everything arrived, 1 if something failed, 2 for
+/// shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file that is a PATH, or is in a directory of only such files, is opened,
+/// and its samples are loaded one by one; any other .gz or .zst file is decompressed. A file larger than --batch-bytes is read in parts,
+/// so a run holds at most (prefetch + streams) times --batch-bytes. With --batch-files, --batch-bytes has no default. Exits with 0 only if everything arrived, 1 if something failed, 2 for
 /// invalid settings, 3 if --require-gpu is not met, 4 if there was no file to load, 130 after Ctrl-C. An incomplete recording is a
 /// failure.
 #[derive(Debug, clap::Args)]
+#[command(help_template = "{about-with-newline}\n{usage-heading} {usage}\n\n{options}{after-help}")]
 #[command(after_help = "Example: pinpool load --verify --record t.gz /data/images")]
 pub(crate) struct Args {
     /// Files and directories; without one, a synthetic data set
@@ -57,19 +58,15 @@ pub(crate) struct Args {
     #[arg(long)]
     containers: bool,
 
-    /// Files in the synthetic data set [default: 10000]
+    /// Synthetic files, without PATHS [default: 10000]
     #[arg(long, value_name = "N", conflicts_with = "paths", value_parser = clap::value_parser!(u64).range(..=1 << 24))]
     synthetic: Option<u64>,
-
-    /// Seed of the synthetic data set
-    #[arg(long, value_name = "SEED", default_value_t = 0, conflicts_with = "paths")]
-    seed: u64,
 
     /// Reader threads [default: one for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     workers: Option<u64>,
 
-    /// Batches read ahead of the copies [default: two for each worker]
+    /// Batches read ahead [default: two for each worker]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
     prefetch: Option<u64>,
 
@@ -81,7 +78,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     batch_files: Option<NonZeroU64>,
 
-    /// Most bytes in a batch [default: 16MiB; no limit with --batch-files]
+    /// Most bytes in a batch [default: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = batch_bytes)]
     batch_bytes: Option<NonZeroU64>,
 
@@ -93,7 +90,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEED")]
     shuffle: Option<u64>,
 
-    /// Compare checksums of the files with checksums of the destination
+    /// Compare checksums with the destination
     #[arg(long)]
     verify: bool,
 
@@ -101,24 +98,24 @@ pub(crate) struct Args {
     #[arg(long)]
     strict: bool,
 
-    /// Fail unless every batch goes to a GPU from pinned memory
+    /// Fail without a GPU or memory pinned for it
     #[arg(long)]
     require_gpu: bool,
 
     /// Wait between the last batch and the report
-    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_duration)]
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_duration, hide_short_help = true)]
     idle: Duration,
 
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 
-    /// Record what the pool does; compressed if the name ends in .gz
+    /// Record what the pool does; .gz compresses it
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
     /// Keep the call stack of one request in N
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_short_help = true)]
     call_stacks: u64,
 
     /// Set a pool variable (MAX_BYTES=2GiB); repeatable
@@ -203,10 +200,12 @@ fn stay_idle(idle: Duration, stop: &StopFlag) {
 }
 
 fn conclude(summary: &LoadSummary) -> Result<(), Box<dyn Error>> {
-    match &summary.ended {
-        Ended::Stopped => Err(ExitError::Interrupted.because("interrupted; the statistics cover the part before")),
-        Ended::Strict => Err("stopped at the first failure (--strict)".into()),
-        Ended::Failed(error) => Err(ExitError::Failure.because(format_args!("stopped: {error}"))),
+    match &summary.outcome {
+        LoadOutcome::Stopped => {
+            Err(ExitError::Interrupted.because("interrupted; the statistics cover the part before"))
+        }
+        LoadOutcome::Strict => Err("stopped at the first failure (--strict)".into()),
+        LoadOutcome::Failed(error) => Err(ExitError::Failure.because(format_args!("stopped: {error}"))),
         _ if summary.is_clean() => Ok(()),
         _ => Err(ExitError::Failure.into()),
     }
@@ -215,7 +214,7 @@ fn conclude(summary: &LoadSummary) -> Result<(), Box<dyn Error>> {
 impl Args {
     fn catalog(&self, stop: &StopFlag) -> Catalog {
         if self.paths.is_empty() {
-            Catalog::synthetic(self.synthetic.unwrap_or(SYNTHETIC_FILES), self.seed)
+            Catalog::synthetic(self.synthetic.unwrap_or(SYNTHETIC_FILES), 0)
         } else {
             Catalog::from_paths(&self.paths, self.containers, stop)
         }

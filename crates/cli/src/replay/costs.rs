@@ -21,7 +21,7 @@ pub(crate) struct Costs {
 impl Costs {
     /// Costs fitted or scaled to the calls of the trace, or assumed ones.
     pub(crate) fn of(workload: &Workload) -> Self {
-        let (pins, unpins) = (workload.pins(), workload.unpins());
+        let (pins, unpins) = (&*workload.pins, &*workload.unpins);
         let fitted = CallCost::fitted(pins, CallCost::ASSUMED_PIN);
         let (pin, unpin, origin) = match fitted {
             Some(pin) => {
@@ -53,7 +53,7 @@ impl Costs {
     }
 }
 
-/// Where the cost of `calls` comes from.
+/// The origin of the cost of `calls`.
 fn origin_of(calls: &[TimedCall]) -> String {
     match (calls.len(), CallCost::is_one_size(calls)) {
         (0, _) => "as pins".to_owned(),
@@ -62,7 +62,7 @@ fn origin_of(calls: &[TimedCall]) -> String {
     }
 }
 
-/// What a replay under some settings costs.
+/// The costs of a replay under some settings.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Column {
     pub(crate) set: String,

@@ -45,7 +45,7 @@ pub(crate) struct ReplayArgs {
     pub(crate) max_ratio: Option<f64>,
 }
 
-/// What `--json` prints of a workload under one `--set`.
+/// The JSON object of a workload under one `--set`.
 #[derive(Serialize)]
 struct JsonLine<'a> {
     workload: &'a str,
@@ -63,17 +63,18 @@ pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), Box<dyn 
         let why = "--max-ratio and MAX_BYTES both set the limit: omit one of the two";
         return Err(ExitError::Settings.because(why));
     }
-    let (mut warnings, mut notes) = (Vec::new(), Vec::new());
     // Invalid settings are refused before any file is read.
     args.set.iter().try_for_each(|set| set.replay().map(drop))?;
-    let played = args.workloads.iter().try_for_each(|path| args.play(path, &mut warnings, &mut notes));
-    notes.iter().chain(&warnings).for_each(|message| terminal.message(message));
-    played?;
-    if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure.into()) }
+    let mut is_whole = true;
+    for path in &args.workloads {
+        is_whole &= args.play(path, terminal)?;
+    }
+    if is_whole { Ok(()) } else { Err(ExitError::Failure.into()) }
 }
 
 impl ReplayArgs {
-    fn play(&self, path: &Path, warnings: &mut Vec<String>, notes: &mut Vec<String>) -> Result<(), Box<dyn Error>> {
+    /// Returns whether the trace is whole.
+    fn play(&self, path: &Path, terminal: &Terminal) -> Result<bool, Box<dyn Error>> {
         let as_given = [Set { text: "as given".to_owned(), ..Set::default() }];
         let sets = if self.set.is_empty() { &as_given[..] } else { &self.set };
         let source = self.source.unwrap_or_default();
@@ -81,8 +82,8 @@ impl ReplayArgs {
         // The file name up to the first dot.
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         let name = file.split('.').next().unwrap_or_default();
-        warnings.extend(workload.warning().map(|warning| named(path, &warning)));
-        notes.extend(workload.pools_note().map(|note| named(path, &note)));
+        let notes = workload.warning.clone().into_iter().chain(workload.pools_note());
+        notes.for_each(|note| terminal.message(named(path, &note)));
         let costs = Costs::of(&workload);
         let limit = self.max_ratio.map(|ratio| limit_bytes(&workload, ratio));
         let play = |Set { text, pairs }: &Set| -> Result<Column, Box<dyn Error>> {
@@ -93,18 +94,20 @@ impl ReplayArgs {
         };
         let columns = sets.iter().map(play).collect::<Result<Vec<_>, _>>()?;
         if let ([as_recorded], true, None, None) = (columns.as_slice(), self.set.is_empty(), limit, self.source) {
-            notes.extend(workload.doubt(&as_recorded.outcome).map(|doubt| named(path, &doubt)));
+            workload.doubt(&as_recorded.outcome).iter().for_each(|doubt| terminal.message(named(path, doubt)));
         }
         if self.json {
-            return columns.iter().try_for_each(|column| {
+            for column in &columns {
                 let line = JsonLine { workload: name, column, costs: &costs, pools_merged: workload.pools_merged() };
-                Ok(to_stdout(&format!("{}\n", serde_json::to_string(&line)?))?)
-            });
+                to_stdout(&format!("{}\n", serde_json::to_string(&line)?))?;
+            }
+        } else {
+            let mut text = format!("{name}: requested at most {} at once\n", Size(workload.peak_requested_bytes()));
+            text += &table(&columns.iter().collect::<Vec<_>>());
+            text += &costs.line();
+            to_stdout(&text)?;
         }
-        let mut text = format!("{name}: requested at most {} at once\n", Size(workload.peak_requested_bytes()));
-        text += &table(&columns.iter().collect::<Vec<_>>());
-        text += &costs.line();
-        Ok(to_stdout(&text)?)
+        Ok(workload.warning.is_none())
     }
 }
 

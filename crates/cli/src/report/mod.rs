@@ -34,7 +34,7 @@ const TITLE: &str = "pinpool report";
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool report t.gz -o page.html")]
 pub(crate) struct ReportArgs {
-    /// Log, recording (plain or compressed; `-` is stdin), process id or socket
+    /// Log or recording (`-` is stdin), process id or socket
     #[arg(value_name = "LOG|TRACE|PID")]
     input: PathBuf,
 
@@ -42,7 +42,7 @@ pub(crate) struct ReportArgs {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// How long a process is observed
+    /// Time to observe a process
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 }

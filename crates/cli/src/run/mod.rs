@@ -45,7 +45,7 @@ pub(crate) struct RunArgs {
     #[arg(value_name = "NAME=VALUE")]
     settings: Vec<String>,
 
-    /// Append the log to this file (%p is the process id) [default: warnings on stderr]
+    /// Append the log to this file; %p is the process id
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 
@@ -100,7 +100,7 @@ fn variable(setting: &str) -> Result<(String, String), Box<dyn Error>> {
     pair(setting).map_err(|why| ExitError::Settings.because(format_args!("{why}\n{OPTIONS}")))
 }
 
-/// Whether the log can be written. A missing file is created and removed, since each process may have a separate log.
+/// Fails if the log cannot be written. A missing file is created and removed, since each process may have a separate log.
 fn check_log(log: &Path) -> Result<(), String> {
     // The library inserts the process id; 0 is not used.
     let path = PathBuf::from(log.to_string_lossy().replace("%p", "0"));

@@ -29,7 +29,7 @@ pub(super) fn find(name: &OsStr) -> io::Result<PathBuf> {
     path.cloned().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
 }
 
-/// Why the dynamic loader ignores `LD_PRELOAD`, if it does.
+/// The reason that the dynamic loader ignores `LD_PRELOAD`, if it does.
 pub(super) fn ignores_preloads(program: &Path) -> Option<&'static str> {
     let mut file = program.to_owned();
     for _ in 0..SCRIPTS_MAX {

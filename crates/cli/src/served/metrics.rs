@@ -10,7 +10,7 @@ use clap::Args;
 use pinpool_metrics::prometheus_text;
 use serde_json::Value;
 
-use super::{all_of, on_host, pools};
+use super::{all_of, name_of, on_host, pools};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
@@ -62,8 +62,7 @@ fn text(args: &MetricsArgs) -> (String, Vec<String>) {
 /// Unnamed pools are labelled by number.
 fn labels(object: &Value, pool: &Value) -> Vec<(&'static str, String)> {
     let text = |name: &str| pool[name].as_str().unwrap_or_default().to_owned();
-    let name = if pool["name"].is_string() { text("name") } else { format!("pool {}", pool["number"]) };
-    vec![("pid", object["process"].to_string()), ("pool_name", name), ("backend", text("backend"))]
+    vec![("pid", object["process"].to_string()), ("pool_name", name_of(pool)), ("backend", text("backend"))]
 }
 
 /// Serves until the process is stopped.

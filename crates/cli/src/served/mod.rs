@@ -26,7 +26,6 @@ pub(crate) fn pools(object: &Value) -> &[Value] {
     object["pools"].as_array().map_or(&[][..], Vec::as_slice)
 }
 
-/// Whether the diagnosis of this pool is a problem.
 pub(crate) fn is_alarm(pool: &Value) -> bool {
     pool["why"]["is_alarm"].as_bool().unwrap_or(false)
 }
@@ -60,7 +59,7 @@ pub(crate) fn lost_share(pool: &Value) -> Option<f64> {
     Some(if of > 0.0 { lost / of } else { 0.0 })
 }
 
-/// Whether this is a process id (and no file of that name) or a socket.
+/// Returns true for a process id (unless a file has that name) and for a socket.
 pub(crate) fn names_process(target: &Path) -> bool {
     match fs::metadata(target) {
         Ok(data) => data.file_type().is_socket(),

@@ -45,6 +45,9 @@ pub(crate) fn first(target: &str, stop: &StopFlag) -> Result<(Value, Objects), B
         let why = format!("the path has {length} bytes; a socket path has at most {PATH_BYTES_MAX}");
         return Err(in_socket(why).into());
     }
+    if path.is_file() {
+        return Err(in_socket("a file, not a process: `pinpool why` and `pinpool report` read it".to_owned()).into());
+    }
     // A full channel makes the sending process wait.
     let (sender, objects) = mpsc::sync_channel(1);
     let of = path.clone();

@@ -2,12 +2,10 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `history.rs` | the snapshots of a pool, and how fast they change |
 //! | `screen.rs` | one pool on a screen |
 //! | `overview.rs` | all pools and shared limits in one table |
 //! | `session.rs` | the terminal while a screen is drawn |
 
-mod history;
 mod overview;
 mod screen;
 mod session;
@@ -22,11 +20,11 @@ use pinpool_loader::StopFlag;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::Value;
 
-use self::history::History;
 use self::session::Session;
 use crate::interrupt::stop_at_interrupt;
+use crate::series::Series;
 use crate::served::socket::{Objects, first};
-use crate::served::{is_alarm, name_of, on_host, pools, worst_first};
+use crate::served::{name_of, on_host, pools, worst_first};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::{Terminal, one_line, to_stdout};
 
@@ -34,6 +32,8 @@ pub(crate) use self::session::restore;
 
 /// Interval between queries of all processes.
 const QUERY_EVERY: Duration = Duration::from_secs(1);
+/// Points of a curve.
+const POINTS_MAX: usize = 200;
 
 /// Show the pools of running processes live
 ///
@@ -42,8 +42,8 @@ const QUERY_EVERY: Duration = Duration::from_secs(1);
 /// a switches between the table and one pool, n shows the next pool, q or Ctrl-C ends. Exits with 1 if a process does not answer.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool top 4711 --once
-  train: healthy: 600 of 607 requests were served at once
-    0.021 s lost in 10.0 s (0.021 s pinning)")]
+  train: healthy: 600 of 607 requests were served immediately, 64.0MiB held
+    all threads lost 21.0ms in 10.0s (pinning 21.0ms)")]
 pub(crate) struct TopArgs {
     /// Process id or socket
     #[arg(value_name = "PID|SOCKET", required_unless_present = "all")]
@@ -132,23 +132,23 @@ fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
 /// Draws until a key, a signal or the end of the process.
 fn show(mut object: Value, objects: &Objects, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let mut session = Session::begin()?;
-    let pool = pools(&object).iter().position(is_alarm).unwrap_or(0);
-    let mut history = History::of(pool);
-    history.add(&object, Instant::now());
-    let mut has_table = history.pools > 1;
+    let (begun, mut series) = (Instant::now(), Series::default());
+    series.add(0.0, &object);
+    let (mut pool, mut has_table) = (0, series.pools.len() > 1);
     while !stop.is_raised() {
         if let Ok(next) = objects.try_recv() {
             object = next?;
-            history.add(&object, Instant::now());
+            series.add(begun.elapsed().as_secs_f64(), &object);
+            series.keep_running(POINTS_MAX);
         }
         session.screen.draw(|frame| match has_table {
             true => overview::draw(frame, &overview::of(slice::from_ref(&object)), "", "a: one pool; q or Ctrl-C ends"),
-            false => screen::draw(frame, &history),
+            false => screen::draw(frame, &series, pool, &object["process"]),
         })?;
         if let Some(key) = session.next_key(Duration::from_millis(100))? {
             match key.code {
                 _ if ends(key) => return Ok(()),
-                KeyCode::Char('n') => history.next_pool(),
+                KeyCode::Char('n') => pool = (pool + 1) % series.pools.len().max(1),
                 KeyCode::Char('a') => has_table = !has_table,
                 _ => {}
             }

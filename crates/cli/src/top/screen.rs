@@ -1,6 +1,5 @@
 //! One pool on a screen.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use pinpool_observe::diagnosis::Snapshot;
@@ -10,9 +9,9 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Sparkline};
+use serde_json::Value;
 
-use super::history::History;
-use crate::series::lost_ns;
+use crate::series::{PoolSeries, Series, lost_ns};
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::one_line;
 use pinpool_os::words::{Size, Time};
@@ -27,13 +26,21 @@ const HEIGHT: u16 = 20;
 /// Prefix of the recommendation.
 const TO_DO: &str = "  to do: ";
 
-/// Draws `history`.
-pub(super) fn draw(frame: &mut Frame<'_>, history: &History) {
-    let (place, keys) = history.place();
-    let holders = holders(&history.now);
+/// Draws one pool of a process.
+pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize, process: &Value) {
+    let (no_pool, nothing) = (PoolSeries::default(), Snapshot::default());
+    let pool = series.pools.get(at).or(series.pools.first()).unwrap_or(&no_pool);
+    let (elapsed, now) = pool.points.last().map_or((0.0, &nothing), |(x, now)| (*x, now));
+    let (place, keys) = match series.pools.len() {
+        ..=1 => (String::new(), "q or Ctrl-C ends"),
+        pools => (format!(", pool {} of {pools}", at + 1), "n: next pool; a: all pools; q or Ctrl-C ends"),
+    };
+    let diagnosis = series.diagnoses.iter().find(|one| one.pool == pool.name);
+    let lines = diagnosis.map_or(&[][..], |one| &one.lines);
+    let holders = holders(now);
     let area = frame.area();
     let room = usize::from(area.height.saturating_sub(HEIGHT)).saturating_sub(holders.len()).max(1);
-    let why_lines = why_lines(&history.why, usize::from(area.width), room);
+    let why_lines = why_lines(lines, usize::from(area.width), room);
     // The curves take the remaining rows.
     let length = |lines: usize| Constraint::Length(u16::try_from(lines).unwrap_or(u16::MAX));
     let [head, why, bytes, curves, rates, rest, foot] = Layout::vertical([
@@ -47,20 +54,21 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History) {
     ])
     .areas(area);
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    let title = format!(" {}  {place}  observed for {}", one_line(&history.title), Time(history.elapsed));
+    let elapsed = Time(Duration::from_secs_f64(elapsed));
+    let title = format!(" {}: {}  process {process}{place}  observed for {elapsed}", pool.name, one_line(&pool.kind));
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);
-    let color = if history.is_alarm { Color::Red } else { Color::Green };
+    let color = if diagnosis.is_some_and(|one| one.is_alarm) { Color::Red } else { Color::Green };
     // Only the cause is coloured.
-    let cause = history.why.first().map_or(0, |cause| wrapped(cause, usize::from(area.width)).len());
+    let cause = lines.first().map_or(0, |cause| wrapped(cause, usize::from(area.width)).len());
     let why_text = why_lines.into_iter().enumerate().map(|(at, line)| match at < cause {
         true => Line::styled(line, bold.fg(color)),
         false => Line::raw(line),
     });
     frame.render_widget(Paragraph::new(why_text.collect::<Vec<_>>()), why);
-    draw_bytes(frame, bytes, &history.now);
-    draw_curves(frame, curves, history);
-    draw_rates(frame, rates, history);
+    draw_bytes(frame, bytes, now);
+    draw_curves(frame, curves, pool, now);
+    draw_rates(frame, rates, pool, now);
     frame.render_widget(Paragraph::new(holders.join("\n")), rest);
     frame.render_widget(Paragraph::new(keys), foot);
 }
@@ -108,42 +116,36 @@ fn bar(bytes: u64, full: u64, room: usize, letter: char) -> String {
     std::iter::repeat_n(letter, filled.min(room)).collect()
 }
 
-fn draw_curves(frame: &mut Frame<'_>, area: Rect, history: &History) {
+fn draw_curves(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapshot) {
     let [left, right] = Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(area);
-    let lost = Time(Duration::from_secs_f64(history.rate(lost_ns) / 1e9));
-    let all = Time(Duration::from_nanos(lost_ns(&history.now)));
-    let time = |most: u64| Time(Duration::from_micros(most)).to_string();
-    draw_curve(
-        frame,
-        left,
-        &match history.now.waiting {
-            0 => format!("Lost: {lost} per s, {all} total"),
-            waiting => format!("{} waiting, {all} lost", counted(waiting, "thread")),
-        },
-        &history.lost,
-        time,
-    );
-    draw_curve(frame, right, &format!("Held: {}", Size(history.now.held_bytes)), &history.held, |most| {
-        Size(most).to_string()
-    });
+    let lost = Time(Duration::from_secs_f64(pool.rate(lost_ns) / 1e9));
+    let all = Time(Duration::from_nanos(lost_ns(now)));
+    let title = match now.waiting {
+        0 => format!("Lost: {lost} per s, {all} total"),
+        waiting => format!("{} waiting, {all} lost", counted(waiting, "thread")),
+    };
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
+    let values = pool.rates(lost_ns).map(|ns| ns.round() as u64).collect();
+    draw_curve(frame, left, &title, values, |most| Time(Duration::from_nanos(most)).to_string());
+    let held = pool.points.iter().skip(1).map(|(_, of)| of.held_bytes).collect();
+    draw_curve(frame, right, &format!("Held: {}", Size(now.held_bytes)), held, |most| Size(most).to_string());
 }
 
-fn draw_curve(frame: &mut Frame<'_>, area: Rect, title: &str, values: &VecDeque<u64>, text: impl Fn(u64) -> String) {
+fn draw_curve(frame: &mut Frame<'_>, area: Rect, title: &str, mut values: Vec<u64>, text: impl Fn(u64) -> String) {
     let room = usize::from(Block::bordered().inner(area).width);
-    let values: Vec<u64> = values.iter().skip(values.len().saturating_sub(room)).copied().collect();
+    values.drain(..values.len().saturating_sub(room));
     let most = values.iter().max().copied().unwrap_or(0).max(1);
     let block = Block::bordered().title(format!(" {title} ")).title_bottom(format!(" 0 to {} ", text(most)));
     frame.render_widget(Sparkline::default().block(block).data(values).max(most), area);
 }
 
-fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
+fn draw_rates(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapshot) {
     let block = Block::bordered().title(" Rates and counts ");
     let inner = block.inner(area);
     frame.render_widget(block, area);
-    let now = &history.now;
     let percent = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.2} %"));
     let row = |name: &str, counter: fn(&Snapshot) -> u64| {
-        format!("{name:<10}{:>9} /s {:>13} total", rate(history.rate(counter)), grouped(counter(now)))
+        format!("{name:<10}{:>9} /s {:>13} total", rate(pool.rate(counter)), grouped(counter(now)))
     };
     let left = [
         row("requests", |now| now.gets),
@@ -152,7 +154,9 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
         row("evictions", |now| now.evicted),
         row("short", |now| now.short_gets),
     ];
-    let [recent, all] = history.hit_rates().map(percent);
+    let hit_rate = |hits: f64, gets: f64| percent((gets > 0.0).then(|| (hits / gets * 100.0).min(100.0)));
+    let recent = hit_rate(pool.rate(hits), pool.rate(|now| now.gets));
+    let all = hit_rate(hits(now) as f64, now.gets as f64);
     let limit = now.pool_size_limit.map_or_else(|| "none".to_owned(), |limit| format!("{} buffers", grouped(limit)));
     let right = [
         format!("hit rate   {recent}, all {all}"),
@@ -164,6 +168,10 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
     let [left_area, right_area] = Layout::horizontal([Constraint::Length(45), Constraint::Min(0)]).areas(inner);
     frame.render_widget(Paragraph::new(left.map(Line::raw).to_vec()), left_area);
     frame.render_widget(Paragraph::new(right.map(Line::raw).to_vec()), right_area);
+}
+
+fn hits(now: &Snapshot) -> u64 {
+    now.gets.saturating_sub(now.misses + now.failed_gets)
 }
 
 /// The diagnosis in `room` lines: all of it, or as much of the cause and recommendation as fits.
@@ -222,21 +230,19 @@ fn rate(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
     use pinpool_observe::diagnosis::Holder;
 
     use super::*;
+    use crate::diagnosis::DiagnosisText;
 
-    fn history() -> History {
-        let why =
+    fn series() -> Series {
+        let lines =
             ["leak: 9 buffers of loader/images are out", "  3.0 s lost", "  to do: put them back"].map(str::to_owned);
-        let mut history = History::default();
-        (history.title, history.why) = ("train: adaptive on sim".to_owned(), why.to_vec());
-        history.is_alarm = true;
+        let (name, cause) = ("train".to_owned(), "leak".to_owned());
+        let diagnosis = DiagnosisText { pool: name.clone(), cause, is_alarm: true, lines: lines.to_vec() };
         let before = Snapshot { gets: 100, misses: 50, ..Snapshot::default() };
         let oldest = Some(Duration::from_secs(125));
         let tag = "loader\nimages".to_owned();
@@ -257,16 +263,15 @@ mod tests {
             holders: vec![Holder { tag, buffers: 9, bytes: 600 << 20, oldest, ..Holder::default() }],
             ..before.clone()
         };
-        let begun = Instant::now();
-        history.add_snapshot(before, begun);
-        history.add_snapshot(now, begun + Duration::from_secs(1));
-        history
+        let points = vec![(0.0, before), (1.0, now)];
+        let pool = PoolSeries { name, kind: "adaptive on sim".to_owned(), points, is_running: true };
+        Series { pools: vec![pool], diagnoses: vec![diagnosis], ..Series::default() }
     }
 
     /// The rows, and all red text.
     fn drawn(width: u16, height: u16) -> (Vec<String>, String) {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, &history())).unwrap();
+        terminal.draw(|frame| draw(frame, &series(), 0, &0.into())).unwrap();
         let buffer = terminal.backend().buffer().clone();
         let row = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
         let red = buffer.content.iter().filter(|cell| cell.fg == Color::Red).map(|cell| cell.symbol()).collect();

@@ -14,7 +14,7 @@ use ratatui::crossterm::execute;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// Whether the terminal is in raw mode.
+/// True while the terminal is in raw mode.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The terminal, until this is dropped.

@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 
 use crate::files::{in_file, named};
 use crate::input;
-use pinpool_cli::terminal::Terminal;
+use pinpool_cli::terminal::{Terminal, write_stdout};
 
 /// Maximum number of pools named in a message.
 const UNENDED_SHOWN: usize = 5;
@@ -36,13 +36,14 @@ const UNENDED_SHOWN: usize = 5;
 /// is printed. Names the pools without a recorded end: their process was killed, or exited while they lived.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool trace t.gz --format chrome -o t.json
-  Open t.json at https://ui.perfetto.dev; for --format pytorch: https://pytorch.org/memory_viz")]
+  Open t.json at https://ui.perfetto.dev
+  For --format pytorch: https://pytorch.org/memory_viz")]
 pub(crate) struct TraceArgs {
     /// The trace; `-` is stdin
     trace: PathBuf,
 
-    /// Output format
-    #[arg(long, value_enum, default_value_t = Format::Text)]
+    /// text, csv, chrome or pytorch
+    #[arg(long, value_enum, hide_possible_values = true, default_value_t = Format::Text)]
     format: Format,
 
     /// File to write instead of stdout
@@ -86,12 +87,7 @@ fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
                 .and_then(|()| out.flush())
                 .map_err(|error| in_file(path, &error))?;
         }
-        None => {
-            let mut out = BufWriter::new(io::stdout().lock());
-            let written = write(&recording, args.format, &mut out).and_then(|()| out.flush());
-            // Keeps the kind, which distinguishes a closed pipe from a full disk.
-            written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
-        }
+        None => write_stdout(|out| write(&recording, args.format, out))?,
     }
     Ok(recording)
 }

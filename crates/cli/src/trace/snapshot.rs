@@ -3,8 +3,8 @@
 //!
 //! A buffer is allocated by its request and freed by its release, or by the end of its copies. memory_viz plays the trace backwards
 //! from the end, so each entry must be reversible: a block lies in a segment, and what is freed was allocated. Therefore the segments are
-//! mapped at the start, memory with an unknown address gets an invented one, and a request frees the buffers whose release was not
-//! recorded. The last frame of an entry names the tag, or the thread, and the pool; the frames before it are the call stack of a sampled
+//! mapped at the start, a request frees buffers without a recorded release, and buffers without a recorded address are left
+//! out. The last frame of an entry names the tag, or the thread, and the pool; the frames before it are the call stack of a sampled
 //! request.
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,11 +15,6 @@ use serde_json::{Value, json};
 
 use super::{name_of, pickle};
 
-/// First invented address, and the alignment of invented addresses.
-const UNKNOWN_FROM: u64 = 1 << 62;
-const UNKNOWN_STEP: u64 = 1 << 21;
-/// Most bytes of a buffer at an invented address.
-const UNKNOWN_BYTES_MAX: u64 = 1 << 48;
 /// The largest number that memory_viz supports.
 const NUMBER_MAX: u64 = i64::MAX as u64;
 
@@ -33,7 +28,7 @@ struct HeldBuffer {
     address: u64,
     /// Returned, but devices may still read it.
     is_in_flight: bool,
-    /// Its entry `alloc`, and the call stack of its request; 0 if that was not sampled.
+    /// The index of the `alloc` entry, and the call stack of the request; 0 if that was not sampled.
     entry: usize,
     stack: u32,
 }
@@ -47,13 +42,12 @@ struct Memory<'a> {
     held_at: BTreeMap<u64, Key>,
     /// Start and end of all memory that was requested.
     requested: BTreeMap<u64, u64>,
-    next_unknown: u64,
     entries: Vec<Value>,
 }
 
 pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     let (places, held, held_at, requested, entries) = Default::default();
-    let mut memory = Memory { recording, places, held, held_at, requested, next_unknown: UNKNOWN_FROM, entries };
+    let mut memory = Memory { recording, places, held, held_at, requested, entries };
     recording.records.iter().for_each(|record| memory.add(record));
     let segments = joined(&memory.requested);
     let history = std::mem::take(&mut memory.entries);
@@ -125,10 +119,10 @@ impl Memory<'_> {
                 let address = address.min(NUMBER_MAX - 1);
                 self.places.insert(key(id), (address, class_bytes.clamp(1, NUMBER_MAX - address)));
             }
-            Event::Get { id, bytes, class_bytes, tag, .. } => {
+            Event::Get { id, bytes, tag, .. } => {
                 // The record of an earlier release may be lost.
                 self.free(record, key(id));
-                let (address, most) = self.place(key(id), class_bytes.max(bytes));
+                let Some(&(address, most)) = self.places.get(&key(id)) else { return };
                 self.free_within(record, address, most);
                 let end = self.requested.entry(address).or_default();
                 *end = (*end).max(address + most);
@@ -161,18 +155,6 @@ impl Memory<'_> {
             Event::Refused { bytes, tag, .. } => self.entry("oom", record, 0, bytes, tag),
             _ => {}
         }
-    }
-
-    /// Address and bytes of the memory of a buffer.
-    fn place(&mut self, key: Key, bytes: u64) -> (u64, u64) {
-        let unknown = &mut self.next_unknown;
-        *self.places.entry(key).or_insert_with(|| {
-            let place = (*unknown, bytes.clamp(1, UNKNOWN_BYTES_MAX));
-            // With a gap after it, so that unrelated buffers do not adjoin.
-            let next = place.0 + (place.1.div_ceil(UNKNOWN_STEP) + 1) * UNKNOWN_STEP;
-            *unknown = if next < NUMBER_MAX - 2 * UNKNOWN_BYTES_MAX { next } else { UNKNOWN_FROM };
-            place
-        })
     }
 
     fn free(&mut self, record: &Record, key: Key) {

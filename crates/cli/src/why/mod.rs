@@ -31,18 +31,18 @@ const LISTED: usize = 8;
 
 /// Explain what a pool costs and what to change
 ///
-/// TARGET is a running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE), or a log with lines of TensorFlow or
+/// TARGET is a running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE), or a log (`-` is stdin) of TensorFlow or
 /// pinpool. For two recordings it prints what changed: seconds lost, causes, settings. Costs are seconds lost by waiting, pinning and
 /// moving memory. With --lines it lists the messages `PoolAllocator: After ...` and `Raising pool_size_limit_ ...` in logs, saved
 /// notebooks and compressed logs, with the limit at each. Exits with 1 if it found a problem, if the second recording loses more of its
 /// time, or if a file is truncated or has no such line.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool why t.gz
-  leak: tag labels holds 60 buffers (60.0MiB), 30 more than 30.0s ago, and none was returned
-    0s of 10.0s lost
+  leak: tag labels holds 60 buffers (60.0MiB), 30 more than 30.0s ago, ...
+    all threads lost 0s in 10.0s
     to do: return them")]
 pub(crate) struct WhyArgs {
-    /// Process id, socket, recording or log (`-` is stdin); two recordings to compare
+    /// Process id, socket, recording or log; two recordings to compare
     #[arg(required = true, value_name = "TARGET")]
     targets: Vec<PathBuf>,
 
@@ -87,7 +87,9 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
     };
     let Series { diagnoses, warning, .. } = read_series(target, Duration::ZERO, &StopFlag::new())?;
     if diagnoses.is_empty() {
-        return Err(named(target, &"too few requests for a diagnosis: at least 20 are needed").into());
+        let missing = warning.map_or_else(String::new, |warning| format!("; {warning}"));
+        let why = format_args!("too few requests for a diagnosis: at least 20 are needed{missing}");
+        return Err(named(target, &why).into());
     }
     let has_alarm = diagnoses.iter().any(|one| one.is_alarm);
     let text = if args.json {

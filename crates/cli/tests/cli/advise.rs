@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, Pool, Preset};
 use serde_json::Value;
 
@@ -28,6 +29,28 @@ fn batches(rounds: usize, held: usize, sizes: &[u64]) -> String {
         text += "t 10000\n";
     }
     text
+}
+
+#[test]
+fn an_unpinned_pool_among_pinned_ones_is_named_before_any_setting() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.gz");
+    let build = |name, backend| {
+        let builder = Pool::builder().without_env().name(name).backend(backend).trace(path.clone());
+        builder.max_bytes(4 << 20).build().unwrap()
+    };
+    let pools = [build("train", Backend::Mlock), build("eval", Backend::Heap)];
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
+    for pool in pools.iter().cycle().take(60) {
+        pool.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
+        stream.synchronize().unwrap();
+    }
+    drop(pools);
+    let ran = advise(&path, &[]);
+    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
+    ran.check_stderr("t.gz: no setting of eval helps: not_pinned: ");
+    let why = finish(pinpool(&["why"]).arg(&path));
+    assert!(why.code() == 1 && why.stdout.starts_with("eval: not_pinned: "), "{}", why.stdout);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Files that are cut off, damaged, of another kind, or made to take the memory of the machine: each ends with a message and a
-//! status, and what could be read is shown.
+//! Truncated and damaged files, files of another kind, and files made to exhaust memory: each command ends with a message and an exit
+//! status, and prints the intact part.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ fn inspect_names_the_commands_for_a_recording_and_for_a_trace() {
     for name in ["t.trace", "t.gz"] {
         let ran = on(&["inspect"], &recorded(dir.path(), name));
         assert_eq!(ran.code(), 1);
-        ran.check_stderr("this is a recording, not a log: use `pinpool trace`");
+        ran.check_stderr("this is a recording, not a log: use `pinpool why` without --lines");
     }
     let ran = on(&["inspect"], &written(dir.path(), "w", "# limit 5\na 1 4096\nf 1\n"));
     assert_eq!(ran.code(), 1);

@@ -1,4 +1,4 @@
-//! The tables of docs/benchmarks.md that a script makes. `UPDATE_DOCS=1` writes them again.
+//! The generated tables of docs/benchmarks.md. `UPDATE_DOCS=1` regenerates them.
 #![allow(clippy::print_stdout)] // Says what was skipped.
 
 use std::fs;

@@ -67,10 +67,10 @@ fn a_leak_is_named_by_the_function_that_got_it() {
     // Frames of entries and of the blocks at the end.
     assert_eq!(converted("pytorch").matches("call_stacks::get_and_keep").count(), 2 * GETS / 20);
 
-    let judged = diagnose_recording(&recording);
-    let judgement = &judged[0].diagnosis;
-    assert_eq!(judgement.cause, Cause::Leak, "{judgement}");
-    assert!(judgement.found.ends_with("::get_and_keep)"), "{judgement}");
+    let pools = diagnose_recording(&recording);
+    let diagnosis = &pools[0].diagnosis;
+    assert_eq!(diagnosis.cause, Cause::Leak, "{diagnosis}");
+    assert!(diagnosis.found.ends_with("::get_and_keep)"), "{diagnosis}");
 }
 
 #[test]

@@ -226,7 +226,7 @@ fn with_a_driver_there_is_pinned_memory_for_the_gpu() {
     assert!(level == "error" && text == "pinned memory for GPU 0, by vmm, but reserve failed", "{text}");
 }
 
-/// A driver that ends the process, or never answers, is a finding, and the other checks continue.
+/// A driver that crashes or hangs is a finding, and the other checks continue.
 #[cfg(feature = "cuda")]
 #[test]
 fn a_driver_that_crashes_or_hangs_is_a_finding() {

@@ -1,4 +1,4 @@
-//! `tests/gpu/run.sh`, the run on a machine with a GPU, in a short form over the mock driver.
+//! `tests/gpu/run.sh`, which tests a machine with a GPU, in a short form with the mock driver.
 #![allow(clippy::print_stderr)] // Says why it is skipped.
 
 use std::env;
@@ -22,7 +22,7 @@ fn suite() -> Option<PathBuf> {
     files.filter(is_suite).max_by_key(|path| fs::metadata(path).and_then(|data| data.modified()).unwrap())
 }
 
-/// A folder as `collect.sh` makes it, with the double as the driver.
+/// A folder as `collect.sh` makes it, with the mock driver.
 fn carried(folder: &Path) -> Option<PathBuf> {
     symlink(suite()?, folder.join("gpu")).unwrap();
     let tool = Path::new(env!("CARGO_BIN_EXE_pinpool"));

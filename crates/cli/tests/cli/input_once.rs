@@ -1,4 +1,4 @@
-//! Traces and logs out of pipes: whatever is read is read once, and `-` is stdin.
+//! Traces and logs from pipes: each input is read once, and `-` is stdin.
 
 use std::fs;
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! `pinpool inspect` on the lines of public runs, rebuilt in the format of each version, and on what logs do to lines.
+//! `pinpool why --lines` on the lines of public runs in the format of each version, and on damaged logs.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -145,7 +145,7 @@ const FORMATS: [(&str, Format); 11] = [
         let line = source_line(row, (247, 259));
         format!("\r 10%|#1        | 12/120 [00:03<00:27,  3.92it/s]I {GPU}:{line}] {}\n\r 11%|#1", row.message())
     }),
-    ("pinpool", |row| format!("{}: I src/diag/log.rs:77] {}\n", row.time, row.message())),
+    ("pinpool", |row| format!("{}: I src/report/log/emit.rs:77] {}\n", row.time, row.message())),
     ("notebook", |row| format!("      \"I {GPU}:{}] {}\\n\",\n", source_line(row, (247, 259)), row.message())),
     ("notebook on one line", |row| format!("I {GPU}:{}] {}\\n", source_line(row, (247, 259)), row.message())),
 ];

@@ -1,4 +1,4 @@
-//! `pinpool inspect`: which pool a line is of where several are at one limit, and printed that are damaged.
+//! `pinpool why --lines`: the pool of a line if several have one limit, and damaged numbers.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! `pinpool inspect` on what launchers, containers and editors do to lines: ranks in one file, colours, blanks, parts of lines.
+//! `pinpool why --lines` on logs of launchers, containers and editors: ranks in one file, colours, blanks, parts of lines.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +29,7 @@ fn runs() -> Vec<Vec<String>> {
     runs.into_values().collect()
 }
 
-/// What a style does to a line.
+/// A change that a style makes to a line.
 type Style<'a> = &'a dyn Fn(&str) -> String;
 
 fn summary(text: &str) -> Value {

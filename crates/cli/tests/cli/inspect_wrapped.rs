@@ -1,4 +1,4 @@
-//! `pinpool inspect` on one log as terminals, collectors and pages store it: wrapped, cut, escaped, with numbered lines.
+//! `pinpool why --lines` on one log as terminals, collectors and pages store it: wrapped, truncated, escaped, with numbered lines.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::TREND;
 use crate::tool::{finish, pinpool};
 
-/// The log of a public run, without what is between the pool's lines.
+/// The pool's lines in the log of a public run.
 const LOG: &str = "\
 Epoch 1/3
 2017-07-03 08:35:05.226270: I tensorflow/core/common_runtime/gpu/pool_allocator.cc:247] PoolAllocator: After 11003 get requests, put_count=10977 evicted_count=1000 eviction_rate=0.0910996 and unsatisfied allocation rate=0.102336
@@ -51,7 +51,7 @@ fn of(text: impl Into<String>) -> (Vec<Value>, Value) {
     inspected(&[text.into()]).remove(0)
 }
 
-/// What a log says whatever its lines are wrapped to.
+/// The facts of a log, which do not depend on the wrapping of its lines.
 fn facts((messages, summary): &(Vec<Value>, Value)) -> (Vec<[Value; 9]>, [Value; 4]) {
     let keys = ["kind", "get", "put", "evicted", "eviction_rate", "unsatisfied_rate", "from", "to", "limit"];
     let messages = messages.iter().map(|message| keys.map(|key| message[key].clone())).collect();
@@ -165,20 +165,6 @@ fn escapes_of_mails_pages_and_recordings_change_nothing() {
         ("blank lines", LOG.replace('\n', "\n\n\n")),
     ];
     check(styles.map(|(name, text)| (name.to_owned(), text)).to_vec());
-    for (name, text, words) in [
-        ("url", LOG.replace(' ', "%20").replace('\n', "%0A"), "URL-encoded"),
-        (
-            "base64",
-            "MjAxNy0wNy0wMyAwODozNTowNS4yMjYyNzA6IEkgdGVuc29yZmxvdy9jb3JlL2NvbW1vbl9ydW50\n".repeat(3),
-            "base64 -d FILE",
-        ),
-    ] {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), text).unwrap();
-        let ran = finish(pinpool(&["inspect"]).arg(file.path()));
-        assert_eq!(ran.code(), 1, "{name}");
-        ran.check_stderr(words);
-    }
 }
 
 #[test]

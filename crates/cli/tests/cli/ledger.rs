@@ -1,4 +1,4 @@
-//! Shared limits, from outside.
+//! Shared limits in `top --all`.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 

@@ -1,4 +1,4 @@
-//! `pinpool load`: what it demands, what it says about files, and how failures are grouped.
+//! `pinpool load`: requirements, notes about files, and grouped failures.
 
 use std::fs;
 use std::os::unix::fs::symlink;

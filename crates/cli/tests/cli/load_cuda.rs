@@ -1,4 +1,4 @@
-//! `pinpool load` to a CUDA device, over the mock driver: every byte is copied there, back and compared.
+//! `pinpool load` to a CUDA device of the mock driver: every byte is copied there, back and compared.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::load::mock_driver;
 use crate::tool::{Ran, finish, number, pinpool};
 
-/// `load --verify` to the double's device, which reports at the end what was done to it.
+/// `load --verify` to the mock device, which reports wrong uses at the end.
 fn load(lib: &Path, backend: &str, args: &[&str]) -> Ran {
     let mut command = pinpool(&["load", "--json", "--verify", "--require-gpu", "--set", &format!("BACKEND={backend}")]);
     command.args(args).env("LD_LIBRARY_PATH", lib).env("MOCK_DRIVER_REPORT", "stderr");

@@ -45,11 +45,11 @@ fn help_names_each_command_once_and_fits_one_screen() {
     let named: Vec<_> = help.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
     let named: Vec<_> = named.into_iter().filter(|word| !word.is_empty() && !word.starts_with('-')).collect();
     assert_eq!(named, commands);
-    assert!((24..=40).contains(&help.lines().count()) && help.lines().all(|line| line.len() <= 100), "{help}");
+    assert!((24..=30).contains(&help.lines().count()) && help.lines().all(|line| line.len() <= 80), "{help}");
     for command in commands {
         let help = run(&[command, "--help"]).stdout;
-        assert!(help.contains("Example: pinpool ") && help.lines().count() <= 40, "{help}");
-        let wide: Vec<_> = help.lines().filter(|line| line.chars().count() > 100).collect();
+        assert!(help.contains("Example: pinpool ") && help.lines().count() <= 24, "{help}");
+        let wide: Vec<_> = help.lines().filter(|line| line.chars().count() > 80).collect();
         assert!(wide.is_empty(), "{command}: {wide:?}");
         assert_eq!(run(&["man", command]).code(), 0);
     }

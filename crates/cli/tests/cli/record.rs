@@ -1,4 +1,4 @@
-//! `load --record` and `pinpool trace`: what is recorded, printed and converted, and what is refused.
+//! `load --record` and `pinpool trace`: recording, printing and converting, and refused files.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A recording that was asked for and cannot be had is a failure, whichever way it fails.
+//! A requested recording that is missing or incomplete is a failure.
 
 use std::fs::File;
 

@@ -1,4 +1,4 @@
-//! `pinpool report`: what is drawn, what is said where nothing can be drawn, and that names cannot leave their place.
+//! `pinpool report`: the charts of logs and recordings, and messages if there is nothing to draw.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `pinpool run`: the program takes the place of the tool. That memory is served is tested in `crates/preload/tests`.
+//! `pinpool run`: the program replaces the tool. `crates/preload/tests` tests that its memory is served.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

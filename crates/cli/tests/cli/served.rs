@@ -1,4 +1,4 @@
-//! `top` and `metrics`: what running processes serve, from outside.
+//! `top` and `metrics` of running processes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -12,10 +12,10 @@ use pinpool::{Backend, Pool};
 
 use crate::tool::{finish, pinpool, run};
 
-/// A pool of this process with a buffer out, at its socket in `dir`, where `PINPOOL_SOCKET=1` would put it.
+/// A pool of this process with a buffer in use, served at the socket that `PINPOOL_SOCKET=1` would create in `dir`.
 fn served(dir: &Path) -> (Pool, pinpool::PinnedBuf) {
     let socket = dir.join(format!("pinpool-{}.sock", std::process::id()));
-    let builder = Pool::builder().without_env().backend(Backend::Heap).name("train");
+    let builder = Pool::builder().without_env().backend(Backend::Heap).background_thread(false).name("train");
     let pool = builder.setting("socket", socket.display()).build().unwrap();
     let held = pool.tagged("loader/labels").get(1 << 20).unwrap();
     (0..30).for_each(|_| drop(pool.get(4096).unwrap()));
@@ -151,7 +151,7 @@ fn a_process_that_ends_is_drawn_up_to_its_end() {
 /// The commands that read from a process.
 const READING: [&[&str]; 4] = [&["metrics"], &["why"], &["top"], &["report", "-o", "/nonexistent/page.html"]];
 
-/// All of them say this of `target` in one line, and nothing else.
+/// Each prints one line with these words about `target`, and nothing else.
 fn all_refuse(target: &str, words: &str, set: impl Fn(&mut Command)) {
     for args in READING {
         let mut command = pinpool(args);

@@ -1,4 +1,4 @@
-//! `advise` tries other settings than those as given, and what it advises costs no more when it is played.
+//! `advise` tries other settings than the given ones, and a replay of its advice costs no more.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `pinpool top` without a terminal. What it draws is tested in its own module.
+//! `pinpool top` without a terminal. The module of the screen tests what it draws.
 
 use std::fs;
 use std::io::Write;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::tool::{ended, finish, pinpool, until};
 
-/// What `top --json` says of a server that does `serve` with its first connection.
+/// The error of `top --json` if the server calls `serve` with its first connection.
 fn top_of(serve: impl FnOnce(UnixStream) + Send) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");

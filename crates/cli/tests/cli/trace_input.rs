@@ -1,4 +1,4 @@
-//! What `pinpool trace` reads in addition to whole recordings: recordings without an end, empty and damaged ones.
+//! `pinpool trace` on recordings without an end, and on empty and damaged ones.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Converted traces in the viewers' own readers, if installed, and in a check of their requirements.
+//! Converted traces in the readers of the viewers, if installed, and in a check of their requirements.
 #![allow(clippy::print_stdout)] // Says what was skipped.
 
 use std::fs;
@@ -9,7 +9,7 @@ use pinpool_replay::{Event, Record, Recording};
 
 use crate::tool::{finish, pinpool};
 
-/// Runs a script of Python; `None` without Python.
+/// Runs a Python script; `None` without Python.
 fn python(script: &str, input: &Path) -> Option<String> {
     let script = Path::new(crate::ROOT).join(script);
     let Ok(ran) = Command::new("python3").arg(script).arg(input).output() else {

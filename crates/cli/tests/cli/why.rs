@@ -49,7 +49,9 @@ fn a_recording_is_given_the_advice_of_its_pool() {
     let ran = why(&path, &[]);
     assert_eq!(ran.code(), 1, "{}{}", ran.stdout, ran.stderr);
     assert!(ran.stdout.starts_with("limit_too_small: "), "{}", ran.stdout);
-    assert!(ran.stdout.contains("\n  to do: raise PINPOOL_MAX_BYTES to "), "{}", ran.stdout);
+    for line in ["\n  to do: raise PINPOOL_MAX_BYTES to ", "\n  all threads lost "] {
+        assert!(ran.stdout.contains(line), "{}", ran.stdout);
+    }
 }
 
 #[test]
@@ -70,15 +72,16 @@ fn the_last_diagnosis_of_each_pool_in_a_log_counts_and_alarms_come_first() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.log");
     let log = "INFO pool[a] diagnosis: warming_up: held 0B->1.0GiB\nWARN pool[b] diagnosis: limit_too_small: 300 of 1000 requests \
-               waited (9.5s of 10.0s lost); raise PINPOOL_MAX_BYTES to 6.2GiB\nINFO pool[a] diagnosis: healthy: 9 of 9\n";
+               waited (9.5s of 10.0s lost); raise PINPOOL_MAX_BYTES to 6.2GiB\nINFO pool[a] diagnosis: healthy: 9 of 9\nINFO pool[2] \
+               diagnosis: healthy: 5 of 5\n";
     fs::write(&path, log).unwrap();
     let ran = why(&path, &[]);
     assert_eq!(ran.code(), 1);
     let lines: Vec<_> = ran.stdout.lines().collect();
     assert!(lines[0].starts_with("b: limit_too_small: 300 of 1000"), "{lines:?}");
-    assert_eq!(lines[1..], ["raise PINPOOL_MAX_BYTES to 6.2GiB", "1 healthy: a"]);
+    assert_eq!(lines[1..], ["  to do: raise PINPOOL_MAX_BYTES to 6.2GiB", "2 healthy: a, pool 2"]);
     let all = why(&path, &["--all"]).stdout;
-    assert!(all.ends_with("a: healthy: 9 of 9\n"), "{all}");
+    assert!(all.ends_with("a: healthy: 9 of 9\npool 2: healthy: 5 of 5\n"), "{all}");
 }
 
 #[test]
@@ -109,6 +112,39 @@ fn lines_of_tensorflow_are_diagnosed() {
     assert_eq!((ran.code(), &ran.figures()["pools"][0]["cause"]), (0, &"steady".into()), "{}", ran.stderr);
 }
 
+#[test]
+fn a_clock_that_jumps_during_a_log_changes_only_the_printed_times() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, page) = (dir.path().join("run.log"), dir.path().join("page.html"));
+    let all = |times: [&str; 5]| {
+        let after = |gets: u64, rate: &str| {
+            format!(
+                "PoolAllocator: After {gets} get requests, put_count={gets} evicted_count=1000 eviction_rate={rate}"
+            )
+        };
+        let messages = [
+            after(63_521, "0.0157428 and unsatisfied allocation rate=0.0173171"),
+            "Raising pool_size_limit_ from 100 to 110".to_owned(),
+            "pool[train] diagnosis: healthy: 9 of 9 requests were served immediately, 2.0MiB held".to_owned(),
+            after(71_532, "0.0139798 and unsatisfied allocation rate=0.0143013"),
+            "pool[train] diagnosis: pool_full: 300 of 1000 requests waited; raise PINPOOL_MAX_BYTES to 6.2GiB"
+                .to_owned(),
+        ];
+        let lines =
+            times.iter().zip(messages).map(|(time, message)| format!("2018-06-27 {time}: I a.rs:7] {message}\n"));
+        fs::write(&path, lines.collect::<String>()).unwrap();
+        let lines = why(&path, &["--lines", "--json"]).stdout;
+        assert!(times[0] != times[1] && lines.contains(times[3]), "{lines}");
+        let lines = times.iter().fold(lines, |lines, time| lines.replace(time, ""));
+        assert_eq!(crate::report::report(&path, &page).code(), 0);
+        (lines, why(&path, &["--all"]).stdout, fs::read_to_string(&page).unwrap())
+    };
+    let steady = all(["10:00:01.5", "10:00:02.5", "10:00:03.5", "10:00:04.5", "10:00:05.5"]);
+    assert!(steady.1.starts_with("pool_full: 300 of 1000"), "{}", steady.1);
+    // An hour back, then three hours forward.
+    assert_eq!(all(["10:00:01.5", "09:00:02.5", "09:00:03.5", "12:00:04.5", "12:00:05.5"]), steady);
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_process_sends_its_diagnosis() {
@@ -132,6 +168,12 @@ fn a_target_without_diagnosis_is_refused_with_the_reason() {
     let ran = why(&path, &[]);
     assert_eq!(ran.code(), 1);
     ran.check_stderr("no complete message of the pool in 1 lines");
+    finish(pinpool(&["top"]).arg(&path)).check_stderr("few.log: a file, not a process: `pinpool why`");
+    let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();
+    fs::write(dir.path().join("cut.trace"), &whole[..40]).unwrap();
+    let ran = why(&dir.path().join("cut.trace"), &[]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("too few requests for a diagnosis: at least 20 are needed; the recording is truncated");
     // No process has this number.
     let ran = why(Path::new("4194305"), &[]);
     assert_eq!(ran.code(), 1);

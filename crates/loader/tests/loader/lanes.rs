@@ -1,7 +1,7 @@
 //! Slow and failing lanes, and lanes without read-back.
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool_loader::Ended;
+use pinpool_loader::LoadOutcome;
 
 use super::*;
 
@@ -46,7 +46,7 @@ fn load(files: usize, verify: bool, destination: &mut TwoLanes, observer: &mut R
 #[test]
 fn a_slow_lane_does_not_delay_the_other() {
     let mut destination = two_lanes();
-    // The first batch takes the first lane, which stands until all other batches are done.
+    // The first batch occupies the first lane until all other batches are done.
     let gate = destination.0[0].0.hold();
     let mut observer = RecordingObserver::at(5, || drop(gate));
     let summary = load(6, false, &mut destination, &mut observer);
@@ -70,7 +70,7 @@ fn a_lane_that_fails_ends_the_run_and_its_batch_is_named() {
     let mut observer = RecordingObserver::default();
     let summary = load(4, false, &mut destination, &mut observer);
     drop(gate);
-    assert!(matches!(summary.ended, Ended::Failed(_)), "{summary:?}");
+    assert!(matches!(summary.outcome, LoadOutcome::Failed(_)), "{summary:?}");
     assert_eq!((summary.failed_files, observer.failed.len()), (1, 1));
     assert!(observer.done.iter().all(|done| done.batch != 0));
 }

@@ -2,7 +2,7 @@
 //!
 //! | module | covers |
 //! | --- | --- |
-//! | `batches` | batches handed out: order, shards, states, memory, ends |
+//! | `batches` | the iterator over batches: order, shards, states, memory, ends |
 //! | `parts` | files longer than a batch |
 //! | `listing` | paths to a catalog: order, links, failures |
 //! | `compressed` | `.gz` and `.zst` files: order, shuffles, shards, states, damage, bounds |
@@ -64,7 +64,7 @@ impl Destination for FaultyDestination {
         self.on_lane[lane] = self.sent.len();
         self.sent.push(batch.wait_slice()?.to_vec());
         if self.refuse == Some(self.on_lane[lane]) {
-            return Err(Error::device("the device is gone"));
+            return Err(Error::device_failed("the device is gone"));
         }
         self.sink.send(lane, batch)
     }
@@ -114,7 +114,9 @@ fn pool(max_bytes: u64) -> Pool {
 }
 
 fn pool_with_wait(max_bytes: u64, wait: Duration) -> Pool {
-    Pool::builder().without_env().backend(Backend::Heap).max_bytes(max_bytes).wait(wait).build().unwrap()
+    // No background thread returns buffers while a test counts them.
+    let builder = Pool::builder().without_env().backend(Backend::Heap).background_thread(false);
+    builder.max_bytes(max_bytes).wait(wait).build().unwrap()
 }
 
 /// A pool of one pinned batch, and requests that wait 100 ms for it.

@@ -15,12 +15,12 @@ const GROWN: usize = 3;
 const GROWN_UNSEEN: usize = 6;
 /// Steps of two windows each, over which the number of buffers older than a minute grew.
 const AGED_STEPS: usize = 3;
-/// Number of window ends of which at least one is outside a burst.
+/// At least one of this many window ends is outside a burst.
 const LOW_OF: usize = 3;
-/// More requests by one part in this many are more load.
+/// An increase of the requests by 1/8 is more load.
 const LOAD_PART: u64 = 8;
 
-/// Most window ends.
+/// Maximum number of window ends.
 const SEEN_MAX: usize = 2 * AGED_STEPS + 2;
 
 /// A leak that was found.

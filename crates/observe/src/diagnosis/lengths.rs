@@ -14,7 +14,7 @@ pub struct RecentLengths {
 }
 
 impl RecentLengths {
-    /// Whether `len` was not requested recently. Remembers it.
+    /// Remembers `len`. Returns true if it was not requested recently.
     pub fn is_new(&mut self, len: u64) -> bool {
         // Mostly the length of the last request, which needs no hash.
         if self.last.replace(len) == Some(len) {

@@ -60,7 +60,7 @@ use leak::Growth;
 pub use lengths::RecentLengths;
 use log_filter::{LogFilter, summary};
 #[cfg(feature = "io")]
-pub use series::{PoolDiagnosis, diagnose_recording, diagnose_series};
+pub use series::{PoolDiagnosis, diagnose_recording};
 pub use snapshot::{AGED, Holder, STUCK_AFTER, Snapshot};
 use window::Window;
 pub use window_diagnosis::{Cause, LikelyCause, Lost, WindowDiagnosis};
@@ -97,7 +97,6 @@ pub struct Monitor {
     growth: Growth,
     /// The windows of the last minutes, the last of all among them.
     past: VecDeque<Past>,
-    /// How long windows are remembered.
     memory_us: u64,
     news: LogFilter,
 }
@@ -114,7 +113,7 @@ impl Monitor {
         Self { last_us, last, most_held_bytes, churned, growth, past, memory_us, news }
     }
 
-    /// Whether a window may end.
+    /// Returns true if a window may end.
     pub fn is_due(&self, now_us: u64) -> bool {
         now_us.saturating_sub(self.last_us) >= WINDOW_US
     }
@@ -175,7 +174,7 @@ impl Monitor {
         &self.past[self.past.len() - 1].diagnosis
     }
 
-    /// Whether the diagnosis at `now_us` must be logged.
+    /// Returns true if the diagnosis at `now_us` must be logged.
     pub fn should_log(&mut self, now_us: u64) -> bool {
         self.past.back().is_some_and(|past| self.news.should_log(now_us, &past.diagnosis))
     }

@@ -11,7 +11,7 @@ use crate::record::Recording;
 /// A pool of a recording.
 #[derive(Debug, Clone)]
 pub struct PoolDiagnosis {
-    /// Its number in the recording.
+    /// The number in the recording.
     pub pool: u32,
     pub name: String,
     /// The diagnosis of the windows that cost most, with the time lost over the whole recording.
@@ -48,8 +48,8 @@ pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
     diagnoses
 }
 
-/// The diagnosis of a whole series, by the clock of its pool; `None` of too few requests.
-pub fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
+/// The diagnosis of a whole series, by the clock of its pool; `None` if there are too few requests.
+fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
     let (end_us, end) = series.last()?;
     let mut monitor = Monitor::remembering(u64::MAX);
     for (at_us, snapshot) in series {
@@ -60,7 +60,7 @@ pub fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
         if end.gets < GETS_MIN && end.failure.is_none() {
             return None;
         }
-        // What a pool holds at its end is not what it held.
+        // At its end a pool holds less than before.
         let (_, middle) = &series[series.partition_point(|(at_us, _)| *at_us < end_us / 2)];
         let Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, ref holders, .. } =
             *middle;

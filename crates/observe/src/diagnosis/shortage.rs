@@ -15,22 +15,22 @@ const WASTE_PERCENT: u64 = 150;
 /// A pool with this share of its limit in use will soon refuse a request.
 const SHORT_PERCENT: u64 = 90;
 
-/// What the system has.
+/// The memory of the system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
     pub total_bytes: u64,
     pub available_bytes: u64,
-    /// Where the total comes from, and whether that is a cgroup.
+    /// The origin of the total, which may be a cgroup.
     pub origin: String,
     pub is_group: bool,
 }
 
-/// What refused a request.
+/// The limit or source that refused a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusedBy {
     /// The limit of the pool or a partition; whether the request fits if everything else is returned.
     Limit { could_fit: bool },
-    /// Earlier requests that wait, the first of them for this much.
+    /// Earlier requests are waiting; the first needs this many bytes.
     Queue { first_bytes: u64 },
     /// A limit that other pools share.
     Shared,
@@ -38,14 +38,14 @@ pub enum RefusedBy {
     Source { code: Option<i64> },
 }
 
-/// Why a request was refused: the error, the log lines, the dump and the diagnosis print it.
+/// A refused request, as the error, the log lines, the dump and the diagnosis print it.
 #[derive(Debug, Clone)]
 pub struct Refused {
     pub by: RefusedBy,
     /// With rounding.
     pub needed_bytes: u64,
     pub found: String,
-    /// What helps; empty if that is unknown.
+    /// Empty if no remedy is known.
     pub remedy: String,
 }
 
@@ -67,7 +67,7 @@ impl fmt::Display for Refused {
     }
 }
 
-/// What a pool holds, and the request.
+/// The memory of a pool, and the request.
 #[derive(Debug, Clone)]
 pub struct Shortage<'a> {
     pub held_bytes: u64,
@@ -75,7 +75,7 @@ pub struct Shortage<'a> {
     pub in_flight_bytes: u64,
     /// In idle buffers.
     pub idle_bytes: u64,
-    /// In no buffer, and the longest piece of them.
+    /// Bytes in no buffer, and the longest contiguous piece.
     pub free_bytes: u64,
     pub longest_free_bytes: u64,
     pub pageable_bytes: u64,
@@ -84,7 +84,7 @@ pub struct Shortage<'a> {
     pub host: Option<&'a Host>,
     /// `None` if nothing was requested.
     pub refused: Option<&'a Refused>,
-    /// Whether the request was for a reserve.
+    /// The request was for a reserve.
     pub is_reserve: bool,
     /// The limit to raise for more, and its value if that is known.
     pub limit: &'static str,
@@ -102,7 +102,7 @@ pub fn likely_cause(shortage: &Shortage<'_>) -> Option<LikelyCause> {
     (shortage.refused.is_some() || is_short(shortage)).then(|| first_case(shortage))
 }
 
-/// Whether little is left: pageable buffers exist, the system is full, a copy is stuck, or nearly all of the limit is in use.
+/// Returns true if little is left: pageable buffers exist, the system is full, a copy is stuck, or nearly all of the limit is in use.
 fn is_short(shortage: &Shortage<'_>) -> bool {
     let used_bytes = shortage.in_use_bytes.saturating_add(shortage.in_flight_bytes);
     shortage.pageable_bytes > 0

@@ -42,7 +42,7 @@ pub struct Snapshot {
     pub own_waits: u64,
     /// Requests that failed.
     pub failed_gets: u64,
-    /// Whether the backend refused the last refused request, and not a limit.
+    /// The backend refused the last refused request, and not a limit.
     pub is_by_source: bool,
     /// Requests that wait now.
     pub waiting: u64,
@@ -70,21 +70,21 @@ pub struct Snapshot {
     /// The name of the limit to raise for more bytes; `None` without a limit.
     pub limit: Option<Cow<'static, str>>,
     pub max_bytes: Option<u64>,
-    /// What other processes hold, if the limit is shared with them.
+    /// Bytes that other processes hold, if the limit is shared with them.
     pub others_bytes: Option<u64>,
     /// Most idle buffers, if an eviction is a release.
     pub pool_size_limit: Option<u64>,
     /// The sum of the most buffers at once of each size that missed more than once, if an eviction is a release.
     pub recurring: u64,
     pub oldest_copy: Option<Duration>,
-    /// Its stream, if known.
+    /// The stream of that copy, if known.
     pub oldest_copy_stream: Option<u64>,
     /// Copies that were begun; 0 if they are not counted.
     pub copies: u64,
     pub is_pinned: bool,
-    /// Whether the process has loaded a GPU driver.
+    /// The process has loaded a GPU driver.
     pub has_driver: bool,
-    /// The last request that failed since the last window, and why.
+    /// The likely cause of the last request that failed since the last window.
     pub failure: Option<(Cause, LikelyCause)>,
     pub holders: Vec<Holder>,
 }

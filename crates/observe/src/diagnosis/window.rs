@@ -8,22 +8,22 @@ use super::snapshot::{STUCK_AFTER, Snapshot};
 use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
 
-/// More than one part in this many is not tolerable: TensorFlow's rate of 0.002.
+/// A rate above 1/500 is not tolerable: TensorFlow's 0.002.
 const TOLERABLE_PART: u64 = 500;
 /// Fewer short requests matter only for the time that they wait.
 const SHORT_MIN: u64 = 3;
-/// Waiting for more than one part in this many of a window matters.
+/// Waiting for more than 1/100 of a window matters.
 const WAITED_PART: u64 = 100;
-/// Growth by less than one part in this many does not count.
+/// Growth by less than 1/16 does not count.
 const GROWTH_PART: u64 = 16;
-/// A pool with no more than one miss in this many requests has what it needs.
+/// A pool with a miss rate of at most 1/50 has the memory that it needs.
 const WARM_PART: u64 = 50;
 /// A queue before a slow consumer keeps a buffer at least this long.
 const QUEUED: Duration = Duration::from_millis(500);
-/// A consumer that pauses makes a request wait at least this long, and no more than one request in that many.
+/// A consumer that pauses makes a request wait at least this long, and at most 1/10 of the requests.
 const PAUSE_NS: u64 = 100_000_000;
 const PAUSED_PART: u64 = 10;
-/// If more memory would raise use by no more than one part in this many, memory is not the bottleneck.
+/// If more memory would raise use by at most 1/4, memory is not the bottleneck.
 const OVERHANG_PART: u64 = 4;
 /// Consecutive windows in which memory is pinned and unpinned.
 const CHURNED: u32 = 2;
@@ -64,13 +64,13 @@ impl<'a> Window<'a> {
         Self { before, now, of, most_held_bytes, lost }
     }
 
-    /// Whether the window pinned and unpinned as much as was held at either end.
+    /// Returns true if the window pinned and unpinned as much as was held at either end.
     pub(super) fn is_churning(&self) -> bool {
         let held_bytes = self.cycled_bytes();
         held_bytes > 0 && self.of.pinned_bytes >= held_bytes && self.of.unpinned_bytes >= held_bytes
     }
 
-    /// Bytes that are pinned again each time.
+    /// Bytes that each cycle pins again.
     fn cycled_bytes(&self) -> u64 {
         match self.before.held_bytes.max(self.now.held_bytes) {
             // Released at both ends.
@@ -102,7 +102,7 @@ impl<'a> Window<'a> {
         let max = now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", Size(bytes)));
         let (held, buffers) = (Size(now.held_bytes), counted(now.used, "buffer"));
         let evidence = vec![
-            format!("{gets}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
+            format!("this window: {gets}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
             format!("{held} held{max}: {used} in {buffers}, {in_flight} in flight, {idle} idle, {free} free"),
         ];
         WindowDiagnosis { cause, is_alarm: false, found, evidence, advice: None, setting: None, lost: *lost, size: 0 }
@@ -245,7 +245,7 @@ impl<'a> Window<'a> {
         format!("{}.{}", tenths / 10, tenths % 10)
     }
 
-    /// What other processes hold of the missing memory: this pool's own limit has room. They may have ended since.
+    /// Bytes that other processes hold, if this pool's own limit has room. These processes may have ended since.
     fn missing_at_others(&self) -> Option<u64> {
         let Snapshot { needed_bytes, max_bytes, others_bytes, .. } = self.now;
         let is_theirs = *needed_bytes > 0 && max_bytes.is_none_or(|own| *needed_bytes <= own);
@@ -375,7 +375,7 @@ impl<'a> Window<'a> {
         self.is_growing() && is_first && !self.are_buffers_larger() && self.of.misses > self.of.gets / WARM_PART
     }
 
-    /// Whether the pool holds more only because its buffers have become larger.
+    /// Returns true if the pool holds more only because its buffers have become larger.
     fn are_buffers_larger(&self) -> bool {
         let [before, now] = [self.before, self.now].map(|of| u128::from(mean_bytes(of)));
         let [held_before, held] = [self.before, self.now].map(|of| u128::from(of.held_bytes));

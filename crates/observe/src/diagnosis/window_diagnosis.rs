@@ -9,7 +9,7 @@ const SHOWN_NS: u64 = 1_000_000;
 
 macro_rules! causes {
     ($($cause:ident = $name:literal,)+) => {
-        /// What limits a pool.
+        /// The cause of lost time in a pool.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
         pub enum Cause {
@@ -63,7 +63,7 @@ impl Lost {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { of_us, waiting_ns, pinning_ns, moving_ns } = *self;
-        write!(f, "{} of {} lost", seconds(self.total_ns()), seconds(of_us.saturating_mul(1000)))?;
+        write!(f, "all threads lost {} in {}", seconds(self.total_ns()), seconds(of_us.saturating_mul(1000)))?;
         let parts = [(waiting_ns, "waiting"), (pinning_ns, "pinning"), (moving_ns, "remapping")];
         let parts: Vec<_> = parts.iter().filter(|(ns, _)| *ns >= SHOWN_NS).collect();
         if parts.is_empty() {
@@ -86,7 +86,7 @@ pub struct LikelyCause {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WindowDiagnosis {
     pub cause: Cause,
-    /// Whether there is a problem that the advice fixes.
+    /// True for a problem that the advice fixes.
     pub is_alarm: bool,
     /// The finding: one sentence without a full stop.
     pub found: String,

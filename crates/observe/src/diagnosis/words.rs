@@ -1,10 +1,10 @@
-//! How sizes, times and counts are written in log lines, errors and diagnoses.
+//! The format of sizes, times and counts in log lines, errors and diagnoses.
 
 use std::time::Duration;
 
 pub use pinpool_os::words::{RoundedUp, Size, Time};
 
-/// What helps if the system refuses memory.
+/// The remedy if the system refuses memory.
 pub(super) const OF_SYSTEM: &str = "free pinned memory in this or other processes, or use less; `pinpool doctor` checks the system's limits \
                                     (WSL2 limits pinned memory)";
 

@@ -1,6 +1,6 @@
-//! What is recorded.
+//! Events of a pool, as recordings contain them.
 
-/// One thing that a pool did. Lengths are in bytes, times in nanoseconds. An `id` identifies the memory of a buffer from
+/// An event of a pool. Lengths are in bytes, times in nanoseconds. An `id` identifies the memory of a buffer from
 /// [`New`](Event::New) to [`Gone`](Event::Gone).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
@@ -35,14 +35,14 @@ pub enum Event {
         class_bytes: u64,
         /// Number of the owner's tag; 0 is none.
         tag: u32,
-        /// How long it took.
+        /// Duration of the request.
         took_ns: u64,
     },
     /// A buffer was returned.
     Put {
         /// The buffer's memory.
         id: u64,
-        /// Whether devices may still use it; [`Completed`](Event::Completed) then follows.
+        /// Devices may still use it; [`Completed`](Event::Completed) follows.
         in_flight: bool,
     },
     /// All copies of a returned buffer have completed.
@@ -59,9 +59,7 @@ pub enum Event {
     New {
         /// The memory.
         id: u64,
-        /// Its first byte.
         address: u64,
-        /// Its length.
         class_bytes: u64,
         /// False for pageable memory in place of the backend's.
         from_source: bool,
@@ -73,26 +71,14 @@ pub enum Event {
     },
     /// The backend acquired or committed memory.
     Pin {
-        /// Its first byte; 0 if it failed.
+        /// 0 if the call failed.
         address: u64,
-        /// Its length.
         bytes: u64,
-        /// How long the call took.
         took_ns: u64,
-        /// Whether the backend refused.
         failed: bool,
     },
     /// The backend released or decommitted memory.
-    Unpin {
-        /// Its first byte.
-        address: u64,
-        /// Its length.
-        bytes: u64,
-        /// How long the call took.
-        took_ns: u64,
-        /// Whether the backend refused.
-        failed: bool,
-    },
+    Unpin { address: u64, bytes: u64, took_ns: u64, failed: bool },
     /// The backend moved granules to other addresses.
     Move {
         /// First byte of the old addresses.
@@ -146,17 +132,17 @@ impl Event {
 /// The fact that lists the settings made in the program's code, as variables separated by spaces.
 pub const SET_IN_CODE: &str = "set_in_code";
 
-/// One thing that a pool did, when, and on which thread.
+/// An event with its time and thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
 pub struct Record {
     /// Nanoseconds since the recording began.
     pub time_ns: u64,
-    /// Number of the thread; of a recording that was read, from 0 in order of their first records.
+    /// Number of the thread. Reading a recording renumbers the threads from 0, in order of their first records.
     pub thread: u32,
     /// Number of the pool.
     pub pool: u32,
-    /// What it did.
+    /// The event.
     pub event: Event,
 }
 
@@ -164,9 +150,9 @@ pub struct Record {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
 pub struct PoolDescription {
-    /// Its number in the recording, from 0.
+    /// The number in the recording, from 0.
     pub number: u32,
-    /// Its properties: `name`, `backend`, `process`, `version`, `time` (seconds since 1970 at time 0 of the recording), each
+    /// Properties: `name`, `backend`, `process`, `version`, `time` (seconds since 1970 at time 0 of the recording), each
     /// `PINPOOL_*` variable with its value, and [`SET_IN_CODE`].
     pub facts: Vec<(String, String)>,
 }

@@ -25,7 +25,7 @@ pub(super) const BLOCK_BYTES_MAX: usize = 64 << 20;
 /// A block is closed when it has this many bytes.
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// What a block consists of.
+/// A part of a block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Item {
     Record(Record),
@@ -51,7 +51,7 @@ pub(super) fn head() -> Vec<u8> {
     [&MAGIC[..], &VERSION.to_le_bytes()].concat()
 }
 
-/// A block in the making.
+/// A block that is being filled.
 #[derive(Debug, Default)]
 pub(super) struct BlockWriter {
     items: Vec<u8>,
@@ -61,11 +61,11 @@ pub(super) struct BlockWriter {
 impl BlockWriter {
     pub(super) fn add(&mut self, item: &Item) {
         self.records += u64::from(matches!(item, Item::Record(_)));
-        // Only a type that postcard does not know fails.
+        // Fails only for types that postcard does not support.
         self.items = postcard::to_extend(item, std::mem::take(&mut self.items)).unwrap_or_default();
     }
 
-    /// Whether the block should be closed.
+    /// Returns true if the block should be closed.
     pub(super) fn is_full(&self) -> bool {
         self.items.len() >= BLOCK_BYTES
     }

@@ -1,4 +1,4 @@
-//! Recording what a pool does, for `pinpool trace`, `replay`, `advise` and `report`.
+//! Recordings of pools, for `pinpool why`, `report`, `advise` and `trace`.
 //!
 //! ```text
 //!   request, return, pin ... ──▶ queue (bounded, never waits) ──▶ pinpool-trace ──▶ blocks with checksums ──▶ file
@@ -134,7 +134,7 @@ pub fn count_failed() {
     FAILED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Why a pool records nothing.
+/// The reason that a pool records nothing.
 #[cfg(feature = "io")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unrecorded {
@@ -153,6 +153,6 @@ pub struct Recorded {
     pub records: u64,
     /// Records that found no room in the queue.
     pub lost: u64,
-    /// Why the file is not complete, if it is not.
+    /// The reason that the file is incomplete.
     pub failure: Option<String>,
 }

@@ -32,7 +32,7 @@ const TRIES: usize = 10;
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) file: ParentOnly<File>,
-    /// Its length; `None` for a pipe or device.
+    /// The length; `None` for a pipe or device.
     pub(super) bytes: Option<u64>,
     /// New path of the recording that was at the path before.
     pub(super) earlier: Option<PathBuf>,
@@ -73,10 +73,10 @@ pub(super) fn open(path: &Path, left: Option<(FileId, u64)>) -> Result<Opened, U
         }
         earlier = Some(set_aside(path)?);
     }
-    Err(refused("other processes rename it again and again", "put %p, the number of the process, into the name"))
+    Err(refused("other processes keep renaming it", "put %p (the process id) into the name"))
 }
 
-/// What may be written at a path.
+/// The kind of file at a path that may be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     New,
@@ -85,17 +85,17 @@ enum Place {
     Device,
 }
 
-/// The text behind the name of the setting.
+/// The error text after the name of the setting.
 fn refused(what: impl std::fmt::Display, remedy: &str) -> Unrecorded {
     Unrecorded::Failed(format!("cannot be written: {what}; {remedy}"))
 }
 
 fn failed(error: &io::Error) -> Unrecorded {
-    refused(error, "name a file in a folder that may be written, or leave it out")
+    refused(error, "name a file in a writable directory, or omit it")
 }
 
 fn no_recording(path: &Path, bytes: u64) -> Unrecorded {
-    let what = format!("{} holds {bytes} bytes that are no recording", path.display());
+    let what = format!("{} holds {bytes} bytes that are not a recording", path.display());
     refused(what, "name another file, or remove this one")
 }
 
@@ -147,7 +147,7 @@ fn open_at(path: &Path, place: Place, found: Option<&Metadata>) -> Result<Option
     Ok(found.is_none_or(|found| FileId::of(found) == id).then_some(file))
 }
 
-/// Whether the file begins as a recording, compressed or not.
+/// Returns true if the file begins as a recording, compressed or not.
 fn is_recording(file: &File) -> bool {
     let mut head = vec![0; HEAD_BYTES_MAX];
     let Ok(read) = file.read_at(&mut head, 0) else { return false };

@@ -1,7 +1,7 @@
 //! Reads recordings.
 //!
-//! Of a truncated file it also reads the intact records of the last block, and reports the truncation. Bytes and records are bounded,
-//! so that a small compressed file cannot exhaust memory.
+//! In a truncated file, the intact records of the last block are read as well, and the truncation is reported. Bytes and records are
+//! bounded, so that a small compressed file cannot exhaust memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -26,7 +26,6 @@ const NAMES_MAX: usize = 65_536;
 pub struct Recording {
     /// In order of time.
     pub records: Vec<Record>,
-    /// Its pools.
     pub pools: Vec<PoolDescription>,
     /// Owner tags by number; 0 is none.
     pub tags: Vec<(u32, String)>,
@@ -36,11 +35,11 @@ pub struct Recording {
     pub snapshots: Vec<TimedSnapshot>,
     /// Records that were lost while it was written.
     pub lost: u64,
-    /// Why it is incomplete: truncated, damaged, or longer than the limits.
+    /// The reason that it is incomplete: truncated, damaged, or longer than the limits.
     pub warning: Option<String>,
 }
 
-/// Why a recording could not be read.
+/// The error of a recording that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
     /// The file could not be read.
@@ -53,14 +52,10 @@ pub enum RecordingError {
     #[error(
         "the recording has format version {found}, and this build reads version {VERSION}: use the pinpool that recorded it"
     )]
-    OtherVersion {
-        /// Its version.
-        found: u32,
-    },
+    OtherVersion { found: u32 },
 }
 
 impl Recording {
-    /// Whether these are the first bytes of a recording.
     pub fn is_begun_by(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC)
     }
@@ -69,7 +64,7 @@ impl Recording {
     ///
     /// # Errors
     ///
-    /// If it cannot be read, is no recording or is of a newer version.
+    /// If it cannot be read, is not a recording, or has another version.
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
         let mut file = BufReader::new(File::open(path)?);
         let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);

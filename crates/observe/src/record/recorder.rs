@@ -1,4 +1,4 @@
-//! One pool's part in a recording.
+//! The records of one pool.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::diagnosis::Snapshot;
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::fork::ForkGeneration;
 
-/// Between two snapshots, at least.
+/// Least time between two snapshots.
 const SNAPSHOT_US: u64 = 100_000;
-/// Later ones are further apart: one part in this many of the time so far.
+/// Later snapshots are further apart: the elapsed time divided by this number.
 const SNAPSHOT_PARTS: u64 = 200;
 
 /// Records what one pool does.
@@ -26,7 +26,7 @@ pub struct Recorder {
     begun: Instant,
     pool: u32,
     is_ended: AtomicBool,
-    /// When the next snapshot is due, by the clock of the pool.
+    /// Time of the next snapshot, by the clock of the pool.
     next_us: AtomicU64,
     generation: ForkGeneration,
 }
@@ -75,9 +75,9 @@ impl Recorder {
         u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Whether a snapshot is due: every 100 ms at first, later every 200th of the elapsed time.
+    /// Returns true if a snapshot is due: every 100 ms at first, later every 200th of the elapsed time.
     pub fn wants_snapshot(&self, now_us: u64) -> bool {
-        // Relaxed: of two threads that ask at once both may add one.
+        // Relaxed: at worst two threads add one each.
         let is_due = now_us >= self.next_us.load(Ordering::Relaxed);
         if is_due {
             self.next_us.store(now_us + SNAPSHOT_US.max(now_us / SNAPSHOT_PARTS), Ordering::Relaxed);

@@ -72,7 +72,7 @@ pub(super) struct Writer {
     commands: Sender<Command>,
     is_woken: AtomicBool,
     is_closed: AtomicBool,
-    /// Pools that have not ended; changed under the lock of `OPENED`.
+    /// Pools that have not ended; changed under the lock of `TRACE_FILES`.
     open_pools: AtomicU32,
     names: Mutex<Named>,
     /// Records for which the queue had no room, since the last write.
@@ -129,7 +129,7 @@ impl Named {
 }
 
 /// A file that this process has opened and may continue.
-struct Opened {
+struct TraceFile {
     path: PathBuf,
     writer: Weak<Writer>,
     begun: Instant,
@@ -139,10 +139,10 @@ struct Opened {
     left: Option<(FileId, u64)>,
 }
 
-static OPENED: OfProcess<Mutex<Vec<Opened>>> = OfProcess::new(Mutex::default);
+static TRACE_FILES: OfProcess<Mutex<Vec<TraceFile>>> = OfProcess::new(Mutex::default);
 
 /// Locks the list of files; `None` if another thread, which may wait for a disk, keeps it locked until `until`.
-fn lock_until(opened: &Mutex<Vec<Opened>>, until: Instant) -> Option<MutexGuard<'_, Vec<Opened>>> {
+fn lock_until(opened: &Mutex<Vec<TraceFile>>, until: Instant) -> Option<MutexGuard<'_, Vec<TraceFile>>> {
     loop {
         match opened.try_lock() {
             None if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
@@ -161,7 +161,7 @@ impl Writer {
         };
         // Another thread holds it while a file is closed.
         let until = Instant::now() + Duration::from_secs(2);
-        let mut opened = lock_until(OPENED.get(), until).ok_or(Unrecorded::Busy)?;
+        let mut opened = lock_until(TRACE_FILES.get(), until).ok_or(Unrecorded::Busy)?;
         let known = opened.iter().position(|file| file.path == path);
         if let Some(index) = known
             && let Some(writer) = opened[index].writer.upgrade().filter(|writer| !writer.is_closed())
@@ -197,7 +197,7 @@ impl Writer {
         let run = Run { writer: writer.clone(), received, output, block: BlockWriter::default() };
         threads::spawn(c"pinpool-trace", move || run.run()).map_err(no_thread)?;
         flush_at_exit();
-        opened.push(Opened {
+        opened.push(TraceFile {
             path: path.to_owned(),
             writer: Arc::downgrade(&writer),
             begun,
@@ -210,8 +210,8 @@ impl Writer {
 
     /// Records the end of a pool. If it was the last, returns the locked list of files, so that no new pool opens the file before it is
     /// closed.
-    fn end_one(&self) -> Option<MutexGuard<'static, Vec<Opened>>> {
-        let opened = OPENED.get().lock();
+    fn end_one(&self) -> Option<MutexGuard<'static, Vec<TraceFile>>> {
+        let opened = TRACE_FILES.get().lock();
         if self.open_pools.fetch_sub(1, Ordering::Relaxed) > 1 {
             return None;
         }
@@ -308,7 +308,7 @@ fn flush_at_exit() {
 
 extern "C" fn flush_open() {
     let until = Instant::now() + EXIT_PATIENCE;
-    let opened = OPENED.get_if_made().and_then(|opened| lock_until(opened, until));
+    let opened = TRACE_FILES.get_if_made().and_then(|opened| lock_until(opened, until));
     let writers: Vec<_> =
         opened.iter().flat_map(|opened| opened.iter()).filter_map(|file| file.writer.upgrade()).collect();
     // A writer takes the lock to close its file.
@@ -373,7 +373,7 @@ impl Run {
     }
 
     /// Closes the file and keeps the state needed to continue it.
-    fn close(&mut self, opened: &mut [Opened]) {
+    fn close(&mut self, opened: &mut [TraceFile]) {
         self.output.close();
         let mut names = std::mem::take(&mut *self.writer.names.lock());
         if self.output.failure.is_some() {

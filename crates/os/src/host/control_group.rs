@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The limit of every group in a chain holds. There are up to two chains: version 2, and version 1 with the `memory`
-//! controller; where both are mounted the controller is in one of them, and the groups of the other have no limits.
+//! controller; if both are mounted, the controller is in one of them, and the groups of the other have no limits.
 //!
 //! In a container the path may name groups that are not mounted there, and in a namespace the mount's root may be named
 //! from outside (`/..`). Such a path cannot be followed, so the mount point, which is what the container was given, stands
@@ -99,7 +99,7 @@ impl ControlGroup {
         cached.saturating_sub(bytes(dirty).saturating_add(bytes(writeback)))
     }
 
-    /// How often this group's own limits were hit; `None` where the kernel does not count it.
+    /// How often this group's own limits were hit; `None` if the kernel does not count it.
     pub(super) fn limit_hits(&self, files: &Files) -> Option<LimitHits> {
         if self.version == CgroupVersion::V1 {
             let reclaimed = files.number(self.file("memory.failcnt"))?;

@@ -8,7 +8,7 @@ use super::files::Files;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HugePagePool {
     pub total: u64,
-    /// In use by nobody, those less that mappings have set aside.
+    /// Unused, without the pages that mappings have set aside.
     pub free: u64,
 }
 
@@ -17,7 +17,7 @@ pub fn huge_pages(root: &Path, page_bytes: u64) -> Option<HugePagePool> {
     let files = Files::below(root);
     let number = |name| files.number(format!("/sys/kernel/mm/hugepages/hugepages-{}kB/{name}", page_bytes >> 10));
     let (total, free) = (number("nr_hugepages")?, number("free_hugepages")?);
-    // What is overcommitted comes on demand.
+    // Overcommitted pages are allocated on demand.
     let surplus = number("nr_overcommit_hugepages").unwrap_or(0);
     let free = free.saturating_sub(number("resv_hugepages").unwrap_or(0)).saturating_add(surplus);
     Some(HugePagePool { total: total.saturating_add(surplus), free })

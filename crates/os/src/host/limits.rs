@@ -95,7 +95,7 @@ pub struct MappingUse {
     pub limit: u64,
 }
 
-/// `None` where the kernel does not show both. Takes milliseconds if there are many.
+/// `None` if the kernel does not show both. Takes milliseconds if there are many.
 pub fn mapping_use(root: &Path) -> Option<MappingUse> {
     let files = Files::below(root);
     let limit = files.number("/proc/sys/vm/max_map_count")?;
@@ -108,7 +108,7 @@ pub fn locked_bytes(root: &Path) -> Option<u64> {
     field(&Files::below(root).read("/proc/self/status")?, "VmLck:")?.checked_mul(1024)
 }
 
-/// How the machine treats memory beyond limits: huge pages, promises, swap, containers.
+/// Memory settings of the machine other than limits: huge pages, overcommit, swap, containers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryRules {
     /// The word in force of `transparent_hugepage/enabled`: `always`, `madvise` or `never`.
@@ -147,7 +147,7 @@ pub fn nvidia_branch(root: &Path) -> Option<u32> {
     Files::below(root).read("/sys/module/nvidia/version")?.trim().split('.').next()?.parse().ok()
 }
 
-/// Where the kernel shows a GPU of NVIDIA to this process, driver library or not.
+/// The paths at which the kernel shows NVIDIA GPUs to this process, with or without a driver library.
 pub fn nvidia_devices(root: &Path) -> Vec<String> {
     let entries = |folder: &str| {
         let read = std::fs::read_dir(root.join(folder.trim_start_matches('/')));

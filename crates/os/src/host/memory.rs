@@ -42,12 +42,12 @@ impl fmt::Display for LimitOrigin {
     }
 }
 
-/// Memory that this process may use, read below `root`; `None` where `/proc/meminfo` has no total.
+/// Memory that this process may use, read below `root`; `None` if `/proc/meminfo` has no total.
 pub fn memory(root: &Path) -> Option<HostMemory> {
     MemoryGauge::open(root)?.read()
 }
 
-/// Reads the memory that this process may use again and again. The groups are those that hold it at the start.
+/// Reads repeatedly how much memory this process may use. The cgroups are those of the start.
 #[derive(Debug)]
 pub struct MemoryGauge {
     files: Files,
@@ -56,7 +56,7 @@ pub struct MemoryGauge {
 }
 
 impl MemoryGauge {
-    /// Below `root`; `None` where `/proc/meminfo` has no total.
+    /// Below `root`; `None` if `/proc/meminfo` has no total.
     pub fn open(root: &Path) -> Option<Self> {
         let files = Files::below(root);
         let machine_bytes = machine(&files)?.total_bytes;
@@ -108,7 +108,7 @@ pub(super) fn machine(files: &Files) -> Option<HostMemory> {
     Some(HostMemory { total_bytes, available_bytes: available_bytes.min(total_bytes), origin: LimitOrigin::Machine })
 }
 
-/// Other systems tell the total and not what is available.
+/// Other systems report only the total.
 #[cfg(not(target_os = "linux"))]
 #[allow(unsafe_code)] // Calls libc.
 pub(super) fn machine(_files: &Files) -> Option<HostMemory> {

@@ -6,7 +6,7 @@
 //! | `limits` | the limits of the process, and which of them refused memory | when memory is refused, and by `doctor` |
 //! | `pressure` | whether tasks wait for memory, whether a limit was hit | at most once a second |
 //! | `numa` | the NUMA node near a device, the memory of a node and the processors near it | once, at the start |
-//! | `huge_pages` | the huge pages that are set aside | where they are asked for, and by `doctor` |
+//! | `huge_pages` | the huge pages that are set aside | if they are requested, and by `doctor` |
 //! | `control_group` | the groups that hold this process, and their files | for `memory` and `pressure` |
 //! | `files` | bounded reads below a root | for all of these |
 //!

@@ -1,6 +1,6 @@
-//! Memory nodes: the node near a device, the memory of a node, and the processors near it.
+//! NUMA nodes: the node near a device, and the memory and processors of a node.
 //!
-//! A machine with one node, or one that does not list its nodes, offers no choice: both give `None`.
+//! A machine with one node, or a machine that does not list its nodes, offers no choice (`None`).
 
 use std::path::Path;
 

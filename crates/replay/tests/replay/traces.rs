@@ -1,4 +1,4 @@
-//! Traces as text: what is read, what a workload counts, and the lines that errors name.
+//! Traces as text: the operations, the counts of a workload, and line numbers in errors.
 
 use pinpool::unstable::Rounding;
 use pinpool_replay::{TraceError, TraceHeader, TraceOp, TraceReader, Workload};
@@ -58,11 +58,11 @@ fn syntax_errors_are_reported_with_their_line() {
 #[test]
 fn requests_and_the_peak_match_the_trace() {
     let workload = workload("# limit 3\na 1 10\na 2 0\nt 5\nf 1\na 1 30\na 3 5\nf 3\nf 1\nf 2\n").unwrap();
-    assert_eq!((workload.gets(), workload.peak_requested_bytes()), (3, 35));
+    assert_eq!((workload.gets, workload.peak_requested_bytes()), (3, 35));
 }
 
 #[test]
-fn steps_count_as_the_requests_that_they_stand_for() {
+fn steps_count_as_their_requests() {
     for (text, gets, peak_requested_bytes) in [
         ("r 4 9\n", 4, 9),
         ("s 4 0 2\n", 3, 6),
@@ -73,7 +73,7 @@ fn steps_count_as_the_requests_that_they_stand_for() {
         ("a 1 100\ns 3 5 5\nf 1\n", 4, 115),
     ] {
         let workload = workload(text).unwrap();
-        assert_eq!((workload.gets(), workload.peak_requested_bytes()), (gets, peak_requested_bytes), "{text}");
+        assert_eq!((workload.gets, workload.peak_requested_bytes()), (gets, peak_requested_bytes), "{text}");
     }
 }
 

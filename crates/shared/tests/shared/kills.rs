@@ -11,7 +11,7 @@ use pinpool_shared::{SharedSlabs, SlabWorker};
 use super::child::{Child, alone};
 use super::draw::Draw;
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 const BUFFERS: usize = 6;
 const BYTES: usize = 20_000;
 

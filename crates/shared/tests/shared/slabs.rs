@@ -12,7 +12,7 @@ use pinpool::{Backend, Pool, Request};
 use pinpool_shared::{Error, SharedSlabs, SlabWorker, Ticket};
 
 const SOON: Duration = Duration::from_millis(1);
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn pool() -> Pool {
     Pool::builder().without_env().backend(Backend::Heap).max_bytes(64_u64 << 20).build().unwrap()

@@ -1,5 +1,5 @@
-//! Timelines: a word per stream that the stream itself increments, as a Vulkan timeline semaphore does. Any thread detects completion by
-//! a load. The stream writes by CUDA's `cuStreamWriteValue32`.
+//! Timelines: each stream writes increasing numbers to a word of host memory (`cuStreamWriteValue32`), as with a Vulkan timeline
+//! semaphore. Any thread detects completion by a load.
 //!
 //! ```text
 //!   stream:  ──copy──[word = 17]──copy──[word = 18]──▶        page of words, one cache line each, pinned, never freed
@@ -81,12 +81,11 @@ std::thread_local! {
 /// The words of one context.
 #[derive(Debug, Default)]
 pub(super) struct Words {
-    /// The driver cannot register memory for words here, so it is not called again for each copy.
+    /// The driver refused a page for words, so it is not called again for each copy.
     are_refused: AtomicBool,
     free: Mutex<Vec<&'static Timeline>>,
-    /// A registered page without a device address, kept for the next attempt: freeing it would wait for the device. The address
-    /// of its first byte, or 0.
-    unmapped_page: Mutex<usize>,
+    /// Held by the thread that makes a page.
+    page: Mutex<()>,
     health: Health,
 }
 
@@ -103,7 +102,7 @@ struct Health {
 #[derive(Debug)]
 #[repr(align(64))] // Streams disturb each other's threads no more than their words do.
 pub(super) struct Timeline {
-    /// Where the stream writes (timeline-I2), and the device address of the word.
+    /// The word that the stream writes (timeline-I2), and its device address.
     word: &'static AtomicU32,
     address: u64,
     sequence: Sequence,
@@ -216,9 +215,12 @@ impl Words {
         });
         if freed.is_empty() {
             // One thread at a time makes a page, and the next one finds its words.
-            let mut unmapped = self.unmapped_page.lock();
+            let _page = self.page.lock();
             if self.free.lock().is_empty() {
-                freed = self.new_page(context, &mut unmapped).ok()?;
+                let made = self.new_page(context);
+                // Relaxed: a hint.
+                self.are_refused.store(made.is_none(), Ordering::Relaxed);
+                freed = made?;
             }
         }
         let mut free = self.free.lock();
@@ -227,32 +229,16 @@ impl Words {
     }
 
     /// Timelines over pinned and mapped memory, which is never freed. It is this process's own, so a fence may read its word
-    /// after a reset of the device has ended the registration.
-    fn new_page(
-        &'static self,
-        context: &'static StreamContext,
-        unmapped: &mut usize,
-    ) -> Result<Vec<&'static Timeline>, Code> {
+    /// after a reset of the device has ended the registration. A refused page stays mapped: there is one at most.
+    fn new_page(&'static self, context: &'static StreamContext) -> Option<Vec<&'static Timeline>> {
         let _relaxed = RelaxedCapture::enter();
-        let page = match std::mem::take(unmapped) {
-            0 => {
-                let page = backend::page_of_this_process(WORDS_BYTES).ok_or(Code::OUT_OF_MEMORY)?;
-                let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-                // SAFETY: a page of this process that is never unmapped; the stream's context is current
-                // (`Words::timeline`).
-                let registered = unsafe { calls::host_register(page, WORDS_BYTES, flags) };
-                registered.inspect_err(|&code| {
-                    self.are_refused.fetch_or(code == Code::NOT_SUPPORTED, Ordering::Relaxed);
-                    // SAFETY: mapped above, and neither registered nor used.
-                    let _gone = unsafe { libc::munmap(page, WORDS_BYTES) };
-                })?;
-                // Relaxed: a statistic.
-                HELD_BYTES.fetch_add(WORDS_BYTES as u64, Ordering::Relaxed);
-                page
-            }
-            kept => std::ptr::with_exposed_provenance_mut(kept),
-        };
-        let device = calls::host_device_pointer(page, 0).inspect_err(|_| *unmapped = page.expose_provenance())?;
+        let page = backend::page_of_this_process(WORDS_BYTES)?;
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        // SAFETY: a page of this process that is never unmapped; the stream's context is current (`Words::timeline`).
+        unsafe { calls::host_register(page, WORDS_BYTES, flags) }.ok()?;
+        // Relaxed: a statistic.
+        HELD_BYTES.fetch_add(WORDS_BYTES as u64, Ordering::Relaxed);
+        let device = calls::host_device_pointer(page, 0).ok()?;
         let timelines = (0..WORDS_BYTES).step_by(WORD_STEP).map(|offset| {
             let word = page.cast::<u8>().wrapping_add(offset).cast::<u32>();
             // SAFETY: inside the page, aligned, and never freed (timeline-I2).
@@ -270,7 +256,7 @@ impl Words {
                 context,
             }))
         });
-        Ok(timelines.collect())
+        Some(timelines.collect())
     }
 }
 

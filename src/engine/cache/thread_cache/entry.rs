@@ -31,10 +31,10 @@ impl Links {
     pub(super) const NONE: Self = Self { above: ptr::null_mut(), below: ptr::null_mut() };
 }
 
-/// What the cache holds: a value, its class, and its links while it is idle.
+/// An element of the cache: a value, its class, and its links while it is idle.
 ///
-/// The alignment keeps two entries off one cache line and leaves the address 1 to the remote list. The
-/// header and the first 16 bytes of the value are one cache line.
+/// The alignment keeps two entries off one cache line and leaves the address 1 to the remote list. The header and the first
+/// 16 bytes of the value are one cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(in crate::engine) struct Entry<T> {
@@ -49,7 +49,7 @@ pub(in crate::engine) struct Entry<T> {
     pub(super) class: u16,
     /// Slot of the thread that took it last; it is returned to the shard of that slot.
     pub(super) owner: u16,
-    /// Its part in the sum of idle bytes.
+    /// The part of this entry in the sum of idle bytes.
     pub(super) bytes: usize,
     value: T,
 }
@@ -63,7 +63,7 @@ unsafe impl<T: Sync> Sync for Entry<T> {}
 
 impl<T> Entry<T> {
     /// Wraps `value` of `bytes`; the calling thread's shard owns it.
-    #[cfg(test)]
+    #[cfg(all(test, not(pinpool_loom)))]
     pub(in crate::engine) fn new(class: u32, bytes: usize, value: T) -> Box<Self> {
         Self::new_at(current_slot(), class, bytes, value)
     }
@@ -93,7 +93,7 @@ impl<T> Entry<T> {
         u32::from(self.class)
     }
 
-    /// What it adds to the sum of idle bytes.
+    /// The part of this entry in the sum of idle bytes.
     pub(in crate::engine) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -111,7 +111,7 @@ impl<T> Entry<T> {
         self.tag.store(tag, Ordering::Relaxed);
     }
 
-    /// Whether the shard at `shard`, which is not null, may keep it by the fast path.
+    /// Returns whether the shard at `shard`, which is not null, may keep it by the fast path.
     #[inline(always)]
     pub(in crate::engine) fn is_of<S>(&self, shard: *const S) -> bool {
         // Relaxed, as the tag.

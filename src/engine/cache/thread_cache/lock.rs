@@ -85,7 +85,7 @@ impl<T> Lock<T> {
         unlock.then = if requires_slow_path { SLOW } else { FREE };
     }
 
-    /// Whether hits and puts must take the slow path.
+    /// Returns whether hits and puts must take the slow path.
     pub(super) fn requires_slow_path(&self) -> bool {
         // Relaxed: only tests call this.
         self.state.load(Ordering::Relaxed) == SLOW
@@ -190,7 +190,7 @@ mod tests {
         unsafe { libc::pthread_self() }
     }
 
-    /// Whether the system allows it.
+    /// Returns whether the system allows it.
     #[cfg(all(target_os = "linux", not(miri)))]
     fn schedule(thread: libc::pthread_t, policy: i32, priority: i32) -> bool {
         let priority = libc::sched_param { sched_priority: priority };
@@ -247,7 +247,7 @@ mod tests {
             if !is_real_time {
                 let _ = writeln!(std::io::stderr(), "\nskipped: this process may not make a thread SCHED_FIFO");
             }
-            let result = result.recv_timeout(Duration::from_secs(20));
+            let result = result.recv_timeout(Duration::from_secs(60));
             if result.is_err() {
                 // So that the test ends.
                 schedule(waiting, libc::SCHED_OTHER, 0);

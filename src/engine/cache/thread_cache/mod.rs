@@ -85,7 +85,7 @@ pub(in crate::engine) struct ThreadCache<T> {
     ticks: Mutex<Ticks>,
 }
 
-/// What a cache counts.
+/// The counters of a cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::engine) struct Counts {
     /// Buffers that are idle now.
@@ -182,7 +182,7 @@ impl<T> ThreadCache<T> {
         self.is_over_limit().then(|| self.evict_oldest()).flatten()
     }
 
-    /// Whether more buffers are idle than the limit allows; what other threads put may not count yet. Takes no lock.
+    /// Returns whether more buffers are idle than the limit allows; what other threads put may not count yet. Takes no lock.
     pub(in crate::engine) fn is_over_limit(&self) -> bool {
         let idle: u64 = self.used_shards().map(Shard::idle).sum();
         idle > self.limit() as u64

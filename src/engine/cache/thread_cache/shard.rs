@@ -129,7 +129,7 @@ impl<T> Shard<T> {
         });
     }
 
-    /// Whether hits and puts must take the slow path.
+    /// Returns whether hits and puts must take the slow path.
     pub(crate) fn requires_slow_path(&self) -> bool {
         self.own.free_list.requires_slow_path()
     }
@@ -325,7 +325,7 @@ impl<T> RemoteList<T> {
         Err(entry)
     }
 
-    /// Whether there are entries; only reads the cache line.
+    /// Returns whether there are entries; only reads the cache line.
     #[inline]
     fn has_entries(&self) -> bool {
         // Relaxed: `take_all` follows if it matters.
@@ -397,23 +397,6 @@ impl<T> Iterator for Entries<T> {
 impl<T> Drop for Entries<T> {
     fn drop(&mut self) {
         self.for_each(drop);
-    }
-}
-
-#[cfg(all(test, not(pinpool_loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn entries_are_taken_oldest_first_until_the_list_is_sealed() {
-        let list = RemoteList::new();
-        let push = |value| list.push(Entry::new_at(0, 0, 10, value)).is_ok();
-        assert!(push(1) && push(2) && push(3) && list.has_entries());
-        assert_eq!(list.take_all().map(|entry| **entry).collect::<Vec<_>>(), [1, 2, 3]);
-        assert!(!list.has_entries() && push(4) && !list.is_sealed());
-        assert_eq!(list.seal().count(), 1);
-        assert!(!push(5) && list.is_sealed() && !list.has_entries());
-        assert_eq!(list.seal().count(), 0);
     }
 }
 

@@ -1,10 +1,10 @@
 //! The bookkeeping of an arena: what the lock in [`ArenaSupply`](super::ArenaSupply) guards.
 //!
 //! ```text
-//!   claimed = arena's claims + reserves' overhead + pending reserves      what is added keeps it within the limit
+//!   claimed = arena's claims + reserves' overhead + pending reserves      within the limit after each addition
 //!   closed, live bytes                                                    true and 0: no pool can use this memory again
-//!   overdue bytes                                                         due, and kept since a release waits for the device
-//!   demand                                                                whether sizes vary, and how large a hole is wanted
+//!   overdue bytes                                                         due, but kept because a release waits for the device
+//!   demand                                                                variation of sizes, and the length of a wanted hole
 //! ```
 //!
 //! Sequential: arithmetic and tables. Never calls the source, waits, or logs.
@@ -30,32 +30,29 @@ const COMPACT_AFTER_FAILURE_US: u64 = 1_000_000;
 /// Every block starts at a multiple of this.
 const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
 
-/// When mappings run out, granules grow only as long as this many of them fit under the limit.
-const MANY_GRANULES: u64 = 64;
-
 #[derive(Debug)]
 pub(in crate::engine) struct Books {
     pub(super) arena: Arena,
     pub(super) mappings: Mappings,
     pub(super) demand: Demand,
-    /// Above this, what is wanted counts as varied sizes (policy-R12).
+    /// Sizes vary if a hole longer than this is wanted (policy-R12).
     varied_above_bytes: u64,
     /// A step towards a compaction target failed: the next one is not before this.
     next_compaction_us: u64,
     /// No pool carves from here any more.
     pub(super) is_closed: bool,
-    /// Bytes that were due at the last tick and stay, since their release would wait for the device.
+    /// Bytes that were due at the last tick but are kept, because their release would wait for the device.
     pub(super) overdue_bytes: u64,
     budget: Arc<Budget>,
-    /// What this arena claims there; `None` after its end.
+    /// The claim of this arena; `None` after its end.
     claim: Option<Claim>,
-    /// What the system will hold for the reserves that are being pinned.
+    /// The bytes that the system will hold for reserves in progress.
     pending_bytes: u64,
     reserve_bytes: u64,
-    /// What the system holds for the reserves beyond their bytes.
+    /// The bytes that the system holds for reserves beyond their length.
     reserve_overhead_bytes: u64,
     largest_reserve_bytes: u64,
-    /// All that was requested as a reserve.
+    /// The bytes of all requested reserves.
     requested_bytes: u64,
     peak_bytes: u64,
     next_id: u64,
@@ -91,7 +88,7 @@ impl Books {
         }
     }
 
-    /// What the system holds, as far as plans are finished.
+    /// The bytes that the system holds, as far as plans are finished.
     pub(in crate::engine) fn held_bytes(&self) -> u64 {
         let arena = self.arena.stats();
         arena.committed_bytes + arena.overhead_bytes + self.reserve_overhead_bytes
@@ -137,12 +134,12 @@ impl Books {
         self.memory_at(ptr?, bytes)
     }
 
-    /// Whether sizes vary (policy-R12).
+    /// Returns whether sizes vary (policy-R12).
     pub(in crate::engine) fn is_varied(&self, now_us: u64) -> bool {
         self.demand.wanted_bytes(now_us) > self.varied_above_bytes
     }
 
-    /// Whether a hole as long as is wanted is more than a step away (policy-R13).
+    /// Returns whether a hole as long as is wanted is more than a step away (policy-R13).
     pub(in crate::engine) fn lacks_hole(&self, now_us: u64) -> bool {
         self.is_varied(now_us) && self.arena.lacks_hole(self.demand.wanted_bytes(now_us))
     }
@@ -155,25 +152,17 @@ impl Books {
         self.arena.compact(self.demand.wanted_bytes(now_us), ALIGN_BYTES)
     }
 
-    /// Settles a plan of [`plan_compaction`](Self::plan_compaction). After a failure none is made for a while.
-    pub(in crate::engine) fn finish_compaction(
-        &mut self,
-        plan: Plan,
-        (executed, outcome): (Executed, PlanOutcome),
-        now_us: u64,
-    ) {
-        if self.count(executed).is_some() {
-            self.next_compaction_us = now_us.saturating_add(COMPACT_AFTER_FAILURE_US);
-        }
-        self.arena.finish_plan(plan, outcome, now_us);
+    /// A step towards a compaction target failed: none is planned for a while.
+    pub(in crate::engine) fn delay_compaction(&mut self, now_us: u64) {
+        self.next_compaction_us = now_us.saturating_add(COMPACT_AFTER_FAILURE_US);
     }
 
-    /// Whether `idle_bytes` of idle blocks and the holes together make up a block of `bytes` (policy-R6).
+    /// Returns whether `idle_bytes` of idle blocks and the holes together make up a block of `bytes` (policy-R6).
     pub(in crate::engine) fn could_cover(&self, bytes: u64, idle_bytes: u64) -> bool {
         idle_bytes + self.arena.stats().hole_bytes >= bytes
     }
 
-    /// Plans a block of `bytes` within `limits`, and claims what the plan may commit. If a limit refuses that, says which.
+    /// Plans a block of `bytes` within `limits`, and claims the bytes that the plan may commit. Returns the limit that refused.
     pub(in crate::engine) fn plan_growth(
         &mut self,
         bytes: u64,
@@ -197,33 +186,20 @@ impl Books {
         self.lower_claim();
     }
 
-    /// The process has few mappings left: memory is committed in larger granules from now on, as far as the limit has room
-    /// for several. Returns their size if they are larger than before.
-    pub(in crate::engine) fn grow_in_larger_granules(&mut self) -> Option<u64> {
-        self.arena
-            .grow_in_larger_granules(self.budget.max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
-    }
-
-    /// Settles a plan of [`plan_growth`](Self::plan_growth).
-    pub(in crate::engine) fn finish_growth(
+    /// Finishes a plan that was carried out. Returns whether its block was granted, or why a call failed.
+    pub(in crate::engine) fn finish_plan(
         &mut self,
         plan: Plan,
         (executed, outcome): (Executed, PlanOutcome),
         now_us: u64,
-    ) -> Result<(), SourceError> {
+    ) -> Result<bool, SourceError> {
         let error = self.count(executed);
-        if error.is_none() {
-            self.demand.grown(plan.surplus_bytes());
-        }
         let before_bytes = self.arena.committed_outside_reserves();
         let is_granted = self.arena.finish_plan(plan, outcome, now_us);
         self.keep_committed_since(before_bytes);
         self.record_peak();
         self.lower_claim();
-        match error {
-            None if is_granted => Ok(()),
-            error => Err(error.unwrap_or_else(|| SourceError::new("arena", "a plan was made and not granted"))),
-        }
+        error.map_or(Ok(is_granted), Err)
     }
 
     /// Finishes a plan of releases; the releases in `failed` did not succeed. Returns an error that was not returned before: a
@@ -246,7 +222,7 @@ impl Books {
         }
     }
 
-    /// Moved granules could not be unmapped at their old places. Returns the error as `finish_releases` does.
+    /// Moved granules could not be unmapped at their old addresses. Returns the error as `finish_releases` does.
     pub(in crate::engine) fn record_not_unmapped(&mut self, error: SourceError) -> Result<(), SourceError> {
         self.calls.remap.failures += 1;
         if std::mem::replace(&mut self.release_fails, true) { Ok(()) } else { Err(error) }
@@ -269,12 +245,12 @@ impl Books {
         self.is_unused()
     }
 
-    /// Whether it is closed and every block came back.
+    /// Returns whether it is closed and every block came back.
     pub(in crate::engine) fn is_unused(&self) -> bool {
         self.is_closed && self.arena.stats().live_bytes == 0
     }
 
-    /// Counts what is due and stays. Returns how much that is.
+    /// Counts the bytes that are due but are kept, and returns them.
     pub(in crate::engine) fn count_overdue(&mut self, now_us: u64) -> u64 {
         self.overdue_bytes = self.arena.due_bytes(now_us);
         self.overdue_bytes
@@ -286,7 +262,7 @@ impl Books {
         self.arena.release_due(now_us)
     }
 
-    /// Plans the release of `bytes` that are free: of what is kept, only those over the limit.
+    /// Plans the release of `bytes` of free memory. Memory that is kept is released only if it exceeds the limit.
     pub(in crate::engine) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
         let over_bytes = self.bytes_over_limit().min(bytes);
         if over_bytes > self.arena.releasable_bytes() {
@@ -321,8 +297,8 @@ impl Books {
         self.arena.release_down_to(0)
     }
 
-    /// After the last release: everything that is left, or `None` while a granule is still to be released before its
-    /// addresses. Nothing if a block is out: it keeps its memory until the process ends.
+    /// After the last release: the remaining mappings, or `None` while a granule must be released before its addresses. Empty if a
+    /// block still exists, which keeps its memory until the process ends.
     pub(in crate::engine) fn take_mappings(&mut self) -> Option<Vec<Mapping>> {
         if !self.is_unused() {
             return Some(Vec::new());
@@ -345,10 +321,10 @@ impl Books {
     }
 }
 
-/// The limit: what is claimed under it, and the room that is left.
+/// The claim under the limit.
 impl Books {
-    /// All that could be released is: what is left stays claimed until the process ends. Drop the result outside the lock: it may
-    /// be the last claim under a shared limit, which is left then.
+    /// Ends the claim. Memory that could not be released stays claimed until the process ends. Drop the result outside the lock: it
+    /// may be the last claim under a shared limit, which the pool then leaves.
     pub(in crate::engine) fn end_claims(&mut self, is_all_released: bool) -> Option<Claim> {
         match self.claim.take() {
             Some(claim) if !is_all_released && claim.bytes() > 0 => {
@@ -364,13 +340,13 @@ impl Books {
         self.budget.used_bytes().saturating_sub(self.claim.as_ref().map_or(0, Claim::bytes))
     }
 
-    /// Claims what is held and planned now.
+    /// Claims the bytes that are held and planned now.
     pub(in crate::engine) fn update_claim(&mut self) -> Result<(), QuotaExceeded> {
         let bytes = self.all_claimed_bytes();
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }
 
-    /// Claims what is held now, which is no more than a plan claimed.
+    /// Claims the bytes that are held now, which are no more than a plan claimed.
     pub(in crate::engine) fn lower_claim(&mut self) {
         let lowered = self.update_claim();
         debug_assert!(lowered.is_ok(), "a completion claims more than its plan: {lowered:?}");

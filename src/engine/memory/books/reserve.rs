@@ -1,31 +1,27 @@
 //! The reserve in the books: what was requested, what exists, and the next step (policy-R10).
 //!
-//! A part is claimed before it is pinned. It is a region with a dedicated range, or granules that the arena keeps.
-
-use std::ptr::NonNull;
-use std::time::Duration;
+//! A part of a reserve is claimed before it is pinned. It is a region with a dedicated range, or granules that the arena keeps.
 
 use super::super::block_memory::Refusal;
-use super::super::carry_out::Executed;
 use super::super::shape::{GRANULE_BYTES, Mapping};
 use super::{ALIGN_BYTES, Books};
-use crate::arena::{Plan, PlanOutcome, RANGE_BYTES_MAX};
+use crate::arena::{Plan, RANGE_BYTES_MAX};
 use crate::backend::{Region, SourceError};
 
-/// What became of a step.
+/// The outcome of a step.
 #[derive(Debug)]
 pub(in crate::engine) enum Step {
     Made,
     /// The pool or the process ends, or another thread makes one.
     NotNow,
-    /// All is there.
+    /// The reserve is complete.
     Done,
     /// The limit has no room for this many bytes.
     NoRoom(u64),
     Failed(SourceError),
 }
 
-/// That `bytes` are more than one reserve may have, if they are.
+/// Refuses `bytes` if they exceed the length of a reserve.
 fn check_length(bytes: u64) -> Result<(), Refusal> {
     if bytes <= RANGE_BYTES_MAX {
         return Ok(());
@@ -46,29 +42,29 @@ impl Books {
         Ok(())
     }
 
-    /// Requests `bytes` less of what is not there yet.
+    /// Requests `bytes` less, at most the bytes that are not pinned yet.
     pub(in crate::engine) fn request_less(&mut self, bytes: u64) {
         self.requested_bytes -= bytes.min(self.reserve_to_come());
     }
 
-    /// Bytes of all reserves that are pinned, and that were requested.
+    /// Bytes of all reserves that are pinned, and bytes requested.
     pub(in crate::engine) fn reserve_progress(&self) -> (u64, u64) {
         (self.reserve_bytes + self.arena.kept_bytes(), self.requested_bytes)
     }
 
-    /// Bytes that are requested and not there yet.
+    /// Bytes requested and not pinned yet.
     pub(in crate::engine) fn reserve_to_come(&self) -> u64 {
         let (pinned_bytes, requested_bytes) = self.reserve_progress();
         requested_bytes.saturating_sub(pinned_bytes)
     }
 
-    /// Bytes of a buffer that the reserve, once it is there, could hold in granules.
+    /// The longest buffer that the granules of the complete reserve could hold.
     pub(in crate::engine) fn reserve_in_granules(&self) -> u64 {
         self.requested_bytes.saturating_sub(self.reserve_bytes)
     }
 
-    /// Plans the next step, of about `step_bytes`, or says why there is none. What is committed counts if the limit has no room for
-    /// more. `remedy` helps if no addresses are left.
+    /// Plans the next step, of about `step_bytes`, or returns the reason that there is none. If the limit has no room, committed
+    /// memory becomes the reserve. `remedy` is for an error if no addresses are left.
     pub(in crate::engine) fn plan_reserve_step(&mut self, step_bytes: u64, remedy: &'static str) -> Result<Plan, Step> {
         let to_come = self.reserve_to_come();
         // After the last pool its addresses may be gone.
@@ -90,49 +86,33 @@ impl Books {
         }
     }
 
-    /// There is no room for a granule of `granule_bytes`: what is committed for buffers is the reserve.
+    /// There is no room for a granule of `granule_bytes`: memory that is committed for buffers becomes the reserve.
     pub(in crate::engine) fn without_room(&mut self, granule_bytes: u64) -> Step {
         self.arena.keep(self.reserve_to_come());
-        // What other owners of the shared limit hold may come back.
+        // Other owners of the shared limit may release memory.
         let is_held_by_others = self.budget.is_shared() && self.budget.own_room_bytes() >= self.reserve_to_come();
         let has_no_room = self.budget.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
         if !has_no_room && self.reserve_to_come() < granule_bytes {
-            // A part of a granule at the limit can never come.
+            // A part of a granule at the limit can never be pinned.
             self.request_less(self.reserve_to_come());
         }
         if self.reserve_to_come() == 0 { Step::Done } else { Step::NoRoom(granule_bytes) }
     }
 
-    /// Settles a plan of [`plan_reserve_step`](Self::plan_reserve_step).
-    pub(in crate::engine) fn finish_reserve_step(
-        &mut self,
-        plan: Plan,
-        (executed, outcome): (Executed, PlanOutcome),
-        now_us: u64,
-    ) -> Step {
-        let before_bytes = self.arena.committed_outside_reserves();
-        let error = self.count(executed);
-        self.arena.finish_plan(plan, outcome, now_us);
-        self.keep_committed_since(before_bytes);
-        self.record_peak();
-        self.lower_claim();
-        error.map_or(Step::Made, Step::Failed)
-    }
-
-    /// What was committed since `before_bytes` were is a part of the reserve, as far as that is not there yet.
-    pub(in crate::engine) fn keep_committed_since(&mut self, before_bytes: u64) {
+    /// Memory committed since `before_bytes` becomes part of the reserve, as far as that is incomplete.
+    pub(super) fn keep_committed_since(&mut self, before_bytes: u64) {
         let more_bytes = self.arena.committed_outside_reserves().saturating_sub(before_bytes);
         self.arena.keep(more_bytes.min(self.reserve_to_come()));
     }
 
-    /// Whether some of the reserve is still to come and the limit has room for `bytes`.
+    /// Returns whether some of the reserve is still to come and the limit has room for `bytes`.
     pub(in crate::engine) fn could_go_on(&self, bytes: u64) -> bool {
         let step_bytes = bytes.min(self.reserve_to_come());
         step_bytes > 0 && self.budget.room_for(step_bytes) >= step_bytes
     }
 
-    /// Claims what the system will hold for a reserve of `bytes`, in whole granules if there is room for them, else in whole
-    /// pages. `held_bytes` says how much that is. Returns the length of the reserve.
+    /// Claims the bytes that the system will hold for a reserve of `bytes`, by `held_bytes`: in whole granules if there is room for
+    /// them, else in whole pages. Returns the length of the reserve.
     pub(in crate::engine) fn claim_reserve(
         &mut self,
         bytes: u64,
@@ -144,7 +124,7 @@ impl Books {
         let fits = |&whole: &u64| held_bytes(whole) <= room;
         let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
         let refusal = |over| Refusal::QuotaExceeded { needed_bytes, over };
-        let bytes = fitting.ok_or_else(|| refusal(self.budget.lacking(needed_bytes)))?;
+        let bytes = fitting.ok_or_else(|| refusal(self.budget.current_refusal(needed_bytes)))?;
         check_length(bytes)?;
         self.pending_bytes += held_bytes(bytes);
         let claimed = self.update_claim();
@@ -152,38 +132,30 @@ impl Books {
         claimed.map(|()| bytes).map_err(refusal)
     }
 
-    /// Ends what is left of a claim of [`claim_reserve`](Self::claim_reserve).
+    /// Ends the rest of a claim of [`claim_reserve`](Self::claim_reserve).
     pub(in crate::engine) fn unclaim_reserve(&mut self, held_bytes: u64) {
         self.pending_bytes -= held_bytes;
         self.lower_claim();
     }
 
-    /// Adds `len` bytes of a reserve; [`claim_reserve`](Self::claim_reserve) claimed `held_bytes` for them. Returns their
-    /// addresses; returns the region if the arena has no range left for it. The claim stays where nothing is added.
-    pub(in crate::engine) fn finish_reserve(
-        &mut self,
-        (len, held_bytes): (usize, u64),
-        acquired: Result<Region, SourceError>,
-        took: Duration,
-    ) -> Result<Result<NonNull<u8>, Region>, SourceError> {
-        let bytes = len as u64;
-        self.calls.pin.record(bytes, took, acquired.is_ok());
-        let region = acquired?;
-        let Some(range) = self.arena.add_reserve(bytes) else { return Ok(Err(region)) };
+    /// Adds `region` to the reserve; [`claim_reserve`](Self::claim_reserve) claimed `held_bytes` for it. Returns the region, and
+    /// keeps the claim, if the arena has no range left for it.
+    pub(in crate::engine) fn add_reserve(&mut self, region: Region, held_bytes: u64) -> Result<(), Region> {
+        let bytes = region.len_bytes() as u64;
+        let Some(range) = self.arena.add_reserve(bytes) else { return Err(region) };
         self.pending_bytes -= held_bytes;
-        let start = region.start();
         self.mappings.add(range, Mapping::Region(region));
         self.reserve_bytes += bytes;
-        // Those that are waited for were not requested earlier.
+        // A reserve that is pinned all at once was not requested before.
         self.requested_bytes = self.requested_bytes.max(self.reserve_progress().0);
         self.reserve_overhead_bytes += held_bytes - bytes;
         self.lower_claim();
         self.record_peak();
         self.largest_reserve_bytes = self.largest_reserve_bytes.max(bytes);
-        Ok(Ok(start))
+        Ok(())
     }
 
-    /// What the system holds for all reserves, and the bytes of the largest; those that are being pinned count as one.
+    /// The bytes that the system holds for all reserves, and those of the largest; reserves in progress count as one.
     pub(in crate::engine) fn reserve_bytes(&self) -> (u64, u64) {
         let held_bytes = self.reserve_bytes + self.reserve_overhead_bytes + self.pending_bytes;
         (held_bytes, self.largest_reserve_bytes.max(self.pending_bytes))

@@ -42,7 +42,7 @@ pub(super) fn series(found: LogContent, history: &History) -> Series {
     let pool = |(at, curve): (usize, Curve)| {
         let x = |at: usize, of: &Snapshot| if curve.has_requests { of.gets as f64 } else { at as f64 + 1.0 };
         let points = curve.points.into_iter().enumerate().map(|(at, of)| (x(at, &of), of)).collect();
-        PoolSeries { name: format!("pool {}", at + 1), points }
+        PoolSeries { name: format!("pool {}", at + 1), points, ..PoolSeries::default() }
     };
     let [messages, lines] = [found.messages.len() as u64, found.lines].map(grouped);
     let cut = (found.cut > 0).then(|| format!("{} truncated or damaged messages are not used.", grouped(found.cut)));
@@ -57,7 +57,7 @@ pub(super) fn series(found: LogContent, history: &History) -> Series {
     }
 }
 
-/// What the log shows of one pool.
+/// The messages of one pool.
 #[derive(Default)]
 struct Curve {
     /// One for each message: requests, misses, evictions and the limit so far.
@@ -74,7 +74,7 @@ impl Curve {
         let last = self.points.last().cloned().unwrap_or_default();
         let point = match message.numbers {
             Numbers::After(counters) => {
-                // A log that lost the requests still has the returns, which are nearly as many.
+                // If the number of requests is lost, the number of returns is close to it.
                 let window = (counters.get.unwrap_or(counters.put), counters.evicted);
                 if entry.silent_raises > 0 || window.0 < self.window.0 || window.1 < self.window.1 {
                     self.close_window();

@@ -30,7 +30,7 @@ const MOST_MESSAGES: usize = 200_000;
 
 /// The optional time, severity and source location.
 const PREFIX: &str = r"(?:\[?(?<time>\d{4}-\d\d-\d\d[ T]?\d\d:\d\d:\d\d(?:\.\d+)?)Z?:?\s*)?[A-Z]+\s*(?:\S*pool_allocator\.cc:(?<at>\d+)|\S+?)\]\s*$";
-/// What terminals, web pages and markup insert into a line: colours, links, special blanks and dashes, escapes.
+/// Insertions of terminals, web pages and markup: colours, links, special blanks and dashes, escapes.
 const DECORATION: &str = r"(?:\x1b|\\u001[bB])(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|&nbsp;|&#\d{1,3};|\xc2\xa0|\xc2\xad|\xe2\x80\x8b|\xe2\x80\x93|\xe2\x88\x92|\\_";
 /// The prefix that containerd writes before a line, or before a part of a line (`P`).
 const CONTAINER: &str = r"^\d{4}-\d\d-\d\dT\S+ std(?:out|err) (?<part>[PF]) ";
@@ -39,7 +39,7 @@ static CONTAINERS: LazyLock<Regex> = LazyLock::new(|| compiled(CONTAINER));
 static DECORATIONS: LazyLock<Regex> = LazyLock::new(|| compiled(DECORATION));
 static PREFIXES: LazyLock<Regex> = LazyLock::new(|| compiled(PREFIX));
 
-/// Finds all messages. [`LogContent::stopped`] says why the log was not read to its end.
+/// Finds all messages. [`LogContent::stopped`] is set if the log was not read to its end.
 pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> LogContent {
     let mut finder = Finder::default();
     let stopped = loop {
@@ -86,18 +86,18 @@ struct Head {
 struct OpenMessage {
     head: Head,
     parts: Parts,
-    /// Its text so far.
+    /// The text so far.
     text: Vec<u8>,
-    /// Its first line, and the text after it in its last line.
+    /// The first line of the message, and the text after the message in its last line.
     first: Vec<u8>,
     tail: Vec<u8>,
-    /// Whether it is certainly a message, not similar text.
+    /// Certainly a message, not similar text.
     is_message: bool,
     other_lines: usize,
 }
 
 impl OpenMessage {
-    /// Its numbers, if it is complete.
+    /// The numbers of a complete message.
     fn numbers(&self) -> Option<Numbers> {
         let followed = follow(self.parts, &self.text);
         Numbers::of(&followed.numbers).filter(|_| followed.is_whole)
@@ -302,7 +302,7 @@ fn without_border(line: &[u8]) -> &[u8] {
     &line[..line.len() - line.iter().rev().take_while(|byte| is_border(byte)).count()]
 }
 
-/// Whether the text after a number continues it, such as the rest of a progress bar that overwrote its end.
+/// Returns true if the text after a number continues the number, such as the rest of a progress bar that overwrote its end.
 fn continues_number(behind: &[u8]) -> bool {
     match behind {
         [b'/' | b'%', ..] => true,

@@ -15,7 +15,7 @@ const CHAINS_MAX: usize = 16;
 /// Most pools, and starts of programs, that are distinguished: each message is compared with all of them.
 const POOLS_MAX: usize = 1_000;
 
-/// What follows from the numbers.
+/// The pools of a log, and the limit at each message.
 #[derive(Debug)]
 pub(super) struct History {
     /// One for each message, in the same order.
@@ -26,7 +26,7 @@ pub(super) struct History {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Its index in [`History::pools`].
+    /// An index in [`History::pools`].
     pub(super) pool: usize,
     /// In force when the message was printed; for a raise, before it. `None` if unknown.
     pub(super) limit: Option<u64>,
@@ -45,16 +45,16 @@ pub(super) struct PoolHistory {
     pub(super) limit: Option<u64>,
     pub(super) printed_raises: u64,
     pub(super) silent_raises: u64,
-    /// Its counters with their limits, in order.
+    /// The printed counters with their limits, in order.
     pub(super) checks: Vec<(Option<u64>, Counters)>,
-    /// Its last counters, if the limit was not raised after them.
+    /// The last counters, if the limit was not raised after them.
     window: Option<Counters>,
     /// The index of the check with these counters in [`History::entries`].
     checked_at: usize,
 }
 
 impl PoolHistory {
-    /// Whether the limit was raised after the last check in the log.
+    /// Returns true if the limit was raised after the last check in the log.
     pub(super) fn is_raised(&self) -> bool {
         self.window.is_none() && self.printed_raises > 0
     }
@@ -277,12 +277,12 @@ fn raise_after(later: &[Message]) -> Option<u64> {
     }
 }
 
-/// Whether `next` may follow `last` at the same limit.
+/// Returns true if `next` may follow `last` at the same limit.
 fn is_later(last: &Counters, next: &Counters) -> bool {
     increase(Some(last), next).is_some()
 }
 
-/// How much the counters grew from `last`, or from 0 after a raise, to `next`; `None` if one of them is smaller, or if only the
+/// The growth of the counters from `last`, or from 0 after a raise, to `next`; `None` if one of them is smaller, or if only the
 /// evictions are unchanged: every 1000th eviction causes a check. An identical line is a copy.
 fn increase(last: Option<&Counters>, next: &Counters) -> Option<u128> {
     let Some(last) = last else { return Some(u128::from(next.put) + u128::from(next.evicted)) };
@@ -292,7 +292,7 @@ fn increase(last: Option<&Counters>, next: &Counters) -> Option<u128> {
     (evicted > 0 || put == 0).then_some(u128::from(put) + u128::from(evicted))
 }
 
-/// Whether a check with these rates, printed with six digits, may raise the limit.
+/// Returns true if a check with these rates, printed with six digits, may raise the limit.
 pub(super) fn may_raise(counters: &Counters) -> bool {
     counters.eviction_rate >= TOLERABLE_RATE && counters.unsatisfied_rate >= TOLERABLE_RATE
 }

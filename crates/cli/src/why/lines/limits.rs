@@ -40,7 +40,7 @@ impl Chain {
         self.0.binary_search(&limit).ok()
     }
 
-    /// Whether `to` follows `from` in this chain.
+    /// Returns true if `to` follows `from` in this chain.
     pub(super) fn has_raise(&self, from: u64, to: u64) -> bool {
         self.place(from).is_some_and(|at| self.0.get(at + 1) == Some(&to))
     }
@@ -56,7 +56,7 @@ impl Chain {
     }
 }
 
-/// Whether the last number of a message is complete.
+/// The certainty that the last number of a message is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Trust {
     /// The other numbers contradict it.
@@ -88,7 +88,7 @@ fn allocated(counters: &Counters, raised_by: u64) -> Option<u64> {
     u64::try_from(sum).ok().filter(|&allocated| allocated <= get)
 }
 
-/// Whether TensorFlow prints this rate for `allocated`.
+/// Returns true if TensorFlow prints this rate for `allocated`.
 fn prints_as(allocated: u64, counters: &Counters) -> bool {
     let Some(get) = counters.get else { return false };
     let rate = if get == 0 { 0.0 } else { allocated as f64 / get as f64 };
@@ -106,7 +106,7 @@ pub(super) fn allocated_by_rate(counters: &Counters) -> Option<u64> {
     fits.next().filter(|_| fits.next().is_none())
 }
 
-/// Whether some number of allocations gives the printed rate.
+/// Returns true if some number of allocations gives the printed rate.
 fn is_plausible(counters: &Counters) -> bool {
     let is_known = counters.get.is_some() && counters.unsatisfied_rate.is_finite();
     !is_known || (all_by_rate(counters).next().is_some() && !is_too_low(counters))
@@ -120,7 +120,7 @@ fn all_by_rate(counters: &Counters) -> impl Iterator<Item = u64> {
     around.filter(move |&allocated| prints_as(allocated, counters))
 }
 
-/// Whether the printed rate is below the raise threshold although the counters, at any limit, are above it.
+/// Returns true if the printed rate is below the raise threshold although the counters, at any limit, are above it.
 pub(super) fn is_too_low(counters: &Counters) -> bool {
     let allocated = |get| i128::from(get) - i128::from(counters.put) + i128::from(counters.evicted);
     let is_due = |get: u64| get >= GETS_MIN && allocated(get) as f64 > TOLERABLE_RATE * get as f64;

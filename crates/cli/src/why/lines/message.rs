@@ -21,11 +21,11 @@ pub(super) fn raised(limit: u64) -> u64 {
 /// One message and its prefix.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Message {
-    /// Its first line, from 1.
+    /// The first line of the message, from 1.
     pub(super) line: u64,
     /// The time as printed, if there is one.
     pub(super) time: Option<String>,
-    /// Its process, as named by a launcher before the text.
+    /// The process, as named by a launcher before the text.
     pub(super) origin: Option<String>,
     pub(super) numbers: Numbers,
 }
@@ -83,7 +83,7 @@ pub(super) struct LogContent {
     pub(super) lines: u64,
     /// Truncated or damaged messages.
     pub(super) cut: u64,
-    /// Why and at which line reading stopped early.
+    /// The reason, with the line number, if reading stopped early.
     pub(super) stopped: Option<String>,
     /// The last diagnosis of each pool, if pinpool wrote the log.
     pub(super) diagnoses: BTreeMap<String, DiagnosisText>,

@@ -25,7 +25,6 @@ mod text;
 mod trend;
 
 use std::error::Error;
-use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use encoding_rs_io::DecodeReaderBytes;
@@ -36,7 +35,7 @@ use crate::input::{self, is_recording};
 use crate::series::Series;
 use history::History;
 use message::LogContent;
-use pinpool_cli::terminal::Terminal;
+use pinpool_cli::terminal::{Terminal, write_stdout};
 
 /// Lists the messages of each log.
 pub(super) fn run(logs: &[PathBuf], is_json: bool, all: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
@@ -60,17 +59,16 @@ pub(crate) fn series(input: Input) -> Result<Series, Box<dyn Error>> {
 
 fn find(input: Input, needs_messages: bool) -> Result<(LogContent, History), Box<dyn Error>> {
     if is_recording(&input) {
-        let why = "this is a recording, not a log: use `pinpool trace`, `pinpool report` or `pinpool advise`";
+        let why = "this is a recording, not a log: use `pinpool why` without --lines, or `pinpool trace`";
         return Err(why.into());
     }
     if let Some((format, unpack)) = packed_otherwise(input.first()) {
         return Err(format!("{format} compression is not supported: `{unpack} FILE | pinpool why --lines -`").into());
     }
-    let encoded = encoding(input.first());
     // PowerShell writes UTF-16, with a byte order mark.
     let found = finder::find(text::Pieces::new(DecodeReaderBytes::new(input.into_bytes())));
     if found.messages.is_empty() && (needs_messages || found.diagnoses.is_empty()) {
-        return Err(encoded.map_or_else(|| none_found(&found), str::to_owned).into());
+        return Err(none_found(&found).into());
     }
     let history = History::of(&found.messages)?;
     Ok((found, history))
@@ -86,30 +84,15 @@ fn packed_otherwise(first: &[u8]) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// How to decode a log that is encoded as one long word.
-fn encoding(first: &[u8]) -> Option<&'static str> {
-    let line = first.split(|byte| *byte == b'\n').next().filter(|line| line.len() >= 60)?;
-    let has = |word: &[u8]| line.windows(word.len()).any(|found| found == word);
-    if has(b"%20") && !has(b" ") {
-        return Some("the text is URL-encoded (%20 for a blank); decode it first");
-    }
-    let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=\r".contains(byte);
-    line.iter()
-        .all(is_base64)
-        .then_some("the text looks like base64; decode it first: `base64 -d FILE | pinpool why --lines -`")
-}
-
 fn list(path: &Path, is_json: bool, all: bool) -> Result<(), Box<dyn Error>> {
     let (found, history) = find(input::open(path)?, true).map_err(|error| named(path, &error))?;
-    let mut out = BufWriter::new(io::stdout().lock());
-    let printed = if is_json {
-        report::json(&mut out, path, &found, &history)
-    } else {
-        out.write_all(report::table(path, &found, &history, &curve::diagnoses(&found, &history), all).as_bytes())
-    };
-    // Keeps the kind of the error: a closed pipe is not a failure.
-    let printed = printed.and_then(|()| out.flush());
-    printed.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
+    write_stdout(|out| match is_json {
+        true => report::json(out, path, &found, &history),
+        false => {
+            let diagnoses = curve::diagnoses(&found, &history);
+            out.write_all(report::table(path, &found, &history, &diagnoses, all).as_bytes())
+        }
+    })?;
     found.stopped.map_or(Ok(()), |stopped| Err(named(path, &stopped).into()))
 }
 
@@ -117,8 +100,9 @@ fn none_found(found: &LogContent) -> String {
     let cut = if found.cut > 0 { format!(" ({} are truncated or damaged)", found.cut) } else { String::new() };
     let stopped = found.stopped.as_ref().map_or_else(String::new, |stopped| format!("{stopped}; "));
     format!(
-        "{stopped}no complete message of the pool in {} lines{cut}: TensorFlow printed them until mid-2017 at level I \
-         (TF_CPP_MIN_LOG_LEVEL=0); pinpool prints them at level info (RUST_LOG=info) after 1000 evictions (`pinpool advise` reads traces of requests)",
+        "{stopped}no complete message of the pool in {} lines{cut}: pinpool logs its diagnosis at level info (RUST_LOG=info), and \
+         TensorFlow's lines after 1000 evictions; TensorFlow printed them until mid-2017 (TF_CPP_MIN_LOG_LEVEL=0); `pinpool advise` \
+         reads traces of requests",
         found.lines
     )
 }

@@ -104,14 +104,14 @@ fn with_origins(messages: &[Message], origin: impl Fn(String) -> Option<String>)
     messages.iter().map(renamed).collect()
 }
 
-/// Whether there are nearly as many origins as messages, without origins that begin with one of `excepted`.
+/// Returns true if there are nearly as many origins as messages, without origins that begin with one of `excepted`.
 fn is_many(messages: &[Message], excepted: &[char]) -> bool {
     let origins = messages.iter().filter_map(|message| message.origin.as_deref());
     let origins: HashSet<_> = origins.filter(|origin| !origin.starts_with(excepted)).collect();
     origins.len() * 2 > messages.len()
 }
 
-/// Whether one pool may have printed all messages. Similar processes print the same message twice.
+/// Returns true if one pool may have printed all messages. Similar processes print the same message twice.
 fn is_one_pool(messages: &[Message]) -> bool {
     let is_twice = messages.windows(2).any(|pair| pair[0].numbers == pair[1].numbers);
     !is_twice && History::of(messages).is_ok_and(|history| history.pools.len() == 1)

@@ -37,7 +37,7 @@ const COLUMN: &[u8] = b"  ";
 /// Letters that two words may share by chance.
 const ALIKE: usize = 3;
 
-/// How far a text matches a message.
+/// The part of a text that matches a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Match<'a> {
     /// After the last byte of the text that belongs to the message.
@@ -45,7 +45,7 @@ pub(super) struct Match<'a> {
     /// Matched letters of its words.
     pub(super) letters: usize,
     pub(super) numbers: Vec<&'a [u8]>,
-    /// Whether it has all parts. The last number may still continue in the next line.
+    /// All parts were found. The last number may still continue in the next line.
     pub(super) is_whole: bool,
 }
 
@@ -131,7 +131,7 @@ fn word(text: &[u8]) -> &[u8] {
     &text[..text.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count().max(blanks).max(1)]
 }
 
-/// Whether two words differ only in their numbers, or are two long hexadecimal numbers.
+/// Returns true if two words differ only in their numbers, or are two long hexadecimal numbers.
 fn is_alike(one: &[u8], other: &[u8]) -> bool {
     /// Shorter words with a digit are not hexadecimal numbers.
     const HEXADECIMAL: usize = 8;
@@ -144,7 +144,7 @@ fn is_alike(one: &[u8], other: &[u8]) -> bool {
     shape(one) == shape(other) || (one.len() == other.len() && is_number(one) && is_number(other))
 }
 
-/// Whether both texts end identically, except for numbers.
+/// Returns true if both texts end identically, except for numbers.
 pub(super) fn ends_alike(tail: &[u8], next: &[u8]) -> bool {
     let (tail, next) = (tail.trim_ascii(), next.trim_ascii_end());
     let reversed = |text: &[u8]| text.iter().rev().copied().collect::<Vec<_>>();
@@ -152,7 +152,7 @@ pub(super) fn ends_alike(tail: &[u8], next: &[u8]) -> bool {
     frame(&next, &tail) == tail.len()
 }
 
-/// Whether `rest`, after a part of a message, is only the end of a line: blanks, a border, the end of a string, markup, or a separate
+/// Returns true if `rest`, after a part of a message, is only the end of a line: blanks, a border, the end of a string, markup, or a separate
 /// column far to the right.
 pub(super) fn is_line_end(rest: &[u8]) -> bool {
     const LONGEST_TAG: usize = 64;

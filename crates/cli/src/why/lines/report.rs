@@ -22,7 +22,7 @@ const INFORMATION: &str = "These lines are information, not errors.";
 /// # Errors
 ///
 /// The errors of `out`.
-pub(super) fn json(out: &mut impl Write, path: &Path, found: &LogContent, history: &History) -> io::Result<()> {
+pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history: &History) -> io::Result<()> {
     let log = path.to_string_lossy();
     let mut raise = 0;
     for (message, entry) in found.messages.iter().zip(&history.entries) {

@@ -1,4 +1,4 @@
-//! Whether a pool has found its size, from its checks in order, and what to set.
+//! The trend of a pool over its checks, and the recommended setting.
 
 use pinpool_observe::diagnosis::words::counted;
 
@@ -61,7 +61,7 @@ impl Trend {
         }
     }
 
-    /// What it means for `pool`, and what to set; a sentence each.
+    /// The meaning for `pool` and the recommended setting, a sentence each.
     pub(super) fn advice(self, pool: &PoolHistory) -> Vec<String> {
         let raises = pool.printed_raises + pool.silent_raises;
         let start = |limit: u64| {
@@ -100,7 +100,7 @@ impl Trend {
                  PINPOOL_MAX_BYTES limits it; with the tensorflow preset PINPOOL_ROUNDING=pow2 makes sizes repeat."
                     .to_owned(),
             ],
-            (Self::Unknown, _) => vec!["The log has raises only, which do not tell how many requests miss.".to_owned()],
+            (Self::Unknown, _) => vec!["The log has only raises, which do not show how many requests miss.".to_owned()],
             (Self::TooShort, _) => vec![format!(
                 "No line has {GETS_MIN} requests since a raise with a consistent rate: too few to recommend a limit."
             )],

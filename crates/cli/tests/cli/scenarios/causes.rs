@@ -17,7 +17,7 @@ use crate::tool::{finish, pinpool, until};
 fn a_pool_that_reuses_its_buffers_is_healthy() {
     let mut program = Program::one(|pool| pool);
     program.load(60, 4, |_, _| 4 * MIB);
-    program.judged(()).check("healthy", false);
+    program.diagnosed(()).check("healthy", false);
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn a_program_that_begins_ever_more_workers_warms_up() {
             drop(oldest);
         }
     });
-    program.judged(held).check("warming_up", false);
+    program.diagnosed(held).check("warming_up", false);
 }
 
 /// Six threads that each hold a buffer for half of the time, under a limit of four buffers.
@@ -54,7 +54,7 @@ fn throttled(program: &mut Program) -> Vec<(u32, PinnedBuf, u64)> {
 fn threads_that_wait_for_each_other_need_a_higher_limit() {
     let mut program = Program::one(|pool| pool.max_bytes(64 << 20));
     let held = throttled(&mut program);
-    program.judged(held).check("limit_too_small", true);
+    program.diagnosed(held).check("limit_too_small", true);
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_queue_before_a_slow_consumer_is_told_from_it() {
             Program::put_elsewhere(buffer);
         }
     });
-    program.judged(queue).check("slow_consumer", true);
+    program.diagnosed(queue).check("slow_consumer", true);
 }
 
 /// One of twenty buffers for labels is kept.
@@ -93,7 +93,7 @@ fn leak(program: &mut Program, seconds: u64, pools: usize, leaking: usize) -> Ve
 fn buffers_that_do_not_come_back_are_a_leak() {
     let mut program = Program::one(|pool| pool);
     let kept = leak(&mut program, 60, 1, 0);
-    let said = program.judged(kept);
+    let said = program.diagnosed(kept);
     said.check("leak", true);
     assert!(said.log.last().is_some_and(|line| line.contains("tag loader/labels holds")), "{said:?}");
 }
@@ -102,7 +102,7 @@ fn buffers_that_do_not_come_back_are_a_leak() {
 fn a_leak_that_began_with_the_program_is_one_after_half_a_minute() {
     let mut program = Program::one(|pool| pool);
     let kept = leak(&mut program, 36, 1, 0);
-    program.judged(kept).check("leak", true);
+    program.diagnosed(kept).check("leak", true);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn of_twelve_pools_the_one_that_leaks_is_named() {
     let names = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11"];
     let mut program = Program::new(&names, |pool| pool);
     let kept = leak(&mut program, 60, 12, 7);
-    let said = program.judged(kept);
+    let said = program.diagnosed(kept);
     assert_eq!(said.pool, "s7");
     said.check("leak", true);
     let alarms = said.log.iter().filter(|line| line.contains("leak: "));
@@ -121,7 +121,7 @@ fn of_twelve_pools_the_one_that_leaks_is_named() {
 fn lengths_of_chance_never_recur_and_cost_nothing_under_adaptive() {
     let mut program = Program::one(|pool| pool);
     program.load(60, 3, |program, _| MIB + program.below(31 * MIB));
-    program.judged(()).check("sizes_never_recur", false);
+    program.diagnosed(()).check("sizes_never_recur", false);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn lengths_of_chance_pin_each_time_under_tensorflow() {
     };
     let mut program = Program::one(|pool| exact(pool).setting("pool_size_limit", 20));
     program.load(60, 3, |program, _| MIB + program.below(31 * MIB));
-    program.judged(()).check("sizes_never_recur", true);
+    program.diagnosed(()).check("sizes_never_recur", true);
 }
 
 #[test]
@@ -140,11 +140,11 @@ fn sizes_that_recur_and_are_evicted_before_are_thrashing() {
         pool.preset(Preset::TensorFlow).setting("pool_size_limit", 4).setting("auto_resize", false)
     });
     program.load(60, 1, |_, step| MIB << (step % 8));
-    let said = program.judged(());
+    let said = program.diagnosed(());
     said.check("thrashing", true);
     // One buffer of each size. Lost time follows if it was long enough.
-    let cure = "raise PINPOOL_POOL_SIZE_LIMIT to 8";
-    assert!(said.log.last().is_some_and(|line| line.split("; ").any(|part| part == cure)), "{said:?}");
+    let remedy = "raise PINPOOL_POOL_SIZE_LIMIT to 8";
+    assert!(said.log.last().is_some_and(|line| line.split("; ").any(|part| part == remedy)), "{said:?}");
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn memory_that_is_pinned_for_each_burst_and_released_after_it_is_thrashing() {
         10 => std::mem::take(&mut held).into_iter().for_each(drop),
         _ => {}
     });
-    let said = program.judged(held);
+    let said = program.diagnosed(held);
     said.check("thrashing", true);
     assert!(said.log.last().is_some_and(|line| line.contains("raise PINPOOL_IDLE_TIMEOUT")), "{said:?}");
 }
@@ -169,7 +169,7 @@ fn a_copy_that_does_not_end_is_stuck() {
     let buffer = program.must_get("images", 4 * MIB);
     let gate = Program::copy(buffer, &stream, &mut device);
     program.load(50, 2, |_, _| 4 * MIB);
-    program.judged((gate, stream)).check("stuck_copy", true);
+    program.diagnosed((gate, stream)).check("stuck_copy", true);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn idle_memory_of_other_sizes_is_a_hoard_where_no_limit_releases_it() {
         pool.backend(Backend::Source(small.clone())).max_bytes(None)
     });
     program.load(60, 2, |program, _| MIB + program.below(MIB));
-    program.judged(()).check("idle_hoard", true);
+    program.diagnosed(()).check("idle_hoard", true);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn a_back_end_that_refuses_is_no_matter_of_a_limit() {
     let small = Arc::new(SimSource::new(64 << 20));
     let mut program = Program::one(|pool| pool.backend(Backend::Source(small.clone())).max_bytes(None));
     let held = throttled(&mut program);
-    program.judged(held).check("memory_refused", true);
+    program.diagnosed(held).check("memory_refused", true);
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn copies_from_memory_that_is_not_pinned_are_named() {
             drop(buffer);
         }
     });
-    program.judged(()).check("not_pinned", false);
+    program.diagnosed(()).check("not_pinned", false);
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn memory_that_another_process_holds_is_waited_for() {
     });
     let mut program = Program::one(|pool| pool.setting("PINPOOL_LEDGER", &limit).max_bytes(128 << 20));
     let held = throttled(&mut program);
-    program.judged(held).check("other_process", true);
+    program.diagnosed(held).check("other_process", true);
     other.kill().unwrap();
     other.wait().unwrap();
 }

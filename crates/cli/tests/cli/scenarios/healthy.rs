@@ -1,4 +1,4 @@
-//! Programs that look like a cause and are healthy.
+//! Programs that resemble a cause and are healthy.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::{MIB, Program, STEPS_IN_A_SECOND};
 fn a_program_of_eleven_seconds_that_takes_what_it_needs_at_once_is_warm() {
     let mut program = Program::one(|pool| pool);
     program.load(11, 3, |_, _| 4 * MIB);
-    program.judged(()).check("healthy", false);
+    program.diagnosed(()).check("healthy", false);
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn a_data_set_that_is_read_for_half_a_minute_and_kept_is_no_leak() {
             drop(scratch);
         }
     });
-    program.judged(kept).check_calm(&["healthy", "warming_up"]);
+    program.diagnosed(kept).check_calm(&["healthy", "warming_up"]);
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_cache_that_fills_is_no_leak() {
         let entry = program.must_get("cache", MIB);
         if step % every == 0 { cache.push(entry) } else { drop(entry) }
     });
-    program.judged(cache).check_healthy();
+    program.diagnosed(cache).check_healthy();
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn a_working_set_that_is_taken_at_the_start_and_kept_is_no_leak() {
     let mut program = Program::one(|pool| pool);
     let weights: Vec<_> = (0..200).map(|_| program.must_get("weights", 2 * MIB)).collect();
     program.load(80, 4, |_, _| 4 * MIB);
-    program.judged(weights).check_healthy();
+    program.diagnosed(weights).check_healthy();
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn more_requests_at_once_are_no_leak() {
             drop(oldest);
         }
     });
-    program.judged(requests).check_calm(&["healthy", "warming_up"]);
+    program.diagnosed(requests).check_calm(&["healthy", "warming_up"]);
 }
 
 #[test]
@@ -82,28 +82,28 @@ fn a_burst_now_and_then_is_no_thrashing() {
             _ => {}
         }
     });
-    program.judged(burst).check_healthy();
+    program.diagnosed(burst).check_healthy();
 }
 
 #[test]
 fn sixteen_sizes_in_turn_recur() {
     let mut program = Program::one(|pool| pool);
     program.load(80, 3, |_, step| MIB + usize::try_from(step % 16).unwrap() * 2 * MIB);
-    program.judged(()).check_healthy();
+    program.diagnosed(()).check_healthy();
 }
 
 #[test]
 fn sixteen_sizes_within_the_limit_are_no_thrashing_under_tensorflow() {
     let mut program = Program::one(|pool| pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact));
     program.load(80, 3, |_, step| MIB + usize::try_from(step % 16).unwrap() * 2 * MIB);
-    program.judged(()).check_healthy();
+    program.diagnosed(()).check_healthy();
 }
 
 #[test]
 fn sizes_that_drift_are_served_by_what_is_there() {
     let mut program = Program::one(|pool| pool);
     program.load(120, 3, |_, step| 8 * MIB + usize::try_from(step / STEPS_IN_A_SECOND).unwrap() * 65_536);
-    program.judged(()).check_healthy();
+    program.diagnosed(()).check_healthy();
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn one_epoch_and_silence_is_no_thrashing() {
     let mut program = Program::one(|pool| pool.idle_timeout(Duration::from_secs(5)));
     program.load(40, 4, |_, _| 4 * MIB);
     program.pause(60);
-    program.judged(()).check_healthy();
+    program.diagnosed(()).check_healthy();
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn epochs_with_a_short_last_batch_and_an_evaluation_of_another_size_are_healthy(
         program.load(20, 4, |_, step| if step % 100 == 99 { 3 * MIB / 2 } else { 8 * MIB });
         program.load(5, 2, |_, _| 20 * MIB);
     }
-    program.judged(()).check_healthy();
+    program.diagnosed(()).check_healthy();
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_checkpoint_now_and_then_is_no_hoard() {
         shards.into_iter().for_each(drop);
         program.load(25, 2, |_, _| 2 * MIB);
     }
-    program.judged(()).check_healthy();
+    program.diagnosed(()).check_healthy();
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_full_queue_whose_producer_does_not_wait_is_no_slow_consumer() {
             Program::put_elsewhere(oldest);
         }
     });
-    program.judged(queue).check_healthy();
+    program.diagnosed(queue).check_healthy();
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn a_loader_before_a_busy_device_is_no_alarm_and_loses_nothing() {
                 Program::put_elsewhere(oldest);
             }
         });
-        let said = program.judged(queue);
+        let said = program.diagnosed(queue);
         said.check("pool_full", false);
         assert!(said.causes_logged().iter().all(|cause| ["pool_full", "warming_up"].contains(cause)), "{said:?}");
     }
@@ -185,7 +185,7 @@ fn a_get_that_waits_once_needs_no_higher_limit() {
     held.extend(program.served().into_iter().map(|(_, buffer)| buffer));
     held.into_iter().for_each(drop);
     program.load(60, 2, |_, _| 16 * MIB);
-    program.judged(()).check_healthy();
+    program.diagnosed(()).check_healthy();
 }
 
 #[test]
@@ -200,5 +200,5 @@ fn copies_that_take_seconds_are_not_stuck() {
         stream.synchronize().unwrap();
     }
     // Simulated memory is not pinned.
-    program.judged(stream).check_calm(&["not_pinned"]);
+    program.diagnosed(stream).check_calm(&["not_pinned"]);
 }

@@ -1,4 +1,4 @@
-//! Programs in which a fault hides among what is ordinary.
+//! Programs with one fault among ordinary activity.
 
 use std::collections::VecDeque;
 
@@ -24,7 +24,7 @@ fn a_leak_that_creeps_among_thirty_tags_with_bursts_is_found() {
             kept.push(program.must_get("shard7", MIB));
         }
     });
-    let said = program.judged((bursts, kept));
+    let said = program.diagnosed((bursts, kept));
     said.check("leak", true);
     assert!(said.log.last().is_some_and(|line| line.contains("shard7")), "{said:?}");
 }
@@ -40,5 +40,5 @@ fn one_of_four_streams_that_is_stuck_is_named() {
         drop(Program::copy(program.must_get("images", MIB), stream, device));
         stream.synchronize().unwrap();
     });
-    program.judged((gate, streams)).check("stuck_copy", true);
+    program.diagnosed((gate, streams)).check("stuck_copy", true);
 }

@@ -1,16 +1,16 @@
-//! Programs in virtual time, and what the log, `why`, `top` and `report` say of them: all ask one judge, so all name one cause.
+//! Programs in virtual time: the log, `why`, `top` and `report` must name the same cause for each.
 //!
 //! ```text
-//!   script ──gets, puts──▶ pool on a clock that is moved by hand ──▶ its log
+//!   script ──requests, returns──▶ pool on a manual clock ──▶ its log
 //!                            ├── socket ──▶ `why`, `top`, `report` of a process
 //!                            └── recording ──▶ `why`, `report` of a recording
 //! ```
 //!
-//! | file | holds |
+//! | file | contents |
 //! | --- | --- |
 //! | `causes.rs` | a program for each cause |
-//! | `healthy.rs` | programs that look like one of them and are healthy |
-//! | `mixed.rs` | programs in which a fault hides among what is ordinary |
+//! | `healthy.rs` | programs that resemble one of them and are healthy |
+//! | `mixed.rs` | programs with one fault among ordinary activity |
 
 mod causes;
 mod healthy;
@@ -33,7 +33,7 @@ use crate::captured_log::{lines, listen};
 use crate::tool::{Ran, finish, pinpool, until};
 
 pub(crate) const MIB: usize = 1 << 20;
-/// Between two steps of a program.
+/// Time between two steps of a program.
 const STEP_US: u64 = 50_000;
 const STEPS_IN_A_SECOND: u64 = 1_000_000 / STEP_US;
 /// A waiting request.
@@ -48,24 +48,24 @@ struct Program {
     clock: ManualClock,
     dir: TempDir,
     asked: Vec<Asked>,
-    /// For sizes of chance.
+    /// State of the pseudorandom numbers.
     random: u64,
 }
 
-/// What is said of a program's pool: the cause, as it is named there.
+/// The diagnosis of a program's pool by each command.
 #[derive(Debug)]
 struct Said {
     pool: String,
     /// The log lines with a diagnosis.
     log: Vec<String>,
-    /// What `why` reads in them: pool, alarm and cause.
+    /// The result of `why` for these lines: pool, alarm and cause.
     logged: (String, bool, String),
     causes: Vec<(&'static str, String)>,
     alarms: Vec<bool>,
 }
 
 impl Program {
-    /// Pools with these names; `set` makes their settings. Memory is simulated by default.
+    /// Pools with these names and the settings of `set`. Memory is simulated by default.
     fn new(names: &[&str], set: impl Fn(PoolBuilder) -> PoolBuilder) -> Self {
         listen();
         let (dir, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
@@ -85,7 +85,7 @@ impl Program {
         Self::new(&["train"], set)
     }
 
-    /// A buffer; `None` if the request was refused or waits: then [`served`](Self::served) has it later.
+    /// A buffer; `None` if the request was refused, or waits: [`served`](Self::served) then returns it later.
     fn get(&mut self, thread: u32, tag: &str, len: usize) -> Option<PinnedBuf> {
         self.get_of(0, thread, tag, len)
     }
@@ -125,12 +125,12 @@ impl Program {
         served
     }
 
-    /// Puts a buffer that another thread got.
+    /// Returns a buffer on another thread.
     fn put_elsewhere(buffer: PinnedBuf) {
         std::thread::spawn(|| drop(buffer)).join().unwrap();
     }
 
-    /// Puts a buffer with a copy that begins when the gate of the stream is dropped.
+    /// Returns a buffer with a copy that begins when the gate of the stream is dropped.
     fn copy(buffer: PinnedBuf, stream: &SinkStream, device: &mut SinkMem) -> SinkGate {
         let gate = stream.hold();
         buffer.copy_to(stream, device).unwrap();
@@ -154,7 +154,7 @@ impl Program {
         }
     }
 
-    /// Gets a buffer at each step, and puts it `held` steps later. One that is refused is missing.
+    /// Requests a buffer at each step, and returns it `held` steps later.
     fn load(&mut self, seconds: u64, held: usize, mut len: impl FnMut(&mut Self, u64) -> usize) {
         let mut queue = std::collections::VecDeque::new();
         self.run(seconds, |program, step| {
@@ -166,14 +166,14 @@ impl Program {
         });
     }
 
-    /// A number below `end`, by chance.
+    /// A pseudorandom number below `end`.
     fn below(&mut self, end: usize) -> usize {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.random >> 33).unwrap() % end
     }
 
-    /// What all say of the pool that is named first; `held` stays out meanwhile.
-    fn judged<H>(self, held: H) -> Said {
+    /// The diagnoses of the pool that is listed first. `held` is returned afterwards.
+    fn diagnosed<H>(self, held: H) -> Said {
         let at = |file: &str| self.dir.path().join(file);
         let (socket, page, trace) = (at("s"), at("page.html"), at("t.trace"));
         let report = |target: &Path| {
@@ -189,7 +189,7 @@ impl Program {
         let log: Vec<_> = lines().into_iter().filter(|line| line.contains("] diagnosis: ")).collect();
         fs::write(at("log"), log.join("\n")).unwrap();
         let logged = first(&why(&at("log")));
-        // As if the process had been killed now.
+        // A copy of the recording, as if the process had been killed now.
         let snapshots = || Recording::open(&at("real.trace")).map_or(0, |recording| recording.snapshots.len());
         until("all is written", || {
             let before = snapshots();
@@ -256,14 +256,14 @@ impl Said {
         self.log.iter().filter_map(|line| line.strip_prefix(&begin)).map(cause_in).collect()
     }
 
-    /// All name this cause, and the log names it last.
+    /// All commands name this cause, and the log names it last.
     fn check(&self, cause: &str, is_alarm: bool) {
         assert!(self.causes.iter().all(|(_, found)| found == cause), "{cause}: {self:?}");
         assert!(self.alarms.iter().all(|&alarm| alarm == is_alarm), "{cause}: {self:?}");
         assert_eq!((self.logged.0.as_str(), self.logged.2.as_str()), (self.pool.as_str(), cause), "{self:?}");
     }
 
-    /// No alarm anywhere, at no time.
+    /// No command reports an alarm, and the log never did.
     fn check_healthy(&self) {
         self.check_calm(&["healthy"]);
     }

@@ -1,0 +1,48 @@
+//! The pool behind the Python objects `Pool`, of which several may share it.
+
+use std::sync::{Arc, OnceLock};
+
+use pinpool::{PinnedBuf, Pool};
+use pyo3::PyResult;
+use pyo3::exceptions::PyRuntimeError;
+
+use crate::buffer::Buffer;
+use crate::memory::{Memory, Origin};
+use crate::unlocked::unlocked;
+
+/// A pool that several Python objects share. It is closed when the last of them is dropped.
+#[derive(Debug)]
+pub(crate) struct PoolHandle {
+    /// `None` only while dropped.
+    pool: Option<Pool>,
+    /// Set at the first use of the pool.
+    pub(crate) origin: OnceLock<Arc<Origin>>,
+}
+
+impl Drop for PoolHandle {
+    fn drop(&mut self) {
+        if let (Some(pool), Some(origin)) = (self.pool.take(), self.origin.take()) {
+            unlocked(move || origin.close(pool));
+        }
+    }
+}
+
+impl PoolHandle {
+    pub(crate) fn new(pool: Pool) -> Self {
+        Self { pool: Some(pool), origin: OnceLock::new() }
+    }
+
+    pub(crate) fn origin(&self) -> &Arc<Origin> {
+        let of = |pool: &Pool| Arc::new(Origin::of(pool.config(), pool.stats().backend));
+        self.origin.get_or_init(|| self.pool.as_ref().map_or_else(|| unreachable!("it is dropped"), of))
+    }
+
+    pub(crate) fn pool(&self) -> PyResult<&Pool> {
+        self.pool.as_ref().ok_or_else(|| PyRuntimeError::new_err("the pool is ending"))
+    }
+}
+
+/// The Python object for a buffer of the crate.
+pub(crate) fn buffer(buf: PinnedBuf, handle: &PoolHandle) -> Buffer {
+    Buffer::over(Memory::of(buf, handle.origin().clone()))
+}

@@ -1,0 +1,407 @@
+"""Streams and pinned memory, over the mock driver instead of libcuda.
+
+Built by `cargo build -p mock_driver`; PINPOOL_MOCK_DRIVER names another one.
+"""
+
+import os
+import pathlib
+import textwrap
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PLACES = [pathlib.Path(os.environ.get("PINPOOL_MOCK_DRIVER", "-")), ROOT / "target" / "debug" / "libmock_driver.so"]
+MOCK_DRIVER = next((place for place in PLACES if place.is_file()), None)
+
+pytestmark = pytest.mark.skipif(MOCK_DRIVER is None, reason=f"the mock driver is not built: {__doc__.split(chr(10))[2]}")
+
+PRELUDE = """
+import asyncio, ctypes, gc, os, threading, time
+import numpy as np
+import pinpool
+
+cuda = ctypes.CDLL("libcuda.so")
+cuda.double_hold_stream.argtypes, cuda.double_hold_stream.restype = [ctypes.c_size_t, ctypes.c_int], ctypes.c_size_t
+cuda.double_wait_for_held.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+cuda.double_calls.argtypes, cuda.double_calls.restype = [ctypes.c_char_p], ctypes.c_uint64
+cuda.double_wrong_uses.restype = ctypes.c_size_t
+
+def driver(name, *arguments):
+    code = getattr(cuda, name)(*arguments)
+    assert code == 0, f"{name} answered {code}"
+
+context = ctypes.c_void_p()
+driver("cuInit", 0)
+driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+driver("cuCtxSetCurrent", context)
+
+def new_stream():
+    stream = ctypes.c_void_p()
+    driver("cuStreamCreate", ctypes.byref(stream), 1)
+    return stream.value
+
+target = ctypes.c_uint64()
+driver("cuMemAlloc_v2", ctypes.byref(target), ctypes.c_size_t(1 << 20))
+
+def copy(buf, stream):
+    driver("cuMemcpyHtoDAsync_v2", target, ctypes.c_void_p(buf.ptr), ctypes.c_size_t(len(buf)), ctypes.c_void_p(stream))
+
+def on_device(size):
+    driver("cuCtxSynchronize")
+    bytes_ = (ctypes.c_ubyte * size)()
+    driver("cuMemcpyDtoH_v2", bytes_, target, ctypes.c_size_t(size))
+    return set(bytes_)
+
+def hold(stream=0): cuda.double_hold_stream(stream, 1)
+def let_run(stream=0): cuda.double_hold_stream(stream, 0)
+
+def pool_of(**settings):
+    settings = {"backend": "cuda", "preset": "tensorflow", "background_thread": False} | settings
+    return pinpool.Pool(env=False, **settings)
+
+def held_back(pool):
+    pool.maintain()
+    stats = pool.stats()
+    return stats["copies"]["in_flight"], stats["memory"]["in_use"], stats["memory"]["idle"]
+
+def settled(pool, state):
+    end = time.monotonic() + 300  # Only bounds a hang.
+    while held_back(pool) != state:
+        assert time.monotonic() < end, held_back(pool)
+        time.sleep(0.001)
+
+SIZE = 65536
+"""
+
+
+@pytest.fixture
+def with_mock_driver(alone, tmp_path):
+    for name in ("libcuda.so", "libcuda.so.1"):
+        (tmp_path / name).symlink_to(MOCK_DRIVER)
+
+    def run(code, prelude):
+        code = prelude + textwrap.dedent(code) + "\nassert cuda.double_wrong_uses() == 0\n"
+        return alone(code + "print('passed')", env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
+
+    def passes(code, prelude=PRELUDE):
+        out, err = run(code, prelude)
+        assert out.endswith("passed\n"), f"{out}\n{err}"
+
+    return passes
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "stream",
+        "type('Torch', (), {'cuda_stream': stream, 'device_index': 0})()",
+        "type('Cupy', (), {'ptr': stream, 'device_id': 0, 'synchronize': None})()",
+        "type('Protocol', (), {'__cuda_stream__': lambda self: (0, stream)})()",
+        "type('Numba', (), {'handle': ctypes.c_void_p(stream)})()",
+    ],
+    ids=["int", "torch", "cupy", "protocol", "numba"],
+)
+def test_a_buffer_is_not_reused_before_the_work_on_its_stream_completes(with_mock_driver, form):
+    with_mock_driver(
+        f"""
+        pool, stream = pool_of(), new_stream()
+        buf = pool.get(SIZE)
+        np.frombuffer(buf, np.uint8)[:] = 7
+        address = buf.ptr
+        hold(stream)
+        copy(buf, stream)
+        buf.release(stream={form})
+        assert buf.released and held_back(pool) == (1, 0, 0)
+        assert pool.try_get(SIZE) is None
+        other = pool.get(SIZE)
+        assert other.ptr != address
+        np.frombuffer(other, np.uint8)[:] = 9
+        let_run(stream)
+        assert on_device(SIZE) == {{7}}
+        settled(pool, (0, 1, 1))
+        assert pool.try_get(SIZE).ptr == address
+        """
+    )
+
+
+@pytest.mark.parametrize("end", ["buf.release()", "buf.__exit__()", "del buf", "view = memoryview(buf); buf.__exit__(); view.release()"])
+def test_a_recorded_stream_counts_however_the_buffer_ends(with_mock_driver, end):
+    with_mock_driver(
+        f"""
+        for preset in ("tensorflow", "adaptive"):
+            pool, streams = pool_of(preset=preset), [new_stream(), new_stream(), 0]
+            buf = pool.get(SIZE)
+            [hold(stream) for stream in streams[:2]]
+            for stream in streams:
+                copy(buf, stream)
+                buf.record_stream(stream)
+            assert held_back(pool)[:2] == (0, 1), "it stays in use"
+            {end}
+            assert held_back(pool)[:2] == (1, 0)
+            let_run(streams[0])
+            driver("cuStreamSynchronize", ctypes.c_void_p(streams[0]))
+            assert held_back(pool)[:2] == (1, 0), "the other stream still reads"
+            let_run(streams[1])
+            settled(pool, (0, 0, 1))
+            pool.get(SIZE).release()
+        """
+    )
+
+
+BATCH = """next(iter(pinpool_loader.Loader("samples", batch_size=2, pool=pool)))"""
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        "np.from_dlpack(pool.get(SIZE))",
+        "np.asarray(pool.get(SIZE))",
+        "torch.from_dlpack(pool.get(SIZE))",
+        "torch.frombuffer(memoryview(pool.get(SIZE)), dtype=torch.uint8)",
+        "pool.empty((SIZE // 4, 4), 'uint8')",
+        "pool.empty((SIZE // 4, 4), 'uint8', library='torch')",
+        "torch.from_numpy(pool.empty(SIZE, 'uint8')[9:])",
+        f"{BATCH}[1]",
+        f"{BATCH}.tensors()[1]",
+        f"torch.from_numpy({BATCH}[1])",
+    ],
+)
+def test_memory_of_arrays_and_tensors_is_kept_by_the_recorded_streams(with_mock_driver, array, tmp_path, monkeypatch):
+    if "torch" in array or "tensors" in array:
+        pytest.importorskip("torch")
+    (tmp_path / "samples").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        (tmp_path / "samples" / name).write_bytes(bytes(100))
+    with_mock_driver(
+        f"""
+        import pinpool_loader
+        if "torch" in {array!r}: import torch
+        pool, stream = pool_of(), new_stream()
+        array = {array}
+        settled(pool, (0, 1, 0))
+        hold(stream)
+        part = array[5:]
+        pinpool.record_stream(part, stream)
+        del array
+        assert held_back(pool) == (0, 1, 0)
+        del part
+        assert held_back(pool) == (1, 0, 0)
+        let_run(stream)
+        settled(pool, (0, 0, 1))
+        """
+    )
+
+
+def test_completed_streams_of_a_buffer_are_dropped(with_mock_driver):
+    with_mock_driver(
+        """
+        pool, stream = pool_of(), new_stream()
+        buf = pool.get(SIZE)
+        for _ in range(1000):
+            buf.record_stream(stream)
+            driver("cuStreamSynchronize", ctypes.c_void_p(stream))
+        assert cuda.double_calls(b"cuEventCreate") < 100
+        buf.release()
+        settled(pool, (0, 0, 1))
+        """
+    )
+
+
+def test_memory_is_never_reused_if_no_fence_can_be_recorded(with_mock_driver):
+    with_mock_driver(
+        """
+        pool, stream = pool_of(), new_stream()
+        driver("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 2)
+        lost = set()
+
+        def raises(call, error, text):
+            try: call()
+            except error as raised: assert text in str(raised), raised
+            else: raise AssertionError("no error")
+
+        def with_block(buf, stream):
+            with buf: buf.record_stream(stream)
+
+        for wrong, error, text in ((0xdead00, pinpool.RequestError, "pass a stream that is alive"),
+                                   (stream, pinpool.DeviceError, "capturing a graph")):
+            for call in (lambda buf: buf.release(stream=wrong), lambda buf: buf.record_stream(wrong),
+                         lambda buf: with_block(buf, wrong)):
+                buf = pool.get(SIZE)
+                assert buf.ptr not in lost, "memory of refused work is handed out"
+                lost.add(buf.ptr)
+                raises(lambda: call(buf), error, text)
+                del buf
+        assert pool.get(SIZE).ptr not in lost
+        pool.maintain()
+        assert pool.stats()["memory"]["quarantined"] == len(lost) == 6, pool.stats()
+        # An argument that is not a stream has no effect.
+        buf = pool.get(SIZE)
+        raises(lambda: buf.release(stream="0"), TypeError, "is not a stream")
+        assert not buf.released
+        buf.release()
+        assert pool.stats()["memory"]["idle"] == 1
+        graph = ctypes.c_void_p()
+        driver("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+        cuda.double_reset()  # It has reported the invalid handle.
+        """
+    )
+
+
+def test_pinned_memory_is_exported_as_cuda_host_on_request(with_mock_driver):
+    with_mock_driver(
+        """
+        for backend in ("cuda", "register", "vmm"):
+            pool = pool_of(backend=backend, preset="adaptive")
+            buf = pool.get(SIZE)
+            assert buf.is_pinned and buf.__dlpack_device__() == (1, 0)
+            exported = buf.__dlpack__(dl_device=(3, 0))
+            assert buf.views == 1
+            del exported
+            buf.release()
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    "held, settings, slow",
+    [
+        ("cuMemHostAlloc", {}, "pool.get(SIZE)"),
+        ("cuMemHostAlloc", {}, "pool.empty(SIZE)"),
+        ("cuMemHostAlloc", {}, "asyncio.run(pool.aget(SIZE))"),
+        ("cuMemHostAlloc", {"preset": "adaptive"}, "pool.reserve(SIZE)"),
+        ("cuMemFreeHost", {"pool_size_limit": 0}, "buf.release()"),
+        ("cuMemFreeHost", {"pool_size_limit": 0}, "buf.__exit__()"),
+        ("cuMemFreeHost", {"pool_size_limit": 0}, "globals().pop('buf')"),
+        ("cuMemFreeHost", {}, "(buf.release(), pool.clear())"),
+        ("cuMemFreeHost", {}, "(buf.release(), pool.trim())"),
+        ("cuMemFreeHost", {}, "(buf.release(), globals().pop('pool'))"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_interpreter_runs_while_the_driver_pins_or_releases(with_mock_driver, held, settings, slow):
+    """Another thread is inside a driver call, which returns only when this thread allows it."""
+    with_mock_driver(
+        f"""
+        pool = pool_of(**{settings!r})
+        buf = None if {held!r} == "cuMemHostAlloc" else pool.get(SIZE)
+        cuda.double_hold_call({held!r}.encode(), 1)
+        def slowly():
+            {slow}
+        thread = threading.Thread(target=slowly)
+        thread.start()
+        cuda.double_wait_for_held({held!r}.encode(), 1)
+        assert sum(range(100_000)) and thread.is_alive()
+        cuda.double_hold_call({held!r}.encode(), 0)
+        thread.join(300)
+        assert not thread.is_alive()
+        """
+    )
+
+
+def test_driver_memory_is_refused_in_a_forked_child(with_mock_driver):
+    with_mock_driver(
+        """
+        pool = pool_of()
+        buf = pool.get(SIZE)
+        child = os.fork()
+        if child == 0:
+            try: memoryview(buf)
+            except pinpool.ForkError as error: os._exit(7 if "build a new pool after the fork" in str(error) else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert memoryview(buf).nbytes == SIZE
+        """
+    )
+
+
+def test_the_interpreter_ends_while_copies_run(with_mock_driver):
+    with_mock_driver(
+        """
+        import threading
+        pool, stream = pool_of(), new_stream()
+        buf, kept = pool.get(SIZE), pool.get(SIZE)
+        hold(stream)
+        for each in (buf, kept):
+            copy(each, stream)
+            each.record_stream(stream)
+        buf.release()
+        threading.Timer(0.2, let_run, [stream]).start()
+        """
+    )
+
+
+def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with_mock_driver):
+    with_mock_driver(
+        """
+        pool, stream = pool_of(backend="register", preset=None, background_thread=True), new_stream()
+        before = cuda.double_calls(b"cuMemHostRegister_v2")
+        shared = pinpool.SharedPool(SIZE, 2, pool=pool)
+        assert shared.pinned_by == "register" and cuda.double_calls(b"cuMemHostRegister_v2") == before + 1
+        for value in range(20):
+            filling = shared.get(SIZE)
+            np.frombuffer(filling, np.uint8)[:] = value
+            with shared.receive(filling.send()) as buf:
+                assert buf.is_pinned and buf.__dlpack_device__() == (1, 0)
+                copy(buf, stream)
+                buf.record_stream(stream)
+            assert on_device(SIZE) == {value}
+        assert cuda.double_calls(b"cuMemHostRegister_v2") == before + 2, "one page for the numbers that streams write, none for a buffer"
+        assert pool.stats()["copies"]["timeline_bytes"] == 4096
+        hold(stream)
+        buf = shared.receive(shared.get(SIZE).send())
+        copy(buf, stream)
+        buf.release(stream=stream)
+        other = shared.get(SIZE)
+        try: shared.get(1, timeout=0.05)
+        except pinpool.TimeoutError: pass
+        else: raise SystemExit("the device is reading it")
+        let_run(stream)
+        shared.get(1, timeout=300).release()
+        other.release()
+        shared.close()
+        del shared, buf, filling, other
+        """
+    )
+
+
+def test_a_torch_block_with_a_refused_stream_is_kept(with_mock_driver):
+    with_mock_driver("""
+    class Stream(ctypes.Structure):
+        _fields_ = [("handle", ctypes.c_void_p), ("device", ctypes.c_int32)]
+
+    pool = pool_of(backend="vmm", preset="adaptive")
+    table = (ctypes.c_void_p * 6).from_address(pinpool._pinpool._torch_functions(pool))
+    get = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 1, ctypes.c_size_t, *[ctypes.c_void_p] * 3, ctypes.c_size_t)(table[1])
+    put = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Stream), ctypes.c_size_t)(table[2])
+    block, address = ctypes.c_void_p(), ctypes.c_void_p()
+    assert get(table[0], SIZE, ctypes.byref(block), ctypes.byref(address), None, 0) == 0
+    streams = (Stream * 2)(Stream(new_stream(), 0), Stream(new_stream(), 0))
+    cuda.double_fail.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
+    cuda.double_fail(b"cuStreamGetCtx_v2", 2, 3, 400)
+    assert put(block, streams, 2) == 1, "the caller keeps it"
+    assert put(block, streams, 2) == put(block, streams, 2) == 1
+    assert pool.stats()["memory"]["in_use"] == 1
+    assert put(block, streams, 2) == 0
+    driver("cuCtxSynchronize")
+    settled(pool, (0, 0, 1))
+    assert pool.stats()["memory"]["quarantined"] == 0
+    """)
+
+
+def test_a_launcher_that_only_forks_does_not_start_the_driver(with_mock_driver):
+    with_mock_driver("""
+    pool = pinpool.Pool(env=False)
+    child = os.fork()
+    if child == 0:
+        own = pinpool.Pool(env=False, backend="gpu")
+        os._exit(0 if own.get(SIZE).is_pinned and pool.get(SIZE).is_pinned else 1)
+    assert os.waitpid(child, 0)[1] == 0, "the child has no CUDA"
+    assert cuda.double_calls(b"cuInit") == 0
+    assert pool.get(SIZE).is_pinned and pool.stats()["backend"] == "vmm"
+    del pool
+    """, """
+import ctypes, os, pinpool
+cuda, SIZE = ctypes.CDLL("libcuda.so"), 65536
+cuda.double_wrong_uses.restype = ctypes.c_size_t
+""")

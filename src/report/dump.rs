@@ -1,0 +1,248 @@
+//! What a pool holds and for whom, as text: the report of a failed request, and of [`Pool::dump`](crate::Pool::dump).
+//!
+//! ```text
+//!   out_of_memory: the request, and why it failed
+//!   usage of device host, allocator mlock (adaptive):
+//!     12.0MiB TAG (...)                       the largest holders
+//!     3.0MiB in N more buffers
+//!   held, limit, driver, system
+//!   likely cause, and what to do              pinpool_observe::diagnosis::shortage
+//! ```
+//!
+//! Numbers in, text out. Reads and locks nothing.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::UsageReport;
+
+pub(crate) use pinpool_observe::diagnosis::shortage::{Host, Refused, RefusedBy};
+use pinpool_observe::diagnosis::shortage::{Shortage, likely_cause};
+use pinpool_observe::diagnosis::{AGED, Holder, LikelyCause, WindowDiagnosis};
+use pinpool_os::call_stack::CallStack;
+use pinpool_os::words::{Size, Time};
+
+/// Owners that are listed one by one.
+const LISTED: usize = 10;
+
+/// What one tag of a pool holds ([`Pool::tagged`](crate::Pool::tagged)).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Owner {
+    /// The tag; `(untagged)` for untagged buffers.
+    pub tag: String,
+    /// Buffers in use or in flight.
+    pub buffers: u64,
+    /// Bytes of these buffers, rounded up to size classes.
+    pub bytes: u64,
+    /// Requested bytes of these buffers; 0 if untagged.
+    pub requested_bytes: u64,
+    /// Time since the oldest of these buffers was requested, to about a second; `None` if untagged.
+    pub oldest: Option<Duration>,
+    /// Buffers that are older than a minute.
+    pub(crate) aged: u64,
+}
+
+/// One buffer with a tag, or with a sampled request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HeldBuffer {
+    pub(crate) tag: String,
+    pub(crate) bytes: u64,
+    pub(crate) age: Duration,
+    pub(crate) stack: Option<Arc<CallStack>>,
+}
+
+impl Owner {
+    pub(crate) fn new(tag: &str) -> Self {
+        Self { tag: tag.to_owned(), buffers: 0, bytes: 0, requested_bytes: 0, oldest: None, aged: 0 }
+    }
+
+    /// The owner of the buffers without a tag, if there are any.
+    pub(crate) fn untagged(name: &str, buffers: u64, bytes: u64) -> Option<Self> {
+        (buffers > 0 || bytes > 0).then(|| Self { buffers, bytes, ..Self::new(name) })
+    }
+
+    pub(crate) fn holder(&self) -> Holder {
+        let Self { tag, buffers, bytes, oldest, aged, .. } = self.clone();
+        Holder { tag, buffers, bytes, oldest, aged, place: None }
+    }
+
+    pub(crate) fn add(&mut self, requested_bytes: u64, held_bytes: u64, age_us: u64) {
+        self.buffers += 1;
+        self.bytes += held_bytes;
+        self.requested_bytes += requested_bytes;
+        let age = Duration::from_micros(age_us);
+        self.oldest = self.oldest.max(Some(age));
+        self.aged += u64::from(age >= AGED);
+    }
+}
+
+/// A request that found no memory.
+#[derive(Debug, Clone)]
+pub(crate) struct FailedRequest {
+    pub(crate) asked_bytes: u64,
+    pub(crate) tag: Option<String>,
+    pub(crate) is_reserve: bool,
+    pub(crate) refused: Refused,
+}
+
+/// What a pool holds and for whom: a snapshot, as [`Pool::dump`](crate::Pool::dump) takes it.
+///
+/// Displays as several lines: who asked for what if a request failed, the largest owners, the bytes by state with their limits,
+/// what the system has left, and, if a request failed or would soon, the likely cause and what to change.
+#[derive(Debug, Clone)]
+pub struct Dump {
+    pub(crate) device: String,
+    pub(crate) allocator: String,
+    /// The largest first.
+    pub(crate) owners: Vec<Owner>,
+    pub(crate) usage: UsageReport,
+    pub(crate) longest_free_bytes: u64,
+    pub(crate) peak_bytes: u64,
+    /// Age of the oldest copy in flight, and its stream.
+    pub(crate) oldest_copy: Option<(Duration, u64)>,
+    pub(crate) host: Option<Host>,
+    pub(crate) request: Option<FailedRequest>,
+    /// The limit to raise for more.
+    pub(crate) limit: &'static str,
+    /// The pool's last diagnosis.
+    pub(crate) diagnosis: Option<WindowDiagnosis>,
+}
+
+impl Dump {
+    /// The owners that hold buffers, the largest first.
+    pub fn owners(&self) -> &[Owner] {
+        &self.owners
+    }
+
+    /// The lines below the text of an error.
+    pub(crate) fn body(&self) -> String {
+        self.to_string().split_once('\n').map(|(_, body)| body.to_owned()).unwrap_or_default()
+    }
+
+    /// Why the request failed, or the next ones may.
+    pub(crate) fn likely_cause(&self) -> Option<LikelyCause> {
+        let holders: Vec<_> = self.owners.iter().map(|owner| (owner.holder(), owner.requested_bytes)).collect();
+        let UsageReport { max_bytes, .. } = self.usage;
+        likely_cause(&Shortage {
+            held_bytes: self.usage.held_bytes,
+            in_use_bytes: self.usage.in_use_bytes,
+            in_flight_bytes: self.usage.in_flight_bytes,
+            idle_bytes: self.usage.idle_bytes,
+            free_bytes: self.usage.free_bytes,
+            longest_free_bytes: self.longest_free_bytes,
+            pageable_bytes: self.usage.pageable_bytes,
+            oldest_copy: self.oldest_copy,
+            host: self.host.as_ref(),
+            refused: self.request.as_ref().map(|request| &request.refused),
+            is_reserve: self.request.as_ref().is_some_and(|request| request.is_reserve),
+            limit: self.limit,
+            // Only the pool's limit is among the statistics, no other limits.
+            max_bytes: max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE"),
+            own_max_bytes: max_bytes,
+            holders: &holders,
+            diagnosis: self.diagnosis.as_ref(),
+        })
+    }
+}
+
+impl fmt::Display for Dump {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.request {
+            None => f.write_str("memory of the pool")?,
+            Some(FailedRequest { asked_bytes, tag, refused: Refused { needed_bytes, found, .. }, .. }) => {
+                let tag = tag.as_deref().unwrap_or("(untagged)");
+                let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
+                write!(f, "out_of_memory: cannot allocate {asked} (rounded to {needed}) for {tag}: {found}")?;
+            }
+        }
+        f.write_str("\n")?;
+        write!(f, "usage of device {}, allocator {}:", self.device, self.allocator)?;
+        let (listed, rest) = self.owners.split_at(self.owners.len().min(LISTED));
+        for Owner { tag, buffers, bytes, oldest, .. } in listed {
+            let noun = if *buffers == 1 { "buffer" } else { "buffers" };
+            write!(f, "\n  {} {tag} ({buffers} {noun}", Size(*bytes))?;
+            if let Some(oldest) = oldest {
+                write!(f, ", the oldest {}", Time(*oldest))?;
+            }
+            f.write_str(")")?;
+        }
+        let (buffers, bytes) = rest.iter().fold((0, 0), |sum, owner| (sum.0 + owner.buffers, sum.1 + owner.bytes));
+        if buffers > 0 {
+            write!(f, "\n  {} in {buffers} more buffers", Size(bytes))?;
+        }
+        let UsageReport { max_bytes, .. } = self.usage;
+        let max = max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
+        write!(f, "\n{}; limit {max}, peak {}", self.usage, Size(self.peak_bytes))?;
+        if let Some(FailedRequest { refused: Refused { by: RefusedBy::Source { .. }, found, .. }, .. }) = &self.request
+        {
+            write!(f, "\ndriver: {found}")?;
+        }
+        if let Some(Host { total_bytes, available_bytes, origin, .. }) = &self.host {
+            write!(f, "\nsystem: {} free of {} ({origin})", Size(*available_bytes), Size(*total_bytes))?;
+        }
+        match self.likely_cause() {
+            Some(cause) => write!(f, "\nlikely cause: {}\nto do: {}", cause.found, cause.change),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner(tag: &str, buffers: u64, mib: u64) -> Owner {
+        Owner {
+            tag: tag.to_owned(),
+            buffers,
+            bytes: mib << 20,
+            requested_bytes: mib << 20,
+            oldest: Some(Duration::from_secs(buffers)),
+            aged: 0,
+        }
+    }
+
+    #[test]
+    fn the_largest_owners_are_listed_and_the_others_are_summed() {
+        let owners = (0..13).map(|n| owner(&format!("tag{n}"), n + 1, 100 - n)).collect();
+        let usage =
+            UsageReport { held_bytes: 1 << 30, in_use_bytes: 1 << 30, max_bytes: Some(1 << 30), ..Default::default() };
+        let (by, found) = (RefusedBy::Limit { could_fit: true }, "the pool limit is reached".to_owned());
+        let refused = Refused { by, needed_bytes: 8192, found, remedy: String::new() };
+        let tag = Some("tag3".to_owned());
+        let dump = Dump {
+            device: "host".to_owned(),
+            allocator: "heap (adaptive)".to_owned(),
+            owners,
+            usage,
+            longest_free_bytes: 0,
+            peak_bytes: 1 << 30,
+            oldest_copy: None,
+            host: None,
+            request: Some(FailedRequest { asked_bytes: 5000, tag, is_reserve: false, refused }),
+            limit: "PINPOOL_MAX_BYTES",
+            diagnosis: None,
+        };
+        let text = dump.to_string();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(
+            lines[..4],
+            [
+                "out_of_memory: cannot allocate 4.9KiB (rounded to 8.0KiB) for tag3: the pool limit is reached",
+                "usage of device host, allocator heap (adaptive):",
+                "  100.0MiB tag0 (1 buffer, the oldest 1.0s)",
+                "  99.0MiB tag1 (2 buffers, the oldest 2.0s)",
+            ]
+        );
+        assert_eq!(
+            lines[12..14],
+            [
+                "  267.0MiB in 36 more buffers",
+                "held 1.0GiB, in use 1.0GiB, idle 0B, in flight 0B; limit 1.0GiB, peak 1.0GiB",
+            ]
+        );
+        assert_eq!(Dump { request: None, ..dump }.to_string().lines().next(), Some("memory of the pool"));
+    }
+}

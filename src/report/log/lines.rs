@@ -1,0 +1,285 @@
+//! The table of log lines: a row is one line and becomes one method of [`PoolLog`].
+//!
+//! A row is the level, the target without `pinpool::`, the method with its values, and the text. `bytes: u64 as Size` shows a
+//! value through a type or function. The comment of a row says what the line means and what to do; `docs/log-lines.md` is made
+//! from the comments.
+
+use std::io;
+use std::path::{self, Path};
+use std::time::Duration;
+
+use pinpool_observe::diagnosis::WindowDiagnosis;
+use pinpool_os::words::{Size, Time};
+
+use super::texts::{Growth, Limit, Pair, StillOut, Totals, Usage};
+use super::{PoolLog, emit};
+use crate::error::SourceError;
+use crate::error::{Error, UsageReport};
+use crate::report::{Dump, Finding};
+use crate::shared_limit::{Loss, loss_in_words};
+use crate::stats::Stats;
+
+macro_rules! lines {
+    ($(
+        $(#[doc = $doc:literal])+
+        $(#[cfg($condition:meta)])?
+        $level:ident($target:ident) $name:ident($($value:ident: $type:ty $(as $shown:ident)?),*) $line:literal;
+    )+) => {
+        impl PoolLog {
+            $(
+                $(#[doc = $doc])+
+                $(#[cfg($condition)])?
+                #[track_caller]
+                pub(crate) fn $name(&self, $($value: $type),*) {
+                    if emit::is_wanted(log::Level::$level) {
+                        $($(let $value = $shown($value);)?)*
+                        let target = concat!("pinpool::", stringify!($target));
+                        emit::line(target, log::Level::$level, format_args!("{self}{}", format_args!($line)));
+                    }
+                }
+            )+
+        }
+
+        /// The methods with their comments.
+        #[cfg(test)]
+        pub(super) const COMMENTS: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc),+)),)+];
+    };
+}
+
+lines! {
+    /// A pool was created. To do: nothing.
+    Info(pool) started(facts: &str) "created: {facts}";
+
+    /// The process may lock less memory than the pool's limit. To do: what the line says, or a lower limit.
+    Warn(limit) lock_limited(max: u64 as Size) "lock_limit: RLIMIT_MEMLOCK lowers the pool limit max={max}; raise it (`ulimit -l`, \
+        LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK";
+
+    /// The GPU is not used, memory is not pinned, or similar. To do: see `pinpool doctor`.
+    Warn(machine) found_warning(finding: &Finding) "machine: {finding}";
+
+    /// The requested GPU or backend cannot be used. To do: see `pinpool doctor`.
+    Error(machine) found_error(finding: &Finding) "machine: {finding}";
+
+    /// A setting has no effect. To do: what the line says. Also on standard error if the program has no logger.
+    Warn(settings) unused_variable(unused: &str) "setting: {unused}";
+
+    /// There is no maintenance thread. To do: what the line says.
+    Warn(maintenance) no_thread_for(error: &io::Error) "no_thread: idle memory is released only while the pool is used; call \
+        Pool::maintain when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}";
+
+    /// Held memory has doubled, from 64 MiB on. To do: nothing if it stops.
+    Info(growth) grown(growth: &Growth) "grew: {growth}";
+
+    /// One request took memory from the system. To do: if many appear in steady state, see the diagnosis.
+    Debug(growth) grew(growth: &Growth) "acquired: {growth:#}";
+
+    /// A miss was served from held memory. To do: nothing.
+    Trace(growth) carved(bytes: u64) "carved: bytes={bytes}B";
+
+    /// Requests come in sizes that no idle buffer has. To do: nothing.
+    Debug(sizes) sizes_vary() "sizes_vary: large buffers are merged when they return";
+
+    /// Requests repeat their sizes again. To do: nothing.
+    Debug(sizes) sizes_recur() "sizes_recur: large buffers stay idle when they return";
+
+    /// The machine or cgroup is short of memory. To do: nothing.
+    Info(pressure) pressure_began() "memory_pressure: idle memory is released sooner";
+
+    /// Memory is no longer short. To do: nothing.
+    Info(pressure) pressure_ended() "memory_pressure: over, idle memory is kept for PINPOOL_IDLE_TIMEOUT again";
+
+    /// No request missed for five minutes; the limit can rise again. To do: nothing.
+    Info(pool_size_limit) limit_lowered(from: u64, to: u64) "lowered: no miss for five minutes pool_size_limit={from}->{to}";
+
+    /// `set_max_bytes` was called, or the limit of the cgroup changed (`auto`). To do: nothing.
+    Info(limit) limit_changed(from: Option<u64> as Limit, to: Option<u64> as Limit, why: &str) "limit_changed: max={from}->{to}: {why}";
+
+    /// A partition was created. To do: if the pool's limit is lower, it applies; raise it.
+    Info(limit) partitioned(name: &str, max: u64 as Size, pool: Option<u64> as Limit) "partition: name={name} max={max} pool_max={pool}";
+
+    /// A request joins the wait queue. To do: nothing.
+    Trace(wait) began_to_wait(request: u64, rounded: u64) "waiting: request={request}B rounded={rounded}B";
+
+    /// A request left the wait queue. To do: if there are many, raise `PINPOOL_MAX_BYTES` or hold less.
+    Debug(wait) waited(request: u64, time: Duration as Time, is_served: bool as yes_or_no)
+        "waited: request={request}B time={time} served={is_served}";
+
+    /// The pool is full, and a request waits for a return. To do: nothing if the consumer is always busy; else raise the limit.
+    Info(shortage) full(request: u64 as Size, why: &str, usage: &UsageReport as Usage)
+        "full: request={request} {usage}; waiting for a return: {why}";
+
+    /// A request found no memory and does not wait. To do: what the line says.
+    Warn(shortage) refused(request: u64 as Size, why: &str, usage: &UsageReport as Usage) "refused: request={request} {usage}; {why}";
+
+    /// No request has waited for a second. To do: nothing.
+    Info(shortage) shortage_ended(after: Duration as Time, requests: u64, waited: Duration as Time, pageable: u64)
+        "recovered: lasted={after} requests={requests} waited={waited} pageable={pageable}";
+
+    /// A request got pageable memory (the first, 10th, 100th). To do: raise the limit, or set `PINPOOL_ON_FULL=error`.
+    Warn(shortage) got_pageable(request: u64 as Size, nth: u64, held: u64 as Size, max: Option<u64> as Limit)
+        "pageable: copies from this memory are slow and block their caller request={request} count={nth} pageable={held} \
+        max_pageable={max}";
+
+    /// A request failed (the first, 10th, 100th); the largest holders follow. To do: what the last line of the block says.
+    Warn(shortage) out_of_memory(dump: &Dump) "{dump}";
+
+    /// The diagnosis changed; evaluated every 10 s. To do: nothing.
+    Info(diagnosis) diagnosed(found: &WindowDiagnosis) "diagnosis: {found}";
+
+    /// Something costs time, with the seconds lost. To do: what the line says; for a `leak`, find who holds the tag's buffers.
+    Warn(diagnosis) alarmed(found: &WindowDiagnosis) "diagnosis: {found}";
+
+    /// The rest is pinned while the program runs. To do: nothing.
+    Info(reserve) reserve_begun(pinned: u64 as Size, of: u64 as Size)
+        "reserve: pinning the rest in the background pinned={pinned} of={of}";
+
+    /// Progress of pinning `PINPOOL_RESERVE`, with the time left if it is known. To do: nothing.
+    Info(reserve) reserving(pinned: u64 as Size, of: u64 as Size, left: Option<Duration> as time_left)
+        "reserve: pinned={pinned} of={of}{left}";
+
+    /// The reserve is complete. To do: nothing.
+    Info(reserve) reserve_done(pinned: u64 as Size, time: Duration as Time, node: Option<u32> as numa_node)
+        "reserve: complete pinned={pinned} time={time}{node}";
+
+    // Queries the kernel for `huge` only if the line is logged.
+    /// The reserve is pinned; `huge` is its part in huge pages. To do: if few are huge, check `transparent_hugepage`.
+    Info(reserve) reserved(bytes: u64 as Size, huge: impl Fn() -> u64 as measured, node: Option<u32> as numa_node)
+        "reserve: bytes={bytes}{node} huge={huge}";
+
+    /// The limit has no room for the rest; it continues automatically. To do: what the line says.
+    Warn(reserve) reserve_waits(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as Limit)
+        "reserve: waiting for room pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
+
+    /// The rest was refused; the pool continues without it. To do: fix the reason in the line, then call `Pool::reserve`.
+    Warn(reserve) reserve_stopped(pinned: u64 as Size, of: u64 as Size, error: &SourceError)
+        "reserve: stopped pinned={pinned} of={of}: {error}; fix this and call Pool::reserve, or lower PINPOOL_RESERVE";
+
+    /// There are too few huge pages, and others are used. To do: reserve more as the line says, or set `PINPOOL_HUGETLB=auto`.
+    Warn(reserve) few_huge_pages(lack: &SourceError) "huge_pages: too few, other pages are used: {lack}";
+
+    /// The pool joined a shared limit (`PINPOOL_LEDGER`). To do: nothing.
+    Info(shared_limit) joined_shared_limit(name: &str, max: Option<u64> as Limit, held: u64 as Size, others: usize)
+        "shared_limit: joined name={name} max={max} held={held} other_pools={others}";
+
+    /// The first process set another shared limit. To do: what the line says.
+    Warn(shared_limit) shared_limit_differs(name: &str, max: Option<u64> as Limit, ignored: u64 as Size)
+        "shared_limit: the first process set it name={name} max={max} ignored={ignored}; give all processes the same PINPOOL_MAX_BYTES";
+
+    /// The shared limit is not used, for this reason. To do: remove the reason.
+    Warn(shared_limit) shared_limit_unused(why: &str) "shared_limit: not used, the pool has only its own limit: {why}";
+
+    /// Idle memory was released for another process. To do: nothing.
+    Debug(shared_limit) released_for_others(name: &str, bytes: u64)
+        "shared_limit: released idle memory for another process name={name} bytes={bytes}B";
+
+    /// The file of the shared limit was removed, or its descriptor closed; buffers stay valid. To do: restart all its processes; exclude
+    /// the file from cleaners of `/dev/shm` (`RemoveIPC=no`), the descriptor from `closefrom`.
+    Error(shared_limit) shared_limit_lost(name: &str, loss: Loss as loss_in_words)
+        "shared_limit: {loss}, so this pool can no longer grow name={name}; restart all its processes";
+
+    /// Copies do not complete. To do: find what blocks the stream.
+    Warn(copies) stuck(buffers: u64, bytes: u64 as Size, age: Duration as Time, stream: u64) "stuck: copies do not complete; find what \
+        blocks stream={stream:#x} buffers={buffers} bytes={bytes} in_flight_for={age}";
+
+    /// The device does not say whether a copy completed; polled every 100 ms. To do: check the device.
+    Error(copies) quarantined(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &Error)
+        "quarantined: not reused until the device responds bytes={bytes} quarantined={buffers}{keeps_all}: {error}";
+
+    /// The device will never say whether a copy completed. To do: check the device.
+    Error(copies) leaked(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &Error)
+        "leaked: never reused, a device may still read it bytes={bytes} leaked={buffers}{keeps_all}: {error}";
+
+    /// The device responds again. To do: nothing.
+    Info(copies) completion_known(buffers: u64, bytes: u64 as Size)
+        "responding: quarantined buffers are reusable buffers={buffers} bytes={bytes}";
+
+    /// Idle memory is due, but a release would wait for the device; logged once. To do: call `trim()` if the host needs the memory.
+    Info(release) idle_memory_stays(idle: u64 as Size, backend: &str)
+        "idle_kept: a release would wait for the device idle={idle} backend={backend}";
+
+    /// Idle memory could not be released; logged once until a release succeeds. To do: check the device.
+    Error(release) release_delayed(error: &SourceError) "release_failed: idle memory stays pinned and is released later: {error}";
+
+    /// The driver did not release memory. To do: check the device.
+    Error(release) release_failed(bytes: u64 as Size, error: &SourceError)
+        "release_failed: memory stays allocated until the process ends bytes={bytes}: {error}";
+
+    /// The device was reset. To do: create a new pool.
+    Error(release) memory_gone(why: &SourceError) "device_lost: this pool can no longer allocate: {why}";
+
+    /// `PINPOOL_SOCKET` is set. To do: nothing.
+    #[cfg(feature = "observe")]
+    Info(socket) serving(path: &Path as shown) "socket: serving statistics path={path}";
+
+    /// The statistics socket cannot be opened. To do: choose another path.
+    #[cfg(feature = "observe")]
+    Warn(socket) not_serving(path: &Path as shown, why: &str) "socket: no statistics path={path}: {why}";
+
+    /// `PINPOOL_TRACE` is set. To do: nothing.
+    #[cfg(feature = "observe")]
+    Info(trace) recording(path: &Path as shown) "trace: recording path={path}";
+
+    /// The file of the recording existed and was renamed. To do: put `%p` into the name to keep all.
+    #[cfg(feature = "observe")]
+    Warn(trace) earlier_recording(path: &Path as shown, earlier: &Path as shown) "trace: renamed the previous recording path={path} \
+        renamed={earlier}; the next one replaces it; put %p (the process id) into the name to keep all";
+
+    /// Another process or thread has the file. To do: what the line says.
+    #[cfg(feature = "observe")]
+    Warn(trace) not_recording(path: &Path as shown, why: &str) "trace: not recording path={path}: {why}";
+
+    /// The recording is complete. To do: nothing.
+    Info(trace) recorded_all(path: &Path as shown, records: u64) "trace: complete path={path} records={records}";
+
+    /// Threads recorded faster than the disk. To do: nothing if few; else a faster disk, or a name without `.gz`.
+    Warn(trace) records_lost(path: &Path as shown, records: u64, lost: u64)
+        "trace: records lost, the disk is too slow path={path} records={records} lost={lost}";
+
+    /// The recording is truncated. To do: the reason is in the line, such as a full disk.
+    Error(trace) recording_failed(path: &Path as shown, records: u64, lost: u64, why: &str)
+        "trace: incomplete path={path} records={records} lost={lost}: {why}";
+
+    /// The last handle of the pool was dropped. To do: nothing.
+    Info(pool) ended(stats: &Stats as Totals) "closed: {stats}";
+
+    // No warning: a buffer that is a later field than its pool is dropped after it.
+    /// The last handle was dropped, but buffers are still out; those with a tag or a sampled call stack are listed. To do: nothing if
+    /// they are dropped soon; else find who holds them.
+    Info(pool) still_out(list: &StillOut<'_>) "still_out: memory stays allocated until these are dropped {list}";
+
+    /// Copies were in flight when the pool ended. To do: find the blocked stream.
+    Error(copies) closed_in_flight(copies: u64, bytes: u64 as Size, waited: Duration as Time) "close_failed: a device may still read \
+        this memory, it is never released copies={copies} bytes={bytes} waited={waited}";
+
+    /// A copy never completed, so all memory stays pinned. To do: find the blocked stream.
+    Error(release) left_pinned(bytes: u64 as Size)
+        "close_failed: memory stays pinned, a release would wait for a copy bytes={bytes}";
+
+    /// The driver did not release memory at the end of the pool. To do: check the device.
+    Error(release) left_by_refusal(bytes: u64 as Size, error: &SourceError)
+        "close_failed: memory stays pinned until the process ends bytes={bytes}: {error}";
+}
+
+fn yes_or_no(is_so: bool) -> &'static str {
+    if is_so { "yes" } else { "no" }
+}
+
+fn what_is_kept(keeps_all: bool) -> &'static str {
+    if keeps_all { "; no memory of the pool is released meanwhile" } else { "" }
+}
+
+fn numa_node(node: Option<u32>) -> Pair<u32> {
+    Pair("numa_node", node)
+}
+
+fn time_left(left: Option<Duration>) -> Pair<Time> {
+    Pair("left", left.map(Time))
+}
+
+fn measured(bytes: impl Fn() -> u64) -> Size {
+    Size(bytes())
+}
+
+fn shown(path: &Path) -> path::Display<'_> {
+    path.display()
+}

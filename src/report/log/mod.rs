@@ -1,0 +1,173 @@
+//! Every log line of the library: `lines.rs` has one row for each; no other code uses the crate `log`.
+//!
+//! A line has the shape `pool[NAME] event: short sentence key=value key=value`; unnamed pools carry their number. TensorFlow's two
+//! lines have TensorFlow's shape. A test makes docs/log-lines.md from the rows, with an example of each line.
+//!
+//! Takes plain values, never a pool. Its only decision is which checks are printed: one in ten over the whole process,
+//! as in TensorFlow.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::error::SourceError;
+use crate::report::{Finding, Severity};
+use pinpool_observe::record::Recorded;
+use pinpool_os::fork::OfProcess;
+use pinpool_os::sync::plain;
+
+mod checks;
+mod emit;
+mod lines;
+#[cfg(test)]
+#[path = "tests/page.rs"]
+mod page;
+mod texts;
+
+pub(crate) use checks::Listener;
+pub use checks::{CheckReport, LogSampler};
+#[cfg(all(test, not(pinpool_loom)))]
+pub(crate) use emit::captured;
+pub(crate) use emit::defer;
+pub(crate) use texts::{Growth, StillOut};
+
+/// The log of one pool. Displays as the start of its lines: `pool[NAME] `.
+#[derive(Clone)]
+pub(crate) struct PoolLog {
+    pub(crate) name: Option<String>,
+    /// Number of the pool within the process.
+    pub(crate) number: u64,
+    pub(crate) log_sampler: LogSampler,
+    pub(crate) log_every: u64,
+    pub(crate) listener: Option<Listener>,
+}
+
+impl PoolLog {
+    pub(crate) fn new() -> Self {
+        Self { name: None, number: 0, log_sampler: LogSampler::process(), log_every: 1, listener: None }
+    }
+
+    /// A number for the next pool or partition of the process.
+    pub(crate) fn next_number() -> u64 {
+        static POOLS: AtomicU64 = AtomicU64::new(0);
+        // Relaxed: nothing else depends on it.
+        POOLS.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for PoolLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, number, log_every, .. } = self;
+        let mut fields = f.debug_struct("PoolLog");
+        fields.field("name", name).field("number", number).field("log_every", log_every).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for PoolLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "pool[{name}] "),
+            None => write!(f, "pool[{}] ", self.number),
+        }
+    }
+}
+
+/// Lines that depend on the outcome.
+impl PoolLog {
+    /// Logs why there is no maintenance thread, if there is none.
+    #[track_caller]
+    pub(crate) fn no_thread(&self, started: io::Result<()>) {
+        if let Err(error) = started {
+            self.no_thread_for(&error);
+        }
+    }
+
+    /// Logs why the arena could not release memory, if it could not.
+    #[track_caller]
+    pub(crate) fn release_error(&self, released: Result<(), SourceError>) {
+        if let Err(error) = released {
+            self.release_delayed(&error);
+        }
+    }
+
+    /// Sizes began to vary (policy-R12), or recur again.
+    #[track_caller]
+    pub(crate) fn sizes_changed(&self, vary: Option<bool>) {
+        match vary {
+            None => {}
+            Some(true) => self.sizes_vary(),
+            Some(false) => self.sizes_recur(),
+        }
+    }
+
+    /// The end of a recording.
+    #[track_caller]
+    pub(crate) fn recorded(&self, path: &Path, recorded: &Recorded) {
+        match recorded {
+            Recorded { failure: Some(why), records, lost } => self.recording_failed(path, *records, *lost, why),
+            Recorded { lost: 0, records, .. } => self.recorded_all(path, *records),
+            Recorded { lost, records, .. } => self.records_lost(path, *records, *lost),
+        }
+    }
+
+    /// Logs settings without effect; without a logger, once to standard error.
+    #[track_caller]
+    pub(crate) fn unused_variables(&self, unused: &[String]) {
+        // A `Once` in progress in a parent would block its forked child forever.
+        static WAS_PRINTED: AtomicBool = AtomicBool::new(false);
+        for unused in unused {
+            self.unused_variable(unused);
+        }
+        if has_no_logger() && !unused.is_empty() && !WAS_PRINTED.swap(true, Ordering::Relaxed) {
+            unused.iter().for_each(|unused| self.print_to_stderr(format_args!("setting: {unused}")));
+        }
+    }
+
+    /// Logs a problem of the machine; without a logger, once for each kind to standard error.
+    #[track_caller]
+    pub(crate) fn found(&self, finding: &Finding) {
+        static PRINTED: OfProcess<plain::Mutex<Vec<&'static str>>> = OfProcess::new(plain::Mutex::default);
+        match finding.severity {
+            Severity::Ok | Severity::Note => return,
+            Severity::Warning => self.found_warning(finding),
+            Severity::Error => self.found_error(finding),
+        }
+        if has_no_logger() {
+            let mut printed = PRINTED.get().lock();
+            let is_new = !printed.contains(&finding.check);
+            printed.extend(is_new.then_some(finding.check));
+            drop(printed);
+            if is_new {
+                self.print_to_stderr(format_args!("machine: {finding}"));
+            }
+        }
+    }
+
+    /// Writes a line to standard error.
+    fn print_to_stderr(&self, line: fmt::Arguments<'_>) {
+        // A failed write has nowhere else to go.
+        let _ = writeln!(io::stderr(), "pinpool: {self}{line}");
+    }
+}
+
+fn has_no_logger() -> bool {
+    log::max_level() == log::LevelFilter::Off
+}
+
+/// Whether the `nth` event of its kind is logged: the first, the tenth, the hundredth.
+pub(crate) fn is_power_of_ten(nth: u64) -> bool {
+    nth.checked_ilog10().is_some_and(|digits| nth == 10u64.pow(digits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_of_ten_are_logged() {
+        let logged: Vec<u64> =
+            (0..=1_000).chain([10_000, 10_001, u64::MAX]).filter(|&nth| is_power_of_ten(nth)).collect();
+        assert_eq!(logged, [1, 10, 100, 1_000, 10_000]);
+    }
+}

@@ -1,0 +1,24 @@
+//! What people read: log lines, the report of a pool's memory, findings about the machine, and the diagnosis.
+//!
+//! | file | contains |
+//! | --- | --- |
+//! | `log` | every log line of the library |
+//! | `dump.rs` | what a pool holds and for whom, as text |
+//! | `finding.rs` | a finding about this machine, for warnings and `pinpool doctor` |
+//! | `diagnosis.rs` | what costs a pool time, and what helps |
+//!
+//! Numbers in, text out: nothing here reads a pool.
+
+mod diagnosis;
+mod dump;
+mod finding;
+mod log;
+
+pub use diagnosis::{Cause, Diagnosis};
+pub use dump::{Dump, Owner};
+pub(crate) use dump::{FailedRequest, HeldBuffer, Host, Refused, RefusedBy};
+pub use finding::{Finding, Severity};
+#[cfg(all(test, not(pinpool_loom)))]
+pub(crate) use log::captured;
+pub use log::{CheckReport, LogSampler};
+pub(crate) use log::{Growth, PoolLog, StillOut, defer, is_power_of_ten};

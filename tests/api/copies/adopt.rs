@@ -1,0 +1,292 @@
+//! Memory that a user pinned, as buffers: it comes back once, after the last copy, and is counted apart.
+#![allow(unsafe_code)] // Adopts memory.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Waker};
+
+use crate::valid_stats::valid_stats;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, PinnedBuf, Pool, Preset, Request};
+
+const BYTES: usize = 10_000;
+
+/// Memory of a user, and how often it came back.
+#[derive(Default)]
+struct Frames {
+    returned: Arc<AtomicU32>,
+}
+
+impl Frames {
+    /// `byte` in all of a new frame, adopted by `pool`.
+    fn adopted(&self, pool: &Pool, byte: u8, is_pinned: bool) -> PinnedBuf {
+        let mut frame = vec![byte; BYTES];
+        let (memory, returned) = (NonNull::from(frame.as_mut_slice()), self.returned.clone());
+        let on_return = move || {
+            drop(frame);
+            returned.fetch_add(1, Ordering::SeqCst);
+        };
+        // SAFETY: the call owns the frame, and nothing else uses its bytes.
+        unsafe { pool.adopt(memory, is_pinned, on_return) }.unwrap()
+    }
+
+    fn returned(&self) -> u32 {
+        self.returned.load(Ordering::SeqCst)
+    }
+}
+
+fn pools() -> [Pool; 3] {
+    let heap = || Pool::builder().without_env().backend(Backend::Heap).background_thread(false);
+    [heap().build(), heap().preset(Preset::TensorFlow).build(), heap().setting("zero", true).build()]
+        .map(Result::unwrap)
+}
+
+#[test]
+fn memory_of_a_user_is_a_buffer_until_it_is_dropped() {
+    for pool in pools() {
+        let frames = Frames::default();
+        let mut buf = frames.adopted(&pool, 7, true);
+        assert_eq!(*buf.wait_slice().unwrap(), [7; BYTES]);
+        buf.wait_slice_mut().unwrap().fill(8);
+        assert_eq!((buf.len(), buf.capacity(), buf.is_pinned(), buf.id()), (BYTES, BYTES, true, None));
+        let stats = valid_stats(&pool);
+        assert_eq!(
+            (stats.requests.adopted, stats.memory.in_use, stats.requests.served, stats.memory.held_bytes),
+            (1, 1, 0, 0)
+        );
+        assert!(!frames.adopted(&pool, 1, false).is_pinned());
+        assert_eq!(frames.returned(), 1);
+        drop(buf);
+        let stats = valid_stats(&pool);
+        assert_eq!((frames.returned(), stats.requests.adopted, stats.memory.in_use, stats.memory.idle), (2, 0, 0, 0));
+        assert!(pool.try_get(BYTES).unwrap().is_none(), "it is never kept");
+    }
+}
+
+#[test]
+fn it_comes_back_when_its_last_copy_has_ended_and_not_before() {
+    for pool in pools() {
+        let frames = Frames::default();
+        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
+        let held = stream.hold();
+        let copy = frames.adopted(&pool, 5, true).copy_to(&stream, &mut device).unwrap();
+        pool.maintain();
+        let stats = valid_stats(&pool);
+        assert_eq!(
+            (frames.returned(), stats.requests.adopted, stats.copies.in_flight, stats.copies.in_flight_bytes),
+            (0, 1, 1, 0)
+        );
+        drop(held);
+        copy.wait().unwrap();
+        pool.maintain();
+        assert_eq!((frames.returned(), pool.stats().requests.adopted), (1, 0));
+        assert_eq!(device.read(), [5; BYTES]);
+    }
+}
+
+#[test]
+fn a_pool_that_ends_waits_for_its_copies_and_gives_it_back() {
+    let [pool, ..] = pools();
+    let frames = Frames::default();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
+    let outlives = frames.adopted(&pool, 1, true);
+    frames.adopted(&pool, 2, true).copy_to(&stream, &mut device).unwrap();
+    drop(pool);
+    assert_eq!(*outlives.wait_slice().unwrap(), [1; BYTES]);
+    drop(outlives);
+    assert_eq!(frames.returned(), 2);
+    assert_eq!(device.read(), [2; BYTES]);
+}
+
+#[test]
+fn a_call_that_panics_harms_nothing_and_one_that_uses_the_pool_does_not_hang() {
+    let [pool, ..] = pools();
+    let mut frame = vec![0; BYTES];
+    let memory = NonNull::from(frame.as_mut_slice());
+    // SAFETY: `frame` outlives the buffer and is not used meanwhile.
+    drop(unsafe { pool.adopt(memory, false, || panic!("of a user")) }.unwrap());
+    let other = pool.clone();
+    // SAFETY: as above.
+    drop(unsafe { pool.adopt(memory, false, move || drop(other.get(BYTES).unwrap())) }.unwrap());
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.requests.adopted, stats.requests.served, stats.requests.returned), (0, 1, 1));
+}
+
+#[test]
+fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
+    let [pool, ..] = pools();
+    let frames = Frames::default();
+    let returned = frames.returned.clone();
+    let none = NonNull::slice_from_raw_parts(NonNull::dangling(), 0);
+    // SAFETY: no bytes.
+    let buf = unsafe {
+        pool.adopt(none, false, move || {
+            returned.fetch_add(1, Ordering::SeqCst);
+        })
+    }
+    .unwrap();
+    assert!(buf.is_empty() && frames.returned() == 0);
+    drop(buf);
+    assert_eq!(frames.returned(), 1);
+    let all = NonNull::slice_from_raw_parts(NonNull::dangling(), usize::MAX);
+    // SAFETY: refused, so never used.
+    assert!(unsafe { pool.adopt(all, false, || ()) }.unwrap_err().is_request());
+}
+
+#[cfg(feature = "observe")]
+#[test]
+fn a_recording_has_no_word_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.trace");
+    let pool = Pool::builder().without_env().backend(Backend::Heap).trace(path.clone()).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
+    let frames = Frames::default();
+    drop(frames.adopted(&pool, 1, true));
+    frames.adopted(&pool, 1, true).copy_to(&stream, &mut device).unwrap().wait().unwrap();
+    pool.maintain();
+    drop(pool.get(BYTES).unwrap());
+    drop(pool);
+    let recording = pinpool_observe::record::Recording::open(&path).unwrap();
+    let events: Vec<_> = recording.records.iter().map(|record| format!("{:?}", record.event)).collect();
+    let of = |kind: &str| events.iter().filter(|event| event.contains(kind)).count();
+    assert_eq!((of("New {"), of("Get {"), of("Put {"), of("Completed {")), (1, 1, 1, 0), "{events:#?}");
+}
+
+/// Whole pages.
+#[repr(align(4096))]
+struct Pages([u8; 8192]);
+
+#[test]
+fn pinned_memory_is_under_the_limit_until_its_owner_is_gone() {
+    let builder =
+        || Pool::builder().without_env().backend(Backend::Heap).max_bytes(16_384_u64).background_thread(false);
+    for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap()] {
+        memory_is_locked_under_the_limit_of(&pool);
+    }
+}
+
+fn memory_is_locked_under_the_limit_of(pool: &Pool) {
+    drop(pool.get(12_000).unwrap());
+    let lock = |pool: &Pool, from: usize| {
+        let mut pages = Box::new(Pages([3; 8192]));
+        let memory = NonNull::from(&mut pages.0[from..]);
+        // SAFETY: mapped as long as `pages`, which nothing else uses.
+        unsafe { pool.pin(memory, pages) }
+    };
+    let locked = lock(pool, 0).expect("idle memory makes room");
+    assert_eq!((locked.pinned_by(), locked.memory().len()), (None, 8192));
+    assert_eq!(locked.owner().0[0], 3);
+    assert!(pool.get_with(Request::new(12_000).wait(std::time::Duration::ZERO)).unwrap_err().is_limit());
+    let other = lock(pool, 0).unwrap();
+    let error = lock(pool, 0).unwrap_err();
+    assert!(error.is_limit() && error.to_string().contains("external 16.0KiB"), "{error}");
+    let stats = valid_stats(pool);
+    assert_eq!((stats.memory.external_bytes, stats.memory.held_bytes), (16_384, 0));
+    let error = lock(pool, 1).unwrap_err();
+    assert!(error.is_request() && error.to_string().contains("4096"), "{error}");
+    drop((locked, other));
+    pool.get(12_000).unwrap();
+}
+
+/// Two pages, pinned as memory of `pool`.
+fn locked(pool: &Pool) -> Result<pinpool::PinnedMemory<Box<Pages>>, pinpool::Error> {
+    let mut pages = Box::new(Pages([3; 8192]));
+    let memory = NonNull::from(pages.0.as_mut_slice());
+    // SAFETY: mapped as long as `pages`, which nothing else uses.
+    unsafe { pool.pin(memory, pages) }
+}
+
+#[test]
+fn idle_memory_makes_room_whichever_pool_keeps_it() {
+    let builder =
+        || Pool::builder().without_env().backend(Backend::Heap).max_bytes(32_768_u64).background_thread(false);
+    let direct = builder().preset(Preset::TensorFlow).build().unwrap();
+    let first = locked(&direct).unwrap();
+    drop(direct.get(12_000).unwrap());
+    assert_eq!(direct.stats().memory.idle_bytes, 16_384);
+    let rest = [(); 2].map(|()| locked(&direct).expect("idle memory next to an earlier pin makes room"));
+    drop((first, rest));
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
+fn memory_with_content_keeps_it_and_may_be_read_only() {
+    for backend in [Backend::Heap, Backend::Mlock] {
+        let pool = Pool::builder().without_env().backend(backend).max_bytes(1_u64 << 20).build().unwrap();
+        // SAFETY: anonymous pages at an address of the kernel's choice.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                8192,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        let memory = NonNull::new(start.cast::<u8>()).unwrap();
+        // SAFETY: two pages, mapped above.
+        unsafe { memory.as_ptr().write_bytes(7, 8192) };
+        // SAFETY: the second of the two.
+        assert_eq!(unsafe { libc::mprotect(start.wrapping_byte_add(4096), 4096, libc::PROT_READ) }, 0);
+        // SAFETY: mapped until the end of this process.
+        let locked = unsafe { pool.pin(NonNull::slice_from_raw_parts(memory, 8192), ()) };
+        // SAFETY: mapped above.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.as_ptr(), 8192) };
+        assert!(bytes.iter().all(|&byte| byte == 7));
+        drop(locked.unwrap());
+    }
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
+fn in_a_child_of_fork_it_is_refused_and_stays_where_it_is() {
+    crate::child::alone(|| {
+        let [pool, ..] = pools();
+        let frames = Frames::default();
+        let (pinned, plain) = (frames.adopted(&pool, 1, true), frames.adopted(&pool, 2, false));
+        crate::child::in_a_child(|| {
+            let none = NonNull::slice_from_raw_parts(NonNull::dangling(), 0);
+            // SAFETY: no bytes.
+            let refused = unsafe { pool.adopt(none, false, || ()) };
+            let held = [
+                ("adopting is refused", refused.is_err_and(|error| error.is_forked())),
+                ("pinned memory cannot be read", pinned.wait_slice().is_err()),
+                ("other memory can", plain.wait_slice().is_ok_and(|bytes| bytes[0] == 2)),
+            ];
+            drop((pinned, plain));
+            let returned = ("nothing comes back", frames.returned() == 0);
+            held.into_iter().chain([returned]).collect()
+        });
+    });
+}
+
+/// Pages with an owner that panics when it is dropped.
+struct Panicking(#[allow(dead_code)] Box<Pages>); // Never read: it keeps the pages mapped.
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        // Without the report of a panic, which may take longer than a look of the request.
+        resume_unwind(Box::new("the owner panics"));
+    }
+}
+
+#[test]
+fn an_owner_that_panics_in_its_drop_does_not_keep_a_waiting_request_from_the_room() {
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8192_u64).background_thread(false);
+    let pool = builder.build().unwrap();
+    let mut pages = Box::new(Pages([3; 8192]));
+    let memory = NonNull::from(pages.0.as_mut_slice());
+    // SAFETY: mapped as long as `pages`, which nothing else uses.
+    let locked = unsafe { pool.pin(memory, Panicking(pages)) }.unwrap();
+    let mut get = pin!(pool.get_async(8192));
+    assert!(get.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(locked))).is_err());
+    while get.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        std::thread::yield_now();
+    }
+}

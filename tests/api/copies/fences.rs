@@ -1,0 +1,208 @@
+//! Fences that users make: one that blocks, panics, or calls the pool stops neither the pool nor other threads.
+#![allow(unsafe_code)] // Implements the unsafe traits of copies.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use crate::valid_stats::valid_stats;
+use pinpool::copy::CopyStream;
+use pinpool::{Backend, Fence, Pool, PoolBuilder, Result};
+
+const MIB: usize = 1 << 20;
+
+/// Pools with fences that only the tests' calls query.
+fn builder() -> PoolBuilder {
+    Pool::builder().without_env().backend(Backend::Heap).background_thread(false)
+}
+
+type Answer = dyn Fn() -> Result<bool> + Send + Sync;
+
+/// A fence that answers by a closure, on a separate stream.
+struct ActingFence {
+    stream: u64,
+    answer: Box<Answer>,
+    on_drop: Box<dyn Fn() + Send + Sync>,
+}
+
+impl fmt::Debug for ActingFence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ActingFence({})", self.stream)
+    }
+}
+
+// SAFETY: no copy stands behind it.
+unsafe impl Fence for ActingFence {
+    fn is_complete(&self) -> Result<bool> {
+        (self.answer)()
+    }
+
+    fn wait(&self) -> Result<()> {
+        while !self.is_complete()? {
+            thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn stream(&self) -> u64 {
+        self.stream
+    }
+}
+
+impl Drop for ActingFence {
+    fn drop(&mut self) {
+        (self.on_drop)();
+    }
+}
+
+/// Marks its work with the fence that it was given.
+struct Marking(Arc<dyn Fence>);
+
+// SAFETY: there is no work.
+unsafe impl CopyStream for Marking {
+    fn mark(&self) -> Result<Arc<dyn Fence>> {
+        Ok(self.0.clone())
+    }
+}
+
+/// A fence that answers by `answer`.
+fn answering(answer: impl Fn() -> Result<bool> + Send + Sync + 'static) -> Marking {
+    static STREAM: AtomicU64 = AtomicU64::new(1 << 40);
+    let stream = STREAM.fetch_add(1, Ordering::Relaxed);
+    Marking(Arc::new(ActingFence { stream, answer: Box::new(answer), on_drop: Box::new(|| ()) }))
+}
+
+/// Fails if `act` takes longer than any of these tests should: a hang is reported, not waited for.
+fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
+    let (done, result) = channel();
+    thread::spawn(move || done.send(act()));
+    result.recv_timeout(Duration::from_secs(60)).expect("it hangs, or it panicked")
+}
+
+/// A door that threads wait at until it is opened.
+#[derive(Default)]
+struct Door {
+    state: Mutex<(usize, bool)>,
+    changed: Condvar,
+}
+
+impl Door {
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.0 += 1;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(state, |(_, is_open)| !*is_open).unwrap());
+    }
+
+    fn open(&self) {
+        self.state.lock().unwrap().1 = true;
+        self.changed.notify_all();
+    }
+
+    fn wait_for_arrival(&self) {
+        drop(self.changed.wait_while(self.state.lock().unwrap(), |(arrived, _)| *arrived == 0).unwrap());
+    }
+}
+
+fn waiting_at(door: &Arc<Door>) -> Marking {
+    let door = door.clone();
+    answering(move || {
+        door.pass();
+        Ok(true)
+    })
+}
+
+#[test]
+fn a_fence_that_blocks_delays_neither_figures_nor_failing_gets_nor_other_streams() {
+    let pool = builder().max_bytes(2 << 20).wait(Duration::from_millis(20)).build().unwrap();
+    let door = Arc::new(Door::default());
+    pool.get(MIB).unwrap().release_after(&waiting_at(&door)).unwrap();
+    let (polling, arrived) = (pool.clone(), door.clone());
+    let blocked = thread::spawn(move || polling.maintain());
+    arrived.wait_for_arrival();
+    in_time(move || {
+        let stats = pool.stats();
+        assert_eq!((stats.copies.in_flight, stats.copies.in_flight_bytes), (1, 1 << 20));
+        assert!(stats.copies.oldest_age.is_some());
+        let held = pool.get(MIB).unwrap();
+        assert!(pool.get(MIB).unwrap_err().is_limit());
+        held.release_after(&answering(|| Ok(true))).unwrap();
+        drop(pool.get(MIB).unwrap());
+        pool.maintain();
+        pool.trim(0);
+        assert_eq!(pool.stats().copies.in_flight, 1, "the copy of the other stream is over");
+    });
+    door.open();
+    blocked.join().unwrap();
+}
+
+#[test]
+fn the_end_of_a_pool_does_not_wait_for_a_thread_in_a_fence() {
+    let pool = builder().background_thread(true).unstable_close_wait(Duration::from_millis(50)).build().unwrap();
+    let door = Arc::new(Door::default());
+    pool.get(MIB).unwrap().release_after(&waiting_at(&door)).unwrap();
+    // The pool's own thread.
+    let arrived = door.clone();
+    in_time(move || {
+        arrived.wait_for_arrival();
+        drop(pool);
+    });
+    door.open();
+}
+
+#[test]
+fn a_fence_that_panics_takes_its_own_buffer_out_of_use_and_no_other() {
+    let pool = builder().build().unwrap();
+    pool.get(MIB).unwrap().release_after(&answering(|| panic!("a fence of the user"))).unwrap();
+    pool.get(MIB).unwrap().release_after(&answering(|| Ok(true))).unwrap();
+    in_time({
+        let pool = pool.clone();
+        move || pool.maintain()
+    });
+    let stats = valid_stats(&pool);
+    assert_eq!(
+        (stats.memory.quarantined, stats.copies.in_flight, stats.memory.in_use, stats.memory.idle),
+        (1, 0, 0, 1)
+    );
+    drop(pool);
+}
+
+#[test]
+fn a_fence_may_use_its_pool() {
+    let pool = builder().background_thread(false).max_bytes(8 << 20).wait(Duration::from_millis(5)).build().unwrap();
+    let is_inside = Arc::new(AtomicBool::new(false));
+    let (inner, entered) = (pool.clone(), is_inside.clone());
+    let act = move || {
+        // The calls below may query this fence again.
+        if !entered.swap(true, Ordering::SeqCst) {
+            let in_flight = inner.stats().copies.in_flight;
+            assert!(in_flight >= 1);
+            drop(inner.get(MIB).unwrap());
+            inner.get(MIB).unwrap().release_after(&answering(|| Ok(true))).unwrap();
+            assert!(inner.get(16 * MIB).is_err());
+            inner.maintain();
+            inner.trim(0);
+        }
+        Ok(true)
+    };
+    let (drops, dropping) = (pool.clone(), Arc::new(AtomicBool::new(false)));
+    let was_dropped = dropping.clone();
+    let on_drop = move || {
+        let _stats = drops.stats();
+        drop(drops.get(MIB).unwrap());
+        drops.maintain();
+        dropping.store(true, Ordering::SeqCst);
+    };
+    let fence = Arc::new(ActingFence { stream: 1 << 42, answer: Box::new(act), on_drop: Box::new(on_drop) });
+    pool.get(MIB).unwrap().release_after(&Marking(fence)).unwrap();
+    in_time({
+        let pool = pool.clone();
+        move || pool.maintain()
+    });
+    pool.maintain();
+    assert!(is_inside.load(Ordering::SeqCst) && was_dropped.load(Ordering::SeqCst));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
+}

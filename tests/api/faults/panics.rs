@@ -1,0 +1,219 @@
+//! Panics of what users pass in: a listener, a log sink, a fence, a source. The pool stays intact and its statistics correct.
+#![allow(unsafe_code)] // Implements the unsafe trait of sources.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+use pinpool::SourceError;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::source::{Region, Source};
+use pinpool::unstable::CheckReport;
+use pinpool::unstable::backend::HeapSource;
+use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Preset, Request};
+use pinpool_replay::SimSource;
+
+use crate::captured_log::{listen, panic_at, panics};
+use crate::fixture::{LONG, over, until_waits};
+use crate::told_copies::{Nowhere, ToldStream};
+use crate::valid_stats::valid_stats;
+
+const MIB: usize = 1 << 20;
+
+fn builder(max_bytes: u64) -> PoolBuilder {
+    over(Arc::new(SimSource::new(1 << 40)), max_bytes)
+}
+
+/// What user code may do after its own panic: continue.
+fn go_on(act: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(act));
+}
+
+/// Keeps one idle buffer. Its listener counts the checks, and panics at each.
+fn checked(max_bytes: u64, preset: Preset) -> (Pool, Arc<AtomicU64>) {
+    let checks = Arc::new(AtomicU64::new(0));
+    let counted = checks.clone();
+    let listener = move |_: &CheckReport| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        panic!("the listener panics")
+    };
+    let builder = builder(max_bytes).preset(preset).setting("pool_size_limit", 1).setting("auto_resize", false);
+    (builder.unstable_on_check(listener).build().unwrap(), checks)
+}
+
+/// The next eviction of `pool` makes a check due.
+fn evict_999(pool: &Pool) {
+    (0..999).for_each(|_| drop([pool.get(MIB).unwrap(), pool.get(MIB).unwrap()]));
+    assert_eq!(valid_stats(pool).memory.evictions.over_limit, 999);
+}
+
+fn poll(get: &mut GetFuture) -> Poll<pinpool::Result<PinnedBuf>> {
+    Pin::new(get).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+#[test]
+fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block_the_line() {
+    let (pool, checks) = checked(8 << 20, Preset::TensorFlow);
+    evict_999(&pool);
+    pool.trim(0);
+    let [handed, large, other] = [2, 4, 1].map(|mib| pool.get(mib * MIB - 64).unwrap());
+    let mut leaving = pool.get_async(Request::new(handed.len()).wait(LONG));
+    assert!(poll(&mut leaving).is_pending());
+    drop(handed);
+    // Nobody waits any more: this one becomes idle, and the put of the first makes it the 1000th that is evicted.
+    drop(other);
+    assert_eq!((valid_stats(&pool).memory.evictions.over_limit, checks.load(Ordering::SeqCst)), (999, 0));
+    drop(leaving);
+    assert_eq!((valid_stats(&pool).memory.evictions.over_limit, checks.load(Ordering::SeqCst)), (1000, 1));
+    drop(large);
+    drop(pool.get_with(Request::new(3 * MIB).wait(Duration::ZERO)).expect("nobody waits any more"));
+    assert_eq!(valid_stats(&pool).memory.in_use, 0);
+}
+
+#[test]
+fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
+    listen();
+    // Only the waiting request checks the copy.
+    let pool = builder(4 << 20).build().unwrap();
+    let stream = SinkStream::new().unwrap();
+    let (held, other) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
+    let gate = stream.hold();
+    let copy = held.copy_to(&stream, &mut SinkMem::new(2 * MIB)).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            listen();
+            panic_at(" quarantined: ");
+            go_on(|| drop(pool.get_with(Request::new(MIB).wait(LONG))));
+            panics()
+        });
+        until_waits(&pool, 1);
+        stream.fail();
+        while pool.stats().memory.quarantined == 0 {
+            thread::yield_now();
+        }
+        drop((gate, copy, other));
+        assert_eq!(waiting.join().unwrap(), 1, "the line was logged by the get that waits");
+    });
+    drop(pool.get_with(Request::new(512 << 10).wait(Duration::ZERO)).expect("nobody waits any more"));
+    assert_eq!(valid_stats(&pool).memory.quarantined, 1);
+}
+
+#[test]
+fn a_panic_of_a_listener_loses_none_of_the_buffers_that_a_sweep_found() {
+    let pool = builder(64 << 20)
+        .preset(Preset::TensorFlow)
+        .setting("pool_size_limit", 1)
+        .setting("auto_resize", false)
+        .unstable_on_check(|_| panic!("the listener panics"))
+        .build()
+        .unwrap();
+    for _ in 0..998 {
+        go_on(|| drop([pool.get(MIB).unwrap(), pool.get(MIB).unwrap()]));
+        pool.trim(0);
+    }
+    let stream = ToldStream::default();
+    let held: Vec<_> = (0..8).map(|_| pool.get(MIB).unwrap()).collect();
+    held.into_iter().for_each(|buf| drop(buf.copy_to(&stream, &mut Nowhere).unwrap()));
+    stream.0.is_over.store(true, Ordering::SeqCst);
+    go_on(|| pool.maintain());
+    let stats = valid_stats(&pool);
+    assert_eq!(
+        (stats.memory.in_use, stats.copies.in_flight, stats.memory.quarantined, stats.memory.idle),
+        (0, 0, 0, 1)
+    );
+    pool.clear();
+    assert_eq!(valid_stats(&pool).memory.held_bytes, 0);
+}
+
+#[test]
+fn a_panic_of_a_listener_does_not_reach_the_drop_of_a_buffer() {
+    let checks = Arc::new(AtomicU64::new(0));
+    let counted = checks.clone();
+    let pool = builder(64 << 20)
+        .setting("pool_size_limit", 1)
+        .setting("auto_resize", false)
+        .unstable_on_check(move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            panic!("the listener panics")
+        })
+        .build()
+        .unwrap();
+    for round in 0..1000 {
+        // Not a hit: returning a hit would not check the limit. In a `Vec`: a panic in the drop of one would leak its siblings.
+        let pages = 2 * (round % 7);
+        drop(vec![pool.get(4096 * (pages + 1)).unwrap(), pool.get(4096 * (pages + 2)).unwrap()]);
+    }
+    assert!(checks.load(Ordering::SeqCst) > 0);
+    assert_eq!(valid_stats(&pool).memory.in_use, 0);
+}
+
+#[test]
+fn a_panic_while_a_reserve_reports_its_progress_gives_its_bytes_back() {
+    listen();
+    let pool = builder(64 << 20).backend(Backend::Heap).build().unwrap();
+    panic_at("reserve:");
+    go_on(|| drop(pool.reserve(48 << 20)));
+    assert!(panics() > 0);
+    panic_at("");
+    pool.trim(0);
+    let stats = valid_stats(&pool);
+    assert_eq!(stats.memory.held_bytes, stats.memory.reserve_bytes, "all that is held is the reserve");
+    pool.get(48 * MIB).expect("either from the reserve, or next to it");
+}
+
+/// Panics in its calls, once for each time that it is told.
+#[derive(Debug)]
+struct PanickingSource {
+    inner: HeapSource,
+    in_acquire: AtomicBool,
+    in_release: AtomicBool,
+}
+
+// SAFETY: every region is the heap's; a call that panics does nothing.
+unsafe impl Source for PanickingSource {
+    fn name(&self) -> &'static str {
+        "panicking"
+    }
+    fn is_pinned(&self) -> bool {
+        false
+    }
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        assert!(!self.in_acquire.swap(false, Ordering::SeqCst), "the source panics");
+        self.inner.acquire(len_bytes)
+    }
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        assert!(!self.in_release.swap(false, Ordering::SeqCst), "the source panics");
+        // SAFETY: the caller's promise, forwarded.
+        unsafe { self.inner.release(region) }
+    }
+}
+
+#[test]
+fn a_source_that_panics_has_failed_and_the_limit_stays_true() {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+        let source = Arc::new(PanickingSource {
+            inner: HeapSource::new(),
+            in_acquire: AtomicBool::new(true),
+            in_release: AtomicBool::new(false),
+        });
+        let pool = builder(4 << 20).preset(preset).backend(Backend::Source(source.clone())).build().unwrap();
+        go_on(|| assert!(pool.get(3 * MIB).unwrap_err().is_backend()));
+        let buf = pool.get(3 * MIB).expect("the bytes of the get that failed came back");
+        source.in_release.store(true, Ordering::SeqCst);
+        drop(buf);
+        go_on(|| pool.clear());
+        let stats = valid_stats(&pool);
+        assert_eq!(stats.memory.in_use, 0);
+        assert!(stats.memory.held_bytes >= 3 << 20, "{preset:?}: not released, so still held: {stats:?}");
+        if preset == Preset::Adaptive {
+            // The next release succeeds.
+            pool.clear();
+            assert_eq!(valid_stats(&pool).memory.held_bytes, 0);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! All operations at once from many threads, and balanced statistics afterwards.
+//!
+//! Threads get and put in several classes, hand buffers to each other, copy them to a slow device, clear, trim, poll and read
+//! the statistics, over a pool and its partition, under a limit below what they could hold.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, OnFull, PinnedBuf, Pool, Preset};
+
+use crate::draw::Draw;
+use crate::fixture::Requests;
+use crate::valid_stats::{stats_when, valid_stats};
+
+const THREADS: u64 = if cfg!(miri) { 2 } else { 6 };
+const STEPS: u64 = if cfg!(miri) { 40 } else { 20_000 };
+/// Most buffers held by one thread.
+const HELD: usize = 6;
+
+/// Writes this thread's mark to both ends of the buffer and checks that no other thread overwrites it.
+fn use_alone(buffer: &mut PinnedBuf, mark: u64) {
+    let len = buffer.len();
+    let bytes = buffer.wait_slice_mut().unwrap();
+    bytes[..8].copy_from_slice(&mark.to_le_bytes());
+    bytes[len - 8..].copy_from_slice(&mark.to_le_bytes());
+    thread::yield_now();
+    assert_eq!(bytes[..8], mark.to_le_bytes(), "two threads have one buffer");
+    assert_eq!(bytes[len - 8..], mark.to_le_bytes(), "two threads have one buffer");
+}
+
+fn len_of(size: u64) -> usize {
+    usize::try_from([100, 5000, 60_000, 300_000][usize::try_from(size).unwrap()]).unwrap()
+}
+
+/// Returns how many gets succeeded.
+fn work(
+    pool: &Pool,
+    requests: &impl Requests,
+    thread: u64,
+    (to, from): (&mpsc::Sender<PinnedBuf>, &mpsc::Receiver<PinnedBuf>),
+) -> u64 {
+    let mut draw = Draw(0x9e37_79b9_7f4a_7c15 ^ (thread + 1) << 32);
+    let stream = SinkStream::new().unwrap();
+    let mut device = SinkMem::new(300_000);
+    let (mut held, mut served) = (Vec::new(), 0);
+    for step in 0..STEPS {
+        match draw.below(64) {
+            0..32 if held.len() < HELD => match requests.get(len_of(draw.below(4))) {
+                Ok(mut buffer) => {
+                    use_alone(&mut buffer, thread << 32 | step);
+                    served += 1;
+                    held.push(buffer);
+                }
+                Err(error) => assert!(error.is_limit(), "{error}"),
+            },
+            32..36 => {
+                let got = requests.try_get(len_of(draw.below(4))).unwrap();
+                served += u64::from(got.is_some());
+                held.extend(got);
+            }
+            36..44 => to.send(held.pop().unwrap_or_else(|| pool.get(0).unwrap())).unwrap(),
+            44..52 => drop(from.try_recv()),
+            52 if !held.is_empty() => drop(held.swap_remove(0).copy_to(&stream, &mut device).unwrap()),
+            53 if !held.is_empty() => {
+                let last = held.len() - 1;
+                drop(held[last].copy_range_to(0..50, &stream, &mut device).unwrap());
+            }
+            54 if step % 16 == 0 => pool.clear(),
+            55 if step % 16 == 0 => pool.trim(1 << 20),
+            56 => pool.maintain(),
+            57 => drop(pool.stats()),
+            _ => drop(held.pop()),
+        }
+    }
+    stream.synchronize().unwrap();
+    served
+}
+
+fn stress(preset: Preset) {
+    let builder = Pool::builder().without_env().preset(preset).backend(Backend::Heap).on_full(OnFull::Error);
+    // Less than the threads could hold, so that gets wait, idle buffers are reclaimed and some gets fail.
+    let max_bytes = THREADS * 500_000;
+    let pool =
+        builder.max_bytes(max_bytes).setting("pool_size_limit", 10).wait(Duration::from_millis(1)).build().unwrap();
+    let part = (preset == Preset::Adaptive).then(|| pool.partition("other", max_bytes / 2).unwrap());
+    let (to, from): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel()).unzip();
+    let served: Vec<u64> = thread::scope(|scope| {
+        let mut running = Vec::new();
+        for (thread, from) in (0..THREADS).zip(from) {
+            let (pool, part) = (&pool, part.as_ref().filter(|_| thread % 2 == 1));
+            let to = to[usize::try_from((thread + 1) % THREADS).unwrap()].clone();
+            running.push(scope.spawn(move || {
+                let served = match part {
+                    Some(part) => work(pool, part, thread, (&to, &from)),
+                    None => work(pool, pool, thread, (&to, &from)),
+                };
+                (served, from)
+            }));
+        }
+        drop(to);
+        // Receivers live until all threads have ended; the buffers sent last are dropped by this thread.
+        let ended: Vec<_> = running.into_iter().map(|thread| thread.join().unwrap()).collect();
+        ended.into_iter().map(|(served, _from)| served).collect()
+    });
+    pool.maintain();
+    // The maintenance thread may have seen copies end, and not put their buffers yet.
+    let stats = stats_when(&pool, |stats| stats.memory.in_use + stats.copies.in_flight == 0);
+    // The pool's requests include the partition's requests.
+    let all: u64 = served.iter().sum();
+    assert_eq!((stats.requests.served, stats.requests.returned, stats.memory.quarantined), (all, all, 0), "{stats:?}");
+    assert_eq!((stats.copies.in_flight, stats.memory.in_use_bytes), (0, 0));
+    if let Some(part) = part {
+        let stats = part.stats();
+        let served: u64 = served.iter().skip(1).step_by(2).sum();
+        assert_eq!((stats.requests.served, stats.memory.in_use_bytes), (served, 0), "{stats:?}");
+    }
+    pool.clear();
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.memory.held_bytes, stats.memory.idle_bytes, stats.memory.idle), (0, 0, 0));
+    assert!(stats.memory.peak_held_bytes <= max_bytes);
+}
+
+#[test]
+fn adaptive_balances_after_everything_at_once() {
+    stress(Preset::Adaptive);
+}
+
+#[test]
+fn tensorflow_balances_after_everything_at_once() {
+    stress(Preset::TensorFlow);
+}

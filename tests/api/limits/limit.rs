@@ -1,0 +1,150 @@
+//! Many threads over a source that fails at random: the bytes that it really holds never exceed the limit, at any instant.
+
+use std::collections::{HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use pinpool::{Backend, OnFull, PinnedBuf, Pool};
+use pinpool_testing::{FaultSource, SourceCall};
+
+use crate::counting::CountingSource;
+use crate::draw::Draw;
+use crate::fixture::Requests;
+use crate::valid_stats::valid_stats;
+
+const THREADS: u64 = 8;
+const GETS: usize = if cfg!(debug_assertions) { 4_000 } else { 20_000 };
+
+const CALLS: [SourceCall; 3] = [SourceCall::Acquire, SourceCall::Release, SourceCall::Remap];
+
+/// The numbers of the calls that fail, by kind.
+#[derive(Default)]
+struct Failing([HashSet<u64>; 3]);
+
+impl Failing {
+    /// How many of these calls fail.
+    fn count(&self, call: SourceCall, calls: Range<u64>) -> usize {
+        calls.filter(|index| self.0[call as usize].contains(index)).count()
+    }
+}
+
+/// Fails one call in 44 of each kind, and as many remaps halfway.
+fn faulty(counting: &Arc<CountingSource>, seed: u64) -> (Arc<FaultSource>, Failing) {
+    let (source, mut failing) = (FaultSource::around(counting.clone()), Failing::default());
+    let mut draw = Draw(seed | 1);
+    for index in 0..200_000 {
+        let call = match draw.below(44) {
+            kind @ 0..3 => {
+                let call = CALLS[usize::try_from(kind).unwrap()];
+                source.fail(call, index);
+                call
+            }
+            3 => {
+                source.lose_remap(index);
+                SourceCall::Remap
+            }
+            _ => continue,
+        };
+        failing.0[call as usize].insert(index);
+    }
+    (Arc::new(source), failing)
+}
+
+fn work(pool: &Pool, requests: &impl Requests, seed: u64) -> usize {
+    let mut draw = Draw(seed);
+    let mut held: VecDeque<PinnedBuf> = VecDeque::new();
+    let mut failed = 0;
+    for _ in 0..GETS {
+        // From a page to 3 MiB, small ones more often.
+        let len = (1 + draw.below(3 << 20)) >> draw.below(12);
+        match requests.get(usize::try_from(len.max(1)).unwrap()) {
+            Ok(buffer) => held.push_back(buffer),
+            Err(_) => failed += 1,
+        }
+        while held.len() as u64 > draw.below(12) {
+            held.pop_front();
+        }
+        match draw.below(500) {
+            0 => pool.trim(draw.below(16 << 20)),
+            1 => pool.clear(),
+            2 => drop(pool.stats()),
+            _ => {}
+        }
+    }
+    failed
+}
+
+fn stays_under_the_limit(counting: &Arc<CountingSource>, max_bytes: u64, reserve: u64, limit: u64, on_full: OnFull) {
+    let (source, failing) = faulty(counting, max_bytes ^ limit);
+    let pool = Pool::builder()
+        .without_env()
+        .backend(Backend::Source(source.clone()))
+        .max_bytes(max_bytes)
+        .setting("pool_size_limit", limit)
+        .setting("auto_resize", limit > 0)
+        .idle_timeout(Duration::ZERO)
+        .wait(Duration::from_micros(200))
+        .on_full(on_full)
+        .unstable_pressure("/dev/null")
+        .build()
+        .unwrap();
+    if reserve > 0 {
+        // The first attempts may be scripted to fail.
+        while pool.reserve(reserve).is_err() {}
+    }
+    let eval = pool.partition("eval", max_bytes / 2).unwrap();
+    let barrier = Barrier::new(usize::try_from(THREADS).unwrap());
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (pool, eval, barrier) = (&pool, &eval, &barrier);
+            scope.spawn(move || {
+                barrier.wait();
+                let seed = 0x9E37_79B9_7F4A_7C15 ^ (number + 1);
+                let failed = if number % 4 == 3 { work(pool, eval, seed) } else { work(pool, pool, seed) };
+                assert!(failed < GETS, "no get succeeded");
+            });
+        }
+    });
+    let (all, part) = (valid_stats(&pool), valid_stats(&eval));
+    assert!(counting.peak_bytes() <= max_bytes, "{} B held, limit {max_bytes}", counting.peak_bytes());
+    assert!(all.memory.peak_held_bytes <= max_bytes && part.memory.peak_held_bytes <= max_bytes / 2);
+    assert_eq!(all.memory.held_bytes, counting.held_bytes());
+    assert_eq!(all.memory.pin.bytes - all.memory.unpin.bytes, counting.held_bytes());
+    assert!(all.memory.pin.count > 0, "{:?}", all.memory);
+    let failures: usize = CALLS.into_iter().map(|call| failing.count(call, 0..source.calls(call))).sum();
+    assert_eq!(
+        all.memory.pin.failures + all.memory.unpin.failures + all.memory.remap.failures > 0,
+        failures > 0,
+        "{failures} calls failed: {:?}",
+        all.memory
+    );
+    let before = source.calls(SourceCall::Release);
+    drop((pool, eval));
+    // The end of the pool leaves memory only where its release failed.
+    let failed = failing.count(SourceCall::Release, before..source.calls(SourceCall::Release));
+    assert!(counting.held_bytes() == 0 || failed > 0, "{} B left, no release failed", counting.held_bytes());
+    assert_eq!(counting.ranges(), 0);
+}
+
+#[test]
+fn the_limit_holds_over_virtual_memory() {
+    for (max_bytes, reserve, limit) in [(8 << 20, 0, 100), (20 << 20, 4 << 20, 3), (999_999, 0, 0)] {
+        stays_under_the_limit(&CountingSource::virtual_memory(), max_bytes, reserve, limit, OnFull::Error);
+    }
+}
+
+#[test]
+fn the_limit_holds_over_discrete_regions() {
+    for (max_bytes, reserve, limit) in [(8 << 20, 0, 100), (20 << 20, 4 << 20, 3), (999_999, 0, 0)] {
+        stays_under_the_limit(&CountingSource::discrete(), max_bytes, reserve, limit, OnFull::Error);
+    }
+}
+
+#[test]
+fn the_limit_holds_with_pageable_buffers() {
+    for counting in [CountingSource::virtual_memory(), CountingSource::discrete()] {
+        stays_under_the_limit(&counting, 8 << 20, 0, 10, OnFull::Pageable);
+    }
+}

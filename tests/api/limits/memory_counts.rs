@@ -1,0 +1,173 @@
+//! Every byte is counted, under its own limit: memory that is not pinned, partitions, refused gets, lost buffers.
+
+use pinpool_os::words::Size;
+use std::time::Duration;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool_testing::SourceCall;
+
+use crate::child::alone;
+use crate::fixture::{Requests, faulty_heap};
+use crate::valid_stats::valid_stats;
+
+const MIB: usize = 1 << 20;
+
+/// Without the thread: a call of `maintain` does nothing while the thread is in a tick of the same pool.
+fn builder() -> PoolBuilder {
+    Pool::builder()
+        .background_thread(false)
+        .without_env()
+        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
+        .unstable_pressure("/dev/null")
+        .wait(Duration::ZERO)
+}
+
+fn both_presets(set: impl Fn(PoolBuilder) -> PoolBuilder) -> [Pool; 2] {
+    [Preset::Adaptive, Preset::TensorFlow].map(|preset| set(builder().preset(preset)).build().unwrap())
+}
+
+#[test]
+fn memory_that_is_not_pinned_is_counted_and_stays_under_a_limit_of_its_own() {
+    for pool in both_presets(|builder| builder.max_bytes(8 << 20).on_full(OnFull::Pageable)) {
+        let held: Vec<PinnedBuf> = std::iter::from_fn(|| pool.get(2 * MIB - 4096).ok()).take(100).collect();
+        let stats = valid_stats(&pool);
+        assert!(held.len() <= 8, "{} buffers of 2 MiB under 8 MiB, pinned and not", held.len());
+        assert_eq!(stats.limits.max_bytes, Some(8 << 20));
+        assert!(
+            stats.requests.pageable > 0
+                && stats.memory.pageable_bytes >= stats.requests.pageable * (2 * MIB - 4096) as u64,
+            "{stats:?}"
+        );
+        assert!(stats.memory.pageable_bytes <= 8 << 20);
+        assert!(stats.memory.in_use_bytes >= (held.len() * (2 * MIB - 4096)) as u64, "{stats:?}");
+        assert_eq!(stats.memory.in_use, held.len() as u64);
+        let error = pool.get(2 * MIB - 4096).unwrap_err();
+        assert!(error.is_limit() && error.to_string().contains("pageable"), "{error}");
+        drop(held);
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.memory.pageable_bytes, stats.memory.in_use_bytes), (0, 0));
+    }
+}
+
+#[test]
+fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() {
+    let pool =
+        builder().max_bytes(1 << 20).on_full(OnFull::Pageable).unstable_close_wait(Duration::ZERO).build().unwrap();
+    let held = pool.get(MIB).unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    let gate = stream.hold();
+    let copy = pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
+    let stats = valid_stats(&pool);
+    assert_eq!(
+        (stats.copies.in_flight_bytes, stats.memory.in_use_bytes, stats.memory.pageable_bytes),
+        (1 << 20, 1 << 20, 1 << 20)
+    );
+    stream.fail();
+    drop(gate);
+    assert!(copy.wait().is_err());
+    pool.maintain();
+    let stats = valid_stats(&pool);
+    assert_eq!(
+        (stats.copies.in_flight_bytes, stats.memory.quarantined_bytes, stats.memory.pageable_bytes),
+        (0, 1 << 20, 1 << 20)
+    );
+    assert!(pool.get(MIB).is_err(), "lost bytes count under the limit");
+    drop(held);
+}
+
+#[test]
+fn a_full_partition_gets_no_other_memory_and_a_full_pool_gives_it_some_within_its_limit() {
+    let pool = builder().max_bytes(8 << 20).on_full(OnFull::Pageable).build().unwrap();
+    let eval = pool.partition("eval", 2 << 20).unwrap();
+    let all: Vec<_> = (0..8).map(|_| pool.get(MIB).unwrap()).collect();
+    let held: Vec<_> = std::iter::from_fn(|| eval.get(MIB).ok()).collect();
+    assert_eq!((held.len(), held.iter().any(PinnedBuf::is_pinned)), (2, false));
+    let (of_eval, of_all) = (valid_stats(&eval), valid_stats(&pool));
+    assert_eq!(
+        (of_eval.memory.in_use_bytes, of_all.memory.pageable_bytes, of_all.memory.in_use_bytes),
+        (2 << 20, 2 << 20, 10 << 20)
+    );
+    drop((all, held));
+    assert_eq!(eval.stats().memory.in_use_bytes, 0);
+}
+
+#[test]
+fn the_peak_of_a_partition_is_memory_that_was_there() {
+    let pool = builder()
+        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(4 << 20))))
+        .max_bytes(1 << 50)
+        .build()
+        .unwrap();
+    let eval = pool.partition("eval", 1 << 50).unwrap();
+    assert!(eval.get(1 << 45).is_err());
+    let stats = valid_stats(&eval);
+    assert_eq!((stats.memory.peak_held_bytes, stats.memory.held_bytes), (0, 0));
+    drop(eval.get(2 * MIB).unwrap());
+    assert_eq!(
+        (valid_stats(&eval).memory.peak_held_bytes, valid_stats(&pool).memory.peak_held_bytes),
+        (2 << 20, 2 << 20)
+    );
+}
+
+/// Loses one buffer of 1 MiB to a device that fails.
+fn lose_one(pool: &Pool, from: &impl Requests) {
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    let gate = stream.hold();
+    let copy = from.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
+    stream.fail();
+    drop(gate);
+    assert!(copy.wait().is_err());
+    pool.maintain();
+}
+
+#[test]
+fn a_refusal_names_the_bytes_that_are_lost() {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+        let pool = builder().preset(preset).backend(Backend::Heap).max_bytes(3 << 20).build().unwrap();
+        lose_one(&pool, &pool);
+        assert_eq!(valid_stats(&pool).memory.quarantined, 1);
+        let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
+        assert!(error.contains(", quarantined 1.0MiB") || error.contains(", quarantined 2.0MiB"), "{preset}: {error}");
+    }
+    let source = faulty_heap();
+    let pool = builder().preset(Preset::TensorFlow).backend(Backend::Source(source.clone())).max_bytes(3 << 20);
+    let pool = pool.setting("pool_size_limit", 0).build().unwrap();
+    source.fail(SourceCall::Release, 0);
+    drop(pool.get(MIB).unwrap());
+    let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
+    assert!(error.contains(&format!(", quarantined {}", Size(valid_stats(&pool).memory.quarantined_bytes))), "{error}");
+}
+
+#[test]
+fn a_lost_buffer_of_a_partition_stays_claimed_there_and_is_lost_to_its_pool() {
+    let pool = builder().backend(Backend::Heap).max_bytes(8 << 20).unstable_close_wait(Duration::ZERO).build().unwrap();
+    let eval = pool.partition("eval", 1 << 20).unwrap();
+    lose_one(&pool, &eval);
+    assert_eq!((valid_stats(&pool).memory.quarantined, valid_stats(&pool).memory.quarantined_bytes), (1, 1 << 20));
+    assert!(eval.stats().memory.in_use_bytes == 1 << 20 && eval.get(1).unwrap_err().is_limit());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn where_the_addresses_ran_out_the_refusal_names_their_limit() {
+    #[allow(unsafe_code)]
+    fn limit_addresses(bytes: u64) {
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+        // SAFETY: `limit` is a live `rlimit` for the length of the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+    }
+    alone(|| {
+        limit_addresses(2 << 30);
+        let pool = builder().max_bytes(1 << 40).build().unwrap();
+        for len in [4 << 30, 64 << 30] {
+            let error = pool.get(len).unwrap_err();
+            assert!(error.to_string().contains("ulimit -v") && error.is_backend(), "{error}");
+            assert!(!error.to_string().contains("PINPOOL_MAX_BYTES"), "{error}");
+        }
+        assert!(pool.get(1 << 41).unwrap_err().is_limit());
+        let pool = builder().backend(Backend::Heap).preset(Preset::TensorFlow).build().unwrap();
+        let error = pool.get(4 << 30).unwrap_err().to_string();
+        assert!(error.contains("ulimit -v"), "{error}");
+    });
+}

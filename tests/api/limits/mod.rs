@@ -1,0 +1,11 @@
+//! Limits: no pool, partition, process or group of processes exceeds one.
+
+mod limit;
+mod memory_counts;
+mod memory_limits;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod shared_limit;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod shared_limit_file;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod shared_limit_waits;

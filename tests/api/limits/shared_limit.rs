@@ -1,0 +1,583 @@
+//! The shared limit: pools of several processes under one limit, some of them killed.
+//!
+//! The other processes are this test program, started for [`worker`], which does what it is told by lines.
+//!
+//! | variable | means |
+//! | --- | --- |
+//! | `LEDGER_KILLS` | how many processes are killed; 40 unless set |
+#![allow(unsafe_code)] // Forks, and asks for numbers of the process.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pinpool::unstable::shared_limit::{self, SharedLimitReport};
+use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
+
+use crate::child;
+use crate::draw::Draw;
+
+pub(crate) const MIB: usize = 1 << 20;
+/// Longer than any wait that ends well.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// The name of a test's shared limit; its file is always removed at the end.
+pub(crate) struct Named(String);
+
+impl Named {
+    pub(crate) fn new(test: &str) -> Self {
+        Self(format!("api-{}-{test}", std::process::id()))
+    }
+
+    pub(crate) fn path(&self) -> String {
+        // SAFETY: reads a number of this process.
+        let user = unsafe { libc::geteuid() };
+        format!("/dev/shm/pinpool-limit.{user}.{}", self.0)
+    }
+
+    pub(crate) fn builder(&self, mib: usize) -> PoolBuilder {
+        let builder = Pool::builder().without_env().backend(Backend::Heap).wait(LONG).idle_timeout(None);
+        builder.max_bytes((mib * MIB) as u64).setting("PINPOOL_LEDGER", &self.0)
+    }
+
+    pub(crate) fn report(&self) -> SharedLimitReport {
+        shared_limit::report(&self.0).unwrap().unwrap_or_default()
+    }
+
+    /// Waits until the last pool has removed the file. A maintenance tick may hold a pool for a moment.
+    fn wait_until_removed(&self) {
+        let begun = Instant::now();
+        while std::path::Path::new(&self.path()).exists() {
+            assert!(begun.elapsed() < LONG, "{:?}", self.report());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until the shared limit satisfies `is`.
+    pub(crate) fn wait_until(&self, is: impl Fn(&SharedLimitReport) -> bool) {
+        let begun = Instant::now();
+        while !is(&self.report()) {
+            assert!(begun.elapsed() < LONG, "{:?}", self.report());
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.path());
+    }
+}
+
+/// Another process with a pool under the shared limit. Killed and waited for at the latest by its drop.
+pub(crate) struct Worker {
+    process: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Worker {
+    pub(crate) fn start(named: &Named, pool: &str, mib: usize) -> Self {
+        Self::start_with(named, pool, mib, &[])
+    }
+
+    pub(crate) fn start_with(named: &Named, pool: &str, mib: usize, vars: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "limits::shared_limit::worker", "--nocapture"]);
+        command.env("LEDGER_WORKER", pool).env("LEDGER_NAME", &named.0).env("LEDGER_MIB", mib.to_string());
+        command.envs(vars.iter().copied());
+        let mut process =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let (orders, answers) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        Self { process, orders: Some(orders), answers: BufReader::new(answers) }
+    }
+
+    pub(crate) fn order(&mut self, order: &str) {
+        writeln!(self.orders.as_mut().unwrap(), "{order}").unwrap();
+    }
+
+    pub(crate) fn answer(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the worker ended");
+            // Behind what the test runner has begun to print.
+            if let Some((_, answer)) = line.trim_end().split_once("> ") {
+                return answer.to_owned();
+            }
+        }
+    }
+
+    pub(crate) fn ask(&mut self, order: &str) -> String {
+        self.order(order);
+        self.answer()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Ends as a program does.
+    pub(crate) fn end(mut self) {
+        drop(self.orders.take());
+        assert!(self.process.wait().unwrap().success());
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.process.kill().unwrap();
+        let status = self.process.wait().unwrap();
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}: nothing but the kill ended it");
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Threads that get and put.
+struct Cycling {
+    is_over: Arc<AtomicBool>,
+    counts: Arc<[AtomicU64]>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Cycling {
+    fn start(pool: &Pool, threads: usize, len: usize, hold: Duration) -> Self {
+        let (is_over, counts) = (Arc::<AtomicBool>::default(), (0..threads).map(|_| AtomicU64::new(0)).collect());
+        let thread = |at: usize| {
+            let (pool, is_over, counts): (_, _, Arc<[AtomicU64]>) =
+                (pool.clone(), is_over.clone(), Arc::clone(&counts));
+            std::thread::spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    let buf = pool.get(len).unwrap();
+                    if !hold.is_zero() {
+                        std::thread::sleep(hold);
+                    }
+                    drop(buf);
+                    counts[at].fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        let threads = (0..threads).map(thread).collect();
+        Self { is_over, counts, threads }
+    }
+
+    fn counts(&self) -> String {
+        let counts: Vec<_> = self.counts.iter().map(|count| count.load(Ordering::Relaxed).to_string()).collect();
+        counts.join(" ")
+    }
+}
+
+impl Drop for Cycling {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+/// The program of the other processes; not a test itself.
+#[test]
+#[allow(clippy::print_stdout)]
+fn worker() {
+    let Ok(name) = std::env::var("LEDGER_WORKER") else { return };
+    // SAFETY: ends this process if nobody else does.
+    unsafe { libc::alarm(300) };
+    let variable = |name: &str| std::env::var(name).unwrap();
+    let named = Named(variable("LEDGER_NAME"));
+    let mib: usize = variable("LEDGER_MIB").parse().unwrap();
+    let build = || named.builder(mib).name(&name).build().unwrap();
+    let mut pool = build();
+    let mut held = Vec::new();
+    let mut cycling = None;
+    println!("> ready");
+    for order in std::io::stdin().lines() {
+        let order = order.unwrap();
+        let (word, number) = order.split_once(' ').unwrap_or((&order, "0"));
+        let number: u64 = number.parse().unwrap();
+        match word {
+            "get" => match pool.get(usize::try_from(number).unwrap()) {
+                Ok(buf) => {
+                    held.push(buf);
+                    println!("> held");
+                }
+                Err(error) => println!("> {}", error.to_string().replace('\n', "|")),
+            },
+            "try" => {
+                let got = pool
+                    .get_with(Request::new(usize::try_from(number).unwrap()).wait(Duration::from_millis(20)))
+                    .map(drop);
+                println!(
+                    "> {}",
+                    got.err().map_or_else(|| "got".to_owned(), |error| error.to_string().replace('\n', "|"))
+                );
+            }
+            "put" => {
+                held.clear();
+                println!("> put");
+            }
+            // This many threads request and return a buffer in a loop, without a pause.
+            "cycle" => {
+                let len = variable("LEDGER_LEN").parse().unwrap();
+                let hold = Duration::from_micros(variable("LEDGER_HOLD_US").parse().unwrap());
+                cycling = Some(Cycling::start(&pool, usize::try_from(number).unwrap(), len, hold));
+                println!("> cycling");
+            }
+            // How often each has.
+            "cycles" => println!("> {}", cycling.as_ref().unwrap().counts()),
+            "stop" => {
+                drop(cycling.take());
+                println!("> stopped");
+            }
+            // Closes all descriptors, as a program that becomes a daemon may.
+            "close" => {
+                for descriptor in 3..256 {
+                    // Not what another thread reads at this moment, which would close it again.
+                    let of_system = |file: PathBuf| file.starts_with("/proc") || file.starts_with("/sys");
+                    if std::fs::read_link(format!("/proc/self/fd/{descriptor}")).is_ok_and(of_system) {
+                        continue;
+                    }
+                    // SAFETY: closes what is open; nothing here reads or writes it later.
+                    let _ = unsafe { libc::close(descriptor) };
+                }
+                println!("> closed");
+            }
+            "balance" => {
+                let stats = pool.stats();
+                let shared = stats.limits.shared.clone().unwrap();
+                println!("> {} {} {}", stats.memory.held_bytes, shared.own_bytes, shared.name);
+            }
+            // Until it is killed, or for this many steps.
+            "churn" => {
+                let mut draw = Draw(number);
+                let steps = if number.is_multiple_of(2) { u64::MAX } else { 400 };
+                for _ in 0..steps {
+                    match draw.below(20) {
+                        0 => {
+                            held.clear();
+                            pool.trim(0);
+                        }
+                        1 => {
+                            held.clear();
+                            drop(pool);
+                            pool = build();
+                        }
+                        2..=9 => {
+                            let len = 1 + draw.below((mib * MIB / 6) as u64);
+                            // The bytes of other processes may leave no room.
+                            held.extend(
+                                pool.get_with(
+                                    Request::new(usize::try_from(len).unwrap()).wait(Duration::from_millis(2)),
+                                ),
+                            );
+                        }
+                        at => drop((!held.is_empty()).then(|| {
+                            let at = usize::try_from(at).unwrap() % held.len();
+                            held.swap_remove(at)
+                        })),
+                    }
+                }
+                println!("> done");
+            }
+            other => panic!("{other}"),
+        }
+    }
+    // The others remove nothing of the test's.
+    drop((cycling, held, pool));
+    std::mem::forget(named);
+    std::process::exit(0);
+}
+
+#[test]
+fn a_get_waits_until_another_process_puts_a_buffer_back_or_is_killed() {
+    for is_killed in [false, true] {
+        let named = Named::new("wait");
+        let pool = named.builder(64).name("own").build().unwrap();
+        let mut other = Worker::start(&named, "other", 64);
+        other.answer();
+        assert_eq!(other.ask(&format!("get {}", 48 * MIB)), "held");
+        std::thread::scope(|scope| {
+            let get = scope.spawn(|| pool.get(32 * MIB).map(drop));
+            named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
+            if is_killed {
+                other.kill()
+            } else {
+                assert_eq!(other.ask("put"), "put")
+            }
+            get.join().unwrap().unwrap();
+        });
+        named.wait_until(|report| report.owners.iter().all(|owner| owner.wanted_bytes == 0));
+    }
+}
+
+#[test]
+fn a_get_takes_the_idle_memory_of_others_beside_idle_memory_of_its_own() {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+        for (own, others, needed) in [(15, 47, 50), (10, 50, 60), (15, 47, 37), (24, 36, 50)] {
+            let named = Named::new("both");
+            let pool = named.builder(64).preset(preset).build().unwrap();
+            let mut other = Worker::start(&named, "other", 64);
+            other.answer();
+            drop(pool.get(own * MIB).unwrap());
+            assert_eq!(other.ask(&format!("get {}", others * MIB)), "held");
+            assert_eq!(other.ask("put"), "put");
+            let got = pool.get(needed * MIB);
+            let own_bytes = pool.stats().limits.shared.unwrap().own_bytes;
+            assert!(got.is_ok() && own_bytes >= (needed * MIB) as u64, "{preset:?} {own} {others} {needed}: {got:?}");
+        }
+    }
+}
+
+#[test]
+fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
+    for filled in [56, 64] {
+        let named = Named::new("other");
+        let mut other = Worker::start(&named, "other", 64);
+        other.answer();
+        assert_eq!(other.ask(&format!("get {}", filled * MIB)), "held");
+        let pool =
+            named.builder(64).reserve_bytes(48 << 20).setting("reserve_wait", false).name("own").build().unwrap();
+        // Nothing is idle yet: the shared limit records what it wants until memory arrives.
+        named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
+        assert_eq!(other.ask("put"), "put");
+        assert!(pool.wait_reserved(LONG).unwrap());
+        named.wait_until(|report| report.owners.iter().all(|owner| owner.wanted_bytes == 0));
+    }
+}
+
+#[test]
+fn a_process_that_closed_its_descriptors_claims_no_more_and_spoils_no_others_place() {
+    let named = Named::new("closed");
+    let mut other = Worker::start(&named, "other", 64);
+    other.answer();
+    assert_eq!(other.ask(&format!("get {}", 8 * MIB)), "held");
+    let first = named.builder(64).build().unwrap();
+    assert_eq!(other.ask("close"), "closed");
+    // Takes the place that the other has lost.
+    let second = named.builder(64).build().unwrap();
+    let held = second.get(56 * MIB).unwrap();
+    assert_ne!(other.ask(&format!("try {}", 4 * MIB)), "got");
+    assert_eq!(other.ask("put"), "put");
+    // Its own end would close descriptors that it no longer has.
+    other.kill();
+    let report = named.report();
+    assert_eq!((report.owners.len(), report.held_bytes), (2, 56 << 20), "{report:?}");
+    drop((held, first));
+}
+
+#[test]
+fn a_reserve_is_not_shown_as_idle() {
+    let named = Named::new("kept");
+    for waits in [true, false] {
+        let builder = named.builder(64).reserve_bytes(32 << 20).setting("reserve_wait", waits).background_thread(false);
+        let pool = builder.build().unwrap();
+        assert!(pool.wait_reserved(LONG).unwrap());
+        drop(pool.get(8 * MIB).unwrap());
+        pool.maintain();
+        let idle_bytes = || named.report().owners[0].idle_bytes;
+        assert_eq!(idle_bytes(), 0);
+        // What is beyond the reserve is.
+        drop([pool.get(24 * MIB).unwrap(), pool.get(24 * MIB).unwrap()]);
+        pool.maintain();
+        let report = named.report();
+        assert!(idle_bytes() > 0 && idle_bytes() + (32 << 20) <= report.held_bytes, "{report:?}");
+    }
+}
+
+#[test]
+fn a_get_that_finds_no_room_names_the_shared_limit_and_who_holds_it() {
+    let named = Named::new("full");
+    let pool = named.builder(64).wait(Duration::ZERO).on_full(pinpool::OnFull::Error).build().unwrap();
+    let mut other = Worker::start(&named, "holder", 64);
+    other.answer();
+    assert_eq!(other.ask(&format!("get {}", 48 * MIB)), "held");
+    let error = pool.get(32 * MIB).unwrap_err();
+    assert!(error.is_limit());
+    let text = error.to_string();
+    let held = format!("process {} (holder) holds 48.0MiB", other.pid());
+    let limit = format!("the shared limit {} of 64.0MiB is reached; 48.0MiB are held", named.0);
+    for part in [held.as_str(), limit.as_str(), "Return buffers in these processes", "PINPOOL_MAX_BYTES"] {
+        assert!(text.contains(part), "{part} is not in: {text}");
+    }
+    let reserve = pool.reserve(32 << 20).unwrap_err();
+    assert!(reserve.to_string().contains("(holder)"), "{reserve}");
+    // Under its own limit the remedy is its own.
+    let text = pool.get(65 * MIB).unwrap_err().to_string();
+    assert!(text.contains("exceeds the pool limit"), "{text}");
+    let large = named.builder(256).build().unwrap();
+    let text = large.get(100 * MIB).unwrap_err().to_string();
+    assert!(text.contains("Request less, or restart all its processes"), "{text}");
+}
+
+#[test]
+fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
+    let named = Named::new("reserve");
+    let mut other = Worker::start(&named, "other", 64);
+    other.answer();
+    assert_eq!(other.ask(&format!("get {}", 60 * MIB)), "held");
+    assert_eq!(other.ask("put"), "put");
+    let pool = named.builder(64).reserve_bytes(32 << 20).build().unwrap();
+    let shared = pool.stats().limits.shared.unwrap();
+    assert!(shared.own_bytes >= 32 << 20 && shared.held_bytes <= 64 << 20, "{shared:?}");
+    // A reserve is in use to the end: nothing of it is given.
+    let text = other.ask(&format!("try {}", 40 * MIB));
+    assert!(text.contains("Return buffers in these processes"), "{text}");
+    drop(pool);
+    assert_eq!(other.ask(&format!("get {}", 40 * MIB)), "held");
+    let balance = other.ask("balance");
+    let figures: Vec<_> = balance.split(' ').collect();
+    assert_eq!(figures[0], figures[1]);
+}
+
+#[test]
+fn what_is_asked_and_cannot_be_had_is_said() {
+    let named = Named::new("bad");
+    for name in ["a/b", "ä", &"x".repeat(65)] {
+        let error =
+            Pool::builder().without_env().backend(Backend::Heap).setting("PINPOOL_LEDGER", name).build().unwrap_err();
+        assert!(error.is_setting() && error.to_string().contains("not the name of a shared limit"), "{error}");
+    }
+    std::fs::write(named.path(), "something else").unwrap();
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(named.path(), private).unwrap();
+    let error = named.builder(8).build().unwrap_err();
+    assert!(error.is_setting() && error.to_string().contains("is not a pinpool shared limit; remove it"), "{error}");
+    std::fs::remove_file(named.path()).unwrap();
+    // The first sets the limit, and a later one that asks for another builds all the same.
+    let first = named.builder(8).build().unwrap();
+    let second = named.builder(16).build().unwrap();
+    assert_eq!(second.stats().limits.shared.unwrap().max_bytes, Some(8 << 20));
+    drop((first, second));
+    named.wait_until_removed();
+}
+
+#[test]
+fn auto_joins_where_torchrun_shows_several_processes() {
+    let mut named = Named("auto".to_owned());
+    let vars = |ranks| [("LOCAL_WORLD_SIZE", ranks), ("RANK", "0"), ("LOCAL_RANK", "0")];
+    let mut rank = Worker::start_with(&named, "rank", 64, &vars("2"));
+    assert_eq!(rank.answer(), "ready");
+    assert!(rank.ask("balance").ends_with(" auto"));
+    rank.end();
+    // Not removed: the file of this name is every process's. The text is freed.
+    drop(std::mem::take(&mut named.0));
+    std::mem::forget(named);
+}
+
+#[test]
+fn a_child_of_fork_owns_nothing() {
+    child::alone(|| {
+        let named = Named::new("fork");
+        let pool = named.builder(64).build().unwrap();
+        let held = pool.get(8 * MIB).unwrap();
+        let before = named.report();
+        child::in_a_child(|| {
+            // SAFETY: the copy of the parent's object, which the parent drops in its own process.
+            let buf = unsafe { std::ptr::read(&raw const held) };
+            // SAFETY: as above.
+            let copy = unsafe { std::ptr::read(&raw const pool) };
+            let is_apart = copy.stats().limits.shared.is_none();
+            drop((buf, copy));
+            vec![("no shared limit in the statistics", is_apart)]
+        });
+        assert_eq!(named.report(), before);
+        drop(held);
+        pool.trim(0);
+        assert_eq!(named.report().held_bytes, 0);
+        drop(pool);
+        named.wait_until_removed();
+    });
+}
+
+/// The least of several looks: threads of the pool open one for a moment now and then.
+fn descriptors() -> usize {
+    let looks = (0..20).map(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        std::fs::read_dir("/proc/self/fd").unwrap().count()
+    });
+    looks.min().unwrap()
+}
+
+#[test]
+fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
+    child::alone(|| {
+        let kills: u64 = std::env::var("LEDGER_KILLS").map_or(40, |kills| kills.parse().unwrap());
+        let named = Named::new("kills");
+        let mut draw = Draw(kills.max(1));
+        let pool = named.builder(64).name("survivor").build().unwrap();
+        drop(pool.get(8 * MIB).unwrap());
+        let before = descriptors();
+        let mut workers: Vec<Worker> = Vec::new();
+        let mut gone = Vec::new();
+        for kill in 0..kills {
+            while workers.len() < 3 {
+                let mut worker = Worker::start(&named, "victim", 64);
+                worker.order(&format!("churn {}", 2 * draw.below(1 << 30)));
+                workers.push(worker);
+            }
+            std::thread::sleep(Duration::from_micros(draw.below(12_000)));
+            let at = usize::try_from(draw.below(3)).unwrap();
+            let victim = workers.swap_remove(at);
+            gone.push(victim.pid());
+            victim.kill();
+            let report = named.report();
+            assert!(report.owners.iter().all(|owner| !gone.contains(&owner.pid)), "a dead owner counts: {report:?}");
+            assert!(report.held_bytes <= 64 << 20, "{report:?}");
+            // Numbers of processes are used again.
+            gone.drain(..gone.len().saturating_sub(8));
+            // The survivor continues, with other processes and alone.
+            drop(pool.get_with(Request::new(MIB).wait(LONG)).unwrap());
+            if kill % 8 == 7 {
+                workers.drain(..).for_each(Worker::kill);
+                let (report, stats) = (named.report(), pool.stats());
+                assert_eq!(report.owners.len(), 1, "{report:?}");
+                assert_eq!(report.held_bytes, stats.memory.held_bytes, "{report:?}");
+                // All that the dead held is free at once.
+                drop(pool.get_with(Request::new(60 * MIB).wait(Duration::ZERO)).unwrap());
+                pool.trim(0);
+                assert_eq!(named.report().held_bytes, 0);
+            }
+        }
+        drop(workers);
+        assert_eq!(descriptors(), before);
+        drop(pool);
+        named.wait_until_removed();
+    });
+}
+
+#[test]
+fn four_processes_never_pass_their_limit_and_one_is_served_by_the_others() {
+    let named = Named::new("four");
+    let mut workers = [1, 2, 3, 4].map(|rank| Worker::start(&named, &format!("rank{rank}"), 64));
+    workers.iter_mut().for_each(|worker| assert_eq!(worker.answer(), "ready"));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let sampler = scope.spawn(|| {
+            let mut most = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let report = named.report();
+                assert!(report.held_bytes <= 64 << 20, "{report:?}");
+                most = most.max(report.held_bytes);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            most
+        });
+        (1..).step_by(2).zip(&mut workers).for_each(|(seed, worker)| worker.order(&format!("churn {seed}")));
+        workers.iter_mut().for_each(|worker| assert_eq!(worker.answer(), "done"));
+        for round in 0..4 {
+            workers.iter_mut().for_each(|worker| assert_eq!(worker.ask("put"), "put"));
+            // One process fills nearly all of the shared limit and is then idle; the next one needs an eighth, or half of it.
+            assert_eq!(workers[round].ask(&format!("get {}", 60 * MIB)), "held");
+            assert_eq!(workers[round].ask("put"), "put");
+            assert_eq!(workers[(round + 1) % 4].ask(&format!("get {}", [8, 32][round % 2] * MIB)), "held");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(sampler.join().unwrap() > 0);
+    });
+}

@@ -1,0 +1,98 @@
+//! The file of a shared limit is removed or truncated under its users, and other code closes its descriptors.
+#![allow(unsafe_code)] // Closes descriptors.
+
+use std::fs::{self, OpenOptions};
+use std::time::Duration;
+
+use super::shared_limit::{LONG, MIB, Named, Worker};
+use crate::child;
+
+#[test]
+fn a_pool_whose_shared_limit_is_removed_keeps_its_buffers_and_refuses_growth_alone() {
+    let named = Named::new("rm");
+    let pool = named.builder(64).wait(Duration::ZERO).build().unwrap();
+    let mut other = Worker::start(&named, "other", 64);
+    other.answer();
+    let mut held = pool.get(20 * MIB).unwrap();
+    assert_eq!(other.ask(&format!("get {}", 20 * MIB)), "held");
+    fs::remove_file(named.path()).unwrap();
+    held.wait_slice_mut().unwrap().fill(7);
+    let text = pool.get(8 * MIB).unwrap_err().to_string();
+    let name = named.path().rsplit('.').next().unwrap().to_owned();
+    for part in [
+        &format!("PINPOOL_LEDGER={name}: its file in /dev/shm was removed, so this pool can no longer grow"),
+        "Return buffers to this pool, or restart all processes that share the limit",
+    ] {
+        assert!(text.contains(part), "{part} is not in: {text}");
+    }
+    let text = other.ask(&format!("try {}", 8 * MIB));
+    assert!(text.contains("was removed, so this pool can no longer grow"), "{text}");
+    assert!((0..held.len()).all(|at| held.wait_slice().unwrap()[at] == 7));
+    drop(held);
+    drop(pool.get(20 * MIB).unwrap());
+    assert_eq!(other.ask("put"), "put");
+    assert_eq!(other.ask(&format!("try {}", 20 * MIB)), "got");
+    // New processes share a file of their own, which the old owners leave in place.
+    let next = named.builder(64).build().unwrap();
+    drop(next.get(60 * MIB).unwrap());
+    drop(pool);
+    other.end();
+    assert_eq!(named.report().owners.len(), 1);
+}
+
+#[test]
+fn a_shared_limit_whose_file_is_truncated_or_overwritten_at_any_moment_kills_nobody() {
+    let named = Named::new("cut");
+    let vars = [("LEDGER_LEN", "1000000"), ("LEDGER_HOLD_US", "100")];
+    let mut workers = ["one", "two"].map(|pool| Worker::start_with(&named, pool, 64, &vars));
+    for worker in &mut workers {
+        assert_eq!(worker.answer(), "ready");
+        assert_eq!(worker.ask("cycle 2"), "cycling");
+    }
+    for round in 0..60 {
+        let file = OpenOptions::new().write(true).open(named.path()).unwrap();
+        file.set_len([0, 8, 1 << 20][round % 3]).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let error = named.builder(64).build().unwrap_err().to_string();
+    assert!(error.contains("was truncated while other processes use it: stop them, or use another name"), "{error}");
+    for worker in &mut workers {
+        worker.ask("stop");
+        assert_eq!(worker.ask(&format!("try {}", 30 * MIB)), "got");
+    }
+    // Fails for one that something else has ended.
+    workers.into_iter().for_each(Worker::kill);
+    let pool = named.builder(64).build().unwrap();
+    drop(pool.get_with(pinpool::Request::new(60 * MIB).wait(LONG)).unwrap());
+    assert_eq!(named.report().owners.len(), 1);
+}
+
+/// Closes the descriptors of shared limits, as code that closes descriptors it does not own does.
+fn close_descriptors_of_shared_limits() {
+    let is_shared_limit = |target: &std::path::Path| target.to_string_lossy().contains("/pinpool-limit.");
+    for entry in fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        let number = entry.file_name().to_string_lossy().parse().unwrap();
+        if fs::read_link(entry.path()).is_ok_and(|target| is_shared_limit(&target)) {
+            // SAFETY: that it is not this code's own is what the pools are to notice.
+            assert_eq!(unsafe { libc::close(number) }, 0);
+        }
+    }
+}
+
+#[test]
+fn a_pool_that_lost_its_descriptor_leaves_the_place_of_the_next_alone() {
+    child::alone(|| {
+        let named = Named::new("aba");
+        let first = named.builder(64).name("first").wait(Duration::ZERO).build().unwrap();
+        let held = first.get(40 * MIB).unwrap();
+        close_descriptors_of_shared_limits();
+        // Takes the slot, and the number of the descriptor.
+        let second = named.builder(64).name("second").wait(Duration::ZERO).build().unwrap();
+        let second_held = second.get(40 * MIB).unwrap();
+        assert!(first.get(10 * MIB).is_err(), "it pins no more");
+        drop((held, first));
+        let report = named.report();
+        assert_eq!((report.owners.len(), report.held_bytes), (1, 40 << 20), "{report:?}");
+        drop((second.get(20 * MIB).unwrap(), second_held));
+    });
+}

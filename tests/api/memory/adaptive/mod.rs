@@ -1,0 +1,71 @@
+//! The adaptive preset through the public interface. Time is a clock that the tests advance; no test sleeps.
+
+use std::sync::Arc;
+use std::thread;
+
+use pinpool::source::Source;
+use pinpool::unstable::ManualClock;
+use pinpool::{PinnedBuf, Pool, PoolBuilder, Stats};
+use pinpool_replay::SimSource;
+
+use crate::fixture;
+use crate::valid_stats::valid_stats;
+
+mod failures;
+mod partitions;
+mod pressure;
+mod reserve;
+mod settings;
+mod sizes;
+mod teardown;
+mod time;
+mod varied;
+mod waits;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+fn over(source: Arc<dyn Source>) -> PoolBuilder {
+    // These tests say when maintenance is due.
+    fixture::over(source, None).background_thread(false)
+}
+
+fn over_virtual_memory() -> PoolBuilder {
+    over(Arc::new(SimSource::new(1 << 40)))
+}
+
+fn over_discrete_regions() -> PoolBuilder {
+    over(Arc::new(SimSource::discrete(1 << 40)))
+}
+
+fn over_both() -> [PoolBuilder; 2] {
+    [over_virtual_memory(), over_discrete_regions()]
+}
+
+fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
+    let clock = ManualClock::default();
+    (builder.unstable_clock(clock.clone()).build().unwrap(), clock)
+}
+
+/// Advances the clock once, polls once.
+fn after_seconds(clock: &ManualClock, pool: &Pool, seconds: u64) -> Stats {
+    clock.advance_us(seconds * 1_000_000);
+    pool.maintain();
+    valid_stats(pool)
+}
+
+/// Ten idle buffers of one granule each.
+fn ten_idle_granules(pool: &Pool) {
+    drop((0..10).map(|_| pool.get(2 * MIB).unwrap()).collect::<Vec<_>>());
+}
+
+/// Gets until one fails.
+fn fill(pool: &Pool, len: usize) -> Vec<PinnedBuf> {
+    std::iter::from_fn(|| pool.get(len).ok()).collect()
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    while !condition() {
+        thread::yield_now();
+    }
+}

@@ -1,0 +1,312 @@
+//! A background reserve: the first step is immediate, the rest runs in parallel with the pool.
+//!
+//! Most pools here have no thread: each `poll` makes one step, so that counts and order are exact.
+
+use pinpool_os::words::Size;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pinpool::{Pool, PoolBuilder};
+use pinpool_replay::SimSource;
+use pinpool_testing::{FaultSource, SourceCall};
+
+use crate::captured_log::{lines, listen};
+use crate::child::{alone, in_a_child};
+use crate::fixture::over;
+use crate::valid_stats::valid_stats;
+
+const MIB: usize = 1 << 20;
+const MI: u64 = 1 << 20;
+const GI: u64 = 1 << 30;
+const TI: u64 = 1 << 40;
+/// What one step pins.
+const STEP: u64 = 8 * MI;
+/// Longer than any reserve of these tests takes; a test that waits so long has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn faulty(discrete: bool) -> Arc<FaultSource> {
+    let sim = if discrete { SimSource::discrete(1 << 44) } else { SimSource::new(1 << 44) };
+    Arc::new(FaultSource::around(Arc::new(sim)))
+}
+
+/// A pool that pins a reserve of `bytes` by steps of `poll`.
+fn by_steps(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
+    over(source, max_bytes).reserve_bytes(bytes).setting("reserve_wait", false)
+}
+
+fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
+    over(source, max_bytes).reserve_bytes(bytes).setting("reserve_wait", false).background_thread(true)
+}
+
+#[allow(clippy::float_cmp)] // Shares of powers of two.
+fn fraction_is(pool: &Pool, fraction: f64) -> bool {
+    pool.stats().memory.reserve_fraction() == fraction
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn the_start_pins_one_step_and_each_poll_one_more() {
+    for discrete in [false, true] {
+        let source = faulty(discrete);
+        let pool = by_steps(source.clone(), 256 * MI, 64 * MI).build().unwrap();
+        let stats = valid_stats(&pool);
+        assert_eq!(
+            (stats.memory.held_bytes, stats.memory.reserve_bytes, stats.memory.reserve_target_bytes),
+            (STEP, STEP, 64 * MI)
+        );
+        assert_eq!(source.calls(SourceCall::Acquire), 1);
+        assert!(fraction_is(&pool, 0.125));
+        let mut before = pool.stats().memory.reserve_fraction();
+        while pool.stats().memory.reserve_bytes < 64 * MI {
+            pool.maintain();
+            let now = pool.stats().memory.reserve_fraction();
+            assert!(now > before, "{before} to {now}");
+            before = now;
+            valid_stats(&pool);
+        }
+        assert!(fraction_is(&pool, 1.0));
+        let calls = source.calls(SourceCall::Acquire);
+        assert_eq!(calls, if discrete { 2 } else { 8 });
+        pool.maintain();
+        assert_eq!((source.calls(SourceCall::Acquire), pool.stats().memory.held_bytes), (calls, 64 * MI));
+        // All of it serves buffers; where granules adjoin, one of its whole length.
+        let longest = if discrete { 56 * MIB } else { 64 * MIB };
+        drop(pool.get(longest).unwrap());
+        assert_eq!(source.calls(SourceCall::Acquire), calls);
+        assert!(pool.wait_reserved(Duration::ZERO).unwrap());
+        pool.clear();
+        pool.trim(0);
+        assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI, "kept");
+        drop(pool);
+        assert_eq!(source.calls(SourceCall::Release), if discrete { 2 } else { 1 });
+    }
+}
+
+#[test]
+fn a_get_beyond_what_is_there_is_served_and_counts_as_reserve() {
+    for growth in [true, false] {
+        let source = faulty(false);
+        let pool = by_steps(source.clone(), 256 * MI, 64 * MI).setting("growth", growth).build().unwrap();
+        let buf = pool.get(20 * MIB).unwrap();
+        let stats = valid_stats(&pool);
+        assert!(
+            stats.memory.reserve_bytes >= 20 * MI && stats.memory.reserve_bytes == stats.memory.held_bytes,
+            "{stats:?}"
+        );
+        assert!(pool.wait_reserved(PATIENCE).unwrap());
+        assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI, "no more than was asked for");
+        drop(buf);
+        pool.trim(0);
+        assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI);
+        // All of the reserve, and without growth no more.
+        assert_eq!(pool.get(65 * MIB).is_ok(), growth);
+        pool.clear();
+        drop(pool.get(64 * MIB).unwrap());
+        pool.trim(0);
+        assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI, "what is beyond goes back");
+    }
+}
+
+#[test]
+fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
+    for discrete in [false, true] {
+        for failing in 0..4 {
+            let source = faulty(discrete);
+            source.fail(SourceCall::Acquire, failing);
+            listen();
+            let built = by_steps(source.clone(), 1 << 30, 512 * MI).build();
+            if failing == 0 {
+                assert!(built.unwrap_err().is_backend(), "none of it is there");
+                continue;
+            }
+            let pool = built.unwrap();
+            let error = pool.wait_reserved(PATIENCE).unwrap_err();
+            assert!(error.is_backend() && error.to_string().contains("by script"), "{error}");
+            let there = valid_stats(&pool).memory.reserve_bytes;
+            assert_eq!(there, if discrete { STEP + (failing - 1) * 64 * MI } else { failing * STEP });
+            let lines = lines();
+            let warning = lines.iter().filter(|line| line.contains("reserve: stopped")).collect::<Vec<_>>();
+            let told = format!("pinned={} of=512.0MiB", Size(there));
+            assert!(warning.len() == 1 && warning[0].contains(&told), "{lines:?}");
+            assert!(warning[0].contains("PINPOOL_RESERVE"), "{warning:?}");
+            // The pool goes on, and nothing is tried again by itself.
+            let calls = source.calls(SourceCall::Acquire);
+            pool.maintain();
+            assert_eq!(source.calls(SourceCall::Acquire), calls);
+            drop(pool.get(MIB).unwrap());
+            assert!(pool.wait_reserved(Duration::ZERO).is_err());
+            // Asked again, the rest comes.
+            pool.reserve(MI).unwrap();
+            assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
+            // A region is whole granules.
+            assert_eq!(valid_stats(&pool).memory.reserve_bytes, if discrete { 514 * MI } else { 513 * MI });
+        }
+    }
+}
+
+#[test]
+fn more_than_the_limit_is_refused_at_once() {
+    for discrete in [false, true] {
+        let source = faulty(discrete);
+        let pool = by_steps(source.clone(), 64 * MI, 0).build().unwrap();
+        for bytes in [65 * MI, u64::MAX] {
+            assert!(!pool.reserve(bytes).unwrap_err().is_forked());
+        }
+        pool.reserve(40 * MI).unwrap();
+        assert!(pool.reserve(40 * MI).unwrap_err().is_limit(), "with the one before it is over the limit");
+        assert!(pool.wait_reserved(PATIENCE).unwrap());
+        assert_eq!(valid_stats(&pool).memory.reserve_bytes, 40 * MI);
+    }
+}
+
+#[test]
+fn a_lower_limit_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_it_go_on() {
+    listen();
+    let pool = by_steps(faulty(false), 256 * MI, 128 * MI).build().unwrap();
+    (0..7).for_each(|_| pool.maintain());
+    assert_eq!(valid_stats(&pool).memory.reserve_bytes, 64 * MI);
+    pool.set_max_bytes(32 * MI).unwrap();
+    for _ in 0..3 {
+        pool.maintain();
+        assert!(valid_stats(&pool).memory.held_bytes <= 32 * MI, "{:?}", pool.stats());
+    }
+    assert!(!pool.wait_reserved(Duration::from_millis(1)).unwrap());
+    assert_eq!(lines().iter().filter(|line| line.contains("reserve: waiting for room")).count(), 1);
+    assert_eq!(pool.stats().memory.reserve_target_bytes, 128 * MI);
+    pool.set_max_bytes(256 * MI).unwrap();
+    assert!(pool.wait_reserved(PATIENCE).unwrap());
+    assert_eq!(valid_stats(&pool).memory.reserve_bytes, 128 * MI);
+}
+
+#[test]
+fn a_terabyte_is_there_in_bounded_steps_and_mappings_and_the_first_get_after_the_first() {
+    let source = faulty(false);
+    let pool = by_steps(source.clone(), TI, TI).build().unwrap();
+    assert_eq!((source.calls(SourceCall::Acquire), pool.stats().memory.held_bytes), (1, STEP));
+    let first = pool.get(6 * MIB).unwrap();
+    assert_eq!(source.calls(SourceCall::Acquire), 1, "out of the first step");
+    let (mut before, mut longest) = (STEP, 0);
+    while pool.stats().memory.reserve_fraction() < 1.0 {
+        pool.maintain();
+        let now = pool.stats().memory.held_bytes;
+        longest = longest.max(now - before);
+        assert!(now > before && now <= TI);
+        assert!(now - before == STEP || (now - before) * 256 <= before, "{before} to {now}");
+        before = now;
+    }
+    let stats = valid_stats(&pool);
+    assert!(stats.memory.mappings <= 8187, "{} mappings", stats.memory.mappings);
+    assert!(source.calls(SourceCall::Acquire) < 6000, "{} steps", source.calls(SourceCall::Acquire));
+    assert_eq!((longest, stats.memory.reserve_bytes), (512 * MI, TI));
+    drop(first);
+    drop(pool.get(600 << 30).unwrap());
+    assert_eq!(pool.stats().memory.held_bytes, TI);
+}
+
+#[test]
+fn a_thread_pins_the_rest_step_by_step_and_a_get_is_served_while_a_step_hangs() {
+    let source = faulty(false);
+    let pool = by_a_thread(source.clone(), 256 * MI, 64 * MI).build().unwrap();
+    assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
+    assert_eq!(source.calls(SourceCall::Acquire), 8);
+    let gate = source.hold(SourceCall::Acquire);
+    pool.reserve_in_a_thread(64 * MI);
+    // The first step of the next reserve hangs in the backend.
+    gate.wait_for(1);
+    // Available memory is served, and statistics are available.
+    let held: Vec<_> = (0..8).map(|_| pool.get(8 * MIB).unwrap()).collect();
+    // Statistics balance when no plan is open.
+    assert_eq!((pool.stats().memory.in_use, held.len()), (8, 8));
+    assert!(pool.stats().memory.reserve_fraction() < 1.0);
+    assert!(!pool.wait_reserved(Duration::from_millis(5)).unwrap());
+    drop(gate);
+    assert!(pool.wait_reserved(PATIENCE).unwrap());
+    until("both are there", || pool.stats().memory.reserve_bytes == 128 * MI);
+    drop(held);
+    pool.trim(0);
+    assert_eq!(valid_stats(&pool).memory.held_bytes, 128 * MI);
+}
+
+/// `reserve` on a separate thread, since its first step may be held.
+trait InAThread {
+    fn reserve_in_a_thread(&self, bytes: u64);
+}
+
+impl InAThread for Pool {
+    fn reserve_in_a_thread(&self, bytes: u64) {
+        let pool = self.clone();
+        let asked = Arc::new(AtomicBool::new(false));
+        let told = asked.clone();
+        thread::spawn(move || {
+            told.store(true, Ordering::SeqCst);
+            pool.reserve(bytes).unwrap();
+        });
+        until("asked", || asked.load(Ordering::SeqCst));
+    }
+}
+
+/// Ends a pool with a hanging step, which continues after `patience`. Returns whether no other step was made.
+fn end_stops_after_its_step(source: &Arc<FaultSource>, patience: Duration) -> bool {
+    let pool = by_a_thread(source.clone(), TI, 512 * GI).build().unwrap();
+    let gate = source.hold(SourceCall::Acquire);
+    gate.wait_for(1);
+    let calls = source.calls(SourceCall::Acquire);
+    let ends = thread::spawn(move || drop(pool));
+    thread::sleep(patience);
+    assert!(!ends.is_finished(), "it waits for the step");
+    drop(gate);
+    ends.join().unwrap();
+    source.calls(SourceCall::Acquire) == calls
+}
+
+#[test]
+fn the_end_of_the_pool_cancels_it_within_a_step() {
+    for discrete in [false, true] {
+        let source = faulty(discrete);
+        // On a busy machine the thread that ends the pool may begin late.
+        let mut patience = [20, 200, 2_000, 20_000].map(Duration::from_millis).into_iter();
+        assert!(patience.any(|patience| end_stops_after_its_step(&source, patience)), "no step after that one");
+        let pool = by_a_thread(source.clone(), TI, 512 * GI).build().unwrap();
+        until("it pins", || pool.stats().memory.reserve_bytes > STEP);
+        drop(pool);
+        let calls = source.calls(SourceCall::Acquire);
+        thread::sleep(Duration::from_millis(5));
+        assert_eq!(source.calls(SourceCall::Acquire), calls);
+        // All of it went back: the wrapped source can hold its total again.
+        let again = over(source, TI).build().unwrap();
+        assert_eq!(again.stats().memory.held_bytes, 0);
+    }
+}
+
+#[test]
+fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
+    // A fork while other tests run would copy locks that their threads hold.
+    alone(|| {
+        let source = faulty(false);
+        let pool = by_a_thread(source.clone(), 256 * MI, 64 * MI).build().unwrap();
+        let gate = source.hold(SourceCall::Acquire);
+        let childs = pool.clone();
+        in_a_child(|| {
+            let checks = vec![
+                ("wait", childs.wait_reserved(Duration::ZERO).is_err_and(|error| error.is_forked())),
+                ("reserve", childs.stats().memory.reserve_bytes == 0),
+                ("reserve", childs.reserve(MI).is_err_and(|error| error.is_forked())),
+            ];
+            childs.maintain();
+            drop(childs);
+            checks
+        });
+        drop(gate);
+        assert!(pool.wait_reserved(PATIENCE).unwrap());
+        assert_eq!(valid_stats(&pool).memory.reserve_bytes, 64 * MI);
+    });
+}

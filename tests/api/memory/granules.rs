@@ -1,0 +1,48 @@
+//! A pool has few mappings, however large it is.
+
+use std::time::Duration;
+
+use pinpool::{Backend, Pool};
+
+use crate::valid_stats::valid_stats;
+
+const GIB: usize = 1 << 30;
+const TIB: u64 = 1 << 40;
+
+fn pool(max_bytes: u64) -> Pool {
+    let builder = Pool::builder()
+        .without_env()
+        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(max_bytes))))
+        .max_bytes(max_bytes);
+    // Nobody puts anything back.
+    builder.wait(Duration::ZERO).build().unwrap()
+}
+
+#[test]
+fn a_pool_of_a_terabyte_makes_at_most_8192_mappings() {
+    let pool = pool(TIB);
+    let held: Vec<_> = std::iter::from_fn(|| pool.get(3 * GIB).ok()).collect();
+    let stats = pool.stats();
+    assert!(
+        stats.memory.held_bytes > TIB - (4 * GIB) as u64,
+        "{} B in {} buffers",
+        stats.memory.held_bytes,
+        held.len()
+    );
+    assert!((4096..=8192).contains(&stats.memory.mappings), "{} mappings", stats.memory.mappings);
+    drop(held);
+    pool.clear();
+    let stats = pool.stats();
+    assert_eq!((stats.memory.held_bytes, stats.memory.mappings), (0, 0));
+}
+
+#[test]
+fn the_whole_limit_of_a_large_pool_can_be_had_in_one_piece_and_again_in_others() {
+    let pool = pool(64 << 30);
+    for len in [64 * GIB, 7 * GIB, 64 * GIB, 20 * GIB, 64 * GIB] {
+        let held: Vec<_> = std::iter::from_fn(|| pool.get(len).ok()).collect();
+        assert!(held.len() >= 64 * GIB / len - 1, "{} buffers of {len} B", held.len());
+        valid_stats(&pool);
+    }
+    assert!(pool.stats().memory.peak_held_bytes <= 64 << 30);
+}

@@ -1,0 +1,118 @@
+//! Huge pages that the administrator has set aside. The tests hold with as many as the machine has, and with none.
+
+use std::fs;
+
+use pinpool::unstable::config::HugeTlb;
+use pinpool::{Backend, Pool};
+
+use crate::captured_log::{lines_with_levels, listen};
+use crate::child::{alone, in_a_child};
+use crate::valid_stats::valid_stats;
+
+const MIB: usize = 1 << 20;
+
+fn free_pages() -> u64 {
+    let number = |name: &str| {
+        let file = format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}");
+        fs::read_to_string(file).ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    number("free_hugepages").saturating_sub(number("resv_hugepages"))
+}
+
+fn pool(backend: Backend, hugetlb: HugeTlb, bytes: u64) -> Pool {
+    let builder = Pool::builder().without_env().backend(backend).setting("hugetlb", hugetlb).max_bytes(256 << 20);
+    builder.reserve_bytes(bytes).build().unwrap()
+}
+
+/// Bytes of this process in such pages.
+fn hugetlb_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("HugetlbPages:"));
+    line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
+#[test]
+fn a_reserve_lies_in_huge_pages_where_there_are_enough_and_else_in_others() {
+    alone(|| {
+        for backend in [Backend::Heap, Backend::Mlock] {
+            for hugetlb in [HugeTlb::Off, HugeTlb::Auto, HugeTlb::Of2MiB] {
+                let free = free_pages();
+                let pool = pool(backend.clone(), hugetlb, 8 << 20);
+                assert_eq!(
+                    (pool.stats().memory.reserve_bytes, pool.stats().memory.reserve_fraction() > 0.99),
+                    (8 << 20, true)
+                );
+                let bytes = hugetlb_bytes();
+                assert!(bytes == 0 || bytes == 8 << 20 && hugetlb != HugeTlb::Off, "{bytes}");
+                // Others may take pages meanwhile, so only plenty of them is a promise.
+                assert!(
+                    free < 64 || hugetlb == HugeTlb::Off || bytes == 8 << 20,
+                    "{free} are free, {bytes} B are used"
+                );
+                let mut buf = pool.get(8 * MIB).unwrap();
+                buf.wait_slice_mut().unwrap().fill(7);
+                assert!(buf.wait_slice().unwrap().iter().all(|&byte| byte == 7));
+                drop(buf);
+                valid_stats(&pool);
+                drop(pool);
+                assert_eq!(hugetlb_bytes(), 0, "all of it went back");
+            }
+        }
+    });
+}
+
+#[test]
+fn pages_that_were_asked_for_and_are_not_there_are_a_warning_with_the_remedy_and_auto_says_nothing() {
+    alone(|| {
+        // More than any machine of a test has set aside; 1 GiB pages are rare.
+        for (hugetlb, is_told) in [(HugeTlb::Of1GiB, true), (HugeTlb::Auto, false), (HugeTlb::Off, false)] {
+            let are_there = fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages");
+            if hugetlb == HugeTlb::Of1GiB && are_there.is_ok_and(|text| text.trim() != "0") {
+                continue;
+            }
+            listen();
+            let pool = pool(Backend::Heap, hugetlb, 4 << 20);
+            assert_eq!(pool.stats().memory.reserve_bytes, 4 << 20);
+            let lines = lines_with_levels();
+            let warned: Vec<_> = lines.iter().filter(|(level, _)| *level == log::Level::Warn).collect();
+            assert_eq!(!warned.is_empty(), is_told, "{lines:?}");
+            for (_, text) in warned {
+                assert!(text.contains("PINPOOL_HUGETLB=1GiB") && text.contains("hugepages"), "{text}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_length_that_is_no_whole_huge_page_takes_other_pages() {
+    alone(|| {
+        let bytes = (4 << 20) - 4096;
+        let builder = Pool::builder().without_env().backend(Backend::Heap).setting("hugetlb", HugeTlb::Auto);
+        let pool = builder.max_bytes(bytes).reserve_bytes(bytes).build().unwrap();
+        assert_eq!((pool.stats().memory.reserve_bytes, hugetlb_bytes()), (bytes, 0));
+    });
+}
+
+#[test]
+fn a_child_of_fork_gets_an_error_instead_of_the_bytes() {
+    alone(|| {
+        for hugetlb in [HugeTlb::Off, HugeTlb::Auto] {
+            let pool = pool(Backend::Heap, hugetlb, 4 << 20);
+            let mut buf = pool.get(MIB).unwrap();
+            buf.wait_slice_mut().unwrap().fill(3);
+            let mut childs = Some(buf);
+            in_a_child(|| {
+                let buf = childs.take().unwrap();
+                let read = buf.wait_slice().map(|bytes| bytes[0]);
+                let is_as_told = match hugetlb {
+                    HugeTlb::Off => read.is_ok_and(|byte| byte == 3),
+                    _ => read.is_err_and(|error| error.is_forked()),
+                };
+                vec![("read", is_as_told)]
+            });
+            // The parent writes on: no page has to be copied for the child.
+            let mut again = pool.get(2 * MIB).unwrap();
+            again.wait_slice_mut().unwrap().fill(4);
+        }
+    });
+}

@@ -1,0 +1,116 @@
+//! `PINPOOL_ZERO`: a new buffer holds no byte of an earlier user, and idle memory keeps none.
+#![allow(unsafe_code)] // Reads idle memory, which the pool keeps mapped.
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
+
+use crate::fixture::filled;
+use crate::valid_stats::stats_when;
+
+fn backends() -> [Backend; 3] {
+    let sim = pinpool_replay::SimSource::new(1 << 30);
+    [Backend::Heap, Backend::Mlock, Backend::Source(std::sync::Arc::new(sim))]
+}
+
+fn builder(backend: Backend, preset: Preset) -> PoolBuilder {
+    Pool::builder().without_env().backend(backend).preset(preset).setting("zero", true).max_bytes(8 << 20)
+}
+
+/// Every backend of this machine, under both presets.
+fn pools(with: impl Fn(PoolBuilder) -> PoolBuilder) -> impl Iterator<Item = Pool> {
+    let all = backends()
+        .into_iter()
+        .flat_map(|backend| [Preset::Adaptive, Preset::TensorFlow].map(|preset| builder(backend.clone(), preset)));
+    all.filter_map(move |builder| with(builder).build().ok())
+}
+
+/// Whether all of its class is zero, not the length alone.
+fn is_zero(buf: &PinnedBuf) -> bool {
+    // SAFETY: the class has that many bytes, all of them this buffer's.
+    unsafe { std::slice::from_raw_parts(buf.as_ptr(), buf.capacity()) }.iter().all(|&byte| byte == 0)
+}
+
+fn dirty(pool: &Pool, len: usize) -> PinnedBuf {
+    let mut buf = pool.get(len).unwrap();
+    assert!(is_zero(&buf), "{} B of {}", len, pool.stats().backend);
+    let capacity = buf.capacity();
+    // SAFETY: as in `is_zero`.
+    unsafe { buf.as_mut_ptr().write_bytes(0xAB, capacity) };
+    buf
+}
+
+#[test]
+fn a_get_returns_zeros_whether_its_memory_is_fresh_reused_or_carved_again() {
+    for background_thread in [false, true] {
+        for pool in pools(|builder| {
+            builder.background_thread(background_thread).setting("pool_size_limit", 2).setting("auto_resize", false)
+        }) {
+            // More lengths than the pool keeps, so that buffers are evicted and carved from used memory.
+            for round in 0..6 {
+                let bufs: Vec<_> = [100, 5_000, 70_000, 300_000].map(|len| dirty(&pool, len + round * 9_000)).into();
+                drop(bufs);
+            }
+            for _ in 0..10 {
+                drop(dirty(&pool, 100));
+            }
+            // A buffer that the maintenance thread is zeroing counts as in use.
+            let stats = stats_when(&pool, |stats| stats.memory.in_use == 0);
+            assert!(stats.requests.hits > 0 && stats.memory.evictions.over_limit > 0, "{stats:?}");
+        }
+    }
+}
+
+#[test]
+fn idle_memory_keeps_no_bytes() {
+    for background_thread in [false, true] {
+        for pool in pools(|builder| builder.background_thread(background_thread)) {
+            let buf = dirty(&pool, 10_000);
+            let (start, capacity) = (buf.as_ptr(), buf.capacity());
+            drop(buf);
+            pool.maintain();
+            // The thread may be at it.
+            while pool.stats().memory.idle == 0 {
+                std::thread::yield_now();
+            }
+            // SAFETY: idle memory stays mapped, and no thread uses it.
+            let bytes = unsafe { std::slice::from_raw_parts(start, capacity) };
+            assert!(bytes.iter().all(|&byte| byte == 0));
+        }
+    }
+}
+
+#[test]
+fn a_copied_buffer_is_zeroed_after_its_copy() {
+    for pool in pools(|builder| builder) {
+        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10_000));
+        let gate = stream.hold();
+        let copy = dirty(&pool, 10_000).copy_to(&stream, &mut device).unwrap();
+        pool.maintain();
+        drop(gate);
+        copy.wait().unwrap();
+        assert!(device.read().iter().all(|&byte| byte == 0xAB), "not before the copy");
+        drop(dirty(&pool, 10_000));
+    }
+}
+
+#[test]
+fn memory_that_stands_in_for_a_full_pool_is_zero_too() {
+    let pool = builder(Backend::Heap, Preset::Adaptive)
+        .max_bytes(1 << 20)
+        .on_full(OnFull::Pageable)
+        .wait(std::time::Duration::ZERO)
+        .build()
+        .unwrap();
+    let _all = dirty(&pool, 1 << 20);
+    for _ in 0..3 {
+        assert!(!dirty(&pool, 1 << 18).is_pinned());
+    }
+    assert_eq!(pool.stats().requests.pageable, 3);
+}
+
+#[test]
+fn without_the_setting_a_buffer_keeps_its_bytes() {
+    let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+    drop(filled(&pool, 100, 7));
+    assert_eq!(*pool.get(100).unwrap().wait_slice().unwrap(), [7; 100]);
+}

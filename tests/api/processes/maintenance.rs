@@ -1,0 +1,192 @@
+//! What the maintenance thread does while the program makes no calls, and what nobody does without it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::source::Source;
+use pinpool::unstable::ManualClock;
+use pinpool::unstable::backend::HeapSource;
+use pinpool::{Backend, Pool, PoolBuilder, Preset};
+use pinpool_replay::SimSource;
+use pinpool_testing::{FaultSource, SourceCall};
+
+use crate::child::alone;
+use crate::counting::CountingSource;
+use crate::fixture::filled;
+
+const MIB: usize = 1 << 20;
+
+/// A pool that soon releases idle memory: it keeps no idle buffer, and free memory for 50 ms.
+fn hasty(source: Arc<dyn Source>) -> PoolBuilder {
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Source(source))
+        .unstable_pressure("/dev/null")
+        .setting("pool_size_limit", 0)
+        .idle_timeout(Duration::from_millis(50))
+}
+
+fn sources() -> [Arc<FaultSource>; 3] {
+    let sources: [Arc<dyn Source>; 3] =
+        [Arc::new(HeapSource::new()), Arc::new(SimSource::new(1 << 40)), Arc::new(SimSource::discrete(1 << 40))];
+    sources.map(|source| Arc::new(FaultSource::around(source)))
+}
+
+/// Waits without a call of any pool.
+fn silently_until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn releases(source: &FaultSource) -> u64 {
+    source.calls(SourceCall::Release)
+}
+
+#[test]
+fn memory_goes_back_while_the_program_is_silent() {
+    for source in sources() {
+        let pool = hasty(source.clone()).build().unwrap();
+        drop(pool.get(2 * MIB).unwrap());
+        silently_until("released automatically", || releases(&source) > 0);
+        silently_until("the statistics show it", || pool.stats().memory.held_bytes == 0);
+    }
+}
+
+#[test]
+fn idle_buffers_grow_old_while_the_program_is_silent() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let clock = ManualClock::default();
+    let builder = Pool::builder().without_env().backend(Backend::Source(source.clone())).unstable_pressure("/dev/null");
+    let pool = builder.unstable_clock(clock.clone()).background_thread(true).build().unwrap();
+    drop([pool.get(2 * MIB).unwrap(), pool.get(3 * MIB).unwrap()]);
+    silently_until("aged and released", || {
+        clock.advance_us(1_000_000);
+        releases(&source) > 0
+    });
+    assert_eq!(pool.stats().memory.evictions.expired, 2);
+}
+
+#[test]
+fn copies_that_ended_leave_the_figures_while_the_program_is_silent() {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+        let pool = Pool::builder().without_env().preset(preset).backend(Backend::Heap).build().unwrap();
+        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
+        let gate = stream.hold();
+        filled(&pool, 4096, 1).copy_to(&stream, &mut device).unwrap();
+        assert_eq!(pool.stats().copies.in_flight, 1);
+        drop(gate);
+        silently_until("the copy has left the statistics", || pool.stats().copies.in_flight == 0);
+        // The thread puts the buffer back after it has counted the end of its copy.
+        silently_until("the buffer is idle", || pool.stats().memory.idle == 1);
+    }
+}
+
+#[test]
+fn without_the_thread_nothing_happens_by_itself() {
+    for source in sources() {
+        let pool = hasty(source.clone()).background_thread(false).build().unwrap();
+        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
+        // Returned last: a later request would release what has been idle for long, however slow this test runs.
+        let large = pool.get(2 * MIB).unwrap();
+        filled(&pool, 4096, 1).copy_to(&stream, &mut device).unwrap();
+        drop(large);
+        stream.synchronize().unwrap();
+        thread::sleep(Duration::from_millis(400));
+        assert_eq!(releases(&source), 0);
+        pool.maintain();
+        assert_eq!(pool.stats().copies.in_flight, 0);
+    }
+}
+
+#[test]
+fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let hanging = hasty(source.clone()).build().unwrap();
+    let gate = source.hold(SourceCall::Release);
+    drop(hanging.get(2 * MIB).unwrap());
+    gate.wait_for(1);
+
+    let clock = ManualClock::default();
+    let builder = Pool::builder().without_env().backend(Backend::Heap).unstable_pressure("/dev/null");
+    let other = builder.unstable_clock(clock.clone()).background_thread(true).build().unwrap();
+    drop(other.get(4096).unwrap());
+    clock.advance_us(20_000_000);
+    drop(other.get(8192).unwrap());
+    assert_eq!(other.stats().memory.evictions.expired, 1, "the miss looked for what is old");
+    drop(gate);
+    silently_until("the first pool continues", || hanging.stats().memory.held_bytes == 0);
+}
+
+#[test]
+fn a_pool_of_which_nothing_is_in_use_is_looked_at_once_a_second() {
+    alone(|| {
+        let source = CountingSource::virtual_memory();
+        let pool = Pool::builder().without_env().backend(Backend::Source(source.clone())).build().unwrap();
+        drop(pool.get(4096).unwrap());
+        // The thread sees that nothing is in use any more.
+        silently_until("a look", || source.looks() > 0);
+        let (before, begun) = (source.looks(), Instant::now());
+        thread::sleep(Duration::from_millis(2500));
+        let (looks, seconds) = (source.looks() - before, begun.elapsed().as_secs());
+        assert!(looks <= seconds + 3, "{looks} looks in {seconds} s");
+        assert_eq!(pool.stats().memory.idle, 1);
+    });
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn idle_pools_of_a_process_read_the_kernels_files_together() {
+    const POOLS: u64 = 100;
+    alone(|| {
+        let build = |_| Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+        let pools: Vec<_> = (0..POOLS).map(build).inspect(|pool| drop(pool.get(4096).unwrap())).collect();
+        let reads = || {
+            let counts = std::fs::read_to_string("/proc/self/io").unwrap();
+            counts.lines().find_map(|line| line.strip_prefix("syscr: ")?.parse::<u64>().ok()).unwrap()
+        };
+        let (before, begun) = (reads(), Instant::now());
+        thread::sleep(Duration::from_millis(1500));
+        // One reading a second; it alone has several calls.
+        let (calls, seconds) = (reads() - before, begun.elapsed().as_secs());
+        assert!(calls < (seconds + 1) * POOLS, "{calls} calls of `read` in {seconds} s");
+        drop(pools);
+    });
+}
+
+#[test]
+fn a_pool_that_is_over_is_looked_at_no_more() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = hasty(source.clone()).build().unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    drop(pool);
+    drop(held);
+    let calls = releases(&source);
+    assert!(calls > 0, "its end released");
+    thread::sleep(Duration::from_millis(250));
+    assert_eq!(releases(&source), calls);
+}
+
+#[test]
+fn pools_come_and_go_while_the_thread_looks_at_others() {
+    let kept = hasty(Arc::new(HeapSource::new())).build().unwrap();
+    let made = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for round in 0..100 {
+                    let pool = hasty(Arc::new(HeapSource::new())).build().unwrap();
+                    drop((pool.get(4096 * (1 + round)).unwrap(), kept.get(5000).unwrap()));
+                    made.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(made.into_inner(), 400);
+    silently_until("the remaining pool releases its memory", || kept.stats().memory.held_bytes == 0);
+}

@@ -1,0 +1,125 @@
+//! A child of `fork` that outlives its killed parent keeps no socket open and no file locked that were the parent's.
+#![allow(unsafe_code)] // Forks and kills.
+
+use std::io::{BufRead, BufReader, Read, Write, pipe};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+
+use pinpool::{Backend, Pool, PoolBuilder};
+use pinpool_observe::record::Recording;
+
+use crate::child::{Child, alone};
+
+fn heap() -> PoolBuilder {
+    Pool::builder().without_env().backend(Backend::Heap)
+}
+
+/// A process that has `made` something, is forked and is killed; its child lives on while `test` runs.
+fn with_an_orphan<T>(made: impl FnOnce() -> T, test: impl FnOnce()) {
+    let (mut until_closed, open) = pipe().unwrap();
+    // The test has its end until it is over.
+    let mut open = Some(open);
+    let (mut begun, mut begins) = pipe().unwrap();
+    let mut parent = Child::new(|| {
+        let _made = made();
+        drop(open.take());
+        // SAFETY: the child waits and ends without running what belongs to its parent.
+        if unsafe { libc::fork() } == 0 {
+            begins.write_all(b"b").unwrap();
+            // Until the test closes the other end of the pipe.
+            let _ = until_closed.read(&mut [0]);
+            // SAFETY: ends the child alone.
+            unsafe { libc::_exit(0) };
+        }
+        // SAFETY: ends this process as from outside.
+        unsafe { libc::raise(libc::SIGKILL) };
+    });
+    assert!(libc::WIFSIGNALED(parent.wait()));
+    // What is closed in a child is closed before `fork` returns there.
+    begun.read_exact(&mut [0]).unwrap();
+    test();
+}
+
+#[test]
+fn a_recording_is_begun_anew() {
+    alone(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.trace");
+        let record = |name: &str| {
+            let pool = heap().trace(path.clone()).name(name).build().unwrap();
+            drop(pool.get(4096).unwrap());
+            pool
+        };
+        with_an_orphan(
+            || record("first"),
+            || {
+                drop(record("second"));
+                assert_eq!(Recording::open(&path).unwrap().pools[0].fact("name"), Some("second"));
+            },
+        );
+    });
+}
+
+#[test]
+fn statistics_are_served_anew() {
+    alone(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stats.sock");
+        let served = || {
+            let pool = heap().setting("socket", path.display()).build().unwrap();
+            first_line(&path);
+            pool
+        };
+        with_an_orphan(served, || {
+            let _pool = served();
+            let object: serde_json::Value = serde_json::from_str(&first_line(&path)).unwrap();
+            assert_eq!(object["process"], std::process::id());
+        });
+    });
+}
+
+fn first_line(socket: &Path) -> String {
+    let mut line = String::new();
+    BufReader::new(UnixStream::connect(socket).unwrap()).read_line(&mut line).unwrap();
+    line
+}
+
+#[test]
+fn a_childs_end_leaves_the_sockets_of_its_parent() {
+    alone(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stats.sock");
+        let mut pool = Some(heap().setting("socket", path.display()).build().unwrap());
+        let mut child = Child::new(|| {
+            drop(pool.take());
+            // Its own pool has a separate socket.
+            let own = path.with_extension("child");
+            let pool = heap().setting("socket", own.display()).build().unwrap();
+            assert!(first_line(&own).contains("\"pools\":[{"));
+            drop(pool);
+            assert!(!own.exists());
+            // SAFETY: runs the handlers of exit, which are to bear that other threads are gone.
+            unsafe { libc::exit(0) };
+        });
+        assert_eq!(child.wait(), 0);
+        assert!(first_line(&path).contains("\"pools\":[{"));
+    });
+}
+
+#[test]
+fn forks_while_pools_are_built_and_end_hang_in_no_lock() {
+    alone(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stats.sock");
+        let build = || drop(heap().setting("socket", path.display()).build().unwrap());
+        thread::scope(|scope| {
+            let building = scope.spawn(|| (0..200).for_each(|_| build()));
+            while !building.is_finished() {
+                let own = dir.path().join("child.sock");
+                let mut child = Child::new(|| drop(heap().setting("socket", own.display()).build().unwrap()));
+                assert_eq!(child.wait(), 0);
+            }
+        });
+    });
+}

@@ -1,0 +1,261 @@
+//! What a pool records, read back: each request, return, copy and pin call; files that are truncated, damaged, newer or not
+//! writable.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pinpool::Pool;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool_observe::record::{Event, Recording};
+
+use crate::child::alone;
+use crate::fixture::{over_sim, recorded};
+
+const MIB: usize = 1 << 20;
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// How many events `is` holds for.
+fn count(recording: &Recording, is: impl Fn(&Event) -> bool) -> u64 {
+    recording.records.iter().filter(|record| is(&record.event)).count() as u64
+}
+
+/// Gets, some puts with copies, a clear.
+fn use_pool(pool: &Pool) {
+    let stream = SinkStream::new().unwrap();
+    for round in 0..20 {
+        let mut device = SinkMem::new(MIB);
+        let buffers: Vec<_> = (1..=3).map(|n| pool.get(n * 10_000 + round).unwrap()).collect();
+        pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
+        drop(buffers);
+    }
+    pool.maintain();
+    pool.clear();
+}
+
+#[test]
+fn everything_that_a_pool_does_is_in_the_file_once() {
+    let dir = folder();
+    for name in ["t.trace", "t.trace.gz"] {
+        let path = dir.path().join(name);
+        let pool = recorded(&path).name("images").build().unwrap();
+        use_pool(&pool);
+        let stats = pool.stats();
+        drop(pool);
+        let recording = Recording::open(&path).unwrap();
+        assert_eq!((recording.warning.as_deref(), recording.lost), (None, 0));
+        assert_eq!(recording.pool(0).unwrap().fact("name"), Some("images"));
+        assert_eq!(recording.pool(0).unwrap().fact("PINPOOL_PRESET"), Some("adaptive"));
+        assert_eq!(recording.pool(0).unwrap().fact("process"), Some(std::process::id().to_string().as_str()));
+        assert_eq!(count(&recording, |event| matches!(event, Event::Get { .. })), 80);
+        assert_eq!(count(&recording, |event| matches!(event, Event::Put { .. })), 80);
+        assert_eq!(count(&recording, |event| matches!(event, Event::Put { in_flight: true, .. })), 20);
+        assert_eq!(count(&recording, |event| matches!(event, Event::Completed { .. })), 20);
+        assert_eq!(count(&recording, |event| matches!(event, Event::Cleared)), 1);
+        assert_eq!(count(&recording, |event| matches!(event, Event::End)), 1);
+        let pins = count(&recording, |event| matches!(event, Event::Pin { failed: false, .. }));
+        assert_eq!(pins, stats.memory.pin.count);
+        // A new buffer is a miss; every other get is a hit.
+        let new = count(&recording, |event| matches!(event, Event::New { .. }));
+        assert_eq!(80 - new, stats.requests.hits);
+        assert_eq!(new, count(&recording, |event| matches!(event, Event::Gone { .. })));
+        alternates(&recording);
+    }
+}
+
+/// Between its record as new and as gone, gets and puts of each buffer alternate, in order of time.
+fn alternates(recording: &Recording) {
+    let mut held: HashMap<(u32, u64), bool> = HashMap::new();
+    let mut last_ns = 0;
+    for record in &recording.records {
+        assert!(record.time_ns >= last_ns);
+        last_ns = record.time_ns;
+        match record.event {
+            Event::New { id, .. } => assert_eq!(held.insert((record.pool, id), false), None),
+            Event::Get { id, bytes, class_bytes, .. } => {
+                assert!(bytes <= class_bytes);
+                assert_eq!(held.insert((record.pool, id), true), Some(false), "{record:?}");
+            }
+            Event::Put { id, .. } => assert_eq!(held.insert((record.pool, id), false), Some(true), "{record:?}"),
+            Event::Gone { id } => assert_eq!(held.remove(&(record.pool, id)), Some(false)),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn pools_share_a_file_a_partition_is_a_tag_and_a_later_pool_continues_it() {
+    let dir = folder();
+    let path = dir.path().join("t.trace");
+    let build = |name: &str| over_sim(1 << 30).trace(path.clone()).name(name).build().unwrap();
+    let (first, second) = (build("first"), build("second"));
+    let part = first.partition("part", 1 << 20).unwrap();
+    let buffers = [first.get(5000), second.get(5000), part.get(5000)];
+    buffers.into_iter().for_each(|buf| drop(buf.unwrap()));
+    drop((first, second, part));
+    let third = build("third");
+    drop(third.get(5000).unwrap());
+    drop(third);
+    let recording = Recording::open(&path).unwrap();
+    assert_eq!(recording.warning, None);
+    let names: Vec<_> = recording.pools.iter().map(|pool| (pool.number, pool.fact("name").unwrap())).collect();
+    assert_eq!(names, [(0, "first"), (1, "second"), (2, "third")]);
+    for (pool, gets) in [(0, 2), (1, 1), (2, 1)] {
+        let of_pool = recording.records.iter().filter(|record| record.pool == pool);
+        assert_eq!(of_pool.filter(|record| matches!(record.event, Event::Get { .. })).count(), gets);
+    }
+    assert_eq!(count(&recording, |event| matches!(event, Event::Get { tag: 1, .. })), 1);
+    assert_eq!(count(&recording, |event| matches!(event, Event::End)), 3);
+}
+
+fn a_recording(name: &str) -> (tempfile::TempDir, PathBuf) {
+    let dir = folder();
+    let path = dir.path().join(name);
+    let pool = recorded(&path).build().unwrap();
+    use_pool(&pool);
+    drop(pool);
+    (dir, path)
+}
+
+#[test]
+fn a_recording_that_is_cut_off_anywhere_is_read_up_to_its_last_whole_record() {
+    for name in ["t.trace", "t.trace.gz"] {
+        let (_dir, path) = a_recording(name);
+        let whole = fs::read(&path).unwrap();
+        let all = Recording::open(&path).unwrap().records.len();
+        let (mut before, mut grew) = (0, 0);
+        for end in (1..whole.len()).step_by(if cfg!(miri) { 97 } else { 7 }) {
+            fs::write(&path, &whole[..end]).unwrap();
+            let Ok(recording) = Recording::open(&path) else {
+                assert!(before == 0, "{name} of {end} bytes");
+                continue;
+            };
+            let read = recording.records.len();
+            // A cut between two blocks is no cut: the file ends there.
+            assert!(recording.warning.is_some() || read < all, "{name} of {end} bytes");
+            assert!(read >= before && read <= all);
+            grew += usize::from(read > before);
+            before = read;
+        }
+        // Record by record, not block by block, where a byte of the file is one of a record.
+        assert!(grew > if name.ends_with("gz") { 1 } else { 20 }, "{name} grew {grew} times");
+    }
+}
+
+#[test]
+fn a_recording_that_is_damaged_ends_before_the_damage() {
+    let (_dir, path) = a_recording("t.trace");
+    let mut bytes = fs::read(&path).unwrap();
+    let all = Recording::open(&path).unwrap().records.len();
+    let at = bytes.len() - 3;
+    bytes[at] ^= 0x40;
+    fs::write(&path, &bytes).unwrap();
+    let recording = Recording::open(&path).unwrap();
+    assert!(recording.records.len() < all);
+    let warning = recording.warning.unwrap();
+    assert!(warning.contains("damaged") && warning.contains("at byte"), "{warning}");
+}
+
+#[test]
+fn another_version_and_another_file_are_refused_by_name() {
+    let (_dir, path) = a_recording("t.trace");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[8..12].copy_from_slice(&9_u32.to_le_bytes());
+    fs::write(&path, &bytes).unwrap();
+    let error = Recording::open(&path).unwrap_err().to_string();
+    assert!(error.contains("version 9") && error.contains("reads version 4"), "{error}");
+    fs::write(&path, "a 1 4096\n").unwrap();
+    assert!(Recording::open(&path).unwrap_err().to_string().contains("not a recording"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_ends_the_file_and_not_the_pool() {
+    crate::captured_log::listen();
+    let pool = recorded(Path::new("/dev/full")).build().unwrap();
+    use_pool(&pool);
+    drop(pool);
+    let lines = crate::captured_log::lines();
+    assert_eq!(crate::captured_log::count(&lines, "trace: incomplete path=/dev/full"), 1, "{lines:#?}");
+}
+
+#[test]
+fn the_log_tells_where_and_how_much_is_recorded() {
+    let dir = folder();
+    let path = dir.path().join("p%p.trace");
+    crate::captured_log::listen();
+    let pool = recorded(&path).build().unwrap();
+    drop(pool.get(4096).unwrap());
+    drop(pool);
+    let lines = crate::captured_log::lines();
+    let name = format!("p{}.trace", std::process::id());
+    assert_eq!(crate::captured_log::count(&lines, &name), 2, "{lines:#?}");
+    assert_eq!(crate::captured_log::count(&lines, "trace: complete path="), 1, "{lines:#?}");
+    assert!(Recording::open(&dir.path().join(name)).is_ok());
+}
+
+#[test]
+fn a_file_that_was_moved_away_is_begun_anew() {
+    for name in ["t.trace", "t.trace.gz"] {
+        let (dir, path) = a_recording(name);
+        let moved = dir.path().join("moved");
+        fs::rename(&path, &moved).unwrap();
+        drop(recorded(&path).name("second").build().unwrap());
+        let (first, second) = (Recording::open(&moved).unwrap(), Recording::open(&path).unwrap());
+        assert_eq!((first.warning, &second.warning), (None, &None));
+        assert_eq!(second.pools.len(), 1);
+        assert_eq!(second.pool(0).unwrap().fact("name"), Some("second"));
+    }
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
+#[allow(unsafe_code)] // Limits the length of files.
+fn a_block_that_was_written_in_part_is_cut_off_before_the_file_is_continued() {
+    // The limit is one of the process.
+    alone(|| {
+        let (_dir, path) = a_recording("t.trace");
+        let all = Recording::open(&path).unwrap().records.len();
+        let limit = |bytes: u64| {
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: a valid limit, for this process alone.
+            unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) };
+        };
+        let whole = fs::metadata(&path).unwrap().len();
+        limit(whole + 10);
+        use_pool(&recorded(&path).build().unwrap());
+        assert_eq!(fs::metadata(&path).unwrap().len(), whole);
+        limit(libc::RLIM_INFINITY);
+        let pool = recorded(&path).name("third").build().unwrap();
+        drop(pool.tagged("a").get(4096).unwrap());
+        drop(pool);
+        let recording = Recording::open(&path).unwrap();
+        assert_eq!(recording.warning, None);
+        assert!(recording.records.len() > all);
+        assert_eq!(recording.pool(2).unwrap().fact("name"), Some("third"));
+        assert_eq!(recording.tags.len(), 1);
+    });
+}
+
+#[test]
+fn a_tag_that_comes_again_is_named_once() {
+    let dir = folder();
+    let path = dir.path().join("t.trace");
+    let pool = recorded(&path).build().unwrap();
+    // More than a pool keeps apart at a time.
+    let tags = if cfg!(miri) { 10 } else { 3000 };
+    for _ in 0..2 {
+        (0..tags).for_each(|n| drop(pool.tagged(&format!("req/{n}")).get(4096).unwrap()));
+    }
+    drop(pool);
+    let recording = Recording::open(&path).unwrap();
+    assert_eq!((recording.warning.as_deref(), recording.tags.len()), (None, tags));
+    let named = recording.records.iter().all(|record| match record.event {
+        Event::Get { tag, .. } => recording.tag(tag).is_some(),
+        _ => true,
+    });
+    assert!(named);
+}

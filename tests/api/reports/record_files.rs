@@ -1,0 +1,197 @@
+//! What a recording does to a file that is at its path: only an empty file and a recording are written, and no recording is lost.
+#![allow(unsafe_code)] // Changes the user of a process.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use pinpool::{Error, Pool};
+use pinpool_observe::record::Recording;
+
+use crate::captured_log::{count, lines, listen};
+use crate::fixture::recorded;
+
+fn record(path: &Path, name: &str) {
+    let pool: Pool = recorded(path).name(name).build().unwrap();
+    drop(pool.get(4096).unwrap());
+}
+
+/// A recording at `path` that another process has left.
+fn earlier(path: &Path, name: &str) {
+    // This process continues what it has left under a name.
+    let elsewhere = path.with_extension("elsewhere.gz");
+    record(&elsewhere, name);
+    fs::rename(elsewhere, path).unwrap();
+}
+
+/// The name of the one pool in a recording.
+fn name_in(path: &Path) -> String {
+    let recording = Recording::open(path).unwrap();
+    assert_eq!((recording.warning.as_deref(), recording.pools.len()), (None, 1));
+    recording.pools[0].fact("name").unwrap().to_owned()
+}
+
+/// The text of the refusal, which names the file.
+fn refusal(path: &Path) -> String {
+    let error: Error = recorded(path).build().unwrap_err();
+    let text = error.to_string();
+    assert!(error.is_setting() && text.contains("PINPOOL_TRACE=") && text.contains("cannot be written"), "{text}");
+    assert!(text.contains(path.to_str().unwrap()), "{text}");
+    text
+}
+
+fn is_root() -> bool {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+#[test]
+fn a_file_that_is_no_recording_is_refused_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut archive = GzEncoder::new(Vec::new(), Compression::default());
+    archive.write_all(&vec![b'w'; 100_000]).unwrap();
+    let mut short = GzEncoder::new(Vec::new(), Compression::default());
+    short.write_all(b"PINPOOL").unwrap();
+    let cases = [
+        ("weights.bin", vec![7; 100_000]),
+        ("weights.tar.gz", archive.finish().unwrap()),
+        ("short.gz", short.finish().unwrap()),
+        ("begin", b"PINPOOL".to_vec()),
+        ("magic.gz", vec![0x1f, 0x8b]),
+        ("log.trace", b"a 1 4096\n".to_vec()),
+    ];
+    for (name, bytes) in cases {
+        let path = dir.path().join(name);
+        fs::write(&path, &bytes).unwrap();
+        let text = refusal(&path);
+        assert!(text.contains(&format!("holds {} bytes that are not a recording", bytes.len())), "{text}");
+        assert!(text.contains("name another file"), "{text}");
+        assert_eq!(fs::read(&path).unwrap(), bytes, "{name}");
+    }
+}
+
+#[test]
+fn no_link_is_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("empty"), "").unwrap();
+    earlier(&at("t.trace"), "first");
+    let before = fs::read(at("t.trace")).unwrap();
+    for (link, target) in [("to-nothing", "nothing"), ("to-empty", "empty"), ("to-a-recording", "t.trace")] {
+        symlink(at(target), at(link)).unwrap();
+        let text = refusal(&at(link));
+        assert!(text.contains("it is a symbolic link; name the file"), "{text}");
+    }
+    assert!(!at("nothing").exists());
+    assert_eq!(fs::metadata(at("empty")).unwrap().len(), 0);
+    assert_eq!(fs::read(at("t.trace")).unwrap(), before);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 5, "nothing was made or renamed");
+}
+
+#[test]
+fn directories_sockets_and_devices_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    for (path, what) in [
+        (dir.path(), "it is a directory; name a file in it"),
+        (&*socket, "it is a device or a socket; name a file"),
+        (Path::new("/dev/zero"), "it is a device or a socket; name a file"),
+    ] {
+        let text = refusal(path);
+        assert!(text.contains(what), "{text}");
+    }
+}
+
+#[test]
+fn a_file_of_another_user_is_refused_and_stays() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.trace");
+    earlier(&path, "first");
+    let recording = fs::read(&path).unwrap();
+    for bytes in [recording, Vec::new()] {
+        fs::write(&path, &bytes).unwrap();
+        chown(&path, Some(65_534), None).unwrap();
+        let text = refusal(&path);
+        assert!(
+            text.contains("it belongs to user 65534, and this process to user 0; name a file of your own"),
+            "{text}"
+        );
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_new_file_is_for_its_user_alone_and_an_empty_one_keeps_its_mode() {
+    let dir = tempfile::tempdir().unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let new = dir.path().join("new.trace");
+    record(&new, "first");
+    assert_eq!(mode(&new), 0o600);
+    let empty = dir.path().join("empty.trace");
+    File::create(&empty).unwrap().set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
+    record(&empty, "first");
+    assert_eq!((mode(&empty), name_in(&empty)), (0o640, "first".to_owned()));
+}
+
+#[test]
+fn the_recording_of_an_earlier_process_is_kept_beside_the_new_one_and_that_is_logged() {
+    for name in ["t.trace", "t.trace.gz"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        let old = PathBuf::from(format!("{}.old", path.display()));
+        earlier(&path, "first");
+        listen();
+        record(&path, "second");
+        let said = lines();
+        assert_eq!(
+            count(
+                &said,
+                &format!("trace: renamed the previous recording path={} renamed={};", path.display(), old.display())
+            ),
+            1,
+            "{said:#?}"
+        );
+        assert_eq!((name_in(&old), name_in(&path)), ("first".to_owned(), "second".to_owned()));
+        // The next one takes its place.
+        // Open, so that no other file gets its inode.
+        let _second = File::open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        earlier(&path, "third");
+        record(&path, "fourth");
+        assert_eq!((name_in(&old), name_in(&path)), ("third".to_owned(), "fourth".to_owned()));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+}
+
+#[test]
+fn a_file_that_has_the_name_of_the_earlier_recording_is_not_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, old) = (dir.path().join("t.trace"), dir.path().join("t.trace.old"));
+    earlier(&path, "first");
+    let before = fs::read(&path).unwrap();
+    let unchanged = || {
+        let error = recorded(&path).build().unwrap_err().to_string();
+        assert_eq!(fs::read(&path).unwrap(), before);
+        error
+    };
+    fs::write(&old, "precious").unwrap();
+    let text = unchanged();
+    assert!(text.contains(&format!("holds a recording, which would be renamed to {}", old.display())), "{text}");
+    assert!(text.contains("holds 8 bytes that are not a recording"), "{text}");
+    assert_eq!(fs::read_to_string(&old).unwrap(), "precious");
+    fs::remove_file(&old).unwrap();
+    symlink(dir.path().join("nothing"), &old).unwrap();
+    assert!(unchanged().contains("it is a symbolic link"));
+    fs::remove_file(&old).unwrap();
+    fs::create_dir(&old).unwrap();
+    assert!(unchanged().contains("it is a directory"));
+}

@@ -1,0 +1,113 @@
+//! The socket of the statistics: who holds what, and for whom it is.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use pinpool::{Backend, Pool};
+
+use crate::captured_log::{count, lines, listen};
+
+#[test]
+fn the_socket_tells_the_owners_the_largest_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("stats.sock");
+    let pool = Pool::builder().without_env().backend(Backend::Heap).setting("socket", path.display()).build().unwrap();
+    let _images = pool.tagged("images").get(1 << 20).unwrap();
+    let _labels = [4096, 4096].map(|bytes| pool.tagged("labels").get(bytes).unwrap());
+    let mut line = String::new();
+    BufReader::new(UnixStream::connect(&path).unwrap()).read_line(&mut line).unwrap();
+    let object: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let owners = object["pools"][0]["owners"].as_array().unwrap();
+    let of = |at: usize| (owners[at]["tag"].as_str().unwrap(), owners[at]["buffers"].as_u64().unwrap());
+    assert_eq!((of(0), of(1), owners.len()), (("images", 1), ("labels", 2), 2), "{line}");
+    assert_eq!(owners[0]["requested_bytes"], 1 << 20);
+    assert!(owners[0]["oldest_seconds"].is_number(), "{line}");
+}
+
+fn served(path: &Path) -> Pool {
+    Pool::builder().without_env().backend(Backend::Heap).setting("socket", path.display()).build().unwrap()
+}
+
+#[test]
+fn what_is_no_socket_of_this_user_stays_and_the_log_says_what_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("file"), "precious").unwrap();
+    symlink(at("file"), at("link")).unwrap();
+    fs::create_dir(at("directory")).unwrap();
+    drop(UnixListener::bind(at("other")).unwrap());
+    let mut cases = vec![
+        ("file", "there is a file that is no socket"),
+        ("link", "there is a symbolic link that is no socket"),
+        ("directory", "there is a directory that is no socket"),
+    ];
+    if std::os::unix::fs::chown(at("other"), Some(65_534), None).is_ok() {
+        cases.push(("other", "there is a socket of user 65534: name another path"));
+    }
+    for (name, what) in cases {
+        let before = fs::symlink_metadata(at(name)).unwrap();
+        listen();
+        drop(served(&at(name)));
+        let said = lines();
+        let line = format!("socket: no statistics path={}: {what}", at(name).display());
+        assert_eq!(count(&said, &line), 1, "{said:#?}");
+        let after = fs::symlink_metadata(at(name)).unwrap();
+        assert_eq!((before.ino(), before.len(), before.mtime()), (after.ino(), after.len(), after.mtime()), "{name}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 4);
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
+#[allow(unsafe_code)] // Changes the user of a child, and kills one.
+fn nobody_but_its_user_reads_it_and_another_users_is_not_read() {
+    use std::io::Read;
+    use std::os::unix::fs::PermissionsExt;
+
+    use crate::child::Child;
+    use crate::child::alone;
+
+    alone(|| {
+        // SAFETY: takes nothing and cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            return;
+        }
+        // Where all may come and connect.
+        let open = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        open(dir.path());
+        let path = dir.path().join("stats.sock");
+        let become_another = || {
+            // SAFETY: changes the user of this process, which has one thread.
+            assert_eq!(unsafe { libc::setuid(65_534) }, 0);
+        };
+        let pool = served(&path);
+        open(&path);
+        let mut reader = Child::new(|| {
+            become_another();
+            let mut said = String::new();
+            // A socket that is closed with what was sent unread is an error or an end.
+            let _ = UnixStream::connect(&path).unwrap().read_to_string(&mut said);
+            assert_eq!(said, "");
+        });
+        assert_eq!(reader.wait(), 0);
+        drop(pool);
+        let other = Child::new(|| {
+            become_another();
+            let _pool = served(&path);
+            loop {
+                std::thread::park();
+            }
+        });
+        // The path exists before anybody listens there.
+        while UnixStream::connect(&path).is_err() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let error = pinpool_observe::stats_socket::connect(&path).unwrap_err().to_string();
+        assert!(error.contains("belongs to user 65534, and this one to user 0"), "{error}");
+        drop(other);
+    });
+}

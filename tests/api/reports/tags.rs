@@ -1,0 +1,152 @@
+//! Buffers that carry a tag: who holds what, for how long, and what it costs the others.
+
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use log::Level;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::unstable::ManualClock;
+use pinpool::unstable::Rounding;
+use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
+
+use crate::captured_log::{lines_with_levels, listen};
+use crate::valid_stats::valid_stats;
+
+const MIB: usize = 1 << 20;
+
+fn heap() -> PoolBuilder {
+    Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20)
+}
+
+/// Tag, buffers and bytes of all owners.
+fn owners(pool: &Pool) -> Vec<(String, u64, u64)> {
+    let all = pool.dump().owners().to_vec();
+    // Under `tensorflow` each buffer takes a page more than its length.
+    let more = if pool.config().preset == Preset::TensorFlow { 4096 } else { 0 };
+    all.into_iter().map(|owner| (owner.tag, owner.buffers, owner.bytes - more * owner.buffers)).collect()
+}
+
+fn of(tag: &str, buffers: u64, bytes: u64) -> (String, u64, u64) {
+    (tag.to_owned(), buffers, bytes)
+}
+
+#[test]
+fn each_tag_counts_what_its_handles_hold() {
+    for rounding in [Rounding::Eighths, Rounding::Exact] {
+        let pool = heap().setting("rounding", rounding).build().unwrap();
+        let (images, labels) = (pool.tagged("loader/images"), pool.tagged("loader/labels"));
+        assert_eq!((images.tag(), images.name()), (Some("loader/images"), None));
+        let held: Vec<_> = (0..3).map(|_| images.clone().get(MIB).unwrap()).collect();
+        let label = labels.get_with(Request::new(8192).wait(Duration::ZERO)).unwrap();
+        let untagged = pool.get(2 * MIB).unwrap();
+        let all = [of("loader/images", 3, 3 << 20), of("(untagged)", 1, 2 << 20), of("loader/labels", 1, 8192)];
+        assert_eq!(owners(&pool), all);
+        drop((held, label));
+        assert_eq!(owners(&pool), [of("(untagged)", 1, 2 << 20)]);
+        // Idle memory is nobody's: the next user is another.
+        let other = labels.try_get(MIB).unwrap().unwrap();
+        assert_eq!(owners(&pool), [of("(untagged)", 1, 2 << 20), of("loader/labels", 1, 1 << 20)]);
+        drop((other, untagged));
+        let plain = pool.get(MIB).unwrap();
+        assert_eq!(owners(&pool), [of("(untagged)", 1, 1 << 20)]);
+        drop(plain);
+        assert_eq!(owners(&pool), []);
+        valid_stats(&pool);
+    }
+}
+
+#[test]
+fn a_buffer_counts_until_its_copy_is_over_also_if_another_thread_drops_it() {
+    let pool = heap().build().unwrap();
+    let images = pool.tagged("images");
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    let gate = stream.hold();
+    let copy = images.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
+    assert_eq!(owners(&pool), [of("images", 1, 1 << 20)], "in flight");
+    drop(gate);
+    copy.wait().unwrap();
+    pool.maintain();
+    assert_eq!(owners(&pool), []);
+    let buf = images.get(MIB).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // This thread has the pool at hand.
+            drop(pool.get(4096).unwrap());
+            drop(buf);
+        });
+    });
+    assert_eq!(owners(&pool), []);
+}
+
+#[test]
+fn tasks_and_aligned_gets_carry_the_tag() {
+    let pool = heap().max_bytes(4 << 20).build().unwrap();
+    let tagged = pool.tagged("t");
+    let aligned = tagged.get_with(Request::new(4096).align(1 << 16)).unwrap();
+    let other = tagged.get(MIB).unwrap();
+    assert_eq!(owners(&pool)[0].1, 2);
+    drop((aligned, other));
+    let all = pool.get(4 * MIB).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut get = std::pin::pin!(tagged.get_async(Request::new(4 * MIB).wait(Duration::from_secs(3600))));
+    assert!(get.as_mut().poll(&mut context).is_pending());
+    drop(all);
+    let Poll::Ready(Ok(buf)) = get.poll(&mut context) else { panic!("it is handed the buffer") };
+    assert_eq!(owners(&pool), [of("t", 1, 4 << 20)]);
+    drop(buf);
+    assert!(tagged.get(0).unwrap().is_empty());
+    assert_eq!(owners(&pool), []);
+}
+
+#[test]
+fn a_buffer_that_is_lost_is_nobodys() {
+    let pool = heap().unstable_close_wait(Duration::ZERO).background_thread(false).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    stream.fail();
+    let _copy = pool.tagged("t").get(MIB).unwrap().copy_to(&stream, &mut device);
+    pool.maintain();
+    assert_eq!((owners(&pool), pool.stats().memory.quarantined), (Vec::new(), 1));
+}
+
+#[test]
+fn tags_that_are_empty_too_long_or_too_many_have_a_result() {
+    let pool = heap().build().unwrap();
+    assert_eq!(pool.tagged("").tag(), None);
+    let unnamed = pool.tagged("").get(4096).unwrap();
+    assert_eq!(owners(&pool), [of("(untagged)", 1, 4096)]);
+    drop(unnamed);
+    let long = pool.tagged(&"x".repeat(MIB));
+    assert_eq!(long.tag().unwrap().chars().count(), 129, "128 and the sign that it was cut");
+    assert_eq!(pool.tagged("a\nb").tag(), Some("a?b"), "a tag breaks no line");
+    let handles: Vec<_> = (0..5000).map(|n| pool.tagged(&format!("t{n}"))).collect();
+    let held: Vec<_> = handles.iter().map(|handle| handle.get(4096).unwrap()).collect();
+    let owners = owners(&pool);
+    assert_eq!((owners.len(), owners.iter().map(|owner| owner.1).sum::<u64>()), (1024, 5000));
+    assert_eq!(owners[0], of("(other tags)", 5000 - 1023, (5000 - 1023) * 4096));
+    drop((held, handles, long));
+    assert_eq!(pool.tagged("after").tag(), Some("after"), "tags without handles make room");
+}
+
+#[test]
+fn at_the_end_the_log_has_totals_and_what_is_still_out() {
+    let clock = ManualClock::default();
+    let pool = heap().name("p").unstable_clock(clock.clone()).build().unwrap();
+    listen();
+    let images = pool.tagged("images");
+    let old = images.get(MIB).unwrap();
+    clock.advance_us(5_000_000);
+    pool.maintain();
+    let (young, untagged) = (images.get(4096).unwrap(), pool.get(8192).unwrap());
+    clock.advance_us(2_000_000);
+    drop((images, pool));
+    let kept = lines_with_levels();
+    let [(Level::Info, ended), (Level::Info, out)] = kept.as_slice() else { panic!("two lines: {kept:?}") };
+    assert_eq!(ended, "pool[p] closed: requests=3 hits=0 misses=3 failed=0 evicted=0 pins=1 peak=2.0MiB");
+    assert_eq!(
+        out,
+        "pool[p] still_out: memory stays allocated until these are dropped buffers=3 bytes=1.0MiB\n  1.0MiB tag=images age=7.0s\n  \
+         4.0KiB tag=images age=2.0s\n  8.0KiB in 1 buffers without a tag (see Pool::tagged)"
+    );
+    drop((old, young, untagged));
+    assert_eq!(lines_with_levels(), []);
+}

@@ -1,0 +1,337 @@
+//! Requests that tasks await.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pinpool::{Backend, GetFuture, OnFull, Pool, Preset, Request};
+use pinpool_replay::SimSource;
+use pinpool_testing::{FaultSource, SourceCall};
+
+use crate::fixture::{LONG, Requests, over, over_sim, until_waits};
+use crate::valid_stats::valid_stats;
+
+const MIB: usize = 1 << 20;
+/// A wait that a test sees the end of.
+const SHORT: Duration = Duration::from_millis(30);
+
+/// All tasks on the thread that calls.
+fn run<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+#[derive(Debug, Default)]
+struct Counting(AtomicUsize);
+
+impl Wake for Counting {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn poll(get: Pin<&mut GetFuture>, waker: &Waker) -> Poll<pinpool::Result<pinpool::PinnedBuf>> {
+    get.poll(&mut Context::from_waker(waker))
+}
+
+#[test]
+fn a_task_gets_a_buffer_at_a_multiple_of_its_alignment_at_once_and_after_a_wait() {
+    let pool = over_sim(8 << 20).build().unwrap();
+    let (align, waker) = (1 << 21, Waker::noop());
+    let at_once = run(pool.get_async(Request::new(10).align(align))).unwrap();
+    assert!(at_once.as_ptr().addr().is_multiple_of(align));
+    drop(at_once);
+    let held = pool.get(7 * MIB).unwrap();
+    let mut get = pin!(pool.get_async(Request::new(5 * MIB).align(align)));
+    assert!(poll(get.as_mut(), waker).is_pending());
+    drop(held);
+    let served = run(get).unwrap();
+    assert!(served.as_ptr().addr().is_multiple_of(align) && served.len() == 5 * MIB);
+    assert!(run(pool.get_async(Request::new(10).align(3))).unwrap_err().is_request());
+}
+
+#[test]
+fn two_tasks_on_one_thread_share_a_limit_that_holds_one_buffer() {
+    // With a blocking request, the first task could never return its buffer while the second one waits.
+    share_one_buffer(&over_sim(2 << 20).build().unwrap());
+    share_one_buffer(&over_sim(8 << 20).build().unwrap().partition("eval", 2 << 20).unwrap());
+}
+
+fn share_one_buffer(pool: &impl Requests) {
+    // So that no get needs a call, which another thread would make.
+    drop(pool.get(2 * MIB).unwrap());
+    run(async {
+        let tasks = [0_u8, 1].map(|task| {
+            let pool = pool.clone();
+            tokio::spawn(async move {
+                for round in 0..100 {
+                    let mut buf = pool.get_async((2 * MIB).into()).await.unwrap();
+                    buf.wait_slice_mut().unwrap()[0] = task;
+                    // The other task runs, and waits for this buffer.
+                    tokio::task::yield_now().await;
+                    assert_eq!(buf.wait_slice().unwrap()[0], task, "round {round}");
+                }
+            })
+        });
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+    let stats = valid_stats(pool);
+    assert_eq!((stats.requests.served, stats.memory.in_use, stats.requests.failed), (201, 0, 0));
+    assert!(stats.requests.waits > 0);
+}
+
+#[test]
+fn a_get_without_room_fails_or_falls_back_when_its_wait_has_passed() {
+    let pool = over_sim(2 << 20).wait(SHORT).build().unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    assert!(run(pool.get_async(MIB)).unwrap_err().is_limit());
+    assert!(run(pool.get_async(Request::new(MIB).wait(Duration::ZERO))).unwrap_err().is_limit());
+    assert!(run(pool.get_async(usize::MAX)).unwrap_err().is_request());
+    assert!(run(pool.get_async(0)).unwrap().is_empty());
+    drop(held);
+    assert_eq!(valid_stats(&pool).requests.failed, 2);
+    let pool = over_sim(2 << 20).wait(SHORT).on_full(OnFull::Pageable).build().unwrap();
+    let _held = pool.get(2 * MIB).unwrap();
+    assert!(!run(pool.get_async(MIB)).unwrap().is_pinned());
+    assert_eq!(valid_stats(&pool).requests.pageable, 1);
+}
+
+#[test]
+fn tasks_and_threads_stand_in_one_line() {
+    let pool = over_sim(2 << 20).build().unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    let mut first = pin!(pool.get_async(2 * MIB));
+    assert!(poll(first.as_mut(), Waker::noop()).is_pending());
+    thread::scope(|scope| {
+        let second = scope.spawn(|| pool.get(2 * MIB).unwrap());
+        until_waits(&pool, 2);
+        let mut third = pin!(pool.get_async(2 * MIB));
+        assert!(poll(third.as_mut(), Waker::noop()).is_pending());
+        drop(held);
+        assert!(poll(third.as_mut(), Waker::noop()).is_pending());
+        let Poll::Ready(Ok(buf)) = poll(first.as_mut(), Waker::noop()) else { panic!("the first is served first") };
+        assert!(!second.is_finished());
+        drop(buf);
+        let buf = second.join().unwrap();
+        assert!(poll(third.as_mut(), Waker::noop()).is_pending());
+        drop(buf);
+        assert!(poll(third.as_mut(), Waker::noop()).is_ready());
+    });
+    assert_eq!(valid_stats(&pool).requests.waits, 3);
+}
+
+#[test]
+fn a_future_that_is_dropped_leaves_the_line_and_passes_on_what_it_was_handed() {
+    let pool = over_sim(2 << 20).build().unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    let id = held.id();
+    let mut first = Box::pin(pool.get_async(2 * MIB));
+    let mut second = Box::pin(pool.get_async(2 * MIB));
+    let mut third = Box::pin(pool.get_async(2 * MIB));
+    for get in [&mut first, &mut second, &mut third] {
+        assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+    }
+    drop(second);
+    drop(held);
+    // It was handed the buffer, and is never polled again.
+    drop(first);
+    let Poll::Ready(Ok(buf)) = poll(third.as_mut(), Waker::noop()) else { panic!("the third is the next") };
+    assert_eq!(buf.id(), id);
+    drop((buf, third));
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.memory.in_use, stats.memory.idle), (0, 1));
+    // Nobody waits any more.
+    drop(pool.get_with(Request::new(MIB).wait(Duration::ZERO)).unwrap());
+}
+
+#[test]
+fn a_task_is_woken_through_the_waker_of_its_last_poll() {
+    let pool = over_sim(2 << 20).build().unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    let (before, last) = (Arc::new(Counting::default()), Arc::new(Counting::default()));
+    let mut ahead = Box::pin(pool.get_async(2 * MIB));
+    let mut get = pin!(pool.get_async(2 * MIB));
+    assert!(poll(ahead.as_mut(), Waker::noop()).is_pending());
+    assert!(poll(get.as_mut(), &before.clone().into()).is_pending());
+    assert!(poll(get.as_mut(), &last.clone().into()).is_pending());
+    drop(held);
+    drop(ahead);
+    assert_eq!(before.0.load(Ordering::SeqCst), 0);
+    assert!(last.0.load(Ordering::SeqCst) > 0);
+    assert!(poll(get, &last.into()).is_ready());
+}
+
+#[test]
+fn a_waker_that_panics_reaches_neither_the_put_nor_the_next_get() {
+    struct Panicking;
+    impl Wake for Panicking {
+        fn wake(self: Arc<Self>) {
+            panic!("the waker panics");
+        }
+    }
+    let pool = over_sim(2 << 20).build().unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    let mut get = Box::pin(pool.get_async(2 * MIB));
+    assert!(poll(get.as_mut(), &Arc::new(Panicking).into()).is_pending());
+    drop(held);
+    let Poll::Ready(Ok(buf)) = poll(get.as_mut(), Waker::noop()) else { panic!("it was handed over") };
+    drop(buf);
+    drop(get);
+    assert_eq!(valid_stats(&pool).memory.in_use, 0);
+}
+
+/// A pool that calls `source` for each size of its first get, under either preset.
+fn over_both_presets(source: &Arc<FaultSource>) -> [Pool; 2] {
+    let tensorflow = Pool::builder().without_env().preset(Preset::TensorFlow).backend(Backend::Source(source.clone()));
+    [over(source.clone(), 64 << 20).build().unwrap(), tensorflow.build().unwrap()]
+}
+
+#[test]
+fn a_miss_that_pin_calls_does_so_on_another_thread_and_the_runtime_goes_on() {
+    const BEATS: usize = 1000;
+    for preset in 0..2 {
+        let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+        let pool = over_both_presets(&source)[preset].clone();
+        let held = Arc::new(Mutex::new(Some(source.hold(SourceCall::Acquire))));
+        // Opens the gate of a blocked runtime: the test fails then, and does not hang.
+        let (is_over, over) = mpsc::channel::<()>();
+        let opener = held.clone();
+        let opener = thread::spawn(move || {
+            if let Err(mpsc::RecvTimeoutError::Timeout) = over.recv_timeout(Duration::from_secs(60)) {
+                drop(opener.lock().unwrap().take());
+            }
+        });
+        let beats = run(async {
+            let get = tokio::spawn(pool.get_async(4 * MIB));
+            while source.calls(SourceCall::Acquire) == 0 {
+                tokio::task::yield_now().await;
+            }
+            let mut beats = 0;
+            while beats < BEATS && held.lock().unwrap().is_some() {
+                assert!(!get.is_finished());
+                tokio::task::yield_now().await;
+                beats += 1;
+            }
+            held.lock().unwrap().take();
+            assert_eq!(get.await.unwrap().unwrap().len(), 4 * MIB);
+            beats
+        });
+        drop(is_over);
+        opener.join().unwrap();
+        assert_eq!(beats, BEATS, "the gate was held meanwhile");
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.requests.served, stats.requests.misses, stats.requests.waits), (1, 1, 0));
+        // A hit needs no thread.
+        assert!(poll(pin!(pool.get_async(4 * MIB)), Waker::noop()).is_ready());
+        assert_eq!(source.calls(SourceCall::Acquire), 1);
+    }
+}
+
+#[test]
+fn pinned_memory_for_a_future_that_is_dropped_serves_the_next_get() {
+    for preset in 0..2 {
+        let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+        let pool = over_both_presets(&source)[preset].clone();
+        let held = source.hold(SourceCall::Acquire);
+        let mut get = Box::pin(pool.get_async(4 * MIB));
+        let mut behind = Box::pin(pool.get_async(8 * MIB));
+        assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+        held.wait_for(1);
+        assert!(poll(behind.as_mut(), Waker::noop()).is_pending());
+        drop((get, behind));
+        drop(held);
+        while pool.stats().memory.idle == 0 {
+            thread::yield_now();
+        }
+        assert_eq!(valid_stats(&pool).memory.in_use, 0);
+        drop(pool.try_get(4 * MIB).unwrap().expect("it is idle"));
+        assert_eq!(source.calls(SourceCall::Acquire), 1, "nothing was done for the request behind it");
+    }
+}
+
+#[test]
+fn a_task_in_line_does_not_pin_on_its_thread_what_it_has_room_for_later() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = over(source.clone(), 2 << 20).wait(LONG).build().unwrap();
+    let _held = pool.get(2 * MIB).unwrap();
+    let mut get = pin!(pool.get_async(2 * MIB));
+    assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+    let gate = source.hold(SourceCall::Acquire);
+    pool.set_max_bytes(8 << 20).unwrap();
+    assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+    gate.wait_for(1);
+    assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+    drop(gate);
+    run(get).unwrap();
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.requests.waits, stats.requests.failed), (1, 0));
+}
+
+#[test]
+fn a_pool_that_ends_while_its_thread_pin_calls_releases_that_memory() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = over(source.clone(), 64 << 20).build().unwrap();
+    let gate = source.hold(SourceCall::Acquire);
+    let mut get = Box::pin(pool.get_async(4 * MIB));
+    assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+    gate.wait_for(1);
+    drop((get, pool));
+    drop(gate);
+    while source.calls(SourceCall::Release) == 0 {
+        thread::yield_now();
+    }
+}
+
+/// Two tasks fail after `wait`, one in a hanging driver call and one behind it. Returns false if they were late before that.
+fn fail_at_their_deadline(preset: usize, wait: Duration) -> bool {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = over_both_presets(&source)[preset].clone();
+    let gate = source.hold(SourceCall::Acquire);
+    let mut own = pin!(pool.get_async(Request::new(4 * MIB).wait(wait)));
+    let mut behind = pin!(pool.get_async(Request::new(8 * MIB).wait(wait)));
+    let begun = Instant::now();
+    let mut is_early = poll(own.as_mut(), Waker::noop()).is_pending();
+    while source.calls(SourceCall::Acquire) == 0 && is_early {
+        is_early = begun.elapsed() < wait;
+        thread::yield_now();
+    }
+    if !is_early || !poll(behind.as_mut(), Waker::noop()).is_pending() {
+        return false;
+    }
+    // The runtime has nothing else to wake it.
+    for get in [behind, own] {
+        let error = run(get).unwrap_err();
+        assert!(error.is_limit() && error.to_string().contains("a driver call did not return within "), "{error}");
+    }
+    assert_eq!(pool.stats().requests.failed, 2);
+    drop(gate);
+    while pool.stats().memory.idle == 0 {
+        thread::yield_now();
+    }
+    drop(pool.try_get(4 * MIB).unwrap().expect("the late result serves the next request"));
+    assert_eq!((source.calls(SourceCall::Acquire), valid_stats(&pool).memory.in_use), (1, 0));
+    true
+}
+
+#[test]
+fn a_task_fails_at_its_deadline_though_the_call_of_another_task_or_its_own_does_not_return() {
+    for preset in 0..2 {
+        let mut waits = [30, 300, 3_000, 30_000].map(Duration::from_millis).into_iter();
+        assert!(waits.any(|wait| fail_at_their_deadline(preset, wait)), "late before the first call");
+    }
+}
+
+#[test]
+fn a_task_whose_call_does_not_return_falls_back_at_its_deadline() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = over(source.clone(), 64 << 20).on_full(OnFull::Pageable).build().unwrap();
+    let gate = source.hold(SourceCall::Acquire);
+    assert!(!run(pool.get_async(Request::new(4 * MIB).wait(SHORT))).unwrap().is_pinned());
+    drop(gate);
+    assert_eq!(pool.stats().requests.failed, 0);
+}

@@ -1,0 +1,124 @@
+//! Gets of tasks that are dropped, moved and polled at any time.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::mpsc;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+use pinpool::{Backend, GetFuture, PinnedBuf, Pool, Request};
+
+use crate::fixture::LONG;
+use crate::valid_stats::valid_stats;
+
+const MIB: usize = 1 << 20;
+
+fn pool(max_bytes: u64) -> Pool {
+    let builder = Pool::builder()
+        .without_env()
+        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))));
+    builder.max_bytes(Some(max_bytes)).wait(LONG).unstable_pressure("/dev/null").build().unwrap()
+}
+
+fn poll(get: &mut GetFuture) -> Poll<pinpool::Result<PinnedBuf>> {
+    Pin::new(get).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn check_at_rest(pool: &Pool) {
+    let stats = valid_stats(pool);
+    assert!(pinpool::unstable::fast_path::is_open(pool));
+    assert_eq!((stats.memory.in_use, stats.requests.served, stats.requests.failed), (0, stats.requests.returned, 0));
+    // Nobody is left in the line: the limit is free at once.
+    let all = usize::try_from(stats.limits.max_bytes.unwrap()).unwrap();
+    drop(pool.get_with(Request::new(all).wait(Duration::from_secs(60))).unwrap());
+}
+
+#[test]
+fn futures_dropped_at_any_time_on_any_thread_keep_neither_buffers_nor_the_line() {
+    let rounds: usize = if cfg!(miri) { 20 } else { 2_000 };
+    let pools = [pool(2 << 20), pool(4 << 20)];
+    thread::scope(|scope| {
+        let (pass, passed) = mpsc::sync_channel::<GetFuture>(8);
+        let pools = &pools;
+        for thread in 0..2 {
+            let pass = pass.clone();
+            scope.spawn(move || {
+                let mut pending: Vec<GetFuture> = Vec::new();
+                for round in 0..rounds {
+                    let mut get = pools[(round + thread) % 2].get_async(MIB * (1 + round % 2));
+                    let ready = round % 5 > 0 && poll(&mut get).is_ready();
+                    match round % 7 {
+                        // Ready or not, to be dropped or polled elsewhere.
+                        0 | 1 if !ready => pass.send(get).unwrap(),
+                        2 => pending.clear(),
+                        3 => pending.retain_mut(|get| poll(get).is_pending()),
+                        _ if !ready => pending.push(get),
+                        _ => {}
+                    }
+                }
+            });
+        }
+        drop(pass);
+        scope.spawn(move || {
+            for (at, mut get) in passed.into_iter().enumerate() {
+                let _ = (at % 2 == 0).then(|| poll(&mut get));
+            }
+        });
+    });
+    pools.iter().for_each(check_at_rest);
+}
+
+#[test]
+fn thousands_of_tasks_at_once_are_served_in_order() {
+    let tasks = if cfg!(miri) { 50 } else { 3_000 };
+    let pool = pool(2 << 20);
+    let held = pool.get(2 * MIB).unwrap();
+    let mut served = Vec::new();
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+        let (pass, mut passed) = tokio::sync::mpsc::unbounded_channel();
+        for task in 0..tasks {
+            let (pool, pass) = (pool.clone(), pass.clone());
+            tokio::spawn(async move {
+                let buf = pool.get_async(2 * MIB).await.unwrap();
+                pass.send(task).unwrap();
+                drop(buf);
+            });
+        }
+        drop(pass);
+        while pool.stats().requests.waits < tasks {
+            tokio::task::yield_now().await;
+        }
+        drop(held);
+        while let Some(task) = passed.recv().await {
+            served.push(task);
+        }
+    });
+    assert!(served.iter().copied().eq(0..tasks));
+    check_at_rest(&pool);
+}
+
+#[test]
+fn a_future_polled_after_it_was_ready_begins_another_get() {
+    let pool = pool(2 << 20);
+    drop(pool.get(2 * MIB).unwrap());
+    let mut get = pool.get_async(2 * MIB);
+    let Poll::Ready(Ok(first)) = poll(&mut get) else { panic!("a buffer is idle") };
+    assert!(poll(&mut get).is_pending());
+    drop(first);
+    assert!(matches!(poll(&mut get), Poll::Ready(Ok(_))));
+    assert!(matches!(poll(&mut get), Poll::Ready(Ok(_))));
+    drop(get);
+    check_at_rest(&pool);
+}
+
+#[test]
+fn a_waiting_future_outlives_the_last_handle_of_its_pool() {
+    let pool = pool(2 << 20);
+    let held = pool.get(2 * MIB).unwrap();
+    let mut get = pin!(pool.get_async(2 * MIB));
+    assert!(poll(&mut get).is_pending());
+    drop(pool);
+    drop(held);
+    assert!(matches!(poll(&mut get), Poll::Ready(Ok(_))));
+}

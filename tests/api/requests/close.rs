@@ -1,0 +1,145 @@
+//! `Pool::close`: requests that wait and later ones fail, and buffers in use stay valid.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, GetFuture, OnFull, PinnedBuf, Request, Result};
+use pinpool_replay::SimSource;
+use pinpool_testing::{FaultSource, SourceCall};
+
+use crate::captured_log;
+use crate::fixture::{LONG, both_presets, over_sim, until_waits};
+use crate::valid_stats::{stats_when, valid_stats};
+
+const MIB: usize = 1 << 20;
+
+fn poll(get: Pin<&mut GetFuture>) -> Poll<Result<PinnedBuf>> {
+    get.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+#[test]
+fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
+    for builder in both_presets(2 << 20) {
+        let pool = builder.on_full(OnFull::Pageable).build().unwrap();
+        let held = pool.get(2 * MIB).unwrap();
+        let tagged = pool.tagged("tag");
+        thread::scope(|scope| {
+            // The first in line is a task that nobody polls.
+            let mut unpolled = pin!(pool.get_async(MIB));
+            assert!(poll(unpolled.as_mut()).is_pending());
+            let waiting = [2, 1].map(|mib| {
+                let pool = &pool;
+                scope.spawn(move || pool.get_with(Request::new(mib * MIB).wait(LONG)).map(drop))
+            });
+            until_waits(&pool, 3);
+            let mut task = pin!(pool.get_async(MIB));
+            assert!(poll(task.as_mut()).is_pending());
+            pool.close();
+            for thread in waiting {
+                assert!(thread.join().unwrap().unwrap_err().is_closed());
+            }
+            for task in [task, unpolled] {
+                let Poll::Ready(Err(error)) = poll(task) else { panic!("the task still waits") };
+                assert!(error.is_closed() && error.to_string().contains("Pool::close"), "{error}");
+            }
+        });
+        for error in [
+            pool.get(MIB).unwrap_err(),
+            pool.get(2 * MIB).unwrap_err(),
+            pool.try_get(2 * MIB).unwrap_err(),
+            pool.get_with(Request::new(MIB).align(4096)).unwrap_err(),
+            tagged.get(MIB).unwrap_err(),
+        ] {
+            assert!(error.is_closed(), "{error}");
+        }
+        assert!(matches!(poll(pin!(pool.get_async(MIB))), Poll::Ready(Err(error)) if error.is_closed()));
+        pool.close();
+        drop(held);
+        let stats = valid_stats(&pool);
+        assert_eq!(
+            (
+                stats.memory.in_use,
+                stats.memory.idle,
+                stats.requests.timeouts,
+                stats.requests.waiting,
+                stats.requests.pageable
+            ),
+            (0, 0, 0, 0, 0)
+        );
+    }
+}
+
+#[test]
+fn idle_memory_goes_at_once_and_buffers_in_use_stay_valid_until_they_are_dropped() {
+    for builder in both_presets(2 << 20) {
+        let pool = builder.build().unwrap();
+        drop(pool.get(MIB).unwrap());
+        let (mut used, copied) = (pool.get(MIB / 2).unwrap(), pool.get(MIB / 4).unwrap());
+        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+        let gate = stream.hold();
+        let copy = copied.copy_to(&stream, &mut device).unwrap();
+        pool.close();
+        assert_eq!(valid_stats(&pool).memory.idle_bytes, 0);
+        used.wait_slice_mut().unwrap().fill(7);
+        let last = used.copy_to(&stream, &mut device).unwrap();
+        drop(gate);
+        copy.wait().unwrap();
+        last.wait().unwrap();
+        pool.maintain();
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.memory.in_use, stats.copies.in_flight, stats.memory.idle), (0, 0, 0));
+        pool.trim(0);
+        assert_eq!(pool.stats().memory.held_bytes, 0);
+    }
+}
+
+#[test]
+fn a_pool_closes_its_partitions_and_a_partition_not_its_pool() {
+    let pool = over_sim(8 << 20).build().unwrap();
+    let [one, other] = ["one", "other"].map(|name| pool.partition(name, 2 << 20).unwrap());
+    drop(one.get(MIB).unwrap());
+    one.close();
+    assert!(one.get(MIB).unwrap_err().is_closed());
+    assert!(other.get(MIB).is_ok() && pool.get(MIB).is_ok());
+    pool.close();
+    assert!(other.get(MIB).unwrap_err().is_closed() && pool.partition("late", 1 << 20).unwrap_err().is_closed());
+}
+
+#[test]
+fn a_task_whose_driver_call_runs_fails_and_the_memory_of_the_call_is_not_kept() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = over_sim(8 << 20).backend(Backend::Source(source.clone())).build().unwrap();
+    let gate = source.hold(SourceCall::Acquire);
+    let mut get = pin!(pool.get_async(MIB));
+    assert!(poll(get.as_mut()).is_pending());
+    gate.wait_for(1);
+    let closing = thread::scope(|scope| {
+        // Idle memory is released by this call, which waits for the driver.
+        let closing = scope.spawn(|| pool.close());
+        while !matches!(poll(get.as_mut()), Poll::Ready(Err(ref error)) if error.is_closed()) {
+            thread::yield_now();
+        }
+        drop(gate);
+        closing.join()
+    });
+    closing.unwrap();
+    let stats = stats_when(&pool, |stats| stats.memory.in_use_bytes + stats.memory.transit_bytes == 0);
+    assert_eq!(stats.memory.idle, 0);
+}
+
+#[test]
+fn buffers_that_are_put_after_the_last_handle_raise_no_limit() {
+    for builder in both_presets(1 << 30) {
+        captured_log::listen();
+        let pool = builder.setting("pool_size_limit", 100).build().unwrap();
+        let held: Vec<_> = (0..2_500).map(|_| pool.get(4096).unwrap()).collect();
+        drop(pool);
+        drop(held);
+        let lines = captured_log::lines();
+        assert_eq!(captured_log::count(&lines, "PoolAllocator: After"), 0, "{lines:#?}");
+    }
+}

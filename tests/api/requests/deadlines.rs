@@ -1,0 +1,145 @@
+//! A request returns by its deadline, whatever other threads do, and no call runs for as long as other threads keep the pool
+//! busy.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pinpool::source::{Region, Source};
+use pinpool::unstable::ManualClock;
+use pinpool::{Pool, Request, SourceError};
+use pinpool_replay::SimSource;
+use pinpool_testing::{FaultSource, SourceCall};
+
+use crate::fixture::over;
+use crate::valid_stats::valid_stats;
+
+const MIB: usize = 1 << 20;
+/// No call that this file waits for takes as long, unless it hangs.
+const HANGS: Duration = Duration::from_secs(60);
+
+fn faulty(source: impl Source + 'static) -> Arc<FaultSource> {
+    Arc::new(FaultSource::around(Arc::new(source)))
+}
+
+/// Waits until `thread` has ended; returns false if that takes too long.
+fn ends<T>(thread: &thread::ScopedJoinHandle<'_, T>) -> bool {
+    let begun = Instant::now();
+    while !thread.is_finished() && begun.elapsed() < HANGS {
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread.is_finished()
+}
+
+#[test]
+fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
+    let acts: [(SourceCall, fn(&Pool)); 2] =
+        [(SourceCall::Acquire, |pool| drop(pool.get(8 * MIB).unwrap())), (SourceCall::Release, |pool| pool.trim(0))];
+    for ((call, act), source) in acts
+        .into_iter()
+        .flat_map(|act| [SimSource::new(1 << 40), SimSource::discrete(1 << 40)].map(|source| (act, faulty(source))))
+    {
+        let pool = over(source.clone(), 8 << 20).build().unwrap();
+        if matches!(call, SourceCall::Release) {
+            drop(pool.get(8 * MIB).unwrap());
+        }
+        let held = source.hold(call);
+        thread::scope(|scope| {
+            let acting = scope.spawn(|| act(&pool));
+            held.wait_for(1);
+            let get = |wait| pool.get_with(Request::new(4 * MIB).wait(wait)).map(drop);
+            let waiting = scope.spawn(move || get(Duration::from_millis(10)));
+            let at_once = scope.spawn(move || get(Duration::ZERO));
+            let trimming = scope.spawn(|| pool.trim(0));
+            let all_end = ends(&waiting) && ends(&at_once) && ends(&trimming);
+            assert!(!acting.is_finished());
+            drop(held);
+            assert!(all_end, "a call waited for the call of another thread");
+            assert!(waiting.join().unwrap().unwrap_err().is_limit());
+            assert!(at_once.join().unwrap().unwrap_err().is_limit());
+        });
+        valid_stats(&pool);
+    }
+}
+
+/// A source that is put back into while it releases: what an unbounded loop never gets to the end of.
+#[test]
+fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let pressure = dir.path().join("memory");
+    std::fs::write(
+        &pressure,
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+    )
+    .unwrap();
+    let clock = ManualClock::default();
+    let source = faulty(SimSource::new(1 << 40));
+    let pool = over(source.clone(), 64 << 20)
+        .unstable_pressure(pressure.clone())
+        .unstable_clock(clock.clone())
+        .build()
+        .unwrap();
+    drop((0..50).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>());
+    std::fs::write(&pressure, "some avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\nfull avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\n").unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    drop((0..20).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>());
+                }
+            });
+        }
+        let polling = scope.spawn(|| {
+            for _ in 0..5 {
+                clock.advance_us(2_000_000);
+                pool.maintain();
+            }
+        });
+        let ended = ends(&polling);
+        stop.store(true, Ordering::Relaxed);
+        assert!(ended, "the poll runs as long as others put buffers back");
+    });
+    valid_stats(&pool);
+}
+
+/// Refuses every acquisition, and records until when each may wait for acquisitions of other threads.
+#[derive(Debug, Default)]
+struct Refusing(Mutex<Vec<Instant>>);
+
+// SAFETY: it gives out no memory.
+#[allow(unsafe_code)]
+unsafe impl Source for Refusing {
+    fn name(&self) -> &'static str {
+        "refusing"
+    }
+
+    fn is_pinned(&self) -> bool {
+        true
+    }
+
+    fn acquire(&self, _: usize) -> Result<Region, SourceError> {
+        Err(SourceError::new("acquire", "refused"))
+    }
+
+    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
+        self.0.lock().unwrap().push(until);
+        self.acquire(len_bytes)
+    }
+
+    unsafe fn release(&self, _: Region) -> Result<(), SourceError> {
+        unreachable!("nothing was acquired")
+    }
+}
+
+#[test]
+fn all_attempts_of_a_request_wait_for_calls_of_other_threads_until_one_time() {
+    let source = Arc::new(Refusing::default());
+    let pool = over(source.clone(), 64 << 20).build().unwrap();
+    let begun = Instant::now();
+    assert!(pool.get_with(Request::new(3 * MIB).wait(Duration::ZERO)).unwrap_err().is_backend());
+    let untils = source.0.lock().unwrap();
+    assert!(untils.len() > 1 && untils.iter().all(|until| *until == untils[0]), "{untils:?}");
+    assert!(untils[0] >= begun + Duration::from_millis(100), "the calls of other threads take milliseconds");
+}

@@ -1,0 +1,96 @@
+//! A full pool: copies that begin while requests wait for the memory of these copies.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{PinnedBuf, Request};
+
+use crate::fixture::{Requests, both_presets, over_sim};
+use crate::valid_stats::valid_stats;
+
+const MIB: usize = 1 << 20;
+
+fn run<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+/// A request of `waiting` that needs the memory of `held` is served when the copy of `held`, which starts later, ends.
+fn a_copy_serves(waiting: &impl Requests, held: PinnedBuf) {
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(held.len()));
+    let gate = stream.hold();
+    let mut get = pin!(waiting.get_async(MIB.into()));
+    assert!(get.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let copy = held.copy_to(&stream, &mut device).unwrap();
+    drop(gate);
+    run(get).unwrap();
+    copy.wait().unwrap();
+    valid_stats(waiting);
+}
+
+#[test]
+fn a_copy_that_begins_while_a_request_waits_serves_it() {
+    for has_thread in [false, true] {
+        for builder in both_presets(1 << 20) {
+            let pool = builder.background_thread(has_thread).build().unwrap();
+            let held = pool.get(MIB).unwrap();
+            a_copy_serves(&pool, held);
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_begins_while_requests_wait_in_partitions_serves_them() {
+    let pool = over_sim(2 << 20).build().unwrap();
+    let [one, other] = ["one", "other"].map(|name| pool.partition(name, 1 << 20).unwrap());
+    // At the limit of the partition, while the pool has room.
+    let held = one.get(MIB).unwrap();
+    a_copy_serves(&one, held);
+    let (rest, held) = (pool.get(MIB).unwrap(), pool.get(MIB).unwrap());
+    a_copy_serves(&one, held);
+    drop(rest);
+    for is_of_pool in [true, false] {
+        let (rest, held) = (pool.get(MIB).unwrap(), one.get(MIB).unwrap());
+        if is_of_pool {
+            a_copy_serves(&pool, held)
+        } else {
+            a_copy_serves(&other, held)
+        }
+        drop(rest);
+    }
+}
+
+/// How often a request that fails after `wait` is polled.
+fn polls(pool: &impl Requests, wait: Duration) -> u128 {
+    let (mut get, mut polls) = (pin!(pool.get_async(Request::new(MIB).wait(wait))), 0);
+    let counted = poll_fn(|context| {
+        polls += 1;
+        get.as_mut().poll(context)
+    });
+    assert!(run(counted).unwrap_err().is_limit());
+    polls
+}
+
+#[test]
+fn a_request_looks_rarely_while_nothing_is_in_flight_and_ever_more_rarely_while_a_copy_does_not_end() {
+    let all = over_sim(1 << 30).build().unwrap();
+    looks_rarely(&over_sim(1 << 20).build().unwrap());
+    looks_rarely(&all.partition("part", 1 << 20).unwrap());
+}
+
+fn looks_rarely(pool: &impl Requests) {
+    let held = pool.get(MIB).unwrap();
+    let wait = Duration::from_millis(200);
+    let idle = polls(pool, wait);
+    assert!(idle <= wait.as_millis() / 5 + 3, "{idle} looks for nothing");
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    let gate = stream.hold();
+    let copy = held.copy_to(&stream, &mut device).unwrap();
+    // At most 128 looks until each pause exceeds 40 us, and then at most 128 each time that the wait has grown e-fold.
+    let looks = polls(pool, wait);
+    assert!(looks <= 128 * 6, "{looks} queries of one copy");
+    drop(gate);
+    copy.wait().unwrap();
+}

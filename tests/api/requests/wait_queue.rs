@@ -1,0 +1,164 @@
+//! The wait queue: requests are served in order of arrival; who may pass.
+
+use std::thread;
+use std::time::Duration;
+
+use pinpool::unstable::Rounding;
+use pinpool::{PoolBuilder, Preset, Request};
+
+use crate::fixture::{LONG, over_sim, until_waits};
+use crate::valid_stats::valid_stats;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+/// Longer than a waiting request sleeps before it searches again.
+const WHILE_ASLEEP: Duration = Duration::from_millis(30);
+
+fn tensorflow(max_bytes: u64) -> PoolBuilder {
+    over_sim(max_bytes).preset(Preset::TensorFlow).setting("rounding", Rounding::Exact)
+}
+
+#[test]
+fn a_return_hands_its_buffer_to_the_waiting_request_and_the_next_request_of_the_thread_does_not_take_it() {
+    for builder in [over_sim(2 << 20), tensorflow(2 << 20)] {
+        let pool = builder.build().unwrap();
+        let len = MIB + MIB / 2;
+        let only = pool.get(len).unwrap();
+        let id = only.id();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.get(len).unwrap());
+            until_waits(&pool, 1);
+            drop(only);
+            assert!(pool.try_get(len).unwrap().is_none(), "the buffer belongs to the waiting request");
+            assert_eq!(waiting.join().unwrap().id(), id, "the same memory, without a call of the backend");
+        });
+        let stats = valid_stats(&pool);
+        assert_eq!(
+            (stats.requests.served, stats.requests.hits, stats.requests.returned, stats.memory.idle),
+            (2, 1, 2, 1)
+        );
+    }
+}
+
+#[test]
+fn a_put_of_another_class_makes_room_for_the_get_that_waits_and_for_no_other() {
+    for builder in [over_sim(2 << 20), tensorflow(2 << 20)] {
+        let pool = builder.build().unwrap();
+        let all = pool.get(MIB + MIB / 4).unwrap();
+        let rest = pool.get(512 * KIB).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.get(MIB + MIB / 2).unwrap());
+            until_waits(&pool, 1);
+            drop(rest);
+            assert!(pool.try_get(512 * KIB).unwrap().is_none(), "its memory is room for the head of the queue");
+            drop(all);
+            assert!(pool.try_get(MIB + MIB / 4).unwrap().is_none(), "its memory is room for the head of the queue");
+            waiting.join().unwrap();
+        });
+        let stats = valid_stats(&pool);
+        assert_eq!(
+            (stats.requests.served, stats.requests.hits, stats.requests.returned, stats.memory.evictions.reclaimed),
+            (3, 0, 3, 2)
+        );
+    }
+}
+
+#[test]
+fn a_buffer_that_was_idle_before_the_line_formed_is_hit_once() {
+    let pool = over_sim(8 << 20).build().unwrap();
+    let (most, idle) = (pool.get(6 * MIB).unwrap(), pool.get(MIB).unwrap());
+    drop(idle);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.get(8 * MIB).unwrap());
+        until_waits(&pool, 1);
+        thread::sleep(WHILE_ASLEEP);
+        let hit = pool.try_get(MIB).unwrap();
+        assert!(hit.is_some(), "idle, and too little for the waiting request");
+        drop(hit);
+        assert!(pool.try_get(MIB).unwrap().is_none(), "once");
+        drop(most);
+        waiting.join().unwrap();
+    });
+    valid_stats(&pool);
+}
+
+#[test]
+fn two_puts_in_a_row_serve_two_gets_of_the_line() {
+    let pool = over_sim(4 << 20).build().unwrap();
+    let both = [pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap()];
+    thread::scope(|scope| {
+        let waiting = [(); 2].map(|()| scope.spawn(|| pool.get(2 * MIB).unwrap()));
+        until_waits(&pool, 2);
+        drop(both);
+        // Both are held until both are served: the memory of one that came back could serve the other's own attempt, which
+        // counts as a miss.
+        let [one, other] = waiting.map(|get| get.join().unwrap());
+        assert_ne!(one.id(), other.id());
+    });
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.requests.hits, stats.requests.misses), (2, 2));
+}
+
+#[test]
+fn a_get_that_fits_beside_the_first_in_line_is_served_and_does_not_delay_it() {
+    let pool = over_sim(64 << 20).build().unwrap();
+    let held = pool.get(10 * MIB).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.get(56 * MIB).unwrap());
+        until_waits(&pool, 1);
+        // Again and again, far more than fits at once.
+        for _ in 0..1000 {
+            let small = pool.get_with(Request::new(4 * KIB).wait(Duration::ZERO)).unwrap();
+            drop(small);
+        }
+        let beside = pool.get_with(Request::new(4 * KIB).wait(Duration::ZERO)).unwrap();
+        let error = pool.get_with(Request::new(7 * MIB).wait(Duration::ZERO)).unwrap_err();
+        assert!(error.is_limit());
+        let text = error.to_string();
+        for part in ["1 earlier request is waiting", "56.0MiB", "cannot allocate 7.0MiB", "PINPOOL_WAIT"] {
+            assert!(text.contains(part), "{part} is missing in: {text}");
+        }
+        drop(held);
+        // The adjacent buffer is still held.
+        waiting.join().unwrap();
+        drop(beside);
+    });
+    valid_stats(&pool);
+}
+
+#[test]
+fn gets_beside_the_first_in_line_take_no_more_than_the_limit_leaves_beside_it() {
+    for builder in [over_sim(64 << 20), tensorflow(64 << 20)] {
+        let pool = builder.build().unwrap();
+        let held = pool.get(20 * MIB).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.get_with(Request::new(48 * MIB - 32).wait(LONG)).map(drop));
+            until_waits(&pool, 1);
+            let beside: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(MIB - 32).wait(Duration::ZERO)).ok())
+                .take(1000)
+                .collect();
+            assert!(beside.len() < 17, "{} MiB next to 48 MiB", beside.len());
+            drop(held);
+            waiting.join().unwrap().unwrap();
+            drop(beside);
+        });
+        valid_stats(&pool);
+    }
+}
+
+#[test]
+fn a_get_in_line_that_gives_up_lets_the_next_take_what_is_free() {
+    let pool = over_sim(4 << 20).build().unwrap();
+    let (held, free) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
+    thread::scope(|scope| {
+        let large = scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(Duration::from_millis(50))).map(drop));
+        until_waits(&pool, 1);
+        let small = scope.spawn(|| pool.get(2 * MIB).unwrap());
+        until_waits(&pool, 2);
+        drop(free);
+        assert!(large.join().unwrap().unwrap_err().is_limit());
+        small.join().unwrap();
+    });
+    drop(held);
+    valid_stats(&pool);
+}

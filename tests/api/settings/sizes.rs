@@ -1,0 +1,111 @@
+//! Sizes as people write them, and what becomes of a variable that cannot be read.
+
+use pinpool::unstable::config::env::{VARIABLES, report};
+use pinpool::unstable::config::text::parse_bytes;
+use pinpool::{Backend, Limit, Pool};
+use proptest::prelude::*;
+
+use crate::child::alone_with;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+#[test]
+fn a_size_is_read_as_people_write_it() {
+    for (text, bytes) in [
+        // One of 1024 stands alone or with an i, one of 1000 has a B and no i.
+        ("2G", 2 * GIB),
+        ("3tb", 3_000_000_000_000),
+        ("64k", 64 << 10),
+        ("7 MiB", 7 * MIB),
+        (" 7 ", 7),
+        ("9B", 9),
+        // Fractions and exponents, with and without a unit.
+        ("1E9", 1_000_000_000),
+        ("1e+9", 1_000_000_000),
+        (".5G", GIB / 2),
+        ("2.G", 2 * GIB),
+        ("0.9", 0),
+        ("0e99", 0),
+        // Groups of digits.
+        ("1_0.2_5K", 10_496),
+        // The largest.
+        ("18446744073709551615", u64::MAX),
+        ("18446744073709551615.9", u64::MAX),
+        ("16777215.99T", 18_446_744_062_714_435_338),
+    ] {
+        assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+    }
+}
+
+#[test]
+fn what_is_no_size_says_what_a_size_is() {
+    for text in
+        "| |.|G|-1|+5|0x10|1 2|1,5G|1..5G|1.5.5|_1|1_|1__0|1e|1e-3|1eG|64MiBs|2Gib/s|١KiB|inf|nan|unlimited".split('|')
+    {
+        let error = parse_bytes(text).unwrap_err();
+        assert!(error.problem().contains("not a size (like 2GiB"), "{text}: {error}");
+    }
+    for text in ["10PB", "10P", "1PiB", "2 EB"] {
+        let error = parse_bytes(text).unwrap_err();
+        assert!(error.problem().contains("the largest unit is T"), "{text}: {error}");
+    }
+    for text in
+        ["18446744073709551616", "1e20", "1e999999999999", "16777216T", "99999999999999999999999999999999999999999999"]
+    {
+        let error = parse_bytes(text).unwrap_err();
+        assert!(error.problem().contains("more than 2^64 - 1 B"), "{text}: {error}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
+
+    #[test]
+    fn any_text_is_a_size_or_an_error(text in "[0-9._eE+ KMGTPBikmgtb-]{0,24}", other in ".{0,40}") {
+        let _ = (parse_bytes(&text), parse_bytes(&other));
+    }
+}
+
+/// A pool over `variables` is refused, with the name and the value of the first, and these words.
+fn check_refused(variable: &str, words: &[&str]) {
+    let value = std::env::var(variable).unwrap();
+    let error = Pool::builder().build().unwrap_err();
+    assert!(error.is_setting(), "{error}");
+    let text = error.to_string();
+    for part in [&*format!("{variable}={value}: "), "leave it out for the default"].iter().chain(words) {
+        assert!(text.contains(part), "no {part} in: {text}");
+    }
+    // The report lists it with all other variables.
+    let report = report();
+    assert_eq!((report.variables.len(), report.errors.len()), (VARIABLES.len(), 1));
+    assert_eq!(report.errors[0].to_string(), text, "the same text");
+}
+
+#[test]
+fn a_limit_that_cannot_be_read_is_an_error() {
+    alone_with(
+        || vec![("PINPOOL_MAX_BYTES", "2X".to_owned())],
+        || check_refused("PINPOOL_MAX_BYTES", &["not a size (like 2GiB, 512M, 1.5GB, 1e9"]),
+    );
+}
+
+#[test]
+fn an_empty_variable_is_not_set() {
+    alone_with(
+        || {
+            VARIABLES
+                .iter()
+                .map(|variable| (variable.name, if variable.name.len() % 2 == 0 { "" } else { " " }.to_owned()))
+                .collect()
+        },
+        || {
+            let report = report();
+            assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
+            for entry in report.variables {
+                assert_eq!((&entry.value, entry.origin), (&entry.default, "default"), "{}", entry.name);
+            }
+            assert_eq!(Pool::builder().backend(Backend::Heap).build().unwrap().config().max_bytes, Limit::Auto);
+        },
+    );
+}

@@ -1,0 +1,386 @@
+//! Settings: how values are written, what a variable means, and what follows from one another.
+
+use std::time::Duration;
+
+use pinpool::unstable::Rounding;
+use pinpool::unstable::config::Config;
+use pinpool::unstable::config::env::{VARIABLES, VariableReport, report, report_of};
+use pinpool::unstable::config::text::parse_duration;
+use pinpool::{Backend, Error, Limit, OnFull, Pool, PoolBuilder, Preset, Result};
+
+use crate::captured_log::{lines, listen};
+use crate::child::alone_with;
+
+#[test]
+fn times_are_read_as_written() {
+    for (text, micros) in [("30", 30_000_000), ("30s", 30_000_000), ("500ms", 500_000), ("0", 0), ("2min", 120_000_000)]
+    {
+        assert_eq!(parse_duration(text), Ok(Duration::from_micros(micros)), "{text}");
+    }
+    assert!(parse_duration("soon").is_err() && parse_duration("99999999999999h").is_err());
+}
+
+fn heap() -> PoolBuilder {
+    Pool::builder().backend(Backend::Heap)
+}
+
+/// What holds in a pool with these settings and no variables.
+fn resolved(set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Result<Config> {
+    set(heap().without_env()).build().map(|pool| pool.config().clone())
+}
+
+fn refused(set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Error {
+    let error = resolved(set).unwrap_err();
+    assert!(error.is_setting(), "{error}");
+    error
+}
+
+#[test]
+fn every_default_in_the_table_is_the_default_that_holds() {
+    alone_with(Vec::new, || {
+        let report = report();
+        assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
+        for entry in report.variables {
+            assert_eq!((entry.value.as_str(), entry.origin), (entry.default.as_str(), "default"), "{}", entry.name);
+        }
+    });
+}
+
+#[test]
+fn every_default_can_be_set_explicitly() {
+    alone_with(
+        || VARIABLES.iter().map(|variable| (variable.name, variable.default())).collect(),
+        || {
+            let report = report();
+            assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
+        },
+    );
+}
+
+#[test]
+fn nonsense_in_any_variable_is_an_error_that_names_its_value_and_the_default() {
+    // A file or a shared limit may have any name.
+    let has_any = |name: &str| ["PINPOOL_TRACE", "PINPOOL_LEDGER"].contains(&name);
+    let others = || VARIABLES.iter().filter(|variable| !has_any(variable.name));
+    alone_with(
+        || others().map(|variable| (variable.name, "purple".to_owned())).collect(),
+        || {
+            let errors = report().errors;
+            assert_eq!(errors.len(), others().count());
+            for variable in others() {
+                let of_it = |text: &&String| text.starts_with(&format!("{}=", variable.name));
+                let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
+                let text = texts.iter().find(of_it).map(String::as_str).unwrap_or_default();
+                for part in ["purple", &variable.default()] {
+                    assert!(text.contains(part), "{}: {text}", variable.name);
+                }
+            }
+        },
+    );
+}
+
+/// `vars` as [`alone_with`] takes them.
+fn owned(vars: &[(&'static str, &str)]) -> Vec<(&'static str, String)> {
+    vars.iter().map(|&(name, value)| (name, value.to_owned())).collect()
+}
+
+#[test]
+fn unknown_variables_of_ours_are_named_and_others_left_alone() {
+    alone_with(
+        || owned(&[("PINPOOL_MAXBYTES", "1"), ("PINPOOLX", "1")]),
+        || {
+            let report = report();
+            assert!(report.errors.is_empty());
+            let text = "PINPOOL_MAXBYTES=1: unknown and ignored; did you mean PINPOOL_MAX_BYTES?";
+            assert_eq!(report.warnings, [text]);
+        },
+    );
+}
+
+/// Retired names with what replaces each.
+/// Two of the retired names; the table is in `config`.
+const RETIRED: [(&str, &str); 2] = [
+    ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
+    ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),
+];
+
+#[test]
+fn a_retired_name_is_a_warning_that_names_what_replaces_it() {
+    for (name, instead) in RETIRED {
+        let expected = format!("PINPOOL_{name}=1: retired and ignored; {instead}");
+        let report = report_of(&[(format!("PINPOOL_{name}"), "1".to_owned())]);
+        assert_eq!((report.errors.len(), &report.warnings[..]), (0, &[expected.clone()][..]));
+        assert!(report.variables.iter().all(|variable| variable.origin == "default"));
+        listen();
+        heap().without_env().setting(&format!("PINPOOL_{name}"), 1).build().unwrap();
+        let logged = lines();
+        assert!(logged.iter().any(|line| line.ends_with(&format!(" setting: {expected}"))), "{logged:?}");
+    }
+}
+
+#[test]
+fn another_prefix_is_kept_in_warnings_and_errors() {
+    alone_with(
+        || owned(&[("EVAL_STUCK_AFTER", "5s"), ("BAD_MAX_BYTES", "lots")]),
+        || {
+            listen();
+            heap().env_prefix("EVAL_").build().unwrap();
+            let expected = "EVAL_STUCK_AFTER=5s: retired and ignored; a copy in flight for 30s is reported as stuck";
+            assert!(lines().iter().any(|line| line.ends_with(expected)));
+            let text = heap().env_prefix("BAD_").build().unwrap_err().to_string();
+            assert!(text.contains("PINPOOL_MAX_BYTES=lots: ") && text.contains("(from BAD_MAX_BYTES)"), "{text}");
+        },
+    );
+}
+
+#[test]
+fn an_unknown_variable_and_a_value_that_cannot_be_read_are_errors_that_say_what_to_do() {
+    let error = Pool::builder().setting("PINPOOL_MAX_BYTE", "1G").build().unwrap_err();
+    assert!(error.is_setting());
+    let text = error.to_string();
+    assert_eq!(text, "setting=PINPOOL_MAX_BYTE: unknown setting; did you mean PINPOOL_MAX_BYTES?");
+    let text = Pool::builder().setting("PURPLE", "1G").build().unwrap_err().to_string();
+    assert!(text.ends_with("`pinpool doctor --settings --all` lists the variables"), "{text}");
+    let text = Pool::builder().setting("PINPOOL_WAIT", "soon").build().unwrap_err().to_string();
+    assert!(text.starts_with("PINPOOL_WAIT=soon: not a time") && text.contains("the default 30s"), "{text}");
+}
+
+#[test]
+fn a_setting_given_twice_with_different_values_is_named() {
+    // The environment and code: code wins, with a warning. The same value twice is none.
+    alone_with(
+        || owned(&[("PINPOOL_WAIT", "5s"), ("PINPOOL_ZERO", "on"), ("EVAL_WAIT", "7s"), ("PINPOOL_LOG_EVERY", "x")]),
+        || {
+            let warned = |builder: PoolBuilder| {
+                listen();
+                builder.wait(Duration::from_secs(2)).setting("zero", true).setting("log_every", 3).build().unwrap();
+                let lines = lines().into_iter().filter_map(|line| Some(line.split_once(" setting: ")?.1.to_owned()));
+                lines.collect::<Vec<_>>()
+            };
+            let in_code = |name, value, code| {
+                format!("{name}={value}: ignored; the program sets {code} in code, which takes precedence")
+            };
+            let expected = [in_code("PINPOOL_LOG_EVERY", "x", "3"), in_code("PINPOOL_WAIT", "5s", "2s")];
+            assert_eq!(warned(heap()), expected);
+            // Another prefix replaces the usual one; variables with the usual prefix are not read.
+            assert_eq!(warned(heap().env_prefix("EVAL_")), [in_code("EVAL_WAIT", "7s", "2s")]);
+            assert_eq!(warned(heap().without_env()), [""; 0]);
+        },
+    );
+    // Two texts in code, as in the string that C opens a pool with.
+    let twice = |texts: [&str; 2]| {
+        heap().without_env().setting("max_bytes", texts[0]).setting("PINPOOL_MAX_BYTES", texts[1]).build()
+    };
+    let error = twice(["1GiB", "2GiB"]).unwrap_err();
+    assert_eq!(error.to_string(), "PINPOOL_MAX_BYTES=2GiB: already set to 1GiB; leave one of the two out");
+    assert!(error.is_setting() && twice(["1GiB", "1024M"]).is_ok());
+}
+
+#[test]
+fn the_report_says_where_a_value_comes_from() {
+    alone_with(
+        || owned(&[("PINPOOL_POOL_SIZE_LIMIT", "0"), ("PINPOOL_LOG_EVERY", "x")]),
+        || {
+            let report = report();
+            let is = |name| move |entry: &&VariableReport| entry.name == name;
+            let origin = |name| report.variables.iter().find(is(name)).map(|entry| entry.origin);
+            assert_eq!(origin("PINPOOL_POOL_SIZE_LIMIT"), Some("variable"));
+            assert_eq!(origin("PINPOOL_AUTO_RESIZE"), Some("implied"));
+            assert_eq!(origin("PINPOOL_LOG_EVERY"), Some("default"));
+            assert_eq!(report.errors.len(), 1);
+        },
+    );
+}
+
+/// The value that holds once code has set `set`, or the text of the error.
+fn of_code(name: &str, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Result<String, String> {
+    let pool = set(heap().without_env()).build().map_err(|error| error.to_string())?;
+    Ok(pinpool::unstable::setting(&pool, name))
+}
+
+/// The values that hold once a text was set, or the texts of the errors: as the argument of a method, and as the variable.
+fn of_text(name: &str, text: &str) -> [Result<String, String>; 2] {
+    let of_method = heap().without_env().setting(name, text).build();
+    let of_method = of_method.map(|pool| pinpool::unstable::setting(&pool, name));
+    let report = report_of(&[(name.to_owned(), text.to_owned())]);
+    let of_variable = match report.errors.first() {
+        None => {
+            Ok(report.variables.iter().find(|variable| variable.name == name).map(|found| found.value.clone()).unwrap())
+        }
+        Some(error) => Err(error.to_string()),
+    };
+    [of_method.map_err(|error| error.to_string()), of_variable]
+}
+
+#[test]
+fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
+    type Set = fn(PoolBuilder) -> PoolBuilder;
+    const MAX: Duration = Duration::MAX;
+    let same: &[(&str, &str, Set, &str)] = &[
+        ("PINPOOL_DEVICE", "3", |pool| pool.device(3), "3"),
+        ("PINPOOL_MAX_BYTES", "none", |pool| pool.max_bytes(None), "none"),
+        ("PINPOOL_MAX_BYTES", "4096", |pool| pool.max_bytes(4096), "4KiB"),
+        ("PINPOOL_WAIT", "none", |pool| pool.wait(None), "none"),
+        ("PINPOOL_WAIT", "0", |pool| pool.wait(Duration::ZERO), "0s"),
+        ("PINPOOL_WAIT", "18446744073709551615us", |pool| pool.wait(MAX), "18446744073709551615us"),
+        ("PINPOOL_IDLE_TIMEOUT", "none", |pool| pool.idle_timeout(None), "none"),
+        ("PINPOOL_ON_FULL", "Pageable", |pool| pool.on_full(OnFull::Pageable), "pageable"),
+        ("PINPOOL_RESERVE", "none", |pool| pool.reserve_bytes(0), "0B"),
+        ("PINPOOL_TRACE", "none", |pool| pool.trace(None), "none"),
+    ];
+    for &(name, text, set, value) in same {
+        let value = Ok(value.to_owned());
+        assert_eq!(of_text(name, text), [value.clone(), value.clone()], "{name}={text}");
+        assert_eq!(of_code(name, set), value, "{name}={text}");
+    }
+    let texts = [
+        ("PINPOOL_NUMA_NODE", "auto", "auto"),
+        ("PINPOOL_POOL_SIZE_LIMIT", "0", "0"),
+        ("PINPOOL_AUTO_RESIZE", "off", "0"),
+        ("PINPOOL_ROUNDING", "noop", "exact"),
+        ("PINPOOL_MAX_IDLE_BYTES", "0", "0B"),
+        ("PINPOOL_RESERVE_WAIT", "no", "0"),
+        ("PINPOOL_HUGETLB", "2m", "2MiB"),
+        ("PINPOOL_GROWTH", "true", "1"),
+        ("PINPOOL_ZERO", "on", "1"),
+        ("PINPOOL_SOCKET", "0", "none"),
+    ];
+    for (name, text, value) in texts {
+        assert_eq!(of_text(name, text), [(); 2].map(|()| Ok(value.to_owned())), "{name}={text}");
+    }
+    let refused: &[(&str, &str, Set, &str)] = &[
+        ("PINPOOL_MAX_BYTES", "0", |pool| pool.max_bytes(0), "=0B: not a limit, since every request would fail"),
+        ("PINPOOL_LOG_EVERY", "0", |pool| pool.setting("log_every", 0), "=0: not a whole number of at least 1"),
+        ("PINPOOL_SOCKET", "x", |pool| pool.setting("socket", "x"), "=x: not a path with a slash, 1, or none"),
+        ("PINPOOL_LEDGER", "a/b", |pool| pool.setting("PINPOOL_LEDGER", "a/b"), "=a/b: "),
+    ];
+    for &(name, text, set, problem) in refused {
+        let of_code = of_code(name, set).unwrap_err();
+        assert!(of_code.starts_with(&format!("{name}{problem}")), "{of_code}");
+        let remedy = format!("; correct it, or leave it out for the default {}", default_of(name));
+        assert!(of_code.ends_with(&remedy), "{of_code}");
+        // Sizes are shown with their unit.
+        let of_code = of_code.replacen("=0B:", "=0:", 1);
+        assert_eq!(of_text(name, text), [Err(of_code.clone()), Err(of_code)], "{name}={text}");
+    }
+}
+
+#[test]
+fn settings_that_fail_every_request_are_refused_and_settings_without_effect_are_named() {
+    let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    let report = |pairs: &[(&str, &str)]| report_of(&pairs.iter().map(owned).collect::<Vec<_>>());
+    for (name, value, words) in [
+        ("PINPOOL_GROWTH", "0", "PINPOOL_GROWTH=0: fails every request, since there is no reserve"),
+        ("PINPOOL_MAX_BYTES", "1", "PINPOOL_MAX_BYTES=1B: fails every request: the smallest takes 4KiB"),
+        ("PINPOOL_MAX_BYTES", "4095", "the smallest takes 4KiB; raise the limit"),
+    ] {
+        let problems = report(&[(name, value)]).errors;
+        assert!(problems.len() == 1 && problems[0].to_string().contains(words), "{problems:?}");
+        assert!(of_text(name, value)[0].as_ref().is_err_and(|error| error.contains(words)));
+    }
+    let tensorflow = ("PINPOOL_PRESET", "tensorflow");
+    for pairs in [[("PINPOOL_GROWTH", "0"), ("PINPOOL_RESERVE", "1M")], [("PINPOOL_MAX_BYTES", "1"), tensorflow]] {
+        let report = report(&pairs);
+        assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
+    }
+    for (pairs, words) in [
+        (
+            [("PINPOOL_IDLE_TIMEOUT", "5s"), tensorflow],
+            "PINPOOL_IDLE_TIMEOUT=5s: has no effect under PINPOOL_PRESET=tensorflow",
+        ),
+        ([("PINPOOL_HUGETLB", "auto"), tensorflow], "PINPOOL_HUGETLB=auto: has no effect without"),
+        (
+            [("PINPOOL_HUGETLB", "2M"), ("PINPOOL_BACKEND", "heap")],
+            "PINPOOL_HUGETLB=2MiB: has no effect without a reserve",
+        ),
+        (
+            [("PINPOOL_RESERVE_WAIT", "0"), ("PINPOOL_ZERO", "1")],
+            "PINPOOL_RESERVE_WAIT=0: has no effect without PINPOOL_RESERVE",
+        ),
+        (
+            [("PINPOOL_ON_FULL", "pageable"), ("PINPOOL_WAIT", "none")],
+            "PINPOOL_ON_FULL=pageable: has no effect with PINPOOL_WAIT",
+        ),
+    ] {
+        let report = report(&pairs);
+        assert!(report.errors.is_empty() && report.warnings.len() == 1, "{report:?}");
+        assert!(report.warnings[0].contains(words), "{:?}", report.warnings);
+    }
+    for pairs in [
+        [("PINPOOL_HUGETLB", "2M"), ("PINPOOL_BACKEND", "register")],
+        [("PINPOOL_HUGETLB", "2M"), ("PINPOOL_RESERVE", "2M")],
+        [("PINPOOL_RESERVE_WAIT", "0"), ("PINPOOL_RESERVE", "2M")],
+        [("PINPOOL_IDLE_TIMEOUT", "5s"), ("PINPOOL_ON_FULL", "pageable")],
+    ] {
+        assert!(report(&pairs).warnings.is_empty(), "{pairs:?}");
+    }
+}
+
+fn default_of(name: &str) -> String {
+    VARIABLES.iter().find(|variable| variable.name == name).unwrap().default()
+}
+
+#[test]
+fn every_variable_that_cannot_be_read_is_named_in_the_error_and_code_that_sets_it_wins() {
+    alone_with(
+        || {
+            owned(&[
+                ("PINPOOL_ZERO", "ture"),
+                ("PINPOOL_ON_FULL", "eror"),
+                ("PINPOOL_IDLE_TIMEOUT", "soon"),
+                ("PINPOOL_POOL_SIZE_LIMIT", "0"),
+                ("PINPOOL_AUTO_RESIZE", "1"),
+                ("PINPOOL_RESERVE", "2MiB"),
+                ("PINPOOL_MAX_BYTES", "1MiB"),
+            ])
+        },
+        || {
+            let found = report();
+            assert_eq!((found.errors.len(), found.warnings.len()), (5, 0), "{found:?}");
+            let text = heap().build().unwrap_err().to_string();
+            let (first, others) = text.split_once("; also wrong: ").unwrap();
+            assert!(first.starts_with("PINPOOL_IDLE_TIMEOUT=soon: not a time"), "{text}");
+            assert_eq!(others, "PINPOOL_ON_FULL, PINPOOL_ZERO, PINPOOL_AUTO_RESIZE, PINPOOL_RESERVE");
+            let readable = || heap().idle_timeout(None).on_full(OnFull::Error).setting("zero", true);
+            let text = readable().build().unwrap_err().to_string();
+            assert!(text.starts_with("PINPOOL_AUTO_RESIZE=1: contradicts"), "{text}");
+            assert!(readable().setting("auto_resize", false).reserve_bytes(0).build().is_ok());
+        },
+    );
+}
+
+#[test]
+fn the_wait_is_short_where_other_memory_may_be_given_and_a_full_pool_is_an_error_everywhere() {
+    let of = |set: fn(PoolBuilder) -> PoolBuilder| resolved(set).map(|config| (config.on_full, config.wait)).unwrap();
+    assert_eq!(of(|pool| pool), (OnFull::Error, Some(Duration::from_secs(30))));
+    assert_eq!(of(|pool| pool.on_full(OnFull::Pageable)), (OnFull::Pageable, Some(Duration::from_millis(100))));
+    assert_eq!(of(|pool| pool.on_full(OnFull::Pageable).wait(None)), (OnFull::Pageable, None));
+    let of_tensorflow = of(|pool| pool.preset(Preset::TensorFlow));
+    assert_eq!(of_tensorflow, (OnFull::Error, Some(Duration::ZERO)));
+    let config = Pool::builder().without_env().max_bytes(8 << 20).build().unwrap().config().clone();
+    assert_eq!(config.on_full, OnFull::Error, "whatever the backend that is found");
+}
+
+#[test]
+fn a_rounding_implies_the_preset_that_it_belongs_to_and_contradicts_the_other() {
+    let exact = resolved(|pool| pool.setting("rounding", Rounding::Exact)).unwrap();
+    assert_eq!(
+        (exact.preset, exact.max_bytes, exact.wait),
+        (Preset::TensorFlow, Limit::Unlimited, Some(Duration::ZERO))
+    );
+    assert_eq!(resolved(|pool| pool.preset(Preset::TensorFlow)).unwrap().rounding, Rounding::Pow2);
+    assert_eq!(resolved(|pool| pool).unwrap().preset, Preset::Adaptive);
+    for (preset, rounding) in [(Preset::Adaptive, Rounding::Pow2), (Preset::TensorFlow, Rounding::Eighths)] {
+        let error = refused(|pool| pool.preset(preset).setting("rounding", rounding));
+        assert!(error.to_string().contains("PINPOOL_ROUNDING"), "{error}");
+    }
+}
+
+#[test]
+fn a_reserve_needs_an_arena_and_fits_under_the_limit() {
+    let tight = refused(|pool| pool.reserve_bytes(2 << 30).max_bytes(1 << 30));
+    let plain = refused(|pool| pool.reserve_bytes(2 << 30).preset(Preset::TensorFlow));
+    for error in [tight, plain] {
+        assert!(error.to_string().contains("PINPOOL_RESERVE"), "{error}");
+    }
+}

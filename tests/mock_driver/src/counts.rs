@@ -1,0 +1,144 @@
+//! Pinned bytes, counters for tests, misuse, and the report at the end of the process.
+
+use std::fmt::Write as _;
+use std::sync::{LazyLock, Mutex};
+
+use crate::code::Code;
+use crate::faults;
+use crate::sync::lock;
+
+/// All counts at one moment.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Bytes of host memory pinned now: allocated, registered or created as physical granules.
+    pub pinned_bytes: u64,
+    /// Most bytes pinned at once since the last reset.
+    pub peak_pinned_bytes: u64,
+    /// Live blocks of `cuMemHostAlloc`.
+    pub host_allocations: u64,
+    /// Live registrations.
+    pub registrations: u64,
+    /// Live physical granules of `cuMemCreate`, mapped or not.
+    pub granules: u64,
+    /// Live mappings of granules.
+    pub mappings: u64,
+    /// Live address reservations.
+    pub reservations: u64,
+    /// Live blocks of device memory.
+    pub device_allocations: u64,
+    /// Live created streams.
+    pub streams: u64,
+    /// Live events.
+    pub events: u64,
+    /// Retained primary contexts.
+    pub contexts: u64,
+    /// Operations enqueued and not complete.
+    pub work_in_flight: u64,
+    /// Calls of `cuMemFreeHost`, `cuMemHostUnregister` or `cuMemFree` that found work in flight, and so blocked all threads.
+    pub frees_with_work_in_flight: u64,
+    /// Captures invalidated by a forbidden call.
+    pub invalidated_captures: u64,
+    /// Wrong uses of the driver; [`crate::MockDriver::wrong_uses`] describes them.
+    pub wrong_uses: u64,
+}
+
+#[derive(Default)]
+struct Recorded {
+    counts: Counts,
+    pin_limit_bytes: Option<u64>,
+    wrong_uses: Vec<String>,
+}
+
+static RECORDED: LazyLock<Mutex<Recorded>> = LazyLock::new(Mutex::default);
+
+/// Counts pinned bytes; an error over the limit.
+pub(crate) fn pin(bytes: u64) -> Result<(), Code> {
+    let Recorded { counts, pin_limit_bytes, .. } = &mut *lock(&RECORDED);
+    let pinned_bytes = counts.pinned_bytes.saturating_add(bytes);
+    if pin_limit_bytes.is_some_and(|limit_bytes| pinned_bytes > limit_bytes) {
+        return Err(Code::OUT_OF_MEMORY);
+    }
+    counts.pinned_bytes = pinned_bytes;
+    counts.peak_pinned_bytes = counts.peak_pinned_bytes.max(pinned_bytes);
+    Ok(())
+}
+
+/// Subtracts pinned bytes.
+pub(crate) fn unpin(bytes: u64) {
+    lock(&RECORDED).counts.pinned_bytes -= bytes;
+}
+
+/// Refuses to pin more than this.
+pub(crate) fn limit_pinned(bytes: u64) {
+    lock(&RECORDED).pin_limit_bytes = Some(bytes);
+}
+
+/// Counts a free that blocks all threads.
+pub(crate) fn freed_with_work_in_flight() {
+    lock(&RECORDED).counts.frees_with_work_in_flight += 1;
+}
+
+/// Counts a capture that a forbidden call invalidated.
+pub(crate) fn invalidated_capture() {
+    lock(&RECORDED).counts.invalidated_captures += 1;
+}
+
+/// Records a misuse.
+pub(crate) fn misused(words: String) {
+    lock(&RECORDED).wrong_uses.push(words);
+}
+
+/// Descriptions of all misuses.
+pub(crate) fn wrong_uses() -> Vec<String> {
+    lock(&RECORDED).wrong_uses.clone()
+}
+
+/// The counts of this module; the other fields are 0.
+pub(crate) fn recorded() -> Counts {
+    let recorded = lock(&RECORDED);
+    Counts { wrong_uses: recorded.wrong_uses.len() as u64, ..recorded.counts }
+}
+
+/// Resets all counts except the bytes that are still pinned.
+pub(crate) fn reset() {
+    let mut recorded = lock(&RECORDED);
+    let pinned_bytes = recorded.counts.pinned_bytes;
+    let counts = Counts { pinned_bytes, peak_pinned_bytes: pinned_bytes, ..Counts::default() };
+    *recorded = Recorded { counts, ..Recorded::default() };
+}
+
+/// Reports on stderr at the end of the process.
+pub(crate) fn report_at_exit() {
+    // SAFETY: a plain function that lives as long as the process: a driver is never unloaded.
+    let _unreported = unsafe { libc::atexit(report) };
+}
+
+extern "C" fn report() {
+    eprintln!("{}", report_text(&recorded(), &faults::all_calls()));
+}
+
+fn report_text(counts: &Counts, calls: &[(&str, u64)]) -> String {
+    let Counts { frees_with_work_in_flight, wrong_uses, peak_pinned_bytes, .. } = counts;
+    let mut text = format!(
+        "mock driver: {frees_with_work_in_flight} frees with work in flight, {wrong_uses} wrong uses, \
+         {peak_pinned_bytes} bytes pinned at most; calls:"
+    );
+    for (name, count) in calls {
+        let _infallible = write!(text, " {name} {count}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_begins_with_what_must_be_zero() {
+        let counts = Counts { frees_with_work_in_flight: 3, peak_pinned_bytes: 4096, ..Default::default() };
+        assert_eq!(
+            report_text(&counts, &[("cuInit", 1), ("cuMemFreeHost", 3)]),
+            "mock driver: 3 frees with work in flight, 0 wrong uses, 4096 bytes pinned at most; calls: cuInit 1 cuMemFreeHost 3"
+        );
+    }
+}
