@@ -1,6 +1,6 @@
 #![allow(clippy::print_stdout)] // The example prints its result.
-//! How long a miss of 1 GiB delays a single-threaded runtime: one task repeatedly sleeps for 1 ms and records its longest interval, once
-//! while another task awaits the request, and once while that task sleeps equally long.
+//! Measures the delay of a single-threaded runtime by a miss of 1 GiB. One task repeatedly sleeps for 1 ms and records its longest
+//! interval: once while another task awaits the request, and once while that task sleeps equally long.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -17,21 +17,21 @@ const BEAT: Duration = Duration::from_millis(1);
 /// The longest interval during `work`, its duration, and its result.
 async fn longest_beat<T>(work: impl Future<Output = T>) -> (Duration, Duration, T) {
     let longest = Rc::new(Cell::new(Duration::ZERO));
-    let noted = longest.clone();
+    let recorded = longest.clone();
     let heart = spawn_local(async move {
         loop {
             let begun = Instant::now();
             sleep(BEAT).await;
-            noted.set(noted.get().max(begun.elapsed()));
+            recorded.set(recorded.get().max(begun.elapsed()));
         }
     });
     yield_now().await;
     let begun = Instant::now();
-    let given = work.await;
+    let result = work.await;
     let took = begun.elapsed();
     sleep(BEAT).await;
     heart.abort();
-    (longest.get(), took, given)
+    (longest.get(), took, result)
 }
 
 async fn measure() -> pinpool::Result<()> {

@@ -1,5 +1,5 @@
 #![allow(clippy::print_stdout)] // The example prints its result.
-//! A file read past the page cache (`O_DIRECT`), straight into a pinned buffer.
+//! Reads a file into a pinned buffer without the page cache (`O_DIRECT`).
 //!
 //! Address, length and file offset must be multiples of the device's block size, at most 4096 bytes. Pool buffers are
 //! page-aligned, so only the length needs rounding.
@@ -25,11 +25,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let len = usize::try_from(file.metadata()?.len())?;
 
     let mut buf = pool.get(len.next_multiple_of(BLOCK_BYTES))?;
-    let room = buf.wait_slice_mut()?;
+    let target = buf.wait_slice_mut()?;
     let mut filled = 0;
-    // The last read ends at the end of the file, short of a whole page, and the one after it returns 0.
+    // The last read ends within a page, at the end of the file; the next read returns 0.
     while filled < len {
-        match file.read(&mut room[filled..])? {
+        match file.read(&mut target[filled..])? {
             0 => break,
             read => filled += read,
         }

@@ -1,5 +1,5 @@
 #![allow(clippy::print_stdout)] // The example prints its result.
-//! Copies a file through a pinned buffer to a device, or to the host sink in its place.
+//! Copies a file through a pinned buffer to a device; without a GPU, to the host sink.
 
 use std::fs::File;
 use std::io::Read;

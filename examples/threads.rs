@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::builder().build()?;
     // With a GPU: cudarc's stream and slice.
     let (stream, mut device) = (SinkStream::new()?, SinkMem::new(BATCH_BYTES));
-    // The channel bounds how many filled batches wait, and so how much memory the loop needs.
+    // The channel limits the number of filled batches, and so the memory of the loop.
     let (filled, to_copy) = sync_channel::<pinpool::Result<PinnedBuf>>(8);
 
     for thread in 0..THREADS {

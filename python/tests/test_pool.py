@@ -32,6 +32,13 @@ def test_settings_have_the_names_of_the_variables(tmp_path):
     assert pinpool.Pool(env=False, backend="heap", preset="tensorflow").stats()["limits"]["max_bytes"] is None
 
 
+def test_a_retired_setting_is_a_warning_that_names_what_replaces_it(caplog):
+    with caplog.at_level("WARNING"):
+        pinpool.Pool(env=False, backend="heap", stuck_after=5)
+    text = "PINPOOL_STUCK_AFTER=5: retired and ignored; a copy in flight for 30s is reported as stuck"
+    assert any(record.getMessage().endswith(text) for record in caplog.records)
+
+
 def test_invalid_settings_are_named_with_a_remedy():
     with pytest.raises(TypeError, match=r'"purple" is not a setting of a pool; they are name, env, max_bytes, .*zero,'):
         pinpool.Pool(purple="1GiB")

@@ -3,7 +3,7 @@
 //! | in the environment | result |
 //! | --- | --- |
 //! | an invalid value | an error: the default was not meant |
-//! | an unknown name | a warning: it may come from another version |
+//! | an unknown or retired name | a warning: it may come from another version |
 //! | a value other than the one that code sets | a warning: code wins |
 //! | an empty value | not set |
 //!
@@ -12,7 +12,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::settings::{Config, Settings, for_each_setting, refused};
+use super::settings::{Config, Settings, for_each_setting, setting_error};
 use super::text::*;
 use super::{Backend, CodeSettings, HugeTlb, Limit, OnFull, Preset, SharedLimitName};
 use crate::error::{Error, Result};
@@ -20,6 +20,22 @@ use crate::size_class::Rounding;
 
 /// The prefix of every variable.
 pub const PREFIX: &str = "PINPOOL_";
+
+/// Names of earlier versions, without the prefix, and what replaces them.
+const RETIRED: [(&str, &str); 12] = [
+    ("CALL_STACKS", "set call_stacks in Rust or C, or use `pinpool load --call-stacks`"),
+    ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
+    ("FENCE", "streams count completed copies in host memory, or record events if the driver refuses that"),
+    ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared shares buffers between processes"),
+    ("MAX_FALLBACK_BYTES", "pageable memory is limited to as much as PINPOOL_MAX_BYTES"),
+    ("PIN_THREADS", "the pool pins with one thread per core that the process may use"),
+    ("POLL", "set background_thread in code"),
+    ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),
+    ("PRESSURE", "the pool always follows the kernel's memory pressure"),
+    ("RELEASE_POLICY", "register and cuda release memory in trim(), clear(), at the limit, and at the end"),
+    ("STUCK_AFTER", "a copy in flight for 30s is reported as stuck"),
+    ("WRITE_COMBINED", "pool memory is always cached; allocate write-combined memory with cuMemHostAlloc"),
+];
 
 /// Starts of names, without the prefix, that do not configure a pool: variables of `pinpool run`, of the library that it
 /// loads, and of the tests that need a GPU.
@@ -58,9 +74,9 @@ impl Variable {
     }
 
     /// The error for an invalid value; `from` names where it comes from.
-    fn unreadable(&self, text: &str, error: &ParseError, from: &str) -> Error {
+    fn invalid_value(&self, text: &str, error: &ParseError, from: &str) -> Error {
         let why = format!("{}; correct it, or leave it out for the default {}{from}", error.problem(), self.default());
-        refused(self.name, text, why)
+        setting_error(self.name, text, why)
     }
 }
 
@@ -104,27 +120,37 @@ pub(crate) fn full_name(name: &str) -> String {
     if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") }
 }
 
-/// Whether a pool has the setting called `name`.
+/// Whether a pool has the setting called `name`, or had it in an earlier version.
 pub fn is_known(name: &str) -> bool {
-    find(name).is_some() || IN_CODE.iter().any(|(in_code, _)| *in_code == name)
+    find(name).is_some()
+        || IN_CODE.iter().any(|(in_code, _)| *in_code == name)
+        || name.strip_prefix(PREFIX).is_some_and(|word| retired(word).is_some())
 }
 
 /// Sets what the variable called `name` sets, or one of [`IN_CODE`], from `text` as its value. An empty text sets nothing.
 pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()> {
     let text = text.trim();
     if let Some((name, read)) = IN_CODE.iter().find(|(known, _)| *known == name) {
-        return read(&mut settings.code, text).map_err(|error| refused(name, text, error.problem()));
+        return read(&mut settings.code, text).map_err(|error| setting_error(name, text, error.problem()));
     }
     let Some(variable) = find(name) else {
-        return Err(refused("setting", name, format!("unknown setting; {}", advice_for(name))));
+        let word = name.strip_prefix(PREFIX).unwrap_or(name);
+        if let Some(instead) = retired(word) {
+            settings.retired.push(format!("{name}={text}: {instead}"));
+            return Ok(());
+        }
+        let why = format!("unknown setting; {}", advice_for(name));
+        return Err(setting_error("setting", name, why));
     };
     if text.is_empty() {
         return Ok(());
     }
     let before = (variable.set_to)(settings);
-    (variable.read)(settings, text).map_err(|error| variable.unreadable(text, &error, ""))?;
+    (variable.read)(settings, text).map_err(|error| variable.invalid_value(text, &error, ""))?;
     match before.filter(|before| (variable.set_to)(settings).as_ref() != Some(before)) {
-        Some(before) => Err(refused(variable.name, text, format!("already set to {before}; leave one of the two out"))),
+        Some(before) => {
+            Err(setting_error(variable.name, text, format!("already set to {before}; leave one of the two out")))
+        }
         None => Ok(()),
     }
 }
@@ -136,6 +162,12 @@ pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()>
 /// The error that [`PoolBuilder::setting`](crate::PoolBuilder::setting) would cause.
 pub fn check(name: &str, text: &str) -> Result<()> {
     set(&mut Settings::default(), name, text)
+}
+
+/// What replaces the retired variable of this name.
+fn retired(word: &str) -> Option<String> {
+    let (_, instead) = RETIRED.iter().find(|(retired, _)| *retired == word)?;
+    Some(format!("retired and ignored; {instead}"))
 }
 
 /// A suggestion for `name`, which is no variable.
@@ -193,7 +225,7 @@ pub struct EnvReport {
     pub variables: Vec<VariableReport>,
     /// Invalid values and contradictions; with any of them no pool is built.
     pub errors: Vec<Error>,
-    /// Warnings: unknown names, values that code replaces, settings without effect.
+    /// Warnings: unknown and retired names, values that code replaces, settings without effect.
     pub warnings: Vec<String>,
     /// The settings in effect; an invalid one has its default.
     pub config: Config,
@@ -231,7 +263,7 @@ pub(crate) fn examine(code: &Settings, prefix: Option<&str>) -> EnvReport {
 
 fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String, String)>) -> EnvReport {
     let mut env = Settings::default();
-    let (mut errors, mut warnings) = (code.unwritable(), Vec::new());
+    let (mut errors, mut warnings) = (code.invalid_values(), code.retired.clone());
     let mut pairs: Vec<_> = pairs.filter(|(name, _)| name.starts_with(prefix)).collect();
     // The environment has no fixed order; problems are reported in the same order each time.
     pairs.sort();
@@ -239,7 +271,8 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
         let (word, value) = (&name[prefix.len()..], value.trim());
         let Some(variable) = VARIABLES.iter().find(|variable| &variable.name[PREFIX.len()..] == word) else {
             if !OF_NO_POOL.iter().any(|other| word.starts_with(other)) {
-                warnings.push(format!("{name}={value}: unknown and ignored; {}", advice_for(word)));
+                let why = retired(word).unwrap_or_else(|| format!("unknown and ignored; {}", advice_for(word)));
+                warnings.push(format!("{name}={value}: {why}"));
             }
             continue;
         };
@@ -256,7 +289,7 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
             }
             (None, Err(error)) => {
                 let from = if prefix == PREFIX { String::new() } else { format!(" (from {name})") };
-                errors.push(variable.unreadable(value, &error, &from));
+                errors.push(variable.invalid_value(value, &error, &from));
             }
             _ => {}
         }
@@ -280,16 +313,16 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
 
 impl Settings {
     /// Values set by code that their variables could not have: also errors.
-    fn unwritable(&self) -> Vec<Error> {
+    fn invalid_values(&self) -> Vec<Error> {
         // A source of the program's own has no name.
         let is_custom = self.backend.as_ref().and_then(Backend::custom).is_some();
         let named = VARIABLES.iter().filter(|variable| !is_custom || variable.name != "PINPOOL_BACKEND");
-        let unwritable = named.filter_map(|variable| {
+        let invalid_values = named.filter_map(|variable| {
             let text = (variable.set_to)(self)?;
             let error = (variable.read)(&mut Self::default(), &text).err()?;
-            Some(variable.unreadable(&text, &error, ""))
+            Some(variable.invalid_value(&text, &error, ""))
         });
-        unwritable.collect()
+        invalid_values.collect()
     }
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   code ──┐                                     ┌──▶ Config
 //!          ├──▶ Settings (what was set) ──examine──┼──▶ errors: invalid values, contradictions
-//!   env  ──┘        code wins                      └──▶ warnings: unknown names, ignored values, settings without effect
+//!   env  ──┘        code wins                      └──▶ warnings: retired and unknown names, ignored values, settings without effect
 //! ```
 //!
 //! Prints nothing, logs nothing.

@@ -118,6 +118,8 @@ macro_rules! fields {
         pub(crate) struct Settings {
             $($(pub(crate) $name: Option<$type>,)+)+
             pub(crate) code: CodeSettings,
+            /// Retired names that code set, each with what replaces it.
+            pub(crate) retired: Vec<String>,
         }
 
         /// The settings of a pool.
@@ -237,7 +239,7 @@ impl Config {
     /// An error for each setting that is wrong, with the reason.
     fn refuse(&self, rules: &[(&'static str, bool, &str)]) -> Vec<Error> {
         let wrong = rules.iter().filter(|(_, is_wrong, _)| *is_wrong);
-        wrong.map(|&(name, _, why)| refused(name, self.value_of(name), why)).collect()
+        wrong.map(|&(name, _, why)| setting_error(name, self.value_of(name), why)).collect()
     }
 
     /// Whether the maintenance thread serves the pool. Miri mistakes a thread that does not end for a leak.
@@ -251,6 +253,6 @@ impl Config {
     }
 }
 
-pub(super) fn refused(name: &'static str, value: impl Into<String>, why: impl Into<String>) -> Error {
+pub(super) fn setting_error(name: &'static str, value: impl Into<String>, why: impl Into<String>) -> Error {
     ErrorKind::Setting { name, value: value.into(), why: why.into() }.into()
 }

@@ -1,4 +1,4 @@
-//! Memory of one class with the state of its buffer and a reference to its owner: what moves between idle buffers, users
+//! Memory of one class with the state of its buffer and a reference to its owner. It moves between idle buffers, users
 //! and devices.
 //!
 //! ```text

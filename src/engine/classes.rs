@@ -5,7 +5,7 @@
 //!   left ◀─ buffers - 1, with a reason              buffers = peak   all are out: more are needed than ever before
 //! ```
 //!
-//! Misses and releases come here, hits and the puts that keep a buffer do not. The lock is held for a look-up.
+//! Misses and evictions are counted here; hits and returns that keep a buffer are not. The lock is held for a look-up.
 
 use crate::size_class::Class;
 use crate::stats::{ClassStats, EvictionReason, EvictionReasons, MissReasons, Stats};

@@ -211,11 +211,11 @@ impl PoolBuilder {
         let start = PoolStart { config, variables, log: Arc::new(log), host_root: self.host_root, clock: self.clock };
         // Before the driver opens descriptors, since a process that exits closes them in order of their numbers.
         let shared = start.join_shared_limit()?;
-        if shared.is_none() && start.may_begin_late() {
-            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(move || start.begin_late()))) });
+        if shared.is_none() && start.may_start_later() {
+            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(move || start.start_later()))) });
         }
         let reserve_bytes = start.config.reserve_bytes;
-        let pool = Pool::of(start.begin(&start.config, shared)?);
+        let pool = Pool::of(start.start_core(&start.config, shared)?);
         if reserve_bytes > 0 {
             pool.reserve(reserve_bytes)?;
         }

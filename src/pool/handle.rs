@@ -20,7 +20,7 @@ pub(super) struct Handle {
     /// The core of the process that built the pool, and the core of a forked child that starts it: a parent thread may have
     /// been using the first one during the fork.
     cores: [OnceLock<Arc<Core>>; 2],
-    begin: Box<dyn Fn() -> Arc<Core> + Send + Sync>,
+    start: Box<dyn Fn() -> Arc<Core> + Send + Sync>,
     generation: ForkGeneration,
     /// `None` for the pool itself.
     pub(super) part: Option<Part>,
@@ -50,13 +50,13 @@ impl Drop for Handle {
 }
 
 impl Handle {
-    pub(super) fn new(begin: Box<dyn Fn() -> Arc<Core> + Send + Sync>) -> Self {
+    pub(super) fn new(start: Box<dyn Fn() -> Arc<Core> + Send + Sync>) -> Self {
         // Neither null, which a thread without a pool at hand has, nor the address of any core.
         let address = AtomicPtr::new(ptr::without_provenance_mut(1));
-        Self { address, cores: Default::default(), begin, generation: ForkGeneration::now(), part: None }
+        Self { address, cores: Default::default(), start, generation: ForkGeneration::now(), part: None }
     }
 
-    pub(super) fn of_part(part: Part) -> Self {
+    pub(super) fn for_part(part: Part) -> Self {
         let pool = part.pool.clone();
         let mut handle = Self::new(Box::new(move || pool.core().clone()));
         handle.part = Some(part);
@@ -72,13 +72,13 @@ impl Handle {
 
     #[inline]
     pub(super) fn core(&self) -> &Arc<Core> {
-        self.cores[0].get().unwrap_or_else(|| self.begun())
+        self.cores[0].get().unwrap_or_else(|| self.started_core())
     }
 
     #[cold]
-    fn begun(&self) -> &Arc<Core> {
+    fn started_core(&self) -> &Arc<Core> {
         self.cores[usize::from(self.generation.is_stale())].get_or_init(|| {
-            let core = (self.begin)();
+            let core = (self.start)();
             if self.part.is_none() {
                 // Requests of a part are counted.
                 self.address.store(Arc::as_ptr(&core).cast_mut(), Ordering::Relaxed);

@@ -82,7 +82,7 @@ impl Pool {
 
     pub(crate) fn of(core: Arc<Core>) -> Self {
         let pool = Self { handle: Arc::new(Handle::new(Box::new(move || core.clone()))) };
-        let _begun = pool.core();
+        let _started = pool.core();
         pool
     }
 
@@ -251,7 +251,7 @@ impl Pool {
     }
 
     fn part(&self, partition: Option<Arc<PartitionCore>>, tag: Option<Arc<Tag>>) -> Self {
-        Self { handle: Arc::new(Handle::of_part(Part { partition, tag, pool: self.clone() })) }
+        Self { handle: Arc::new(Handle::for_part(Part { partition, tag, pool: self.clone() })) }
     }
 
     /// A part of this pool with its own limit and wait queue, for a second use, such as evaluation during training, that must not

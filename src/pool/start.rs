@@ -34,7 +34,7 @@ pub(super) struct PoolStart {
 impl PoolStart {
     /// Whether the first use of the pool is soon enough to choose its backend: no step can fail, nothing is reserved, and the
     /// driver, which the choice starts, is not started yet.
-    pub(super) fn may_begin_late(&self) -> bool {
+    pub(super) fn may_start_later(&self) -> bool {
         let Config { backend, reserve_bytes, trace, numa_node, .. } = &self.config;
         matches!(backend, Backend::Auto)
             && numa_node.is_none()
@@ -45,18 +45,18 @@ impl PoolStart {
 
     /// Starts the engine at the first use of the pool, when no step may fail: the arena may get no addresses; ordinary memory
     /// without an arena needs none.
-    pub(super) fn begin_late(&self) -> Arc<Core> {
-        let begun = self.begin(&self.config, None).or_else(|why: Error| {
+    pub(super) fn start_later(&self) -> Arc<Core> {
+        let core = self.start_core(&self.config, None).or_else(|why: Error| {
             let found = format!("the pool is `tensorflow` over `heap`, without an arena: {why}");
             self.log.found(&Finding::warning("address-space", found).remedy("raise `ulimit -v`"));
             let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..self.config.clone() };
-            self.begin(&heap, None)
+            self.start_core(&heap, None)
         });
-        begun.unwrap_or_else(|error| unreachable!("ordinary memory: {error}"))
+        core.unwrap_or_else(|error| unreachable!("ordinary memory: {error}"))
     }
 
     /// Starts the engine with the settings `config`.
-    pub(super) fn begin(&self, config: &Config, shared: Option<SharedLimit>) -> Result<Arc<Core>> {
+    pub(super) fn start_core(&self, config: &Config, shared: Option<SharedLimit>) -> Result<Arc<Core>> {
         let Self { log, host_root: root, .. } = self;
         let mut limit = AutoLimit::new(root.clone());
         let is_auto = shared.is_none() && config.max_bytes == Limit::Auto;

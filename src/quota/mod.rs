@@ -85,10 +85,10 @@ pub(crate) struct Claim {
 
 impl Budget {
     pub(crate) fn new(max_bytes: Option<u64>) -> Arc<Self> {
-        Arc::new(Self::with(LimitLevel::Pool, max_bytes))
+        Arc::new(Self::of_level(LimitLevel::Pool, max_bytes))
     }
 
-    fn with(level: LimitLevel, max_bytes: Option<u64>) -> Self {
+    fn of_level(level: LimitLevel, max_bytes: Option<u64>) -> Self {
         let max_bytes = max_bytes.unwrap_or(u64::MAX);
         Self {
             level,
@@ -102,7 +102,7 @@ impl Budget {
 
     /// The budget of a partition.
     pub(crate) fn of_partition(max_bytes: u64, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
-        Arc::new(Self { owner: OnceLock::from(owner), ..Self::with(LimitLevel::Partition, Some(max_bytes)) })
+        Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, Some(max_bytes)) })
     }
 
     /// A claim of no bytes under a new budget of a pool; its claims are made in `host` too, if there is one. The pool leaves
@@ -110,7 +110,7 @@ impl Budget {
     pub(crate) fn of_pool(max_bytes: Option<u64>, member: Member, host: Option<SharedLimit>) -> Claim {
         let host = host.map(Arc::new);
         let weak = host.as_ref().map(Arc::downgrade);
-        let budget = Arc::new(Self { member, host: weak, ..Self::with(LimitLevel::Pool, max_bytes) });
+        let budget = Arc::new(Self { member, host: weak, ..Self::of_level(LimitLevel::Pool, max_bytes) });
         process::add(&budget);
         Claim { budget, host, bytes: 0 }
     }
@@ -136,13 +136,13 @@ impl Budget {
     ///
     /// A limit has no room: the first that is lower than `bytes`, else the first that has no room now.
     pub(crate) fn claim(self: &Arc<Self>, bytes: u64) -> Result<Claim, QuotaExceeded> {
-        let mut claim = self.nothing();
+        let mut claim = self.empty_claim();
         claim.resize(bytes)?;
         Ok(claim)
     }
 
     /// A claim of no bytes.
-    pub(crate) fn nothing(self: &Arc<Self>) -> Claim {
+    pub(crate) fn empty_claim(self: &Arc<Self>) -> Claim {
         Claim { budget: self.clone(), host: self.host(), bytes: 0 }
     }
 
@@ -165,7 +165,7 @@ impl Budget {
             }
             // Relaxed, as in `grow_own`.
             self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            Err(self.shared_is_full(bytes))
+            Err(self.shared_refusal(bytes))
         })
     }
 
@@ -176,7 +176,7 @@ impl Budget {
         let grown = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
         // A sum that overflows is missing something, even without a limit.
         let missing_bytes = |used: u64| used.saturating_add(bytes).saturating_sub(max_bytes).max(1);
-        grown.map(drop).map_err(|used| self.never(bytes).unwrap_or_else(|| self.full(missing_bytes(used))))
+        grown.map(drop).map_err(|used| self.permanent_refusal(bytes).unwrap_or_else(|| self.full(missing_bytes(used))))
     }
 
     fn release(&self, bytes: u64) {
@@ -194,26 +194,26 @@ impl Budget {
     }
 
     /// Why `bytes` can never be claimed: the first limit that is lower.
-    pub(crate) fn never(&self, bytes: u64) -> Option<QuotaExceeded> {
+    pub(crate) fn permanent_refusal(&self, bytes: u64) -> Option<QuotaExceeded> {
         let over_bytes = bytes.saturating_sub(self.limit());
         let here = (over_bytes > 0).then_some(QuotaExceeded { could_fit: false, ..self.full(over_bytes) });
-        here.or_else(|| Some(self.shared_is_full(bytes)).filter(|over| !over.could_fit))
+        here.or_else(|| Some(self.shared_refusal(bytes)).filter(|over| !over.could_fit))
     }
 
     /// Whether `bytes` could be claimed if nothing else were.
     pub(crate) fn could_hold(&self, bytes: u64) -> bool {
-        self.never(bytes).is_none()
+        self.permanent_refusal(bytes).is_none()
     }
 
     /// Which level has no room for `bytes` now.
-    pub(crate) fn lacking(&self, bytes: u64) -> QuotaExceeded {
-        let shared = self.lacking_shared(bytes).filter(|_| bytes <= self.own_room_bytes());
+    pub(crate) fn current_refusal(&self, bytes: u64) -> QuotaExceeded {
+        let shared = self.current_shared_refusal(bytes).filter(|_| bytes <= self.own_room_bytes());
         shared.unwrap_or_else(|| self.full(bytes.saturating_sub(self.own_room_bytes())))
     }
 
     /// Whether the shared limit has no room for `bytes`.
-    pub(crate) fn lacking_shared(&self, bytes: u64) -> Option<QuotaExceeded> {
-        (self.shared_room_for(bytes) < bytes).then(|| self.shared_is_full(bytes))
+    pub(crate) fn current_shared_refusal(&self, bytes: u64) -> Option<QuotaExceeded> {
+        (self.shared_room_for(bytes) < bytes).then(|| self.shared_refusal(bytes))
     }
 
     /// The most that one claim could have.
@@ -227,7 +227,7 @@ impl Budget {
     }
 
     /// The shared limit has no room for `bytes`.
-    fn shared_is_full(&self, bytes: u64) -> QuotaExceeded {
+    fn shared_refusal(&self, bytes: u64) -> QuotaExceeded {
         QuotaExceeded { level: LimitLevel::Shared, shortfall: bytes, could_fit: bytes <= self.highest_claim_bytes() }
     }
 
@@ -293,12 +293,12 @@ impl Budget {
 
     /// What other owners want and the shared limit has no room for.
     pub(crate) fn others_lack(&self) -> u64 {
-        self.shared(SharedLimit::others_lack, Process::lacking_bytes)
+        self.shared(SharedLimit::others_lack, Process::shortfall_bytes)
     }
 
     /// What a returned buffer must make room for, because other owners lack it and come first; else 0.
     pub(crate) fn owed_bytes(&self) -> u64 {
-        self.shared(SharedLimit::owed_bytes, Process::lacking_bytes)
+        self.shared(SharedLimit::owed_bytes, Process::shortfall_bytes)
     }
 
     /// Why the shared limit has no room for `needed_bytes`, and what helps.
@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn a_claim_is_resized_as_a_whole_or_not_at_all() {
         let pool = Budget::new(Some(100));
-        let (mut first, mut second) = (pool.nothing(), pool.nothing());
+        let (mut first, mut second) = (pool.empty_claim(), pool.empty_claim());
         first.resize(60).unwrap();
         second.resize(40).unwrap();
         assert_eq!(second.resize(41).unwrap_err().shortfall, 1);
@@ -500,18 +500,27 @@ mod tests {
     fn the_level_that_lacks_room_is_named() {
         let (pool, mut other) = (automatic("unit-lacking", 80), automatic("unit-lacking", 80));
         let budget = pool.budget();
-        assert_eq!((budget.highest_claim_bytes(), budget.lacking(81).shortfall), (80, 1));
-        assert_eq!((budget.never(81).map(|over| over.level), budget.never(80)), (Some(LimitLevel::Pool), None));
+        assert_eq!((budget.highest_claim_bytes(), budget.current_refusal(81).shortfall), (80, 1));
+        assert_eq!(
+            (budget.permanent_refusal(81).map(|over| over.level), budget.permanent_refusal(80)),
+            (Some(LimitLevel::Pool), None)
+        );
         other.resize(50).unwrap();
-        assert_eq!((budget.lacking(81).level, budget.lacking(31).level), (LimitLevel::Pool, LimitLevel::Shared));
-        assert_eq!((budget.lacking_shared(30), budget.lacking_shared(31).map(|over| over.shortfall)), (None, Some(31)));
+        assert_eq!(
+            (budget.current_refusal(81).level, budget.current_refusal(31).level),
+            (LimitLevel::Pool, LimitLevel::Shared)
+        );
+        assert_eq!(
+            (budget.current_shared_refusal(30), budget.current_shared_refusal(31).map(|over| over.shortfall)),
+            (None, Some(31))
+        );
     }
 
     #[test]
     fn bytes_that_are_kept_forever_count_for_the_other_pools_of_the_process() {
         let (pool, other) = (automatic("unit-kept", 100), automatic("unit-kept", 100));
         let quota = pool.budget().clone();
-        quota.nothing().keep_forever();
+        quota.empty_claim().keep_forever();
         quota.claim(30).unwrap().keep_forever();
         drop(pool);
         assert_eq!((quota.used_bytes(), other.budget().room_for(100)), (30, 70));
@@ -526,7 +535,9 @@ mod tests {
         let quota = pool.budget().clone();
         let claim = quota.claim(30).unwrap();
         assert_eq!(quota.claim(71).map(drop).unwrap_err().level, LimitLevel::Shared);
-        assert!(quota.never(101).is_some_and(|over| !over.could_fit) && quota.never(100).is_none());
+        assert!(
+            quota.permanent_refusal(101).is_some_and(|over| !over.could_fit) && quota.permanent_refusal(100).is_none()
+        );
         drop(pool);
         assert_eq!(crate::shared_limit::report(&name).unwrap().unwrap().held_bytes, 30);
         drop(claim);

@@ -38,7 +38,7 @@ struct Entry {
     /// What its requests want; the budget counts what it holds.
     wanted_bytes: u64,
     /// The order of the pools that want memory; `u64::MAX` if this one wants none.
-    turn: u64,
+    order: u64,
 }
 
 /// The state of the process for one pool.
@@ -65,7 +65,7 @@ impl Member {
 pub(super) fn add(budget: &Arc<Budget>) {
     let mut pools = POOLS.get().lock();
     pools.retain(|other| other.budget.strong_count() > 0);
-    pools.push(Entry { budget: Arc::downgrade(budget), wanted_bytes: 0, turn: u64::MAX });
+    pools.push(Entry { budget: Arc::downgrade(budget), wanted_bytes: 0, order: u64::MAX });
 }
 
 /// Whether a pool of this process has memory.
@@ -86,7 +86,7 @@ impl Process {
     }
 
     /// Bytes wanted by earlier pools that do not fit under the limit.
-    pub(super) fn lacking_bytes(&self) -> u64 {
+    pub(super) fn shortfall_bytes(&self) -> u64 {
         self.wanted_bytes.saturating_sub(self.room_bytes)
     }
 }
@@ -122,11 +122,11 @@ impl Budget {
         }
         let pools = POOLS.get().lock();
         let own = pools.iter().find(|entry| std::ptr::eq(entry.budget.as_ptr(), self));
-        let own_turn = own.map_or(u64::MAX, |own| own.turn);
+        let own_order = own.map_or(u64::MAX, |own| own.order);
         let mut process = Process { room_bytes: self.own_room_bytes(), wanted_bytes: 0 };
         for (other, entry) in pools.iter().filter_map(|entry| Some((self.other(entry)?, entry))) {
             process.room_bytes = process.room_bytes.saturating_sub(other.used_bytes());
-            process.wanted_bytes += if entry.turn < own_turn { entry.wanted_bytes } else { 0 };
+            process.wanted_bytes += if entry.order < own_order { entry.wanted_bytes } else { 0 };
         }
         act(&process)
     }
@@ -144,9 +144,9 @@ impl Budget {
         }
         if let Some(own) = pools.iter_mut().find(|entry| std::ptr::eq(entry.budget.as_ptr(), self)) {
             own.wanted_bytes = (own.wanted_bytes + bytes).saturating_sub(before_bytes);
-            own.turn = match own.wanted_bytes {
+            own.order = match own.wanted_bytes {
                 0 => u64::MAX,
-                _ => own.turn.min(WANTS.fetch_add(1, Ordering::Relaxed)),
+                _ => own.order.min(WANTS.fetch_add(1, Ordering::Relaxed)),
             };
         }
         drop(pools);
@@ -157,11 +157,11 @@ impl Budget {
 
     /// Has the other `auto` pools release idle memory until there is room for `bytes`. Returns whether there is. A slow call,
     /// under no lock.
-    pub(crate) fn ask_others(&self, bytes: u64) -> bool {
-        let lacking_bytes = || bytes.saturating_sub(self.shared_room_for(bytes));
+    pub(crate) fn reclaim_from_others(&self, bytes: u64) -> bool {
+        let shortfall_bytes = || bytes.saturating_sub(self.shared_room_for(bytes));
         self.others().iter().filter_map(|other| other.owner()).any(|owner| {
-            let released_bytes = owner.release_idle(lacking_bytes());
-            released_bytes > 0 && lacking_bytes() == 0
+            let released_bytes = owner.release_idle(shortfall_bytes());
+            released_bytes > 0 && shortfall_bytes() == 0
         })
     }
 

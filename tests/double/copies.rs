@@ -62,7 +62,7 @@ fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_survives() {
     assert!(error.is_copy() && error.to_string().contains("before the capture begins"), "{error}");
     assert_eq!(pool.stats().memory.idle, 1, "the buffer is put back");
     assert_eq!(end_capture(&stream), Ok(()));
-    assert_eq!(double.counts().spoiled_captures, 0);
+    assert_eq!(double.counts().invalidated_captures, 0);
 }
 
 #[test]

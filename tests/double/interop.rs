@@ -405,7 +405,7 @@ fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
     });
     pool.maintain();
     assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (1, 0));
-    assert_eq!(double.counts().spoiled_captures, 0);
+    assert_eq!(double.counts().invalidated_captures, 0);
 }
 
 #[test]
@@ -426,7 +426,7 @@ fn an_event_of_a_capture_is_refused_and_later_buffers_are_not_affected() {
         drop(gate);
         poll_until_idle(&pool);
     });
-    assert_eq!((pool.stats().memory.quarantined, double.counts().spoiled_captures), (1, 0));
+    assert_eq!((pool.stats().memory.quarantined, double.counts().invalidated_captures), (1, 0));
 }
 
 #[test]

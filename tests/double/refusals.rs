@@ -130,7 +130,7 @@ fn a_pool_of_each_back_end_grows_copies_and_releases_beside_a_capture_and_spoils
             pool.clear();
             drop(pool);
             assert_eq!(end_capture(&captured), Ok(()), "{} {mode:?}", backend.name());
-            assert_eq!(double.counts().spoiled_captures, 0, "{} {mode:?}", backend.name());
+            assert_eq!(double.counts().invalidated_captures, 0, "{} {mode:?}", backend.name());
             assert_eq!(held(&double), before, "{} {mode:?}", backend.name());
             assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![2; 4096]);
         }

@@ -67,8 +67,8 @@ impl Folders {
     }
 }
 
-/// Copies the mock driver with the SONAME of a driver, which takes the place of a control call's name: there is no room for a longer name
-/// than its own.
+/// Copies the mock driver with the SONAME of a driver. The table of names has no room for a longer SONAME, so the new one replaces
+/// the name of a control function that these tests do not call.
 fn write_with_soname(library: &Path, to: &Path) {
     const HEADER_BYTES: usize = 56;
     const LOADED: u64 = 1;
@@ -92,7 +92,7 @@ fn write_with_soname(library: &Path, to: &Path) {
     };
     let segment = *headers.iter().find(holds).unwrap();
     let names = names - place(&bytes, segment + 16) + place(&bytes, segment + 8);
-    let (unused, name) = (b"\0double_renew_contexts\0", b"libcuda.so.1\0");
+    let (unused, name) = (b"\0double_set_device_count\0", b"libcuda.so.1\0");
     let found = bytes[names..].windows(unused.len()).position(|window| window == unused).unwrap() + 1;
     bytes[names + found..names + found + name.len()].copy_from_slice(name);
     bytes[soname..soname + 8].copy_from_slice(&(found as u64).to_le_bytes());

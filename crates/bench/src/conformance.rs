@@ -1,8 +1,7 @@
 //! `pinpool-bench conformance`: plays traces on pools with TensorFlow's policy and records every outcome.
 //!
-//! The text contains the log lines, the counters and the digests of two streams of outcomes. Outcomes are observed from outside the
-//! pool: a request that reached the source was a miss, a region released during a return was an eviction, and the id of a buffer
-//! identifies it. The log lines come from the pools' listeners.
+//! The output contains the log lines, the counters and the digests of two streams of outcomes. Outcomes are observed at the source: a
+//! request that reached it was a miss, a region released during a return was an eviction, and an id identifies a buffer.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -49,7 +48,7 @@ fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
         player.perform(operation?).map_err(|why| trace.error_here(why))?;
     }
     let mut lines = mem::take(&mut *player.diagnostics.lock());
-    lines.extend(player.pools.iter().zip(&player.sources).map(|(pool, source)| counters(pool, source).to_string()));
+    lines.extend(player.pools.iter().map(|pool| counters(pool).to_string()));
     for (name, stream) in [("outcome", player.outcome), ("buffers", player.buffers)] {
         let hex: String = stream.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         lines.push(format!("{name} sha256 {hex}"));
@@ -70,27 +69,24 @@ impl OutcomeStream {
 /// The pools of a trace and the buffers that it holds.
 struct Player {
     pools: Vec<Pool>,
-    /// Whether the pools keep no idle buffer: a release is not an eviction then.
-    unpooled: bool,
+    /// `true` if the pools keep no idle buffers, so that no release is an eviction.
+    is_unpooled: bool,
     current: usize,
     held: HashMap<u64, PinnedBuf>,
-    /// One for each pool.
-    sources: Vec<Arc<RecordingSource>>,
+    source: Arc<RecordingSource>,
     diagnostics: Arc<Mutex<Vec<String>>>,
-    /// A line for each request, return and clear: its outcome.
+    /// The outcome of each request, return and clear.
     outcome: OutcomeStream,
     /// The buffers of these outcomes.
     buffers: OutcomeStream,
 }
 
-/// Records the calls of a pool. Without virtual memory, so that each miss and each eviction is a call; buffers of all pools have
-/// different ids, since they share `sim`.
+/// Records the calls of all pools, without virtual memory, so that each miss and each eviction is a call. Since the pools share it,
+/// their buffers have different ids.
 #[derive(Debug)]
 struct RecordingSource {
-    sim: Arc<SimSource>,
-    calls: Arc<Mutex<SourceCalls>>,
-    /// Bytes that the pool holds, without rounding, and the most so far.
-    held: Mutex<(u64, u64)>,
+    sim: SimSource,
+    calls: Mutex<SourceCalls>,
 }
 
 #[derive(Debug, Default)]
@@ -111,44 +107,42 @@ unsafe impl Source for RecordingSource {
         self.sim.is_pinned()
     }
 
+    /// Not rounded to pages: the trace states what TensorFlow requested.
+    fn held_bytes(&self, len_bytes: usize) -> usize {
+        len_bytes
+    }
+
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.calls.lock().acquired = true;
-        let region = self.sim.acquire(len_bytes)?;
-        let mut held = self.held.lock();
-        held.0 += region.len_bytes() as u64;
-        held.1 = held.1.max(held.0);
-        Ok(region)
+        self.sim.acquire(len_bytes)
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         self.calls.lock().released.push((region.id(), region.len_bytes()));
-        self.held.lock().0 -= region.len_bytes() as u64;
         // SAFETY: the caller's promise, passed on: all regions of this source are `sim`'s.
         unsafe { self.sim.release(region) }
     }
 }
 
 impl RecordingSource {
-    /// The calls of all pools since the previous call of this function.
+    /// The calls since the previous call of this function.
     fn take_calls(&self) -> SourceCalls {
         mem::take(&mut *self.calls.lock())
     }
 }
 
 impl Player {
-    /// The pools of `header`, which share a counter of checks apart from the process's.
+    /// The pools of `header`, which share a counter of checks.
     ///
     /// # Errors
     ///
     /// The errors of [`PoolBuilder::build`](pinpool::PoolBuilder::build): for a limit of 0 with auto-resize, for instance.
     fn new(header: &TraceHeader) -> Result<Self, Error> {
-        let (sim, calls) = (Arc::new(SimSource::new(SimSource::DEFAULT_TOTAL_BYTES)), Arc::default());
-        let source =
-            |_| Arc::new(RecordingSource { sim: sim.clone(), calls: Arc::clone(&calls), held: Mutex::default() });
-        let sources: Vec<_> = (0..header.pools).map(source).collect();
+        let sim = SimSource::new(SimSource::DEFAULT_TOTAL_BYTES);
+        let source = Arc::new(RecordingSource { sim, calls: Mutex::default() });
         let diagnostics: Arc<Mutex<Vec<String>>> = Arc::default();
         let log_sampler = LogSampler::new();
-        let pool = |source: &Arc<RecordingSource>| {
+        let pool = |_| {
             let printed = diagnostics.clone();
             let listener = move |report: &CheckReport| {
                 if report.printed {
@@ -166,20 +160,20 @@ impl Player {
                 .unstable_on_check(listener)
                 .build()
         };
-        let pools = sources.iter().map(pool).collect::<Result<_, Error>>()?;
+        let pools = (0..header.pools).map(pool).collect::<Result<_, Error>>()?;
         Ok(Self {
             pools,
-            unpooled: header.limit == 0,
+            is_unpooled: header.limit == 0,
             current: 0,
             held: HashMap::new(),
-            sources,
+            source,
             diagnostics,
             outcome: OutcomeStream::default(),
             buffers: OutcomeStream::default(),
         })
     }
 
-    /// Plays one line of the trace. The error says why it is invalid.
+    /// Plays one line of the trace. The error explains why the line is invalid.
     fn perform(&mut self, operation: TraceOp) -> Result<(), String> {
         match operation {
             TraceOp::Get { id, .. } if self.held.contains_key(&id) => {
@@ -197,7 +191,7 @@ impl Player {
             TraceOp::Steps { count, bytes, step } => {
                 let mut bytes = Some(bytes);
                 for _ in 0..count {
-                    let len = bytes.ok_or("the sizes pass 2^64")?;
+                    let len = bytes.ok_or("the sizes exceed 2^64")?;
                     let buffer = self.pools[self.current].get(len);
                     let buffer = self.record_get(buffer)?;
                     self.put(buffer);
@@ -206,7 +200,7 @@ impl Player {
             }
             TraceOp::Clear => {
                 self.pools[self.current].clear();
-                self.outcome.line(format_args!("c {}", self.sources[0].take_calls().released.len()));
+                self.outcome.line(format_args!("c {}", self.source.take_calls().released.len()));
             }
             TraceOp::Pool { index } if index < self.pools.len() => self.current = index,
             TraceOp::Pool { index } => {
@@ -220,7 +214,7 @@ impl Player {
 
     fn record_get(&mut self, buffer: Result<PinnedBuf, Error>) -> Result<PinnedBuf, String> {
         let buffer = buffer.map_err(|error| error.report())?;
-        let missed = self.sources[0].take_calls().acquired;
+        let missed = self.source.take_calls().acquired;
         match buffer.id() {
             None => {
                 self.outcome.line('z');
@@ -239,9 +233,9 @@ impl Player {
             return self.outcome.line('z');
         }
         drop(buffer);
-        let mark = if self.unpooled { 'd' } else { 'e' };
+        let mark = if self.is_unpooled { 'd' } else { 'e' };
         let mut outcome = "p".to_owned();
-        for (id, class_bytes) in self.sources[0].take_calls().released {
+        for (id, class_bytes) in self.source.take_calls().released {
             outcome += &format!(" {mark}:{class_bytes}");
             self.buffers.line(format_args!("{mark} {id}"));
         }
@@ -250,7 +244,7 @@ impl Player {
 }
 
 /// The counters of `pool` under the names and in the order of the format.
-fn counters(pool: &Pool, source: &RecordingSource) -> Value {
+fn counters(pool: &Pool) -> Value {
     let (stats, window) = (pool.stats(), pinpool::unstable::window(pool));
     json!({
         "get_from_pool": window.get_from_pool,
@@ -264,6 +258,6 @@ fn counters(pool: &Pool, source: &RecordingSource) -> Value {
         "underlying_frees": stats.memory.unpin.count,
         "underlying_alloc_bytes": stats.memory.pin.bytes,
         "underlying_free_bytes": stats.memory.unpin.bytes,
-        "underlying_peak_bytes": source.held.lock().1,
+        "underlying_peak_bytes": stats.memory.peak_held_bytes,
     })
 }

@@ -1,4 +1,4 @@
-//! `pinpool-bench copy`: how fast buffers of each backend reach the device, and what tracking their copies costs.
+//! `pinpool-bench copy`: the throughput of copies to the device by backend, and the cost of tracking copies.
 //!
 //! Tracking is measured as the time of the copying thread for each copy:
 //!
@@ -7,7 +7,7 @@
 //!   copy_to   get ─▶ copy_to, which returns it   tracked by the pool ┘
 //! ```
 //!
-//! Both alternate, so that drift affects them alike. A request includes the query for completed copies.
+//! The two alternate, so that drift affects both. A request includes the query for completed copies.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -29,19 +29,18 @@ const DEFAULT_SIZES: [u64; 6] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20
 const TRACKED_SIZES: [u64; 2] = [4 << 10, 64 << 10];
 /// Copies between two waits, few enough for every queue.
 const BURST: usize = 16;
-/// Bursts of one method in a turn.
+/// Bursts of one method before the other one runs.
 const BURSTS: usize = 32;
-const FEWEST_TURNS: usize = 3;
+const MIN_ROUNDS: usize = 3;
 
-/// Measure copies to the device, queued back to back: GB/s by size, for each backend and for pageable memory; and what
-/// tracking costs
+/// Measure copies to the device in GB/s by size and backend, and the cost of tracking them
 ///
-/// `pageable` is the baseline of each size: the same copies from unpinned memory. Without a GPU the copies go to the host sink,
-/// for which all memory is alike. The second table shows, for one thread and memory of the best backend, the time of a request
-/// and a copy that returns the buffer, compared with the bare call that enqueues a copy.
+/// Copies are queued back to back. `pageable` is the baseline: the same copies from unpinned memory. Without a GPU the copies go to a
+/// thread of this process, for which pinned memory makes no difference. `tracked` compares the time of a request and a copy that
+/// returns the buffer (`ns`) with the bare call that enqueues a copy (`bare_ns`), on one thread with the best backend.
 #[derive(Debug, Args)]
 pub(super) struct CopyArgs {
-    /// Bytes of a copy; repeatable [default: 64KiB, 256KiB, 1MiB, 4MiB, 16MiB, 64MiB, as far as the machine has memory]
+    /// Size of a copy; repeatable [default: 64KiB, 256KiB, 1MiB, 4MiB, 16MiB, 64MiB, up to the limit of this machine]
     #[arg(long = "size", value_name = "SIZE", value_parser = requested::at_least(1))]
     sizes: Vec<u64>,
 
@@ -150,7 +149,7 @@ fn track(pool: &Pool, destination: &mut BenchTarget, bytes: u64, seconds: Durati
     bare_buf.wait_slice_mut()?.fill(1);
     let (mut bare, mut tracked) = (Vec::new(), Vec::new());
     let begun = Instant::now();
-    while bare.len() < FEWEST_TURNS || begun.elapsed() < seconds {
+    while bare.len() < MIN_ROUNDS || begun.elapsed() < seconds {
         let (mut bare_took, mut tracked_took) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..BURSTS {
             let (buf, burst) = destination.time_untracked(bare_buf, BURST)?;

@@ -1,4 +1,4 @@
-//! The target of copies: the GPU if there is one, otherwise the host sink; the report names it.
+//! The target of copies: the GPU, or the host sink if there is none.
 #![allow(unsafe_code)] // Untracked copies, the baseline of tracked ones.
 
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! `pinpool-bench hit`: a request and its return while a buffer is idle.
 //!
-//! The pool and each baseline run in turn, round after round, so that a slow moment of the machine affects all of them; each
-//! figure is the median of its rounds.
+//! The pool and the baselines alternate, so that a slow moment of the machine affects all of them. Each number is the median of its
+//! rounds.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use super::{BenchError, Measured};
 
 const ROUNDS: usize = 9;
 /// Approximate time of each baseline in each round.
-const TURN: Duration = Duration::from_millis(50);
-/// Pairs to estimate the speed with.
+const ROUND_TIME: Duration = Duration::from_millis(50);
+/// Pairs for an estimate of the speed.
 const ESTIMATE_PAIRS: u64 = 20_000;
 
-/// Time a request and its return when a buffer is idle, compared with alternatives, in nanoseconds
+/// Time a request and its return when a buffer is idle, in nanoseconds, next to other allocators
 ///
-/// `ns_per_pair` is the time of the slowest thread for each of its pairs (in `cross`, of each pair of threads).
+/// `ns_per_pair` is the mean time of a request and its return on the slowest thread (in `cross`, on the slowest pair of threads).
 #[derive(Debug, Args)]
 pub(super) struct HitArgs {
     /// Number of threads; `cross` uses them in pairs
@@ -103,7 +103,7 @@ impl<'a> Series<'a> {
     fn new(baseline: &'a impl Baseline, pattern: Pattern, threads: usize) -> Measured<Self> {
         let run = Box::new(move |pairs| patterns::run(baseline, pattern, threads, pairs));
         let estimate = run(ESTIMATE_PAIRS)?.max(Duration::from_micros(1));
-        let pairs = u128::from(ESTIMATE_PAIRS) * TURN.as_nanos() / estimate.as_nanos();
+        let pairs = u128::from(ESTIMATE_PAIRS) * ROUND_TIME.as_nanos() / estimate.as_nanos();
         Ok(Self { run, pairs: u64::try_from(pairs).unwrap_or(u64::MAX).max(1), ns_per_pair: Vec::new() })
     }
 

@@ -1,4 +1,4 @@
-//! Benchmarks and a long random test of the pool, for machines without cargo.
+//! Benchmarks of the pool, a soak test and the conformance player, for machines without cargo.
 
 mod baselines;
 mod conformance;
@@ -23,7 +23,7 @@ use crate::threads::TooManyThreads;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Measure the pool on this machine, or test it at random
+/// Measure and test the pool on this machine
 #[derive(Debug, Parser)]
 #[command(name = "pinpool-bench", version, arg_required_else_help = true)]
 struct Cli {
@@ -49,10 +49,10 @@ type Measured<T> = Result<T, BenchError>;
 
 #[derive(Debug, thiserror::Error)]
 enum BenchError {
-    /// Arguments that cannot be satisfied.
+    /// Invalid arguments.
     #[error("{0}")]
     Setting(String),
-    /// None of the requested backends is available, or the numbers would be invalid.
+    /// None of the requested backends is available, or the numbers are invalid.
     #[error("{0}")]
     Failure(String),
     #[error(transparent)]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   same    every thread: request and return size 3
-//!   mix     every thread: sixteen sizes alternately
+//!   mix     every thread: sixteen sizes in rotation
 //!   cross   pairs of threads: one requests, the other returns; up to eight buffers in between
 //! ```
 //!
@@ -29,7 +29,7 @@ const QUEUE_LEN: usize = 8;
 pub(super) enum Pattern {
     /// Each thread requests and returns one size
     Same,
-    /// Each thread requests and returns sixteen sizes alternately
+    /// Each thread requests and returns sixteen sizes in rotation
     Mix,
     /// One thread of each pair requests, the other returns
     Cross,

@@ -1,12 +1,12 @@
-//! `pinpool-bench pin`: how fast each backend pins.
+//! `pinpool-bench pin`: the speed of pinning by backend.
 //!
 //! ```text
 //!   warm-up, not measured:  every backend
-//!   round 1..R:             touch, then every backend with 1 thread, with 8 ...    drift affects all of them alike
+//!   round 1..R:             touch, then every backend with 1 thread, with 8 ...    drift affects all of them
 //! ```
 //!
-//! The first touch of memory in a virtual machine is several times slower, and so is memory for huge pages that was freed in
-//! small ones. Therefore as much memory is allocated in huge pages and freed again before each measurement.
+//! In a virtual machine the first touch of memory is several times slower, and so are huge pages made of freed small pages. Therefore
+//! as much memory is allocated in huge pages and freed again before each measurement.
 
 use std::time::{Duration, Instant};
 
@@ -20,26 +20,26 @@ use super::requested::{self, pool_builder};
 use super::statistics::{gb_per_s, median, rounded};
 
 const PAGE_BYTES: u64 = 4096;
-/// Default threads of a reserve, as far as the machine has cores.
+/// Default numbers of threads below the number of cores.
 const RESERVE_THREADS: [usize; 3] = [1, 8, 16];
 const DEFAULT_BYTES: u64 = 1 << 30;
 
-/// Measure how fast a pool pins a reserve
+/// Measure how fast a pool pins a reserve, in GB/s by backend and number of threads
 ///
-/// Each reserve belongs to a new pool. `touch` is ordinary memory, mapped and touched by one thread. `cuda` (cuMemHostAlloc, as
-/// TensorFlow and PyTorch pin) pins in one driver call, whatever the number of threads. `first_ms` is the time until a pool that pins
-/// its reserve in the background (PINPOOL_RESERVE_WAIT=0) has filled its first buffer.
+/// Each reserve belongs to a new pool. `touch` is ordinary memory, mapped and touched by one thread. `cuda` (cuMemHostAlloc, as in
+/// TensorFlow and PyTorch) pins in one driver call, so the number of threads has no effect. `first_ms` is the time until a program has
+/// filled the first buffer of a pool that pins its reserve in the background (PINPOOL_RESERVE_WAIT=0).
 #[derive(Debug, Args)]
 pub(super) struct PinArgs {
-    /// Total bytes [default: 1GiB, or the default limit of a pool on this machine if that is less]
+    /// Bytes of each reserve [default: 1GiB, or the default limit of a pool on this machine if that is less]
     #[arg(long, value_name = "SIZE", value_parser = requested::at_least(PAGE_BYTES))]
     bytes: Option<u64>,
 
-    /// Threads that touch a reserve; repeatable [default: 1, 8, 16 and all cores, as far as there are cores]
+    /// Threads that touch a reserve; repeatable [default: 1, 8, 16, up to the number of cores, which is the last]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
 
-    /// Number of rounds; the report has the median and the best
+    /// Number of rounds; the report contains the median and the best
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 

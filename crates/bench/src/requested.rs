@@ -1,4 +1,4 @@
-//! Checks of the arguments: valid values; available backends; no more memory than a pool may use on this machine.
+//! Checks of the arguments: values, available backends, and memory up to the default limit of a pool on this machine.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -34,7 +34,7 @@ pub(super) fn at_least(least: u64) -> impl Fn(&str) -> Result<u64, ParseError> +
 
 /// Settings for a pool on this backend, independent of the environment.
 pub(super) fn pool_builder(backend: Backend) -> PoolBuilder {
-    // Without a limit only the backend refuses a request, and waiting does not help.
+    // Without a limit only the backend can refuse a request, so waiting does not help.
     Pool::builder().without_env().backend(backend).max_bytes(None).wait(Duration::ZERO)
 }
 

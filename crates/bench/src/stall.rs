@@ -1,13 +1,13 @@
-//! `pinpool-bench stall`: how growth and release of the pool delay the copies of another thread.
+//! `pinpool-bench stall`: the delay of another thread's copies while the pool grows and shrinks.
 //!
 //! ```text
 //!   copying thread:   enqueue 1 MiB, timed ─▶ enqueue ─▶ ...  always with copies in flight    waits for all ─▶ clears
 //!   resizing thread:  rest ──▶ grow ──▶ rest ──▶ shrink ──▶ rest ──────────────────────────▶ pause
 //! ```
 //!
-//! At rest the resizing thread touches pageable memory, the load of growth without the driver, until as many enqueues were timed
-//! at rest as during growth and shrinking: otherwise the maximum of more samples would be worse by chance. The pause is not
-//! measured. On `register` and `cuda` a shrink waits for the device, and so do the enqueues of other threads.
+//! At rest the resizing thread touches pageable memory, which is the load of growth without driver calls, until as many enqueues were
+//! timed at rest as during growth and shrinking: the maximum of more samples would be larger by chance. The pause is not measured. On
+//! `register` and `cuda` a shrink waits for the device, and so do the enqueues of other threads.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -41,10 +41,10 @@ const SHRINK_PHASE: usize = 2;
 const STAGES: [usize; 6] = [REST_PHASE, GROW_PHASE, REST_PHASE, SHRINK_PHASE, REST_PHASE, REST_PHASE];
 const PAUSE_STAGE: usize = 5;
 
-/// Measure how long another thread's enqueues of 1 MiB copies are delayed while the pool grows and shrinks
+/// Measure the delay of another thread's 1 MiB copies while the pool grows and shrinks
 ///
-/// The baseline is the same loop while a thread touches pageable memory. An enqueue counts as growth or shrink if any part of it
-/// fell into that time.
+/// The times are those of the calls that enqueue copies. The baseline is the same loop while a thread touches pageable memory. A call
+/// that overlaps growth or shrinking counts for it.
 #[derive(Debug, Args)]
 pub(super) struct StallArgs {
     /// Seconds for each backend
@@ -72,9 +72,9 @@ pub(super) struct StallReport {
 struct BackendStalls {
     backend: &'static str,
     phases: Vec<PhaseTimes>,
-    /// Worst enqueue beyond the worst one at rest.
+    /// Longest enqueue during growth, minus the longest at rest.
     grow_stall_us: f64,
-    /// Worst enqueue while the pool shrinks, beyond the worst one at rest; absent without a release.
+    /// Longest enqueue during shrinking, minus the longest at rest; absent without a release.
     shrink_stall_us: Option<f64>,
     #[serde(flatten)]
     resizing: Resizing,
@@ -101,7 +101,7 @@ struct Resizing {
 impl StallArgs {
     pub(super) fn measure(&self) -> Measured<StallReport> {
         let copies_bytes = (DEPTH * COPY_BYTES) as u64;
-        // The rest after growth touches a second step.
+        // The thread touches a second step at rest after growth.
         let needed_bytes = self.step.saturating_mul(2).saturating_add(copies_bytes);
         let argument = format!("--step {}", format_bytes(self.step));
         requested::fits(argument, "growth and the touched memory", needed_bytes, "give a smaller one")?;

@@ -1,7 +1,7 @@
 //! Threads that start together or not at all.
 //!
-//! If the system refuses a thread, the earlier ones end without working and the error says how many were created. So no thread
-//! waits at a barrier for a missing one.
+//! If the system refuses a thread, the earlier threads end without working, and the error contains their number. So no thread waits at
+//! a barrier for a missing thread.
 
 use std::io;
 use std::sync::{Arc, OnceLock};

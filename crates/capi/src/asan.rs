@@ -1,19 +1,19 @@
 //! Annotations for AddressSanitizer, if the program uses it: the bytes of a buffer in use are addressable; bytes beyond its
 //! length, and the bytes of a returned buffer, are not.
 //!
-//! - **asan-I1**: a byte is told to be out of use only within the capacity of one buffer, and the request that next hands it out tells
-//!   the opposite first. Memory that returns to the system belongs to the sanitizer again; its `mmap` and `free` track it.
+//! - **asan-I1**: bytes are poisoned only within the capacity of one buffer, and the next request that returns them unpoisons them
+//!   first. The sanitizer itself tracks memory that returns to the system, in its `mmap` and `free`.
 
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
 
 use pinpool::PinnedBuf;
 
-type Tell = unsafe extern "C" fn(*const c_void, usize);
+type MarkRegion = unsafe extern "C" fn(*const c_void, usize);
 
 struct Sanitizer {
-    poison: Tell,
-    unpoison: Tell,
+    poison: MarkRegion,
+    unpoison: MarkRegion,
 }
 
 /// The sanitizer of this program.
@@ -26,15 +26,15 @@ fn sanitizer() -> Option<&'static Sanitizer> {
     FOUND.get_or_init(find).as_ref()
 }
 
-fn function(name: &CStr) -> Option<Tell> {
+fn function(name: &CStr) -> Option<MarkRegion> {
     // SAFETY: `name` ends in 0.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     // SAFETY: null, which is `None`, or a function of these names, which is of this type in every version of the sanitizer.
-    unsafe { std::mem::transmute::<*mut c_void, Option<Tell>>(found) }
+    unsafe { std::mem::transmute::<*mut c_void, Option<MarkRegion>>(found) }
 }
 
 /// Whether the program uses the sanitizer.
-pub(crate) fn is_here() -> bool {
+pub(crate) fn is_present() -> bool {
     sanitizer().is_some()
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn is_here() -> bool {
 pub(crate) fn begin(buf: &PinnedBuf) {
     if let Some(sanitizer) = sanitizer() {
         let (start, len) = (buf.as_ptr(), buf.len());
-        // SAFETY: bytes of the buffer; a call changes notes of the sanitizer alone.
+        // SAFETY: bytes of the buffer; the call only changes state of the sanitizer.
         unsafe { (sanitizer.unpoison)(start.cast(), len) };
         let end = start.wrapping_add(len);
         // SAFETY: as above: the buffer has its capacity.

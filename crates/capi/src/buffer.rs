@@ -271,13 +271,13 @@ fn put_recorded(
             return Ok(pp_status::PP_OK);
         }
         let (table, address) = (buffers.table(), ptr.addr());
-        let mut buf = table.begin_leaving(address).map_err(|why| buffers.unknown(address, &why))?;
+        let mut buf = table.begin_return(address).map_err(|why| buffers.unknown(address, &why))?;
         if let Err(failure) = record(&mut buf) {
-            table.restore(buf);
+            table.cancel_return(buf);
             return Err(failure);
         }
         // The place goes first: once the buffer is dropped, its address may be another's.
-        table.left(address);
+        table.finish_return(address);
         drop(buf);
         Ok(pp_status::PP_OK)
     })

@@ -136,7 +136,7 @@ pub(crate) fn enter(handle: *const pp_pool) -> Result<Call, Failure> {
     if slot.state.is(generation, Phase::Open) { Ok(call) } else { Err(unknown(handle)) }
 }
 
-/// The buffers of an open pool, or of a closed pool with buffers in use; end with `settle`.
+/// The buffers of an open pool, or of a closed pool with buffers in use; end with their drop.
 #[inline]
 pub(crate) fn buffers_of(handle: *const pp_pool) -> Result<Buffers, Failure> {
     let (slot, generation) = resolve(handle)?;
@@ -159,7 +159,7 @@ impl Buffers {
     #[cold]
     pub(crate) fn unknown(&self, address: usize, why: &Unknown) -> Failure {
         let why = match why {
-            Unknown::Leaving => "another call is putting this buffer".to_owned(),
+            Unknown::Returning => "another call is putting this buffer".to_owned(),
             Unknown::Inside(start, len) => {
                 format!("inside the buffer at {start:#x} of {len} B; put that address, the buffer's first")
             }

@@ -16,14 +16,14 @@ use crate::asan;
 
 const SHARDS: usize = 64;
 
-type Shard = HashMap<usize, Out, ByAddress>;
+type Shard = HashMap<usize, InUse, ByAddress>;
 
 /// A buffer in use.
 #[derive(Debug)]
-enum Out {
+enum InUse {
     Held(PinnedBuf, Owner),
     /// A thread is returning it with a stream or an event, which may fail.
-    Leaving(Owner),
+    Returning(Owner),
 }
 
 /// The owner of a buffer's memory.
@@ -38,7 +38,7 @@ pub(crate) enum Owner {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unknown {
     /// Another thread is putting it.
-    Leaving,
+    Returning,
     /// It lies inside the buffer at this address, of this many bytes.
     Inside(usize, usize),
     Nowhere,
@@ -49,23 +49,23 @@ pub(crate) enum Unknown {
 pub(crate) struct Table {
     shards: Box<[CachePadded<Mutex<Shard>>]>,
     /// Whether AddressSanitizer is informed of the buffers in use.
-    is_told: AtomicBool,
+    uses_sanitizer: AtomicBool,
 }
 
 impl Table {
     pub(crate) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), is_told: AtomicBool::new(false) }
+        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), uses_sanitizer: AtomicBool::new(false) }
     }
 
     /// For a pool that begins: one that zeroes what was put may write to it.
     pub(crate) fn begin(&self, zeroes: bool) {
-        self.is_told.store(asan::is_here() && !zeroes, Ordering::Relaxed);
+        self.uses_sanitizer.store(asan::is_present() && !zeroes, Ordering::Relaxed);
     }
 
     /// Whether AddressSanitizer is informed of a buffer of this owner.
     #[inline]
-    fn tells(&self, owner: Owner) -> bool {
-        owner == Owner::Pool && self.is_told.load(Ordering::Relaxed)
+    fn marks(&self, owner: Owner) -> bool {
+        owner == Owner::Pool && self.uses_sanitizer.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -77,11 +77,11 @@ impl Table {
     /// Keeps a buffer and returns its address.
     #[inline]
     pub(crate) fn insert(&self, mut buf: PinnedBuf, owner: Owner) -> *mut u8 {
-        if self.tells(owner) {
+        if self.marks(owner) {
             asan::begin(&buf);
         }
         let start = buf.as_mut_ptr();
-        let replaced = locked(self.shard(start.addr())).insert(start.addr(), Out::Held(buf, owner));
+        let replaced = locked(self.shard(start.addr())).insert(start.addr(), InUse::Held(buf, owner));
         // Two buffers in use never share an address.
         debug_assert!(replaced.is_none(), "{replaced:?}");
         start
@@ -92,16 +92,16 @@ impl Table {
     pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, Unknown> {
         let mut shard = locked(self.shard(address));
         match shard.entry(address) {
-            Entry::Occupied(entry) if matches!(entry.get(), Out::Held(..)) => match entry.remove() {
-                Out::Held(buf, owner) => {
-                    if self.tells(owner) {
+            Entry::Occupied(entry) if matches!(entry.get(), InUse::Held(..)) => match entry.remove() {
+                InUse::Held(buf, owner) => {
+                    if self.marks(owner) {
                         asan::end(&buf);
                     }
                     Ok(buf)
                 }
-                Out::Leaving(_) => Err(Unknown::Leaving),
+                InUse::Returning(_) => Err(Unknown::Returning),
             },
-            Entry::Occupied(_) => Err(Unknown::Leaving),
+            Entry::Occupied(_) => Err(Unknown::Returning),
             Entry::Vacant(_) => {
                 drop(shard);
                 Err(self.inside(address))
@@ -109,47 +109,47 @@ impl Table {
         }
     }
 
-    /// Takes the buffer at this address and keeps its place: end with `left` or `restore`.
-    pub(crate) fn begin_leaving(&self, address: usize) -> Result<PinnedBuf, Unknown> {
+    /// Takes the buffer at this address and keeps its place: end with `finish_return` or `cancel_return`.
+    pub(crate) fn begin_return(&self, address: usize) -> Result<PinnedBuf, Unknown> {
         let mut shard = locked(self.shard(address));
         let Some(out) = shard.get_mut(&address) else {
             drop(shard);
             return Err(self.inside(address));
         };
-        let (Out::Held(_, owner) | Out::Leaving(owner)) = *out;
-        match std::mem::replace(out, Out::Leaving(owner)) {
-            Out::Held(buf, _) => {
-                if self.tells(owner) {
+        let (InUse::Held(_, owner) | InUse::Returning(owner)) = *out;
+        match std::mem::replace(out, InUse::Returning(owner)) {
+            InUse::Held(buf, _) => {
+                if self.marks(owner) {
                     asan::end(&buf);
                 }
                 Ok(buf)
             }
-            Out::Leaving(_) => Err(Unknown::Leaving),
+            InUse::Returning(_) => Err(Unknown::Returning),
         }
     }
 
     /// The place of a buffer that left.
-    pub(crate) fn left(&self, address: usize) {
+    pub(crate) fn finish_return(&self, address: usize) {
         locked(self.shard(address)).remove(&address);
     }
 
     /// The buffer stays in use.
-    pub(crate) fn restore(&self, buf: PinnedBuf) {
+    pub(crate) fn cancel_return(&self, buf: PinnedBuf) {
         let address = buf.as_ptr().addr();
         let mut shard = locked(self.shard(address));
-        if let Some(out @ &mut Out::Leaving(owner)) = shard.get_mut(&address) {
-            if self.tells(owner) {
+        if let Some(out @ &mut InUse::Returning(owner)) = shard.get_mut(&address) {
+            if self.marks(owner) {
                 asan::begin(&buf);
             }
-            *out = Out::Held(buf, owner);
+            *out = InUse::Held(buf, owner);
         }
     }
 
     /// Calls `look` with the buffer at this address.
     pub(crate) fn with<R>(&self, address: usize, look: impl FnOnce(&PinnedBuf) -> R) -> Result<R, Unknown> {
         match locked(self.shard(address)).get(&address) {
-            Some(Out::Held(buf, _)) => return Ok(look(buf)),
-            Some(Out::Leaving(_)) => return Err(Unknown::Leaving),
+            Some(InUse::Held(buf, _)) => return Ok(look(buf)),
+            Some(InUse::Returning(_)) => return Err(Unknown::Returning),
             None => {}
         }
         Err(self.inside(address))
@@ -173,8 +173,8 @@ impl Table {
     /// Where an address that begins no buffer lies. Checks all: for an error's text.
     #[cold]
     pub(crate) fn inside(&self, address: usize) -> Unknown {
-        let holds = |(&start, out): (&usize, &Out)| match out {
-            Out::Held(buf, _) if start <= address && address - start < buf.len() => {
+        let holds = |(&start, out): (&usize, &InUse)| match out {
+            InUse::Held(buf, _) if start <= address && address - start < buf.len() => {
                 Some(Unknown::Inside(start, buf.len()))
             }
             _ => None,
@@ -238,11 +238,11 @@ mod tests {
         let address = table.insert(pool.get(5000).unwrap(), Owner::Pool).addr();
         assert_eq!(table.remove(address + 4999).unwrap_err(), Unknown::Inside(address, 5000));
         assert_eq!(table.remove(address + 5000).unwrap_err(), Unknown::Nowhere);
-        let buf = table.begin_leaving(address).unwrap();
-        assert_eq!(table.remove(address).unwrap_err(), Unknown::Leaving);
-        assert_eq!(table.begin_leaving(address).unwrap_err(), Unknown::Leaving);
+        let buf = table.begin_return(address).unwrap();
+        assert_eq!(table.remove(address).unwrap_err(), Unknown::Returning);
+        assert_eq!(table.begin_return(address).unwrap_err(), Unknown::Returning);
         assert!(!table.is_empty());
-        table.restore(buf);
+        table.cancel_return(buf);
         assert_eq!(table.with(address, PinnedBuf::len), Ok(5000));
         drop(table.remove(address).unwrap());
         assert_eq!(table.remove(address).unwrap_err(), Unknown::Nowhere);

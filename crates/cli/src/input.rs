@@ -50,8 +50,8 @@ pub(crate) fn read_workload(
         Workload::read_file(input)
     };
     let workload = workload.map_err(|error| in_file(path, &error))?;
-    if workload.gets() == 0 {
-        let why = workload.warning().map_or_else(String::new, |warning| format!("{warning}; "));
+    if workload.gets == 0 {
+        let why = workload.warning.as_ref().map_or_else(String::new, |warning| format!("{warning}; "));
         return Err(named(path, &format_args!("{why}the trace has no requests")));
     }
     Ok(workload)

@@ -117,7 +117,7 @@ enum Command {
     Man(pages::ManArgs),
 }
 
-/// The arguments, with a former command replaced, or what to do instead of it.
+/// The arguments with a former command replaced; an error for a removed command.
 fn arguments() -> Result<Vec<OsString>, String> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let at = arguments.iter().skip(1).position(|argument| !argument.to_string_lossy().starts_with('-'));

@@ -1,6 +1,4 @@
-//! Which samples form a batch, and in what order.
-//!
-//! Owns the division into batches and the shuffle. Never reads a file and never calls the pool.
+//! The plan: the samples of each batch, in order, and the shuffle. Reads no file and calls no pool.
 //!
 //! ```text
 //!   order     3  0  4           1  2       one epoch: every sample once
@@ -10,7 +8,7 @@
 //! - **plan-I1**: a batch has at least one part of a sample and no more bytes than the limit. Only a sample that is longer
 //!   than the limit is split: it starts a batch, its parts lie in consecutive batches, and other samples may follow its
 //!   last part.
-//! - **plan-I2**: a batch lies within one epoch; the last one of an epoch is short.
+//! - **plan-I2**: a batch lies within one epoch; the last batch of an epoch is short.
 //! - **plan-I3**: the order of an epoch depends on the seed and the number of the epoch only.
 //! - **plan-I4**: the shards of an epoch are disjoint and together the epoch: each takes the units number `rank`,
 //!   `rank + world`, `rank + 2 * world`, ... of its order (plan-I6).
@@ -39,10 +37,10 @@ use super::run::LoadOptions;
 use super::state::LoadState;
 use pinpool::{Error, PinnedBuf};
 
-/// Units that a shuffle mixes if there are compressed files of many samples: each of those keeps a decoder.
+/// Number of units that a shuffle mixes at a time if compressed files have several samples. Each of these files keeps a decoder.
 const OPEN_FILES: usize = 8;
 
-/// Consecutive bytes of a sample; all of them, unless the sample is longer than a batch may be.
+/// Consecutive bytes of a sample: all of them, unless the sample is longer than the limit of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SamplePart {
     /// Index into [`Catalog::samples`].
@@ -60,13 +58,13 @@ pub(super) struct PlannedBatch {
     pub(super) number: u64,
     /// Counted from 0.
     pub(super) epoch: u64,
-    /// Its place in the epoch, from 0.
+    /// Index in the epoch, from 0.
     pub(super) in_epoch: u64,
     /// In the order of their bytes in the batch.
     pub(super) parts: Vec<SamplePart>,
     /// Sum of their lengths.
     pub(super) len_bytes: u64,
-    /// Its turns at compressed files, in the order of its parts.
+    /// Turns at compressed files, in the order of the parts.
     pub(super) turns: Vec<Turn>,
 }
 
@@ -74,30 +72,29 @@ pub(super) struct PlannedBatch {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct LoadedBatch {
-    /// Its index in the whole load, from 0.
+    /// Index in the whole load, from 0.
     pub number: u64,
-    /// Its epoch, from 0.
+    /// Epoch, from 0.
     pub epoch: u64,
-    /// Its index in the epoch, from 0.
+    /// Index in the epoch, from 0.
     pub in_epoch: u64,
-    /// The bytes of all parts, one after the other; before them the arrays, if fields are decoded. Empty if nothing could be
-    /// read.
+    /// The arrays of decoded fields, then the bytes of all parts. Empty if nothing could be read.
     pub buffer: PinnedBuf,
     /// The array of each of [`LoadOptions::decode`], a row for each part.
     pub arrays: Vec<Range<usize>>,
-    /// What was read, in order.
+    /// The parts that were read, in order.
     pub parts: Vec<LoadedPart>,
-    /// What could not be read. A sample that cannot be read fails in each epoch, and in each batch that has a part of it.
+    /// The parts that could not be read. An unreadable sample fails in each epoch, and in each batch with a part of it.
     pub failures: Vec<Failure>,
 }
 
-/// A sample in a batch, or a part of one that is longer than a batch may be.
+/// A sample in a batch, or a part of a sample that is longer than the limit of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoadedPart {
     /// Index into [`Catalog::samples`].
     pub sample: usize,
-    /// Its bytes in the batch; only its [`kept_fields`](super::decode::kept_fields) count if fields are decoded.
+    /// Range of its bytes in the batch; without the decoded fields (see [`kept_fields`](super::decode::kept_fields)).
     pub bytes: Range<usize>,
     /// First byte in the sample: 0 unless the sample began in an earlier batch.
     pub start: u64,
@@ -128,11 +125,11 @@ pub(super) struct Batches {
     in_epoch: u64,
     number: u64,
     order: Vec<usize>,
-    /// Samples of this epoch that are in earlier batches to their end.
+    /// Number of samples of this epoch that are completely in earlier batches.
     taken: usize,
     /// Bytes of the next sample that are in earlier batches.
     taken_bytes: u64,
-    /// Where the next batch that reads a compressed file gets its decoder.
+    /// For each compressed file, where its next batch receives the decoder.
     turns: HashMap<usize, Receiver<Decoder>>,
 }
 
@@ -199,7 +196,7 @@ impl Batches {
         self.order = samples_of(&self.catalog, std::mem::take(&mut self.order), rng.as_mut());
     }
 
-    /// Whether a batch of `samples` samples and `len_bytes` bytes is over a limit.
+    /// Returns whether a batch of `samples` samples and `len_bytes` bytes is over a limit.
     fn is_over_limit(&self, samples: usize, len_bytes: u64) -> bool {
         self.options.batch_samples.is_some_and(|max| samples as u64 > max.get())
             || self.options.batch_bytes.is_some_and(|max| len_bytes > max.get())
@@ -221,7 +218,7 @@ impl Batches {
             if !is_first && self.is_over_limit(batch.parts.len() + 1, batch.len_bytes.saturating_add(rest)) {
                 break;
             }
-            // Parts after the first one fit whole.
+            // Later parts fit completely.
             let len_bytes = if is_first { rest.min(max_bytes) } else { rest };
             batch.parts.push(SamplePart { sample, start: self.taken_bytes, len_bytes });
             batch.len_bytes = batch.len_bytes.saturating_add(len_bytes);
@@ -233,7 +230,7 @@ impl Batches {
             self.taken_bytes = 0;
         }
         if self.options.shuffle_seed.is_some() && batch.parts.iter().any(|part| self.is_compressed(part)) {
-            // A worker finishes one file before it starts the next, so that another worker can continue the first.
+            // A worker finishes a file before it starts the next, so that another worker can continue with the file.
             batch.parts.sort_by_key(|part| self.catalog.samples()[part.sample].file);
         }
         self.number += 1;
@@ -321,8 +318,8 @@ impl Iterator for Batches {
     }
 }
 
-/// A hash of everything that determines the batches of an epoch, except the number of the epoch (plan-I5). Directories are
-/// excluded, so that all files may be moved together.
+/// A hash of everything that determines the batches of an epoch, except its number (plan-I5). Excludes directories, so that all files
+/// may be moved together.
 pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
     let mut hasher = Xxh3Default::new();
     let mut number = |number: Option<u64>| {

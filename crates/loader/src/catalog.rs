@@ -1,7 +1,4 @@
-//! The files to load and the samples in them.
-//!
-//! Owns the list and reads no file: [`Catalog::from_paths`] and [`Catalog::synthetic`] are defined with the code that finds the
-//! samples.
+//! The files to load and their samples. [`Catalog::from_paths`] and [`Catalog::synthetic`] make a catalog.
 //!
 //! ```text
 //!   file 0  a.jpg              sample 0   [0 .. 5120)
@@ -33,7 +30,7 @@ pub struct FileRange {
     pub len_bytes: u64,
 }
 
-/// Where the bytes of a file come from.
+/// The origin of the bytes of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DataOrigin {
@@ -61,30 +58,30 @@ impl fmt::Display for DataOrigin {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct DataFile {
-    /// Where its bytes come from.
+    /// The origin of the bytes.
     pub origin: DataOrigin,
     /// Number of samples in it: 1 for a plain file, any number for a container.
     pub samples: u64,
-    /// Whether it was opened as a container.
+    /// `true` if it was opened as a container.
     pub is_container: bool,
-    /// How it is compressed, if it was opened as a compressed file. Its samples can only be read in order.
+    /// The compression, if it was opened as a compressed file. Such a file can only be read in order.
     pub compression: Option<Compression>,
 }
 
-/// The unit that is shuffled, counted and checked. Only a sample longer than a batch may be lies in several batches.
+/// The unit that is shuffled, counted and checked. Only a sample longer than the limit of a batch lies in several batches.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Sample {
     /// Index of its file in [`Catalog::files`].
     pub file: usize,
-    /// Its name inside a container.
+    /// Name inside a container.
     pub member: Option<Box<str>>,
-    /// Its bytes, one range after the other.
+    /// Ranges of the bytes, in order.
     pub ranges: Box<[FileRange]>,
     /// Sum of the lengths of its ranges.
     pub len_bytes: u64,
-    /// The name of each of its ranges, in a tar archive: what follows the first dot of the member's base name, in lower case.
-    /// Empty elsewhere.
+    /// In a tar archive, the name of each range: the part of the member's base name after the first dot, in lower case. Otherwise
+    /// empty.
     pub fields: Box<[Arc<str>]>,
 }
 
@@ -109,7 +106,7 @@ pub(super) struct ContainerMember {
     pub(super) fields: Vec<Arc<str>>,
 }
 
-/// What is in a file.
+/// The content of a file.
 #[derive(Debug, Default)]
 pub(super) struct FileContent {
     /// The samples of a container, in the order in which they lie in the file, or in its data if it is compressed.
@@ -166,7 +163,7 @@ impl Catalog {
         &self.lists.special_files
     }
 
-    /// Bytes of all samples: what one epoch copies.
+    /// Bytes of all samples, which one epoch copies.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
         self.samples().iter().fold(0, |sum, sample| sum.saturating_add(sample.len_bytes))

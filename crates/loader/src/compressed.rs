@@ -1,6 +1,7 @@
-//! Files compressed by gzip or Zstandard: their data, decompressed piece by piece into its final memory.
+//! Files compressed by gzip or Zstandard, decompressed directly into the buffer.
 //!
-//! Owns the decoders. A decoder reads forward only. Compressed data has one order, so the batches of a compressed file take turns in the order of the plan: each continues where the previous one ended.
+//! A decoder only reads forward, so the batches of a compressed file take turns in the order of the plan: each continues where the
+//! previous batch ended.
 //!
 //! ```text
 //!   batch 7   turn at a.tar.gz ─────▶ turn at b.tar.gz ─────▶
@@ -8,7 +9,7 @@
 //! ```
 //!
 //! - **compressed-I1**: a decoder holds [`INPUT_BYTES`] of the file and the window of its format (gzip 32 KiB; Zstandard at
-//!   most 128 MiB, since frames that ask for more are refused), however long the file and its data are.
+//!   most 128 MiB, since frames that need more are refused), independent of the length of the file and its data.
 //! - **compressed-I2**: a file with more data than [`max_data_bytes`] is refused, so that a small file cannot keep a worker
 //!   busy forever.
 //! - **turn-I1**: a worker waits only for turns of earlier batches (worker-I1), and dropping a batch ends its turns. So the first
@@ -32,7 +33,7 @@ const INPUT_BYTES: usize = 128 * 1024;
 const SKIP_BYTES: usize = 64 * 1024;
 /// Bytes of data that a file of any length may have.
 const MIN_DATA_LIMIT: u64 = 1 << 30;
-/// Above that, bytes of data for each byte of the file: a little more than gzip can reach.
+/// Above that, bytes of data for each byte of the file: slightly more than gzip can reach.
 const MAX_EXPANSION: u64 = 1100;
 
 /// Most bytes of data of a file of this length (compressed-I2).
@@ -40,7 +41,7 @@ fn max_data_bytes(file_bytes: u64) -> u64 {
     file_bytes.saturating_mul(MAX_EXPANSION).max(MIN_DATA_LIMIT)
 }
 
-/// How a file is compressed.
+/// A compression format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Compression {
@@ -82,7 +83,7 @@ pub(super) struct Decoder {
     max_bytes: u64,
     /// Number of the next byte of data.
     pub(super) at: u64,
-    /// Why reading failed; set once.
+    /// The reason why reading failed; set once.
     pub(super) broken: Option<String>,
 }
 
@@ -134,14 +135,14 @@ impl Decoder {
             Stream::Zstd(stream) => stream.read(into),
         };
         let (format, at, file_bytes) = (self.compression, self.at, self.file_bytes);
-        let cut_off = || {
+        let truncated = || {
             format!(
-                "cut off after byte {file_bytes}: the {format} data has no end there, after {at} bytes of its contents; \
-                 fetch the file again"
+                "truncated after byte {file_bytes}: the {format} data has no end there, after {at} bytes of contents; fetch the \
+                 file again"
             )
         };
         let broken = match read {
-            Ok(0) if file_bytes == 0 => cut_off(),
+            Ok(0) if file_bytes == 0 => truncated(),
             Ok(read) => {
                 self.at += read as u64;
                 if self.at <= self.max_bytes {
@@ -154,10 +155,10 @@ impl Decoder {
                 )
             }
             Err(error) if error.raw_os_error().is_some() => return Err(error.into()),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => cut_off(),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => truncated(),
             Err(error) => format!(
-                "damaged {format} data at or shortly before byte {}, after {at} bytes of its contents: {error}; fetch the file \
-                 again, or compress it again",
+                "damaged {format} data at or shortly before byte {}, after {at} bytes of contents: {error}; fetch or compress the \
+                 file again",
                 self.input().stream_position()?
             ),
         };
@@ -165,12 +166,16 @@ impl Decoder {
         Err(FailureCause::Compressed(broken))
     }
 
-    /// Skips some of the data before byte number `to`. Returns whether there is more to skip; false at the end of the data.
-    pub(super) fn skip_towards(&mut self, to: u64) -> Result<bool, FailureCause> {
+    /// Skips the data before byte number `to`. Ends earlier at the end of the data or when `stop` is raised.
+    pub(super) fn skip_to(&mut self, to: u64, stop: &StopFlag) -> Result<(), FailureCause> {
         let mut skipped = [0; SKIP_BYTES];
-        let left = usize::try_from(to.saturating_sub(self.at)).unwrap_or(usize::MAX).min(SKIP_BYTES);
-        let read = self.read(&mut skipped[..left])?;
-        Ok(read > 0 && self.at < to)
+        while self.at < to && !stop.is_raised() {
+            let len = usize::try_from(to - self.at).unwrap_or(usize::MAX).min(SKIP_BYTES);
+            if self.read(&mut skipped[..len])? == 0 {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -198,9 +203,9 @@ impl Turn {
         self.previous.take()?.recv().ok()
     }
 
-    /// Ends the turn and passes `decoder` on.
+    /// Ends the turn and passes the decoder on.
     pub(super) fn end(self, decoder: Decoder) {
-        // An error means that no further batch reads the file in this epoch, or that it was given up.
+        // An error means that no further batch of this epoch reads the file.
         let _ = self.next.send(decoder);
     }
 }
@@ -208,7 +213,7 @@ impl Turn {
 /// A decoder that can be moved forward, for the reader of an archive.
 pub(super) struct ForwardReader<'a> {
     pub(super) decoder: Decoder,
-    /// Where the next read begins; it skips the bytes before.
+    /// Start of the next read, which skips the bytes before it.
     next: u64,
     stop: &'a StopFlag,
 }
@@ -220,7 +225,7 @@ impl<'a> ForwardReader<'a> {
 
     /// Reads all of the data and returns its length.
     pub(super) fn read_to_end(&mut self) -> Result<u64, FailureCause> {
-        while !self.stop.is_raised() && self.decoder.skip_towards(u64::MAX)? {}
+        self.decoder.skip_to(u64::MAX, self.stop)?;
         Ok(self.decoder.at)
     }
 }
@@ -231,13 +236,12 @@ impl Read for ForwardReader<'_> {
             FailureCause::Io(error) => error,
             cause => io::Error::other(cause),
         };
-        while self.decoder.at < self.next {
-            if self.stop.is_raised() {
-                return Err(io::Error::other("stopped"));
-            }
-            if !self.decoder.skip_towards(self.next).map_err(failed)? && self.decoder.at < self.next {
-                return Ok(0);
-            }
+        self.decoder.skip_to(self.next, self.stop).map_err(failed)?;
+        if self.stop.is_raised() {
+            return Err(io::Error::other("stopped"));
+        }
+        if self.decoder.at < self.next {
+            return Ok(0);
         }
         let read = self.decoder.read(into).map_err(failed)?;
         self.next = self.decoder.at;
@@ -307,7 +311,7 @@ mod tests {
             let data = data(300_000);
             let parts = data.chunks(100_000).flat_map(|part| compress(compression, part)).collect::<Vec<_>>();
             let mut decoder = Decoder::new(file_of(&parts), compression).unwrap();
-            while decoder.skip_towards(150_000).unwrap() {}
+            decoder.skip_to(150_000, &StopFlag::new()).unwrap();
             assert_eq!(decoder.at, 150_000);
             assert_eq!(read_all(&mut decoder).unwrap(), data[150_000..], "{compression}");
         }
@@ -320,7 +324,7 @@ mod tests {
             for len in 0..whole.len() {
                 let mut decoder = Decoder::new(file_of(&whole[..len]), compression).unwrap();
                 let error = read_all(&mut decoder).unwrap_err().to_string();
-                assert!(error.contains(&format!("cut off after byte {len}")), "{compression} cut to {len}: {error}");
+                assert!(error.contains(&format!("truncated after byte {len}")), "{compression} cut to {len}: {error}");
                 assert_eq!(decoder.read(&mut [0]).unwrap_err().to_string(), error);
             }
         }

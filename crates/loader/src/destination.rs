@@ -1,7 +1,7 @@
 //! The destination of batches: a device, or a host sink in its place.
 //!
-//! Owns the lanes, each a stream and the memory that its copies write to. Never waits for a copy: that is up to the
-//! [`Completion`] that [`Destination::send`] returns.
+//! A destination has lanes, each with a stream and the memory that its copies write to. It never waits for a copy; the [`Completion`]
+//! that [`Destination::send`] returns does.
 //!
 //! - **lane-I1**: a lane gets its next batch only when the copy before is done, so its memory may be read back and replaced
 //!   in between.
@@ -12,7 +12,7 @@ use pinpool::{Completion, Error, PinnedBuf};
 
 /// A device with several lanes, each of which copies one batch at a time.
 pub trait Destination {
-    /// Name for people, of a device for instance.
+    /// Name for reports, such as the name of the device.
     fn describe(&self) -> String;
 
     /// Number of batches that may be in flight at once.
@@ -25,7 +25,7 @@ pub trait Destination {
     /// If the copy cannot be started or the device has no memory for it. The buffer has returned to its pool then.
     fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error>;
 
-    /// Shows `read` the bytes of the last copy on `lane`, read back from the device's memory. That copy is done.
+    /// Calls `read` with the bytes of the last copy on `lane`, read back from device memory. That copy must be complete.
     ///
     /// # Errors
     ///
@@ -33,18 +33,18 @@ pub trait Destination {
     fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error>;
 }
 
-/// Takes the place of a device: threads for streams, ordinary memory for the device's.
+/// A host sink in place of a device: threads instead of streams, and ordinary memory.
 #[derive(Debug)]
 pub struct SinkDestination {
     lanes: Vec<(SinkStream, SinkMem)>,
 }
 
 impl SinkDestination {
-    /// A sink of `lanes` lanes, each with its own thread.
+    /// A sink of `lanes` lanes, each with a thread.
     ///
     /// # Errors
     ///
-    /// [`Error::is_thread`] if the system has no thread to give.
+    /// [`Error::is_thread`] if the system cannot start a thread.
     pub fn new(lanes: usize) -> Result<SinkDestination, Error> {
         let lane = |_| Ok((SinkStream::new()?, SinkMem::new(0)));
         Ok(SinkDestination { lanes: (0..lanes).map(lane).collect::<Result<_, Error>>()? })

@@ -1,4 +1,4 @@
-//! Failures of a load: their causes and texts.
+//! The failures of a load.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub struct Failure {
     /// A path, `container!member`, or a batch with its first sample.
     pub name: String,
-    /// Why it was skipped.
+    /// The cause.
     pub cause: FailureCause,
     /// The files with the skipped samples.
     pub(super) files: Vec<usize>,
@@ -32,7 +32,7 @@ impl fmt::Display for Failure {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FailureCause {
-    /// The operating system refused.
+    /// A call of the operating system failed.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// A path given by the caller is a device, a socket or a pipe.
@@ -49,9 +49,9 @@ pub enum FailureCause {
     /// A file is longer than when it was listed: another program is still writing it.
     #[error("grew: {planned_bytes} bytes when it was listed, {found_bytes} when it was read")]
     Grown {
-        /// Its length when it was listed.
+        /// Length of the file when it was listed.
         planned_bytes: u64,
-        /// Its length after it was read.
+        /// Length of the file after it was read.
         found_bytes: u64,
     },
     /// A compressed file cannot be decompressed.
@@ -66,7 +66,7 @@ pub enum FailureCause {
     /// A field is missing or cannot be decoded.
     #[error("{0}")]
     Decode(String),
-    /// The pool had no buffer for a batch although every other batch was back in it, or the copy failed.
+    /// The pool had no buffer for a batch although all other buffers had returned, or the copy failed.
     #[error(transparent)]
     Pool(#[from] Arc<pinpool::Error>),
     /// The bytes on the destination differ from the bytes that were read.

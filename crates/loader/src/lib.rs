@@ -1,12 +1,12 @@
-//! The reference loader: files in, batches in pinned memory or on a device out, on nothing but the public pool.
+//! The reference loader: reads files into batches in pinned memory and copies them to a device. It uses the pool's public API only.
 //!
-//! Shows how a pool of pinned memory is used. [`Loader::batches`] hands batches out, one after the other;
-//! [`Loader::run`] moves them to a [`Destination`]. Never pins memory, never prints, and never copies a byte on the host.
+//! [`Loader::batches`] iterates over batches in host memory; [`Loader::run`] copies them to a [`Destination`]. The loader never pins
+//! memory, prints, or copies bytes on the host.
 //!
 //! ```text
 //!                       Catalog            files, containers and their samples
 //!                          |
-//!                       batches            which samples go together, in what order
+//!                       batches            the samples of each batch, in order
 //!                          |
 //!   +-------------- one batch at a time -----------+
 //!   |  worker 0         worker 1         worker 2  |     pool.get(len): a pinned buffer
@@ -17,7 +17,7 @@
 //!               |                  transfer              buffer.copy_to(stream, memory): takes the buffer
 //!               |                lane 0 | lane 1         completion.is_complete(): the buffer has returned
 //!               |                     |
-//!          BatchReader           Destination             a GPU, or a host sink; checksums of what arrived
+//!          BatchReader           Destination             a GPU or a host sink; checksums of the copied bytes
 //! ```
 //!
 //! ```
@@ -47,7 +47,7 @@
 //! # }
 //! ```
 //!
-//! Batches in host memory, and the place from which a later process continues:
+//! Batches in host memory, and the state from which a later process can continue:
 //!
 //! ```
 //! use pinpool::Pool;
@@ -70,11 +70,11 @@
 //!
 //! - **loader-I1**: a run holds at most `prefetch` buffers ahead of the copies and one for each lane of the destination. Each
 //!   has at most `batch_bytes`, rounded up to a class of the pool (less than an eighth more, above 16 MiB less than 2 MiB or a 64th). So a run holds at most
-//!   `(prefetch + lanes) * batch_bytes` of the pool, however long a file is. The destination allocates another `lanes *
-//!   batch_bytes`. A [`BatchReader`] holds at most `prefetch` buffers that it has not handed out. Compressed files add a
+//!   `(prefetch + lanes) * batch_bytes` of the pool, for files of any length. The destination allocates another `lanes *
+//!   batch_bytes`. A [`BatchReader`] holds at most `prefetch` buffers that it has not returned. Compressed files add a
 //!   decoder each while they are open (compressed-I1, turn-I2).
-//! - **loader-I2**: a sample that cannot be loaded is reported, once to the [`Observer`] or with its batch in
-//!   [`LoadedBatch::failures`]; it is skipped, and the rest arrives.
+//! - **loader-I2**: a sample that cannot be loaded is skipped and reported: once to the [`Observer`], or with its batch in
+//!   [`LoadedBatch::failures`].
 
 mod batches;
 mod catalog;
@@ -109,7 +109,7 @@ pub use self::reading::BatchReader;
 pub use self::run::{LoadOptions, Loader, Shard};
 pub use self::state::{LoadState, StateError};
 pub use self::stop::StopFlag;
-pub use self::summary::{BatchDone, Ended, LoadError, LoadSummary, Observer};
+pub use self::summary::{BatchDone, LoadError, LoadOutcome, LoadSummary, Observer};
 
 use self::batches::{Batches, plan_number};
 use self::reading::Reading;
@@ -118,8 +118,8 @@ use self::transfer::Transfer;
 impl Loader {
     /// Loads the catalog into `destination` and reports to `observer`.
     ///
-    /// The calling thread copies; [`LoadOptions::workers`] threads read, and end with this call. Failures are in the summary
-    /// and never a panic. The failures of the catalog are reported first.
+    /// The calling thread copies; [`LoadOptions::workers`] threads read and end with this call. Failures are in the summary. The
+    /// failures of the catalog are reported first.
     pub fn run(&self, destination: &mut dyn Destination, observer: &mut dyn Observer) -> LoadSummary {
         let unlisted = self.catalog.failures();
         let is_refused = self.options.strict && !unlisted.is_empty();
@@ -127,23 +127,24 @@ impl Loader {
         for failure in unlisted {
             observer.failed(failure);
         }
-        let reading = if is_refused { Err(Ended::Strict) } else { Reading::start(self).map_err(Ended::Failed) };
+        let reading =
+            if is_refused { Err(LoadOutcome::Strict) } else { Reading::start(self).map_err(LoadOutcome::Failed) };
         let mut summary = match reading {
             Ok(reading) => Transfer::new(self, reading, destination, observer).run(),
-            Err(ended) => LoadSummary { ended, ..LoadSummary::default() },
+            Err(outcome) => LoadSummary { outcome, ..LoadSummary::default() },
         };
-        // Returns the buffers of the last copies to the pool, since no later request may do so.
+        // Returns the buffers of the last copies to the pool; there may be no later request that does so.
         self.pool.maintain();
         summary.failed_files += unlisted.len() as u64;
         summary
     }
 
-    /// Begins to read the catalog, and hands out its batches one by one, in pinned memory. [`LoadOptions::workers`] threads
-    /// read ahead until the reader is dropped. The failures of the catalog are in [`Catalog::failures`] alone.
+    /// Returns an iterator over the batches of the catalog, in pinned memory. [`LoadOptions::workers`] threads read ahead until it is
+    /// dropped. The failures of the catalog are only in [`Catalog::failures`].
     ///
     /// # Errors
     ///
-    /// If the system has no thread to read with.
+    /// If the system cannot start a thread.
     pub fn batches(&self) -> Result<BatchReader, LoadError> {
         Ok(BatchReader::new(Reading::start(self)?, self.start_state()))
     }
@@ -154,7 +155,7 @@ impl Loader {
         LoadState { plan: plan_number(&self.catalog, &self.options), ..self.start }
     }
 
-    /// A loader of the remaining batches: the batches that an uninterrupted load yields after `state`.
+    /// A loader of the remaining batches, which an uninterrupted load would yield after `state`.
     ///
     /// # Errors
     ///

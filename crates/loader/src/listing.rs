@@ -1,8 +1,7 @@
 //! From paths to a catalog: the regular files under them, in a deterministic order, and the samples of
 //! containers.
 //!
-//! Owns the rules of the walk and the choice of the files that are opened as containers. Reads nothing but containers'
-//! headers and compressed files.
+//! Reads only the headers of containers and compressed files.
 //!
 //! | found | result |
 //! | --- | --- |
@@ -36,18 +35,18 @@ use super::stop::StopFlag;
 struct FoundFile {
     path: PathBuf,
     len_bytes: u64,
-    /// Whether it is opened, if it is a container: the caller named this very file, or a directory of containers.
+    /// A container is opened if the caller named this file, or a directory of containers.
     is_opened: bool,
 }
 
 impl Catalog {
     /// Lists the regular files under `paths`, each a file or a directory, in the order of `paths` and by name within each.
     ///
-    /// A `.tar` or `.safetensors` file is opened as a container, and its samples are listed one by one, if `paths` names the
-    /// file itself or a directory that has nothing but containers, or `open_containers` is set; otherwise it is one plain
-    /// sample. The same applies to compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed,
-    /// and another `.gz` or `.zst` file is one sample, its data. Each of these is decompressed once for that, on several
-    /// threads. What cannot be listed is in [`Catalog::failures`]. The list ends early when `stop` is raised.
+    /// A `.tar` or `.safetensors` file is opened as a container, and its samples are listed separately, if `paths` names the file
+    /// or a directory that contains only containers, or if `open_containers` is set; otherwise it is one plain sample. The same
+    /// applies to compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed, and the
+    /// decompressed data of any other `.gz` or `.zst` file is one sample. These files are decompressed once, on several threads.
+    /// Files that cannot be listed are in [`Catalog::failures`]. The list ends early when `stop` is raised.
     #[must_use]
     pub fn from_paths<P: AsRef<Path>>(paths: &[P], open_containers: bool, stop: &StopFlag) -> Catalog {
         let mut lists = CatalogLists::default();
@@ -70,7 +69,7 @@ impl Catalog {
 
 type Opened = Result<FileContent, FailureCause>;
 
-/// Opens the containers, on as many threads as there are cores, since decompressing takes time. A plain file stays unset.
+/// Opens the containers, on one thread for each core. The result of a plain file stays unset.
 fn open_all(found: &[FoundFile], open_containers: bool, stop: &StopFlag) -> Vec<OnceLock<Opened>> {
     let opened: Vec<_> = found.iter().map(|_| OnceLock::new()).collect();
     let next = AtomicUsize::new(0);
@@ -155,7 +154,7 @@ impl CatalogLists {
         if is_cycle {
             self.cyclic_links.push(path);
         } else {
-            // The text of walkdir's error names the path, which the failure does already.
+            // The failure contains the path already.
             let error = error.into_io_error().unwrap_or_else(|| io::Error::other("cannot be read"));
             self.failures.push(Failure::new(path.display(), error));
         }

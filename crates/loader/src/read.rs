@@ -1,6 +1,6 @@
-//! From a planned batch to bytes in a buffer.
+//! Reads planned batches into buffers.
 //!
-//! Reads into a slice of the pinned memory, so the host copies nothing. Decoded fields pass through memory of the worker.
+//! Samples are read directly into pinned memory. Encoded fields pass through memory of the worker.
 //!
 //! ```text
 //!   planned   [ a ][ b, truncated ][ c ]
@@ -10,8 +10,7 @@
 //! ```
 //!
 //! - **read-I1**: the parts read are contiguous from the start of the buffer, in the planned order.
-//! - **read-I2**: a file that differs from its listed length is a failure and is never truncated silently. Other changes
-//!   to a file after it was listed are not detected.
+//! - **read-I2**: a changed length of a file since it was listed is a failure. Other changes are not detected.
 //! - **decode-I1**: row `i` of each array belongs to part `i` of the batch. A failed sample leaves no row.
 
 use std::fs::File;
@@ -34,7 +33,7 @@ use super::synthetic::SyntheticBytes;
 use pinpool::{Error, PinnedBuf};
 use pinpool_os::unwind::caught;
 
-/// Bytes read at a time: few enough to stay in the core's cache for the checksum and to notice a stop soon.
+/// Bytes read at a time, few enough to stay in the cache for the checksum and to stop soon.
 const CHUNK_BYTES: usize = 256 * 1024;
 /// Arrays begin at a multiple of this, the alignment of every NumPy type.
 const ALIGN_BYTES: usize = 64;
@@ -83,7 +82,7 @@ pub(super) struct SampleReader<'a> {
     open: Option<(usize, OpenFile)>,
 }
 
-/// Why a sample was not read completely.
+/// The reason why a sample was not read completely.
 enum ReadEnd {
     Stopped,
     Failed(FailureCause),
@@ -118,7 +117,7 @@ impl<'a> SampleReader<'a> {
         });
         match filled {
             Ok(None) => return None,
-            // A buffer without a sample goes back to the pool.
+            // A buffer without a sample returns to the pool.
             Ok(buffer) => batch.buffer = buffer.filter(|buffer| !buffer.is_empty()).unwrap_or_default(),
             Err(error) => {
                 let samples: Vec<_> = planned.parts.iter().map(|part| part.sample).collect();
@@ -184,7 +183,7 @@ impl<'a> SampleReader<'a> {
         let too_long = || io::Error::from(io::ErrorKind::OutOfMemory);
         let len_bytes = usize::try_from(part.len_bytes).map_err(|_| too_long())?;
         into.try_reserve(len_bytes.saturating_sub(into.len())).map_err(|_| too_long())?;
-        // The old bytes stay: the read overwrites all of them, or fails.
+        // No need to clear the old bytes: the read overwrites all of them, or fails.
         into.resize(len_bytes, 0);
         self.read(part, turns, into).map(drop)
     }
@@ -283,13 +282,10 @@ impl<'a> SampleReader<'a> {
                         // An earlier epoch has read further.
                         *decoder = Decoder::open(path, decoder.compression)?;
                     }
-                    while decoder.at < range.offset {
-                        if !decoder.skip_towards(range.offset)? && decoder.at < range.offset {
-                            return Err(
-                                FailureCause::Truncated { planned_bytes: range.len_bytes, read_bytes: 0 }.into()
-                            );
-                        }
-                        progress.advance(&[])?;
+                    decoder.skip_to(range.offset, self.stop)?;
+                    progress.advance(&[])?;
+                    if decoder.at < range.offset {
+                        return Err(FailureCause::Truncated { planned_bytes: range.len_bytes, read_bytes: 0 }.into());
                     }
                     progress.read(into, |into, _| decoder.read(into))?;
                 }
@@ -301,9 +297,8 @@ impl<'a> SampleReader<'a> {
             let found_bytes = match open {
                 OpenFile::Plain(file) => file.metadata()?.len(),
                 OpenFile::Compressed(decoder, _) => {
-                    while decoder.skip_towards(u64::MAX)? {
-                        progress.advance(&[])?;
-                    }
+                    decoder.skip_to(u64::MAX, self.stop)?;
+                    progress.advance(&[])?;
                     decoder.at
                 }
             };
@@ -343,14 +338,14 @@ fn slice_of<'a>(encoded: &'a [u8], bytes: &Range<u64>) -> Result<&'a [u8], Failu
     encoded.get(at(bytes.start)..at(bytes.end)).ok_or(truncated)
 }
 
-/// Checks the stop flag after each chunk, and adds the chunk to the checksum while it is in the cache.
+/// After each chunk, checks the stop flag and updates the checksum.
 struct ReadProgress<'a> {
     stop: &'a StopFlag,
     hasher: Option<Xxh3Default>,
 }
 
 impl ReadProgress<'_> {
-    /// Fills `into` by `read`, which gets a chunk and its offset and returns how many bytes it read.
+    /// Fills `into` by calls of `read`, which takes a chunk and its offset and returns the number of bytes read.
     fn read(
         &mut self,
         into: &mut [u8],

@@ -1,14 +1,14 @@
 //! The reading threads, and the batches that they fill, in order.
 //!
-//! Never sends a batch anywhere: [`Loader::run`] copies them to a destination, and [`BatchReader`] hands them out.
+//! [`Loader::run`] copies the batches to a destination; [`BatchReader`] returns them to the caller.
 //!
 //! ```text
-//!   filled batches, as workers finish them     early (kept until it is their turn)
+//!   filled batches, as workers finish them     early (kept for later)
 //!         3 1 2                     ->         [1] [2] [3]
 //!
 //!   completed <= sent <= started <= sent + prefetch
-//!   |            |        '- batches that a worker took from the plan
-//!   |            '- batches given to the destination, or found to have nothing to send
+//!   |            |        '- batches that a worker has taken from the plan
+//!   |            '- batches passed to the destination, or without anything to send
 //!   '- batches whose buffer has returned to the pool
 //! ```
 //!
@@ -19,8 +19,7 @@
 //! - **worker-I1**: a batch is started and gets its buffer under one lock, so buffers are allocated in batch order. Batches
 //!   are sent in that order, so the batch that the sender waits for already has its buffer: a pool limit slows a run down but
 //!   cannot block it.
-//! - **worker-I2**: a worker checks for the end of the load after each chunk that it reads and every [`CHECK_EVERY`] while it
-//!   waits for a buffer.
+//! - **worker-I2**: a worker checks for the end of the load after each chunk, and every [`CHECK_EVERY`] while it waits for a buffer.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -45,7 +44,7 @@ use pinpool::{Error, PinnedBuf};
 /// Longest time between two checks for the end of the load.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 
-/// How many batches the workers may read ahead of the copies: the bound on the memory of a run.
+/// Limits the batches that the workers read ahead of the copies, and so the memory of a run.
 #[derive(Debug)]
 pub(super) struct ReadAhead {
     prefetch: u64,
@@ -59,7 +58,7 @@ struct BatchCounts {
     sent: u64,
     completed: u64,
     closed: bool,
-    /// No consumer waits for the next batch: it is busy with an earlier one and may return its buffer.
+    /// No consumer waits for the next batch: the consumer may still return the buffer of an earlier batch.
     unwanted: bool,
 }
 
@@ -102,7 +101,7 @@ impl ReadAhead {
 
     /// Waits, for a worker that found no memory for its batch, until more than `completions` batches are completed, or until a
     /// consumer starts to wait for this batch. `false` if no other batch is in progress or the read-ahead is closed: then no
-    /// buffer will come back.
+    /// buffer will return.
     fn wait_for_completion(&self, completions: u64) -> bool {
         let mut counts = self.counts.lock();
         // The caller's own batch is started and not completed.
@@ -128,7 +127,7 @@ impl Drop for CloseOnDrop<'_> {
     }
 }
 
-/// What the workers of a run share.
+/// State shared by the workers of a run.
 #[derive(Debug)]
 struct Workers {
     loader: Loader,
@@ -158,9 +157,8 @@ impl Workers {
         Some((planned, buffer))
     }
 
-    /// A buffer for the batch. At the pool limit, waits for buffers of earlier batches to come back; an error means that all
-    /// of them have returned, or are held by the consumer that waits for this batch, and the batch still does not fit. `None` if the
-    /// load was ended meanwhile.
+    /// A buffer for the batch. At the pool limit, waits for the buffers of earlier batches. An error means that these have returned, or
+    /// that the consumer which waits for this batch holds them, and the batch still does not fit. `None` if the load has ended.
     fn get_buffer(&self, planned: &PlannedBatch) -> Option<Result<PinnedBuf, Error>> {
         let len = batch_bytes(&self.loader.options.decode, planned, &self.loader.catalog);
         loop {
@@ -224,7 +222,7 @@ impl Reading {
         Ok(reading)
     }
 
-    /// Batches from a channel, filled elsewhere.
+    /// Batches from a channel, without threads.
     pub(super) fn from_channel(loader: &Loader, prefetch: u64, filled: Receiver<LoadedBatch>) -> Reading {
         let workers = Workers {
             loader: loader.clone(),
@@ -241,7 +239,7 @@ impl Reading {
         }
     }
 
-    /// Whether the load was stopped, or this is a forked child, which has no threads.
+    /// Returns whether the load was stopped, or this is a forked child, which has no threads.
     fn is_stopped(&self) -> bool {
         self.generation.is_stale() || self.workers.loader.stop.is_raised()
     }
@@ -279,7 +277,7 @@ impl Reading {
             return;
         }
         self.ahead().close();
-        // First, so that no worker waits for the memory of a batch that no consumer takes.
+        // First, so that no worker waits for the memory of a batch without a consumer.
         self.filled = None;
         self.early.clear();
         for thread in self.threads.drain(..) {
@@ -295,13 +293,13 @@ impl Drop for Reading {
     }
 }
 
-/// The batches of a load, in order. Dropping it ends the threads that read and returns the buffers that they have read ahead.
+/// An iterator over the batches of a load, in order. Dropping it ends the reading threads and returns their buffers to the pool.
 ///
-/// In a forked child it has no threads and yields nothing.
+/// In a forked child it yields nothing.
 #[derive(Debug)]
 pub struct BatchReader {
     reading: Reading,
-    /// After the batch that was handed out last.
+    /// After the last batch returned.
     state: LoadState,
 }
 
@@ -338,13 +336,12 @@ impl BatchReader {
         Poll::Ready(Some(batch))
     }
 
-    /// Ends the load: its threads end, and batches read ahead return to the pool, before this returns. There is no
-    /// further batch.
+    /// Ends the load. When this returns, the threads have ended and the batches read ahead have returned to the pool.
     pub fn stop(&mut self) {
         self.reading.end();
     }
 
-    /// Where a later load continues: after the batch that was handed out last. Batches read ahead do not count.
+    /// The state from which a later load continues: after the last batch returned. Batches read ahead do not count.
     #[must_use]
     pub fn state(&self) -> LoadState {
         self.state
@@ -359,7 +356,7 @@ impl Iterator for BatchReader {
     fn next(&mut self) -> Option<LoadedBatch> {
         match self.take(None) {
             Poll::Ready(batch) => batch,
-            // Without a limit on the wait it is never pending.
+            // Without a timeout it is never pending.
             Poll::Pending => None,
         }
     }

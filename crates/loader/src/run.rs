@@ -1,6 +1,4 @@
-//! The inputs of a run: pool, catalog, options, the place to begin at and the flag that stops it.
-//!
-//! Owns the defaults. Starts no thread and reads nothing.
+//! The inputs of a run: pool, catalog, options with their defaults, start and stop flag.
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::thread;
@@ -11,7 +9,7 @@ use super::state::LoadState;
 use super::stop::StopFlag;
 use pinpool::Pool;
 
-/// How a catalog is loaded.
+/// Options of a load.
 ///
 /// ```
 /// let mut options = pinpool_loader::LoadOptions::default();
@@ -37,18 +35,18 @@ pub struct LoadOptions {
     /// The part of each epoch that this process loads, of several that load the same catalog with the same options. Default:
     /// `None`, all of it.
     pub shard: Option<Shard>,
-    /// Whether all shards have the same number of samples: each epoch repeats its first samples until `world` divides their
-    /// number. Default: no.
+    /// Gives all shards the same number of samples: each epoch repeats its first samples until `world` divides their number.
+    /// Default: no.
     pub even: bool,
-    /// Whether an epoch ends with its last batch of `batch_samples` samples, after the same number of batches in all shards.
+    /// Ends an epoch with its last complete batch of `batch_samples` samples, after the same number of batches in all shards.
     /// Default: no.
     pub drop_last: bool,
-    /// Whether each sample is read back from the destination and compared by checksum. Default: no.
+    /// Reads each sample back from the destination and compares its checksum. Default: no.
     pub verify: bool,
-    /// Whether the first failure ends a [`Loader::run`](Loader::run). Default: no.
+    /// Ends a [`Loader::run`](Loader::run) at the first failure. Default: no.
     pub strict: bool,
-    /// The fields to decode, each into an array of the batch. Then each sample lies in one batch, `batch_bytes` has no effect, and
-    /// `verify` compares nothing. Default: none, and a batch has the bytes of its samples.
+    /// The fields to decode, each into an array of the batch. Then each sample lies in one batch, and neither `batch_bytes` nor `verify` has an
+    /// effect. Default: none, and a batch has the bytes of its samples.
     pub decode: Vec<DecodedField>,
 }
 

@@ -1,17 +1,15 @@
-//! The position of a load, from which a later process loads the rest.
-//!
-//! Knows no catalog and no options: it holds a number that represents them.
+//! The position of a load, from which a later process loads the rest. A hash represents its catalog and options.
 
 /// The next batch of a load: four numbers for the program to store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LoadState {
     /// Epoch of the next batch, from 0.
     pub epoch: u64,
-    /// Its place in that epoch, from 0.
+    /// Index in that epoch, from 0.
     pub batch: u64,
-    /// Its place in the whole load, from 0.
+    /// Index in the whole load, from 0.
     pub number: u64,
-    /// A hash of what determines the batches: the samples, the limits of a batch, seed and shard.
+    /// A hash of the samples, the limits of a batch, the seed and the shard, which determine the batches.
     pub plan: u64,
 }
 

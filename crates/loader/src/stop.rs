@@ -1,4 +1,4 @@
-//! What ends a wait: a flag that stops a run, and a waker that unparks a thread.
+//! A flag that stops a run, and a waker that unparks a thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ impl StopFlag {
         self.0.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether the flag is raised.
+    /// Returns whether the flag is raised.
     #[must_use]
     pub fn is_raised(&self) -> bool {
         // Relaxed: a thread that sees the flag late reads one more chunk.

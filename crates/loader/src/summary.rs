@@ -1,6 +1,4 @@
-//! What a run reports: batches and failures while it runs, statistics at its end.
-//!
-//! Owns the loader's statistics; the pool's statistics are in its [`Stats`](pinpool::Stats). Never prints.
+//! The reports of a run: batches and failures while it runs, statistics at its end.
 
 use std::io;
 use std::sync::Arc;
@@ -8,9 +6,9 @@ use std::time::Duration;
 
 use super::failure::Failure;
 
-/// Follows a run, on the thread that called [`Loader::run`](super::Loader::run). `()` ignores everything.
+/// Receives the events of a run, on the thread that called [`Loader::run`](super::Loader::run). `()` ignores them.
 pub trait Observer {
-    /// A batch arrived, whole or in part.
+    /// A batch arrived, completely or in part.
     fn batch_done(&mut self, batch: &BatchDone) {
         let _ = batch;
     }
@@ -27,15 +25,15 @@ impl Observer for () {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BatchDone {
-    /// Its number in the run, from 0.
+    /// Index in the run, from 0.
     pub batch: u64,
-    /// Samples of which the last missing byte arrived.
+    /// Samples that are complete with this batch.
     pub samples: u64,
     /// Bytes that arrived.
     pub bytes: u64,
 }
 
-/// The statistics of a run. Samples and bytes count what arrived, over all epochs.
+/// The statistics of a run. Samples and bytes are those that arrived, over all epochs.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct LoadSummary {
@@ -43,13 +41,13 @@ pub struct LoadSummary {
     pub epochs: u64,
     /// Files with all samples delivered, each counted once over all epochs; a container is one file.
     pub files: u64,
-    /// Samples that arrived whole: one for a plain file, any number for a container; counted again in each epoch.
+    /// Samples that arrived completely: one for a plain file, any number for a container; counted again in each epoch.
     pub samples: u64,
-    /// Files and paths of which something was skipped, each counted once.
+    /// Files and paths with skipped samples, each counted once.
     pub failed_files: u64,
     /// Bytes that arrived, including partial samples.
     pub bytes: u64,
-    /// Batches that arrived, whole or in part.
+    /// Batches that arrived, completely or in part.
     pub batches: u64,
     /// Batches with the same checksum on the destination as when they were read.
     pub verified_batches: u64,
@@ -57,18 +55,18 @@ pub struct LoadSummary {
     pub max_in_flight_batches: u64,
     /// Time from the start of the copying to the end of the last copy.
     pub elapsed: Duration,
-    /// How the run ended.
-    pub ended: Ended,
+    /// The outcome.
+    pub outcome: LoadOutcome,
 }
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Debug, Default)]
 #[non_exhaustive]
-pub enum Ended {
+pub enum LoadOutcome {
     /// After the last batch of the last epoch.
     #[default]
     Complete,
-    /// Its [`StopFlag`](super::StopFlag) was raised.
+    /// The [`StopFlag`](super::StopFlag) was raised.
     Stopped,
     /// At the first failure, because [`LoadOptions::strict`](super::LoadOptions::strict) is set.
     Strict,
@@ -80,8 +78,10 @@ pub enum Ended {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The system has no thread to read with.
-    #[error("no thread to read with: {0}; raise the limit on processes (`ulimit -u`) or on memory (`ulimit -v`)")]
+    /// The system cannot start a thread.
+    #[error(
+        "cannot start a thread to read with: {0}; raise the limit on processes (`ulimit -u`) or on memory (`ulimit -v`)"
+    )]
     NoThread(#[source] io::Error),
     /// [`Destination::lanes`](super::Destination::lanes) is 0.
     #[error("the destination has no lanes")]
@@ -92,10 +92,10 @@ pub enum LoadError {
 }
 
 impl LoadSummary {
-    /// Whether everything in the catalog arrived.
+    /// Returns whether the whole catalog arrived.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.failed_files == 0 && matches!(self.ended, Ended::Complete)
+        self.failed_files == 0 && matches!(self.outcome, LoadOutcome::Complete)
     }
 
     /// Throughput in 10^9 bytes per second; 0 for a run that took no time.

@@ -1,7 +1,5 @@
-//! A data set from a seed, for machines without data.
-//!
-//! Owns the distribution of the lengths and the generator of the bytes. Never touches a file. The lengths are a model, not a
-//! measurement: log-normal, with the mean of the ImageNet training photographs (114,660 bytes) and a similar spread.
+//! A data set generated from a seed, for machines without data. The lengths are log-normal, with the mean of the ImageNet training
+//! images (114,660 bytes) and a similar spread.
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -10,7 +8,7 @@ use rand_distr::LogNormal;
 use super::catalog::{Catalog, CatalogLists, DataOrigin, FileContent};
 
 const MEAN_BYTES: f64 = 114_660.0;
-/// Standard deviation of the logarithm; one photograph in forty is then longer than 300 kB.
+/// Standard deviation of the logarithm; one image in forty is then longer than 300 kB.
 const SIGMA: f64 = 0.6;
 const BOUNDS_BYTES: std::ops::RangeInclusive<f64> = 1024.0..=16_777_216.0;
 /// Stream of the lengths, separate from the streams of the files.

@@ -1,6 +1,5 @@
-//! The copying thread: sends batches in order, each on an idle lane, and checks that it arrived.
-//!
-//! Owns the destination, the copies in flight and the statistics. Never reads a file.
+//! The copying thread: sends batches in order, each on an idle lane, and checks that they arrived. Owns the destination, the copies in
+//! flight and the statistics.
 //!
 //! ```text
 //!   filled batches, in order
@@ -27,11 +26,11 @@ use super::destination::Destination;
 use super::failure::{Failure, FailureCause};
 use super::reading::Reading;
 use super::run::Loader;
-use super::summary::{BatchDone, Ended, LoadError, LoadSummary, Observer};
+use super::summary::{BatchDone, LoadError, LoadOutcome, LoadSummary, Observer};
 use pinpool::{Completion, Error};
 
-/// Longest wait for the next batch or for a lane before the running copies are polled: short against a copy of megabytes,
-/// long against a poll.
+/// Longest wait for a batch or a lane between two polls of the running copies: short compared with a copy of megabytes, long compared
+/// with a poll.
 const POLL_EVERY: Duration = Duration::from_micros(200);
 
 /// A batch with a started copy.
@@ -49,14 +48,14 @@ pub(super) struct Transfer<'a> {
     destination: &'a mut dyn Destination,
     observer: &'a mut dyn Observer,
     summary: LoadSummary,
-    /// Set if the run ends before its plan.
-    ended_early: Option<Ended>,
+    /// Set if the run ends early.
+    ended_early: Option<LoadOutcome>,
     running: VecDeque<RunningCopy>,
     idle_lanes: Vec<usize>,
     failed_files: HashSet<usize>,
     /// Samples of each file that arrived, over all epochs.
     arrived: Vec<u64>,
-    /// Bytes that arrived of samples that have not arrived whole, by epoch and sample. A sample that failed stays here.
+    /// Bytes that arrived of incomplete samples, by epoch and sample. A failed sample stays here.
     arriving: HashMap<(u64, usize), u64>,
 }
 
@@ -83,11 +82,11 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Copies every batch that comes, then waits for the copies in flight.
+    /// Copies all batches, then waits for the copies in flight.
     pub(super) fn run(mut self) -> LoadSummary {
         let started = Instant::now();
         if self.idle_lanes.is_empty() {
-            self.end(Ended::Failed(LoadError::NoLanes));
+            self.end(LoadOutcome::Failed(LoadError::NoLanes));
         }
         while let Some(batch) = self.next() {
             self.take(batch);
@@ -97,12 +96,12 @@ impl<'a> Transfer<'a> {
             self.complete(copy);
         }
         self.summary.elapsed = started.elapsed();
-        self.summary.ended = match self.ended_early {
+        self.summary.outcome = match self.ended_early {
             Some(ended) => ended,
-            None if self.loader.stop.is_raised() => Ended::Stopped,
+            None if self.loader.stop.is_raised() => LoadOutcome::Stopped,
             None => {
                 self.summary.epochs = self.loader.options.epochs;
-                Ended::Complete
+                LoadOutcome::Complete
             }
         };
         if self.summary.epochs > 0 {
@@ -112,7 +111,7 @@ impl<'a> Transfer<'a> {
         self.summary
     }
 
-    /// The next batch in order (transfer-I1), once a lane is idle. `None` if the run is over or no batch will come.
+    /// The next batch in order (transfer-I1), once a lane is idle. `None` at the end of the run.
     fn next(&mut self) -> Option<LoadedBatch> {
         let backoff = Backoff::new();
         loop {
@@ -121,7 +120,7 @@ impl<'a> Transfer<'a> {
                 return None;
             }
             if self.idle_lanes.is_empty() {
-                // Polls all lanes: waiting for one of them would let a slow lane delay the others.
+                // Poll all lanes: a wait for one lane would let a slow lane delay the others.
                 if backoff.is_completed() {
                     thread::sleep(POLL_EVERY)
                 } else {
@@ -142,7 +141,7 @@ impl<'a> Transfer<'a> {
         for failure in mem::take(&mut batch.failures) {
             self.skip(failure);
         }
-        // A strict run ends with the failure; the samples read alongside it are not sent.
+        // A strict run ends with the failure, so the other samples of the batch are not sent.
         let mut is_in_flight = false;
         if !self.is_finished() && batch.buffer.is_empty() {
             // Empty samples have arrived without a copy.
@@ -156,7 +155,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Starts the copy. `false` if it was not started and the buffer has returned to the pool.
+    /// Starts the copy. `false` if it failed and the buffer has returned to the pool.
     fn send(&mut self, mut batch: LoadedBatch) -> bool {
         // `next` returns a batch only if a lane is idle.
         let Some(lane) = self.idle_lanes.pop() else { return false };
@@ -202,7 +201,7 @@ impl<'a> Transfer<'a> {
 
     fn copy_failed(&mut self, batch: &LoadedBatch, error: Error) {
         let error = Arc::new(error);
-        self.end(Ended::Failed(LoadError::Copy(error.clone())));
+        self.end(LoadOutcome::Failed(LoadError::Copy(error.clone())));
         let samples: Vec<_> = batch.parts.iter().map(|part| part.sample).collect();
         self.skip(batch.failure(&self.loader.catalog, &samples, error));
     }
@@ -219,7 +218,7 @@ impl<'a> Transfer<'a> {
         Ok(checksums)
     }
 
-    /// Counts what arrived. In a run that verifies, a segment without a checksum from the destination is corrupted.
+    /// Counts a batch that arrived. With verification, a part without a checksum from the destination is corrupted.
     fn count_arrived(&mut self, batch: &LoadedBatch, checksums: &[u64]) {
         if batch.parts.is_empty() {
             return;
@@ -248,7 +247,7 @@ impl<'a> Transfer<'a> {
         self.observer.batch_done(&done);
     }
 
-    /// Adds a part to its sample. Returns whether all bytes of the sample have arrived; parts may arrive in any order.
+    /// Adds a part to its sample. Returns whether the sample is complete; parts may arrive in any order.
     fn is_sample_whole(&mut self, epoch: u64, part: &LoadedPart) -> bool {
         let sample_bytes = self.loader.catalog.samples()[part.sample].len_bytes;
         let len_bytes = part.bytes.len() as u64;
@@ -288,12 +287,12 @@ impl<'a> Transfer<'a> {
             self.observer.failed(&failure);
         }
         if self.loader.options.strict {
-            self.end(Ended::Strict);
+            self.end(LoadOutcome::Strict);
         }
     }
 
     /// Keeps the first reason.
-    fn end(&mut self, ended: Ended) {
+    fn end(&mut self, ended: LoadOutcome) {
         self.ended_early.get_or_insert(ended);
     }
 

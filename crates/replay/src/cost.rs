@@ -64,7 +64,7 @@ impl CallCost {
         })
     }
 
-    /// Whether all of `calls` have one size, or sizes too close to separate a slope from noise.
+    /// Returns whether all of `calls` have one size, or sizes too close to separate a slope from noise.
     pub fn is_one_size(calls: &[TimedCall]) -> bool {
         let sizes = || calls.iter().map(|call| call.bytes);
         match (sizes().min(), sizes().max()) {

@@ -1,6 +1,6 @@
 //! The text format of traces: one item a line, fields separated by one space, numbers decimal.
 //!
-//! Owns the syntax and the numbers of lines; whether a trace makes sense is for the code that plays it.
+//! Owns the syntax and the line numbers; the code that plays a trace checks its meaning.
 //!
 //! | header | meaning | default |
 //! | --- | --- | --- |
@@ -20,8 +20,8 @@
 //! | `p K` | continue with pool K |
 //! | `t MICROSECONDS` | the clock advances |
 //!
-//! A trace has at most [`MAX_LINES`] lines and [`MAX_REPEATS`] repetitions, so that a few bytes of a compressed file, or of a
-//! number, take neither the memory nor the time of the machine.
+//! A trace has at most [`MAX_LINES`] lines and [`MAX_REPEATS`] repetitions, so that a small compressed file or a large number cannot
+//! exhaust the memory or the time of the machine.
 
 use std::io::{self, BufRead, Read};
 use std::path::Path;
@@ -35,13 +35,13 @@ pub(crate) const DEFAULT_ALIGN: usize = 4;
 /// Settings in the header of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceHeader {
-    /// Most buffers kept at the start.
+    /// Limit of idle buffers at the start.
     pub limit: u64,
-    /// Whether the limit may grow.
+    /// `true` if the limit may grow.
     pub auto_resize: bool,
-    /// How sizes become classes.
+    /// Rounding of sizes to classes.
     pub rounding: Rounding,
-    /// Pools, all with the settings above.
+    /// Number of pools, all with the settings above.
     pub pools: usize,
 }
 
@@ -57,7 +57,7 @@ pub enum TraceOp {
     Advance { micros: u64 },
 }
 
-/// Why a trace could not be read or played, and where.
+/// The reason why a trace cannot be read or played, with the line.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file could not be read.
@@ -66,9 +66,9 @@ pub enum TraceError {
     /// A line has an error.
     #[error("line {line}: `{text}`: {why}")]
     Line {
-        /// Its number, from 1.
+        /// Number of the line, from 1.
         line: u64,
-        /// Its beginning.
+        /// Start of the line.
         text: String,
         /// The reason.
         why: String,
@@ -76,7 +76,7 @@ pub enum TraceError {
     /// A recording could not be read.
     #[error("{0}")]
     Recording(#[from] pinpool_observe::record::RecordingError),
-    /// Not a trace, but what Python pickled: mostly a snapshot of PyTorch's memory.
+    /// A Python pickle, probably a PyTorch memory snapshot.
     #[error("this is a pickle, such as a PyTorch memory snapshot; record a trace instead: PINPOOL_TRACE=FILE")]
     Pickle,
     /// A pool could not be built, or refused a request.
@@ -84,9 +84,9 @@ pub enum TraceError {
     Pool(#[from] pinpool::Error),
 }
 
-/// Largest number of lines in a trace: 20 times the longest of this repository, and some 300 MB when it is kept whole.
+/// Most lines of a trace: 20 times the longest trace of this repository, about 300 MB in memory.
 pub(super) const MAX_LINES: u64 = 4_000_000;
-/// Largest sum of the counts of `r` and `s` lines: minutes of replay.
+/// Largest sum of the counts of `r` and `s` lines, which takes minutes to replay.
 pub(super) const MAX_REPEATS: u64 = 1_000_000_000;
 /// Largest number of pools in a header.
 const MAX_POOLS: usize = 1024;
@@ -169,7 +169,7 @@ impl TraceReader {
             }
             if read as u64 == limit && !bytes.ends_with(b"\n") {
                 let text = String::from_utf8_lossy(&bytes);
-                return Err(self.error_at(&text, "longer than any line of a trace".to_owned()));
+                return Err(self.error_at(&text, "the line is too long".to_owned()));
             }
             let text = String::from_utf8(bytes).map_err(|error| {
                 self.error_at(&String::from_utf8_lossy(error.as_bytes()), "not UTF-8 text".to_owned())
@@ -185,7 +185,7 @@ impl TraceReader {
         if let TraceOp::Steps { count, .. } = operation {
             self.repeats = self.repeats.saturating_add(count);
             if self.repeats > MAX_REPEATS {
-                return Err(format!("a trace repeats at most {MAX_REPEATS} times, with all of its `r` and `s` lines"));
+                return Err(format!("the counts of all `r` and `s` lines add up to at most {MAX_REPEATS}"));
             }
         }
         Ok(operation)
@@ -206,9 +206,7 @@ impl TraceReader {
                     .ok_or_else(|| format!("a trace has 1 to {MAX_POOLS} pools"))?;
             }
             _ => {
-                return Err(
-                    "unknown setting; known are (limit N, auto_resize 0|1, rounder noop|pow2, pools N)".to_owned()
-                );
+                return Err("unknown setting; use limit N, auto_resize 0|1, rounder noop|pow2 or pools N".to_owned());
             }
         }
         Ok(())
@@ -245,7 +243,7 @@ fn parse(text: &str) -> Result<TraceOp, String> {
         ["c"] => TraceOp::Clear,
         ["p", index] => TraceOp::Pool { index: number(index)? },
         ["t", micros] => TraceOp::Advance { micros: number(micros)? },
-        _ => return Err("unknown operation; known are a, f, r, s, c, p and t with their fields".to_owned()),
+        _ => return Err("unknown operation; use a, f, r, s, c, p or t with the right number of fields".to_owned()),
     })
 }
 

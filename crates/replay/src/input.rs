@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-/// Longer than the first lines of any trace.
+/// Enough to recognise a format.
 const FIRST_BYTES: u64 = 4_096;
 
 /// The contents of a file, decompressed if it is gzip, with its first bytes.
@@ -42,12 +42,12 @@ impl Input {
         Ok(Self { first, is_packed, bytes })
     }
 
-    /// The first bytes of the contents: up to some thousands.
+    /// The first bytes of the contents, at most 4 KiB.
     pub fn first(&self) -> &[u8] {
         &self.first
     }
 
-    /// Whether the file is compressed.
+    /// Returns whether the file is compressed.
     pub fn is_packed(&self) -> bool {
         self.is_packed
     }

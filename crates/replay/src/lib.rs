@@ -9,7 +9,6 @@
 //! | `text.rs` | a trace of requests as a recording |
 //! | `threads.rs` | what each thread of a recording did |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
-//! | `recorded.rs` | the settings that a recording was made under |
 //! | `priced.rs` | the time that remaps would take on a device |
 //! | `replay.rs` | the settings of a replay and its pool |
 //! | `sim.rs` | simulated memory |
@@ -22,7 +21,6 @@ mod format;
 mod input;
 mod player;
 mod priced;
-mod recorded;
 mod replay;
 mod report;
 mod sim;

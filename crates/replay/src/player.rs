@@ -1,17 +1,17 @@
 //! Plays a workload through the public pool on simulated memory, in virtual time.
 //!
 //! ```text
-//!  get:   poll ─▶ pool.get ─▶ held
-//!                   └─over the limit─▶ a ticket at the end of the queue; larger than the limit: a fallback at once
-//!  put:   poll ─▶ the buffer returns to the pool; a request that still waits leaves the queue ─▶ serve
-//!  t:     in steps of at most a second: advance the clock ─▶ poll ─▶ prepare ─▶ serve
-//!  prepare: the compaction steps that the maintenance thread had time for, one after the other
-//!  serve: retry the first ticket until one must wait; a ticket that timed out becomes a fallback
+//!  get      poll the pool ─▶ Pool::get ─▶ held
+//!                              └─ at the limit ─▶ wait at the end of the queue; a fallback if larger than the limit
+//!  put      poll the pool ─▶ return the buffer, or leave the queue ─▶ serve
+//!  advance  in steps of at most a second: advance the clock ─▶ poll the pool ─▶ compact ─▶ serve
+//!  compact  run the compaction steps that the maintenance thread had time for
+//!  serve    retry the head of the queue until it must wait; a request that timed out becomes a fallback
 //! ```
 //!
-//! Owns the queue of waiting requests and counts waits and fallbacks as blocking requests would see them; all numbers about
-//! memory are the pool's own. A trace of requests alone is open-loop: it continues while requests wait, so no thread blocks. A
-//! recording knows its threads: if its requests waited, or may wait at the limit of the replay, the threads block too (`steps.rs`).
+//! Owns the queue of waiting requests, and counts waits and fallbacks as a program with blocking requests would. All numbers about
+//! memory come from the pool. A trace of requests is replayed open-loop: it continues while requests wait. A recording contains the
+//! program's threads: if requests waited, or may wait at the limit of the replay, their threads block (`steps.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -32,52 +32,46 @@ const POLL_EVERY_US: u64 = 1_000_000;
 /// Time after the last return at which the pinned bytes are read.
 const SETTLING_US: u64 = 60_000_000;
 
-/// The maintenance thread starts to compact this long after the event that it follows.
+/// Time from an event until the maintenance thread starts to compact.
 const WAKE_NS: u64 = 50_000;
-/// A request is slow if its own remaps take longer.
+/// A request is slow if its remaps take longer.
 const SLOW_NS: u64 = 500_000;
-/// Requests before this belong to the start of the program, which pins memory.
+/// Earlier requests belong to the start of the program, which pins memory.
 const STARTED_US: u64 = 1_000_000;
 
-/// The pool is shown this many times over the time of a workload, and as many times over its requests.
-const SHOWN_TIMES: u64 = 1_000;
-
-/// A pool under a workload.
+/// Plays a workload on a pool.
 pub(super) struct Player<'a> {
     pool: Pool,
     clock: ManualClock,
     sums: Arc<CallSums>,
-    /// Until when the maintenance thread is busy with compaction.
-    prepared_until_ns: u64,
+    /// When the maintenance thread has finished its compaction.
+    compacted_ns: u64,
     max_bytes: Option<u64>,
     wait_us: u64,
     held: HashMap<u64, GetState>,
-    /// Waiting requests by ticket number: first come, first served.
+    /// Waiting requests in order of arrival.
     queue: BTreeMap<u64, Ticket>,
     next_ticket: u64,
     /// Names of waiting requests that were served since the last check.
     served: Vec<u64>,
-    /// The counters so far; the rest of the report comes from the pool at the end.
+    /// The player's counters; the pool provides the rest at the end.
     report: ReplayReport,
     half_gets: u64,
     page_locks_at_half: u64,
     pinned_byte_us: u128,
     /// Requested bytes of the held buffers.
-    asked_bytes: u64,
+    requested_bytes: u64,
     /// Bytes pinned a minute after the last return; `None` until that minute has passed.
     pinned_after_settling: Option<u64>,
-    see: See<'a>,
-    /// Microseconds and requests between two calls of `see`, and at the next call.
-    every: (u64, u64),
-    next: (u64, u64),
+    observe: Observe<'a>,
 }
 
-/// Observes the pool: the time in microseconds, and the pool.
-pub(super) type See<'a> = &'a mut dyn FnMut(u64, &Pool);
+/// Called with the pool after each step.
+pub(super) type Observe<'a> = &'a mut dyn FnMut(&Pool);
 
-/// State of a request with a buffer that was not returned.
+/// State of a request until its buffer is returned.
 enum GetState {
-    /// Dropped by its return.
+    /// Served.
     Pinned(PinnedBuf),
     Waiting {
         ticket: u64,
@@ -98,15 +92,13 @@ impl<'a> Player<'a> {
         sums: Arc<CallSums>,
         (source, max_bytes, wait): (SourceKind, Option<u64>, Duration),
         workload: &Workload,
-        see: See<'a>,
+        observe: Observe<'a>,
     ) -> Self {
-        let every = |all: u64| (all / SHOWN_TIMES).max(1);
-        let every = (every(workload.duration_us()), every(workload.gets()));
         Self {
             pool,
             clock,
             sums,
-            prepared_until_ns: 0,
+            compacted_ns: 0,
             max_bytes,
             wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
@@ -114,51 +106,38 @@ impl<'a> Player<'a> {
             next_ticket: 0,
             served: Vec::new(),
             report: ReplayReport { source: source.name(), ..ReplayReport::default() },
-            half_gets: workload.gets() / 2,
+            half_gets: workload.gets / 2,
             page_locks_at_half: 0,
             pinned_byte_us: 0,
-            asked_bytes: 0,
+            requested_bytes: 0,
             pinned_after_settling: None,
-            see,
-            every,
-            next: (every.0, 1),
+            observe,
         }
     }
 
     /// Performs all of `workload`.
     pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayReport, Error> {
-        let is_closed = workload.is_closed() && (workload.has_waited() || self.max_bytes.is_some());
-        self.play_steps(workload.threads(), is_closed)?;
+        let is_closed = workload.is_closed && (workload.has_waited || self.max_bytes.is_some());
+        self.play_steps(&workload.threads, is_closed)?;
         if !is_closed {
-            self.advance(workload.duration_us().saturating_sub(self.clock.now_us()))?;
+            self.advance(workload.duration_us.saturating_sub(self.clock.now_us()))?;
         }
-        (self.see)(self.clock.now_us(), &self.pool);
-        // The minute that follows is no part of the workload.
-        self.next = (u64::MAX, u64::MAX);
         self.finish(workload.peak_requested_bytes())
     }
 
-    fn show(&mut self) {
-        let (now_us, gets) = (self.clock.now_us(), self.report.gets);
-        if now_us >= self.next.0 || gets >= self.next.1 {
-            self.next = (now_us + self.every.0, gets + self.every.1);
-            (self.see)(now_us, &self.pool);
-        }
-    }
-
-    /// Records a new buffer of this many bytes.
-    fn hold(&mut self, bytes: usize) {
-        self.asked_bytes += bytes as u64;
+    /// Counts a served request of this many bytes.
+    fn count_served(&mut self, bytes: usize) {
+        self.requested_bytes += bytes as u64;
         let (now, peak) = self.sums.pinned();
         let report = &mut self.report;
         if peak > report.peak_pinned_bytes {
-            (report.peak_pinned_bytes, report.asked_at_peak_bytes) = (peak, self.asked_bytes);
+            (report.peak_pinned_bytes, report.asked_at_peak_bytes) = (peak, self.requested_bytes);
         } else if now == peak {
-            report.asked_at_peak_bytes = report.asked_at_peak_bytes.max(self.asked_bytes);
+            report.asked_at_peak_bytes = report.asked_at_peak_bytes.max(self.requested_bytes);
         }
     }
 
-    /// Adds the calls of one request.
+    /// Counts the source calls of one request.
     fn count_calls(&mut self, now_us: u64) {
         let (calls, report) = (self.sums.take(), &mut self.report);
         report.moved_bytes += calls.moved_bytes;
@@ -176,7 +155,7 @@ impl<'a> Player<'a> {
         self.count_calls(ticket.since_us);
         let held = match pinned {
             Some(buffer) => {
-                self.hold(bytes);
+                self.count_served(bytes);
                 GetState::Pinned(buffer)
             }
             None if self.wait_us == 0 || !self.fits_limit(&ticket)? => {
@@ -201,7 +180,7 @@ impl<'a> Player<'a> {
     fn put(&mut self, name: u64) -> Result<(), Error> {
         look(&self.pool);
         match self.held.remove(&name) {
-            Some(GetState::Pinned(buffer)) => self.asked_bytes -= buffer.len() as u64,
+            Some(GetState::Pinned(buffer)) => self.requested_bytes -= buffer.len() as u64,
             Some(GetState::Waiting { ticket }) => {
                 let waited_us = self.queue.remove(&ticket).map(|ticket| self.clock.now_us() - ticket.since_us);
                 self.report.waited_us += waited_us.unwrap_or(0);
@@ -228,23 +207,23 @@ impl<'a> Player<'a> {
             self.pinned_byte_us += u128::from(self.pool.stats().memory.held_bytes) * u128::from(step_us);
             self.clock.advance_us(step_us);
             look(&self.pool);
-            self.prepare(now_us);
+            self.compact(now_us);
             self.serve()?;
-            self.show();
+            (self.observe)(&self.pool);
             if self.clock.now_us() == settled_us {
                 self.pinned_after_settling = Some(self.pool.stats().memory.held_bytes);
             }
         }
     }
 
-    /// The compaction steps that the maintenance thread had time for since `since_us`.
-    fn prepare(&mut self, since_us: u64) {
+    /// Runs the compaction steps that the maintenance thread had time for since `since_us`.
+    fn compact(&mut self, since_us: u64) {
         let now_ns = self.clock.now_us() * 1_000;
-        self.prepared_until_ns = self.prepared_until_ns.max(since_us * 1_000 + WAKE_NS);
+        self.compacted_ns = self.compacted_ns.max(since_us * 1_000 + WAKE_NS);
         self.sums.take();
-        while self.prepared_until_ns < now_ns && compaction_step(&self.pool) {
+        while self.compacted_ns < now_ns && compaction_step(&self.pool) {
             let calls = self.sums.take();
-            self.prepared_until_ns += calls.moving_ns;
+            self.compacted_ns += calls.moving_ns;
             self.report.moving_ns += calls.moving_ns;
             self.report.prepared_bytes += calls.moved_bytes;
         }
@@ -260,7 +239,7 @@ impl<'a> Player<'a> {
             let Some((_, Ticket { name, bytes, .. })) = self.queue.pop_first() else { return Ok(()) };
             let held = match buffer {
                 Some(buffer) => {
-                    self.hold(bytes);
+                    self.count_served(bytes);
                     GetState::Pinned(buffer)
                 }
                 None => {
@@ -276,7 +255,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// A buffer, or `None` while the limit leaves no memory for it.
+    /// A buffer; `None` if the limit leaves no memory for it.
     fn try_get(&self, ticket: &Ticket) -> Result<Option<PinnedBuf>, Error> {
         match self.pool.get(ticket.bytes) {
             Ok(buffer) => Ok(Some(buffer)),
@@ -285,13 +264,13 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Whether the ticket's size class fits under the limit of an empty pool.
+    /// Returns whether an empty pool could serve the request under the limit.
     fn fits_limit(&self, ticket: &Ticket) -> Result<bool, Error> {
         let class_bytes = self.pool.config().rounding.class_bytes(ticket.bytes, DEFAULT_ALIGN)? as u64;
         Ok(self.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes))
     }
 
-    /// Lets the minute after the last return pass, unless the trace did, and fills in the report.
+    /// Advances to a minute after the last return, unless the trace did, and completes the report.
     fn finish(mut self, peak_requested_bytes: u64) -> Result<ReplayReport, Error> {
         let lasted_us = u128::from(self.clock.now_us());
         let mean_pinned_bytes = match self.pinned_byte_us.checked_div(lasted_us) {

@@ -1,12 +1,12 @@
-//! How a workload is replayed: the settings of the pool, and its simulated memory.
+//! The settings of a replay, and its pool on simulated memory.
 //!
-//! One thread replays, and the pool reads only the replay's clock, so a file gives the same numbers on every machine.
+//! A replay has one thread and its own clock, so a file gives the same numbers on every machine.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::format::TraceError;
-use super::player::{Player, See};
+use super::player::{Observe, Player};
 use super::priced::CallSums;
 use super::report::ReplayReport;
 use super::sim::{SimSource, SourceKind};
@@ -16,7 +16,7 @@ use pinpool::unstable::{CheckReport, LogSampler, ManualClock};
 use pinpool::{Backend, Error, OnFull, Pool, PoolBuilder};
 use pinpool_os::sync::plain::Mutex;
 
-/// The root of the files of a machine: a path without any.
+/// A machine without files.
 const NO_MACHINE: &str = "/dev/null";
 
 /// Variables that a replay follows.
@@ -32,12 +32,12 @@ const FOLLOWED: [&str; 10] = [
     "PINPOOL_RESERVE",
     "PINPOOL_GROWTH",
 ];
-const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
+pub(super) const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
 const WAIT: &str = "PINPOOL_WAIT";
 /// Each of the two implies the other.
-const POLICY: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
+pub(super) const POLICY: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
 
-/// How many times the rates were checked, and the last check.
+/// The number of checks of the rates, and the last check.
 type Checks = (u64, Option<CheckReport>);
 
 /// Settings of a replay.
@@ -70,7 +70,7 @@ impl Replay {
         let sets_policy = variables.iter().any(|(name, _)| POLICY.contains(&&**name));
         let is_set =
             |name: &str| variables.iter().any(|(set, _)| set == name) || (sets_policy && POLICY.contains(&name));
-        let recorded = workload.recorded().iter().filter(|(name, _)| FOLLOWED.contains(&&**name) && !is_set(name));
+        let recorded = workload.settings().iter().filter(|(name, _)| FOLLOWED.contains(&&**name) && !is_set(name));
         Self::under(&recorded.chain(variables).cloned().collect::<Vec<_>>())
     }
 
@@ -108,11 +108,11 @@ impl Replay {
         self.variables.iter().fold(builder, |builder, (name, value)| builder.setting(name, value))
     }
 
-    /// The other settings, with defaults for those that are not set.
+    /// The configuration of these settings.
     ///
     /// # Errors
     ///
-    /// If they contradict each other.
+    /// If settings contradict each other.
     pub fn config(&self) -> Result<Config, Error> {
         self.builder().config()
     }
@@ -123,30 +123,29 @@ impl Replay {
     ///
     /// If the workload requests more than any pool can provide.
     pub fn play(&self, workload: &Workload) -> Result<ReplayReport, TraceError> {
-        self.play_watched(workload, &mut |_, _| ())
+        self.play_observed(workload, &mut |_| ())
     }
 
-    /// Replays `workload` as [`play`](Replay::play) does. Calls `see` with the time in microseconds and the pool: at the first request, a
-    /// thousand times over the duration of the workload, as many times over its requests, and at the end.
+    /// Replays `workload` as [`play`](Replay::play) does, and calls `observe` with the pool after each step.
     ///
     /// # Errors
     ///
     /// The errors of [`play`](Replay::play).
-    pub fn play_watched(&self, workload: &Workload, see: See<'_>) -> Result<ReplayReport, TraceError> {
+    pub fn play_observed(&self, workload: &Workload, observe: Observe<'_>) -> Result<ReplayReport, TraceError> {
         let clock = ManualClock::default();
         let checks = Arc::<Mutex<Checks>>::default();
         let (pool, sums) = self.pool(clock.clone(), checks.clone())?;
-        let mut report =
-            Player::new(pool, clock, sums, (self.source, self.max_bytes, self.wait), workload, see).play(workload)?;
+        let settings = (self.source, self.max_bytes, self.wait);
+        let mut report = Player::new(pool, clock, sums, settings, workload, observe).play(workload)?;
         let (count, last) = *checks.lock();
         (report.checks, report.last_lines) = (count, last.map(|last| last.to_string()));
         Ok(report)
     }
 
-    /// A pool that reads neither the machine nor the environment nor the system's clock, so that two replays of a workload
-    /// return the same texts.
+    /// A pool independent of the machine, the environment and the system clock, so that replays are repeatable.
     fn pool(&self, clock: ManualClock, checks: Arc<Mutex<Checks>>) -> Result<(Pool, Arc<CallSums>), TraceError> {
-        let (source, sums) = SimSource::priced(self.source);
+        let source = SimSource::of(self.source, SimSource::DEFAULT_TOTAL_BYTES);
+        let sums = source.calls();
         let builder = self
             .builder()
             .unstable_host_root(NO_MACHINE)
@@ -159,7 +158,7 @@ impl Replay {
             .unstable_pressure("/dev/null")
             .backend(Backend::Source(Arc::new(source)))
             .max_bytes(self.max_bytes)
-            // Tickets wait instead of threads: no virtual time passes while a thread sleeps.
+            // The player queues requests: no virtual time passes while a thread sleeps.
             .wait(Duration::ZERO)
             .on_full(OnFull::Error);
         Ok((builder.build()?, sums))

@@ -9,7 +9,7 @@ use super::workload::Workload;
 /// A replay of the recorded settings may end earlier or later than the recording by one part in this many.
 const DOUBTFUL_PART: u64 = 5;
 
-/// What a workload cost the pool; fields in the order in which they are printed.
+/// The cost of a workload; fields in the order in which they are printed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ReplayReport {
     /// Policy of the pool.
@@ -28,7 +28,7 @@ pub struct ReplayReport {
     pub peak_pinned_bytes: u64,
     /// Peak of the bytes requested and not returned.
     pub peak_requested_bytes: u64,
-    /// Bytes pinned, averaged over the time of the trace; at its end for a trace without time.
+    /// Mean of the pinned bytes over the time of the trace; for a trace without time, the bytes at its end.
     pub mean_pinned_bytes: u64,
     /// Bytes pinned a minute after the last return.
     pub pinned_after_60s_bytes: u64,
@@ -42,7 +42,7 @@ pub struct ReplayReport {
     pub reclaimed: u64,
     /// Times the limit of idle buffers was raised.
     pub raises: u64,
-    /// Times it was lowered.
+    /// Times the limit of idle buffers was lowered.
     pub lowers: u64,
     /// Requests that waited at the limit.
     pub waits: u64,
@@ -54,7 +54,7 @@ pub struct ReplayReport {
     pub max_bytes: Option<u64>,
     /// Requests after the first second that pinned nothing, with remaps that would take over half a millisecond.
     pub slow_gets: u64,
-    /// Time of the remaps of the slowest of these, in microseconds.
+    /// Time of the remaps of the slowest such request, in microseconds.
     pub worst_moves_us: u64,
     /// Bytes of the granules that requests remapped.
     pub moved_bytes: u64,
@@ -64,17 +64,17 @@ pub struct ReplayReport {
     pub releases: u64,
     /// Bytes released by those calls.
     pub released_bytes: u64,
-    /// Requested bytes of the held buffers at the peak of the pinned bytes; the rest was waste.
+    /// Requested bytes at the peak of the pinned bytes; the difference is waste.
     pub asked_at_peak_bytes: u64,
     /// Time of all remaps, in nanoseconds.
     pub moving_ns: u64,
     /// Total time that requests waited, in microseconds.
     pub waited_us: u64,
-    /// When the last buffer was returned, in microseconds: later than recorded if requests waited, earlier if they no longer do.
+    /// When the last buffer was returned, in microseconds.
     pub ended_us: u64,
     /// Checks of TensorFlow's two rates; one in ten is printed.
     pub checks: u64,
-    /// The lines of the last check, as TensorFlow prints them.
+    /// The log lines of the last check, as TensorFlow prints them.
     pub last_lines: Option<String>,
 }
 
@@ -93,20 +93,20 @@ impl ReplayReport {
 }
 
 impl Workload {
-    /// Why a recording cannot be replayed faithfully, by its replay under the settings that it was made with; `None` if it can be.
+    /// The reason why a recording cannot be replayed faithfully, found by a replay under the recorded settings.
     pub fn doubt(&self, as_recorded: &ReplayReport) -> Option<String> {
         let (recorded_us, replayed_us) = (self.ended_us, as_recorded.ended_us);
-        let late = as_recorded.fallbacks.saturating_sub(self.failed_gets());
-        let why = if self.is_closed() && late > 0 {
+        let late = as_recorded.fallbacks.saturating_sub(self.failed_gets);
+        let why = if self.is_closed && late > 0 {
             let late = counted(late, "request");
-            format!("with its own settings {late} of the replay time out, which did not when it was recorded")
-        } else if self.is_closed() && recorded_us.abs_diff(replayed_us) > recorded_us / DOUBTFUL_PART {
+            format!("with the recorded settings {late} of the replay time out, but not in the recording")
+        } else if self.is_closed && recorded_us.abs_diff(replayed_us) > recorded_us / DOUBTFUL_PART {
             let seconds = |us: u64| us as f64 / 1e6;
             let (replayed, recorded) = (seconds(replayed_us), seconds(recorded_us));
-            format!("with its own settings the replay ends after {replayed:.1} s instead of {recorded:.1} s")
+            format!("with the recorded settings the replay ends after {replayed:.1} s instead of {recorded:.1} s")
         } else {
             return None;
         };
-        Some(format!("this recording cannot be replayed faithfully: {why}, so nothing is promised"))
+        Some(format!("this recording cannot be replayed faithfully: {why}"))
     }
 }

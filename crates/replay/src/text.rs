@@ -12,7 +12,7 @@ const RECORDS_MAX: usize = 16_000_000;
 /// The buffer of `r` and `s` lines.
 const STEPS_ID: u64 = u64::MAX;
 
-/// The records so far. Empty buffers have no memory, so no record.
+/// The records so far. Empty buffers have no memory and therefore no record.
 #[derive(Default)]
 struct Records {
     records: Vec<Record>,
@@ -41,7 +41,7 @@ impl Records {
             }
             TraceOp::Get { id, bytes, .. } => {
                 let bytes = bytes as u64;
-                self.held_bytes = self.held_bytes.checked_add(bytes).ok_or("the bytes held pass 2^64")?;
+                self.held_bytes = self.held_bytes.checked_add(bytes).ok_or("the held bytes exceed 2^64")?;
                 self.held.insert(id, (self.pool, bytes));
                 self.get(id, bytes);
             }
@@ -53,7 +53,7 @@ impl Records {
             TraceOp::Steps { count, bytes, step } => {
                 for n in 0..count {
                     let grown = (step as u64).checked_mul(n).and_then(|grown| grown.checked_add(bytes as u64));
-                    let bytes = grown.ok_or("the sizes pass 2^64")?;
+                    let bytes = grown.ok_or("the sizes exceed 2^64")?;
                     self.get(STEPS_ID, bytes);
                     self.put(self.pool, STEPS_ID, bytes);
                     self.check_len()?;
@@ -64,7 +64,7 @@ impl Records {
             TraceOp::Advance { micros } => {
                 self.time_ns = self.time_ns.saturating_add(micros.saturating_mul(1_000));
                 if self.time_ns / 1_000 > MAX_DURATION_US {
-                    return Err("the clock passes a year".to_owned());
+                    return Err("the trace lasts longer than a year".to_owned());
                 }
             }
         }

@@ -1,31 +1,31 @@
-//! What each thread of a recording did and how long it took in between. A closed-loop replay moves everything that follows a wait.
+//! The steps of each thread of a recording, and the time between them. A closed-loop replay delays the steps that follow a wait.
 //!
-//! The time between two operations of a thread belongs to the program and is kept, except for waits at the limit, which the replay
-//! repeats. The time a request took in addition to its wait is kept too; otherwise threads that follow each other would drift apart.
+//! The replay keeps the time between two operations of a thread, except for waits at the limit, which it repeats. It also keeps the
+//! time that a request took in addition to its wait; otherwise threads that depend on each other would drift apart.
 //!
-//! A thread that returns the buffer of another thread needs two things: time since its own last step, and the buffer, which the
-//! other thread filled first. The recording shows only the later of the two:
+//! A thread that returns the buffer of another thread waits for two things: its own work since its last step, and the other thread,
+//! which fills the buffer. The recording shows only the later of the two:
 //!
 //! ```text
 //!  producer   request ── fills ──▶ next request (at the latest now the buffer is handed over)
 //!  consumer        last step ── own time ──▶ return
 //! ```
 //!
-//! If the buffer was handed over before the consumer's last step, the time since that step is the consumer's own. Otherwise the
-//! consumer may have been idle: its own time is then at most the median of its busy steps, and the time since the request is kept. A
-//! busy consumer keeps a buffer at least as long after it was handed over as an idle one does (the median).
+//! If the buffer was handed over before the consumer's last step, the consumer was busy since that step. Otherwise it may have been
+//! idle: its own time is then at most the median of its busy steps, and the replay keeps the time since the request. A busy consumer
+//! keeps a buffer at least as long after the hand-over as an idle consumer does (the median).
 //!
-//! A thread with its first step after a wait follows that wait: other threads started it, or handed their work to it. Memory
-//! that a device still uses becomes free as long after its return as recorded.
+//! A thread that starts after a wait follows that wait: another thread started it or handed work to it. Memory in use by a device
+//! becomes free as long after its return as recorded.
 
 use std::collections::{HashMap, HashSet};
 
 use pinpool_observe::record::{Event, Record};
 
-/// If more than one request in this many begins while another waits, threads do not queue to wait one at a time.
+/// Threads queue to wait one at a time if at most one request in this many begins while another waits.
 const CONCURRENT_PART: usize = 16;
 
-/// What a thread does, with the number of a buffer; no two buffers have one number.
+/// An operation of a thread. Each buffer has a unique number.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Op {
     Get { name: u64, bytes: u64 },
@@ -36,20 +36,20 @@ pub(super) enum Op {
 /// One operation of a thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
-    /// Number of its record.
+    /// Number of the record.
     pub(super) line: u64,
     /// When it began, in nanoseconds since the recording began.
     pub(super) at_ns: u64,
-    /// The buffer of the request that it follows, and the nanoseconds between the two.
+    /// The buffer of the request that it follows, and the nanoseconds in between.
     pub(super) follows: Option<(u64, u64)>,
-    /// Nanoseconds since the last step of its thread ended.
+    /// Nanoseconds since the last step of the thread ended.
     pub(super) gap_ns: u64,
-    /// Of these, how long other threads waited for memory while this one waited for its turn to request some.
+    /// The part of the gap in which the thread waited for its turn to request memory, because other threads waited for memory.
     pub(super) queued_ns: u64,
-    /// Of these, the time that its thread spent in driver calls.
+    /// The part of the gap that the thread spent in driver calls.
     pub(super) calls_ns: u64,
     pub(super) operation: Op,
-    /// How long after a return the memory is free; `None` if it never was.
+    /// Time from a return until the memory is free; `None` if it never is.
     pub(super) free_after_ns: Option<u64>,
 }
 
@@ -65,13 +65,13 @@ struct ForeignReturn {
     put_ns: u64,
 }
 
-/// All threads, while their records are read.
+/// The threads of a recording while it is read.
 #[derive(Debug, Default)]
 pub(super) struct Threads {
     steps: Vec<Vec<Step>>,
     ended_ns: Vec<u64>,
     began_ns: u64,
-    /// The names of held buffers, by their pool and memory.
+    /// The names of the held buffers, by pool and memory.
     held: HashMap<(u32, u64), u64>,
     last_name: u64,
     /// When the last buffer was returned.
@@ -85,30 +85,30 @@ pub(super) struct Threads {
     /// When another thread returned a buffer.
     taken_ns: HashMap<u64, u64>,
     taken: Vec<ForeignReturn>,
-    /// Requests that waited, in the order in which they ended: when they began and ended, and the names of their buffers.
+    /// Requests that waited, in the order in which they ended: start, end and buffer.
     waits: Vec<(u64, u64, u64)>,
     /// When the last request began.
     asked_ns: u64,
     /// Requests that began while another waited.
     concurrent: usize,
-    /// Threads with a next request that waited in the queue.
+    /// Threads that are in the wait queue.
     queued: HashSet<u32>,
-    /// Whether any request did.
+    /// `true` if any request waited.
     pub(super) has_waited: bool,
-    /// Time that threads spent in calls since their last steps.
+    /// Time that each thread spent in driver calls since its last step.
     called_ns: HashMap<u32, u64>,
-    /// Returns of buffers with copies in flight: their thread, place and time.
+    /// Returns of buffers with copies in flight: thread, index of the step, and time.
     in_flight: HashMap<(u32, u64), (usize, usize, u64)>,
 }
 
 impl Threads {
-    /// The threads of a recording that began then.
+    /// The threads of a recording that began at this time.
     pub(super) fn new(began_ns: u64) -> Self {
         Self { began_ns, ..Self::default() }
     }
 
-    /// Adds a record. Returns the names of the buffer that it frees and of the one that it provides. Lost records are reconstructed: a
-    /// buffer that is requested again was returned before; a return without a request is ignored.
+    /// Adds a record. Returns the name of the buffer that it frees, and of the buffer that it provides. If records were lost, a buffer
+    /// that is requested again counts as returned, and a return without a request is ignored.
     pub(super) fn add(&mut self, line: u64, record: &Record) -> (Option<u64>, Option<u64>) {
         let Record { time_ns, event, pool, thread } = *record;
         let key = event.buffer().map(|id| (pool, id));
@@ -148,7 +148,7 @@ impl Threads {
         }
     }
 
-    /// The memory of a held buffer is free, by a return or after its copies.
+    /// Records that the memory of a held buffer is free, by a return or after its copies.
     fn free(&mut self, line: u64, record: &Record, key: (u32, u64), began_ns: u64) -> Option<u64> {
         let name = self.held.remove(&key)?;
         match self.in_flight.remove(&key) {
@@ -163,7 +163,7 @@ impl Threads {
         *self.called_ns.entry(thread).or_default() += took_ns;
     }
 
-    /// How long a request waited that took this long: not while its thread was in driver calls.
+    /// The time that a request waited, given its duration: driver calls of the thread do not count.
     fn waited(&mut self, thread: u32, took_ns: u64) -> u64 {
         let is_queued = self.queued.remove(&thread);
         let called_ns = self.called_ns.get(&thread).copied().unwrap_or(0);
@@ -172,7 +172,7 @@ impl Threads {
         waited_ns
     }
 
-    /// Adds the step that the record's thread began then and ended with the record. Returns its thread and place.
+    /// Adds a step that began at `began_ns` and ended with the record. Returns the thread and the index of the step.
     fn push(
         &mut self,
         line: u64,
@@ -227,7 +227,7 @@ impl Threads {
         (thread, place)
     }
 
-    /// How long requests waited between these times, if one waits at a time.
+    /// Time that requests waited between these times, if one waits at a time.
     fn waited_between(&self, from_ns: u64, to_ns: u64) -> u64 {
         let waits = self.waits.iter().rev().take_while(|&&(_, until_ns, _)| until_ns > from_ns);
         waits.map(|&(since_ns, until_ns, _)| until_ns.min(to_ns).saturating_sub(since_ns.max(from_ns))).sum()
@@ -240,7 +240,7 @@ impl Threads {
 
     pub(super) fn into_steps(self) -> Vec<Vec<Step>> {
         let Self { mut steps, left_ns, taken, waits, concurrent, .. } = self;
-        // Buffers that were handed over before the last step of the thread that returns them (which was busy), and later ones.
+        // A thread was busy if a buffer was handed over before its last step.
         let left_ns = |taken: &ForeignReturn| left_ns.get(&taken.name).copied();
         let busy_ns = |taken: &ForeignReturn| left_ns(taken).filter(|&left_ns| left_ns <= taken.before_ns);
         let own_ns = medians(&taken, |taken| busy_ns(taken).map(|_| taken.put_ns - taken.before_ns));

@@ -1,8 +1,7 @@
-//! A complete trace: read once, checked and measured, so that it can be replayed under many settings.
+//! A complete trace, read and checked once, which can be replayed under many settings.
 //!
 //! Owns what does not depend on a pool: the steps of each thread, the number of requests, and the peak of the requested bytes. A trace
-//! of requests is read as a recording of one thread. A workload has one pool, and the replay sets its limit and rounding; it counts how
-//! many pools that merges.
+//! of requests is read as a recording of one thread. Several pools are replayed as one.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -12,38 +11,48 @@ use super::cost::TimedCall;
 use super::format::{TraceError, TraceReader};
 use super::input::Input;
 use super::priced::move_ns;
-use super::recorded::RecordedSettings;
+use super::replay::{MAX_BYTES, POLICY};
 use super::text::{MAX_DURATION_US, recording_of};
 use super::threads::{Step, Threads};
 use pinpool_observe::diagnosis::words::counted;
 use pinpool_observe::diagnosis::{PoolDiagnosis, diagnose_recording};
-use pinpool_observe::record::{Event, Recording};
+use pinpool_observe::record::{Event, PoolDescription, Recording, SET_IN_CODE};
 
 /// A trace in which every return has its request.
 #[derive(Debug, Clone, Default)]
 pub struct Workload {
-    /// The steps of each thread.
-    threads: Vec<Vec<Step>>,
-    /// Whether the program's threads are known.
-    is_closed: bool,
-    has_waited: bool,
-    gets: u64,
+    pub(super) threads: Vec<Vec<Step>>,
+    /// `true` if the threads of the program are known: a replay then blocks each thread while its request waits.
+    pub is_closed: bool,
+    /// `true` if requests waited when it was recorded.
+    pub has_waited: bool,
+    /// Requests of more than zero bytes.
+    pub gets: u64,
     get_bytes: u64,
-    duration_us: u64,
+    /// Duration in microseconds; 0 without `t` lines.
+    pub duration_us: u64,
     /// Requested bytes that are held, after each operation.
     used: Vec<(u64, u64)>,
-    pins: Vec<TimedCall>,
-    unpins: Vec<TimedCall>,
+    /// The pin calls of a recording.
+    pub pins: Vec<TimedCall>,
+    /// The unpin calls of a recording.
+    pub unpins: Vec<TimedCall>,
     /// Duration of the remaps of a recording, and the duration that the replay assumes, in nanoseconds.
     moves_ns: (u64, u64),
-    warning: Option<String>,
+    /// The reason why the recording is incomplete.
+    pub warning: Option<String>,
     /// Numbers of the pools with requests.
-    pools: BTreeSet<u64>,
-    /// When the last buffer of a recording was returned.
+    pools: BTreeSet<u32>,
+    /// When the last buffer of a recording was returned, in microseconds.
     pub(super) ended_us: u64,
-    recorded: RecordedSettings,
-    failed_gets: u64,
-    diagnoses: Vec<PoolDiagnosis>,
+    /// Variables with the values that the pools of a recording used.
+    settings: Vec<(String, String)>,
+    /// Variables without effect because the program sets them in its code.
+    set_in_code: Vec<String>,
+    /// Requests that failed when it was recorded; no replay contains them.
+    pub failed_gets: u64,
+    /// The diagnoses of the pools of a recording, the worst first.
+    pub diagnoses: Vec<PoolDiagnosis>,
 }
 
 impl Workload {
@@ -70,13 +79,13 @@ impl Workload {
         }
     }
 
-    /// The requests and returns of a recording. A return with copies in flight counts when they have completed.
+    /// The workload of a recording. A return with copies in flight counts when they have completed.
     ///
     /// # Errors
     ///
     /// If it lasts longer than a year.
     pub fn of(recording: &Recording) -> Result<Self, TraceError> {
-        // In whole microseconds, as a text has them.
+        // Whole microseconds, as in a text trace.
         Self::begun_at(recording.records.first().map_or(0, |record| record.time_ns / 1_000 * 1_000), recording, true)
     }
 
@@ -103,9 +112,9 @@ impl Workload {
                     let model_ns = move_ns(bytes, took_ns > 0);
                     workload.moves_ns = (workload.moves_ns.0 + took_ns, workload.moves_ns.1 + model_ns);
                 }
-                Event::MaxBytes { bytes } => workload.recorded.set_limit(bytes),
+                Event::MaxBytes { bytes } => workload.set_limit(bytes),
                 Event::Get { bytes, .. } => {
-                    workload.pools.insert(record.pool.into());
+                    workload.pools.insert(record.pool);
                     workload.gets += u64::from(bytes > 0);
                     workload.get_bytes = workload.get_bytes.saturating_add(bytes);
                 }
@@ -133,69 +142,56 @@ impl Workload {
         }
         (workload.ended_us, workload.has_waited) = (threads.ended_ns() / 1_000, threads.has_waited);
         workload.threads = threads.into_steps();
-        let has_gets = |number: u32| workload.pools.contains(&number.into());
-        recording.pools.iter().filter(|pool| has_gets(pool.number)).for_each(|pool| workload.recorded.add(pool));
+        recording.pools.iter().for_each(|pool| workload.add_settings(pool));
         Ok(workload)
     }
 
+    /// Replaces the limit; `u64::MAX` is none.
+    fn set_limit(&mut self, bytes: u64) {
+        let limit = if bytes == u64::MAX { "none".to_owned() } else { bytes.to_string() };
+        self.settings.retain(|(name, _)| name != MAX_BYTES);
+        self.settings.push((MAX_BYTES.to_owned(), limit));
+    }
+
+    /// Adds the settings of a pool, if it has requests. The limit is in the records.
+    fn add_settings(&mut self, pool: &PoolDescription) {
+        if self.pools.contains(&pool.number) {
+            let set_in_code = pool.fact(SET_IN_CODE).unwrap_or_default();
+            self.set_in_code.extend(set_in_code.split_whitespace().map(str::to_owned));
+            let settings = pool.facts.iter().filter(|(name, _)| name.starts_with("PINPOOL_") && name != MAX_BYTES);
+            self.settings.extend(settings.cloned());
+        }
+    }
+
     /// The settings of a recording of one pool; none for a trace of requests alone.
-    pub fn recorded(&self) -> &[(String, String)] {
-        if self.pools.len() > 1 { &[] } else { self.recorded.values() }
+    pub fn settings(&self) -> &[(String, String)] {
+        if self.pools.len() > 1 { &[] } else { &self.settings }
     }
 
-    /// Requests that failed when it was recorded: no replay contains them.
-    pub fn failed_gets(&self) -> u64 {
-        self.failed_gets
-    }
-
-    /// Whether the program set in its code what the variable `name` sets, so that the variable has no effect. Preset and rounding
-    /// imply each other.
+    /// Returns whether the variable has no effect because the program sets it in its code. Preset and rounding imply each other.
     pub fn is_set_in_code(&self, name: &str) -> bool {
-        self.recorded.is_in_code(name)
+        let is_set = |name: &str| self.set_in_code.iter().any(|set| set == name);
+        is_set(name) || POLICY.contains(&name) && POLICY.into_iter().any(is_set)
     }
 
-    /// The diagnoses of the pools of a recording, the worst first.
-    pub fn diagnoses(&self) -> &[PoolDiagnosis] {
-        &self.diagnoses
-    }
-
-    /// Whether a replay knows the threads, and blocks each while its requests wait.
-    pub fn is_closed(&self) -> bool {
-        self.is_closed
-    }
-
-    /// The same program if no backend call had taken time, and no thread had queued behind another that waited for memory: its
-    /// threads continue that much sooner.
+    /// The workload of the same program if backend calls took no time and no thread queued behind another thread that waits for
+    /// memory. Its steps follow each other sooner.
     #[must_use]
-    pub fn hurried(&self) -> Self {
-        let mut hurried = self.clone();
-        for step in hurried.threads.iter_mut().flatten() {
+    pub fn without_delays(&self) -> Self {
+        let mut workload = self.clone();
+        for step in workload.threads.iter_mut().flatten() {
             step.gap_ns = step.gap_ns.saturating_sub(step.calls_ns.max(step.queued_ns));
         }
-        hurried
-    }
-
-    /// Whether requests waited when it was recorded.
-    pub fn has_waited(&self) -> bool {
-        self.has_waited
-    }
-
-    pub(super) fn threads(&self) -> &[Vec<Step>] {
-        &self.threads
+        workload
     }
 
     /// Reads all of `reader`.
     ///
     /// # Errors
     ///
-    /// If it cannot be read, requests a held name, returns a name that is not held, or lasts longer than a year.
+    /// If it cannot be read, requests a held buffer, returns an unknown buffer, or lasts longer than a year.
     pub fn read(reader: &mut TraceReader) -> Result<Self, TraceError> {
         Self::begun_at(0, &recording_of(reader)?, false)
-    }
-
-    /// Duration of the workload; 0 without `t` lines.
-    pub fn duration_us(&self) -> u64 {
-        self.duration_us
     }
 
     /// The bytes requested and not returned, averaged over the time of the trace; `None` for a trace without time.
@@ -204,24 +200,13 @@ impl Workload {
         u64::try_from(spans.sum::<u128>().checked_div(self.duration_us.into())?).ok()
     }
 
-    /// The pin calls of a recording.
-    pub fn pins(&self) -> &[TimedCall] {
-        &self.pins
-    }
-
-    /// The unpin calls of a recording.
-    pub fn unpins(&self) -> &[TimedCall] {
-        &self.unpins
-    }
-
     /// Duration of the remaps of a recording relative to the duration that the replay assumes; 1 without any.
     pub fn move_scale(&self) -> f64 {
         let (took_ns, model_ns) = self.moves_ns;
         if took_ns == 0 { 1.0 } else { took_ns as f64 / model_ns as f64 }
     }
 
-    /// Whether the peak use grows by a twentieth in each eighth of the time, so that a longer run would use more. A workload
-    /// with stepwise growing sizes does not count.
+    /// Returns whether the peak use grows by a twentieth in each eighth of the time, so that a longer run would use more.
     pub fn grows(&self) -> bool {
         let mut peaks = [0_u64; 8];
         for &(at_us, used_bytes) in &self.used {
@@ -230,11 +215,6 @@ impl Workload {
             *peak = used_bytes.max(*peak);
         }
         peaks.windows(2).all(|pair| pair[1] > pair[0] + pair[0] / 20)
-    }
-
-    /// Why the recording is incomplete, if it is.
-    pub fn warning(&self) -> Option<&str> {
-        self.warning.as_deref()
     }
 
     /// Number of the pools that are replayed as one; `None` if only one has requests.
@@ -246,15 +226,10 @@ impl Workload {
     pub fn pools_note(&self) -> Option<String> {
         self.pools_merged().map(|pools| {
             format!(
-                "it has {pools} pools, which are played as one: the statistics and limits describe one pool that serves \
-                 all of them, and a PINPOOL_* variable holds for each pool of a process by itself"
+                "it has {pools} pools, which are played as one: statistics and limits are those of one pool, whereas a PINPOOL_* \
+                 variable applies to each pool of a process separately"
             )
         })
-    }
-
-    /// Requests of more than zero bytes.
-    pub fn gets(&self) -> u64 {
-        self.gets
     }
 
     /// Mean bytes of a request; 0 without any.

@@ -3,7 +3,7 @@
 use super::layout::View;
 use super::state::Use;
 
-/// How many shared buffers are in each state. Other processes change them meanwhile.
+/// How many shared buffers are in each state. Other processes may change states at any time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {

@@ -1,4 +1,4 @@
-//! What can go wrong, in numbers.
+//! The errors of this crate.
 
 use std::io;
 use std::time::Duration;

@@ -1,13 +1,13 @@
-//! What lies where in the file of shared buffers.
+//! The layout of the file of shared buffers.
 //!
 //! ```text
 //!   0        4 KiB                       whole pages
 //!   ├ header ├ an entry for each buffer ┼─ buffer 0 ─┼─ buffer 1 ─┼ ...
 //! ```
 //!
-//! The numbers of the header are read and checked once, when the file is attached, and never again: what another process writes
-//! there later leads no access outside of the mapping.
-#![allow(unsafe_code)] // Says what is made of atomics alone.
+//! The numbers of the header are read and checked only once, when the file is attached. If another process overwrites them later,
+//! no access leaves the mapping.
+#![allow(unsafe_code)] // Marks types that consist of atomics.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,11 +21,11 @@ use pinpool_shm::file::EventCount;
 
 /// `pinslabs`, as bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"pinslabs");
-/// Changes with each change of this file's structures or of the protocol.
+/// Increased with each change of this file's structures or of the protocol.
 const VERSION: u32 = 1;
-/// What is named in errors.
+/// The subject of error texts.
 pub(super) const WHAT: &str = "shared buffers";
-/// Workers that can be attached alongside those that died with buffers sent and not received.
+/// Worker slots in addition to those of dead workers with sent buffers.
 const SPARE_SLOTS: u32 = 256;
 const BUFFERS_MAX: usize = 1 << 15;
 
@@ -61,27 +61,27 @@ pub(super) struct Header {
     sent: Line<EventCount>,
     sends: Line<AtomicU64>,
     is_closed: Line<AtomicU32>,
-    /// Slots that were ever taken are below.
+    /// All slots that were ever taken are below this number.
     slots_used: Line<AtomicU32>,
 }
 
 impl Header {
-    /// Rings when a buffer becomes free.
+    /// Notified when a buffer becomes free.
     pub(super) fn freed(&self) -> &EventCount {
         &self.freed.0
     }
 
-    /// Rings when a buffer is sent.
+    /// Notified when a buffer is sent.
     pub(super) fn sent(&self) -> &EventCount {
         &self.sent.0
     }
 
-    /// The place of the next buffer that is sent in the order of all.
+    /// The sequence number of the next sent buffer.
     pub(super) fn next_send(&self) -> u64 {
         self.sends.0.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Why workers get no buffer, if they get none.
+    /// Why workers are refused, if they are.
     pub(super) fn refusal(&self) -> Option<&'static str> {
         match self.is_closed.0.load(Ordering::SeqCst) {
             0 => None,
@@ -90,7 +90,7 @@ impl Header {
         }
     }
 
-    /// Whether workers that find no free buffer are refused at once.
+    /// Whether workers that find no free buffer are refused immediately.
     pub(super) fn set_refusing(&self, is_refusing: bool) {
         let (from, to) = if is_refusing { (0, REFUSING) } else { (REFUSING, 0) };
         // Closed buffers stay closed.
@@ -98,14 +98,14 @@ impl Header {
         self.freed().notify(i32::MAX);
     }
 
-    /// No buffer is given to workers from now on.
+    /// Refuses buffers to workers from now on.
     pub(super) fn close(&self) {
         self.is_closed.0.store(1, Ordering::SeqCst);
         self.freed().notify(i32::MAX);
         self.sent().notify(i32::MAX);
     }
 
-    /// A worker has `slot`.
+    /// Records that a worker uses `slot`.
     pub(super) fn use_slot(&self, slot: u16) {
         self.slots_used.0.fetch_max(u32::from(slot) + 1, Ordering::SeqCst);
     }
@@ -120,15 +120,15 @@ impl Header {
 #[repr(C, align(64))]
 pub(super) struct Entry {
     pub(super) state: StateWord,
-    /// Bytes that its worker has filled; of a sent buffer.
+    /// Bytes that its worker has filled; set when it is sent.
     pub(super) len: AtomicU64,
-    /// What its worker says about it.
+    /// The number that its worker passed to `send`.
     pub(super) tag: AtomicU64,
-    /// Its place in the order of the sends.
+    /// Its sequence number among all sent buffers.
     pub(super) order: AtomicU64,
 }
 
-// SAFETY: atomics alone, in the layout of C.
+// SAFETY: consists of atomics, with C layout.
 unsafe impl Shared for Header {}
 // SAFETY: as above.
 unsafe impl Shared for Entry {}
@@ -136,7 +136,7 @@ unsafe impl Shared for Entry {}
 /// The numbers of the header, checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Geometry {
-    /// Different for each file, so that a ticket of another one is noticed.
+    /// Different for each file, so that a ticket of another file is detected.
     pub(super) id: u64,
     pub(super) buffer_bytes: usize,
     pub(super) stride: usize,
@@ -159,7 +159,7 @@ impl Geometry {
     }
 }
 
-/// The file in this process.
+/// The file, mapped into this process.
 #[derive(Debug)]
 pub(super) struct SlabFile {
     pub(super) memory: SharedMemory,
@@ -194,7 +194,7 @@ fn planned(buffer_bytes: usize, buffers: usize) -> Result<Geometry> {
 /// A number that two files rarely share.
 fn new_id() -> u64 {
     use std::hash::{BuildHasher, Hasher};
-    // Keys from the system's random numbers.
+    // Seeded from the system's random numbers.
     let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());
     hasher.write_u128(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos()));
@@ -202,16 +202,16 @@ fn new_id() -> u64 {
 }
 
 impl SlabFile {
-    /// Bytes of the file of such buffers.
+    /// Bytes of a file with these buffers.
     pub(super) fn bytes(buffer_bytes: usize, buffers: usize) -> Result<usize> {
         planned(buffer_bytes, buffers)?.file_bytes().ok_or_else(|| too_long(buffer_bytes, buffers))
     }
 
-    /// A new file of `buffers` buffers.
+    /// A new file with `buffers` buffers.
     pub(super) fn new(buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<(MemoryFile, Self)> {
         let geometry = Geometry { id: new_id(), ..planned(buffer_bytes, buffers)? };
         let bytes = Self::bytes(buffer_bytes, buffers)?;
-        // Where all of it is smaller than a huge page, hugetlb would be mostly empty.
+        // A file smaller than a huge page would leave most of the page empty.
         let hugetlb = hugetlb.or((bytes < GRANULE_BYTES).then_some(false));
         let file = MemoryFile::new(c"pinpool-slabs", bytes, hugetlb).map_err(failed(WHAT))?;
         let slab = Self { memory: SharedMemory::map(&file).map_err(failed(WHAT))?, geometry };
@@ -242,7 +242,7 @@ impl SlabFile {
         numbers.stride.store(geometry.stride as u64, relaxed);
         numbers.buffers.store(u32::try_from(geometry.buffers).unwrap_or(0), relaxed);
         numbers.slots.store(u32::from(geometry.slots), relaxed);
-        // Release: who sees it sees the numbers.
+        // Release: a process that sees it sees the numbers.
         numbers.is_ready.store(1, Ordering::Release);
     }
 

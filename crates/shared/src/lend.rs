@@ -1,13 +1,13 @@
 //! Parts of shared memory as buffers of a pool, so that copies and fences work as for every other buffer.
 //!
 //! ```text
-//!   lend(offset, len) ──▶ PinnedBuf ──copies──▶ in flight ──all fences over──▶ `returned(offset)`
+//!   lend(offset, len) ──▶ PinnedBuf ──copies──▶ in flight ──all fences complete──▶ `returned(offset)`
 //! ```
 //!
-//! The mapping is gone, its pin call and its bytes under the limit with it, once the lender is dropped and every part that it
-//! lent has come back. A part is never returned, and keeps the mapping, if the end of its copies cannot be determined.
+//! Once the lender is dropped and every lent part has been returned, the memory is unpinned and unmapped, and its bytes return to
+//! the limit. If the end of a part's copies cannot be determined, the part is never returned and keeps the mapping.
 //!
-//! - lend-I1: a part is lent once at a time. The caller of [`Lender::lend`] has the part for itself, until `returned`.
+//! - lend-I1: a part is lent once at a time. The caller of [`Lender::lend`] is its only user until `returned`.
 #![allow(unsafe_code)] // Lends memory to a pool.
 
 use std::fmt;
@@ -19,7 +19,7 @@ use pinpool::{PinnedBuf, PinnedMemory, Pool};
 use crate::error::Result;
 use crate::memory_file::SharedMemory;
 
-/// What happens to a part after its last use.
+/// Called with the offset of a part after its last use.
 pub(super) type Returned = Box<dyn Fn(&SharedMemory, usize) + Send + Sync>;
 
 /// Lends parts of a mapping.
@@ -29,7 +29,7 @@ pub(super) struct Lender {
     parts: Arc<Parts>,
 }
 
-/// The mapping, until its last user is gone.
+/// The mapping, shared by the lender and the lent parts.
 struct Parts {
     memory: PinnedMemory<SharedMemory>,
     returned: Returned,
@@ -42,11 +42,11 @@ impl fmt::Debug for Parts {
 }
 
 impl Lender {
-    /// Pins `memory` as the memory of `pool` is, under its limit, and lends parts of it.
+    /// Pins `memory` with the backend of `pool`, within its limit, and lends parts of it.
     pub(super) fn new(pool: &Pool, memory: SharedMemory, returned: Returned) -> Result<Self> {
         let bytes = NonNull::slice_from_raw_parts(memory.at(0), memory.len());
-        // SAFETY: whole pages that stay mapped as long as `memory` (memory-file-I1). The pin ends with the last of `Parts`, of
-        // which each lent part has one until its copies are over.
+        // SAFETY: whole pages that stay mapped as long as `memory` (memory-file-I1). It stays pinned until the last `Parts` is
+        // dropped, and each lent part has one until its copies have completed.
         let memory = unsafe { pool.pin(bytes, memory) }?;
         Ok(Self { pool: pool.clone(), parts: Arc::new(Parts { memory, returned }) })
     }
@@ -55,7 +55,7 @@ impl Lender {
         self.parts.memory.owner()
     }
 
-    /// The pool that the lent buffers are of.
+    /// The pool of the lent buffers.
     pub(super) fn pool(&self) -> &Pool {
         &self.pool
     }
@@ -69,8 +69,8 @@ impl Lender {
         let parts = self.parts.clone();
         let bytes = NonNull::slice_from_raw_parts(self.memory().at(offset), len);
         let release = move || (parts.returned)(parts.memory.owner(), offset);
-        // SAFETY: pages of a file are initialised, and these are the caller's alone until `returned` (lend-I1). They are mapped and
-        // pinned as long as `parts`, which ends with the call.
+        // SAFETY: pages of a file are initialised, and nothing but the caller uses these until `returned` (lend-I1). They are mapped
+        // and pinned as long as `parts`, which the call of `on_return` drops.
         Ok(unsafe { self.pool.adopt(bytes, self.parts.memory.pinned_by().is_some(), release) }?)
     }
 }

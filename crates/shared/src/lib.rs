@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   worker: get ──▶ SlabBuf ──fill──▶ send ──ticket──▶ receive ──▶ PinnedBuf ──copy_to──▶ device      trainer
-//!              ▲                                                        └── copies over ──┐
-//!              └───────────────────── free, in memory that all of them map ◀──────────────┘
+//!              ▲                                                        └── copies done ──┐
+//!              └───────────────────── free, in memory that all processes map ◀──────────────┘
 //! ```
 //!
-//! A trainer makes [`SharedSlabs`]: one memory file, which it pins once. Workers [attach](SlabWorker::attach) to it by its descriptor; they
-//! pin nothing and need no device. No byte is copied between processes: a ticket of 40 bytes says which buffer was sent, and the trainer's
-//! copy to the device reads the worker's bytes in place.
+//! A trainer creates [`SharedSlabs`]: one memory file, pinned once. Workers [attach](SlabWorker::attach) to it through its descriptor;
+//! they pin nothing and need no device. No byte is copied between processes: a 40-byte ticket identifies the buffer that was sent,
+//! and the trainer's copy to the device reads the worker's bytes in place.
 //!
 //! ```
 //! use std::os::fd::AsFd;
@@ -22,7 +22,7 @@
 //! let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned()?)?;
 //! let mut buf = worker.get(5, Duration::from_secs(1))?;
 //! buf.as_mut_slice().copy_from_slice(b"bytes");
-//! let ticket = buf.send(0)?; // to the trainer, by any channel
+//! let ticket = buf.send(0)?; // pass it to the trainer through any channel
 //!
 //! let buf = slabs.receive(&ticket)?; // a `PinnedBuf`: copy it, drop it
 //! assert_eq!(*buf.wait_slice()?, b"bytes");
@@ -30,26 +30,25 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Death
+//! # Processes that die
 //!
-//! | who dies | what becomes of it |
+//! | process | result |
 //! | --- | --- |
-//! | a worker that fills a buffer | the buffer is free as soon as another process needs one, or the trainer [looks](SharedSlabs::recover) |
-//! | a worker that has sent one | it is received: by its ticket, by [`next`](SharedSlabs::next), or, where the ticket was lost, by [`next_of_dead`](SharedSlabs::next_of_dead) |
-//! | the trainer | the next call of each worker fails with [`is_peer`](crate::Error::is_peer); the memory is gone with the last worker |
+//! | a worker that fills a buffer | the buffer is freed when another process needs one, or by [`recover`](SharedSlabs::recover) |
+//! | a worker that has sent a buffer | the buffer can be received: by its ticket, by [`next`](SharedSlabs::next), or, if the ticket was lost, by [`next_of_dead`](SharedSlabs::next_of_dead) |
+//! | the trainer | the next call of each worker fails with [`is_peer`](crate::Error::is_peer); the memory is freed when the last worker exits |
 //!
-//! Each process locks a byte of the file, which the kernel unlocks at its end, so there is no daemon and no time limit. Each step of a
-//! buffer is one atomic exchange in the shared memory, so a process may die at any instruction.
+//! Each process locks a byte of the file, which the kernel unlocks when the process exits, so no daemon and no timeout is needed. Each
+//! state change of a buffer is one atomic exchange in the shared memory, so a process may die at any instruction.
 //!
-//! | file | owns |
+//! | file | contains |
 //! | --- | --- |
-//! | `slabs.rs`, `worker.rs` | both sides |
-//! | `state.rs`, `counts.rs` | the state of one buffer, and of how many which |
-//! | `layout.rs` | what lies where in the file, and its check |
-//! | `memory_file.rs` | files without a name that are mapped |
-//! | `shared_memory` | `LockFile`: which processes are alive; `EventCount`: waits across processes |
+//! | `slabs.rs`, `worker.rs` | the trainer's side, the worker's side |
+//! | `state.rs`, `counts.rs` | the state of one buffer, the number of buffers in each state |
+//! | `layout.rs` | the layout of the file, and its validation |
+//! | `memory_file.rs` | mapped anonymous files (`memfd`) |
 //! | `lend.rs` | parts of the memory as buffers of a pool |
-//! | `ticket.rs` | the message |
+//! | `ticket.rs` | the message about a sent buffer |
 
 #![cfg(target_os = "linux")] // Memory files, locks of open file descriptions.
 

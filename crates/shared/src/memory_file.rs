@@ -5,13 +5,13 @@
 //!                                     └── the descriptor, to another process ──▶ checked ──▶ mapped
 //! ```
 //!
-//! The file is in hugetlb pages where enough of them are set aside, else in huge pages where the kernel has some. Nobody can
-//! change its length once it is sealed, so an access to the mapping cannot fail later (`SIGBUS`). The memory is gone with the last
-//! process that maps it or holds a descriptor of it.
+//! The file uses hugetlb pages if enough of them are reserved, otherwise huge pages if the kernel has some. Its length cannot change
+//! once it is sealed, so an access to the mapping cannot fail later (`SIGBUS`). The memory is freed with the last process that maps
+//! it or has a descriptor of it.
 //!
-//! - **memory-file-I1**: from its making until its drop, `len` bytes at `start` are mapped, readable and writable, and stay in place.
-//!   Other processes may write to them at any time: bytes that are read while another process writes are any bytes, and
-//!   references are made only to atomics, or to bytes that a protocol gives to one process.
+//! - **memory-file-I1**: from its creation until its drop, `len` bytes at `start` are mapped, readable and writable, at a fixed address.
+//!   Other processes may write to them at any time, so references are created only to atomics, or to bytes that the protocol
+//!   assigns to one process.
 #![allow(unsafe_code)] // Maps files.
 
 use std::ffi::CStr;
@@ -28,11 +28,11 @@ use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
 /// Since Linux 6.3; with `vm.memfd_noexec=2` a file without it is refused.
 const MFD_NOEXEC_SEAL: libc::c_uint = 0x8;
-/// What must hold of a file that is mapped: nobody makes it shorter.
+/// The seals of a mapped file: it cannot become shorter.
 const NOT_SHORTENED: libc::c_int = libc::F_SEAL_SHRINK;
 const LENGTH_FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// A file without a name, its length fixed.
+/// A file without a name and with a fixed length.
 #[derive(Debug)]
 pub(crate) struct MemoryFile {
     descriptor: OwnedFd,
@@ -49,7 +49,7 @@ pub(crate) struct SharedMemory {
     generation: ForkGeneration,
 }
 
-// SAFETY: an address and its length; the bytes are reached by the rules of memory-file-I1.
+// SAFETY: an address and its length; the bytes are accessed as memory-file-I1 states.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
@@ -74,13 +74,13 @@ fn refused(call: &'static str, what: impl Into<String>) -> SourceError {
     SourceError::new(call, what)
 }
 
-/// A call of the kernel that returns a descriptor or a number.
+/// A system call that returns a descriptor or a number.
 fn checked(call: &'static str, result: libc::c_int) -> Result<libc::c_int, SourceError> {
     if result < 0 { Err(last_os(call)) } else { Ok(result) }
 }
 
 impl MemoryFile {
-    /// A file of at least `bytes`, whole pages. `hugetlb`: only, or never, in pages that the administrator set aside.
+    /// A file of at least `bytes`, in whole pages. `hugetlb`: whether it must, or must not, use reserved huge pages.
     pub(crate) fn new(name: &CStr, bytes: usize, hugetlb: Option<bool>) -> Result<Self, SourceError> {
         let huge = || Self::in_hugetlb(name, bytes);
         let small = || Self::made(name, bytes, 0, PAGE_BYTES);
@@ -95,7 +95,7 @@ impl MemoryFile {
 
     fn in_hugetlb(name: &CStr, bytes: usize) -> Result<Self, SourceError> {
         let file = Self::made(name, bytes, libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, GRANULE_BYTES)?;
-        // A mapping sets the pages aside for the file, or fails if there are too few.
+        // A mapping reserves the pages for the file, or fails if there are too few.
         SharedMemory::map(&file)?;
         Ok(file)
     }
@@ -108,7 +108,7 @@ impl MemoryFile {
             .ok_or_else(|| refused("memfd_create", format!("{bytes} B is more than an address space")))?;
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags;
         let made = |flags| {
-            // SAFETY: a string of C and flags.
+            // SAFETY: a C string and flags.
             checked("memfd_create", unsafe { libc::memfd_create(name.as_ptr(), flags) })
         };
         let made = made(flags | MFD_NOEXEC_SEAL).or_else(|_| made(flags)).map_err(|error| {
@@ -124,7 +124,7 @@ impl MemoryFile {
         Ok(Self { descriptor, len, page_bytes })
     }
 
-    /// A file of another process. Fails unless it can be mapped without a risk.
+    /// A file of another process. Fails unless it can be mapped safely.
     pub(crate) fn of(descriptor: OwnedFd) -> Result<Self, SourceError> {
         // SAFETY: a descriptor of this process.
         let seals = checked("fcntl", unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) })
@@ -186,27 +186,27 @@ impl SharedMemory {
         self.page_bytes > PAGE_BYTES
     }
 
-    /// The address `offset` bytes behind the first, at most the end.
+    /// The address `offset` bytes after the first, at most the end.
     pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
         // SAFETY: inside the mapping or at its end.
         unsafe { self.start.add(offset.min(self.len)) }
     }
 
-    /// A value that other processes may change, `offset` bytes behind the first. `None` if it lies outside or unaligned.
+    /// A value that other processes may change, `offset` bytes after the first. `None` if it is outside or unaligned.
     pub(crate) fn shared<T: Shared>(&self, offset: usize) -> Option<&T> {
         let end = offset.checked_add(size_of::<T>())?;
         let pointer = self.at(offset).cast::<T>();
         if end > self.len || !pointer.is_aligned() {
             return None;
         }
-        // SAFETY: inside the mapping and aligned, mapped as long as this; of atomics alone (`Shared`).
+        // SAFETY: inside the mapping and aligned, mapped as long as this; it consists of atomics (`Shared`).
         Some(unsafe { pointer.as_ref() })
     }
 }
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // A child of fork may not have the mapping, if a driver has pinned it.
+        // A forked child may lack the mapping if a driver has pinned it.
         if self.generation.is_stale() {
             return;
         }
@@ -215,9 +215,9 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Types made only of atomics: any process may change them at any time, and each bit pattern is a valid value.
+/// Types that consist of atomics: any process may change them at any time, and each bit pattern is a valid value.
 ///
 /// # Safety
 ///
-/// The type is as this says, and has the layout of C.
+/// The type consists of atomics and has C layout.
 pub(crate) unsafe trait Shared {}

@@ -1,4 +1,4 @@
-//! The trainer's side: makes the memory, pins it once, receives.
+//! The trainer's side: creates the memory, pins it once, and receives buffers.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -16,13 +16,13 @@ use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::Ordering;
 use pinpool_shm::file::LockFile;
 
-/// Buffers that worker processes fill and this process copies to a device from: one memory, pinned once, here.
+/// Buffers that worker processes fill and that this process copies to a device. This process pins their memory once.
 ///
-/// A received buffer is a [`PinnedBuf`]: it is copied, fenced and waited for as every buffer, and when it is dropped and its copies
-/// are over, the workers have it again. Its bytes were written by another process that keeps to the protocol by attaching with [`SlabWorker`](super::SlabWorker).
+/// A received buffer is a [`PinnedBuf`]. Once it is dropped and its copies have completed, workers can fill it again. Its bytes were
+/// written by another process, which must follow the protocol by using [`SlabWorker`](super::SlabWorker).
 ///
-/// When it is dropped, the next call of each worker fails; received buffers stay usable. The memory is gone with the
-/// last process that has it.
+/// After `SharedSlabs` is dropped, the next call of each worker fails, and received buffers remain valid. The memory is freed with the
+/// last process that maps it.
 #[derive(Debug)]
 pub struct SharedSlabs {
     lender: Lender,
@@ -33,20 +33,19 @@ pub struct SharedSlabs {
 }
 
 impl SharedSlabs {
-    /// Makes `buffers` buffers of `buffer_bytes` under the limit of `pool`, pinned as its memory is. In hugetlb pages if enough of them are set
-    /// aside.
+    /// Creates `buffers` buffers of `buffer_bytes` within the limit of `pool`, pinned with its backend. Uses hugetlb pages if enough of
+    /// them are reserved.
     ///
     /// # Errors
     ///
-    /// - [`is_limit`](crate::Error::is_limit): they do not fit under the limit,
+    /// - [`is_limit`](crate::Error::is_limit): they do not fit within the limit,
     /// - [`is_shared`](crate::Error::is_shared): the kernel or the driver refused, or the numbers are out of range,
-    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
+    /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     pub fn new(pool: &Pool, buffer_bytes: usize, buffers: usize) -> Result<Self> {
         Self::with_hugetlb(pool, buffer_bytes, buffers, None)
     }
 
-    /// Makes buffers as [`new`](Self::new) does; `Some(true)` asks for hugetlb pages or an error, `Some(false)` never takes
-    /// these.
+    /// Creates buffers as [`new`](Self::new) does. `Some(true)` requires hugetlb pages, `Some(false)` never uses them.
     ///
     /// # Errors
     ///
@@ -66,19 +65,19 @@ impl SharedSlabs {
     }
 
     fn view(&self) -> Result<View<'_>> {
-        // In a child of fork a driver's memory is not mapped.
+        // A forked child does not map memory that a driver pinned.
         if self.generation.is_stale() {
             return Err(ErrorKind::Forked { what: WHAT, child: std::process::id() }.into());
         }
         Ok(View { memory: self.lender.memory(), geometry: &self.geometry })
     }
 
-    /// The buffer of `ticket`. The worker's bytes are as it wrote them, in place.
+    /// Receives the buffer of `ticket`, with the worker's bytes in place.
     ///
     /// # Errors
     ///
-    /// [`is_ticket`](crate::Error::is_ticket): it was received before, was not sent, or is of other shared buffers;
-    /// [`is_forked`](crate::Error::is_forked): this is a child of the process that made this.
+    /// - [`is_ticket`](crate::Error::is_ticket): it was received before, was not sent, or belongs to other shared buffers,
+    /// - [`is_forked`](crate::Error::is_forked): the buffers were created before this process was forked.
     pub fn receive(&self, ticket: &Ticket) -> Result<PinnedBuf> {
         let view = self.view()?;
         if ticket.id != view.geometry.id {
@@ -121,8 +120,8 @@ impl SharedSlabs {
         lent.map(Some)
     }
 
-    /// The buffer that was sent first of those not received, with its ticket; waits for one at most `timeout`, then `None`. Needs no message from
-    /// the worker.
+    /// Receives the oldest sent buffer, with its ticket. Waits up to `timeout` for one, then returns `None`. Needs no message from the
+    /// worker.
     ///
     /// # Errors
     ///
@@ -133,8 +132,8 @@ impl SharedSlabs {
         view.header()?.sent().wait(slice, || begun.elapsed() >= timeout, || self.oldest(|_| true))
     }
 
-    /// The next buffer sent by a worker that has since died; its ticket may have been lost with the worker. `None` if there is
-    /// none. Its bytes are complete. To be called when no more tickets of that worker can come.
+    /// Receives the oldest buffer sent by a worker that has since died and whose ticket may be lost; `None` if there is none. Its bytes
+    /// are complete. Call it only when no more tickets of that worker can arrive.
     ///
     /// # Errors
     ///
@@ -214,14 +213,13 @@ impl SharedSlabs {
         self.lender.memory().is_hugetlb()
     }
 
-    /// The pool that received buffers are of: as memory that it has [adopted](Pool::adopt). Those in use and in flight are
-    /// [held](Counts::held).
+    /// The pool of received buffers, which are [adopted](Pool::adopt) memory. [`Counts::held`] counts those in use and in flight.
     pub fn pool(&self) -> Pool {
         self.lender.pool().clone()
     }
 }
 
-/// The memory's descriptor, for workers that inherit it or get it by their own way.
+/// The memory's descriptor, for workers that inherit it or receive it over a Unix socket.
 impl AsFd for SharedSlabs {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
@@ -230,14 +228,14 @@ impl AsFd for SharedSlabs {
 
 impl Drop for SharedSlabs {
     fn drop(&mut self) {
-        // In a child of fork it is the parent's.
+        // Fails in a forked child: the buffers belong to the parent.
         if let Ok(header) = self.view().and_then(View::header) {
             header.close();
         }
     }
 }
 
-/// A received buffer at `offset` is used no more.
+/// Frees the received buffer at `offset`.
 fn free(view: View<'_>, offset: usize) {
     let entry = view.geometry.index(offset).and_then(|index| view.entry(index));
     let held = entry.and_then(|entry| Some((entry, entry.state.read()?)));

@@ -1,26 +1,26 @@
-//! The state of one shared buffer: a word that processes change by compare and exchange.
+//! The state of one shared buffer: a word that processes change by compare-and-exchange.
 //!
 //! ```text
 //!   free ──take──▶ filling ──send──▶ sent ──receive──▶ held ──release──▶ free
-//!    ▲                │ given up, or its worker died                        │
+//!    ▲                │ dropped, or its worker died                        │
 //!    └────────────────┴─────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The word holds the state, the slot of the worker that fills or has sent it, and a generation that each take raises by one. Each step
-//! names the whole word that it leaves, so of two processes that try one succeeds, and a ticket of an earlier use never matches.
-//! A process that dies between two steps leaves a word that is one of these states.
+//! The word contains the state, the slot of the worker that fills or has sent the buffer, and a generation that increases with each
+//! take. Each step compares the whole word, so only one of two concurrent processes succeeds, and a ticket of an earlier use never
+//! matches. A process that dies between two steps leaves a valid state.
 //!
-//! - state-I1: a word is changed by the compare and exchange of [`StateWord::change`] alone, so a buffer has one user at a time: the
-//!   worker that made it `Filling`, then the trainer that made it `Held`.
+//! - state-I1: a word is changed only by the compare-and-exchange of [`StateWord::change`], so a buffer has one user at a time: the
+//!   worker that set it to `Filling`, then the trainer that set it to `Held`.
 
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
 const STATE_BITS: u32 = 3;
 const SLOT_BITS: u32 = 16;
-/// Largest generation; the next one is 1 again, after years of takes.
+/// Largest generation; after it, which takes years, they restart at 1.
 const GENERATION_MAX: u64 = (1 << (64 - STATE_BITS - SLOT_BITS)) - 1;
 
-/// Who has a buffer.
+/// Who uses a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
     Free,
@@ -32,7 +32,7 @@ pub(super) enum Use {
     Held,
 }
 
-/// A word, read.
+/// The contents of a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct State {
     pub(super) usage: Use,
@@ -50,7 +50,7 @@ impl State {
         (self.generation & GENERATION_MAX) << (STATE_BITS + SLOT_BITS) | u64::from(slot) << STATE_BITS | state
     }
 
-    /// `None` for a word that no process of this protocol writes.
+    /// `None` for an invalid word.
     fn unpack(word: u64) -> Option<Self> {
         let slot = u16::try_from(word >> STATE_BITS & ((1 << SLOT_BITS) - 1)).ok()?;
         let usage = match word & ((1 << STATE_BITS) - 1) {
@@ -74,7 +74,7 @@ impl State {
     }
 }
 
-/// The word in shared memory. A new file has it 0: free, of generation 0.
+/// The word in shared memory: 0 in a new file, which is free with generation 0.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct StateWord(AtomicU64);
@@ -87,14 +87,14 @@ impl StateWord {
 
     /// `None` if the word is damaged.
     pub(super) fn read(&self) -> Option<State> {
-        // Acquire: what the process wrote that left this state is seen.
+        // Acquire: pairs with the Release of the process that set this state.
         State::unpack(self.0.load(Ordering::Acquire))
     }
 
-    /// Changes `from`, which was read, to `to`. False, and nothing is changed, if another process was faster.
+    /// Changes `from`, which was read, to `to`. Returns false and changes nothing if another process was faster.
     pub(super) fn change(&self, from: State, to: State) -> bool {
-        // Release: who reads the new state sees the bytes; Acquire: and this process what came before. SeqCst, since a process
-        // that waits announces itself and checks this word, and one that changes it looks for such processes.
+        // SeqCst: a process that reads the new state must see the bytes written before it, and a waiting process announces itself
+        // and then checks this word, while a process that changes it then checks for waiting processes.
         self.0.compare_exchange(from.pack(), to.pack(), Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
@@ -105,13 +105,13 @@ impl StateWord {
         self.change(free, taken).then_some(taken)
     }
 
-    /// From `filling` to sent, and from there to held, or from any use to free.
+    /// Changes the use: `Filling` to `Sent`, `Sent` to `Held`, or any use to `Free`.
     pub(super) fn step(&self, from: State, usage: Use) -> bool {
         self.change(from, from.with(usage))
     }
 
-    /// Ends what the worker in `slot`, which is dead, was filling. `seen` was read before its death was seen, so it is not the word
-    /// of a living worker that has the slot by now: such a worker would have raised the generation.
+    /// Frees the buffer that the dead worker in `slot` was filling. `seen` was read before its death was detected, so it cannot belong
+    /// to a living worker that has the slot now: such a worker would have increased the generation.
     pub(super) fn recover(&self, seen: State, slot: u16) -> bool {
         seen.usage == Use::Filling(slot) && self.step(seen, Use::Free)
     }

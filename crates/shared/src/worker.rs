@@ -1,4 +1,4 @@
-//! The worker's side: attaches, fills, sends.
+//! The worker's side: attaches to the memory, fills buffers and sends them.
 #![allow(unsafe_code)] // Makes slices of shared memory.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -15,17 +15,17 @@ use pinpool_os::fork::{self, ForkGeneration};
 use pinpool_os::sync::process::{AtomicUsize, Ordering};
 use pinpool_shm::file::LockFile;
 
-/// Longest sleep until a waiting process looks whether others have died.
+/// How often a waiting process checks whether others have died.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The slot of the file's locks that the trainer has.
+/// The trainer's slot among the file's locks.
 pub(super) const TRAINER: usize = 0;
 
-/// The slot of the file's locks that the worker in `slot` has.
+/// The lock slot of the worker in `slot`.
 fn lock_of(slot: u16) -> usize {
     usize::from(slot) + 1
 }
 
-/// Locks on the file, on an open file description of this process alone.
+/// Locks on the file, through an open file description that no other process shares.
 pub(super) fn locks_of(file: &MemoryFile) -> Result<LockFile> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let no_fork = fork::hold_off();
@@ -35,16 +35,16 @@ pub(super) fn locks_of(file: &MemoryFile) -> Result<LockFile> {
         .map_err(io_failed(WHAT, "a description of the file (/proc/self/fd)"))
 }
 
-/// Whether the worker in `slot`, another one than the caller, is alive. Where the kernel does not answer, it is.
+/// Whether the worker in `slot`, which is not the caller, is alive. If the kernel cannot tell, it counts as alive.
 pub(super) fn is_alive(owners: &LockFile, slot: u16) -> bool {
     owners.is_slot_locked(lock_of(slot)).unwrap_or(true)
 }
 
-/// Frees what dead workers were filling; returns how many buffers that were.
+/// Frees the buffers that dead workers were filling, and returns their number.
 pub(super) fn recover(view: View<'_>, owners: &LockFile, own: Option<u16>) -> Result<usize> {
     let (mut alive, mut freed) = (own, 0);
     for (_, entry) in view.entries() {
-        // Read before the lock is asked for: see `StateWord::recover`.
+        // Read before the lock is queried: see `StateWord::recover`.
         let Some(seen @ State { usage: Use::Filling(slot), .. }) = entry.state.read() else { continue };
         if Some(slot) == own || Some(slot) == alive {
             continue;
@@ -59,10 +59,10 @@ pub(super) fn recover(view: View<'_>, owners: &LockFile, own: Option<u16>) -> Re
     Ok(freed)
 }
 
-/// A process that fills shared buffers: attached to the memory of a [`SharedSlabs`](super::SharedSlabs). Cheap to clone. It pins nothing and needs
-/// no device.
+/// A process that fills shared buffers, attached to the memory of a [`SharedSlabs`](super::SharedSlabs). Cheap to clone. It pins
+/// nothing and needs no device.
 ///
-/// When its process ends, however it ends, the buffer that it was filling is free again.
+/// When its process exits or is killed, the buffer that it was filling is freed.
 #[derive(Debug, Clone)]
 pub struct SlabWorker {
     attached: Arc<Attached>,
@@ -73,7 +73,7 @@ struct Attached {
     file: SlabFile,
     owners: LockFile,
     slot: u16,
-    /// Where the search for a free buffer begins.
+    /// The first buffer that a search for a free one checks.
     next: AtomicUsize,
     generation: ForkGeneration,
 }
@@ -84,9 +84,9 @@ impl SlabWorker {
     ///
     /// # Errors
     ///
-    /// - [`is_shared`](crate::Error::is_shared): the file is no memory of shared buffers, of another version, cut off or sealed; it
-    ///   cannot be mapped; or all slots for workers are taken,
-    /// - [`is_peer`](crate::Error::is_peer): the trainer is gone.
+    /// - [`is_shared`](crate::Error::is_shared): the file does not contain shared buffers, has another version, or is truncated;
+    ///   it cannot be mapped; or all worker slots are taken,
+    /// - [`is_peer`](crate::Error::is_peer): the trainer has exited.
     pub fn attach(descriptor: OwnedFd) -> Result<Self> {
         let file = MemoryFile::of(descriptor).map_err(failed(WHAT))?;
         let attached = SlabFile::attach(&file)?;
@@ -98,7 +98,7 @@ impl SlabWorker {
         Ok(Self { attached: Arc::new(attached) })
     }
 
-    /// Attaches to the memory that process `pid` has as descriptor `number`, through `/proc`. Both processes belong to one user.
+    /// Attaches through `/proc` to the memory with the descriptor `number` in process `pid`. Both processes must belong to one user.
     ///
     /// # Errors
     ///
@@ -117,7 +117,7 @@ impl SlabWorker {
         Self::attach(file.into())
     }
 
-    /// Bytes that each buffer holds.
+    /// Size of each buffer in bytes.
     pub fn buffer_bytes(&self) -> usize {
         self.attached.file.geometry.buffer_bytes
     }
@@ -127,20 +127,19 @@ impl SlabWorker {
         self.attached.file.geometry.buffers
     }
 
-    /// A free buffer, for `len` bytes. Waits for one at most `timeout`; what died workers were filling is freed meanwhile. Its
-    /// bytes have any values.
+    /// Requests a free buffer for `len` bytes and waits up to `timeout`. Meanwhile buffers that dead workers were filling are freed. Its
+    /// bytes have arbitrary values.
     ///
     /// # Errors
     ///
-    /// - [`is_request`](crate::Error::is_request): `len` is over [`buffer_bytes`](Self::buffer_bytes),
-    /// - [`is_limit`](crate::Error::is_limit): none was free in time,
-    /// - [`is_peer`](crate::Error::is_peer): the trainer is gone,
-    /// - [`is_peer`](crate::Error::is_peer) also if a parent of this process attached; attach again.
+    /// - [`is_request`](crate::Error::is_request): `len` exceeds [`buffer_bytes`](Self::buffer_bytes),
+    /// - [`is_limit`](crate::Error::is_limit): no buffer was free in time,
+    /// - [`is_peer`](crate::Error::is_peer): the trainer has exited, or the worker was attached before this process was forked.
     pub fn get(&self, len: usize, timeout: Duration) -> Result<SlabBuf> {
         self.get_since(Instant::now(), len, timeout)
     }
 
-    /// Requests a buffer as [`get`](Self::get) does, as one of several waits of a request that began at `since`.
+    /// Requests a buffer as [`get`](Self::get) does. An error reports the time since `since`, when an earlier wait of this request began.
     ///
     /// # Errors
     ///
@@ -176,9 +175,9 @@ impl SlabWorker {
     }
 }
 
-/// A slot that no living worker has, locked; what its last worker was filling is free.
+/// Locks a slot that no living worker has, and frees the buffer that its last worker was filling.
 fn take_slot(view: View<'_>, owners: &LockFile) -> Result<u16> {
-    // While a buffer is sent and not received, its slot says who sent it.
+    // Until a sent buffer is received, its slot identifies the sender.
     let has_sent = |slot: u16| {
         view.entries().any(|(_, entry)| entry.state.read().is_some_and(|state| state.usage == Use::Sent(slot)))
     };
@@ -215,7 +214,7 @@ impl Attached {
         Ok(())
     }
 
-    /// Fails if no trainer is there that would receive a buffer.
+    /// Fails if no trainer can receive a buffer.
     fn check_trainer(&self) -> Result<()> {
         let why = match self.file.view().header()?.refusal() {
             Some(why) => why,
@@ -248,7 +247,7 @@ impl Attached {
     }
 }
 
-/// A shared buffer that this worker fills. Dropped without a [`send`](Self::send), it is free again.
+/// A shared buffer that this worker fills. Dropping it without a [`send`](Self::send) frees it.
 #[derive(Debug)]
 pub struct SlabBuf {
     attached: Arc<Attached>,
@@ -258,7 +257,7 @@ pub struct SlabBuf {
 }
 
 impl SlabBuf {
-    /// Length in bytes, as asked for.
+    /// Requested length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -268,12 +267,12 @@ impl SlabBuf {
         self.len == 0
     }
 
-    /// Number of the buffer, from 0 on.
+    /// Number of the buffer, starting at 0.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Shortens what is sent to the first `len` bytes; does nothing if it is shorter already.
+    /// Shortens the buffer to its first `len` bytes. Has no effect if it is shorter.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
@@ -284,7 +283,7 @@ impl SlabBuf {
         file.memory.at(file.geometry.offset(self.index)).as_ptr()
     }
 
-    /// Address of the first byte: page-aligned. In a child of `fork` it is of memory that may have another user.
+    /// Address of the first byte: page-aligned. In a forked child another process may be using this memory.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.as_ptr().cast_mut()
     }
@@ -301,12 +300,12 @@ impl SlabBuf {
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 
-    /// Gives the buffer to the trainer, with a number for it. The ticket says which buffer it is; from now on the trainer finds the buffer
-    /// also without it, and also if this process dies.
+    /// Sends the buffer to the trainer, with the number `tag`. The ticket identifies the buffer; the trainer finds it also without the
+    /// ticket, and if this process dies.
     ///
     /// # Errors
     ///
-    /// [`is_peer`](crate::Error::is_peer) as for `get`. The buffer is free again then.
+    /// [`is_peer`](crate::Error::is_peer) as for [`SlabWorker::get`]. The buffer is then freed.
     pub fn send(self, tag: u64) -> Result<Ticket> {
         let attached = &self.attached;
         attached.check_process()?;

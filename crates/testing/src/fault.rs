@@ -69,7 +69,7 @@ pub struct CallGate {
 }
 
 impl FaultSource {
-    /// Wraps `inner`; without a script it only forwards.
+    /// Wraps `inner`. Without a script every call is forwarded.
     pub fn around(inner: Arc<dyn Source>) -> Self {
         Self { inner, script: Arc::default() }
     }
@@ -79,7 +79,7 @@ impl FaultSource {
         self.script.with(call, |plan| plan.failing.insert(index));
     }
 
-    /// Fails remap number `index` half way: the old granules are decommitted, the new ones not committed.
+    /// Fails remap number `index` halfway: the old granules are decommitted, the new granules are not committed.
     pub fn lose_remap(&self, index: u64) {
         self.script.with(SourceCall::Remap, |plan| plan.losing.insert(index));
     }
@@ -90,7 +90,7 @@ impl FaultSource {
         CallGate { script: self.script.clone(), call }
     }
 
-    /// Calls of this kind so far, failed ones included.
+    /// Calls of this kind so far, including failed calls.
     pub fn calls(&self, call: SourceCall) -> u64 {
         self.script.with(call, |plan| plan.calls)
     }
@@ -115,7 +115,7 @@ impl FaultScript {
         plans
     }
 
-    /// Counts a call and waits for its gates; then fails if the script says so.
+    /// Counts a call and waits for its gates; then fails if the script contains the call.
     fn enter(&self, call: SourceCall) -> Result<(), RemapError> {
         let index = self.with(call, |plan| {
             plan.waiting += 1;

@@ -2,10 +2,10 @@
 //!
 //! | item | for |
 //! | --- | --- |
-//! | [`check_source`] | the contract of [`Source`](pinpool::source::Source), [`VirtualMemory`](pinpool::unstable::backend::VirtualMemory) included, as one test for any implementation |
+//! | [`check_source`] | a test of the contracts of [`Source`](pinpool::source::Source) and [`VirtualMemory`](pinpool::unstable::backend::VirtualMemory) for any implementation |
 //! | [`FaultSource`] | scripted failures and gates around any source |
 //!
-//! [`pinpool::unstable`] moves the time of a pool manually.
+//! A manual clock for a pool is in [`pinpool::unstable`].
 //!
 //! ```
 //! use pinpool::unstable::backend::HeapSource;

@@ -220,7 +220,7 @@ impl Core {
     /// has room now; or whether it may have, if no such `calls` may be made. A slow call.
     pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
         let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
-        shared.is_some_and(|(_, shortfall)| calls == SlowCalls::None || self.budget().ask_others(shortfall))
+        shared.is_some_and(|(_, shortfall)| calls == SlowCalls::None || self.budget().reclaim_from_others(shortfall))
     }
 
     /// Releases idle memory while other owners lack it.
@@ -290,7 +290,7 @@ impl Core {
                 break added;
             };
             let is_told = self.budget().set_want(&want, shortfall, needed_bytes) >= shortfall;
-            if !self.budget().ask_others(shortfall) && is_told {
+            if !self.budget().reclaim_from_others(shortfall) && is_told {
                 std::thread::sleep(RESERVE_PATIENCE);
             }
         };

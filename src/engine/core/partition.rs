@@ -193,7 +193,7 @@ impl PartitionCore {
         let needed_bytes = self.core.memory.supply().block_bytes(wanted.class);
         let claimed = if self.waiters.has_waiters() {
             // Earlier requests have priority.
-            Err(self.budget.never(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes)))
+            Err(self.budget.permanent_refusal(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes)))
         } else {
             self.budget.claim(needed_bytes)
         };

@@ -277,7 +277,11 @@ impl Core {
         self.release_block(block);
     }
 
-    pub(super) fn evict_all(&self, entries: Vec<Box<Entry<BlockBody<Self>>>>, why: EvictionReason) {
+    pub(super) fn evict_all(
+        &self,
+        entries: impl IntoIterator<Item = Box<Entry<BlockBody<Self>>>>,
+        why: EvictionReason,
+    ) {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
     }
 

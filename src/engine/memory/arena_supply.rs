@@ -234,7 +234,7 @@ impl ArenaSupply {
         // There may have been room although no plan was found: idle memory may lie elsewhere.
         let wanted = [(claimed_bytes, own_bytes), (grown_bytes, own_bytes.saturating_add(reusable_bytes))];
         let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
-        let over = shared.filter_map(|&(bytes, _)| self.budget.lacking_shared(bytes)).next();
+        let over = shared.filter_map(|&(bytes, _)| self.budget.current_shared_refusal(bytes)).next();
         refused(over.unwrap_or_else(|| self.budget.full(claimed_bytes.saturating_sub(own_bytes))))
     }
 

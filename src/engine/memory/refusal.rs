@@ -23,7 +23,7 @@ impl Memory {
     /// The refusal of a block of `class` that can never be held.
     pub(in crate::engine) fn refusal_for_good(&self, class: Class) -> Refusal {
         let needed_bytes = class.bytes as u64;
-        let over = self.budget.never(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes));
+        let over = self.budget.permanent_refusal(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes));
         Refusal::QuotaExceeded { needed_bytes, over }
     }
 

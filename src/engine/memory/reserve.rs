@@ -29,8 +29,8 @@ use crate::report;
 use pinpool_os::threads;
 
 /// Longest pause of the thread for requests that need memory; the memory that they commit becomes part of the reserve.
-const PATIENCE_FOR_GETS: Duration = Duration::from_millis(100);
-const PAUSE_FOR_GETS: Duration = Duration::from_micros(50);
+const PATIENCE_FOR_REQUESTS: Duration = Duration::from_millis(100);
+const PAUSE_FOR_REQUESTS: Duration = Duration::from_micros(50);
 /// Longest wait of `cancel_reserve` for a step.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
 /// Progress reports of a reserve in the log.
@@ -135,8 +135,8 @@ impl ArenaSupply {
         while let Some(supply) = supply.upgrade() {
             let begun = Instant::now();
             // Relaxed: as in `before_reserve`.
-            while supply.reserve.requests.load(Ordering::Relaxed) > 0 && begun.elapsed() < PATIENCE_FOR_GETS {
-                thread::sleep(PAUSE_FOR_GETS);
+            while supply.reserve.requests.load(Ordering::Relaxed) > 0 && begun.elapsed() < PATIENCE_FOR_REQUESTS {
+                thread::sleep(PAUSE_FOR_REQUESTS);
             }
             if !supply.reserve_turn() {
                 let mut progress = supply.reserve.progress.lock();
@@ -148,7 +148,7 @@ impl ArenaSupply {
                     return;
                 }
                 drop(progress);
-                thread::sleep(PAUSE_FOR_GETS);
+                thread::sleep(PAUSE_FOR_REQUESTS);
             }
         }
     }
@@ -287,7 +287,7 @@ impl ArenaSupply {
                 continue;
             }
             // Checks periodically: memory that requests commit becomes part of the reserve, and notifies nobody.
-            let slice = until.min(Instant::now() + PATIENCE_FOR_GETS);
+            let slice = until.min(Instant::now() + PATIENCE_FOR_REQUESTS);
             drop(self.reserve.changed.wait_until(progress, slice));
         }
     }

@@ -34,7 +34,7 @@ pub(super) mod owners;
 /// requests alternate, so ending at the first success would log two lines per request.
 const CALM_US: u64 = 1_000_000;
 
-/// A statistic. All accesses are Relaxed: each is a number on its own.
+/// A statistic. All accesses are Relaxed: each number is independent.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -122,8 +122,8 @@ impl Counters {
         self.requested.lock().new_lengths
     }
 
-    /// Adds to `stats`, in which the cache, the memory and the copies in flight have filled their own, what is counted here. `own_bytes` are
-    /// in blocks of this pool.
+    /// Adds these counters to `stats`, which contain those of the cache, the memory and the copies in flight. `own_bytes` are the
+    /// bytes in blocks of this pool.
     pub(crate) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
         let (pageable, pageable_returns) = (self.pageable.get(), self.pageable_returns.get());
         let (handed_over, quarantined_bytes) = (self.handed_over.get(), self.quarantined_bytes.get());

@@ -25,7 +25,7 @@
 //! - waiters-I1: no wake-up is lost. A return made after a request joined finds it, or that request's first attempt finds the
 //!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes no request, so the start of
 //!   a copy wakes the head of the queue, which polls at short intervals while copies are in flight.
-//! - waiters-I2: a request that leaves the queue, for whatever reason, wakes the next, and passes on what it was handed.
+//! - waiters-I2: a request that leaves the queue, for any reason, wakes the next, and passes on an item that it was handed.
 //! - waiters-I3: nothing is handed to a request that has left the queue: both happen under the lock of the queue.
 //! - waiters-I4: the slow path is required exactly while the queue has a request: [`WaitQueue::change`] tells the pool.
 
@@ -85,7 +85,7 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     /// Returns whether waiting cannot help the head, which was refused for this reason.
     fn is_hopeless(&self, refusal: &Self::Refusal) -> bool;
 
-    /// A request took what it was handed.
+    /// A request took the item that it was handed.
     fn record_taken(&self) {}
 
     /// A request has left the queue, which it joined this long ago.
@@ -244,7 +244,7 @@ impl<S: Server> WaitQueue<S> {
             server.sweep();
         }
         if is_deferred || self.is_head(server, waiter) {
-            // Short, so that it finds soon what it is handed meanwhile.
+            // Short, so that the request soon finds an item that it is handed meanwhile.
             let patience = server.patience(waiter.polls_since()).max(CALL_PATIENCE);
             match server.serve(waiter, waiter.deadline.min(Instant::now() + patience)) {
                 Ok(item) => return self.end(server, waiter, Some(item)),

@@ -1,4 +1,4 @@
-//! A waiting request: what it waits for, the slot for what serves it, how its thread or task waits and is woken.
+//! A waiting request: its parameters, the slot for the item that serves it, and the wait of its thread or task.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use pinpool_os::unwind::caught;
 /// The longest wait for room.
 const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
 
-/// When a request that began at `begun` has waited for `wait`.
+/// The end of a wait of `wait` that began at `begun`.
 pub(crate) fn deadline(begun: Instant, wait: Duration) -> Instant {
     begun + wait.min(WAIT_MAX)
 }
@@ -43,7 +43,7 @@ struct WaiterState<S: Server> {
     /// When it began, joined or was last woken: polls become rarer from then on.
     polls_since: Instant,
     is_woken: bool,
-    /// It waits no more: it was served, gave up or was cancelled.
+    /// The wait has ended: the request was served, failed or was cancelled.
     has_ended: bool,
     item: Option<S::Item>,
     /// The item was handed over by a return.
@@ -195,7 +195,7 @@ impl<S: Server> FirstAttempt<S> {
     }
 }
 
-/// A place in the queue. Its drop leaves the queue, also while its thread unwinds, and passes on what it was handed.
+/// A place in the queue. The drop leaves the queue, also while its thread unwinds, and passes on an item that it was handed.
 pub(crate) struct WaitTicket<S: Server> {
     server: Arc<S>,
     pub(super) waiter: Arc<Waiter<S>>,
@@ -259,7 +259,7 @@ impl<S: Server> WaitTicket<S> {
     /// Does for a task what [`wait`](Self::wait) does for a thread.
     pub(in crate::engine) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<S::Item>> {
         let (server, waiter, queue) = (&self.server, &self.waiter, self.server.queue());
-        // Before the slot is read: what comes later wakes this task.
+        // Before the slot is read, so that a later item wakes this task.
         waiter.register(context.waker());
         // The reminder of the last poll.
         self.reminder = None;

@@ -115,37 +115,37 @@ impl PoolLog {
     #[track_caller]
     pub(crate) fn unused_variables(&self, unused: &[String]) {
         // A `Once` in progress in a parent would block its forked child forever.
-        static IS_TOLD: AtomicBool = AtomicBool::new(false);
+        static WAS_PRINTED: AtomicBool = AtomicBool::new(false);
         for unused in unused {
             self.unused_variable(unused);
         }
-        if has_no_logger() && !unused.is_empty() && !IS_TOLD.swap(true, Ordering::Relaxed) {
-            unused.iter().for_each(|unused| self.tell(format_args!("setting: {unused}")));
+        if has_no_logger() && !unused.is_empty() && !WAS_PRINTED.swap(true, Ordering::Relaxed) {
+            unused.iter().for_each(|unused| self.print_to_stderr(format_args!("setting: {unused}")));
         }
     }
 
     /// Logs a problem of the machine; without a logger, once for each kind to standard error.
     #[track_caller]
     pub(crate) fn found(&self, finding: &Finding) {
-        static TOLD: OfProcess<plain::Mutex<Vec<&'static str>>> = OfProcess::new(plain::Mutex::default);
+        static PRINTED: OfProcess<plain::Mutex<Vec<&'static str>>> = OfProcess::new(plain::Mutex::default);
         match finding.severity {
             Severity::Ok | Severity::Note => return,
             Severity::Warning => self.found_warning(finding),
             Severity::Error => self.found_error(finding),
         }
         if has_no_logger() {
-            let mut told = TOLD.get().lock();
-            let is_new = !told.contains(&finding.check);
-            told.extend(is_new.then_some(finding.check));
-            drop(told);
+            let mut printed = PRINTED.get().lock();
+            let is_new = !printed.contains(&finding.check);
+            printed.extend(is_new.then_some(finding.check));
+            drop(printed);
             if is_new {
-                self.tell(format_args!("machine: {finding}"));
+                self.print_to_stderr(format_args!("machine: {finding}"));
             }
         }
     }
 
     /// Writes a line to standard error.
-    fn tell(&self, line: fmt::Arguments<'_>) {
+    fn print_to_stderr(&self, line: fmt::Arguments<'_>) {
         // A failed write has nowhere else to go.
         let _ = writeln!(io::stderr(), "pinpool: {self}{line}");
     }

@@ -97,14 +97,35 @@ fn unknown_variables_of_ours_are_named_and_others_left_alone() {
     );
 }
 
+/// Retired names with what replaces each.
+/// Two of the retired names; the table is in `config`.
+const RETIRED: [(&str, &str); 2] = [
+    ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
+    ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),
+];
+
+#[test]
+fn a_retired_name_is_a_warning_that_names_what_replaces_it() {
+    for (name, instead) in RETIRED {
+        let expected = format!("PINPOOL_{name}=1: retired and ignored; {instead}");
+        let report = report_of(&[(format!("PINPOOL_{name}"), "1".to_owned())]);
+        assert_eq!((report.errors.len(), &report.warnings[..]), (0, &[expected.clone()][..]));
+        assert!(report.variables.iter().all(|variable| variable.origin == "default"));
+        listen();
+        heap().without_env().setting(&format!("PINPOOL_{name}"), 1).build().unwrap();
+        let logged = lines();
+        assert!(logged.iter().any(|line| line.ends_with(&format!(" setting: {expected}"))), "{logged:?}");
+    }
+}
+
 #[test]
 fn another_prefix_is_kept_in_warnings_and_errors() {
     alone_with(
-        || owned(&[("EVAL_PURPLE", "5s"), ("BAD_MAX_BYTES", "lots")]),
+        || owned(&[("EVAL_STUCK_AFTER", "5s"), ("BAD_MAX_BYTES", "lots")]),
         || {
             listen();
             heap().env_prefix("EVAL_").build().unwrap();
-            let expected = "EVAL_PURPLE=5s: unknown and ignored; `pinpool doctor --settings --all` lists the variables";
+            let expected = "EVAL_STUCK_AFTER=5s: retired and ignored; a copy in flight for 30s is reported as stuck";
             assert!(lines().iter().any(|line| line.ends_with(expected)));
             let text = heap().env_prefix("BAD_").build().unwrap_err().to_string();
             assert!(text.contains("PINPOOL_MAX_BYTES=lots: ") && text.contains("(from BAD_MAX_BYTES)"), "{text}");

@@ -1,8 +1,7 @@
 //! The owner of each address: pinned host memory, mapped granules, device memory; all other memory is pageable.
 //!
-//! Owns the one map of ranges (unified addressing: no two overlap). Never moves bytes itself, but keeps the map locked
-//! while bytes move, so that no range is unmapped under a reading copy: a copy from freed memory fails with an illegal address,
-//! as on a device, and does not crash the test.
+//! Owns the map of ranges. A copy locks it while bytes move, so that no range is unmapped meanwhile: a copy from freed memory fails
+//! with an illegal address, as on a device, instead of crashing the test.
 //!
 //! ```text
 //!   0 ... pageable ... [Allocated] ... [Registered] ... [Granule][Granule] ...   | 2^48   [Device]
@@ -60,7 +59,7 @@ fn write() -> RwLockWriteGuard<'static, Space> {
     SPACE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Enters a range; `Err` if it overlaps another (address-I1).
+/// Inserts a range; an error if it overlaps another range (address-I1).
 pub(crate) fn insert(start: u64, range: Range) -> Result<(), Code> {
     let mut space = write();
     if space.touches(start, range.bytes) {
@@ -70,14 +69,14 @@ pub(crate) fn insert(start: u64, range: Range) -> Result<(), Code> {
     Ok(())
 }
 
-/// Takes out the range that starts here, if its owner is of the wanted kind.
+/// Removes the range that starts here, if its owner is of the wanted kind.
 pub(crate) fn remove(start: u64, wanted: impl FnOnce(&Owner) -> bool) -> Option<Range> {
     let mut space = write();
     space.0.get(&start).filter(|range| wanted(&range.owner))?;
     space.0.remove(&start)
 }
 
-/// How many ranges have an owner of this kind.
+/// Number of ranges with an owner of this kind.
 pub(crate) fn count(wanted: impl Fn(&Owner) -> bool) -> u64 {
     read().0.values().filter(|range| wanted(&range.owner)).count() as u64
 }

@@ -1,16 +1,15 @@
-//! What a real driver may do and the mock driver does not automatically: a switch for each, off until a test or the environment turns it
-//! on.
+//! Behaviour that a real driver may have and the mock driver lacks by default: one switch each, turned on by a test or the environment.
 //!
 //! | switch | the driver |
 //! | --- | --- |
-//! | `recurring-handles` | gives a context that is made after a reset the handle of the old one |
-//! | `reset-unmaps` | takes the memory of a context with the context: the host's, registrations, the device's |
-//! | `dead-event-aborts` | ends the process at the use of an event that is not there |
-//! | `sticky-faults` | loses the device at a copy from memory that it may not access |
-//! | `small-copies` | takes copies up to 64 KiB whatever memory they cross |
-//! | `other-codes` | answers 101 if it refuses a NUMA node |
-//! | `no-registering` | answers 801 to `cuMemHostRegister`, as under confidential computing |
-//! | `green-streams` | has all streams in a green context |
+//! | `recurring-handles` | reuses the handle of a context after a reset |
+//! | `reset-unmaps` | frees host memory, registrations and device memory with their context |
+//! | `dead-event-aborts` | aborts the process when a destroyed event is used |
+//! | `sticky-faults` | loses the device when a copy reads memory that it may not access |
+//! | `small-copies` | accepts copies of up to 64 KiB across any memory |
+//! | `other-codes` | returns 101 when it refuses a NUMA node |
+//! | `no-registering` | returns 801 from `cuMemHostRegister`, as under confidential computing |
+//! | `green-streams` | creates all streams in a green context |
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -68,7 +67,7 @@ pub(crate) fn set(bits: u64) {
     ON.store(bits, Ordering::Relaxed);
 }
 
-/// Whether a switch is on.
-pub(crate) fn is(deviation: Deviation) -> bool {
+/// Returns whether a switch is on.
+pub(crate) fn is_on(deviation: Deviation) -> bool {
     ON.load(Ordering::Relaxed) & deviation.bit() != 0
 }

@@ -1,19 +1,17 @@
-//! The entry of every driver call: it is counted, takes the enqueue lock, and may be held or failed.
-//!
-//! Never knows what a call does.
+//! The entry point of every driver call: counts the call, takes the enqueue lock, and may hold or fail the call.
 //!
 //! | kind | fails when | holds the enqueue lock |
 //! | --- | --- | --- |
 //! | `Lookup` | never | no |
-//! | `Process` | the driver is not initialised or shuts down | no |
+//! | `Process` | the driver is not initialised or has shut down | no |
 //! | `Device` | also: the device is lost | no |
 //! | `Enqueue` | as `Device` | yes, gates included |
 //!
 //! As on a real device, copies, records, launches, pinning and freeing share one lock: a free that waits for the device
 //! holds it, so the enqueues of all threads wait too. Virtual memory, event queries and waits do not take the lock.
 //!
-//! - call-I1: an [`Out`] or [`In`] is always an argument of a driver call; the caller promises, as to the real driver, that
-//!   a pointer which is not null points to space for a value (or to a value).
+//! - call-I1: a non-null [`Out`] points to space for a value and a non-null [`In`] to a value, as the real driver requires of its
+//!   callers.
 
 use std::ffi::c_int;
 use std::sync::Mutex;
@@ -39,9 +37,9 @@ pub(crate) enum Kind {
 static ENQUEUES: Mutex<()> = Mutex::new(());
 
 /// Runs one driver call.
-pub(crate) fn answer(site: &'static Site, kind: Kind, body: impl FnOnce() -> Outcome) -> c_int {
+pub(crate) fn run(site: &'static Site, kind: Kind, body: impl FnOnce() -> Outcome) -> c_int {
     if kind == Kind::Lookup {
-        // A program begins with one, and failures that the environment asks for count from there. `cuInit` reports errors.
+        // The first call of a program is of this kind, so scripted failures count from here. `cuInit` reports errors.
         let _reported_later = settings::read();
     }
     settings::end_process_in(site.name());
@@ -62,17 +60,17 @@ fn check(kind: Kind) -> Outcome {
     Ok(())
 }
 
-/// A caller's pointer to space for an answer.
+/// A caller's pointer to space for a result.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// Writes the answer.
+    /// Writes the result.
     pub(crate) fn put(self, value: T) -> Outcome {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: (call-I1) not null, so the caller vouches for the space.
+        // SAFETY: (call-I1) not null, so the caller guarantees the space.
         unsafe { self.0.write(value) };
         Ok(())
     }
@@ -82,7 +80,7 @@ impl<T> Out<T> {
         Out(if first.is_null() { first } else { first.wrapping_add(index) })
     }
 
-    /// Writes the answer if the caller wants it.
+    /// Writes the result unless the pointer is null.
     pub(crate) fn put_if_wanted(self, value: T) {
         let _unwanted = self.put(value);
     }
@@ -98,7 +96,7 @@ impl<T> Out<T> {
 }
 
 impl Out<u64> {
-    /// Space for half as much.
+    /// The same space, for a `u32`.
     pub(crate) fn narrow(self) -> Out<u32> {
         Out(self.0.cast())
     }
@@ -132,7 +130,7 @@ macro_rules! driver_call {
         #[allow(non_snake_case, reason = "the driver's own name")]
         extern "C" fn $name($($arg: $type),*) -> ::std::ffi::c_int {
             static SITE: $crate::faults::Site = $crate::faults::Site::new(stringify!($name));
-            $crate::call::answer(&SITE, $crate::call::Kind::$kind, || $body)
+            $crate::call::run(&SITE, $crate::call::Kind::$kind, || $body)
         }
     };
 }

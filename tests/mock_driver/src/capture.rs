@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   stream ──begin──► capturing ──end──► graph ──instantiate──► runnable ──launch──► the work, each time
-//!                         │ a forbidden call: invalidated, the end answers 901
+//!                         │ a forbidden call invalidates it; the end returns 901
 //! ```
 //!
 //! While any thread captures in global mode, calls such as `cuEventQuery`, `cuMemHostAlloc` and
-//! `cuMemFreeHost` fail on every thread and invalidate that capture, unless the calling thread has exchanged its own mode.
+//! `cuMemFreeHost` fail on every thread and invalidate that capture, unless the calling thread has changed its mode.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use std::thread::{self, ThreadId};
 
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::ledger;
+use crate::counts;
 use crate::op::Op;
 use crate::stream::{self, lock_streams};
 
@@ -25,7 +25,7 @@ const RELAXED: c_int = 2;
 /// States of a stream, as the driver numbers them.
 const NOT_CAPTURING: c_int = 0;
 const CAPTURING: c_int = 1;
-const SPOILED: c_int = 2;
+const INVALIDATED: c_int = 2;
 
 thread_local! {
     static MODE: Cell<c_int> = const { Cell::new(GLOBAL) };
@@ -35,24 +35,21 @@ struct Capture {
     origin: usize,
     mode: c_int,
     thread: ThreadId,
-    spoiled: bool,
+    is_invalid: bool,
     ops: Vec<Op>,
 }
 
-/// Captures under way and graphs made, all by number.
+/// Running captures and graphs, by number.
+#[derive(Default)]
 pub(crate) struct Captures {
     numbered: u64,
     running: BTreeMap<u64, Capture>,
-    /// Which stream takes part in which capture.
+    /// The capture of each stream in a capture.
     members: BTreeMap<usize, u64>,
     graphs: BTreeMap<u64, Vec<Op>>,
 }
 
 impl Captures {
-    pub(crate) const fn new() -> Self {
-        Self { numbered: 0, running: BTreeMap::new(), members: BTreeMap::new(), graphs: BTreeMap::new() }
-    }
-
     fn of(&mut self, stream: usize) -> Option<(u64, &mut Capture)> {
         let &number = self.members.get(&stream)?;
         self.running.get_mut(&number).map(|capture| (number, capture))
@@ -62,7 +59,7 @@ impl Captures {
     pub(crate) fn record(&mut self, stream: usize, op: &Op) -> Result<Option<u64>, Code> {
         match self.of(stream) {
             None => Ok(None),
-            Some((_, capture)) if capture.spoiled => Err(Code::STREAM_CAPTURE_INVALIDATED),
+            Some((_, capture)) if capture.is_invalid => Err(Code::STREAM_CAPTURE_INVALIDATED),
             Some((number, capture)) => {
                 capture.ops.push(op.clone());
                 Ok(Some(number))
@@ -70,7 +67,7 @@ impl Captures {
         }
     }
 
-    /// A stream that waits for captured work takes part from then on.
+    /// Adds a stream that waits for captured work to the capture.
     pub(crate) fn join(&mut self, stream: usize, number: u64) -> Outcome {
         match self.running.get(&number) {
             None => Err(Code::INVALID_VALUE),
@@ -82,20 +79,20 @@ impl Captures {
         }
     }
 
-    /// Streams that take part in a capture.
+    /// Streams in a capture.
     pub(crate) fn members(&self) -> impl Iterator<Item = &usize> {
         self.members.keys()
     }
 
-    /// Invalidates the capture of this stream, if it takes part in one.
-    pub(crate) fn spoil(&mut self, stream: usize) {
+    /// Invalidates the capture of this stream, if any.
+    pub(crate) fn invalidate(&mut self, stream: usize) {
         if let Some((_, capture)) = self.of(stream) {
-            capture.spoiled = true;
-            ledger::spoiled_capture();
+            capture.is_invalid = true;
+            counts::invalidated_capture();
         }
     }
 
-    /// The stream is gone: the capture that it takes part in ends without a graph.
+    /// Ends the capture of a destroyed stream, without a graph.
     pub(crate) fn end_of(&mut self, stream: usize) {
         if let Some(number) = self.members.get(&stream).copied() {
             self.members.retain(|_, member| *member != number);
@@ -105,12 +102,12 @@ impl Captures {
 
     fn number(&mut self) -> u64 {
         self.numbered += 1;
-        // Resembles a handle, and no handle of another kind.
+        // Different from the handles of other kinds.
         0x6000_0000 + self.numbered * 0x10
     }
 }
 
-/// Refuses a call that must not be made alongside a capture, and invalidates that capture.
+/// Refuses a call that is forbidden during a capture, and invalidates the capture.
 pub(crate) fn forbid_unsafe_call() -> Outcome {
     let mode = MODE.get();
     let here = thread::current().id();
@@ -120,39 +117,39 @@ pub(crate) fn forbid_unsafe_call() -> Outcome {
         own || capture.mode == GLOBAL && mode == GLOBAL
     });
     let Some(capture) = hit else { return Ok(()) };
-    capture.spoiled = true;
-    ledger::spoiled_capture();
+    capture.is_invalid = true;
+    counts::invalidated_capture();
     Err(Code::STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// Work that is only recorded cannot be waited for.
+/// Refuses to wait for captured work.
 pub(crate) fn forbid_waiting(stream: usize) -> Outcome {
     forbid_naming(stream)?;
     forbid_unsafe_call()
 }
 
-/// The legacy stream cannot be asked while a stream that is ordered with it captures; asking invalidates the capture.
+/// Refuses to query the legacy stream while a stream ordered with it captures, and invalidates that capture.
 pub(crate) fn forbid_implicit(stream: usize) -> Outcome {
     let mut streams = lock_streams();
     let refused = streams.check_not_implicit(stream);
     if refused.is_err() {
         for member in streams.blocking_captures() {
-            streams.captures.spoil(member);
+            streams.captures.invalidate(member);
         }
     }
     refused
 }
 
-/// Recorded work cannot wait for work outside the graph.
+/// Refuses captured work that would wait for work outside the graph.
 pub(crate) fn forbid_outside_work(stream: usize) -> Outcome {
     forbid_naming(stream).map_err(|_| Code::STREAM_CAPTURE_ISOLATION)
 }
 
-/// A capturing stream has no id; asking for one invalidates the capture.
+/// Refuses to name a capturing stream, and invalidates the capture.
 pub(crate) fn forbid_naming(stream: usize) -> Outcome {
     let mut streams = lock_streams();
     if streams.captures.of(stream).is_some() {
-        streams.captures.spoil(stream);
+        streams.captures.invalidate(stream);
         return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
     }
     Ok(())
@@ -168,7 +165,7 @@ driver_call! { Device fn cuStreamBeginCapture_v2(handle: usize, mode: c_int) {
         return Err(Code::INVALID_VALUE);
     }
     let number = streams.captures.number();
-    let capture = Capture { origin, mode, thread: thread::current().id(), spoiled: false, ops: Vec::new() };
+    let capture = Capture { origin, mode, thread: thread::current().id(), is_invalid: false, ops: Vec::new() };
     streams.captures.running.insert(number, capture);
     streams.captures.members.insert(origin, number);
     Ok(())
@@ -191,7 +188,7 @@ driver_call! { Device fn cuStreamEndCapture(handle: usize, out: Out<u64>) {
     }
     streams.captures.members.retain(|_, member| *member != number);
     let capture = streams.captures.running.remove(&number).ok_or(Code::STREAM_CAPTURE_UNMATCHED)?;
-    if capture.spoiled {
+    if capture.is_invalid {
         out.put(0)?;
         return Err(Code::STREAM_CAPTURE_INVALIDATED);
     }
@@ -205,7 +202,7 @@ driver_call! { Device fn cuStreamIsCapturing(handle: usize, out: Out<c_int>) {
     streams.check_not_implicit(stream)?;
     out.put(match streams.captures.of(stream) {
         None => NOT_CAPTURING,
-        Some((_, capture)) => if capture.spoiled { SPOILED } else { CAPTURING },
+        Some((_, capture)) => if capture.is_invalid { INVALIDATED } else { CAPTURING },
     })
 }}
 

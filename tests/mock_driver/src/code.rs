@@ -1,4 +1,4 @@
-//! The driver's result codes that the mock driver can answer with, and their names.
+//! The result codes of the mock driver, with the driver's names and texts.
 
 use std::ffi::{CStr, c_char, c_int};
 

@@ -1,14 +1,14 @@
-//! Start and end of the driver, primary contexts, and which context a thread works in.
+//! Start and end of the driver, primary contexts, and the current context of each thread.
 //!
 //! ```text
-//!   NotInitialized ──cuInit──► Initialized ──shut_down──► ShutDown (every call answers 4)
+//!   NotInitialized ──cuInit──► Initialized ──shut_down──► ShutDown (every call returns 4)
 //! ```
 //!
-//! A context's handle is its device's ordinal above [`HANDLE_BASE`], in a new generation after each end, or always the
-//! same under [`Deviation::RecurringHandles`]; its id (`cuCtxGetId`) never comes again. It lives while it is retained. Memory
-//! allocated in it stays, so that a leak shows in the counts instead of as a crash, but under [`Deviation::ResetUnmaps`].
+//! The handle of a context is made of the ordinal of its device and a generation, which changes when the context ends (not under
+//! [`Deviation::RecurringHandles`]); its id (`cuCtxGetId`) is never reused. A context lives while it is retained. Its memory outlives
+//! it, so that a leak shows in the counts (not under [`Deviation::ResetUnmaps`]).
 //!
-//! A child of `fork` has no driver: every call answers 3, as a real one does once the parent has called `cuInit`.
+//! In a forked child every call returns 3, as with a real driver once the parent has called `cuInit`.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -36,8 +36,8 @@ struct Driver {
     device_count: usize,
     /// By ordinal.
     primaries: Vec<Primary>,
-    /// Contexts that were made.
-    made: u64,
+    /// Contexts created so far.
+    created: u64,
 }
 
 /// The primary context of a device.
@@ -46,14 +46,14 @@ struct Primary {
     retained: u64,
     /// Part of its handle.
     generation: usize,
-    /// Of the context that there is, or was last.
+    /// Id of the current or last context.
     id: u64,
 }
 
 static DRIVER: Mutex<Driver> =
-    Mutex::new(Driver { state: DriverState::NotInitialized, device_count: 1, primaries: Vec::new(), made: 0 });
+    Mutex::new(Driver { state: DriverState::NotInitialized, device_count: 1, primaries: Vec::new(), created: 0 });
 
-/// Set in a child of `fork`.
+/// Set in a forked child.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 impl Driver {
@@ -67,8 +67,8 @@ impl Driver {
     /// Retains the primary context of this device; returns its handle.
     fn retain(&mut self, ordinal: usize) -> usize {
         if self.primary(ordinal).retained == 0 {
-            self.made += 1;
-            self.primary(ordinal).id = self.made;
+            self.created += 1;
+            self.primary(ordinal).id = self.created;
         }
         let primary = self.primary(ordinal);
         primary.retained += 1;
@@ -80,7 +80,7 @@ impl Driver {
         let primary = self.primary(ordinal);
         let ended = handle(ordinal, primary.generation);
         let was_there = std::mem::take(&mut primary.retained) > 0;
-        if was_there && !adversarial::is(Deviation::RecurringHandles) {
+        if was_there && !adversarial::is_on(Deviation::RecurringHandles) {
             primary.generation += 1;
         }
         was_there.then_some(ended)
@@ -91,9 +91,13 @@ fn handle(ordinal: usize, generation: usize) -> usize {
     HANDLE_BASE + generation * GENERATION_STEP + ordinal
 }
 
-/// What ends with this context: its streams, its events, under [`Deviation::ResetUnmaps`] its memory.
+fn ordinal_of(context: usize) -> usize {
+    (context - HANDLE_BASE) % GENERATION_STEP
+}
+
+/// Destroys the streams and events of a context, and its memory under [`Deviation::ResetUnmaps`].
 fn end_with(context: usize) {
-    let ends_memory = adversarial::is(Deviation::ResetUnmaps);
+    let ends_memory = adversarial::is_on(Deviation::ResetUnmaps);
     stream::close_of(context, ends_memory);
     event::forget_of(context);
     if ends_memory {
@@ -101,7 +105,7 @@ fn end_with(context: usize) {
     }
 }
 
-/// Contexts that one thread may push; programs push one or two.
+/// Most contexts on the stack of a thread; programs push one or two.
 const STACK_MAX: usize = 64;
 
 /// The contexts of a thread. Without a destructor, so that a program's own thread-locals may call the driver when they are
@@ -113,7 +117,7 @@ struct Stack {
 }
 
 impl Stack {
-    /// 0 represents none.
+    /// The current context, or 0.
     fn top(&self) -> usize {
         self.len.checked_sub(1).map_or(0, |top| self.contexts[top])
     }
@@ -142,7 +146,7 @@ fn with_stack<R>(change: impl FnOnce(&mut Stack) -> R) -> R {
     result
 }
 
-/// Refuses calls before the start and after the end.
+/// Refuses calls before `cuInit` and after the shutdown.
 pub(crate) fn check_initialised() -> Outcome {
     // Relaxed: set by the only thread that a child begins with.
     if IS_CHILD.load(Ordering::Relaxed) {
@@ -179,7 +183,7 @@ pub(crate) fn current() -> Result<usize, Code> {
 
 /// The ordinal of the device of the calling thread's context.
 pub(crate) fn current_device() -> Result<usize, Code> {
-    current().map(|context| (context - HANDLE_BASE) % GENERATION_STEP)
+    current().map(ordinal_of)
 }
 
 fn set_current(context: usize) -> Outcome {
@@ -208,12 +212,12 @@ pub(crate) fn set_device_count(count: usize) {
     lock(&DRIVER).device_count = count;
 }
 
-/// Answers as in a process that has left `main`.
+/// Fails every later call, as in a process that has left `main`.
 pub(crate) fn shut_down() {
     lock(&DRIVER).state = DriverState::ShutDown;
 }
 
-/// One device, and a driver that answers again; contexts stay retained.
+/// Restores one device and a working driver; contexts stay retained.
 pub(crate) fn reset() {
     let mut driver = lock(&DRIVER);
     driver.device_count = 1;
@@ -266,7 +270,7 @@ driver_call! { Device fn cuDevicePrimaryCtxRetain(out: Out<usize>, device: c_int
     retain(out, device)
 }}
 
-/// The table by which the runtime retains a primary context, alongside the public function.
+/// Id of the private table through which the CUDA runtime retains a primary context.
 const RUNTIME_TABLE: [u8; 16] =
     [0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9];
 
@@ -291,7 +295,7 @@ driver_call! { Lookup fn cuGetExportTable(out: Out<*const usize>, id: In<[u8; 16
     out.put(table.0.as_ptr())
 }}
 
-// It ends with its last user.
+// The last release ends the context.
 driver_call! { Process fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
     let ordinal = check_device(device)?;
     let ended = {
@@ -324,8 +328,7 @@ driver_call! { Process fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<u
 
 driver_call! { Process fn cuCtxGetId(context: usize, out: Out<u64>) {
     let context = check_context(if context == 0 { current()? } else { context })?;
-    let ordinal = (context - HANDLE_BASE) % GENERATION_STEP;
-    out.put(lock(&DRIVER).primary(ordinal).id)
+    out.put(lock(&DRIVER).primary(ordinal_of(context)).id)
 }}
 
 driver_call! { Process fn cuCtxGetCurrent(out: Out<usize>) {
@@ -351,7 +354,7 @@ driver_call! { Process fn cuCtxPopCurrent_v2(out: Out<usize>) {
 }}
 
 driver_call! { Process fn cuCtxGetDevice(out: Out<c_int>) {
-    out.put(((current()? - HANDLE_BASE) % GENERATION_STEP) as c_int)
+    out.put(current_device()? as c_int)
 }}
 
 driver_call! { Device fn cuCtxSynchronize() {

@@ -1,61 +1,46 @@
-//! The control calls: functions of the loaded `cdylib` that [`crate::MockDriver`] calls by name.
+//! The control functions of the loaded library.
 //!
-//! Test and double each have a copy of this crate; only these functions cross from one to the other. Each is declared
-//! once, here, and the table of their addresses is made from the same list.
+//! A test and the library that it loads each have a copy of this crate and its statics. A control function runs in the copy of
+//! the library, which [`MockDriver`] reaches through one exported table. Programs in other languages call the `double_*`
+//! functions at the end of this file.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 
+use crate::address_space::{self, Owner};
+use crate::adversarial::{self, Deviation};
 use crate::code::Code;
-use crate::ledger::{self, Counts};
-use crate::{
-    address_space::{self, Owner},
-    adversarial, context, device, event, faults, memory, settings, stream, symbols, virtual_memory,
-};
+use crate::counts::{self, Counts};
+use crate::mock::MockDriver;
+use crate::{context, device, event, faults, memory, settings, stream, symbols, virtual_memory};
+
+/// The exported name of the table.
+pub(crate) const TABLE: &CStr = c"MOCK_DRIVER_CONTROLS";
 
 macro_rules! controls {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block)*) => {
-        $(#[unsafe(no_mangle)] extern "C" fn $name($($arg: $type),*) $(-> $result)? $body)*
-
-        /// The control calls of a loaded double.
+    ($($(#[$attribute:meta])* $visibility:vis fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? $body:block)*) => {
+        /// Addresses of the control functions.
+        #[repr(C)]
         pub(crate) struct Controls {
-            $($(#[$doc])* pub(crate) $name: extern "C" fn($($type),*) $(-> $result)?,)*
+            /// Size of this table, by which a library of another build is detected.
+            pub(crate) bytes: usize,
+            $($name: fn($($type),*) $(-> $result)?,)*
         }
 
-        impl Controls {
-            /// Looks every control call up; `Err` names a missing one.
-            pub(crate) fn find(mut look_up: impl FnMut(&CStr) -> *mut std::ffi::c_void) -> Result<Self, &'static str> {
-                Ok(Self {$(
-                    $name: {
-                        let name = concat!(stringify!($name), "\0");
-                        let found = CStr::from_bytes_with_nul(name.as_bytes()).map_or(std::ptr::null_mut(), &mut look_up);
-                        if found.is_null() {
-                            return Err(stringify!($name));
-                        }
-                        // SAFETY: the library exports this very name from the declaration above, so the types agree.
-                        unsafe { std::mem::transmute::<*mut std::ffi::c_void, extern "C" fn($($type),*) $(-> $result)?>(found) }
-                    },
-                )*})
-            }
+        #[unsafe(no_mangle)]
+        static MOCK_DRIVER_CONTROLS: Controls =
+            Controls { bytes: size_of::<Controls>(), $($name: |$($arg: $type),*| $(-> $result)? { $body },)* };
+
+        impl MockDriver {
+            $($(#[$attribute])* $visibility fn $name(&self, $($arg: $type),*) $(-> $result)? {
+                (self.controls.$name)($($arg),*)
+            })*
         }
     };
 }
 
-/// A name that a test passes; one that is not UTF-8 is empty.
-fn text(name: *const c_char) -> &'static str {
-    // SAFETY: only `MockDriver` makes control calls, with a live string that ends in 0, and waits for the answer.
-    unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default()
-}
-
-/// Writes as much of the text as there is space for; returns its length.
-fn write(text: &str, space: &mut [u8; 256]) -> usize {
-    let kept = text.len().min(space.len());
-    space[..kept].copy_from_slice(&text.as_bytes()[..kept]);
-    kept
-}
-
 controls! {
-    /// Repairs the device and removes scripts and counts.
-    fn double_reset() {
+    /// Opens every gate, removes scripts and counts, repairs the device.
+    pub fn reset() {
         faults::reset();
         stream::reset();
         context::reset();
@@ -64,18 +49,19 @@ controls! {
         virtual_memory::refuse_access(0);
         adversarial::set(settings::get().deviations);
         symbols::show_all();
-        ledger::reset();
+        counts::reset();
     }
 
-    /// Removes scripts of failures.
-    fn double_reset_scripts() {
+    /// Removes the scripts of driver functions: failures, gates and counts.
+    pub fn reset_scripts() {
         faults::reset();
     }
 
     /// Live objects, and events since the last reset.
-    fn double_counts(out: &mut Counts) {
+    #[must_use]
+    pub fn counts() -> Counts {
         let [granules, mappings, reservations] = virtual_memory::live();
-        *out = Counts {
+        Counts {
             host_allocations: address_space::count(|owner| matches!(owner, Owner::Allocated { .. })),
             registrations: address_space::count(|owner| matches!(owner, Owner::Registered { .. })),
             granules,
@@ -86,94 +72,133 @@ controls! {
             events: event::live(),
             contexts: context::live(),
             work_in_flight: stream::in_flight(),
-            ..ledger::counts()
-        };
+            ..counts::recorded()
+        }
     }
 
-    /// Calls of this name since the last reset.
-    fn double_calls(name: *const c_char) -> u64 {
-        faults::calls(text(name))
+    /// The number of calls of a driver function since the last reset.
+    #[must_use]
+    pub fn calls(name: &str) -> u64 {
+        faults::calls(name)
     }
 
-    /// The `nth` call from now and the `times - 1` after it fail.
-    fn double_fail(name: *const c_char, nth: u64, times: u64, code: c_int) {
-        faults::fail(text(name), nth, times, Code(code));
+    /// The driver functions called since the last reset, with the number of calls, by name.
+    #[must_use]
+    pub fn all_calls() -> Vec<(String, u64)> {
+        faults::all_calls().into_iter().map(|(name, calls)| (name.to_owned(), calls)).collect()
     }
 
-    /// Closes (1) or opens (0) the gate of a call.
-    fn double_hold_call(name: *const c_char, held: c_int) {
-        faults::hold(text(name), held != 0);
+    /// Fails the `nth` call from now; 1 is the next.
+    pub fn fail(name: &str, nth: u64, code: Code) {
+        faults::fail(name, nth, 1, code);
+    }
+
+    /// Fails the `nth` call from now and all later ones.
+    pub fn fail_from(name: &str, nth: u64, code: Code) {
+        faults::fail(name, nth, u64::MAX, code);
+    }
+
+    /// Closes or opens the gate of a driver function.
+    pub(crate) fn set_call_gate(name: &str, is_closed: bool) {
+        faults::hold(name, is_closed);
     }
 
     /// Returns once this many calls wait at the gate.
-    fn double_wait_for_held(name: *const c_char, count: u64) {
-        faults::wait_for_held(text(name), count);
+    pub(crate) fn wait_for_held(name: &str, count: u64) {
+        faults::wait_for_held(name, count);
     }
 
-    /// Closes (1) or opens (0) the gate of a stream, by its handle or its number; stream 0 is all of them. Returns its
-    /// number, which stays valid when the handle is given to another stream.
-    fn double_hold_stream(stream: usize, held: c_int) -> usize {
-        stream::hold(stream, held != 0)
+    /// Closes or opens the gate of a stream, by its handle or its number; stream 0 is all of them. Returns its number, which
+    /// stays valid when the handle is given to another stream.
+    pub(crate) fn set_stream_gate(stream: usize, is_closed: bool) -> usize {
+        stream::hold(stream, is_closed)
     }
 
-    /// More pinned bytes than this are refused.
-    fn double_limit_pinned(bytes: u64) {
-        ledger::limit_pinned(bytes);
+    /// Refuses to pin more bytes than this: out of memory.
+    pub fn limit_pinned(bytes: u64) {
+        counts::limit_pinned(bytes);
     }
 
-    /// No access to memory is given to these devices, a bit each.
-    fn double_refuse_access(devices: u64) {
+    /// Refuses access to memory for these devices, a bit each.
+    pub fn refuse_access(devices: u64) {
         virtual_memory::refuse_access(devices);
     }
 
-    /// Granules get memory only when they are written to (1), or at once (0).
-    fn double_set_sparse(is_sparse: c_int) {
-        memory::set_sparse(is_sparse != 0);
+    /// New pinned memory gets pages only when it is written to, so that a test may hold a terabyte; until then it is zero.
+    pub fn set_sparse(is_sparse: bool) {
+        memory::set_sparse(is_sparse);
     }
 
-    /// Sets the number of devices.
-    fn double_set_device_count(count: usize) {
+    /// Sets the number of devices; with none, `cuInit` fails.
+    pub fn set_device_count(count: usize) {
         context::set_device_count(count);
     }
 
-    /// Sets the answer of every device for this attribute.
-    fn double_set_attribute(attribute: c_int, value: c_int) {
+    /// Sets an attribute of every device.
+    pub fn set_attribute(attribute: i32, value: i32) {
         device::set_attribute(attribute, value);
     }
 
-    /// Destroys all primary contexts, with their streams and events.
-    fn double_renew_contexts() {
+    /// Destroys all primary contexts with their streams and events, as `cuDevicePrimaryCtxReset` does.
+    pub fn renew_contexts() {
         context::renew();
     }
 
-    /// Turns these switches on, a bit each, and all others off.
-    fn double_set_deviations(bits: u64) {
-        adversarial::set(bits);
+    /// Turns these switches on and all others off, until the next reset.
+    pub fn set_deviations(switches: &[Deviation]) {
+        adversarial::set(switches.iter().fold(0, |bits, deviation| bits | deviation.bit()));
     }
 
-    /// Loses the device: every later call fails with this code.
-    fn double_lose_device(code: c_int) {
-        stream::lose(Code(code));
+    /// Stops all work; every later call fails with this code.
+    pub(crate) fn lose(code: Code) {
+        stream::lose(code);
     }
 
-    /// The driver answers as after the end of the process.
-    fn double_shut_down() {
+    /// Fails every call with `DEINITIALIZED`, as at the end of a process.
+    pub fn shut_down() {
         context::shut_down();
     }
 
-    /// Makes a function impossible to find; 1 if it could be found before.
-    fn double_hide(name: *const c_char) -> c_int {
-        // SAFETY: as in `text`.
-        c_int::from(symbols::hide(unsafe { CStr::from_ptr(name) }))
+    /// Makes this function impossible to find, as in an older driver; returns whether it could be found. A caller that has
+    /// looked it up keeps it: cudarc looks each function up at its first call.
+    #[must_use]
+    pub fn hide(name: &str) -> bool {
+        CString::new(name).is_ok_and(|name| symbols::hide(&name))
     }
 
-    /// Writes the description of one misuse and returns its length; `usize::MAX` past the last.
-    fn double_wrong_use(index: usize, space: &mut [u8; 256]) -> usize {
-        ledger::misuse(index).map_or(usize::MAX, |words| write(&words, space))
+    /// Descriptions of the program's errors in using the driver.
+    #[must_use]
+    pub fn wrong_uses() -> Vec<String> {
+        counts::wrong_uses()
     }
+}
 
-    /// Writes the name of one function that was called and returns its length; `usize::MAX` past the last.
-    fn double_called(index: usize, space: &mut [u8; 256]) -> usize {
-        faults::all_calls().get(index).map_or(usize::MAX, |(name, _)| write(name, space))
-    }
+fn text(name: *const c_char) -> &'static str {
+    // SAFETY: the caller passes a live string that ends in 0 and waits for the return.
+    unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn double_calls(name: *const c_char) -> u64 {
+    faults::calls(text(name))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn double_wait_for_held(name: *const c_char, count: u64) {
+    faults::wait_for_held(text(name), count);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn double_hold_stream(stream: usize, is_closed: c_int) -> usize {
+    stream::hold(stream, is_closed != 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn double_set_device_count(count: usize) {
+    context::set_device_count(count);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn double_wrong_uses() -> usize {
+    counts::wrong_uses().len()
 }

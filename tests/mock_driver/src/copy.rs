@@ -1,7 +1,7 @@
-//! Copies: which are allowed, which wait, and how their bytes move.
+//! Copies: the checks of both sides, and the movement of the bytes.
 //!
-//! Bytes move when the work runs, in steps, each under the address map: a source that was overwritten since is visible in
-//! the data, one that was freed is a fault.
+//! Bytes move when the work runs, in steps, with the address map locked. So a source that was overwritten meanwhile shows in the data,
+//! and a freed source is a fault.
 //!
 //! | from | to | what the call does |
 //! | --- | --- | --- |
@@ -30,9 +30,9 @@ const STEP_BYTES: u64 = 256 << 10;
 pub(crate) enum Endpoint {
     /// Memory in the address map.
     Owned(u64),
-    /// The program's own; its call waits for the copy.
+    /// Pageable memory; the call waits for the copy.
     Pageable(usize),
-    /// What was read from the program's own memory before its call returned.
+    /// A copy of pageable memory, made before the call returned.
     Staged(Arc<[u8]>),
 }
 
@@ -48,7 +48,7 @@ impl Endpoint {
     }
 }
 
-/// Under [`Deviation::SmallCopies`]: the driver reads so little itself.
+/// Largest copy that the driver stages under [`Deviation::SmallCopies`].
 const SMALL_BYTES: u64 = 64 << 10;
 
 /// Moves the bytes, on a stream's worker.
@@ -59,7 +59,7 @@ pub(crate) fn run(to: &Endpoint, from: &Endpoint, bytes: u64) -> Outcome {
         let space = address_space::read();
         let (target, source, step) = step(&space, to, from, done, bytes)?;
         // SAFETY: (address-I2) owned memory is backed while the map is borrowed; staged bytes are held by
-        // `from`; for pageable memory the caller of the copy vouches (call-I1), and it waits. `copy` allows overlap.
+        // `from`; the caller of the copy guarantees pageable memory (call-I1), and waits. `copy` allows overlap.
         unsafe { ptr::copy(source, target, step as usize) };
         done += step;
     }
@@ -73,13 +73,11 @@ fn step(space: &Space, to: &Endpoint, from: &Endpoint, done: u64, bytes: u64) ->
     Ok((target, source, STEP_BYTES.min(bytes - done).min(target_left).min(source_left)))
 }
 
-/// The kinds of memory that the name of the call promises.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    HostToDevice,
-    DeviceToHost,
-    DeviceToDevice,
-}
+/// Target and source: `true` for device memory, by the name of the call.
+type Direction = (bool, bool);
+const HOST_TO_DEVICE: Direction = (true, false);
+const DEVICE_TO_HOST: Direction = (false, true);
+const DEVICE_TO_DEVICE: Direction = (true, true);
 
 fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -> Outcome {
     let stream = stream::resolve(handle)?;
@@ -90,25 +88,18 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
     let (target, source) = {
         let space = address_space::read();
         let kind = |address| match space.locate(address, bytes) {
-            // Staged, whatever it crosses.
-            Err(_) if bytes <= SMALL_BYTES && adversarial::is(Deviation::SmallCopies) => Ok(MemoryKind::Pageable),
+            Err(_) if bytes <= SMALL_BYTES && adversarial::is_on(Deviation::SmallCopies) => Ok(MemoryKind::Pageable),
             found => found,
         };
         (kind(to)?, kind(from)?)
     };
-    let (to_device, from_device) = (target == MemoryKind::Device, source == MemoryKind::Device);
-    let allowed = match direction {
-        Direction::HostToDevice => to_device && !from_device,
-        Direction::DeviceToHost => !to_device && from_device,
-        Direction::DeviceToDevice => to_device && from_device,
-    };
-    if !allowed {
+    if (target == MemoryKind::Device, source == MemoryKind::Device) != direction {
         return Err(Code::INVALID_VALUE);
     }
     if let Ok(device) = context::current_device()
         && ![to, from].into_iter().all(|address| virtual_memory::can_reach(device, address, bytes))
     {
-        if adversarial::is(Deviation::StickyFaults) {
+        if adversarial::is_on(Deviation::StickyFaults) {
             stream::lose(Code::ILLEGAL_ADDRESS);
         }
         return Err(Code::ILLEGAL_ADDRESS);
@@ -122,7 +113,7 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
 
 fn stage(from: u64, bytes: u64) -> Endpoint {
     let source = ptr::with_exposed_provenance::<u8>(from as usize);
-    // SAFETY: (call-I1) the caller of the copy vouches for its source until the call returns.
+    // SAFETY: (call-I1) the caller of the copy guarantees its source until the call returns.
     Endpoint::Staged(unsafe { std::slice::from_raw_parts(source, bytes as usize) }.into())
 }
 
@@ -131,15 +122,15 @@ fn address(pointer: *const c_void) -> u64 {
 }
 
 driver_call! { Enqueue fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize) {
-    copy(to, address(from), bytes, stream, Direction::HostToDevice)
+    copy(to, address(from), bytes, stream, HOST_TO_DEVICE)
 }}
 
 driver_call! { Enqueue fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize) {
-    copy(address(to), from, bytes, stream, Direction::DeviceToHost)
+    copy(address(to), from, bytes, stream, DEVICE_TO_HOST)
 }}
 
 driver_call! { Enqueue fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
-    copy(to, from, bytes, stream, Direction::DeviceToDevice)
+    copy(to, from, bytes, stream, DEVICE_TO_DEVICE)
 }}
 
 fn copy_now(to: u64, from: u64, bytes: usize, direction: Direction) -> Outcome {
@@ -148,9 +139,9 @@ fn copy_now(to: u64, from: u64, bytes: usize, direction: Direction) -> Outcome {
 }
 
 driver_call! { Enqueue fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {
-    copy_now(to, address(from), bytes, Direction::HostToDevice)
+    copy_now(to, address(from), bytes, HOST_TO_DEVICE)
 }}
 
 driver_call! { Enqueue fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) {
-    copy_now(address(to), from, bytes, Direction::DeviceToHost)
+    copy_now(address(to), from, bytes, DEVICE_TO_HOST)
 }}

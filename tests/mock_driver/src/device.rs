@@ -1,7 +1,7 @@
 //! The properties of a device: attributes, name, addresses.
 //!
 //! The defaults match a data-centre card with 64-bit addressing and host NUMA virtual memory. A test may
-//! overwrite any attribute; one that is not in the table reads 0.
+//! override any attribute; an unknown attribute is 0.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
@@ -12,12 +12,12 @@ use crate::code::Code;
 use crate::context::check_device;
 use crate::sync::lock;
 
-/// 13.0, as the driver counts.
+/// 13.0, as the driver encodes it.
 const VERSION: c_int = 13000;
 const NAME: &[u8] = b"mock driver";
 
 /// Number and value, as in the driver's header.
-const ATTRIBUTES: [(c_int, c_int); 8] = [
+const ATTRIBUTES: [(c_int, c_int); 9] = [
     (33, 0xD0), // PCI bus
     (41, 1),    // unified addressing
     (75, 9),    // compute capability, major
@@ -25,29 +25,28 @@ const ATTRIBUTES: [(c_int, c_int); 8] = [
     (99, 1),    // registers host memory
     (102, 1),   // virtual memory management
     (115, 1),   // memory pools
+    (134, 0),   // the nearest NUMA node of the host
     (141, 1),   // virtual memory on a host NUMA node
 ];
-/// The host NUMA node nearest to the device; -1 where the machine has one node only.
-const HOST_NUMA_ID: (c_int, c_int) = (134, 0);
 
-static OVERWRITTEN: Mutex<BTreeMap<c_int, c_int>> = Mutex::new(BTreeMap::new());
+static OVERRIDES: Mutex<BTreeMap<c_int, c_int>> = Mutex::new(BTreeMap::new());
 
 /// Overrides an attribute of every device.
 pub(crate) fn set_attribute(attribute: c_int, value: c_int) {
-    lock(&OVERWRITTEN).insert(attribute, value);
+    lock(&OVERRIDES).insert(attribute, value);
 }
 
 /// Removes all overrides.
 pub(crate) fn reset() {
-    lock(&OVERWRITTEN).clear();
+    lock(&OVERRIDES).clear();
 }
 
-/// The answer for an attribute.
+/// Value of an attribute.
 pub(crate) fn attribute(number: c_int) -> c_int {
-    if let Some(&value) = lock(&OVERWRITTEN).get(&number) {
+    if let Some(&value) = lock(&OVERRIDES).get(&number) {
         return value;
     }
-    ATTRIBUTES.iter().chain([&HOST_NUMA_ID]).find(|(known, _)| *known == number).map_or(0, |&(_, value)| value)
+    ATTRIBUTES.iter().find(|(known, _)| *known == number).map_or(0, |&(_, value)| value)
 }
 
 /// Writes at most `capacity` bytes, the last of them 0.

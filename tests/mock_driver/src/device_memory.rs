@@ -1,6 +1,6 @@
 //! Device memory: addresses that a CPU cannot access, backed by ordinary memory that only copies reach.
 //!
-//! Addresses lie above what a process can map, so a program that takes a device pointer for a host pointer crashes at
+//! Addresses lie above what a process can map, so a program that mistakes a device pointer for a host pointer crashes at
 //! once. Addresses are never used twice, so that a late copy into freed memory is detected.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use crate::address_space::{self, MemoryKind, Owner, Range};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::op::Op;
-use crate::{capture, context, ledger, memory, stream};
+use crate::{capture, context, counts, memory, stream};
 
 const FIRST_ADDRESS: u64 = 1 << 48;
 const ALIGNMENT: u64 = 512;
@@ -34,7 +34,7 @@ fn allocate(bytes: usize) -> Result<u64, Code> {
 pub(crate) fn release(address: u64) -> Outcome {
     let device = |owner: &Owner| matches!(owner, Owner::Device { .. });
     let Some(Range { bytes, owner: Owner::Device { backing } }) = address_space::remove(address, device) else {
-        ledger::misused(format!("free of device memory at {address:#x}, which is not the start of a block"));
+        counts::misused(format!("free of device memory at {address:#x}, which is not the start of a block"));
         return Err(Code::INVALID_VALUE);
     };
     memory::unmap(backing, bytes as usize);
@@ -50,11 +50,7 @@ driver_call! { Enqueue fn cuMemFree_v2(address: u64) {
     if address == 0 {
         return Ok(());
     }
-    capture::forbid_unsafe_call()?;
-    if stream::in_flight() > 0 {
-        ledger::freed_with_work_in_flight();
-    }
-    stream::wait_for_idle(None)?;
+    memory::wait_for_all_work()?;
     release(address)
 }}
 

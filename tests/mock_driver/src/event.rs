@@ -1,12 +1,11 @@
 //! Events: positions in a stream that can be queried, waited for, or waited for by another stream.
 //!
-//! An event represents its last record; without one it counts as complete. Destroying an event never waits. A query needs
-//! no context; waiting, elapsed times and destroying do (the manual lists "invalid context" among the answers of each).
+//! An event represents its last record; without a record it counts as complete. Destroying an event never waits. Waiting, timing and
+//! destroying need a current context; a query does not.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::sync::{LazyLock, Mutex};
 
 use crate::adversarial::{self, Deviation};
 use crate::call::{Out, Outcome, driver_call};
@@ -14,7 +13,7 @@ use crate::code::Code;
 use crate::op::Op;
 use crate::stream::{self, Enqueued, Ticket};
 use crate::sync::lock;
-use crate::{capture, context, ledger};
+use crate::{capture, context, counts};
 
 const BLOCKING_SYNC: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
@@ -22,20 +21,30 @@ const DISABLE_TIMING: u32 = 2;
 #[derive(Clone)]
 struct Event {
     context: usize,
-    timed: bool,
-    last: Option<(Enqueued, Arc<OnceLock<Instant>>)>,
-    /// In place of `last`: the work of a whole context.
-    of_context: Vec<Ticket>,
+    is_timed: bool,
+    record: Record,
 }
 
+/// The work that an event follows.
+#[derive(Clone)]
+enum Record {
+    /// It was never recorded.
+    None,
+    /// On one stream, or the running work of a whole context.
+    Work(Vec<Ticket>),
+    /// In this graph.
+    Captured(u64),
+}
+
+#[derive(Default)]
 struct Events {
     created: usize,
     live: BTreeMap<usize, Event>,
 }
 
-static EVENTS: Mutex<Events> = Mutex::new(Events { created: 0, live: BTreeMap::new() });
+static EVENTS: LazyLock<Mutex<Events>> = LazyLock::new(Mutex::default);
 
-/// Events that were created and not destroyed.
+/// Live events.
 pub(crate) fn live() -> u64 {
     lock(&EVENTS).live.len() as u64
 }
@@ -48,9 +57,9 @@ pub(crate) fn forget_of(context: usize) {
 fn find(handle: usize) -> Result<Event, Code> {
     let found = lock(&EVENTS).live.get(&handle).cloned();
     found.ok_or_else(|| {
-        ledger::misused(format!("use of event {handle:#x}, which is not or no longer there"));
-        if adversarial::is(Deviation::DeadEventAborts) {
-            eprintln!("mock driver: use of event {handle:#x}, which is not or no longer there");
+        counts::misused(format!("use of event {handle:#x}, which does not exist"));
+        if adversarial::is_on(Deviation::DeadEventAborts) {
+            eprintln!("mock driver: use of event {handle:#x}, which does not exist");
             std::process::abort();
         }
         Code::INVALID_HANDLE
@@ -63,22 +72,28 @@ fn record(handle: usize, stream: usize) -> Outcome {
     if stream::context_of(stream)? != event.context {
         return Err(Code::INVALID_HANDLE);
     }
-    let reached = Arc::new(OnceLock::new());
-    let enqueued = stream::enqueue(stream, Op::RecordEvent(Arc::clone(&reached)))?;
-    if let Some(event) = lock(&EVENTS).live.get_mut(&handle) {
-        event.last = Some((enqueued, reached));
-        event.of_context.clear();
-    }
+    set_record(
+        handle,
+        match stream::enqueue(stream, Op::RecordEvent)? {
+            Enqueued::Live(ticket) => Record::Work(vec![ticket]),
+            Enqueued::Captured(graph) => Record::Captured(graph),
+        },
+    );
     Ok(())
+}
+
+fn set_record(handle: usize, record: Record) {
+    if let Some(event) = lock(&EVENTS).live.get_mut(&handle) {
+        event.record = record;
+    }
 }
 
 /// The work before the record; none if the event was never recorded.
 fn recorded(handle: usize) -> Result<Vec<Ticket>, Code> {
-    let event = find(handle)?;
-    match event.last {
-        None => Ok(event.of_context),
-        Some((Enqueued::Live(ticket), _)) => Ok(vec![ticket]),
-        Some((Enqueued::Captured(_), _)) => Err(Code::CAPTURED_EVENT),
+    match find(handle)?.record {
+        Record::None => Ok(Vec::new()),
+        Record::Work(tickets) => Ok(tickets),
+        Record::Captured(_) => Err(Code::CAPTURED_EVENT),
     }
 }
 
@@ -90,7 +105,7 @@ driver_call! { Device fn cuEventCreate(out: Out<usize>, flags: u32) {
     let mut events = lock(&EVENTS);
     events.created += 1;
     let handle = 0x7000_0000 + events.created * 0x10;
-    events.live.insert(handle, Event { context, timed: flags & DISABLE_TIMING == 0, last: None, of_context: Vec::new() });
+    events.live.insert(handle, Event { context, is_timed: flags & DISABLE_TIMING == 0, record: Record::None });
     out.put(handle)
 }}
 
@@ -98,15 +113,12 @@ driver_call! { Enqueue fn cuEventRecord(handle: usize, stream: usize) {
     record(handle, stream)
 }}
 
-// Behind all work of a context. While one of its streams captures, it fails and invalidates that capture.
+// Records all work of a context. While a stream of the context captures, it fails and invalidates that capture.
 driver_call! { Enqueue fn cuCtxRecordEvent(context: usize, handle: usize) {
     if find(handle)?.context != context {
         return Err(Code::INVALID_HANDLE);
     }
-    let tickets = stream::tickets_of(context)?;
-    if let Some(event) = lock(&EVENTS).live.get_mut(&handle) {
-        (event.last, event.of_context) = (None, tickets);
-    }
+    set_record(handle, Record::Work(stream::tickets_of(context)?));
     Ok(())
 }}
 
@@ -123,7 +135,7 @@ driver_call! { Process fn cuEventQuery(handle: usize) {
         return Ok(());
     }
     stream::check_alive()?;
-    if recorded.into_iter().all(stream::is_over) { Ok(()) } else { Err(Code::NOT_READY) }
+    if recorded.into_iter().all(stream::is_complete) { Ok(()) } else { Err(Code::NOT_READY) }
 }}
 
 driver_call! { Device fn cuEventSynchronize(handle: usize) {
@@ -140,14 +152,16 @@ driver_call! { Device fn cuEventDestroy_v2(handle: usize) {
     Ok(())
 }}
 
+/// Returns whether there is a time between two events; the time itself is always 0.
 fn elapsed(out: Out<f32>, from: usize, to: usize) -> Outcome {
     context::current()?;
-    let ends = [find(from)?, find(to)?].map(|event| event.last.filter(|_| event.timed));
-    let [Some((_, from)), Some((_, to))] = ends else { return Err(Code::INVALID_HANDLE) };
-    match (from.get(), to.get()) {
-        (Some(from), Some(to)) => out.put(to.saturating_duration_since(*from).as_secs_f32() * 1e3),
-        _ => Err(Code::NOT_READY),
+    let events = [find(from)?, find(to)?];
+    if events.iter().any(|event| !event.is_timed || matches!(event.record, Record::None)) {
+        return Err(Code::INVALID_HANDLE);
     }
+    let is_complete =
+        |event: &Event| matches!(&event.record, Record::Work(work) if work.iter().copied().all(stream::is_complete));
+    if events.iter().all(is_complete) { out.put(0.0) } else { Err(Code::NOT_READY) }
 }
 
 driver_call! { Device fn cuEventElapsedTime(out: Out<f32>, from: usize, to: usize) {
@@ -160,18 +174,12 @@ driver_call! { Device fn cuEventElapsedTime_v2(out: Out<f32>, from: usize, to: u
 
 driver_call! { Enqueue fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_int) {
     let stream = stream::resolve(handle)?;
-    let event = find(event)?;
-    match event.last {
-        None => {
-            if !event.of_context.is_empty() {
-                capture::forbid_outside_work(stream)?;
-            }
-            event.of_context.into_iter().try_for_each(|ticket| stream::enqueue(stream, Op::WaitFor(ticket)).map(drop))
-        }
-        Some((Enqueued::Captured(number), _)) => stream::lock_streams().captures.join(stream, number),
-        Some((Enqueued::Live(ticket), _)) => {
+    match find(event)?.record {
+        Record::Captured(graph) => stream::lock_streams().captures.join(stream, graph),
+        Record::Work(work) if !work.is_empty() => {
             capture::forbid_outside_work(stream)?;
-            stream::enqueue(stream, Op::WaitFor(ticket)).map(drop)
+            work.into_iter().try_for_each(|ticket| stream::enqueue(stream, Op::WaitFor(ticket)).map(drop))
         }
+        _ => Ok(()),
     }
 }}

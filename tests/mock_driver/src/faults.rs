@@ -1,8 +1,7 @@
 //! Scripted failures and gates of driver calls.
 //!
-//! Owns one plan per function name and one count per function. Never knows what a call does. `count_call` runs before the
-//! call takes the enqueue lock, `wait_at_gate` after: a held call of kind `Enqueue` blocks the enqueues of all threads, as
-//! a slow one of the real driver does. While nothing is scripted, both together cost one count and two reads of a flag.
+//! Owns a plan and a count for each function. `count_call` runs before the call takes the enqueue lock, `wait_at_gate` after it: a
+//! held call of kind `Enqueue` blocks the enqueues of all threads, as a slow call of the real driver does.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,13 +45,12 @@ struct Failure {
 static SITES: Mutex<Vec<&'static Site>> = Mutex::new(Vec::new());
 static PLANS: Mutex<BTreeMap<String, Plan>> = Mutex::new(BTreeMap::new());
 static RELEASED: Condvar = Condvar::new();
-/// Whether there has been a plan since the last reset.
+/// Set if there has been a plan since the last reset.
 static SCRIPTED: AtomicBool = AtomicBool::new(false);
 
 fn with<R>(name: &str, change: impl FnOnce(&mut Plan) -> R) -> R {
     let mut plans = lock(&PLANS);
-    // Relaxed: a call that begins while its plan is being made may miss it; a later call is ordered after the thread
-    // that made the plan.
+    // Relaxed: a call that starts concurrently may miss the plan; a test orders later calls after this one.
     SCRIPTED.store(true, Ordering::Relaxed);
     change(plans.entry(name.to_owned()).or_default())
 }
@@ -88,7 +86,7 @@ pub(crate) fn wait_at_gate(site: &'static Site) {
         }
         plan.waiting += u64::from(!counted);
         counted = true;
-        RELEASED.notify_all(); // a test may wait for this arrival
+        RELEASED.notify_all(); // A test may wait for this arrival.
         plans = wait(&RELEASED, plans);
     }
 }
@@ -102,7 +100,7 @@ pub(crate) fn fail(name: &str, nth: u64, times: u64, code: Code) {
     });
 }
 
-/// A failure that the environment asks for: the `nth` call of the process fails, and all after it if `later` is set.
+/// A failure requested by the environment: the `nth` call of the process fails, and all later ones if `later` is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ScriptedFailure {
     pub(crate) name: String,
@@ -111,7 +109,7 @@ pub(crate) struct ScriptedFailure {
     pub(crate) code: Code,
 }
 
-/// Scripts a failure that the environment asks for.
+/// Scripts a failure requested by the environment.
 pub(crate) fn script(failure: &ScriptedFailure) {
     fail(&failure.name, failure.nth, if failure.later { u64::MAX } else { 1 }, failure.code);
 }
@@ -136,10 +134,10 @@ pub(crate) fn calls(name: &str) -> u64 {
     sites.iter().filter(|site| site.name == name).map(|site| site.calls.load(Ordering::Relaxed)).sum()
 }
 
-/// How often each function was called since the last reset, by name.
+/// The functions called since the last reset, with their number of calls, by name.
 pub(crate) fn all_calls() -> Vec<(&'static str, u64)> {
     let count = |site: &&'static Site| (site.name, site.calls.load(Ordering::Relaxed));
-    let mut calls: Vec<_> = lock(&SITES).iter().map(count).collect();
+    let mut calls: Vec<_> = lock(&SITES).iter().map(count).filter(|&(_, calls)| calls > 0).collect();
     calls.sort_unstable();
     calls
 }

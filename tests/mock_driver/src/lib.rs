@@ -11,27 +11,27 @@
 //!   │  context  event  memory  device_memory  virtual_memory  stream/calls  capture  symbols
 //!   │        └─────────┴── op ──► stream: a worker each, gates ◄─┤
 //!   │                              │                             │
-//!   └── address_space ◄──── copy: bytes move when the op runs    ├── ledger: pinned bytes, misuse, the report
+//!   └── address_space ◄──── copy: bytes move when the op runs    ├── counts: pinned bytes, misuse, the report
 //!                                                                └── settings of the environment
 //! ```
 //!
-//! It models the rules that programs break, and no times:
+//! It models the rules that programs break, but no timing:
 //!
 //! | rule | where |
 //! | --- | --- |
 //! | work runs later, in order, on its own thread; a DMA reads its source when it runs | `stream`, `copy` |
 //! | `cuMemFreeHost`, `cuMemHostUnregister`, `cuMemFree` wait for all work and block every enqueue meanwhile | `call`, `stream` |
-//! | virtual memory is refused on a node that does not exist or has no memory, on the current node, and at an offset | `virtual_memory` |
+//! | virtual memory is refused on a NUMA node that is missing or empty, on the "current" node, and at an offset into a granule | `virtual_memory` |
 //! | a copy may not span two registrations, nor continue from one into pageable memory | `address_space` |
-//! | a copy to pageable memory is synchronous; one from pageable memory has read it on return | `copy` |
+//! | a copy to pageable memory is synchronous; a copy from pageable memory has read it on return | `copy` |
 //! | fresh pinned memory holds garbage, and small blocks are not page-aligned | `memory` |
 //! | while a stream captures in global mode, other threads' queries and allocations fail and invalidate the capture | `capture` |
-//! | a destroyed stream's handle is given to a new stream, even with work pending; its id never is | `stream` |
+//! | a new stream may get the handle of a destroyed stream, even with work pending, but never its id | `stream` |
 //! | waiting for an event and destroying it need a current context, querying it and creating granules do not | `event`, `virtual_memory` |
-//! | a forked child has no driver: 3 | `context` |
+//! | every call in a forked child returns 3 | `context` |
 //! | a fault on the device is sticky: every call fails, pending work never finishes | `stream` |
 //!
-//! The environment configures the mock driver for a program that does not know it. It is read at the first `cuInit`:
+//! Environment variables configure the mock driver for programs that cannot use [`MockDriver`]. They are read at the first `cuInit`:
 //!
 //! | variable | value | meaning |
 //! | --- | --- | --- |
@@ -40,15 +40,15 @@
 //! | `MOCK_DRIVER_REPORT` | `none` (default), `stderr` | at the end of the process: frees with work in flight, wrong uses, calls by name |
 //! | `MOCK_DRIVER_ABORT` | the name of a call | that call ends the process by SIGABRT |
 //! | `MOCK_DRIVER_HANG` | the name of a call | that call never returns |
-//! | `MOCK_DRIVER_ADVERSARIAL` | names of [`Deviation`], or `all` | what a driver may do and the mock driver does not do by default |
+//! | `MOCK_DRIVER_ADVERSARIAL` | names of [`Deviation`], or `all` | behaviour that a driver may have and the mock driver lacks by default |
 //!
 //! An invalid setting is reported on stderr and fails `cuInit` with 1.
 //!
 //! It does not model kernels, graphs beyond a straight line of work, several processes, or device virtual memory.
 //!
-//! It trusts a C caller's arguments as the real driver does; invariant `call-I1` is the one place that says so.
+//! Like the real driver it trusts the pointers of its callers (invariant `call-I1`).
 #![allow(unsafe_code)] // Implements a C library.
-// The tests alone call it, on 64 bits; it has no log.
+// Only tests use it, on 64-bit machines.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::missing_errors_doc,
@@ -64,11 +64,11 @@ mod code;
 mod context;
 mod control;
 mod copy;
+mod counts;
 mod device;
 mod device_memory;
 mod event;
 mod faults;
-mod ledger;
 mod memory;
 mod mock;
 mod op;
@@ -80,5 +80,5 @@ mod virtual_memory;
 
 pub use adversarial::Deviation;
 pub use code::Code;
-pub use ledger::Counts;
+pub use counts::Counts;
 pub use mock::{HeldCall, HeldStream, MockDriver};

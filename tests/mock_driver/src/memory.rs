@@ -1,4 +1,4 @@
-//! Pinned host memory: allocated by the driver, or the program's own, registered.
+//! Pinned host memory: allocated by the driver, or registered by the program.
 //!
 //! Freeing and unregistering wait for all work of every device with the enqueue lock held. A pool must not do that while it
 //! streams; each violation is counted.
@@ -17,7 +17,7 @@ use crate::adversarial::{self, Deviation};
 use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::sync::lock;
-use crate::{capture, context, ledger, stream};
+use crate::{capture, context, counts, stream};
 
 /// The content of a fresh block.
 pub(crate) const GARBAGE: u8 = 0xA5;
@@ -36,10 +36,10 @@ const BUFFER_ID: c_int = 7;
 const RANGE_START: c_int = 11;
 const RANGE_BYTES: c_int = 12;
 
-/// The context in which the range was made that begins at an address. What is freed stays until the address comes again.
+/// The context of the range that starts at each address. The entry of a freed range stays until its address is reused.
 static CONTEXT_OF: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 
-/// Enters a range of the current context.
+/// Inserts a range of the current context.
 pub(crate) fn insert_of_context(start: u64, range: Range) -> Outcome {
     let context = context::current()?;
     address_space::insert(start, range)?;
@@ -47,7 +47,7 @@ pub(crate) fn insert_of_context(start: u64, range: Range) -> Outcome {
     Ok(())
 }
 
-/// Takes the memory of a context that ends: allocated, registered, and of the device.
+/// Frees the memory of a context that ends.
 pub(crate) fn end_of(context: usize) {
     let mut starts = Vec::new();
     lock(&CONTEXT_OF).retain(|&start, of| {
@@ -61,10 +61,10 @@ pub(crate) fn end_of(context: usize) {
         };
         match range.owner {
             Owner::Allocated { mapping, mapping_bytes, .. } => {
-                ledger::unpin(range.bytes);
+                counts::unpin(range.bytes);
                 unmap(mapping, mapping_bytes);
             }
-            Owner::Registered { .. } => ledger::unpin(range.bytes),
+            Owner::Registered { .. } => counts::unpin(range.bytes),
             Owner::Device { backing } => unmap(backing, range.bytes as usize),
             Owner::Granule { .. } => {}
         }
@@ -81,23 +81,23 @@ pub(crate) fn map(bytes: usize) -> Result<usize, Code> {
 
 /// Unmaps memory of [`map`].
 pub(crate) fn unmap(at: usize, bytes: usize) {
-    // SAFETY: (address-I2) the range was taken out of the map, so no copy reads it, and it is ours to unmap.
+    // SAFETY: (address-I2) the range was removed from the map, so nothing uses it.
     let failed = unsafe { libc::munmap(ptr::with_exposed_provenance_mut(at), bytes) };
     debug_assert_eq!(failed, 0);
 }
 
 /// Makes fresh memory resident, as pinned memory is, and fills it with garbage.
 pub(crate) fn make_resident(at: usize, bytes: usize) {
-    // SAFETY: the caller just mapped these bytes and has handed them out to no one.
+    // SAFETY: the caller just mapped these bytes, and nothing else uses them.
     unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(at), GARBAGE, bytes) };
 }
 
 /// New pinned memory has zeros and no pages until it is written to.
 static SPARSE: AtomicBool = AtomicBool::new(false);
 
-/// Whether new pinned memory gets pages only when it is written to, so that a test may hold a terabyte.
+/// Returns whether new pinned memory gets pages only when it is written to, so that a test may hold a terabyte.
 pub(crate) fn set_sparse(is_sparse: bool) {
-    // Relaxed, here and below: a test sets it before the calls that it is for.
+    // Relaxed, here and below: a test sets it before the calls that it affects.
     SPARSE.store(is_sparse, Ordering::Relaxed);
 }
 
@@ -109,19 +109,32 @@ fn is_mapped(at: usize, bytes: usize) -> bool {
     let start = at & !(PAGE - 1);
     let pages = (at + bytes - start).div_ceil(PAGE);
     let mut residency = vec![0_u8; pages];
-    // SAFETY: `mincore` only asks; it writes one byte a page into a vector that has them.
+    // SAFETY: `mincore` writes one byte per page into a vector of that length.
     let failed =
         unsafe { libc::mincore(ptr::with_exposed_provenance_mut(start), pages * PAGE, residency.as_mut_ptr()) };
     failed == 0
 }
 
-/// Waits for every device, as the real calls do.
-fn wait_for_all_work() -> Outcome {
+/// Waits for all work of every device, as the calls that free memory do.
+pub(crate) fn wait_for_all_work() -> Outcome {
     capture::forbid_unsafe_call()?;
     if stream::in_flight() > 0 {
-        ledger::freed_with_work_in_flight();
+        counts::freed_with_work_in_flight();
     }
     stream::wait_for_idle(None)
+}
+
+/// Unpins the range that starts here, if its owner is of the wanted kind; otherwise records a misuse and fails with `code`.
+fn unpin(call: &str, start: u64, wanted: impl Fn(&Owner) -> bool, code: Code) -> Result<Range, Code> {
+    let is_wanted = |(at, range): (u64, Range)| at == start && wanted(&range.owner);
+    if !address_space::read().at(start).is_some_and(is_wanted) {
+        counts::misused(format!("{call} of {start:#x}, where no such memory starts"));
+        return Err(code);
+    }
+    wait_for_all_work()?;
+    let range = address_space::remove(start, wanted).ok_or(code)?;
+    counts::unpin(range.bytes);
+    Ok(range)
 }
 
 fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
@@ -132,8 +145,8 @@ fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
     }
     let offset = if bytes <= SMALL_BYTES { SMALL_OFFSET } else { 0 };
     let mapping_bytes = bytes.checked_add(offset + PAGE - 1).ok_or(Code::OUT_OF_MEMORY)? & !(PAGE - 1);
-    ledger::pin(bytes as u64)?;
-    let mapping = map(mapping_bytes).inspect_err(|_| ledger::unpin(bytes as u64))?;
+    counts::pin(bytes as u64)?;
+    let mapping = map(mapping_bytes).inspect_err(|_| counts::unpin(bytes as u64))?;
     if !is_sparse() {
         make_resident(mapping, mapping_bytes);
     }
@@ -152,47 +165,36 @@ driver_call! { Enqueue fn cuMemAllocHost_v2(out: Out<*mut c_void>, bytes: usize)
 }}
 
 driver_call! { Enqueue fn cuMemFreeHost(address: *mut c_void) {
-    let start = address.addr() as u64;
-    if start == 0 { return Ok(()) }
-    if !matches!(address_space::read().at(start), Some((at, Range { owner: Owner::Allocated { .. }, .. })) if at == start) {
-        ledger::misused(format!("cuMemFreeHost of {start:#x}, which cuMemHostAlloc never gave out or was freed before"));
-        return Err(Code::INVALID_VALUE);
+    if address.is_null() {
+        return Ok(());
     }
-    wait_for_all_work()?;
-    let range = address_space::remove(start, |owner| matches!(owner, Owner::Allocated { .. })).ok_or(Code::INVALID_VALUE)?;
-    ledger::unpin(range.bytes);
-    let Owner::Allocated { mapping, mapping_bytes, .. } = range.owner else { return Ok(()) };
-    unmap(mapping, mapping_bytes);
+    let is_allocated = |owner: &Owner| matches!(owner, Owner::Allocated { .. });
+    let range = unpin("cuMemFreeHost", address.addr() as u64, is_allocated, Code::INVALID_VALUE)?;
+    if let Owner::Allocated { mapping, mapping_bytes, .. } = range.owner {
+        unmap(mapping, mapping_bytes);
+    }
     Ok(())
 }}
 
 driver_call! { Enqueue fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32) {
     context::current()?;
     capture::forbid_unsafe_call()?;
-    if adversarial::is(Deviation::NoRegistering) {
+    if adversarial::is_on(Deviation::NoRegistering) {
         return Err(Code::NOT_SUPPORTED);
     }
     let start = address.expose_provenance();
     if start == 0 || bytes == 0 || flags & !REGISTER_FLAGS != 0 || !is_mapped(start, bytes) {
-        ledger::misused(format!("cuMemHostRegister of {bytes} bytes at {start:#x}, which are not all mapped, with flags {flags}"));
+        counts::misused(format!("cuMemHostRegister of {bytes} bytes at {start:#x}, which are not all mapped, with flags {flags}"));
         return Err(Code::INVALID_VALUE);
     }
-    ledger::pin(bytes as u64)?;
+    counts::pin(bytes as u64)?;
     insert_of_context(start as u64, Range { bytes: bytes as u64, owner: Owner::Registered { flags } })
-        .inspect_err(|_| ledger::unpin(bytes as u64))
+        .inspect_err(|_| counts::unpin(bytes as u64))
 }}
 
 driver_call! { Enqueue fn cuMemHostUnregister(address: *mut c_void) {
-    let start = address.addr() as u64;
-    if !matches!(address_space::read().at(start), Some((at, Range { owner: Owner::Registered { .. }, .. })) if at == start) {
-        ledger::misused(format!("cuMemHostUnregister of {start:#x}, which is not the start of a registration"));
-        return Err(Code::HOST_MEMORY_NOT_REGISTERED);
-    }
-    wait_for_all_work()?;
-    let registered = |owner: &Owner| matches!(owner, Owner::Registered { .. });
-    let range = address_space::remove(start, registered).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)?;
-    ledger::unpin(range.bytes);
-    Ok(())
+    let is_registered = |owner: &Owner| matches!(owner, Owner::Registered { .. });
+    unpin("cuMemHostUnregister", address.addr() as u64, is_registered, Code::HOST_MEMORY_NOT_REGISTERED).map(drop)
 }}
 
 driver_call! { Device fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: *mut c_void, flags: u32) {
@@ -203,10 +205,10 @@ driver_call! { Device fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: *m
     }
 }}
 
-/// An attribute of memory that the device may use, mapped granules included. The host's memory has one address for all.
+/// An attribute of memory that the device can access. Host memory has the same address on the host and on the device.
 fn attribute(out: Out<u64>, attribute: c_int, address: u64) -> Outcome {
     if attribute == MEMORY_TYPE {
-        // 1 is the host, 2 a device. Pageable memory is refused.
+        // 1: host, 2: device. Pageable memory is refused.
         let (_, range) = address_space::read().at(address).ok_or(Code::INVALID_VALUE)?;
         return out.narrow().put(if matches!(range.owner, Owner::Device { .. }) { 2 } else { 1 });
     }
@@ -227,7 +229,7 @@ driver_call! { Device fn cuPointerGetAttribute(out: Out<u64>, number: c_int, add
     attribute(out, number, address)
 }}
 
-// What is not known is 0, and no error.
+// Unknown attributes are 0 instead of an error.
 driver_call! { Device fn cuPointerGetAttributes(count: u32, numbers: In<c_int>, places: In<*mut u64>, address: u64) {
     (0..count as usize).try_for_each(|index| {
         let place = places.at(index)?;

@@ -1,19 +1,17 @@
 //! The handle by which a test loads and controls the mock driver.
 //!
 //! A process has one driver, and all tests of a binary share it, so a [`MockDriver`] is exclusive: the next [`MockDriver::load`]
-//! waits until it is dropped. Each begins with a reset. Memory that an earlier test left allocated stays; tests that
-//! count compare with the counts at their start.
+//! waits until it is dropped. Each begins with a reset. Memory that an earlier test has leaked stays, so tests compare counts with
+//! the counts at their start.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::{env, fmt, fs};
 
-use crate::adversarial::Deviation;
 use crate::code::Code;
-use crate::control::Controls;
-use crate::ledger::Counts;
+use crate::control::{Controls, TABLE};
 use crate::sync::lock;
 
 /// The name that cargo gives the `cdylib`.
@@ -22,16 +20,16 @@ const FILE: &str = concat!("lib", env!("CARGO_CRATE_NAME"), ".so");
 /// The gate of all streams.
 const ALL_STREAMS: usize = 0;
 
-static CONTROLS: OnceLock<Controls> = OnceLock::new();
+static CONTROLS: OnceLock<&'static Controls> = OnceLock::new();
 static EXCLUSIVE: Mutex<()> = Mutex::new(());
 
-/// Whether a test has lost the device since the last [`MockDriver::load`].
+/// Set if a test has lost the device since the last [`MockDriver::load`].
 static HAS_LOST_DEVICE: AtomicBool = AtomicBool::new(false);
 
 /// The driver of this process, for as long as this lives.
 pub struct MockDriver {
-    controls: &'static Controls,
-    _turn: MutexGuard<'static, ()>,
+    pub(crate) controls: &'static Controls,
+    _exclusive: MutexGuard<'static, ()>,
 }
 
 impl MockDriver {
@@ -42,16 +40,15 @@ impl MockDriver {
     /// If the library is neither alongside the test's executable nor in the folder of its profile, or is of another build.
     #[must_use]
     pub fn load() -> Self {
-        let turn = lock(&EXCLUSIVE);
-        let controls =
-            CONTROLS.get_or_init(|| Controls::find(load_library()).expect("a control call that the mock driver lacks"));
-        let double = MockDriver { controls, _turn: turn };
-        double.reset();
-        // As on a real device: a lost context never works again, and what learnt of the loss remembers it.
+        let exclusive = lock(&EXCLUSIVE);
+        let controls = *CONTROLS.get_or_init(load_library);
+        let driver = MockDriver { controls, _exclusive: exclusive };
+        driver.reset();
+        // As on a real device, a lost context never works again.
         if HAS_LOST_DEVICE.swap(false, Ordering::Relaxed) {
-            double.renew_contexts();
+            driver.renew_contexts();
         }
-        double
+        driver
     }
 
     /// The library's file: a program finds it under the name `libcuda.so` in a folder that the loader searches.
@@ -66,48 +63,14 @@ impl MockDriver {
             .unwrap_or_else(|| panic!("no {FILE} next to the test's executable, nor in the folder of its profile"))
     }
 
-    /// Opens every gate, removes scripts and counts, repairs the device.
-    pub fn reset(&self) {
-        (self.controls.double_reset)();
-    }
-
-    /// Removes what was scripted of single calls: failures, delays, gates and counts.
-    pub fn reset_scripts(&self) {
-        (self.controls.double_reset_scripts)();
-    }
-
-    /// Live objects, and events since the last reset.
-    #[must_use]
-    pub fn counts(&self) -> Counts {
-        let mut counts = Counts::default();
-        (self.controls.double_counts)(&mut counts);
-        counts
-    }
-
-    /// How often a driver function was called.
-    #[must_use]
-    pub fn calls(&self, name: &str) -> u64 {
-        by_name(name, |name| (self.controls.double_calls)(name))
-    }
-
-    /// The `nth` call from now (1 is the next) fails.
-    pub fn fail(&self, name: &str, nth: u64, code: Code) {
-        by_name(name, |name| (self.controls.double_fail)(name, nth, 1, code.0));
-    }
-
-    /// The `nth` call from now and all after it fail.
-    pub fn fail_from(&self, name: &str, nth: u64, code: Code) {
-        by_name(name, |name| (self.controls.double_fail)(name, nth, u64::MAX, code.0));
-    }
-
-    /// Holds calls of this name until the result is dropped.
+    /// Holds calls of this function until the result is dropped.
     pub fn hold_call<'a>(&'a self, name: &'a str) -> HeldCall<'a> {
-        by_name(name, |name| (self.controls.double_hold_call)(name, 1));
-        HeldCall { double: self, name }
+        self.set_call_gate(name, true);
+        HeldCall { driver: self, name }
     }
 
-    /// Holds the work of one stream (its raw handle) until the result is dropped. The default streams have no handle of
-    /// their own: null holds all streams.
+    /// Holds the work of one stream (its raw handle) until the result is dropped. The default streams have no handle;
+    /// null holds all streams.
     pub fn hold<T>(&self, stream: *mut T) -> HeldStream<'_> {
         HeldStream::new(self, stream.addr())
     }
@@ -117,71 +80,11 @@ impl MockDriver {
         HeldStream::new(self, ALL_STREAMS)
     }
 
-    /// More pinned bytes than this are refused as out of memory.
-    pub fn limit_pinned(&self, bytes: u64) {
-        (self.controls.double_limit_pinned)(bytes);
-    }
-
-    /// Gives no access to memory to these devices, a bit each.
-    pub fn refuse_access(&self, devices: u64) {
-        (self.controls.double_refuse_access)(devices);
-    }
-
-    /// New pinned memory gets pages only when it is written to, so that a test may hold a terabyte; until then it is zero.
-    pub fn set_sparse(&self, is_sparse: bool) {
-        (self.controls.double_set_sparse)(i32::from(is_sparse));
-    }
-
-    /// Sets the number of devices; with none, `cuInit` fails.
-    pub fn set_device_count(&self, count: usize) {
-        (self.controls.double_set_device_count)(count);
-    }
-
-    /// Sets the answer of every device for this attribute.
-    pub fn set_attribute(&self, attribute: i32, value: i32) {
-        (self.controls.double_set_attribute)(attribute, value);
-    }
-
-    /// Destroys all primary contexts with their streams and events, as `cuDevicePrimaryCtxReset` does.
-    pub fn renew_contexts(&self) {
-        (self.controls.double_renew_contexts)();
-    }
-
-    /// Turns these switches on and all others off, until the next reset.
-    pub fn set_deviations(&self, switches: &[Deviation]) {
-        (self.controls.double_set_deviations)(switches.iter().fold(0, |bits, deviation| bits | deviation.bit()));
-    }
-
     /// Loses the device: work stops, and every later call fails with this code.
     pub fn lose_device(&self, code: Code) {
         // Relaxed: `load` reads it under the lock that this value holds.
         HAS_LOST_DEVICE.store(true, Ordering::Relaxed);
-        (self.controls.double_lose_device)(code.0);
-    }
-
-    /// Every call fails with `DEINITIALIZED`, as at the end of a process.
-    pub fn shut_down(&self) {
-        (self.controls.double_shut_down)();
-    }
-
-    /// Makes this function impossible to find, as in an older driver; returns whether it could be found. A caller that has
-    /// looked it up keeps it: cudarc looks each function up at its first call.
-    #[must_use]
-    pub fn hide(&self, name: &str) -> bool {
-        by_name(name, |name| (self.controls.double_hide)(name)) != 0
-    }
-
-    /// Each misuse by the program, in words.
-    #[must_use]
-    pub fn wrong_uses(&self) -> Vec<String> {
-        texts(|index, space| (self.controls.double_wrong_use)(index, space))
-    }
-
-    /// The driver functions called since the last reset, and how often, by name.
-    #[must_use]
-    pub fn all_calls(&self) -> Vec<(String, u64)> {
-        let names = texts(|index, space| (self.controls.double_called)(index, space));
-        names.into_iter().map(|name| (name.clone(), self.calls(&name))).filter(|&(_, calls)| calls > 0).collect()
+        self.lose(code);
     }
 }
 
@@ -198,25 +101,24 @@ impl fmt::Debug for MockDriver {
     }
 }
 
-/// Holds a stream until it is dropped. Declared after the values that wait for the work when they are dropped, it lets a
-/// failing test end.
+/// Holds a stream until it is dropped. Declare it after values that wait for the stream when they are dropped, so that a failing test
+/// ends.
 #[derive(Debug)]
 #[must_use = "the stream continues when this is dropped"]
 pub struct HeldStream<'a> {
-    double: &'a MockDriver,
+    driver: &'a MockDriver,
     number: usize,
 }
 
 impl<'a> HeldStream<'a> {
-    fn new(double: &'a MockDriver, handle: usize) -> Self {
-        let number = (double.controls.double_hold_stream)(handle, 1);
-        Self { double, number }
+    fn new(driver: &'a MockDriver, handle: usize) -> Self {
+        Self { driver, number: driver.set_stream_gate(handle, true) }
     }
 }
 
 impl Drop for HeldStream<'_> {
     fn drop(&mut self) {
-        (self.double.controls.double_hold_stream)(self.number, 0);
+        self.driver.set_stream_gate(self.number, false);
     }
 }
 
@@ -224,40 +126,25 @@ impl Drop for HeldStream<'_> {
 #[derive(Debug)]
 #[must_use = "the call continues when this is dropped"]
 pub struct HeldCall<'a> {
-    double: &'a MockDriver,
+    driver: &'a MockDriver,
     name: &'a str,
 }
 
 impl HeldCall<'_> {
-    /// Returns once this many threads wait in the call.
+    /// Waits until this many threads are in the call.
     pub fn wait_for(&self, callers: u64) {
-        by_name(self.name, |name| (self.double.controls.double_wait_for_held)(name, callers));
+        self.driver.wait_for_held(self.name, callers);
     }
 }
 
 impl Drop for HeldCall<'_> {
     fn drop(&mut self) {
-        by_name(self.name, |name| (self.double.controls.double_hold_call)(name, 0));
+        self.driver.set_call_gate(self.name, false);
     }
 }
 
-/// The texts that a control call writes, until it returns `usize::MAX`.
-fn texts(mut write: impl FnMut(usize, &mut [u8; 256]) -> usize) -> Vec<String> {
-    let text = |index| {
-        let mut space = [0; 256];
-        let length = write(index, &mut space);
-        space.get(..length).map(|text| String::from_utf8_lossy(text).into_owned())
-    };
-    (0..).map_while(text).collect()
-}
-
-fn by_name<R>(name: &str, control: impl FnOnce(*const c_char) -> R) -> R {
-    let name = CString::new(name).expect("a function's name without a zero in it");
-    control(name.as_ptr())
-}
-
-/// Where cargo puts the library, relative to a test, a bench, an example or a binary; then, as its folders differ between
-/// versions, with and without a target, wherever it is in the folder of the profile, the newest first.
+/// Places of the library relative to a test, a bench, an example or a binary. The layout of cargo's folders differs between versions
+/// and targets, so all libraries in the folder of the profile follow, the newest first.
 fn candidates() -> impl Iterator<Item = PathBuf> {
     let here = env::current_exe().unwrap_or_default();
     let folder = here.parent().map(PathBuf::from).unwrap_or_default();
@@ -291,14 +178,18 @@ fn found_below(folder: &Path) -> Vec<PathBuf> {
     found.into_iter().rev().map(|(_, path)| path).collect()
 }
 
-fn load_library() -> impl FnMut(&CStr) -> *mut c_void {
-    let path =
-        CString::new(MockDriver::library().into_os_string().into_encoded_bytes()).expect("a path without a zero in it");
+fn load_library() -> &'static Controls {
+    let path = MockDriver::library();
+    let name = CString::new(path.as_os_str().as_encoded_bytes()).expect("a path without a zero in it");
     // SAFETY: loads our own library, which does nothing at start-up.
-    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-    assert!(!library.is_null(), "{} does not load", path.to_string_lossy());
-    // SAFETY: the handle is never closed, so it is live, and the name ends in 0.
-    move |name| unsafe { libc::dlsym(library, name.as_ptr()) }
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    assert!(!library.is_null(), "{} cannot be loaded", path.display());
+    // SAFETY: the handle is never closed, so it is live.
+    let table = unsafe { libc::dlsym(library, TABLE.as_ptr()) }.cast::<Controls>();
+    // SAFETY: cargo compiles this handle and the library together, so the table has this type. It lives as long as the library.
+    let table = unsafe { table.as_ref() };
+    let is_same_build = |table: &&Controls| table.bytes == size_of::<Controls>();
+    table.filter(is_same_build).unwrap_or_else(|| panic!("{} is from another build", path.display()))
 }
 
 #[cfg(test)]

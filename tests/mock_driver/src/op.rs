@@ -1,18 +1,16 @@
 //! One operation on a stream, and how the worker runs it.
 //!
-//! Runs on a stream's worker, which holds no lock. An `Err` is a fault of the device: sticky.
+//! Runs on a stream's worker, which holds no lock. An error is a sticky device fault.
 
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use crate::call::Outcome;
 use crate::code::Code;
 use crate::copy::{self, Endpoint};
 use crate::stream::Ticket;
-use crate::{address_space, device_memory, ledger};
+use crate::{address_space, counts, device_memory};
 
 /// A host function, as `cuLaunchHostFunc` takes it.
 pub(crate) type HostFunction = extern "C" fn(*mut c_void);
@@ -41,9 +39,8 @@ pub(crate) enum Op {
         function: HostFunction,
         argument: usize,
     },
-    /// An event; receives the time of its completion.
-    RecordEvent(Arc<OnceLock<Instant>>),
-    /// Handled by the stream: the operations after it wait for other work.
+    RecordEvent,
+    /// Handled by the stream: later operations wait for other work.
     WaitFor(Ticket),
 }
 
@@ -59,18 +56,14 @@ impl Op {
                 function(ptr::with_exposed_provenance_mut(argument));
                 Ok(())
             }
-            Op::RecordEvent(reached) => {
-                reached.get_or_init(Instant::now);
-                Ok(())
-            }
-            Op::WaitFor(_) => Ok(()),
+            Op::RecordEvent | Op::WaitFor(_) => Ok(()),
         }
     }
 }
 
 /// The error of an operation on memory that was freed before it ran.
 pub(crate) fn fault(what: &str, address: u64) -> Code {
-    ledger::misused(format!("{what} reached {address:#x} after that memory was freed"));
+    counts::misused(format!("{what} reached {address:#x} after that memory was freed"));
     Code::ILLEGAL_ADDRESS
 }
 

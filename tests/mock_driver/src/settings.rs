@@ -1,7 +1,7 @@
-//! Settings of the environment, read once, at the first `cuInit`.
+//! Settings from the environment, read once, at the first `cuInit`.
 //!
-//! Owns names and grammar; the crate's docs have the table of meanings. Tests use the control calls instead. A value or a
-//! prefixed name that cannot be parsed is reported on stderr and fails `cuInit`.
+//! The documentation of the crate explains them. An invalid value or an unknown name with the prefix is reported on stderr and fails
+//! `cuInit`.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,17 +11,17 @@ use std::time::Duration;
 use crate::adversarial::{self, Deviation};
 use crate::call::Outcome;
 use crate::code::Code;
+use crate::counts;
 use crate::faults::{self, ScriptedFailure};
-use crate::ledger;
 
 const PREFIX: &str = "MOCK_DRIVER_";
 
 /// The parsed settings; tests get the default.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// Each copy begins so late.
+    /// Delay of each copy.
     pub(crate) copy_delay: Duration,
-    /// The end of the process reports counts.
+    /// Report counts at the end of the process.
     pub(crate) report: bool,
     /// A call of this name ends the process.
     pub(crate) abort: Option<&'static str>,
@@ -39,9 +39,9 @@ pub(crate) fn read() -> Outcome {
         let (settings, failures) = parse(env::vars_os()).inspect_err(|why| eprintln!("mock driver: {why}"))?;
         failures.iter().for_each(faults::script);
         if settings.report {
-            ledger::report_at_exit();
+            counts::report_at_exit();
         }
-        // A test may have turned others on before.
+        // Otherwise keep the switches that a test has turned on.
         if settings.deviations != 0 {
             adversarial::set(settings.deviations);
         }
@@ -86,7 +86,7 @@ fn parse(
                     settings.deviations =
                         each().map(|one| Deviation::named(one).map(Deviation::bit)).sum::<Option<_>>()?
                 }
-                // Read once for a process.
+                // Leaked once per process.
                 "ABORT" => settings.abort = Some(text.to_string().leak()),
                 "HANG" => settings.hang = Some(text.to_string().leak()),
                 _ => return None,

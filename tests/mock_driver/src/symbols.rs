@@ -1,8 +1,8 @@
-//! Finding functions by name, and hiding them, to imitate an older driver.
+//! Looks functions up by name, and hides them to imitate an older driver.
 //!
-//! A hidden function is missing for `dlsym` too, not only for `cuGetProcAddress`: its entry in the library's own symbol
-//! table is made undefined, and brought back by [`show_all`]. A function that was looked up before keeps its address, as
-//! cudarc does for every function it has called once: hide a name before its first use in the process.
+//! A hidden function is missing for `dlsym` too: its entry in the symbol table of the library is made undefined until [`show_all`]
+//! restores it. A caller that has looked a function up keeps the address, as cudarc does: hide a name before its first use in the
+//! process.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
@@ -12,27 +12,27 @@ use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::sync::lock;
 
-/// `dladdr1` is asked for the symbol's entry.
+/// Makes `dladdr1` return the entry of the symbol.
 const RTLD_DL_SYMENT: c_int = 1;
-/// From here on a name without a suffix means the newer function.
+/// Since this version a name without a suffix means the newer function.
 const NEWER_BY_DEFAULT: c_int = 12000;
 
 unsafe extern "C" {
     fn dladdr1(address: *const c_void, info: *mut libc::Dl_info, extra: *mut *mut c_void, flags: c_int) -> c_int;
 }
 
-/// Entries made undefined, and the values they had.
+/// Hidden entries and their former values.
 static HIDDEN: Mutex<Vec<(usize, u64)>> = Mutex::new(Vec::new());
 
 fn find(name: &CStr) -> *mut c_void {
     let mut own = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: a place for what is known of this function.
+    // SAFETY: space for the result.
     if unsafe { libc::dladdr(find as *const c_void, own.as_mut_ptr()) } == 0 {
         return ptr::null_mut();
     }
     // SAFETY: filled by the call above.
     let own = unsafe { own.assume_init() }.dli_fname;
-    // SAFETY: asks for a library that is loaded, since this code is in it; nothing new is loaded.
+    // SAFETY: this code is in the library, so it is loaded already.
     let library = unsafe { libc::dlopen(own, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return ptr::null_mut();
@@ -48,7 +48,7 @@ fn find(name: &CStr) -> *mut c_void {
 fn entry(function: *const c_void) -> Option<*mut libc::Elf64_Sym> {
     let mut entry = ptr::null_mut();
     let mut info = std::mem::MaybeUninit::uninit();
-    // SAFETY: both places are ours and have the size that the flag asks for.
+    // SAFETY: both pointers are valid and have the size that the flag requires.
     let known = unsafe { dladdr1(function, info.as_mut_ptr(), &raw mut entry, RTLD_DL_SYMENT) };
     (known != 0 && !entry.is_null()).then_some(entry.cast())
 }
@@ -69,29 +69,29 @@ fn overwrite(entry: *mut libc::Elf64_Sym, value: u64) -> bool {
     true
 }
 
-/// Makes a function impossible to find; whether it could be found before.
+/// Hides a function. Returns whether it could be found before.
 pub(crate) fn hide(name: &CStr) -> bool {
     let function = find(name);
     let Some(entry) = entry(function).filter(|_| !function.is_null()) else { return false };
-    // SAFETY: `dladdr1` just gave this entry out.
+    // SAFETY: `dladdr1` returned this entry.
     let value = unsafe { (*entry).st_value };
     lock(&HIDDEN).push((entry.expose_provenance(), value));
     overwrite(entry, 0)
 }
 
-/// Brings every hidden function back.
+/// Restores every hidden function.
 pub(crate) fn show_all() {
     for (entry, value) in lock(&HIDDEN).drain(..) {
         overwrite(ptr::with_exposed_provenance_mut(entry), value);
     }
 }
 
-/// The function that a program of this version means by a plain name: the newest form of that version.
+/// The function of this name in the newest form that a program of this version knows.
 fn proc_address(symbol: *const c_char, out: Out<*mut c_void>, version: c_int) -> Outcome {
     if symbol.is_null() {
         return Err(Code::INVALID_VALUE);
     }
-    // SAFETY: (call-I1) not null, so the caller vouches for a string.
+    // SAFETY: (call-I1) not null, so the caller guarantees a string.
     let name = unsafe { CStr::from_ptr(symbol) };
     let versioned = [name.to_bytes(), b"_v2"].concat();
     let versioned = CString::new(versioned).map_err(|_| Code::INVALID_VALUE)?;

@@ -7,27 +7,26 @@
 //!   access:   [ . . G . . . . . ]        CPU and device, each by its own call
 //! ```
 //!
-//! No call here waits for the device or takes the enqueue lock. Creating needs no context. A granule
-//! keeps its bytes while it is remapped, and lives until it is released and no longer mapped. The device has its own
-//! view of each granule, so that access of the CPU and of the device are independent and a missing one is detected.
+//! No call here waits for the device or takes the enqueue lock. Creating a granule needs no context. A granule keeps its bytes while
+//! it is remapped, and lives until it is released and unmapped. The device has a separate view of each granule, so that the CPU and
+//! the device have separate access and a missing access is detected.
 //!
-//! Refused as an invalid value, as by the driver: a NUMA node that is not there or has no memory, -1 among them; the
-//! location "current node"; the location "host", unless the device's attribute says that it may be used; an offset into a
-//! granule.
+//! As in the driver, these are invalid values: a NUMA node that is missing or has no memory, including -1; the location "current
+//! node"; the location "host", unless an attribute of the device allows it; an offset into a granule.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex};
 
 use crate::address_space::{self, Owner, Range};
 use crate::adversarial::{self, Deviation};
 use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::sync::lock;
-use crate::{context, device, ledger, memory};
+use crate::{context, counts, device, memory};
 
 const GRANULE_BYTES: u64 = 2 << 20;
 const PINNED: c_int = 1;
@@ -35,7 +34,7 @@ const PINNED: c_int = 1;
 const ON_DEVICE: c_int = 1;
 const ON_HOST: c_int = 2;
 const ON_NUMA_NODE: c_int = 3;
-/// Whether virtual memory may be at the location "host", an attribute of devices.
+/// The device attribute that allows virtual memory at the location "host".
 const HOST_VIRTUAL_MEMORY: c_int = 145;
 
 /// `CUmemLocation`.
@@ -66,13 +65,13 @@ struct Access {
 }
 
 impl Location {
-    /// Whether memory of the host can be there. Only node 0 has some.
+    /// Returns whether this is a location of host memory. Only node 0 has memory.
     fn is_host(self) -> Result<bool, Code> {
         match self.kind {
             ON_DEVICE => Ok(false),
             ON_NUMA_NODE if self.id == 0 => Ok(true),
             ON_HOST if device::attribute(HOST_VIRTUAL_MEMORY) != 0 => Ok(true),
-            _ if adversarial::is(Deviation::OtherCodes) => Err(Code::INVALID_DEVICE),
+            _ if adversarial::is_on(Deviation::OtherCodes) => Err(Code::INVALID_DEVICE),
             _ => Err(Code::INVALID_VALUE),
         }
     }
@@ -92,10 +91,11 @@ struct Granule {
 struct Mapping {
     bytes: u64,
     granule: u64,
-    /// The devices that have access, a bit each.
+    /// Devices with access, a bit each.
     devices: u64,
 }
 
+#[derive(Default)]
 struct VirtualMemory {
     created: u64,
     reservations: BTreeMap<u64, u64>,
@@ -103,14 +103,9 @@ struct VirtualMemory {
     mappings: BTreeMap<u64, Mapping>,
 }
 
-static VIRTUAL_MEMORY: Mutex<VirtualMemory> = Mutex::new(VirtualMemory {
-    created: 0,
-    reservations: BTreeMap::new(),
-    granules: BTreeMap::new(),
-    mappings: BTreeMap::new(),
-});
+static VIRTUAL_MEMORY: LazyLock<Mutex<VirtualMemory>> = LazyLock::new(Mutex::default);
 
-/// Devices to which no access is given, a bit each.
+/// Devices without access to memory, a bit each.
 static UNREACHABLE: AtomicU64 = AtomicU64::new(0);
 
 /// Refuses access to memory for these devices, a bit each.
@@ -122,7 +117,7 @@ fn bit(device: usize) -> u64 {
     1 << device.min(63)
 }
 
-/// Whether the device has access to each granule that these addresses touch; true for other memory.
+/// Returns whether the device has access to each granule that these addresses touch; true for other memory.
 pub(crate) fn can_reach(device: usize, address: u64, bytes: u64) -> bool {
     let all = lock(&VIRTUAL_MEMORY);
     let first = all.mappings.range(..=address).next_back().map_or(address, |(&start, _)| start);
@@ -140,7 +135,7 @@ fn is_granular(bytes: u64) -> bool {
     bytes > 0 && bytes.is_multiple_of(GRANULE_BYTES)
 }
 
-/// Maps nothing, or a granule, over reserved addresses.
+/// Maps a granule, or nothing, at reserved addresses.
 fn map_over(address: u64, bytes: u64, source: Option<(&OwnedFd, u64)>) -> Outcome {
     let (kind, file, offset) = match source {
         None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
@@ -180,7 +175,7 @@ fn file_of(bytes: u64) -> Result<OwnedFd, Code> {
     if failed == 0 { Ok(file) } else { Err(Code::OUT_OF_MEMORY) }
 }
 
-/// Addresses of that alignment, a power of two.
+/// Maps `bytes` at a multiple of `alignment`, a power of two.
 fn map_aligned(bytes: usize, alignment: usize) -> Result<usize, Code> {
     let with_padding = bytes.checked_add(alignment).ok_or(Code::OUT_OF_MEMORY)?;
     let start = memory::map(with_padding)?;
@@ -225,7 +220,7 @@ impl VirtualMemory {
         let over = self.granules.get(&granule).is_some_and(|granule| granule.released && granule.mappings == 0);
         if let Some(granule) = over.then(|| self.granules.remove(&granule)).flatten() {
             memory::unmap(granule.view, granule.bytes as usize);
-            ledger::unpin(granule.bytes);
+            counts::unpin(granule.bytes);
         }
     }
 }
@@ -245,7 +240,7 @@ driver_call! { Device fn cuMemAddressFree(address: u64, bytes: usize) {
     let mut all = lock(&VIRTUAL_MEMORY);
     let mapped = all.mappings.range(address..address + bytes as u64).next().is_some();
     if mapped || all.reservations.get(&address) != Some(&(bytes as u64)) {
-        ledger::misused(format!("cuMemAddressFree of {bytes} bytes at {address:#x}: still mapped, or not what was reserved"));
+        counts::misused(format!("cuMemAddressFree of {bytes} bytes at {address:#x}: still mapped, or not what was reserved"));
         return Err(Code::INVALID_VALUE);
     }
     all.reservations.remove(&address);
@@ -267,9 +262,9 @@ driver_call! { Device fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In
     if !wanted.location.is_host()? {
         return Err(Code::NOT_SUPPORTED);
     }
-    ledger::pin(bytes)?;
+    counts::pin(bytes)?;
     let made = file_of(bytes).and_then(|file| view_of(&file, bytes).map(|view| (file, view)));
-    let (file, view) = made.inspect_err(|_| ledger::unpin(bytes))?;
+    let (file, view) = made.inspect_err(|_| counts::unpin(bytes))?;
     let mut all = lock(&VIRTUAL_MEMORY);
     all.created += 1;
     let handle = 0x8000_0000 + all.created * 0x10;
@@ -282,7 +277,7 @@ driver_call! { Device fn cuMemRelease(handle: u64) {
     match all.granules.get_mut(&handle) {
         Some(granule) if !granule.released => granule.released = true,
         _ => {
-            ledger::misused(format!("cuMemRelease of {handle:#x}, which is not or no longer there"));
+            counts::misused(format!("cuMemRelease of {handle:#x}, which does not exist"));
             return Err(Code::INVALID_VALUE);
         }
     }
@@ -313,10 +308,10 @@ driver_call! { Device fn cuMemMap(address: u64, bytes: usize, offset: usize, han
 driver_call! { Device fn cuMemUnmap(address: u64, bytes: usize) {
     let mut all = lock(&VIRTUAL_MEMORY);
     let starts = all.exactly(address, bytes as u64).inspect_err(|_| {
-        ledger::misused(format!("cuMemUnmap of {bytes} bytes at {address:#x}, which are not whole mappings"));
+        counts::misused(format!("cuMemUnmap of {bytes} bytes at {address:#x}, which are not whole mappings"));
     })?;
     for start in starts {
-        // Remove it from the map first: a later copy faults, one that runs delays this call by one step at most.
+        // First: a later copy faults, and a running copy delays this call by at most one step.
         address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
         let Some(mapping) = all.mappings.remove(&start) else { continue };
         map_over(start, mapping.bytes, None)?;

@@ -6,15 +6,15 @@ use clap::Args;
 use pinpool::Backend;
 use pinpool::unstable::config::text::{ParseError, parse_duration};
 
-/// Most operations of a run, which take years. An `f64` represents all smaller whole numbers exactly.
+/// Most operations of a run, enough for years. An `f64` represents all smaller whole numbers exactly.
 const MOST_OPS: f64 = 1e15;
 
-/// Use a pool at random for a long time, and check every byte and every count
+/// Run random operations on a pool for a long time, and check every byte and every count
 ///
-/// Threads request, fill, check, return, keep, hand over and copy buffers. A buffer is filled after its request, and compared byte by
-/// byte before its return, before its copy, and at the destination after its copy. Copies go to the GPU if there is one. Fails (exit
-/// status 1) if a byte differs, a request or a copy fails, the counts do not add up, or resident memory grows after the first tenth
-/// of the run by more than 16 MiB over the memory of the pool. Ctrl-C ends it with its report (130).
+/// Threads request, fill, check, return, keep, exchange and copy buffers. Each buffer is filled after its request and compared byte by
+/// byte before its return, before its copy, and at the destination after its copy. Copies go to the GPU if there is one. The run fails
+/// (exit status 1) if a byte differs, a request or a copy fails, counts differ, or resident memory grows by more than 16 MiB beyond the
+/// memory of the pool after the first tenth of the run. Ctrl-C ends the run and prints its report (exit status 130).
 #[derive(Debug, Args)]
 pub(crate) struct SoakArgs {
     /// Total operations: requests, returns, copies and hand-overs [default: 1e9, or any number with --seconds]
@@ -29,7 +29,7 @@ pub(crate) struct SoakArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) threads: Option<u16>,
 
-    /// Seed of the operations; their order among threads depends on the machine
+    /// Seed of the operations; the order among threads still varies
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub(super) seed: u64,
 

@@ -14,7 +14,7 @@ pub(super) fn fill(bytes: &mut [u8], seed: u64) {
     chunks.for_each(|(chunk, word)| chunk.copy_from_slice(&word[..chunk.len()]));
 }
 
-/// Whether `bytes` are exactly the content of `seed`.
+/// Returns whether `bytes` are exactly the content of `seed`.
 pub(super) fn is_intact(bytes: &[u8], seed: u64) -> bool {
     bytes.chunks(WORD_BYTES).zip(words(seed)).all(|(chunk, word)| *chunk == word[..chunk.len()])
 }

@@ -1,4 +1,4 @@
-//! `pinpool-bench soak`: long random use of a pool, with every byte checked and every count compared.
+//! `pinpool-bench soak`: a long run of random operations on a pool, with every byte and every count checked.
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -6,8 +6,8 @@
 //! | `content.rs` | the content of a buffer and its check |
 //! | `report.rs` | the report and its failures |
 //!
-//! - **soak-I1**: resident memory after the warm-up stays below a limit: the larger of its value after the warm-up, and its value
-//!   at the start plus the peak of the pool; plus 16 MiB.
+//! - **soak-I1**: after the warm-up, resident memory stays below a limit: 16 MiB more than after the warm-up, or than at the start plus
+//!   the peak of the pool, whichever is larger.
 
 mod args;
 mod content;

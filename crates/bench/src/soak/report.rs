@@ -48,7 +48,7 @@ impl SoakRun {
             let Resident { most_bytes, limit_bytes, .. } = resident;
             failures.push(format!("resident memory grew to {most_bytes} B, the limit is {limit_bytes} B"));
         }
-        // After an error buffers may be missing, so the counts prove nothing.
+        // After an error buffers may be missing, so the counts may differ.
         if failures.is_empty() {
             failures.extend(miscounts(counts, stats));
         }
@@ -69,17 +69,17 @@ impl SoakRun {
     }
 }
 
-/// Counts of the run and of the pool that should be equal but differ.
+/// Counts of the run and of the pool that must be equal but differ.
 fn miscounts(counts: &Counts, stats: &Stats) -> Vec<String> {
     let pairs = [
         ("requests of the run and of the pool", counts.gets, stats.requests.served),
         ("returns of the run and of the pool", counts.puts, stats.requests.returned),
         ("requests and returns", counts.gets, counts.puts),
-        ("buffers given and taken", counts.given, counts.taken),
-        ("buffers in use at the end and none", stats.memory.in_use, 0),
-        ("copies in flight at the end and none", stats.copies.in_flight, 0),
-        ("buffers quarantined and none", stats.memory.quarantined, 0),
-        ("failed requests and none", stats.requests.failed, 0),
+        ("buffers handed over and received", counts.given, counts.taken),
+        ("buffers in use at the end and 0", stats.memory.in_use, 0),
+        ("copies in flight at the end and 0", stats.copies.in_flight, 0),
+        ("quarantined buffers and 0", stats.memory.quarantined, 0),
+        ("failed requests and 0", stats.requests.failed, 0),
     ];
     let differ = pairs.into_iter().filter(|(_, left, right)| left != right);
     let mut miscounts: Vec<_> = differ.map(|(what, left, right)| format!("{what} differ: {left}, {right}")).collect();

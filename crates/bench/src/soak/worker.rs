@@ -1,7 +1,7 @@
-//! One thread of a soak: random requests, returns, copies and hand-overs, each buffer checked before the thread passes it on.
+//! One thread of a soak: random requests, returns, copies and hand-overs. Each buffer is checked before the thread parts with it.
 //!
 //! ```text
-//!   out of 1024 operations, on average
+//!   of 1024 operations, on average
 //!     1004   request, fill, check, return               a buffer of 64 B to 1 KiB: a hit
 //!        8   request and fill one more, or check and return a held buffer
 //!        8   hand a held buffer to any thread, or take, check and return one
@@ -117,7 +117,7 @@ impl<'a> Worker<'a> {
         Worker { shared, counts: Counts::default(), random, held: Vec::new(), destination, copy: None }
     }
 
-    /// Works until the end of the run. The counts include everything that was done before an error.
+    /// Works until the end of the run. The counts include the operations before an error.
     pub(super) fn run(mut self, number: usize) -> (Counts, Result<(), pinpool::Error>) {
         let result = self.work(number).and_then(|()| self.finish());
         if result.is_err() {
@@ -135,7 +135,7 @@ impl<'a> Worker<'a> {
             for _ in 0..CHUNK.min(self.shared.most_ops) {
                 self.step()?;
             }
-            self.look_at_copy()?;
+            self.poll_copy()?;
             self.shared.done[number].store(self.counts.ops(), Ordering::Relaxed);
         }
         Ok(())
@@ -205,7 +205,7 @@ impl<'a> Worker<'a> {
     }
 
     fn start_copy(&mut self) -> Result<(), pinpool::Error> {
-        self.look_at_copy()?;
+        self.poll_copy()?;
         if self.copy.is_some() {
             return Ok(());
         }
@@ -219,7 +219,7 @@ impl<'a> Worker<'a> {
         let Filled { buffer, seed } = filled;
         let len = buffer.len();
         self.counts.check(buffer.wait_slice()?, seed);
-        // The end of the copy returns the buffer.
+        // The copy returns the buffer.
         self.counts.copies += 1;
         self.counts.puts += 1;
         let completion = self.destination.send(0, buffer)?;
@@ -228,7 +228,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Checks the bytes at the destination if the copy has completed.
-    fn look_at_copy(&mut self) -> Result<(), pinpool::Error> {
+    fn poll_copy(&mut self) -> Result<(), pinpool::Error> {
         if self.copy.as_ref().map_or(Ok(false), |copy| copy.completion.is_complete())? {
             self.end_copy()?;
         }

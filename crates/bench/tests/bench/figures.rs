@@ -1,4 +1,4 @@
-//! `pinpool-bench`: every figure is present and consistent with the others. Its size depends on the machine.
+//! `pinpool-bench`: all numbers are present and consistent. Their values depend on the machine.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -143,8 +143,8 @@ fn check_tracked(report: &Value, sizes: &[u64]) {
 fn over_a_driver_every_backend_shrinks_copies_and_pins() {
     let folder = tempfile::tempdir().unwrap();
     let here = std::env::current_exe().unwrap();
-    let double = here.parent().unwrap().join("libmock_driver.so");
-    std::os::unix::fs::symlink(double, folder.path().join("libcuda.so")).unwrap();
+    let library = here.parent().unwrap().join("libmock_driver.so");
+    std::os::unix::fs::symlink(library, folder.path().join("libcuda.so")).unwrap();
     let env = [("LD_LIBRARY_PATH", folder.path())];
 
     let backends = ["--backend", "vmm", "--backend", "register", "--backend", "cuda"];

@@ -1,4 +1,4 @@
-//! The instruments: each figure is there and agrees with the others. How large it is depends on the machine.
+//! `pinpool-bench` as a program.
 
 mod conformance;
 mod ends;
@@ -23,7 +23,7 @@ fn run(args: &[&str]) -> Ran {
 /// A folder with the mock driver as libcuda.
 fn mock_driver(dir: &Path) -> PathBuf {
     let here = std::env::current_exe().unwrap();
-    let double = here.parent().unwrap().join("libmock_driver.so");
-    std::os::unix::fs::symlink(double, dir.join("libcuda.so")).unwrap();
+    let library = here.parent().unwrap().join("libmock_driver.so");
+    std::os::unix::fs::symlink(library, dir.join("libcuda.so")).unwrap();
     dir.to_owned()
 }

@@ -102,26 +102,26 @@ fn advise(
         return Err(ExitError::Settings.because("several traces need --try: name one"));
     };
     let workload = open(path, args.pool.as_deref(), terminal)?;
-    workload.warning().iter().for_each(|warning| terminal.message(named(path, warning)));
+    workload.warning.iter().for_each(|warning| terminal.message(named(path, warning)));
     bar.enable_steady_tick(Duration::from_millis(100));
     let advice = search(&workload, &set.pairs, bar).map_err(|error| named(path, &error))?;
     // The user's settings are part of the advice.
     let settings = advice.advised.iter().flat_map(|better| set.pairs.iter().cloned().chain(better.settings()));
     let settings = AdvisedSettings::of(&workload, settings);
     let trace = path.display().to_string();
-    let recorded = workload.diagnoses().first().map(|one| &one.diagnosis.lost);
+    let recorded = workload.diagnoses.first().map(|one| &one.diagnosis.lost);
     let text = if args.json {
         let mut object = serde_json::to_value(&advice)?;
         object["trace"] = trace.into();
         object["recorded_lost_seconds"] = json!(recorded.map(|lost| lost.total_ns() as f64 / 1e9));
         // Advised settings that the program sets in its code.
         object["in_code"] = settings.in_code.iter().map(|(name, _)| &**name).collect();
-        object["warnings"] = workload.warning().into();
+        object["warnings"] = workload.warning.as_deref().into();
         object.to_string()
     } else {
-        format!("{trace}: {} requests\n{}", grouped(workload.gets()), in_words(&advice, recorded, &settings))
+        format!("{trace}: {} requests\n{}", grouped(workload.gets), in_words(&advice, recorded, &settings))
     };
-    Ok((text, workload.warning().is_none()))
+    Ok((text, workload.warning.is_none()))
 }
 
 /// The trace of one pool: the named one, or the one that lost most.
@@ -163,10 +163,10 @@ fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<Workload
 /// If no setting helps the program, or its recording cannot be replayed faithfully.
 fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBar) -> Result<Advice, Box<dyn Error>> {
     let is_too_small = |one: &&PoolDiagnosis| one.diagnosis.cause == Cause::LimitTooSmall;
-    if let Some(PoolDiagnosis { diagnosis, .. }) = workload.diagnoses().iter().find(is_too_small)
-        && workload.failed_gets() > 0
+    if let Some(PoolDiagnosis { diagnosis, .. }) = workload.diagnoses.iter().find(is_too_small)
+        && workload.failed_gets > 0
     {
-        let failed = counted(workload.failed_gets(), "request");
+        let failed = counted(workload.failed_gets, "request");
         return Err(format!(
             "{failed} failed under the limit, and no replay shows what the program would have done with memory: \
              {}; then record it again",
@@ -178,7 +178,7 @@ fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBa
     let level = log::max_level();
     log::set_max_level(log::LevelFilter::Off);
     let advice = Replay::as_recorded(workload, &[]).map_err(Into::into).and_then(|replay| {
-        let doubt = if workload.is_closed() { workload.doubt(&replay.play(workload)?) } else { None };
+        let doubt = if workload.is_closed { workload.doubt(&replay.play(workload)?) } else { None };
         doubt.map_or_else(|| Search::new(workload, fixed, progress).advise(), |doubt| Err(doubt.into()))
     });
     log::set_max_level(level);

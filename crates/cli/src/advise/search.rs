@@ -1,7 +1,7 @@
 //! The smallest limit that costs a program no more time, with a longer idle timeout or a reserve if these save time.
 //!
 //! A replay of the whole trace counts the seconds that settings cost: driver calls, remaps and waiting. `MAX_BYTES` is bisected at the cost
-//! of a pool without a limit, or with the given one; whatever is advised was replayed exactly as advised, headroom included. If threads
+//! of a pool without a limit, or with the given one; the advised limit was replayed as printed, with its headroom. If threads
 //! are known, they are also replayed without the delays that the advice removes, because faster threads hold more memory at once.
 
 use std::error::Error;
@@ -96,7 +96,7 @@ pub(super) struct Search<'a> {
 
 impl<'a> Search<'a> {
     pub(super) fn new(workload: &'a Workload, fixed: &'a [(String, String)], progress: &'a ProgressBar) -> Self {
-        let (hurried, costs) = (workload.hurried(), Costs::of(workload));
+        let (hurried, costs) = (workload.without_delays(), Costs::of(workload));
         Self { workload, hurried, fixed, costs, progress }
     }
 
@@ -115,7 +115,7 @@ impl<'a> Search<'a> {
         }
         bases.sort_by(|one, other| rank(one).total_cmp(&rank(other)));
         // A full pool needs a higher limit first. Otherwise a lower one saves memory if no other setting saves time.
-        let (at, limit_alone) = match as_given.outcome.waits > 0 && self.workload.is_closed() {
+        let (at, limit_alone) = match as_given.outcome.waits > 0 && self.workload.is_closed {
             true => (0, self.play(self.workload, &Replay { max_bytes: None, ..given.clone() })?),
             false => (bases.len(), as_given.clone()),
         };
@@ -133,7 +133,7 @@ impl<'a> Search<'a> {
         }
         frontier.sort_by_key(|point| point.max_bytes);
         Ok(Advice {
-            gets: self.workload.gets(),
+            gets: self.workload.gets,
             peak_requested_bytes: self.workload.peak_requested_bytes(),
             as_given,
             lost_seconds_range: advised.as_ref().map(|better: &BetterSettings| self.costs.lost_range(&better.cost)),
@@ -169,7 +169,7 @@ impl<'a> Search<'a> {
     /// Returns true if these settings save enough, even if all pin calls were as short as the shortest. A reserve pins the same bytes at the
     /// start: it must save repeated pin calls.
     fn gains(&self, settings: &[(&'static str, String)], cost: &Column, as_given: &Column) -> bool {
-        let seconds = self.workload.duration_us() as f64 / 1e6;
+        let seconds = self.workload.duration_us as f64 / 1e6;
         let of_reserve = (seconds * RESERVE_GAIN_OF_TIME).min(as_given.lost_seconds * RESERVE_GAIN);
         cost.lost_seconds <= self.enough_gained(as_given)
             && self.costs.lost_range(cost).0 <= self.costs.lost_range(as_given).0 * (1.0 - GAIN)
@@ -178,7 +178,7 @@ impl<'a> Search<'a> {
 
     /// At most this much may be lost for a gain that is worth advice.
     fn enough_gained(&self, as_given: &Column) -> f64 {
-        let of_time = self.workload.duration_us() as f64 / 1e6 * GAIN_OF_TIME;
+        let of_time = self.workload.duration_us as f64 / 1e6 * GAIN_OF_TIME;
         (as_given.lost_seconds * (1.0 - GAIN)).min(as_given.lost_seconds - of_time)
     }
 
@@ -191,7 +191,7 @@ impl<'a> Search<'a> {
             return false;
         }
         let is_larger = cost.outcome.peak_pinned_bytes as f64 > as_given.outcome.peak_pinned_bytes as f64 * MORE_MEMORY;
-        if is_larger && as_given.outcome.waits > 0 && self.workload.is_closed() {
+        if is_larger && as_given.outcome.waits > 0 && self.workload.is_closed {
             // Threads that wait in front of a slow consumer lose nothing: the end decides.
             return (cost.outcome.ended_us as f64) < as_given.outcome.ended_us as f64 * (1.0 - EARLIER);
         }
@@ -211,7 +211,7 @@ impl<'a> Search<'a> {
         // A part of the gain may be traded for less memory, but nothing that the given settings achieve.
         let gain = (as_given.lost_seconds - base.lost_seconds).max(0.0);
         let enough = (base.lost_seconds + gain * GAIN).min(as_given.lost_seconds);
-        let is_faster = (!settings.is_empty() || as_given.outcome.waits > 0) && self.workload.is_closed();
+        let is_faster = (!settings.is_empty() || as_given.outcome.waits > 0) && self.workload.is_closed;
         let ends = |hurried: &Column, calls: &Column| hurried.outcome.ended_us as f64 / 1e6 + calls.driver_seconds;
         let before = if is_faster { ends(&self.play(&self.hurried, given)?, as_given) } else { 1.0 };
         let mut suffices = |max_bytes: u64| -> SearchResult<Option<Column>> {
@@ -300,7 +300,7 @@ fn has_reserve(settings: &[(&str, String)]) -> bool {
     settings.iter().any(|(name, _)| *name == RESERVE)
 }
 
-/// The settings as `--set` takes them.
+/// The settings in the syntax of `--set`.
 fn text_of(settings: &[(&'static str, String)]) -> String {
     let short = |(name, value): &(&str, String)| format!("{}={value}", name.trim_start_matches("PINPOOL_"));
     settings.iter().map(short).collect::<Vec<_>>().join(",")

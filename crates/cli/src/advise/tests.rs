@@ -376,7 +376,7 @@ fn a_recording_that_a_replay_cannot_reproduce_gets_no_advice() {
 
 /// The kind of a correct advice.
 fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
-    if workload.diagnoses().iter().any(|one| one.diagnosis.cause == Cause::Leak) {
+    if workload.diagnoses.iter().any(|one| one.diagnosis.cause == Cause::Leak) {
         return Ok(Outcome::Leak);
     }
     let progress = ProgressBar::hidden();

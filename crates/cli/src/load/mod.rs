@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use pinpool::Pool;
 use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
 use pinpool_loader::{
-    BatchDone, Catalog, Destination, Ended, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination,
+    BatchDone, Catalog, Destination, Failure, LoadOptions, LoadOutcome, LoadSummary, Loader, Observer, SinkDestination,
     StopFlag,
 };
 
@@ -42,9 +42,9 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// Load files onto the GPU, or into a host sink if there is none
 ///
 /// Reads every regular file under the PATHs; without one, a synthetic data set with the sizes of photographs. A .tar (WebDataset
-/// shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file that is a PATH, or is in a directory of nothing else, is opened, and
-/// its samples are loaded one by one; any other .gz or .zst file is decompressed. A file larger than --batch-bytes is read in parts, so
-/// a run holds at most (prefetch + streams) times --batch-bytes. Exits with 0 only if everything arrived, 1 if something failed, 2 for
+/// shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file that is a PATH, or is in a directory of only such files, is opened,
+/// and its samples are loaded one by one; any other .gz or .zst file is decompressed. A file larger than --batch-bytes is read in parts,
+/// so a run holds at most (prefetch + streams) times --batch-bytes. With --batch-files, --batch-bytes has no default. Exits with 0 only if everything arrived, 1 if something failed, 2 for
 /// invalid settings, 3 if --require-gpu is not met, 4 if there was no file to load, 130 after Ctrl-C. An incomplete recording is a
 /// failure.
 #[derive(Debug, clap::Args)]
@@ -200,10 +200,12 @@ fn stay_idle(idle: Duration, stop: &StopFlag) {
 }
 
 fn conclude(summary: &LoadSummary) -> Result<(), Box<dyn Error>> {
-    match &summary.ended {
-        Ended::Stopped => Err(ExitError::Interrupted.because("interrupted; the statistics cover the part before")),
-        Ended::Strict => Err("stopped at the first failure (--strict)".into()),
-        Ended::Failed(error) => Err(ExitError::Failure.because(format_args!("stopped: {error}"))),
+    match &summary.outcome {
+        LoadOutcome::Stopped => {
+            Err(ExitError::Interrupted.because("interrupted; the statistics cover the part before"))
+        }
+        LoadOutcome::Strict => Err("stopped at the first failure (--strict)".into()),
+        LoadOutcome::Failed(error) => Err(ExitError::Failure.because(format_args!("stopped: {error}"))),
         _ if summary.is_clean() => Ok(()),
         _ => Err(ExitError::Failure.into()),
     }

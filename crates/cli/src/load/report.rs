@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pinpool::Stats;
-use pinpool_loader::{Ended, LoadSummary};
+use pinpool_loader::{LoadOutcome, LoadSummary};
 use serde_json::{Value, json};
 
 use super::failures::Failures;
@@ -30,10 +30,10 @@ pub(crate) struct LoadReport<'a> {
 impl LoadReport<'_> {
     pub(crate) fn json(&self) -> Value {
         let Self { summary, stats, .. } = self;
-        let ended = match summary.ended {
-            Ended::Complete => "complete",
-            Ended::Stopped => "interrupted",
-            Ended::Strict => "strict",
+        let ended = match summary.outcome {
+            LoadOutcome::Complete => "complete",
+            LoadOutcome::Stopped => "interrupted",
+            LoadOutcome::Strict => "strict",
             _ => "broken",
         };
         json!({

@@ -21,7 +21,7 @@ pub(crate) struct Costs {
 impl Costs {
     /// Costs fitted or scaled to the calls of the trace, or assumed ones.
     pub(crate) fn of(workload: &Workload) -> Self {
-        let (pins, unpins) = (workload.pins(), workload.unpins());
+        let (pins, unpins) = (&*workload.pins, &*workload.unpins);
         let fitted = CallCost::fitted(pins, CallCost::ASSUMED_PIN);
         let (pin, unpin, origin) = match fitted {
             Some(pin) => {

@@ -82,7 +82,7 @@ impl ReplayArgs {
         // The file name up to the first dot.
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         let name = file.split('.').next().unwrap_or_default();
-        let notes = workload.warning().map(str::to_owned).into_iter().chain(workload.pools_note());
+        let notes = workload.warning.clone().into_iter().chain(workload.pools_note());
         notes.for_each(|note| terminal.message(named(path, &note)));
         let costs = Costs::of(&workload);
         let limit = self.max_ratio.map(|ratio| limit_bytes(&workload, ratio));
@@ -107,7 +107,7 @@ impl ReplayArgs {
             text += &costs.line();
             to_stdout(&text)?;
         }
-        Ok(workload.warning().is_none())
+        Ok(workload.warning.is_none())
     }
 }
 

@@ -113,7 +113,11 @@ fn in_words(changes: &[Value], before: f64, after: f64) -> String {
         Value::Number(time) => seconds((time.as_f64().unwrap_or(0.0) * 1e9).round() as u64),
         _ => "-".to_owned(),
     };
-    let mut text = format!("{trend}: {} of the time of a thread before, {} after\n", parts(before), parts(after));
+    let mut text = format!(
+        "{trend}: {} of the running time before, {} after, all threads together\n",
+        parts(before),
+        parts(after)
+    );
     for change in changes {
         let mut rows = vec![["", "before", "after"].map(str::to_owned).to_vec()];
         let sides = |key: &str| ["before", "after"].map(|side| cell(&change[side][key]));

@@ -74,12 +74,15 @@ fn a_leak_is_named_by_the_function_that_got_it() {
 }
 
 #[test]
-fn load_keeps_call_stacks_if_requested() {
+fn load_keeps_call_stacks_if_asked_and_a_retired_setting_is_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
-    let load = ["load", "--synthetic", "2", "--call-stacks", "1", "--set", "BACKEND=heap", "--record"];
+    let load = ["load", "--synthetic", "2", "--call-stacks", "1", "--set", "CALL_STACKS=7,BACKEND=heap", "--record"];
     let ran = finish(pinpool(&load).arg(&path));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    ran.check_stderr(
+        "PINPOOL_CALL_STACKS=7: retired and ignored; set call_stacks in Rust or C, or use `pinpool load --call-stacks`",
+    );
     let sampled = |event: &Event| matches!(event, Event::Sampled { .. });
     assert!(Recording::open(&path).unwrap().records.iter().any(|record| sampled(&record.event)));
 }

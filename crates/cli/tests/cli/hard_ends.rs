@@ -103,6 +103,6 @@ fn a_load_that_gets_no_threads_ends_with_an_error() {
     let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("RUST_MIN_STACK", NO_STACK));
     assert_eq!(ran.code(), 1, "{}", ran.stderr);
     assert!(!ran.stderr.contains(" quarantined: "), "{}", ran.stderr);
-    ran.check_stderr("no thread to read with: ");
+    ran.check_stderr("cannot start a thread to read with: ");
     ran.check_stderr("ulimit -u");
 }

@@ -51,7 +51,7 @@ fn an_invalid_trace_is_refused() {
     for (text, words) in [
         ("a 1 100\nf 2\n", "line 2: `f 2`: no buffer 2 is held"),
         ("a 1 100\n\na 1 200\n", "line 3: `a 1 200`: buffer 1 is held already"),
-        ("a 1 100\nt 99999999999999999\n", "line 2: `t 99999999999999999`: the clock passes a year"),
+        ("a 1 100\nt 99999999999999999\n", "line 2: `t 99999999999999999`: the trace lasts longer than a year"),
     ] {
         let path = written(dir.path(), "w.trace", text);
         ran("replay", &path, &[]).check_stderr(words);

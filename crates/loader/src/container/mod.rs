@@ -1,10 +1,10 @@
-//! Files that hold many samples, or one that is compressed.
+//! Containers of samples, and compressed files.
 //!
-//! Owns the choice of a format by the name of the file. Checks every length in a header against the file before it is used,
-//! and never allocates memory because a header alone claims it. Lists a container completely or refuses it.
+//! The name of a file determines its format. Every length in a header is checked against the file before use, so that a header cannot
+//! cause a large allocation. A container is listed completely or refused.
 //!
-//! A compressed file is decompressed once to be listed, and only names and lengths are kept. So the batches of every epoch are
-//! known before the first one is read, and a damaged file is found early.
+//! A compressed file is decompressed once to list its names and lengths. So the batches of every epoch are known in advance, and a
+//! damaged file is found early.
 
 mod safetensors;
 mod tar;
@@ -17,7 +17,7 @@ use super::compressed::{Compression, Decoder, ForwardReader};
 use super::failure::FailureCause;
 use super::stop::StopFlag;
 
-/// Whether the file has the name of a container.
+/// Returns whether the file has the name of a container.
 pub(super) fn is_container(path: &Path) -> bool {
     match Compression::of(path) {
         Some((_, is_tar)) => is_tar,
@@ -27,8 +27,7 @@ pub(super) fn is_container(path: &Path) -> bool {
     }
 }
 
-/// Lists what is in the file at `path`; `None` if its last extension names no format. Stops decompressing when
-/// `stop` is raised.
+/// Lists the content of the file at `path`; `None` if its last extension is no known format. Stops decompressing when `stop` is raised.
 pub(super) fn open(path: &Path, stop: &StopFlag) -> Option<Result<FileContent, FailureCause>> {
     if let Some((compression, is_tar)) = Compression::of(path) {
         return Some(open_compressed(path, compression, is_tar, stop));
@@ -37,7 +36,7 @@ pub(super) fn open(path: &Path, stop: &StopFlag) -> Option<Result<FileContent, F
     let [is_tar, is_safetensors] = ["tar", "safetensors"].map(|format| extension.eq_ignore_ascii_case(format));
     (is_tar || is_safetensors).then(|| {
         let file = File::open(path)?;
-        // The length of the open file, since the path may name another one by now.
+        // The length of the open file; the path may name another file by now.
         let len_bytes = file.metadata()?.len();
         let members = if is_tar { tar::index(file, len_bytes)? } else { safetensors::index(file, len_bytes)? };
         Ok(FileContent { members: Some(members), ..FileContent::default() })
@@ -56,7 +55,7 @@ fn open_compressed(
         return Ok(FileContent { members: None, len_bytes: reader.read_to_end()?, compression });
     }
     match tar::index_forward(&mut reader) {
-        // Damaged compressed data is the cause of what is wrong with the archive.
+        // Report damaged compressed data as the cause of an error in the archive.
         Err(error) => Err(reader.decoder.broken.clone().map_or(error, FailureCause::Compressed)),
         Ok(members) => Ok(FileContent { members: Some(members), len_bytes: 0, compression }),
     }

@@ -1,7 +1,6 @@
 //! `.safetensors` files: eight bytes of header length, a JSON header, then the tensors back to back.
 //!
-//! Owns the reading of the header; the `safetensors` crate checks that its offsets leave no gaps and that sizes match shapes.
-//! Never reads a tensor.
+//! Only the header is read. The `safetensors` crate checks that its offsets leave no gaps and that sizes match shapes.
 //!
 //! - **safetensors-I1**: the length of the header is compared with the file and with [`MAX_HEADER_BYTES`] before any
 //!   memory is allocated for it.

@@ -1,6 +1,6 @@
 //! `.tar` shards as WebDataset writes them: members that share a name up to the first dot are one sample.
 //!
-//! Owns the grouping and the checks that the `tar` crate does not make. Never reads a member's data.
+//! Groups the members and makes checks that the `tar` crate lacks. Reads no data of members.
 //!
 //! ```text
 //!   train/0001.jpg   train/0001.cls   train/0002.jpg        members
@@ -84,7 +84,7 @@ fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<Con
         }
         let range = FileRange { offset: entry.raw_file_position(), len_bytes: entry.size() };
         check_within(&member, range, archive_bytes)?;
-        // Links, directories and metadata have no own data.
+        // Links, directories and metadata have no data.
         if matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
             let (key, field) = key_and_field(&member);
             let field: Arc<str> = field.to_lowercase().into();
@@ -103,8 +103,8 @@ fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<Con
     Ok((samples, last))
 }
 
-/// Whether the member is stored without its holes, by the old GNU type or by its PAX records. A malformed record is an error;
-/// the crate ignores it.
+/// Returns whether the member is stored sparse, by the old GNU type or by its PAX records. A malformed record is an error; the crate
+/// ignores it.
 fn is_sparse<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<bool> {
     let mut sparse = entry.header().entry_type() == EntryType::GNUSparse;
     for record in entry.pax_extensions()?.into_iter().flatten() {
@@ -113,8 +113,7 @@ fn is_sparse<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<bool> {
     Ok(sparse)
 }
 
-/// The path up to the first dot of its last part, and what follows that dot. The whole path, and nothing, if that part has no
-/// dot or starts with one.
+/// Splits the path at the first dot of its last part. The second part is empty if there is no dot or the last part starts with it.
 fn key_and_field(path: &str) -> (&str, &str) {
     let base = path.rfind('/').map_or(0, |slash| slash + 1);
     match path[base..].find('.') {

@@ -11,14 +11,14 @@ use super::{Decode, DecodeError, damaged};
 /// The order of the values of an image.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Layout {
-    /// Height, width, channel: as files have them.
+    /// Height, width, channel, as in files.
     #[default]
     Hwc,
-    /// Channel, height, width: as most models take them.
+    /// Channel, height, width, as most models expect.
     Chw,
 }
 
-/// How an image is resized.
+/// The way in which an image is resized.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Fit {
     /// The whole image, without keeping its proportions.
@@ -38,10 +38,10 @@ pub struct Image {
     pixels_max: usize,
 }
 
-/// Scratch memory that a thread keeps: 22 million pixels. Memory of a larger image is freed after it.
+/// Most scratch memory that a thread keeps: 22 million pixels. The memory of a larger image is freed afterwards.
 const SCRATCH_BYTES_MAX: usize = 64 << 20;
 
-/// Memory that a thread reuses for one image after the other.
+/// Memory that a thread reuses for each image.
 #[derive(Default)]
 struct Scratch {
     pixels: Vec<u8>,
@@ -60,8 +60,7 @@ std::thread_local! {
 }
 
 impl Image {
-    /// Images of any size up to [`PIXELS_MAX`](crate::PIXELS_MAX) pixels become images of this size. `None` if a side is 0 or
-    /// there are more than [`PIXELS_MAX`](crate::PIXELS_MAX) pixels.
+    /// Decodes images into this size. `None` if a side is 0 or the size exceeds [`PIXELS_MAX`](crate::PIXELS_MAX) pixels.
     #[must_use]
     pub fn new(height: u32, width: u32, layout: Layout, fit: Fit) -> Option<Self> {
         let pixels = u64::from(height) * u64::from(width);
@@ -69,7 +68,7 @@ impl Image {
         fits.then_some(Self { height, width, layout, fit, pixels_max: pixels::PIXELS_MAX })
     }
 
-    /// Refuses encoded images of more than `most` pixels. Decoding takes 3 B a pixel, and 4 more for each of an interlaced PNG.
+    /// Refuses encoded images of more than `most` pixels. Decoding takes 3 bytes per pixel, and 4 more for an interlaced PNG.
     #[must_use]
     pub fn pixels_max(self, most: usize) -> Self {
         Self { pixels_max: most.min(pixels::PIXELS_MAX), ..self }

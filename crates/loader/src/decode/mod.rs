@@ -1,12 +1,11 @@
-//! Which fields of a sample are decoded, and the decoders ([`Decode`]).
+//! The decoded fields of a sample, and the decoders ([`Decode`]).
 //!
 //! ```text
 //!   JPEG, PNG ──▶ RGB, 8 bits ──▶ resized ──▶ height x width x 3, or 3 x height x width, bytes
 //! ```
 //!
-//! The length of each result is known before anything is read, so that a batch is one array. The decoders never allocate
-//! more than [`Image::pixels_max`] permits because a header claims it. Each thread keeps scratch memory of at most 64 MiB for the next
-//! image.
+//! The length of each result is known in advance, so that a batch is one array. A header cannot make the decoders allocate more than
+//! [`Image::pixels_max`] permits. Each thread keeps at most 64 MiB of scratch memory for the next image.
 
 #[cfg(feature = "decode")]
 mod image;
@@ -31,13 +30,13 @@ pub use self::pixels::PIXELS_MAX;
 #[cfg(feature = "decode")]
 type DecodeError = Box<dyn Error + Send + Sync>;
 
-/// The error for a damaged or truncated file, or one of an unknown kind.
+/// The error for a damaged, truncated or unsupported file.
 #[cfg(feature = "decode")]
 fn damaged(format: &str, why: impl fmt::Display) -> DecodeError {
     format!("damaged or unsupported {format}: {why}").into()
 }
 
-/// From the bytes of a field to an array of known length.
+/// Decodes the bytes of a field into an array of known length.
 pub trait Decode: fmt::Debug + Send + Sync {
     /// Bytes of each array.
     fn len_bytes(&self) -> usize;
@@ -64,7 +63,7 @@ impl DecodedField {
         Self { names, decoder }
     }
 
-    /// Bytes of each row of its array.
+    /// Bytes of each row of the array.
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         self.decoder.len_bytes()
@@ -74,7 +73,7 @@ impl DecodedField {
         self.names.iter().any(|own| own == name)
     }
 
-    /// Its bytes in the sample.
+    /// The bytes of the field in the sample.
     pub(super) fn of(&self, catalog: &Catalog, sample: &Sample) -> Result<Range<u64>, FailureCause> {
         if !sample.fields.is_empty() {
             let found = sample.fields().find(|(name, _)| self.is(name));
@@ -85,10 +84,10 @@ impl DecodedField {
             (None, DataOrigin::File(path)) => Some(&**path),
             (None, DataOrigin::Synthetic { .. }) => None,
         };
-        let ending = path.and_then(Path::extension).map(|ending| ending.to_string_lossy().to_lowercase());
-        match ending.as_deref() {
-            Some(ending) if self.is(ending) => Ok(0..sample.len_bytes),
-            ending => Err(self.missing(ending.into_iter())),
+        let extension = path.and_then(Path::extension).map(|extension| extension.to_string_lossy().to_lowercase());
+        match extension.as_deref() {
+            Some(extension) if self.is(extension) => Ok(0..sample.len_bytes),
+            extension => Err(self.missing(extension.into_iter())),
         }
     }
 
@@ -98,7 +97,7 @@ impl DecodedField {
     }
 }
 
-/// Why the first file that lacks a field of `decode` cannot be decoded. Members of containers are not checked.
+/// The failure of the first file that lacks a field of `decode`. Members of containers are not checked.
 pub fn first_undecodable(decode: &[DecodedField], catalog: &Catalog) -> Option<Failure> {
     let files = catalog.samples().iter().enumerate().filter(|(_, sample)| sample.member.is_none());
     let cause = |sample| decode.iter().find_map(|field| field.of(catalog, sample).err());
@@ -112,8 +111,8 @@ pub(super) fn others<'a>(
 ) -> impl Iterator<Item = (&'a str, Range<u64>)> {
     let mut taken = vec![false; decode.len()];
     sample.fields().filter(move |(name, _)| {
-        let taker = decode.iter().zip(&mut taken).find(|(field, is_taken)| !**is_taken && field.is(name));
-        taker.map(|(_, is_taken)| *is_taken = true).is_none()
+        let decoder = decode.iter().zip(&mut taken).find(|(field, is_taken)| !**is_taken && field.is(name));
+        decoder.map(|(_, is_taken)| *is_taken = true).is_none()
     })
 }
 

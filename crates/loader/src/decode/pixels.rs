@@ -1,4 +1,4 @@
-//! From a file's bytes to RGB pixels of 8 bits.
+//! Decodes files into RGB pixels of 8 bits.
 
 use std::io::Cursor;
 
@@ -15,11 +15,10 @@ pub const PIXELS_MAX: usize = 2 * 89_478_485;
 /// Bytes of a pixel.
 pub(super) const CHANNELS: usize = 3;
 
-/// An image that was decoded: width and height; its pixels are in the vector that was given.
+/// Width and height of an image.
 pub(super) type Size = (usize, usize);
 
-/// Decodes a JPEG or a PNG of at most `most` pixels into `pixels`, by its first bytes. Transparency is left out, as by Pillow's
-/// `convert("RGB")`.
+/// Decodes a JPEG or PNG file of at most `most` pixels into `pixels`. Drops transparency, as Pillow's `convert("RGB")` does.
 pub(super) fn decode(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, DecodeError> {
     match encoded {
         [0xff, 0xd8, 0xff, ..] => jpeg(encoded, most, pixels),
@@ -51,7 +50,7 @@ fn jpeg(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, Decod
     decoder.decode_headers().map_err(failed)?;
     let Some(info) = decoder.info() else { return Err(damaged("JPEG", "it has no header")) };
     let (width, height) = check((info.width.into(), info.height.into()), most)?;
-    // The old pixels stay: the decoder overwrites all of them.
+    // No need to clear the old pixels: the decoder overwrites all of them.
     pixels.resize(width * height * CHANNELS, 0);
     decoder.decode_into(pixels).map_err(failed)?;
     Ok((width, height))
@@ -68,7 +67,7 @@ fn png(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, Decode
     pixels.clear();
     pixels.reserve(width * height * CHANNELS);
     if reader.info().interlaced {
-        // The rows of a pass lie apart, so the whole image is needed.
+        // The rows of a pass are not adjacent, so decode the whole image.
         let len = reader.output_buffer_size().ok_or_else(|| damaged("PNG", "it is too large"))?;
         let mut frame = vec![0; len];
         reader.next_frame(&mut frame).map_err(failed)?;
@@ -78,12 +77,12 @@ fn png(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, Decode
             append_rgb(color, row.data(), pixels)?;
         }
     }
-    // Reads to the end, to detect a file that was truncated after its pixels.
+    // Read to the end, to detect a file that is truncated after its pixels.
     reader.finish().map_err(failed)?;
     Ok((width, height))
 }
 
-/// Appends pixels of this type without their transparency.
+/// Appends pixels of this type, without transparency.
 fn append_rgb(color: ColorType, from: &[u8], to: &mut Vec<u8>) -> Result<(), DecodeError> {
     match color {
         ColorType::Rgb => to.extend_from_slice(from),

@@ -235,13 +235,13 @@ fn damaged_and_cut_off_files_are_named_with_the_place() {
     assert_eq!(catalog.samples().len(), 2, "the good one is listed");
     let failures: Vec<_> = catalog.failures().iter().map(ToString::to_string).collect();
     let expected = [
-        ("0.tar.gz: ", "cut off after byte "),
-        ("1.tgz: ", "cut off after byte "),
+        ("0.tar.gz: ", "truncated after byte "),
+        ("1.tgz: ", "truncated after byte "),
         ("2.tar.zst: ", "damaged zstd data at or shortly before byte "),
         ("3.tzst: ", "damaged zstd data at or shortly before byte "),
         ("no.tar.gz: ", "gzip"),
-        ("empty.gz: ", "cut off after byte 0"),
-        ("empty.zst: ", "cut off after byte 0"),
+        ("empty.gz: ", "truncated after byte 0"),
+        ("empty.zst: ", "truncated after byte 0"),
         ("inside.tgz: ", "broken tar"),
         ("cut_inside.tgz: ", "broken tar"),
     ];

@@ -39,7 +39,7 @@ fn the_last_extension_decides() {
         ("a.tar", Some("broken tar")),
         ("dir.x/A.TAR", Some("broken tar")),
         ("w.safetensors", Some("broken safetensors")),
-        ("a.tar.gz", Some("cut off after byte 1")),
+        ("a.tar.gz", Some("truncated after byte 1")),
         ("a.tgz.bz2", None),
         ("tar", None),
         (".tar", None),

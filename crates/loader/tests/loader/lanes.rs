@@ -1,7 +1,7 @@
 //! Slow and failing lanes, and lanes without read-back.
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool_loader::Ended;
+use pinpool_loader::LoadOutcome;
 
 use super::*;
 
@@ -70,7 +70,7 @@ fn a_lane_that_fails_ends_the_run_and_its_batch_is_named() {
     let mut observer = RecordingObserver::default();
     let summary = load(4, false, &mut destination, &mut observer);
     drop(gate);
-    assert!(matches!(summary.ended, Ended::Failed(_)), "{summary:?}");
+    assert!(matches!(summary.outcome, LoadOutcome::Failed(_)), "{summary:?}");
     assert_eq!((summary.failed_files, observer.failed.len()), (1, 1));
     assert!(observer.done.iter().all(|done| done.batch != 0));
 }

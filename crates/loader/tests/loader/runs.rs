@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use pinpool_loader::{Catalog, Ended, Loader, StopFlag};
+use pinpool_loader::{Catalog, LoadOutcome, Loader, StopFlag};
 
 use super::*;
 
@@ -98,7 +98,7 @@ fn a_strict_run_ends_at_the_first_failure() {
     }
     let options = options(|o| o.strict = true);
     let (summary, observer) = run(&catalog, options.clone(), &mut FaultyDestination::new());
-    assert!(matches!(summary.ended, Ended::Strict), "{summary:?}");
+    assert!(matches!(summary.outcome, LoadOutcome::Strict), "{summary:?}");
     assert_eq!((summary.batches, summary.files), (3, 12), "what came before has arrived");
     assert!(observer.failed[0].contains("/12: truncated: 5 of the 100 bytes"), "{:?}", observer.failed);
 
@@ -118,7 +118,7 @@ fn a_stop_ends_the_run_with_what_has_arrived() {
     let options = options(one_by_one);
     let loader = Loader::new(&pool, &catalog, options).stop_on(&stop);
     let summary = loader.run(&mut FaultyDestination::new(), &mut observer);
-    assert!(matches!(summary.ended, Ended::Stopped), "{summary:?}");
+    assert!(matches!(summary.outcome, LoadOutcome::Stopped), "{summary:?}");
     // Copies in flight complete: at most one on each lane.
     assert!((4..=6).contains(&summary.batches), "{summary:?}");
     assert_eq!(summary.verified_batches, summary.batches);
@@ -131,7 +131,7 @@ fn a_destination_that_refuses_ends_the_run_and_names_the_batch() {
     let mut destination = FaultyDestination::new();
     destination.refuse = Some(2);
     let (summary, observer) = run(&catalog, options(|_| ()), &mut destination);
-    let Ended::Failed(error) = &summary.ended else { panic!("{summary:?}") };
+    let LoadOutcome::Failed(error) = &summary.outcome else { panic!("{summary:?}") };
     assert!(error.to_string().contains("the device is gone"), "{error}");
     assert_eq!((summary.batches, summary.files, summary.failed_files), (2, 8, 4));
     assert!(

@@ -30,7 +30,7 @@ pub struct Host {
 pub enum RefusedBy {
     /// The limit of the pool or a partition; whether the request fits if everything else is returned.
     Limit { could_fit: bool },
-    /// Earlier requests that wait, the first of them for this much.
+    /// Earlier requests are waiting; the first needs this many bytes.
     Queue { first_bytes: u64 },
     /// A limit that other pools share.
     Shared,
@@ -75,7 +75,7 @@ pub struct Shortage<'a> {
     pub in_flight_bytes: u64,
     /// In idle buffers.
     pub idle_bytes: u64,
-    /// In no buffer, and the longest piece of them.
+    /// Bytes in no buffer, and the longest contiguous piece.
     pub free_bytes: u64,
     pub longest_free_bytes: u64,
     pub pageable_bytes: u64,

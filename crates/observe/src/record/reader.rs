@@ -1,7 +1,7 @@
 //! Reads recordings.
 //!
-//! Of a truncated file it also reads the intact records of the last block, and reports the truncation. Bytes and records are bounded,
-//! so that a small compressed file cannot exhaust memory.
+//! In a truncated file, the intact records of the last block are read as well, and the truncation is reported. Bytes and records are
+//! bounded, so that a small compressed file cannot exhaust memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -64,7 +64,7 @@ impl Recording {
     ///
     /// # Errors
     ///
-    /// If it cannot be read, is no recording or is of a newer version.
+    /// If it cannot be read, is not a recording, or has another version.
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
         let mut file = BufReader::new(File::open(path)?);
         let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);

@@ -1,4 +1,4 @@
-//! One pool's part in a recording.
+//! The records of one pool.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::diagnosis::Snapshot;
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::fork::ForkGeneration;
 
-/// Between two snapshots, at least.
+/// Least time between two snapshots.
 const SNAPSHOT_US: u64 = 100_000;
-/// Later ones are further apart: one part in this many of the time so far.
+/// Later snapshots are further apart: the elapsed time divided by this number.
 const SNAPSHOT_PARTS: u64 = 200;
 
 /// Records what one pool does.

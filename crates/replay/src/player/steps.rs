@@ -1,16 +1,16 @@
 //! The steps of threads, in order of time.
 //!
-//! In open loop each step comes when it was recorded. In closed loop a waiting request blocks its thread, and everything that this thread
-//! does later:
+//! In an open loop each step is due at its recorded time. In a closed loop a waiting request blocks its thread, and so delays all
+//! later steps of that thread:
 //!
 //! ```text
 //!  thread ──▶ does the next step return a buffer that another thread requested?
 //!              ├─ no ──▶ due after its gap, and after the request that it follows
-//!              └─ yes ─▶ any return before the thread's next other step: the first one with a ready buffer; idle while none is
+//!              └─ yes ─▶ of the returns before its next other step, the first with a ready buffer; the thread is idle until then
 //! ```
 //!
-//! So a thread that takes buffers from a queue takes the buffers that are ready, as the program would, in recorded order if it has
-//! a choice. If nothing is due while requests wait, idle threads return the buffers that they hold before those that they wait for.
+//! So a thread that receives buffers from a queue receives the ready ones, as in the program, and in recorded order if several are
+//! ready. If nothing is due while requests wait, idle threads first return the buffers that they hold.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
@@ -19,56 +19,56 @@ use super::{GetState, Player};
 use crate::threads::{Op, Step};
 use pinpool::Error;
 
-/// What is due, in order of time.
+/// An event of the schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
-    /// The step of a thread at this place.
+    /// A thread and the index of its step.
     Step(usize, usize),
-    /// The buffer that the thread returns at this place is filled.
+    /// A thread and the index of a return with a filled buffer.
     Ready(usize, usize),
-    /// Memory that a device has read.
+    /// The device has finished reading this buffer.
     Free(u64),
 }
 
 /// A thread and its progress.
 struct Thread<'a> {
     steps: &'a [Step],
-    /// Of the steps from `place` on.
+    /// For each step.
     is_done: Vec<bool>,
     place: usize,
     ended_ns: u64,
-    /// Up to here, the steps from `place` on return buffers of other threads.
-    looks_until: usize,
-    /// Places of steps with ready buffers.
+    /// The steps from `place` up to here return buffers of other threads.
+    searched_until: usize,
+    /// Indexes of the returns with ready buffers.
     ready: BTreeSet<usize>,
     is_idle: bool,
 }
 
-/// What each thread does next.
+/// The next step of each thread.
 struct Schedule<'a> {
     is_closed: bool,
     threads: Vec<Thread<'a>>,
-    /// Events by time, simultaneous ones in recorded order.
+    /// Events by time; simultaneous events in recorded order.
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
-    /// When buffers were provided.
+    /// When each request was served.
     got_ns: HashMap<u64, u64>,
-    /// Threads, with their places, with requests that wait for the buffers of these names.
+    /// The thread and step of each waiting request.
     waiting: HashMap<u64, (usize, usize)>,
-    /// Threads, with their places, that return buffers of other threads.
-    takers: HashMap<u64, (usize, usize)>,
-    /// Threads with steps that follow the requests of these names.
+    /// The thread and step that return a buffer of another thread.
+    foreign_returns: HashMap<u64, (usize, usize)>,
+    /// Threads that wait to follow a request that is not served yet.
     blocked: HashMap<u64, Vec<usize>>,
 }
 
-/// Whether the step returns a buffer that another thread requested.
-fn is_taking(step: &Step) -> bool {
+/// Returns whether the step returns a buffer that another thread requested.
+fn is_foreign_return(step: &Step) -> bool {
     matches!(step.operation, Op::Put { .. }) && step.follows.is_some()
 }
 
 impl<'a> Schedule<'a> {
     fn new(threads: &'a [Vec<Step>], is_closed: bool) -> Self {
-        let taking = threads.iter().enumerate().flat_map(|(thread, steps)| {
-            let steps = steps.iter().enumerate().filter(|(_, step)| is_taking(step));
+        let foreign_returns = threads.iter().enumerate().flat_map(|(thread, steps)| {
+            let steps = steps.iter().enumerate().filter(|(_, step)| is_foreign_return(step));
             steps.filter_map(move |(place, step)| Some((step.follows?.0, (thread, place))))
         });
         let thread = |steps: &'a Vec<Step>| Thread {
@@ -76,13 +76,13 @@ impl<'a> Schedule<'a> {
             is_done: vec![false; steps.len()],
             place: 0,
             ended_ns: 0,
-            looks_until: 0,
+            searched_until: 0,
             ready: BTreeSet::new(),
             is_idle: false,
         };
         let mut schedule = Self {
             is_closed,
-            takers: taking.collect(),
+            foreign_returns: foreign_returns.collect(),
             threads: threads.iter().map(thread).collect(),
             due: BinaryHeap::new(),
             got_ns: HashMap::new(),
@@ -93,7 +93,7 @@ impl<'a> Schedule<'a> {
         schedule
     }
 
-    /// Records that the thread completed the step at `place`.
+    /// Records that a thread completed a step.
     fn finish(&mut self, thread: usize, place: usize, now_ns: u64) {
         self.threads[thread].is_done[place] = true;
         self.threads[thread].ended_ns = now_ns;
@@ -110,7 +110,7 @@ impl<'a> Schedule<'a> {
         if !self.is_closed {
             return self.due.push(Reverse((next.at_ns, next.line, Due::Step(at, thread.place))));
         }
-        if !is_taking(&next) {
+        if !is_foreign_return(&next) {
             let followed_ns = next.follows.map_or(Some(0), |(name, after_ns)| Some(self.got_ns.get(&name)? + after_ns));
             match (followed_ns, next.follows) {
                 (None, Some((name, _))) => self.blocked.entry(name).or_default().push(at),
@@ -121,24 +121,24 @@ impl<'a> Schedule<'a> {
             }
             return;
         }
-        if thread.place >= thread.looks_until {
-            let looked_at = thread.steps[thread.place..].iter().take_while(|step| is_taking(step)).count();
-            thread.looks_until = thread.place + looked_at;
+        if thread.place >= thread.searched_until {
+            let returns = thread.steps[thread.place..].iter().take_while(|step| is_foreign_return(step)).count();
+            thread.searched_until = thread.place + returns;
             let got_ns =
                 |step: &Step| step.follows.and_then(|(name, after_ns)| Some(self.got_ns.get(&name)? + after_ns));
-            for (place, step) in thread.steps.iter().enumerate().take(thread.looks_until).skip(thread.place) {
+            for (place, step) in thread.steps.iter().enumerate().take(thread.searched_until).skip(thread.place) {
                 if let Some(ready_ns) = got_ns(step) {
                     self.due.push(Reverse((ready_ns.max(now_ns), step.line, Due::Ready(at, place))));
                 }
             }
         }
         match thread.ready.pop_first() {
-            Some(place) => self.due.push(thread.take(at, place, now_ns)),
+            Some(place) => self.due.push(thread.due_return(at, place, now_ns)),
             None => thread.is_idle = true,
         }
     }
 
-    /// Records that the buffer which a thread returns at `place` is filled.
+    /// Records that the buffer of a return is filled.
     fn ready(&mut self, thread: usize, place: usize, now_ns: u64) {
         self.threads[thread].ready.insert(place);
         if std::mem::take(&mut self.threads[thread].is_idle) {
@@ -147,40 +147,38 @@ impl<'a> Schedule<'a> {
     }
 
     /// Continues a thread after its request was served, and the threads that follow it.
-    fn got(&mut self, (thread, place): (usize, usize), name: u64, now_ns: u64) {
+    fn served(&mut self, (thread, place): (usize, usize), name: u64, now_ns: u64) {
         self.got_ns.insert(name, now_ns);
         self.finish(thread, place, now_ns);
-        if let Some(&(taker, place)) = self.takers.get(&name)
-            && let Thread { steps, looks_until, .. } = &self.threads[taker]
-            && place < *looks_until
+        if let Some(&(thread, place)) = self.foreign_returns.get(&name)
+            && let Thread { steps, searched_until, .. } = &self.threads[thread]
+            && place < *searched_until
         {
             let after_ns = steps[place].follows.map_or(0, |(_, after_ns)| after_ns);
-            self.due.push(Reverse((now_ns + after_ns, steps[place].line, Due::Ready(taker, place))));
+            self.due.push(Reverse((now_ns + after_ns, steps[place].line, Due::Ready(thread, place))));
         }
         for thread in self.blocked.remove(&name).unwrap_or_default() {
             self.plan(thread, now_ns);
         }
     }
 
-    /// Lets idle threads return buffers that they hold. Returns whether there are any.
-    fn put_others(&mut self, now_ns: u64) -> bool {
-        let has_due = self.due.len();
+    /// Lets idle threads return buffers that they hold.
+    fn return_held(&mut self, now_ns: u64) {
         for (at, thread) in self.threads.iter_mut().enumerate().filter(|(_, thread)| thread.is_idle) {
-            let puts = thread.steps.iter().enumerate().skip(thread.looks_until);
+            let puts = thread.steps.iter().enumerate().skip(thread.searched_until);
             let mut puts = puts.take_while(|(_, step)| matches!(step.operation, Op::Put { .. }));
-            let is_there = |step: &Step| matches!(step.operation, Op::Put { name } if self.got_ns.contains_key(&name));
-            if let Some((place, _)) = puts.find(|(place, step)| !thread.is_done[*place] && is_there(step)) {
+            let is_held = |step: &Step| matches!(step.operation, Op::Put { name } if self.got_ns.contains_key(&name));
+            if let Some((place, _)) = puts.find(|(place, step)| !thread.is_done[*place] && is_held(step)) {
                 thread.is_idle = false;
-                self.due.push(thread.take(at, place, now_ns));
+                self.due.push(thread.due_return(at, place, now_ns));
             }
         }
-        self.due.len() > has_due
     }
 }
 
 impl Thread<'_> {
-    /// The return at `place`.
-    fn take(&self, at: usize, place: usize, now_ns: u64) -> Reverse<(u64, u64, Due)> {
+    /// The event of the return at `place`.
+    fn due_return(&self, at: usize, place: usize, now_ns: u64) -> Reverse<(u64, u64, Due)> {
         let Step { line, gap_ns, .. } = self.steps[place];
         Reverse((self.ended_ns.saturating_add(gap_ns).max(now_ns), line, Due::Step(at, place)))
     }
@@ -195,7 +193,7 @@ impl Player<'_> {
                 return Ok(());
             }
             if schedule.due.is_empty() && !self.queue.is_empty() {
-                schedule.put_others(self.clock.now_us() * 1_000);
+                schedule.return_held(self.clock.now_us() * 1_000);
             }
             let next_us = schedule.due.peek().map(|Reverse((at_ns, ..))| at_ns / 1_000);
             let expires_us = self.queue.values().next().map(|first| first.since_us.saturating_add(self.wait_us));
@@ -214,7 +212,7 @@ impl Player<'_> {
             {
                 self.perform_due(&mut schedule, due, at_ns)?;
                 self.resume(&mut schedule, at_ns);
-                self.show();
+                (self.observe)(&self.pool);
             }
         }
         self.report.fallbacks += self.queue.len() as u64;
@@ -226,7 +224,7 @@ impl Player<'_> {
     fn resume(&mut self, schedule: &mut Schedule<'_>, now_ns: u64) {
         for name in std::mem::take(&mut self.served) {
             if let Some(step) = schedule.waiting.remove(&name) {
-                schedule.got(step, name, now_ns);
+                schedule.served(step, name, now_ns);
             }
         }
     }
@@ -248,7 +246,7 @@ impl Player<'_> {
                     Some(GetState::Waiting { .. }) if schedule.is_closed => {
                         schedule.waiting.insert(name, (thread, place));
                     }
-                    _ => schedule.got((thread, place), name, now_ns),
+                    _ => schedule.served((thread, place), name, now_ns),
                 }
                 return Ok(());
             }

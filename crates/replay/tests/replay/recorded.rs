@@ -43,12 +43,12 @@ fn a_recording() -> (tempfile::TempDir, PathBuf) {
 fn a_recording_replays_its_requests_and_returns() {
     let (_dir, path) = a_recording();
     let workload = Workload::open(&path).unwrap();
-    assert_eq!(workload.gets(), 80);
+    assert_eq!(workload.gets, 80);
     // Three buffers and the one that is copied.
     assert!(workload.peak_requested_bytes() >= (MIB + 60_000) as u64);
     let pins = count(&Recording::open(&path).unwrap(), |event| matches!(event, Event::Pin { .. }));
-    assert_eq!(workload.pins().len() as u64, pins);
-    assert_eq!(workload.warning(), None);
+    assert_eq!(workload.pins.len() as u64, pins);
+    assert_eq!(workload.warning, None);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_recording_with_lost_records_replays_the_rest() {
     let recording = Recording::open(&path).unwrap();
     assert!(recording.lost > 0, "all of them found room: the test needs more");
     let workload = Workload::of(&recording).unwrap();
-    assert_eq!(workload.gets(), count(&recording, |event| matches!(event, Event::Get { .. })));
+    assert_eq!(workload.gets, count(&recording, |event| matches!(event, Event::Get { .. })));
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_recording_of_another_version_is_refused_and_a_text_is_a_trace() {
     let error = Workload::open(&path).unwrap_err().to_string();
     assert!(error.contains("version 9"), "{error}");
     fs::write(&path, "a 1 4096\n").unwrap();
-    assert_eq!(Workload::open(&path).unwrap().gets(), 1);
+    assert_eq!(Workload::open(&path).unwrap().gets, 1);
 }
 
 #[test]
@@ -86,8 +86,8 @@ fn waiting_threads_continue_immediately_under_a_sufficient_limit() {
         gets.chain((0..3).map(move |at| (at_ms + 5, of(at).0, put_of(of(at).1))))
     };
     let workload = written(12, &(0..80).flat_map(round).collect::<Vec<_>>());
-    assert!(workload.is_closed() && workload.has_waited(), "six threads share three buffers");
-    assert_eq!(workload.gets(), 240);
+    assert!(workload.is_closed && workload.has_waited, "six threads share three buffers");
+    assert_eq!(workload.gets, 240);
     let play = |mib: Option<u64>| under(mib).play(&workload).unwrap();
     let (as_recorded, enough, free) = (play(Some(12)), play(Some(24)), play(None));
     assert_eq!([&as_recorded, &enough, &free].map(|outcome| outcome.gets), [240; 3]);
@@ -163,7 +163,7 @@ fn time_in_pin_calls_does_not_delay_the_threads_that_return_its_buffers() {
         [(n * 20, 0, pin), (n * 20, 0, get_of(n, 10)), (n * 20 + 30, 1, put_of(n))]
     };
     let workload = written(1000, &(1..200).flat_map(round).collect::<Vec<_>>());
-    assert!(workload.is_closed() && !workload.has_waited());
+    assert!(workload.is_closed && !workload.has_waited);
     let (open, closed) = (under(None).play(&workload).unwrap(), under(Some(1000)).play(&workload).unwrap());
     assert_eq!(closed.page_locks, open.page_locks);
     assert_eq!((closed.peak_pinned_bytes, closed.waits), (open.peak_pinned_bytes, 0));
@@ -182,7 +182,7 @@ fn a_thread_that_returns_the_buffer_of_another_waits_only_as_long() {
         ]
     };
     let workload = written(4, &(1..100).flat_map(round).collect::<Vec<_>>());
-    assert!(workload.has_waited());
+    assert!(workload.has_waited);
     let free = under(None).play(&workload).unwrap();
     assert!(free.waits == 0 && free.peak_pinned_bytes <= 16 << 20, "it runs ahead of who puts: {free:?}");
 }
@@ -196,7 +196,7 @@ fn threads_without_driver_calls_continue_sooner_and_use_more_at_once() {
     };
     let workload = written(1000, &(1..50).flat_map(round).collect::<Vec<_>>());
     let ended = |workload: &Workload| under(Some(1000)).play(workload).unwrap().ended_us;
-    let (as_recorded, hurried) = (ended(&workload), ended(&workload.hurried()));
+    let (as_recorded, hurried) = (ended(&workload), ended(&workload.without_delays()));
     assert!(as_recorded > 2_800_000 && hurried < 600_000, "{as_recorded} {hurried}");
 }
 
@@ -252,7 +252,7 @@ fn idle_and_queued_time_is_not_kept_in_a_replay() {
     let workload = written(4, &(0..200).flat_map(round).collect::<Vec<_>>());
     let ended_ms = |workload: &Workload, mib| under(Some(mib)).play(workload).unwrap().ended_us / 1000;
     assert_eq!(workload.doubt(&under(Some(4)).play(&workload).unwrap()), None);
-    let hurried = workload.hurried();
+    let hurried = workload.without_delays();
     assert!((1_900..2_100).contains(&ended_ms(&hurried, 4)), "{}", ended_ms(&hurried, 4));
     // The memory of the device's reads is all that still holds them up: four at a time, then each at once.
     assert!(ended_ms(&hurried, 64) < 200, "{}", ended_ms(&hurried, 64));

@@ -124,7 +124,7 @@ impl Books {
         let fits = |&whole: &u64| held_bytes(whole) <= room;
         let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
         let refusal = |over| Refusal::QuotaExceeded { needed_bytes, over };
-        let bytes = fitting.ok_or_else(|| refusal(self.budget.lacking(needed_bytes)))?;
+        let bytes = fitting.ok_or_else(|| refusal(self.budget.current_refusal(needed_bytes)))?;
         check_length(bytes)?;
         self.pending_bytes += held_bytes(bytes);
         let claimed = self.update_claim();

@@ -20,7 +20,7 @@ fn create(out: Out<usize>, flags: u32) -> Outcome {
     }
     let mut streams = lock_streams();
     let number = streams.open(context, Some(flags))?;
-    out.put(streams.handles.give(number))
+    out.put(streams.handles.assign(number))
 }
 
 driver_call! { Device fn cuStreamCreate(out: Out<usize>, flags: u32) {
@@ -34,12 +34,12 @@ driver_call! { Device fn cuStreamCreateWithPriority(out: Out<usize>, flags: u32,
 driver_call! { Device fn cuStreamDestroy_v2(handle: usize) {
     let number = resolve(handle)?;
     let mut streams = lock_streams();
-    streams.captures.spoil(number);
+    streams.captures.invalidate(number);
     match streams.by_number.get_mut(&number) {
         Some(stream) if stream.created.is_some() => {
             stream.closing = true;
             stream.worker.notify_all();
-            streams.handles.take_back(number);
+            streams.handles.free(number);
             Ok(())
         }
         _ => Err(Code::INVALID_HANDLE),
@@ -57,17 +57,17 @@ driver_call! { Device fn cuStreamQuery(handle: usize) {
     capture::forbid_implicit(stream)?;
     capture::forbid_waiting(stream)?;
     let streams = lock_streams();
-    if streams.is_over(streams.last(stream)) { Ok(()) } else { Err(Code::NOT_READY) }
+    if streams.is_complete(streams.last(stream)) { Ok(()) } else { Err(Code::NOT_READY) }
 }}
 
 driver_call! { Device fn cuStreamGetCtx(handle: usize, out: Out<usize>) {
     let context = context_of(resolve(handle)?)?;
-    out.put(if adversarial::is(Deviation::GreenStreams) { GREEN } else { context })
+    out.put(if adversarial::is_on(Deviation::GreenStreams) { GREEN } else { context })
 }}
 
 driver_call! { Device fn cuStreamGetCtx_v2(handle: usize, out: Out<usize>, green: Out<usize>) {
     out.put(context_of(resolve(handle)?)?)?;
-    green.put(if adversarial::is(Deviation::GreenStreams) { GREEN } else { 0 })
+    green.put(if adversarial::is_on(Deviation::GreenStreams) { GREEN } else { 0 })
 }}
 
 driver_call! { Device fn cuStreamGetFlags(handle: usize, out: Out<u32>) {

@@ -1,16 +1,13 @@
-//! The handles of streams, which recur.
+//! The handles of streams, which are reused.
 
 const FIRST_HANDLE: usize = 0x5000_0000;
 const HANDLE_STEP: usize = 0x10;
 
 /// The number of the stream that each handle represents, in the order of the handles.
+#[derive(Default)]
 pub(super) struct Handles(Vec<Option<usize>>);
 
 impl Handles {
-    pub(super) const fn new() -> Self {
-        Self(Vec::new())
-    }
-
     /// The number behind a handle.
     pub(super) fn number(&self, handle: usize) -> Option<usize> {
         let offset = handle.checked_sub(FIRST_HANDLE).filter(|offset| offset.is_multiple_of(HANDLE_STEP))?;
@@ -18,15 +15,15 @@ impl Handles {
     }
 
     /// The first free handle, for a stream of this number.
-    pub(super) fn give(&mut self, number: usize) -> usize {
-        let free = self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
-        self.0.resize(self.0.len().max(free + 1), None);
-        self.0[free] = Some(number);
-        FIRST_HANDLE + free * HANDLE_STEP
+    pub(super) fn assign(&mut self, number: usize) -> usize {
+        let unused = self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
+        self.0.resize(self.0.len().max(unused + 1), None);
+        self.0[unused] = Some(number);
+        FIRST_HANDLE + unused * HANDLE_STEP
     }
 
     /// Frees the handle of this stream.
-    pub(super) fn take_back(&mut self, number: usize) {
+    pub(super) fn free(&mut self, number: usize) {
         self.0.iter_mut().filter(|known| **known == Some(number)).for_each(|known| *known = None);
     }
 }

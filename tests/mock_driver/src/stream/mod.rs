@@ -1,23 +1,22 @@
-//! Streams: a queue and a worker thread each, run strictly in order, later.
+//! Streams: each has a queue of operations and a worker thread, which runs them in order.
 //!
 //! ```text
 //!   enqueue ──► ops ──[ gate ]──► worker runs one ──► finished = its number ──► threads that wait check again
 //! ```
 //!
-//! Owns all streams and their handles, the gates, the captures, and whether the device is lost, under one lock. Each worker
-//! has its own condition variable and the waiting callers share one, so that an enqueue wakes only its worker. Operations run
-//! outside the lock. A destroyed stream first finishes its work, as a real one does.
+//! One lock guards all streams and their handles, the gates, the captures, and the loss of the device. Operations run outside the
+//! lock. A destroyed stream first finishes its work, as a real stream does.
 //!
-//! Handles recur as on a real driver: the handle of a destroyed stream is free at once, even with its work still running.
-//! Inside the mock driver a stream has a number, which is never used twice.
+//! Handles are reused as in a real driver: the handle of a destroyed stream is free at once, even while its work runs. Internally a
+//! stream has a unique number.
 //!
 //! | invariant | |
 //! | --- | --- |
-//! | `stream-I1` | the numbers of a stream's operations grow by one; operation `n` is complete when `finished >= n`; a ticket for a removed stream is complete |
+//! | `stream-I1` | the operations of a stream are numbered from 1; operation `n` is complete when `finished >= n`, or when the stream is removed |
 //! | `stream-I2` | once the device is lost, nothing completes: queues are emptied, waits fail |
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 
 use crate::call::Outcome;
@@ -25,7 +24,7 @@ use crate::capture::Captures;
 use crate::code::Code;
 use crate::op::Op;
 use crate::sync::{lock, wait};
-use crate::{context, ledger};
+use crate::{context, counts};
 
 mod calls;
 mod handles;
@@ -55,9 +54,10 @@ pub(crate) enum Enqueued {
     Captured(u64),
 }
 
+#[derive(Default)]
 struct Stream {
     context: usize,
-    /// `None` for the two default streams, which are never created.
+    /// The flags of its creation; `None` for a default stream.
     created: Option<u32>,
     /// Wakes the worker.
     worker: Arc<Condvar>,
@@ -65,7 +65,7 @@ struct Stream {
     enqueued: u64,
     finished: u64,
     running: bool,
-    /// The running operation only signals the completion of those before it.
+    /// The running operation only signals the completion of earlier operations.
     signalling: bool,
     held: bool,
     closing: bool,
@@ -81,7 +81,8 @@ impl Stream {
     }
 }
 
-/// All streams and what they share.
+/// All streams and their shared state.
+#[derive(Default)]
 pub(crate) struct Streams {
     by_number: BTreeMap<usize, Stream>,
     /// The legacy stream of a context, and the one of a thread in it.
@@ -93,15 +94,7 @@ pub(crate) struct Streams {
     pub(crate) captures: Captures,
 }
 
-static STREAMS: Mutex<Streams> = Mutex::new(Streams {
-    by_number: BTreeMap::new(),
-    defaults: Vec::new(),
-    created: 0,
-    handles: Handles::new(),
-    hold_all: false,
-    lost: None,
-    captures: Captures::new(),
-});
+static STREAMS: LazyLock<Mutex<Streams>> = LazyLock::new(Mutex::default);
 /// Wakes callers that wait for completion.
 static CALLERS: Condvar = Condvar::new();
 
@@ -111,25 +104,14 @@ pub(crate) fn lock_streams() -> MutexGuard<'static, Streams> {
 }
 
 impl Streams {
-    fn is_over(&self, ticket: Ticket) -> bool {
+    fn is_complete(&self, ticket: Ticket) -> bool {
         self.by_number.get(&ticket.stream).is_none_or(|stream| stream.finished >= ticket.number)
     }
 
     fn open(&mut self, context: usize, created: Option<u32>) -> Result<usize, Code> {
         self.created += 1;
         let (handle, waiters) = (self.created, Arc::new(Condvar::new()));
-        let stream = Stream {
-            context,
-            created,
-            worker: Arc::clone(&waiters),
-            ops: VecDeque::new(),
-            enqueued: 0,
-            finished: 0,
-            running: false,
-            signalling: false,
-            held: false,
-            closing: false,
-        };
+        let stream = Stream { context, created, worker: Arc::clone(&waiters), ..Stream::default() };
         self.by_number.insert(handle, stream);
         let builder = thread::Builder::new().name(format!("stream {handle}"));
         builder.spawn(move || work(handle, &waiters)).map_err(|_| Code::OUT_OF_MEMORY)?;
@@ -169,13 +151,13 @@ impl Streams {
     fn implicit_dependencies(&self, handle: usize) -> Vec<Ticket> {
         let Some(stream) = self.by_number.get(&handle).filter(|stream| stream.is_blocking()) else { return Vec::new() };
         let legacy = self.is_legacy(handle);
-        let others = self.by_number.iter().filter(|&(&other, beside)| {
-            beside.context == stream.context
+        let others = self.by_number.iter().filter(|&(&other, candidate)| {
+            candidate.context == stream.context
                 && other != handle
-                && beside.is_blocking()
+                && candidate.is_blocking()
                 && (legacy || self.is_legacy(other))
         });
-        others.map(|(&other, _)| self.last(other)).filter(|&ticket| !self.is_over(ticket)).collect()
+        others.map(|(&other, _)| self.last(other)).filter(|&ticket| !self.is_complete(ticket)).collect()
     }
 
     fn push(&mut self, handle: usize, op: Op) -> Result<Ticket, Code> {
@@ -194,7 +176,7 @@ impl Streams {
             let must_wait = match stream.ops.front() {
                 None if stream.closing => return Err(()),
                 None => return Ok(None),
-                Some(&(_, Op::WaitFor(ticket))) => gated || !self.is_over(ticket),
+                Some(&(_, Op::WaitFor(ticket))) => gated || !self.is_complete(ticket),
                 Some(_) => gated,
             };
             if must_wait {
@@ -204,7 +186,7 @@ impl Streams {
             let Some((number, op)) = stream.ops.pop_front() else { return Ok(None) };
             if !matches!(op, Op::WaitFor(_)) {
                 stream.running = true;
-                stream.signalling = matches!(op, Op::RecordEvent(_) | Op::WriteValue { .. });
+                stream.signalling = matches!(op, Op::RecordEvent | Op::WriteValue { .. });
                 return Ok(Some((number, op)));
             }
             stream.finished = number;
@@ -292,7 +274,7 @@ pub(crate) fn resolve(handle: usize) -> Result<usize, Code> {
         PER_THREAD => streams.default_stream(context?, Some(thread::current().id())),
         _ => streams.handles.number(handle).ok_or_else(|| {
             drop(streams);
-            ledger::misused(format!("use of stream {handle:#x}, which does not exist or is destroyed"));
+            counts::misused(format!("use of stream {handle:#x}, which does not exist or is destroyed"));
             Code::INVALID_HANDLE
         }),
     }
@@ -316,8 +298,7 @@ pub(crate) fn context_of(stream: usize) -> Result<usize, Code> {
     lock_streams().by_number.get(&stream).map(|stream| stream.context).ok_or(Code::INVALID_HANDLE)
 }
 
-/// What runs in a context, one ticket for each of its streams. While one of them captures, there is no answer, and that
-/// capture is invalid.
+/// Tickets for the running work of a context, one for each stream. Fails while a stream captures, and invalidates that capture.
 pub(crate) fn tickets_of(context: usize) -> Result<Vec<Ticket>, Code> {
     let mut streams = lock_streams();
     let of_context: Vec<usize> =
@@ -325,21 +306,21 @@ pub(crate) fn tickets_of(context: usize) -> Result<Vec<Ticket>, Code> {
     let captures = |number: &usize| streams.captures.members().any(|member| member == number);
     let capturing: Vec<usize> = of_context.iter().copied().filter(captures).collect();
     if !capturing.is_empty() {
-        capturing.into_iter().for_each(|number| streams.captures.spoil(number));
+        capturing.into_iter().for_each(|number| streams.captures.invalidate(number));
         return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
     }
     let last = of_context.into_iter().map(|number| streams.last(number));
-    Ok(last.filter(|&ticket| !streams.is_over(ticket)).collect())
+    Ok(last.filter(|&ticket| !streams.is_complete(ticket)).collect())
 }
 
-/// Whether this operation is complete.
-pub(crate) fn is_over(ticket: Ticket) -> bool {
-    lock_streams().is_over(ticket)
+/// Returns whether this operation is complete.
+pub(crate) fn is_complete(ticket: Ticket) -> bool {
+    lock_streams().is_complete(ticket)
 }
 
 /// Waits for this operation.
 pub(crate) fn wait_for_ticket(ticket: Ticket) -> Outcome {
-    wait_until(|streams| streams.is_over(ticket))
+    wait_until(|streams| streams.is_complete(ticket))
 }
 
 /// Waits for all operations enqueued so far.
@@ -358,33 +339,33 @@ pub(crate) fn wait_for_idle(context: Option<usize>) -> Outcome {
     })
 }
 
-/// Operations enqueued and not complete. A signal does not count if its effect may be visible already.
+/// Operations in flight. A signal that may be visible already does not count.
 pub(crate) fn in_flight() -> u64 {
     let of = |stream: &Stream| stream.ops.len() as u64 + u64::from(stream.running && !stream.signalling);
     lock_streams().by_number.values().map(of).sum()
 }
 
-/// Streams created and not destroyed.
+/// Live created streams.
 pub(crate) fn live() -> u64 {
     lock_streams().by_number.values().filter(|stream| stream.created.is_some() && !stream.closing).count() as u64
 }
 
-/// Destroys all streams of a context: once their work has ended, or with it.
+/// Destroys all streams of a context, after their work or together with it.
 pub(crate) fn close_of(context: usize, ends_work: bool) {
     let mut guard = lock_streams();
     let streams = &mut *guard;
     streams.defaults.retain(|&(of, ..)| of != context);
     for (&number, stream) in streams.by_number.iter_mut().filter(|(_, stream)| stream.context == context) {
-        // The next context may have the handle of this one.
+        // The next context may get the same handle.
         (stream.closing, stream.created, stream.context) = (true, None, 0);
-        streams.handles.take_back(number);
+        streams.handles.free(number);
         streams.captures.end_of(number);
         if ends_work {
             stream.ops.clear();
         }
         stream.worker.notify_all();
     }
-    // What runs at this moment may use memory that goes with the context.
+    // A running operation may use memory that is freed with the context.
     while ends_work && guard.by_number.values().any(|stream| stream.closing && stream.running) {
         guard = wait(&CALLERS, guard);
     }
@@ -412,14 +393,14 @@ pub(crate) fn lose(code: Code) {
 pub(crate) fn reset() {
     let mut streams = lock_streams();
     streams.hold_all = false;
-    streams.captures = Captures::new();
+    streams.captures = Captures::default();
     streams.by_number.values_mut().for_each(|stream| stream.held = false);
     streams.wake_all_workers();
     while streams.by_number.values().any(|stream| !stream.is_idle()) {
         streams = wait(&CALLERS, streams);
     }
     streams.lost = None;
-    // Work that a lost device left behind is complete for callers that still hold a ticket.
+    // Callers may still have tickets for work that the lost device did not finish.
     streams.by_number.values_mut().for_each(|stream| stream.finished = stream.enqueued);
     streams.wake_dependents();
 }

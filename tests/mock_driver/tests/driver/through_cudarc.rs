@@ -331,5 +331,5 @@ fn captured_copies_run_at_each_launch_and_not_before() {
     unsafe { result::graph::exec_destroy(runnable) }.unwrap();
     // SAFETY: destroyed once.
     unsafe { result::event::destroy(event) }.unwrap();
-    assert_eq!(double.counts().spoiled_captures, 1);
+    assert_eq!(double.counts().invalidated_captures, 1);
 }

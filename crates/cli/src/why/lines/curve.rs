@@ -74,7 +74,7 @@ impl Curve {
         let last = self.points.last().cloned().unwrap_or_default();
         let point = match message.numbers {
             Numbers::After(counters) => {
-                // A log that lost the requests still has the returns, which are nearly as many.
+                // If the number of requests is lost, the number of returns is close to it.
                 let window = (counters.get.unwrap_or(counters.put), counters.evicted);
                 if entry.silent_raises > 0 || window.0 < self.window.0 || window.1 < self.window.1 {
                     self.close_window();

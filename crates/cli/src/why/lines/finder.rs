@@ -39,7 +39,7 @@ static CONTAINERS: LazyLock<Regex> = LazyLock::new(|| compiled(CONTAINER));
 static DECORATIONS: LazyLock<Regex> = LazyLock::new(|| compiled(DECORATION));
 static PREFIXES: LazyLock<Regex> = LazyLock::new(|| compiled(PREFIX));
 
-/// Finds all messages. [`LogContent::stopped`] says why the log was not read to its end.
+/// Finds all messages. [`LogContent::stopped`] is set if the log was not read to its end.
 pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> LogContent {
     let mut finder = Finder::default();
     let stopped = loop {

@@ -100,7 +100,7 @@ impl Trend {
                  PINPOOL_MAX_BYTES limits it; with the tensorflow preset PINPOOL_ROUNDING=pow2 makes sizes repeat."
                     .to_owned(),
             ],
-            (Self::Unknown, _) => vec!["The log has raises only, which do not tell how many requests miss.".to_owned()],
+            (Self::Unknown, _) => vec!["The log has only raises, which do not show how many requests miss.".to_owned()],
             (Self::TooShort, _) => vec![format!(
                 "No line has {GETS_MIN} requests since a raise with a consistent rate: too few to recommend a limit."
             )],

@@ -104,7 +104,7 @@ fn as_text(error: TraceError) -> String {
 /// outcome, and its printed bound each other.
 pub(crate) fn replay(data: &[u8]) {
     let Ok(workload) = reader(data).and_then(|mut reader| Workload::read(&mut reader)) else { return };
-    if workload.gets() > MOST_GETS || workload.duration_us() > LONGEST_US {
+    if workload.gets > MOST_GETS || workload.duration_us > LONGEST_US {
         return;
     }
     for (preset, source) in

@@ -1,9 +1,7 @@
-//! Pinned bytes, events of interest, misuse, and the report at the end of the process.
-//!
-//! Owns the counters that tests assert on. Never fails a call, except pinning over the limit.
+//! Pinned bytes, counters for tests, misuse, and the report at the end of the process.
 
 use std::fmt::Write as _;
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 
 use crate::code::Code;
 use crate::faults;
@@ -11,7 +9,6 @@ use crate::sync::lock;
 
 /// All counts at one moment.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
 pub struct Counts {
     /// Bytes of host memory pinned now: allocated, registered or created as physical granules.
     pub pinned_bytes: u64,
@@ -39,106 +36,85 @@ pub struct Counts {
     pub work_in_flight: u64,
     /// Calls of `cuMemFreeHost`, `cuMemHostUnregister` or `cuMemFree` that found work in flight, and so blocked all threads.
     pub frees_with_work_in_flight: u64,
-    /// Captures invalidated by a call that is not allowed alongside them.
-    pub spoiled_captures: u64,
-    /// Misuses seen; [`crate::MockDriver::wrong_uses`] describes them.
+    /// Captures invalidated by a forbidden call.
+    pub invalidated_captures: u64,
+    /// Wrong uses of the driver; [`crate::MockDriver::wrong_uses`] describes them.
     pub wrong_uses: u64,
 }
 
-struct Ledger {
-    pinned_bytes: u64,
-    peak_pinned_bytes: u64,
-    pin_limit_bytes: u64,
-    frees_with_work_in_flight: u64,
-    spoiled_captures: u64,
+#[derive(Default)]
+struct Recorded {
+    counts: Counts,
+    pin_limit_bytes: Option<u64>,
     wrong_uses: Vec<String>,
 }
 
-static LEDGER: Mutex<Ledger> = Mutex::new(Ledger {
-    pinned_bytes: 0,
-    peak_pinned_bytes: 0,
-    pin_limit_bytes: u64::MAX,
-    frees_with_work_in_flight: 0,
-    spoiled_captures: 0,
-    wrong_uses: Vec::new(),
-});
+static RECORDED: LazyLock<Mutex<Recorded>> = LazyLock::new(Mutex::default);
 
-/// Counts pinned bytes, or refuses them.
+/// Counts pinned bytes; an error over the limit.
 pub(crate) fn pin(bytes: u64) -> Result<(), Code> {
-    let mut ledger = lock(&LEDGER);
-    let wanted = ledger.pinned_bytes.saturating_add(bytes);
-    if wanted > ledger.pin_limit_bytes {
+    let Recorded { counts, pin_limit_bytes, .. } = &mut *lock(&RECORDED);
+    let pinned_bytes = counts.pinned_bytes.saturating_add(bytes);
+    if pin_limit_bytes.is_some_and(|limit_bytes| pinned_bytes > limit_bytes) {
         return Err(Code::OUT_OF_MEMORY);
     }
-    ledger.pinned_bytes = wanted;
-    ledger.peak_pinned_bytes = ledger.peak_pinned_bytes.max(wanted);
+    counts.pinned_bytes = pinned_bytes;
+    counts.peak_pinned_bytes = counts.peak_pinned_bytes.max(pinned_bytes);
     Ok(())
 }
 
 /// Subtracts pinned bytes.
 pub(crate) fn unpin(bytes: u64) {
-    lock(&LEDGER).pinned_bytes -= bytes;
+    lock(&RECORDED).counts.pinned_bytes -= bytes;
 }
 
-/// Pinning more than this fails.
+/// Refuses to pin more than this.
 pub(crate) fn limit_pinned(bytes: u64) {
-    lock(&LEDGER).pin_limit_bytes = bytes;
+    lock(&RECORDED).pin_limit_bytes = Some(bytes);
 }
 
 /// Counts a free that blocks all threads.
 pub(crate) fn freed_with_work_in_flight() {
-    lock(&LEDGER).frees_with_work_in_flight += 1;
+    lock(&RECORDED).counts.frees_with_work_in_flight += 1;
 }
 
 /// Counts a capture that a forbidden call invalidated.
-pub(crate) fn spoiled_capture() {
-    lock(&LEDGER).spoiled_captures += 1;
+pub(crate) fn invalidated_capture() {
+    lock(&RECORDED).counts.invalidated_captures += 1;
 }
 
-/// Records a misuse in words.
+/// Records a misuse.
 pub(crate) fn misused(words: String) {
-    lock(&LEDGER).wrong_uses.push(words);
+    lock(&RECORDED).wrong_uses.push(words);
 }
 
-/// The words of one misuse.
-pub(crate) fn misuse(index: usize) -> Option<String> {
-    lock(&LEDGER).wrong_uses.get(index).cloned()
+/// Descriptions of all misuses.
+pub(crate) fn wrong_uses() -> Vec<String> {
+    lock(&RECORDED).wrong_uses.clone()
 }
 
 /// The counts of this module; the other fields are 0.
-pub(crate) fn counts() -> Counts {
-    let ledger = lock(&LEDGER);
-    Counts {
-        pinned_bytes: ledger.pinned_bytes,
-        peak_pinned_bytes: ledger.peak_pinned_bytes,
-        frees_with_work_in_flight: ledger.frees_with_work_in_flight,
-        spoiled_captures: ledger.spoiled_captures,
-        wrong_uses: ledger.wrong_uses.len() as u64,
-        ..Counts::default()
-    }
+pub(crate) fn recorded() -> Counts {
+    let recorded = lock(&RECORDED);
+    Counts { wrong_uses: recorded.wrong_uses.len() as u64, ..recorded.counts }
 }
 
 /// Resets all counts except the bytes that are still pinned.
 pub(crate) fn reset() {
-    let mut ledger = lock(&LEDGER);
-    *ledger = Ledger {
-        pinned_bytes: ledger.pinned_bytes,
-        peak_pinned_bytes: ledger.pinned_bytes,
-        pin_limit_bytes: u64::MAX,
-        frees_with_work_in_flight: 0,
-        spoiled_captures: 0,
-        wrong_uses: Vec::new(),
-    };
+    let mut recorded = lock(&RECORDED);
+    let pinned_bytes = recorded.counts.pinned_bytes;
+    let counts = Counts { pinned_bytes, peak_pinned_bytes: pinned_bytes, ..Counts::default() };
+    *recorded = Recorded { counts, ..Recorded::default() };
 }
 
-/// The end of the process reports on stderr.
+/// Reports on stderr at the end of the process.
 pub(crate) fn report_at_exit() {
     // SAFETY: a plain function that lives as long as the process: a driver is never unloaded.
     let _unreported = unsafe { libc::atexit(report) };
 }
 
 extern "C" fn report() {
-    eprintln!("{}", report_text(&counts(), &faults::all_calls()));
+    eprintln!("{}", report_text(&recorded(), &faults::all_calls()));
 }
 
 fn report_text(counts: &Counts, calls: &[(&str, u64)]) -> String {
