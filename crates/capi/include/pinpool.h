@@ -183,6 +183,22 @@ pp_status pp_pool_open(const char *config,
                        pp_pool **pool);
 
 /**
+ * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
+ * pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. A partition
+ * has pp_get, pp_get_aligned, pp_get_timeout, pp_try_get, the functions that put, pp_set_max_bytes and pp_stats_json; other
+ * functions return PP_BAD_SETTING for it.
+ *
+ * - PP_BAD_SETTING: `pool` is a partition, or has the preset tensorflow.
+ * - PP_TOO_MANY_POOLS: 4096 pools are open.
+ * - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
+ * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+ */
+pp_status pp_partition(pp_pool *pool,
+                       const char *name,
+                       uint64_t max_bytes,
+                       pp_pool **partition);
+
+/**
  * Closes a pool. Running calls of other threads continue and succeed; later calls return PP_UNKNOWN_POOL.
  *
  * Buffers in use stay valid; put them with the same handle, which is unknown after the last one. The last call or put releases
@@ -205,7 +221,7 @@ pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 
 /**
  * Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
- * are put; a higher limit serves waiting requests.
+ * are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool.
  *
  * - PP_INVALID_ARGUMENT: 0 bytes.
  */

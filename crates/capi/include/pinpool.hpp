@@ -215,6 +215,14 @@ public:
         return buffer(handle_, data, bytes);
     }
 
+    /** Opens a part of the pool with its own limit and statistics; see pp_partition. */
+    pool partition(const std::string &name, std::uint64_t max_bytes) const
+    {
+        pp_pool *partition = nullptr;
+        detail::check(pp_partition(handle(), name.c_str(), max_bytes, &partition));
+        return pool(std::make_shared<detail::handle>(partition));
+    }
+
     void set_max_bytes(std::uint64_t max_bytes) const { detail::check(pp_set_max_bytes(handle(), max_bytes)); }
     void reserve(std::uint64_t bytes) const { detail::check(pp_reserve(handle(), bytes)); }
     void trim(std::uint64_t to_bytes) const { detail::check(pp_trim(handle(), to_bytes)); }

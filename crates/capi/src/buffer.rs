@@ -5,12 +5,12 @@ use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use pinpool::cudarc::driver::sys;
-use pinpool::{PinnedBuf, Pool, Request};
+use pinpool::{PinnedBuf, Request};
 
 use crate::call::{Failure, call, required, store};
 use crate::handle::pp_pool;
 use crate::pool::text;
-use crate::slots;
+use crate::slots::{self, Call};
 use crate::status::pp_status;
 use crate::table::Owner;
 
@@ -28,16 +28,16 @@ pub struct CUevent_st {
 
 /// Stores the address of the buffer that `take` allocates.
 #[inline]
-fn get<E: Into<Failure>>(
+fn get(
     pool: *mut pp_pool,
     ptr: *mut *mut c_void,
-    take: impl FnOnce(&Pool) -> Result<Option<PinnedBuf>, E>,
+    take: impl FnOnce(&Call) -> Result<Option<PinnedBuf>, Failure>,
 ) -> pp_status {
     call(|| {
         let place = required(ptr, "ptr")?;
         store(place, ptr::null_mut());
         let call = slots::enter(pool)?;
-        match take(call.pool()?).map_err(Into::into)? {
+        match take(&call)? {
             None => return Ok(pp_status::PP_NONE_IDLE),
             Some(buf) if buf.is_empty() => {}
             Some(buf) => store(place, call.table().insert(buf, Owner::Pool).cast()),
@@ -63,7 +63,7 @@ fn get<E: Into<Failure>>(
 /// capi-P1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
-    get(pool, ptr, |pool| pool.get(bytes).map(Some))
+    get(pool, ptr, |call| Ok(Some(call.opened()?.get(bytes)?)))
 }
 
 /// Allocates as pp_get does, at a multiple of `alignment`.
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn pp_get_aligned(
     alignment: usize,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    get(pool, ptr, |pool| pool.get_with(Request::new(bytes).align(alignment)).map(Some))
+    get(pool, ptr, |call| Ok(Some(call.opened()?.get_with(Request::new(bytes).align(alignment))?)))
 }
 
 /// Allocates as pp_get does, counted under `tag` (UTF-8): errors, statistics and reports show how much each tag holds, and since
@@ -100,11 +100,11 @@ pub unsafe extern "C" fn pp_get_tagged(
     tag: *const c_char,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    get(pool, ptr, |pool| {
+    get(pool, ptr, |call| {
         required(tag.cast_mut(), "tag")?;
         // SAFETY: capi-P1.
         let tag = unsafe { text(tag, "tag") }?;
-        pool.tagged(tag).get(bytes).map(Some).map_err(Failure::from)
+        Ok(Some(call.pool()?.tagged(tag).get(bytes)?))
     })
 }
 
@@ -123,7 +123,8 @@ pub unsafe extern "C" fn pp_get_timeout(
     timeout_ms: u64,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    get(pool, ptr, |pool| pool.get_with(Request::new(bytes).wait(Duration::from_millis(timeout_ms))).map(Some))
+    let request = Request::new(bytes).wait(Duration::from_millis(timeout_ms));
+    get(pool, ptr, |call| Ok(Some(call.opened()?.get_with(request)?)))
 }
 
 /// Allocates as pp_get does if a buffer of this size class is idle; never pins and never waits.
@@ -136,7 +137,7 @@ pub unsafe extern "C" fn pp_get_timeout(
 /// capi-P1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
-    get(pool, ptr, |pool| pool.try_get(bytes))
+    get(pool, ptr, |call| Ok(call.opened()?.try_get(bytes)?))
 }
 
 /// Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.

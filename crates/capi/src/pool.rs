@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use crate::call::{Failure, call, required, store, text_for_c};
 use crate::config;
 use crate::handle::pp_pool;
-use crate::slots;
+use crate::slots::{self, Opened};
 use crate::status::pp_status;
 
 /// Opens a pool and stores its handle in `pool`. Close it with pp_pool_close.
@@ -43,7 +43,41 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
         // SAFETY: capi-P1.
         let config = if config.is_null() { "" } else { unsafe { text(config, "config") }? };
         let opened = config::builder(config)?.build()?;
-        store(place, slots::open(opened)?);
+        let zero = opened.config().zero;
+        store(place, slots::open(Opened::Pool(opened), zero)?);
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
+/// pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. A partition
+/// has pp_get, pp_get_aligned, pp_get_timeout, pp_try_get, the functions that put, pp_set_max_bytes and pp_stats_json; other
+/// functions return PP_BAD_SETTING for it.
+///
+/// - PP_BAD_SETTING: `pool` is a partition, or has the preset tensorflow.
+/// - PP_TOO_MANY_POOLS: 4096 pools are open.
+/// - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
+/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+///
+/// # Safety
+///
+/// capi-P1; `name` ends in 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_partition(
+    pool: *mut pp_pool,
+    name: *const c_char,
+    max_bytes: u64,
+    partition: *mut *mut pp_pool,
+) -> pp_status {
+    call(|| {
+        let place = required(partition, "partition")?;
+        store(place, ptr::null_mut());
+        required(name.cast_mut(), "name")?;
+        // SAFETY: capi-P1.
+        let name = unsafe { text(name, "name") }?;
+        let call = slots::enter(pool)?;
+        let opened = Opened::Partition(call.pool()?.partition(name, max_bytes)?);
+        store(place, slots::open(opened, call.pool()?.config().zero)?);
         Ok(pp_status::PP_OK)
     })
 }
@@ -87,7 +121,7 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 }
 
 /// Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
-/// are put; a higher limit serves waiting requests.
+/// are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool.
 ///
 /// - PP_INVALID_ARGUMENT: 0 bytes.
 #[unsafe(no_mangle)]
@@ -96,7 +130,10 @@ pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_sta
         if max_bytes == 0 {
             return Err(Failure::argument("max_bytes=0: every request would fail; pp_trim releases idle memory"));
         }
-        slots::enter(pool)?.pool()?.set_max_bytes(max_bytes)?;
+        match slots::enter(pool)?.opened()? {
+            Opened::Pool(pool) => pool.set_max_bytes(max_bytes)?,
+            Opened::Partition(partition) => partition.set_max_bytes(max_bytes)?,
+        }
         Ok(pp_status::PP_OK)
     })
 }
@@ -142,7 +179,10 @@ pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_cha
     call(|| {
         let place = required(json, "json")?;
         store(place, ptr::null_mut());
-        let stats = slots::enter(pool)?.pool()?.stats();
+        let stats = match slots::enter(pool)?.opened()? {
+            Opened::Pool(pool) => pool.stats(),
+            Opened::Partition(partition) => partition.stats(),
+        };
         let text = serde_json::to_string(&stats).map_err(|error| {
             Failure::new(pp_status::PP_INTERNAL, format!("the statistics cannot be written as JSON: {error}"))
         })?;

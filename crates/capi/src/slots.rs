@@ -20,7 +20,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crossbeam::utils::CachePadded;
-use pinpool::Pool;
+use pinpool::{Partition, PinnedBuf, Pool, Request};
 use pinpool_os::fork::ForkGeneration;
 
 use crate::call::Failure;
@@ -37,12 +37,43 @@ const COUNTERS: usize = 32;
 
 static SLOTS: [AtomicPtr<Slot>; POOLS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; POOLS_MAX];
 
+/// The object that a handle names.
+#[derive(Debug)]
+pub(crate) enum Opened {
+    Pool(Pool),
+    Partition(Partition),
+}
+
+impl Opened {
+    #[inline]
+    pub(crate) fn get(&self, bytes: usize) -> pinpool::Result<PinnedBuf> {
+        match self {
+            Self::Pool(pool) => pool.get(bytes),
+            Self::Partition(partition) => partition.get(bytes),
+        }
+    }
+
+    pub(crate) fn get_with(&self, request: Request) -> pinpool::Result<PinnedBuf> {
+        match self {
+            Self::Pool(pool) => pool.get_with(request),
+            Self::Partition(partition) => partition.get_with(request),
+        }
+    }
+
+    pub(crate) fn try_get(&self, bytes: usize) -> pinpool::Result<Option<PinnedBuf>> {
+        match self {
+            Self::Pool(pool) => pool.try_get(bytes),
+            Self::Partition(partition) => partition.try_get(bytes),
+        }
+    }
+}
+
 /// A place for a pool.
 pub(crate) struct Slot {
     state: State,
     /// When the pool was opened, in forks.
     forks: AtomicU32,
-    pool: UnsafeCell<Option<Pool>>,
+    pool: UnsafeCell<Option<Opened>>,
     calls: [CachePadded<AtomicUsize>; COUNTERS],
     table: Table,
 }
@@ -65,10 +96,21 @@ pub(crate) struct Call {
 
 impl Call {
     #[inline]
-    pub(crate) fn pool(&self) -> Result<&Pool, Failure> {
+    pub(crate) fn opened(&self) -> Result<&Opened, Failure> {
         // SAFETY: slots-I1: this call is counted and has seen Open.
-        let pool = unsafe { &*self.slot.pool.get() };
-        pool.as_ref().ok_or_else(|| Failure::new(pp_status::PP_INTERNAL, "an open handle without a pool"))
+        let opened = unsafe { &*self.slot.pool.get() };
+        opened.as_ref().ok_or_else(|| Failure::new(pp_status::PP_INTERNAL, "an open handle without a pool"))
+    }
+
+    /// The pool. Fails for a partition.
+    pub(crate) fn pool(&self) -> Result<&Pool, Failure> {
+        match self.opened()? {
+            Opened::Pool(pool) => Ok(pool),
+            Opened::Partition(partition) => {
+                let why = format!("`{}` is a partition: call this with the handle of its pool", partition.name());
+                Err(Failure::new(pp_status::PP_BAD_SETTING, why))
+            }
+        }
     }
 
     pub(crate) fn table(&self) -> &'static Table {
@@ -194,8 +236,8 @@ fn all() -> impl Iterator<Item = &'static Slot> {
     SLOTS.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
 }
 
-/// Puts a pool into a free slot.
-pub(crate) fn open(pool: Pool) -> Result<*mut pp_pool, Failure> {
+/// Puts a pool or a partition into a free slot. Its buffers are cleared if `zero`.
+pub(crate) fn open(opened: Opened, zero: bool) -> Result<*mut pp_pool, Failure> {
     let claimed = (0..POOLS_MAX).find_map(|number| {
         let slot = slot(number)?;
         Some((number, slot, slot.state.claim()?))
@@ -204,7 +246,7 @@ pub(crate) fn open(pool: Pool) -> Result<*mut pp_pool, Failure> {
         let text = format!("{POOLS_MAX} pools are open or have buffers in use: close one, and put its buffers");
         return Err(Failure::new(pp_status::PP_TOO_MANY_POOLS, text));
     };
-    slot.begin(generation, pool);
+    slot.begin(generation, opened, zero);
     Ok(ptr::without_provenance_mut(generation << NUMBER_BITS | number))
 }
 
@@ -243,11 +285,11 @@ impl Slot {
         }
     }
 
-    /// Holds `pool` as the generation that this thread claimed.
-    fn begin(&self, generation: usize, pool: Pool) {
-        self.table.begin(pool.config().zero);
+    /// Holds `opened` as the generation that this thread claimed.
+    fn begin(&self, generation: usize, opened: Opened, zero: bool) {
+        self.table.begin(zero);
         // SAFETY: slots-I1: this thread claimed the slot.
-        unsafe { *self.pool.get() = Some(pool) };
+        unsafe { *self.pool.get() = Some(opened) };
         self.forks.store(forks(), Ordering::Relaxed);
         self.state.change(generation, Phase::Opening, Phase::Open);
     }
@@ -303,7 +345,8 @@ mod tests {
     /// A pool in the slot, by its generation.
     fn opened(slot: &Slot) -> usize {
         let generation = slot.state.claim().unwrap();
-        slot.begin(generation, Pool::builder().without_env().backend(Backend::Heap).build().unwrap());
+        let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+        slot.begin(generation, Opened::Pool(pool), false);
         generation
     }
 
@@ -315,7 +358,8 @@ mod tests {
     /// The address of a buffer that is out.
     fn got(slot: &Slot) -> usize {
         // SAFETY: slots-I1: no other thread has this slot.
-        let buf = unsafe { &*slot.pool.get() }.as_ref().unwrap().get(4096).unwrap();
+        let Some(Opened::Pool(pool)) = (unsafe { &*slot.pool.get() }) else { panic!("a slot without a pool") };
+        let buf = pool.get(4096).unwrap();
         slot.table.insert(buf, crate::table::Owner::Pool).addr()
     }
 

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Each object in `pools` contains the statistics, the largest owners (`tag`, `buffers`, `bytes`, `asked_bytes`, and `oldest_seconds`, which
-//! is `null` for untagged buffers), `why` (the diagnosis), `snapshot` (what the diagnosis is based on), and the texts `table` and `dump`.
+//! is `null` for untagged buffers), `why` (the diagnosis), `snapshot` (the input of the diagnosis), and the texts `table` and `dump`.
 //!
 //! One thread serves all sockets of the process and reads the statistics only while there are readers, so requests and returns cost nothing.
 //! A slow reader is dropped; beyond `READERS_MAX` the oldest reader is closed with `{"closed":"..."}`. Only the user of the process
@@ -123,7 +123,7 @@ impl Drop for ServedPool {
         let Some(at) = serving.sockets.iter().position(|served| served.number == self.socket) else { return };
         serving.sockets[at].pools.retain(|pool| address_of(pool) != self.pool);
         if serving.sockets[at].pools.is_empty() {
-            // Under the lock, so that a pool that is made now opens a socket after this.
+            // Under the lock, so that a new pool opens its socket afterwards.
             serving.sockets.swap_remove(at);
         }
     }

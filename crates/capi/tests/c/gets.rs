@@ -5,7 +5,9 @@ use std::ptr;
 
 use pinpool_c::*;
 
-use crate::fixture::{Address, HEAP, bytes, close, get, last_error, open, outcome, put, stats, try_get, try_open};
+use crate::fixture::{
+    Address, HEAP, Handle, bytes, close, get, last_error, open, outcome, put, stats, try_get, try_open,
+};
 
 #[test]
 fn a_buffer_is_reused_after_its_put() {
@@ -183,6 +185,31 @@ fn adopted_memory_is_put_as_a_buffer_and_given_back_once() {
     assert_eq!(pp_put(pool.0, ptr), pp_status::PP_UNKNOWN_POINTER);
     // SAFETY: nobody else has the counter now.
     assert_eq!(unsafe { counter.cast::<u32>().read() }, 1);
+    close(pool);
+}
+
+#[test]
+fn a_partition_has_a_limit_of_its_own_and_keeps_its_pool() {
+    let (pool, mut partition) =
+        (open("backend=heap; max_bytes=16MiB; on_full=error; wait=0s; name=train"), ptr::null_mut());
+    // SAFETY: a C string and a place for the handle, here and below.
+    let opened = unsafe { pp_partition(pool.0, c"eval".as_ptr(), 4 << 20, &raw mut partition) };
+    let partition = outcome(opened, Handle(partition)).unwrap();
+    let held = get(partition, 1 << 20).unwrap();
+    assert_eq!(get(partition, 6 << 20).unwrap_err().0, pp_status::PP_LIMIT);
+    assert_eq!(stats(partition)["name"], "train/eval");
+    assert_eq!(pp_trim(partition.0, 0), pp_status::PP_BAD_SETTING);
+    assert!(last_error().1.contains("train/eval"));
+    close(pool);
+    bytes(held, 1 << 20).fill(3);
+    put(partition, held).unwrap();
+    close(partition);
+
+    let pool = open("backend=heap; preset=tensorflow");
+    let mut none = ptr::dangling_mut();
+    // SAFETY: NULL is refused.
+    let refused = unsafe { pp_partition(pool.0, ptr::null(), 4 << 20, &raw mut none) };
+    assert_eq!(refused, pp_status::PP_INVALID_ARGUMENT);
     close(pool);
 }
 

@@ -1,8 +1,8 @@
 //! Memory that is unpinned and pinned again over minutes: a program with idle periods pays for the calls each time.
 
-/// Less than one part in this many of the time does not count.
+/// Less than 1/50 of the time does not count.
 const COSTLY_PART: u64 = 50;
-/// A single time may be a change of the program.
+/// A single cycle may be a change of the program.
 const TIMES_MIN: u64 = 2;
 
 /// Bytes that a window pinned and unpinned, and the duration of the calls.

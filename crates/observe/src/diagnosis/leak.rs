@@ -17,10 +17,10 @@ const GROWN_UNSEEN: usize = 6;
 const AGED_STEPS: usize = 3;
 /// At least one of this many window ends is outside a burst.
 const LOW_OF: usize = 3;
-/// More requests by one part in this many are more load.
+/// An increase of the requests by 1/8 is more load.
 const LOAD_PART: u64 = 8;
 
-/// Most window ends.
+/// Maximum number of window ends.
 const SEEN_MAX: usize = 2 * AGED_STEPS + 2;
 
 /// A leak that was found.

@@ -1,20 +1,20 @@
-//! Which diagnoses are logged, and the summary of several windows.
+//! Selects the diagnoses that are logged, and summarizes several windows.
 //!
-//! A new cause is logged, and an alarm that recommends an eighth more. The end of an alarm is logged after a minute without it, and after
+//! A new cause is logged, and an alarm with a recommended size that is 1/8 larger. The end of an alarm is logged after a minute without it, and after
 //! twice as long each time that the alarm has returned, so that an alternating pool does not fill the log.
 
 use std::collections::BTreeMap;
 
 use super::window_diagnosis::{Cause, WindowDiagnosis};
 
-/// A need that grows by one part in this many is reported again.
+/// A need that grows by 1/8 is reported again.
 const RAISE_PART: u64 = 8;
 /// An alarm has ended after this long without it.
 const CALM_US: u64 = 60_000_000;
-/// An alarm counts if at least one window in this many shows it, or if it lost one part in the other many of the time.
+/// An alarm counts if at least 1/10 of the windows show it, or if it lost 1/100 of the time.
 const ALARM_PART: usize = 10;
 const LOST_PART: u64 = 100;
-/// Doublings of that time at most.
+/// Maximum number of doublings of that time.
 const RETURNS_MAX: u32 = 12;
 
 /// The last report.
@@ -22,7 +22,7 @@ const RETURNS_MAX: u32 = 12;
 pub(super) struct LogFilter {
     reported: Option<(Cause, bool, u64)>,
     known: Vec<Cause>,
-    /// When it was last found.
+    /// Time of the last window with this cause.
     seen_us: u64,
     /// Times that a cause returned.
     returns: u32,

@@ -48,7 +48,7 @@ pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
     diagnoses
 }
 
-/// The diagnosis of a whole series, by the clock of its pool; `None` of too few requests.
+/// The diagnosis of a whole series, by the clock of its pool; `None` if there are too few requests.
 fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
     let (end_us, end) = series.last()?;
     let mut monitor = Monitor::remembering(u64::MAX);

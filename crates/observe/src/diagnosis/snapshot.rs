@@ -84,7 +84,7 @@ pub struct Snapshot {
     pub is_pinned: bool,
     /// The process has loaded a GPU driver.
     pub has_driver: bool,
-    /// The last request that failed since the last window, and why.
+    /// The likely cause of the last request that failed since the last window.
     pub failure: Option<(Cause, LikelyCause)>,
     pub holders: Vec<Holder>,
 }

@@ -8,22 +8,22 @@ use super::snapshot::{STUCK_AFTER, Snapshot};
 use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
 
-/// More than one part in this many is not tolerable: TensorFlow's rate of 0.002.
+/// A rate above 1/500 is not tolerable: TensorFlow's 0.002.
 const TOLERABLE_PART: u64 = 500;
 /// Fewer short requests matter only for the time that they wait.
 const SHORT_MIN: u64 = 3;
-/// Waiting for more than one part in this many of a window matters.
+/// Waiting for more than 1/100 of a window matters.
 const WAITED_PART: u64 = 100;
-/// Growth by less than one part in this many does not count.
+/// Growth by less than 1/16 does not count.
 const GROWTH_PART: u64 = 16;
-/// A pool with no more than one miss in this many requests has what it needs.
+/// A pool with a miss rate of at most 1/50 has the memory that it needs.
 const WARM_PART: u64 = 50;
 /// A queue before a slow consumer keeps a buffer at least this long.
 const QUEUED: Duration = Duration::from_millis(500);
-/// A consumer that pauses makes a request wait at least this long, and no more than one request in that many.
+/// A consumer that pauses makes a request wait at least this long, and at most 1/10 of the requests.
 const PAUSE_NS: u64 = 100_000_000;
 const PAUSED_PART: u64 = 10;
-/// If more memory would raise use by no more than one part in this many, memory is not the bottleneck.
+/// If more memory would raise use by at most 1/4, memory is not the bottleneck.
 const OVERHANG_PART: u64 = 4;
 /// Consecutive windows in which memory is pinned and unpinned.
 const CHURNED: u32 = 2;
@@ -70,7 +70,7 @@ impl<'a> Window<'a> {
         held_bytes > 0 && self.of.pinned_bytes >= held_bytes && self.of.unpinned_bytes >= held_bytes
     }
 
-    /// Bytes that are pinned again each time.
+    /// Bytes that each cycle pins again.
     fn cycled_bytes(&self) -> u64 {
         match self.before.held_bytes.max(self.now.held_bytes) {
             // Released at both ends.

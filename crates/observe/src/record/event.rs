@@ -1,6 +1,6 @@
 //! Events of a pool, as recordings contain them.
 
-/// One thing that a pool did. Lengths are in bytes, times in nanoseconds. An `id` identifies the memory of a buffer from
+/// An event of a pool. Lengths are in bytes, times in nanoseconds. An `id` identifies the memory of a buffer from
 /// [`New`](Event::New) to [`Gone`](Event::Gone).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
@@ -132,13 +132,13 @@ impl Event {
 /// The fact that lists the settings made in the program's code, as variables separated by spaces.
 pub const SET_IN_CODE: &str = "set_in_code";
 
-/// One thing that a pool did, when, and on which thread.
+/// An event with its time and thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
 pub struct Record {
     /// Nanoseconds since the recording began.
     pub time_ns: u64,
-    /// Number of the thread; of a recording that was read, from 0 in order of their first records.
+    /// Number of the thread. Reading a recording renumbers the threads from 0, in order of their first records.
     pub thread: u32,
     /// Number of the pool.
     pub pool: u32,

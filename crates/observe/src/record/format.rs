@@ -51,7 +51,7 @@ pub(super) fn head() -> Vec<u8> {
     [&MAGIC[..], &VERSION.to_le_bytes()].concat()
 }
 
-/// A block in the making.
+/// A block that is being filled.
 #[derive(Debug, Default)]
 pub(super) struct BlockWriter {
     items: Vec<u8>,
@@ -61,7 +61,7 @@ pub(super) struct BlockWriter {
 impl BlockWriter {
     pub(super) fn add(&mut self, item: &Item) {
         self.records += u64::from(matches!(item, Item::Record(_)));
-        // Only a type that postcard does not know fails.
+        // Fails only for types that postcard does not support.
         self.items = postcard::to_extend(item, std::mem::take(&mut self.items)).unwrap_or_default();
     }
 

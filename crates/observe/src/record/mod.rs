@@ -1,4 +1,4 @@
-//! Recording what a pool does, for `pinpool trace`, `replay`, `advise` and `report`.
+//! Recordings of pools, for `pinpool why`, `report`, `advise` and `trace`.
 //!
 //! ```text
 //!   request, return, pin ... ──▶ queue (bounded, never waits) ──▶ pinpool-trace ──▶ blocks with checksums ──▶ file

@@ -85,7 +85,7 @@ enum Place {
     Device,
 }
 
-/// The text behind the name of the setting.
+/// The error text after the name of the setting.
 fn refused(what: impl std::fmt::Display, remedy: &str) -> Unrecorded {
     Unrecorded::Failed(format!("cannot be written: {what}; {remedy}"))
 }

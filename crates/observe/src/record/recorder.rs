@@ -26,7 +26,7 @@ pub struct Recorder {
     begun: Instant,
     pool: u32,
     is_ended: AtomicBool,
-    /// When the next snapshot is due, by the clock of the pool.
+    /// Time of the next snapshot, by the clock of the pool.
     next_us: AtomicU64,
     generation: ForkGeneration,
 }
@@ -77,7 +77,7 @@ impl Recorder {
 
     /// Returns true if a snapshot is due: every 100 ms at first, later every 200th of the elapsed time.
     pub fn wants_snapshot(&self, now_us: u64) -> bool {
-        // Relaxed: of two threads that ask at once both may add one.
+        // Relaxed: at worst two threads add one each.
         let is_due = now_us >= self.next_us.load(Ordering::Relaxed);
         if is_due {
             self.next_us.store(now_us + SNAPSHOT_US.max(now_us / SNAPSHOT_PARTS), Ordering::Relaxed);
