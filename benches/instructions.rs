@@ -4,7 +4,7 @@
 //!   hit       a buffer of the class is idle in the thread's shard
 //!   carved    a miss: carved from pinned memory, and returned to it
 //!   evicting  twelve random classes through a pool that keeps eight: a third of the requests miss, a third of the returns evict
-//!   across    requests of one thread, returns of another, eight buffers at a time through a channel, whose instructions count
+//!   across    requests of one thread, returns of another, eight buffers at a time; includes the channel between the threads
 //!   sampled   like hit, while one request in 1000 keeps its call stack (feature `observe`)
 //! ```
 //!

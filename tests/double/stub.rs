@@ -1,5 +1,5 @@
 //! A toolkit's stub of libcuda precedes the driver in the loader's path, as `libcuda.so`, and its `cuInit` returns 34; or the program
-//! has loaded the driver already. Each test is a separate process, with the mock driver as a driver whose SONAME is
+//! has loaded the driver already. Each test is a separate process, with the mock driver as a driver with the SONAME
 //! `libcuda.so.1`.
 #![allow(unsafe_code)] // Calls the driver by name.
 

@@ -173,7 +173,7 @@ impl Player {
         })
     }
 
-    /// Plays one line of the trace. The error explains why the line is invalid.
+    /// Plays one operation of the trace. The error explains why it is invalid.
     fn perform(&mut self, operation: TraceOp) -> Result<(), String> {
         match operation {
             TraceOp::Get { id, .. } if self.held.contains_key(&id) => {

@@ -30,7 +30,7 @@ struct Cli {
     #[command(subcommand)]
     bench: Bench,
 
-    /// Print the JSON object on one line
+    /// Print the report on one line
     #[arg(long, global = true)]
     json: bool,
 }

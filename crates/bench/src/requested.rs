@@ -51,7 +51,8 @@ pub(super) fn fits(argument: impl Display, what: impl Display, bytes: u64, remed
     if bytes <= most_bytes {
         return Ok(());
     }
-    let why = format!("{what} takes {bytes} B, over the {most_bytes} B that a pool gets on this machine; {remedy}");
+    let why =
+        format!("{what} takes {bytes} B, more than the {most_bytes} B that a pool may use on this machine; {remedy}");
     Err(BenchError::Setting(format!("{argument}: {why}")))
 }
 

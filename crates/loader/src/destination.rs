@@ -10,7 +10,7 @@ use pinpool::copy::CopyTarget;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Completion, Error, PinnedBuf};
 
-/// A device with several lanes, each of which copies one batch at a time.
+/// A device with several lanes. Each lane copies one batch at a time.
 pub trait Destination {
     /// Name for reports, such as the name of the device.
     fn describe(&self) -> String;

@@ -9,7 +9,7 @@
 //!   completed <= sent <= started <= sent + prefetch
 //!   |            |        '- batches that a worker has taken from the plan
 //!   |            '- batches passed to the destination, or without anything to send
-//!   '- batches whose buffer has returned to the pool
+//!   '- batches with a buffer that has returned to the pool
 //! ```
 //!
 //! - **reading-I1**: batches come in the order of the plan, even if later ones are filled first.

@@ -1,4 +1,4 @@
-//! How much memory an image takes while it is decoded.
+//! The memory that decoding an image takes.
 
 #[path = "../../cli/tests/parsers/allocated.rs"]
 mod allocated;

@@ -1,6 +1,6 @@
 //! The text format of traces: one item a line, fields separated by one space, numbers decimal.
 //!
-//! Owns the syntax and the line numbers; the code that plays a trace checks its meaning.
+//! Owns the syntax and line numbers; the code that plays a trace checks its meaning.
 //!
 //! | header | meaning | default |
 //! | --- | --- | --- |
@@ -57,7 +57,7 @@ pub enum TraceOp {
     Advance { micros: u64 },
 }
 
-/// The reason why a trace cannot be read or played, with the line.
+/// The reason why a trace cannot be read or played, with its line number.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file could not be read.
@@ -66,9 +66,9 @@ pub enum TraceError {
     /// A line has an error.
     #[error("line {line}: `{text}`: {why}")]
     Line {
-        /// Number of the line, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// Start of the line.
+        /// The first characters of that line.
         text: String,
         /// The reason.
         why: String,
@@ -169,7 +169,7 @@ impl TraceReader {
             }
             if read as u64 == limit && !bytes.ends_with(b"\n") {
                 let text = String::from_utf8_lossy(&bytes);
-                return Err(self.error_at(&text, "the line is too long".to_owned()));
+                return Err(self.error_at(&text, "too long for a line of a trace".to_owned()));
             }
             let text = String::from_utf8(bytes).map_err(|error| {
                 self.error_at(&String::from_utf8_lossy(error.as_bytes()), "not UTF-8 text".to_owned())

@@ -18,10 +18,10 @@ const ROUNDS: usize = if cfg!(miri) { 3 } else { 20 };
 ///
 /// If the source violates its contract; the message names the rule, as in `source-C3`.
 pub fn check_source(source: &dyn Source) {
-    regions_are_aligned_readable_writable_and_apart(source);
-    ids_never_recur(source);
+    regions_are_aligned_usable_and_disjoint(source);
+    ids_are_unique(source);
     held_bytes_cover_the_request_and_never_fall(source);
-    many_threads_at_once_get_memory_of_their_own(source);
+    concurrent_threads_get_disjoint_regions(source);
     fast_regions_keep_the_contract_and_report_progress(source);
     if let Some(memory) = source.virtual_memory() {
         check_virtual_memory(memory);
@@ -44,7 +44,7 @@ fn release(source: &dyn Source, region: Region) {
     unsafe { source.release(region) }.unwrap();
 }
 
-fn regions_are_aligned_readable_writable_and_apart(source: &dyn Source) {
+fn regions_are_aligned_usable_and_disjoint(source: &dyn Source) {
     // Twice, so that the second round may get memory that was dirty when it was released.
     for _ in 0..2 {
         let mut regions: Vec<Region> = LENGTHS.iter().map(|&len| source.acquire(len).unwrap()).collect();
@@ -61,7 +61,7 @@ fn regions_are_aligned_readable_writable_and_apart(source: &dyn Source) {
     }
 }
 
-fn ids_never_recur(source: &dyn Source) {
+fn ids_are_unique(source: &dyn Source) {
     let mut seen = HashSet::new();
     for _ in 0..50 {
         let region = source.acquire(PAGE_BYTES).unwrap();
@@ -79,7 +79,7 @@ fn held_bytes_cover_the_request_and_never_fall(source: &dyn Source) {
     }
 }
 
-fn many_threads_at_once_get_memory_of_their_own(source: &dyn Source) {
+fn concurrent_threads_get_disjoint_regions(source: &dyn Source) {
     std::thread::scope(|scope| {
         for mark in 1..=4_u8 {
             scope.spawn(move || {
@@ -110,12 +110,12 @@ fn fast_regions_keep_the_contract_and_report_progress(source: &dyn Source) {
 }
 
 fn check_virtual_memory(memory: &dyn VirtualMemory) {
-    ranges_are_aligned_and_apart(memory);
-    granules_are_readable_after_every_commit_and_apart(memory);
+    ranges_are_aligned_and_disjoint(memory);
+    granules_are_readable_after_every_commit_and_independent(memory);
     any_granules_can_be_decommitted_in_any_grouping(memory);
     remapped_granules_are_usable_and_leave_their_addresses_free(memory);
     separate_granules_become_consecutive(memory);
-    many_threads_commit_granules_of_their_own(memory);
+    concurrent_threads_commit_disjoint_granules(memory);
 }
 
 /// A range counted in granules. Each check decommits all of them before its end.
@@ -151,11 +151,11 @@ impl<'source> GranuleRange<'source> {
     }
 
     /// The bytes of committed granules: one slice across all of them (vm-S4).
-    fn with<R>(&self, first: usize, count: usize, look: impl FnOnce(&mut [u8]) -> R) -> R {
+    fn with<R>(&self, first: usize, count: usize, access: impl FnOnce(&mut [u8]) -> R) -> R {
         let bytes = count * self.granule_bytes;
         let start = self.range.at(first * self.granule_bytes, bytes).unwrap();
         // SAFETY: vm-S2: mapped and the caller's alone; vm-S3: initialised. No check uses a granule in two slices at once.
-        look(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) })
+        access(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) })
     }
 
     fn fill(&self, first: usize, count: usize, mark: u8) {
@@ -172,7 +172,7 @@ impl<'source> GranuleRange<'source> {
     }
 }
 
-fn ranges_are_aligned_and_apart(memory: &dyn VirtualMemory) {
+fn ranges_are_aligned_and_disjoint(memory: &dyn VirtualMemory) {
     let granule_bytes = memory.granule_bytes();
     assert!(granule_bytes.is_power_of_two() && granule_bytes >= PAGE_BYTES);
     let lengths = [granule_bytes, 3 * granule_bytes, RANGE_ALIGN_BYTES + granule_bytes, 1 << 30];
@@ -190,7 +190,7 @@ fn ranges_are_aligned_and_apart(memory: &dyn VirtualMemory) {
     }
 }
 
-fn granules_are_readable_after_every_commit_and_apart(memory: &dyn VirtualMemory) {
+fn granules_are_readable_after_every_commit_and_independent(memory: &dyn VirtualMemory) {
     let granules = GranuleRange::reserve(memory, 8);
     granules.commit(0, 1);
     granules.fill(0, 1, 9);
@@ -235,7 +235,7 @@ fn remapped_granules_are_usable_and_leave_their_addresses_free(memory: &dyn Virt
     granules.fill(0, 4, 1);
     granules.remap(&[(1, 2)], 5);
     assert!(granules.is_all(0, 1, 1) && granules.is_all(3, 1, 1), "vm-S4: a neighbour changed");
-    // With any content, since a source may move it.
+    // The content is unspecified.
     assert!(granules.with(5, 2, can_be_read), "vm-S3");
     granules.fill(5, 2, 2);
     granules.commit(1, 2);
@@ -263,7 +263,7 @@ fn separate_granules_become_consecutive(memory: &dyn VirtualMemory) {
     granules.unreserve();
 }
 
-fn many_threads_commit_granules_of_their_own(memory: &dyn VirtualMemory) {
+fn concurrent_threads_commit_disjoint_granules(memory: &dyn VirtualMemory) {
     let granules = GranuleRange::reserve(memory, 16);
     std::thread::scope(|scope| {
         for (first, mark) in (0..16).step_by(4).zip(1..) {

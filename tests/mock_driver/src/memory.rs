@@ -128,7 +128,7 @@ pub(crate) fn wait_for_all_work() -> Outcome {
 fn unpin(call: &str, start: u64, wanted: impl Fn(&Owner) -> bool, code: Code) -> Result<Range, Code> {
     let is_wanted = |(at, range): (u64, Range)| at == start && wanted(&range.owner);
     if !address_space::read().at(start).is_some_and(is_wanted) {
-        counts::misused(format!("{call} of {start:#x}, where no such memory starts"));
+        counts::misused(format!("{call} of {start:#x}, which is not the start of such memory"));
         return Err(code);
     }
     wait_for_all_work()?;

@@ -1,4 +1,4 @@
-//! Every trace in `tests/data/conformance` gives byte for byte the text of TensorFlow's pool.
+//! The output for each trace in `tests/data/conformance` equals the recorded output of TensorFlow's pool, byte for byte.
 
 use std::fs;
 use std::path::Path;

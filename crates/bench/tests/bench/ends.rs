@@ -1,9 +1,9 @@
-//! How a measurement ends without threads.
+//! A measurement without threads.
 
 use crate::bench;
 use crate::tool::{Ran, finish};
 
-/// A stack that no machine has: every thread of `std` is refused.
+/// A stack larger than any address space: every thread of `std` is refused.
 const NO_STACK: &str = "70368744177664";
 
 fn without_threads(args: &[&str]) -> Ran {

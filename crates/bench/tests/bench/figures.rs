@@ -9,7 +9,7 @@ fn bench(args: &[&str]) -> Value {
     bench_in(args, &[])
 }
 
-/// A bench that must be refused. A limit on its address space keeps a failing test from using the memory.
+/// Runs a benchmark that must be refused. A limit on its address space keeps a failing test from using the memory.
 fn refused(args: &[&str]) -> (Option<i32>, String) {
     let tool = env!("CARGO_BIN_EXE_pinpool-bench");
     let mut command = Command::new("sh");
@@ -183,7 +183,7 @@ fn missing_backends_are_listed_and_without_another_the_benchmark_fails() {
 #[test]
 fn more_memory_than_the_default_limit_is_refused_with_argument_limit_and_remedy() {
     let most = bench(&["pin", "--bytes", "4KiB", "--rounds", "1", "--backend", "heap"])["most_bytes"].clone();
-    let most = format!(" B, over the {most} B that a pool gets on this machine; give ");
+    let most = format!(" B, more than the {most} B that a pool may use on this machine; give ");
     let too_much = [
         (&["pin", "--bytes", "1048576TiB"][..], "--bytes 1048576TiB: ", &*most),
         (&["stall", "--step", "1048576TiB"], "--step 1048576TiB: ", &most),

@@ -21,7 +21,7 @@ fn a_short_soak_is_clean_and_its_counts_add_up() {
         assert!(of("ops") >= 40_000, "{report}");
         assert_eq!(of("ops"), of("gets") + of("puts") + of("copies") + of("given") + of("taken"));
         assert_eq!((of("gets"), of("given"), of("bad_checks")), (of("puts"), of("taken"), 0));
-        // One before each put, and one more of what arrived.
+        // One before each return, and one after each copy.
         assert_eq!(of("checks"), of("puts") + of("copies"));
         assert!(of("copies") > 0 && of("given") > 0 && report["failures"].as_array().unwrap().is_empty(), "{report}");
         for at in ["start_bytes", "warm_bytes", "end_bytes"] {

@@ -1,4 +1,4 @@
-//! Batches handed out: order, shards, states, memory, ends and failures.
+//! The iterator over batches: order, shards, states, memory, ends and failures.
 
 use std::time::Instant;
 
@@ -123,7 +123,7 @@ fn a_load_resumed_after_any_batch_yields_the_rest() {
         let state = uninterrupted.state();
         assert_eq!(state.number, taken as u64);
         let mut resumed = loader.clone().resume_at(state).unwrap().batches().unwrap();
-        assert_eq!(resumed.state(), state, "before its first batch it is where it began");
+        assert_eq!(resumed.state(), state, "the state before the first batch is the initial one");
         assert_eq!(contents(resumed.by_ref()), whole[taken..], "behind {state:?}");
         assert_eq!(resumed.state().number, whole.len() as u64);
         assert_eq!(uninterrupted.next().is_some(), taken < whole.len());
@@ -149,7 +149,7 @@ fn a_state_of_other_batches_is_refused() {
         let error = loader(&catalog, change).resume_at(state).unwrap_err().to_string();
         assert!(error.contains("the state belongs to another load"), "{error}");
     }
-    // More epochs, other workers and another directory leave the batches as they are.
+    // More epochs, other workers and another directory do not change the batches.
     let moved = directory();
     for name in (0..10).map(|number| format!("{number:02}")) {
         fs::copy(dir.path().join(&name), moved.path().join(&name)).unwrap();
@@ -174,7 +174,7 @@ fn a_reader_dropped_early_leaves_no_buffer_and_no_thread() {
         let mut reader = reader(&pool, &catalog, options(one_by_one));
         let held: Vec<_> = reader.by_ref().take(taken).collect();
         drop(reader);
-        // Threads that have ended get no buffer any more, and hold no handle of the pool.
+        // Threads that have ended request no buffers and hold no handle of the pool.
         assert_eq!(pool.stats().memory.in_use, taken as u64);
         drop(held);
         assert!(all_back(&pool));
@@ -191,7 +191,7 @@ fn no_more_buffers_than_prefetch_are_read_ahead() {
     wait_until(|| pool.stats().memory.in_use == 14);
     drop(held);
     assert_eq!(reader.count(), 90);
-    // Buffers of one class: as many allocations as there were at once.
+    // All buffers have one class, so allocations count the buffers at once.
     let stats = pool.stats();
     assert!(stats.memory.pin.count <= 14, "{stats:?}");
     assert!(all_back(&pool));
@@ -204,7 +204,7 @@ fn a_limit_of_one_batch_hands_out_one_after_the_other() {
     let mut batches = 0;
     for batch in reader(&pool, &catalog, options(|_| ())) {
         assert!(batch.failures.is_empty(), "{:?}", batch.failures);
-        // Its taker is busy for longer than a request waits.
+        // The consumer is busy for longer than a request waits.
         if batches == 3 {
             std::thread::sleep(Duration::from_millis(300));
         }

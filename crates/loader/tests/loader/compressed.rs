@@ -38,7 +38,7 @@ fn shard(shard: usize, samples: usize) -> Vec<u8> {
     tar_file(&members.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])).collect::<Vec<_>>())
 }
 
-/// Shards of these numbers of samples, compressed in turns by gzip and Zstandard.
+/// Shards of these numbers of samples, compressed alternately by gzip and Zstandard.
 fn shards(samples: &[usize]) -> (TempDir, Vec<PathBuf>) {
     let dir = directory();
     for (number, &samples) in samples.iter().enumerate() {
@@ -286,7 +286,7 @@ fn data_far_longer_than_the_pool_passes_through_it() {
     }
     assert_eq!(bytes, 96 << 20);
     assert!(small.stats().memory.peak_held_bytes <= 8 << 20);
-    // Without a limit on a batch the pool's limit is one.
+    // Without a limit of batches the limit of the pool applies.
     let (batches, failures) = batches_of(&small, &catalog, options(one_by_one));
     assert!(batches.iter().all(Vec::is_empty));
     assert_eq!(failures.len(), 2);

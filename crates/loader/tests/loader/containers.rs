@@ -129,7 +129,7 @@ fn false_tar_headers_are_refused() {
     for claimed_bytes in [1025, 8 << 30, u64::MAX / 2, u64::MAX - 1, u64::MAX] {
         tar_refusal(&[&tar_header("x.bin", EntryType::Regular, claimed_bytes)[..], &end_mark[..]].concat());
     }
-    // A name of two megabytes that the file really has (tar-I3).
+    // A name of two megabytes (tar-I3).
     let run = 2 << 20;
     let mut name = tar_header("long", EntryType::GNULongName, run);
     name.resize(name.len() + usize::try_from(run).unwrap(), b'n');

@@ -23,7 +23,7 @@ fn sent(catalog: &Catalog, options: LoadOptions) -> (Vec<Vec<u8>>, Vec<u64>) {
 #[test]
 fn samples_lie_back_to_back_with_their_checksums() {
     let dir = directory();
-    // Longer than what is read at a time.
+    // Longer than one read.
     let long: Vec<u8> = (0..251).cycle().take(256 * 1024 + 77).collect();
     put(dir.path(), "a", b"first");
     put(dir.path(), "b", b"");

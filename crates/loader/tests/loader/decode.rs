@@ -35,7 +35,7 @@ fn loaded(paths: &[&Path], decode: Vec<DecodedField>, batch_samples: u64) -> (Ca
     assert!(catalog.failures().is_empty());
     let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
     let mut options = LoadOptions::default();
-    // Samples are whole, however long.
+    // Samples are never split.
     (options.batch_bytes, options.batch_samples) = (NonZeroU64::new(4), NonZeroU64::new(batch_samples));
     options.decode = decode;
     let batches = Loader::new(&pool, &catalog, options).batches().unwrap().collect();
@@ -71,7 +71,7 @@ fn decoded_fields_are_arrays_followed_by_the_other_fields() {
     );
     let decode = vec![field("jpg;jpeg", 4), field("seg.png", 2)];
     let (catalog, batches) = loaded(&[&path], decode.clone(), 8);
-    // A limit of 4 bytes: each sample is a batch, and whole.
+    // Under a limit of 4 bytes each sample is a complete batch.
     assert_eq!(batches.len(), 2);
     let bytes = |batch: &LoadedBatch| batch.buffer.wait_slice().unwrap().to_vec();
     let first = bytes(&batches[0]);

@@ -46,7 +46,7 @@ fn load(files: usize, verify: bool, destination: &mut TwoLanes, observer: &mut R
 #[test]
 fn a_slow_lane_does_not_delay_the_other() {
     let mut destination = two_lanes();
-    // The first batch takes the first lane, which stands until all other batches are done.
+    // The first batch occupies the first lane until all other batches are done.
     let gate = destination.0[0].0.hold();
     let mut observer = RecordingObserver::at(5, || drop(gate));
     let summary = load(6, false, &mut destination, &mut observer);

@@ -59,7 +59,7 @@ fn directories_that_link_to_each_other_are_entered_once() {
             symlink(dir.path().join(to), dir.path().join(from).join(to)).unwrap();
         }
     }
-    // Followed along every path without a circle, there would be more than 12! files.
+    // Along all paths without a cycle there would be more than 12! files.
     let catalog = listed(&[dir.path()], false);
     assert_eq!(catalog.files().len(), 12);
     assert!(catalog.failures().is_empty());

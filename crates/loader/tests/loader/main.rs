@@ -2,7 +2,7 @@
 //!
 //! | module | covers |
 //! | --- | --- |
-//! | `batches` | batches handed out: order, shards, states, memory, ends |
+//! | `batches` | the iterator over batches: order, shards, states, memory, ends |
 //! | `parts` | files longer than a batch |
 //! | `listing` | paths to a catalog: order, links, failures |
 //! | `compressed` | `.gz` and `.zst` files: order, shuffles, shards, states, damage, bounds |
@@ -114,7 +114,7 @@ fn pool(max_bytes: u64) -> Pool {
 }
 
 fn pool_with_wait(max_bytes: u64, wait: Duration) -> Pool {
-    // Without a thread that returns buffers while a test counts them.
+    // No background thread returns buffers while a test counts them.
     let builder = Pool::builder().without_env().backend(Backend::Heap).background_thread(false);
     builder.max_bytes(max_bytes).wait(wait).build().unwrap()
 }

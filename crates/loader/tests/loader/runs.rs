@@ -70,7 +70,7 @@ fn a_run_holds_no_more_buffers_than_prefetch_and_lanes_allow() {
     });
     let (summary, _) = run_in(&pool, &catalog, options, &mut FaultyDestination::new());
     assert_eq!(summary.verified_batches, 500);
-    // All buffers are of one class, so there are as many allocations as buffers at once: four ahead and two on lanes.
+    // All buffers have one class, so allocations count the buffers at once: four ahead and two on lanes.
     let allocs = pool.stats().memory.pin.count;
     assert!(allocs <= 6, "{allocs}");
 }

@@ -1,4 +1,4 @@
-//! Traces and recordings: read, and replayed figure for figure.
+//! Reading and replaying of traces and recordings.
 //!
 //! | module | holds |
 //! | --- | --- |

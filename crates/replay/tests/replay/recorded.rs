@@ -1,4 +1,4 @@
-//! What a pool recorded, as a workload.
+//! Recordings as workloads.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -78,7 +78,7 @@ fn a_recording_of_another_version_is_refused_and_a_text_is_a_trace() {
 
 #[test]
 fn waiting_threads_continue_immediately_under_a_sufficient_limit() {
-    // Six threads share three buffers, which each holds for 5 ms, and then waits as long.
+    // Six threads share three buffers. Each holds a buffer for 5 ms, and then waits for 5 ms.
     let round = |n: u64| {
         let (at_ms, took_ms) = (n * 5, if n < 2 { n * 5 } else { 5 });
         let of = move |at: u64| (u32::try_from((3 * n + at) % 6).unwrap(), 3 * n + at + 1);
@@ -92,7 +92,7 @@ fn waiting_threads_continue_immediately_under_a_sufficient_limit() {
     let (as_recorded, enough, free) = (play(Some(12)), play(Some(24)), play(None));
     assert_eq!([&as_recorded, &enough, &free].map(|outcome| outcome.gets), [240; 3]);
     assert_eq!((enough.waits, enough.waited_us, free.waits), (0, 0, 0));
-    // Three at a time take twice as long as six, and one at a time six times.
+    // Three at a time take twice as long as six, and one at a time six times as long.
     let ended_ms = [&as_recorded, &enough, &play(Some(4))].map(|outcome| outcome.ended_us / 1000);
     assert_eq!(ended_ms, [400, 200, 1200]);
 }
@@ -171,7 +171,7 @@ fn time_in_pin_calls_does_not_delay_the_threads_that_return_its_buffers() {
 
 #[test]
 fn a_thread_that_returns_the_buffer_of_another_waits_only_as_long() {
-    // One holds all that there is for 60 ms of 100, another waits for it meanwhile, and a third puts at once what that gets.
+    // Thread 0 holds all memory for 60 of 100 ms. Thread 1 waits for it, and thread 2 returns the buffer of thread 1 at once.
     let round = |n: u64| {
         let (at_ms, held, passed) = (n * 100, 2 * n, 2 * n + 1);
         [
@@ -184,7 +184,10 @@ fn a_thread_that_returns_the_buffer_of_another_waits_only_as_long() {
     let workload = written(4, &(1..100).flat_map(round).collect::<Vec<_>>());
     assert!(workload.has_waited);
     let free = under(None).play(&workload).unwrap();
-    assert!(free.waits == 0 && free.peak_pinned_bytes <= 16 << 20, "it runs ahead of who puts: {free:?}");
+    assert!(
+        free.waits == 0 && free.peak_pinned_bytes <= 16 << 20,
+        "it runs ahead of the thread that returns: {free:?}"
+    );
 }
 
 #[test]
@@ -200,7 +203,7 @@ fn threads_without_driver_calls_continue_sooner_and_use_more_at_once() {
     assert!(as_recorded > 2_800_000 && hurried < 600_000, "{as_recorded} {hurried}");
 }
 
-/// One buffer for all: of three threads the third asks later than the second, but gets it before. Another thread puts what they got.
+/// One buffer for three threads: the third requests it later than the second, but is served first. Another thread returns it.
 fn served_out_of_order() -> Workload {
     const CONSUMER: u32 = 1000;
     let round = |n: u64| {
@@ -228,8 +231,8 @@ fn a_consumer_takes_a_ready_buffer_and_no_request_times_out() {
 
 #[test]
 fn a_thread_that_waits_for_a_buffer_returns_its_own_if_all_threads_wait() {
-    // Two buffers fit. Thread 0 holds one until it has returned the buffer of thread 1, which asked later than thread 2 but was
-    // served first.
+    // Two buffers fit. Thread 0 holds one until it has returned the buffer of thread 1, which requested it later than thread 2 but
+    // was served first.
     let alone = (0..30).flat_map(|n| [(n, 0, get_of(n, 0)), (n, 0, put_of(n))]);
     let gets = [(40, 0, get_of(40, 0)), (42, 1, get_of(41, 0)), (45, 2, get_of(42, 4))];
     let puts = [(45, 0, put_of(41)), (46, 0, put_of(40)), (47, 0, put_of(42))];
@@ -240,7 +243,7 @@ fn a_thread_that_waits_for_a_buffer_returns_its_own_if_all_threads_wait() {
 
 #[test]
 fn idle_and_queued_time_is_not_kept_in_a_replay() {
-    // Four threads take turns: one waits for the only buffer while the others queue behind it. A device reads it for 8 ms of 10.
+    // Of four threads one waits for the only buffer while the others queue. A device reads the buffer for 8 of 10 ms.
     let round = |n: u64| {
         let thread = u32::try_from(n % 4).unwrap();
         [
@@ -254,7 +257,7 @@ fn idle_and_queued_time_is_not_kept_in_a_replay() {
     assert_eq!(workload.doubt(&under(Some(4)).play(&workload).unwrap()), None);
     let hurried = workload.without_delays();
     assert!((1_900..2_100).contains(&ended_ms(&hurried, 4)), "{}", ended_ms(&hurried, 4));
-    // The memory of the device's reads is all that still holds them up: four at a time, then each at once.
+    // Only the device's reads still delay the threads.
     assert!(ended_ms(&hurried, 64) < 200, "{}", ended_ms(&hurried, 64));
 }
 
@@ -281,7 +284,7 @@ fn use_grows_only_if_each_eighth_has_more() {
     assert!(!run(|_| false).grows() && !run(|n| n < 20).grows());
     let leak = (1..100).flat_map(|n| [(n * 10, 0, get_of(n, 0))]).collect::<Vec<_>>();
     assert!(written(1000, &leak).grows());
-    // Four sizes, one after the other, as many at once of each.
+    // Four sizes, one after the other, with equal numbers of buffers.
     let by_steps = (1..400).flat_map(|n| {
         let bytes = (1 + n / 100) << 20;
         let get = Event::Get { id: n, bytes, class_bytes: bytes, tag: 0, took_ns: 0 };

@@ -1,4 +1,4 @@
-//! Traces as text: what is read, what a workload counts, and the lines that errors name.
+//! Traces as text: the operations, the counts of a workload, and line numbers in errors.
 
 use pinpool::unstable::Rounding;
 use pinpool_replay::{TraceError, TraceHeader, TraceOp, TraceReader, Workload};
@@ -62,7 +62,7 @@ fn requests_and_the_peak_match_the_trace() {
 }
 
 #[test]
-fn steps_count_as_the_requests_that_they_stand_for() {
+fn steps_count_as_their_requests() {
     for (text, gets, peak_requested_bytes) in [
         ("r 4 9\n", 4, 9),
         ("s 4 0 2\n", 3, 6),

@@ -188,7 +188,7 @@ fn every_conformance_trace_replays_under_every_setting() {
             continue;
         }
         let workload = Workload::open(&path).unwrap();
-        // The longest are for release builds.
+        // The longest traces are for release builds.
         if cfg!(debug_assertions) && workload.gets > 100_000 {
             continue;
         }
@@ -208,12 +208,12 @@ fn every_conformance_trace_replays_under_every_setting() {
 fn a_request_at_the_limit_is_served_by_the_next_return() {
     let report = play("a 1 3145728\na 2 3145728\nt 99950\nf 1\nt 50\nf 2\n", &under(4 * MIB));
     assert_eq!((report.gets, report.waits, report.fallbacks), (2, 1, 0));
-    assert_eq!(report.front_hits, 1, "by the buffer that was put back");
+    assert_eq!(report.front_hits, 1, "by the returned buffer");
 }
 
 #[test]
 fn a_timed_out_request_is_a_fallback_and_the_next_one_is_tried() {
-    // The third request would fit, but waits behind the second until that one times out.
+    // The third request would fit, but waits behind the second until the second times out.
     let text = "a 1 3145728\na 2 3145728\na 3 1048576\nt 100000\nf 1\nf 2\nf 3\n";
     let report = play(text, &under(4 * MIB));
     assert_eq!((report.waits, report.fallbacks), (2, 1));
@@ -221,7 +221,7 @@ fn a_timed_out_request_is_a_fallback_and_the_next_one_is_tried() {
     // A wait ends on time within a long `t` too.
     let text = "a 1 3145728\na 2 3145728\nt 600000\na 3 1048576\nf 1\nf 2\nf 3\n";
     let report = play(text, &under(4 * MIB));
-    assert_eq!((report.waits, report.fallbacks), (1, 1), "nothing waits when the third get comes");
+    assert_eq!((report.waits, report.fallbacks), (1, 1), "nothing waits at the third request");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A program that does not know of the mock driver, configured by the environment: this binary, run again.
+//! The environment configures the mock driver for a program that does not control it. The program is this binary.
 
 use std::process::{Command, Output};
 use std::{env, fs, process};

@@ -1,4 +1,4 @@
-//! What the driver's manual refuses and the mock driver must refuse too.
+//! The mock driver refuses what the driver's manual forbids.
 
 use std::mem::MaybeUninit;
 use std::thread;
@@ -91,7 +91,7 @@ fn after_a_reset_of_the_devices_their_contexts_have_other_handles() {
     let new = CudaContext::new(0).unwrap();
     assert_ne!(old.cu_ctx(), new.cu_ctx());
     assert_eq!(new.new_stream().unwrap().synchronize(), Ok(()));
-    // It would release what the next test retains.
+    // Its release would affect the next test.
     std::mem::forget(old);
 }
 

@@ -1,4 +1,4 @@
-//! What calls share: the lock of enqueues.
+//! The enqueue lock.
 
 use std::thread;
 

@@ -28,7 +28,7 @@ impl Pinned {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: this many bytes, written by the mock driver before it gave them out.
+        // SAFETY: the mock driver has written this many bytes.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.len) }
     }
 }
@@ -103,7 +103,7 @@ fn a_copy_completes_later_and_no_later_than_its_event() {
     let event = stream.record_event(None).unwrap();
     assert!(!event.try_is_complete().unwrap());
     assert!(double.counts().work_in_flight >= 2);
-    // The copy reads its source when it runs: a buffer that is reused now spoils the batch.
+    // The copy reads its source when it runs, so reusing the buffer now corrupts the batch.
     host.bytes().fill(2);
     drop(gate);
     event.synchronize().unwrap();
@@ -175,7 +175,7 @@ fn a_free_waits_for_all_work_and_blocks_all_enqueues() {
             beside.record_event(None).unwrap();
             order.load(Ordering::Acquire)
         });
-        // Queries do not take the lock; the enqueue alongside waits behind the free.
+        // Queries do not take the lock; the concurrent enqueue waits for the free.
         while double.calls("cuEventRecord") < 2 {
             thread::yield_now();
         }
@@ -235,7 +235,7 @@ fn the_legacy_stream_is_ordered_with_blocking_streams_only() {
 #[test]
 fn a_destroyed_stream_finishes_first_and_an_event_is_destroyed_without_a_wait() {
     let (double, ctx) = start();
-    // With none, cudarc would wait for the whole context before it makes another.
+    // Without this stream cudarc would wait for the whole context before it creates another.
     let _beside = ctx.new_stream().unwrap();
     let before = double.counts();
     let stream = ctx.new_stream().unwrap();
@@ -245,7 +245,7 @@ fn a_destroyed_stream_finishes_first_and_an_event_is_destroyed_without_a_wait() 
     let handle = stream.cu_stream();
     drop(stream);
     assert_eq!(double.counts().streams, before.streams);
-    // The next one has its handle, and nothing else of it.
+    // The next stream has the same handle and nothing else in common.
     let next = ctx.new_stream().unwrap();
     assert_eq!(next.cu_stream(), handle);
     next.record_event(None).unwrap().synchronize().unwrap();
@@ -299,7 +299,7 @@ fn captured_copies_run_at_each_launch_and_not_before() {
 
     let address = device.device_ptr(&stream).0;
     capture(&stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-    // SAFETY: both live until the last launch is over.
+    // SAFETY: both live until the last launch is complete.
     unsafe { result::memcpy_htod_async(address, host.bytes(), stream.cu_stream()) }.unwrap();
     // SAFETY: a live stream.
     let state = unsafe { result::stream::is_capturing(stream.cu_stream()) }.unwrap();

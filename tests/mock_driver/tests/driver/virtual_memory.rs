@@ -63,7 +63,7 @@ pub(crate) fn allow(address: u64, bytes: usize, kinds: &[i32]) -> i32 {
 
 pub(crate) fn allow_at(address: u64, bytes: usize, locations: &[[i32; 2]]) -> i32 {
     let wanted: Vec<_> = locations.iter().map(|&location| Access { location, flags: 3 }).collect();
-    // SAFETY: as many descriptions as the count says.
+    // SAFETY: the count matches the descriptions.
     raw(unsafe { sys::cuMemSetAccess(address, bytes, wanted.as_ptr().cast(), wanted.len()) })
 }
 
@@ -116,7 +116,7 @@ fn a_copy_may_span_granules_and_a_granule_moves_with_its_bytes() {
     assert_eq!(stream.clone_dtoh(&device).unwrap(), expected);
     assert_eq!(copy(&stream, &device, base + (GRANULE + half) as u64, GRANULE), Code::INVALID_VALUE.0);
 
-    // The second granule moves alongside a pending copy of the first.
+    // The second granule moves during a pending copy of the first.
     let gate = double.hold(stream.cu_stream());
     assert_eq!(copy(&stream, &device, base, GRANULE), 0);
     assert_eq!(unmap(base + GRANULE as u64, GRANULE), 0);
@@ -152,7 +152,7 @@ fn the_device_needs_its_own_access_and_an_unmapped_source_is_a_fault() {
     assert_eq!(map(base, handle), 0);
     assert_eq!(allow(base, GRANULE, &[ON_NUMA_NODE]), 0);
     bytes(base, GRANULE).fill(9);
-    // No driver promises that memory without access for the device is copied from.
+    // A copy needs memory to which the device has access.
     assert_eq!(copy(&stream, &device, base, 4096), Code::ILLEGAL_ADDRESS.0);
     assert_eq!(allow(base, GRANULE, &[ON_DEVICE]), 0);
     assert_eq!(copy(&stream, &device, base, 4096), 0);
