@@ -103,6 +103,6 @@ pub use bytemuck;
 pub use cudarc;
 
 /// Compiles and runs the example of the README.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
