@@ -4,9 +4,9 @@
     pip install ./python numpy torch pillow webdataset
     python python/bench_loader.py [--images 1600] [--epochs 3] [--rounds 3]
 
-Makes the photos itself, in a temporary folder, as files and as four tar shards; they come from the page cache. Each loader runs in a process
-of its own, interleaved over several rounds. The first epoch pays for workers and pinning; "steady" is the median of the later
-ones. The table has the median round. CPU seconds are those of the process and its children, of all epochs.
+Writes the photos to a temporary folder first, as files and as four tar shards, and reads them from the page cache. Each loader runs in a
+separate process, interleaved over several rounds. The first epoch includes the start of workers and pinning; "steady" is the median of the
+later epochs. The table has the median round. CPU seconds are those of the process and its children in all epochs.
 """
 
 import argparse

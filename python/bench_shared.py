@@ -4,18 +4,17 @@
     pip install ./python numpy torch
     python python/bench_shared.py [--workers 4] [--batches 200] [--rounds 3] [--megabytes 8]
 
-Each sample is an array that the dataset makes by copying prepared random bytes, as a decoder that writes its output once; a batch is 16 of them.
-Both loaders have as many worker processes (fork), and as many batches read ahead. The consumer has each batch in the trainer and
-reads one byte of each 4 KiB page of it, as a copy to a device reads it all. Each loader runs in a process of its own, in turns over
+A sample is a copy of prepared random bytes, and a batch has 16 samples. All loaders have the same number of worker processes (fork) and
+of batches read ahead. The trainer reads one byte of each 4 KiB page of a batch. Each loader runs in a separate process, alternately over
 several rounds; the table has the median round of each.
 
-| row | what the batch is in the trainer |
+| row | the batch in the trainer |
 | --- | --- |
-| `torch` + `shared.collate` | pinned (if the pool pins), where the worker wrote it: `collate_fn` gives tickets |
-| `torch` | a tensor in memory that torch's worker shares by a file descriptor; not pinned, a copy to a device is staged |
-| `torch`, copied to pinned | the same, then copied into a buffer of a pool, as `pin_memory=True` copies in its thread |
+| `torch` + `shared.collate` | pinned, in the memory that the worker wrote |
+| `torch` | pageable, in memory that the worker shares by a file descriptor |
+| `torch`, copied to pinned | the same, then copied into a buffer of a pool, as `pin_memory=True` does in a thread |
 
-Seconds of the CPU are of the process and its workers. "copied" counts the bytes that the trainer itself copies between host buffers.
+CPU seconds are those of the process and its workers. "copied" counts the bytes that the trainer copies between host buffers.
 """
 
 import argparse

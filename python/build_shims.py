@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Compiles torch's host allocator (host_allocator.cpp) for each minor version of torch from the oldest supported to the newest, so that
-the wheels need no compiler. Called by build_wheels.sh; needs a C++ compiler, pip and PyPI.
+"""Compiles host_allocator.cpp for each minor version of torch that is supported, so that wheels need no compiler. Called by
+build_wheels.sh; needs a C++ compiler, pip and PyPI.
 
-    python build_shims.py                                             # all versions; torch's headers are kept in --headers
-    python build_shims.py --only 2.11 --include .../torch/include     # one version, with headers that are there
+    python build_shims.py                                             # all versions; downloads torch's headers to --headers
+    python build_shims.py --only 2.11 --include .../torch/include     # one version, with existing headers
 """
 
 import argparse
@@ -17,9 +17,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent / "python/pinpool/torch"
 SOURCE, OUT = HERE / "host_allocator.cpp", HERE / "shims"
-#: What a shim takes from torch: at run time torch has loaded them.
+#: The libraries of torch that a shim uses. torch has loaded them at run time.
 LIBRARIES = ("c10", "torch_cpu")
-#: glibc 2.28 has no such variable, which headers of newer versions read.
+#: A variable that newer libstdc++ headers read, and that glibc 2.28 lacks.
 SINGLE = "__libc_single_threaded"
 
 
@@ -37,7 +37,7 @@ def versions(oldest):
 
 
 def headers(release, folder):
-    """torch/include of a release, without an installation."""
+    """Downloads the headers of a release without installing it."""
     include = folder / release / "torch/include"
     if not include.is_dir():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -50,7 +50,7 @@ def headers(release, folder):
 def compile_shim(minor, include, out):
     compiler = os.environ.get("CXX", "c++")
     with tempfile.TemporaryDirectory() as scratch:
-        for library in LIBRARIES:  # Empty ones of the same name are enough to link with.
+        for library in LIBRARIES:  # Empty libraries of the same names suffice for linking.
             run(compiler, "-shared", "-x", "c++", os.devnull, f"-Wl,-soname,lib{library}.so", "-o", f"{scratch}/lib{library}.so")
         single = Path(scratch) / "single.cpp"
         single.write_text("extern char pinpool_is_single_threaded;\nchar pinpool_is_single_threaded = 0;\n")

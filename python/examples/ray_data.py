@@ -1,9 +1,9 @@
-"""One epoch of WebDataset shards through Ray Data: worker processes read the shards, and the trainer stacks the rows in
-pinned memory by `shared.collate`. Ray restarts a worker that died; every sample is delivered exactly once.
+"""One epoch of WebDataset shards with Ray Data: worker processes read the shards, and the trainer stacks the rows in pinned memory
+with `shared.collate`. Ray restarts a worker that died; every sample is delivered exactly once.
 
     pip install ./python "ray[data]"
     python python/examples/ray_data.py DIRECTORY_OF_TARS
-    python python/examples/ray_data.py --kill            # shards that it writes itself; one worker is killed during the run
+    python python/examples/ray_data.py --kill            # writes shards first; one worker is killed during the run
 """
 
 import argparse
@@ -24,18 +24,18 @@ import ray
 
 import pinpool
 
-#: Samples of a batch, and bytes of each in it: shorter samples are padded with zeros.
+#: Samples per batch, and bytes per sample: shorter samples are padded with zeros.
 BATCH, SAMPLE = 64, 65536
 
 
 class ReadShards:
-    """One worker process: reads the shards that Ray assigns to it."""
+    """A worker process, which reads the shards that Ray assigns to it."""
 
     def __call__(self, rows: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         for shard in rows["shard"]:
             with tarfile.open(shard) as tar:
                 for member in tar:
-                    # This is where images are decoded.
+                    # A real program decodes the image here.
                     data = tar.extractfile(member).read()  # type: ignore[union-attr]
                     padded = np.zeros((1, SAMPLE), np.uint8)
                     padded[0, : len(data)] = np.frombuffer(data, np.uint8)
@@ -44,7 +44,7 @@ class ReadShards:
 
 
 def write_shards(directory: Path, shards: int = 40, samples: int = 100) -> dict[str, str]:
-    """Shards of random samples, and the digest of each sample by its key."""
+    """Writes shards of random samples. Returns the digest of each sample by its key."""
     rng, digests = np.random.default_rng(7), {}
     for shard in range(shards):
         path = directory / f"{shard:05}.tar"
@@ -62,7 +62,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("directory", nargs="?", type=Path, help="a directory of .tar files; without it they are written first")
     parser.add_argument("--workers", type=int, default=4, help="worker processes (default 4)")
-    parser.add_argument("--kill", action="store_true", help="kill one worker when a quarter of the samples is there")
+    parser.add_argument("--kill", action="store_true", help="kill one worker after a quarter of the samples")
     args = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as own:
@@ -87,7 +87,7 @@ def main() -> int:
             workers: set[int] = set()
             killed = None
             for rows in samples.iter_batches(batch_size=BATCH):
-                # In pinned memory: copies to the GPU begin here, then pinpool.record_stream(batch["data"], stream).
+                # The batch is in pinned memory. Copy it to the GPU here, then call pinpool.record_stream(batch["data"], stream).
                 batch = shared.unpack(shared.collate([dict(zip(rows, row)) for row in zip(*rows.values())]))
                 for key, data, length in zip(batch["key"], batch["data"], batch["length"]):
                     digests[str(key)] = hashlib.sha256(data[:length]).hexdigest()

@@ -1,5 +1,5 @@
 """A training loop under torchrun: the workers of each rank fill pinned memory, and all ranks of the host share one limit.
-If a rank dies, torchrun restarts all of them, and each continues after its last completed step.
+If a rank dies, torchrun restarts all ranks, and each continues after its last completed step.
 
     pip install ./python torch
     torchrun --standalone --nproc-per-node 4 --max-restarts 3 python/examples/torchrun.py DIRECTORY --out RUN
@@ -18,6 +18,7 @@ os.environ.setdefault("PINPOOL_LEDGER", "auto")
 os.environ.setdefault("PINPOOL_MAX_BYTES", "256MiB")
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 import pinpool
@@ -56,11 +57,13 @@ def main() -> int:
 
     dataset: Any = Files(args.directory)
     sampler: Any = DistributedSampler(dataset, num_replicas=world, rank=rank, shuffle=True)
-    shared = pinpool.SharedPool("1MiB", 4, pool=pinpool.Pool(name=f"rank{rank}"))
+    gpus = torch.cuda.device_count()
+    device = int(os.environ["LOCAL_RANK"]) % gpus if gpus else None  # Otherwise each rank would start CUDA on GPU 0.
+    shared = pinpool.SharedPool("1MiB", 4, pool=pinpool.Pool(name=f"rank{rank}", device=device))
     steps = 0
     for epoch in range(saved["epoch"], args.epochs):
         sampler.set_epoch(epoch)
-        left = list(sampler)[saved["step"] * BATCH :]  # What was trained before the restart is left out.
+        left = list(sampler)[saved["step"] * BATCH :]  # Without the samples of the steps before the restart.
         loader = DataLoader(dataset, BATCH, sampler=left, num_workers=1, collate_fn=shared.collate)
         for _files, numbers in shared.batches(loader):
             # The copy to the GPU, pinpool.record_stream(_files, stream) and the training step belong here.

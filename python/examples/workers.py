@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A dataset read by the workers of torch's DataLoader straight into pinned memory.
+"""The workers of torch's DataLoader write batches directly into pinned memory.
 
     pip install ./python torch
     python python/examples/workers.py --workers 4
@@ -18,7 +18,7 @@ LENGTH, BATCH = 400, 16
 
 
 class Images:
-    """Sample i is an image of the value i, and i."""
+    """Sample i is an image with all pixels i, and the label i."""
 
     def __len__(self) -> int:
         return LENGTH
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=4)
     arguments = parser.parse_args()
-    # Workers read num_workers * prefetch_factor batches ahead; the loop holds one, and one more while it takes the next.
+    # The workers prepare num_workers * prefetch_factor batches ahead, and the loop keeps two while it takes the next.
     shared = pinpool.SharedPool(buffer_bytes="1MiB", buffers=2 * arguments.workers + 2)
     # DataLoader accepts any object with a length and items, although its type hints require a Dataset.
     dataset: Any = Images()

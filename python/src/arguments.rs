@@ -1,4 +1,4 @@
-//! Converts arguments of the caller to the crate's types.
+//! Converts Python arguments to the types of the crate.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use pyo3::types::{PyBool, PyFloat, PyInt, PyString};
 
 use crate::errors::{RequestError, SettingError};
 
-/// Represents an endless wait: 30 years.
+/// A wait without a limit: 30 years.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000_000);
 
-/// The text of the argument `name`.
+/// The argument `name` as text.
 pub(crate) fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     value.extract().map_err(|_| PyTypeError::new_err(format!("{name} must be a str, not {}", shown(value))))
 }
@@ -21,14 +21,14 @@ fn shown(value: &Bound<'_, PyAny>) -> String {
     value.repr().map_or_else(|_| "this".to_owned(), |text| text.to_string())
 }
 
-/// A value in the form of its variable.
+/// The value of a setting as text, as in its variable.
 pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     if value.is_instance_of::<PyBool>() {
-        // Words other than numbers, so that only switches accept them.
+        // Not 1 and 0, because settings other than switches must refuse them.
         return Ok(if value.is_truthy()? { "on" } else { "off" }.to_owned());
     }
     let kind = value.get_type();
-    // Without torch there is no class to test for.
+    // Identified by its module, because torch may not be installed.
     let is_device = name == "device" && kind.module()? == "torch";
     if value.is_instance_of::<PyString>() || value.is_instance_of::<PyInt>() || is_device {
         let text = value.str()?.to_string();
@@ -39,7 +39,7 @@ pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Str
     }
     if value.is_instance_of::<PyFloat>() {
         let number = value.extract::<f64>()?;
-        // Without an exponent, which sizes and times below 1 may not have.
+        // `Display` writes no exponent, which sizes and times must not have.
         return Ok(if number == f64::INFINITY { "none".to_owned() } else { format!("{number}") });
     }
     if let Some(path) = value.getattr_opt("__fspath__")? {
@@ -72,7 +72,7 @@ pub(crate) fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
         let bytes = parse_bytes(&text.to_string()).map_err(|error| RequestError::new_err(error.to_string()))?;
         return usize::try_from(bytes).map_err(|_| too_many());
     }
-    // By `__index__`, which NumPy integers have and fractions lack.
+    // NumPy integers have `__index__`, floats do not.
     let index = value.py().import("operator")?.call_method1("index", (value,)).map_err(|_| wrong())?;
     if index.lt(0)? {
         return Err(RequestError::new_err(format!("invalid size {index}B: must be 0 or more")));

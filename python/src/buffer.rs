@@ -32,36 +32,6 @@ impl Buffer {
     pub(crate) fn over(memory: Memory) -> Self {
         Self { memory: Arc::new(memory) }
     }
-
-    fn check_device(&self, device: Device) -> PyResult<()> {
-        if device == Device::Cpu || (self.memory.is_pinned && self.memory.origin.is_cudas) {
-            return Ok(());
-        }
-        Err(PyBufferError::new_err(
-            "the memory of this buffer is not pinned by CUDA, so it cannot be exported as kDLCUDAHost: export it as kDLCPU, or \
-             build the pool with the backend vmm, register or cuda (`pinpool doctor` says why auto chose another)",
-        ))
-    }
-
-    /// The bytes as a DLPack capsule, labelled with the device that the importer requests, or else with `device`.
-    fn export<'py>(
-        &self,
-        py: Python<'py>,
-        max_version: Option<(u32, u32)>,
-        asked: Option<(i32, i32)>,
-        copy: Option<bool>,
-        device: Device,
-    ) -> PyResult<Bound<'py, PyCapsule>> {
-        if copy == Some(true) {
-            return Err(PyBufferError::new_err(
-                "a buffer is exported without a copy: leave `copy` out and copy the array",
-            ));
-        }
-        let device = asked.map_or(Ok(device), |(kind, _)| Device::of(kind))?;
-        self.check_device(device)?;
-        let has_version = max_version.is_some_and(|(major, _)| major >= 1);
-        dlpack::capsule(py, View::of(&self.memory)?, device, has_version)
-    }
 }
 
 fn record(py: Python<'_>, memory: &Memory, stream: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -69,7 +39,7 @@ fn record(py: Python<'_>, memory: &Memory, stream: &Bound<'_, PyAny>) -> PyResul
     py.detach(|| {
         stream
             .fence(memory.origin.device)
-            .or_else(|unfenced| memory.lose(unfenced))
+            .or_else(|unfenced| memory.quarantine(unfenced))
             .and_then(|fence| memory.record(fence))
     })
 }
@@ -79,33 +49,6 @@ fn record(py: Python<'_>, memory: &Memory, stream: &Bound<'_, PyAny>) -> PyResul
 pub(crate) fn _record_stream(py: Python<'_>, address: usize, stream: &Bound<'_, PyAny>) -> PyResult<bool> {
     let Some(memory) = Memory::containing(address) else { return Ok(false) };
     record(py, &memory, stream).map(|()| true)
-}
-
-/// A buffer exported through DLPack by `Buffer.dlpack`.
-#[pyclass(frozen, module = "pinpool._pinpool")]
-pub struct DlpackExport {
-    buffer: Py<Buffer>,
-    device: Device,
-}
-
-#[pymethods]
-impl DlpackExport {
-    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyCapsule>> {
-        let _ = stream;
-        self.buffer.get().export(py, max_version, dl_device, copy, self.device)
-    }
-
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        (self.device as i32, 0)
-    }
 }
 
 #[pymethods]
@@ -227,8 +170,8 @@ impl Buffer {
         self.memory.end_view();
     }
 
-    /// The bytes by NumPy's array interface. Arrays made from it are not counted as views, so `release()` fails from then on;
-    /// the memory returns when the buffer is gone.
+    /// The bytes through NumPy's array interface. The pool cannot count arrays made from it, so `release()` fails from then on, and the
+    /// memory returns when the buffer is gone.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.memory.expose()?;
@@ -250,27 +193,23 @@ impl Buffer {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        // Host code accesses host memory in order, so no stream needs to wait.
-        let _ = stream;
-        self.export(py, max_version, dl_device, copy, Device::Cpu)
+        let _ = stream; // Host memory needs no synchronization.
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("a buffer is exported without a copy: omit `copy`, and copy the array"));
+        }
+        let device = dl_device.map_or(Ok(Device::Cpu), |(kind, _)| Device::of(kind))?;
+        if device == Device::CudaHost && !(self.memory.is_pinned && self.memory.origin.is_cuda_pinned) {
+            return Err(PyBufferError::new_err(
+                "CUDA has not pinned the memory of this buffer, so it cannot be exported as kDLCUDAHost: export it as kDLCPU, or use \
+                 the backend vmm, register or cuda (`pinpool doctor` says why auto chose another)",
+            ));
+        }
+        let has_version = max_version.is_some_and(|(major, _)| major >= 1);
+        dlpack::capsule(py, View::of(&self.memory)?, device, has_version)
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
         (Device::Cpu as i32, 0)
-    }
-
-    /// Exports the bytes through DLPack as memory of `device`: `importer.from_dlpack(buf.dlpack(device="cuda_host"))`.
-    ///
-    /// Args:
-    ///     device: "cpu" (kDLCPU, which every importer accepts) or "cuda_host" (kDLCUDAHost).
-    ///
-    /// Raises:
-    ///     BufferError: the device is unknown, or "cuda_host" is requested for memory that CUDA has not pinned.
-    #[pyo3(signature = (device="cpu"))]
-    fn dlpack(slf: Bound<'_, Self>, device: &str) -> PyResult<DlpackExport> {
-        let device = Device::named(device)?;
-        slf.get().check_device(device)?;
-        Ok(DlpackExport { buffer: slf.unbind(), device })
     }
 
     fn __repr__(&self) -> String {

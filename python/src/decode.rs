@@ -1,4 +1,4 @@
-//! The loader's decoders for fields of samples; `pinpool_loader/_decode.py` has the Python classes.
+//! Decoders for fields of samples, behind the classes of `pinpool_loader/_decode.py`.
 
 use std::sync::Arc;
 

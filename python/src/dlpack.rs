@@ -1,4 +1,4 @@
-//! The structures of DLPack, as its header declares them, and the capsule that carries one.
+//! DLPack: its structures as in `dlpack.h`, and the capsule that contains one.
 #![allow(unsafe_code)] // Hands structures to C code and frees them.
 
 use std::ffi::{CStr, c_void};
@@ -13,10 +13,10 @@ use crate::memory::View;
 
 const PLAIN: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
-/// The code of unsigned integers.
+/// `kDLUInt`.
 const UNSIGNED: u8 = 1;
 
-/// Where the memory is said to be.
+/// Device types that a buffer can be exported as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Device {
@@ -33,16 +33,6 @@ impl Device {
             3 => Ok(Self::CudaHost),
             _ => Err(PyBufferError::new_err(format!(
                 "a buffer cannot be exported as DLPack device type {kind}: use 1 (kDLCPU) or 3 (kDLCUDAHost), and copy"
-            ))),
-        }
-    }
-
-    pub(crate) fn named(name: &str) -> PyResult<Self> {
-        match name {
-            "cpu" => Ok(Self::Cpu),
-            "cuda_host" => Ok(Self::CudaHost),
-            _ => Err(PyBufferError::new_err(format!(
-                "a buffer cannot be exported for the device {name:?}: use \"cpu\" or \"cuda_host\""
             ))),
         }
     }
@@ -88,14 +78,14 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// What a structure points to; its context.
+/// Owns the data of an exported structure.
 struct Context {
     view: View,
     shape: [i64; 1],
     strides: [i64; 1],
 }
 
-/// The bytes of `view`, and the context, which the structure's deleter frees and `view` with it.
+/// The bytes of `view` as a tensor, and its context, which the deleter of the structure frees.
 fn tensor(view: View, device: Device) -> (DlTensor, *mut c_void) {
     let shape = [i64::try_from(view.memory().len).unwrap_or(i64::MAX)];
     let context = Box::leak(Box::new(Context { view, shape, strides: [1] }));
@@ -114,7 +104,7 @@ fn tensor(view: View, device: Device) -> (DlTensor, *mut c_void) {
 
 /// # Safety
 ///
-/// `context` is of [`tensor`], and used by nothing else.
+/// `context` comes from [`tensor`], and nothing else uses it.
 unsafe fn free_context(context: *mut c_void) {
     // SAFETY: leaked from a box of this type; the caller's promise.
     drop(unsafe { Box::from_raw(context.cast::<Context>()) });
@@ -122,7 +112,7 @@ unsafe fn free_context(context: *mut c_void) {
 
 /// # Safety
 ///
-/// `managed` is of [`capsule`], and this is the last call that uses it.
+/// `managed` comes from [`capsule`], and this is its last use.
 unsafe extern "C" fn delete(managed: *mut Managed) {
     // SAFETY: leaked from a box; the caller's promise.
     let managed = unsafe { Box::from_raw(managed) };
@@ -132,7 +122,7 @@ unsafe extern "C" fn delete(managed: *mut Managed) {
 
 /// # Safety
 ///
-/// The contract of [`delete`].
+/// As for [`delete`].
 unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
     // SAFETY: leaked from a box; the caller's promise.
     let managed = unsafe { Box::from_raw(managed) };
@@ -140,21 +130,21 @@ unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
     unsafe { free_context(managed.context) };
 }
 
-/// Frees the structure of a capsule that nobody imported: importers give the capsule another name.
+/// Frees the structure of a capsule that was not imported: importers rename the capsule.
 ///
 /// # Safety
 ///
-/// `capsule` is one of [`capsule`] that ends.
+/// `capsule` comes from [`capsule`], and is being destroyed.
 unsafe extern "C" fn end_capsule(capsule: *mut ffi::PyObject) {
     for name in [PLAIN, VERSIONED] {
-        // SAFETY: a live object and a string of C.
+        // SAFETY: a live object and a C string.
         if unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } == 0 {
             continue;
         }
         // SAFETY: a capsule of this name.
         let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) };
         if name == PLAIN {
-            // SAFETY: under this name the capsule has this structure, and nobody took it.
+            // SAFETY: a capsule of this name owns a structure of this type.
             unsafe { delete(managed.cast()) };
         } else {
             // SAFETY: as above.
@@ -180,7 +170,7 @@ pub(crate) fn capsule<'py>(
     };
     // SAFETY: a pointer that is not null, a static C string, and a destructor for both.
     let capsule = unsafe { ffi::PyCapsule_New(managed, name.as_ptr(), Some(end_capsule)) };
-    // SAFETY: a new reference, or null with an exception set; then there is no memory, and the structure stays.
+    // SAFETY: a new reference, or null with an exception set. Then Python is out of memory, and the structure leaks.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) }?;
     Ok(capsule.cast_into()?)
 }

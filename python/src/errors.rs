@@ -1,4 +1,4 @@
-//! The crate's errors as Python's exceptions; `pinpool/_errors.py` defines the classes.
+//! Converts errors of the crate to exceptions, which `pinpool/_errors.py` defines.
 
 use std::time::Duration;
 
@@ -26,11 +26,11 @@ pub(crate) use python::{BackendError, ForkError, ReleasedError, RequestError, Se
 
 /// The exception for `error`, with its text and its report.
 pub(crate) fn exception(error: &Error) -> PyErr {
-    of_kind(error, (error.to_string(), error.report()))
+    with_text(error, (error.to_string(), error.report()))
 }
 
 /// The exception for a pool error, with a different text.
-pub(crate) fn of_kind(error: &Error, text: impl PyErrArguments + 'static) -> PyErr {
+pub(crate) fn with_text(error: &Error, text: impl PyErrArguments + 'static) -> PyErr {
     match () {
         () if error.is_limit() => python::LimitError::new_err(text),
         () if error.is_backend() => python::BackendError::new_err(text),
@@ -43,10 +43,9 @@ pub(crate) fn of_kind(error: &Error, text: impl PyErrArguments + 'static) -> PyE
 }
 
 /// The exception for an error of shared memory.
-pub(crate) fn of_shared(error: &pinpool_shared::Error) -> PyErr {
+pub(crate) fn for_shared(error: &pinpool_shared::Error) -> PyErr {
     let text = error.to_string();
     match error.of_pool() {
-        // The text distinguishes a backend that refuses memory from an unavailable one.
         Some(_) if error.is_shared() => python::SharedError::new_err(text),
         Some(error) => exception(error),
         None if error.is_limit() => python::LimitError::new_err(text),
@@ -59,7 +58,7 @@ pub(crate) fn of_shared(error: &pinpool_shared::Error) -> PyErr {
 }
 
 /// The exception for a failed request that could wait for `wait` and took `taken`.
-pub(crate) fn of_get(error: &Error, wait: Duration, taken: Duration) -> PyErr {
+pub(crate) fn for_request(error: &Error, wait: Duration, taken: Duration) -> PyErr {
     match error.is_limit() && ran_out(wait, taken) {
         true => python::TimeoutError::new_err((error.to_string(), error.report())),
         false => exception(error),
@@ -67,10 +66,10 @@ pub(crate) fn of_get(error: &Error, wait: Duration, taken: Duration) -> PyErr {
 }
 
 /// The exception for a failed request for shared memory that could wait for `wait` and took `taken`.
-pub(crate) fn of_shared_get(error: &pinpool_shared::Error, wait: Duration, taken: Duration) -> PyErr {
+pub(crate) fn for_shared_request(error: &pinpool_shared::Error, wait: Duration, taken: Duration) -> PyErr {
     match error.is_limit() && ran_out(wait, taken) {
         true => python::TimeoutError::new_err(error.to_string()),
-        false => of_shared(error),
+        false => for_shared(error),
     }
 }
 

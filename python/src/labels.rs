@@ -1,4 +1,4 @@
-//! Labels of samples: a user function converts the text of a field.
+//! Labels of samples: converts the text of a field with a function of the user.
 
 use std::ops::Range;
 
@@ -6,15 +6,15 @@ use pinpool_loader::{Catalog, DecodedField, LoadedPart, kept_fields};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-/// The field with the label's text, and the user function that converts it.
+/// The field with the text of the label, and the function that converts it.
 pub(crate) struct Labels {
     pub(crate) field: String,
     pub(crate) parse: Py<PyAny>,
 }
 
 impl Labels {
-    #[allow(clippy::too_many_arguments)] // What a batch is made of.
-    /// The labels of `parts`. A part without a label is a failure and leaves no row in an array.
+    /// The labels of `parts`. A part without a label becomes a failure, and its rows are removed from the arrays.
+    #[allow(clippy::too_many_arguments)] // All parts of a batch.
     pub(crate) fn of(
         &self,
         py: Python<'_>,

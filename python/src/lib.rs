@@ -10,23 +10,26 @@
 //! | --- | --- |
 //! | `pool` | the class `Pool`: settings, requests, statistics |
 //! | `buffer` | the class `Buffer` and the buffer protocol |
-//! | `memory` | one buffer of the crate, its views, its streams, and when it is released |
+//! | `memory` | one buffer of the crate, with its views and streams |
 //! | `dlpack` | DLPack structures |
 //! | `shared` | buffers that worker processes fill |
 //! | `stream` | fences on streams of other libraries |
-//! | `torch` | the functions by which torch's host allocator uses a pool, and the memory that bounds it |
-//! | `wait` | a request that asyncio awaits |
-//! | `decode` | the formats that the loader decodes |
-//! | `loader` | the crate's loader: files, and batches read ahead |
-//! | `labels` | labels of samples, converted by a user function |
+//! | `torch` | the functions through which torch's host allocator uses a pool |
+//! | `wait` | a request that an asyncio task awaits |
+//! | `decode` | decoders of the loader |
+//! | `loader` | the loader: files, and batches read ahead |
+//! | `labels` | labels of samples |
+//! | `handle` | the pool behind several Python objects |
+//! | `arguments` | conversion of arguments |
 //! | `lines` | log lines forwarded to Python's `logging` |
-//! | `errors` | the crate's errors as exceptions |
+//! | `errors` | exceptions for errors of the crate |
 //! | `unlocked` | calls without the interpreter's lock (the GIL) |
 //!
-//! The GIL is never held while memory is pinned, waited for or released. The pool never calls Python: log lines wait in a
-//! queue, and wakers write to a socket. So no lock of the pool is held while a thread waits for the GIL. Functions here call Python
-//! code only on the main thread: when the interpreter exits, Python before 3.14 ends other threads while they wait for the GIL,
-//! and Rust frames cannot be unwound that way. Methods that need Python code are written in Python.
+//! The GIL is never held while memory is pinned, waited for or released. The pool never calls Python (log lines wait in a queue, and
+//! wakers write to a socket), so no lock of the pool is held while a thread waits for the GIL.
+//!
+//! Functions here call Python code only on the main thread: when the interpreter exits, Python before 3.14 ends other threads that
+//! wait for the GIL, and Rust frames cannot be unwound that way. Methods that need Python code are written in Python.
 
 use pyo3::prelude::*;
 
@@ -35,7 +38,7 @@ mod buffer;
 mod decode;
 mod dlpack;
 mod errors;
-mod gets;
+mod handle;
 mod labels;
 mod lines;
 mod loader;
@@ -50,7 +53,7 @@ mod wait;
 #[pymodule(gil_used = false)]
 mod _pinpool {
     #[pymodule_export]
-    use super::buffer::{_record_stream, Buffer, DlpackExport};
+    use super::buffer::{_record_stream, Buffer};
     #[pymodule_export]
     use super::decode::Decoder;
     #[pymodule_export]
@@ -64,7 +67,7 @@ mod _pinpool {
     #[pymodule_export]
     use super::torch::{_host_memory, _torch_functions};
     #[pymodule_export]
-    use super::wait::WaitingGet;
+    use super::wait::PendingRequest;
 
     #[pymodule_export]
     #[allow(non_upper_case_globals)]

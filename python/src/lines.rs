@@ -1,7 +1,7 @@
-//! Queues log lines for Python's `logging`; `pinpool/_log.py` takes them from here.
+//! Queues log lines for Python's `logging`; `pinpool/_log.py` forwards them.
 //!
-//! Any thread may log, with or without the GIL, so a line is only put into a queue. Python takes it at the end of a pool call, or
-//! on a dedicated thread; there the GIL is held and no pool call runs.
+//! Any thread may log, with or without the GIL, so a line is only queued. Python forwards it at the end of a pool call, or on a
+//! dedicated thread, where no lock of the pool is held.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -28,7 +28,7 @@ struct Lines {
     is_waiting: AtomicBool,
 }
 
-/// Never freed. A forked child has a new queue, since a thread that does not exist there may hold the lock of the old one.
+/// Never freed. A forked child creates another queue, because a thread of the parent may hold the lock of the old one.
 static LINES: AtomicPtr<Lines> = AtomicPtr::new(std::ptr::null_mut());
 
 impl Lines {
@@ -53,7 +53,10 @@ impl Lines {
         let mut lines: Vec<_> = queue.lines.drain(..).collect();
         let dropped = std::mem::take(&mut queue.dropped);
         if dropped > 0 {
-            lines.push((python_level(Level::Warn), format!("log dropped: the queue for Python was full, so {dropped} lines were dropped")));
+            lines.push((
+                python_level(Level::Warn),
+                format!("log dropped: the queue for Python was full, so {dropped} lines were dropped"),
+            ));
         }
         lines
     }
@@ -82,7 +85,7 @@ impl Log for ToPython {
         }
         let Some(lines) = Lines::of_process() else { return };
         let text = record.args().to_string();
-        // The exception carries this report.
+        // The exception contains this report.
         let is_raised = text.contains("\nusage of device ");
         let line = (python_level(if is_raised { Level::Debug } else { record.level() }), text);
         let mut queue = lines.queue();
@@ -109,7 +112,7 @@ pub(crate) fn start() {
     }
 }
 
-/// Whether this is the main thread, or the thread that forked this child.
+/// Whether this is the main thread, or in a forked child the thread that forked.
 #[allow(unsafe_code)]
 fn is_first_thread() -> bool {
     // SAFETY: the functions take no arguments and cannot fail.
@@ -118,9 +121,8 @@ fn is_first_thread() -> bool {
     thread == unsafe { libc::getpid() }
 }
 
-/// Forwards queued lines to Python at the end of a call on the main thread, during which the interpreter cannot exit. On another
-/// thread it can, and Python before 3.14 then ends the thread, which must not be inside a Rust function that called Python.
-/// The thread of `pinpool/_log.py` forwards the lines of those threads.
+/// Forwards queued lines to Python if this is the main thread. During a call on another thread the interpreter may exit, and Python
+/// before 3.14 then ends the thread, which must not be inside a Rust function. The thread of `pinpool/_log.py` forwards those lines.
 pub(crate) fn flush(py: Python<'_>) -> PyResult<()> {
     let are_waiting = Lines::of_process().is_some_and(|lines| lines.is_waiting.load(Ordering::Relaxed));
     if are_waiting && is_first_thread() {
@@ -148,7 +150,7 @@ pub(crate) fn _next_lines(py: Python<'_>) -> bool {
     })
 }
 
-/// The interpreter exits: from now on lines are dropped and nothing calls Python.
+/// Called when the interpreter exits. From now on lines are dropped, and nothing calls Python.
 #[pyfunction]
 pub(crate) fn _stop_lines() {
     let Some(lines) = Lines::of_process() else { return set_ending() };
@@ -158,7 +160,7 @@ pub(crate) fn _stop_lines() {
     lines.arrived.notify_all();
 }
 
-/// Whether to keep trace lines, which are many.
+/// Selects whether trace lines are kept.
 #[pyfunction]
 pub(crate) fn _want_trace(is_wanted: bool) {
     log::set_max_level(if is_wanted { LevelFilter::Trace } else { LevelFilter::Debug });

@@ -1,4 +1,4 @@
-//! The crate's loader: the files, and batches read ahead. The package `pinpool_loader` has the Python classes.
+//! The loader behind the Python package `pinpool_loader`: files, and batches read ahead.
 //!
 //! ```text
 //!   Files ──begin──▶ Reader ──next──▶ Buffer, and the position of each sample
@@ -26,7 +26,7 @@ use pyo3::prelude::*;
 use crate::buffer::Buffer;
 use crate::decode::{self, Decoder};
 use crate::errors;
-use crate::gets::{self, Gets};
+use crate::handle::{self, PoolHandle};
 use crate::labels::Labels;
 use crate::lines;
 use crate::pool::Pool;
@@ -45,7 +45,7 @@ type Handed = (u64, u64, u64, Buffer, Vec<Part>, Vec<usize>, Option<Vec<Py<PyAny
 /// The files, their samples and the options.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct Files {
-    gets: Arc<Gets>,
+    handle: Arc<PoolHandle>,
     catalog: Catalog,
     options: LoadOptions,
     labels: Option<Arc<Labels>>,
@@ -54,9 +54,9 @@ pub struct Files {
 /// Batches read ahead.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct Reader {
-    // The order matters: the threads end before the pool. `None` once dropped.
+    // Declared before the pool, so that the threads end first. `None` only while dropped.
     reader: Mutex<Option<BatchReader>>,
-    gets: Arc<Gets>,
+    handle: Arc<PoolHandle>,
     process: u32,
     catalog: Catalog,
     decode: Vec<DecodedField>,
@@ -80,7 +80,7 @@ fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -
             }
             if let Err(interrupted) = py.check_signals() {
                 stop.raise();
-                // Not at the end of the scope, because the GIL is held there.
+                // Joined here without the GIL, which the end of the scope would hold.
                 let _ = py.detach(|| listing.join());
                 return Err(interrupted);
             }
@@ -138,7 +138,7 @@ impl Files {
         let labels = labels.map(|(field, parse)| Arc::new(Labels { field, parse }));
         let stop = StopFlag::new();
         let catalog = interruptibly(py, &stop, || Catalog::from_paths(&paths, containers, &stop))?;
-        Ok(Self { gets: pool.gets().clone(), catalog, options, labels })
+        Ok(Self { handle: pool.handle().clone(), catalog, options, labels })
     }
 
     /// What could not be listed.
@@ -178,7 +178,7 @@ impl Files {
 
     /// A hash of the names and lengths of all samples, independent of the loader's settings.
     fn fingerprint(&self, py: Python<'_>) -> PyResult<String> {
-        let loader = Loader::new(self.gets.pool()?, &self.catalog, LoadOptions::default());
+        let loader = Loader::new(self.handle.pool()?, &self.catalog, LoadOptions::default());
         Ok(py.detach(|| format!("{:016x}", loader.start_state().plan)))
     }
 
@@ -227,7 +227,7 @@ impl Files {
         })?;
         Ok(Reader {
             reader: Mutex::new(Some(reader)),
-            gets: self.gets.clone(),
+            handle: self.handle.clone(),
             process: std::process::id(),
             catalog: self.catalog.clone(),
             decode: self.options.decode.clone(),
@@ -240,7 +240,7 @@ impl Files {
     fn loader(&self, epochs: u64) -> PyResult<Loader> {
         let mut options = self.options.clone();
         options.epochs = epochs;
-        Ok(Loader::new(self.gets.pool()?, &self.catalog, options))
+        Ok(Loader::new(self.handle.pool()?, &self.catalog, options))
     }
 }
 
@@ -261,7 +261,7 @@ impl Reader {
         };
         let parts = parts.into_iter().map(|part| (part.sample, part.bytes.start, part.bytes.len(), part.start));
         let arrays = arrays.into_iter().map(|array| array.start).collect();
-        Ok((number, epoch, in_epoch, gets::buffer(buffer, &self.gets), parts.collect(), arrays, labels, failures))
+        Ok((number, epoch, in_epoch, handle::buffer(buffer, &self.handle), parts.collect(), arrays, labels, failures))
     }
 }
 

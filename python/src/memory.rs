@@ -1,11 +1,11 @@
-//! The memory of one buffer: its users, and when it returns to the pool.
+//! The memory of one Python buffer: its views, its recorded streams, and its return to the pool.
 //!
 //! ```text
 //!   open ──close──▶ closed ──last view ends──▶ the pool        after the recorded streams
 //!     └───────────the last reference ends──────▶
 //! ```
 //!
-//! - **memory-I1**: while a [`View`] exists, or any reference after [`expose`](Memory::expose), the buffer is not returned.
+//! - **memory-I1**: the buffer is not returned while a [`View`] exists, nor after [`expose`](Memory::expose) while a reference exists.
 //! - **memory-I2**: `address` and `len` describe the buffer until it is returned.
 //! - **memory-I3**: a buffer with a view is in [`VIEWED`].
 
@@ -18,27 +18,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use pinpool::copy::CopyStream;
 use pinpool::unstable::config::Config;
 use pinpool::{Fence, OnFull, PinnedBuf, Preset};
-use pyo3::{PyErr, PyResult};
 use pyo3::exceptions::PyBufferError;
+use pyo3::{PyErr, PyResult};
 
 use crate::errors::{ReleasedError, exception};
 use crate::stream::Unfenced;
 use crate::unlocked::unlocked;
 
-/// Data about the pool that its buffers need.
+/// What buffers need to know about their pool.
 #[derive(Debug)]
 pub(crate) struct Origin {
     /// Ordinal of the GPU that receives copies.
     pub(crate) device: u32,
-    /// Whether CUDA pins the pool's memory.
-    pub(crate) is_cudas: bool,
+    /// Whether CUDA pins the memory of the pool.
+    pub(crate) is_cuda_pinned: bool,
     /// Whether a hit and a return only move the buffer between lists.
     is_short: bool,
     may_fall_back: bool,
-    /// A stream was recorded on some buffer, so requests and returns may call the driver.
+    /// Whether a stream was recorded on any buffer. From then on, requests and returns may call the driver.
     has_streams: AtomicBool,
-    /// The pool, from its last request until its last buffer ends. Python ends objects in any order, so buffers that outlive the
-    /// pool are no reason for a warning.
+    /// The pool, after its last Python object was dropped. Keeping it avoids a warning about buffers that outlive their pool, because
+    /// Python drops objects in any order.
     pool: Mutex<Option<pinpool::Pool>>,
 }
 
@@ -54,7 +54,7 @@ impl Origin {
     pub(crate) fn of(config: &Config, backend: &str) -> Self {
         Self {
             device: config.device,
-            is_cudas: matches!(backend, "vmm" | "register" | "cuda"),
+            is_cuda_pinned: matches!(backend, "vmm" | "register" | "cuda"),
             // Otherwise a return may zero the buffer or release memory.
             is_short: config.preset == Preset::Adaptive && !config.zero && config.max_idle_bytes.is_none(),
             may_fall_back: config.on_full == OnFull::Pageable,
@@ -63,11 +63,11 @@ impl Origin {
         }
     }
 
-    /// For the buffers of `pool` in shared memory, pinned by the driver or not.
-    pub(crate) fn of_shared(pool: pinpool::Pool, is_cudas: bool) -> Self {
+    /// For buffers of `pool` in shared memory.
+    pub(crate) fn of_shared(pool: pinpool::Pool, is_cuda_pinned: bool) -> Self {
         Self {
             device: pool.config().device,
-            is_cudas,
+            is_cuda_pinned,
             is_short: false,
             may_fall_back: false,
             has_streams: AtomicBool::new(false),
@@ -76,17 +76,17 @@ impl Origin {
     }
 
     /// Whether a hit is short enough to keep the GIL.
-    pub(crate) fn are_hits_short(&self) -> bool {
+    pub(crate) fn keeps_gil_on_hit(&self) -> bool {
         // Relaxed: the flag guards no other memory.
         self.is_short && !self.has_streams.load(Ordering::Relaxed)
     }
 
-    /// Whether a return of `buf` is short enough: it may release unpinned memory.
-    fn is_put_short(&self, buf: &PinnedBuf) -> bool {
-        self.are_hits_short() && (buf.is_pinned() || !self.may_fall_back)
+    /// Whether a return of `buf` is short enough to keep the GIL. A return of a pageable buffer releases memory.
+    fn keeps_gil_on_return(&self, buf: &PinnedBuf) -> bool {
+        self.keeps_gil_on_hit() && (buf.is_pinned() || !self.may_fall_back)
     }
 
-    /// Called after the last request: idle memory is released now, and the pool ends with its last buffer.
+    /// Releases idle memory, and keeps the pool until its last buffer is dropped. There must be no more requests.
     pub(crate) fn close(&self, pool: pinpool::Pool) {
         pool.clear();
         *self.pool.lock().unwrap_or_else(PoisonError::into_inner) = Some(pool);
@@ -95,14 +95,13 @@ impl Origin {
 
 #[derive(Debug)]
 struct State {
-    /// `None` once it was returned.
+    /// `None` after the return.
     buf: Option<PinnedBuf>,
     views: usize,
-    /// Released by its user: no new views.
+    /// Whether it was released, so there can be no new views.
     is_closed: bool,
-    /// Uncounted views may exist while references exist.
+    /// Whether there may be uncounted views while references exist.
     is_exposed: bool,
-    is_listed: bool,
     streams: Vec<Arc<dyn Fence>>,
 }
 
@@ -112,9 +111,9 @@ struct State {
 /// lock when the process forks.
 static VIEWED: Mutex<Viewed> = Mutex::new(Viewed { buffers: BTreeMap::new(), most: 64 });
 
-/// Buffers that have, or had, views.
+/// Buffers that have or had views.
 struct Viewed {
-    /// By the address of the first byte, with the length. Dropped buffers stay until there are `most`.
+    /// Length and buffer by the address of the first byte. Dropped buffers are removed when there are more than `most`.
     buffers: BTreeMap<usize, (usize, Weak<Memory>)>,
     most: usize,
 }
@@ -150,20 +149,19 @@ pub(crate) struct Memory {
     state: Mutex<State>,
 }
 
-/// Number of fences above which recording another one drops the completed ones.
+/// From this number of fences on, recording another one drops the completed ones.
 const STREAMS_UNCHECKED: usize = 16;
 
 const KINDS: &str = "(memoryview, NumPy array, DLPack tensor)";
-const INSTEAD: &str =
-    "first, or leave the buffer to its views with `del` or `with`: its memory goes back with the last one";
+const INSTEAD: &str = "first, or drop the buffer with `del` or `with`: its memory returns when the last view is gone";
 
 impl State {
-    /// Fails if the buffer cannot be released now.
+    /// Fails if there are views.
     fn check_views(&self) -> PyResult<()> {
         let why = match self.views {
             0 if !self.is_exposed => return Ok(()),
             0 => "the buffer's __array_interface__ was read, and arrays made from it are not counted: delete them and the \
-                  buffer, and its memory goes back"
+                  buffer to return its memory"
                 .to_owned(),
             1 => format!("a view of this buffer {KINDS} is alive: delete it {INSTEAD}"),
             views => format!("{views} views of this buffer {KINDS} are alive: delete them {INSTEAD}"),
@@ -185,14 +183,12 @@ impl Memory {
                 views: 0,
                 is_closed: false,
                 is_exposed: false,
-                is_listed: false,
                 streams: Vec::new(),
             }),
         }
     }
 
-    /// Held briefly, never during a call to Python or the pool, and during a driver call only if many streams are recorded on one
-    /// buffer.
+    /// Not locked during calls to Python or the pool, and during driver calls only if many streams are recorded on the buffer.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -205,13 +201,13 @@ impl Memory {
         self.state().views
     }
 
-    /// The state of a buffer that was not released.
+    /// The state, if the buffer was not released.
     fn usable(&self) -> PyResult<MutexGuard<'_, State>> {
         let state = self.unreturned()?;
         if state.is_closed { Err(self.released()) } else { Ok(state) }
     }
 
-    /// The state of a buffer that was not released, or that has views.
+    /// The state, if the buffer was not released or still has views.
     fn unreturned(&self) -> PyResult<MutexGuard<'_, State>> {
         let state = self.state();
         let Some(buf) = &state.buf else { return Err(self.released()) };
@@ -227,7 +223,7 @@ impl Memory {
         ))
     }
 
-    /// Fails if the buffer may not be used.
+    /// Fails if the buffer was released.
     pub(crate) fn check(&self) -> PyResult<()> {
         self.usable().map(drop)
     }
@@ -235,8 +231,10 @@ impl Memory {
     /// Another view, until [`end_view`](Memory::end_view). The caller is attached to the interpreter.
     pub(crate) fn begin_view(self: &Arc<Self>) -> PyResult<()> {
         let mut state = self.usable()?;
+        if state.views == 0 {
+            Viewed::lock().insert(self);
+        }
         state.views += 1;
-        self.list(&mut state);
         Ok(())
     }
 
@@ -246,18 +244,12 @@ impl Memory {
         self.return_if_unused(state);
     }
 
-    /// From now on only the end of the last reference returns the buffer. The caller is attached to the interpreter.
+    /// From now on only dropping the last reference returns the buffer. The caller is attached to the interpreter.
     pub(crate) fn expose(self: &Arc<Self>) -> PyResult<()> {
         let mut state = self.usable()?;
         state.is_exposed = true;
-        self.list(&mut state);
+        Viewed::lock().insert(self);
         Ok(())
-    }
-
-    fn list(self: &Arc<Self>, state: &mut State) {
-        if !std::mem::replace(&mut state.is_listed, true) {
-            Viewed::lock().insert(self);
-        }
     }
 
     /// The buffer with views that contains `address`. The caller is attached to the interpreter.
@@ -273,20 +265,20 @@ impl Memory {
         }
     }
 
-    /// The memory returns after the work that `fence` marks.
+    /// Delays the return until the work before `fence` has completed.
     pub(crate) fn record(&self, fence: Arc<dyn Fence>) -> PyResult<()> {
         let mut state = self.unreturned()?;
         self.origin.has_streams.store(true, Ordering::Relaxed);
         if state.streams.len() >= STREAMS_UNCHECKED {
-            // A failed buffer stays, since its memory may be in use.
+            // A failed fence is kept, because its work may still run.
             state.streams.retain(|earlier| !matches!(earlier.is_complete(), Ok(true)));
         }
         state.streams.push(fence);
         Ok(())
     }
 
-    /// No fence could be recorded for work that may use the buffer, so its memory is never reused. Returns the error.
-    pub(crate) fn lose<T>(&self, Unfenced { error, may_run }: Unfenced) -> PyResult<T> {
+    /// Prevents any reuse of the memory if the stream may have work, because its end is unknown. Returns the error.
+    pub(crate) fn quarantine<T>(&self, Unfenced { error, may_run }: Unfenced) -> PyResult<T> {
         if may_run {
             self.record(Arc::new(UnknownEnd(error.to_string())))?;
         }
@@ -304,7 +296,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Fails as [`release`](Memory::release) would.
+    /// Fails if [`release`](Memory::release) would fail.
     pub(crate) fn check_release(&self) -> PyResult<()> {
         self.usable()?.check_views()
     }
@@ -338,18 +330,18 @@ fn put(buf: Option<PinnedBuf>, mut streams: Vec<Arc<dyn Fence>>, origin: &Origin
     let Some(buf) = buf else { return };
     let last = streams.pop();
     match last {
-        None if origin.is_put_short(&buf) => drop(buf),
+        None if origin.keeps_gil_on_return(&buf) => drop(buf),
         None => unlocked(move || drop(buf)),
         // The pool logs a failure and does not reuse the memory.
-        Some(last) => unlocked(move || drop(buf.release_after(&Behind { last, others: streams }))),
+        Some(last) => unlocked(move || drop(buf.release_after(&AllFences { last, others: streams }))),
     }
 }
 
-/// Work whose end cannot be determined.
+/// The fence of work whose end is unknown.
 #[derive(Debug)]
 struct UnknownEnd(String);
 
-// SAFETY: never over.
+// SAFETY: it never reports completion.
 #[allow(unsafe_code)]
 unsafe impl Fence for UnknownEnd {
     fn is_complete(&self) -> pinpool::Result<bool> {
@@ -365,27 +357,27 @@ unsafe impl Fence for UnknownEnd {
     }
 }
 
-/// Work of several streams.
+/// The fences of several streams as one.
 #[derive(Debug, Clone)]
-pub(crate) struct Behind {
+pub(crate) struct AllFences {
     pub(crate) last: Arc<dyn Fence>,
     pub(crate) others: Vec<Arc<dyn Fence>>,
 }
 
-// SAFETY: the fence is the recorded ones together.
+// SAFETY: the fence completes after all recorded fences.
 #[allow(unsafe_code)]
-unsafe impl CopyStream for Behind {
+unsafe impl CopyStream for AllFences {
     fn mark(&self) -> pinpool::Result<Arc<dyn Fence>> {
         Ok(if self.others.is_empty() { self.last.clone() } else { Arc::new(self.clone()) })
     }
 }
 
-// SAFETY: it is over when all of its fences are, each of which keeps the contract. It has no identity, so no order.
+// SAFETY: it completes when all of its fences, which fulfil the contract, have completed.
 #[allow(unsafe_code)]
-unsafe impl Fence for Behind {
+unsafe impl Fence for AllFences {
     fn is_complete(&self) -> pinpool::Result<bool> {
         let mut fences = self.others.iter().chain([&self.last]);
-        fences.try_fold(true, |is_complete, fence| Ok(is_complete && fence.is_complete()?))
+        fences.try_fold(true, |are_complete, fence| Ok(are_complete && fence.is_complete()?))
     }
 
     fn wait(&self) -> pinpool::Result<()> {
@@ -397,7 +389,7 @@ unsafe impl Fence for Behind {
     }
 }
 
-/// A view that counts until it is dropped, on any thread, with or without the interpreter.
+/// A counted view. May be dropped on any thread, without an interpreter.
 #[derive(Debug)]
 pub(crate) struct View(Arc<Memory>);
 

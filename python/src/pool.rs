@@ -17,15 +17,15 @@ use pyo3::types::{PyDict, PyString};
 use crate::arguments::{LONGEST_WAIT, seconds, setting_text, size, text};
 use crate::buffer::Buffer;
 use crate::errors::{self, exception};
-use crate::gets::{Gets, buffer};
+use crate::handle::{PoolHandle, buffer};
 use crate::lines;
-use crate::wait::WaitingGet;
+use crate::wait::PendingRequest;
 
 /// Longest wait without a check for signals.
 pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(200);
 
-/// A setting without a variable: whether a thread releases buffers and idle memory, instead of `maintain()` calls.
-const BACKGROUND_POLL: &str = "background_thread";
+/// The name of a setting that has no variable.
+const BACKGROUND_THREAD: &str = "background_thread";
 
 /// A pool of pinned host memory.
 ///
@@ -72,7 +72,7 @@ const BACKGROUND_POLL: &str = "background_thread";
 ///     BackendError: the requested backend is not available.
 #[pyclass(frozen, weakref, module = "pinpool")]
 pub struct Pool {
-    gets: Arc<Gets>,
+    handle: Arc<PoolHandle>,
     tagged: Option<pinpool::Pool>,
 }
 
@@ -87,15 +87,15 @@ impl Wake for Unpark {
 
 impl Pool {
     fn of(pool: pinpool::Pool) -> Self {
-        Self { gets: Arc::new(Gets::new(pool)), tagged: None }
+        Self { handle: Arc::new(PoolHandle::new(pool)), tagged: None }
     }
 
     pub(crate) fn pool(&self) -> PyResult<&pinpool::Pool> {
-        self.gets.pool()
+        self.handle.pool()
     }
 
-    pub(crate) fn gets(&self) -> &Arc<Gets> {
-        &self.gets
+    pub(crate) fn handle(&self) -> &Arc<PoolHandle> {
+        &self.handle
     }
 
     /// The pool, with the tag of this handle.
@@ -107,9 +107,9 @@ impl Pool {
         Ok(self.requester()?.get_async(request))
     }
 
-    /// An idle buffer, if that is short enough to keep the GIL.
+    /// An idle buffer, if a hit is short enough to keep the GIL.
     fn get_idle(&self, len: usize) -> PyResult<Option<Buffer>> {
-        if !self.gets.origin.get().is_some_and(|origin| origin.are_hits_short()) {
+        if !self.handle.origin.get().is_some_and(|origin| origin.keeps_gil_on_hit()) {
             return Ok(None);
         }
         self.idle(len)
@@ -117,10 +117,10 @@ impl Pool {
 
     fn idle(&self, len: usize) -> PyResult<Option<Buffer>> {
         let found = self.requester()?.try_get(len);
-        Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.gets)))
+        Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.handle)))
     }
 
-    /// A request that may wait long enough for Ctrl-C to matter: it is polled periodically and keeps its place in the queue.
+    /// Waits for a buffer and checks for signals periodically. The request keeps its place in the queue.
     fn get_interruptibly(&self, py: Python<'_>, request: Request) -> PyResult<Result<PinnedBuf, Error>> {
         let mut future = self.future(request)?;
         loop {
@@ -234,9 +234,9 @@ impl Pool {
             py.detach(|| requester.get_with(request))
         };
         let taken = begun.elapsed();
-        let served = served.map(|buf| buffer(buf, &self.gets));
+        let served = served.map(|buf| buffer(buf, &self.handle));
         lines::flush(py)?;
-        served.map_err(|error| errors::of_get(&error, wait, taken))
+        served.map_err(|error| errors::for_request(&error, wait, taken))
     }
 
     /// Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory.
@@ -258,7 +258,7 @@ impl Pool {
         if let Some(idle) = self.get_idle(len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
-        let waiting = WaitingGet::new(self.future(Request::new(len).wait(wait))?, wait, self.gets.clone())?;
+        let waiting = PendingRequest::new(self.future(Request::new(len).wait(wait))?, wait, self.handle.clone())?;
         Ok(Bound::new(py, waiting)?.into_any())
     }
 
@@ -348,7 +348,7 @@ impl Pool {
 
     /// Returns a handle of the same pool. Its buffers carry `tag` in `dump()`, in errors and in log lines.
     fn tagged(&self, tag: &str) -> PyResult<Self> {
-        Ok(Self { gets: self.gets.clone(), tagged: Some(self.pool()?.tagged(tag)) })
+        Ok(Self { handle: self.handle.clone(), tagged: Some(self.pool()?.tagged(tag)) })
     }
 
     /// Name of the pool, or None.
@@ -404,7 +404,7 @@ pub(crate) fn json(json: serde_json::Result<String>) -> PyResult<String> {
 }
 
 fn setting_names() -> impl Iterator<Item = String> {
-    VARIABLES.iter().map(|variable| keyword(variable.name)).chain([BACKGROUND_POLL.to_owned()])
+    VARIABLES.iter().map(|variable| keyword(variable.name)).chain([BACKGROUND_THREAD.to_owned()])
 }
 
 fn keyword(variable: &str) -> String {
@@ -413,7 +413,7 @@ fn keyword(variable: &str) -> String {
 
 /// The setting of a keyword.
 fn variable(name: &str) -> PyResult<String> {
-    let full = if name == BACKGROUND_POLL { name.to_owned() } else { format!("{PREFIX}{}", name.to_uppercase()) };
+    let full = if name == BACKGROUND_THREAD { name.to_owned() } else { format!("{PREFIX}{}", name.to_uppercase()) };
     let found = Some(full).filter(|full| is_known(full) && name == name.to_lowercase());
     found.ok_or_else(|| {
         let advice = nearest(name).map_or_else(

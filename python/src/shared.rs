@@ -1,4 +1,4 @@
-//! The classes behind `pinpool.SharedPool`, buffers that worker processes fill for a trainer.
+//! The classes behind `pinpool.SharedPool`, whose buffers are filled by worker processes.
 #![allow(unsafe_code)] // Fills in the structure of the buffer protocol.
 
 use std::ffi::c_int;
@@ -14,16 +14,16 @@ use pyo3::types::PyBytes;
 
 use crate::arguments::{seconds, size};
 use crate::buffer::Buffer;
-use crate::errors::{self, ReleasedError, of_shared};
+use crate::errors::{self, ReleasedError, for_shared};
 use crate::lines;
 use crate::memory::{Memory, Origin};
 use crate::pool::{Pool, UNINTERRUPTED, json};
 use crate::unlocked::unlocked;
 
-/// The trainer's side.
+/// The shared buffers in the trainer.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct Slabs {
-    /// `None` once it is closed.
+    /// `None` after `close`.
     slabs: Mutex<Option<Arc<SharedSlabs>>>,
     origin: Arc<Origin>,
 }
@@ -32,7 +32,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls `step` with parts of `timeout` until it returns something, and checks for signals in between.
+/// Calls `step` with parts of `timeout` until it returns something. Checks for signals in between.
 fn waiting<T: Send>(
     py: Python<'_>,
     timeout: Option<Duration>,
@@ -68,7 +68,7 @@ impl Slabs {
             outcome
         });
         lines::flush(py)?;
-        outcome.map_err(|error| of_shared(&error))
+        outcome.map_err(|error| for_shared(&error))
     }
 }
 
@@ -85,7 +85,7 @@ impl Slabs {
         let (pool, buffer_bytes) = (pool.pool()?.clone(), size(buffer_bytes)?);
         let made = py.detach(move || SharedSlabs::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
         lines::flush(py)?;
-        let slabs = made.map_err(|error| of_shared(&error))?;
+        let slabs = made.map_err(|error| for_shared(&error))?;
         let origin = Arc::new(Origin::of_shared(slabs.pool(), slabs.pinned_by() == "register"));
         Ok(Self { slabs: Mutex::new(Some(Arc::new(slabs))), origin })
     }
@@ -99,12 +99,12 @@ impl Slabs {
         Ok(self.received(buf))
     }
 
-    /// The tag and the buffer that was sent first; None after `timeout` seconds.
+    /// The oldest unreceived buffer and its tag; None after `timeout` seconds.
     fn next(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u64, Buffer)>> {
         let (slabs, timeout) = (self.slabs()?, timeout.map(seconds).transpose()?);
         let found = waiting(py, timeout, |wait| slabs.next(wait));
         py.detach(|| drop(slabs));
-        let found = found?.map_err(|error| of_shared(&error))?;
+        let found = found?.map_err(|error| for_shared(&error))?;
         Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
     }
 
@@ -117,7 +117,7 @@ impl Slabs {
         self.call(py, SharedSlabs::recover)
     }
 
-    /// Whether workers that wait for a buffer fail at once.
+    /// While `is_refusing`, requests of workers that would wait for a buffer fail immediately.
     fn refuse_waits(&self, py: Python<'_>, is_refusing: bool) -> PyResult<()> {
         self.call(py, |slabs| slabs.refuse_waits(is_refusing))
     }
@@ -172,7 +172,7 @@ impl Drop for Slabs {
     }
 }
 
-/// The worker's side.
+/// The shared buffers in a worker.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct SharedWorker {
     worker: SlabWorker,
@@ -180,7 +180,7 @@ pub struct SharedWorker {
 
 #[pymethods]
 impl SharedWorker {
-    /// Attaches to the memory of a descriptor, which remains the caller's.
+    /// Attaches to the memory of a descriptor, without taking ownership of it.
     #[new]
     fn new(descriptor: RawFd) -> PyResult<Self> {
         lines::start();
@@ -188,25 +188,25 @@ impl SharedWorker {
         if descriptor < 0 {
             return Err(PyOSError::new_err(format!("descriptor must be 0 or more, not {descriptor}")));
         }
-        // SAFETY: borrowed for this call; one that is not open is refused by the kernel.
+        // SAFETY: borrowed for this call; the kernel refuses a closed descriptor.
         let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(failed)?;
-        let worker = SlabWorker::attach(own).map_err(|error| of_shared(&error))?;
+        let worker = SlabWorker::attach(own).map_err(|error| for_shared(&error))?;
         Ok(Self { worker })
     }
 
     fn get(&self, py: Python<'_>, n: &Bound<'_, PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<SharedBuffer> {
         let (len, timeout) = (size(n)?, timeout.map(seconds).transpose()?);
         let begun = Instant::now();
-        let is_over = || timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
+        let has_timed_out = || timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
         let found = waiting(py, None, |wait| {
             let left = timeout.map_or(wait, |timeout| wait.min(timeout.saturating_sub(begun.elapsed())));
             match self.worker.get_since(begun, len, left) {
-                Err(error) if error.is_limit() && !is_over() => Ok(None),
+                Err(error) if error.is_limit() && !has_timed_out() => Ok(None),
                 got => got.map(Some),
             }
         })?;
         let wait = timeout.unwrap_or(Duration::MAX);
-        match found.map_err(|error| errors::of_shared_get(&error, wait, begun.elapsed()))? {
+        match found.map_err(|error| errors::for_shared_request(&error, wait, begun.elapsed()))? {
             Some(buf) => Ok(SharedBuffer { len: buf.len(), state: Mutex::new(Filling { buf: Some(buf), views: 0 }) }),
             None => Err(ReleasedError::new_err("no buffer")),
         }
@@ -222,7 +222,7 @@ impl SharedWorker {
 }
 
 struct Filling {
-    /// `None` once it was sent or released.
+    /// `None` after it was sent or released.
     buf: Option<SlabBuf>,
     views: usize,
 }
@@ -247,7 +247,7 @@ impl SharedBuffer {
         if state.buf.is_some() && state.views > 0 {
             let (views, s) = (state.views, if state.views == 1 { "view" } else { "views" });
             return Err(PyBufferError::new_err(format!(
-                "{views} {s} of this shared buffer (memoryview, NumPy array) alive, which could change what the trainer reads: \
+                "this shared buffer has {views} {s} (memoryview, NumPy array), which could change what the trainer reads: \
                  delete them first"
             )));
         }
@@ -280,7 +280,7 @@ impl SharedBuffer {
     #[pyo3(signature = (tag=0))]
     fn send<'py>(&self, py: Python<'py>, tag: u64) -> PyResult<Bound<'py, PyBytes>> {
         let buf = self.take()?;
-        let ticket = buf.send(tag).map_err(|error| of_shared(&error))?;
+        let ticket = buf.send(tag).map_err(|error| for_shared(&error))?;
         Ok(PyBytes::new(py, &ticket.to_bytes()))
     }
 
@@ -300,7 +300,7 @@ impl SharedBuffer {
         let mut state = locked(&buffer.state);
         let start = state.buf.as_mut().ok_or_else(|| buffer.gone())?.as_mut_ptr();
         let len = isize::try_from(buffer.len).unwrap_or(isize::MAX);
-        // SAFETY: the interpreter's structure; the memory is writable, and this process's until the last view is gone.
+        // SAFETY: the interpreter's structure; this process may write the memory until the last view is gone.
         let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.cast(), len, 0, flags) };
         if filled != 0 {
             return Err(PyErr::fetch(slf.py()));

@@ -10,23 +10,23 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
 
-use crate::errors::of_kind;
+use crate::errors::with_text;
 
-/// No fence could be recorded for the work of a stream.
+/// The error of a stream for which no fence could be recorded.
 pub(crate) struct Unfenced {
     pub(crate) error: PyErr,
-    /// A driver may run such work, so its end is unknown.
+    /// Whether the stream may have work. Its end is unknown.
     pub(crate) may_run: bool,
 }
 
-/// The largest handle that denotes a stream of the calling context or thread.
+/// Handles up to this one denote the default streams of the current context or thread.
 const PER_THREAD: usize = 2;
 
-/// A stream named by the caller.
+/// A stream that the caller has passed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stream {
     handle: usize,
-    /// Ordinal of its GPU, if the object has one.
+    /// Ordinal of the GPU, if the object has it.
     device: Option<u32>,
 }
 
@@ -44,19 +44,19 @@ impl Stream {
         if stream.is_instance_of::<PyInt>() && !stream.is_instance_of::<PyBool>() {
             return Ok(Self { handle: handle(stream)?, device: None });
         }
-        if let Some(torchs) = attribute("cuda_stream")? {
-            return Ok(Self { handle: handle(&torchs)?, device: device("device_index") });
+        if let Some(from_torch) = attribute("cuda_stream")? {
+            return Ok(Self { handle: handle(&from_torch)?, device: device("device_index") });
         }
         if let Some(protocol) = attribute("__cuda_stream__")? {
             let answer = if protocol.is_callable() { protocol.call0()? } else { protocol };
             return Ok(Self { handle: handle(&answer.get_item(1)?)?, device: None });
         }
-        if let (Some(cupys), Some(_)) = (attribute("ptr")?, attribute("synchronize")?) {
-            return Ok(Self { handle: handle(&cupys)?, device: device("device_id") });
+        if let (Some(from_cupy), Some(_)) = (attribute("ptr")?, attribute("synchronize")?) {
+            return Ok(Self { handle: handle(&from_cupy)?, device: device("device_id") });
         }
-        if let Some(numbas) = attribute("handle")? {
-            let value = numbas.getattr_opt("value")?.unwrap_or(numbas);
-            // The handle of the default stream is None in ctypes.
+        if let Some(from_numba) = attribute("handle")? {
+            let value = from_numba.getattr_opt("value")?.unwrap_or(from_numba);
+            // ctypes represents the default stream by None.
             return Ok(Self { handle: if value.is_none() { 0 } else { handle(&value)? }, device: None });
         }
         Err(PyTypeError::new_err(format!(
@@ -66,15 +66,15 @@ impl Stream {
         )))
     }
 
-    /// A fence for all work enqueued so far. `pools` is the GPU of the pool.
-    pub(crate) fn fence(self, pools: u32) -> Result<Arc<dyn Fence>, Unfenced> {
-        // SAFETY: the caller says that the stream is alive.
+    /// A fence for all work enqueued so far. `pool_device` is the GPU of the pool.
+    pub(crate) fn fence(self, pool_device: u32) -> Result<Arc<dyn Fence>, Unfenced> {
+        // SAFETY: the documentation requires a live stream.
         let stream = unsafe { raw(self.handle) };
         let marked = match self.device {
             Some(device) => stream.on_device(device).mark(),
-            // A default stream named without its context, on a thread that has none.
+            // A default stream, on a thread without a current context.
             None => stream.mark().or_else(|error| match error.is_request() && self.handle <= PER_THREAD {
-                true => stream.on_device(pools).mark(),
+                true => stream.on_device(pool_device).mark(),
                 false => Err(error),
             }),
         };
@@ -88,7 +88,7 @@ impl Stream {
                 false => "no copy can run on a stream: release the buffer without one; `pinpool doctor` says more",
             };
             let text = format!("stream {:#x}: {error}; {remedy}", self.handle);
-            Unfenced { error: of_kind(&error, text), may_run }
+            Unfenced { error: with_text(&error, text), may_run }
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The functions through which torch's host allocator (`pinpool/torch/host_allocator.cpp`) uses a pool.
 //!
-//! The structures match that file. Any thread may call the functions, with or without the GIL; none enters the interpreter.
+//! The structures match that file. Any thread may call the functions, with or without the GIL, which they do not need.
 #![allow(unsafe_code)] // Called from C++.
 
 use std::ffi::{c_char, c_int, c_void};
@@ -17,7 +17,7 @@ use pinpool::{PinnedBuf, Pool};
 use pyo3::prelude::*;
 
 use crate::errors::BackendError;
-use crate::memory::Behind;
+use crate::memory::AllFences;
 
 #[repr(C)]
 struct Totals {
@@ -68,18 +68,18 @@ struct Functions {
     is_capturing: unsafe extern "C" fn(*const Stream) -> c_int,
 }
 
-/// The memory that this process may use, in bytes, and the origin of that number; `None` if the system does not report it.
+/// The memory of the cgroup or machine in bytes, and where that number comes from; `None` if the system does not report it.
 #[pyfunction]
 pub(crate) fn _host_memory() -> Option<(u64, String)> {
     let memory = pinpool_os::host::memory(Path::new("/"))?;
     Some((memory.total_bytes, memory.origin.to_string()))
 }
 
-/// The address of the functions of `pool`. They are never freed, since torch may use its memory until the process exits.
+/// The address of a table of functions for `pool`. It is never freed, because torch may use the memory until the process exits.
 #[pyfunction]
 pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
-    let (is_cudas, pool) = (pool.get().gets().origin().is_cudas, pool.get().pool()?.clone());
-    if !is_cudas && pool.config().backend.name() == "auto" {
+    let (is_cuda_pinned, pool) = (pool.get().handle().origin().is_cuda_pinned, pool.get().pool()?.clone());
+    if !is_cuda_pinned && pool.config().backend.name() == "auto" {
         let why =
             "torch's pinned memory needs the backend vmm, register or cuda, and none works here: see `pinpool doctor`";
         return Err(BackendError::new_err(why));
@@ -90,7 +90,7 @@ pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<
 
 /// # Safety
 ///
-/// `pool` is the field of [`Functions`]; `block` and `address` can be written; `error` has `error_bytes` bytes.
+/// `pool` comes from [`Functions`]; `block` and `address` can be written; `error` has `error_bytes` bytes.
 unsafe extern "C" fn get(
     pool: *const Pool,
     bytes: usize,
@@ -105,42 +105,45 @@ unsafe extern "C" fn get(
         Ok(Ok(mut buf)) => {
             // SAFETY: the caller's out parameter.
             unsafe { address.write(buf.as_mut_ptr().cast()) };
-            // SAFETY: the same.
+            // SAFETY: as above.
             unsafe { block.write(Box::into_raw(Box::new(buf))) };
             return 0;
         }
         Ok(Err(why)) => why.to_string(),
-        Err(_) => "a defect of pinpool: please report it with the message on stderr".to_owned(),
+        Err(_) => "internal error of pinpool: please report it with the message on standard error".to_owned(),
     };
     if error_bytes > 0 {
         let mut text = why.into_bytes();
         text.truncate(error_bytes - 1);
         text.push(0);
-        // SAFETY: it fits into the caller's buffer.
+        // SAFETY: the text was truncated to the length of the caller's buffer.
         unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), error, text.len()) };
     }
     1
 }
 
-/// Returns 0, or 1 if a stream is refused: then the block is still the caller's.
+/// Returns 0, or 1 if the driver refuses a stream; then the caller keeps the block.
 ///
 /// # Safety
 ///
-/// `block` is of [`get`] and comes here until this returns 0; `streams` has `count` live streams.
+/// `block` comes from [`get`] and is not used after this returns 0; `streams` has `count` live streams.
 unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: usize) -> c_int {
     static WARNED: Once = Once::new();
     let put = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the caller's array.
         let streams = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(streams, count) } };
-        // SAFETY: the streams are alive, as torch's are until the process ends.
+        // SAFETY: torch never destroys its streams.
         let marked = streams.iter().map(|stream| unsafe { stream.as_raw() }.mark()).collect::<Result<Vec<_>, _>>();
-        let warn =
-            |why: &pinpool::Error| WARNED.call_once(|| log::warn!("torch waiting: a freed block is kept, because its stream cannot be recorded: {why}"));
+        let warn = |why: &pinpool::Error| {
+            WARNED.call_once(|| {
+                log::warn!("torch waiting: a freed block is kept, because its stream cannot be recorded: {why}")
+            })
+        };
         let Ok(mut others) = marked.inspect_err(warn) else { return 1 };
-        // SAFETY: of `get`, and given up by the caller.
+        // SAFETY: a box from `get` that the caller no longer uses.
         let buf = unsafe { Box::from_raw(block) };
         match others.pop() {
-            Some(last) => drop(buf.release_after(&Behind { last, others })),
+            Some(last) => drop(buf.release_after(&AllFences { last, others })),
             None => drop(buf),
         }
         0
@@ -150,7 +153,7 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
 
 /// # Safety
 ///
-/// `pool` is the field of [`Functions`].
+/// `pool` comes from [`Functions`].
 unsafe extern "C" fn trim(pool: *const Pool) {
     // SAFETY: leaked by `_torch_functions`.
     let _panic = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.clear()));
@@ -158,7 +161,7 @@ unsafe extern "C" fn trim(pool: *const Pool) {
 
 /// # Safety
 ///
-/// `pool` is the field of [`Functions`], and `totals` can be written.
+/// `pool` comes from [`Functions`], and `totals` can be written.
 unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
     let _panic = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: leaked by `_torch_functions`.
@@ -169,7 +172,7 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
             held_bytes_peak: signed(stats.memory.peak_held_bytes),
             pinned_bytes: signed(stats.memory.pin.bytes),
             unpinned_bytes: signed(stats.memory.unpin.bytes),
-            // The counterparts according to the documentation of `Stats`.
+            // Chosen as the documentation of `Stats` describes.
             held_buffers: signed(stats.memory.buffers.saturating_sub(stats.memory.pageable_buffers)),
             pinned_buffers: signed(stats.requests.misses.saturating_sub(stats.requests.pageable)),
             unpinned_buffers: signed(stats.memory.evictions.total()),
@@ -188,8 +191,8 @@ unsafe extern "C" fn is_capturing(stream: *const Stream) -> c_int {
     // SAFETY: the caller's stream.
     let stream = unsafe { &*stream };
     // SAFETY: as above.
-    let asked = catch_unwind(AssertUnwindSafe(|| unsafe { stream.as_raw() }.is_capturing()));
-    asked.unwrap_or(false).into()
+    let answer = catch_unwind(AssertUnwindSafe(|| unsafe { stream.as_raw() }.is_capturing()));
+    answer.unwrap_or(false).into()
 }
 
 fn timed(calls: &Calls) -> Timed {

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::Python;
 
-/// The interpreter exits and is not entered any more.
+/// The interpreter exits, so no thread may attach to it.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-/// From now on nothing enters the interpreter.
+/// From now on no thread attaches to the interpreter.
 pub(crate) fn set_ending() {
     // Relaxed: the flag guards no other memory.
     ENDING.store(true, Ordering::Relaxed);
@@ -17,13 +17,13 @@ pub(crate) fn is_ending() -> bool {
     ENDING.load(Ordering::Relaxed)
 }
 
-/// Runs `call` without the GIL, whether or not this thread holds it, as when Python ends an object.
+/// Runs `call` without the GIL, whether or not this thread holds it. For destructors.
 pub(crate) fn unlocked(call: impl FnOnce() + Send) {
     let mut call = Some(call);
     let mut make = || call.take().into_iter().for_each(|call| call());
     if !is_ending() {
         Python::try_attach(|py| py.detach(&mut make));
     }
-    // There is no interpreter to enter.
+    // Still present if there was no interpreter to attach to.
     make();
 }

@@ -1,4 +1,4 @@
-//! A request that asyncio awaits: `pinpool/_asyncio.py` polls it when its socket is readable.
+//! A request that an asyncio task awaits: `pinpool/_asyncio.py` polls it when its socket is readable.
 
 use std::future::Future;
 use std::io::Read;
@@ -14,36 +14,36 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
-use crate::gets::{Gets, buffer};
+use crate::handle::{PoolHandle, buffer};
 use crate::unlocked::unlocked;
 use crate::{errors, lines};
 
-/// Writes a byte to the socket that the event loop reads. Does not take the GIL, so any thread may wake.
+/// Wakes the event loop by writing a byte to its socket, without the GIL.
 struct Bell(UnixStream);
 
 impl Wake for Bell {
     #[allow(unsafe_code)]
     fn wake(self: Arc<Self>) {
         let byte = 1_u8;
-        // Unlike a plain write, this raises no SIGPIPE if the request has ended. A full socket wakes the reader, too.
-        // SAFETY: a socket that is open, and one byte.
+        // Unlike `write`, this raises no SIGPIPE if the request has ended. If the socket is full, the loop is awake already.
+        // SAFETY: an open socket, and one byte.
         let _ = unsafe { libc::send(self.0.as_raw_fd(), (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL) };
     }
 }
 
 /// A waiting request. Only the event loop polls it.
 #[pyclass(frozen, module = "pinpool._pinpool")]
-pub struct WaitingGet {
+pub struct PendingRequest {
     future: Mutex<Option<GetFuture>>,
-    gets: Arc<Gets>,
+    handle: Arc<PoolHandle>,
     begun: Instant,
     wait: Duration,
     waker: Waker,
     socket: UnixStream,
 }
 
-impl WaitingGet {
-    pub(crate) fn new(future: GetFuture, wait: Duration, gets: Arc<Gets>) -> PyResult<Self> {
+impl PendingRequest {
+    pub(crate) fn new(future: GetFuture, wait: Duration, handle: Arc<PoolHandle>) -> PyResult<Self> {
         let failed = |error: std::io::Error| {
             PyOSError::new_err(format!(
                 "cannot create a socket to wait for memory: {error}; raise the limit on files (`ulimit -n`)"
@@ -53,7 +53,7 @@ impl WaitingGet {
         socket.set_nonblocking(true).map_err(failed)?;
         bell.set_nonblocking(true).map_err(failed)?;
         let (begun, waker) = (Instant::now(), Waker::from(Arc::new(Bell(bell))));
-        Ok(Self { future: Mutex::new(Some(future)), gets, begun, wait, waker, socket })
+        Ok(Self { future: Mutex::new(Some(future)), handle, begun, wait, waker, socket })
     }
 
     fn future(&self) -> MutexGuard<'_, Option<GetFuture>> {
@@ -62,7 +62,7 @@ impl WaitingGet {
 }
 
 #[pymethods]
-impl WaitingGet {
+impl PendingRequest {
     /// The socket that becomes readable when `poll` should be called again.
     fn fileno(&self) -> RawFd {
         self.socket.as_raw_fd()
@@ -70,7 +70,7 @@ impl WaitingGet {
 
     /// The buffer, or None if the request still waits.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<Buffer>> {
-        // Taken out, so that no lock is held during a pool call.
+        // Moved out, because no lock may be held during a pool call.
         let Some(mut future) = self.future().take() else { return Ok(None) };
         let (future, polled) = py.detach(|| {
             let mut rung = [0; 64];
@@ -83,21 +83,21 @@ impl WaitingGet {
                 *self.future() = Some(future);
                 Ok(None)
             }
-            Poll::Ready(Ok(buf)) => Ok(Some(buffer(buf, &self.gets))),
-            Poll::Ready(Err(error)) => Err(errors::of_get(&error, self.wait, self.begun.elapsed())),
+            Poll::Ready(Ok(buf)) => Ok(Some(buffer(buf, &self.handle))),
+            Poll::Ready(Err(error)) => Err(errors::for_request(&error, self.wait, self.begun.elapsed())),
         };
         lines::flush(py)?;
         polled
     }
 
-    /// Leaves the queue. A buffer that was handed over meanwhile goes to the next request.
+    /// Leaves the queue. A buffer that was handed over already is passed on to the next request.
     fn close(&self) {
         let future = self.future().take();
         unlocked(move || drop(future));
     }
 }
 
-impl Drop for WaitingGet {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
         self.close();
     }

@@ -11,8 +11,8 @@ import pinpool
 
 @pytest.fixture
 def pool():
-    """A pool on ordinary memory that reads no variables. Its wait only bounds a hang."""
-    return pinpool.Pool(env=False, backend="heap", max_bytes="64MiB", wait="300s")
+    """A pool on ordinary memory that reads no variables. No thread moves its idle buffers, and its wait only bounds a hang."""
+    return pinpool.Pool(env=False, backend="heap", max_bytes="64MiB", wait="300s", background_thread=False)
 
 
 @pytest.fixture

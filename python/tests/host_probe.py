@@ -1,4 +1,4 @@
-"""torch's interface of host allocators for the tests: host_probe.cpp, compiled for the torch that is there."""
+"""torch's C++ interface for host allocators: host_probe.cpp, compiled for the installed torch."""
 
 import ctypes
 from pathlib import Path
@@ -84,13 +84,13 @@ class Probe:
         return self._text(self.library.probe_history)
 
     def stats(self):
-        figures = (ctypes.c_int64 * 11)()
-        self.library.probe_stats(figures)
+        numbers = (ctypes.c_int64 * 11)()
+        self.library.probe_stats(numbers)
         names = ("allocations", "allocated_bytes", "num_host_alloc")
         return {
-            "active_requests": tuple(figures[:4]),
-            "active_bytes": tuple(figures[4:8]),
-            **dict(zip(names, figures[8:])),
+            "active_requests": tuple(numbers[:4]),
+            "active_bytes": tuple(numbers[4:8]),
+            **dict(zip(names, numbers[8:])),
         }
 
     @staticmethod
@@ -100,11 +100,11 @@ class Probe:
         return text.raw[:length].decode()
 
     def calls(self):
-        """What the pool of `written_down` was asked since the last call of this."""
+        """The calls of the pool of `install_recorder` since the last call of this method."""
         return self._text(self.library.probe_calls)
 
-    def written_down(self):
-        """Installs a pool that writes down what it is asked; the result must be kept."""
+    def install_recorder(self):
+        """Installs a pool that records its calls. The caller must keep the result."""
         names = ("get", "put", "trim", "totals", "is_capturing")
         addresses = [ctypes.cast(getattr(self.library, f"probe_pool_{name}"), _POINTER) for name in names]
         functions = _Functions(None, *addresses)

@@ -1,4 +1,4 @@
-"""Libraries that take their pinned memory from a pool."""
+"""CuPy and JAX with buffers of a pool."""
 
 import gc
 

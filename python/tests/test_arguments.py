@@ -1,4 +1,4 @@
-"""What a caller passes by mistake is named, with what is wanted."""
+"""Errors for wrong arguments name the argument, its value and what is accepted."""
 
 import inspect
 import sys
@@ -20,7 +20,7 @@ import pinpool_loader
         (lambda pool: pool.get(True), TypeError, "invalid size True: must be a whole number"),
         (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout must be a number of seconds or text such as .*, not \[\]"),
         (lambda pool: pinpool.Pool(env=False, max_bytes=True), pinpool.SettingError, "MAX_BYTES=on: not a size"),
-        (lambda pool: pinpool.Pool(max_byte=1), TypeError, "did you mean max_bytes"),
+        (lambda pool: pinpool.Pool(max_byte=1), TypeError, r'"max_byte" is not a setting of a pool; did you mean max_bytes\?'),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, batch_size=True), TypeError, "batch_size must be a whole number, not True"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle="yes"), TypeError, "shuffle must be True or False, not 'yes'"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle=100), TypeError, "shuffle must be True or False, not 100"),
@@ -43,6 +43,10 @@ import pinpool_loader
         (lambda pool: pinpool_loader.Image(224, 224, dtype="float32"), TypeError, "no argument dtype=: images are uint8"),
         (lambda pool: pinpool_loader.Image(224, "224"), TypeError, "width must be a whole number, not '224'"),
         (lambda pool: pinpool_loader.Image(True, 224), TypeError, "height must be a whole number, not True"),
+        (lambda pool: pinpool_loader.Image(0, 1), ValueError, "height must be 1 or more, not 0"),
+        (lambda pool: pinpool_loader.Image(1, 1, pixels_max=0), ValueError, "pixels_max must be 1 or more, not 0"),
+        (lambda pool: pinpool_loader.Image(1, 1, layout="NHWC"), ValueError, "layout must be 'HWC' or 'CHW', not 'NHWC'"),
+        (lambda pool: pinpool_loader.Image(1, 1, fit="pad"), ValueError, "fit must be 'stretch' or 'crop', not 'pad'"),
         (lambda pool: pool.partition("eval", 1), AttributeError, "Pool.partition was removed: use pool.tagged"),
         (lambda pool: pool.class_stats(), AttributeError, "Pool.class_stats was removed: use pool.dump"),
         (lambda pool: pool.no_such, AttributeError, "no attribute 'no_such'"),
@@ -53,7 +57,7 @@ def test_a_wrong_argument_is_named(pool, call, error, said):
         call(pool)
 
 
-def test_switches_take_booleans_and_sizes_of_numpy_count():
+def test_settings_accept_bools_and_sizes_accept_numpy_integers():
     pool = pinpool.Pool(env=False, backend="heap", zero=True, background_thread=False)
     assert len(pool.get(np.int64(7))) == 7 and len(pool.get("1KiB")) == 1024
 
@@ -91,23 +95,6 @@ def test_a_tensor_may_have_a_dtype_of_numpy(pool):
         assert pool.empty(3, dtype, library="torch").dtype == torch.float32
     with pytest.raises(TypeError, match="'str96' is unknown to torch"):
         pool.empty(3, np.dtype("<U3"), library="torch")
-
-
-def test_a_loader_in_a_child_of_fork_names_the_fork(alone, tmp_path):
-    (tmp_path / "a").write_bytes(b"1")
-    out, _ = alone(
-        f"""
-        import os, pinpool, pinpool_loader
-        pool = pinpool.Pool(env=False, backend="heap")
-        loader = pinpool_loader.Loader({str(tmp_path)!r}, pool=pool)
-        if os.fork() == 0:
-            try: list(loader)
-            except pinpool.ForkError as error: print("ForkError:", "build a new pool" in str(error), flush=True)
-            os._exit(0)
-        os.wait()
-        """
-    )
-    assert out == "ForkError: True\n"
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="the module has another name from 3.13 on")

@@ -1,4 +1,4 @@
-"""Arrays and tensors on pinned memory."""
+"""`Pool.empty`: arrays and tensors in pinned memory."""
 
 import importlib.util
 
@@ -20,7 +20,7 @@ def test_an_array_has_shape_dtype_and_order(pool):
     assert record["n"].sum() == 28
 
 
-def test_the_memory_goes_back_with_the_array_and_its_views(pool):
+def test_memory_returns_when_the_array_and_its_views_are_gone(pool):
     array = pool.empty((100, 100))
     array[:] = 1
     part = array[3:5].T
@@ -30,7 +30,7 @@ def test_the_memory_goes_back_with_the_array_and_its_views(pool):
     assert in_use(pool) == 0 and pool.stats()["requests"]["returned"] == 1
 
 
-def test_an_array_of_nothing_takes_nothing(pool):
+def test_an_empty_array_uses_no_buffer(pool):
     assert pool.empty((0, 3)).shape == (0, 3) and pool.empty(3, "V0").itemsize == 0
     assert pool.stats()["requests"]["served"] == 0
 
@@ -50,7 +50,7 @@ def test_an_array_of_nothing_takes_nothing(pool):
         (2**40, "u1", pinpool.LimitError, "exceeds the pool limit of 64.0MiB"),
     ],
 )
-def test_shapes_and_dtypes_that_do_not_fit_are_named(pool, shape, dtype, error, text):
+def test_invalid_shapes_and_dtypes_are_named(pool, shape, dtype, error, text):
     with pytest.raises(error, match=text):
         pool.empty(shape, dtype)
     assert in_use(pool) == 0
@@ -64,12 +64,12 @@ def test_order_and_library_are_checked(pool):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
-def test_without_torch_a_tensor_is_an_error_that_says_so(pool):
+def test_a_tensor_without_torch_raises_import_error(pool):
     with pytest.raises(ImportError, match="needs PyTorch.*pip install torch"):
         pool.empty(3, library="torch")
 
 
-def test_a_tensor_of_torch(pool):
+def test_torch_tensors(pool):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     tensor = pool.empty((3, 4), torch.float16, library="torch")
     assert tensor.shape == (3, 4) and tensor.dtype == torch.float16

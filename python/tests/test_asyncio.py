@@ -1,4 +1,4 @@
-"""Requests that tasks await."""
+"""`Pool.aget`."""
 
 import asyncio
 import threading
@@ -7,6 +7,11 @@ import pytest
 
 import pinpool
 from conftest import in_use, until
+
+
+@pytest.fixture
+def pool():
+    return pinpool.Pool(env=False, backend="heap", max_bytes="64MiB", wait="300s")  # Tasks need its background thread.
 
 
 def run(task):
@@ -91,7 +96,7 @@ def test_a_cancelled_request_leaves_the_queue_and_keeps_no_buffer(pool):
     pool.get("60MiB").release()
 
 
-def test_a_coroutine_that_is_never_awaited_takes_nothing(pool):
+def test_a_coroutine_that_is_never_awaited_uses_no_buffer(pool):
     pool.aget(1000).close()
     assert pool.stats()["requests"]["served"] == 0
 

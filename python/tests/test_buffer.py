@@ -1,4 +1,4 @@
-"""Buffers: bytes, views, and when the memory goes back."""
+"""Buffers: bytes, views, and when the memory returns to the pool."""
 
 import copy
 import gc
@@ -105,7 +105,7 @@ def test_release_returns_the_memory_and_ends_every_use(pool):
     assert "released" in repr(buf)
 
 
-def test_release_under_a_view_is_refused_and_changes_nothing(pool):
+def test_release_with_views_is_refused_without_effect(pool):
     buf = pool.get(100)
     views = [memoryview(buf), np.frombuffer(buf, np.uint8), np.from_dlpack(buf)]
     assert buf.views == 3
@@ -158,27 +158,23 @@ def test_dlpack_is_host_memory_with_and_without_a_version(pool):
     assert '"dltensor"' in repr(buf.__dlpack__())
     gc.collect()
     assert buf.views == 0, "a capsule that nobody imported ends its view"
-    exported = buf.dlpack()
-    assert exported.__dlpack_device__() == (1, 0)
-    array = np.from_dlpack(exported)
+    array = np.from_dlpack(buf)
     assert array.ctypes.data == buf.ptr and buf.views == 1
-    for ask in ({"copy": True}, {"dl_device": (2, 0)}, {"dl_device": (3, 0)}):
+    for ask in ({"copy": True}, {"dl_device": (2, 0)}):
         with pytest.raises(BufferError):
             buf.__dlpack__(**ask)
-    with pytest.raises(BufferError, match="not pinned by CUDA.*pinpool doctor"):
-        buf.dlpack(device="cuda_host")
-    with pytest.raises(BufferError, match='use "cpu" or "cuda_host"'):
-        buf.dlpack(device="tpu")
+    with pytest.raises(BufferError, match="CUDA has not pinned.*pinpool doctor"):
+        buf.__dlpack__(dl_device=(3, 0))
 
 
-def test_a_buffer_of_no_bytes(pool):
+def test_an_empty_buffer(pool):
     with pool.get(0) as buf:
         assert len(buf) == 0 and bytes(buf) == b"" and not buf.is_pinned
         assert np.from_dlpack(buf).size == 0 and np.asarray(buf).size == 0
     assert pool.stats()["requests"]["served"] == 0
 
 
-def test_pickling_and_copying_say_what_to_do_instead(pool):
+def test_pickling_and_copying_name_a_remedy(pool):
     buf = pool.get(10)
     with pytest.raises(TypeError, match=r"cannot be pickled.*bytes\(buf\)"):
         pickle.dumps(buf)

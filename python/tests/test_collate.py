@@ -1,4 +1,4 @@
-"""What `collate` makes of samples: torch's `default_collate` in place, whichever process calls it, and batches of any length."""
+"""`SharedPool.collate`: compared with torch's `default_collate`, in worker processes, and for batches of any length."""
 
 import collections
 import dataclasses
@@ -51,7 +51,7 @@ def of_torch(name):
     return [torch.arange(i, i + 8, dtype=torch.uint8).view(getattr(torch, name)) for i in range(2)]
 
 
-# Each gives two samples; with what torch makes of them, or its error, ours is compared.
+# Each creates two samples. The batch, or the error, is compared with torch's.
 KINDS = {
     "uint8 arrays": lambda: [np.full((3, 4), i, np.uint8) for i in range(2)],
     "float32 arrays": lambda: [np.full((3,), i, np.float32) for i in range(2)],
@@ -135,7 +135,7 @@ def shared(pool):
 @needs_torch
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_what_torchs_default_collate_makes(shared, kind):
+def test_a_batch_equals_that_of_torchs_default_collate(shared, kind):
     try:
         theirs = torch.utils.data.default_collate(KINDS[kind]())
     except Exception as error:
@@ -156,7 +156,7 @@ def test_stacked_tensors_are_in_the_shared_buffer_without_gradients(shared):
 
 
 @needs_torch
-def test_pack_keeps_types_of_torch_that_numpy_has_not(shared):
+def test_pack_keeps_torch_dtypes_that_numpy_lacks(shared):
     batch = {name: of_torch(name)[1] for name in ("bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2")}
     batch["ordered"] = collections.OrderedDict(a=np.float32(1), b=torch.tensor([1 + 2j]).conj())
     got = shared.unpack(shared.pack(batch))
@@ -168,7 +168,7 @@ def test_pack_keeps_types_of_torch_that_numpy_has_not(shared):
 
 
 @needs_torch
-def test_arrays_for_numpy_are_made_of_tensors_too(pool):
+def test_tensors_become_arrays_with_library_numpy(pool):
     with pinpool.SharedPool(1000, 2, pool=pool, library="numpy") as shared:
         got = shared.unpack(shared.collate([(torch.full((2,), i), i) for i in range(3)]))
         assert [type(array) for array in got] == [np.ndarray] * 2 and got[0].tolist() == [[0, 0], [1, 1], [2, 2]]
@@ -176,7 +176,7 @@ def test_arrays_for_numpy_are_made_of_tensors_too(pool):
             shared.collate([torch.zeros(2, dtype=torch.bfloat16)] * 2)
 
 
-# The dataset lies in a module that does not import torch, and its samples need none.
+# The module of the dataset does not import torch.
 OF_THE_TRAINER = """
     import sys
     {before}
@@ -193,7 +193,7 @@ OF_THE_TRAINER = """
 
 @needs_torch
 @pytest.mark.parametrize(("before", "kind"), [("import torch", "torch"), ("", "numpy")])
-def test_the_trainer_decides_what_batches_are_made_of(alone, tmp_path, monkeypatch, before, kind):
+def test_the_trainer_determines_the_library_of_batches(alone, tmp_path, monkeypatch, before, kind):
     (tmp_path / "pinpool_samples.py").write_text(
         "import numpy as np\n"
         "def batch(shared):\n"
@@ -230,9 +230,8 @@ def test_batches_longer_than_a_buffer_arrive_with_a_warning(pool, caplog):
         pinpool.SharedPool(1000, 1, pool=pool).get(2000)
 
 
-def test_batches_in_a_circle_of_references_are_collected(pool):
+def test_batches_in_reference_cycles_are_collected(pool):
     with pinpool.SharedPool(100, 5, pool=pool, library="numpy") as shared:
-        # Of a circle of references the interpreter is the last to know.
         for batch in shared.batches(shared.collate([np.zeros(3)]) for _ in range(40)):
             circle = [batch]
             circle.append(circle)
@@ -267,5 +266,5 @@ def test_a_worker_keeps_the_memory_of_its_samples_from_batch_to_batch(pool):
     with pinpool.SharedPool("5MiB", 4, pool=pool, library="numpy") as shared:
         loader = torch.utils.data.DataLoader(Fresh(), 8, num_workers=1, collate_fn=shared.collate)
         faults = [int(pages[0]) for _samples, pages in shared.batches(loader)]
-    # A batch has 1024 pages; those of the first ones are new in any case.
+    # A batch has 1,024 pages. The memory of the first batches is always new.
     assert faults[-1] - faults[20] < 39 * 1024 // 4

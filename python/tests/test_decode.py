@@ -1,4 +1,4 @@
-"""Batches of decoded images and arrays: their pixels compared with Pillow's, failures, and paths with braces and patterns."""
+"""Decoded images compared with Pillow's, failures, and paths with braces and patterns."""
 
 import io
 import tarfile
@@ -12,7 +12,7 @@ from pinpool_loader import _paths
 PIL = pytest.importorskip("PIL.Image")
 from PIL import ImageOps  # noqa: E402
 
-#: Pillow's decoder and this one round otherwise, above all where colours have half the resolution: 0.44 and 4 were seen.
+#: Pillow's decoder rounds differently, most at half colour resolution: differences of 0.44 and 4 were measured.
 MEAN_DIFFERENCE, MOST_DIFFERENCE = 0.6, 6
 
 
@@ -71,7 +71,7 @@ FILES = {
 
 @pytest.mark.parametrize("layout", ["HWC", "CHW"])
 @pytest.mark.parametrize("fit", ["stretch", "crop"])
-def test_the_pixels_are_those_of_pillow(tmp_path, layout, fit):
+def test_pixels_equal_those_of_pillow(tmp_path, layout, fit):
     files = {name: encoded(image, kind, **options) for name, (image, kind, options) in FILES.items()}
     batch = decoded(files, tmp_path, pinpool_loader.Image(64, 80, layout=layout, fit=fit))
     images = batch.field("jpg")
@@ -132,7 +132,7 @@ def test_a_sample_without_a_label_leaves_no_row(tmp_path, lost):
     assert len(batch.failures) == len(lost)
 
 
-def test_a_damaged_image_is_named_and_skipped_or_ends_the_load(tmp_path):
+def test_a_damaged_image_is_named_and_skipped_or_raises(tmp_path):
     whole = encoded(photo(100, 100), "JPEG")
     files = {"a.jpg": whole, "b.jpg": whole[: len(whole) // 2], "c.jpg": b"", "d.png": b"no image", "e.jpg": whole}
     batch = decoded(files, tmp_path, pinpool_loader.Image(32, 32), on_error="skip", labels=None)
@@ -157,27 +157,12 @@ def test_a_damaged_image_is_named_and_skipped_or_ends_the_load(tmp_path):
         ({"jpg": pinpool_loader.Image(1 << 30, 1 << 30)}, "has more pixels"),
     ],
 )
-def test_what_cannot_be_decoded_to_is_refused_at_once(tmp_path, decode, words):
+def test_invalid_decoders_are_refused(tmp_path, decode, words):
     (tmp_path / "a.jpg").write_bytes(b"")
     with pytest.raises((TypeError, ValueError), match=words.replace("(", r"\(")):
         pinpool_loader.Loader(tmp_path, batch_size=1, decode=decode)
     with pytest.raises(ValueError, match="decode= needs batch_size=, without"):
         pinpool_loader.Loader(tmp_path, decode={"jpg": pinpool_loader.Image(1, 1)})
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"height": 0}, "height must be 1 or more, not 0"),
-        ({"pixels_max": 0}, "pixels_max must be 1 or more, not 0"),
-        ({"layout": "NHWC"}, "layout must be 'HWC' or 'CHW', not 'NHWC'"),
-        ({"fit": "pad"}, "fit must be 'stretch' or 'crop', not 'pad'"),
-    ],
-    ids=str,
-)
-def test_an_image_that_cannot_be_is_refused_at_once(settings, words):
-    with pytest.raises(ValueError, match=words):
-        pinpool_loader.Image(**{"height": 1, "width": 1, **settings})
 
 
 @pytest.mark.parametrize("stray", ["notes.txt", ".DS_Store"])
@@ -215,7 +200,6 @@ def test_braces_and_patterns_name_files_in_order(tmp_path):
         return [key.rpartition("/")[2] for batch in loader for key in batch.keys]
 
     assert keys("train-{008..011}.tar") == [f"train-{number:03}.tar!{number}" for number in (8, 9, 10, 11)]
-    # Zeros only where an end has them, and down as well as up, as in a shell.
     assert keys("train-0{10..11}.tar") == keys("train-{010..011}.tar")
     assert keys("train-00{0..9}.tar") == [f"train-{number:03}.tar!{number}" for number in range(10)]
     assert keys("train-00{5..3}.tar") == [f"train-{number:03}.tar!{number}" for number in (5, 4, 3)]
@@ -233,7 +217,7 @@ def test_braces_and_patterns_name_files_in_order(tmp_path):
             pinpool_loader.Loader(url, batch_size=1)
 
 
-def test_a_folder_of_shards_is_a_folder_of_shards(tmp_path):
+def test_a_directory_of_only_shards_is_opened(tmp_path):
     for number in range(3):
         write_tar(tmp_path / f"{number}.tar", {f"{number}{sample}.txt": b"x" for sample in range(4)})
     assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool()).samples == 12

@@ -1,4 +1,4 @@
-"""The examples of many processes, on a real local cluster of Ray and under torchrun, each with one process killed."""
+"""The examples, on a local Ray cluster and under torchrun, each with one process killed."""
 
 import collections
 import importlib.util
@@ -46,14 +46,14 @@ def test_ranks_under_torchrun_continue_after_one_died(tmp_path):
         (samples / f"{sample:03}.bin").write_bytes(bytes([sample % 251]) * 5_000)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--max-restarts", "3")
     out, _ = run(*torchrun, EXAMPLES / "torchrun.py", samples, "--out", tmp_path / "run", "--epochs", "2", "--die", "2")
-    # Three steps were done before the death, so the process that came after it did the other eleven of its 14.
+    # The first process completed three of the 14 steps.
     assert "rank 2 of 4: 100 samples, 11 steps in this process" in out
     saved = [json.loads((tmp_path / "run" / f"rank{rank}.json").read_text()) for rank in range(4)]
     trained = collections.Counter(tuple(sample) for rank in saved for sample in rank["trained"])
     assert len(trained) == 400 and set(trained.values()) == {1}
 
 
-def test_a_rank_without_torchrun_is_told_so(tmp_path, monkeypatch):
+def test_a_rank_without_torchrun_is_an_error(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.delenv("RANK", raising=False)
     _, err = run(EXAMPLES / "torchrun.py", tmp_path, "--out", tmp_path / "run", expect=2)

@@ -1,4 +1,4 @@
-"""Files into batches: order, shards, states, memory, failures, Ctrl-C."""
+"""`Loader`: order, ranks, states, memory and failures."""
 
 import gc
 import hashlib
@@ -75,7 +75,7 @@ def test_samples_are_views_of_pinned_memory_without_a_copy(files, pool):
         batch.buffer.release()
 
 
-def test_memory_goes_back_with_the_batch_and_its_views(files, pool):
+def test_memory_returns_when_the_batch_and_its_views_are_gone(files, pool):
     loader = load(files, pool)
     batches = iter(loader)
     batch = next(batches)
@@ -93,7 +93,7 @@ def test_a_loop_holds_one_batch_at_a_time(tmp_path):
         (tmp_path / str(number)).write_bytes(bytes(1000))
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
     for batch in pinpool_loader.Loader(tmp_path, batch_size=1, prefetch=1, workers=1, pool=pool):
-        # This one, the one before while the next was taken, and one ahead.
+        # This batch and one read ahead.
         assert pool.stats()["memory"]["in_use"] <= 2
     del batch
     assert in_use(pool) == 0
@@ -110,7 +110,7 @@ def test_each_for_iterates_over_the_next_epochs_in_a_new_order(files, pool):
 
 
 @pytest.mark.parametrize("taken", [0, 1, 6, 7, 11, 13, 14])
-def test_a_state_goes_on_with_exactly_the_rest(files, pool, taken):
+def test_a_state_resumes_with_exactly_the_remaining_batches(files, pool, taken):
     settings = {"shuffle": True, "seed": 1, "epochs": 2}
     whole = contents(load(files, pool, **settings))
     loader = load(files, pool, **settings)
@@ -118,7 +118,7 @@ def test_a_state_goes_on_with_exactly_the_rest(files, pool, taken):
     for _ in range(taken):
         next(batches)
     state = json.loads(json.dumps(loader.state_dict()))
-    # A state behind the last batch is that of the next pass.
+    # After the last batch, the state is the start of the next pass.
     rest = whole[taken:] or contents(load(files, pool, **{**settings, "epochs": 4}))[14:]
     assert contents(load(files, pool, state=state, **settings))[: len(rest)] == rest[:14]
     other = load(files, pool, **settings)
@@ -212,7 +212,7 @@ def test_ranks_have_the_same_number_of_batches(tmp_path, pool, world, settings, 
     assert "drop_last" not in settings or all(len(batch) == 10 for batches in seen for batch in batches)
 
 
-def test_ranks_with_different_numbers_of_batches_are_warned_of(tmp_path, pool):
+def test_different_numbers_of_batches_per_rank_are_a_warning(tmp_path, pool):
     for number in range(101):
         (tmp_path / f"{number:03}").write_bytes(b"x")
     for settings in ({"batch_size": 50}, {"batch_bytes": 50}):
@@ -252,7 +252,7 @@ def test_directories_are_classes(files, pool):
 @pytest.mark.parametrize(
     "settings", [{"batch_size": 4}, {"shuffle": True}, {"rank": 1, "world": 2}, {"batch_bytes": 500}], ids=str
 )
-def test_a_state_of_other_batches_is_refused(files, pool, settings):
+def test_a_state_of_a_different_loader_is_refused(files, pool, settings):
     state = load(files, pool).state_dict()
     said = {"batch_size": "batch_size=3 in the state, 4 here", "shuffle": "shuffle=False in the state, True here", "rank": "world=1 in the state, 2 here", "batch_bytes": "batch_bytes=0 in the state, 500 here"}
     with pytest.raises(ValueError, match=f"a loader with different batches: .*{said[next(iter(settings))]}"):
@@ -336,7 +336,7 @@ def test_an_unreadable_file_raises_or_is_skipped(files, pool, broken):
     assert len(skipping.failures) == 1, "named once, however many epochs"
 
 
-def test_what_is_not_there_is_named(tmp_path, pool):
+def test_missing_and_empty_paths_are_named(tmp_path, pool):
     with pytest.raises(pinpool.LoadError, match="missing: No such file"):
         pinpool_loader.Loader([tmp_path / "missing"], pool=pool)
     with pytest.raises(ValueError, match="no regular file"):
@@ -363,6 +363,11 @@ def test_what_is_not_there_is_named(tmp_path, pool):
         ({"seed": -3}, ValueError, "seed must be 0 or more, not -3"),
         ({"on_error": "ignore"}, ValueError, "on_error must be 'raise' or 'skip', not 'ignore'"),
         ({"pool": 3}, TypeError, "pool must be a pinpool.Pool, not 3"),
+        ({"map": 3}, TypeError, "map must be a function of a batch, not 3"),
+        ({"map_workers": 0}, ValueError, "map_workers must be 1 or more, not 0"),
+        ({"map_workers": "2"}, TypeError, "map_workers must be a whole number, not '2'"),
+        ({"labels": 3}, TypeError, "labels must be the name of a field, such as 'cls', not 3"),
+        ({"labels": ""}, TypeError, "labels must be .*, not ''"),
     ],
 )
 def test_bad_settings_are_named(files, pool, settings, kind, said):
@@ -370,9 +375,9 @@ def test_bad_settings_are_named(files, pool, settings, kind, said):
         pinpool_loader.Loader(files, **{"pool": pool, **settings})
 
 
-@pytest.mark.parametrize("paths", [3, b"x", None])
-def test_paths_are_paths(paths, pool):
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize(("paths", "said"), [(3, "paths must be"), (b"x", "not b'x'"), (None, "not None"), ([".", b"x"], "each of paths.*os.fsdecode")])
+def test_paths_are_paths(paths, said, pool):
+    with pytest.raises(TypeError, match=said):
         pinpool_loader.Loader(paths, pool=pool)
 
 
@@ -397,7 +402,7 @@ def test_a_loader_cannot_be_pickled(files, pool):
         pickle.dumps(load(files, pool))
 
 
-def test_the_lock_is_free_while_a_loop_waits(tmp_path):
+def test_the_interpreter_lock_is_released_while_a_loop_waits(tmp_path):
     for number in range(2):
         (tmp_path / str(number)).write_bytes(bytes(3_000_000))
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait=300)
@@ -414,7 +419,7 @@ def test_the_lock_is_free_while_a_loop_waits(tmp_path):
 
 def test_a_loader_of_the_parent_is_refused_in_a_child(files, alone):
     out, _ = alone(f"""
-        import os, sys, warnings
+        import os, warnings
         import pinpool
         import pinpool_loader
         warnings.simplefilter("ignore")
@@ -424,17 +429,16 @@ def test_a_loader_of_the_parent_is_refused_in_a_child(files, alone):
         next(batches)
         child = os.fork()
         if child == 0:
-            try:
-                next(batches)
-            except pinpool.ForkError as error:
-                assert "after the fork" in str(error)
-                sys.stdout.write("refused\\n")
-                sys.stdout.flush()
+            for use in (lambda: next(batches), lambda: list(loader)):
+                try:
+                    use()
+                except pinpool.ForkError as error:
+                    print("refused", "after the fork" in str(error), flush=True)
             os._exit(0)
         os.waitpid(child, 0)
         print(sum(1 for _ in batches))
         """)
-    assert out.split() == ["refused", "19"]
+    assert out.split() == ["refused", "True"] * 2 + ["19"]
 
 
 def test_a_process_may_end_in_the_middle_of_a_load(files, alone):
@@ -448,7 +452,7 @@ def test_a_process_may_end_in_the_middle_of_a_load(files, alone):
         """)
 
 
-def test_a_loader_makes_a_pool_of_its_own(files):
+def test_a_loader_creates_its_own_pool(files):
     loader = pinpool_loader.Loader(files, batch_size=20)
     assert loader.pool.name == "loader"
     [batch] = loader
@@ -460,11 +464,6 @@ def test_each_public_name_has_a_docstring():
         fields = inspect.get_annotations(kind)
         names = [name for name in vars(kind) if not name.startswith("_") and name not in fields]
         assert names and all(inspect.getdoc(getattr(kind, name)) for name in names)
-
-
-def test_paths_as_bytes_are_refused_by_name(tmp_path, pool):
-    with pytest.raises(TypeError, match="each of paths must be a str .*os.fsdecode"):
-        pinpool_loader.Loader([str(tmp_path), b"photos"], pool=pool)
 
 
 @pytest.mark.parametrize("kind", ["files", "tar"])

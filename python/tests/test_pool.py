@@ -87,7 +87,7 @@ def test_a_negative_size_is_named(pool, size):
 
 
 @pytest.mark.parametrize("size", [2**63, 2**64, 2**200, "17179869183GiB"])
-def test_a_size_beyond_all_memory_is_named(pool, size):
+def test_an_impossible_size_is_named(pool, size):
     with pytest.raises(pinpool.RequestError, match="cannot allocate .*: a buffer holds at most"):
         pool.get(size)
 
@@ -200,7 +200,7 @@ def test_try_get_returns_only_idle_buffers(pool):
     assert pool.stats()["requests"]["misses"] == 1
 
 
-def test_threads_share_a_pool_and_every_byte_is_their_own(pool):
+def test_threads_share_a_pool_but_no_bytes(pool):
     failures = []
 
     def work(number):

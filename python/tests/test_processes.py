@@ -12,7 +12,7 @@ def test_the_interpreter_ends_with_buffers_views_and_pools_alive(alone):
         buf, array, tensor = pool.get(100), pool.empty(100), np.from_dlpack(pool.get(100))
         pool.tagged("loader").get(10)
         keep = [pool, buf, array, tensor]
-        keep.append(keep)  # a circle, which the interpreter's end breaks in any order
+        keep.append(keep)  # A reference cycle, which the interpreter breaks in any order at its end.
         del pool
         print("ended")
         """
@@ -92,7 +92,7 @@ FORK = """
 """
 
 
-def test_a_forked_child_that_uses_its_parents_pool_is_told(alone):
+def test_the_parents_pool_raises_fork_error_in_a_child(alone):
     out, err = alone(
         FORK
         + """

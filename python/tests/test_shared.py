@@ -1,4 +1,4 @@
-"""Buffers that worker processes fill: across fork, spawn and forkserver, and killed workers."""
+"""`SharedPool` with fork, spawn and forkserver, and with killed workers."""
 
 import multiprocessing
 import os
@@ -240,13 +240,13 @@ def test_torchs_loader_with_its_own_workers(heap):
 
 
 @pytest.mark.parametrize("samples", [[2**64, 2**64 + 1], [1, 2**70], [1, None], [1.5, None], [1, "a"], [-1, 2**63], [2**53 + 1, 0.5]], ids=str)
-def test_numbers_that_no_array_holds_are_refused(shared, samples):
+def test_numbers_without_a_dtype_are_refused(shared, samples):
     with pytest.raises((TypeError, ValueError), match="cannot be stacked|64 bits"):
         shared.collate([{"label": sample} for sample in samples])
     assert shared.counts()["free"] == 4
 
 
-def test_no_array_of_objects_is_read_from_shared_memory(shared):
+def test_object_arrays_are_not_read_from_shared_memory(shared):
     got = shared.unpack(shared.pack({"mixed": np.array([1, None], object)}))["mixed"]
     assert got.tolist() == [1, None]  # Pickled, like all values other than arrays.
     packed = shared.pack(np.arange(4))
@@ -275,7 +275,7 @@ def test_collate_keeps_values_of_other_types(shared, samples, expected):
         assert got.dtype.names == samples[0].dtype.names
 
 
-def test_types_without_a_common_one_are_refused(shared):
+def test_samples_without_a_common_dtype_are_refused(shared):
     for samples in ([np.int8(1), np.float32(1)], [np.int64(1), np.uint64(1)], [np.True_, np.int8(2)], [np.array("a"), np.array(b"a")]):
         with pytest.raises(ValueError, match="without loss"):
             shared.collate(samples)
@@ -283,7 +283,7 @@ def test_types_without_a_common_one_are_refused(shared):
         shared.collate([])
 
 
-def test_a_closed_shared_pool_reaches_no_other_one(heap):
+def test_a_closed_shared_pool_does_not_access_another_one(heap):
     closed = pinpool.SharedPool("32KiB", 3, pool=heap)
     closed.close()
     with pinpool.SharedPool("32KiB", 3, pool=heap) as other:

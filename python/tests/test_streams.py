@@ -1,4 +1,4 @@
-"""Streams: how they may be named, without a driver."""
+"""Streams without a driver."""
 
 import ctypes.util
 
@@ -43,7 +43,7 @@ def test_without_a_driver_a_stream_is_an_error_and_the_buffer_stays(pool, stream
 
 
 @pytest.mark.parametrize("stream", ["0", 1.5, True, object()])
-def test_what_is_no_stream_is_told_what_one_is(pool, stream):
+def test_an_object_that_is_not_a_stream_is_refused(pool, stream):
     buf = pool.get(100)
     with pytest.raises(TypeError, match="is not a stream: pass a CUDA stream handle .* torch, CuPy or Numba"):
         buf.release(stream=stream)
@@ -58,7 +58,7 @@ def test_handles_out_of_range_are_named(pool):
             pool.get(100).release(stream=handle)
 
 
-def test_an_array_leads_to_its_buffer(pool):
+def test_record_stream_finds_the_buffer_of_an_array(pool):
     array = pool.empty((4, 5))
     with pytest.raises(pinpool.BackendError if not has_driver else Exception):
         pinpool.record_stream(array[1:].reshape(-1)[2:], 0)

@@ -1,6 +1,6 @@
-"""pinpool as torch's pinned memory: through torch's interface of host allocators, since torch pins nothing without a GPU.
+"""`pinpool.torch.install`, through torch's C++ interface for host allocators, since torch pins no memory without a GPU.
 
-Needs torch, which is some GB, and a C++ compiler. Each test is a process of its own: torch has one allocator in each.
+Needs torch and a C++ compiler. Each test is a separate process, because a process has one allocator.
 """
 
 import importlib.util
@@ -43,7 +43,7 @@ MIB = 1 << 20
 
 
 def run(code, **environment):
-    """Runs the code in a process of its own and returns what it printed."""
+    """Runs the code in a separate process and returns its output."""
     paths = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     result = subprocess.run(
         [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
@@ -56,7 +56,7 @@ def run(code, **environment):
     return result.stdout
 
 
-def test_blocks_come_from_the_pool_and_go_back():
+def test_blocks_come_from_the_pool_and_return_to_it():
     run("""
         pool = pinpool.torch.install(max_bytes="64MiB", backend="heap")
         assert pinpool.torch.pool() is pool and pinpool.torch.is_installed()
@@ -97,7 +97,7 @@ def test_a_full_pool_is_torchs_out_of_memory_error_with_the_remedy():
 
 def test_a_freed_block_waits_for_the_streams_that_used_it():
     calls = run("""
-        functions = probe.written_down()
+        functions = probe.install_recorder()
         block = probe.allocate(1000)
         assert probe.record_event(block.address + 10, None, stream=1)
         assert probe.record_event(block.address, block.context, stream=1), "the same again"
@@ -111,7 +111,7 @@ def test_a_freed_block_waits_for_the_streams_that_used_it():
 
 def test_a_block_of_a_stream_under_capture_waits_for_its_end():
     calls = run("""
-        functions = probe.written_down()
+        functions = probe.install_recorder()
         block = probe.allocate(8)
         probe.record_event(block.address, block.context, stream=7)
         probe.set_capturing(True)
@@ -128,7 +128,7 @@ def test_a_block_of_a_stream_under_capture_waits_for_its_end():
 
 def test_a_block_whose_stream_is_refused_is_put_again_later():
     calls = run("""
-        functions = probe.written_down()
+        functions = probe.install_recorder()
         block = probe.allocate(8)
         probe.record_event(block.address, block.context, stream=7)
         probe.refuse_streams(True)
@@ -142,9 +142,9 @@ def test_a_block_whose_stream_is_refused_is_put_again_later():
     assert calls.split("\n")[:3] == ["get 8", "refused", "refused"]
 
 
-def test_a_lost_device_keeps_the_memory_until_it_answers_again():
+def test_memory_is_kept_while_the_device_does_not_respond():
     calls = run("""
-        functions = probe.written_down()
+        functions = probe.install_recorder()
         block = probe.allocate(8)
         probe.record_event(block.address, block.context, stream=7)
         probe.lose_device(True)
@@ -159,11 +159,11 @@ def test_a_lost_device_keeps_the_memory_until_it_answers_again():
     assert "put 0:107" in calls
 
 
-def test_uninstall_keeps_serving_the_blocks_that_are_out():
+def test_uninstall_still_serves_blocks_in_use():
     run("""
         own = probe.allocator()
         assert pinpool.torch.uninstall() == 0, "nothing is installed"
-        functions = probe.written_down()
+        functions = probe.install_recorder()
         ours = probe.allocator()
         assert ours != own
         block = probe.allocate(8)
@@ -174,13 +174,13 @@ def test_uninstall_keeps_serving_the_blocks_that_are_out():
         assert probe.calls() == "get 8\\nput 0:107\\n"
         assert probe.uninstall() == 0
         assert probe.allocator() == own
-        again = probe.written_down()
+        again = probe.install_recorder()
         probe.allocate(9).free()
         assert probe.calls() == "get 9\\nput\\n"
     """)
 
 
-def test_statistics_are_those_of_torch():
+def test_statistics_are_in_torchs_form():
     run("""
         pool = pinpool.torch.install(backend="heap")
         blocks = [probe.allocate(MIB), probe.allocate(2 * MIB)]
@@ -249,7 +249,7 @@ def test_wrong_arguments_are_named():
     """)
 
 
-def test_a_torch_that_does_not_fit_is_refused_by_its_version():
+def test_an_old_torch_is_refused():
     run("""
         import torch
         torch.__version__ = "2.3.1+cu118"
@@ -278,7 +278,7 @@ def test_ninja_is_found_and_a_failed_build_may_be_repeated(tmp_path):
         import os, pathlib
         import pinpool.torch
         search = os.environ["PATH"]
-        pinpool.torch._SHIMS = pathlib.Path("/none")  # As where the wheel has none for this version.
+        pinpool.torch._SHIMS = pathlib.Path("/none")  # As if the wheel contained none for this version.
         for compiler in ("/bin/false", {str(compiler)!r}, {str(compiler)!r}):
             os.environ["CXX"] = compiler
             try: pinpool.torch.install(backend="heap")
@@ -329,7 +329,7 @@ def test_the_allocator_of_a_wheel_needs_no_compiler_and_no_new_glibc(tmp_path):
         assert max(versions) <= (2, 28) and "libtorch_cuda" not in symbols
 
 
-def test_an_allocator_of_a_wheel_that_does_not_fit_is_compiled_instead(tmp_path):
+def test_an_incompatible_allocator_in_the_wheel_is_compiled_again(tmp_path):
     shim = built_shim(tmp_path)
     shim.write_bytes(b"no library")
     run(

@@ -1,4 +1,4 @@
-"""The limit of a pool that ``pinpool.torch.install()`` makes. Needs no torch: the compiled part is a stand-in that takes the pool."""
+"""The default limit of `pinpool.torch.install()`, without torch: a fake replaces the compiled allocator."""
 
 import logging
 import sys
@@ -45,7 +45,7 @@ def test_without_a_setting_it_is_three_quarters_divided_among_the_ranks(settings
         ({}, {"PINPOOL_LEDGER": "host"}),
     ],
 )
-def test_settings_that_decide_are_left_alone(settings, environ):
+def test_other_settings_disable_the_default_limit(settings, environ):
     assert _limit.choose(settings, environ, MEMORY) is None
 
 
@@ -55,7 +55,7 @@ def test_unknown_memory_leaves_the_default_and_a_small_one_a_granule():
 
 
 class Shim:
-    """Stands for the compiled allocator."""
+    """A fake of the compiled allocator."""
 
     def pinpool_torch_install(self, functions, error, error_bytes):
         return 0
@@ -80,7 +80,7 @@ def lines(caplog):
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith("torch limit: ")]
 
 
-def test_install_tells_the_limit_in_one_line(stand_in, monkeypatch, caplog):
+def test_install_logs_the_default_limit(stand_in, monkeypatch, caplog):
     monkeypatch.setattr(_pinpool, "_host_memory", lambda: (16 * GIB, "machine"))
     with caplog.at_level(logging.INFO, logger="pinpool"):
         pool = pinpool.torch.install(backend="heap")
@@ -89,7 +89,7 @@ def test_install_tells_the_limit_in_one_line(stand_in, monkeypatch, caplog):
     assert "three quarters of 16.0GiB (machine)" in line
 
 
-def test_install_with_a_limit_tells_nothing_of_its_own(stand_in, caplog):
+def test_install_with_a_limit_logs_no_default(stand_in, caplog):
     with caplog.at_level(logging.INFO, logger="pinpool"):
         pool = pinpool.torch.install(max_bytes="64MiB", backend="heap")
     assert pool.stats()["limits"]["max_bytes"] == 64 << 20
@@ -111,7 +111,7 @@ def test_cuda_pins_the_pool_of_torch_unless_a_backend_is_named(stand_in, monkeyp
         assert built.pop().get("backend") == expected
 
 
-def test_a_pool_whose_choice_found_no_gpu_is_refused(stand_in):
+def test_a_pool_without_a_gpu_backend_is_refused(stand_in):
     pool = pinpool.Pool(env=False)
     if pool.stats()["backend"] in ("vmm", "register", "cuda"):
         pytest.skip("a GPU is here")

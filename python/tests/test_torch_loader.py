@@ -1,4 +1,4 @@
-"""torch's DataLoader with `collate_fn=shared.collate`: what its own workers give comes through `shared.batches` unchanged."""
+"""torch's DataLoader with `collate_fn=shared.collate` and `shared.batches`."""
 
 import random
 
@@ -123,7 +123,7 @@ def test_a_loader_without_batches_keeps_no_buffer(shared):
         assert "shared.batches(loader)" in repr(packed)
         break
     del packed
-    # Workers that have ended may leave tickets in torch's queue, which nobody reads.
+    # Workers that have ended may leave unread tickets in torch's queue.
     assert numbers(shared.batches(loader)) == list(range(50))
     assert free(shared) == 9
 
@@ -161,13 +161,13 @@ def test_the_error_for_keeping_too_many_batches_does_not_wait_for_workers(shared
     with pytest.raises(pinpool.LimitError, match="shared buffers belong"):
         for batch in shared.batches(DataLoader(Images(), batch_size=2, num_workers=2, prefetch_factor=2, collate_fn=shared.collate)):
             batches.append(batch)
-    assert statuses == [0, 0], "torch killed no worker"
+    assert set(statuses) == {0}, "torch killed no worker"
     del batches, batch
     assert numbers(shared.batches(DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=shared.collate))) == list(range(50))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_torchs_seeds_stay_torchs(shared, method):
+def test_seeds_are_those_of_torch(shared, method):
     def drawn():
         # The seeds of an epoch's workers come from this generator.
         generator = torch.Generator().manual_seed(5)

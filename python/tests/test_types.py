@@ -1,4 +1,4 @@
-"""The typed stubs say what the module has."""
+"""The stubs agree with the module, and type checkers find mistakes."""
 
 import ast
 import importlib.metadata
@@ -66,7 +66,7 @@ MISTAKES = ["batch.labls", "batch.feild('jpg')", "batch.index.upper()", "length.
 
 
 def checked(tmp_path, command, files):
-    # Of what is installed the annotations count, not what is within.
+    # Only the annotations of the installed package are checked.
     installed = {**os.environ, "MYPYPATH": str(PYTHON / "python")} if "site-packages" not in pinpool.__file__ else None
     done = subprocess.run([sys.executable, "-m", *command, *files], capture_output=True, text=True, env=installed, cwd=tmp_path)
     return done.returncode, done.stdout + done.stderr

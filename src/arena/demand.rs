@@ -5,12 +5,19 @@
 //!   a miss for 7 MiB: there is a ghost of 7 MiB             the size recurs: no hole is wanted
 //!   a miss for 8 MiB: no ghost, although memory is free     a hole of 8 MiB is wanted, for half a minute or more
 //!   three such misses or more                               sizes vary
+//!   1,024 misses in a row that find a ghost                 sizes recur again
 //! ```
 //!
 //! A ghost is the size of a buffer that has returned and would still be in one hole if no other buffer had been carved since: the
 //! newest sizes, as far as the holes have bytes for them (a "ghost list" of ARC). If a miss finds a ghost of its size, keeping
 //! the buffer would have made the miss a hit. If it finds none although free and idle bytes suffice, then keeping buffers of other
 //! sizes does not help, and merging them does.
+//!
+//! A growth commits more than its buffer needs. A miss that this would have sufficed for belongs to the growth and does not
+//! count, since none of the sizes of a program has returned while it starts.
+//!
+//! A program that changes from some fixed sizes to others can still make sizes vary. Its large buffers are then merged, so each
+//! of its requests misses and finds a ghost. Many such misses in a row show that its sizes recur.
 //!
 //! - **demand-I1**: There are at most [`GHOSTS_MAX`] ghosts, and `ghost_bytes` is the sum of their sizes.
 
@@ -20,6 +27,10 @@ const GHOSTS_MAX: usize = 128;
 
 /// Fewer misses of this kind are exceptions, such as the short batch at the end of an epoch.
 const WANTS_MIN: u64 = 3;
+
+/// After this many misses in a row that found a ghost, sizes recur: keeping these buffers would have made each one a hit.
+/// Fewer make the replays of the 25 workloads worse.
+const RECURRING_MISSES: u64 = 1024;
 
 /// A size is remembered for as long as this, and at most twice as long.
 const PERIOD_US: u64 = 30_000_000;
@@ -33,24 +44,28 @@ pub(crate) struct Demand {
     /// Sizes of returned buffers, the newest last.
     ghosts: VecDeque<u64>,
     ghost_bytes: u64,
+    /// Bytes that were committed beyond what a buffer needed, less the same bytes of later misses.
+    surplus_bytes: u64,
     /// The largest size that missed although memory was free in other sizes, and the number of these misses.
-    wanted: Lately,
-    wants: Lately,
+    wanted: RecentPeriods,
+    wants: RecentPeriods,
+    /// Misses since the last want that found a ghost.
+    recurring: u64,
     /// The largest size that missed.
-    missed: Lately,
+    missed: RecentPeriods,
     /// The most that was committed at a miss.
-    held: Lately<HELD_PERIOD_US>,
+    held: RecentPeriods<HELD_PERIOD_US>,
 }
 
 /// A number of this period and one of the period before.
 #[derive(Debug, Default, Clone, Copy)]
-struct Lately<const LONG_US: u64 = PERIOD_US> {
+struct RecentPeriods<const LONG_US: u64 = PERIOD_US> {
     period: u64,
     now: u64,
     before: u64,
 }
 
-impl<const LONG_US: u64> Lately<LONG_US> {
+impl<const LONG_US: u64> RecentPeriods<LONG_US> {
     fn at(mut self, now_us: u64) -> Self {
         // A thread that read the clock earlier belongs to the current period.
         let period = (now_us / LONG_US).max(self.period);
@@ -93,21 +108,35 @@ impl Demand {
         }
     }
 
-    /// A request for `bytes` missed while `held_bytes` were committed. Returns whether the size recurs, since a buffer of this size
-    /// has returned.
+    /// A growth committed `bytes` beyond what its buffer needs, for the next misses.
+    pub(crate) fn grown(&mut self, bytes: u64) {
+        self.surplus_bytes += bytes;
+    }
+
+    /// A request for `bytes` missed while `held_bytes` were committed. Returns whether this is no sign of varied sizes: a buffer of
+    /// this size has returned, or a growth committed the bytes in advance.
     pub(crate) fn missed(&mut self, bytes: u64, held_bytes: u64, now_us: u64) -> bool {
         self.missed.record_largest(bytes, now_us);
         self.held.record_largest(held_bytes, now_us);
-        let Some(newest) = self.ghosts.iter().rposition(|&ghost| ghost == bytes) else { return false };
-        self.ghosts.remove(newest);
-        self.ghost_bytes -= bytes;
-        true
+        if let Some(newest) = self.ghosts.iter().rposition(|&ghost| ghost == bytes) {
+            self.ghosts.remove(newest);
+            self.ghost_bytes -= bytes;
+            self.recurring += 1;
+            if self.recurring >= RECURRING_MISSES {
+                (self.wanted, self.wants) = (RecentPeriods::default(), RecentPeriods::default());
+            }
+            return true;
+        }
+        let grows = self.surplus_bytes >= bytes;
+        self.surplus_bytes -= if grows { bytes } else { 0 };
+        grows
     }
 
     /// Records a miss of a size that does not recur, although memory was free in other sizes.
     pub(crate) fn want(&mut self, bytes: u64, now_us: u64) {
         self.wanted.record_largest(bytes, now_us);
         self.wants.count(now_us);
+        self.recurring = 0;
     }
 
     /// The largest size that was wanted in the last half minute or more; 0 if there were too few such misses.
@@ -205,6 +234,33 @@ mod tests {
         assert_eq!(demand.wanted_bytes(540_000_000), 0);
         (0..2).for_each(|_| demand.want(8 * MIB, 541_000_000));
         assert_eq!([541, 599].map(|second| demand.wanted_bytes(second * 1_000_000)), [8 * MIB, 8 * MIB]);
+    }
+
+    #[test]
+    fn sizes_recur_again_after_many_misses_in_a_row_that_find_a_ghost() {
+        let mut demand = Demand::default();
+        let miss_and_return = |demand: &mut Demand, times: u64| {
+            (0..times).for_each(|_| {
+                demand.given(MIB, 100 * MIB);
+                assert!(demand.missed(MIB, 0, 0));
+            });
+        };
+        for _ in 0..2 {
+            (0..WANTS_MIN).for_each(|_| demand.want(8 * MIB, 0));
+            miss_and_return(&mut demand, RECURRING_MISSES - 1);
+            demand.want(8 * MIB, 0);
+            miss_and_return(&mut demand, RECURRING_MISSES - 1);
+            assert_eq!(demand.wanted_bytes(0), 8 * MIB, "a want begins the count again");
+            miss_and_return(&mut demand, 1);
+            assert_eq!(demand.wanted_bytes(0), 0);
+        }
+    }
+
+    #[test]
+    fn misses_that_a_growth_committed_for_do_not_count() {
+        let mut demand = Demand::default();
+        demand.grown(10 * MIB);
+        assert_eq!([4, 8, 4, 2, 1].map(|mib| demand.missed(mib * MIB, 0, 0)), [true, false, true, true, false]);
     }
 
     proptest! {

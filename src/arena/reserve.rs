@@ -10,7 +10,7 @@
 //! The floor counts bytes, not addresses: granules that a request commits while the reserve is being built are part of it, and
 //! reserve granules may be remapped like any other granules.
 //!
-//! What is kept is never more than what is committed (arena-I5): each completion sees to it.
+//! The floor never exceeds what is committed (arena-I5): each completion lowers it if necessary.
 
 use super::extent::Extent;
 use super::plan::{Plan, Step};
@@ -53,7 +53,7 @@ impl Arena {
         self.kept_bytes
     }
 
-    /// Nothing is kept any more.
+    /// Removes the floor.
     pub(crate) fn keep_nothing(&mut self) {
         self.kept_bytes = 0;
     }
@@ -70,7 +70,7 @@ impl Arena {
         self.idle.bytes().min(staying.saturating_sub(self.kept_bytes))
     }
 
-    /// What was committed is less than before: what is kept cannot be more.
+    /// Lowers the floor to what is still committed.
     pub(super) fn record_kept(&mut self) {
         self.kept_bytes = self.kept_bytes.min(self.committed_outside_reserves());
     }

@@ -1,7 +1,7 @@
 //! Idle granules, which are committed and wholly free, and the time since when. Granules that became idle together stay
 //! one run.
 //!
-//! A run enters when the last byte of its granules is freed and leaves when a buffer, a remap or a decommit takes it. Each
+//! A run is added when the last byte of its granules is freed, and removed when a buffer, a remap or a decommit takes it. Each
 //! run that is split or removed was added by one free, so a carve or a free is O(log n) amortised, however many granules a
 //! buffer spans. Decommitting a share of the due granules per step of time resembles the decay of jemalloc's dirty pages.
 //!

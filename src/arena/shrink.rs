@@ -113,7 +113,7 @@ impl Arena {
     }
 }
 
-/// Merges adjacent extents: granules that became idle at different times are still decommitted in one call.
+/// Merges adjacent extents, so that granules that became idle at different times are decommitted in one call.
 pub(super) fn joined(mut extents: Vec<Extent>) -> Vec<Extent> {
     extents.sort_unstable();
     extents.dedup_by(|next, extent| {

@@ -1,7 +1,7 @@
 //! Locks pages in memory, and finds out how many bytes a process may lock.
 //!
-//! No driver knows of the lock, so a CUDA copy from such memory is staged like any pageable copy. It serves programs that
-//! need resident memory, and replaces pinned memory on machines without a GPU: 0.25 ms a MiB, the cost of faulting pages in.
+//! No driver knows of the lock, so a CUDA copy from such memory is staged like any pageable copy. It is for programs that
+//! need resident memory, and for machines without a GPU. It costs 0.25 ms per MiB, mostly for faulting pages in.
 #![allow(unsafe_code)] // Calls `mlock`.
 
 use std::path::Path;

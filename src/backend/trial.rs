@@ -1,4 +1,4 @@
-//! Tests a source: takes a little memory, copies a word from it to the device and back, compares the word, and releases the memory.
+//! Tests a source: acquires a little memory, copies a word from it to the device and back, and releases it.
 #![allow(unsafe_code)] // Releases the memory that it takes.
 
 use std::time::{Duration, Instant};
@@ -14,9 +14,9 @@ use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Trial {
-    /// Bytes taken: at most 2 MiB.
+    /// Acquired bytes: at most 2 MiB.
     pub bytes: usize,
-    /// Time to take them.
+    /// Time to acquire them.
     pub took: Duration,
     /// Why no test copy was made, if the device has no memory for one: nothing is known about copies then.
     pub untested: Option<SourceError>,

@@ -175,8 +175,8 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     /// in flight on any device) uses them any more.
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError>;
 
-    /// Moves the committed pieces `from` to `to`, one behind the other: all of them or none. Their content need not move
-    /// with them.
+    /// Moves the committed pieces `from` to `to`, one after the other: all of them or none. Their content need not move with
+    /// them.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Copies one word from host memory to a device and back, on a dedicated stream, and compares it.
+//! Copies a word from host memory to a device and back on a dedicated stream, and compares it.
 #![allow(unsafe_code)] // Calls the driver, and accesses the memory of a trial.
 
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ const WORD_BYTES: usize = size_of::<u64>();
 /// Neither zero nor a value that a driver fills memory with.
 const WORD: u64 = 0x7072_6f62_6564_2131;
 
-/// The call that takes device memory for the word. Its failure says nothing about host memory.
+/// The call that allocates device memory for the word. Its failure says nothing about host memory.
 pub(super) const ALLOCATION: &str = "cuMemAllocAsync";
 
 /// Copies the first word at `start` to the device and back into the second, and returns the first call that failed. The flag says

@@ -8,8 +8,8 @@
 //! Both are asynchronous and in order, and both return a [`Fence`], so that
 //! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
 //!
-//! [`CopyTarget`], [`CopySource`], [`CopyStream`] and [`Fence`] may be implemented by other crates, for another driver or a
-//! test of their own; `tests/api/copies/own_stream.rs` has a stream that copies at once, which needs little.
+//! [`CopyTarget`], [`CopySource`], [`CopyStream`] and [`Fence`] may be implemented by other crates, for another driver or for
+//! tests; `tests/api/copies/own_stream.rs` has a stream that copies at once, which needs little code.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub mod sink;
 pub(crate) use completion::CopyKeeper;
 pub use completion::{Completion, CompletionFuture};
 
-/// Represents work that cannot be tracked, since the driver refused a fence behind it: memory that it uses is leaked.
+/// The fence of work that cannot be tracked because the driver refused a fence. The memory that the work uses is leaked.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 pub(crate) struct UnknownEnd(pub(crate) String);

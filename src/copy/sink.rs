@@ -32,7 +32,7 @@ pub struct SinkStream {
 
 type Enqueued = Result<SharedFence, CopyFailure>;
 
-/// How far a stream has come.
+/// The progress of a stream.
 #[derive(Debug)]
 struct Progress {
     /// A child of `fork` has no worker.
@@ -40,7 +40,7 @@ struct Progress {
     id: StreamId,
     /// Copies enqueued; the next one's number.
     enqueued: AtomicU64,
-    /// Copies over: all with a number below this.
+    /// Completed copies: all copies with a lower number.
     done: AtomicU64,
     state: Mutex<WorkerState>,
     changed: Condvar,
@@ -122,11 +122,11 @@ impl SinkStream {
         SinkGate(self.progress.clone())
     }
 
-    /// From now on every copy of this stream that is not over fails, as when a device is lost.
+    /// From now on every copy of this stream that has not completed fails, as when a device is lost.
     #[doc(hidden)]
     pub fn fail(&self) {
         let mut state = self.progress.state.lock();
-        // A copy that runs ends first: after a failure is seen nothing may be written (sink-I1).
+        // A running copy ends first: nothing may be written after a failure is visible (sink-I1).
         while state.running {
             state = self.progress.changed.wait(state);
         }

@@ -41,14 +41,14 @@ fn library() -> Option<Handle> {
     })
 }
 
-/// The first that is no stub, or else the first.
+/// The first library that is not a stub, otherwise the first.
 fn choose() -> Option<Handle> {
     let mut opened = LIBRARIES.into_iter().filter_map(|(library, flag)| open(library, flag));
     let first = opened.next()?;
     std::iter::once(first).chain(opened).find(|&library| !is_stub(library)).or(Some(first))
 }
 
-/// Whether this is a toolkit's library for linking. A driver reports its version before it has started.
+/// Whether this is a toolkit's stub for linking. A driver reports its version even before it is started.
 fn is_stub(library: Handle) -> bool {
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
     let Some(found) = symbol_of(library, c"cuDriverGetVersion") else { return true };

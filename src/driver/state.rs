@@ -123,7 +123,7 @@ pub(crate) fn version() -> c_int {
 
 /// There is no driver library; `sign` is a path at which the kernel shows a GPU.
 fn absent(why: &str, sign: Option<&str>) -> Finding {
-    // The loader reports more only for a library that exists and cannot be loaded.
+    // The loader reports another error only for a library that exists and cannot be loaded.
     let is_broken = !why.is_empty() && !why.contains("No such file");
     match sign {
         _ if is_broken => Finding::warning(CHECK, format!("the driver's library cannot be loaded: {why}"))

@@ -44,7 +44,7 @@ pub(super) struct Counts {
 /// The items of one stream in the order of their copies, or one item of several streams.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
-    /// The number of the stream; another one for an item of several. Equal numbers cost a delay at most.
+    /// The number of the stream, or a unique number for an item of several streams. Equal numbers cost a delay at most.
     pub(super) key: u64,
     pub(super) copies: VecDeque<PendingCopy<T>>,
     pub(super) is_claimed: bool,

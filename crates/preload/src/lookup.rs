@@ -85,7 +85,7 @@ pub(crate) fn open_loaded(name: *const c_char) -> Option<NonNull<c_void>> {
     if name.is_null() {
         return None;
     }
-    // SAFETY: a name that ends in 0, of a library that is there already or is not opened. The handle is kept: nobody unloads
-    // what this library looks into.
+    // SAFETY: a name that ends in 0, of a library that is there already or is not opened. The handle is kept, so the library
+    // stays loaded.
     NonNull::new(unsafe { libc::dlopen(name, libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
 }

@@ -1,10 +1,11 @@
-"""A pool of pinned host memory for loaders that feed GPUs.
+"""A pool of pinned host memory for programs that feed GPUs.
 
     pool = pinpool.Pool(max_bytes="64GiB", name="loader")
-    with pool.get(1 << 20) as buf:           # idle memory of this size, or newly pinned
-        np.frombuffer(buf, np.uint8)[:] = 7  # views without a copy
+    with pool.get(1 << 20) as buf:           # an idle buffer, or newly pinned memory
+        np.frombuffer(buf, np.uint8)[:] = 7  # a view without a copy
 
-Log lines come through `logging`, under the logger `pinpool`.
+`SharedPool` provides pinned batches for the workers of a `DataLoader`, `pinpool.torch.install` serves torch's own pinned memory, and the
+package `pinpool_loader` reads files. Log lines go to the logger `pinpool`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Checks of arguments. Each error names the argument."""
+"""Checks of arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def count(name: str, value: Any, least: int, most: int = (1 << 63) - 1) -> int:
-    """`value` as a whole number from `least` to `most`."""
+    """Returns `value` as an int from `least` to `most`, or raises an error that names the argument."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -21,7 +21,7 @@ def count(name: str, value: Any, least: int, most: int = (1 << 63) - 1) -> int:
 
 
 def switch(name: str, value: Any) -> bool:
-    """`value` as True or False; other truthy values are refused."""
+    """Returns `value` as a bool. Raises TypeError for other truthy and falsy values."""
     if value not in (True, False):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return bool(value)

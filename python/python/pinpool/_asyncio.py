@@ -1,4 +1,4 @@
-"""Requests that asyncio tasks await."""
+"""`Pool.aget`: requests of asyncio tasks."""
 
 import asyncio
 

@@ -1,42 +1,42 @@
-"""Exceptions. Each text names the request, the value, the limit and a remedy."""
+"""Exceptions of the package."""
 
 import builtins
 
 
 class PinpoolError(Exception):
-    """Base of all errors of this package."""
+    """Base class of the errors of this package."""
 
     def __init__(self, text: object = "", report: str | None = None) -> None:
         super().__init__(text)
         self._report = report
 
     def report(self) -> str:
-        """The text; for a request that found no memory, followed by the holders of the memory."""
+        """Returns the text, followed by the holders of the memory if a request found none."""
         return self._report or str(self)
 
 
 class LimitError(PinpoolError, MemoryError):
-    """The request does not fit within the limit (`max_bytes`), or earlier requests wait for memory."""
+    """The request exceeds the limit (`max_bytes`), or the pool is full."""
 
 
 class TimeoutError(LimitError, builtins.TimeoutError):
-    """A `LimitError` after a wait of `timeout` seconds."""
+    """The pool was full until the timeout."""
 
 
 class BackendError(PinpoolError, RuntimeError):
-    """The driver or the kernel refused, or the selected backend is unavailable."""
+    """The driver or the kernel refused a call, or the requested backend is not available."""
 
 
 class DeviceError(PinpoolError, RuntimeError):
-    """The device failed: it is unknown whether its work has completed, so the memory is never reused."""
+    """The device failed. It is unknown whether its work has completed, so the memory is never reused."""
 
 
 class ForkError(PinpoolError, RuntimeError):
-    """The pool was created in a parent of this process: create one after the fork."""
+    """The pool belongs to the parent of this forked process: create a pool after the fork."""
 
 
 class LoadError(PinpoolError, OSError):
-    """A file could not be read, has changed its length since it was listed, or is an invalid container."""
+    """A file cannot be read or decoded, has changed its length since it was listed, or is an invalid archive."""
 
 
 class ReleasedError(PinpoolError, ValueError):
@@ -44,19 +44,19 @@ class ReleasedError(PinpoolError, ValueError):
 
 
 class RequestError(PinpoolError, ValueError):
-    """A length, an alignment or a copy is out of range."""
+    """The length, the alignment or the stream of a request is invalid."""
 
 
 class SharedError(PinpoolError, OSError):
-    """Shared memory is invalid or unavailable."""
+    """Shared memory is invalid or not available."""
 
 
 class TicketError(PinpoolError, ValueError):
-    """The ticket names no buffer to receive: it was received before, or belongs to another pool."""
+    """The ticket is invalid: its buffer was received before, or belongs to another shared pool."""
 
 
 class PeerError(PinpoolError, ConnectionError):
-    """The process at the other end has ended, or never existed."""
+    """The trainer has ended or closed the shared pool."""
 
 
 class SettingError(PinpoolError, ValueError):

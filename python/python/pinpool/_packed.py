@@ -1,4 +1,4 @@
-"""Batches in shared buffers, sent from a worker to the trainer."""
+"""Batches that workers send to the trainer in shared buffers."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ trainers: weakref.WeakSet[SharedPool] = weakref.WeakSet()
 
 
 class Packed:
-    """A batch that `collate` or `pack` has stored in one shared buffer: its ticket and the position of each array. Small to pickle.
+    """A batch that `SharedPool.collate` or `SharedPool.pack` has sent: the ticket of its buffer and the positions of its arrays.
 
-    `shared.unpack` turns it into the batch, and `shared.batches(loader)` does so for all batches of a loader. If it is dropped in the
-    trainer, its buffer becomes free.
+    `shared.unpack(packed)` returns the batch, and `shared.batches(loader)` unpacks all batches of a loader. Its buffer becomes free if the
+    object is dropped in the trainer without being unpacked.
     """
 
-    __slots__ = ("is_received", "longer", "ticket", "tree")
+    __slots__ = ("is_received", "oversized", "ticket", "tree")
 
-    def __init__(self, ticket: bytes, tree: Any, longer: bytes | None = None) -> None:
+    def __init__(self, ticket: bytes, tree: Any, oversized: bytes | None = None) -> None:
         self.ticket, self.tree = ticket, tree
-        #: The bytes of a batch that is too long for a buffer and has no ticket.
-        self.longer = longer
-        self.is_received = longer is not None
+        #: The bytes of a batch that is longer than a buffer and has no ticket.
+        self.oversized = oversized
+        self.is_received = oversized is not None
 
     def __reduce__(self) -> Any:
-        return Packed, (self.ticket, self.tree, self.longer)
+        return Packed, (self.ticket, self.tree, self.oversized)
 
     def __del__(self) -> None:
         if self.is_received:
@@ -46,20 +46,20 @@ class Packed:
             try:
                 shared.receive(self).release()
             except PinpoolError:
-                pass  # It was received as bytes, or belongs to another shared pool.
+                pass  # Its ticket was received otherwise, or belongs to another shared pool.
 
     def __repr__(self) -> str:
         return "<pinpool.Packed, a batch in a shared buffer: iterate over shared.batches(loader), or call shared.unpack(...) on it>"
 
 
 class Batches:
-    """The batches of a loader with `collate_fn=shared.collate`, unpacked; each `for` is an epoch. Created by `shared.batches`."""
+    """The unpacked batches of a DataLoader, from `SharedPool.batches`. Each `for` is an epoch."""
 
     def __init__(self, shared: SharedPool, loader: Iterable[Packed]) -> None:
         self._shared, self._loader = shared, loader
 
     def __len__(self) -> int:
-        """Number of batches of the loader; TypeError if it has none, as with an `IterableDataset`."""
+        """Number of batches of an epoch. Raises TypeError if the loader has no length, as with an `IterableDataset`."""
         if not isinstance(self._loader, Sized):
             raise TypeError(f"{type(self._loader).__name__} has no length")
         return len(self._loader)
@@ -69,7 +69,7 @@ class Batches:
             length: float = len(self)
         except TypeError:
             length = math.inf
-        # The workers may fill this many batches before the next one, and torch's loader keeps them until then.
+        # Number of batches that the workers prepare before torch's loader returns the next one.
         ahead = getattr(self._loader, "num_workers", 0) * (getattr(self._loader, "prefetch_factor", None) or 0)
         iterator = iter(self._loader)
         try:
@@ -80,12 +80,12 @@ class Batches:
                     return
                 yield self._shared.unpack(packed)
         finally:
-            # Ends the workers of torch's loader, whose iterator an exception's traceback may keep.
+            # Ends the workers now, because the traceback of an exception may keep torch's iterator.
             if not getattr(iterator, "_persistent_workers", False):
-                # torch joins its workers, and a worker that waits for a buffer would delay that by seconds.
+                # torch joins each worker for up to 5 s, so workers must not wait for buffers meanwhile.
                 with self._shared._refusing_waits():
                     getattr(iterator, "_shutdown_workers", lambda: None)()
-                    # torch does not wait for workers that it kills, and the buffers of a worker become free once it is dead.
+                    # torch does not join the workers that it kills; their buffers become free when they have ended.
                     for worker in getattr(iterator, "_workers", ()):
                         worker.join()
             del iterator

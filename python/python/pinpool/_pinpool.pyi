@@ -94,35 +94,12 @@ class Buffer:
                 memory is never reused.
             ReleasedError: the buffer was released.
         """
-    def dlpack(self, device: Literal["cpu", "cuda_host"] = "cpu") -> DlpackExport:
-        """Exports the bytes through DLPack as memory of `device`: `importer.from_dlpack(buf.dlpack(device="cuda_host"))`.
-
-        Args:
-            device: "cpu" (kDLCPU, which every importer accepts) or "cuda_host" (kDLCUDAHost).
-
-        Raises:
-            BufferError: the device is unknown, or "cuda_host" is requested for memory that CUDA has not pinned.
-        """
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: type[BaseException] | BaseException | TracebackType | None) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
-
-@final
-class DlpackExport:
-    """A buffer exported through DLPack by `Buffer.dlpack`."""
-
     def __dlpack__(
         self,
         *,

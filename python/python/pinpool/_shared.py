@@ -1,4 +1,4 @@
-"""Buffers in pinned memory that worker processes fill."""
+"""Pinned buffers that worker processes fill."""
 
 from __future__ import annotations
 
@@ -24,23 +24,38 @@ __all__ = ["SharedPool"]
 
 # Parameters of glibc's mallopt.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: The largest value of M_MMAP_THRESHOLD.
+#: The largest value that glibc accepts for M_MMAP_THRESHOLD.
 _MMAP_MOST = 32 << 20
 _TRIM_MORE = 16 << 20
 
-# Shared pools attached in this process, by device and inode of the memory file: a pool that arrives twice is attached once.
+# Shared pools attached in this process, by device and inode of the memory file, so that a pool is attached only once.
 _attached: weakref.WeakValueDictionary[tuple[int, int], SharedPool] = weakref.WeakValueDictionary()
 _attaching = threading.Lock()
 
 
 class SharedPool:
-    """Buffers of one size in pinned memory that processes share: workers fill them, the trainer receives them in place.
+    """Pinned buffers of one size that worker processes fill and the trainer receives in place.
 
-    Create it in the trainer, which pins the memory once. It is passed to `multiprocessing` workers like any object (fork, spawn,
-    forkserver), as an argument or an attribute of a dataset: workers receive the memory's descriptor, not its bytes.
+        shared = pinpool.SharedPool(buffer_bytes="40MiB", buffers=10)
+        loader = DataLoader(dataset, 64, num_workers=4, collate_fn=shared.collate)
+        for images, labels in shared.batches(loader):
+            ...
 
-    `library` selects what `collate` creates in every process: tensors ("torch") or arrays ("numpy"). The default is tensors if the
-    process that creates the pool has imported torch.
+    Create it in the trainer, which pins the memory once. It is passed to `multiprocessing` workers like any object (fork, spawn or
+    forkserver), as an argument or an attribute of a dataset: workers receive a descriptor of the memory, not its bytes.
+
+    Args:
+        buffer_bytes: length of each buffer: bytes, or text such as "40MiB". A longer batch is pickled and copied, with a warning.
+        buffers: number of buffers: `num_workers * prefetch_factor`, and two for a loop that keeps no batches.
+        pool: the pool whose limit and GPU apply, by default a new `Pool(name="shared")`. Under torchrun, pass
+            `Pool(device=int(os.environ["LOCAL_RANK"]))`.
+        hugetlb: whether to use hugetlb pages of the system; by default if enough are free.
+        library: what `collate` creates in every process: tensors ("torch") or arrays ("numpy"). The default is "torch" if the process
+            that creates the pool has imported torch.
+
+    Raises:
+        LimitError: the buffers exceed the limit of the pool (`max_bytes`).
+        SharedError, BackendError: the memory cannot be created or pinned.
     """
 
     def __init__(
@@ -63,13 +78,12 @@ class SharedPool:
     def _begin(self, descriptor, library):
         self._descriptor, self._process, self.library = descriptor, os.getpid(), library
         self._worker, self._worker_process = None, None
-        # After `close` the number of the descriptor may belong to another file.
         self._is_closed = self._has_warned = False
 
-    # The worker's side.
+    # For workers.
 
     def _attach(self):
-        # After a fork the slot belongs to the parent.
+        # After a fork, `_worker` belongs to the parent.
         worker = self._worker
         if worker is None or self._worker_process != os.getpid():
             with _attaching:
@@ -81,43 +95,59 @@ class SharedPool:
         return worker
 
     def get(self, n: int | str | None = None, *, timeout: float | str | None = None) -> _pinpool.SharedBuffer:
-        """A free buffer to fill with `n` bytes (default: its full length).
+        """Returns a free buffer to fill with `n` bytes (default: `buffer_bytes`), and waits until there is one.
 
-        Waits until one is free, at most `timeout` seconds. Raises PeerError once the trainer has ended.
+        Args:
+            n: length in bytes, or text such as "1MiB".
+            timeout: longest wait in seconds, or text such as "500ms" (default: no limit).
+
+        Raises:
+            TimeoutError: no buffer became free.
+            RequestError: `n` exceeds `buffer_bytes`.
+            PeerError: the trainer has ended or closed the shared pool.
         """
         worker = self._attach()
         return worker.get(worker.buffer_bytes() if n is None else n, timeout)
 
     def pack(self, batch: Any, *, tag: int = 0, timeout: float | str | None = None) -> Packed:
-        """Copies the arrays and tensors of `batch` into one shared buffer and sends it.
+        """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns its ticket for `unpack`.
 
-        `batch` is any nesting of dicts, lists and tuples; values other than arrays are pickled. A batch that is too long for a buffer
-        is pickled whole, and the trainer copies it to pinned memory.
+        Args:
+            batch: any nesting of dicts, lists and tuples. Values other than arrays and tensors are pickled.
+            tag: a number that `next` returns with the buffer.
+            timeout: as for `get`.
+
+        Raises:
+            TypeError: a tensor is sparse, nested or quantized.
+            TimeoutError, PeerError: as for `get`.
         """
         plan = Plan()
         return self._send(plan, plan.visit(batch), tag, timeout)
 
     def collate(self, samples: list[Any], *, tag: int = 0, timeout: float | str | None = None) -> Packed:
-        """Stacks samples into one shared buffer and sends it: the `collate_fn` of a DataLoader.
+        """Stacks samples in one shared buffer and sends it: the `collate_fn` of a DataLoader.
 
-        With `library="torch"` the result equals that of torch's `default_collate`; tensors are stacked directly in shared memory. With
-        "numpy", arrays, tensors and numbers of all samples become one array each, dicts, lists and tuples are kept, and anything else
-        becomes a list. Types of one kind become the widest of them. Raises ValueError or TypeError if no type represents all values
-        without loss, such as numbers mixed with None, integers mixed with floats in arrays, or numbers of more than 64 bits.
+        With `library="torch"` the batch equals the result of torch's `default_collate`. With "numpy", the arrays, tensors and numbers at
+        the same position of all samples become one array, dicts, lists and tuples are kept, and anything else becomes a list.
+
+        Raises:
+            ValueError, TypeError: the samples cannot be stacked: their shapes differ, or (with "numpy") no dtype represents all values
+                exactly, as for integers and floats in arrays, None and a number, or an integer of more than 64 bits.
+            TimeoutError, PeerError: as for `get`.
         """
         plan = Plan()
         return self._send(plan, plan.collate(samples, self.library), tag, timeout)
 
     def _send(self, plan, tree, tag, timeout):
         if plan.nbytes > self.buffer_bytes:
-            longer = bytearray(plan.nbytes)
-            plan.fill(longer)
-            return Packed(b"", tree, longer)
+            oversized = bytearray(plan.nbytes)
+            plan.fill(oversized)
+            return Packed(b"", tree, oversized)
         buf = self.get(plan.nbytes, timeout=timeout)
         plan.fill(buf)
         return Packed(buf.send(tag), tree)
 
-    # The trainer's side.
+    # For the trainer.
 
     def _trainer(self):
         if self._slabs is None:
@@ -125,63 +155,67 @@ class SharedPool:
         return self._slabs
 
     def receive(self, ticket: bytes | Packed) -> _pinpool.Buffer:
-        """The buffer of `ticket` as a `pinpool.Buffer`, with the worker's bytes in place.
+        """Returns the buffer of `ticket` with the bytes that the worker wrote, without a copy.
 
-        Once it is released, or dropped with its views, workers may use it again after the work on the recorded streams.
+        Workers reuse the buffer after it is released, or dropped with its views, and the work on the recorded streams has completed.
+
+        Raises:
+            TicketError: the buffer was received before, or belongs to another shared pool.
         """
         trainer = self._trainer()
         if not isinstance(ticket, Packed):
             return trainer.receive(ticket)
-        if ticket.longer is not None:
-            return self._copied(ticket.longer)
+        if ticket.oversized is not None:
+            return self._copied(ticket.oversized)
         ticket.is_received = True
         return trainer.receive(ticket.ticket)
 
-    def _copied(self, longer):
+    def _copied(self, oversized):
         if not self._has_warned:
             self._has_warned = True
             _log.logger.warning(
                 "pool[%s] long_batch: a batch is longer than a shared buffer, so it is pickled and copied; set buffer_bytes=%d (now %d)",
-                self._pool.name or "shared", len(longer), self.buffer_bytes,
+                self._pool.name or "shared", len(oversized), self.buffer_bytes,
             )  # fmt: skip
-        buf = self._pool.get(len(longer))
+        buf = self._pool.get(len(oversized))
         with memoryview(buf) as target:
-            target[:] = longer
+            target[:] = oversized
         return buf
 
     def next(self, timeout: float | str | None = None) -> tuple[int, _pinpool.Buffer] | None:
-        """The tag and buffer that were sent first, without a ticket. None after `timeout` seconds."""
+        """Returns the oldest unreceived buffer and its tag, without a ticket, or None after `timeout` seconds (default: no limit)."""
         return self._trainer().next(timeout)
 
     def next_of_dead(self) -> tuple[int, _pinpool.Buffer] | None:
-        """The next buffer sent by a worker that has died, whose ticket may be lost. None if there is none."""
+        """Returns a buffer (and its tag) sent by a worker that has ended, because its ticket may be lost, or None."""
         return self._trainer().next_of_dead()
 
     def unpack(self, packed: Packed) -> Any:
-        """The batch of `pack` or `collate`: arrays and tensors over the worker's bytes, in pinned memory, without a copy.
+        """Returns the batch that `pack` or `collate` sent: arrays and tensors in pinned memory, without a copy.
 
-        Workers may reuse the memory when all arrays and their views are gone. After an asynchronous copy, call
+        Workers reuse the memory when all arrays and their views are gone. After an asynchronous copy, call
         `pinpool.record_stream(array, stream)`.
         """
         return Views(self.receive(packed)).of(packed.tree)
 
     def batches(self, loader: Iterable[Packed]) -> Batches:
-        """The batches of a DataLoader with `collate_fn=shared.collate`, unpacked: `for batch in shared.batches(loader)`, once an epoch.
+        """Returns the unpacked batches of a DataLoader with `collate_fn=shared.collate`; each `for` is an epoch.
 
-        At the end of a `for`, including `break` and exceptions, buffers that workers have sent become free; with
-        `persistent_workers=True` the next `for` frees them. Only one loader at a time may use a shared pool. The workers need
-        `num_workers * prefetch_factor` buffers, and the program one for each batch that it keeps (a plain loop: two, while it takes the
-        next). If there are fewer, it raises LimitError immediately.
+        Only one loader at a time may use a shared pool. When a `for` ends, also by `break` or an exception, unreceived buffers become
+        free; with `persistent_workers=True`, at the next `for`.
+
+        The `for` raises LimitError if the program keeps so many batches that fewer than `num_workers * prefetch_factor` buffers are
+        left for the workers.
         """
         return Batches(self, loader)
 
     def _refuse_too_many_held(self, needed=1):
-        """LimitError if the program holds so many buffers that fewer than `needed` are left for the workers."""
+        """Raises LimitError if the program keeps so many batches that fewer than `needed` buffers are left for the workers."""
         if self.counts()["held"] + needed <= self.buffers:
             return
         held = 0
         for generation in range(3):
-            # Frees batches in reference cycles, most of which are young, and batches with completed copies.
+            # Frees batches in reference cycles, and buffers after completed copies.
             gc.collect(generation)
             self.maintain()
             held = self.counts()["held"] - self.stats()["copies"]["in_flight"]
@@ -195,7 +229,7 @@ class SharedPool:
 
     @contextlib.contextmanager
     def _refusing_waits(self):
-        """Within the context, workers that wait for a buffer fail immediately."""
+        """Within the context, requests of workers that would wait for a buffer fail immediately."""
         trainer, gone = self._trainer(), contextlib.suppress(ReleasedError)
         with gone:
             trainer.refuse_waits(True)
@@ -215,29 +249,31 @@ class SharedPool:
             pass  # Closed by another thread.
 
     def recover(self) -> int:
-        """Frees the buffers that dead workers were filling, and returns their number. Waiting workers do it too."""
+        """Frees the buffers that workers were filling when they died, and returns their number. Waiting workers do this automatically."""
         return self._trainer().recover()
 
     def counts(self) -> dict[str, int]:
-        """Numbers of buffers that are free, being filled, sent but not received, and held by the trainer."""
+        """Returns the numbers of buffers: "free", "filling" (by workers), "sent" (not received yet) and "held" (by the trainer)."""
         return dict(zip(("free", "filling", "sent", "held"), self._trainer().counts(), strict=True))
 
     @property
     def workers(self) -> int:
-        """Number of workers that are attached and alive."""
+        """Number of attached workers that are alive."""
         return self._trainer().workers()
 
     @property
     def buffer_bytes(self) -> int:
+        """Length of each buffer in bytes."""
         return self._attach().buffer_bytes() if self._slabs is None else self._slabs.buffer_bytes()
 
     @property
     def buffers(self) -> int:
+        """Number of buffers."""
         return self._attach().buffers() if self._slabs is None else self._slabs.buffers()
 
     @property
     def pinned_by(self) -> str:
-        """How the memory is pinned: "register", "mlock" or "none"."""
+        """How the memory is pinned: "register" (by CUDA), "mlock" or "none"."""
         return self._trainer().pinned_by()
 
     @property
@@ -246,15 +282,15 @@ class SharedPool:
         return self._trainer().is_hugetlb()
 
     def stats(self) -> dict[str, Any]:
-        """The statistics of the pool; received buffers count as `adopted`."""
+        """Returns the statistics of the pool, as `Pool.stats`; received buffers count as "adopted"."""
         return json.loads(self._trainer().stats_json())
 
     def maintain(self) -> None:
-        """Reclaims received buffers whose copies have completed, as the background thread does."""
+        """Reclaims buffers after completed copies, as the background thread does."""
         self._trainer().maintain()
 
     def close(self) -> None:
-        """Tells the workers that nothing more is received, and closes this object. Received buffers stay usable."""
+        """Closes the shared pool: calls of workers raise PeerError from now on. Received buffers stay usable."""
         with _attaching:
             self._is_closed = True
             self._worker = self._worker_process = None
@@ -268,13 +304,13 @@ class SharedPool:
         self.close()
 
     def fileno(self) -> int:
-        """The descriptor of the memory. Raises ReleasedError after `close`."""
+        """File descriptor of the memory. Raises ReleasedError after `close`."""
         if self._is_closed:
-            raise ReleasedError("the shared pool was closed: make another one")
+            raise ReleasedError("the shared pool was closed: create another one")
         return self._descriptor
 
     def __reduce__(self):
-        # `multiprocessing` passes the descriptor: to a process that it starts, or through its resource sharer.
+        # `multiprocessing` passes the descriptor to the other process.
         return _unpickle, (reduction.DupFd(self.fileno()), self.library)
 
     def __repr__(self) -> str:
@@ -302,9 +338,9 @@ def _unpickle(passed, library):
 
 
 def _keep_freed_memory(nbytes: int) -> None:
-    """Makes the C library keep about two batches of `nbytes` of freed memory.
+    """Makes malloc keep freed memory of about two batches of `nbytes`.
 
-    Otherwise it would return the memory to the kernel after each batch, which then clears every page for the next one.
+    Otherwise it returns the memory to the kernel after each batch, and the kernel clears every page again for the next batch.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

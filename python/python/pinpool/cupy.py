@@ -1,10 +1,9 @@
 """Serves CuPy's pinned memory from a pool.
 
-    pinpool.cupy.install(pool)      # cupy.asarray(..., blocking=False), cupyx.empty_pinned and CuPy's own copies use it
+    pinpool.cupy.install(pool)      # for cupy.asarray(..., blocking=False), cupyx.empty_pinned and CuPy's own copies
     pinpool.cupy.uninstall()        # restores CuPy's own pool
 
-CuPy keeps the memory of its own copies until their events have completed. For other copies, keep the array until the copy has
-completed, as with CuPy's own pool.
+CuPy keeps the memory of its own copies until they have completed. For other copies, keep the array until then, as with CuPy's own pool.
 """
 
 import cupy
@@ -13,14 +12,14 @@ from . import Pool
 
 
 class _Memory:
-    """The interface that CuPy expects of pinned memory; the buffer is released when CuPy drops it."""
+    """Memory as CuPy expects it. The buffer is released when CuPy drops this object."""
 
     def __init__(self, buf):
         self.buf, self.ptr, self.size = buf, buf.ptr, len(buf)
 
 
 def allocator(pool: Pool):
-    """A function for `cupy.cuda.set_pinned_memory_allocator`."""
+    """Returns an allocator for `cupy.cuda.set_pinned_memory_allocator`."""
 
     def allocate(size):
         return cupy.cuda.PinnedMemoryPointer(_Memory(pool.get(size)), 0)

@@ -1,9 +1,9 @@
-"""Batches of files, shards and images in pinned memory, read and decoded by threads without Python's lock.
+"""Reads files, tar archives and images into batches in pinned memory, on Rust threads.
 
     for batch in pinpool_loader.Loader("photos", batch_size=64, decode={"jpg": pinpool_loader.Image(224, 224)}):
         train(batch.field("jpg"), batch.labels)
 
-The memory comes from a pool of the package `pinpool`, which is in the same wheel.
+The memory comes from a `pinpool.Pool`. Both packages are in the same wheel.
 """
 
 from ._batch import Batch

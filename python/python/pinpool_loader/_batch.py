@@ -1,4 +1,4 @@
-"""A batch of samples from a loader."""
+"""The class `Batch`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch"]
 
-#: Means that `Batch.field` has no default, since None may be one.
+#: Default of `Batch.field` that means none, because None is a possible default.
 _NONE = object()
 
-#: A sample: the bytes as they are stored, or the fields by name if fields are decoded.
 _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
@@ -34,42 +33,43 @@ class Origin(NamedTuple):
 
 
 class Batch:
-    """Samples in one buffer of pinned memory, back to back.
+    """Samples in one pinned buffer, from a `Loader`.
 
-    `batch[i]` is a view of sample `i` as a NumPy array, without a copy. The memory returns to the pool when the batch, its
-    buffer and all views are gone; after an asynchronous copy of a view, call `pinpool.record_stream(view, stream)`.
-    A pickled batch arrives as a batch over a copy in unpinned memory.
+    With `decode=`, `batch.field("jpg")` is one array of all samples, and `batch[i]` is a dict of the fields of sample `i`. Without it,
+    `batch[i]` is the stored bytes of sample `i` as a uint8 array.
 
-    If fields are decoded, `batch.field("jpg")` is one array of all samples, and `batch[i]` is `batch.fields[i]`: a row of that
-    array, and the other fields of the sample.
+    Arrays are views of the buffer, without a copy. The memory returns to the pool when the batch and all views are gone; after an
+    asynchronous copy of a view, call `pinpool.record_stream(view, stream)`. Unpickling creates a copy in pageable memory.
+
+    Attributes:
+        buffer: the memory, a `pinpool.Buffer`.
+        epoch: number of the epoch, from 0.
+        index: index of the batch in the epoch, from 0.
+        number: index of the batch since the first one of the loader, from 0.
+        labels: label of each sample: the field `labels` or the directory, converted by `label_type`. In an archive without `labels`,
+            the name of the sample.
+        failures: descriptions of the samples that were left out, with `on_error="skip"`.
     """
 
     __slots__ = ("__weakref__", "_arrays", "_origin", "_parts", "buffer", "epoch", "failures", "index", "labels", "number")
 
-    #: The memory, a `pinpool.Buffer`.
     buffer: Buffer
-    #: Number of the epoch, from 0.
     epoch: int
-    #: Index in the epoch, from 0.
     index: int
-    #: Index since the first batch of the loader, from 0.
     number: int
-    #: The label of each sample: what `label_type` made of the field that `labels=` names, or of the name of the file's directory
-    #: (by default the class number in `loader.classes`); the member's name of a sample in an archive without `labels=`.
     labels: list[Any]
-    #: What could not be read, with `on_error="skip"`.
     failures: list[str]
 
     def __init__(self, handed: _pinpool._Handed, labels: list[Any], failures: list[str], origin: Origin) -> None:
         self.number, self.epoch, self.index, self.buffer, self._parts, starts, _, _ = handed
         self._origin, self.labels, self.failures = origin, labels, failures
-        # A batch without a sample has no arrays.
+        # A batch without samples has no `starts`.
         self._arrays = dict(zip(origin.decoded, starts or [0] * len(origin.decoded)))
 
     def rng(self) -> np.random.Generator:
-        """A random number generator seeded by the loader's seed, the epoch, the index of the batch and the rank.
+        """Returns a random number generator seeded by the loader's seed, the epoch, the index of the batch and the rank.
 
-        It yields the same numbers in every run and with any number of threads.
+        Its numbers are the same in every run and with any number of threads.
         """
         return np.random.default_rng((self._origin.seed, self.epoch, self.index, self._origin.rank))
 
@@ -101,7 +101,7 @@ class Batch:
         return np.frombuffer(memoryview(self.buffer), np.uint8, length, begin) if length else np.empty(0, np.uint8)
 
     def _array(self, names: tuple[str, ...]) -> _Array:
-        """The decoded field as one array, a row for each sample."""
+        """The decoded field as one array with a row for each sample."""
         shape, dtype = self._origin.decoded[names]
         shape = (len(self), *shape)
         count = math.prod(shape)
@@ -112,7 +112,7 @@ class Batch:
         return iter(self.fields) if self._arrays else map(self.__getitem__, range(len(self)))
 
     def tensors(self) -> list[torch.Tensor]:
-        """The samples as torch tensors of dtype uint8: views of the buffer."""
+        """Returns the stored bytes of the samples as uint8 tensors, views of the buffer. Raises TypeError with `decode=`."""
         if self._arrays:
             raise TypeError("the samples are decoded, and each field is one array: use torch.from_numpy(batch.field('jpg'))")
         try:
@@ -126,10 +126,10 @@ class Batch:
 
     @property
     def fields(self) -> list[dict[str, Any]]:
-        """The members of each sample of a tar archive, by name: `{"jpg": ..., "cls": ...}`, as views like `batch[i]`.
+        """Fields of each sample in a tar archive by name, as views of the buffer: `{"jpg": ..., "cls": ...}`.
 
-        The name of a member is what follows the first dot of its base name, in lower case. A sample outside an
-        archive has no fields. Raises ValueError for a partial sample, or one with two members of the same name.
+        The name of a field is the part of the member's base name after the first dot, in lower case. A plain file has only decoded
+        fields. Raises ValueError if a sample is in several batches, or has two members of the same name.
         """
         fields = self._origin.files.fields([part[0] for part in self._parts])
         return [self._fields_of(index, fields[index]) for index in range(len(self))]
@@ -151,9 +151,14 @@ class Batch:
         return views
 
     def field(self, name: str, default: Any = _NONE) -> Any:
-        """The member `name` of each sample: `batch.field("jpg")`, one array if it is decoded, otherwise a list of views.
+        """Returns the field `name` of all samples.
 
-        A sample without it yields `default`; without a default, KeyError names the first such sample.
+        Args:
+            name: such as "jpg".
+            default: value for a sample without the field; without a default, KeyError names the first such sample.
+
+        Returns:
+            An array with a row for each sample if the field is decoded, otherwise a list of uint8 arrays.
         """
         if not isinstance(name, str):
             raise TypeError(f"a field name must be a str, such as 'jpg', not {name!r}")
@@ -170,32 +175,32 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all samples."""
+        """Size of all samples in bytes."""
         decoded = sum(self._array(names).nbytes for names in self._arrays)
         return decoded + sum(length for _, _, length, _ in self._parts)
 
     @property
     def keys(self) -> list[str]:
-        """The name of each sample: its path, or `path!member` in a container."""
+        """Name of each sample: its path, or `path!member` in an archive."""
         return self._origin.files.names([sample for sample, *_ in self._parts])
 
     @property
     def indices(self) -> list[int]:
-        """The number of each sample in the order of the files, the same in each epoch."""
+        """Number of each sample in the order of the files. It is the same in each epoch."""
         return [sample for sample, *_ in self._parts]
 
     @property
     def offsets(self) -> list[int]:
-        """The first byte of each sample in the buffer."""
+        """Offset of each sample in the buffer, in bytes."""
         return [begin for _, begin, _, _ in self._parts]
 
     @property
     def starts(self) -> list[int]:
-        """For each sample the number of its bytes that were in earlier batches: 0, unless it is longer than a batch may be."""
+        """Bytes of each sample that were in earlier batches: 0, unless the sample is longer than `batch_bytes`."""
         return [start for *_, start in self._parts]
 
     def is_whole(self, index: SupportsIndex) -> bool:
-        """Whether sample `index` lies in this batch from its first byte to its last."""
+        """Returns whether all bytes of sample `index` are in this batch."""
         sample, _, length, start = self._part(index)
         return bool(self._arrays) or start == 0 and length == self._origin.files.sample_bytes(sample)
 
@@ -211,7 +216,7 @@ class Batch:
 
 
 class _FileList(NamedTuple):
-    """The data of the files that a pickled batch keeps: names, fields and lengths of its samples, by number."""
+    """Names, fields and lengths of the samples of a pickled batch, by number."""
 
     of_samples: dict[int, tuple[str, list[tuple[str, int, int]], int | None]]
 

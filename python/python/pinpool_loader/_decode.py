@@ -1,4 +1,4 @@
-"""Decoders: images of one size become one array per field of a batch."""
+"""Decoders of fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Image"]
 
 
 class DecoderSpec(NamedTuple):
-    """A decoder, and the shape and dtype of its results."""
+    """A decoder with the shape and dtype of its results."""
 
     decoder: _pinpool.Decoder
     shape: tuple[int, ...]
@@ -20,14 +20,20 @@ class DecoderSpec(NamedTuple):
 
 
 class Image:
-    """JPEG and PNG files as RGB images of one size, of dtype uint8: `Image(224, 224)`.
+    """Decodes JPEG and PNG files to RGB images of one size and dtype uint8, for `Loader(decode=)`.
 
-    `layout` is "HWC", or "CHW" for the channels first. An image of another size is resized by a bilinear filter, as by Pillow's
-    `resize(..., Image.BILINEAR)`: the whole image with `fit="stretch"`, the largest centred part of the same proportions with
-    "crop". Transparency is dropped, as by `convert("RGB")`. A 16-bit PNG is scaled to 8 bits (Pillow clips it). The rotation in
-    EXIF data is ignored, as by Pillow without `ImageOps.exif_transpose`. A file of more than `pixels_max` pixels fails before it is
-    decoded, which bounds the memory of a decoding thread: 3 bytes a pixel, 7 for an interlaced PNG. The limit is never above
-    178,956,970.
+    Pixels equal Pillow's `convert("RGB").resize((width, height), BILINEAR)` up to rounding, except that a 16-bit PNG is scaled to 8 bits
+    (Pillow clips it). Transparency is dropped. Rotation in EXIF data is ignored, as in Pillow without `ImageOps.exif_transpose`.
+
+    Args:
+        height, width: size of the result in pixels.
+        layout: "HWC" for shape (height, width, 3), or "CHW" for (3, height, width).
+        fit: "stretch" resizes the whole image; "crop" resizes its largest centred part of the same proportions.
+        pixels_max: files with more pixels fail before they are decoded (default and maximum: 178,956,970). This bounds the memory of a
+            thread: 3 bytes per pixel, 7 for an interlaced PNG.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class Image:
 
 
 def decoders(decode: Mapping[str, Image] | None) -> dict[tuple[str, ...], DecoderSpec]:
-    """The decoder of each field, by its names: "jpg;jpeg" is one field of two names."""
+    """Returns the decoder of each field by its names: "jpg;jpeg" is one field with two names."""
     if decode is None:
         return {}
     example = "such as {'jpg': pinpool_loader.Image(224, 224)}"

@@ -1,4 +1,4 @@
-"""Reads files into batches in pinned memory, on threads of the Rust loader."""
+"""The class `Loader`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Place: TypeAlias = tuple[int, int, int]
 _ORDER = "shuffle=, seed=, rank= and world= choose the order"
 _MAP = "map= takes a function of a batch"
 _WORLD = "world= is the number of processes, and rank= the number of this one"
-_THREADS = "the loader has threads and no worker processes; map= runs a function of a batch, and batch.rng() seeds it"
+_THREADS = "the loader has threads and no worker processes; map= applies a function to each batch, with random numbers from batch.rng()"
 #: Arguments of torch's DataLoader, torchvision's ImageFolder and earlier versions, and what to use instead.
 _INSTEAD = {
     "dataset": "the first argument names files: Loader('photos', batch_size=64)",
@@ -80,37 +80,46 @@ class _Settings(TypedDict, total=False):
 
 
 class Loader(Generic[T]):
-    """Batches of files in pinned memory, read ahead by threads that do not hold Python's lock.
+    """Batches of files in pinned memory, read ahead by Rust threads.
 
-        for batch in pinpool_loader.Loader("photos", batch_size=64, shuffle=True):
-            for key, sample in zip(batch.keys, batch):  # sample: NumPy, uint8, a view of pinned memory
-                ...
+        loader = pinpool_loader.Loader("photos", batch_size=64, shuffle=True, decode={"jpg": pinpool_loader.Image(224, 224)})
+        for batch in loader:
+            train(batch.field("jpg"), batch.labels)
 
-    `paths` is one path or several: files and directories, also with braces and patterns (`train-{000..146}.tar`, `shards/*.tar`). A `.tar`
-    (WebDataset) or `.safetensors` file that is named, or lies in a directory of nothing else, or of anything with `containers=True`,
-    is opened, and its members are the samples. Members of a tar that share a name up to the first dot are one sample, and
-    `batch.fields` separates them. Compressed files are refused.
+    A file is a sample. The members of a `.tar` file are samples too: those that share a name up to the first dot are the fields of one
+    sample (WebDataset). Each `for` is a new pass over `epochs` epochs, also after `break`.
 
-    A batch has at most `batch_size` samples and `batch_bytes` bytes (16 MiB if neither is given); a sample longer than
-    `batch_bytes` comes in parts. `workers` threads read (one per core), at most `prefetch` batches ahead (two per worker).
+    Args:
+        paths: a file or directory, or several, also with patterns and braces: "shards/*.tar", "train-{000..146}.tar". A `.tar` or
+            `.safetensors` file is opened if it is named or in a directory of only such files. Compressed files are refused.
+        batch_size: most samples in a batch.
+        batch_bytes: most bytes in a batch, or text such as "16MiB" (the default if `batch_size` is not given either). A longer sample
+            comes in parts.
+        workers: threads that read and decode (default: one per core).
+        prefetch: batches read ahead (default: two per worker).
+        shuffle: whether each epoch has another order, determined by `seed`.
+        seed: seed of the order and of `Batch.rng`.
+        rank, world: number of this process, and number of processes. Each process gets every `world`-th sample, from number `rank` on.
+        drop_last: leaves out incomplete batches, so that all ranks have the same number of batches.
+        even: repeats a few samples, as DistributedSampler does, so that all ranks have the same number of batches. With neither, ranks
+            may have different numbers, which hangs DDP.
+        epochs: epochs of one `for`.
+        state: a result of `state_dict()`, after which the first `for` continues.
+        pool: pool of the batches, by default a new `pinpool.Pool(name="loader")`.
+        containers: whether to open all `.tar` and `.safetensors` files in directories.
+        decode: images by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.Image(224, 224)}` makes
+            `batch.field("jpg")` one uint8 array of shape (n, 224, 224, 3). Needs `batch_size`.
+        labels: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`.
+        label_type: function from the text of the field, or the name of the directory, to the label (default for `labels`: int).
+        map: function of a batch; the `for` yields its results, in order, instead of batches. `batch.rng()` is its source of random
+            numbers.
+        map_workers: threads that run `map` ahead of the loop.
+        on_error: "raise", or "skip" to leave out samples that cannot be read and list them in `failures`.
 
-    `decode={"jpg;png": pinpool_loader.Image(224, 224)}` decodes that field of each sample (the suffix of a plain file) into one
-    array of the batch, `batch.field("jpg")`, on the threads that read. It needs `batch_size`. `map=fn` yields `fn(batch)` instead of
-    each batch, from `map_workers` threads ahead of the loop, in order; `batch.rng()` is its source of random numbers.
-
-    `labels="cls"` makes `batch.labels` the numbers in the field `cls`; `label_type=float`, `str`, `json.loads` or another function
-    of the text changes that. Without `labels=`, plain files are labelled by directory: the index in `loader.classes`, or what
-    `label_type` makes of the name.
-
-    Each `for` is a new pass over `epochs` epochs, also after `break`; it ends when its last batch is handed out. `shuffle=True`
-    orders each epoch differently, from `seed`. `state_dict()` says where the loader is; a loader with `state=`, or after
-    `load_state_dict`, continues there with its next `for`.
-
-    Of `world` processes with equal arguments each takes every `world`-th sample, from number `rank` on. The ranks may get different
-    numbers of batches, which hangs DDP, unless `even=True` repeats a few samples (as DistributedSampler) or
-    `drop_last=True` leaves some out.
-
-    An unreadable file raises `LoadError`, or with `on_error="skip"` is left out and named in `batch.failures` and `loader.failures`.
+    Raises:
+        TypeError, ValueError: an argument is invalid, or `paths` has no samples.
+        LoadError: a file cannot be listed; in the loop: a file cannot be read or decoded.
+        LimitError: in the loop: the pool has no memory for a batch within `PINPOOL_WAIT`.
     """
 
     @overload
@@ -161,19 +170,19 @@ class Loader(Generic[T]):
             labels=None if labels is None else (labels.removeprefix(".").lower(), label_type or int),
             decode=[(list(names), each.decoder) for names, each in decoded.items()],
         )  # fmt: skip
-        # Everything that determines the batches.
+        # All arguments that determine the batches.
         self._plan = {
             "samples": len(self._files), "batch_size": batch_size, "batch_bytes": batch_bytes, "shuffle": shuffle,
             "seed": seed, "world": world, "rank": rank, "drop_last": drop_last, "even": even,
         }
         self._origin = Origin(self._files, {names: (each.shape, each.dtype) for names, each in decoded.items()}, seed, rank)
-        # A dict keeps the order and names each failure once.
+        # A dict, which is an ordered set of the texts.
         self._failed = dict.fromkeys(text for text, _ in self._files.failures())
         self._check(listed)
         classes = None if labels is not None else self._files.classes()
         self._label_of = None if classes is None else {name: _label(label_type, name, at) for at, name in enumerate(classes)}
         self._reader: _pinpool.Reader | None = None
-        # The position after the last batch handed out, and the first epoch of the current pass.
+        # The position after the last batch of the loop, and the first epoch of the current pass.
         self._place: _Place = (0, 0, 0)
         self._first: int | None = None
         self._is_resumed = False
@@ -181,10 +190,10 @@ class Loader(Generic[T]):
             self.load_state_dict(state)
 
     def _check(self, listed: list[str]) -> None:
-        """Refuses files of which nothing can be loaded, or not what was asked for."""
+        """Raises an error for files that cannot be loaded as requested, and warns if ranks get different numbers of batches."""
         compressed = _paths.find_compressed(listed) or self._files.first_compressed()
         if compressed is not None:
-            raise ValueError(f"{compressed}: compressed files are not read: decompress them first, as by zstd -d or gunzip")
+            raise ValueError(f"{compressed}: compressed files are not supported: decompress them first, for example with zstd -d or gunzip")
         if not self._skips and (lacking := self._files.undecodable()) is not None:
             self._failed[f"{lacking}; leave such files out by a pattern, as in 'photos/**/*.jpg'"] = None
         if self._failed and not self._skips:
@@ -226,21 +235,21 @@ class Loader(Generic[T]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of these samples."""
+        """Size of these samples in bytes."""
         return self._files.nbytes()
 
     @property
     def classes(self) -> list[str]:
-        """The names of the directories of the files, sorted: label `i` stands for `classes[i]`. Empty with `labels=` and for archives."""
+        """Sorted names of the directories of the files: label `i` means `classes[i]`. Empty with `labels` and for archives."""
         return list(self._label_of or ())
 
     @property
     def failures(self) -> list[str]:
-        """What could not be listed or read so far, each once (`on_error="skip"`)."""
+        """Descriptions of the samples that were left out so far, with `on_error="skip"`."""
         return list(self._failed)
 
     def __len__(self) -> int:
-        """Number of batches of the current pass, or else of the next pass."""
+        """Number of batches of the current `for`, or else of the next one."""
         first, end = self._pass()
         return sum(self._files.batches(epoch) for epoch in range(first, end))
 
@@ -249,7 +258,7 @@ class Loader(Generic[T]):
         return epoch // self._epochs * self._epochs, (epoch // self._epochs + 1) * self._epochs
 
     def _next_epoch(self) -> int:
-        """The first epoch of the pass after the current or abandoned pass."""
+        """First epoch of the pass after the current or unfinished pass."""
         epoch, batch, _ = self._place
         return -(-(epoch + (batch > 0)) // self._epochs) * self._epochs
 
@@ -262,7 +271,7 @@ class Loader(Generic[T]):
         batches: Iterator[tuple[Any, _Place]] = iter(lambda: self._take(reader), None)  # type: ignore[arg-type]
         runner = None
         if (function := self._map) is not None:
-            # Results ahead of the loop do not count for `state_dict()`.
+            # The position travels with each result, because `state_dict()` must not count results ahead of the loop.
             batches = runner = MapRunner(lambda taken: (function(taken[0]), taken[1]), batches, self._map_workers)
 
         def hand_out(taken: tuple[Any, _Place]) -> Any:
@@ -272,11 +281,11 @@ class Loader(Generic[T]):
             return made
 
         try:
-            # Keeps no reference to a batch, so that its memory returns as soon as the user drops it. Ends after `load_state_dict` or
-            # `close`, and once another `for` has begun, even if results of `map` are ahead.
+            # `map` keeps no reference to a batch, so its memory returns when the user drops it. The loop ends after
+            # `load_state_dict` or `close`, or when another `for` has begun.
             yield from map(hand_out, takewhile(lambda _: self._reader is reader, batches))
         finally:
-            # After `break`, an exception and Ctrl-C as well.
+            # Also after `break`, an exception or Ctrl-C.
             if runner is not None:
                 runner.close()
             reader.stop()
@@ -290,7 +299,7 @@ class Loader(Generic[T]):
         failures = [text for text, _ in handed[-1]]
         for_pool = [text for text, is_pool in handed[-1] if is_pool]
         if for_pool or failures and not self._skips:
-            del handed  # The traceback would keep the buffer.
+            del handed  # Otherwise the traceback would keep the buffer.
             if for_pool:
                 self._pool.try_get(0)  # Raises ForkError if the pool belongs to a parent.
                 raise LimitError(f"{for_pool[0]}; batches that the program keeps count: drop one before the next, or use smaller batches")
@@ -313,17 +322,21 @@ class Loader(Generic[T]):
     _counted = (-1, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that was handed out: numbers and text, to be stored with the model.
+        """Returns the position after the last batch of the loop, as numbers and text, for a checkpoint.
 
-        After the last batch of an epoch, the position is the start of the next epoch.
+        After the last batch of an epoch, it is the start of the next epoch.
         """
         epoch, batch, number = self._place
         return {"epoch": epoch, "batch": batch, "number": number, "files": self._files.fingerprint(), **self._plan}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next `for` continue after the batch at which `state` was taken; a running `for` ends.
+        """Makes the next `for` continue after the batch at which `state` was taken, and ends a running `for`.
 
-        If the loader has different batches, ValueError names what differs. The rank may differ if all ranks have the same number.
+        The rank may differ if all ranks have the same number of batches.
+
+        Raises:
+            ValueError: the state belongs to a loader with different batches; the text names the differences.
+            TypeError: `state` is not a result of `state_dict()`.
         """
         own = self.state_dict()
         if not isinstance(state, Mapping) or own.keys() - state.keys():
@@ -341,7 +354,7 @@ class Loader(Generic[T]):
         self._place, self._is_resumed = (epoch, batch, number), True
 
     def close(self) -> None:
-        """Ends the threads and returns buffers read ahead to the pool. Batches stay valid; the next `for` is a new pass."""
+        """Ends a running `for`, its threads and its read-ahead. Batches stay valid, and the next `for` is a new pass."""
         reader, self._reader, self._first = self._reader, None, None
         if reader is not None:
             reader.stop()
@@ -354,8 +367,8 @@ class Loader(Generic[T]):
 
     def __reduce_ex__(self, _protocol: SupportsIndex) -> Any:
         raise TypeError(
-            "a pinpool_loader.Loader cannot be pickled, since its threads and its memory belong to this process: make one in the "
-            "process that uses it, with rank= and world=, and pass what state_dict() returns"
+            "a pinpool_loader.Loader cannot be pickled, since its threads and memory belong to this process: create one in the "
+            "process that uses it, with rank= and world=, and pass the result of state_dict()"
         )
 
     if not TYPE_CHECKING:
@@ -374,7 +387,7 @@ def _failure_text(failures: list[str]) -> str:
 
 
 def _label(label_type: Callable[[str], Any] | None, name: str, at: int) -> Any:
-    """The label of files in the directory `name`."""
+    """Returns the label of files in the directory `name`."""
     if label_type is None:
         return at
     try:

@@ -1,4 +1,4 @@
-"""Applies the user's function to batches on threads, ahead of the loop and in order."""
+"""Applies the function `map=` to batches on threads, ahead of the loop and in order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ R = TypeVar("R")
 
 
 class MapRunner(Generic[T, R]):
-    """Yields `function(item)` for each of `items`, at most one item per thread ahead.
+    """Iterates over `function(item)` for each item of `items`, at most one item per thread ahead.
 
-    Not a generator, because a generator keeps a reference to the yielded value until the next request.
+    Not a generator, because a generator keeps a reference to the last yielded value.
     """
 
     def __init__(self, function: Callable[[T], R], items: Iterator[T], threads: int) -> None:
@@ -31,7 +31,7 @@ class MapRunner(Generic[T, R]):
             try:
                 self._running.append(self._executor.submit(self._function, next(self._items)))
             except Exception as failure:
-                # Includes StopIteration. Raised after the earlier items.
+                # Also StopIteration. It is raised after the results of the earlier items.
                 self._failure = failure
         if not self._running:
             assert self._failure is not None

@@ -1,4 +1,4 @@
-"""Expands paths with braces and patterns, as in WebDataset recipes."""
+"""Expands braces and patterns in paths."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MOST = 1_000_000
 
 
 def expand(paths: Any) -> list[str]:
-    """Expands one path or several. A path that exists is taken literally.
+    """Expands one path or several. An existing path is not expanded.
 
-    Raises ValueError if nothing matches, or for a URL.
+    Raises ValueError for a pattern without matches and for a URL.
     """
     if isinstance(paths, bytes) or not isinstance(paths, (str, os.PathLike, Iterable)):
         raise TypeError(f"paths must be a str or os.PathLike, or several, not {paths!r}")
@@ -31,7 +31,7 @@ def expand(paths: Any) -> list[str]:
 
 
 def find_compressed(paths: list[str]) -> str | None:
-    """The first path with the suffix of a compressed file."""
+    """Returns the first path with the suffix of a compressed file."""
     return next((path for path in paths if path.lower().endswith((".gz", ".tgz", ".zst", ".tzst"))), None)
 
 
@@ -55,7 +55,7 @@ def _expand(path: str) -> list[str]:
 
 
 def _expand_braces(path: str) -> Iterator[str]:
-    """The expansions of the braces, in order."""
+    """Yields the expansions of the braces in order."""
     braces = _BRACES.search(path)
     if braces is None:
         yield path
@@ -67,7 +67,7 @@ def _expand_braces(path: str) -> Iterator[str]:
         first, last = int(numbers[1]), int(numbers[2])
         if abs(last - first) >= _MOST:
             raise ValueError(f"paths: {braces[0]!r} expands to more than {_MOST} names")
-        # As in a shell: leading zeros of one end apply to all names, and the numbers may descend.
+        # As in a shell, leading zeros of either end pad all names, and the numbers may descend.
         has_zeros = any(len(end) > 1 and end.startswith("0") for end in numbers.groups())
         width = max(map(len, numbers.groups())) if has_zeros else 0
         step = 1 if first <= last else -1

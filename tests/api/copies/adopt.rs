@@ -142,7 +142,8 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
 fn a_recording_has_no_word_of_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
-    let pool = Pool::builder().without_env().backend(Backend::Heap).trace(path.clone()).build().unwrap();
+    let pool = Pool::builder().without_env().backend(Backend::Heap).background_thread(false).trace(path.clone());
+    let pool = pool.build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
     let frames = Frames::default();
     drop(frames.adopted(&pool, 1, true));

@@ -10,7 +10,9 @@ use crate::captured_log::{lines_with_levels, listen};
 use crate::valid_stats::valid_stats;
 
 fn sampling(every: u64) -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20).call_stacks(every)
+    // The drop of the last handle ends a pool without a maintenance thread, and so its recording.
+    let builder = Pool::builder().without_env().backend(Backend::Heap).background_thread(false);
+    builder.max_bytes(64 << 20).call_stacks(every)
 }
 
 #[inline(never)]

@@ -73,3 +73,35 @@ fn no_line_of_a_table_is_too_long_to_be_read() {
         assert_eq!(long, None, "{}", page.display());
     }
 }
+
+/// Adds the text of each source file below `folder`.
+fn add_sources(folder: &str, text: &mut String) {
+    for file in fs::read_dir(folder).unwrap().map(|file| file.unwrap().path().display().to_string()) {
+        if fs::metadata(&file).unwrap().is_dir() {
+            add_sources(&file, text);
+        } else if file.ends_with(".rs") {
+            text.push_str(&fs::read_to_string(file).unwrap());
+        }
+    }
+}
+
+#[test]
+fn the_architecture_names_files_functions_and_types_that_exist() {
+    let page = read("ARCHITECTURE.md");
+    let mut sources = String::new();
+    ["src", "crates"].iter().for_each(|folder| add_sources(&path(folder), &mut sources));
+    let is_there = |file: &str| ["", "src/"].iter().any(|root| fs::exists(path(&format!("{root}{file}"))).unwrap());
+    let is_declared = |name: &str| {
+        ["fn", "struct", "enum", "trait", "type"]
+            .iter()
+            .any(|item| [" ", "(", "<", ":"].iter().any(|next| sources.contains(&format!("{item} {name}{next}"))))
+    };
+    let unknown = page.split('`').skip(1).step_by(2).filter(|word| {
+        let (is_path, name) = (word.contains('/') || word.ends_with(".rs"), word.rsplit("::").next().unwrap());
+        let is_item =
+            name.len() < word.len() || word.starts_with(char::is_uppercase) && word.contains(char::is_lowercase);
+        !word.contains([' ', '='])
+            && if is_path { !is_there(&word.replace("NAME", "cuda")) } else { is_item && !is_declared(name) }
+    });
+    assert_eq!(unknown.collect::<Vec<_>>(), [""; 0]);
+}

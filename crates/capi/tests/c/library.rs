@@ -57,3 +57,22 @@ fn the_headers_compile_without_a_warning() {
         ran(command.arg("-I").arg(header_folder()));
     }
 }
+
+#[test]
+fn the_examples_of_the_pages_compile() {
+    let given = "#include <pinpool.h>\n#include <string.h>\nenum { cudaMemcpyHostToDevice };\n\
+                 int cudaMemcpyAsync(void *, void *, size_t, int, void *), cudaStreamSynchronize(void *);\n\
+                 int fail(const char *), example(void *, void *);\nvoid fill(void *, size_t);\n\
+                 int example(void *device, void *stream)\n{\n";
+    let folder = tempfile::tempdir().unwrap();
+    for page in ["README.md", "docs/c.md"] {
+        let text = std::fs::read_to_string(format!("{}/../../{page}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let example = text.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+        let path = folder.path().join("example.c");
+        std::fs::write(&path, format!("{given}{example}return 0;\n}}\n")).unwrap();
+        if is_here("cc") {
+            let mut command = compiler("cc");
+            ran(command.args(["-std=c99", "-fsyntax-only", "-I"]).arg(header_folder()).arg(path));
+        }
+    }
+}

@@ -9,8 +9,13 @@ use crate::tool::{Ran, finish, pinpool};
 
 /// A recording of requests; if `is_slow`, each makes a pin call.
 fn recorded(path: PathBuf, is_slow: bool) -> PathBuf {
-    let builder =
-        Pool::builder().without_env().backend(Backend::Heap).name("train").trace(path.clone()).wait(Duration::ZERO);
+    let builder = Pool::builder()
+        .without_env()
+        .backend(Backend::Heap)
+        .name("train")
+        .background_thread(false)
+        .trace(path.clone())
+        .wait(Duration::ZERO);
     let builder = if is_slow {
         builder.setting("preset", "tensorflow").setting("pool_size_limit", 0).setting("auto_resize", false)
     } else {

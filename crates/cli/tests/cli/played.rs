@@ -26,7 +26,14 @@ fn several_pools_are_advised_one_by_one() {
     finish(pinpool(&["replay"]).arg(&path)).check_stderr("two.trace: it has 2 pools, which are played as one");
 
     let path = dir.path().join("t.gz");
-    let quiet = Pool::builder().without_env().backend(Backend::Heap).name("quiet").trace(path.clone()).build().unwrap();
+    let quiet = Pool::builder()
+        .without_env()
+        .backend(Backend::Heap)
+        .name("quiet")
+        .background_thread(false)
+        .trace(path.clone())
+        .build()
+        .unwrap();
     (0..100).for_each(|_| drop(quiet.get(1 << 20).unwrap()));
     crate::why::throttled(&path);
     drop(quiet);

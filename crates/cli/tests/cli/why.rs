@@ -27,7 +27,7 @@ fn a_healthy_recording_is_not_an_alarm() {
 /// A recording of threads that wait for each other at a limit of two buffers.
 pub(crate) fn throttled(path: &Path) {
     let builder = Pool::builder().without_env().backend(pinpool::Backend::Heap).name("train").max_bytes(8 << 20);
-    let pool = builder.trace(path.to_owned()).wait(Duration::from_secs(60)).build().unwrap();
+    let pool = builder.background_thread(false).trace(path.to_owned()).wait(Duration::from_secs(60)).build().unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {

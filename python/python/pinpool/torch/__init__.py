@@ -1,18 +1,18 @@
-"""pinpool as torch's pinned memory, in one line.
+"""Serves torch's pinned memory from a pool.
 
     import pinpool.torch
     pinpool.torch.install(max_bytes="8GiB")
 
-From then on ``pin_memory=True``, ``Tensor.pin_memory()``, the pin thread of a ``DataLoader`` and every library that requests pinned
-memory from torch use a pinpool pool. torch marks each non-blocking copy, and the pool reuses a block only after the marked copies
-have completed. ``torch.cuda.host_memory_stats()`` and memory snapshots show the pool.
+From then on `pin_memory=True`, `Tensor.pin_memory()` and every library that requests pinned memory from torch use the pool. torch
+records each non-blocking copy, and the pool reuses a block only after these copies. `torch.cuda.host_memory_stats()` and memory snapshots
+show the pool.
 
-torch's host allocator is a C++ interface that belongs to one version of torch. Wheels contain the part that implements it (one file,
-``host_allocator.cpp``) compiled for the versions known when they were built. For another version it is compiled once, in about ten
-seconds, and kept in torch's extension cache (``TORCH_EXTENSIONS_DIR``). Compiling needs a C++ compiler and ninja, but no CUDA toolkit.
+The C++ interface of torch's host allocator differs between versions of torch. Wheels contain `host_allocator.cpp`, which implements it,
+compiled for the versions known when they were built. For another version it is compiled once, in about ten seconds, and kept in torch's
+extension cache (`TORCH_EXTENSIONS_DIR`); this needs a C++ compiler and ninja, but no CUDA toolkit.
 
-Not served by the pool: memory requested while a CUDA graph is captured (torch's own allocator keeps it with the graph), memory
-pinned before ``install``, and memory that other libraries register with ``cudaHostRegister``.
+The pool does not serve memory requested while a CUDA graph is captured (torch keeps it with the graph), memory pinned before `install`,
+and memory that other libraries register with `cudaHostRegister`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OLDEST = (2, 11)
 
 _log = logging.getLogger("pinpool")
 _SOURCE = Path(__file__).with_name("host_allocator.cpp")
-#: Compiled for the versions of torch that were known when the wheel was built.
+#: Allocators compiled for the versions of torch known when the wheel was built.
 _SHIMS = Path(__file__).with_name("shims")
 _lock = threading.Lock()
 _shim: ctypes.CDLL | None = None
@@ -51,19 +51,17 @@ _failures = 0
 def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
     """Serves torch's pinned memory from a pool, and returns the pool.
 
-    Call it before another thread requests pinned memory from torch, because replacing torch's allocator is not thread-safe.
+    Call it before other threads request pinned memory from torch, because replacing torch's allocator is not thread-safe.
 
     Args:
-        pool: a :class:`pinpool.Pool`; by default a new one.
-        settings: the settings of a new :class:`pinpool.Pool`. The default ``max_bytes`` is three quarters of the memory of the
-            cgroup, or else of the machine, divided by ``LOCAL_WORLD_SIZE``; a log line states it. The default ``backend`` is
-            ``gpu``, so memory that CUDA does not pin is an error. The default ``device`` is torch's current GPU if torch has
-            started CUDA, or else the GPU of ``LOCAL_RANK``, or else the first, so that no rank creates a context on the GPU of
-            another rank.
+        pool: a `pinpool.Pool`; by default a new one.
+        settings: settings of a new `pinpool.Pool`, with other defaults: `max_bytes` is three quarters of the memory of the cgroup or
+            machine, divided by `LOCAL_WORLD_SIZE` (a log line states it); `backend` is "gpu", so that memory is never pageable; `device`
+            is torch's current GPU if torch has started CUDA, else the GPU of `LOCAL_RANK`, else 0.
 
     Raises:
-        PinpoolError: torch is missing, too old, or built for ROCm or without CUDA; the compiler failed; no GPU backend works; or an
-            earlier pool is still installed.
+        PinpoolError: torch is missing, older than 2.11, or built for ROCm; or another pool is installed.
+        BackendError: no GPU backend works, or the allocator does not compile.
         TypeError: both a pool and settings are given.
     """
     global _installed
@@ -85,10 +83,10 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
 
 
 def uninstall() -> int:
-    """Returns later requests to torch's own allocator. Returns the number of pool blocks still in use.
+    """Makes torch's own allocator serve later requests. Returns the number of blocks of the pool that are still in use.
 
-    While blocks are in use, pinpool's allocator remains installed and forwards requests, because only it knows which copies use
-    the blocks. Call it again later to restore torch's allocator. Without an installed pool it does nothing and returns 0.
+    While there are such blocks, pinpool's allocator stays installed and forwards requests to torch's, because it tracks the copies
+    of the blocks. Call `uninstall` again later to remove it. Without an installed pool it returns 0.
     """
     global _installed
     with _lock:
@@ -100,12 +98,12 @@ def uninstall() -> int:
 
 
 def is_installed() -> bool:
-    """Whether a pool serves torch's pinned memory."""
+    """Returns whether a pool serves torch's pinned memory."""
     return _installed is not None
 
 
 def pool() -> Pool | None:
-    """The pool that serves torch's pinned memory, or ``None``."""
+    """Returns the pool that serves torch's pinned memory, or None."""
     return _installed
 
 
@@ -122,13 +120,13 @@ def _pinpool_pool(**settings: Any) -> Pool:
 
 
 def _device() -> int:
-    """The GPU of this process: torch's current GPU, or else the GPU of its local rank. Does not start CUDA."""
+    """The current GPU of torch, or else of the local rank. Does not start CUDA."""
     import torch
 
     if torch.cuda.is_initialized():
         return torch.cuda.current_device()
     rank = os.environ.get("LOCAL_RANK", "")
-    # A launcher may make only one GPU visible to each rank.
+    # Some launchers make only one GPU visible to each rank.
     return int(rank) if rank.isdecimal() and int(rank) < torch.cuda.device_count() else 0
 
 
@@ -143,7 +141,7 @@ def _warn_of_ignored_settings() -> None:
 
 
 def _load() -> ctypes.CDLL:
-    """The shim for the installed torch: from the wheel, or else compiled."""
+    """The allocator for the installed torch: from the wheel, or else compiled."""
     global _shim
     if _shim is not None:
         return _shim
@@ -154,8 +152,8 @@ def _load() -> ctypes.CDLL:
     found = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
     if found < OLDEST:
         raise PinpoolError(
-            f"torch {torch.__version__} has an older host allocator interface than pinpool implements: "
-            f"{_dotted(OLDEST)} or newer is needed. Pools and their buffers work with it (pinpool.Pool, pool.empty(library='torch'))"
+            f"torch {torch.__version__} is too old to use a pool for its pinned memory: {_dotted(OLDEST)} or newer is needed. "
+            "pinpool.Pool, pool.empty(library='torch') and SharedPool work with it"
         )
     if torch.version.hip is not None:
         raise PinpoolError(f"torch {torch.__version__} is built for ROCm, and pinpool pins memory with CUDA: install a CUDA build of torch")
@@ -169,13 +167,13 @@ def _load() -> ctypes.CDLL:
 
 
 def _of_the_wheel(version: str) -> ctypes.CDLL | None:
-    """The shim that the wheel contains for this torch release."""
+    """The allocator that the wheel contains for this version of torch."""
     release = re.fullmatch(r"(\d+)\.(\d+)\.\d+(?:\+.*)?", version)
     path = _SHIMS / f"torch_{release[1]}_{release[2]}.so" if release else None
     if path is None or not path.is_file():
         return None
     try:
-        # Resolves all symbols now, so that a different interface fails here and not in a later call.
+        # Resolves all symbols now, so that an incompatible version of torch fails here and not in a later call.
         return ctypes.CDLL(os.fspath(path), os.RTLD_NOW)
     except OSError as why:
         _log.info("torch incompatible: the allocator in this wheel cannot be loaded by torch %s (%s), so it is compiled", version, why)
@@ -183,9 +181,9 @@ def _of_the_wheel(version: str) -> ctypes.CDLL | None:
 
 
 def _compiled(version: str) -> str:
-    """The path of the shim, compiled for this version of torch."""
+    """The path of the allocator compiled for this version of torch."""
     global _failures
-    # torch considers a failed build complete when it is requested again, so each attempt has a new name.
+    # torch would not repeat a failed build of the same name.
     again = f"_{_failures}" if _failures else ""
     search = os.environ.get("PATH")
     _log.info("torch compiling: compiling the allocator for torch %s once, which takes about ten seconds", version)
@@ -204,8 +202,8 @@ def _compiled(version: str) -> str:
     except (ImportError, RuntimeError, OSError, subprocess.SubprocessError) as why:
         _failures += 1
         raise BackendError(
-            f"pinpool's allocator does not compile for torch {version}: a C++ compiler and ninja are needed "
-            f"(pip install ninja setuptools; CXX names the compiler), or a wheel of pinpool that knows this version. {why}"
+            f"the allocator does not compile for torch {version}: install a C++ compiler and ninja "
+            f"(pip install ninja setuptools; CXX names the compiler), or a newer wheel of pinpool. {why}"
         ) from why
     finally:
         if search is None:

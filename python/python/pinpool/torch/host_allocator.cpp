@@ -1,16 +1,16 @@
 // Serves torch's pinned memory from a pool.
 //
-// torch asks one object for all pinned memory: the HostAllocator of its device. This file puts another in its place:
+// torch requests all pinned memory from one object, the HostAllocator of its device. This file replaces that object:
 //
 //   torch ── allocate, record_event, free ──> HostAllocator ── pinpool_torch_functions ──> pool
 //                                                  │
-//                                                  └── what is not the pool's ──> torch's own allocator
+//                                                  └── other requests ──> torch's own allocator
 //
-// Owns: which blocks are out, the streams that use each, and torch's statistics and history of them. Never knows the
-// pool but by the functions in pinpool_torch_functions, nor CUDA but by torch's device guard: so it is built by a C++ compiler
-// alone, for the version of torch that is there. The oldest is 2.11; history and segments came with 2.15.
+// It keeps the blocks in use, the streams that use them, and torch's statistics and history. It uses the pool only through
+// pinpool_torch_functions and CUDA only through torch's device guard, so a C++ compiler suffices to build it for the installed
+// version of torch. The oldest is 2.11; history and segments came with 2.15.
 //
-// Locks: `blocks_` (a leaf) and `captures_` (a leaf). No call of the pool or of torch's own allocator is made under one.
+// Locks: one for `blocks_` and one for `captures_`. Neither is held during another lock, or a call of the pool or of torch's allocator.
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -32,14 +32,14 @@
 namespace {
 
 constexpr auto kDevice = c10::DeviceType::CUDA;
-// torch's own allocator registers with 0, and of equals the newcomer wins.
+// torch's own allocator registers with priority 0, and of equal priorities the later registration wins.
 constexpr uint8_t kPriority = 0;
 
 } // namespace
 
 extern "C" {
 
-// Bytes held, and what the pool did to hold them; of the whole life of the pool.
+// Totals since the pool was created.
 struct pinpool_torch_totals {
   int64_t held_bytes, held_bytes_peak, pinned_bytes, unpinned_bytes;
   int64_t held_buffers, pinned_buffers, unpinned_buffers;
@@ -47,7 +47,7 @@ struct pinpool_torch_totals {
   int64_t unpin_calls, unpin_micros, unpin_micros_max, unpin_micros_min;
 };
 
-// A stream of the device, as its driver names it.
+// A stream by its driver handle.
 struct pinpool_torch_stream {
   void* handle;
   int32_t device;
@@ -55,14 +55,14 @@ struct pinpool_torch_stream {
 
 struct pinpool_torch_functions {
   void* pool;
-  // Writes a handle and the address; returns 0, or else writes a text.
+  // Writes the block and its address and returns 0, or writes an error text and returns another number.
   int (*get)(void* pool, size_t bytes, void** block, void** address, char* error, size_t error_bytes);
-  // Releases a block; it is used again once all work enqueued on these streams is over. Returns 0, or another number if a stream
-  // was refused: the block stays the caller's.
+  // Releases a block, which is reused after the work enqueued on these streams. Returns 0, or another number if the driver refuses a
+  // stream; then the caller keeps the block.
   int (*put)(void* block, const pinpool_torch_stream* streams, size_t count);
   void (*trim)(void* pool);
   void (*totals)(void* pool, pinpool_torch_totals* totals);
-  // Whether the stream captures a graph; 0 if the driver does not tell.
+  // Whether the stream captures a graph; 0 if that is unknown.
   int (*is_capturing)(const pinpool_torch_stream* stream);
 };
 
@@ -75,7 +75,7 @@ using c10::CachingDeviceAllocator::CreateContextFn;
 using c10::CachingDeviceAllocator::RecordContext;
 using c10::CachingDeviceAllocator::TraceEntry;
 #else
-// What the calls of `History` name.
+// Actions of `History`.
 enum class RecordContext { NEVER, STATE, ALLOC, ALL };
 struct TraceEntry {
   enum Action { ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM };
@@ -84,24 +84,24 @@ struct TraceEntry {
 
 void free_block(void* address);
 
-// The highest value since a reset, of a counter that knows the highest of its life.
+// The peak since a reset, of a counter that has only its all-time peak.
 struct Peak {
-  // The highest that was seen since, and that of the life at the reset.
+  // The highest value that was observed since the reset, and the all-time peak at the reset.
   int64_t since = 0;
   int64_t at_reset = -1;
 
   int64_t of(int64_t now, int64_t of_life) {
-    // A new record of the life was set since the reset.
+    // The all-time peak has risen since the reset.
     since = std::max({since, now, of_life > at_reset ? of_life : 0});
     return since;
   }
 };
 
-// A buffer of the pool that torch has.
+// A buffer of the pool that torch uses.
 struct Block {
   void* handle;
   size_t bytes;
-  // Without duplicates; few.
+  // A few, without duplicates.
   std::vector<c10::Stream> streams;
   std::shared_ptr<c10::GatheredContext> context;
 };
@@ -115,7 +115,7 @@ class History {
       when_.store(when, std::memory_order_relaxed);
       entries_.setMaxEntries(max_entries);
     }
-    // Release: who sees it enabled sees the recorder.
+    // Release: a thread that reads `enabled_` also reads the recorder.
     enabled_.store(enabled, std::memory_order_release);
     if (clear) {
       entries_.clear();
@@ -157,7 +157,7 @@ class History {
   c10::ApproximateClockToUnixTimeConverter clock_;
 };
 #else
-// This torch has no history of pinned memory.
+// This version of torch has no history of pinned memory.
 class History {
  public:
   std::shared_ptr<c10::GatheredContext> context(RecordContext) const {
@@ -225,7 +225,7 @@ class HostAllocator final : public at::HostAllocator {
       const std::lock_guard<std::mutex> guard(blocks_mutex_);
       const auto found = blocks_.find(address);
       if (found == blocks_.end()) {
-        return; // of length 0
+        return; // Length 0.
       }
       block = std::move(found->second);
       blocks_.erase(found);
@@ -250,7 +250,7 @@ class HostAllocator final : public at::HostAllocator {
     default_copy_data(to, from, bytes);
   }
 
-  // The streams are marked when the block is freed: until then torch holds it, and the mark stands for less work.
+  // Fences are recorded only when the block is freed, because torch uses it until then.
   bool record_event(void* pointer, void* context, c10::Stream stream) override {
     {
       const std::lock_guard<std::mutex> guard(blocks_mutex_);
@@ -310,7 +310,7 @@ class HostAllocator final : public at::HostAllocator {
     bytes_.reset_accumulated();
   }
 
-  // The pool keeps the peaks of its life: from here on those since the reset are kept here, as get_stats() sees them.
+  // The pool has all-time peaks. The peaks since this reset are kept here, as observed by get_stats().
   void reset_peak_stats() override {
     const auto now = totals();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
@@ -320,11 +320,11 @@ class HostAllocator final : public at::HostAllocator {
     bytes_peak_ = {now.held_bytes, now.held_bytes_peak};
   }
 
-  // What a captured graph uses must stay where it is until the graph is gone: torch's own allocator keeps such memory.
+  // Memory of a captured graph must exist as long as the graph, so torch's own allocator serves it.
   void begin_allocate_to_pool(c10::MempoolId_t pool, std::function<bool(c10::Stream)> filter) override {
     {
       const std::lock_guard<std::mutex> guard(captures_mutex_);
-      // A capture that failed has not ended its pool: one entry for each.
+      // A failed capture does not end its pool, so there is an entry for each.
       forget_capture(pool);
       captures_.emplace_back(pool, filter);
     }
@@ -340,7 +340,7 @@ class HostAllocator final : public at::HostAllocator {
     own_->end_allocate_to_pool(pool);
   }
 
-  // The graph is gone, also one whose capture failed and never ended its pool.
+  // Called when the graph is destroyed, also after a failed capture that did not end its pool.
   void release_pool(c10::MempoolId_t pool) override {
     {
       const std::lock_guard<std::mutex> guard(captures_mutex_);
@@ -401,7 +401,7 @@ class HostAllocator final : public at::HostAllocator {
     any_capture_.store(!captures_.empty(), std::memory_order_release);
   }
 
-  // The block that has this byte; the caller holds the lock.
+  // The block that contains this byte. The caller holds the lock.
   Blocks::iterator holder_of(void* pointer) {
     auto after = blocks_.upper_bound(pointer);
     if (after == blocks_.begin()) {
@@ -418,7 +418,7 @@ class HostAllocator final : public at::HostAllocator {
     return totals;
   }
 
-  // Whether the current stream is captured into a graph whose memory torch keeps apart.
+  // Whether the current stream is captured into a graph with a memory pool.
   bool is_for_a_capture() const {
     if (!any_capture_.load(std::memory_order_acquire)) {
       return false;
@@ -441,7 +441,7 @@ class HostAllocator final : public at::HostAllocator {
     return natives;
   }
 
-  // torch's own guard tells it from 2.15 on; before that the driver does.
+  // torch's device guard reports it from 2.15 on, before that the driver.
   bool is_capturing([[maybe_unused]] const Block& block, [[maybe_unused]] const std::vector<pinpool_torch_stream>& streams) const {
 #if PINPOOL_TORCH_HAS_HISTORY
     if (block.streams.empty()) {
@@ -457,14 +457,14 @@ class HostAllocator final : public at::HostAllocator {
   void put(Block block) noexcept {
     try {
       const auto streams = native(block.streams);
-      // A mark on a stream that is being captured would become part of the graph.
+      // A fence on a capturing stream would become part of the graph.
       if (!is_capturing(block, streams) && functions_.put(block.handle, streams.data(), streams.size()) == 0) {
         return;
       }
     } catch (const std::exception&) {
-      // The device failed: the end of its copies is unknown.
+      // The device failed, so it is unknown whether its copies have completed.
     }
-    // Until the capture ends, or the device answers again.
+    // Kept until the capture ends, or the device responds again.
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
     deferred_.push_back(std::move(block));
     any_deferred_.store(true, std::memory_order_release);
@@ -506,7 +506,7 @@ class HostAllocator final : public at::HostAllocator {
   std::atomic<bool> any_capture_{false};
 };
 
-// Never deleted: tensors may free blocks until the end of the process. Set before the first block is out.
+// Never deleted, because tensors may free blocks until the process exits. Set before the first allocation.
 std::atomic<HostAllocator*> installed{nullptr};
 
 void free_block(void* address) {
@@ -519,7 +519,7 @@ void free_block(void* address) {
 
 extern "C" {
 
-// Returns 0, or else writes a text. Called by one thread, before another asks torch for pinned memory.
+// Returns 0, or writes an error text. Called by one thread, before others request pinned memory from torch.
 int pinpool_torch_install(const pinpool_torch_functions* functions, char* error, size_t error_bytes) {
   try {
     auto* own = at::getHostAllocator(kDevice);
@@ -539,7 +539,7 @@ int pinpool_torch_install(const pinpool_torch_functions* functions, char* error,
     if (own == allocator) {
       own = allocator->own();
     }
-    // An earlier one is not deleted: threads may still be in its calls.
+    // An earlier one is not deleted, because threads may still use it.
     allocator = new HostAllocator(*functions, own);
     installed.store(allocator, std::memory_order_release);
     at::setHostAllocator(kDevice, allocator, kPriority);
@@ -554,8 +554,8 @@ int pinpool_torch_install(const pinpool_torch_functions* functions, char* error,
   }
 }
 
-// From now on torch's own allocator serves all requests. Returns the number of blocks that are still out: while there
-// are any, ours stays in its place and passes requests on, since only it knows the streams that use them.
+// From now on torch's own allocator serves all requests. Returns the number of blocks in use. While there are any, this allocator
+// stays installed and forwards requests, because it tracks the streams of the blocks.
 size_t pinpool_torch_uninstall() {
   auto* allocator = installed.load(std::memory_order_acquire);
   if (allocator == nullptr) {

@@ -63,7 +63,7 @@ unsafe impl<T: Sync> Sync for Entry<T> {}
 
 impl<T> Entry<T> {
     /// Wraps `value` of `bytes`; the calling thread's shard owns it.
-    #[cfg(test)]
+    #[cfg(all(test, not(pinpool_loom)))]
     pub(in crate::engine) fn new(class: u32, bytes: usize, value: T) -> Box<Self> {
         Self::new_at(current_slot(), class, bytes, value)
     }

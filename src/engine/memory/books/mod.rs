@@ -194,6 +194,9 @@ impl Books {
         now_us: u64,
     ) -> Result<bool, SourceError> {
         let error = self.count(executed);
+        if error.is_none() {
+            self.demand.grown(plan.surplus_bytes());
+        }
         let before_bytes = self.arena.committed_outside_reserves();
         let is_granted = self.arena.finish_plan(plan, outcome, now_us);
         self.keep_committed_since(before_bytes);

@@ -1,4 +1,4 @@
-//! A pool that several Python objects share, and the Python objects over its buffers.
+//! The pool behind the Python objects `Pool`, of which several may share it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,16 +10,16 @@ use crate::buffer::Buffer;
 use crate::memory::{Memory, Origin};
 use crate::unlocked::unlocked;
 
-/// The pool of the Python objects that share it. When the last one ends, no more requests can come.
+/// A pool that several Python objects share. It is closed when the last of them is dropped.
 #[derive(Debug)]
-pub(crate) struct Gets {
-    /// `None` only during drop.
+pub(crate) struct PoolHandle {
+    /// `None` only while dropped.
     pool: Option<Pool>,
     /// Set at the first use of the pool.
     pub(crate) origin: OnceLock<Arc<Origin>>,
 }
 
-impl Drop for Gets {
+impl Drop for PoolHandle {
     fn drop(&mut self) {
         if let (Some(pool), Some(origin)) = (self.pool.take(), self.origin.take()) {
             unlocked(move || origin.close(pool));
@@ -27,7 +27,7 @@ impl Drop for Gets {
     }
 }
 
-impl Gets {
+impl PoolHandle {
     pub(crate) fn new(pool: Pool) -> Self {
         Self { pool: Some(pool), origin: OnceLock::new() }
     }
@@ -43,6 +43,6 @@ impl Gets {
 }
 
 /// The Python object for a buffer of the crate.
-pub(crate) fn buffer(buf: PinnedBuf, gets: &Gets) -> Buffer {
-    Buffer::over(Memory::of(buf, gets.origin().clone()))
+pub(crate) fn buffer(buf: PinnedBuf, handle: &PoolHandle) -> Buffer {
+    Buffer::over(Memory::of(buf, handle.origin().clone()))
 }
