@@ -34,7 +34,8 @@ fn ends<T>(thread: &thread::ScopedJoinHandle<'_, T>) -> bool {
 
 #[test]
 fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
-    let acts: [(SourceCall, fn(&Pool)); 2] =
+    type Act = (SourceCall, fn(&Pool));
+    let acts: [Act; 2] =
         [(SourceCall::Acquire, |pool| drop(pool.get(8 * MIB).unwrap())), (SourceCall::Release, |pool| pool.trim(0))];
     for ((call, act), source) in acts
         .into_iter()
