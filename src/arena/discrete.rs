@@ -1,7 +1,16 @@
-//! How large the next discrete region is (policy-R11).
+//! Discrete regions (policy-R11): which hole a buffer gets, and how large the next region is.
 //!
-//! A region cannot be released or replaced while a buffer lies in it, so small buffers have regions of their own. A region that
-//! replaces others is *not* cut to whole buffers: what is cut off would have to be committed again for the next buffer.
+//! A region cannot be released or replaced while it contains a buffer, so the order of policy-R11 lets regions become empty:
+//! long-lived buffers gather in old regions. The tightest hole of all would keep every region partly in use: in replays of
+//! scaled sizes the worst peak is 3.5 times the requested bytes, and 1.9 times with this order. A region that replaces others is
+//! not cut to whole buffers, since the rest would have to be committed again for the next buffer.
+//!
+//! - **discrete-I1**: `empty` has the holes that are a whole region, `by_region` the others, `longest` the longest of each
+//!   region in `by_region`, by ascending number.
+
+use std::collections::BTreeSet;
+
+use super::extent::{Extent, align_up};
 
 /// Buffers up to this size have regions of their own.
 pub(super) const SMALL_BYTES_MAX: u64 = 1 << 20;
@@ -44,6 +53,73 @@ pub(super) fn region_bytes(
     let at_once = step_bytes.max(several).max(class_bytes).min(limit_bytes);
     let bytes = if wanted <= at_once { wanted } else { whole_buffers(at_once) };
     (bytes > 0).then_some(bytes)
+}
+
+/// The holes of discrete regions, by region. Regions are numbered in the order of their creation.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(super) struct Regions {
+    /// (region, length, start).
+    by_region: BTreeSet<(u32, u64, u64)>,
+    /// (region, its longest hole), ascending. Scanned for the oldest region that fits: even for thousands of regions
+    /// that takes less time than updating a tree.
+    longest: Vec<(u32, u64)>,
+    /// (length, start).
+    empty: BTreeSet<(u64, u64)>,
+}
+
+impl Regions {
+    /// The tightest hole for `bytes` at `align` in the oldest region in use that fits, else the tightest empty region.
+    pub(super) fn best(&self, bytes: u64, align: u64) -> Option<Extent> {
+        let fits = |hole: &Extent| align_up(hole.start, align) + bytes <= hole.end;
+        let tightest_in = |id: u32| {
+            let holes = self.by_region.range((id, bytes, 0)..(id + 1, 0, 0));
+            holes.map(|&(_, len, start)| Extent { start, end: start + len }).find(fits)
+        };
+        let in_use = self.longest.iter().filter(|&&(_, len)| len >= bytes).find_map(|&(id, _)| tightest_in(id));
+        let empty =
+            || self.empty.range((bytes, 0)..).map(|&(len, start)| Extent { start, end: start + len }).find(fits);
+        in_use.or_else(empty)
+    }
+
+    /// `hole` of `region` exists now.
+    pub(super) fn add(&mut self, hole: Extent, region: Extent) {
+        if hole == region {
+            self.empty.insert((hole.bytes(), hole.start));
+        } else {
+            self.by_region.insert((region.range(), hole.bytes(), hole.start));
+            self.update_longest(region.range());
+        }
+    }
+
+    /// `hole` of `region` exists no longer.
+    pub(super) fn remove(&mut self, hole: Extent, region: Extent) {
+        if hole == region {
+            self.empty.remove(&(hole.bytes(), hole.start));
+        } else {
+            self.by_region.remove(&(region.range(), hole.bytes(), hole.start));
+            self.update_longest(region.range());
+        }
+    }
+
+    fn update_longest(&mut self, id: u32) {
+        let longest = self.by_region.range((id, 0, 0)..(id + 1, 0, 0)).next_back().map(|&(_, len, _)| len);
+        match (self.longest.binary_search_by_key(&id, |&(id, _)| id), longest) {
+            (Ok(at), Some(len)) => self.longest[at].1 = len,
+            (Ok(at), None) => drop(self.longest.remove(at)),
+            (Err(at), Some(len)) => self.longest.insert(at, (id, len)),
+            (Err(_), None) => {}
+        }
+    }
+
+    /// Recounts discrete-I1 from all `holes` of the set and the regions that they lie in.
+    #[cfg(test)]
+    pub(super) fn validate(&self, holes: &[(Extent, Extent)]) -> Result<(), String> {
+        let mut expected = Self::default();
+        for &(hole, region) in holes {
+            expected.add(hole, region);
+        }
+        if *self == expected { Ok(()) } else { Err(format!("discrete-I1: {self:?}, expected {expected:?}")) }
+    }
 }
 
 #[cfg(test)]

@@ -30,7 +30,8 @@
 //! - **arena-I3**: A granule is in the idle index exactly if it is wholly inside a hole of a range that is not a reserve.
 //! - **arena-I4**: `claimed_bytes` is never below what is held at any instant between a plan and its completion: what is
 //!   committed, and the overhead of its regions.
-//! - **arena-I5** (`keep`): What is kept is committed, outside of the ranges of reserves.
+//! - **arena-I5**: The holes of discrete regions, and no others, are also in `regions` of their set.
+//! - **arena-I6** (`reserve`): The reserved floor is committed, outside of the ranges of reserves.
 
 mod compaction;
 mod demand;
@@ -56,6 +57,7 @@ mod tests {
 use std::collections::BTreeMap;
 use std::fmt;
 
+use discrete::Regions;
 use extent::{Grid, RANGES_MAX, align_up};
 use holes::Holes;
 use retain::{IdleGranules, IdleRun};
@@ -137,6 +139,7 @@ pub(crate) struct Arena {
     /// Ranges are numbered in the order of their creation, until all numbers have been used once.
     next_range: u32,
     holes: [Holes; HOLE_SETS],
+    regions: [Regions; HOLE_SETS],
     uncommitted: Uncommitted,
     idle: IdleGranules,
     retention: Retention,
@@ -178,6 +181,7 @@ impl Arena {
             ranges: BTreeMap::new(),
             next_range: 0,
             holes: Default::default(),
+            regions: Default::default(),
             uncommitted: Uncommitted::default(),
             idle: IdleGranules::default(),
             retention,
@@ -257,7 +261,7 @@ impl Arena {
     }
 
     /// Takes `bytes` at `align` from committed holes, without a driver call: from the tightest, the lowest among equals
-    /// (policy-R5), in discrete regions for buffers of this length (policy-R11). `bytes` and `align` are multiples of a page, `align` is
+    /// (policy-R5), or in discrete regions by policy-R11. `bytes` and `align` are multiples of a page, `align` is
     /// a power of two.
     pub(crate) fn carve(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
         self.carve_in(self.own_set(bytes), bytes, align)
@@ -270,8 +274,8 @@ impl Arena {
     }
 
     fn carve_in(&mut self, set: HoleSet, bytes: u64, align: u64) -> Option<ArenaPtr> {
-        let tightest = |set: HoleSet| Some((set, self.holes[set as usize].tightest(bytes, align)?));
-        let (set, hole) = tightest(HoleSet::Shared).or_else(|| tightest(set))?;
+        let shared = self.holes[HoleSet::Shared as usize].tightest(bytes, align).map(|hole| (HoleSet::Shared, hole));
+        let (set, hole) = shared.or_else(|| Some((set, self.best_in_regions(set, bytes, align)?)))?;
         let start = align_up(hole.start, align);
         let buffer = Extent { start, end: start + bytes };
         self.take(set, hole, buffer, |_| ());
@@ -282,6 +286,13 @@ impl Arena {
     /// The length of the longest hole.
     pub(crate) fn longest_hole_bytes(&self) -> u64 {
         self.holes.iter().map(Holes::longest_bytes).max().unwrap_or(0)
+    }
+
+    /// The hole that policy-R11 chooses: one of exactly `bytes`, else one in the oldest region in use, else the tightest
+    /// empty region.
+    fn best_in_regions(&self, own: HoleSet, bytes: u64, align: u64) -> Option<Extent> {
+        let tightest = self.holes[own as usize].tightest(bytes, align)?;
+        if tightest.bytes() == bytes { Some(tightest) } else { self.regions[own as usize].best(bytes, align) }
     }
 
     /// Returns the bytes of a buffer; granules that are wholly free now are idle since `now_us`.
@@ -304,7 +315,15 @@ impl Arena {
         let Some(range) = self.range_of(part.ptr()) else { return };
         if range.kind == RangeKind::Reserve {
             self.stats.reserve_hole_bytes -= part.bytes();
-        } else if let Some(granules) = range.grid.granules_decided(hole, part) {
+        }
+        if range.kind == RangeKind::Discrete {
+            let regions = &mut self.regions[set as usize];
+            regions.remove(hole, range.extent);
+            hole.without(part).into_iter().flatten().for_each(|rest| regions.add(rest, range.extent));
+        }
+        if range.kind != RangeKind::Reserve
+            && let Some(granules) = range.grid.granules_decided(hole, part)
+        {
             self.idle.cut(granules, idle_before);
         }
     }
@@ -318,7 +337,15 @@ impl Arena {
         let hole = self.holes[range.set as usize].add(part);
         if range.kind == RangeKind::Reserve {
             self.stats.reserve_hole_bytes += part.bytes();
-        } else if let Some(granules) = range.grid.granules_decided(hole, part) {
+        }
+        if range.kind == RangeKind::Discrete {
+            let regions = &mut self.regions[range.set as usize];
+            hole.without(part).into_iter().flatten().for_each(|old| regions.remove(old, range.extent));
+            regions.add(hole, range.extent);
+        }
+        if range.kind != RangeKind::Reserve
+            && let Some(granules) = range.grid.granules_decided(hole, part)
+        {
             self.idle.add(IdleRun { extent: granules, since_us });
         }
     }
@@ -351,17 +378,18 @@ impl Arena {
             return Err(format!("arena-I4: {stats:?}"));
         }
         if self.kept_bytes > self.committed_outside_reserves() {
-            return Err(format!("arena-I5: {} kept, {stats:?}", self.kept_bytes));
+            return Err(format!("arena-I6: {} kept, {stats:?}", self.kept_bytes));
         }
         self.validate_extents()
     }
 
-    /// Recounts arena-I1 by address, and arena-I3.
+    /// Recounts arena-I1 by address, arena-I3 and arena-I5.
     #[cfg(test)]
     fn validate_extents(&self) -> Result<(), String> {
         let (mut idle_bytes, mut reserve_bytes) = (0, 0);
         let mut all: Vec<Extent> = self.uncommitted.iter().collect();
         for (set, holes) in self.holes.iter().enumerate() {
+            let mut in_regions = Vec::new();
             for hole in holes.iter() {
                 let range = self.range_of(hole.ptr()).ok_or_else(|| format!("arena-I1: {hole:?} lies in no range"))?;
                 if range.set as usize != set || !range.extent.contains(hole) {
@@ -369,6 +397,7 @@ impl Arena {
                 }
                 all.push(hole);
                 reserve_bytes += if range.kind == RangeKind::Reserve { hole.bytes() } else { 0 };
+                in_regions.extend((range.kind == RangeKind::Discrete).then_some((hole, range.extent)));
                 let granules = range.grid.granules_decided(hole, hole).filter(|_| range.kind != RangeKind::Reserve);
                 let Some(granules) = granules else { continue };
                 let counted: u64 = self.idle.within(granules).map(|run| run.extent.bytes()).sum();
@@ -377,6 +406,7 @@ impl Arena {
                 }
                 idle_bytes += counted;
             }
+            self.regions[set].validate(&in_regions).map_err(|error| format!("arena-I5: {error}"))?;
         }
         if reserve_bytes != self.stats.reserve_hole_bytes {
             let counted = self.stats.reserve_hole_bytes;

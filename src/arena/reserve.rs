@@ -10,7 +10,7 @@
 //! The floor counts bytes, not addresses: granules that a request commits while the reserve is being built are part of it, and
 //! reserve granules may be remapped like any other granules.
 //!
-//! The floor never exceeds what is committed (arena-I5): each completion lowers it if necessary.
+//! The floor never exceeds what is committed (arena-I6): each completion lowers it if necessary.
 
 use super::extent::Extent;
 use super::plan::{Plan, Step};

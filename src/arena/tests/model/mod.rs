@@ -81,7 +81,7 @@ struct Outstanding {
 }
 
 /// Preference and age of a discrete region; missing granules, length of the run, range, page.
-type Rank = (bool, usize, usize, u32, usize);
+type Rank = (u8, u32, usize, usize, u32, usize);
 
 #[derive(Clone, Copy, Debug)]
 struct Choice {
@@ -150,8 +150,8 @@ impl World {
     }
 
     /// Applies policy-R5 by trying every page of every range: the fewest missing granules, then the tightest run of free pages
-    /// (only committed ones if none is missing), then the lowest address. Reserves come before
-    /// discrete regions.
+    /// (only committed ones if none is missing), then the lowest address. For discrete regions policy-R11 comes first: the
+    /// reserve, a run that is exactly as long, the oldest region in use, the tightest empty one.
     fn best(&self, pages: usize, align_pages: usize) -> Option<Choice> {
         let sets = [self.arena.own_set(pages as u64 * PAGE), HoleSet::Shared];
         let mut best: Option<(Rank, Choice)> = None;
@@ -168,7 +168,13 @@ impl World {
                 let buffer = Extent::new(ArenaPtr::new(range, page as u64 * PAGE), pages as u64 * PAGE);
                 let missing = model.uncommitted(page..page + pages).count();
                 let run = if missing == 0 { model.run_around(page, |page| page == Page::Free) } else { gap.clone() };
-                let rank = (model.kind == RangeKind::Discrete, missing, run.len(), range, page);
+                let (preference, age) = match model.kind {
+                    RangeKind::Discrete if run.len() == pages => (1, 0),
+                    RangeKind::Discrete if run.len() < model.pages.len() => (2, range),
+                    RangeKind::Discrete => (3, 0),
+                    RangeKind::Virtual | RangeKind::Reserve => (0, 0),
+                };
+                let rank = (preference, age, missing, run.len(), range, page);
                 if best.is_none_or(|(best, _)| rank < best) {
                     best = Some((rank, Choice { buffer, missing }));
                 }
