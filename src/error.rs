@@ -1,7 +1,7 @@
-//! Errors, with their numbers.
+//! Errors.
 //!
 //! [`Error`] is opaque: its text is for people and may change, its methods are for code. Every text is one line and names the
-//! request, the value, the limit and the remedy; [`report`](Error::report) adds who holds what.
+//! request, the value, the limit and the remedy; [`report`](Error::report) adds the holders of memory.
 
 use std::time::Duration;
 use std::{fmt, io};
@@ -38,9 +38,9 @@ pub(crate) struct UsageReport {
     pub(crate) free_bytes: u64,
     pub(crate) in_flight_bytes: u64,
     pub(crate) quarantined_bytes: u64,
-    /// Bytes of users, pinned under the same limit and not held.
+    /// Pinned by users within the same limit, not held by the pool.
     pub(crate) external_bytes: u64,
-    /// Bytes that are not pinned, and not under this limit.
+    /// Not pinned, with a separate limit.
     pub(crate) pageable_bytes: u64,
     pub(crate) max_bytes: Option<u64>,
 }
@@ -83,7 +83,7 @@ pub(crate) struct NoMemory {
     pub(crate) asked_bytes: u64,
     pub(crate) refused: Refused,
     pub(crate) usage: UsageReport,
-    /// What the pool held and for whom: lines for [`Error::report`].
+    /// The holders of memory: lines for [`Error::report`].
     pub(crate) report: String,
 }
 

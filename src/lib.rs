@@ -46,7 +46,7 @@
 //! to stderr once.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // What needs Linux is not there.
+#![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // Code for Linux is unused on other systems.
 
 mod arena;
 mod backend;

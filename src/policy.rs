@@ -1,7 +1,7 @@
 //! How much a pool keeps: numbers in, a decision out. Reads no clock, logs nothing, takes no lock.
 //!
-//! Of the rules in `docs/policy.md` this file holds the check, the raise and the lowering of policy-R4, the default
-//! limit of policy-R8, the size up to which policy-R3 keeps every buffer, and the time after which an idle buffer expires (policy-R9).
+//! This file contains these rules of `docs/policy.md`: the check, the raise and the lowering of policy-R4, the default limit of
+//! policy-R8, the size up to which policy-R3 keeps every buffer, and the time after which an idle buffer expires (policy-R9).
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ const RAISE_DIVISOR: u64 = 10;
 /// A pool without a limit pins at most one part in this many of the memory that the process may use (policy-R8).
 const LIMIT_DIVISOR: u64 = 4;
 
-/// Buffers up to this size are kept idle by class even while sizes vary (policy-R3): an eighth of a granule of 2 MiB. Next to
-/// a granule they are too small for merging them to spare one.
+/// Buffers up to this size are kept idle by class even while sizes vary (policy-R3): an eighth of a granule of 2 MiB. They
+/// are too small for merging them to save a granule.
 const KEPT_ALWAYS_BYTES: usize = 256 << 10;
 
 /// Whether a returned buffer of this many bytes goes to the arena instead of staying idle, if sizes may vary (policy-R3).

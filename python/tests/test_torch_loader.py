@@ -161,7 +161,7 @@ def test_the_error_for_keeping_too_many_batches_does_not_wait_for_workers(shared
     with pytest.raises(pinpool.LimitError, match="shared buffers belong"):
         for batch in shared.batches(DataLoader(Images(), batch_size=2, num_workers=2, prefetch_factor=2, collate_fn=shared.collate)):
             batches.append(batch)
-    assert statuses == [0, 0], "torch killed no worker"
+    assert set(statuses) == {0}, "torch killed no worker"
     del batches, batch
     assert numbers(shared.batches(DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=shared.collate))) == list(range(50))
 

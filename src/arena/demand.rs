@@ -47,25 +47,25 @@ pub(crate) struct Demand {
     /// Bytes that were committed beyond what a buffer needed, less the same bytes of later misses.
     surplus_bytes: u64,
     /// The largest size that missed although memory was free in other sizes, and the number of these misses.
-    wanted: Lately,
-    wants: Lately,
+    wanted: RecentPeriods,
+    wants: RecentPeriods,
     /// Misses since the last want that found a ghost.
     recurring: u64,
     /// The largest size that missed.
-    missed: Lately,
+    missed: RecentPeriods,
     /// The most that was committed at a miss.
-    held: Lately<HELD_PERIOD_US>,
+    held: RecentPeriods<HELD_PERIOD_US>,
 }
 
 /// A number of this period and one of the period before.
 #[derive(Debug, Default, Clone, Copy)]
-struct Lately<const LONG_US: u64 = PERIOD_US> {
+struct RecentPeriods<const LONG_US: u64 = PERIOD_US> {
     period: u64,
     now: u64,
     before: u64,
 }
 
-impl<const LONG_US: u64> Lately<LONG_US> {
+impl<const LONG_US: u64> RecentPeriods<LONG_US> {
     fn at(mut self, now_us: u64) -> Self {
         // A thread that read the clock earlier belongs to the current period.
         let period = (now_us / LONG_US).max(self.period);
@@ -123,7 +123,7 @@ impl Demand {
             self.ghost_bytes -= bytes;
             self.recurring += 1;
             if self.recurring >= RECURRING_MISSES {
-                (self.wanted, self.wants) = (Lately::default(), Lately::default());
+                (self.wanted, self.wants) = (RecentPeriods::default(), RecentPeriods::default());
             }
             return true;
         }

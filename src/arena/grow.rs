@@ -107,7 +107,7 @@ impl Arena {
         // Granules that the buffer covers only in part must stay where they are.
         let hull = self.granules_around(fit.buffer);
         let mut targets = self.uncommitted.within(hull);
-        let mut sourcing = self.source_granules(hull, &targets, limits)?;
+        let mut origins = self.source_granules(hull, &targets, limits)?;
 
         let buffer = fit.buffer;
         let mut idle_before = Vec::new();
@@ -123,14 +123,14 @@ impl Arena {
             }
             at = target.end;
         }
-        let surplus_bytes = self.surplus(&sourcing, limits);
-        if let (Some(last), Some(group)) = (targets.last_mut(), sourcing.by_size.last_mut()) {
+        let surplus_bytes = self.surplus(&origins, limits);
+        if let (Some(last), Some(group)) = (targets.last_mut(), origins.by_size.last_mut()) {
             last.end += surplus_bytes;
             group.0.last_mut().into_iter().for_each(|last| last.end += surplus_bytes);
         }
         targets.iter().for_each(|&target| self.take_target(target));
         let (mut moves, mut commits) = (Vec::new(), Vec::new());
-        for (targets, remapped) in sourcing.by_size {
+        for (targets, remapped) in origins.by_size {
             let sources =
                 targets.first().map_or_else(Vec::new, |&of_size| self.longest_idle_of_size(of_size, remapped));
             for &source in &sources {
@@ -140,7 +140,7 @@ impl Arena {
         }
         // The granules of the buffer and of the remaps are no longer idle, so these are other granules.
         let mut steps = Vec::new();
-        for extent in self.longest_idle(sourcing.decommitted) {
+        for extent in self.longest_idle(origins.decommitted) {
             self.take_idle(extent, &mut idle_before);
             steps.push(Step::Decommit { extent });
         }
@@ -150,12 +150,12 @@ impl Arena {
     }
 
     /// What is committed beyond what the buffer misses, behind the last of its granules (policy-R7).
-    fn surplus(&self, sourcing: &Sourcing, limits: GrowthLimits) -> u64 {
+    fn surplus(&self, origins: &GranuleOrigins, limits: GrowthLimits) -> u64 {
         let to_commit = |(targets, remapped): &(Vec<Extent>, u64)| {
             targets.iter().map(|target| target.bytes()).sum::<u64>().saturating_sub(*remapped)
         };
-        let commit: u64 = sourcing.by_size.iter().map(to_commit).sum();
-        let Some(group) = sourcing.by_size.last().filter(|&group| to_commit(group) > 0 && sourcing.decommitted == 0)
+        let commit: u64 = origins.by_size.iter().map(to_commit).sum();
+        let Some(group) = origins.by_size.last().filter(|&group| to_commit(group) > 0 && origins.decommitted == 0)
         else {
             return 0;
         };
@@ -179,7 +179,12 @@ impl Arena {
 
     /// Which granules of `targets`, the uncommitted ones within `hull`, are remapped from idle ones, and how much is
     /// decommitted to commit the others.
-    fn source_granules(&self, hull: Extent, targets: &[Extent], limits: GrowthLimits) -> Result<Sourcing, NoSpace> {
+    fn source_granules(
+        &self,
+        hull: Extent,
+        targets: &[Extent],
+        limits: GrowthLimits,
+    ) -> Result<GranuleOrigins, NoSpace> {
         let grid = Grid::around(hull, self.sizes);
         let missing: u64 = targets.iter().map(|target| target.bytes()).sum();
         let idle_within: u64 = self.idle.within(hull).map(|run| run.extent.bytes()).sum();
@@ -218,7 +223,7 @@ impl Arena {
         if decommitted > idle_elsewhere {
             return Err(self.no_space(to_commit.saturating_sub(idle_elsewhere)));
         }
-        Ok(Sourcing { by_size, decommitted })
+        Ok(GranuleOrigins { by_size, decommitted })
     }
 
     /// All granules in the range of `extent` with the same granule size, and that size.
@@ -320,7 +325,7 @@ impl Arena {
 }
 
 /// The origin of the granules that a buffer lacks.
-struct Sourcing {
+struct GranuleOrigins {
     /// The targets by the size of their granules, each with the bytes that are remapped there.
     by_size: Vec<(Vec<Extent>, u64)>,
     /// Bytes of idle granules that are decommitted, for lack of room and of idle ones of the right size.

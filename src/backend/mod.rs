@@ -62,4 +62,4 @@ pub use virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, 
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;
 #[cfg(feature = "cuda")]
-pub(crate) use vmm::let_reach;
+pub(crate) use vmm::ensure_access;

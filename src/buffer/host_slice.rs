@@ -13,7 +13,7 @@ use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 
 use super::PinnedBuf;
 use super::slice::check_cast;
-use crate::copy::cuda::{HostSliceFence, let_reach, refuse_host_slice};
+use crate::copy::cuda::{HostSliceFence, ensure_access, refuse_host_slice};
 use crate::error::{ErrorKind, Result};
 
 /// A part of a [`PinnedBuf`] as elements of `T`, to copy from: `stream.memcpy_htod(&buf.slice(..n)?, &mut device)`. The
@@ -108,7 +108,7 @@ impl PinnedBuf {
     /// The fence of a copy that cudarc starts on `stream`. Without one the context gets an error, unless the buffer is empty.
     fn fence_on(&self, stream: &CudaStream) -> Option<HostSliceFence> {
         let block = self.block.as_ref()?;
-        let reached = || let_reach(stream.context().ordinal(), self.start().as_ptr(), self.len());
+        let reached = || ensure_access(stream.context().ordinal(), self.start().as_ptr(), self.len());
         let is_reached = block.check_process().and_then(|()| reached()).is_ok();
         let fence = if is_reached { HostSliceFence::new(stream) } else { None };
         if fence.is_none() {

@@ -37,38 +37,38 @@ const RETIRED: [(&str, &str); 12] = [
     ("WRITE_COMBINED", "pool memory is always cached; allocate write-combined memory with cuMemHostAlloc"),
 ];
 
-/// Starts of names, without the prefix, that do not configure a pool: variables of `pinpool run`, of the library that it
-/// loads, and of the tests that need a GPU.
+/// Prefixes of variables, without `PINPOOL_`, that do not configure a pool: those of `pinpool run`, of its preloaded library, and of
+/// the GPU tests.
 const OF_NO_POOL: [&str; 3] = ["PRELOAD_", "REQUIRE_GPU", "GPU_"];
 
 /// Reads a text into the settings of code.
 type ReadCode = fn(&mut CodeSettings, &str) -> Result<(), ParseError>;
 
-/// Settings that code can set from a text, and no variable sets.
+/// Settings that code can set from text but that have no variable.
 pub static IN_CODE: &[(&str, ReadCode)] = &[
     ("background_thread", |code, text| (SWITCH.parse)(text).map(|polls| code.background_thread = Some(polls))),
     #[cfg(feature = "observe")]
     ("call_stacks", |code, text| (COUNT.parse)(text).map(|every| code.call_stacks = every)),
 ];
 
-/// A variable that sets something.
+/// A variable and its setting.
 #[derive(Debug)]
 pub struct Variable {
     /// Full name.
     pub name: &'static str,
-    /// The heading that it is listed under.
+    /// The heading in the settings table.
     pub group: &'static str,
     /// What it does.
     pub meaning: &'static str,
     default: fn() -> String,
     read: fn(&mut Settings, &str) -> Result<(), ParseError>,
-    /// What it sets there, as text; `None` if nothing.
+    /// The value set there, as text; `None` if it is not set.
     set_to: fn(&Settings) -> Option<String>,
     show: fn(&Config) -> String,
 }
 
 impl Variable {
-    /// Its default, as text.
+    /// The default value, as text.
     pub fn default(&self) -> String {
         (self.default)()
     }
@@ -111,7 +111,7 @@ fn find(name: &str) -> Option<&'static Variable> {
     VARIABLES.iter().find(|variable| variable.name == name)
 }
 
-/// The name of a setting that is written `name`: in any case, and of a variable also without the prefix.
+/// The full name of the setting `name`, which may be in any case and without the prefix.
 pub(crate) fn full_name(name: &str) -> String {
     if let Some((in_code, _)) = IN_CODE.iter().find(|(in_code, _)| name.eq_ignore_ascii_case(in_code)) {
         return (*in_code).to_owned();
@@ -127,7 +127,7 @@ pub fn is_known(name: &str) -> bool {
         || name.strip_prefix(PREFIX).is_some_and(|word| retired(word).is_some())
 }
 
-/// Sets what the variable called `name` sets, or one of [`IN_CODE`], from `text` as its value. An empty text sets nothing.
+/// Sets the setting of the variable `name`, or one of [`IN_CODE`], to `text`. Empty text sets nothing.
 pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()> {
     let text = text.trim();
     if let Some((name, read)) = IN_CODE.iter().find(|(known, _)| *known == name) {
@@ -170,7 +170,7 @@ fn retired(word: &str) -> Option<String> {
     Some(format!("retired and ignored; {instead}"))
 }
 
-/// A suggestion for `name`, which is no variable.
+/// A suggestion for `name`, which is not a variable.
 fn advice_for(name: &str) -> String {
     match nearest(name) {
         Some(nearest) => format!("did you mean {nearest}?"),
@@ -184,11 +184,11 @@ pub fn nearest(name: &str) -> Option<&'static str> {
     let asked = word(name);
     let names = VARIABLES.iter().map(|variable| (changes_between(&asked, &word(variable.name)), variable.name));
     let (changes, nearest) = names.min_by_key(|(changes, _)| *changes)?;
-    // A word of 6 letters may have 2 wrong ones; with more it is another word.
+    // Up to a third of the letters may differ.
     (changes * 3 <= asked.len()).then_some(nearest)
 }
 
-/// The edit distance of two words: letters to add, drop or replace.
+/// The edit distance of two words: the number of letters to insert, delete or replace.
 fn changes_between(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (index, letter) in one.bytes().enumerate() {
@@ -217,7 +217,7 @@ pub struct VariableReport {
     pub meaning: &'static str,
 }
 
-/// The settings of a pool, and all that is wrong with them.
+/// The settings of a pool, and their problems.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct EnvReport {
@@ -232,13 +232,13 @@ pub struct EnvReport {
 }
 
 impl EnvReport {
-    /// Whether code or a variable sets what the variable called `name` does.
+    /// Whether code or the environment sets the setting of the variable `name`.
     pub fn is_set(&self, name: &str) -> bool {
         self.variables.iter().any(|of| of.name == name && ["builder", "variable"].contains(&of.origin))
     }
 }
 
-/// The settings that do not have their defaults, each with where its value comes from.
+/// The settings without their default value, each with the origin of its value.
 pub(crate) fn origins(variables: &[VariableReport]) -> String {
     let set = variables.iter().filter(|variable| variable.origin != "default");
     let shown = set.map(|VariableReport { name, value, origin, .. }| format!("{name}={value} ({origin})"));
@@ -265,7 +265,7 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
     let mut env = Settings::default();
     let (mut errors, mut warnings) = (code.invalid_values(), code.retired.clone());
     let mut pairs: Vec<_> = pairs.filter(|(name, _)| name.starts_with(prefix)).collect();
-    // The environment has no fixed order; problems are reported in the same order each time.
+    // The environment has no fixed order, but problems are reported in a stable order.
     pairs.sort();
     for (name, value) in &pairs {
         let (word, value) = (&name[prefix.len()..], value.trim());
@@ -276,7 +276,7 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
             }
             continue;
         };
-        // An empty variable is not set: in a shell and in compose files it is how a variable is taken away.
+        // Shells and compose files unset a variable by leaving it empty.
         if value.is_empty() {
             continue;
         }
@@ -312,9 +312,9 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
 }
 
 impl Settings {
-    /// Values set by code that their variables could not have: also errors.
+    /// Errors for values set by code that are invalid for their variables.
     fn invalid_values(&self) -> Vec<Error> {
-        // A source of the program's own has no name.
+        // A custom source has no name.
         let is_custom = self.backend.as_ref().and_then(Backend::custom).is_some();
         let named = VARIABLES.iter().filter(|variable| !is_custom || variable.name != "PINPOOL_BACKEND");
         let invalid_values = named.filter_map(|variable| {
@@ -333,7 +333,7 @@ impl Config {
     }
 }
 
-/// Shows what is not Unicode with replacement characters, so that a warning can name it.
+/// Replaces invalid Unicode, so that a warning can name the variable.
 fn process_pairs() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
 }
@@ -353,7 +353,7 @@ fn shows_several(pairs: impl Iterator<Item = (String, String)>) -> bool {
             name => is_of_ray |= name.starts_with("RAY_"),
         }
     }
-    // A host may have one rank of many.
+    // A host may have only one of many ranks.
     is_of_ray || local_ranks.map_or(is_rank, |ranks| ranks > 1)
 }
 

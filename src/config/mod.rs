@@ -1,4 +1,4 @@
-//! Settings: where they come from, and what they imply.
+//! Settings: their origin and their consequences.
 //!
 //! ```text
 //!   code ──┐                                     ┌──▶ Config
@@ -39,7 +39,7 @@ pub enum Preset {
 /// The limit on the bytes that a pool holds, in use and idle.
 ///
 /// Converts from a number of bytes, from `None` for no limit, and by [`str::parse`] from the values of `PINPOOL_MAX_BYTES`. `u64`
-/// is the only integer that converts: with a second one, `max_bytes(8 << 30)` would be computed as `i32`, and be 0.
+/// is the only integer type that converts: with a second one, `max_bytes(8 << 30)` would be an `i32`, which overflows.
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().max_bytes("1.5GiB".parse::<pinpool::Limit>()?).build()?;
@@ -79,7 +79,7 @@ pub enum OnFull {
     Pageable,
 }
 
-/// Settings without a variable.
+/// Settings that have no variable.
 #[derive(Debug, Clone, Default)]
 pub struct CodeSettings {
     /// Whether the maintenance thread maintains the pool; `None` for yes.

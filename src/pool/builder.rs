@@ -92,8 +92,8 @@ impl PoolBuilder {
         let mut report = env::examine(&settings, self.env_prefix.as_deref());
         errors.append(&mut report.errors);
         report.errors = errors;
-        // A pool that pins without a driver does not look for one: a child that another thread forks meanwhile may find the
-        // dynamic linker at work.
+        // A pool that pins without a driver does not search for one: a child that another thread forks meanwhile could inherit a
+        // locked dynamic linker.
         let may_use_gpu = matches!(
             report.config.backend,
             Backend::Auto | Backend::Gpu | Backend::Vmm | Backend::Register | Backend::Cuda
@@ -111,36 +111,36 @@ impl PoolBuilder {
         self
     }
 
-    /// Keeps the call stack of one request in `every`, drawn at random, so that a recording, the diagnosis of a leak and the list of
-    /// buffers in use name the line that it came from; 0 (the default): none. Every request then takes the slow path.
+    /// Records the call stack of one request in `every`, chosen at random, so that a recording, the diagnosis of a leak and the list
+    /// of buffers in use name the calling line; 0 (the default) records none. Every request then takes the slow path.
     #[cfg(feature = "observe")]
     pub fn call_stacks(mut self, every: u64) -> Self {
         self.settings.code.call_stacks = every;
         self
     }
 
-    /// Sets how the pool learns that a copy is over, for benchmarks. It may change or go at any time.
+    /// Sets how the pool detects the end of a copy, for benchmarks. Unstable.
     #[doc(hidden)]
     pub fn unstable_fence(mut self, fence: crate::FenceKind) -> Self {
         self.settings.code.fence = fence;
         self
     }
 
-    /// Sets the number of threads that touch new memory, for benchmarks. It may change or go at any time.
+    /// Sets the number of threads that touch new memory, for benchmarks. Unstable.
     #[doc(hidden)]
     pub fn unstable_pin_threads(mut self, threads: usize) -> Self {
         self.settings.code.pin_threads = Some(threads.max(1));
         self
     }
 
-    /// Sets how long the pool waits for copies when it ends, for tests. It may change or go at any time.
+    /// Sets how long the pool waits for copies when it ends, for tests. Unstable.
     #[doc(hidden)]
     pub fn unstable_close_wait(mut self, wait: Duration) -> Self {
         self.settings.code.close_wait = Some(wait);
         self
     }
 
-    /// Reads memory pressure from `file`, for tests. It may change or go at any time.
+    /// Reads memory pressure from `file`, for tests. Unstable.
     #[doc(hidden)]
     pub fn unstable_pressure(mut self, file: impl Into<PathBuf>) -> Self {
         self.settings.code.pressure = Some(file.into());
@@ -153,8 +153,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Takes the time from `clock`: for replays and tests. The pool then has no maintenance thread,
-    /// unless [`background_thread`](Self::background_thread) asks for one.
+    /// Takes the time from `clock`, for replays and tests. The pool then has no maintenance thread unless
+    /// [`background_thread`](Self::background_thread) enables it.
     #[doc(hidden)]
     pub fn unstable_clock(mut self, clock: ManualClock) -> Self {
         self.clock = Some(clock);
@@ -162,7 +162,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Reads the memory of the machine, its nodes and its control groups below `root`: for tests.
+    /// Reads the memory of the machine, its NUMA nodes and its cgroups below `root`, for tests.
     #[doc(hidden)]
     pub fn unstable_host_root(mut self, root: impl Into<PathBuf>) -> Self {
         self.host_root = root.into();
@@ -177,14 +177,14 @@ impl PoolBuilder {
     }
 
     /// Calls `listener` after every check of the rates, printed or not, on the thread that returned a buffer and so triggered
-    /// the check, outside of all pool locks. A panic of the listener ends there: it reaches neither the return nor the pool.
+    /// the check, outside all pool locks. A panic of the listener is caught.
     #[doc(hidden)]
     pub fn unstable_on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
         self
     }
 
-    /// Builds the pool. Keeps nothing pinned except its reserve. With `PINPOOL_RESERVE_WAIT=0`, about the
+    /// Builds the pool. Pins nothing except its reserve. With `PINPOOL_RESERVE_WAIT=0`, about the
     /// first 8 MiB of it are pinned when this returns.
     ///
     /// [`Backend::Auto`] tries each driver backend until one works: it pins, touches, copies and releases 2 MiB. Under `adaptive` this

@@ -1,4 +1,4 @@
-//! Memory that the pool did not acquire: pinned for its user, or lent to the pool for one buffer.
+//! External memory: pinned for its user, or adopted as a buffer.
 #![allow(unsafe_code)] // Unpins memory.
 
 use std::fmt;
@@ -61,8 +61,8 @@ impl Pool {
         Ok(PinnedBuf::over(block, len, 1))
     }
 
-    /// Pins memory that the caller mapped, with the pool's backend and within its limit; idle memory makes room. `owner` keeps the
-    /// memory mapped. A slow call.
+    /// Pins memory that the caller mapped, with the pool's backend and within its limit; idle memory is released if necessary. `owner`
+    /// keeps the memory mapped. A slow call.
     ///
     /// Parts of a mapped file can then be copied directly, without a copy into a buffer: [`adopt`](Self::adopt) wraps them.
     ///
@@ -126,7 +126,7 @@ impl Pool {
 /// the memory, the owner is never dropped and the bytes stay counted, because a device may use them. In a forked child nothing
 /// happens.
 pub struct PinnedMemory<O: Send + 'static> {
-    /// Taken by the drop, and by nothing else.
+    /// Taken only by the drop.
     held: ManuallyDrop<Held<O>>,
     core: Arc<Core>,
 }
@@ -169,18 +169,18 @@ impl<O: Send + 'static> Drop for PinnedMemory<O> {
         // SAFETY: nothing uses the field after the drop.
         let held = unsafe { ManuallyDrop::take(&mut self.held) };
         if self.core.is_forked() {
-            // A child inherits neither the lock nor memory that a driver pinned.
+            // A forked child inherits neither the lock nor memory that a driver pinned.
             lost::keep(held);
             return;
         }
-        // SAFETY: it is what was locked, and the user of this saw the end of all copies.
+        // SAFETY: the region was pinned by `pin`, whose caller promises that no device uses it any more.
         if unsafe { held.lock.end(&held.region) }.is_err() {
             // A device may use the memory (pinned-range-I1).
             lost::keep(held);
             return;
         }
         let Held { owner, claim, .. } = held;
-        // Waiting requests get the room even if the drop panics.
+        // Waiting requests get the bytes even if the drop panics.
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(owner)));
         self.core.end_external_claim(claim);
         dropped.unwrap_or_else(|panic| resume_unwind(panic));

@@ -5,9 +5,9 @@
 //!                                         └─▶ a place in the wait queue: each later poll checks its slot
 //! ```
 //!
-//! The wait counts from the first poll. If it is over while a driver call runs, or while calls for other tasks delay it, the
-//! request fails, and the next request gets the memory once the call returns. A request with a wait of zero needs no room but
-//! may need a call, which it waits for.
+//! The wait starts at the first poll. If it times out while a driver call runs, or while calls for other tasks delay it, the request
+//! fails, and the next request gets the memory once the call returns. A request with a wait of zero does not wait for room, but it
+//! waits for driver calls.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,20 +22,20 @@ use crate::quota::Claim;
 
 /// The future of [`Pool::get_async`]: a buffer, or the error of [`Pool::get`].
 ///
-/// It begins when it is first polled. If it is dropped before it is ready, it leaves the wait queue, and a buffer that it was handed
-/// meanwhile goes to the next request, as does memory that is being pinned for it. While it waits it keeps its place even if it
-/// is not polled, until its wait has passed.
+/// The request begins when the future is first polled. If the future is dropped before it is ready, it leaves the wait queue, and the
+/// next request gets a buffer or memory that was already assigned to it. It keeps its place in the queue even if it is not polled,
+/// until its wait has timed out.
 ///
-/// If it is polled again after it was ready, it begins another request.
+/// Polling it again after it was ready begins another request.
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct GetFuture {
-    // Before the pool: a request that leaves the queue may return a buffer.
+    // Dropped before the pool: a request that leaves the queue may return a buffer.
     state: State,
     pool: Pool,
     request: Request,
     wait: Duration,
-    /// What its partition has claimed for it.
+    /// The claim in its partition.
     claim: Option<Claim>,
 }
 
@@ -43,7 +43,7 @@ pub struct GetFuture {
 enum State {
     #[default]
     New,
-    /// It waits for room in its partition.
+    /// Waiting for room in its partition.
     InPartition(WaitTicket<PartitionCore>),
     InPool(WaitTicket<Core>),
 }
@@ -54,7 +54,7 @@ impl GetFuture {
         Self { state: State::New, pool, request, wait, claim: None }
     }
 
-    /// In a forked child the queue stays as it was: its locks may be held by threads that do not exist here.
+    /// Leaves the queue unchanged in a forked child: its locks may be held by threads that do not exist here.
     fn forget_if_forked(&mut self) {
         if self.pool.core().is_forked() {
             std::mem::forget((std::mem::take(&mut self.state), self.claim.take()));

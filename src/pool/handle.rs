@@ -13,12 +13,12 @@ use crate::engine::{CachedShard, Core, PartitionCore, Tag};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::{AtomicPtr, Ordering};
 
-/// Shared by the clones of a pool and by nothing else: after its drop there are no more gets.
+/// Shared by the clones of a pool: after its drop there are no more requests.
 pub(super) struct Handle {
-    /// The address of the core: of none before it begins.
+    /// The address of the core, once it has started.
     address: AtomicPtr<Core>,
-    /// The core of the process that built the pool, and the core of a forked child that starts it: a parent thread may have
-    /// been using the first one during the fork.
+    /// The core of the process that built the pool, and the core of a forked child that is the first to use it: a parent thread may
+    /// have been initializing the first one during the fork.
     cores: [OnceLock<Arc<Core>>; 2],
     start: Box<dyn Fn() -> Arc<Core> + Send + Sync>,
     generation: ForkGeneration,
@@ -26,7 +26,7 @@ pub(super) struct Handle {
     pub(super) part: Option<Part>,
 }
 
-/// A handle of a pool under another name: a partition, a tag, or both.
+/// What requests of this handle are counted under: a partition, a tag, or both.
 pub(super) struct Part {
     pub(super) partition: Option<Arc<PartitionCore>>,
     pub(super) tag: Option<Arc<Tag>>,
@@ -40,7 +40,7 @@ impl Drop for Handle {
         }
         for core in self.cores.iter().filter_map(OnceLock::get) {
             if core.is_forked() {
-                // In a child the bookkeeping stays as it was at the fork: its locks may be held by threads that do not exist here.
+                // In a forked child the locks may be held by threads that do not exist here.
                 std::mem::forget(core.clone());
             } else {
                 core.seal();
@@ -51,7 +51,7 @@ impl Drop for Handle {
 
 impl Handle {
     pub(super) fn new(start: Box<dyn Fn() -> Arc<Core> + Send + Sync>) -> Self {
-        // Neither null, which a thread without a pool at hand has, nor the address of any core.
+        // Neither null, which a thread without a cached pool has, nor the address of any core.
         let address = AtomicPtr::new(ptr::without_provenance_mut(1));
         Self { address, cores: Default::default(), start, generation: ForkGeneration::now(), part: None }
     }
@@ -80,7 +80,7 @@ impl Handle {
         self.cores[usize::from(self.generation.is_stale())].get_or_init(|| {
             let core = (self.start)();
             if self.part.is_none() {
-                // Requests of a part are counted.
+                // Requests with a tag or partition take the slow path.
                 self.address.store(Arc::as_ptr(&core).cast_mut(), Ordering::Relaxed);
             }
             core

@@ -1,7 +1,7 @@
 //! The handle of a pool and its builder.
 //!
-//! Owns what ends with the last clone of a [`Pool`]: the seal of the engine. Turns lengths into classes and results into
-//! buffers. Decides nothing about memory.
+//! The last clone of a [`Pool`] ends the engine. This module turns lengths into size classes and blocks into buffers; it decides
+//! nothing about memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub struct Pool {
     handle: Arc<Handle>,
 }
 
-/// Name, backend, preset and limit; [`Pool::stats`] and [`Pool::config`] have the rest.
+/// Name, backend, preset and limit; [`Pool::stats`] has the rest.
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let config = self.config();
@@ -86,7 +86,7 @@ impl Pool {
         pool
     }
 
-    /// The partition of a partition.
+    /// The partition that requests claim from, in the handle of a [`Partition`].
     #[inline]
     fn partition_core(&self) -> Option<&Arc<PartitionCore>> {
         self.handle.part.as_ref()?.partition.as_ref()
@@ -128,7 +128,7 @@ impl Pool {
         }
     }
 
-    // A separate function with no other call inside: it saves no registers.
+    // A separate function, so that the fast path saves no registers.
     #[inline(never)]
     fn get_fast(&self, shard: CachedShard<'_>, len: usize) -> Result<PinnedBuf> {
         match shard.take(len) {
@@ -186,7 +186,9 @@ impl Pool {
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     ///
-    /// The future fails with the same errors as [`get`](Pool::get).
+    /// # Errors
+    ///
+    /// The future fails as [`get`](Pool::get) does.
     pub fn get_async(&self, request: impl Into<Request>) -> GetFuture {
         GetFuture::new(self.clone(), request.into())
     }
@@ -195,7 +197,7 @@ impl Pool {
         request.wait.unwrap_or_else(|| self.core().config().longest_wait())
     }
 
-    /// `request` with its size class; `None` for no bytes.
+    /// `request` with its size class; `None` for zero bytes.
     fn wanted(&self, request: Request) -> Result<Option<BlockRequest>> {
         self.check_open()?;
         let Request { len, align, .. } = request;
@@ -221,11 +223,12 @@ impl Pool {
     }
 
     /// A handle of this pool that tags its buffers with `tag`, so that [`dump`](Pool::dump), the error of a failed request
-    /// and the log name the holders: `loader/images`. Handles with one tag count together, and everything else acts on the pool.
+    /// and the log name the holders: `loader/images`. Handles with the same tag are counted together; everything else acts on the
+    /// pool.
     ///
-    /// A buffer counts under the tag from its request until it is idle again, including the copies that use it. The first 128 bytes
-    /// of a tag count; control characters become `?`, and an empty tag changes nothing. A pool tells 1024 tags apart at one time;
-    /// while all are in use, further ones count together, as `(other tags)`.
+    /// A buffer is counted under the tag from its request until it is idle again, including the copies that use it. Tags are cut to 128
+    /// bytes, control characters become `?`, and an empty tag has no effect. A pool distinguishes 1024 tags at one time; further ones
+    /// are counted together, as `(other tags)`.
     ///
     /// A tagged request and the return of its buffer are recorded on the slow path: a hit takes about 7 times as long as an
     /// untagged one (135 instead of 20 ns; 10 times if two threads use one tag).
@@ -240,12 +243,12 @@ impl Pool {
     /// ```
     #[must_use]
     pub fn tagged(&self, tag: &str) -> Self {
-        // The counts of a parent's pool may be locked by threads that do not exist here; its requests fail.
+        // In a forked child the lock may be held by a thread that does not exist here; requests fail anyway.
         let tag = if self.core().is_forked() { None } else { self.core().tag(tag) };
         self.part(self.partition_core().cloned(), tag.or_else(|| self.part_tag().cloned()))
     }
 
-    /// The tag of this handle's buffers, as reports show it: the one of [`tagged`](Self::tagged), or the name of a partition.
+    /// The tag of this handle's buffers, as reports show it ([`tagged`](Self::tagged)).
     pub fn tag(&self) -> Option<&str> {
         self.part_tag().map(|tag| tag.name())
     }
@@ -270,8 +273,8 @@ impl Pool {
     /// [`Limit::Auto`], which follows the cgroup.
     ///
     /// A higher limit lets waiting requests try again at once. Under a lower limit idle memory is released, and later what is
-    /// returned: at the next miss, or by the maintenance thread within a second. Buffers in use are never taken away, so the
-    /// pool may exceed a lowered limit until they are returned; requests do not add to it meanwhile. The limit of
+    /// returned: at the next miss, or by the maintenance thread within a second. Buffers in use stay with their users, so the
+    /// pool may exceed a lowered limit until they are returned; it does not grow meanwhile. The limit of
     /// pageable memory ([`on_full`](PoolBuilder::on_full)) changes as well.
     ///
     /// [`config`](Pool::config) keeps the initial limit, and [`stats`](Pool::stats) has the current one.

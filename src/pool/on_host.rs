@@ -1,4 +1,4 @@
-//! What settings mean on this machine: the limit in bytes, the threads that pin, the source of memory.
+//! The settings resolved for this machine: the limit in bytes, the threads that pin, the source of memory.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Config {
     }
 }
 
-/// How a pool with these settings pins memory of the machine below `root`, under a limit of `max_bytes`.
+/// The options with which a pool with these settings pins memory on the machine below `root`, with a limit of `max_bytes`.
 pub(super) fn pin_options<'a>(
     config: &Config,
     root: &'a Path,

@@ -22,7 +22,7 @@ use pinpool_observe::record::{PoolDescription, SET_IN_CODE, Unrecorded, count_fa
 use pinpool_os::host::limits;
 use pinpool_os::words::Size;
 
-/// What a pool starts from.
+/// What a pool is created from.
 pub(super) struct PoolStart {
     pub(super) config: Config,
     pub(super) variables: Vec<VariableReport>,
@@ -32,8 +32,8 @@ pub(super) struct PoolStart {
 }
 
 impl PoolStart {
-    /// Whether the first use of the pool is soon enough to choose its backend: no step can fail, nothing is reserved, and the
-    /// driver, which the choice starts, is not started yet.
+    /// Whether the backend can be chosen at the first use of the pool: no step can fail, nothing is reserved, and the driver, which the
+    /// choice would start, has not been started.
     pub(super) fn may_start_later(&self) -> bool {
         let Config { backend, reserve_bytes, trace, numa_node, .. } = &self.config;
         matches!(backend, Backend::Auto)
@@ -43,8 +43,8 @@ impl PoolStart {
             && backend::may_start_driver()
     }
 
-    /// Starts the engine at the first use of the pool, when no step may fail: the arena may get no addresses; ordinary memory
-    /// without an arena needs none.
+    /// Starts the engine at the first use of the pool, which must not fail: if the arena gets no address space, the pool uses ordinary
+    /// memory without an arena.
     pub(super) fn start_later(&self) -> Arc<Core> {
         let core = self.start_core(&self.config, None).or_else(|why: Error| {
             let found = format!("the pool is `tensorflow` over `heap`, without an arena: {why}");
@@ -101,7 +101,7 @@ impl PoolStart {
         if !settings.is_empty() {
             text += &format!("; {settings}");
         }
-        // The backends of one driver are mostly skipped for one reason.
+        // Backends of the same driver are usually skipped for the same reason.
         for alike in chosen.passed_over.chunk_by(|(_, one), (_, next)| one == next) {
             let names: Vec<_> = alike.iter().map(|&(name, _)| name).collect();
             text += &format!(" (skipped {}: {})", names.join(", "), alike[0].1);
@@ -181,7 +181,7 @@ impl PoolStart {
         };
         let refused = |why: String| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into();
         let asked_bytes = if let Limit::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
-        // All processes together have what `auto` gives to one pool.
+        // All processes together get the limit that `auto` gives to one pool.
         let auto = || AutoLimit::new(self.host_root.clone()).set(Limit::Auto, 0).0;
         let max_bytes = asked_bytes.or_else(auto).unwrap_or(u64::MAX);
         match SharedLimit::attach(name, log.name.as_deref(), max_bytes) {

@@ -9,13 +9,13 @@
 //!             └▶ QuotaExceeded: the level that refused, and its shortfall
 //! ```
 //!
-//! Unpinned memory has a separate budget. Never calls a source and never waits.
+//! Pageable memory has a separate budget. Never calls a source and never waits.
 //!
-//! - quota-I1: `used` is the sum of all live claims and of those kept forever. A claim that would raise it over `max` is refused by
-//!   the first level that lacks the room, and claims nothing. So the sum is at most `max`, unless `max` was lowered meanwhile.
+//! - quota-I1: `used` is the sum of all live claims and of those kept forever. A claim that would raise it above `max` is refused by
+//!   the first level without room, and claims nothing. So the sum is at most `max`, unless `max` was lowered meanwhile.
 //! - quota-I2: a claim is returned exactly once, by its drop.
-//! - quota-I3: a request that waits for a partition misses no return: it joins its queue, passes a fence and claims; a return
-//!   lowers `used`, passes a fence and tells the owner.
+//! - quota-I3: a request that waits for a partition misses no return: it joins the queue, executes a fence and claims; a return
+//!   lowers `used`, executes a fence and notifies the owner.
 //! - quota-I4: the `auto` pools of a process together hold at most what the limit of one allows: they claim under one lock.
 
 mod process;
@@ -29,7 +29,7 @@ use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
 pub(crate) use process::Member;
 use process::Process;
 
-/// The owner of the waiting requests and of the idle memory under a budget. Called under no lock.
+/// The owner of a budget, with its waiting requests and its idle memory. Called without a lock.
 pub(crate) trait BudgetOwner: Send + Sync {
     /// Bytes were returned to a partition.
     fn bytes_returned(&self) {}
@@ -54,9 +54,9 @@ pub(crate) enum LimitLevel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QuotaExceeded {
     pub(crate) level: LimitLevel,
-    /// Bytes that would have to be returned there.
+    /// Bytes that would have to be returned to that level.
     pub(crate) shortfall: u64,
-    /// Whether it would fit there if nothing else were claimed.
+    /// Whether it would fit if nothing else were claimed.
     pub(crate) could_fit: bool,
 }
 
@@ -67,9 +67,9 @@ pub(crate) struct Budget {
     /// `u64::MAX` without a limit.
     max_bytes: AtomicU64,
     used_bytes: AtomicU64,
-    /// Among the pools of the process.
+    /// The pool among the pools of the process.
     member: Member,
-    /// The limit of the host. Claims hold it, so that the pool leaves it with the last of them.
+    /// The shared limit of the host. Claims keep it alive, so the pool leaves it with its last claim.
     host: Option<Weak<SharedLimit>>,
     owner: OnceLock<Weak<dyn BudgetOwner>>,
 }
@@ -105,8 +105,8 @@ impl Budget {
         Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, Some(max_bytes)) })
     }
 
-    /// A claim of no bytes under a new budget of a pool; its claims are made in `host` too, if there is one. The pool leaves
-    /// `host` with its last claim.
+    /// A claim of zero bytes under the new budget of a pool. Claims are also made in `host`, if there is one; the pool leaves `host`
+    /// with its last claim.
     pub(crate) fn of_pool(max_bytes: Option<u64>, member: Member, host: Option<SharedLimit>) -> Claim {
         let host = host.map(Arc::new);
         let weak = host.as_ref().map(Arc::downgrade);
@@ -115,7 +115,7 @@ impl Budget {
         Claim { budget, host, bytes: 0 }
     }
 
-    /// Who serves the requests of this pool. Set once.
+    /// Sets the owner, once.
     pub(crate) fn set_owner(&self, owner: Weak<dyn BudgetOwner>) {
         let _ = self.owner.set(owner);
     }
@@ -141,7 +141,7 @@ impl Budget {
         Ok(claim)
     }
 
-    /// A claim of no bytes.
+    /// A claim of zero bytes.
     pub(crate) fn empty_claim(self: &Arc<Self>) -> Claim {
         Claim { budget: self.clone(), host: self.host(), bytes: 0 }
     }
@@ -174,7 +174,7 @@ impl Budget {
         let max_bytes = self.max_bytes.load(Ordering::Relaxed);
         let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= max_bytes);
         let grown = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        // A sum that overflows is missing something, even without a limit.
+        // At least 1: a sum can overflow without a limit.
         let missing_bytes = |used: u64| used.saturating_add(bytes).saturating_sub(max_bytes).max(1);
         grown.map(drop).map_err(|used| self.permanent_refusal(bytes).unwrap_or_else(|| self.full(missing_bytes(used))))
     }
@@ -187,7 +187,7 @@ impl Budget {
                 fence(Ordering::SeqCst);
                 self.owner().iter().for_each(|owner| owner.bytes_returned());
             }
-            // Under locks of the pool: a thread wakes the requests of other pools.
+            // The caller holds locks of the pool, so another thread wakes the requests of other pools.
             _ if self.is_auto() && self.is_wanted() => process::wake_thread(),
             _ => {}
         }
@@ -205,28 +205,28 @@ impl Budget {
         self.permanent_refusal(bytes).is_none()
     }
 
-    /// Which level has no room for `bytes` now.
+    /// The refusal of the level that has no room for `bytes` now.
     pub(crate) fn current_refusal(&self, bytes: u64) -> QuotaExceeded {
         let shared = self.current_shared_refusal(bytes).filter(|_| bytes <= self.own_room_bytes());
         shared.unwrap_or_else(|| self.full(bytes.saturating_sub(self.own_room_bytes())))
     }
 
-    /// Whether the shared limit has no room for `bytes`.
+    /// The refusal of the shared limit if it has no room for `bytes` now.
     pub(crate) fn current_shared_refusal(&self, bytes: u64) -> Option<QuotaExceeded> {
         (self.shared_room_for(bytes) < bytes).then(|| self.shared_refusal(bytes))
     }
 
-    /// The most that one claim could have.
+    /// The largest possible claim.
     pub(crate) fn highest_claim_bytes(&self) -> u64 {
         self.limit().min(self.host().map_or(u64::MAX, |host| host.max_bytes()))
     }
 
-    /// This budget has no room now.
+    /// The refusal of this budget, which has no room now.
     pub(crate) fn full(&self, shortfall: u64) -> QuotaExceeded {
         QuotaExceeded { level: self.level, shortfall, could_fit: true }
     }
 
-    /// The shared limit has no room for `bytes`.
+    /// The refusal of the shared limit, which has no room for `bytes`.
     fn shared_refusal(&self, bytes: u64) -> QuotaExceeded {
         QuotaExceeded { level: LimitLevel::Shared, shortfall: bytes, could_fit: bytes <= self.highest_claim_bytes() }
     }
@@ -276,8 +276,8 @@ impl Budget {
         self.shared(|host| host.room_for(bytes), Process::claimable_bytes)
     }
 
-    /// A request or reserve of this pool that needs `needed_bytes` wants `bytes` of the shared limit from now on. Tells the other
-    /// owners if that is more than before. Returns what it wanted before; `bytes` without a shared limit.
+    /// Records that a request or reserve of this pool that needs `needed_bytes` now wants `bytes` of the shared limit. Notifies the other
+    /// owners if that is more than before. Returns the previous value; `bytes` without a shared limit.
     pub(crate) fn set_want(&self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
         match self.host() {
             Some(host) => host.set_want(want, bytes, needed_bytes),
@@ -291,12 +291,12 @@ impl Budget {
         self.shared(|host| host.is_wanted().into(), |process| process.wanted_bytes) > 0
     }
 
-    /// What other owners want and the shared limit has no room for.
+    /// Bytes that other owners want and that exceed the shared limit.
     pub(crate) fn others_lack(&self) -> u64 {
         self.shared(SharedLimit::others_lack, Process::shortfall_bytes)
     }
 
-    /// What a returned buffer must make room for, because other owners lack it and come first; else 0.
+    /// Bytes that returned buffers must release for other owners that come first; else 0.
     pub(crate) fn owed_bytes(&self) -> u64 {
         self.shared(SharedLimit::owed_bytes, Process::shortfall_bytes)
     }
@@ -341,14 +341,14 @@ impl Claim {
         self.bytes
     }
 
-    /// Claims `bytes` in place of what was claimed. Less is never refused.
+    /// Changes the claim to `bytes`. A smaller claim is never refused.
     ///
     /// # Errors
     ///
     /// As [`Budget::claim`]; then nothing changes.
     pub(crate) fn resize(&mut self, bytes: u64) -> Result<(), QuotaExceeded> {
         match bytes.checked_sub(self.bytes) {
-            // No limit refuses this, not even a lowered one.
+            // Not refused, even if the limit was lowered.
             Some(0) => {}
             Some(more) => self.budget.grow(more, self.host.as_deref())?,
             None => self.release(self.bytes - bytes),
@@ -378,7 +378,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // A claim that was refused tells nobody.
+        // A refused claim notifies no owner.
         if self.bytes > 0 {
             self.release(self.bytes);
         }

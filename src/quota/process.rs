@@ -1,9 +1,9 @@
-//! The limit of a process: its `auto` pools together hold at most what one of them may.
+//! The limit of a process: its `auto` pools together hold at most the limit of one of them.
 //!
-//! A program that builds a pool for each library, or for each thread, pins no more of the machine than with one. Each pool may
-//! use all of it. A request that the limit refuses has the other pools release what they keep idle. Pools that wait for each
-//! other are served in the order in which they began to wait: the others make room of what is returned to them, and claim
-//! nothing that an earlier one wants.
+//! So a program with a pool for each library, or for each thread, pins no more of the machine than a program with one pool. Each pool
+//! may use the whole limit. If the limit refuses a request, the other pools release idle memory. Pools that wait for each other are
+//! served in the order in which they began to wait: later pools release what is returned to them, and claim nothing that an earlier
+//! pool wants.
 
 use pinpool_os::words::Size;
 use std::path::PathBuf;
@@ -17,16 +17,16 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 use pinpool_shm::shared_limit::LISTED;
 
-/// All pools that this process made, in that order.
+/// All pools of this process, in order of creation.
 static POOLS: OfProcess<Mutex<Vec<Entry>>> = OfProcess::new(Mutex::default);
 
-/// For the order of wants.
+/// The next value of [`Entry::order`].
 static WANTS: AtomicU64 = AtomicU64::new(0);
 
 /// A pool among the pools of its process.
 #[derive(Debug, Default)]
 pub(crate) struct Member {
-    /// Where the memory of the machine is read from, which only tests change: pools of other roots do not count.
+    /// The root of the machine's files, which only tests change. Pools with other roots are not counted.
     root: PathBuf,
     name: Option<String>,
     /// Whether its limit is `auto`. Changed under the lock of [`POOLS`].
@@ -35,7 +35,7 @@ pub(crate) struct Member {
 
 struct Entry {
     budget: Weak<Budget>,
-    /// What its requests want; the budget counts what it holds.
+    /// Bytes that its requests want; the budget counts the bytes that it holds.
     wanted_bytes: u64,
     /// The order of the pools that want memory; `u64::MAX` if this one wants none.
     order: u64,
@@ -53,7 +53,7 @@ impl Member {
         Self { root, name, is_auto: AtomicBool::new(is_auto) }
     }
 
-    /// What counts under the limit of this pool if it is `auto`.
+    /// Bytes counted under the limit of this pool if it is `auto`.
     pub(crate) fn auto_bytes(&self) -> u64 {
         let pools = POOLS.get().lock();
         let pools = pools.iter().filter_map(|entry| entry.budget.upgrade());
@@ -75,12 +75,12 @@ pub(super) fn has_claims() -> bool {
 
 /// Has the maintenance thread release idle memory of pools, and wake requests that wait for it.
 pub(super) fn wake_thread() {
-    // The thread of another pool may be missing; then its own requests and returns do this.
+    // Without the thread, the requests and returns of each pool do this.
     let _ = MaintenanceThread::of_process().wake(false);
 }
 
 impl Process {
-    /// What this pool may claim.
+    /// Bytes that this pool may claim.
     pub(super) fn claimable_bytes(&self) -> u64 {
         self.room_bytes.saturating_sub(self.wanted_bytes)
     }
@@ -97,13 +97,13 @@ impl Budget {
         self.member.is_auto.load(Ordering::Relaxed)
     }
 
-    /// Sets whether the limit is `auto`. Otherwise neither the pool counts for the others nor they for it.
+    /// Sets whether the limit is `auto`. If not, the pool and the other pools are counted separately.
     pub(crate) fn set_auto(&self, is_auto: bool) {
         let _pools = POOLS.get().lock();
         self.member.is_auto.store(is_auto && self.host.is_none(), Ordering::Relaxed);
     }
 
-    /// The pool of `entry`, if it is another one that counts under the same limit.
+    /// The pool of `entry`, if it is another pool under the same limit.
     fn other(&self, entry: &Entry) -> Option<Arc<Self>> {
         let is_other = |other: &Arc<Self>| other.is_auto() && other.member.root == self.member.root;
         entry.budget.upgrade().filter(|other| !std::ptr::eq(&**other, self) && is_other(other))
@@ -115,7 +115,7 @@ impl Budget {
         if self.is_auto() { find() } else { Vec::new() }
     }
 
-    /// Calls `act` with the state of the process while none of its `auto` pools claims.
+    /// Calls `act` with the state of the process, under the lock of all claims of `auto` pools.
     pub(super) fn in_process<R>(&self, act: impl FnOnce(&Process) -> R) -> R {
         if !self.is_auto() {
             return act(&Process { room_bytes: u64::MAX, wanted_bytes: 0 });
@@ -131,7 +131,7 @@ impl Budget {
         act(&process)
     }
 
-    /// What counts under an `auto` limit of this pool.
+    /// Bytes counted under the `auto` limit of this pool.
     pub(crate) fn auto_bytes(&self) -> u64 {
         if self.is_auto() { self.member.auto_bytes() } else { self.used_bytes() }
     }
@@ -150,7 +150,7 @@ impl Budget {
             };
         }
         drop(pools);
-        // Others may use what it no longer wants.
+        // Other pools may use what this pool no longer wants.
         wake_thread();
         before_bytes
     }
@@ -165,7 +165,7 @@ impl Budget {
         })
     }
 
-    /// What the `auto` pools hold, for an error.
+    /// The bytes of the `auto` pools, for an error.
     pub(super) fn process_in_words(&self) -> String {
         let mut others = self.others();
         others.retain(|other| other.used_bytes() > 0);

@@ -19,7 +19,7 @@ pub struct ClassStats {
     pub in_use: u64,
     /// Highest number of buffers so far.
     pub peak_buffers: u64,
-    /// Requests that missed, those included that got pageable memory.
+    /// Requests that missed, including requests that got pageable memory.
     pub misses: u64,
     /// Buffers that left the pool, for any [reason](super::EvictionReasons).
     pub evictions: u64,

@@ -1,10 +1,10 @@
-//! Durations in powers of two.
+//! A histogram of durations with power-of-two buckets.
 //!
-//! By hand, since `hdrhistogram` allocates: this one is a value of 32 counts, which a snapshot copies.
+//! Not `hdrhistogram`, which allocates: a snapshot copies these 32 counts.
 
 use std::time::Duration;
 
-/// Bounds of the first and the last bucket but one are this many nanoseconds, and this shifted left by [`BUCKETS`] less 2.
+/// Upper bound of the first bucket in nanoseconds. Each next bound is twice as large; the last bucket has none.
 const FIRST_BOUND_NANOS: u64 = 256;
 /// From below 256 ns to over 275 s.
 const BUCKETS: usize = 32;

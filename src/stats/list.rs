@@ -123,9 +123,9 @@ group! {
     waiting: u64 = gauge,
     /// Waits that timed out: the request failed or got pageable memory.
     timeouts: u64 = counter,
-    /// Requests at the limit that got pageable memory (`PINPOOL_ON_FULL=pageable`). They are misses, too.
+    /// Requests at the limit that got pageable memory (`PINPOOL_ON_FULL=pageable`). They are also misses.
     pageable: u64 = counter,
-    /// Buffers over [adopted](crate::Pool::adopt) memory that exist. They are no requests, and their bytes are not held.
+    /// Buffers over [adopted](crate::Pool::adopt) memory that exist. They are not requests, and their bytes are not held.
     adopted: u64 = gauge,
     /// Bytes requested, without hits on the fast path.
     requested_bytes: u64 = counter,
@@ -142,7 +142,7 @@ group! {
     MemoryStats;
     /// Buffers that exist: in use, in flight or idle, pinned or not.
     buffers: u64 = gauge,
-    /// Buffers in use, those included that a waiting request is about to receive.
+    /// Buffers in use, including buffers that a waiting request is about to receive.
     in_use: u64 = gauge,
     /// Bytes of the buffers in use.
     in_use_bytes: u64 = gauge,

@@ -1,8 +1,8 @@
-//! Why buffers left, as the pool counts them.
+//! Why buffers left the pool.
 
 use super::EvictionReasons;
 
-/// Why a buffer left.
+/// Why a buffer left the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EvictionReason {
     OverLimit,

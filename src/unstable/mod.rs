@@ -1,4 +1,4 @@
-//! What the tools, benches and tests of this repository need beyond the public interface. No promise: it changes without notice.
+//! Additional interfaces for the tools, benches and tests of this repository. Unstable: they change without notice.
 
 /// All backends, including those that a setting chooses, and the trial of one.
 pub mod backend {
@@ -58,13 +58,13 @@ pub fn huge_bytes(smaps: &str, addresses: &std::ops::Range<usize>) -> [u64; 2] {
     crate::backend::huge_bytes_in(smaps, addresses)
 }
 
-/// Completes copies and does what is due by the pool's clock, as its maintenance thread does when it wakes. Prepares no memory.
+/// Completes copies and does what is due by the pool's clock, as the maintenance thread does when it wakes. Does not compact.
 pub fn look(pool: &Pool) {
     pool.core().check();
 }
 
-/// Moves a few granules to where a request will want them, as the maintenance thread does while nothing is due (`policy-R13`).
-/// Returns whether there were any to move.
+/// Remaps a few granules towards the compaction target, as the maintenance thread does while nothing is due (`policy-R13`). Returns
+/// whether any were remapped.
 pub fn compaction_step(pool: &Pool) -> bool {
     pool.core().compaction_step()
 }

@@ -1,4 +1,4 @@
-//! What every function does around its body: failures become a status and a text, and panics end here.
+//! The wrapper of every function: turns failures into a status and a text, and catches panics.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -59,7 +59,7 @@ pub(crate) fn call(run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_statu
 fn keep(failure: Failure) -> pp_status {
     let Failure { status, text } = failure;
     let text = text_for_c(&text);
-    // An exiting thread has no last error, and the text of a thread is never replaced twice at once.
+    // An exiting thread has no last error.
     let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = Some((status, text))));
     status
 }

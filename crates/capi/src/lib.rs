@@ -1,28 +1,28 @@
 //! pinpool for C and C++: the functions of `include/pinpool.h`.
 //!
 //! ```text
-//!   pp_get ──▶ call (panics end here, failures become a status and a text)
+//!   pp_get ──▶ call (catches panics, turns failures into a status and a text)
 //!                └─▶ slots: handle ─▶ pool ──get──▶ PinnedBuf ──▶ table: address ─▶ buffer
 //!   pp_put ──▶ call ──▶ slots: handle ─▶ table: address ─▶ PinnedBuf ──drop──▶ the pool
 //! ```
 //!
-//! | module | owns |
+//! | module | contains |
 //! | --- | --- |
 //! | `pool`, `buffer` | the functions on pools and on buffers |
-//! | `log` | the callback that gets the log lines |
+//! | `log` | the callback for log lines |
 //! | `version` | the version |
-//! | `call` | what every function does around its body, and the thread's last error |
+//! | `call` | the wrapper of every function, and the thread's last error |
 //! | `status` | the status codes, and the code for each error |
 //! | `config` | the string that a pool is opened with |
-//! | `slots` | handles of pools, and when a pool that is closed ends |
+//! | `slots` | handles of pools, and the end of closed pools |
 //! | `table` | the buffers in use, by address |
 //!
-//! A handle is a number in the shape of a pointer and is never followed, so one that was closed, or never was one, is an error
-//! and no crash. Nothing of a buffer lies alongside its bytes: the table finds it by its address.
+//! A handle is a number in the form of a pointer and is never dereferenced, so a closed or invalid handle is an error and not a crash.
+//! No header precedes a buffer's bytes: the table finds a buffer by its address.
 //!
 //! - **capi-P1**: a pointer argument is null, or points to what its type and the header say for as long as the call runs.
 //!   The caller upholds it; the functions check for null and nothing else.
-#![allow(unsafe_code)] // An interface to C is made of raw pointers.
+#![allow(unsafe_code)] // A C interface consists of raw pointers.
 #![allow(non_camel_case_types)] // The header uses these names.
 #![allow(clippy::missing_errors_doc)] // Every function returns a status, which its docs list.
 

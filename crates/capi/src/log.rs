@@ -1,10 +1,10 @@
 //! The callback that gets the log lines.
 //!
-//! A line is passed on without a lock, so a callback may log, use pools, and set another callback. The way is open as soon as
-//! a callback is set; setting another waits until the one before has returned everywhere.
+//! A line is passed on without a lock, so a callback may log, use pools, and set another callback. Setting another callback waits
+//! until the previous one has returned in all threads.
 //!
-//! - **log-I1**: a sink is never freed, and set again for the same callback and data. A thread is counted in it before it looks again whether it is still the current one,
-//!   and a setter replaces it before it reads the count, so one of the two sees the other.
+//! - **log-I1**: a sink is never freed, and reused for the same callback and data. A thread increments its counter before it checks
+//!   again whether the sink is current, and a setter replaces the sink before it reads the counter, so one of the two sees the other.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
@@ -46,14 +46,14 @@ pub type pp_log_fn = Option<unsafe extern "C" fn(level: c_int, text: *const c_ch
 
 type Callback = unsafe extern "C" fn(c_int, *const c_char, *mut c_void);
 
-/// A callback and who is in it.
+/// A callback, and the number of threads in it.
 #[derive(Debug)]
 struct Sink {
     callback: Callback,
     user_data: *mut c_void,
     running: AtomicUsize,
     process: u32,
-    /// The sink made before this one.
+    /// The sink created before this one.
     earlier: AtomicPtr<Sink>,
 }
 

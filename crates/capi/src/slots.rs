@@ -4,14 +4,14 @@
 //!   Free ──open──▶ Opening ──▶ Open ──close──▶ Closed ──the last call has ended──▶ Ending ──▶ Ended ──no buffer in use──▶ Free
 //! ```
 //!
-//! A handle is the number of a slot and the slot's generation, which increases with each pool and is part of its state (`state`).
-//! Slots are created when needed and never freed, so that every handle can be looked up at any time. A request costs two exchanges
-//! on a counter that few threads share; a return needs none, since a slot with a buffer in use is not reused.
+//! A handle consists of a slot's number and generation. The generation increases with each pool and is part of the slot's `state`.
+//! Slots are created when needed and never freed, so any handle can be looked up at any time. A request costs two atomic operations
+//! on a counter that few threads share; a return costs none, since a slot with a buffer in use is not reused.
 //!
 //! - **slots-I1**: `pool` is written only in Opening, by the thread that claimed the slot, and in Ending, by the thread that
 //!   ended it when no call was counted. A call reads it while it is counted and has seen Open since.
-//! - **slots-I2**: a slot becomes Free only with an empty table, and nothing is inserted after Closed but by counted calls. What a
-//!   thread has seen of the calls and of the table holds for the pool that the slot held before it looked, so it names that pool's
+//! - **slots-I2**: a slot becomes Free only with an empty table, and after Closed only counted calls insert buffers. What a
+//!   thread has read of the calls and the table belongs to the generation that the slot had before, so the thread passes that
 //!   generation when it changes the state.
 
 use std::cell::UnsafeCell;
@@ -32,7 +32,7 @@ use crate::table::{Table, Unknown};
 /// Bits of a handle that are the slot's number.
 const NUMBER_BITS: u32 = 12;
 const POOLS_MAX: usize = 1 << NUMBER_BITS;
-/// Threads take turns at these.
+/// Threads are distributed over these counters.
 const COUNTERS: usize = 32;
 
 static SLOTS: [AtomicPtr<Slot>; POOLS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; POOLS_MAX];
@@ -71,7 +71,7 @@ impl Opened {
 /// A place for a pool.
 pub(crate) struct Slot {
     state: State,
-    /// When the pool was opened, in forks.
+    /// The fork generation in which the pool was opened.
     forks: AtomicU32,
     pool: UnsafeCell<Option<Opened>>,
     calls: [CachePadded<AtomicUsize>; COUNTERS],
@@ -173,7 +173,7 @@ pub(crate) fn enter(handle: *const pp_pool) -> Result<Call, Failure> {
     let (slot, generation) = resolve(handle)?;
     let counter = &*slot.calls[counter_number()];
     counter.fetch_add(1, Ordering::SeqCst);
-    // From here on the drop takes the count back.
+    // The drop decrements the counter.
     let call = Call { slot, counter };
     if slot.state.is(generation, Phase::Open) { Ok(call) } else { Err(unknown(handle)) }
 }
@@ -222,7 +222,7 @@ impl Buffers {
 impl Drop for Buffers {
     #[inline]
     fn drop(&mut self) {
-        // A return took its buffer out under a lock of the table before this, so either it sees Ended or the thread that ended
+        // The return removed its buffer under a lock of the table before this, so either this sees Ended, or the thread that ended
         // the pool saw the table without the buffer.
         if self.slot.state.is(self.generation, Phase::Ended) {
             self.slot.free_if_empty(self.generation);
@@ -230,7 +230,7 @@ impl Drop for Buffers {
     }
 }
 
-/// Every slot there is.
+/// All existing slots.
 fn all() -> impl Iterator<Item = &'static Slot> {
     // SAFETY: as in `resolve`.
     SLOTS.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
@@ -250,13 +250,13 @@ pub(crate) fn open(opened: Opened, zero: bool) -> Result<*mut pp_pool, Failure> 
     Ok(ptr::without_provenance_mut(generation << NUMBER_BITS | number))
 }
 
-/// The slot of this number, which is made if it is not there.
+/// The slot with this number, created if necessary.
 fn slot(number: usize) -> Option<&'static Slot> {
     let place = &SLOTS[number];
     if place.load(Ordering::Acquire).is_null() {
         let fresh = Box::into_raw(Box::new(Slot::new()));
         if place.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: made above, and given to nobody.
+            // SAFETY: created above, and not shared.
             drop(unsafe { Box::from_raw(fresh) });
         }
     }
@@ -264,7 +264,7 @@ fn slot(number: usize) -> Option<&'static Slot> {
     unsafe { place.load(Ordering::Acquire).as_ref() }
 }
 
-/// Closes a pool: calls that run continue, later ones are refused.
+/// Closes a pool: running calls continue, later ones are refused.
 pub(crate) fn close(handle: *const pp_pool) -> Result<(), Failure> {
     let (slot, generation) = resolve(handle)?;
     if !slot.state.change(generation, Phase::Open, Phase::Closed) {
@@ -285,7 +285,7 @@ impl Slot {
         }
     }
 
-    /// Holds `opened` as the generation that this thread claimed.
+    /// Stores `opened` under the generation that this thread claimed.
     fn begin(&self, generation: usize, opened: Opened, zero: bool) {
         self.table.begin(zero);
         // SAFETY: slots-I1: this thread claimed the slot.
@@ -297,8 +297,8 @@ impl Slot {
     #[inline]
     fn leave(&self, counter: &AtomicUsize) {
         counter.fetch_sub(1, Ordering::SeqCst);
-        // Either this sees Closed, or the thread that closes sees the count without this call. A refused call may have been
-        // counted alongside a later pool, so it checks the pool that the slot holds now.
+        // Either this sees Closed, or the thread that closes sees the count without this call. A refused call may have been counted
+        // with a later pool, so it checks the pool that the slot holds now.
         if let Some(generation) = self.state.generation_in(Phase::Closed) {
             self.end_if_unused(generation);
         }
@@ -311,14 +311,14 @@ impl Slot {
     }
 
     fn end_if(&self, generation: usize, is_unused: impl FnOnce() -> bool) {
-        // One of several threads here makes the change. A call that is counted from now on sees that the pool is not open.
+        // Only one of several threads makes the change. Later calls see that the pool is not open.
         if !is_unused() || !self.state.change(generation, Phase::Closed, Phase::Ending) {
             return;
         }
         // SAFETY: slots-I1: no call is counted that has seen Open, and this thread made the change.
         let pool = unsafe { (*self.pool.get()).take() };
         self.state.change(generation, Phase::Ending, Phase::Ended);
-        // After the change, so that a callback of the end that comes here finds the slot in order.
+        // After the change, so that a callback that runs now finds a consistent slot.
         drop(pool);
         self.free_if_empty(generation);
     }

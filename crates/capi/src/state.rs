@@ -1,7 +1,7 @@
-//! Which pool a slot holds, and in which phase of its life, in one word.
+//! The generation of a slot's pool and the phase of its life, in one word.
 //!
-//! Each change names the generation that it is for, and is refused if the slot holds another pool by then. So a thread may check a
-//! slot, sleep while the pool ends and others come and go, and act on what it saw: the word tells that it is too late.
+//! Each change passes the expected generation, and is refused if the slot holds another pool by then. So a thread may check a slot,
+//! sleep while the pool ends and others use the slot, and then try a change, which fails.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,7 +20,7 @@ pub(crate) enum Phase {
     Ended,
 }
 
-/// The number of a pool among those that its slot has held, the first being 1, and its phase.
+/// The generation of a slot's pool, the first being 1, and its phase.
 #[derive(Debug, Default)]
 pub(crate) struct State(AtomicUsize);
 

@@ -1,7 +1,7 @@
 //! The buffers in use, by address.
 //!
-//! Sharded by address, so that threads that use different buffers meet at no lock. A lock is held for one look-up; buffers
-//! are dropped, and fences made, outside.
+//! Sharded by address, so that threads with different buffers rarely share a lock. A lock is held for one look-up; buffers are dropped
+//! and fences created without it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -30,14 +30,14 @@ enum InUse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
     Pool,
-    /// The program's, which adopted it.
+    /// The program, which adopted the memory.
     Program,
 }
 
 /// Why an address represents no buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unknown {
-    /// Another thread is putting it.
+    /// Another thread is returning the buffer.
     Returning,
     /// It lies inside the buffer at this address, of this many bytes.
     Inside(usize, usize),
@@ -57,7 +57,7 @@ impl Table {
         Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), uses_sanitizer: AtomicBool::new(false) }
     }
 
-    /// For a pool that begins: one that zeroes what was put may write to it.
+    /// Prepares for a new pool. A pool that zeroes returned buffers writes to them, so the sanitizer cannot be used.
     pub(crate) fn begin(&self, zeroes: bool) {
         self.uses_sanitizer.store(asan::is_present() && !zeroes, Ordering::Relaxed);
     }
@@ -70,7 +70,7 @@ impl Table {
 
     #[inline]
     fn shard(&self, address: usize) -> &Mutex<Shard> {
-        // The bits below those that the map itself takes.
+        // Other bits than those that the map uses.
         &self.shards[(mixed(address as u64) >> 40) as usize % SHARDS]
     }
 
@@ -128,12 +128,12 @@ impl Table {
         }
     }
 
-    /// The place of a buffer that left.
+    /// Removes a buffer after `begin_return`.
     pub(crate) fn finish_return(&self, address: usize) {
         locked(self.shard(address)).remove(&address);
     }
 
-    /// The buffer stays in use.
+    /// Keeps the buffer in use after `begin_return`.
     pub(crate) fn cancel_return(&self, buf: PinnedBuf) {
         let address = buf.as_ptr().addr();
         let mut shard = locked(self.shard(address));
@@ -184,7 +184,7 @@ impl Table {
     }
 }
 
-/// Without poisoning: a shard is valid wherever a thread may unwind.
+/// Ignores poisoning: a shard is valid wherever a thread may panic.
 fn locked(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -218,7 +218,7 @@ impl Hasher for AddressHasher {
     }
 }
 
-/// Spreads addresses, which are multiples of a page, over the high bits, and these over the low ones (Fibonacci hashing).
+/// Distributes page-aligned addresses over all bits (Fibonacci hashing).
 #[inline]
 fn mixed(address: u64) -> u64 {
     let product = address.wrapping_mul(0x9E37_79B9_7F4A_7C15);

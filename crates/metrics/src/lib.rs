@@ -1,7 +1,7 @@
-//! The statistics through the [`metrics`](https://docs.rs/metrics) facade, for any exporter that it has.
+//! Publishes the statistics of a pool through the [`metrics`](https://docs.rs/metrics) facade, for any of its exporters.
 //!
 //! A [`Reporter`] publishes the statistics when its [`report`](Reporter::report) is called: before each scrape, or every few
-//! seconds on a thread of the program. No request and no return does anything for it, and without a recorder nothing is kept.
+//! seconds on a thread of the program. Requests and returns do no work for it.
 //!
 //! ```
 //! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).name("train").build()?;
@@ -19,12 +19,12 @@
 //!
 //! | name | further label | value |
 //! | --- | --- | --- |
-//! | `pinpool.cause` | `cause`: one of [`Cause::NAMES`](pinpool::Cause::NAMES) | 1 for the present cause |
+//! | `pinpool.cause` | `cause`: one of [`Cause::NAMES`](pinpool::Cause::NAMES) | 1 for the current cause |
 //! | `pinpool.alarm` | | 1 if the diagnosis is an alarm |
 //! | `pinpool.owner.buffers`, `pinpool.owner.bytes`, `pinpool.owner.oldest_age` | `tag` | what each tag holds |
 //!
-//! Each series has the labels `pool.name` (empty for an unnamed pool) and `backend`. Partitions are reported as pools of their own;
-//! driver calls, causes and owners are counted in their pool alone. Pools with the same name share their series.
+//! Each series has the labels `pool.name` (empty for an unnamed pool) and `backend`. Partitions are reported as separate pools;
+//! driver calls, causes and owners are counted only in their pool. Pools with the same name share their series.
 //!
 //! Prometheus replaces dots by underscores and appends the unit, and `_total` to counters:
 //! `pinpool_requests_hits_total{pool_name="train",backend="vmm"}`. Its exporter for the facade does so after
@@ -53,7 +53,7 @@ pub use self::metric::bucket_bounds;
 use self::metric::{Durations, METRICS, Metric, Sample};
 pub use self::text::prometheus_text;
 
-/// Tells the current recorder the unit and the description of each metric. [`Reporter::new`] calls it.
+/// Describes each metric, with its unit, to the current recorder. [`Reporter::new`] calls it.
 pub fn describe() {
     for Metric { name, kind, unit, help, .. } in &*METRICS {
         match kind {
@@ -71,12 +71,12 @@ pub struct Reporter {
     reported: Mutex<Reported>,
 }
 
-/// What has been passed on.
+/// What has been reported so far.
 #[derive(Debug, Default)]
 struct Reported {
     /// Durations by number of the pool and name of the metric. Partitions may share a name, but not a number.
     times: HashMap<(u64, &'static str), Durations>,
-    /// Tags with buffers. Once a tag holds none, 0 is passed on.
+    /// Tags with buffers. A tag without buffers is reported once as 0.
     tags: Vec<String>,
 }
 

@@ -142,7 +142,7 @@ fn log_statistics_at_exit() {
 }
 
 /// The result of a free.
-pub(crate) enum Freed {
+pub(crate) enum FreeOutcome {
     /// The buffer is behind its fence.
     Done,
     /// The wait of a free failed; the buffer is reused once the driver reports the end of its work.
@@ -154,22 +154,22 @@ pub(crate) enum Freed {
 }
 
 /// Returns the program's buffer at `start` to its pool, behind all work of every context.
-pub(crate) fn free(start: *mut c_void) -> Freed {
+pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     let address = start.addr();
     if !process::is_owner() {
         let is_parents = !process::may_be_served() && source::is_inside_of_parent(address);
-        return if is_parents { Freed::Failed(NOT_INITIALIZED) } else { Freed::Foreign };
+        return if is_parents { FreeOutcome::Failed(NOT_INITIALIZED) } else { FreeOutcome::Foreign };
     }
     let Some(out) = BUFFERS.lock().remove(&address) else {
-        return if source::is_inside(address) { Freed::Unknown } else { Freed::Foreign };
+        return if source::is_inside(address) { FreeOutcome::Unknown } else { FreeOutcome::Foreign };
     };
-    let Ok(driver) = Driver::get() else { return Freed::Failed(NOT_INITIALIZED) };
+    let Ok(driver) = Driver::get() else { return FreeOutcome::Failed(NOT_INITIALIZED) };
     contexts::record_current();
     let fence = Arc::new(ProcessFence::behind(driver, contexts::all()));
     let outcome = if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
     // Never an error: a fence that fails is the pool's to count, to log and to ask again.
     let _behind = out.buf.release_after(&FenceStream(fence));
-    outcome.map_or_else(Freed::Failed, |()| Freed::Done)
+    outcome.map_or_else(FreeOutcome::Failed, |()| FreeOutcome::Done)
 }
 
 /// Whether a free waits.

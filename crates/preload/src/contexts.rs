@@ -38,18 +38,18 @@ pub(crate) struct Context {
     is_made: AtomicBool,
     alive: Alive,
     spare_events: Mutex<Vec<usize>>,
-    pool: Mutex<Serving>,
+    pool: Mutex<PoolState>,
     /// When the last wait for memory timed out.
     timed_out_at: Mutex<Option<Instant>>,
 }
 
-/// What serves the requests of a context.
+/// The pool that serves the requests of a context.
 #[derive(Debug, Clone)]
-enum Serving {
+enum PoolState {
     NotYet,
-    By(Arc<Pool>),
+    Ready(Arc<Pool>),
     /// The pool could not be made.
-    Nothing,
+    Failed,
 }
 
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
@@ -75,21 +75,21 @@ impl Context {
     pub(crate) fn pool(self: &Arc<Self>, make: impl FnOnce(Arc<Self>) -> pinpool::Result<Pool>) -> Option<Arc<Pool>> {
         // Held while the pool is made: of several threads one makes it, and the others wait.
         let mut serving = self.pool.lock();
-        if let Serving::NotYet = *serving {
+        if let PoolState::NotYet = *serving {
             *serving = match make(self.clone()) {
-                Ok(pool) => Serving::By(Arc::new(pool)),
+                Ok(pool) => PoolState::Ready(Arc::new(pool)),
                 Err(error) => {
                     log::no_pool(&error);
-                    Serving::Nothing
+                    PoolState::Failed
                 }
             };
         }
-        if let Serving::By(pool) = &*serving { Some(pool.clone()) } else { None }
+        if let PoolState::Ready(pool) = &*serving { Some(pool.clone()) } else { None }
     }
 
     /// The pool, if there is one.
     pub(crate) fn known_pool(&self) -> Option<Arc<Pool>> {
-        if let Serving::By(pool) = &*self.pool.try_lock()? { Some(pool.clone()) } else { None }
+        if let PoolState::Ready(pool) = &*self.pool.try_lock()? { Some(pool.clone()) } else { None }
     }
 
     /// Whether a request may wait for memory: not while a stream captures, nor soon after a wait without success.
@@ -118,9 +118,9 @@ impl Context {
 
     /// Removes the pool of a context that is gone.
     pub(crate) fn take_pool(&self) -> Option<Arc<Pool>> {
-        match mem::replace(&mut *self.pool.lock(), Serving::Nothing) {
-            Serving::By(pool) => Some(pool),
-            Serving::NotYet | Serving::Nothing => None,
+        match mem::replace(&mut *self.pool.lock(), PoolState::Failed) {
+            PoolState::Ready(pool) => Some(pool),
+            PoolState::NotYet | PoolState::Failed => None,
         }
     }
 
@@ -159,7 +159,7 @@ pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
             is_made: AtomicBool::new(false),
             alive: Alive::default(),
             spare_events: Mutex::default(),
-            pool: Mutex::new(Serving::NotYet),
+            pool: Mutex::new(PoolState::NotYet),
             timed_out_at: Mutex::default(),
         });
         contexts.push(context.clone());

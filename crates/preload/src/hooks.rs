@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::buffers::{self, Freed};
+use crate::buffers::{self, FreeOutcome};
 use crate::driver::{Code, NOT_FOUND, UNKNOWN};
 use crate::log::{self, Reason};
 use crate::{captures, contexts, ends, lookup, pointers, process, registrations};
@@ -235,10 +235,10 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
     /// An address that no driver returns. Passing it to the driver makes the driver report a free of unknown memory.
     static NEVER_GIVEN: [u8; 64] = [0; 64];
     match buffers::free(start) {
-        Freed::Done => 0,
-        Freed::Failed(code) => code,
-        Freed::Unknown => real((&raw const NEVER_GIVEN).cast_mut().cast()),
-        Freed::Foreign => real(start),
+        FreeOutcome::Done => 0,
+        FreeOutcome::Failed(code) => code,
+        FreeOutcome::Unknown => real((&raw const NEVER_GIVEN).cast_mut().cast()),
+        FreeOutcome::Foreign => real(start),
     }
 }
 

@@ -49,7 +49,7 @@ mod old_places;
 mod table;
 
 use old_places::OldPlaces;
-pub(crate) use table::let_reach;
+pub(crate) use table::ensure_access;
 use table::{Granule, GranuleRun, GranuleTable, bytes_of, placed};
 
 /// Pinned memory of the driver's virtual memory, readable by every device.

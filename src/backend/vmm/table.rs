@@ -78,14 +78,14 @@ static IS_ANY_REFUSED: AtomicBool = AtomicBool::new(false);
 /// # Errors
 ///
 /// The driver refuses again.
-pub(crate) fn let_reach(device: u32, start: *const u8, len: usize) -> Result<(), SourceError> {
+pub(crate) fn ensure_access(device: u32, start: *const u8, len: usize) -> Result<(), SourceError> {
     // Relaxed: stored before the commit of the memory returns, and a thread that has a buffer comes after that.
     if !IS_ANY_REFUSED.load(Ordering::Relaxed) {
         return Ok(());
     }
     let (start, end) = (start.addr() as u64, start.addr() as u64 + len as u64);
     let tables: Vec<_> = TABLES.get().lock().iter().filter_map(Weak::upgrade).collect();
-    tables.iter().try_for_each(|table| table.let_reach(device, start, end)).map_err(|failed| {
+    tables.iter().try_for_each(|table| table.ensure_access(device, start, end)).map_err(|failed| {
         let remedy = "the pool's own device has access; create a separate pool for this device (PINPOOL_DEVICE)";
         SourceError::from(failed).with_remedy(remedy)
     })
@@ -174,7 +174,7 @@ impl GranuleTable {
     }
 
     /// Gives `device`, if it was refused, access to the granules that the addresses from `start` to `end` touch.
-    fn let_reach(&self, device: u32, start: u64, end: u64) -> Result<(), Failed> {
+    fn ensure_access(&self, device: u32, start: u64, end: u64) -> Result<(), Failed> {
         if !self.is_refused(device) {
             return Ok(());
         }

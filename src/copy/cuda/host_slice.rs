@@ -31,7 +31,7 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 use super::answer::Answer;
 use super::context::{ContextState, Event};
 use super::idle::{CAPTURE_PAUSE, IdleFence};
-use super::stream::{SetAside, Stream, is_capturing, number};
+use super::stream::{SavedError, Stream, is_capturing, number};
 use crate::copy::UnknownEnd;
 use crate::driver::code::{Code, Failed};
 use crate::driver::{RelaxedCapture, calls};
@@ -49,7 +49,7 @@ impl HostSliceFence {
     /// `None` if the driver reports too little about the stream to track a copy on it; then no slice is lent. A
     /// copy into a graph has a fence that is never done.
     pub(crate) fn new(stream: &CudaStream) -> Option<Self> {
-        let _set_aside = SetAside::take(stream.context());
+        let _saved = SavedError::take(stream.context());
         // What the driver refuses once it may do the next time.
         match TrackedCopy::new(stream).or_else(|_| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
             Some(tracked) => Some(Self { shared: tracked.clone(), tracked: Some(tracked) }),

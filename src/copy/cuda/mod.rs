@@ -30,7 +30,7 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, SyncOnDro
 use self::context::ContextState;
 use self::event::EventFence;
 use self::idle::IdleFence;
-use self::stream::{SetAside, Stream, is_capturing, number};
+use self::stream::{SavedError, Stream, is_capturing, number};
 use self::timeline::Timeline;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::backend;
@@ -111,9 +111,9 @@ fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
 }
 
 /// Gives the device with this ordinal access to memory of a pool that has another device. Precedes each copy.
-pub(crate) fn let_reach(ordinal: usize, start: *const u8, len: usize) -> Result<()> {
+pub(crate) fn ensure_access(ordinal: usize, start: *const u8, len: usize) -> Result<()> {
     let device = u32::try_from(ordinal).unwrap_or(u32::MAX);
-    backend::let_reach(device, start, len).map_err(|error| {
+    backend::ensure_access(device, start, len).map_err(|error| {
         Error::copy_refused(len, format!("device {device} cannot reach the memory of the pool: {error}"))
     })
 }
@@ -121,7 +121,7 @@ pub(crate) fn let_reach(ordinal: usize, start: *const u8, len: usize) -> Result<
 /// The address at which the device of this context sees pinned memory.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let failed = |failed: Failed| Error::copy_refused(len, failed.to_string());
-    let_reach(context.ordinal(), start, len)?;
+    ensure_access(context.ordinal(), start, len)?;
     let state = ContextState::of(context).map_err(failed)?;
     let _current = state.enter().map_err(failed)?;
     // The first call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
@@ -150,7 +150,7 @@ unsafe fn copy_on<'a>(
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
 ) -> Result<SharedFence, CopyFailure> {
-    let _set_aside = SetAside::take(stream.context());
+    let _saved = SavedError::take(stream.context());
     let entered = ContextState::enter_of(stream.context());
     let (context, _current) = entered.map_err(|failed| refused(len, failed))?;
     let wait = || {
@@ -189,7 +189,7 @@ unsafe fn copy_behind<R>(
         HostSide::Source(start) => start,
         HostSide::Target(start) => start.cast_const(),
     };
-    let_reach(context.device(), start, len).map_err(CopyFailure::Refused)?;
+    ensure_access(context.device(), start, len).map_err(CopyFailure::Refused)?;
     if may_wait {
         refuse_capturing()?;
     }

@@ -99,18 +99,18 @@ pub(super) fn is_capturing(stream: Stream) -> Result<bool, Failed> {
 /// cudarc keeps one error per context object for calls that cannot return one, and the next call of its safe layer returns
 /// it, in any part of the program. Left there, it would make device memory skip its wait for earlier work, and the record
 /// of ours.
-pub(super) struct SetAside<'a> {
+pub(super) struct SavedError<'a> {
     context: &'a CudaContext,
     error: Result<(), DriverError>,
 }
 
-impl<'a> SetAside<'a> {
+impl<'a> SavedError<'a> {
     pub(super) fn take(context: &'a CudaContext) -> Self {
         Self { context, error: context.check_err() }
     }
 }
 
-impl Drop for SetAside<'_> {
+impl Drop for SavedError<'_> {
     fn drop(&mut self) {
         if self.error.is_err() {
             self.context.record_err(self.error);

@@ -1,4 +1,4 @@
-//! The checks of the rates: which are printed, and TensorFlow's two lines about them.
+//! TensorFlow's two log lines about the checks of its rates, and which of them are printed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{PoolLog, emit};
 use crate::policy::Check;
 
-/// Counts the checks of one or many pools and picks those that are printed.
+/// Counts the checks of one or several pools and selects those that are printed.
 ///
 /// All pools of a process share one, as in TensorFlow, unless
 /// [`PoolBuilder::unstable_log_sampler`](crate::PoolBuilder::unstable_log_sampler) sets another.
@@ -21,7 +21,7 @@ enum Checks {
     Own(Arc<AtomicU64>),
 }
 
-/// No lazy cell: a child forked while another thread fills it in would never see it filled.
+/// Not a lazy cell: a child forked while another thread initializes it would wait forever.
 static CHECKS_OF_PROCESS: AtomicU64 = AtomicU64::new(0);
 
 impl LogSampler {
@@ -30,8 +30,8 @@ impl LogSampler {
         Self(Checks::OfProcess)
     }
 
-    /// A new sampler, which picks the first check that it counts.
-    #[allow(clippy::new_without_default)] // `LogSampler::process()` is what a default would have to be.
+    /// A new sampler, which selects the first check that it counts.
+    #[allow(clippy::new_without_default)] // A default would be `LogSampler::process()`.
     pub fn new() -> Self {
         Self(Checks::Own(Arc::new(AtomicU64::new(0))))
     }
@@ -57,7 +57,7 @@ pub struct CheckReport {
     pub printed: bool,
 }
 
-/// Letter for letter TensorFlow's lines.
+/// TensorFlow's lines, byte for byte.
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Check { window, limit, raised_to } = self.check;

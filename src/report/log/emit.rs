@@ -26,7 +26,7 @@ struct Deferred {
     calls: Vec<Call>,
 }
 
-/// While one of these exists, the thread's log lines and listener calls are queued; dropping the last one makes them in order.
+/// Queues the thread's log lines and listener calls while it exists; dropping the last one makes the calls in order.
 #[must_use = "what was deferred is called when this is dropped"]
 pub(crate) struct Deferral {
     /// Ends on the thread where it began.
@@ -35,7 +35,7 @@ pub(crate) struct Deferral {
 
 /// Queues log lines and listener calls until the result is dropped. Hold it longer than the lock.
 pub(crate) fn defer() -> Deferral {
-    // A thread that is ending has no queue: there they are called at once.
+    // An exiting thread has no queue and calls them immediately.
     let _ = DEFERRED.try_with(|deferred| deferred.borrow_mut().deferrals += 1);
     Deferral { _not_send: PhantomData }
 }

@@ -34,15 +34,13 @@ fn ends<T>(thread: &thread::ScopedJoinHandle<'_, T>) -> bool {
 
 #[test]
 fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
-    let calls = [SourceCall::Acquire, SourceCall::Release];
-    for (call, source) in calls
+    type Act = (SourceCall, fn(&Pool));
+    let acts: [Act; 2] =
+        [(SourceCall::Acquire, |pool| drop(pool.get(8 * MIB).unwrap())), (SourceCall::Release, |pool| pool.trim(0))];
+    for ((call, act), source) in acts
         .into_iter()
-        .flat_map(|call| [SimSource::new(1 << 40), SimSource::discrete(1 << 40)].map(|source| (call, faulty(source))))
+        .flat_map(|act| [SimSource::new(1 << 40), SimSource::discrete(1 << 40)].map(|source| (act, faulty(source))))
     {
-        let act = |pool: &Pool| match call {
-            SourceCall::Release => pool.trim(0),
-            _ => drop(pool.get(8 * MIB).unwrap()),
-        };
         let pool = over(source.clone(), 8 << 20).build().unwrap();
         if matches!(call, SourceCall::Release) {
             drop(pool.get(8 * MIB).unwrap());

@@ -5,7 +5,7 @@
 //! `rlib` is the handle, [`MockDriver`]: it loads the `cdylib` and controls it.
 //!
 //! ```text
-//!   the program's cu* calls                     the test's control calls (double_*)
+//!   the program's cu* calls                     the test, by `control`
 //!            │                                             │
 //!   ┌── call: counted, held, delayed, failed ◄──── faults ─┤      (one enqueue at a time)
 //!   │  context  event  memory  device_memory  virtual_memory  stream/calls  capture  symbols
@@ -19,7 +19,7 @@
 //!
 //! | rule | where |
 //! | --- | --- |
-//! | work runs later, in order, on its own thread; a DMA reads its source when it runs | `stream`, `copy` |
+//! | work runs later, in order, on a dedicated thread; a DMA reads its source when it runs | `stream`, `copy` |
 //! | `cuMemFreeHost`, `cuMemHostUnregister`, `cuMemFree` wait for all work and block every enqueue meanwhile | `call`, `stream` |
 //! | virtual memory is refused on a NUMA node that is missing or empty, on the "current" node, and at an offset into a granule | `virtual_memory` |
 //! | a copy may not span two registrations, nor continue from one into pageable memory | `address_space` |

@@ -1,21 +1,21 @@
-//! Waits of several processes for something that others change in shared memory.
+//! Waits across processes for a change in shared memory.
 
 use std::time::Duration;
 
 use super::futex::{sleep_while, wake};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
-/// A number that each change raises, and how many wait for one: an event count. New when all of its bytes are 0.
+/// An event count: a number that increases with each change, and the number of waiting threads. Initially all bytes are 0.
 #[derive(Debug)]
 #[repr(C)]
 pub struct EventCount {
     events: AtomicU64,
-    /// Too high by those that died waiting, which costs a call of the kernel at each change.
+    /// Too high if threads died while waiting; then each change makes a system call.
     waiting: AtomicU64,
 }
 
 impl EventCount {
-    /// After a change: wakes at most `threads` of those that wait. No call of the kernel while nobody does.
+    /// Wakes at most `threads` waiting threads after a change. Makes no system call if none waits.
     pub fn notify(&self, threads: i32) {
         self.events.fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
@@ -23,8 +23,8 @@ impl EventCount {
         }
     }
 
-    /// Calls `found` until it finds something, after each change or when `slice` has passed; gives up when `is_late`. No change
-    /// is missed: one that comes after `found` has looked ends the sleep that follows.
+    /// Calls `found` until it returns something, after each change or when `slice` has passed, until `is_late`. No change is missed: a
+    /// change after a call of `found` ends the next sleep.
     pub fn wait<T, E>(
         &self,
         slice: Duration,

@@ -14,7 +14,7 @@ pub(crate) fn sleep_while(word: &AtomicU64, seen: u64, limit: Duration) {
     }
 }
 
-/// Where the lower half of `word` is.
+/// The address of the lower half of `word`.
 #[cfg(target_os = "linux")]
 fn lower_half(word: &AtomicU64) -> *mut u32 {
     let half = word.as_ptr().cast::<u32>();
@@ -39,7 +39,7 @@ pub(crate) fn wake(word: &AtomicU64, threads: i32) {
     unsafe { libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAKE, threads) };
 }
 
-/// Nothing can be shared here, so nobody waits.
+/// No memory can be shared on this system, so no thread waits.
 #[cfg(not(all(target_os = "linux", not(miri))))]
 fn wait(_word: &AtomicU64, _seen: u64, limit: Duration) {
     std::thread::sleep(limit.min(Duration::from_millis(1)));

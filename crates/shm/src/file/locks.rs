@@ -2,19 +2,19 @@
 //!
 //! A slot belongs to a living owner exactly while its byte is locked.
 //!
-//! - The kernel drops the lock when the owner ends, whatever killed it: no daemon, no timeout. It does so after it has taken the
-//!   memory of the process apart, so what `mlock` had locked is unlocked by then. What a driver has pinned goes when the
-//!   driver's descriptors are closed, in the same pass as the lock: Linux 6.18 closes the highest number first but promises no
-//!   order. So another process may claim the bytes a moment before they are unpinned.
-//! - A process number tells nothing here: it is reused, and has another meaning in another namespace. A lock belongs to the file
-//!   itself, so containers that share the file see each other's locks.
-//! - The kernel drops POSIX locks (`F_SETLK`) when any code of the process closes any descriptor of the file. A robust mutex
-//!   needs one thread that lives as long as its process, and is released before the process's memory. A `pidfd` reaches no
-//!   other namespace.
-//! - The price: forked children share the description and its locks. So each child closes it before `fork` returns there.
-//!   Children made in other ways close it at `exec`.
+//! - The kernel drops the lock when the owner exits or is killed, so no daemon and no timeout is needed. It does so after it has
+//!   freed the memory of the process, including memory locked by `mlock`. Memory pinned by a driver is freed when the driver's
+//!   descriptors are closed, in the same pass as the lock: Linux 6.18 closes the highest number first but guarantees no order. So
+//!   another process may claim the bytes a moment before they are unpinned.
+//! - A process number is not sufficient: it is reused, and differs between namespaces. A lock belongs to the file itself, so
+//!   containers that share the file see each other's locks.
+//! - The kernel drops POSIX locks (`F_SETLK`) when any code of the process closes any descriptor of the file. A robust mutex needs a
+//!   thread that lives as long as its process, and is released before the process's memory. A `pidfd` does not work across
+//!   namespaces.
+//! - Forked children share the description and its locks, so each child closes it before `fork` returns there. Children that are
+//!   created in other ways close it at `exec`.
 //!
-//! The locked bytes are behind any end of a file, in the same place in all versions, so any version sees another's owners.
+//! The locked bytes are beyond the end of any file, in the same place in all versions, so each version sees owners of the others.
 
 use std::fs::{File, Metadata};
 use std::hash::{BuildHasher, RandomState};
@@ -27,20 +27,20 @@ use std::time::{Duration, Instant};
 use pinpool_os::fork::{self, ForkGeneration, HeldOff};
 use pinpool_os::sync::process::{AtomicBool, Ordering};
 
-/// The byte of the file as a whole; the byte of slot `i` is `1 + i` behind it.
+/// The byte that locks the whole file; the byte of slot `i` is `1 + i` after it.
 const FIRST: i64 = 1 << 40;
-/// Bytes for slots, as many as any layout may ever have.
+/// Bytes for slots: more than any layout has.
 const SLOTS_MAX: i64 = 1 << 20;
 /// Lock types; their integer type differs between systems.
 const WRITE: libc::c_int = libc::F_WRLCK as libc::c_int;
 const NONE: libc::c_int = libc::F_UNLCK as libc::c_int;
-/// Between two tries for the lock of the file.
+/// Between two attempts to lock the file.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// A description that is used for locks alone. Dropping it ends its locks.
+/// An open file description that is used only for locks. Dropping it releases them.
 ///
-/// Other code of the process may close the descriptor, and its number be another one's by then, even of the same file. So the
-/// description has a mark that no other has: its position, at which nothing is read or written.
+/// Other code of the process may close the descriptor, and its number may then be reused, even for the same file. So the description
+/// has a unique mark: its position, at which nothing is read or written.
 #[derive(Debug)]
 pub struct LockFile {
     file: ManuallyDrop<File>,
@@ -49,7 +49,7 @@ pub struct LockFile {
     generation: ForkGeneration,
 }
 
-/// A descriptor that a child of `fork` closes, if it leads to the description with this mark still.
+/// A descriptor that a forked child closes, if it still refers to the description with this mark.
 struct Listed {
     /// -1 if there is none.
     descriptor: AtomicI32,
@@ -78,7 +78,7 @@ fn mark_of(descriptor: RawFd) -> i64 {
 }
 
 impl LockFile {
-    /// From now on the child of a `fork` closes it. `_no_fork` is taken before the file is opened, so that no child has it unlisted.
+    /// Makes forked children close it. `_no_fork` is taken before the file is opened, so that no child has it unlisted.
     pub fn over(file: File, _no_fork: &HeldOff) -> io::Result<Self> {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         fork::call_in_children(&REGISTERED, close_listed);
@@ -97,12 +97,12 @@ impl LockFile {
         Ok(Self { file: ManuallyDrop::new(file), mark, listed, generation: ForkGeneration::now() })
     }
 
-    /// Whether the descriptor leads to this description still.
+    /// Whether the descriptor still refers to this description.
     pub fn is_open(&self) -> bool {
         mark_of(self.file().as_raw_fd()) == self.mark
     }
 
-    /// What the system says of the file; `None` if the descriptor leads elsewhere.
+    /// The metadata of the file; `None` if the descriptor refers to another description.
     pub(crate) fn metadata(&self) -> Option<Metadata> {
         self.file().metadata().ok().filter(|_| self.is_open())
     }
@@ -213,7 +213,7 @@ fn byte_of(slot: usize) -> i64 {
     FIRST + 1 + i64::try_from(slot).unwrap_or(SLOTS_MAX).min(SLOTS_MAX - 1)
 }
 
-/// A number that no other description and no other segment has.
+/// A number that is unique among descriptions and segments.
 pub(crate) fn random() -> u64 {
     // Keys from the system. A forked child has its parent's keys, but another number.
     RandomState::new().hash_one((std::process::id(), Instant::now()))

@@ -1,6 +1,4 @@
-//! What processes need to share memory: locks that end with their owner, and waits for a word that another process changes.
-//!
-//! Knows no meaning of the words.
+//! Primitives for processes that share memory: locks that end with their owner, and waits for changes by other processes.
 #![allow(unsafe_code)] // Locks and wakes by system calls.
 
 mod event_count;

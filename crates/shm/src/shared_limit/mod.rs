@@ -7,34 +7,32 @@
 //!   a request without room: writes what it wants ─▶ wakes the others' threads ─▶ they release memory ─▶ wake the request
 //! ```
 //!
-//! An owner is one pool. What it holds is in its own slot and nowhere else: no death leaves a wrong sum, and each change is one
-//! store. So an owner may die at any instruction. Its slot is free from then on, and the next claim that finds no room sets it
-//! to zero.
+//! An owner is one pool. Only its own slot contains its bytes, and each change is one store, so an owner may die at any instruction
+//! and no total is left wrong. Its slot is then free, and the next claim that finds no room sets it to zero.
 //!
-//! A claim sums all slots and writes its own under the lock of the file, which the kernel drops when its holder dies. A holder
-//! that is stopped (SIGSTOP) in these microseconds delays the others' growth: their claims are refused after 50 ms.
+//! A claim sums all slots and writes its own slot under the file's lock, which the kernel drops when its holder dies. If the holder
+//! is stopped (SIGSTOP) in these microseconds, claims of other processes are refused after 50 ms.
 //!
-//! While owners want more than there is, those above an even share make room of what is returned to them, and claim nothing that
-//! others wait for (`shares`). So a request is served although other processes constantly use the whole limit.
+//! While the owners together want more than the limit, owners above an even share release what is returned to them, and claim
+//! nothing that others wait for (`shares`). So a request is served even if other processes constantly use the whole limit.
 //!
 //! The file is in `/dev/shm`, named after the user and the shared limit, and only that user may open it. The first pool that
-//! attaches while there is no living owner sets the limit; the last one removes the file. If somebody else removes the file,
-//! its owners keep what they hold but claim nothing more (`Loss`). New processes then create a file and their own limit, which
-//! does not count what the old owners hold.
+//! attaches while no owner is alive sets the limit; the last owner removes the file. If another program removes the file, its owners
+//! keep their memory but claim nothing more (`Loss`). New processes then create another file with a separate limit.
 //!
-//! | file | owns |
+//! | file | contains |
 //! | --- | --- |
 //! | `slots` | the file, the shared words and their lock |
 //! | `segment` | the memory of the words |
-//! | `shares` | who makes room, and who may claim, while all want more than there is: numbers in, numbers out |
+//! | `shares` | who releases memory, and who may claim it, if all owners want more than the limit |
 //! | `name`, `report` | the names of shared limits; their contents, for people and programs |
 //!
-//! Knows no pool: it counts bytes and reports that something has changed.
+//! This module does not know pools: it counts bytes and reports changes.
 //!
-//! - shared-limit-I1: the sum of what living owners hold never exceeds the limit.
+//! - shared-limit-I1: the sum of the bytes of living owners never exceeds the limit.
 //! - shared-limit-I2: only the process that attached changes its slot: in a forked child every call does nothing.
 //! - shared-limit-I3: an owner with a descriptor that other code has closed claims nothing more, and leaves its slot to the next owner.
-//! - shared-limit-I4: what an owner wants is the sum of what its requests and reserves want now.
+//! - shared-limit-I4: the wanted bytes of an owner are the sum of what its requests and reserves want now.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +57,7 @@ use pinpool_os::threads;
 /// How often the thread of an owner checks the file.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// What one request or reserve of an owner wants: changed only under the lock of the owner's place, so the sum is exact.
+/// Bytes that one request or reserve of an owner wants. Changed only under the lock of the owner's slot, so the sum is exact.
 #[derive(Debug, Default)]
 pub struct Want(AtomicU64);
 
@@ -75,7 +73,7 @@ impl Want {
     }
 }
 
-/// A pool's slot in a shared limit. Dropping it releases all that it holds.
+/// A pool's slot in a shared limit. Dropping it releases all of its bytes.
 #[derive(Debug)]
 pub struct SharedLimit(Arc<Attached>);
 
@@ -126,7 +124,7 @@ impl SharedLimit {
         self.0.slots.max_bytes()
     }
 
-    /// Claims `bytes`; false if that would exceed the limit, or use what others wait for.
+    /// Claims `bytes`. Returns false if that would exceed the limit, or take what others wait for.
     pub fn claim(&self, bytes: u64) -> bool {
         let own = &self.0;
         own.with(|place| {
@@ -144,7 +142,7 @@ impl SharedLimit {
         })
     }
 
-    /// `bytes` that were claimed are back with the system.
+    /// Returns `bytes` to the limit after they were released to the system.
     pub fn release(&self, bytes: u64) {
         let own = &self.0;
         own.with(|place| {
@@ -158,7 +156,7 @@ impl SharedLimit {
         });
     }
 
-    /// Bytes that a claim of `bytes` may have. If these are fewer, the bytes of dead owners are taken back first.
+    /// How much of `bytes` can be claimed. If not all of them, the bytes of dead owners are reclaimed first.
     pub fn room_for(&self, bytes: u64) -> u64 {
         self.0.with(|place| self.0.room_for(place, bytes))
     }
@@ -213,12 +211,12 @@ impl SharedLimit {
         })
     }
 
-    /// Why this owner claims nothing more, if it does not.
+    /// Why this owner can no longer claim, if it cannot.
     pub fn loss(&self) -> Option<Loss> {
         self.0.with(|place| self.0.check(place))
     }
 
-    /// Records how much of what this owner holds is idle, for reports.
+    /// Records how many of this owner's bytes are idle, for reports.
     pub fn record_idle(&self, bytes: u64) {
         self.0.with(|place| {
             self.0.check(place);
@@ -226,8 +224,8 @@ impl SharedLimit {
         });
     }
 
-    /// Starts the thread that calls `notice` whenever owners want memory or give memory back, with whether others want any and,
-    /// once, why this owner claims nothing more, until it returns false or this is dropped.
+    /// Starts a thread that calls `notice` whenever owners want or return memory: with whether others want any and, once, why this
+    /// owner can no longer claim. It ends when `notice` returns false or this is dropped.
     pub fn watch(&self, notice: impl Fn(bool, Option<Loss>) -> bool + Send + 'static) -> std::io::Result<()> {
         let own = self.0.clone();
         let news = move |place: &mut Place| {
@@ -247,7 +245,7 @@ impl SharedLimit {
         })
     }
 
-    /// What all owners hold. Nothing in a forked child.
+    /// The bytes of all owners. Empty in a forked child.
     pub fn report(&self) -> SharedLimitReport {
         let is_own = self.0.with(|place| Some(self.0.check(place) != Some(Loss::Closed)));
         let report = |is_own: bool| SharedLimitReport::of(&self.0.name, &self.0.slots, is_own.then_some(self.0.own));
@@ -275,7 +273,7 @@ impl Attached {
         if self.generation.is_stale() { R::default() } else { act(&mut self.place.lock()) }
     }
 
-    /// Checks whether the file and its descriptor are as they were. What was lost stays lost.
+    /// Checks whether the file and its descriptor are unchanged. A loss is permanent.
     fn check(&self, place: &mut Place) -> Option<Loss> {
         if place.loss.is_none() {
             place.loss = self.slots.loss();
@@ -289,7 +287,7 @@ impl Attached {
         place.loss
     }
 
-    /// False if the slot is not this owner's any more: without its lock it is free for others.
+    /// Whether this owner still has its slot: without its lock the slot is free for others.
     fn write(&self, place: &Place, word: usize, value: u64) -> bool {
         let is_own = place.loss != Some(Loss::Closed);
         if is_own {

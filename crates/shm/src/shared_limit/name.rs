@@ -1,8 +1,8 @@
-//! The names of shared limits, and where their files are.
+//! The names of shared limits, and the location of their files.
 
 use std::path::{Path, PathBuf};
 
-/// The files are here.
+/// The directory of the files.
 const DIRECTORY: &str = "/dev/shm";
 
 /// The error in `name` as the name of a shared limit.

@@ -44,7 +44,7 @@ pub struct SharedLimitOwner {
     pub pool: String,
     /// Bytes that it holds, including those that it is pinning or releasing.
     pub held_bytes: u64,
-    /// Bytes of them that were idle at its last maintenance tick.
+    /// Bytes of these that were idle at its last maintenance tick.
     pub idle_bytes: u64,
     /// Bytes that its waiting requests want in addition.
     pub wanted_bytes: u64,

@@ -1,8 +1,8 @@
-//! Memory that processes share and that nobody can truncate: a System V segment without a key.
+//! Shared memory that no process can truncate: a System V segment without a key.
 //!
-//! Whoever may write to a file may truncate it, and each access behind its end would kill its process by SIGBUS; a segment has no
-//! file. It is marked for removal when it is created, so it goes with the last process that has it attached, however that
-//! process ends. Until then other processes attach it by its number, if they are in the same IPC namespace.
+//! A process that may write to a file may also truncate it, and then an access beyond its end raises SIGBUS; a segment has no file. It
+//! is marked for removal when it is created, so it is freed with the last process that has it attached, even if that process is
+//! killed. Until then other processes in the same IPC namespace attach it by its number.
 #![allow(unsafe_code)] // Maps by system calls.
 
 use std::io;
@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
-/// As many pools may be attached at once.
+/// Maximum number of attached pools.
 pub(super) const SLOTS: usize = 256;
 pub(super) const SLOT_WORDS: usize = 16;
 const FIRST_SLOT: usize = 8;
@@ -31,7 +31,7 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// A new segment, all zeros but the cookie.
+    /// A new segment: a cookie, and zeros.
     pub(super) fn create(cookie: u64) -> io::Result<Self> {
         // SAFETY: a call with numbers.
         let id = unsafe { libc::shmget(libc::IPC_PRIVATE, BYTES, libc::IPC_CREAT | 0o600) };

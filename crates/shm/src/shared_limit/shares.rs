@@ -1,19 +1,19 @@
-//! Which owners make room while all together want more than the limit: numbers in, numbers out.
+//! Which owners release memory while the owners together want more than the limit: numbers in, numbers out.
 //!
-//! The *even level* divides the limit as evenly as the owners want: an owner that holds and wants less than an even part gets all
-//! of that, and the others share the rest (max-min fairness). An owner above the level makes room of what is returned to it if
-//! another has less, and claims nothing that an earlier want needs. An owner below the level releases only idle memory, and
-//! claims what is free. So owners that all want more end at the level, give or take one buffer, and pass nothing back and forth.
+//! The *even level* divides the limit by max-min fairness: an owner that holds and wants less than an even part gets all of it, and
+//! the others share the rest. An owner above the level releases what is returned to it if another owner has less, and claims nothing
+//! that an earlier want needs. An owner below the level releases only idle memory, and claims what is free. So owners that all want
+//! more end within one buffer of the level, and memory does not move back and forth.
 //!
-//! A request that needs more than the level would never be served while the others use their parts. If it has waited longest,
-//! the others' level is computed from what the limit leaves after it, and they take turns.
+//! A request that needs more than the level would never be served while the others use their parts. If it has waited longest, the
+//! others' level is computed from the rest of the limit, so such requests are served in turn.
 
 /// What an owner holds and wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
     pub held_bytes: u64,
     pub wanted_bytes: u64,
-    /// What the waiting request needs in all.
+    /// All that the waiting request needs.
     pub needed_bytes: u64,
     /// When it began to want; of two with the same time, the number of the slot decides.
     pub since: (u64, usize),
@@ -39,7 +39,7 @@ impl Demand {
     }
 }
 
-/// What the owner `own` may claim of `room_bytes`, for a claim of `bytes`, while `others` want memory.
+/// How much of `room_bytes` the owner `own` may use for a claim of `bytes` while `others` want memory.
 pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_bytes: u64, bytes: u64) -> u64 {
     let is_before = |other: &&Demand| other.turn() < own.turn();
     let before_bytes = others.iter().filter(is_before).map(|other| other.wanted_bytes).fold(0, u64::saturating_add);
@@ -51,7 +51,7 @@ pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_byt
     room_bytes.min(to_level_bytes).max(room_bytes.saturating_sub(before_bytes))
 }
 
-/// Whether the owner `own` must make room of what is returned to it, while `others` lack room.
+/// Whether the owner `own` must release what is returned to it while `others` lack room.
 pub fn gives(own: &Demand, others: &[Demand], max_bytes: u64) -> bool {
     let (level_bytes, is_turn) = level(own, others, max_bytes);
     let has_less = |other: &Demand| other.wanted_bytes > 0 && other.bytes() < own.held_bytes;

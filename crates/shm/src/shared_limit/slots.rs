@@ -1,9 +1,9 @@
-//! The words that the owners of a shared limit share, and the file that leads to them.
+//! The words that the owners of a shared limit share, and the file that locates them.
 //!
 //! ```text
-//!   file:   [header: magic, kind, version, where the memory is]                    removed by its last owner
-//!   memory: [cookie] [words of all owners] [slot 0] [slot 1] ... [slot 255]        goes with its last owner
-//!   locks:  one byte for the file as a whole, one for each slot; far behind the end of the file
+//!   file:   [header: magic, kind, version, segment]                    removed by its last owner
+//!   memory: [cookie] [words of all owners] [slot 0] [slot 1] ... [slot 255]        freed with its last owner
+//!   locks:  one byte for the file as a whole, one for each slot; far beyond the end of the file
 //! ```
 //!
 //! - shared-limit-slots-I1: the memory is created only under the lock of the file while no slot is locked.
@@ -26,10 +26,10 @@ use pinpool_os::sync::process::{AtomicU64, Ordering};
 type Header = [u64; 5];
 const MAGIC: u64 = u64::from_ne_bytes(*b"pinpool\x01");
 const KIND: u64 = u64::from_ne_bytes(*b"limit   ");
-/// Raise it with each change of the words below.
+/// Increase it with each change of the words below.
 const VERSION: u64 = 4;
 
-/// Words of all owners: the limit; a number that rises with each change that others wait for.
+/// Words of all owners: the limit; a number that increases with each change that others wait for.
 const MAX_BYTES: usize = 1;
 const EVENTS: usize = 2;
 /// Words of a slot: bytes held, wanted, idle; what the waiting request needs, since which event it waits; the process and its
@@ -43,11 +43,11 @@ pub(super) const PROCESS: usize = 5;
 pub(super) const NAMESPACE: usize = 6;
 pub(super) const NAME: usize = 7;
 
-/// Longest wait for the lock of the file to attach, and for all else; others hold it for microseconds.
+/// Longest wait for the file's lock: to attach, and for all other uses. Others hold it for microseconds.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Why an owner claims nothing more.
+/// Why an owner can no longer claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
     /// New processes of the name use another file.
@@ -95,7 +95,7 @@ impl Slots {
         }
     }
 
-    /// Attaches to look; `None` if there is no such file, or nobody is attached.
+    /// Attaches read-only; `None` if there is no such file, or no owner.
     pub(super) fn view(path: &Path) -> Result<Option<Self>, String> {
         let opened = open(path, false);
         if opened.is_err() && !path.exists() {
@@ -104,7 +104,7 @@ impl Slots {
         let locks = opened?.0;
         let header = read_header(path, &locks)?;
         let found = find(path, &header, true);
-        // The memory goes with its last owner.
+        // The memory freed with its last owner.
         if !locks.has_owner().map_err(|error| failed("lock", path, &error))? {
             return Ok(None);
         }
@@ -133,7 +133,7 @@ impl Slots {
         wake(self.events(), i32::MAX);
     }
 
-    /// Whether another owner lives that has slot `index`. If the system cannot tell, it counts as alive.
+    /// Whether another living owner has slot `index`. If the system cannot tell, it counts as alive.
     pub(super) fn is_owned(&self, index: usize) -> bool {
         self.locks.is_slot_locked(index).unwrap_or(true)
     }
@@ -146,12 +146,12 @@ impl Slots {
         self.max_bytes().saturating_sub(self.sum(HELD, 0..SLOTS))
     }
 
-    /// What the owners but `own` want.
+    /// What all owners except `own` want.
     pub(super) fn wanted_beside(&self, own: usize) -> u64 {
         self.sum(WANTED, (0..SLOTS).filter(|&index| index != own))
     }
 
-    /// What the owners but `own` have and want.
+    /// What all owners except `own` hold and want.
     pub(super) fn demands_beside(&self, own: usize) -> Vec<Demand> {
         let demand = |index| {
             let [held_bytes, wanted_bytes, needed_bytes] = [HELD, WANTED, NEEDED].map(|word| self.get(index, word));
@@ -161,7 +161,7 @@ impl Slots {
         others.filter(|demand| demand.held_bytes > 0 || demand.wanted_bytes > 0).collect()
     }
 
-    /// Why the owner of a slot claims nothing more. A truncated file is no reason: the words are elsewhere.
+    /// Why the owner of a slot can no longer claim. Truncating the file has no effect: the words are elsewhere.
     pub(super) fn loss(&self) -> Option<Loss> {
         match self.locks.metadata() {
             None => Some(Loss::Closed),
@@ -179,7 +179,7 @@ impl Slots {
         self.locks.locked(PATIENCE, act).unwrap_or_default()
     }
 
-    /// Takes the bytes of dead owners back. Returns whether there were any.
+    /// Reclaims the bytes of dead owners. Returns whether there were any.
     pub(super) fn clear_dead(&self, own: usize) -> bool {
         let has_words = |index| self.get(index, HELD) > 0 || self.get(index, WANTED) > 0;
         let is_dead = |index: &usize| *index != own && has_words(*index) && !self.is_owned(*index);
@@ -187,7 +187,7 @@ impl Slots {
         (0..SLOTS).any(|index| is_dead(&index)) && self.locked(clear).unwrap_or(false)
     }
 
-    /// Gives slot `own` up. The last owner removes the file.
+    /// Frees slot `own`. The last owner removes the file.
     pub(super) fn leave(&self, own: usize) {
         let end = || {
             self.segment.zero(own);

@@ -10,7 +10,7 @@ const TIME_UNITS: [(&str, u64); 5] =
 /// Units of sizes by their first letter: powers of 1024, or of 1000.
 const LETTERS: &str = "KMGT";
 
-/// How a size is written, for messages.
+/// The format of a size, for error texts.
 const A_SIZE: &str = "not a size (like 2GiB, 512M, 1.5GB, 1e9 or plain bytes; the largest unit is T)";
 
 /// Reads a size as people write it.
@@ -22,12 +22,12 @@ const A_SIZE: &str = "not a size (like 2GiB, 512M, 1.5GB, 1e9 or plain bytes; th
 /// | `2KB` (and `MB`, `GB`, `TB`) | 2 x 1000 |
 /// | `1.5G`, `.5GiB`, `1.5e3K` | fractions and exponents with any unit; a part of a byte is dropped |
 ///
-/// Case does not matter, and blanks may stand before the unit. Kubernetes writes `2G` for 2 x 1000^3: write `2GB` for that,
-/// `2Gi` means the same everywhere.
+/// Case does not matter, and blanks before the unit are allowed. In Kubernetes `2G` is 2 x 1000^3, which is `2GB` here; `2Gi` means the
+/// same everywhere.
 ///
 /// # Errors
 ///
-/// `text` is no size, or is over `u64::MAX` bytes.
+/// `text` is not a size, or exceeds `u64::MAX` bytes.
 pub fn parse_bytes(text: &str) -> Result<u64, ParseError> {
     scaled(text, "B", &size_unit, A_SIZE, "more than 2^64 - 1 B")
 }
@@ -50,7 +50,7 @@ fn size_unit(unit: &str) -> Result<u64, &'static str> {
 ///
 /// # Errors
 ///
-/// `text` is no time, or is over `u64::MAX` microseconds.
+/// `text` is not a time, or exceeds `u64::MAX` microseconds.
 pub fn parse_duration(text: &str) -> Result<Duration, ParseError> {
     const A_TIME: &str = "not a time (like 30s, 500ms, 2min or plain seconds)";
     let unit = |unit: &str| {
@@ -79,7 +79,7 @@ struct Decimal {
     fraction: String,
 }
 
-/// Digits of a fraction that count: the next one changes no unit by a thousandth.
+/// Significant digits of a fraction: further ones change no unit by a thousandth.
 const FRACTION_DIGITS: usize = 18;
 
 /// A larger exponent exceeds every limit.
