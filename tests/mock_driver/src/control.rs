@@ -202,3 +202,18 @@ extern "C" fn double_set_device_count(count: usize) {
 extern "C" fn double_wrong_uses() -> usize {
     counts::wrong_uses().len()
 }
+
+#[unsafe(no_mangle)]
+extern "C" fn double_hold_call(name: *const c_char, is_closed: c_int) {
+    faults::hold(text(name), is_closed != 0);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn double_fail(name: *const c_char, nth: u64, times: u64, code: c_int) {
+    faults::fail(text(name), nth, times, Code(code));
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn double_reset() {
+    (MOCK_DRIVER_CONTROLS.reset)();
+}
