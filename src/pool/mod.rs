@@ -75,7 +75,7 @@ fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize) ->
 }
 
 impl Pool {
-    /// Settings for a new pool: those of the `PINPOOL_*` variables, and defaults for the others, until code sets them.
+    /// Settings for a new pool: the values of the `PINPOOL_*` variables, and defaults for the others, until code sets them.
     pub fn builder() -> PoolBuilder {
         PoolBuilder::new()
     }

@@ -1,7 +1,7 @@
 //! The driver's answers about a buffer of the program, corrected to those for an allocation of its own.
 //!
 //! The memory is the driver's own pinned memory, so most answers are right as they are. Those about the allocation
-//! (its range, its id) are about a block of the pool, and are replaced by the buffer's. Its flags stay those of the block, which is
+//! (its range, its id) are about a block of the pool, and are replaced by the buffer's. Its flags stay the flags of the block, which is
 //! portable and mapped.
 
 use std::ffi::c_int;

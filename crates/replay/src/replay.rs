@@ -10,7 +10,7 @@ use super::player::{Observe, Player};
 use super::priced::CallSums;
 use super::report::ReplayReport;
 use super::sim::{SimSource, SourceKind};
-use super::workload::Workload;
+use super::workload::{MAX_BYTES, POLICY, Workload};
 use pinpool::unstable::config::{Config, Limit, env};
 use pinpool::unstable::{CheckReport, LogSampler, ManualClock};
 use pinpool::{Backend, Error, OnFull, Pool, PoolBuilder};
@@ -32,10 +32,7 @@ const FOLLOWED: [&str; 10] = [
     "PINPOOL_RESERVE",
     "PINPOOL_GROWTH",
 ];
-pub(super) const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
 const WAIT: &str = "PINPOOL_WAIT";
-/// Each of the two implies the other.
-pub(super) const POLICY: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
 
 /// The number of checks of the rates, and the last check.
 type Checks = (u64, Option<CheckReport>);

@@ -11,12 +11,15 @@ use super::cost::TimedCall;
 use super::format::{TraceError, TraceReader};
 use super::input::Input;
 use super::priced::move_ns;
-use super::replay::{MAX_BYTES, POLICY};
 use super::text::{MAX_DURATION_US, recording_of};
 use super::threads::{Step, Threads};
 use pinpool_observe::diagnosis::words::counted;
 use pinpool_observe::diagnosis::{PoolDiagnosis, diagnose_recording};
 use pinpool_observe::record::{Event, PoolDescription, Recording, SET_IN_CODE};
+
+pub(super) const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
+/// Each of the two implies the other.
+pub(super) const POLICY: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
 
 /// A trace in which every return has its request.
 #[derive(Debug, Clone, Default)]

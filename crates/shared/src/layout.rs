@@ -25,7 +25,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"pinslabs");
 const VERSION: u32 = 1;
 /// The subject of error texts.
 pub(super) const WHAT: &str = "shared buffers";
-/// Worker slots in addition to those of dead workers with sent buffers.
+/// Worker slots in addition to the slots of dead workers with sent buffers.
 const SPARE_SLOTS: u32 = 256;
 const BUFFERS_MAX: usize = 1 << 15;
 

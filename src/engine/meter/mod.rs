@@ -1,4 +1,4 @@
-//! Counters of a pool, in addition to those of its idle buffers and its memory. No hit comes here.
+//! Counters of a pool, in addition to the counters of its idle buffers and its memory. No hit comes here.
 //!
 //! ```text
 //!   in use = blocks - idle - in flight
@@ -122,7 +122,7 @@ impl Counters {
         self.requested.lock().new_lengths
     }
 
-    /// Adds these counters to `stats`, which contain those of the cache, the memory and the copies in flight. `own_bytes` are the
+    /// Adds these counters to `stats`, which contain the counters of the cache, the memory and the copies in flight. `own_bytes` are the
     /// bytes in blocks of this pool.
     pub(crate) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
         let (pageable, pageable_returns) = (self.pageable.get(), self.pageable_returns.get());

@@ -186,7 +186,7 @@ fn use_own_pools() -> bool {
     true
 }
 
-/// Ends the threads of a test, also where a check fails.
+/// Ends the threads of a test, also if a check fails.
 struct EndFlag<'test>(&'test AtomicBool);
 
 impl Drop for EndFlag<'_> {

@@ -26,7 +26,7 @@ fn the_tables_of_the_replays_are_those_of_the_script() {
         let head = made.lines().next().unwrap();
         let begin = page.find(&format!("{head}\n")).unwrap_or_else(|| panic!("no table begins with {head}"));
         let end = page[begin..].find("\n\n").map_or(page.len(), |len| begin + len);
-        if page[begin..end] != made {
+        if page[begin..end] != *made {
             page.replace_range(begin..end, made);
             stale.push(head.to_owned());
         }

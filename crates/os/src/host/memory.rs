@@ -47,7 +47,7 @@ pub fn memory(root: &Path) -> Option<HostMemory> {
     MemoryGauge::open(root)?.read()
 }
 
-/// Reads repeatedly how much memory this process may use. The cgroups are those of the start.
+/// Reads repeatedly how much memory this process may use. The cgroups are determined once.
 #[derive(Debug)]
 pub struct MemoryGauge {
     files: Files,

@@ -155,7 +155,7 @@ impl Books {
         Ok(())
     }
 
-    /// The bytes that the system holds for all reserves, and those of the largest; reserves in progress count as one.
+    /// The bytes that the system holds for all reserves, and the bytes of the largest; reserves in progress count as one.
     pub(in crate::engine) fn reserve_bytes(&self) -> (u64, u64) {
         let held_bytes = self.reserve_bytes + self.reserve_overhead_bytes + self.pending_bytes;
         (held_bytes, self.largest_reserve_bytes.max(self.pending_bytes))
