@@ -27,7 +27,7 @@ impl Server for Core {
     }
 
     fn require_slow_path(&self, is_waiting: bool) {
-        self.slow_path_flag.change(Reason::Waiting, || is_waiting, |attends| self.idle.set_slow_path(attends));
+        self.slow_path_flag.change(Reason::Waiting, || is_waiting, |required| self.idle.set_slow_path(required));
     }
 
     fn sweep(&self) {
@@ -201,16 +201,16 @@ mod tests {
 
     #[test]
     fn the_shards_are_told_when_the_first_reason_comes_and_the_last_one_goes() {
-        let (attention, told) = (SlowPathFlag::default(), RefCell::new(Vec::new()));
-        let change = |reason, holds| attention.change(reason, || holds, |now| told.borrow_mut().push(now));
+        let (flag, told) = (SlowPathFlag::default(), RefCell::new(Vec::new()));
+        let change = |reason, holds| flag.change(reason, || holds, |now| told.borrow_mut().push(now));
         change(Reason::Waiting, true);
         change(Reason::SharedLimit, true);
-        assert!(attention.is_for_shared_limit());
+        assert!(flag.is_for_shared_limit());
         change(Reason::Waiting, false);
         change(Reason::SharedLimit, true);
         assert_eq!(*told.borrow(), [true]);
         change(Reason::SharedLimit, false);
-        assert!(!attention.is_for_shared_limit());
+        assert!(!flag.is_for_shared_limit());
         assert_eq!(*told.borrow(), [true, false]);
     }
 }

@@ -158,7 +158,7 @@ impl Supply for OneEach {
     /// From now on the pool claims only the bytes of quarantined blocks and of regions that are never released.
     fn close(&self, _: u64) {
         self.release_refused();
-        self.refused.lock().drain(..).for_each(|(_, claim)| claim.keep_forever());
+        self.refused.lock().drain(..).for_each(|(_, claim)| claim.leak());
         let base = self.base.lock().take();
         drop(base);
     }
@@ -252,7 +252,7 @@ impl Pageable {
                 Ok(())
             }
             Err(error) => {
-                claim.keep_forever();
+                claim.leak();
                 Err((bytes, error))
             }
         }
