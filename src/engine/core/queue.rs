@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::get::{CALL_PATIENCE, QueuePlace};
 use super::report::nanos;
 use super::{Block, BlockRequest, Core};
-use crate::engine::memory::{Refusal, SlowCalls, Stop};
+use crate::engine::memory::{Deadlines, Refusal, SlowCalls, Stop};
 use crate::engine::wait_queue::{Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{Result, Retry};
 use crate::maintenance_thread::pause_for_copies;
@@ -37,7 +37,7 @@ impl Server for Core {
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> std::result::Result<Block, Refusal> {
         let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
             // The attempt without calls has counted the miss.
-            let calls = SlowCalls::After(waiter.begun, waiter.begun + CALL_PATIENCE);
+            let calls = SlowCalls::After(Deadlines { plans: waiter.begun, calls: waiter.begun + CALL_PATIENCE });
             let served = self
                 .try_get_of_pool(waiter.class)
                 .map_or_else(|| self.acquire(&waiter.request, calls, QueuePlace::NotQueued), Ok);
@@ -52,9 +52,10 @@ impl Server for Core {
         let begun = Instant::now();
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) {
             // May stop without a refusal.
-            self.acquire(&waiter.request, SlowCalls::Held(until, until), QueuePlace::Head).map_err(|_| refused)
+            self.acquire(&waiter.request, SlowCalls::Held(Deadlines::both(until)), QueuePlace::Head)
+                .map_err(|_| refused)
         } else {
-            let calls = SlowCalls::Until(until, until);
+            let calls = SlowCalls::Until(Deadlines::both(until));
             let attempt = || self.acquire(&waiter.request, calls, QueuePlace::Head).map_err(expect_refusal);
             match attempt() {
                 Err(refusal) if self.publish_demand(&refusal) => attempt(),

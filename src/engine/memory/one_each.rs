@@ -51,7 +51,7 @@ impl OneEach {
             return Err(Stop::NeedsCall);
         }
         let begun = Instant::now();
-        let acquired = self.source.acquire(class_bytes, Some(calls.until().1));
+        let acquired = self.source.acquire(class_bytes, Some(calls.deadlines().calls));
         let took = begun.elapsed();
         let mut counts = self.counts.lock();
         counts.calls.pin.record(class_bytes as u64, took, acquired.is_ok());
