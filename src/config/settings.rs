@@ -53,7 +53,7 @@ macro_rules! for_each_setting {
         /// Source of memory: auto, gpu, vmm, register, cuda, mlock or heap.
         "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as word();
 
-        /// Ordinal of the GPU; if unset: the current context's, else the first active, else 0.
+        /// GPU ordinal; if unset: the current context's, else the first active, else 0.
         "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;
 
         /// NUMA node to pin on: a number, or auto for the GPU's node.
