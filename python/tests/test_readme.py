@@ -17,7 +17,7 @@ def examples(readme):
 
 def test_the_example_of_the_main_readme_runs(alone):
     out, _ = alone(examples("README.md")[0])
-    assert out.endswith("1228308480 1\n")
+    assert out.endswith("1228308480 5242880\n")
 
 
 STREAM = PRELUDE + """

@@ -240,15 +240,17 @@ impl PinnedBuf {
     /// - [`Error::is_backend`]: there is no driver,
     /// - [`Error::is_device`]: no fence can be recorded on the stream, or it is capturing a graph.
     ///
-    /// Then the memory is never reused.
+    /// Then the memory is never reused, unless a later call for the same stream succeeds. No later call helps after a capture, since
+    /// each launch of the graph uses the memory again.
     ///
     /// # Safety
     ///
-    /// The stream is not destroyed during the call, nor its context before the work completes.
+    /// The stream is not destroyed during the call, nor between a failed call and the next one for it, nor its context before the
+    /// work completes.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_stream(&mut self, stream: cudarc::driver::sys::CUstream) -> Result<()> {
         // SAFETY: the caller's promise.
-        self.record_work(|| unsafe { copy::cuda::fence_behind_stream(stream) }.map(Some))
+        self.record_work(stream.addr(), || unsafe { copy::cuda::fence_behind_stream(stream) }.map(Some))
     }
 
     /// Records work as [`record_stream`](PinnedBuf::record_stream) does, for the work that another library's event covers now: all
@@ -261,7 +263,8 @@ impl PinnedBuf {
     ///
     /// # Safety
     ///
-    /// The event is not destroyed during the call, nor its context before the work completes.
+    /// The event is not destroyed during the call, nor destroyed or recorded between a failed call and the next one for it, nor its
+    /// context before the work completes.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_event(&mut self, event: cudarc::driver::sys::CUevent) -> Result<()> {
         if event.is_null() {
@@ -269,26 +272,34 @@ impl PinnedBuf {
             return Err(crate::error::ErrorKind::Handle { why: "the event is null".to_owned() }.into());
         }
         // SAFETY: the caller's promise.
-        self.record_work(|| unsafe { copy::cuda::fence_behind_event_handle(event) })
+        self.record_work(event.addr(), || unsafe { copy::cuda::fence_behind_event_handle(event) })
     }
 
-    /// Records the fence that `mark` makes behind work of other code, which may write to the buffer.
+    /// Records the fence that `mark` makes behind work of the stream or event `handle`, which may write to the buffer.
     #[cfg(feature = "cuda")]
-    fn record_work(&mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
+    fn record_work(&mut self, handle: usize, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
         block.check_process()?;
         let marked = mark();
         let fences = &mut block.state_mut().copy_fences;
         fences.forget_completed();
+        // A default handle may name another stream the next time, and a graph may be launched again.
+        let is_final = |error: &Error| error.is_capture() || copy::cuda::is_default(handle);
         match marked {
             Ok(fence) => {
+                fences.forget_unfenced(handle);
                 fence.into_iter().for_each(|fence| fences.record_write(fence));
                 Ok(())
             }
             // Without a driver there is no such work.
             Err(error) if error.is_unavailable() => Err(error),
             Err(error) => {
-                fences.record_write(std::sync::Arc::new(copy::UnknownEnd(error.to_string())));
+                let failed: SharedFence = std::sync::Arc::new(copy::UnknownEnd(error.to_string()));
+                if is_final(&error) {
+                    fences.record_write(failed)
+                } else {
+                    fences.record_unfenced(handle, failed)
+                }
                 Err(error)
             }
         }

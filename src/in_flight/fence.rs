@@ -201,9 +201,16 @@ enum AccessKind {
     Lent,
     /// A lent read after the end of the borrow.
     Returned,
+    /// Work of the stream or event with this handle, behind which the driver refused a fence. It may write.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has such handles.
+    Unfenced(usize),
 }
 
 impl Access {
+    fn may_write(&self) -> bool {
+        matches!(self.kind, AccessKind::Write | AccessKind::Unfenced(_))
+    }
+
     /// False if either stream is unknown.
     fn is_on(&self, stream: Option<StreamId>) -> bool {
         stream.is_some() && stream_id_of(&*self.fence) == stream
@@ -234,6 +241,20 @@ impl CopyFences {
     /// Records a copy into the buffer.
     pub(crate) fn record_write(&mut self, fence: SharedFence) {
         self.push(fence, AccessKind::Write);
+    }
+
+    /// Records work of the stream or event `handle` that has no fence. `failed` never completes.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn record_unfenced(&mut self, handle: usize, failed: SharedFence) {
+        self.push(failed, AccessKind::Unfenced(handle));
+    }
+
+    /// The work of the stream or event `handle` has a fence now.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn forget_unfenced(&mut self, handle: usize) {
+        if let Some(accesses) = self.0.get_mut() {
+            accesses.get_mut().retain(|each| each.kind != AccessKind::Unfenced(handle));
+        }
     }
 
     /// Records a copy from the buffer that a borrower is about to enqueue.
@@ -295,7 +316,7 @@ impl CopyFences {
     /// Waits for the copies into the buffer that are not ordered before the next work of `stream`: copies on other streams,
     /// or all copies if `stream` is unknown. Fails as [`wait`](CopyFences::wait).
     pub(crate) fn wait_for_writes(&self, stream: Option<StreamId>) -> Result<()> {
-        self.wait_for(|each| each.kind == AccessKind::Write && !each.is_on(stream))
+        self.wait_for(|each| each.may_write() && !each.is_on(stream))
     }
 
     /// Waits for every copy that is not on `stream`. Fails as [`wait`](CopyFences::wait).
@@ -314,7 +335,7 @@ impl CopyFences {
         // Each one is waited for, also after a failure of another.
         for each in accesses.iter().filter(|each| concerns(each)) {
             let waited = each.fence.wait();
-            if each.kind == AccessKind::Write && outcome.is_ok() {
+            if each.may_write() && outcome.is_ok() {
                 outcome = waited;
             }
         }

@@ -34,7 +34,7 @@ pub(super) struct Stream {
 }
 
 /// Whether the handle refers to a stream of the calling context or thread, instead of naming one.
-pub(super) fn is_default(handle: usize) -> bool {
+pub(crate) fn is_default(handle: usize) -> bool {
     handle <= PER_THREAD
 }
 
