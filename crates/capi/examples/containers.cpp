@@ -69,7 +69,7 @@ int main()
 
         {
             pinpool::buffer recorded = pool.get(8 << 20);
-            recorded.record_stream(nullptr); // put by the destructor, also if there is no such stream
+            recorded.release_on(nullptr); // put by the destructor, also if there is no such stream
         }
 
         std::cout << pool.stats_json() << '\n';

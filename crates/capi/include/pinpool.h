@@ -10,7 +10,9 @@
  *     }
  *     fread(batch, 1, 1 << 20, file);
  *     cudaMemcpyAsync(device, batch, 1 << 20, cudaMemcpyHostToDevice, stream);
- *     pp_put_on_stream(pool, batch, stream);   // reused once that work has completed
+ *     // The buffer is reused once that work has completed.
+ *     if (pp_put_on_stream(pool, batch, stream) != PP_OK)
+ *         fprintf(stderr, "%s\n", pp_last_error(NULL));   // still yours: see pp_put_on_stream
  *     pp_pool_close(pool);
  *
  * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
@@ -19,7 +21,8 @@
  * Every function may be called from any thread, concurrently with any other, and from log callbacks, but not from signal
  * handlers. None throws, leaves an error in the CUDA runtime or changes the current context.
  *
- * Lengths are in bytes. Results stored through pointer arguments belong to the caller; returned texts belong to the library.
+ * Lengths are in bytes. Results stored through pointer arguments belong to the caller. Returned `const char *` strings are owned by
+ * the library; do not free them.
  *
  * A forked child does not inherit pools: each call on a pool of its parent returns PP_FORKED and does nothing. The child opens
  * its own pools.
@@ -44,8 +47,8 @@
  * The result of a function. The numbers never change; later versions may add codes.
  *
  * Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument; its comment
- * lists the other codes. After every code but PP_OK and PP_NONE_IDLE, pp_last_error returns a text with the value, the limit and
- * what to do. Unless a function says otherwise, nothing has changed then, and results are stored as NULL or 0.
+ * lists the other codes. After every code but PP_OK and PP_NONE_IDLE, pp_last_error returns a string with the value, the limit
+ * and what to do. Unless a function says otherwise, nothing has changed then, and results are stored as NULL or 0.
  */
 typedef enum {
   /** Success. */
@@ -68,17 +71,20 @@ typedef enum {
   PP_DEVICE = 8,
   /** The pool belongs to the parent of this forked process. Nothing was done. */
   PP_FORKED = 9,
-  /** A defect of the library. The pool continues. Any function may return it. */
+  /** Internal error (a bug in pinpool). The pool remains usable. Any function may return it. */
   PP_INTERNAL = 10,
-  /** This machine has no such backend or no CUDA driver. The same call fails again. */
+  /** The backend or the CUDA driver is not available on this machine. Retrying does not help. */
   PP_UNAVAILABLE = 11,
   /** The stream is capturing a graph, and each launch would use the buffer again. Its memory is never reused. */
   PP_CAPTURING = 12,
-  /** The driver knows no such stream or event, or no context is current on this thread. */
+  /**
+   * The driver reported an invalid stream or event handle, or no context is current on this thread. Passing a
+   * destroyed handle is undefined behavior.
+   */
   PP_UNKNOWN_STREAM = 13,
   /** 4096 pools are open. Close one. */
   PP_TOO_MANY_POOLS = 14,
-  /** Another logger of Rust receives the log lines of this process. Only from pp_set_log. */
+  /** The process has already installed a Rust logger. Only from pp_set_log. */
   PP_LOGGER_SET = 15,
 } pp_status;
 
@@ -149,7 +155,7 @@ const char *pp_last_error(pp_status *status);
  * The caller must not hold a lock that the earlier callback takes. Called from inside a callback, it does not wait.
  *
  * - PP_INVALID_ARGUMENT: no such level.
- * - PP_LOGGER_SET: another logger of Rust receives the lines of this process.
+ * - PP_LOGGER_SET: the process has already installed a Rust logger.
  */
 pp_status pp_set_log(pp_log_fn callback,
                      void *user_data,
@@ -243,14 +249,14 @@ pp_status pp_maintain(pp_pool *pool);
 
 /**
  * Stores the statistics of the pool in `json`, as one JSON object on one line. Names that end in `_bytes` are bytes, names that
- * end in `_seconds` are seconds. Later versions may add names. Free the text with pp_string_free.
+ * end in `_seconds` are seconds. Later versions may add names. Free the string with pp_string_free.
  *
- * - PP_BACKEND: no memory for the text.
+ * - PP_BACKEND: no memory for the string.
  */
 pp_status pp_stats_json(pp_pool *pool,
                         char **json);
 
-/** Frees a text of pp_stats_json, as free() does. NULL is allowed. */
+/** Frees a string of pp_stats_json, as free() does. NULL is allowed. */
 void pp_string_free(char *text);
 
 /**
@@ -264,7 +270,7 @@ void pp_string_free(char *text);
  * - PP_LIMIT: over the limit after the wait.
  * - PP_BACKEND: the driver or the kernel refused.
  * - PP_UNAVAILABLE: this machine does not have the backend that was set.
- * - PP_INVALID_ARGUMENT: more than half of the address space.
+ * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
 pp_status pp_get(pp_pool *pool,
                  size_t bytes,
@@ -302,7 +308,7 @@ pp_status pp_get_timeout(pp_pool *pool, size_t bytes, uint64_t timeout_ms, void 
  * Allocates as pp_get does if a buffer of this size class is idle; never pins and never waits.
  *
  * - PP_NONE_IDLE: none is idle. Not an error: pp_last_error does not change.
- * - PP_INVALID_ARGUMENT: more than half of the address space.
+ * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
 pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
 
@@ -310,6 +316,8 @@ pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
  * Makes `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any other
  * buffer: once device work with it has completed, the pool calls `on_return` with `ptr` and `user_data`. pp_is_pinned returns
  * `is_pinned` for it. The bytes do not count towards the limit.
+ *
+ * `ptr` must stay valid, and pinned if `is_pinned` is 1, until `on_return` is called.
  *
  * - PP_INVALID_ARGUMENT: 0 bytes, or a buffer at `ptr` is in use.
  *
@@ -326,22 +334,25 @@ pp_status pp_adopt(pp_pool *pool,
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
  * No device work may use the buffer any more; otherwise use pp_put_on_stream or pp_put_on_event. Any thread may call this.
  *
- * - PP_UNKNOWN_POINTER: already returned, of another pool, or inside a buffer; pp_last_error tells which.
+ * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
+ *   pp_last_error.
  */
 pp_status pp_put(pp_pool *pool,
                  void *ptr);
 
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
- * CUstream or a cudaStream_t; NULL is the legacy default stream of the thread's current context. The stream may be destroyed
- * after this call, its context only after the work has completed.
+ * CUstream or a cudaStream_t; NULL is the legacy default stream of the thread's current context. In code
+ * compiled with `--default-stream per-thread`, pass `cudaStreamPerThread`: NULL always means the legacy stream here. The stream
+ * may be destroyed after this call, its context only after the work has completed.
  *
  * - PP_DEVICE: the driver refused to mark the work. Call this function again with the same stream, which must not have been
  *   destroyed; if that succeeds, the buffer is reused.
  * - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
- * - PP_UNKNOWN_STREAM: the driver knows no such stream.
+ * - PP_UNKNOWN_STREAM: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
  * - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
- * - PP_UNKNOWN_POINTER: already returned, of another pool, or inside a buffer; pp_last_error tells which.
+ * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
+ *   pp_last_error.
  *
  * After a failure the caller still has the buffer; pp_put returns it. After the first three codes the end of the work is unknown,
  * so the pool never reuses its memory.

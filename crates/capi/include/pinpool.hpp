@@ -4,7 +4,7 @@
  *     pinpool::pool pool("max_bytes=4GiB; name=loader");
  *     {
  *         pinpool::buffer batch = pool.get(1 << 20);
- *         batch.record_stream(stream);
+ *         batch.release_on(stream);
  *         file.read(reinterpret_cast<char *>(batch.data()), batch.size());
  *         cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
  *     }   // its destructor returns the buffer, which is reused once the copy has completed
@@ -12,8 +12,8 @@
  *     pinpool::memory_resource pinned(pool);
  *     std::pmr::vector<float> values(1024, &pinned);
  *
- * Functions throw pinpool::error for every status but PP_OK; destructors do not throw. Several threads may use a pool at the same
- * time, one at a time a buffer.
+ * Functions throw pinpool::error for every status but PP_OK; destructors do not throw. A pool may be used by several
+ * threads concurrently; a buffer by one thread at a time.
  */
 #ifndef PINPOOL_HPP
 #define PINPOOL_HPP
@@ -66,7 +66,7 @@ struct handle {
 } // namespace detail
 
 /**
- * A buffer of a pool. The destructor returns it: after record_stream once the work on that stream has completed, otherwise
+ * A buffer of a pool. The destructor returns it: after release_on once the work on that stream has completed, otherwise
  * immediately. Empty after a move and after a successful put.
  */
 class buffer {
@@ -99,12 +99,12 @@ public:
     }
 
     /**
-     * Makes the destructor return the buffer once the work on `stream` (CUstream or cudaStream_t) has completed,
-     * also during stack unwinding. The stream must exist until then.
+     * Sets the stream (CUstream or cudaStream_t) on which the destructor returns the buffer, also during stack unwinding; replaces
+     * an earlier one. The stream must not be destroyed before the destructor has run.
      */
-    void record_stream(CUstream_st *stream) noexcept { stream_ = stream; }
+    void release_on(CUstream_st *stream) noexcept { stream_ = stream; }
 
-    /** Returns the buffer to its pool immediately. No device work may use it any more. */
+    /** Returns the buffer to its pool immediately, and ignores the stream of release_on. No device work may use it any more. */
     void put() noexcept
     {
         if (data_ != nullptr)

@@ -56,7 +56,7 @@ fn get(
 /// - PP_LIMIT: over the limit after the wait.
 /// - PP_BACKEND: the driver or the kernel refused.
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
-/// - PP_INVALID_ARGUMENT: more than half of the address space.
+/// - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
 ///
 /// # Safety
 ///
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn pp_get_timeout(
 /// Allocates as pp_get does if a buffer of this size class is idle; never pins and never waits.
 ///
 /// - PP_NONE_IDLE: none is idle. Not an error: pp_last_error does not change.
-/// - PP_INVALID_ARGUMENT: more than half of the address space.
+/// - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
 ///
 /// # Safety
 ///
@@ -165,6 +165,8 @@ impl Adopted {
 /// Makes `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any other
 /// buffer: once device work with it has completed, the pool calls `on_return` with `ptr` and `user_data`. pp_is_pinned returns
 /// `is_pinned` for it. The bytes do not count towards the limit.
+///
+/// `ptr` must stay valid, and pinned if `is_pinned` is 1, until `on_return` is called.
 ///
 /// - PP_INVALID_ARGUMENT: 0 bytes, or a buffer at `ptr` is in use.
 ///
@@ -205,7 +207,8 @@ pub unsafe extern "C" fn pp_adopt(
 /// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
 /// No device work may use the buffer any more; otherwise use pp_put_on_stream or pp_put_on_event. Any thread may call this.
 ///
-/// - PP_UNKNOWN_POINTER: already returned, of another pool, or inside a buffer; pp_last_error tells which.
+/// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
+///   pp_last_error.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
     call(|| {
@@ -219,15 +222,17 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 }
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
-/// CUstream or a cudaStream_t; NULL is the legacy default stream of the thread's current context. The stream may be destroyed
-/// after this call, its context only after the work has completed.
+/// CUstream or a cudaStream_t; NULL is the legacy default stream of the thread's current context. In code
+/// compiled with `--default-stream per-thread`, pass `cudaStreamPerThread`: NULL always means the legacy stream here. The stream
+/// may be destroyed after this call, its context only after the work has completed.
 ///
 /// - PP_DEVICE: the driver refused to mark the work. Call this function again with the same stream, which must not have been
 ///   destroyed; if that succeeds, the buffer is reused.
 /// - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
-/// - PP_UNKNOWN_STREAM: the driver knows no such stream.
+/// - PP_UNKNOWN_STREAM: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
 /// - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
-/// - PP_UNKNOWN_POINTER: already returned, of another pool, or inside a buffer; pp_last_error tells which.
+/// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
+///   pp_last_error.
 ///
 /// After a failure the caller still has the buffer; pp_put returns it. After the first three codes the end of the work is unknown,
 /// so the pool never reuses its memory.

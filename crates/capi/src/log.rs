@@ -139,7 +139,7 @@ fn filter(level: c_int) -> Option<LevelFilter> {
 /// The caller must not hold a lock that the earlier callback takes. Called from inside a callback, it does not wait.
 ///
 /// - PP_INVALID_ARGUMENT: no such level.
-/// - PP_LOGGER_SET: another logger of Rust receives the lines of this process.
+/// - PP_LOGGER_SET: the process has already installed a Rust logger.
 ///
 /// # Safety
 ///

@@ -167,9 +167,9 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
 }
 
 /// Stores the statistics of the pool in `json`, as one JSON object on one line. Names that end in `_bytes` are bytes, names that
-/// end in `_seconds` are seconds. Later versions may add names. Free the text with pp_string_free.
+/// end in `_seconds` are seconds. Later versions may add names. Free the string with pp_string_free.
 ///
-/// - PP_BACKEND: no memory for the text.
+/// - PP_BACKEND: no memory for the string.
 ///
 /// # Safety
 ///
@@ -204,7 +204,7 @@ fn duplicate(text: &CStr) -> Result<NonNull<c_char>, Failure> {
     Ok(copy)
 }
 
-/// Frees a text of pp_stats_json, as free() does. NULL is allowed.
+/// Frees a string of pp_stats_json, as free() does. NULL is allowed.
 ///
 /// # Safety
 ///

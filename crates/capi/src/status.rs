@@ -7,8 +7,8 @@ use pinpool::Error;
 /// The result of a function. The numbers never change; later versions may add codes.
 ///
 /// Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument; its comment
-/// lists the other codes. After every code but PP_OK and PP_NONE_IDLE, pp_last_error returns a text with the value, the limit and
-/// what to do. Unless a function says otherwise, nothing has changed then, and results are stored as NULL or 0.
+/// lists the other codes. After every code but PP_OK and PP_NONE_IDLE, pp_last_error returns a string with the value, the limit
+/// and what to do. Unless a function says otherwise, nothing has changed then, and results are stored as NULL or 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum pp_status {
@@ -32,17 +32,18 @@ pub enum pp_status {
     PP_DEVICE = 8,
     /// The pool belongs to the parent of this forked process. Nothing was done.
     PP_FORKED = 9,
-    /// A defect of the library. The pool continues. Any function may return it.
+    /// Internal error (a bug in pinpool). The pool remains usable. Any function may return it.
     PP_INTERNAL = 10,
-    /// This machine has no such backend or no CUDA driver. The same call fails again.
+    /// The backend or the CUDA driver is not available on this machine. Retrying does not help.
     PP_UNAVAILABLE = 11,
     /// The stream is capturing a graph, and each launch would use the buffer again. Its memory is never reused.
     PP_CAPTURING = 12,
-    /// The driver knows no such stream or event, or no context is current on this thread.
+    /// The driver reported an invalid stream or event handle, or no context is current on this thread. Passing a
+    /// destroyed handle is undefined behavior.
     PP_UNKNOWN_STREAM = 13,
     /// 4096 pools are open. Close one.
     PP_TOO_MANY_POOLS = 14,
-    /// Another logger of Rust receives the log lines of this process. Only from pp_set_log.
+    /// The process has already installed a Rust logger. Only from pp_set_log.
     PP_LOGGER_SET = 15,
 }
 

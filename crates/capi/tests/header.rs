@@ -21,7 +21,9 @@ const TOP: &str = "\
  *     }
  *     fread(batch, 1, 1 << 20, file);
  *     cudaMemcpyAsync(device, batch, 1 << 20, cudaMemcpyHostToDevice, stream);
- *     pp_put_on_stream(pool, batch, stream);   // reused once that work has completed
+ *     // The buffer is reused once that work has completed.
+ *     if (pp_put_on_stream(pool, batch, stream) != PP_OK)
+ *         fprintf(stderr, \"%s\\n\", pp_last_error(NULL));   // still yours: see pp_put_on_stream
  *     pp_pool_close(pool);
  *
  * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
@@ -30,7 +32,8 @@ const TOP: &str = "\
  * Every function may be called from any thread, concurrently with any other, and from log callbacks, but not from signal
  * handlers. None throws, leaves an error in the CUDA runtime or changes the current context.
  *
- * Lengths are in bytes. Results stored through pointer arguments belong to the caller; returned texts belong to the library.
+ * Lengths are in bytes. Results stored through pointer arguments belong to the caller. Returned `const char *` strings are owned by
+ * the library; do not free them.
  *
  * A forked child does not inherit pools: each call on a pool of its parent returns PP_FORKED and does nothing. The child opens
  * its own pools.

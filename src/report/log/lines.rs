@@ -50,7 +50,7 @@ lines! {
     /// A pool was created. To do: nothing.
     Info(pool) started(facts: &str) "created: {facts}";
 
-    /// The process may lock less memory than the pool's limit. To do: what the line says, or a lower limit.
+    /// The process may lock less memory than the pool's limit. To do: follow the remedy in the line, or a lower limit.
     Warn(limit) lock_limited(max: u64 as Size) "lock_limit: RLIMIT_MEMLOCK lowers the pool limit max={max}; raise it (`ulimit -l`, \
         LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK";
 
@@ -60,10 +60,10 @@ lines! {
     /// The requested GPU or backend cannot be used. To do: see `pinpool doctor`.
     Error(machine) found_error(finding: &Finding) "machine: {finding}";
 
-    /// A setting has no effect. To do: what the line says. Also on standard error if the program has no logger.
+    /// A setting has no effect. To do: follow the remedy in the line. Also on standard error if the program has no logger.
     Warn(settings) unused_variable(unused: &str) "setting: {unused}";
 
-    /// There is no maintenance thread. To do: what the line says.
+    /// There is no maintenance thread. To do: follow the remedy in the line.
     Warn(maintenance) no_thread_for(error: &io::Error) "no_thread: idle memory is released only while the pool is used; call \
         Pool::maintain when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}";
 
@@ -108,7 +108,7 @@ lines! {
     Info(shortage) full(request: u64 as Size, why: &str, usage: &UsageReport as Usage)
         "full: request={request} {usage}; waiting for a return: {why}";
 
-    /// A request found no memory and does not wait. To do: what the line says.
+    /// A request found no memory and does not wait. To do: follow the remedy in the line.
     Warn(shortage) refused(request: u64 as Size, why: &str, usage: &UsageReport as Usage) "refused: request={request} {usage}; {why}";
 
     /// No request has waited for a second. To do: nothing.
@@ -126,7 +126,7 @@ lines! {
     /// The diagnosis changed; evaluated every 10 s. To do: nothing.
     Info(diagnosis) diagnosed(found: &WindowDiagnosis) "diagnosis: {found}";
 
-    /// Something costs time, with the seconds lost. To do: what the line says; for a `leak`, find who holds the tag's buffers.
+    /// Something costs time, with the seconds lost. To do: follow the remedy in the line; for a `leak`, find who holds the tag's buffers.
     Warn(diagnosis) alarmed(found: &WindowDiagnosis) "diagnosis: {found}";
 
     /// The rest is pinned while the program runs. To do: nothing.
@@ -146,7 +146,7 @@ lines! {
     Info(reserve) reserved(bytes: u64 as Size, huge: impl Fn() -> u64 as measured, node: Option<u32> as numa_node)
         "reserve: bytes={bytes}{node} huge={huge}";
 
-    /// The limit has no room for the rest; it continues automatically. To do: what the line says.
+    /// The limit has no room for the rest; it continues automatically. To do: follow the remedy in the line.
     Warn(reserve) reserve_waits(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as Limit)
         "reserve: waiting for room pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
 
@@ -161,7 +161,7 @@ lines! {
     Info(shared_limit) joined_shared_limit(name: &str, max: Option<u64> as Limit, held: u64 as Size, others: usize)
         "shared_limit: joined name={name} max={max} held={held} other_pools={others}";
 
-    /// The first process set another shared limit. To do: what the line says.
+    /// The first process set another shared limit. To do: follow the remedy in the line.
     Warn(shared_limit) shared_limit_differs(name: &str, max: Option<u64> as Limit, ignored: u64 as Size)
         "shared_limit: the first process set it name={name} max={max} ignored={ignored}; give all processes the same PINPOOL_MAX_BYTES";
 
@@ -224,7 +224,7 @@ lines! {
     Warn(trace) earlier_recording(path: &Path as shown, earlier: &Path as shown) "trace: renamed the previous recording path={path} \
         renamed={earlier}; the next one replaces it; put %p (the process id) into the name to keep all";
 
-    /// Another process or thread has the file. To do: what the line says.
+    /// Another process or thread has the file. To do: follow the remedy in the line.
     #[cfg(feature = "observe")]
     Warn(trace) not_recording(path: &Path as shown, why: &str) "trace: not recording path={path}: {why}";
 

@@ -30,7 +30,9 @@ fn the_page_of_the_settings_is_that_of_the_table_of_settings() {
     let groups = VARIABLES.chunk_by(|one, other| one.group == other.group).map(|group| {
         let rows = group.iter().map(|of| {
             assert!(of.meaning.split_whitespace().count() <= 15, "{}: more than 15 words", of.name);
-            format!("| `{}` | `{}` | {} |\n", of.name, of.default(), of.meaning)
+            // Unset is not the same as 0: the pool looks for a context first.
+            let default = if of.name == "PINPOOL_DEVICE" { "unset".to_owned() } else { of.default() };
+            format!("| `{}` | `{default}` | {} |\n", of.name, of.meaning)
         });
         format!("| {} | default | |\n| --- | --- | --- |\n{}", group[0].group, rows.collect::<String>())
     });
