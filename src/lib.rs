@@ -1,4 +1,4 @@
-//! A pool of pinned host memory for loaders that feed GPUs.
+//! A pinned-memory pool for CUDA host-to-device transfers: pin once, reuse safely, stay within a byte limit.
 //!
 //! ```text
 //!   file ──read──▶ PinnedBuf ──copy_to──▶ device

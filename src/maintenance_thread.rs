@@ -209,7 +209,7 @@ impl MaintenanceThread {
         if is_as_often && pace != Pace::Copies { Ok(()) } else { self.wake(true) }
     }
 
-    /// Has the thread check the pools at once. Replaces it if it is stuck in one call, so that one pool does not block the others;
+    /// Makes the thread check the pools at once. Replaces it if it is stuck in one call, so that one pool does not block the others;
     /// the replacement skips the called object until the call returns. If there is no thread, starts one only if it `may_start`.
     ///
     /// # Errors

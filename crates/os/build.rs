@@ -1,4 +1,4 @@
-//! Refuses systems on which nothing would compile, with one sentence: here, since all other crates stand on this one.
+//! Refuses systems on which nothing would compile, with a clear error. It is here because all other crates depend on this one.
 #![allow(clippy::print_stdout)] // Cargo reads it.
 
 fn main() {

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   mmap ──▶ MADV_HUGEPAGE ──▶ touched by N threads ──▶ cuMemHostRegister, once       17 to 27 GB/s
-//!                                                       (cuMemHostAlloc:             2.5 to 3 GB/s)
+//!                                                       (cuMemHostAlloc:              about 2 GB/s)
 //! ```
 //!
 //! A copy must not cross two registrations, so each region is one registration, and the source has discrete regions. A
-//! registration blocks the enqueues of all other threads: 0.5 ms for 8 MiB, so a pool with copies in flight requests no more
+//! registration blocks the enqueues of all other threads: 0.7 to 0.8 ms for 8 MiB, so a pool with copies in flight requests no more
 //! at once unless a single buffer needs it. `cuMemHostUnregister` waits for all work of the device and blocks all enqueues
 //! meanwhile ([`Source::release_waits`]).
 #![allow(unsafe_code)] // Calls the driver.

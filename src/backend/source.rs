@@ -72,9 +72,8 @@ impl RegionIds {
 ///    this process left in the driver's memory.
 /// 3. **source-C3, alignment**: `start` is a multiple of [`PAGE_BYTES`].
 /// 4. **source-C4, identity**: no two acquisitions of one source share an id.
-/// 5. **source-C5, accounting**: an acquisition of `n` bytes takes exactly `held_bytes(n)` from the system, a fast one
-///    `held_bytes_fast(n)`: at least `n`, and never less for a larger `n`. The limit counts these. A failed `acquire`
-///    takes nothing.
+/// 5. **source-C5, accounting**: an acquisition of `n` bytes takes exactly `held_bytes(n)` from the system: at least `n`, and never
+///    less for a larger `n`. The limit counts these bytes. A failed `acquire` takes nothing.
 /// 6. **source-C6, threads**: no method panics, logs or takes a lock of the pool; all may be called from any thread
 ///    concurrently.
 ///
@@ -94,7 +93,8 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         len_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)
     }
 
-    /// Bytes that a fast acquisition of `len_bytes` takes from the system.
+    /// Bytes that a fast acquisition of `len_bytes` takes from the system, exactly. As in source-C5: at least `len_bytes`, and
+    /// never less for a larger length.
     #[doc(hidden)]
     fn held_bytes_fast(&self, len_bytes: usize) -> usize {
         self.held_bytes(len_bytes)

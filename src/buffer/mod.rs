@@ -131,7 +131,7 @@ impl Default for PinnedBuf {
 }
 
 impl PinnedBuf {
-    /// The buffer is of `partition`, which claims for it.
+    /// Charges the buffer to `partition`.
     pub(crate) fn charge(&mut self, partition: &PartitionCore, claim: Claim) {
         if let Some(block) = self.block.as_mut() {
             partition.charge(block, claim);

@@ -222,7 +222,7 @@ impl Config {
             Backend::Cuda => false,
             _ => has_reserve && self.reserve_wait,
         };
-        let never_full = self.on_full == OnFull::Pageable && self.wait.is_none();
+        let waits_forever = self.on_full == OnFull::Pageable && self.wait.is_none();
         let has_timeout = self.idle_timeout != Settings::default().or_defaults().idle_timeout;
         self.refuse(&[
             ("PINPOOL_IDLE_TIMEOUT", has_timeout && !is_adaptive, "has no effect under PINPOOL_PRESET=tensorflow"),
@@ -232,7 +232,7 @@ impl Config {
                 "has no effect without a reserve, or register",
             ),
             ("PINPOOL_RESERVE_WAIT", !self.reserve_wait && !has_reserve, "has no effect without PINPOOL_RESERVE"),
-            ("PINPOOL_ON_FULL", never_full, "has no effect with PINPOOL_WAIT=none, which never ends"),
+            ("PINPOOL_ON_FULL", waits_forever, "has no effect with PINPOOL_WAIT=none, which never ends"),
         ])
     }
 
@@ -243,7 +243,7 @@ impl Config {
     }
 
     /// Whether the maintenance thread serves the pool. Miri mistakes a thread that does not end for a leak.
-    pub(crate) fn may_poll(&self) -> bool {
+    pub(crate) fn uses_maintenance_thread(&self) -> bool {
         self.code.background_thread != Some(false) && !cfg!(miri)
     }
 

@@ -3,9 +3,10 @@
 //! | stream `S` | device memory | element `E` | who copies |
 //! | --- | --- | --- | --- |
 //! | `CudaStream` of cudarc, or an `Arc` of one | any `DevicePtr<E>` and `DevicePtrMut<E>`: `CudaSlice<f32>`, `CudaViewMut<u8>` | any `bytemuck::Pod` | the GPU's copy engine |
+//! | `RawStream` | `RawMem` | `u8` | the GPU's copy engine |
 //! | [`sink::SinkStream`] | [`sink::SinkMem`] and its views | `u8` | a worker thread of the host |
 //!
-//! Both are asynchronous and in order, and both return a [`Fence`], so that
+//! All are asynchronous and in order, and return a [`Fence`], so that
 //! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
 //!
 //! [`CopyTarget`], [`CopySource`], [`CopyStream`] and [`Fence`] may be implemented by other crates, for another driver or for
@@ -29,7 +30,7 @@ pub use completion::{Completion, CompletionFuture};
 #[derive(Debug)]
 pub(crate) struct UnknownEnd(pub(crate) String);
 
-// SAFETY: never over.
+// SAFETY: never reports completion.
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code)]
 unsafe impl Fence for UnknownEnd {

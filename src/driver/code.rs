@@ -44,6 +44,11 @@ impl Code {
         is_forbidden_by_capture(self.number())
     }
 
+    /// Whether this is one of CUDA's errors about stream capture, 900 to 908.
+    pub(crate) fn is_of_capture(self) -> bool {
+        matches!(self.0, 900..=908)
+    }
+
     /// Whether the context has ended.
     pub(crate) fn is_of_ended_context(self) -> bool {
         matches!(self, Self::INVALID_CONTEXT | Self::CONTEXT_IS_DESTROYED)

@@ -70,7 +70,7 @@ impl Context {
         }
     }
 
-    /// Whether another context has this handle by now. `false` if the context ended without a successor.
+    /// Whether the handle now refers to another context. `false` if the context ended without a successor.
     pub(crate) fn is_replaced(self) -> bool {
         matches!((self.id, context_id(self.handle)), (Some(id), Some(Ok(now))) if now != id)
     }

@@ -39,7 +39,7 @@ impl Block {
         self.owner().is_forked()
     }
 
-    /// Returns whether this is a child process, which a GPU's driver may not have given the memory to.
+    /// Returns whether this is a child process, whose memory may be unmapped, because a GPU driver pinned it.
     #[inline]
     pub(crate) fn is_inaccessible(&self) -> bool {
         let is_kept_from_children = || match self.adopted() {

@@ -277,7 +277,7 @@ impl Pool {
     /// pool may exceed a lowered limit until they are returned; it does not grow meanwhile. The limit of
     /// pageable memory ([`on_full`](PoolBuilder::on_full)) changes as well.
     ///
-    /// [`config`](Pool::config) keeps the initial limit, and [`stats`](Pool::stats) has the current one.
+    /// [`stats`](Pool::stats) has the current limit.
     /// Addresses are reserved for eight times the initial limit and at least 16 GiB; a pool cannot grow beyond that.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ impl Pool {
     ///
     /// The background thread or [`maintain`](Pool::maintain) evaluates windows and logs changes of the diagnosis.
     pub fn diagnose(&self) -> Diagnosis {
-        self.core().why().into()
+        self.core().diagnose().into()
     }
 
     /// A snapshot of the statistics. Its [`Display`](std::fmt::Display) is a table.

@@ -11,8 +11,8 @@
 //!
 //! Pageable memory has a separate budget. Never calls a source and never waits.
 //!
-//! - quota-I1: `used` is the sum of all live claims and of those kept forever. A claim that would raise it above `max` is refused by
-//!   the first level without room, and claims nothing. So the sum is at most `max`, unless `max` was lowered meanwhile.
+//! - quota-I1: `used` is the sum of all live claims, including claims that are kept forever. A claim that would raise it above
+//!   `max` is refused by the first level without room, and claims nothing. So the sum is at most `max`, unless `max` was lowered meanwhile.
 //! - quota-I2: a claim is returned exactly once, by its drop.
 //! - quota-I3: a request that waits for a partition misses no return: it joins the queue, executes a fence and claims; a return
 //!   lowers `used`, executes a fence and notifies the owner.
@@ -368,7 +368,7 @@ impl Claim {
     }
 
     /// Counts the bytes as claimed until the process ends: their memory could not be released.
-    pub(crate) fn keep_forever(self) {
+    pub(crate) fn leak(self) {
         // The pool may end before the process does, and the shared limit continues to count them.
         if self.bytes > 0 {
             lost::keep(self);
@@ -399,7 +399,7 @@ mod tests {
         let second = budget.claim(40).unwrap();
         assert_eq!(budget.used_bytes(), 100);
         drop(first);
-        second.keep_forever();
+        second.leak();
         assert_eq!(budget.used_bytes(), 40);
     }
 
@@ -520,8 +520,8 @@ mod tests {
     fn bytes_that_are_kept_forever_count_for_the_other_pools_of_the_process() {
         let (pool, other) = (automatic("unit-kept", 100), automatic("unit-kept", 100));
         let quota = pool.budget().clone();
-        quota.empty_claim().keep_forever();
-        quota.claim(30).unwrap().keep_forever();
+        quota.empty_claim().leak();
+        quota.claim(30).unwrap().leak();
         drop(pool);
         assert_eq!((quota.used_bytes(), other.budget().room_for(100)), (30, 70));
     }

@@ -73,7 +73,7 @@ pub(super) fn has_claims() -> bool {
     POOLS.get().lock().iter().filter_map(|entry| entry.budget.upgrade()).any(|pool| pool.used_bytes() > 0)
 }
 
-/// Has the maintenance thread release idle memory of pools, and wake requests that wait for it.
+/// Makes the maintenance thread release idle memory of pools and wake requests that wait for it.
 pub(super) fn wake_thread() {
     // Without the thread, the requests and returns of each pool do this.
     let _ = MaintenanceThread::of_process().wake(false);
@@ -155,7 +155,7 @@ impl Budget {
         before_bytes
     }
 
-    /// Has the other `auto` pools release idle memory until there is room for `bytes`. Returns whether there is. A slow call,
+    /// Asks the other `auto` pools to release idle memory until there is room for `bytes`. Returns whether there is. A slow call,
     /// under no lock.
     pub(crate) fn reclaim_from_others(&self, bytes: u64) -> bool {
         let shortfall_bytes = || bytes.saturating_sub(self.shared_room_for(bytes));

@@ -20,7 +20,7 @@ pub struct Diagnosis {
     pub found: String,
     /// What to do; `None` if there is nothing to do.
     pub advice: Option<String>,
-    /// A setting that helps, with its value in bytes or buffers.
+    /// A setting that helps, and the value to set: a number of bytes or of buffers, depending on the setting.
     pub setting: Option<(&'static str, u64)>,
     /// Time that all threads together spent waiting, pinning, unpinning and remapping during [`observed`](Diagnosis::observed).
     pub lost: Duration,

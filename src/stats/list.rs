@@ -191,7 +191,7 @@ group! {
     evictions: EvictionReasons = group,
     /// Calls that pinned memory.
     pin: Calls = group,
-    /// Calls that pageable memory.
+    /// Calls that unpinned memory.
     unpin: Calls = group,
     /// Calls that moved granules to another address.
     remap: Calls = group,

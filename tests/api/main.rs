@@ -1,6 +1,17 @@
-//! The public interface: workloads, models, stress, faults, and what users rely on, without a GPU.
+//! The public interface, without a GPU.
 //!
-//! Each module begins with a sentence on what it tests.
+//! | module | contents |
+//! | --- | --- |
+//! | `copies` | buffers are not reused, written to or freed before their last copy has completed |
+//! | `faults` | failing sources, panics in user code, and all of it together |
+//! | `limits` | no pool, partition, process or group of processes exceeds its limit |
+//! | `memory` | where memory comes from, how it grows, and when it is kept or released |
+//! | `processes` | forks, and the maintenance thread |
+//! | `reports` | statistics, log lines, errors, tags, recordings and pages |
+//! | `requests` | hits, misses, the wait queue, deadlines, tasks, and closed pools |
+//! | `settings` | how settings are written, where they come from, and what they imply |
+//! | `captured_log`, `heap_calls` | the logger and the allocator of this binary |
+//! | `counting`, `draw`, `fixture`, `manual_copies` | sources, random numbers, builders and fences that several modules use |
 //!
 //! A test that needs a separate process runs again as a child ([`child::alone`]).
 
@@ -14,11 +25,11 @@ mod faults;
 mod fixture;
 mod heap_calls;
 mod limits;
+mod manual_copies;
 mod memory;
 mod processes;
 mod reports;
 mod requests;
 mod settings;
-mod told_copies;
 #[path = "../valid_stats/mod.rs"]
 mod valid_stats;

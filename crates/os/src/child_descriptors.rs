@@ -1,8 +1,8 @@
 //! Descriptors that a child of `fork` closes. Otherwise a worker that outlives its parent would keep the parent's sockets open
 //! and its files locked.
 //!
-//! The list holds the number and the file of each. Before a number is closed, in a child or at the end, its file is compared: code
-//! of the process may have closed the number, and it may be another file's by then.
+//! The list has the number and the file of each descriptor. Before a number is closed, in a child or at the end, its file is
+//! compared: code of the process may have closed the number, which may now refer to another file.
 #![allow(unsafe_code)] // Closes descriptors in a child.
 
 use std::io;

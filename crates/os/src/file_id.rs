@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// A file, a socket or a pipe, as long as somebody has it open or it has a name.
+/// A file, a socket or a pipe, while it is open anywhere or has a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileId {
     pub device: u64,

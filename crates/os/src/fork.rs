@@ -1,11 +1,11 @@
-//! Detects that an object was made before a `fork`, in the parent process.
+//! Detects whether an object was created before a `fork`, in the parent process.
 //!
-//! A child has none of the parent's threads, locks that they held stay locked, and pin calls and device mappings are not
-//! inherited. So a pool made before the fork serves nothing in the child and keeps nothing there. Each pool stores the fork
-//! generation in which it was made; a hit compares two numbers that no thread writes.
+//! A child has none of the parent's threads. Locks that those threads held stay locked, and pins and device mappings are not
+//! inherited. So a pool that was created before the fork refuses requests in the child and keeps no memory there. Each pool
+//! stores the fork generation in which it was created; a hit compares two numbers that no thread writes.
 //!
-//! A child made otherwise (a bare `clone`, `vfork`) is not detected.
-#![allow(unsafe_code)] // Registers the handler, and hands out values that are never freed.
+//! A child that was created by a bare `clone` or by `vfork` is not detected.
+#![allow(unsafe_code)] // Registers the handler, and returns values that are never freed.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::sync::process::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 /// Counts the forks between the first process and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// The generation in which an object was made.
+/// The generation in which an object was created.
 #[derive(Debug, Clone, Copy)]
 pub struct ForkGeneration(u32);
 
@@ -29,7 +29,7 @@ impl ForkGeneration {
         Self(current())
     }
 
-    /// Whether the object was made in a parent of this process.
+    /// Whether the object was created in a parent of this process.
     #[inline(always)]
     pub fn is_stale(self) -> bool {
         current() != self.0
@@ -48,10 +48,10 @@ pub fn current() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// A value that each process has once. A child of `fork` begins with a new one: a lock in the inherited one may be held by a
-/// thread that the child does not have.
+/// A value that each process has once. A child of `fork` starts with a new value: a lock in the inherited value may be held by
+/// a thread that the child does not have.
 pub struct OfProcess<T: 'static> {
-    /// Null, or what this process or a parent of it made. Never freed.
+    /// Null, or the value of this process or of a parent. Never freed.
     current: AtomicPtr<Made<T>>,
     make: fn() -> T,
 }
@@ -66,7 +66,8 @@ impl<T: Send + Sync> OfProcess<T> {
         Self { current: AtomicPtr::new(std::ptr::null_mut()), make }
     }
 
-    /// The value of this process. The first call makes it; threads that come at once may each make one, of which one stays.
+    /// The value of this process. The first call creates it. If several threads call at the same time, each may
+    /// create a value; one is kept.
     pub fn get(&self) -> &'static T {
         // Acquire, with the Release below: the value is complete.
         let mut current = self.current.load(Ordering::Acquire);
@@ -86,7 +87,7 @@ impl<T: Send + Sync> OfProcess<T> {
         }
     }
 
-    /// The value, if this process has made it.
+    /// The value, if this process has created it.
     pub fn get_if_made(&self) -> Option<&'static T> {
         Self::of_this_process(self.current.load(Ordering::Acquire))
     }
@@ -99,19 +100,19 @@ impl<T: Send + Sync> OfProcess<T> {
 }
 
 /// Calls `handler` in each child that this process forks from now on, before the fork returns there. It may only store to
-/// atomics and to thread-locals without a destructor, and make calls that a signal handler may make. `registered` remembers that it was done. It is no lock: a child forked
-/// while another thread holds a lock would wait for that thread. So threads that come at once register the handler twice, which
-/// handlers must bear.
+/// atomics and to thread-locals without a destructor, and make calls that a signal handler may make. `registered` records
+/// that the handler is registered. It is not a lock, because a child that is forked while another thread holds a lock would wait
+/// for that thread. So threads that call at the same time may register a handler twice, and handlers must allow that.
 pub fn call_in_children(registered: &'static AtomicBool, handler: extern "C" fn()) {
     // SAFETY: `handler` does only what a child of a process with threads may do, by the contract above.
     unsafe { at_fork(registered, None, None, handler) }
 }
 
-/// Registers handlers that run before a fork, and after it in the parent and in the child, unless `registered` says that it was done.
+/// Registers handlers that run before a fork, and after it in the parent and in the child, unless `registered` is set.
 ///
 /// # Safety
 ///
-/// They stay loaded as long as the process runs; `in_child` does only what a child of a process with threads may do.
+/// The handlers stay loaded for the life of the process; `in_child` does only what a child of a process with threads may do.
 unsafe fn at_fork(
     registered: &'static AtomicBool,
     before: Option<unsafe extern "C" fn()>,
@@ -136,8 +137,8 @@ static FORKING: AtomicU32 = AtomicU32::new(0);
 static HOLDING: AtomicU32 = AtomicU32::new(0);
 /// Time between two checks.
 const PAUSE: Duration = Duration::from_micros(20);
-/// Most checks of a fork, about one second, so that no fork hangs.
-const LOOKS_MAX: u32 = 10_000;
+/// The most checks before a fork continues, about one second, so that no fork hangs.
+const CHECKS_MAX: u32 = 10_000;
 
 /// Delays forks of other threads while it exists. It is for steps that a child must see completed or not started. Its holder must
 /// not take a lock, wait or call a callback.
@@ -168,7 +169,7 @@ impl Drop for HeldOff {
 
 extern "C" fn prepare() {
     FORKING.fetch_add(1, Ordering::SeqCst);
-    for _ in 0..LOOKS_MAX {
+    for _ in 0..CHECKS_MAX {
         if HOLDING.load(Ordering::SeqCst) == 0 {
             return;
         }
@@ -177,12 +178,12 @@ extern "C" fn prepare() {
 }
 
 extern "C" fn end_in_parent() {
-    // A thread that registers during a fork has this called alone.
+    // If a thread registers the handlers during a fork, only this one is called.
     let _ = FORKING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |forks| forks.checked_sub(1));
 }
 
 extern "C" fn end_in_child() {
-    // The child has one thread, which holds nothing off.
+    // The child has one thread, which does not delay forks.
     FORKING.store(0, Ordering::SeqCst);
     HOLDING.store(0, Ordering::SeqCst);
 }

@@ -1,22 +1,22 @@
-//! Internal to pinpool, no promise: what the pool and the crates around it ask of the operating system.
+//! Internal to pinpool and unstable: operating-system services for the pool and its companion crates.
 //!
 //! | module | owns |
 //! | --- | --- |
 //! | [`sync`] | atomics, cells and locks that a model checker can replace, and that a child of `fork` can use |
-//! | [`fork`] | in which process of a line of forks code runs, and values that each has for itself |
-//! | [`threads`] | threads that leave no lock of the process behind in a child of `fork` |
+//! | [`fork`] | fork detection, and values that each process has separately |
+//! | [`threads`] | threads that leave no process-wide lock locked in a forked child |
 //! | [`clock`] | the monotonic clock |
 //! | [`unwind`] | calls of user code: panics end there |
-//! | [`lost`] | what is never used again and never freed |
+//! | [`lost`] | leaked values: never used again and never freed |
 //! | [`call_stack`] | where code was called from |
-//! | [`file_id`] | which file a path or a descriptor leads to |
-//! | [`child_descriptors`] | descriptors that children of `fork` close |
+//! | [`file_id`] | the identity of the file behind a path or a descriptor |
+//! | [`child_descriptors`] | descriptors that forked children close |
 //! | [`local_socket`] | a socket in the file system, for this user alone |
 //! | [`host`] | memory, limits, pressure and NUMA nodes of the machine |
 //! | [`words`] | how sizes and times are written |
 //!
-//! Knows no pool.
-#![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // What needs Linux is not there.
+//! Does not depend on pools.
+#![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // Linux-only items are missing on other systems.
 #![allow(missing_docs, missing_debug_implementations, clippy::missing_errors_doc, clippy::missing_panics_doc)] // Internal: a doc comment would repeat the name.
 
 pub mod call_stack;

@@ -10,7 +10,7 @@
 use std::ffi::CStr;
 use std::io;
 
-/// A stack of the size that `std` gives.
+/// A stack of the same size as in `std`.
 #[cfg(not(miri))]
 const STACK_BYTES: usize = 2 << 20;
 
@@ -32,7 +32,7 @@ pub struct Scope<'env> {
 
 /// Calls `act`, which may start threads, and returns when all of them have ended.
 pub fn scope<'env, R>(act: impl FnOnce(&Scope<'env>) -> R) -> R {
-    // Dropped when `act` unwinds, too, and here alone: `act` has a reference.
+    // Dropped here only, also when `act` unwinds: `act` has a reference.
     let scope = Scope { started: std::cell::RefCell::default(), _borrowed: std::marker::PhantomData };
     act(&scope)
 }
@@ -45,7 +45,7 @@ impl<'env> Scope<'env> {
     /// The errors of [`spawn`].
     pub fn spawn(&self, name: &'static CStr, work: impl FnOnce() + Send + 'env) -> io::Result<()> {
         let work: Box<dyn FnOnce() + Send + 'env> = Box::new(work);
-        // SAFETY: the lifetime alone changes. `work` has gone before the thread ends, for which the drop of this scope waits, and
+        // SAFETY: only the lifetime changes. `work` is dropped before the thread ends, the drop of this scope waits for that, and
         // `'env` outlives `scope`, which drops it.
         let work = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + 'env>, system::Work>(work) };
         let started = system::start(name, work)?;
@@ -98,7 +98,7 @@ mod system {
         // SAFETY: filled in above, and used no more.
         unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
         checked(status).inspect_err(|_| {
-            // SAFETY: made above, and no thread has it.
+            // SAFETY: created above, and no thread has it.
             drop(unsafe { Box::from_raw(named) });
         })?;
         // SAFETY: written by the call, which succeeded.
@@ -106,7 +106,7 @@ mod system {
     }
 
     extern "C" fn run_named(named: *mut c_void) -> *mut c_void {
-        // SAFETY: made by `start` for this thread alone.
+        // SAFETY: created by `start` for this thread only.
         let named = unsafe { Box::from_raw(named.cast::<Named>()) };
         let Named { name, work } = *named;
         set_name(name);

@@ -7,8 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Calls `call`; `None` if it panicked.
 ///
-/// What it had borrowed is as that code left it, so pass nothing of the pool that it could leave half done. For the same
-/// reason a fence of a user is called through this: between steps that belong together.
+/// After a panic, borrowed values are in whatever state that code left them, so pass nothing of the pool that could be left
+/// inconsistent. For the same reason, user-defined fences are called through this function, between related steps.
 pub fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(result) => Some(result),

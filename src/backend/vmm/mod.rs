@@ -287,7 +287,7 @@ unsafe impl VirtualMemory for VmmSource {
     }
 
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
-        // By the manual this needs no context.
+        // According to the driver API reference, this needs no context.
         let _relaxed = RelaxedCapture::enter();
         let reserved = driver::reserve(len_bytes, RANGE_ALIGN_BYTES)?;
         // The driver runs on 64-bit machines only.

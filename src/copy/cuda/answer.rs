@@ -8,9 +8,9 @@ use crate::error::{Error, Result};
 /// Empty while the answer may still change. The driver is not queried again once a copy has completed or after a permanent error: the
 /// handle may belong to something else by then.
 #[derive(Debug, Default)]
-pub(super) struct Answer(OnceLock<Result<(), String>>);
+pub(super) struct FinalStatus(OnceLock<Result<(), String>>);
 
-impl Answer {
+impl FinalStatus {
     /// Whether the driver refuses the handle permanently.
     pub(super) fn is_refused(&self) -> bool {
         self.0.get().is_some_and(Result::is_err)
@@ -67,17 +67,17 @@ mod tests {
 
     #[test]
     fn a_refusal_is_permanent_only_if_every_later_call_is_refused() {
-        let answer = Answer::default();
+        let answer = FinalStatus::default();
         let once = answer.or_query(|| refuses(9999));
         assert!(once.unwrap_err().to_string().contains("(code 9999)"));
         assert!(!answer.or_query(|| Ok(false)).unwrap());
         assert!(answer.or_query(|| Ok(true)).unwrap());
         assert!(answer.or_query(|| unreachable!()).unwrap());
-        let answer = Answer::default();
+        let answer = FinalStatus::default();
         let lost = answer.or_query(|| refuses(700));
         assert!(lost.is_err() && answer.or_query(|| unreachable!()).is_err());
         assert!(answer.is_refused() && answer.or_wait(|| unreachable!()).is_err());
-        let answer = Answer::default();
+        let answer = FinalStatus::default();
         assert!(answer.or_wait(|| Err(Error::device_failed("once"))).is_err() && !answer.is_refused());
         answer.or_wait(|| Ok(())).unwrap();
         assert!(answer.or_wait(|| unreachable!()).is_ok());

@@ -1,4 +1,4 @@
-//! What the copies of one context share: [`StreamContext`] for queries and waits, the [`Words`] that streams write, and the
+//! What the copies of one context share: [`StreamContext`] for queries and waits, the [`TimelinePages`] that streams write, and the
 //! [`OwnContext`] by which slices are lent to cudarc.
 //!
 //! **context-I1**: a `ContextState` is never freed, so its address identifies only this context. It holds a reference to a
@@ -19,7 +19,7 @@ use cudarc::driver::{CudaContext, sys};
 use super::idle::StreamContext;
 use super::own_context::OwnContext;
 use super::stream::{Stream, id_number, number};
-use super::timeline::{Timeline, Words};
+use super::timeline::{Timeline, TimelinePages};
 use crate::driver::code::{Code, Failed};
 use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::Result;
@@ -41,7 +41,7 @@ pub(super) struct ContextState {
     _object: Option<Arc<CudaContext>>,
     device: sys::CUdevice,
     own: OnceLock<OwnContext>,
-    words: Words,
+    words: TimelinePages,
 }
 
 impl fmt::Debug for ContextState {
@@ -114,7 +114,7 @@ impl ContextState {
                 _object: object,
                 device,
                 own: OnceLock::new(),
-                words: Words::default(),
+                words: TimelinePages::default(),
             }));
             states.push(state);
             state
@@ -163,13 +163,13 @@ impl ContextState {
         Some(self.streams.stream_id(number))
     }
 
-    /// Is the event over? Also queries a stalled driver.
+    /// Whether the event has completed. Also queries a stalled driver.
     pub(super) fn query_now(&self, event: Event) -> Result<bool, Failed> {
         // SAFETY: a live event (context-I2).
         self.streams.query("cuEventQuery", || unsafe { calls::event_query(event.0) })
     }
 
-    /// Is the event of a fence over? Unknown if the driver is stalled, or if a capture forbids the query.
+    /// Whether the event of a fence has completed. `false` if the driver is stalled, or if a capture forbids the query.
     pub(super) fn is_complete(&self, event: Event) -> Result<bool, Failed> {
         match driver_watchdog::query(|| self.query_now(event)).unwrap_or(Ok(false)) {
             Err(Failed(_, error)) if error.is_forbidden_by_capture() => Ok(false),

@@ -1,15 +1,15 @@
-//! Events as fences: one of ours recorded behind the work on a stream, or one that waits for an event of other code.
+//! Events as fences: one owned by pinpool, recorded behind the work on a stream, or one that waits for an event of other code.
 //!
 //! ```text
-//!   own              stream   ──work──[our event]──▶
+//!   own              stream   ──work──[own event]──▶
 //!
 //!   foreign  other's stream   ──work──[other's event]──▶
-//!            one of our streams      └──waits──[our event]──▶
+//!            an internal stream      └──waits──[own event]──▶
 //! ```
 //!
-//! The owner of a foreign event may record it again or destroy it at any time, so a stream of ours waits for it: one stream for
+//! The owner of a foreign event may record it again or destroy it at any time, so an internal stream waits for it: one stream for
 //! each event, so that a slow event delays no other. An event that has completed needs no stream. An event is refused if its query
-//! fails or if it was recorded in a capture: our stream would become part of that graph.
+//! fails or if it was recorded in a capture: the internal stream would become part of that graph.
 //!
 //! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it.
 #![allow(unsafe_code)] // Calls the driver.
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, sys};
 
-use super::answer::Answer;
+use super::answer::FinalStatus;
 use super::context::{ContextState, Event};
 use super::stream::{OwnStream, Stream, number};
 use crate::driver::code::Failed;
@@ -27,16 +27,16 @@ use crate::driver::{RelaxedCapture, calls};
 use crate::error::Result;
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
-/// An event of ours.
+/// An event owned by pinpool.
 #[derive(Debug)]
 pub(super) struct EventFence {
     event: Event,
     stream: u64,
     stream_id: Option<StreamId>,
     context: &'static ContextState,
-    answer: Answer,
-    /// For a foreign event: the stream of ours that waits for it. It lives as long as the fence, so that no other stream has its number
-    /// meanwhile.
+    answer: FinalStatus,
+    /// For a foreign event: the internal stream that waits for it. It lives as long as the fence, so that no other stream has its
+    /// number meanwhile.
     waiting_stream: Option<OwnStream>,
 }
 
@@ -48,7 +48,7 @@ impl EventFence {
         context: &'static ContextState,
     ) -> Result<Self, Failed> {
         let event = calls::event_create(calls::WITHOUT_TIMING).map_err(|error| Failed("cuEventCreate", error))?;
-        let answer = Answer::default();
+        let answer = FinalStatus::default();
         Ok(Self { event: Event(event), stream: number(stream), stream_id, context, answer, waiting_stream: None })
     }
 
@@ -82,7 +82,7 @@ impl Drop for EventFence {
     }
 }
 
-// SAFETY: event-I1: the event is recorded once. Events of one stream come true in order, and
+// SAFETY: event-I1: the event is recorded once. Events of one stream complete in order, and
 // one id is one stream (`stream::id`).
 unsafe impl Fence for EventFence {
     fn is_complete(&self) -> Result<bool> {
@@ -102,14 +102,14 @@ unsafe impl Fence for EventFence {
     }
 }
 
-/// A fence behind all work before the last record of `event`; `None` if that has completed.
+/// A fence after all work before the last record of `event`; `None` if that has completed.
 pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence>> {
     let context = ContextState::of(event.context())?;
     // SAFETY: the event lives as long as its owner.
     unsafe { behind_event(event.cu_event(), context) }
 }
 
-/// A fence behind all work before the last record of `event`, on a stream of `context` that waits for it; `None` if that is
+/// A fence after all work before the last record of `event`, on a stream of `context` that waits for it; `None` if that is
 /// complete. If the driver refuses that, this call waits for the event.
 ///
 /// # Safety
@@ -125,7 +125,7 @@ pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static Context
     fence.or_else(|error| context.wait_for(Event(event)).map(|()| None).map_err(|_| error))
 }
 
-/// A fence on a stream of ours, which waits for the event.
+/// A fence on an internal stream that waits for the event.
 ///
 /// # Safety
 ///

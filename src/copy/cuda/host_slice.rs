@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   cudarc asks for the slice ──▶ a fence is recorded in the ──▶ the copy ──▶ cudarc drops `SyncOnDrop`: it records the
-//!                                 buffer, its event is not                   event, through a stream object of ours
+//!                                 buffer, its event is not                   event, through an internal stream object
 //! ```
 //!
-//! cudarc does not report when the copy is enqueued. It only records an event of ours behind it, and that only if the context
-//! *object* of the stream handed to it manages several streams and holds no error. Candle's usual settings fail the first,
-//! any failing library the second. So cudarc gets a separate stream object for the same stream, with a context object that only
+//! cudarc does not report when the copy is enqueued. It only records an event owned by pinpool after it, and that only if the
+//! context *object* of the stream handed to it manages several streams and holds no error. Candle's usual settings fail the
+//! first, any failing library the second. So cudarc gets a separate stream object for the same stream, with a context object that only
 //! we use ([`OwnContext`](super::own_context::OwnContext)). Whether cudarc recorded the event is checked once: an event made
 //! with timing and never recorded has no elapsed time ("invalid handle"), one recorded has, or is "not ready". That is all it
 //! is checked for: only a query shows whether the event has completed.
@@ -28,7 +28,7 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 
-use super::answer::Answer;
+use super::answer::FinalStatus;
 use super::context::{ContextState, Event};
 use super::idle::{CAPTURE_PAUSE, IdleFence};
 use super::stream::{SavedError, Stream, is_capturing, number};
@@ -85,7 +85,7 @@ struct TrackedCopy {
     context: &'static ContextState,
     /// Empty until it was checked, after the borrow.
     record: OnceLock<Record>,
-    answer: Answer,
+    answer: FinalStatus,
 }
 
 /// Whether cudarc has recorded the event.
@@ -112,7 +112,7 @@ impl TrackedCopy {
         // SAFETY: a live stream of this context; the object is used while the caller's borrow of the stream lasts.
         let stream = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };
         let (number, stream_id) = (number(of_driver), context.stream_id(of_driver));
-        let (event, record, answer) = (ManuallyDrop::new(event), OnceLock::new(), Answer::default());
+        let (event, record, answer) = (ManuallyDrop::new(event), OnceLock::new(), FinalStatus::default());
         Ok(Some(Self { event, stream, number, stream_id, context, record, answer }))
     }
 

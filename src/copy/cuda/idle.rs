@@ -91,8 +91,8 @@ impl StreamContext {
         Ok(self.idle_stream.get().copied().unwrap_or(stream))
     }
 
-    /// Queries the driver whether something has completed. Neither an error nor "not ready" counts as completed. By the manual this
-    /// needs no current context; if a driver requires one, it gets one.
+    /// Queries the driver whether something has completed. Neither an error nor "not ready" counts as completed. According to
+    /// the driver API reference, this needs no current context; if a driver requires one, it gets one.
     pub(super) fn query(&self, call: &'static str, query: impl Fn() -> Result<(), Code>) -> Result<bool, Failed> {
         let _relaxed = RelaxedCapture::enter();
         let mut answer = self.context.check().and_then(|()| query());
@@ -147,7 +147,7 @@ pub(super) struct IdleFence {
 }
 
 impl IdleFence {
-    /// A fence behind all work so far of the stream with this number, which has completed already if `is_complete`. `refused` is the
+    /// A fence after all work so far of the stream with this number, which has completed already if `is_complete`. `refused` is the
     /// reason why there is no other fence.
     pub(super) fn new(stream: u64, context: &'static StreamContext, refused: String, is_complete: bool) -> Self {
         let first = context.waits.lock().begun + 1;

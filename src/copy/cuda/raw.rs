@@ -68,7 +68,7 @@ impl RawStream {
     pub fn is_capturing(self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // SAFETY: alive (`new`).
-        unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|code| (900..=908).contains(&code.number()))
+        unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|code| code.is_of_capture())
     }
 
     /// Makes the context of a default stream current.
@@ -180,7 +180,7 @@ unsafe impl CopySource<RawStream> for RawMem<RawStream> {
     }
 }
 
-/// Enqueues a copy from or to the device memory at `address`, and a fence behind it.
+/// Enqueues a copy from or to the device memory at `address`, and a fence after it.
 ///
 /// # Safety
 ///
@@ -204,7 +204,7 @@ unsafe fn copy_on(
     unsafe { copy_behind((stream, context), host, len, kind, false, || (address, (), Ok(()))) }
 }
 
-/// A fence behind all work so far on `stream`; null is the default stream of the current context.
+/// A fence after all work so far on `stream`; null is the default stream of the current context.
 ///
 /// # Safety
 ///
@@ -221,7 +221,7 @@ pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<Shared
     mark(stream, context)
 }
 
-/// A fence behind all work so far on a stream with a timeline. `None` if the stream has none or captures, or if the driver refuses.
+/// A fence after all work so far on a stream with a timeline. `None` if the stream has none or captures, or if the driver refuses.
 /// A default stream needs its context first.
 ///
 /// # Safety
@@ -253,7 +253,7 @@ unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextSt
     Ok((Stream { handle: stream, context: handle, device: context.device(), green }, context))
 }
 
-/// A fence behind all work before the last record of `event`; `None` if it has completed.
+/// A fence after all work before the last record of `event`; `None` if it has completed.
 ///
 /// # Safety
 ///

@@ -259,7 +259,7 @@ fn as_count(limit: u64) -> usize {
 
 #[cfg(all(test, not(pinpool_loom)))]
 mod tests {
-    use super::thread_cache::TICK_US;
+    use super::thread_cache::RETURN_TICK_US;
     use super::*;
     use crate::policy::IDLE_BUFFER_US;
 
@@ -273,12 +273,12 @@ mod tests {
         idle.cache.as_ref().unwrap().begin_tick(50_000);
         assert!(idle.put(Entry::new(0, 10, 7), class).is_none());
         idle.tick(second, second);
-        assert!(idle.expire(second + IDLE_BUFFER_US - TICK_US).is_empty());
+        assert!(idle.expire(second + IDLE_BUFFER_US - RETURN_TICK_US).is_empty());
         assert_eq!(idle.expire(second + IDLE_BUFFER_US).len(), 1);
         // Later ones are younger.
         assert!(idle.put(Entry::new(0, 10, 8), class).is_none());
         idle.tick(60 * second, 60 * second);
-        assert!(idle.expire(60 * second + IDLE_BUFFER_US - TICK_US).is_empty());
+        assert!(idle.expire(60 * second + IDLE_BUFFER_US - RETURN_TICK_US).is_empty());
         assert_eq!(idle.expire(60 * second + IDLE_BUFFER_US).len(), 1);
     }
 }

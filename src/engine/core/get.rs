@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, Core};
-use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
+use crate::engine::memory::{Attempt, BlockMemory, Deadlines, Refusal, SlowCalls, Stop};
 use crate::engine::meter::usage_report;
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{ErrorKind, Result};
@@ -51,7 +51,7 @@ impl Core {
             SlowCalls::None
         } else {
             let deadline = deadline(begun, wait);
-            SlowCalls::Until(deadline, deadline.max(begun + CALL_PATIENCE))
+            SlowCalls::Until(Deadlines { plans: deadline, calls: deadline.max(begun + CALL_PATIENCE) })
         };
         let served = match self
             .take_completed(wanted.class)

@@ -216,7 +216,7 @@ impl Core {
         }
     }
 
-    /// Has the other pools of the process release idle memory for a request that was refused for this reason. Returns whether it
+    /// Asks the other pools of the process to release idle memory for a request that was refused for this reason. Returns whether it
     /// has room now; or whether it may have, if no such `calls` may be made. A slow call.
     pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
         let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
@@ -242,7 +242,7 @@ impl Core {
     /// Hits and returns take the slow path as long as other owners want memory.
     pub(super) fn update_slow_path(&self) {
         let is_wanted = || self.budget().is_wanted();
-        self.slow_path_flag.change(Reason::SharedLimit, is_wanted, |attends| self.idle.set_slow_path(attends));
+        self.slow_path_flag.change(Reason::SharedLimit, is_wanted, |required| self.idle.set_slow_path(required));
     }
 
     /// For a return while other owners want memory: releases `block` if they have priority, which is a slow call, and returns it

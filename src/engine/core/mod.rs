@@ -77,7 +77,7 @@ pub(super) use fast_path::KeptCore;
 pub(crate) use limits::AutoLimit;
 pub(crate) use partition::{BlockRequest, PartitionCore};
 use queue::{Backoff, SlowPathFlag};
-use report::Diagnosis;
+use report::DiagnosisState;
 use tick::Ticks;
 
 type Block = block::Block<Core>;
@@ -119,7 +119,7 @@ pub(crate) struct Core {
     /// Partitions in which requests wait.
     waiting_partitions: AtomicU64,
     owners: Owners,
-    diagnosis: Diagnosis,
+    diagnosis: DiagnosisState,
     /// Where its limit comes from, and the memory of the system.
     limit: AutoLimit,
     /// The entry at the socket that serves statistics.
@@ -156,7 +156,7 @@ impl Core {
             waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
             // Not under Miri, as for the wait queue: it reports a thread that does not end as a leak.
-            thread: config.may_poll().then(MaintenanceThread::of_process),
+            thread: config.uses_maintenance_thread().then(MaintenanceThread::of_process),
             slow_path_flag: SlowPathFlag::default(),
             wanted_of_shared_limit: Want::default(),
             making_room: Mutex::default(),
@@ -167,7 +167,7 @@ impl Core {
             known_partitions: Mutex::default(),
             waiting_partitions: AtomicU64::new(0),
             owners: Owners::default(),
-            diagnosis: Diagnosis::default(),
+            diagnosis: DiagnosisState::default(),
             limit,
             #[cfg(feature = "observe")]
             showing: std::sync::OnceLock::new(),

@@ -194,7 +194,7 @@ impl Core {
             self.record_of(&block, |id| Event::Completed { id });
             self.finish_put(block);
         }
-        swept.lost.into_iter().for_each(|LostItem { item, error, fence }| self.lose(item, fence, &error));
+        swept.lost.into_iter().for_each(|LostItem { item, error, fence }| self.quarantine_or_leak(item, fence, &error));
     }
 
     /// The copies of `blocks` have completed: records how long each was in flight.
@@ -206,11 +206,11 @@ impl Core {
 
     /// Never uses `block` again (core-I2).
     pub(in crate::engine) fn leak(&self, block: Block, error: &Error) {
-        self.lose(block, None, error);
+        self.quarantine_or_leak(block, None, error);
     }
 
     /// Does not use `block` until `fence` reports that its copies have completed; never again without a fence (core-I2).
-    fn lose(&self, mut block: Block, fence: Option<SharedFence>, error: &Error) {
+    fn quarantine_or_leak(&self, mut block: Block, fence: Option<SharedFence>, error: &Error) {
         block.end_holding();
         let (held_bytes, is_asked_again) = (block.held_bytes(), fence.is_some());
         self.record_of(&block, |id| Event::Leaked { id });
@@ -223,7 +223,7 @@ impl Core {
             None => Some(block),
         };
         match leaked {
-            Some(block) => self.keep_forever(block),
+            Some(block) => self.leak_block(block),
             None => self.notice(Pace::Active),
         }
         // After the block is counted, since a log line may be slow.
@@ -241,12 +241,12 @@ impl Core {
     /// Queries at most `most` failed fences again, and reuses the blocks with completed copies.
     pub(super) fn query_failed(&self, most: usize) {
         let (over, lost) = self.in_flight.query_failed(most);
-        lost.into_iter().for_each(|block| self.keep_forever(block));
+        lost.into_iter().for_each(|block| self.leak_block(block));
         self.recover(over);
     }
 
     /// Never uses `block` again; keeps its memory, and with it this pool.
-    fn keep_forever(&self, block: Block) {
+    fn leak_block(&self, block: Block) {
         lost::keep(block);
         self.lifetime.remove_block();
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::get::{CALL_PATIENCE, QueuePlace};
 use super::report::nanos;
 use super::{Block, BlockRequest, Core};
-use crate::engine::memory::{Refusal, SlowCalls, Stop};
+use crate::engine::memory::{Deadlines, Refusal, SlowCalls, Stop};
 use crate::engine::wait_queue::{Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{Result, Retry};
 use crate::maintenance_thread::pause_for_copies;
@@ -27,7 +27,7 @@ impl Server for Core {
     }
 
     fn require_slow_path(&self, is_waiting: bool) {
-        self.slow_path_flag.change(Reason::Waiting, || is_waiting, |attends| self.idle.set_slow_path(attends));
+        self.slow_path_flag.change(Reason::Waiting, || is_waiting, |required| self.idle.set_slow_path(required));
     }
 
     fn sweep(&self) {
@@ -37,7 +37,7 @@ impl Server for Core {
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> std::result::Result<Block, Refusal> {
         let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
             // The attempt without calls has counted the miss.
-            let calls = SlowCalls::After(waiter.begun, waiter.begun + CALL_PATIENCE);
+            let calls = SlowCalls::After(Deadlines { plans: waiter.begun, calls: waiter.begun + CALL_PATIENCE });
             let served = self
                 .try_get_of_pool(waiter.class)
                 .map_or_else(|| self.acquire(&waiter.request, calls, QueuePlace::NotQueued), Ok);
@@ -52,9 +52,10 @@ impl Server for Core {
         let begun = Instant::now();
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) {
             // May stop without a refusal.
-            self.acquire(&waiter.request, SlowCalls::Held(until, until), QueuePlace::Head).map_err(|_| refused)
+            self.acquire(&waiter.request, SlowCalls::Held(Deadlines::both(until)), QueuePlace::Head)
+                .map_err(|_| refused)
         } else {
-            let calls = SlowCalls::Until(until, until);
+            let calls = SlowCalls::Until(Deadlines::both(until));
             let attempt = || self.acquire(&waiter.request, calls, QueuePlace::Head).map_err(expect_refusal);
             match attempt() {
                 Err(refusal) if self.publish_demand(&refusal) => attempt(),
@@ -201,16 +202,16 @@ mod tests {
 
     #[test]
     fn the_shards_are_told_when_the_first_reason_comes_and_the_last_one_goes() {
-        let (attention, told) = (SlowPathFlag::default(), RefCell::new(Vec::new()));
-        let change = |reason, holds| attention.change(reason, || holds, |now| told.borrow_mut().push(now));
+        let (flag, told) = (SlowPathFlag::default(), RefCell::new(Vec::new()));
+        let change = |reason, holds| flag.change(reason, || holds, |now| told.borrow_mut().push(now));
         change(Reason::Waiting, true);
         change(Reason::SharedLimit, true);
-        assert!(attention.is_for_shared_limit());
+        assert!(flag.is_for_shared_limit());
         change(Reason::Waiting, false);
         change(Reason::SharedLimit, true);
         assert_eq!(*told.borrow(), [true]);
         change(Reason::SharedLimit, false);
-        assert!(!attention.is_for_shared_limit());
+        assert!(!flag.is_for_shared_limit());
         assert_eq!(*told.borrow(), [true, false]);
     }
 }

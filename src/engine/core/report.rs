@@ -30,7 +30,7 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 /// The diagnosis, and its input in addition to the statistics. Relaxed: statistics.
 #[derive(Debug, Default)]
-pub(super) struct Diagnosis {
+pub(super) struct DiagnosisState {
     monitor: Mutex<Monitor>,
     /// Requests that found no memory at once.
     short_requests: AtomicU64,
@@ -185,6 +185,7 @@ impl Core {
         (stats.requests.waits, stats.requests.waiting) = (self.waiters.total.get(), self.waiters.waiting());
         stats.limits.shared = self.shared_limit_stats();
         self.memory.fill_stats(&mut stats);
+        // In this order: `counters.fill` derives the bytes in use from what the others filled in.
         self.idle.fill(&mut stats);
         self.classes.fill(&mut stats);
         self.lifetime.fill(&mut stats);
@@ -263,7 +264,7 @@ impl Core {
     }
 
     /// The diagnosis of the last window, or of the time so far.
-    pub(crate) fn why(&self) -> WindowDiagnosis {
+    pub(crate) fn diagnose(&self) -> WindowDiagnosis {
         let (now_us, snapshot) = (self.time.coarse_us(), self.snapshot());
         // In a child of `fork` a thread that does not exist here may hold the lock.
         let monitor = if self.is_forked() { None } else { self.diagnosis.monitor.try_lock() };
@@ -355,7 +356,7 @@ impl stats_socket::StatisticsSource for Core {
     fn object(&self) -> serde_json::Value {
         let stats = self.stats();
         let owners = self.owners_of(&stats);
-        let why = self.why();
+        let why = self.diagnose();
         let owner = |owner: &Owner| {
             let oldest_seconds = owner.oldest.map(|age| age.as_secs_f64());
             let Owner { tag, buffers, bytes, requested_bytes, .. } = owner;

@@ -75,7 +75,7 @@ impl Core {
     pub(crate) fn maintain(&self) {
         self.query_failed(usize::MAX);
         self.memory.supply().release_refused();
-        self.check();
+        self.run_due();
         // Also if no tick is due. Counting collects blocks that other threads have returned.
         if self.idle.count() > self.config.pool_size_limit {
             self.evict_over_limit(None);
@@ -87,7 +87,7 @@ impl Core {
     }
 
     /// Completes copies and does what is due.
-    pub(crate) fn check(&self) {
+    pub(crate) fn run_due(&self) {
         self.query_copies();
         self.release_to_others();
         self.tick_after(0);
@@ -245,7 +245,7 @@ impl Maintained for Core {
         let is_compacting = self.memory.arena().is_some_and(|arena| arena.compact(self.time.now_us()));
         // During compaction the thread runs more often than anything else is due.
         if !is_compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
-            self.check();
+            self.run_due();
         } else {
             self.release_to_others();
         }
@@ -276,7 +276,7 @@ impl Core {
         if idle_bytes > 0 || arena.ages() {
             return if self.memory.own_bytes() > idle_bytes { Pace::Active } else { Pace::Quiet };
         }
-        // A kept return notifies nobody, and makes a buffer idle. Free memory is released if memory is short.
+        // A return that keeps its buffer wakes no thread, although it makes a buffer idle. Free memory is released if memory is short.
         let may_change = arena.has_free() || arena.reserve_waits();
         if supply.all_block_bytes() > 0 || may_change { Pace::Quiet } else { Pace::Never }
     }

@@ -38,31 +38,51 @@ pub(crate) struct Attempt {
     pub(crate) calls: SlowCalls,
 }
 
+/// How long an attempt waits for other threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Deadlines {
+    /// The end of the wait for their plans.
+    pub(crate) plans: Instant,
+    /// The end of the wait for their source calls.
+    pub(crate) calls: Instant,
+}
+
+impl Deadlines {
+    /// One deadline for both.
+    pub(crate) fn both(until: Instant) -> Self {
+        Self { plans: until, calls: until }
+    }
+}
+
 /// The source calls that an attempt may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlowCalls {
     /// None: a task polls it.
     None,
-    /// All. The attempt waits for the plans of other threads until the first time, and for their calls until the second.
-    Until(Instant, Instant),
+    /// All.
+    Until(Deadlines),
     /// As `Until`, for a request that an attempt without calls has counted as a miss.
-    After(Instant, Instant),
+    After(Deadlines),
     /// As `After`, without requesting memory from the source, which refused the last call too recently.
-    Held(Instant, Instant),
+    Held(Deadlines),
 }
 
 impl SlowCalls {
-    /// The end of the wait for plans of other threads, and for their calls.
-    pub(crate) fn until(self) -> (Instant, Instant) {
+    /// How long the attempt waits for other threads.
+    pub(crate) fn deadlines(self) -> Deadlines {
         match self {
-            Self::None => (Instant::now(), Instant::now()),
-            Self::Until(plans, calls) | Self::After(plans, calls) | Self::Held(plans, calls) => (plans, calls),
+            Self::None => Deadlines::both(Instant::now()),
+            Self::Until(deadlines) | Self::After(deadlines) | Self::Held(deadlines) => deadlines,
         }
     }
 
     /// The same calls, without a wait for plans of other threads.
     pub(crate) fn without_waiting(self) -> Self {
-        if let Self::Until(_, calls) = self { Self::Until(Instant::now(), calls) } else { self }
+        if let Self::Until(Deadlines { calls, .. }) = self {
+            Self::Until(Deadlines { plans: Instant::now(), calls })
+        } else {
+            self
+        }
     }
 }
 

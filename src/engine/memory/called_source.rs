@@ -9,7 +9,7 @@ use crate::backend::{AddressRange, Region, RemapError, Source, SourceError, Subr
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::unwind::caught;
 
-/// A source, and who records its calls. What it says of itself is asked of the source.
+/// A source and the recorder of its calls. Properties are forwarded to the source.
 #[derive(Debug, Clone)]
 pub(crate) struct CalledSource {
     source: Arc<dyn Source>,

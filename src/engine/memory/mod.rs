@@ -50,7 +50,7 @@ mod reserve;
 mod shape;
 
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
-pub(crate) use block_memory::{Adopted, Attempt, BlockMemory, Refusal, SlowCalls, Stop};
+pub(crate) use block_memory::{Adopted, Attempt, BlockMemory, Deadlines, Refusal, SlowCalls, Stop};
 pub(crate) use called_source::CalledSource;
 use one_each::OneEach;
 pub(crate) use one_each::Pageable;

@@ -51,7 +51,7 @@ impl OneEach {
             return Err(Stop::NeedsCall);
         }
         let begun = Instant::now();
-        let acquired = self.source.acquire(class_bytes, Some(calls.until().1));
+        let acquired = self.source.acquire(class_bytes, Some(calls.deadlines().calls));
         let took = begun.elapsed();
         let mut counts = self.counts.lock();
         counts.calls.pin.record(class_bytes as u64, took, acquired.is_ok());
@@ -158,7 +158,7 @@ impl Supply for OneEach {
     /// From now on the pool claims only the bytes of quarantined blocks and of regions that are never released.
     fn close(&self, _: u64) {
         self.release_refused();
-        self.refused.lock().drain(..).for_each(|(_, claim)| claim.keep_forever());
+        self.refused.lock().drain(..).for_each(|(_, claim)| claim.leak());
         let base = self.base.lock().take();
         drop(base);
     }
@@ -252,7 +252,7 @@ impl Pageable {
                 Ok(())
             }
             Err(error) => {
-                claim.keep_forever();
+                claim.leak();
                 Err((bytes, error))
             }
         }

@@ -44,7 +44,7 @@ impl Memory {
                 let by = RefusedBy::Limit { could_fit: *could_fit };
                 (by, *needed_bytes, found.to_owned(), format!("{remedy} or make the partition larger"))
             }
-            Refusal::QuotaExceeded { needed_bytes, over } => {
+            Refusal::QuotaExceeded { needed_bytes, over: over @ QuotaExceeded { level: LimitLevel::Pool, .. } } => {
                 let could_fit = over.could_fit && self.supply.could_hold(class);
                 let limit = limit(over.level);
                 let found = match self.max_bytes().map(Size) {
@@ -93,9 +93,9 @@ impl Memory {
     pub(in crate::engine) fn limit_name(&self, level: LimitLevel) -> &'static str {
         match level {
             LimitLevel::Partition => "the limit of the partition",
-            _ if !self.supply.may_grow() => "PINPOOL_RESERVE",
-            _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
-            _ => "PINPOOL_MAX_BYTES",
+            LimitLevel::Pool | LimitLevel::Shared if !self.supply.may_grow() => "PINPOOL_RESERVE",
+            LimitLevel::Pool | LimitLevel::Shared if self.is_lock_limited() => "RLIMIT_MEMLOCK",
+            LimitLevel::Pool | LimitLevel::Shared => "PINPOOL_MAX_BYTES",
         }
     }
 

@@ -13,8 +13,8 @@
 //!
 //! While other threads run, the counters of a snapshot may be a few operations apart.
 //!
-//! - **lifetime-I1**: a sealed pool closes once: the last of the seal, the removal of a block, and the begin of a flight
-//!   sees the others. Each changes its own word first, and then passes through the count of blocks by an exchange that
+//! - **lifetime-I1**: a sealed pool closes once: whichever comes last of sealing, removing a block and starting a flight sees
+//!   the other two. Each changes its own word first, and then passes through the count of blocks by an exchange that
 //!   acquires and releases; the exchanges of one word have an order.
 
 use std::time::Duration;

@@ -45,7 +45,7 @@ use pinpool_os::threads;
 use pinpool_os::unwind::caught;
 
 /// Shortest time that an attempt may wait for driver calls of other threads.
-const CALL_PATIENCE: Duration = Duration::from_micros(500);
+const MIN_SEARCH_TIME: Duration = Duration::from_micros(500);
 
 /// The pool or partition behind a queue.
 pub(crate) trait Server: Sized + Send + Sync + 'static {
@@ -196,7 +196,7 @@ impl<S: Server> WaitQueue<S> {
         result
     }
 
-    /// Has `waiter` checked again: by its thread, or by the thread of tasks. May call a waker, so never under a lock.
+    /// Wakes `waiter` to check again, on its own thread or on the thread that serves tasks. May call a waker, so never under a lock.
     fn wake(&self, waiter: &Waiter<S>) {
         waiter.restart_polls();
         if !waiter.is_task() || !self.wake_thread() {
@@ -245,7 +245,7 @@ impl<S: Server> WaitQueue<S> {
         }
         if is_deferred || self.is_head(server, waiter) {
             // Short, so that the request soon finds an item that it is handed meanwhile.
-            let patience = server.patience(waiter.polls_since()).max(CALL_PATIENCE);
+            let patience = server.patience(waiter.polls_since()).max(MIN_SEARCH_TIME);
             match server.serve(waiter, waiter.deadline.min(Instant::now() + patience)) {
                 Ok(item) => return self.end(server, waiter, Some(item)),
                 Err(refusal) if !is_deferred => waiter.set_refusal(refusal),

@@ -250,7 +250,7 @@ fn be_late(pool: &Arc<ModelPool>) {
 
 /// Fails if a late task that leaves the queue at its own poll does not clear the slow-path flag.
 #[test]
-fn loom_a_late_task_leaves_no_attention_behind() {
+fn loom_a_late_task_leaves_the_slow_path_flag_clear() {
     model(1, |pool| {
         let putting = spawn(pool, |pool| pool.put(CLASS));
         be_late(pool);
@@ -260,7 +260,7 @@ fn loom_a_late_task_leaves_no_attention_behind() {
 
 /// Fails if the last of two that leave clears the slow-path flag only if it finds itself in the queue.
 #[test]
-fn loom_late_tasks_that_take_each_other_off_the_line_leave_no_attention_behind() {
+fn loom_late_tasks_that_take_each_other_off_the_line_leave_the_slow_path_flag_clear() {
     model_of_three(1, |pool| {
         let putting = spawn(pool, |pool| pool.put(CLASS));
         let late = spawn(pool, be_late);
@@ -281,10 +281,10 @@ fn loom_a_late_task_before_a_waiter_passes_the_line_on() {
     });
 }
 
-/// The task is at the head of the queue and is polled no more: the return finds it late. Fails if that put does not end the
-/// attention.
+/// The task is at the head of the queue and is polled no more: the return finds it late. Fails if that put does not clear
+/// the slow-path flag.
 #[test]
-fn loom_a_put_that_finds_only_a_late_task_leaves_no_attention_behind() {
+fn loom_a_put_that_finds_only_a_late_task_leaves_the_slow_path_flag_clear() {
     model(1, |pool| {
         let ticket = join_task(pool, NO_TIME, Some(()));
         let putting = spawn(pool, |pool| pool.put(CLASS));

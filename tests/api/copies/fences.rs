@@ -34,7 +34,7 @@ impl fmt::Debug for ActingFence {
     }
 }
 
-// SAFETY: no copy stands behind it.
+// SAFETY: it guards no copy.
 unsafe impl Fence for ActingFence {
     fn is_complete(&self) -> Result<bool> {
         (self.answer)()

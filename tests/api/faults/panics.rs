@@ -20,7 +20,7 @@ use pinpool_replay::SimSource;
 
 use crate::captured_log::{listen, panic_at, panics};
 use crate::fixture::{LONG, over, until_waits};
-use crate::told_copies::{Nowhere, ToldStream};
+use crate::manual_copies::{ManualStream, Nowhere};
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
@@ -116,7 +116,7 @@ fn a_panic_of_a_listener_loses_none_of_the_buffers_that_a_sweep_found() {
         go_on(|| drop([pool.get(MIB).unwrap(), pool.get(MIB).unwrap()]));
         pool.trim(0);
     }
-    let stream = ToldStream::default();
+    let stream = ManualStream::default();
     let held: Vec<_> = (0..8).map(|_| pool.get(MIB).unwrap()).collect();
     held.into_iter().for_each(|buf| drop(buf.copy_to(&stream, &mut Nowhere).unwrap()));
     stream.0.is_over.store(true, Ordering::SeqCst);

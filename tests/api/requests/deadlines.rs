@@ -64,7 +64,7 @@ fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
     }
 }
 
-/// A source that is put back into while it releases: what an unbounded loop never gets to the end of.
+/// Buffers are returned while the pool releases idle ones, so a loop without a bound would never end.
 #[test]
 fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
     let dir = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use pinpool::unstable::{ManualClock, look};
+use pinpool::unstable::{ManualClock, run_due};
 use pinpool::{PinnedBuf, Pool};
 use pinpool_observe::diagnosis::{Cause, diagnose_recording};
 use pinpool_replay::{Event, Recording};
@@ -32,7 +32,7 @@ fn leaking(path: &Path) -> Recording {
             drop(buf)
         }
         clock.advance_us(600_000_000 / GETS as u64);
-        look(&pool);
+        run_due(&pool);
     }
     // A pool with buffers out has no end, and a new file has no head.
     let is_get = |event: &Event| matches!(event, Event::Get { .. });

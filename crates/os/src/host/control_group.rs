@@ -1,4 +1,4 @@
-//! The cgroups that hold this process, from its own up to the highest that is visible, and what their files say.
+//! The cgroups of this process, from its own up to the highest visible one, and the contents of their files.
 //!
 //! ```text
 //!   /proc/self/cgroup     0::/app/worker                      the group's path in its hierarchy
@@ -7,12 +7,12 @@
 //!   /sys/fs/cgroup/app/worker, /sys/fs/cgroup/app, /sys/fs/cgroup
 //! ```
 //!
-//! The limit of every group in a chain holds. There are up to two chains: version 2, and version 1 with the `memory`
+//! The limits of all groups in a chain apply. There are up to two chains: version 2, and version 1 with the `memory`
 //! controller; if both are mounted, the controller is in one of them, and the groups of the other have no limits.
 //!
 //! In a container the path may name groups that are not mounted there, and in a namespace the mount's root may be named
-//! from outside (`/..`). Such a path cannot be followed, so the mount point, which is what the container was given, stands
-//! for the process's own group.
+//! from outside (`/..`). Such a path cannot be followed, so the container's mount point is used
+//! in place of the process's own group.
 //!
 //! | | version 2 | version 1 |
 //! | --- | --- | --- |

@@ -48,7 +48,7 @@ const HEALTH_EVERY_US: u64 = 1000;
 const WORDS_BYTES: usize = 4096;
 /// A word has a cache line to itself, so that no stream disturbs another's readers.
 const WORD_STEP: usize = 64;
-/// A waiter reads so often before it yields, and so often in all before it sleeps.
+/// Reads before a waiter starts to yield, and reads before it starts to sleep.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 200;
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
@@ -80,18 +80,18 @@ std::thread_local! {
 
 /// The words of one context.
 #[derive(Debug, Default)]
-pub(super) struct Words {
+pub(super) struct TimelinePages {
     /// The driver refused a page for words, so it is not called again for each copy.
     are_refused: AtomicBool,
     free: Mutex<Vec<&'static Timeline>>,
     /// Held by the thread that makes a page.
     page: Mutex<()>,
-    health: Health,
+    health: DeviceHealth,
 }
 
 /// When the device was last queried, and what it answered.
 #[derive(Debug, Default)]
-struct Health {
+struct DeviceHealth {
     queried_us: AtomicU64,
     /// The code of a failure that stays, or 0.
     answer: AtomicU32,
@@ -112,7 +112,7 @@ pub(super) struct Timeline {
     stream: AtomicU64,
     /// The last number enqueued for writing.
     last: Mutex<u64>,
-    words: &'static Words,
+    words: &'static TimelinePages,
     context: &'static StreamContext,
 }
 
@@ -134,10 +134,10 @@ impl Timeline {
         Some(known)
     }
 
-    /// Has the stream with this id write the next number behind all of its work so far; `None` if it cannot.
+    /// Enqueues a write of the next number after all work so far of the stream with this id; `None` if that is impossible.
     pub(super) fn write(&'static self, id: u64, stream: sys::CUstream) -> Option<TimelineFence> {
         let mut last = self.last.lock();
-        // Another stream may have the word by now.
+        // The word may now belong to another stream.
         if self.id.load(Ordering::Relaxed) != id {
             return None;
         }
@@ -169,7 +169,7 @@ impl Timeline {
     }
 }
 
-impl Words {
+impl TimelinePages {
     /// The timeline of the stream with this id, which is of the context of these words; `None` if there is no memory for one, or the
     /// driver writes no words. The context is current.
     pub(super) fn timeline(
@@ -234,7 +234,7 @@ impl Words {
         let _relaxed = RelaxedCapture::enter();
         let page = backend::page_of_this_process(WORDS_BYTES)?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        // SAFETY: a page of this process that is never unmapped; the stream's context is current (`Words::timeline`).
+        // SAFETY: a page of this process that is never unmapped; the stream's context is current (`TimelinePages::timeline`).
         unsafe { calls::host_register(page, WORDS_BYTES, flags) }.ok()?;
         // Relaxed: a statistic.
         HELD_BYTES.fetch_add(WORDS_BYTES as u64, Ordering::Relaxed);
@@ -260,7 +260,7 @@ impl Words {
     }
 }
 
-impl Health {
+impl DeviceHealth {
     /// Fails if the device failed when it was last queried, which is now if a query is due (timeline-I3).
     fn check(&self, context: &StreamContext) -> Result<(), Code> {
         // Relaxed, here and below: elects one caller, and a code without other data.

@@ -28,7 +28,7 @@
 //!   another thread takes it first.
 //! - **cache-I2**: After calls of [`ThreadCache::evict_over_limit`] up to the first `None`, with no other operation, at most
 //!   as many buffers are idle as the limit allows, apart from those in remote lists, which count once they are collected.
-//! - **cache-I3**: An eviction removes the buffer that was put longest ago. On one thread that is exact. Between threads,
+//! - **cache-I3**: An eviction removes the buffer that was returned longest ago. On one thread that is exact. Between threads,
 //!   ages are compared by ticks.
 //! - **cache-I4**: After [`ThreadCache::seal`] no put keeps a buffer, so one drain empties the cache forever.
 //! - **cache-I5**: A hit in the thread's own shard writes no cache line that hits of other threads write.
@@ -82,7 +82,7 @@ pub(in crate::engine) struct ThreadCache<T> {
     shards: Box<[Shard<T>]>,
     occupancy: Arc<Occupancy>,
     limit: AtomicUsize,
-    ticks: Mutex<Ticks>,
+    ticks: Mutex<ReturnTicks>,
 }
 
 /// The counters of a cache.
@@ -177,7 +177,7 @@ impl<T> ThreadCache<T> {
         self.shards[self.shard_of(entry.owner)].put_remote(entry)
     }
 
-    /// Removes the buffer put longest ago if more are idle than the limit allows.
+    /// Removes the buffer returned longest ago if more are idle than the limit allows.
     pub(in crate::engine) fn evict_over_limit(&self) -> Option<Box<Entry<T>>> {
         self.is_over_limit().then(|| self.evict_oldest()).flatten()
     }
@@ -188,7 +188,7 @@ impl<T> ThreadCache<T> {
         idle > self.limit() as u64
     }
 
-    /// Removes the buffer put longest ago. The tick that a shard publishes is a lower bound: if it was not exact, the shard
+    /// Removes the buffer returned longest ago. The tick that a shard publishes is a lower bound: if it was not exact, the shard
     /// corrects it and the search begins again.
     pub(in crate::engine) fn evict_oldest(&self) -> Option<Box<Entry<T>>> {
         let own = self.shard_of(current_slot());
@@ -274,38 +274,38 @@ impl<T> ThreadCache<T> {
 }
 
 /// Ticks are at least this far apart.
-pub(in crate::engine) const TICK_US: u64 = 10_000;
+pub(in crate::engine) const RETURN_TICK_US: u64 = 10_000;
 
 /// The number of the current tick, and the times of the ticks before it.
 ///
 /// A return on the fast path reads no clock. It belongs to the tick that began last, so all that is known of its time is that
 /// the next tick began later. So a buffer is old enough only if the tick *after* its own is.
 #[derive(Debug, Default)]
-struct Ticks {
+struct ReturnTicks {
     current: u64,
-    /// When the current tick began, in units of [`TICK_US`].
+    /// When the current tick began, in units of [`RETURN_TICK_US`].
     since: u64,
-    /// Oldest first: a time in units of [`TICK_US`], and the tick before which all buffers were returned by that time.
+    /// Oldest first: a time in units of [`RETURN_TICK_US`], and the tick before which all buffers were returned by that time.
     put_by: VecDeque<(u64, u64)>,
     /// The buffers of ticks before this one are old.
     old: u64,
 }
 
-impl Ticks {
+impl ReturnTicks {
     /// Begins a tick at `now_us`, unless the current tick began at that time or later; all buffers of the current tick were returned by
     /// `put_by_us`. `begin` gets the number of the tick and returns the one that has begun, which may be later.
     fn begin(&mut self, now_us: u64, put_by_us: u64, begin: impl FnOnce(u64) -> u64) {
-        let now = now_us / TICK_US;
+        let now = now_us / RETURN_TICK_US;
         if self.current == 0 || now > self.since {
             self.since = now;
             self.current = begin(self.current + 1);
-            self.put_by.push_back((put_by_us / TICK_US, self.current));
+            self.put_by.push_back((put_by_us / RETURN_TICK_US, self.current));
         }
     }
 
     /// The tick before which all buffers were returned at `us` or earlier.
     fn all_put_by(&mut self, us: u64) -> u64 {
-        while let Some(&(_, tick)) = self.put_by.front().filter(|(put_by, _)| *put_by <= us / TICK_US) {
+        while let Some(&(_, tick)) = self.put_by.front().filter(|(put_by, _)| *put_by <= us / RETURN_TICK_US) {
             self.old = tick;
             self.put_by.pop_front();
         }

@@ -90,7 +90,7 @@ fn a_put_of_another_thread_belongs_to_the_tick_in_which_it_was_made() {
 }
 
 /// Begins a tick; returns its number.
-fn begin(ticks: &mut Ticks, now_us: u64) -> Option<u64> {
+fn begin(ticks: &mut ReturnTicks, now_us: u64) -> Option<u64> {
     let mut begun = None;
     ticks.begin(now_us, now_us, |tick| *begun.insert(tick));
     begun
@@ -98,7 +98,7 @@ fn begin(ticks: &mut Ticks, now_us: u64) -> Option<u64> {
 
 #[test]
 fn a_tick_ages_only_what_the_next_tick_proves_to_be_old() {
-    let mut ticks = Ticks::default();
+    let mut ticks = ReturnTicks::default();
     assert_eq!(begin(&mut ticks, 0), Some(1));
     assert_eq!(ticks.all_put_by(0), 1, "buffers of tick 0 were put by then");
     // Puts of tick 1 may have come at any time up to the next reading of the clock.
@@ -109,9 +109,12 @@ fn a_tick_ages_only_what_the_next_tick_proves_to_be_old() {
 
 #[test]
 fn ticks_are_some_time_apart_and_a_late_reading_begins_none() {
-    let mut ticks = Ticks::default();
-    assert_eq!([70, 80, 2 * TICK_US, TICK_US].map(|now| begin(&mut ticks, now)), [Some(1), None, Some(2), None]);
-    assert_eq!((ticks.all_put_by(TICK_US), ticks.all_put_by(u64::MAX)), (1, 2));
+    let mut ticks = ReturnTicks::default();
+    assert_eq!(
+        [70, 80, 2 * RETURN_TICK_US, RETURN_TICK_US].map(|now| begin(&mut ticks, now)),
+        [Some(1), None, Some(2), None]
+    );
+    assert_eq!((ticks.all_put_by(RETURN_TICK_US), ticks.all_put_by(u64::MAX)), (1, 2));
 }
 
 fn put(cache: &ThreadCache<u32>, class: u32, value: u32) {

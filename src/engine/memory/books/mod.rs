@@ -331,7 +331,7 @@ impl Books {
     pub(in crate::engine) fn end_claims(&mut self, is_all_released: bool) -> Option<Claim> {
         match self.claim.take() {
             Some(claim) if !is_all_released && claim.bytes() > 0 => {
-                claim.keep_forever();
+                claim.leak();
                 None
             }
             claim => claim,

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
-use pinpool::unstable::{ManualClock, look};
+use pinpool::unstable::{ManualClock, run_due};
 use pinpool::{Backend, Cause, GetFuture, PinnedBuf, Pool, PoolBuilder};
 use pinpool_replay::{Recording, SimSource};
 use tempfile::TempDir;
@@ -139,7 +139,7 @@ impl Program {
 
     fn step(&mut self) {
         self.clock.advance_us(STEP_US);
-        self.pools.iter().for_each(look);
+        self.pools.iter().for_each(run_due);
     }
 
     fn pause(&mut self, seconds: u64) {

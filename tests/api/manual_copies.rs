@@ -1,4 +1,4 @@
-//! Copies that are none: they end when a test says so.
+//! Fake copies that end when the test says so.
 #![allow(unsafe_code)] // Implements the unsafe traits of copies.
 
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use pinpool::{Fence, FenceKind};
 
 /// A stream with copies that end, and fences that panic, on command.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ToldStream(pub(crate) Arc<Told>);
+pub(crate) struct ManualStream(pub(crate) Arc<ManualFence>);
 
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct ManualFence {
     pub(crate) is_over: AtomicBool,
     pub(crate) panics: AtomicBool,
 }
 
 // SAFETY: copies nothing, so no device uses the memory.
-unsafe impl Fence for Told {
+unsafe impl Fence for ManualFence {
     fn is_complete(&self) -> pinpool::Result<bool> {
         assert!(!self.panics.load(Ordering::SeqCst), "the fence panics");
         Ok(self.is_over.load(Ordering::SeqCst))
@@ -35,13 +35,13 @@ unsafe impl Fence for Told {
 pub(crate) struct Nowhere;
 
 // SAFETY: copies nothing.
-unsafe impl CopyTarget<ToldStream> for Nowhere {
+unsafe impl CopyTarget<ManualStream> for Nowhere {
     fn capacity_bytes(&self) -> usize {
         usize::MAX
     }
     unsafe fn enqueue(
         &mut self,
-        stream: &ToldStream,
+        stream: &ManualStream,
         _source: *const u8,
         _len: usize,
         _kind: FenceKind,

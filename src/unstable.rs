@@ -59,8 +59,8 @@ pub fn huge_bytes(smaps: &str, addresses: &std::ops::Range<usize>) -> [u64; 2] {
 }
 
 /// Completes copies and does what is due by the pool's clock, as the maintenance thread does when it wakes. Does not compact.
-pub fn look(pool: &Pool) {
-    pool.core().check();
+pub fn run_due(pool: &Pool) {
+    pool.core().run_due();
 }
 
 /// Remaps a few granules towards the compaction target, as the maintenance thread does while nothing is due (`policy-R13`). Returns

@@ -22,7 +22,7 @@ use super::report::ReplayReport;
 use super::sim::SourceKind;
 use super::workload::Workload;
 use crate::format::DEFAULT_ALIGN;
-use pinpool::unstable::{ManualClock, compaction_step, look};
+use pinpool::unstable::{ManualClock, compaction_step, run_due};
 use pinpool::{Error, PinnedBuf, Pool};
 
 mod steps;
@@ -149,7 +149,7 @@ impl<'a> Player<'a> {
     }
 
     fn get(&mut self, name: u64, bytes: usize) -> Result<(), Error> {
-        look(&self.pool);
+        run_due(&self.pool);
         let ticket = Ticket { name, bytes, since_us: self.clock.now_us() };
         let pinned = if self.queue.is_empty() { self.try_get(&ticket)? } else { None };
         self.count_calls(ticket.since_us);
@@ -178,7 +178,7 @@ impl<'a> Player<'a> {
     }
 
     fn put(&mut self, name: u64) -> Result<(), Error> {
-        look(&self.pool);
+        run_due(&self.pool);
         match self.held.remove(&name) {
             Some(GetState::Pinned(buffer)) => self.requested_bytes -= buffer.len() as u64,
             Some(GetState::Waiting { ticket }) => {
@@ -206,7 +206,7 @@ impl<'a> Player<'a> {
             let step_us = next_us - now_us;
             self.pinned_byte_us += u128::from(self.pool.stats().memory.held_bytes) * u128::from(step_us);
             self.clock.advance_us(step_us);
-            look(&self.pool);
+            run_due(&self.pool);
             self.compact(now_us);
             self.serve()?;
             (self.observe)(&self.pool);
