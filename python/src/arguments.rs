@@ -52,11 +52,11 @@ pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Str
     Err(PyTypeError::new_err(format!("{name} must be a str, a number, a bool, a path or a timedelta, not a {kind}")))
 }
 
-/// A number of bytes: an int, or text such as "64MiB".
-pub(crate) fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
+/// The argument `name`, a number of bytes: an int, or text such as "64MiB".
+pub(crate) fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     let wrong = || {
         let text = shown(value);
-        PyTypeError::new_err(format!("invalid size {text}: must be a whole number of bytes, or text such as \"64MiB\""))
+        PyTypeError::new_err(format!("invalid size {name}={text}: must be a whole number, or text such as \"64MiB\""))
     };
     if value.is_instance_of::<PyBool>() {
         return Err(wrong());
@@ -67,30 +67,32 @@ pub(crate) fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
         return Ok(size);
     }
     let too_many =
-        || RequestError::new_err(format!("cannot allocate {value}B: a buffer holds at most {}B", isize::MAX));
+        || RequestError::new_err(format!("invalid size {name}={value}: must be at most {} bytes", isize::MAX));
     if let Ok(text) = value.cast::<PyString>() {
-        let bytes = parse_bytes(&text.to_string()).map_err(|error| RequestError::new_err(error.to_string()))?;
+        let bytes =
+            parse_bytes(&text.to_string()).map_err(|error| RequestError::new_err(format!("{name}: {error}")))?;
         return usize::try_from(bytes).map_err(|_| too_many());
     }
     // NumPy integers have `__index__`, floats do not.
     let index = value.py().import("operator")?.call_method1("index", (value,)).map_err(|_| wrong())?;
     if index.lt(0)? {
-        return Err(RequestError::new_err(format!("invalid size {index}B: must be 0 or more")));
+        return Err(RequestError::new_err(format!("invalid size {name}={index}: must be 0 or more")));
     }
     index.extract().map_err(|_| too_many())
 }
 
-/// A time: seconds, or text such as "500ms".
+/// A time: seconds, a timedelta, or text such as "500ms".
 pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
     if let Ok(text) = value.cast::<PyString>() {
         let wait =
             parse_duration(&text.to_string()).map_err(|error| SettingError::new_err(format!("timeout: {error}")))?;
         return Ok(wait.min(LONGEST_WAIT));
     }
-    let seconds: f64 = value.extract().map_err(|_| {
+    let total = value.getattr_opt("total_seconds")?.map(|total| total.call0()).transpose()?;
+    let seconds: f64 = total.as_ref().unwrap_or(value).extract().map_err(|_| {
+        let text = shown(value);
         PyTypeError::new_err(format!(
-            "timeout must be a number of seconds or text such as \"500ms\", not {}",
-            shown(value)
+            "timeout must be a number of seconds, a timedelta or text such as \"500ms\", not {text}"
         ))
     })?;
     if seconds.is_nan() || seconds < 0.0 {

@@ -85,7 +85,7 @@ impl Buffer {
 
     /// Whether the buffer was released and can no longer be used.
     #[getter]
-    fn released(&self) -> bool {
+    fn is_released(&self) -> bool {
         self.memory.is_released()
     }
 
@@ -119,7 +119,8 @@ impl Buffer {
 
     /// Delays the reuse of the memory until all work enqueued on `stream` so far has completed. The buffer stays in use.
     ///
-    /// Call it after each asynchronous copy that another library starts from the buffer.
+    /// Call it after each asynchronous copy that another library starts from the buffer. Unlike torch's `Tensor.record_stream`, it covers
+    /// only the work that is already enqueued: a call before the copy does not protect the memory.
     ///
     /// Args:
     ///     stream: a stream of torch, CuPy or Numba, an object with `__cuda_stream__`, or a CUDA stream handle as an int (0 is the default

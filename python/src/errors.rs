@@ -59,17 +59,19 @@ pub(crate) fn for_shared(error: &pinpool_shared::Error) -> PyErr {
 
 /// The exception for a failed request that could wait for `wait` and took `taken`.
 pub(crate) fn for_request(error: &Error, wait: Duration, taken: Duration) -> PyErr {
-    match error.is_limit() && ran_out(wait, taken) {
-        true => python::TimeoutError::new_err((error.to_string(), error.report())),
-        false => exception(error),
+    if error.is_limit() && ran_out(wait, taken) {
+        python::TimeoutError::new_err((error.to_string(), error.report()))
+    } else {
+        exception(error)
     }
 }
 
 /// The exception for a failed request for shared memory that could wait for `wait` and took `taken`.
 pub(crate) fn for_shared_request(error: &pinpool_shared::Error, wait: Duration, taken: Duration) -> PyErr {
-    match error.is_limit() && ran_out(wait, taken) {
-        true => python::TimeoutError::new_err(error.to_string()),
-        false => for_shared(error),
+    if error.is_limit() && ran_out(wait, taken) {
+        python::TimeoutError::new_err(error.to_string())
+    } else {
+        for_shared(error)
     }
 }
 

@@ -89,9 +89,10 @@ impl Log for ToPython {
         let is_raised = text.contains("\nusage of device ");
         let line = (python_level(if is_raised { Level::Debug } else { record.level() }), text);
         let mut queue = lines.queue();
-        match queue.lines.len() < LINES_MAX {
-            true => queue.lines.push_back(line),
-            false => queue.dropped += 1,
+        if queue.lines.len() < LINES_MAX {
+            queue.lines.push_back(line);
+        } else {
+            queue.dropped += 1;
         }
         lines.is_waiting.store(true, Ordering::Relaxed);
         drop(queue);

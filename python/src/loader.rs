@@ -13,7 +13,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::thread;
-use std::time::Duration;
 
 use pinpool::unstable::config::text::parse_bytes;
 use pinpool_loader::{
@@ -29,11 +28,8 @@ use crate::errors;
 use crate::handle::{self, PoolHandle};
 use crate::labels::Labels;
 use crate::lines;
-use crate::pool::Pool;
+use crate::pool::{Pool, UNINTERRUPTED};
 use crate::unlocked::unlocked;
-
-/// Longest wait without a check for signals.
-const UNINTERRUPTED: Duration = Duration::from_millis(100);
 
 /// The text of a failure, and whether the pool had no memory.
 type Failed = (String, bool);

@@ -22,7 +22,7 @@ use crate::lines;
 use crate::wait::PendingRequest;
 
 /// Longest wait without a check for signals.
-pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(200);
+pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(100);
 
 /// The name of a setting that has no variable.
 const BACKGROUND_THREAD: &str = "background_thread";
@@ -200,7 +200,7 @@ impl Pool {
     /// Args:
     ///     n: length in bytes, or text such as "64MiB".
     ///     align: alignment of the address in bytes, a power of two (default: a page).
-    ///     timeout: longest wait in seconds, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
+    ///     timeout: longest wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
     ///
     /// Raises:
     ///     TimeoutError: the pool was full until the timeout.
@@ -216,7 +216,7 @@ impl Pool {
         align: Option<&Bound<'_, PyAny>>,
         timeout: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Buffer> {
-        let (len, align) = (size(n)?, align.map(size).transpose()?);
+        let (len, align) = (size("n", n)?, align.map(|align| size("align", align)).transpose()?);
         let pool = self.pool()?;
         let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
         if align.is_none()
@@ -241,7 +241,7 @@ impl Pool {
 
     /// Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory.
     fn try_get(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
-        let len = size(n)?;
+        let len = size("n", n)?;
         py.detach(|| self.idle(len))
     }
 
@@ -253,7 +253,7 @@ impl Pool {
         n: &Bound<'py, PyAny>,
         timeout: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (len, pool) = (size(n)?, self.pool()?);
+        let (len, pool) = (size("n", n)?, self.pool()?);
         let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
         if let Some(idle) = self.get_idle(len)? {
             return Ok(Bound::new(py, idle)?.into_any());
@@ -283,14 +283,14 @@ impl Pool {
     ///     LimitError: they exceed the limit (`max_bytes`).
     ///     BackendError: the driver or the kernel refused to pin memory.
     fn reserve(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<()> {
-        let bytes = size(n)? as u64;
+        let bytes = size("n", n)? as u64;
         self.call(py, |pool| pool.reserve(bytes))
     }
 
     /// Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
     ///
     /// Args:
-    ///     timeout: longest wait in seconds, or text such as "500ms" (default: no limit).
+    ///     timeout: longest wait in seconds, a timedelta, or text such as "500ms" (default: no limit).
     ///
     /// Returns:
     ///     True, or False after the timeout.
@@ -321,7 +321,7 @@ impl Pool {
     /// Releases idle memory to the system until at most `to_bytes` (default 0) are held.
     #[pyo3(signature = (to_bytes=None))]
     fn trim(&self, py: Python<'_>, to_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let bytes = to_bytes.map_or(Ok(0), size)? as u64;
+        let bytes = to_bytes.map_or(Ok(0), |bytes| size("to_bytes", bytes))? as u64;
         self.run(py, |pool| pool.trim(bytes))
     }
 
@@ -341,7 +341,7 @@ impl Pool {
         let limit = match word.as_deref().map(str::trim) {
             Some(word) if word.eq_ignore_ascii_case("auto") => Limit::Auto,
             Some(word) if word.eq_ignore_ascii_case("none") => Limit::Unlimited,
-            _ => Limit::Bytes(size(max_bytes)? as u64),
+            _ => Limit::Bytes(size("max_bytes", max_bytes)? as u64),
         };
         self.call(py, |pool| pool.set_max_bytes(limit))
     }
@@ -383,8 +383,8 @@ impl Pool {
 
     fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
         Err(PyTypeError::new_err(
-            "a pinpool.Pool cannot be pickled or copied deeply, since it belongs to this process: build a pool in the process that uses it, \
-             as in worker_init_fn of a DataLoader",
+            "a pinpool.Pool cannot be pickled or copied deeply, since it belongs to this process: pass a pinpool.SharedPool to DataLoader \
+             workers, or create a pool in the process that uses it",
         ))
     }
 

@@ -82,7 +82,7 @@ impl Slabs {
         buffers: usize,
         hugetlb: Option<bool>,
     ) -> PyResult<Self> {
-        let (pool, buffer_bytes) = (pool.pool()?.clone(), size(buffer_bytes)?);
+        let (pool, buffer_bytes) = (pool.pool()?.clone(), size("buffer_bytes", buffer_bytes)?);
         let made = py.detach(move || SharedSlabs::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
         lines::flush(py)?;
         let slabs = made.map_err(|error| for_shared(&error))?;
@@ -108,7 +108,7 @@ impl Slabs {
         Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
     }
 
-    fn next_of_dead(&self, py: Python<'_>) -> PyResult<Option<(u64, Buffer)>> {
+    fn next_from_dead_worker(&self, py: Python<'_>) -> PyResult<Option<(u64, Buffer)>> {
         let found = self.call(py, SharedSlabs::next_of_dead)?;
         Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
     }
@@ -195,7 +195,7 @@ impl SharedWorker {
     }
 
     fn get(&self, py: Python<'_>, n: &Bound<'_, PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<SharedBuffer> {
-        let (len, timeout) = (size(n)?, timeout.map(seconds).transpose()?);
+        let (len, timeout) = (size("n", n)?, timeout.map(seconds).transpose()?);
         let begun = Instant::now();
         let has_timed_out = || timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
         let found = waiting(py, None, |wait| {

@@ -73,19 +73,21 @@ impl Stream {
         let marked = match self.device {
             Some(device) => stream.on_device(device).mark(),
             // A default stream, on a thread without a current context.
-            None => stream.mark().or_else(|error| match error.is_request() && self.handle <= PER_THREAD {
-                true => stream.on_device(pool_device).mark(),
-                false => Err(error),
+            None => stream.mark().or_else(|error| {
+                if error.is_request() && self.handle <= PER_THREAD {
+                    stream.on_device(pool_device).mark()
+                } else {
+                    Err(error)
+                }
             }),
         };
         marked.map_err(|error| {
             let may_run = !error.is_backend();
-            let remedy = match may_run {
-                true => {
-                    "pass a stream that is alive. The memory of this buffer is never reused, because the end of the work on \
-                     that stream is unknown"
-                }
-                false => "no copy can run on a stream: release the buffer without one; `pinpool doctor` says more",
+            let remedy = if may_run {
+                "pass a stream that is alive. The memory of this buffer is never reused, because the end of the work on \
+                 that stream is unknown"
+            } else {
+                "no copy can run on a stream: release the buffer without one; run `pinpool doctor` for details"
             };
             let text = format!("stream {:#x}: {error}; {remedy}", self.handle);
             Unfenced { error: with_text(&error, text), may_run }

@@ -40,8 +40,8 @@ def test_an_empty_array_uses_no_buffer(pool):
     [
         (-1, "f4", ValueError, r"shape must have lengths of 0 or more, not \(-1,\)"),
         ((3, -2), "f4", ValueError, r"lengths of 0 or more, not \(3, -2\)"),
-        ((2**40, 2**40), "f8", pinpool.RequestError, "a buffer holds at most"),
-        (2**62, "f8", pinpool.RequestError, "cannot allocate 36893488147419103232B"),
+        ((2**40, 2**40), "f8", pinpool.RequestError, "must be at most"),
+        (2**62, "f8", pinpool.RequestError, "invalid size n=36893488147419103232"),
         (3, object, TypeError, "Python objects, which cannot be in pinned memory"),
         (3, "no such type", TypeError, "no such type"),
         ("ab", "f4", TypeError, "integer"),

@@ -41,10 +41,12 @@ def test_a_raised_error_is_short_and_not_logged(caplog):
         assert "\n" not in str(caught.value) and "PINPOOL_MAX_BYTES" in str(caught.value)
         report = caught.value.report()
         assert report.startswith(str(caught.value)) and "loader (1 buffer" in report and len(report.splitlines()) > 4
-        assert pickle.loads(pickle.dumps(caught.value)).report() == report
+        assert "\n".join([str(caught.value), *caught.value.__notes__]) == report.rstrip("\n")
+        copied = pickle.loads(pickle.dumps(caught.value))
+        assert copied.report() == report and copied.__notes__ == caught.value.__notes__
     pool.stats()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING and "[small]" in record.getMessage()]
-    assert pinpool.RequestError("x").report() == "x" and len(held) == 5 << 20
+    assert pinpool.RequestError("x").report() == "x" and not hasattr(pinpool.RequestError("x", "x"), "__notes__") and len(held) == 5 << 20
 
 
 def test_a_handler_may_use_the_pool_and_lines_of_other_threads_arrive():

@@ -111,7 +111,7 @@ def test_a_buffer_is_not_reused_before_the_work_on_its_stream_completes(with_moc
         hold(stream)
         copy(buf, stream)
         buf.release(stream={form})
-        assert buf.released and held_back(pool) == (1, 0, 0)
+        assert buf.is_released and held_back(pool) == (1, 0, 0)
         assert pool.try_get(SIZE) is None
         other = pool.get(SIZE)
         assert other.ptr != address
@@ -238,7 +238,7 @@ def test_memory_is_never_reused_if_no_fence_can_be_recorded(with_mock_driver):
         # An argument that is not a stream has no effect.
         buf = pool.get(SIZE)
         raises(lambda: buf.release(stream="0"), TypeError, "is not a stream")
-        assert not buf.released
+        assert not buf.is_released
         buf.release()
         assert pool.stats()["memory"]["idle"] == 1
         graph = ctypes.c_void_p()

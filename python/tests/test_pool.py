@@ -82,13 +82,13 @@ def test_variables_apply_unless_code_sets_them(monkeypatch):
 @pytest.mark.parametrize("size", [-1, np.int64(-5)])
 def test_a_negative_size_is_named(pool, size):
     for call in (pool.get, pool.try_get, pool.reserve, pool.trim):
-        with pytest.raises(ValueError, match=f"invalid size {int(size)}B: must be 0 or more"):
+        with pytest.raises(ValueError, match=f"invalid size (n|to_bytes)={int(size)}: must be 0 or more"):
             call(size)
 
 
 @pytest.mark.parametrize("size", [2**63, 2**64, 2**200, "17179869183GiB"])
 def test_an_impossible_size_is_named(pool, size):
-    with pytest.raises(pinpool.RequestError, match="cannot allocate .*: a buffer holds at most"):
+    with pytest.raises(pinpool.RequestError, match="(invalid size n=.*: must be|cannot allocate .*: a buffer holds) at most"):
         pool.get(size)
 
 
@@ -101,6 +101,9 @@ def test_sizes_are_integers_or_text(pool):
             pool.get(1, timeout=wrong)
     with pytest.raises(pinpool.SettingError, match="timeout: `soon` is not a time"):
         pool.get(1, timeout="soon")
+    with pytest.raises(pinpool.LimitError):
+        pool.get("60MiB", timeout=datetime.timedelta(milliseconds=1)), pool.get("60MiB", timeout=datetime.timedelta(milliseconds=1))
+    assert pool.wait_reserved(datetime.timedelta())
 
 
 def test_a_request_over_the_limit_names_request_limit_and_remedy(pool):
@@ -146,7 +149,7 @@ def test_other_threads_run_during_a_wait_too_short_to_check_for_signals(pool):
     thread.start()
     while not seen.is_set() and thread.is_alive():  # The other thread may get no processor during one wait.
         with pytest.raises(pinpool.TimeoutError):
-            pool.get("32MiB", timeout=0.19)
+            pool.get("32MiB", timeout=0.09)
     held.release()
     thread.join()
     assert seen.is_set()

@@ -157,8 +157,8 @@ def test_the_buffer_of_a_killed_worker_becomes_free_or_is_received(shared, start
         assert shared.recover() == 1
     else:
         assert shared.recover() == 0
-        tag, buf = shared.next_of_dead()
-        assert tag == 5 and shared.next_of_dead() is None
+        tag, buf = shared.next_from_dead_worker()
+        assert tag == 5 and shared.next_from_dead_worker() is None
         buf.release()
     assert shared.counts()["free"] == 4
 

@@ -38,7 +38,7 @@ def test_without_a_driver_a_stream_is_an_error_and_the_buffer_stays(pool, stream
     for call in (lambda: buf.release(stream=stream), lambda: buf.record_stream(stream)):
         with pytest.raises(pinpool.BackendError, match="no CUDA driver.*release the buffer without one"):
             call()
-    assert in_use(pool) == 1 and not buf.released
+    assert in_use(pool) == 1 and not buf.is_released
     buf.release()
 
 

@@ -12,7 +12,7 @@ from conftest import until
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate, get_worker_info  # noqa: E402
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # noqa: E402
 
 
@@ -90,12 +90,18 @@ def test_a_loader_yields_the_same_batches_as_without_pinpool(shared):
         until(lambda: free(shared) == 9)
 
 
+def test_a_collate_function_may_pack_its_batch(shared):
+    loader = DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=lambda samples: shared.pack(default_collate(samples)))
+    assert numbers(shared.batches(loader)) == numbers(DataLoader(Images(), batch_size=4)) and free(shared) == 9
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samplers_and_iterable_datasets_give_each_sample_once(shared, workers):
     arguments = dict(batch_size=4, num_workers=workers, collate_fn=shared.collate)
     sampler = DistributedSampler(Images(), num_replicas=2, rank=1, shuffle=True)
-    sampler.set_epoch(3)
-    assert numbers(shared.batches(DataLoader(Images(), sampler=sampler, **arguments))) == list(sampler)
+    batches = shared.batches(DataLoader(Images(), sampler=sampler, **arguments))
+    batches.sampler.set_epoch(3)
+    assert sampler.epoch == 3 and batches.batch_sampler.sampler is sampler and numbers(batches) == list(sampler)
     for dataset in (Stream(), Counted()):
         assert sorted(numbers(shared.batches(DataLoader(dataset, **arguments)))) == list(range(40))
     with pytest.raises(TypeError, match="Stream.*no len|has no length"):

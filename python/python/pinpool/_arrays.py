@@ -11,7 +11,8 @@ from . import _pinpool
 def record_stream(array: Any, stream: Any) -> None:
     """Delays the reuse of the memory of `array` until all work enqueued on `stream` so far has completed.
 
-    Call it after each asynchronous copy, before the array is dropped, as with torch's `Tensor.record_stream`:
+    Call it after each asynchronous copy and before the array is dropped. Unlike torch's `Tensor.record_stream`, it covers only the work
+    that is already enqueued: a call before the copy does not protect the memory.
 
         inputs = images.to("cuda", non_blocking=True)
         pinpool.record_stream(images, torch.cuda.current_stream())

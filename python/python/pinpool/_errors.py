@@ -9,6 +9,8 @@ class PinpoolError(Exception):
     def __init__(self, text: object = "", report: str | None = None) -> None:
         super().__init__(text)
         self._report = report
+        if details := (report or "").removeprefix(str(text)).strip("\n"):
+            self.add_note(details)  # For tracebacks.
 
     def report(self) -> str:
         """Returns the text, followed by the holders of the memory if a request found none."""
@@ -40,7 +42,7 @@ class LoadError(PinpoolError, OSError):
 
 
 class ReleasedError(PinpoolError, ValueError):
-    """The buffer was released, or its pool was closed."""
+    """The buffer was released, or its shared pool was closed."""
 
 
 class RequestError(PinpoolError, ValueError):

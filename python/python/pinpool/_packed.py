@@ -64,6 +64,16 @@ class Batches:
             raise TypeError(f"{type(self._loader).__name__} has no length")
         return len(self._loader)
 
+    @property
+    def sampler(self) -> Any:
+        """The loader's sampler, or None. Lightning calls its `set_epoch`."""
+        return getattr(self._loader, "sampler", None)
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The loader's batch sampler, or None."""
+        return getattr(self._loader, "batch_sampler", None)
+
     def __iter__(self) -> Iterator[Any]:
         try:
             length: float = len(self)

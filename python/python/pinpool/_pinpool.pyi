@@ -29,7 +29,7 @@ class _NumbaStream(Protocol):
 
 _Stream: TypeAlias = int | _TorchStream | _CupyStream | _CudaStream | _NumbaStream
 _Size: TypeAlias = SupportsIndex | str
-_Time: TypeAlias = float | str
+_Time: TypeAlias = float | str | timedelta
 _Switch: TypeAlias = bool | Literal[0, 1, "0", "1"]
 
 @final
@@ -61,7 +61,7 @@ class Buffer:
     def numa_node(self) -> int | None:
         """NUMA node of the memory, or None if the machine has only one."""
     @property
-    def released(self) -> bool:
+    def is_released(self) -> bool:
         """Whether the buffer was released and can no longer be used."""
     @property
     def views(self) -> int:
@@ -81,7 +81,8 @@ class Buffer:
     def record_stream(self, stream: _Stream) -> None:
         """Delays the reuse of the memory until all work enqueued on `stream` so far has completed. The buffer stays in use.
 
-        Call it after each asynchronous copy that another library starts from the buffer.
+        Call it after each asynchronous copy that another library starts from the buffer. Unlike torch's `Tensor.record_stream`, it covers
+        only the work that is already enqueued: a call before the copy does not protect the memory.
 
         Args:
             stream: a stream of torch, CuPy or Numba, an object with `__cuda_stream__`, or a CUDA stream handle as an int (0 is the default
@@ -166,13 +167,13 @@ class Pool:
         reserve: int | str | None = ...,
         max_idle_bytes: int | str | None = ...,
         ledger: str | None = ...,
-        wait: _Time | timedelta | None = ...,
+        wait: _Time | None = ...,
         on_full: Literal["error", "pageable"] | None = ...,
         reserve_wait: _Switch | None = ...,
-        backend: str | None = ...,
+        backend: Literal["auto", "gpu", "vmm", "register", "cuda", "mlock", "heap"] | None = ...,
         device: int | str | None = ...,
         numa_node: int | str | None = ...,
-        idle_timeout: _Time | timedelta | None = ...,
+        idle_timeout: _Time | None = ...,
         trace: str | PathLike[str] | None = ...,
         socket: str | PathLike[str] | None = ...,
         preset: Literal["adaptive", "tensorflow"] | None = ...,
@@ -180,7 +181,7 @@ class Pool:
         auto_resize: _Switch | None = ...,
         rounding: Literal["eighths", "pow2", "exact"] | None = ...,
         log_every: int | str | None = ...,
-        hugetlb: str | None = ...,
+        hugetlb: Literal["off", "auto", "2MiB", "1GiB"] | None = ...,
         growth: _Switch | None = ...,
         zero: _Switch | None = ...,
         background_thread: _Switch | None = ...,
@@ -191,7 +192,7 @@ class Pool:
         Args:
             n: length in bytes, or text such as "64MiB".
             align: alignment of the address in bytes, a power of two (default: a page).
-            timeout: longest wait in seconds, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
+            timeout: longest wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
 
         Raises:
             TimeoutError: the pool was full until the timeout.
@@ -267,7 +268,7 @@ class Pool:
         """Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
 
         Args:
-            timeout: longest wait in seconds, or text such as "500ms" (default: no limit).
+            timeout: longest wait in seconds, a timedelta, or text such as "500ms" (default: no limit).
 
         Returns:
             True, or False after the timeout.
@@ -334,7 +335,7 @@ class Slabs:
     def fileno(self) -> int: ...
     def receive(self, ticket: bytes) -> Buffer: ...
     def next(self, timeout: _Time | None = None) -> tuple[int, Buffer] | None: ...
-    def next_of_dead(self) -> tuple[int, Buffer] | None: ...
+    def next_from_dead_worker(self) -> tuple[int, Buffer] | None: ...
     def recover(self) -> int: ...
     def refuse_waits(self, is_refusing: bool) -> None: ...
     def counts(self) -> tuple[int, int, int, int]: ...

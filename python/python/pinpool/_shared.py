@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
+from datetime import timedelta
 from multiprocessing import reduction
 from typing import Any, Literal
 
@@ -94,12 +95,12 @@ class SharedPool:
                 worker = self._worker
         return worker
 
-    def get(self, n: int | str | None = None, *, timeout: float | str | None = None) -> _pinpool.SharedBuffer:
+    def get(self, n: int | str | None = None, *, timeout: float | str | timedelta | None = None) -> _pinpool.SharedBuffer:
         """Returns a free buffer to fill with `n` bytes (default: `buffer_bytes`), and waits until there is one.
 
         Args:
             n: length in bytes, or text such as "1MiB".
-            timeout: longest wait in seconds, or text such as "500ms" (default: no limit).
+            timeout: longest wait in seconds, a timedelta, or text such as "500ms" (default: no limit).
 
         Raises:
             TimeoutError: no buffer became free.
@@ -109,7 +110,7 @@ class SharedPool:
         worker = self._attach()
         return worker.get(worker.buffer_bytes() if n is None else n, timeout)
 
-    def pack(self, batch: Any, *, tag: int = 0, timeout: float | str | None = None) -> Packed:
+    def pack(self, batch: Any, *, tag: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
         """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns its ticket for `unpack`.
 
         Args:
@@ -124,7 +125,7 @@ class SharedPool:
         plan = Plan()
         return self._send(plan, plan.visit(batch), tag, timeout)
 
-    def collate(self, samples: list[Any], *, tag: int = 0, timeout: float | str | None = None) -> Packed:
+    def collate(self, samples: list[Any], *, tag: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
         """Stacks samples in one shared buffer and sends it: the `collate_fn` of a DataLoader.
 
         With `library="torch"` the batch equals the result of torch's `default_collate`. With "numpy", the arrays, tensors and numbers at
@@ -182,13 +183,13 @@ class SharedPool:
             target[:] = oversized
         return buf
 
-    def next(self, timeout: float | str | None = None) -> tuple[int, _pinpool.Buffer] | None:
+    def next(self, timeout: float | str | timedelta | None = None) -> tuple[int, _pinpool.Buffer] | None:
         """Returns the oldest unreceived buffer and its tag, without a ticket, or None after `timeout` seconds (default: no limit)."""
         return self._trainer().next(timeout)
 
-    def next_of_dead(self) -> tuple[int, _pinpool.Buffer] | None:
+    def next_from_dead_worker(self) -> tuple[int, _pinpool.Buffer] | None:
         """Returns a buffer (and its tag) sent by a worker that has ended, because its ticket may be lost, or None."""
-        return self._trainer().next_of_dead()
+        return self._trainer().next_from_dead_worker()
 
     def unpack(self, packed: Packed) -> Any:
         """Returns the batch that `pack` or `collate` sent: arrays and tensors in pinned memory, without a copy.
@@ -243,7 +244,7 @@ class SharedPool:
         trainer = self._trainer()
         try:
             trainer.recover()
-            while (sent := trainer.next_of_dead()) is not None:
+            while (sent := trainer.next_from_dead_worker()) is not None:
                 sent[1].release()
         except ReleasedError:
             pass  # Closed by another thread.

@@ -92,8 +92,8 @@ class Loader(Generic[T]):
     Args:
         paths: a file or directory, or several, also with patterns and braces: "shards/*.tar", "train-{000..146}.tar". A `.tar` or
             `.safetensors` file is opened if it is named or in a directory of only such files. Compressed files are refused.
-        batch_size: most samples in a batch.
-        batch_bytes: most bytes in a batch, or text such as "16MiB" (the default if `batch_size` is not given either). A longer sample
+        batch_size: maximum number of samples per batch.
+        batch_bytes: maximum number of bytes per batch, or text such as "16MiB" (the default if `batch_size` is not given either). A longer sample
             comes in parts.
         workers: threads that read and decode (default: one per core).
         prefetch: batches read ahead (default: two per worker).

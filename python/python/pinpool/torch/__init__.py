@@ -8,8 +8,9 @@ records each non-blocking copy, and the pool reuses a block only after these cop
 show the pool.
 
 The C++ interface of torch's host allocator differs between versions of torch. Wheels contain `host_allocator.cpp`, which implements it,
-compiled for the versions known when they were built. For another version it is compiled once, in about ten seconds, and kept in torch's
-extension cache (`TORCH_EXTENSIONS_DIR`); this needs a C++ compiler and ninja, but no CUDA toolkit.
+compiled for the versions known when `build_wheels.sh` built them. Otherwise, and always after `pip install ./python`, the first call
+compiles it (about 10 s) and keeps it in torch's extension cache (`TORCH_EXTENSIONS_DIR`). This needs a C++ compiler and
+`pip install ninja setuptools`, but no CUDA toolkit.
 
 The pool does not serve memory requested while a CUDA graph is captured (torch keeps it with the graph), memory pinned before `install`,
 and memory that other libraries register with `cudaHostRegister`.
@@ -51,7 +52,7 @@ _failures = 0
 def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
     """Serves torch's pinned memory from a pool, and returns the pool.
 
-    Call it before other threads request pinned memory from torch, because replacing torch's allocator is not thread-safe.
+    Call it once at startup, before any thread requests pinned memory. Memory pinned earlier stays with torch.
 
     Args:
         pool: a `pinpool.Pool`; by default a new one.
