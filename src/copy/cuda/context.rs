@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaContext, sys};
 
-use super::idle::StreamContext;
+use super::context_fence::StreamContext;
 use super::own_context::OwnContext;
 use super::stream::{Stream, id_number, number};
 use super::timeline::{Timeline, TimelinePages};

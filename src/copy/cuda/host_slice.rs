@@ -30,7 +30,7 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 
 use super::answer::FinalStatus;
 use super::context::{ContextState, Event};
-use super::idle::{CAPTURE_PAUSE, IdleFence};
+use super::context_fence::{CAPTURE_PAUSE, ContextFence};
 use super::stream::{SavedError, Stream, is_capturing, number};
 use crate::copy::UnknownEnd;
 use crate::driver::code::{Code, Failed};
@@ -93,7 +93,7 @@ struct TrackedCopy {
 enum Record {
     Present,
     /// The replacement for the event.
-    Missing(IdleFence),
+    Missing(ContextFence),
 }
 
 impl TrackedCopy {
@@ -133,7 +133,7 @@ impl TrackedCopy {
             Ok(()) | Err(Code::NOT_READY) => Record::Present,
             Err(Code::INVALID_HANDLE) => {
                 let why = "cudarc recorded no event behind its copy".to_owned();
-                Record::Missing(IdleFence::new(self.number, &self.context.streams, why, false))
+                Record::Missing(ContextFence::new(self.number, &self.context.streams, why, false))
             }
             Err(error) if error.is_forbidden_by_capture() => return Ok(None),
             Err(error) => return Err(self.answer.refused(Failed("cuEventElapsedTime", error))),

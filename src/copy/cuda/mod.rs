@@ -28,8 +28,8 @@ use bytemuck::Pod;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop, sys};
 
 use self::context::ContextState;
+use self::context_fence::ContextFence;
 use self::event::EventFence;
-use self::idle::IdleFence;
 use self::stream::{SavedError, Stream, is_capturing, number};
 use self::timeline::Timeline;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
@@ -41,9 +41,9 @@ use crate::in_flight::{FenceKind, SharedFence, StreamId};
 
 mod answer;
 mod context;
+mod context_fence;
 mod event;
 mod host_slice;
-mod idle;
 mod own_context;
 mod raw;
 mod stream;
@@ -101,8 +101,8 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     }
 }
 
-/// A fence behind all work enqueued so far on the stream; the stream's context is current. The answer that the stream captures
-/// is final: a graph that holds the work uses the memory at each launch, also when the capture has ended.
+/// A fence after all work enqueued so far on the stream; the stream's context is current. If the
+/// stream is capturing, the call fails permanently: each launch of the graph uses the memory, even after the capture has ended.
 fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
     // The driver may refuse a call once and accept it the next time.
     if is_capturing(stream).or_else(|_| is_capturing(stream))? {
@@ -138,7 +138,7 @@ enum HostSide {
     Target(*mut u8),
 }
 
-/// Enqueues a copy on the stream, behind the work that `wait` puts there, and a fence behind the copy.
+/// Enqueues a copy on the stream, after the work that `wait` enqueues there, and a fence after the copy.
 ///
 /// # Safety
 ///
@@ -247,7 +247,7 @@ impl Prepared {
     }
 }
 
-/// Enqueues a fence behind all work so far on the stream. If the driver refuses all of them, waits for the stream.
+/// Enqueues a fence after all work so far on the stream. If the driver refuses all of them, waits for the stream.
 fn put(prepared: Result<Prepared, Failed>, stream: Stream, context: &'static ContextState) -> SharedFence {
     let event = match prepared {
         Ok(Prepared::Timeline(timeline, id)) => match timeline.write(id.number(), stream.handle) {
@@ -260,8 +260,8 @@ fn put(prepared: Result<Prepared, Failed>, stream: Stream, context: &'static Con
     match event.and_then(|event| event.record(stream).map(|()| event)) {
         Ok(event) => Arc::new(event),
         Err(failed) => {
-            let is_complete = idle::wait_for(stream).is_ok();
-            Arc::new(IdleFence::new(number(stream), &context.streams, failed.to_string(), is_complete))
+            let is_complete = context_fence::wait_for(stream).is_ok();
+            Arc::new(ContextFence::new(number(stream), &context.streams, failed.to_string(), is_complete))
         }
     }
 }
@@ -275,5 +275,5 @@ fn is_about_arguments(error: Code) -> bool {
 
 /// Errors after which the device continues to work: capture errors, 900 to 908, and no memory for an event.
 fn is_about_captures_or_memory(error: Code) -> bool {
-    error == Code::OUT_OF_MEMORY || (900..=908).contains(&error.number())
+    error == Code::OUT_OF_MEMORY || error.is_of_capture()
 }

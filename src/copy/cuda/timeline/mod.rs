@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 
-use super::idle::StreamContext;
+use super::context_fence::StreamContext;
 use crate::backend;
 use crate::driver::code::{Code, Failed};
 use crate::driver::{self, RelaxedCapture, calls, driver_watchdog};

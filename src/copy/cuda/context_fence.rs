@@ -136,7 +136,7 @@ struct Waits {
 
 /// The fence of work that has no other fence.
 #[derive(Debug)]
-pub(super) struct IdleFence {
+pub(super) struct ContextFence {
     stream: u64,
     /// The reason.
     refused: String,
@@ -146,7 +146,7 @@ pub(super) struct IdleFence {
     is_complete: AtomicBool,
 }
 
-impl IdleFence {
+impl ContextFence {
     /// A fence after all work so far of the stream with this number, which has completed already if `is_complete`. `refused` is the
     /// reason why there is no other fence.
     pub(super) fn new(stream: u64, context: &'static StreamContext, refused: String, is_complete: bool) -> Self {
@@ -183,7 +183,7 @@ impl IdleFence {
 }
 
 // SAFETY: done once all work of the stream was seen to have completed, or all work of its context from before the wait began.
-unsafe impl Fence for IdleFence {
+unsafe impl Fence for ContextFence {
     fn is_complete(&self) -> Result<bool> {
         // Acquire, with the Release in `wait`.
         if self.is_complete.load(Ordering::Acquire) || self.has_waited() {
