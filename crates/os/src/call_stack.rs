@@ -8,7 +8,7 @@ use std::fmt;
 /// Most frames that are named.
 const FRAMES_MAX: usize = 32;
 
-/// One call: the function that made it, and where. Without a line `file` is empty.
+/// One call: the calling function, and its source location. Without a line, `file` is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Frame {
     pub name: String,

@@ -43,7 +43,7 @@ pub mod plain {
             unpoisoned(self.0.lock())
         }
 
-        /// `None` while another thread holds it.
+        /// `None` while another thread has locked it.
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             match self.0.try_lock() {
                 Ok(guard) => Some(guard),

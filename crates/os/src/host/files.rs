@@ -34,7 +34,7 @@ impl Files {
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// A file of one number; `None` for `max`, with which cgroups write "no limit".
+    /// Reads a file with one number; `None` for `max`, which means "no limit" in cgroup files.
     pub(super) fn number(&self, path: impl AsRef<Path>) -> Option<u64> {
         self.read(path)?.trim().parse().ok()
     }
@@ -53,12 +53,12 @@ pub(super) fn field(text: &str, key: &str) -> Option<u64> {
 pub mod tree {
     use tempfile::TempDir;
 
-    /// The mount tables of a machine with version 2 of cgroups, and of one with version 1.
+    /// The mount tables of a machine with cgroups version 2, and of a machine with version 1.
     pub const V2: (&str, &str) = ("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
     pub const V1: (&str, &str) =
         ("/proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
 
-    /// A root that holds each `(absolute path, content)`.
+    /// A root that contains each `(absolute path, content)`.
     pub fn of(files: &[(impl AsRef<str>, impl AsRef<str>)]) -> TempDir {
         let root = tempfile::tempdir().unwrap();
         files.iter().for_each(|(path, content)| write(&root, path.as_ref(), content.as_ref()));

@@ -64,7 +64,7 @@ impl MemoryGauge {
         Some(Self { files, machine_bytes, groups })
     }
 
-    /// The total and where it comes from: two files for each group.
+    /// The total and its origin, from two files for each group.
     pub fn limit(&self) -> (u64, LimitOrigin) {
         let mut least = (self.machine_bytes, LimitOrigin::Machine);
         for (_, limit) in self.limited() {
@@ -76,7 +76,7 @@ impl MemoryGauge {
         least
     }
 
-    /// The total and what is available of it.
+    /// The total and the available bytes.
     pub fn read(&self) -> Option<HostMemory> {
         let mut available_bytes = machine(&self.files)?.available_bytes;
         for (group, limit) in self.limited() {
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn version_2_takes_the_tightest_limit_and_the_fullest_group() {
         for (group, files, expected) in [
-            // The tightest level sets the total, the fullest what is available.
+            // The tightest level sets the total, the fullest level the available bytes.
             (
                 "/app/worker",
                 "app/worker/memory.max=200M app/worker/memory.current=50M app/memory.max=600M app/memory.current=590M",

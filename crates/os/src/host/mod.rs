@@ -29,7 +29,7 @@ pub use memory::{HostMemory, LimitOrigin, MemoryGauge, memory};
 pub use numa::{MemoryNode, memory_nodes, numa_node_of_pci, numa_nodes, parse_list};
 pub use pressure::{Pressure, PressureGauge, stall};
 
-/// The smallest page. Every region starts at a multiple of it, and every source holds multiples of it.
+/// The smallest page. Every region starts at a multiple of it, and every source acquires multiples of it.
 pub const PAGE_BYTES: usize = 4096;
 
 /// Most bytes of a granule, the unit in which an arena commits and decommits memory: the size of a huge page, and the

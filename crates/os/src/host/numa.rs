@@ -24,7 +24,7 @@ pub fn numa_nodes(root: &Path) -> Vec<u32> {
     list.and_then(|list| parse_list(&list)).unwrap_or_default()
 }
 
-/// A NUMA node, and what its files say.
+/// A NUMA node, and the contents of its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryNode {
     pub id: u32,
