@@ -1,5 +1,5 @@
 //! Phrases that are not ordinary technical English stay out of Markdown, comments and string literals: each has a count that only
-//! falls.
+//! falls, with the text.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,66 +7,66 @@ use std::path::{Path, PathBuf};
 
 /// A phrase, what to write, and how often it may still be in Markdown and in Rust.
 const PHRASES: &[(&str, &str, usize, usize)] = &[
-    ("a get", "a request", 0, 18),
-    ("the get", "the request", 0, 15),
-    ("gets that", "requests that", 0, 20),
-    ("a put", "a return", 0, 7),
-    ("the put", "the return", 0, 1),
-    ("page-lock", "pin call", 0, 8),
-    ("page-locks", "pin calls", 0, 3),
-    ("page-locked", "pinned", 0, 11),
+    ("a get", "a request", 0, 0),
+    ("the get", "the request", 0, 5),
+    ("gets that", "requests that", 0, 0),
+    ("a put", "a return", 0, 0),
+    ("the put", "the return", 0, 0),
+    ("page-lock", "pin call", 0, 0),
+    ("page-locks", "pin calls", 0, 0),
+    ("page-locked", "pinned", 0, 0),
     ("page-locking", "pinning", 0, 0),
-    ("ceiling", "limit", 0, 47),
-    ("ceilings", "limits", 0, 3),
-    ("ledger", "shared limit", 0, 33),
+    ("ceiling", "limit", 0, 0),
+    ("ceilings", "limits", 0, 0),
+    ("ledger", "shared limit", 0, 7),
     ("ledgers", "shared limits", 0, 0),
-    ("beside", "while, next to, compared with", 0, 24),
-    ("that of", "repeat the noun", 0, 16),
-    ("those of", "repeat the noun", 1, 16),
-    ("where it", "if, when", 0, 31),
-    ("where there", "if there", 0, 7),
-    ("where no", "if no", 0, 3),
-    ("where they", "if they", 0, 13),
-    ("where none", "if none", 0, 2),
-    ("where that", "if that", 0, 5),
-    ("where a", "if a", 0, 28),
-    ("of which", "a second sentence", 0, 34),
-    ("whose", "with", 1, 59),
-    ("in vain", "timed out", 0, 1),
-    ("anew", "again", 0, 5),
-    ("stands", "is", 0, 32),
-    ("look at", "check", 0, 11),
-    ("looks at", "checks", 0, 6),
-    ("looked at", "checked", 0, 5),
+    ("beside", "while, next to, compared with", 0, 0),
+    ("that of", "repeat the noun", 0, 0),
+    ("those of", "repeat the noun", 1, 3),
+    ("where it", "if, when", 0, 4),
+    ("where there", "if there", 0, 0),
+    ("where no", "if no", 0, 1),
+    ("where they", "if they", 0, 3),
+    ("where none", "if none", 0, 0),
+    ("where that", "if that", 0, 1),
+    ("where a", "if a", 0, 6),
+    ("of which", "a second sentence", 0, 7),
+    ("whose", "with", 1, 7),
+    ("in vain", "timed out", 0, 0),
+    ("anew", "again", 0, 0),
+    ("stands", "is", 0, 3),
+    ("look at", "check", 0, 0),
+    ("looks at", "checks", 0, 0),
+    ("looked at", "checked", 0, 0),
     ("give back", "release, return", 0, 0),
-    ("gives back", "releases, returns", 0, 4),
-    ("given back", "released, returned", 0, 5),
-    ("goes back", "returns", 0, 21),
-    ("control group", "cgroup", 0, 5),
-    ("memory node", "NUMA node", 0, 1),
-    ("memory nodes", "NUMA nodes", 0, 3),
-    ("back-end", "backend", 0, 20),
-    ("back-ends", "backends", 0, 4),
-    ("verdict", "diagnosis", 1, 37),
-    ("verdicts", "diagnoses", 0, 2),
-    ("cure", "recommendation", 0, 2),
-    ("figures", "statistics, numbers", 1, 47),
+    ("gives back", "releases, returns", 0, 0),
+    ("given back", "released, returned", 0, 0),
+    ("goes back", "returns", 0, 0),
+    ("control group", "cgroup", 0, 0),
+    ("memory node", "NUMA node", 0, 0),
+    ("memory nodes", "NUMA nodes", 0, 0),
+    ("back-end", "backend", 0, 0),
+    ("back-ends", "backends", 0, 0),
+    ("verdict", "diagnosis", 0, 6),
+    ("verdicts", "diagnoses", 0, 0),
+    ("cure", "recommendation", 0, 0),
+    ("figures", "statistics, numbers", 1, 3),
     ("driver double", "mock driver", 0, 0),
     ("cruel", "adversarial", 0, 0),
     ("for good", "permanently", 0, 0),
-    ("by itself", "automatically", 0, 14),
-    ("hardly", "rarely", 0, 2),
-    ("in turns", "alternately", 0, 1),
-    ("nobody has", "no one", 0, 5),
-    ("so many", "N", 0, 13),
+    ("by itself", "automatically", 0, 1),
+    ("hardly", "rarely", 0, 0),
+    ("in turns", "alternately", 0, 0),
+    ("nobody has", "no one", 0, 0),
+    ("so many", "N", 0, 0),
     ("as it holds", "unchanged", 0, 0),
-    ("goes on", "continues", 0, 10),
-    ("go on", "continue", 0, 10),
-    ("in line", "waiting, in the wait queue", 0, 12),
-    ("the line", "the wait queue", 12, 54),
+    ("goes on", "continues", 0, 0),
+    ("go on", "continue", 0, 0),
+    ("in line", "waiting, in the wait queue", 0, 2),
+    ("the line", "the wait queue", 12, 20),
     ("mend", "fix", 0, 0),
     ("mends", "fixes", 0, 0),
-    ("of its own", "separate, dedicated", 2, 21),
+    ("of its own", "separate, dedicated", 2, 1),
 ];
 
 /// Every phrase is counted once per place, in any case, between letters that are not its own.
@@ -146,11 +146,14 @@ fn phrases_do_not_spread() {
     let mut wrong = String::new();
     for &(phrase, instead, most_in_markdown, most_in_rust) in PHRASES {
         let found = [&markdown, &rust].map(|texts| texts.iter().map(|text| count(text, phrase)).sum::<usize>());
-        if found[0] > most_in_markdown || found[1] > most_in_rust {
+        if found != [most_in_markdown, most_in_rust] {
             let _ = writeln!(wrong, "    (\"{phrase}\", \"{instead}\", {}, {}),", found[0], found[1]);
         }
     }
-    assert!(wrong.is_empty(), "phrases above their counts (see the second column for what to write):\n{wrong}");
+    assert!(
+        wrong.is_empty(),
+        "phrases that differ from their counts (the second column says what to write; lower a count with the text):\n{wrong}"
+    );
 }
 
 #[test]

@@ -266,7 +266,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 256 }) })]
 
-        /// Against a list that is searched and summed anew at each step.
+        /// Against a list that is searched and summed again at each step.
         #[test]
         fn ghosts_equal_a_plain_list(ops in prop::collection::vec((any::<bool>(), 1..6u64, 0..20u64), 0..400)) {
             let (mut demand, mut list): (Demand, Vec<u64>) = Default::default();

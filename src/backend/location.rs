@@ -106,7 +106,7 @@ fn lack(node: &MemoryNode) -> Option<&'static str> {
     }
 }
 
-#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to check.
 mod tests {
     use super::HostLocation::{Anywhere, Node};
     use super::*;

@@ -74,7 +74,7 @@ macro_rules! requests {
 }
 requests!(Pool Partition);
 
-/// Returns once so many gets have waited.
+/// Returns when this many requests have waited.
 pub(crate) fn until_waits(pool: &impl Requests, waits: u64) {
     while pool.stats().requests.waits < waits {
         thread::yield_now();
@@ -98,7 +98,7 @@ pub(crate) fn two_buffers(source: &Arc<FaultSource>) -> PoolBuilder {
         .preset(Preset::TensorFlow)
         .backend(Backend::Source(source.clone()))
         .setting("pool_size_limit", 2)
-        // These tests say when copies are looked at.
+        // These tests decide when copies are checked.
         .background_thread(false)
         .setting("auto_resize", false)
 }

@@ -33,7 +33,7 @@ pub(crate) struct Device {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// The device; without one, prints why the test is skipped. Tries the backend first: cudarc panics where there is no driver.
+/// The device; without one, prints why the test is skipped. Tries the backend first: cudarc panics without a driver.
 pub(crate) fn take() -> Option<Device> {
     let turn = EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = CudaSource::new(0)

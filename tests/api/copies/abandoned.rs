@@ -1,4 +1,4 @@
-//! The end of a pool with a copy that does not end: what is known to be over goes back, whatever it stands behind.
+//! The end of a pool with a stuck copy: the memory of completed copies is released, even if they were enqueued after it.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

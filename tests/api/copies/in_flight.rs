@@ -151,7 +151,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     let mut larger = SinkMem::new(11);
     error.into_buf().unwrap().copy_to(&stream, &mut larger).unwrap().wait().unwrap();
     assert_eq!(larger.read(), [5; 11]);
-    // Else the buffer goes back with the error.
+    // Otherwise the buffer returns with the error.
     let error = pool.get(11).unwrap().copy_to(&stream, &mut device).unwrap_err();
     assert!(pinpool::Error::from(error).is_copy());
     assert_eq!((pool.stats().memory.idle, pool.stats().memory.in_use), (1, 0));

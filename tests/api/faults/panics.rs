@@ -65,7 +65,7 @@ fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block
     let mut leaving = pool.get_async(Request::new(handed.len()).wait(LONG));
     assert!(poll(&mut leaving).is_pending());
     drop(handed);
-    // Nobody waits any more: this one becomes idle, and the put of the first makes it the 1000th that is evicted.
+    // No request waits: this buffer becomes idle, and the return of the first makes it the 1000th evicted buffer.
     drop(other);
     assert_eq!((valid_stats(&pool).memory.evictions.over_limit, checks.load(Ordering::SeqCst)), (999, 0));
     drop(leaving);

@@ -112,7 +112,7 @@ fn a_get_beyond_what_is_there_is_served_and_counts_as_reserve() {
         pool.clear();
         drop(pool.get(64 * MIB).unwrap());
         pool.trim(0);
-        assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI, "what is beyond goes back");
+        assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI, "the rest is released");
     }
 }
 
@@ -138,7 +138,7 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
             let told = format!("pinned={} of=512.0MiB", Size(there));
             assert!(warning.len() == 1 && warning[0].contains(&told), "{lines:?}");
             assert!(warning[0].contains("PINPOOL_RESERVE"), "{warning:?}");
-            // The pool goes on, and nothing is tried again by itself.
+            // The pool continues, and nothing is retried automatically.
             let calls = source.calls(SourceCall::Acquire);
             pool.maintain();
             assert_eq!(source.calls(SourceCall::Acquire), calls);

@@ -84,7 +84,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
     });
 }
 
-/// Waits for `child`; whether it ended by itself with status 0.
+/// Waits for `child` and returns whether it exited with status 0.
 fn ended_well(child: libc::pid_t) -> bool {
     let mut status = 0;
     // SAFETY: `status` is a place for a number, and the child is this process's own.

@@ -1,4 +1,4 @@
-//! Gets that keep their call stack: what did not come back is named by the function that got it.
+//! Requests that keep their call stack: a buffer that was not returned is reported with the function that requested it.
 
 use std::path::Path;
 

@@ -38,7 +38,7 @@ fn gets_and_puts(path: &Path) -> Vec<(u64, u64)> {
     counts
 }
 
-/// So many pairs fill no queue.
+/// This many pairs fill no queue.
 const PAIRS: u64 = if cfg!(miri) { 30 } else { 500 };
 
 #[test]

@@ -1,4 +1,4 @@
-//! Gets that wait at the limit.
+//! Requests that wait at the limit.
 
 use super::{MIB, after_seconds, over_virtual_memory, with_manual_clock};
 use crate::captured_log::{count, lines, listen};
