@@ -70,8 +70,8 @@ fn overwrite(entry: *mut libc::Elf64_Sym, value: u64) -> bool {
 }
 
 /// Hides a function. Returns whether it could be found before.
-pub(crate) fn hide(name: &CStr) -> bool {
-    let function = find(name);
+pub(crate) fn hide(name: &str) -> bool {
+    let function = CString::new(name).map_or(ptr::null_mut(), |name| find(&name));
     let Some(entry) = entry(function).filter(|_| !function.is_null()) else { return false };
     // SAFETY: `dladdr1` returned this entry.
     let value = unsafe { (*entry).st_value };

@@ -30,6 +30,7 @@ use crate::{context, counts, device, memory};
 
 const GRANULE_BYTES: u64 = 2 << 20;
 const PINNED: c_int = 1;
+const READ_WRITE: c_int = 3;
 /// Locations, as the driver numbers them.
 const ON_DEVICE: c_int = 1;
 const ON_HOST: c_int = 2;
@@ -148,16 +149,10 @@ fn map_over(address: u64, bytes: u64, source: Option<(&OwnedFd, u64)>) -> Outcom
     if got == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(()) }
 }
 
-fn protect(address: u64, bytes: u64, flags: c_int) -> Outcome {
-    let rights = match flags {
-        0 => libc::PROT_NONE,
-        1 => libc::PROT_READ,
-        3 => libc::PROT_READ | libc::PROT_WRITE,
-        _ => return Err(Code::INVALID_VALUE),
-    };
+fn grant_to_host(address: u64, bytes: u64) -> Outcome {
     let at = ptr::with_exposed_provenance_mut(address as usize);
     // SAFETY: changes only the rights on a mapping of ours, as its user asks.
-    let failed = unsafe { libc::mprotect(at, bytes as usize, rights) };
+    let failed = unsafe { libc::mprotect(at, bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
     if failed == 0 { Ok(()) } else { Err(Code::OUT_OF_MEMORY) }
 }
 
@@ -191,7 +186,7 @@ fn map_aligned(bytes: usize, alignment: usize) -> Result<usize, Code> {
 fn view_of(file: &OwnedFd, bytes: u64) -> Result<usize, Code> {
     let view = map_aligned(bytes as usize, GRANULE_BYTES as usize)?;
     map_over(view as u64, bytes, Some((file, 0)))?;
-    protect(view as u64, bytes, 3)?;
+    grant_to_host(view as u64, bytes)?;
     if !memory::is_sparse() {
         memory::make_resident(view, bytes as usize);
     }
@@ -329,29 +324,25 @@ driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<A
     let starts = all.exactly(address, bytes as u64)?;
     for access in (0..count).map(|index| wanted.at(index)) {
         let Access { location, flags } = access?;
+        if flags != READ_WRITE {
+            return Err(Code::INVALID_VALUE);
+        }
         let is_host = location.is_host()?;
         for &start in &starts {
             let Mapping { bytes, granule, devices } = all.mappings.get_mut(&start).ok_or(Code::INVALID_VALUE)?;
-            match is_host {
-                false => {
-                    let device = bit(context::check_device(location.id)?);
-                    if UNREACHABLE.load(Ordering::Relaxed) & device != 0 {
-                        return Err(Code::UNKNOWN);
-                    }
-                    let before = *devices;
-                    *devices = if flags == 3 { before | device } else { before & !device };
-                    // Copies of other devices may run: the range stays while one has access.
-                    if before != 0 && *devices == 0 {
-                        address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
-                    }
-                    if before == 0 && *devices != 0 {
-                        let view = all.granules.get(granule).ok_or(Code::INVALID_VALUE)?.view;
-                        let owner = Owner::Granule { backing: view };
-                        address_space::insert(start, Range { bytes: *bytes, owner })?;
-                    }
-                }
-                true => protect(start, *bytes, flags)?,
+            if is_host {
+                grant_to_host(start, *bytes)?;
+                continue;
             }
+            let device = bit(context::check_device(location.id)?);
+            if UNREACHABLE.load(Ordering::Relaxed) & device != 0 {
+                return Err(Code::UNKNOWN);
+            }
+            if *devices == 0 {
+                let owner = Owner::Granule { backing: all.granules.get(granule).ok_or(Code::INVALID_VALUE)?.view };
+                address_space::insert(start, Range { bytes: *bytes, owner, context: 0 })?;
+            }
+            *devices |= device;
         }
     }
     Ok(())
