@@ -11,7 +11,7 @@ use crate::adversarial::{self, Deviation};
 use crate::code::Code;
 use crate::counts::{self, Counts};
 use crate::mock::MockDriver;
-use crate::{context, device, event, faults, memory, settings, stream, symbols, virtual_memory};
+use crate::{context, device, event, faults, memory, settings, stream, virtual_memory};
 
 /// The exported name of the table.
 pub(crate) const TABLE: &CStr = c"MOCK_DRIVER_CONTROLS";
@@ -100,11 +100,6 @@ controls! {
     /// Fails every call with `DEINITIALIZED`, as at the end of a process.
     pub fn shut_down() = context::shut_down;
 
-    /// Makes this function impossible to find, as in an older driver; returns whether it could be found. A caller that has
-    /// looked it up keeps it: cudarc looks each function up at its first call.
-    #[must_use]
-    pub fn hide(name: &str) -> bool = symbols::hide;
-
     /// Descriptions of the program's errors in using the driver.
     #[must_use]
     pub fn wrong_uses() -> Vec<String> = counts::wrong_uses;
@@ -118,7 +113,6 @@ fn reset() {
     memory::set_sparse(false);
     virtual_memory::refuse_access(0);
     adversarial::set(settings::get().deviations);
-    symbols::show_all();
     counts::reset();
 }
 
