@@ -11,12 +11,12 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::SourceError;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::source::{Region, Source};
 use pinpool::unstable::CheckReport;
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 use pinpool_replay::SimSource;
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{listen, panic_at, panics};
 use crate::fixture::{LONG, over, until_waits};

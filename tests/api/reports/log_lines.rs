@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use log::{Level, LevelFilter};
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::Rounding;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
 use crate::child::alone;

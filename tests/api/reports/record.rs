@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use pinpool::Pool;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool_observe::record::{Event, Recording};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
 use crate::fixture::{over_sim, recorded};
