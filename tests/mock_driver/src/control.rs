@@ -1,7 +1,7 @@
 //! The control functions of the loaded library.
 //!
 //! A test and the library that it loads each have a copy of this crate and its statics. A control function runs in the copy of
-//! the library, which [`MockDriver`] reaches through one exported table. Programs in other languages call the `double_*`
+//! the library, which [`MockDriver`] reaches through one exported table. Programs in other languages call the `mock_driver_*`
 //! functions at the end of this file.
 
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -179,41 +179,41 @@ fn text(name: *const c_char) -> &'static str {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn double_calls(name: *const c_char) -> u64 {
+extern "C" fn mock_driver_calls(name: *const c_char) -> u64 {
     faults::calls(text(name))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn double_wait_for_held(name: *const c_char, count: u64) {
+extern "C" fn mock_driver_wait_for_held(name: *const c_char, count: u64) {
     faults::wait_for_held(text(name), count);
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn double_hold_stream(stream: usize, is_closed: c_int) -> usize {
+extern "C" fn mock_driver_hold_stream(stream: usize, is_closed: c_int) -> usize {
     stream::hold(stream, is_closed != 0)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn double_set_device_count(count: usize) {
+extern "C" fn mock_driver_set_device_count(count: usize) {
     context::set_device_count(count);
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn double_wrong_uses() -> usize {
+extern "C" fn mock_driver_wrong_uses() -> usize {
     counts::wrong_uses().len()
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn double_hold_call(name: *const c_char, is_closed: c_int) {
+extern "C" fn mock_driver_hold_call(name: *const c_char, is_closed: c_int) {
     faults::hold(text(name), is_closed != 0);
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn double_fail(name: *const c_char, nth: u64, times: u64, code: c_int) {
+extern "C" fn mock_driver_fail(name: *const c_char, nth: u64, times: u64, code: c_int) {
     faults::fail(text(name), nth, times, Code(code));
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn double_reset() {
+extern "C" fn mock_driver_reset() {
     (MOCK_DRIVER_CONTROLS.reset)();
 }

@@ -111,9 +111,9 @@ static void start(void) {
     MUST(p_cuCtxSetCurrent(context));
 }
 
-/* The double's copies on this stream do not end, or continue. */
+/* The mock driver's copies on this stream do not end, or continue. */
 static void hold(handle stream, int held) {
-    ((size_t(*)(handle, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "double_hold_stream"))(stream, held);
+    ((size_t(*)(handle, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "mock_driver_hold_stream"))(stream, held);
 }
 
 /* With HOLD in its environment, a program frees memory of copies that run for certain. The driver's own free would wait for
@@ -355,7 +355,7 @@ static void ends_capturing(void) {
     MUST(p_cuDevicePrimaryCtxReset_v2(0));
     start();
     printf("after the first %016lx\n", (unsigned long)steps(1));
-    ((void (*)(size_t))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "double_set_device_count"))(2);
+    ((void (*)(size_t))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "mock_driver_set_device_count"))(2);
     MUST(p_cuDevicePrimaryCtxRetain(&other, 1));
     MUST(p_cuCtxSetCurrent(other));
     MUST(p_cuStreamCreate(&stream, 1));
@@ -415,7 +415,7 @@ static void devices(void) {
     device_ptr device;
     unsigned char *buffer, *next, *arrived = malloc(1 << 20);
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    ((void (*)(size_t))dlsym(driver, "double_set_device_count"))(2);
+    ((void (*)(size_t))dlsym(driver, "mock_driver_set_device_count"))(2);
     MUST(host_alloc((void **)&buffer, 1 << 20, 1));
     memset(buffer, 0x44, 1 << 20);
     MUST(p_cuDevicePrimaryCtxRetain(&other, 1));
