@@ -32,7 +32,7 @@ fn a_record_names_the_file_and_line_of_the_call_that_logs_it() {
     let (file, line) = last_place();
     let source = std::fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let call = source.lines().nth(line as usize - 1).unwrap();
-    assert!(lines().last().unwrap().contains(" created: ") && call.contains("log.started("), "{file}:{line}: {call}");
+    assert!(lines().last().unwrap().contains(" created: ") && call.contains("log.created("), "{file}:{line}: {call}");
     drop(pool);
 }
 
