@@ -84,7 +84,7 @@ struct Aligned;
 /// A copy consumes the buffer, so it cannot be touched while the device reads it:
 ///
 /// ```compile_fail,E0382
-/// # use pinpool::copy::sink::{SinkMem, SinkStream};
+/// # use pinpool_testing::{SinkMem, SinkStream};
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
 /// let mut buf = pool.get(8)?;
@@ -94,7 +94,7 @@ struct Aligned;
 /// ```
 ///
 /// ```
-/// # use pinpool::copy::sink::{SinkMem, SinkStream};
+/// # use pinpool_testing::{SinkMem, SinkStream};
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
 /// let mut buf = pool.get(8)?;

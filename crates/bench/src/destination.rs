@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use pinpool::copy::CopyTarget;
 #[cfg(feature = "cuda")]
 use pinpool::copy::cuda::RawMem;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 #[cfg(feature = "cuda")]
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, sys};
 use pinpool::{Completion, Error, FenceKind, PinnedBuf};
+use pinpool_testing::{SinkMem, SinkStream};
 
 /// A stream and the memory that every copy on it overwrites.
 #[derive(Debug)]

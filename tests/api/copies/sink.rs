@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::thread;
 
 use pinpool::copy::CopyTarget;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Fence, FenceKind};
+use pinpool_testing::{SinkMem, SinkStream};
 
 fn enqueue(stream: &SinkStream, mem: &mut SinkMem, source: &'static [u8]) -> Arc<dyn Fence> {
     // SAFETY: a static slice stays readable and unchanged.

@@ -3,9 +3,9 @@
 use pinpool_os::words::Size;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
 use pinpool_testing::SourceCall;
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
 use crate::fixture::{Requests, faulty_heap};

@@ -134,7 +134,7 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
             let there = valid_stats(&pool).memory.reserve_bytes;
             assert_eq!(there, if discrete { STEP + (failing - 1) * 64 * MI } else { failing * STEP });
             let lines = lines();
-            let warning = lines.iter().filter(|line| line.contains("reserve: stopped")).collect::<Vec<_>>();
+            let warning = lines.iter().filter(|line| line.contains("reserve_stopped: ")).collect::<Vec<_>>();
             let told = format!("pinned={} of=512.0MiB", Size(there));
             assert!(warning.len() == 1 && warning[0].contains(&told), "{lines:?}");
             assert!(warning[0].contains("PINPOOL_RESERVE"), "{warning:?}");
@@ -180,7 +180,7 @@ fn a_lower_limit_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_it_
         assert!(valid_stats(&pool).memory.held_bytes <= 32 * MI, "{:?}", pool.stats());
     }
     assert!(!pool.wait_reserved(Duration::from_millis(1)).unwrap());
-    assert_eq!(lines().iter().filter(|line| line.contains("reserve: waiting for room")).count(), 1);
+    assert_eq!(lines().iter().filter(|line| line.contains("reserve_paused: ")).count(), 1);
     assert_eq!(pool.stats().memory.reserve_target_bytes, 128 * MI);
     pool.set_max_bytes(256 * MI).unwrap();
     assert!(pool.wait_reserved(PATIENCE).unwrap());

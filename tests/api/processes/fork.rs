@@ -12,11 +12,11 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, Pool, Preset};
 #[cfg(all(feature = "observe", target_os = "linux"))]
 use pinpool_shared::{SharedSlabs, SlabWorker};
 use pinpool_testing::SourceCall;
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::{alone, in_a_child};
 use crate::fixture::faulty_heap;

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::source::Source;
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
 use crate::counting::CountingSource;

@@ -2,7 +2,7 @@
 //!
 //! Copies run later, in order, and read their source when they run, as a DMA engine does; a [`SinkGate`] holds a stream
 //! until it is dropped.
-//! [`PinnedBuf`](crate::PinnedBuf) has an example.
+//! [`PinnedBuf`](pinpool::PinnedBuf) has an example.
 //!
 //! **sink-I1**: a reference to the bytes of a [`SinkMem`] exists only while no copy into them is queued or running. Copies of
 //! one memory wait for earlier copies on other streams, and [`SinkMem::read`] waits for all; a new copy into the memory needs
@@ -13,9 +13,8 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
-use crate::error::{Error, ErrorKind, Result};
-use crate::in_flight::{Fence, FenceKind, SharedFence, StreamId};
+use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
+use pinpool::{Error, Fence, FenceKind, Result, StreamId};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::{Condvar, Mutex};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
@@ -30,7 +29,7 @@ pub struct SinkStream {
     progress: Arc<Progress>,
 }
 
-type Enqueued = Result<SharedFence, CopyFailure>;
+type Enqueued = Result<Arc<dyn Fence>, CopyFailure>;
 
 /// The progress of a stream.
 #[derive(Debug)]
@@ -38,6 +37,8 @@ struct Progress {
     /// A child of `fork` has no worker.
     generation: ForkGeneration,
     id: StreamId,
+    /// Shown in statistics.
+    number: u64,
     /// Copies enqueued; the next one's number.
     enqueued: AtomicU64,
     /// Completed copies: all copies with a lower number.
@@ -56,7 +57,7 @@ struct WorkerState {
 struct QueuedCopy {
     run: Box<dyn FnOnce() + Send>,
     /// Earlier copies of other streams from and to the same memory.
-    after: Vec<SharedFence>,
+    after: Vec<Arc<dyn Fence>>,
 }
 
 /// An address that a worker reads or writes later.
@@ -78,13 +79,12 @@ unsafe impl Sync for DeviceBytes {}
 pub struct SinkMem {
     bytes: Arc<DeviceBytes>,
     len: usize,
-    copies: Mutex<Vec<SharedFence>>,
+    copies: Mutex<Vec<Arc<dyn Fence>>>,
 }
 
 /// Holds a stream before its next copy until it is dropped.
 #[derive(Debug)]
 #[must_use = "the stream runs on when the gate is dropped"]
-#[doc(hidden)]
 pub struct SinkGate(Arc<Progress>);
 
 #[derive(Debug)]
@@ -98,12 +98,15 @@ impl SinkStream {
     ///
     /// # Errors
     ///
-    /// [`Error::is_thread`] if the system refuses a thread.
+    /// [`Error::is_device`] if the system refuses a thread.
     pub fn new() -> Result<Self> {
+        static STREAMS: AtomicU64 = AtomicU64::new(1);
         let (queue, copies) = channel();
         let progress = Arc::new(Progress {
             generation: ForkGeneration::now(),
             id: StreamId::unique(),
+            // Relaxed: the only requirement is that no number is assigned twice.
+            number: STREAMS.fetch_add(1, Ordering::Relaxed),
             enqueued: AtomicU64::new(0),
             done: AtomicU64::new(0),
             state: Mutex::new(WorkerState::default()),
@@ -111,19 +114,17 @@ impl SinkStream {
         });
         let worker_progress = progress.clone();
         threads::spawn(c"pinpool-sink", move || run_copies(&copies, &worker_progress))
-            .map_err(|why| ErrorKind::Thread { what: "a sink stream", why })?;
+            .map_err(|why| Error::device_failed(format!("cannot start the thread of a sink stream: {why}")))?;
         Ok(Self { queue, progress })
     }
 
     /// Holds the stream before its next copy.
-    #[doc(hidden)]
     pub fn hold(&self) -> SinkGate {
         self.progress.state.lock().gates += 1;
         SinkGate(self.progress.clone())
     }
 
     /// From now on every copy of this stream that has not completed fails, as when a device is lost.
-    #[doc(hidden)]
     pub fn fail(&self) {
         let mut state = self.progress.state.lock();
         // A running copy ends first: nothing may be written after a failure is visible (sink-I1).
@@ -134,7 +135,7 @@ impl SinkStream {
         self.progress.changed.notify_all();
     }
 
-    fn enqueue(&self, run: impl FnOnce() + Send + 'static, after: Vec<SharedFence>) -> Enqueued {
+    fn enqueue(&self, run: impl FnOnce() + Send + 'static, after: Vec<Arc<dyn Fence>>) -> Enqueued {
         // The lock makes a copy's number its place in the queue when several threads share a stream.
         let _in_order = self.progress.state.lock();
         self.queue
@@ -229,7 +230,7 @@ unsafe impl Fence for SinkFence {
     }
 
     fn stream(&self) -> u64 {
-        self.progress.id.number()
+        self.progress.number
     }
 
     fn stream_id(&self) -> Option<StreamId> {
@@ -263,7 +264,7 @@ impl SinkMem {
         stream.progress.check_process().map_err(CopyFailure::Refused)?;
         let mut copies = self.copies.lock();
         copies.retain(|copy| matches!(copy.is_complete(), Ok(false)));
-        let is_elsewhere = |copy: &&SharedFence| copy.stream_id() != Some(stream.progress.id);
+        let is_elsewhere = |copy: &&Arc<dyn Fence>| copy.stream_id() != Some(stream.progress.id);
         let after = copies.iter().filter(is_elsewhere).cloned().collect();
         let fence = stream.enqueue(run, after)?;
         copies.push(fence.clone());
@@ -313,7 +314,9 @@ unsafe impl CopySource<SinkStream> for SinkMem {
 // SAFETY: the worker counts what is enqueued in order, this mark among it.
 unsafe impl CopyStream for SinkStream {
     fn mark(&self) -> Result<Arc<dyn Fence>> {
-        self.enqueue(|| (), Vec::new()).map_err(CopyFailure::into_error)
+        self.enqueue(|| (), Vec::new()).map_err(|failure| match failure {
+            CopyFailure::Refused(error) | CopyFailure::Failed(error, _) | CopyFailure::Unknown(error) => error,
+        })
     }
 }
 
