@@ -131,7 +131,7 @@ impl Replay {
     pub fn play_observed(&self, workload: &Workload, observe: Observe<'_>) -> Result<ReplayReport, TraceError> {
         let clock = ManualClock::default();
         let checks = Arc::<Mutex<Checks>>::default();
-        let (pool, sums) = self.pool(clock.clone(), checks.clone())?;
+        let (pool, sums) = self.pool(clock.clone(), checks.clone(), workload.is_closed)?;
         let settings = (self.source, self.max_bytes, self.wait);
         let mut report = Player::new(pool, clock, sums, settings, workload, observe).play(workload)?;
         let (count, last) = *checks.lock();
@@ -140,7 +140,12 @@ impl Replay {
     }
 
     /// A pool independent of the machine, the environment and the system clock, so that replays are repeatable.
-    fn pool(&self, clock: ManualClock, checks: Arc<Mutex<Checks>>) -> Result<(Pool, Arc<CallSums>), TraceError> {
+    fn pool(
+        &self,
+        clock: ManualClock,
+        checks: Arc<Mutex<Checks>>,
+        is_recording: bool,
+    ) -> Result<(Pool, Arc<CallSums>), TraceError> {
         let source = SimSource::of(self.source, SimSource::DEFAULT_TOTAL_BYTES);
         let sums = source.calls();
         let builder = self
@@ -148,6 +153,7 @@ impl Replay {
             .unstable_host_root(NO_MACHINE)
             .unstable_log_sampler(LogSampler::new())
             .unstable_clock(clock)
+            .unstable_maintained_by_caller(is_recording)
             .unstable_on_check(move |check| {
                 let mut checks = checks.lock();
                 *checks = (checks.0 + 1, Some(*check));

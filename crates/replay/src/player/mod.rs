@@ -5,6 +5,7 @@
 //!                              └─ at the limit ─▶ wait at the end of the queue; a fallback if larger than the limit
 //!  put      poll the pool ─▶ return the buffer, or leave the queue ─▶ serve
 //!  advance  in steps of at most a second: advance the clock ─▶ poll the pool ─▶ compact ─▶ serve
+//!  poll     run what is due; for a recording only as often as the maintenance thread does
 //!  compact  run the compaction steps that the maintenance thread had time for
 //!  serve    retry the head of the queue until it must wait; a request that timed out becomes a fallback
 //! ```
@@ -22,13 +23,15 @@ use super::report::ReplayReport;
 use super::sim::SourceKind;
 use super::workload::Workload;
 use crate::format::DEFAULT_ALIGN;
-use pinpool::unstable::{ManualClock, compaction_step, run_due};
+use pinpool::unstable::{ManualClock, compaction_step, maintenance_period, run_due};
 use pinpool::{Error, PinnedBuf, Pool};
 
 mod steps;
 
 /// Longest time between two polls of the pool.
 const POLL_EVERY_US: u64 = 1_000_000;
+/// Shortest time between two polls in which anything may be due.
+const TICK_EVERY_US: u64 = 10_000;
 /// Time after the last return at which the pinned bytes are read.
 const SETTLING_US: u64 = 60_000_000;
 
@@ -44,6 +47,9 @@ pub(super) struct Player<'a> {
     pool: Pool,
     clock: ManualClock,
     sums: Arc<CallSums>,
+    /// The workload is a recording, of a program with a maintenance thread, which polls next at this time.
+    is_recording: bool,
+    next_poll_us: u64,
     /// When the maintenance thread has finished its compaction.
     compacted_ns: u64,
     max_bytes: Option<u64>,
@@ -98,6 +104,8 @@ impl<'a> Player<'a> {
             pool,
             clock,
             sums,
+            is_recording: workload.is_closed,
+            next_poll_us: 0,
             compacted_ns: 0,
             max_bytes,
             wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
@@ -148,8 +156,21 @@ impl<'a> Player<'a> {
         }
     }
 
-    fn get(&mut self, name: u64, bytes: usize) -> Result<(), Error> {
+    /// Runs what is due: for a recording, at the pace of the maintenance thread.
+    fn poll(&mut self) {
+        let now_us = self.clock.now_us();
+        if now_us < self.next_poll_us {
+            return;
+        }
         run_due(&self.pool);
+        if self.is_recording {
+            let period = maintenance_period(&self.pool).and_then(|period| u64::try_from(period.as_micros()).ok());
+            self.next_poll_us = now_us + period.unwrap_or(POLL_EVERY_US).clamp(TICK_EVERY_US, POLL_EVERY_US);
+        }
+    }
+
+    fn get(&mut self, name: u64, bytes: usize) -> Result<(), Error> {
+        self.poll();
         let ticket = Ticket { name, bytes, since_us: self.clock.now_us() };
         let pinned = if self.queue.is_empty() { self.try_get(&ticket)? } else { None };
         self.count_calls(ticket.since_us);
@@ -178,7 +199,7 @@ impl<'a> Player<'a> {
     }
 
     fn put(&mut self, name: u64) -> Result<(), Error> {
-        run_due(&self.pool);
+        self.poll();
         match self.held.remove(&name) {
             Some(GetState::Pinned(buffer)) => self.requested_bytes -= buffer.len() as u64,
             Some(GetState::Waiting { ticket }) => {
@@ -201,12 +222,13 @@ impl<'a> Player<'a> {
             }
             let settled_us = self.report.ended_us + SETTLING_US;
             let expires_us = self.queue.values().next().map(|first| first.since_us.saturating_add(self.wait_us));
-            let stops_us = [Some(now_us + POLL_EVERY_US), Some(settled_us), expires_us].into_iter().flatten();
+            let polls_us = if self.is_recording { self.next_poll_us } else { now_us + POLL_EVERY_US };
+            let stops_us = [Some(polls_us), Some(settled_us), expires_us].into_iter().flatten();
             let next_us = stops_us.filter(|&stop_us| stop_us > now_us).fold(end_us, u64::min);
             let step_us = next_us - now_us;
             self.pinned_byte_us += u128::from(self.pool.stats().memory.held_bytes) * u128::from(step_us);
             self.clock.advance_us(step_us);
-            run_due(&self.pool);
+            self.poll();
             self.compact(now_us);
             self.serve()?;
             (self.observe)(&self.pool);
