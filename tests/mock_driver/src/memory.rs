@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::address_space::{self, Owner, Range};
 use crate::adversarial::{self, Deviation};
-use crate::call::{In, Out, Outcome, driver_call};
+use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::sync::lock;
 use crate::{capture, context, counts, stream};
