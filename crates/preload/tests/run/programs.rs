@@ -116,7 +116,7 @@ fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_co
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let mut command = served(built.command(Way::ProcAddress, "reset-by-table"), &log);
-    let served = ran(command.env("MOCK_DRIVER_ADVERSARIAL", "recurring-handles,reset-unmaps,dead-event-aborts"));
+    let served = ran(command.env("MOCK_DRIVER_ADVERSARIAL", "RecurringHandles,ResetUnmaps,DeadEventAborts"));
     let log = log_of(&log);
     assert!(served.out.contains("the same handle"), "{served:?}\n{log}");
     assert_eq!(log.matches("has ended, and its memory with it").count(), 1, "{log}");
