@@ -27,8 +27,7 @@ fn copy_without_a_timeline(driver: &MockDriver) -> (Pool, Arc<CudaStream>, CudaS
 #[test]
 fn without_values_written_by_streams_events_detect_the_end_of_copies() {
     alone(|| {
-        let driver = MockDriver::load();
-        assert!(driver.hide("cuStreamWriteValue32_v2"));
+        let driver = MockDriver::load_without(&["cuStreamWriteValue32_v2"]);
         copy_without_a_timeline(&driver);
     });
 }
@@ -36,8 +35,7 @@ fn without_values_written_by_streams_events_detect_the_end_of_copies() {
 #[test]
 fn without_stream_ids_events_detect_the_end_of_copies_and_a_copy_waits_for_the_one_before() {
     alone(|| {
-        let driver = MockDriver::load();
-        assert!(driver.hide("cuStreamGetId") && driver.hide("cuEventElapsedTime_v2"));
+        let driver = MockDriver::load_without(&["cuStreamGetId", "cuEventElapsedTime_v2"]);
         let (pool, stream, mut memory) = copy_without_a_timeline(&driver);
         // A copy into the buffer and one from it, on a stream that a later one with its handle cannot be distinguished from.
         let (mut buf, waits) = (filled(&pool, 4096, 0), driver.calls("cuEventSynchronize"));
@@ -49,6 +47,16 @@ fn without_stream_ids_events_detect_the_end_of_copies_and_a_copy_waits_for_the_o
         pool.maintain();
         assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), [7; 4096]);
+    });
+}
+
+#[test]
+fn without_a_function_of_virtual_memory_vmm_names_it_and_auto_registers() {
+    alone(|| {
+        let _driver = MockDriver::load_without(&["cuMemSetAccess"]);
+        let error = builder(Backend::Vmm).build().unwrap_err();
+        assert!(error.is_backend() && error.to_string().contains("no cuMemSetAccess"), "{error}");
+        assert_eq!(builder(Backend::Auto).build().unwrap().stats().backend, "register");
     });
 }
 

@@ -1,4 +1,4 @@
-//! Puts behind streams and events of the CUDA driver, over its driver.
+//! Buffers returned behind streams and events of the CUDA driver, over the mock driver.
 #![allow(unsafe_code)] // Calls functions of C.
 
 #[path = "c/fixture.rs"]

@@ -35,6 +35,8 @@ pub(crate) enum Owner {
 pub(crate) struct Range {
     pub(crate) bytes: u64,
     pub(crate) owner: Owner,
+    /// The context with which the memory may end; 0 for granules.
+    pub(crate) context: usize,
 }
 
 /// A kind of memory, as a copy distinguishes it.
@@ -74,6 +76,17 @@ pub(crate) fn remove(start: u64, wanted: impl FnOnce(&Owner) -> bool) -> Option<
     let mut space = write();
     space.0.get(&start).filter(|range| wanted(&range.owner))?;
     space.0.remove(&start)
+}
+
+/// Removes all ranges of a context.
+pub(crate) fn remove_of(context: usize) -> Vec<Range> {
+    let mut removed = Vec::new();
+    write().0.retain(|_, range| {
+        let stays = range.context != context;
+        removed.extend((!stays).then_some(*range));
+        stays
+    });
+    removed
 }
 
 /// Number of ranges with an owner of this kind.
@@ -125,7 +138,7 @@ mod tests {
     use super::*;
 
     fn space(ranges: &[(u64, u64, Owner)]) -> Space {
-        Space(ranges.iter().map(|&(start, bytes, owner)| (start, Range { bytes, owner })).collect())
+        Space(ranges.iter().map(|&(start, bytes, owner)| (start, Range { bytes, owner, context: 0 })).collect())
     }
 
     #[test]

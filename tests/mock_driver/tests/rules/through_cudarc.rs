@@ -64,12 +64,11 @@ fn data_goes_to_the_device_and_comes_back() {
     let stream = ctx.new_stream().unwrap();
     let sent = pattern(3 * MIB + 17);
     let on_device = stream.clone_htod(&sent).unwrap();
-    let copy = stream.clone_dtod(&on_device).unwrap();
-    assert_eq!(stream.clone_dtoh(&copy).unwrap(), sent);
+    assert_eq!(stream.clone_dtoh(&on_device).unwrap(), sent);
     let zeros = ctx.default_stream().alloc_zeros::<u8>(1000).unwrap();
     assert_eq!(ctx.default_stream().clone_dtoh(&zeros).unwrap(), vec![0; 1000]);
-    assert!(driver.calls("cuMemcpyHtoDAsync_v2") == 1 && driver.calls("cuMemAllocAsync") == 3);
-    drop((on_device, copy, zeros));
+    assert!(driver.calls("cuMemcpyHtoDAsync_v2") == 1 && driver.calls("cuMemAllocAsync") == 2);
+    drop((on_device, zeros));
     ctx.synchronize().unwrap();
     assert_eq!(driver.counts().device_allocations, before.device_allocations);
     assert_eq!(driver.wrong_uses(), Vec::<String>::new());
@@ -262,13 +261,13 @@ fn a_destroyed_stream_finishes_first_and_an_event_is_destroyed_without_a_wait() 
 fn memory_freed_under_a_copy_is_a_fault_and_not_a_crash() {
     let (driver, ctx) = start();
     let (stream, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
-    let device = stream.alloc_zeros::<u8>(1000).unwrap();
-    let mut target = stream.alloc_zeros::<u8>(1000).unwrap();
-    let (address, _) = device.device_ptr(&stream);
+    let mut device = stream.alloc_zeros::<u8>(1000).unwrap();
+    let mut host = Pinned::new(1000);
+    let address = device.device_ptr(&stream).0;
     ctx.synchronize().unwrap();
     let gate = driver.hold(stream.cu_stream());
-    stream.memcpy_dtod(&device, &mut target).unwrap();
-    // SAFETY: wrong on purpose: freed on one stream while another still reads.
+    stream.memcpy_htod(host.bytes(), &mut device).unwrap();
+    // SAFETY: wrong on purpose: freed on one stream while another still writes.
     unsafe { result::free_async(address, other.cu_stream()) }.unwrap();
     other.synchronize().unwrap();
     drop(gate);
