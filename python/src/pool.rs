@@ -272,7 +272,8 @@ impl Pool {
         self.pool().map(|pool| py.detach(|| pool.diagnose().to_string()))
     }
 
-    /// Returns a report of the memory of the pool: totals, size classes, and the holders of buffers by tag.
+    /// Returns a report of the pool's memory: the largest holders by tag, the bytes by state, the limit, and, if memory is
+    /// short, the likely cause.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
         self.pool().map(|pool| py.detach(|| pool.dump().to_string()))
     }

@@ -256,7 +256,9 @@ class Pool:
     def diagnose(self) -> str:
         """Returns what costs the most time, with the time lost, the evidence and a recommendation, or that nothing does."""
     def dump(self) -> str:
-        """Returns a report of the memory of the pool: totals, size classes, and the holders of buffers by tag."""
+        """Returns a report of the pool's memory: the largest holders by tag, the bytes by state, the limit, and, if memory is
+        short, the likely cause.
+        """
     def reserve(self, n: _Size) -> None:
         """Pins `n` bytes now, in addition to what is held, and keeps them.
 
