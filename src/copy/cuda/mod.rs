@@ -8,7 +8,7 @@
 //!
 //! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time. A copy that
 //! failed for another reason than its arguments may be running: a fence goes behind it all the same. That is a number that the
-//! stream writes (`timeline`), else an event; if the driver refuses both, the stream is waited for (`idle`).
+//! stream writes (`timeline`), else an event; if the driver refuses both, the stream is waited for (`context_fence`).
 //!
 //! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
 //! makes the stream part of that capture. If the memory waits at all, this is checked before as well: a capturing stream
