@@ -282,7 +282,7 @@ fn put_recorded(
             table.cancel_return(buf);
             return Err(failure);
         }
-        // The place goes first: once the buffer is dropped, its address may be another's.
+        // Remove the table entry first: after the drop another thread may get the same address.
         table.finish_return(address);
         drop(buf);
         Ok(pp_status::PP_OK)

@@ -108,7 +108,7 @@ impl TrackedCopy {
         // An error left in our object by an earlier record would keep cudarc from recording this event.
         let _of_an_earlier_copy = own.context.check_err();
         let timed = sys::CUevent_flags::CU_EVENT_DEFAULT;
-        let event = own.context.new_event(Some(timed)).map_err(|error| Failed("cuEventCreate", error.into()))?;
+        let event = own.context.new_event(Some(timed))?;
         // SAFETY: a live stream of this context; the object is used while the caller's borrow of the stream lasts.
         let stream = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };
         let (number, stream_id) = (number(of_driver), context.stream_id(of_driver));
@@ -130,13 +130,13 @@ impl TrackedCopy {
         let (Event(event), mut milliseconds) = (self.event(), 0.0);
         // SAFETY: a live event, and memory for a number.
         let record = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
-            Ok(()) | Err(Code::NOT_READY) => Record::Present,
-            Err(Code::INVALID_HANDLE) => {
+            Ok(()) | Err(Failed(_, Code::NOT_READY)) => Record::Present,
+            Err(Failed(_, Code::INVALID_HANDLE)) => {
                 let why = "cudarc recorded no event behind its copy".to_owned();
                 Record::Missing(ContextFence::new(self.number, &self.context.streams, why, false))
             }
-            Err(error) if error.is_forbidden_by_capture() => return Ok(None),
-            Err(error) => return Err(self.answer.refused(Failed("cuEventElapsedTime", error))),
+            Err(Failed(_, code)) if code.is_forbidden_by_capture() => return Ok(None),
+            Err(failed) => return Err(self.answer.refused(failed)),
         };
         Ok(Some(self.record.get_or_init(|| record)))
     }

@@ -68,7 +68,7 @@ impl RawStream {
     pub fn is_capturing(self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // SAFETY: alive (`new`).
-        unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|code| code.is_of_capture())
+        unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|Failed(_, code)| code.is_of_capture())
     }
 
     /// Makes the context of a default stream current.
@@ -221,7 +221,7 @@ unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextSt
     require_driver()?;
     // SAFETY: the caller's promise.
     let of_stream = unsafe { calls::stream_context(stream) };
-    let (handle, green) = of_stream.map_err(|error| unusable(Failed("cuStreamGetCtx", error)))?;
+    let (handle, green) = of_stream.map_err(unusable)?;
     // SAFETY: the context of a live stream.
     let context = unsafe { ContextState::of_handle(handle) }.map_err(unusable)?;
     // Its other streams have a handle in the primary context too.
@@ -236,7 +236,7 @@ unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextSt
 /// The event is alive.
 pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Option<SharedFence>> {
     require_driver()?;
-    let current = calls::current_context().map_err(|error| unusable(Failed("cuCtxGetCurrent", error)))?;
+    let current = calls::current_context().map_err(unusable)?;
     if current.is_null() {
         return Err(wrong("no CUDA context is current on this thread, where the wait for the event would be enqueued"));
     }
