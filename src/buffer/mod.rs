@@ -19,7 +19,7 @@
 //! - **buffer-I1**: `bytes` of the block is an address inside its memory with at least that length behind it (`size_class`
 //!   includes the room for alignment), and the block belongs to this buffer alone. Without a block the length is 0.
 //! - **buffer-I2**: every tracked copy that uses the buffer is in its `CopyFences` until it is known to have completed.
-//! - **buffer-I3**: the memory is initialised (source-C2).
+//! - **buffer-I3**: the memory is initialized (source-C2).
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
 
 use std::fmt;

@@ -114,7 +114,7 @@ impl Completion {
     }
 }
 
-/// Not a `Future` itself, since most copies are never waited for, and a future that is dropped is a warning.
+/// Not a `Future` itself: most copies are never awaited, and dropping an unused future is a warning.
 impl IntoFuture for Completion {
     type Output = Result<()>;
     type IntoFuture = CompletionFuture;
