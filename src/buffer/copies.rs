@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::PinnedBuf;
 use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::error::{Error, Result};
-use crate::in_flight::{CopyFences, FenceKind, SharedFence};
+use crate::in_flight::{CopyFences, SharedFence};
 
 /// A buffer that a device is writing to. Only [`wait`](PendingBuf::wait) or `await` gives access to its bytes. Dropping it drops
 /// the buffer, which returns to its pool when the copy completes.
@@ -163,7 +163,7 @@ impl PinnedBuf {
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing writes to the memory, nor does it
         // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { target.enqueue(stream, source.as_ptr(), len, FenceKind::Timeline) };
+        let enqueue = |()| unsafe { target.enqueue(stream, source.as_ptr(), len, block.fence_kind()) };
         self.track(checked.and_then(enqueue), CopyFences::record)
     }
 
@@ -280,14 +280,12 @@ impl PinnedBuf {
     fn record_work(&mut self, handle: usize, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
         block.check_process()?;
-        let marked = mark();
+        let (id, marked) = (copy::cuda::work_id(handle), mark());
         let fences = &mut block.state_mut().copy_fences;
         fences.forget_completed();
-        // A default handle may name another stream the next time, and a graph may be launched again.
-        let is_final = |error: &Error| error.is_capture() || copy::cuda::is_default(handle);
         match marked {
             Ok(fence) => {
-                fences.forget_unfenced(handle);
+                fences.forget_unfenced(id);
                 fence.into_iter().for_each(|fence| fences.record_write(fence));
                 Ok(())
             }
@@ -295,10 +293,11 @@ impl PinnedBuf {
             Err(error) if error.is_unavailable() => Err(error),
             Err(error) => {
                 let failed: SharedFence = std::sync::Arc::new(copy::UnknownEnd(error.to_string()));
-                if is_final(&error) {
+                if error.is_capture() {
+                    // The graph may be launched again.
                     fences.record_write(failed)
                 } else {
-                    fences.record_unfenced(handle, failed)
+                    fences.record_unfenced(id, failed)
                 }
                 Err(error)
             }
