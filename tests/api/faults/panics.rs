@@ -15,18 +15,17 @@ use pinpool::source::{Region, Source};
 use pinpool::unstable::CheckReport;
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Preset, Request};
-use pinpool_replay::SimSource;
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{listen, panic_at, panics};
-use crate::fixture::{LONG, over, until_waits};
+use crate::fixture::{LONG, over_sim, until_waits};
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 
 fn builder(max_bytes: u64) -> PoolBuilder {
-    over(Arc::new(SimSource::new(1 << 40)), max_bytes)
+    over_sim(max_bytes).wait(Duration::ZERO)
 }
 
 /// What user code may do after its own panic: continue.
