@@ -82,7 +82,7 @@ pub use buffer::{CopyError, PendingBuf, PinnedBuf, PinnedSlice};
 pub use config::{Limit, OnFull, ParseError, Preset};
 pub use copy::Completion;
 pub use error::{Error, Result, SourceError};
-pub use in_flight::{Fence, FenceKind, StreamId};
+pub use in_flight::{Fence, StreamId};
 pub use pool::{ExternalMemory, GetFuture, Partition, Pool, PoolBuilder, Request};
 pub use report::{Cause, Diagnosis, Dump, Owner};
 pub use stats::Stats;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
-use pinpool::{Error, Fence, FenceKind, Result, StreamId};
+use pinpool::{Error, Fence, Result, StreamId};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::{Condvar, Mutex};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
@@ -278,7 +278,7 @@ unsafe impl CopyTarget<SinkStream> for SinkMem {
         self.len
     }
 
-    unsafe fn enqueue(&mut self, stream: &SinkStream, source: *const u8, len: usize, _kind: FenceKind) -> Enqueued {
+    unsafe fn enqueue(&mut self, stream: &SinkStream, source: *const u8, len: usize) -> Enqueued {
         let (source, target) = (HostAddress(source.cast_mut()), self.bytes.clone());
         self.enqueue_in_order(stream, move || {
             let (HostAddress(source), DeviceBytes(target)) = (source, &*target);

@@ -63,7 +63,12 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
         self.num_bytes()
     }
 
-    unsafe fn enqueue(
+    unsafe fn enqueue(&mut self, stream: &S, source: *const u8, len: usize) -> Result<SharedFence, CopyFailure> {
+        // SAFETY: the caller's promise.
+        unsafe { CopyTarget::enqueue_with(self, stream, source, len, FenceKind::Timeline) }
+    }
+
+    unsafe fn enqueue_with(
         &mut self,
         stream: &S,
         source: *const u8,

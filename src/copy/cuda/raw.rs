@@ -137,6 +137,16 @@ unsafe impl CopyTarget<RawStream> for RawMem {
         stream: &RawStream,
         source: *const u8,
         len: usize,
+    ) -> Result<SharedFence, CopyFailure> {
+        // SAFETY: the caller's promise.
+        unsafe { CopyTarget::enqueue_with(self, stream, source, len, FenceKind::Timeline) }
+    }
+
+    unsafe fn enqueue_with(
+        &mut self,
+        stream: &RawStream,
+        source: *const u8,
+        len: usize,
         kind: FenceKind,
     ) -> Result<SharedFence, CopyFailure> {
         // SAFETY: the caller promises the source, `from_raw` the target; `len` bytes fit.
