@@ -118,7 +118,7 @@ impl PinnedBuf {
         T: CopyTarget<S, E> + ?Sized,
     {
         let Some(block) = self.block.as_ref().filter(|block| block.bytes().1 > 0) else {
-            return Ok(Completion::already());
+            return Ok(Completion::completed());
         };
         let checked = block.begin_read().map_err(CopyFailure::Refused);
         let checked = checked.and_then(|()| copy::check_len(self.len(), "target", target.capacity_bytes()));
@@ -131,7 +131,7 @@ impl PinnedBuf {
                 if let Some(block) = self.block.take() {
                     block.put_after(fence.clone());
                 }
-                Ok(Completion::of(fence, keeper))
+                Ok(Completion::tracked(fence, keeper))
             }
             Err(CopyFailure::Refused(error)) => Err(CopyError { error, buf: Some(self) }),
             Err(failed) => self.track(Err(failed), CopyFences::record).map_err(|error| CopyError { error, buf: None }),
@@ -156,7 +156,7 @@ impl PinnedBuf {
             let why = format!("range {}..{} is not inside a buffer of {} B", range.start, range.end, self.len());
             return Err(Error::copy_refused(len, why));
         }
-        let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::already()) };
+        let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::completed()) };
         block.begin_read()?;
         let checked = copy::check_len(len, "target", target.capacity_bytes());
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (buffer-I1).
@@ -189,7 +189,7 @@ impl PinnedBuf {
         T: CopySource<S, E> + ?Sized,
     {
         let Some(block) = self.block.as_mut().filter(|block| block.bytes().1 > 0) else {
-            return Ok(PendingBuf { buf: self, copy: Completion::already().into_future() });
+            return Ok(PendingBuf { buf: self, copy: Completion::completed().into_future() });
         };
         block.check_process()?;
         // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at its
@@ -347,7 +347,7 @@ impl PinnedBuf {
                 if let Some(block) = &mut *self.block {
                     record(&mut block.state_mut().copy_fences, fence.clone());
                 }
-                Ok(Completion::of(fence, None))
+                Ok(Completion::tracked(fence, None))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
             Err(CopyFailure::Failed(error, fence)) => {

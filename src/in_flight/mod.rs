@@ -339,7 +339,7 @@ impl<T> InFlight<T> {
 
 impl<T> LostItem<T> {
     /// Discards a fence that is not queried again. No lock is held.
-    fn of(item: T, fence: SharedFence, refusal: Refusal) -> Self {
+    fn new(item: T, fence: SharedFence, refusal: Refusal) -> Self {
         let Refusal { error, is_final } = refusal;
         let fence = if is_final {
             discard(fence);
@@ -383,7 +383,7 @@ impl<T> Claim<'_, T> {
                     discard(fence);
                     swept.completed.push(item);
                 }
-                Err(refusal) => swept.lost.push(LostItem::of(item, fence, refusal)),
+                Err(refusal) => swept.lost.push(LostItem::new(item, fence, refusal)),
             }
         }
     }

@@ -103,7 +103,7 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     for index in (0..bufs.len()).rev().step_by(2) {
         drop(bufs.swap_remove(index));
     }
-    let _refused = pool.get_with(Request::new(3 * MIB).wait(Duration::ZERO));
+    let _refused = pool.get_with(Request::new(3 * MIB).timeout(Duration::ZERO));
     drop(bufs);
     pool.maintain();
     pool.trim(2 * MIB as u64);

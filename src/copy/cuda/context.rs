@@ -61,7 +61,7 @@ unsafe impl Sync for Event {}
 
 impl ContextState {
     /// The state of a context, made at the first call; the code of `cuCtxGetId` if that is refused.
-    pub(super) fn of(context: &Arc<CudaContext>) -> Result<&'static Self, Failed> {
+    pub(super) fn for_context(context: &Arc<CudaContext>) -> Result<&'static Self, Failed> {
         match Self::known(context.cu_ctx()) {
             Some(state) => Ok(state),
             None => Self::made(context.cu_ctx(), context.cu_device(), Some(context.clone())),
@@ -145,7 +145,7 @@ impl ContextState {
         if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
             return Ok((state, CurrentContext::unchanged()));
         }
-        let state = Self::of(context)?;
+        let state = Self::for_context(context)?;
         state.enter().map(|current| (state, current))
     }
 

@@ -94,7 +94,7 @@ unsafe impl Fence for EventFence {
 
 /// A fence after all work before the last record of `event`; `None` if that has completed.
 pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence>> {
-    let context = ContextState::of(event.context())?;
+    let context = ContextState::for_context(event.context())?;
     // SAFETY: the event lives as long as its owner.
     unsafe { behind_event(event.cu_event(), context) }
 }

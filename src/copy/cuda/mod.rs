@@ -123,7 +123,7 @@ pub(crate) fn ensure_access(ordinal: usize, start: *const u8, len: usize) -> Res
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let failed = |failed: Failed| Error::copy_refused(len, failed.to_string());
     ensure_access(context.ordinal(), start, len)?;
-    let state = ContextState::of(context).map_err(failed)?;
+    let state = ContextState::for_context(context).map_err(failed)?;
     let _current = state.enter().map_err(failed)?;
     // The first call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
     calls::host_device_pointer(start.cast_mut().cast(), 0)
