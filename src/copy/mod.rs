@@ -40,10 +40,6 @@ unsafe impl Fence for UnknownEnd {
     fn wait(&self) -> Result<()> {
         self.is_complete().map(drop)
     }
-
-    fn stream(&self) -> u64 {
-        0
-    }
 }
 
 /// Pinned bytes of the timelines of this process, which no pool holds.

@@ -26,9 +26,6 @@ unsafe impl Fence for ManualFence {
     fn wait(&self) -> pinpool::Result<()> {
         Ok(())
     }
-    fn stream(&self) -> u64 {
-        7
-    }
 }
 
 /// Where all copies go.

@@ -237,10 +237,6 @@ unsafe impl Fence for SimFence {
         Ok(())
     }
 
-    fn stream(&self) -> u64 {
-        self.stream.index as u64 + 1
-    }
-
     fn stream_id(&self) -> Option<StreamId> {
         Some(self.id)
     }

@@ -37,8 +37,6 @@ struct Progress {
     /// A child of `fork` has no worker.
     generation: ForkGeneration,
     id: StreamId,
-    /// Shown in statistics.
-    number: u64,
     /// Copies enqueued; the next one's number.
     enqueued: AtomicU64,
     /// Completed copies: all copies with a lower number.
@@ -100,13 +98,10 @@ impl SinkStream {
     ///
     /// [`Error::is_device`] if the system refuses a thread.
     pub fn new() -> Result<Self> {
-        static STREAMS: AtomicU64 = AtomicU64::new(1);
         let (queue, copies) = channel();
         let progress = Arc::new(Progress {
             generation: ForkGeneration::now(),
             id: StreamId::unique(),
-            // Relaxed: the only requirement is that no number is assigned twice.
-            number: STREAMS.fetch_add(1, Ordering::Relaxed),
             enqueued: AtomicU64::new(0),
             done: AtomicU64::new(0),
             state: Mutex::new(WorkerState::default()),
@@ -227,10 +222,6 @@ unsafe impl Fence for SinkFence {
 
     fn wait(&self) -> Result<()> {
         self.progress.wait_for(self.number + 1)
-    }
-
-    fn stream(&self) -> u64 {
-        self.progress.number
     }
 
     fn stream_id(&self) -> Option<StreamId> {

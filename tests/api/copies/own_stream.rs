@@ -20,9 +20,6 @@ unsafe impl Fence for Done {
     fn wait(&self) -> pinpool::Result<()> {
         Ok(())
     }
-    fn stream(&self) -> u64 {
-        0
-    }
     fn stream_id(&self) -> Option<StreamId> {
         Some(self.0)
     }
