@@ -8,15 +8,16 @@ use std::io;
 use std::path::Path;
 
 use super::cost::TimedCall;
-use super::format::{TraceError, TraceReader};
+use super::format::{MAX_DURATION_US, TraceError, TraceReader};
 use super::input::Input;
 use super::priced::move_ns;
-use super::text::{MAX_DURATION_US, recording_of};
 use super::threads::{Step, Threads};
 use pinpool_observe::diagnosis::words::counted;
 use pinpool_observe::diagnosis::{PoolDiagnosis, diagnose_recording};
 use pinpool_observe::record::{Event, PoolDescription, Recording, SET_IN_CODE};
 
+/// Most records of a trace that are replayed.
+const RECORDS_MAX: usize = 16_000_000;
 pub(super) const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
 /// Each of the two implies the other.
 pub(super) const POLICY: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
@@ -106,6 +107,8 @@ impl Workload {
         let (mut held, mut used_bytes) = (HashMap::new(), 0_u64);
         for (line, record) in (1..).zip(&recording.records) {
             match record.event {
+                // An empty buffer has no memory.
+                Event::Get { bytes: 0, .. } => continue,
                 Event::Pin { bytes, took_ns, failed: false, .. } => workload.pins.push(TimedCall { bytes, took_ns }),
                 Event::Unpin { bytes, took_ns, failed: false, .. } => {
                     workload.unpins.push(TimedCall { bytes, took_ns });
@@ -118,7 +121,7 @@ impl Workload {
                 Event::MaxBytes { bytes } => workload.set_limit(bytes),
                 Event::Get { bytes, .. } => {
                     workload.pools.insert(record.pool);
-                    workload.gets += u64::from(bytes > 0);
+                    workload.gets += 1;
                     workload.get_bytes = workload.get_bytes.saturating_add(bytes);
                 }
                 _ => {}
@@ -194,7 +197,15 @@ impl Workload {
     ///
     /// If it cannot be read, requests a held buffer, returns an unknown buffer, or lasts longer than a year.
     pub fn read(reader: &mut TraceReader) -> Result<Self, TraceError> {
-        Self::begun_at(0, &recording_of(reader)?, false)
+        let mut records = Vec::new();
+        while let Some(record) = reader.next() {
+            records.push(record?);
+            if records.len() > RECORDS_MAX {
+                return Err(reader.error_here(format!("the trace has more than {RECORDS_MAX} requests and returns")));
+            }
+        }
+        records.push(reader.record(0, Event::End));
+        Self::begun_at(0, &Recording { records, ..Recording::default() }, false)
     }
 
     /// The bytes requested and not returned, averaged over the time of the trace; `None` for a trace without time.
