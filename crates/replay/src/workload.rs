@@ -3,7 +3,7 @@
 //! Owns what does not depend on a pool: the steps of each thread, the number of requests, and the peak of the requested bytes. A trace
 //! of requests is read as a recording of one thread. Several pools are replayed as one.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
@@ -104,7 +104,6 @@ impl Workload {
         let diagnoses = if is_closed { diagnose_recording(recording) } else { Vec::new() };
         let mut threads = Threads::new(begun_ns);
         let mut workload = Self { warning, failed_gets, diagnoses, is_closed, ..Self::default() };
-        let (mut held, mut used_bytes) = (HashMap::new(), 0_u64);
         for (line, record) in (1..).zip(&recording.records) {
             match record.event {
                 // An empty buffer has no memory.
@@ -126,21 +125,9 @@ impl Workload {
                 }
                 _ => {}
             }
-            if let Event::Pin { took_ns, .. } | Event::Unpin { took_ns, .. } | Event::Move { took_ns, .. } =
-                record.event
-            {
-                threads.called(record.thread, took_ns);
-            }
-            let (freed, got) = threads.add(line, record);
-            used_bytes -= freed.and_then(|name| held.remove(&name)).unwrap_or(0);
-            if let (Some(name), Event::Get { bytes, .. }) = (got, record.event) {
-                let bytes = bytes.min(u64::MAX - used_bytes);
-                held.insert(name, bytes);
-                used_bytes += bytes;
-            }
-            if freed.is_some() || got.is_some() || matches!(record.event, Event::Cleared) || !is_closed {
+            if threads.add(line, record) || matches!(record.event, Event::Cleared) || !is_closed {
                 workload.duration_us = record.time_ns.saturating_sub(begun_ns) / 1_000;
-                workload.used.push((workload.duration_us, used_bytes));
+                workload.used.push((workload.duration_us, threads.held_bytes));
             }
         }
         if workload.duration_us > MAX_DURATION_US {

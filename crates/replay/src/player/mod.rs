@@ -22,6 +22,7 @@ use super::report::ReplayReport;
 use super::sim::SimSource;
 use super::workload::Workload;
 use crate::format::DEFAULT_ALIGN;
+use crate::threads::StepId;
 use pinpool::unstable::{ManualClock, compaction_step, run_due};
 use pinpool::{Error, PinnedBuf, Pool};
 
@@ -49,7 +50,7 @@ pub(super) struct Player<'a> {
     max_bytes: Option<u64>,
     wait_us: u64,
     /// The buffer of each request until its return; `None` while it waits and after it timed out.
-    held: HashMap<u64, Option<PinnedBuf>>,
+    held: HashMap<usize, Option<PinnedBuf>>,
     /// Waiting requests in order of arrival.
     queue: VecDeque<Ticket>,
     schedule: Schedule<'a>,
@@ -70,12 +71,9 @@ pub(super) struct Player<'a> {
 /// Called with the pool after each step.
 pub(super) type Observe<'a> = &'a mut dyn FnMut(&Pool);
 
-/// A thread and the index of its step.
-type StepId = (usize, usize);
-
 /// A request.
 struct Ticket {
-    name: u64,
+    name: usize,
     bytes: usize,
     since_us: u64,
     step: StepId,
@@ -151,7 +149,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    fn get(&mut self, name: u64, bytes: u64, step: StepId) -> Result<(), Error> {
+    fn get(&mut self, name: usize, bytes: u64, step: StepId) -> Result<(), Error> {
         run_due(&self.pool);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let ticket = Ticket { name, bytes, since_us: self.clock.now_us(), step };
@@ -175,7 +173,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    fn put(&mut self, name: u64) -> Result<(), Error> {
+    fn put(&mut self, name: usize) -> Result<(), Error> {
         run_due(&self.pool);
         if let Some(Some(buffer)) = self.held.remove(&name) {
             self.requested_bytes -= buffer.len() as u64;

@@ -15,8 +15,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
-use super::{Player, StepId};
-use crate::threads::{Op, Step};
+use super::Player;
+use crate::threads::{Op, Step, StepId};
 use pinpool::Error;
 
 /// An event of the schedule.
@@ -26,7 +26,7 @@ enum Due {
     /// A return with a filled buffer.
     Ready(StepId),
     /// The device has finished reading this buffer.
-    Free(u64),
+    Free(usize),
 }
 
 /// A thread and its progress.
@@ -50,11 +50,11 @@ pub(super) struct Schedule<'a> {
     /// Events by time; simultaneous events in recorded order.
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
     /// When each request was served.
-    got_ns: HashMap<u64, u64>,
+    got_ns: HashMap<usize, u64>,
     /// The step that returns a buffer of another thread.
-    foreign_returns: HashMap<u64, StepId>,
+    foreign_returns: HashMap<usize, StepId>,
     /// Threads that wait to follow a request that is not served yet.
-    blocked: HashMap<u64, Vec<usize>>,
+    blocked: HashMap<usize, Vec<usize>>,
 }
 
 /// Returns whether the step returns a buffer that another thread requested.
@@ -143,7 +143,7 @@ impl<'a> Schedule<'a> {
     }
 
     /// Continues a thread after its request was served, and the threads that follow it.
-    pub(super) fn served(&mut self, step: StepId, name: u64, now_ns: u64) {
+    pub(super) fn served(&mut self, step: StepId, name: usize, now_ns: u64) {
         self.got_ns.insert(name, now_ns);
         self.finish(step, now_ns);
         if let Some(&(thread, place)) = self.foreign_returns.get(&name)
