@@ -12,9 +12,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use parking_lot::Mutex;
-use pinpool::source::{Region, Source};
 use pinpool::unstable::{CheckReport, LogSampler};
-use pinpool::{Backend, Error, PinnedBuf, Pool, Preset, Request, SourceError};
+use pinpool::{Backend, Error, PinnedBuf, Pool, Preset, Request};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 use pinpool_replay::{Event, SimSource, TraceError, TraceHeader, TraceReader};
@@ -74,62 +73,12 @@ struct Player {
     /// `true` if the pools keep no idle buffers, so that no release is an eviction.
     is_unpooled: bool,
     held: HashMap<u64, PinnedBuf>,
-    source: Arc<RecordingSource>,
+    source: Arc<SimSource>,
     diagnostics: Arc<Mutex<Vec<String>>>,
     /// The outcome of each request, return and clear.
     outcome: OutcomeStream,
     /// The buffers of these outcomes.
     buffers: OutcomeStream,
-}
-
-/// Records the calls of all pools, without virtual memory, so that each miss and each eviction is a call. Since the pools share it,
-/// their buffers have different ids.
-#[derive(Debug)]
-struct RecordingSource {
-    sim: SimSource,
-    calls: Mutex<SourceCalls>,
-}
-
-#[derive(Debug, Default)]
-struct SourceCalls {
-    acquired: bool,
-    /// Id and class of each region released.
-    released: Vec<(u64, usize)>,
-}
-
-// SAFETY: every call is passed on to `sim`, which keeps the contract.
-#[allow(unsafe_code)]
-unsafe impl Source for RecordingSource {
-    fn name(&self) -> &'static str {
-        self.sim.name()
-    }
-
-    fn is_pinned(&self) -> bool {
-        self.sim.is_pinned()
-    }
-
-    /// Not rounded to pages: the trace states what TensorFlow requested.
-    fn held_bytes(&self, len_bytes: usize) -> usize {
-        len_bytes
-    }
-
-    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        self.calls.lock().acquired = true;
-        self.sim.acquire(len_bytes)
-    }
-
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        self.calls.lock().released.push((region.id(), region.len_bytes()));
-        // SAFETY: the caller's promise, passed on: all regions of this source are `sim`'s.
-        unsafe { self.sim.release(region) }
-    }
-}
-
-impl RecordingSource {
-    /// The calls since the previous call of this function.
-    fn take_calls(&self) -> SourceCalls {
-        mem::take(&mut *self.calls.lock())
-    }
 }
 
 impl Player {
@@ -139,8 +88,8 @@ impl Player {
     ///
     /// The errors of [`PoolBuilder::build`](pinpool::PoolBuilder::build): for a limit of 0 with auto-resize, for instance.
     fn new(header: &TraceHeader) -> Result<Self, Error> {
-        let sim = SimSource::new(SimSource::DEFAULT_TOTAL_BYTES);
-        let source = Arc::new(RecordingSource { sim, calls: Mutex::default() });
+        // Each miss and each eviction is a call. All pools share the source, so their buffers have different ids.
+        let source = Arc::new(SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES).exact());
         let diagnostics: Arc<Mutex<Vec<String>>> = Arc::default();
         let log_sampler = LogSampler::new();
         let pool = |_| {
@@ -180,7 +129,7 @@ impl Player {
             Event::Get { id, bytes, .. } => {
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
                 let buffer = pool.get_with(Request::new(bytes).align(align))?;
-                let missed = self.source.take_calls().acquired;
+                let missed = self.source.take_calls().pins > 0;
                 match buffer.id() {
                     None => {
                         self.outcome.line('z');

@@ -14,7 +14,7 @@ pub(super) const EVERYWHERE: Range<usize> = 0..usize::MAX;
 /// Sums over the calls of a source.
 #[derive(Debug, Default)]
 pub(super) struct CallSums {
-    calls: Calls,
+    pub(super) calls: Calls,
     /// Held now.
     pub(super) pinned_bytes: u64,
     pub(super) peak_bytes: u64,
@@ -23,29 +23,27 @@ pub(super) struct CallSums {
 }
 
 /// The calls between two readings.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Calls {
+#[derive(Debug, Default)]
+pub struct Calls {
     pub(super) moved_bytes: u64,
     /// Time of all calls of the remaps, including the later unmapping.
     pub(super) moving_ns: u64,
     /// Time of the calls that the requesting thread waits for.
     pub(super) waited_ns: u64,
-    pub(super) commits: u64,
+    /// Calls that pinned memory.
+    pub pins: u64,
+    /// Number and length of each released region.
+    pub released: Vec<(u64, usize)>,
 }
 
 impl CallSums {
     /// Counts a call that pins `bytes`; `false` if the sum exceeds `total_bytes`.
     pub(super) fn pin(&mut self, bytes: usize, total_bytes: u64) -> bool {
         let then = self.pinned_bytes.checked_add(bytes as u64).filter(|&then| then <= total_bytes);
-        self.calls.commits += u64::from(then.is_some());
+        self.calls.pins += u64::from(then.is_some());
         self.pinned_bytes = then.unwrap_or(self.pinned_bytes);
         self.peak_bytes = self.peak_bytes.max(self.pinned_bytes);
         then.is_some()
-    }
-
-    /// The calls since the last reading.
-    pub(super) fn take(&mut self) -> Calls {
-        std::mem::take(&mut self.calls)
     }
 
     pub(super) fn has_old_places(&self) -> bool {
@@ -122,7 +120,7 @@ mod tests {
         let range = source.reserve(64 * GRANULE_BYTES).unwrap();
         let piece =
             |first: usize, count: usize| Subrange { offset: first * GRANULE_BYTES, bytes: count * GRANULE_BYTES };
-        let micros = || source.sums().take().waited_ns / 1_000;
+        let micros = || source.take_calls().waited_ns / 1_000;
         // SAFETY: nothing of the range is committed.
         unsafe { source.commit(&range, 0, 4 * GRANULE_BYTES) }.unwrap();
         // SAFETY: committed and unused; nothing is committed at the target. So below.

@@ -3,7 +3,7 @@
 //! A pool never touches the memory of a source, and untouched memory is not resident, so a replay of terabytes costs nothing.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
-use super::priced::{CallSums, EVERYWHERE};
+use super::priced::{CallSums, Calls, EVERYWHERE};
 use pinpool::SourceError;
 use pinpool::source::{Region, Source};
 use pinpool::unstable::backend::{AddressRange, HeapSource, RemapError, Subrange, VirtualMemory};
@@ -38,6 +38,7 @@ pub struct SimSource {
     kind: SourceKind,
     total_bytes: u64,
     sums: Mutex<CallSums>,
+    is_exact: bool,
 }
 
 impl SimSource {
@@ -55,7 +56,18 @@ impl SimSource {
     }
 
     pub(super) fn of(kind: SourceKind, total_bytes: u64) -> Self {
-        Self { heap: HeapSource::new(), kind, total_bytes, sums: Mutex::default() }
+        Self { heap: HeapSource::new(), kind, total_bytes, sums: Mutex::default(), is_exact: false }
+    }
+
+    /// Counts the bytes of a request as they are, without rounding them to pages.
+    #[must_use]
+    pub fn exact(self) -> Self {
+        Self { is_exact: true, ..self }
+    }
+
+    /// The calls since the previous call of this function.
+    pub fn take_calls(&self) -> Calls {
+        std::mem::take(&mut self.sums().calls)
     }
 
     /// The sums over its calls.
@@ -89,15 +101,20 @@ unsafe impl Source for SimSource {
         false
     }
 
+    fn held_bytes(&self, len_bytes: usize) -> usize {
+        if self.is_exact { len_bytes } else { self.heap.held_bytes(len_bytes) }
+    }
+
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.pin(len_bytes, || self.heap.acquire(len_bytes))
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        let len_bytes = region.len_bytes();
+        let released = (region.id(), region.len_bytes());
         // SAFETY: the caller's promise: the region came from this source, hence from `heap`, and is unused.
         unsafe { self.heap.release(region) }?;
-        self.unpin(len_bytes);
+        self.unpin(released.1);
+        self.sums().calls.released.push(released);
         Ok(())
     }
 

@@ -140,10 +140,10 @@ impl<'a> Player<'a> {
 
     /// Counts the source calls of one request.
     fn count_calls(&mut self, now_us: u64) {
-        let (calls, report) = (self.source.sums().take(), &mut self.report);
+        let (calls, report) = (self.source.take_calls(), &mut self.report);
         report.moved_bytes += calls.moved_bytes;
         report.moving_ns += calls.moving_ns;
-        if now_us >= STARTED_US && calls.commits == 0 {
+        if now_us >= STARTED_US && calls.pins == 0 {
             report.slow_gets += u64::from(calls.waited_ns > SLOW_NS);
             report.worst_moves_us = report.worst_moves_us.max(calls.waited_ns / 1_000);
         }
@@ -219,9 +219,9 @@ impl<'a> Player<'a> {
     fn compact(&mut self, since_us: u64) {
         let now_ns = self.clock.now_us() * 1_000;
         self.compacted_ns = self.compacted_ns.max(since_us * 1_000 + WAKE_NS);
-        self.source.sums().take();
+        self.source.take_calls();
         while self.compacted_ns < now_ns && compaction_step(&self.pool) {
-            let calls = self.source.sums().take();
+            let calls = self.source.take_calls();
             self.compacted_ns += calls.moving_ns;
             self.report.moving_ns += calls.moving_ns;
             self.report.prepared_bytes += calls.moved_bytes;
