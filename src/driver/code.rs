@@ -83,7 +83,7 @@ pub(crate) struct Failed(pub(crate) &'static str, pub(crate) Code);
 
 impl Failed {
     /// The function with this name, which may have a version.
-    pub(crate) fn of(name: &'static CStr, code: Code) -> Self {
+    pub(crate) fn new(name: &'static CStr, code: Code) -> Self {
         Self(name.to_str().unwrap_or_default().trim_end_matches("_v2"), code)
     }
 }
