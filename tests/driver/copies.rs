@@ -7,7 +7,8 @@ use std::thread;
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
 use mock_driver::{Code, Deviation, MockDriver};
-use pinpool::{Backend, Completion, FenceKind, Pool};
+use pinpool::unstable::FenceKind;
+use pinpool::{Backend, Completion, Pool};
 
 use crate::child::alone;
 use crate::driver_facts;

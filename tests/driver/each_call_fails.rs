@@ -15,7 +15,8 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use log::Level;
 use mock_driver::{Code, MockDriver};
-use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Request, Result};
+use pinpool::unstable::FenceKind;
+use pinpool::{Backend, PinnedBuf, Pool, Request, Result};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::draw::Draw;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use mock_driver::{Code, MockDriver};
-use pinpool::{Backend, FenceKind, Pool, Preset, Request};
+use pinpool::unstable::FenceKind;
+use pinpool::{Backend, Pool, Preset, Request};
 
 use crate::child;
 use crate::fixture::{MIB, begin_capture, builder, end_capture, filled, held, stream_and_memory, tensorflow};

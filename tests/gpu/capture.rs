@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaStream, result};
-use pinpool::{FenceKind, Pool, Request};
+use pinpool::unstable::FenceKind;
+use pinpool::{Pool, Request};
 
 use crate::MIB;
 use crate::batch::Batch;

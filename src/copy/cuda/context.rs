@@ -19,7 +19,7 @@ use cudarc::driver::{CudaContext, sys};
 
 use super::context_fence::{CAPTURE_PAUSE, StreamContext};
 use super::own_context::OwnContext;
-use super::stream::{Stream, id_number, number};
+use super::stream::{Stream, id_number};
 use super::timeline::{Timeline, TimelinePages};
 use crate::driver::code::Failed;
 use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
@@ -192,8 +192,8 @@ impl ContextState {
     }
 
     /// The timeline of the stream with this id; `None` if an event has to do. The context is current.
-    pub(super) fn timeline(&'static self, stream: Stream, id: StreamId) -> Option<&'static Timeline> {
-        self.words.timeline(id, number(stream), &self.streams)
+    pub(super) fn timeline(&'static self, id: StreamId) -> Option<&'static Timeline> {
+        self.words.timeline(id, &self.streams)
     }
 
     /// The context object of our own.

@@ -142,7 +142,6 @@ impl Waits {
 /// The fence of work that has no other fence.
 #[derive(Debug)]
 pub(super) struct ContextFence {
-    stream: u64,
     /// The reason.
     refused: String,
     context: &'static StreamContext,
@@ -152,11 +151,11 @@ pub(super) struct ContextFence {
 }
 
 impl ContextFence {
-    /// A fence after all work so far of the stream with this number, which has completed already if `was_complete`. `refused` is the
-    /// reason why there is no other fence.
-    pub(super) fn new(stream: u64, context: &'static StreamContext, refused: String, was_complete: bool) -> Self {
+    /// A fence after all work so far of a stream of this context, which has completed already if `was_complete`. `refused` is the reason
+    /// why there is no other fence.
+    pub(super) fn new(context: &'static StreamContext, refused: String, was_complete: bool) -> Self {
         let first = context.waits.lock().begun + 1;
-        Self { stream, refused, context, first, was_complete }
+        Self { refused, context, first, was_complete }
     }
 
     /// Whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
@@ -208,9 +207,5 @@ unsafe impl Fence for ContextFence {
         let waited = self.context.wait_for_all();
         self.context.waits.lock().end(number, waited);
         Ok(waited?)
-    }
-
-    fn stream(&self) -> u64 {
-        self.stream
     }
 }

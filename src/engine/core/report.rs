@@ -193,8 +193,8 @@ impl Core {
         self.counters.fill(&mut stats, self.memory.own_bytes());
         stats.copies.timeline_bytes = copy::timeline_bytes();
         let oldest = self.in_flight.oldest(self.time.now_us());
-        (stats.copies.oldest_age, stats.copies.oldest_stream) =
-            oldest.map(|pending| (pending.age, pending.stream)).unzip();
+        stats.copies.oldest_age = oldest.map(|pending| pending.age);
+        stats.copies.oldest_stream = oldest.and_then(|pending| pending.stream);
         stats
     }
 
