@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::PinnedBuf;
 use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::error::{Error, Result};
-use crate::in_flight::{CopyFences, FenceKind, SharedFence};
+use crate::in_flight::{CopyFences, SharedFence};
 
 /// A buffer that a device is writing to. Only [`wait`](PendingBuf::wait) or `await` gives access to its bytes. Dropping it drops
 /// the buffer, which returns to its pool when the copy completes.
@@ -109,8 +109,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_copy`]: the target is too small, or the stream is capturing a graph; [`CopyError::into_buf`] returns the
-    ///   buffer,
+    /// - [`Error::is_copy`], [`Error::is_capture`]: the target is too small, or the stream is capturing a graph;
+    ///   [`CopyError::into_buf`] returns the buffer,
     /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory is never used again.
     pub fn copy_to<S, E, T>(mut self, stream: &S, target: &mut T) -> Result<Completion, CopyError>
     where
@@ -118,20 +118,21 @@ impl PinnedBuf {
         T: CopyTarget<S, E> + ?Sized,
     {
         let Some(block) = self.block.as_ref().filter(|block| block.bytes().1 > 0) else {
-            return Ok(Completion::already());
+            return Ok(Completion::completed());
         };
         let checked = block.begin_read().map_err(CopyFailure::Refused);
         let checked = checked.and_then(|()| copy::check_len(self.len(), "target", target.capacity_bytes()));
         // SAFETY: the length was checked. The engine gets the block with this copy's fence and keeps it from every other use until
         // the copy has completed (in-flight-I1); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { target.enqueue(stream, self.start().as_ptr(), self.len(), block.fence_kind()) };
+        let enqueue =
+            |()| unsafe { target.enqueue_with(stream, self.start().as_ptr(), self.len(), block.fence_kind()) };
         match checked.and_then(enqueue) {
             Ok(fence) => {
                 let keeper = Some(block.keeper());
                 if let Some(block) = self.block.take() {
                     block.put_after(fence.clone());
                 }
-                Ok(Completion::of(fence, keeper))
+                Ok(Completion::tracked(fence, keeper))
             }
             Err(CopyFailure::Refused(error)) => Err(CopyError { error, buf: Some(self) }),
             Err(failed) => self.track(Err(failed), CopyFences::record).map_err(|error| CopyError { error, buf: None }),
@@ -156,14 +157,14 @@ impl PinnedBuf {
             let why = format!("range {}..{} is not inside a buffer of {} B", range.start, range.end, self.len());
             return Err(Error::copy_refused(len, why));
         }
-        let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::already()) };
+        let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::completed()) };
         block.begin_read()?;
         let checked = copy::check_len(len, "target", target.capacity_bytes());
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (buffer-I1).
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing writes to the memory, nor does it
         // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { target.enqueue(stream, source.as_ptr(), len, FenceKind::Timeline) };
+        let enqueue = |()| unsafe { target.enqueue_with(stream, source.as_ptr(), len, block.fence_kind()) };
         self.track(checked.and_then(enqueue), CopyFences::record)
     }
 
@@ -189,7 +190,7 @@ impl PinnedBuf {
         T: CopySource<S, E> + ?Sized,
     {
         let Some(block) = self.block.as_mut().filter(|block| block.bytes().1 > 0) else {
-            return Ok(PendingBuf { buf: self, copy: Completion::already().into_future() });
+            return Ok(PendingBuf { buf: self, copy: Completion::completed().into_future() });
         };
         block.check_process()?;
         // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at its
@@ -209,8 +210,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if no fence can be recorded on the stream, or it is capturing a graph: the memory is never
-    /// reused.
+    /// [`Error::is_device`] if no fence can be recorded on the stream, [`Error::is_capture`] if it is capturing a graph: the memory
+    /// is never reused.
     pub fn release_after<S: CopyStream + ?Sized>(self, stream: &S) -> Result<()> {
         self.release_behind(|| stream.mark().map(Some))
     }
@@ -238,7 +239,7 @@ impl PinnedBuf {
     ///
     /// - [`Error::is_request`]: the driver knows no such stream, or null without a current context,
     /// - [`Error::is_backend`]: there is no driver,
-    /// - [`Error::is_device`]: no fence can be recorded on the stream, or it is capturing a graph.
+    /// - [`Error::is_device`], [`Error::is_capture`]: no fence can be recorded on the stream, or it is capturing a graph.
     ///
     /// Then the memory is never reused, unless a later call for the same stream succeeds. No later call helps after a capture, since
     /// each launch of the graph uses the memory again.
@@ -280,14 +281,12 @@ impl PinnedBuf {
     fn record_work(&mut self, handle: usize, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
         block.check_process()?;
-        let marked = mark();
+        let (id, marked) = (copy::cuda::work_id(handle), mark());
         let fences = &mut block.state_mut().copy_fences;
         fences.forget_completed();
-        // A default handle may name another stream the next time, and a graph may be launched again.
-        let is_final = |error: &Error| error.is_capture() || copy::cuda::is_default(handle);
         match marked {
             Ok(fence) => {
-                fences.forget_unfenced(handle);
+                fences.forget_unfenced(id);
                 fence.into_iter().for_each(|fence| fences.record_write(fence));
                 Ok(())
             }
@@ -295,10 +294,11 @@ impl PinnedBuf {
             Err(error) if error.is_unavailable() => Err(error),
             Err(error) => {
                 let failed: SharedFence = std::sync::Arc::new(copy::UnknownEnd(error.to_string()));
-                if is_final(&error) {
+                if error.is_capture() {
+                    // The graph may be launched again.
                     fences.record_write(failed)
                 } else {
-                    fences.record_unfenced(handle, failed)
+                    fences.record_unfenced(id, failed)
                 }
                 Err(error)
             }
@@ -347,7 +347,7 @@ impl PinnedBuf {
                 if let Some(block) = &mut *self.block {
                     record(&mut block.state_mut().copy_fences, fence.clone());
                 }
-                Ok(Completion::of(fence, None))
+                Ok(Completion::tracked(fence, None))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
             Err(CopyFailure::Failed(error, fence)) => {

@@ -57,12 +57,12 @@ pub struct CompletionFuture {
 }
 
 impl Completion {
-    pub(crate) fn of(fence: SharedFence, keeper: Option<Weak<dyn CopyKeeper>>) -> Self {
+    pub(crate) fn tracked(fence: SharedFence, keeper: Option<Weak<dyn CopyKeeper>>) -> Self {
         Self { fence: Some(fence), keeper }
     }
 
     /// The completion of a copy of zero bytes.
-    pub(crate) fn already() -> Self {
+    pub(crate) fn completed() -> Self {
         Self { fence: None, keeper: None }
     }
 
@@ -114,7 +114,7 @@ impl Completion {
     }
 }
 
-/// Not a `Future` itself, since most copies are never waited for, and a future that is dropped is a warning.
+/// Not a `Future` itself: most copies are never awaited, and dropping an unused future is a warning.
 impl IntoFuture for Completion {
     type Output = Result<()>;
     type IntoFuture = CompletionFuture;

@@ -1,21 +1,15 @@
 //! A thread that is in a query of the driver holds up no other.
 
-use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use mock_driver::MockDriver;
-use pinpool::{Backend, FenceKind};
+use pinpool::Backend;
+use pinpool::unstable::FenceKind;
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
-
-/// Fails if `act` takes longer than this test should: a hang is reported, not waited for.
-fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
-    let (done, result) = channel();
-    thread::spawn(move || done.send(act()));
-    result.recv_timeout(Duration::from_secs(60)).expect("it hangs, or it panicked")
-}
+use crate::until::{in_time, until};
 
 #[test]
 fn a_trim_does_not_ask_a_driver_that_stands_still() {
@@ -46,12 +40,10 @@ fn a_trim_does_not_ask_a_driver_that_stands_still() {
         drop(gate);
         blocked.join().unwrap();
         stream.synchronize().unwrap();
-        in_time(move || {
-            while pool.stats().memory.held_bytes > 0 {
-                pool.trim(0);
-                thread::sleep(Duration::from_millis(1));
-            }
-            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
+        until("all is released", || {
+            pool.trim(0);
+            pool.stats().memory.held_bytes == 0
         });
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
     }
 }

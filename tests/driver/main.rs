@@ -65,6 +65,8 @@ mod several_gpus;
 mod sources;
 mod stub;
 mod tracked_copies;
+#[path = "../until/mod.rs"]
+mod until;
 mod unused_gpu;
 #[path = "../valid_stats/mod.rs"]
 mod valid_stats;

@@ -3,30 +3,21 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use mock_driver::{Code, HeldStream, MockDriver};
+use pinpool::unstable::FenceKind;
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, FenceKind, Pool};
+use pinpool::{Backend, Pool};
 
 use crate::fixture::{MIB, PressureFile, builder, filled, stream_and_memory};
+use crate::until::until;
 
 /// Backends with releases that wait for the device.
 const BACKENDS: [Backend; 2] = [Backend::Register, Backend::Cuda];
-/// A wait that lasts longer is a failure.
-const LONGEST: Duration = Duration::from_secs(60);
-
 fn releases(driver: &MockDriver) -> u64 {
     driver.calls("cuMemHostUnregister") + driver.calls("cuMemFreeHost")
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < LONGEST, "{what}");
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Two hours with a poll every minute. Releases that are due run on dedicated threads.
@@ -62,7 +53,7 @@ fn nothing_is_released_by_time_alone_if_a_release_waits() {
     drop(pool.get(3 * MIB).unwrap());
     let unmapped = driver.calls("cuMemUnmap");
     two_hours(&pool, &clock);
-    wait_until("the release on a dedicated thread", || pool.stats().memory.held_bytes == 0);
+    until("the release on a dedicated thread", || pool.stats().memory.held_bytes == 0);
     assert!(driver.calls("cuMemUnmap") > unmapped, "a release of vmm waits for nothing");
 }
 
@@ -85,7 +76,7 @@ fn each_other_cause_releases() {
         two_hours(&pool, &clock);
         assert_eq!(releases(&driver), 2);
         pressure.write(20.0);
-        wait_until("pressure", || {
+        until("pressure", || {
             clock.advance_us(60_000_000);
             pool.maintain();
             releases(&driver) == 3
@@ -119,7 +110,7 @@ fn release_beside_a_copy(
     let before = releases(driver);
     thread::scope(|scope| {
         let releasing = scope.spawn(|| release(pool));
-        wait_until("the release is in the driver", || releases(driver) > before);
+        until("the release is in the driver", || releases(driver) > before);
         assert!(!releasing.is_finished(), "it waits for the device");
         drop(pool.try_get(4096).unwrap());
         drop(held);

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaStream, result};
-use pinpool::{FenceKind, Pool, Request};
+use pinpool::unstable::FenceKind;
+use pinpool::{Pool, Request};
 
 use crate::MIB;
 use crate::batch::Batch;
@@ -40,9 +41,9 @@ fn a_stream_that_captures_is_refused() {
         captured(name, &lane.stream, || {
             let refused = pool.get(MIB).unwrap().copy_to(&lane.stream, &mut lane.memory).unwrap_err();
             let refused = pinpool::Error::from(refused);
-            assert!(refused.is_copy(), "{name}: {refused}");
+            assert!(refused.is_capture(), "{name}: {refused}");
             let refused = pool.get(MIB).unwrap().copy_from(&lane.stream, &lane.memory).unwrap_err();
-            assert!(refused.is_copy(), "{name}: {refused}");
+            assert!(refused.is_capture(), "{name}: {refused}");
             let stats = pool.stats();
             assert_eq!(
                 (stats.memory.idle, stats.copies.in_flight, stats.memory.quarantined),
@@ -50,7 +51,7 @@ fn a_stream_that_captures_is_refused() {
                 "{name}: the buffer is put back"
             );
             // Each launch of the graph would read these buffers again.
-            assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().is_device(), "{name}");
+            assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().is_capture(), "{name}");
             lane.stream.memcpy_htod(&pool.get(MIB).unwrap(), &mut lane.memory).unwrap();
             pool.maintain();
             let stats = pool.stats();
@@ -97,7 +98,7 @@ fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
     for index in (0..bufs.len()).rev().step_by(2) {
         drop(bufs.swap_remove(index));
     }
-    let contiguous = pool.get_with(Request::new(6 * MIB).wait(Duration::ZERO));
+    let contiguous = pool.get_with(Request::new(6 * MIB).timeout(Duration::ZERO));
     assert_eq!(contiguous.is_ok(), rig.virtual_memory() && pool.stats().memory.remap.count > 0, "{}", rig.name());
     drop((bufs, contiguous));
     pool.clear();

@@ -50,7 +50,7 @@ lines! {
     /// A pool was created. To do: nothing.
     Info(pool) created(facts: &str) "{facts}";
 
-    /// The process may lock less memory than the pool's limit. To do: follow the remedy in the line, or a lower limit.
+    /// The process may lock less memory than the pool's limit. To do: follow the remedy in the line, or lower the limit.
     Warn(limit) lock_limit(max: u64 as Size) "RLIMIT_MEMLOCK lowers the pool limit max={max}; raise it (`ulimit -l`, \
         LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK";
 
@@ -92,7 +92,7 @@ lines! {
     /// `set_max_bytes` was called, or the limit of the cgroup changed (`auto`). To do: nothing.
     Info(limit) limit_changed(from: Option<u64> as Limit, to: Option<u64> as Limit, why: &str) "max={from}->{to}: {why}";
 
-    /// A partition was created. To do: if the pool's limit is lower, it applies; raise it.
+    /// A partition was created. To do: nothing; if the pool's limit is lower, it applies.
     Info(limit) partition(name: &str, max: u64 as Size, pool: Option<u64> as Limit) "name={name} max={max} pool_max={pool}";
 
     /// A request joins the wait queue. To do: nothing.
@@ -142,7 +142,7 @@ lines! {
     Info(reserve) reserve_pinned(bytes: u64 as Size, huge: impl Fn() -> u64 as measured, node: Option<u32> as numa_node)
         "bytes={bytes}{node} huge={huge}";
 
-    /// The limit has no room for the rest; it continues automatically. To do: follow the remedy in the line.
+    /// The limit has no room for the rest of the reserve; pinning continues once there is room. To do: follow the remedy in the line.
     Warn(reserve) reserve_paused(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as Limit)
         "waiting for room in the limit pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
 
@@ -161,7 +161,7 @@ lines! {
     Warn(shared_limit) shared_limit_differs(name: &str, max: Option<u64> as Limit, ignored: u64 as Size)
         "the first process set it name={name} max={max} ignored={ignored}; give all processes the same PINPOOL_MAX_BYTES";
 
-    /// The shared limit is not used, for this reason. To do: remove the reason.
+    /// The pool could not join the shared limit and uses only its own. To do: fix the reason in the line.
     Warn(shared_limit) shared_limit_unused(why: &str) "the pool has only its own limit: {why}";
 
     /// Idle memory was released for another process. To do: nothing.
@@ -177,11 +177,11 @@ lines! {
     Warn(copies) stuck(buffers: u64, bytes: u64 as Size, age: Duration as Time, stream: u64) "copies do not complete; find what \
         blocks stream={stream:#x} buffers={buffers} bytes={bytes} in_flight_for={age}";
 
-    /// The device does not say whether a copy completed; polled every 100 ms. To do: check the device.
+    /// The driver cannot tell whether a copy has completed; queried every 100 ms. To do: check the device.
     Error(copies) quarantined(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
         "not reused until the device responds bytes={bytes} quarantined={buffers}{keeps_all}: {error}";
 
-    /// The device will never say whether a copy completed. To do: check the device.
+    /// The driver can never tell whether a copy has completed. To do: check the device.
     Error(copies) leaked(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
         "never reused, a device may still read it bytes={bytes} leaked={buffers}{keeps_all}: {error}";
 
@@ -227,11 +227,11 @@ lines! {
     /// The recording is complete. To do: nothing.
     Info(trace) trace_complete(path: &Path as shown, records: u64) "path={path} records={records}";
 
-    /// Threads recorded faster than the disk. To do: nothing if few; else a faster disk, or a name without `.gz`.
+    /// Records were dropped because the disk is too slow. To do: nothing if few were lost; otherwise use a faster disk, or a name without `.gz`.
     Warn(trace) trace_records_lost(path: &Path as shown, records: u64, lost: u64)
         "the disk is too slow path={path} records={records} lost={lost}";
 
-    /// The recording is truncated. To do: the reason is in the line, such as a full disk.
+    /// The recording is truncated. To do: fix the reason in the line, such as a full disk.
     Error(trace) trace_incomplete(path: &Path as shown, records: u64, lost: u64, why: &str)
         "path={path} records={records} lost={lost}: {why}";
 

@@ -6,7 +6,7 @@ use pinpool_os::words::Size;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pinpool::{Pool, PoolBuilder};
 use pinpool_replay::SimSource;
@@ -15,6 +15,7 @@ use pinpool_testing::{FaultSource, SourceCall};
 use crate::captured_log::{lines, listen};
 use crate::child::{alone, in_a_child};
 use crate::fixture::over;
+use crate::until::until;
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
@@ -43,14 +44,6 @@ fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuil
 #[allow(clippy::float_cmp)] // Shares of powers of two.
 fn fraction_is(pool: &Pool, fraction: f64) -> bool {
     pool.stats().memory.reserve_fraction() == fraction
-}
-
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]

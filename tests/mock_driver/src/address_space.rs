@@ -132,30 +132,3 @@ impl Space {
         Some((std::ptr::with_exposed_provenance_mut(real), range.bytes - offset))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn space(ranges: &[(u64, u64, Owner)]) -> Space {
-        Space(ranges.iter().map(|&(start, bytes, owner)| (start, Range { bytes, owner, context: 0 })).collect())
-    }
-
-    #[test]
-    fn a_copy_may_cross_granules_but_not_registrations() {
-        let (flags, backing) = (0, 0);
-        let space = space(&[
-            (100, 10, Owner::Registered { flags }),
-            (110, 10, Owner::Registered { flags }),
-            (200, 10, Owner::Granule { backing }),
-            (210, 10, Owner::Granule { backing }),
-        ]);
-        assert_eq!(space.locate(100, 10), Ok(MemoryKind::Pinned));
-        assert_eq!(space.locate(105, 10), Err(Code::INVALID_VALUE));
-        assert_eq!(space.locate(115, 10), Err(Code::INVALID_VALUE), "from registered into pageable");
-        assert_eq!(space.locate(95, 10), Err(Code::INVALID_VALUE), "from pageable into registered");
-        assert_eq!(space.locate(205, 10), Ok(MemoryKind::Pinned));
-        assert_eq!(space.locate(205, 20), Err(Code::INVALID_VALUE), "past the last granule");
-        assert_eq!(space.locate(0, 100), Ok(MemoryKind::Pageable));
-    }
-}

@@ -128,17 +128,3 @@ fn report_text(counts: &Counts, calls: &[(String, u64)]) -> String {
     }
     text
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_report_begins_with_what_must_be_zero() {
-        let counts = Counts { frees_with_work_in_flight: 3, peak_pinned_bytes: 4096, ..Default::default() };
-        assert_eq!(
-            report_text(&counts, &[("cuInit".to_owned(), 1), ("cuMemFreeHost".to_owned(), 3)]),
-            "mock driver: 3 frees with work in flight, 0 wrong uses, 4096 bytes pinned at most; calls: cuInit 1 cuMemFreeHost 3"
-        );
-    }
-}

@@ -139,22 +139,3 @@ pub(crate) fn reset() {
     SCRIPTED.store(false, Ordering::Relaxed);
     RELEASED.notify_all();
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_failure_counts_from_the_moment_it_is_scripted() {
-        static ONE: Site = Site::new("one");
-        let three = || [count_call(&ONE), count_call(&ONE), count_call(&ONE)];
-        assert_eq!(count_call(&ONE), None);
-        fail("one", 2, 1, Code::OUT_OF_MEMORY);
-        assert_eq!(three(), [None, Some(Code::OUT_OF_MEMORY), None]);
-        fail("one", 1, u64::MAX, Code::UNKNOWN);
-        assert_eq!(three(), [Some(Code::UNKNOWN); 3]);
-        assert_eq!(calls("one"), 7);
-        reset();
-        assert_eq!((calls("one"), count_call(&ONE)), (0, None));
-    }
-}

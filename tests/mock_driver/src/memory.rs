@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::address_space::{self, Owner, Range};
 use crate::adversarial::{self, Deviation};
-use crate::call::{In, Out, Outcome, driver_call};
+use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::{capture, context, counts, stream};
 
@@ -206,27 +206,6 @@ fn attribute(out: Out<u64>, attribute: c_int, address: u64) -> Outcome {
 
 driver_call! { Device fn cuPointerGetAttribute(out: Out<u64>, number: c_int, address: u64) {
     attribute(out, number, address)
-}}
-
-// Unknown attributes are 0 instead of an error.
-driver_call! { Device fn cuPointerGetAttributes(count: u32, numbers: In<c_int>, places: In<*mut u64>, address: u64) {
-    (0..count as usize).try_for_each(|index| {
-        let place = places.at(index)?;
-        let number = numbers.at(index)?;
-        match attribute(Out::at(place, 0), number, address) {
-            Err(_) if number == MEMORY_TYPE => Out::at(place, 0).narrow().put(0)?,
-            Err(_) => Out::at(place, 0).put(0)?,
-            Ok(()) => {}
-        }
-        Ok(())
-    })
-}}
-
-driver_call! { Device fn cuMemGetAddressRange_v2(start: Out<u64>, bytes: Out<usize>, address: u64) {
-    let (at, range) = address_space::read().at(address).ok_or(Code::INVALID_VALUE)?;
-    start.put_if_wanted(at);
-    bytes.put_if_wanted(range.bytes as usize);
-    Ok(())
 }}
 
 driver_call! { Device fn cuMemHostGetFlags(out: Out<u32>, address: *mut c_void) {

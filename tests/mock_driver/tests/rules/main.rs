@@ -4,6 +4,5 @@
 
 mod environment;
 mod refusals;
-mod sharing;
 mod through_cudarc;
 mod virtual_memory;

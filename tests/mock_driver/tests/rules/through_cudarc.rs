@@ -3,13 +3,12 @@
 //! No test reads a clock: gates decide which work is complete.
 
 use std::ffi::c_void;
-use std::mem::MaybeUninit;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use cudarc::driver::sys::{self, CUresult};
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DriverError, result};
+use cudarc::driver::sys;
+use cudarc::driver::{CudaContext, DevicePtr, DriverError, result};
 use mock_driver::{Code, MockDriver};
 
 const MIB: usize = 1 << 20;
@@ -47,46 +46,6 @@ fn start() -> (MockDriver, Arc<CudaContext>) {
 
 fn code(result: Result<impl Sized, DriverError>) -> i32 {
     result.err().map_or(0, |error| error.0 as i32)
-}
-
-fn raw(result: CUresult) -> i32 {
-    result as i32
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|index| (index * 7 + index / 251) as u8).collect()
-}
-
-#[test]
-fn data_goes_to_the_device_and_comes_back() {
-    let (driver, ctx) = start();
-    let before = driver.counts();
-    let stream = ctx.new_stream().unwrap();
-    let sent = pattern(3 * MIB + 17);
-    let on_device = stream.clone_htod(&sent).unwrap();
-    assert_eq!(stream.clone_dtoh(&on_device).unwrap(), sent);
-    let zeros = ctx.default_stream().alloc_zeros::<u8>(1000).unwrap();
-    assert_eq!(ctx.default_stream().clone_dtoh(&zeros).unwrap(), vec![0; 1000]);
-    assert!(driver.calls("cuMemcpyHtoDAsync_v2") == 1 && driver.calls("cuMemAllocAsync") == 2);
-    drop((on_device, zeros));
-    ctx.synchronize().unwrap();
-    assert_eq!(driver.counts().device_allocations, before.device_allocations);
-    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
-}
-
-#[test]
-fn the_device_describes_itself() {
-    let (driver, ctx) = start();
-    assert_eq!(ctx.name().unwrap(), "mock driver");
-    assert_eq!(ctx.compute_capability().unwrap(), (9, 0));
-    let numa = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
-    driver.set_attribute(134, 1);
-    assert_eq!(ctx.attribute(numa).unwrap(), 1);
-    let mut id = [0; 20];
-    // SAFETY: space for twenty bytes.
-    assert_eq!(raw(unsafe { sys::cuDeviceGetPCIBusId(id.as_mut_ptr(), 20, 0) }), 0);
-    let text: String = id.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8 as char).collect();
-    assert_eq!(text, "0000:D0:00.0");
 }
 
 #[test]
@@ -189,27 +148,6 @@ fn a_free_waits_for_all_work_and_blocks_all_enqueues() {
 }
 
 #[test]
-fn a_stream_writes_a_value_behind_its_work() {
-    let (driver, ctx) = start();
-    let stream = ctx.new_stream().unwrap();
-    let mut flag = Pinned::new(4096);
-    flag.bytes().fill(0);
-    // SAFETY: aligned, live, and from here on only read as an atomic.
-    let seen = unsafe { AtomicU32::from_ptr(flag.address.cast()) };
-    let gate = driver.hold(stream.cu_stream());
-    // SAFETY: pinned and aligned.
-    assert_eq!(raw(unsafe { sys::cuStreamWriteValue32_v2(stream.cu_stream(), flag.address as u64, 77, 0) }), 0);
-    assert_eq!(seen.load(Ordering::Acquire), 0);
-    drop(gate);
-    stream.synchronize().unwrap();
-    assert_eq!(seen.load(Ordering::Acquire), 77);
-    let pageable = 0_u32;
-    // SAFETY: refused, for a pageable address.
-    let refused = unsafe { sys::cuStreamWriteValue32_v2(stream.cu_stream(), (&raw const pageable) as u64, 1, 0) };
-    assert_eq!(raw(refused), Code::INVALID_VALUE.0);
-}
-
-#[test]
 fn the_legacy_stream_is_ordered_with_blocking_streams_only() {
     let (driver, ctx) = start();
     let legacy = ctx.default_stream();
@@ -232,32 +170,6 @@ fn the_legacy_stream_is_ordered_with_blocking_streams_only() {
 }
 
 #[test]
-fn a_destroyed_stream_finishes_first_and_an_event_is_destroyed_without_a_wait() {
-    let (driver, ctx) = start();
-    // Without this stream cudarc would wait for the whole context before it creates another.
-    let _beside = ctx.new_stream().unwrap();
-    let before = driver.counts();
-    let stream = ctx.new_stream().unwrap();
-    let gate = driver.hold(stream.cu_stream());
-    let (kept, dropped) = (stream.record_event(None).unwrap(), stream.record_event(None).unwrap());
-    drop(dropped);
-    let handle = stream.cu_stream();
-    drop(stream);
-    assert_eq!(driver.counts().streams, before.streams);
-    // The next stream has the same handle and nothing else in common.
-    let next = ctx.new_stream().unwrap();
-    assert_eq!(next.cu_stream(), handle);
-    next.record_event(None).unwrap().synchronize().unwrap();
-    drop(next);
-    assert!(!kept.is_complete());
-    drop(gate);
-    kept.synchronize().unwrap();
-    drop(kept);
-    assert_eq!(driver.counts().events, before.events);
-    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
-}
-
-#[test]
 fn memory_freed_under_a_copy_is_a_fault_and_not_a_crash() {
     let (driver, ctx) = start();
     let (stream, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
@@ -274,61 +186,4 @@ fn memory_freed_under_a_copy_is_a_fault_and_not_a_crash() {
     assert_eq!(code(stream.synchronize()), Code::ILLEGAL_ADDRESS.0);
     assert_eq!(driver.wrong_uses().len(), 1);
     std::mem::forget(device);
-}
-
-fn capture(stream: &CudaStream, mode: sys::CUstreamCaptureMode) {
-    // SAFETY: a live stream.
-    unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
-}
-
-#[test]
-fn captured_copies_run_at_each_launch_and_not_before() {
-    let (driver, ctx) = start();
-    let stream = ctx.new_stream().unwrap();
-    let device = stream.alloc_zeros::<u8>(4096).unwrap();
-    let mut host = Pinned::new(4096);
-    host.bytes().fill(1);
-    ctx.synchronize().unwrap();
-    let before = stream.record_event(None).unwrap();
-    capture(&stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-    assert_eq!(code(stream.wait(&before)), Code::STREAM_CAPTURE_ISOLATION.0, "a graph waits for nothing outside of it");
-    // SAFETY: a capturing stream.
-    let spoiled = unsafe { result::stream::end_capture(stream.cu_stream()) };
-    assert_eq!(code(spoiled), Code::STREAM_CAPTURE_INVALIDATED.0);
-
-    let address = device.device_ptr(&stream).0;
-    capture(&stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-    // SAFETY: both live until the last launch is complete.
-    unsafe { result::memcpy_htod_async(address, host.bytes(), stream.cu_stream()) }.unwrap();
-    // SAFETY: a live stream.
-    let state = unsafe { result::stream::is_capturing(stream.cu_stream()) }.unwrap();
-    assert_eq!(state, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
-    let mut event = MaybeUninit::uninit();
-    // SAFETY: space for one handle.
-    assert_eq!(raw(unsafe { sys::cuEventCreate(event.as_mut_ptr(), 2) }), 0);
-    // SAFETY: written above.
-    let event = unsafe { event.assume_init() };
-    // SAFETY: live handles.
-    unsafe { result::event::record(event, stream.cu_stream()) }.unwrap();
-    // SAFETY: a live event.
-    assert_eq!(code(unsafe { result::event::query(event) }), Code::CAPTURED_EVENT.0);
-    // SAFETY: a capturing stream.
-    let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }.unwrap();
-    assert_eq!(stream.clone_dtoh(&device).unwrap(), vec![0; 4096]);
-    let mut runnable = MaybeUninit::uninit();
-    // SAFETY: space for one handle, and a live graph.
-    assert_eq!(raw(unsafe { sys::cuGraphInstantiateWithFlags(runnable.as_mut_ptr(), graph, 0) }), 0);
-    // SAFETY: written above.
-    let runnable = unsafe { runnable.assume_init() };
-    for value in [7, 8] {
-        host.bytes().fill(value);
-        // SAFETY: a live graph, and its memory is live.
-        unsafe { result::graph::launch(runnable, stream.cu_stream()) }.unwrap();
-        assert_eq!(stream.clone_dtoh(&device).unwrap(), vec![value; 4096]);
-    }
-    // SAFETY: destroyed once.
-    unsafe { result::graph::exec_destroy(runnable) }.unwrap();
-    // SAFETY: destroyed once.
-    unsafe { result::event::destroy(event) }.unwrap();
-    assert_eq!(driver.counts().invalidated_captures, 1);
 }

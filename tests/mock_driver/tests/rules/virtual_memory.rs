@@ -39,15 +39,10 @@ pub(crate) fn reserve(bytes: usize) -> u64 {
 }
 
 pub(crate) fn create() -> Result<u64, i32> {
-    create_at([ON_NUMA_NODE, 0], GRANULE)
-}
-
-/// The kind of a location and its id.
-pub(crate) fn create_at(location: [i32; 2], bytes: usize) -> Result<u64, i32> {
-    let wanted = Properties { kind: 1, handle_types: 0, location, windows: 0, flags: 0 };
+    let wanted = Properties { kind: 1, handle_types: 0, location: [ON_NUMA_NODE, 0], windows: 0, flags: 0 };
     let mut handle = MaybeUninit::uninit();
     // SAFETY: space for one handle, and properties in the driver's layout.
-    let code = raw(unsafe { sys::cuMemCreate(handle.as_mut_ptr(), bytes, (&raw const wanted).cast(), 0) });
+    let code = raw(unsafe { sys::cuMemCreate(handle.as_mut_ptr(), GRANULE, (&raw const wanted).cast(), 0) });
     // SAFETY: written where the call succeeded.
     if code == 0 { Ok(unsafe { handle.assume_init() }) } else { Err(code) }
 }
@@ -92,54 +87,6 @@ fn start() -> (MockDriver, Arc<CudaContext>, Arc<CudaStream>) {
     let ctx = CudaContext::new(0).unwrap();
     let stream = ctx.new_stream().unwrap();
     (driver, ctx, stream)
-}
-
-#[test]
-fn a_copy_may_span_granules_and_a_granule_moves_with_its_bytes() {
-    let (driver, ctx, stream) = start();
-    let before = driver.counts();
-    let base = reserve(4 * GRANULE);
-    let handles = [create().unwrap(), create().unwrap()];
-    for (index, &handle) in handles.iter().enumerate() {
-        assert_eq!(map(base + (index * GRANULE) as u64, handle), 0);
-    }
-    assert_eq!(allow(base, 2 * GRANULE, &[ON_DEVICE, ON_NUMA_NODE]), 0);
-    assert_eq!(driver.counts().pinned_bytes, before.pinned_bytes + 2 * GRANULE as u64);
-    assert_eq!(bytes(base, 1)[0], 0xA5, "fresh granules hold garbage");
-    bytes(base, GRANULE).fill(1);
-    bytes(base + GRANULE as u64, GRANULE).fill(2);
-
-    let device = stream.alloc_zeros::<u8>(GRANULE).unwrap();
-    let half = GRANULE / 2;
-    assert_eq!(copy(&stream, &device, base + half as u64, GRANULE), 0);
-    let expected = [vec![1; half], vec![2; half]].concat();
-    assert_eq!(stream.clone_dtoh(&device).unwrap(), expected);
-    assert_eq!(copy(&stream, &device, base + (GRANULE + half) as u64, GRANULE), Code::INVALID_VALUE.0);
-
-    // The second granule moves during a pending copy of the first.
-    let gate = driver.hold(stream.cu_stream());
-    assert_eq!(copy(&stream, &device, base, GRANULE), 0);
-    assert_eq!(unmap(base + GRANULE as u64, GRANULE), 0);
-    let target = base + 3 * GRANULE as u64;
-    assert_eq!(map(target, handles[1]), 0);
-    assert_eq!(map(target, handles[1]), Code::ALREADY_MAPPED.0);
-    assert_eq!(allow(target, GRANULE, &[ON_DEVICE, ON_NUMA_NODE]), 0);
-    assert_eq!(bytes(target, GRANULE), vec![2; GRANULE]);
-    assert_eq!(driver.counts().frees_with_work_in_flight, 0);
-    drop(gate);
-    assert_eq!(stream.clone_dtoh(&device).unwrap(), vec![1; GRANULE]);
-
-    for address in [base, target] {
-        assert_eq!(unmap(address, GRANULE), 0);
-    }
-    handles.into_iter().for_each(release);
-    // SAFETY: reserved above, unmapped since.
-    assert_eq!(raw(unsafe { sys::cuMemAddressFree(base, 4 * GRANULE) }), 0);
-    ctx.synchronize().unwrap();
-    let after = driver.counts();
-    assert_eq!((after.granules, after.mappings, after.reservations), (0, 0, 0));
-    assert_eq!(after.pinned_bytes, before.pinned_bytes);
-    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
 }
 
 #[test]
