@@ -138,10 +138,6 @@ pub(crate) enum ErrorKind {
     )]
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has graphs.
     Capture,
-    #[error(
-        "cannot start a thread for {what}: {why}; raise the limit on processes (`ulimit -u`) or memory (`ulimit -v`)"
-    )]
-    Thread { what: &'static str, why: io::Error },
 }
 
 macro_rules! predicates {
@@ -169,8 +165,6 @@ predicates! {
     is_copy, Copy = Copy;
     /// The device failed: whether a copy completed is unknown.
     is_device, Device = Device | Capture;
-    /// The system refused to create a thread.
-    is_thread, Thread = Thread;
     /// The pool was created before this process was forked.
     is_forked, Forked = Forked;
     /// The pool was closed by [`Pool::close`](crate::Pool::close).
@@ -254,7 +248,6 @@ impl From<Error> for io::Error {
             ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
             ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
-            ErrorKind::Thread { ref why, .. } => why.kind(),
             _ if error.is_request() || error.is_setting() || error.is_copy() => io::ErrorKind::InvalidInput,
             _ => io::ErrorKind::Other,
         };

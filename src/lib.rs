@@ -8,7 +8,7 @@
 //!
 //! ```
 //! use pinpool::Pool;
-//! use pinpool::copy::sink::{SinkMem, SinkStream};
+//! use pinpool_testing::{SinkMem, SinkStream};
 //!
 //! let pool = Pool::builder().build()?; // settings from `PINPOOL_*`
 //! let (stream, mut device) = (SinkStream::new()?, SinkMem::new(4096)); // on a GPU: cudarc's stream and slice

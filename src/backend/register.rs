@@ -24,7 +24,6 @@ use super::mapping;
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
 use crate::driver::calls;
-use crate::driver::code::Failed;
 use crate::driver::device::Device;
 use crate::driver::virtual_memory::attribute;
 use crate::error::{Retry, SourceError};
@@ -139,8 +138,7 @@ impl RegisterSource {
     pub(super) unsafe fn unregister(&self, start: NonNull<u8>) -> Result<(), SourceError> {
         let _entered = self.device.enter()?;
         // SAFETY: the caller's promise.
-        let unregistered = unsafe { calls::host_unregister(start.as_ptr().cast()) };
-        Ok(unregistered.map_err(|error| Failed("cuMemHostUnregister", error))?)
+        Ok(unsafe { calls::host_unregister(start.as_ptr().cast()) }?)
     }
 
     fn register(&self, region: &Region, until: Option<Instant>) -> Result<(), SourceError> {
@@ -166,7 +164,7 @@ impl RegisterSource {
         let registered = unsafe { calls::host_register(region.start().as_ptr().cast(), bytes, FLAGS) };
         *self.registering.lock() = Registering { is_running: false, last_end: Some(Instant::now()) };
         self.registered.notify_one();
-        Ok(registered.map_err(|error| Failed("cuMemHostRegister", error))?)
+        Ok(registered?)
     }
 }
 

@@ -171,7 +171,7 @@ impl PinnedBuf {
     /// returns the buffer when the copy completes.
     ///
     /// ```
-    /// # use pinpool::copy::sink::{SinkMem, SinkStream};
+    /// # use pinpool_testing::{SinkMem, SinkStream};
     /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
     /// let (stream, device) = (SinkStream::new()?, SinkMem::new(8));
     /// let pending = pool.get(8)?.copy_from(&stream, &device)?;

@@ -19,7 +19,7 @@
 //! - **buffer-I1**: `bytes` of the block is an address inside its memory with at least that length behind it (`size_class`
 //!   includes the room for alignment), and the block belongs to this buffer alone. Without a block the length is 0.
 //! - **buffer-I2**: every tracked copy that uses the buffer is in its `CopyFences` until it is known to have completed.
-//! - **buffer-I3**: the memory is initialised (source-C2).
+//! - **buffer-I3**: the memory is initialized (source-C2).
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
 
 use std::fmt;
@@ -84,7 +84,7 @@ struct Aligned;
 /// A copy consumes the buffer, so it cannot be touched while the device reads it:
 ///
 /// ```compile_fail,E0382
-/// # use pinpool::copy::sink::{SinkMem, SinkStream};
+/// # use pinpool_testing::{SinkMem, SinkStream};
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
 /// let mut buf = pool.get(8)?;
@@ -94,7 +94,7 @@ struct Aligned;
 /// ```
 ///
 /// ```
-/// # use pinpool::copy::sink::{SinkMem, SinkStream};
+/// # use pinpool_testing::{SinkMem, SinkStream};
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
 /// let mut buf = pool.get(8)?;

@@ -37,7 +37,7 @@ use crate::error::{ErrorKind, Result};
 /// # }
 /// ```
 ///
-/// The tracked twins do:
+/// These tracked copies compile:
 ///
 #[cfg_attr(feature = "cuda", doc = "```no_run")]
 #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]

@@ -1,10 +1,10 @@
-//! The streams and memories that buffers are copied to and from: CUDA, or a host sink that simulates a device.
+//! The streams and memories that buffers are copied to and from.
 //!
 //! | stream `S` | device memory | element `E` | who copies |
 //! | --- | --- | --- | --- |
 //! | `CudaStream` of cudarc, or an `Arc` of one | any `DevicePtr<E>` and `DevicePtrMut<E>`: `CudaSlice<f32>`, `CudaViewMut<u8>` | any `bytemuck::Pod` | the GPU's copy engine |
 //! | `RawStream` | `RawMem` | `u8` | the GPU's copy engine |
-//! | [`sink::SinkStream`] | [`sink::SinkMem`] and its views | `u8` | a worker thread of the host |
+//! | `SinkStream` of the crate `pinpool-testing` | `SinkMem` | `u8` | a thread in place of a device |
 //!
 //! All are asynchronous and in order, and return a [`Fence`], so that
 //! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
@@ -20,7 +20,6 @@ use crate::in_flight::{Fence, FenceKind};
 mod completion;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-pub mod sink;
 
 pub(crate) use completion::CopyKeeper;
 pub use completion::{Completion, CompletionFuture};
@@ -135,13 +134,6 @@ pub enum CopyFailure {
     Failed(Error, Arc<dyn Fence>),
     /// A copy may be running and cannot be tracked: the buffer must never be reused.
     Unknown(Error),
-}
-
-impl CopyFailure {
-    fn into_error(self) -> Error {
-        let (Self::Refused(error) | Self::Failed(error, _) | Self::Unknown(error)) = self;
-        error
-    }
 }
 
 /// Refuses a copy of more bytes than the device memory has.

@@ -1,7 +1,7 @@
 //! Results of the driver as numbers. cudarc has them as an enumeration, which must never hold a value that it does not list, and
 //! a driver that is newer than the bindings may answer any.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::fmt;
 
 use cudarc::driver::DriverError;
@@ -81,6 +81,13 @@ pub(crate) fn is_forbidden_by_capture(code: i64) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Failed(pub(crate) &'static str, pub(crate) Code);
 
+impl Failed {
+    /// The function with this name, which may have a version.
+    pub(crate) fn of(name: &'static CStr, code: Code) -> Self {
+        Self(name.to_str().unwrap_or_default().trim_end_matches("_v2"), code)
+    }
+}
+
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(call, code) = self;
@@ -105,9 +112,9 @@ impl From<Failed> for SourceError {
 }
 
 /// An error of a call that cudarc itself made.
-impl From<DriverError> for Code {
+impl From<DriverError> for Failed {
     fn from(error: DriverError) -> Self {
-        Self(error.0 as c_int)
+        Self("a cudarc call", Code(error.0 as c_int))
     }
 }
 

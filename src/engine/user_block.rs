@@ -80,7 +80,7 @@ impl Block {
         KeptCore::of(&self).put_after(self, fences);
     }
 
-    /// Who keeps the block while a copy uses it that took it.
+    /// The keeper of the block while the copy that consumed it runs.
     pub(crate) fn keeper(&self) -> Weak<dyn CopyKeeper> {
         let core: Weak<Core> = Arc::downgrade(self.owner());
         core

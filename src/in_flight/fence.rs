@@ -17,7 +17,7 @@ use pinpool_os::unwind::caught;
 ///
 /// Memory is reused when `is_complete` returns `Ok(true)`: that may happen only after the device has finished with every byte
 /// of the copy, permanently. The same holds for `wait` and `Ok`. Fences with the same [`stream_id`](Fence::stream_id) must
-/// come true in the order in which their copies were enqueued.
+/// complete in the order in which their copies were enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// Whether the copy has completed. Does not wait.

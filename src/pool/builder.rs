@@ -192,8 +192,9 @@ impl PoolBuilder {
     /// `register` and `cuda` waits for the device's work. A backend that is set explicitly is tried by the first request, except
     /// `vmm`, which is tried here.
     ///
-    /// If the process has not started the driver, `Auto` tries the backends at the first use of the pool, so that children forked
-    /// before it have CUDA; a pool with a reserve, a recording, a NUMA node or a shared limit tries them here.
+    /// If the process has not started the driver, the first call that needs memory or statistics tries the backends on its own
+    /// thread, so that children forked before it have CUDA; a pool with a reserve, a recording, a NUMA node or a shared limit tries
+    /// them here.
     ///
     /// # Errors
     ///
@@ -208,16 +209,18 @@ impl PoolBuilder {
         if let Some(error) = Error::first_of(errors) {
             return Err(error);
         }
-        let start = PoolStart { config, variables, log: Arc::new(log), host_root: self.host_root, clock: self.clock };
+        let start =
+            Arc::new(PoolStart { config, variables, log: Arc::new(log), host_root: self.host_root, clock: self.clock });
         // Before the driver opens descriptors, since a process that exits closes them in order of their numbers.
         let shared = start.join_shared_limit()?;
+        let pool = Pool { handle: Arc::new(Handle::new(start.clone(), None)) };
         if shared.is_none() && start.may_start_later() {
-            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(move || start.start_later()))) });
+            return Ok(pool);
         }
-        let reserve_bytes = start.config.reserve_bytes;
-        let pool = Pool::of(start.start_core(&start.config, shared)?);
-        if reserve_bytes > 0 {
-            pool.reserve(reserve_bytes)?;
+        let core = start.start_core(&start.config, shared)?;
+        pool.handle.started_core(|| core);
+        if start.config.reserve_bytes > 0 {
+            pool.reserve(start.config.reserve_bytes)?;
         }
         Ok(pool)
     }

@@ -25,7 +25,7 @@ impl Pool {
     ///
     /// ```
     /// use std::ptr::NonNull;
-    /// use pinpool::copy::sink::{SinkMem, SinkStream};
+    /// use pinpool_testing::{SinkMem, SinkStream};
     ///
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
     /// let (stream, mut device) = (SinkStream::new()?, SinkMem::new(4096));

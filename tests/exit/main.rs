@@ -14,10 +14,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pinpool::SourceError;
-use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
 use pinpool::source::{Region, Source};
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Request};
+use pinpool_testing::{SinkGate, SinkMem, SinkStream};
 
 use self::valid_stats::{stats_when, valid_stats};
 

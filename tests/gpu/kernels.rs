@@ -99,7 +99,7 @@ impl Kernels {
     }
 }
 
-/// A kernel that runs until it is told to end; on the double a host function.
+/// A kernel that runs until it is told to end; on the mock driver a host function.
 enum Running {
     Kernel { word: usize, stream: Arc<CudaStream> },
     HostFunction(HeldStream),

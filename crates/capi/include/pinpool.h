@@ -194,7 +194,7 @@ pp_status pp_pool_open(const char *config,
  * has pp_get, pp_get_aligned, pp_get_timeout, pp_try_get, the functions that put, pp_set_max_bytes and pp_stats_json; other
  * functions return PP_BAD_SETTING for it.
  *
- * - PP_BAD_SETTING: `pool` is a partition, or has the preset tensorflow.
+ * - PP_BAD_SETTING: `pool` is a partition.
  * - PP_TOO_MANY_POOLS: 4096 pools are open.
  * - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
  * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
@@ -241,7 +241,7 @@ pp_status pp_set_max_bytes(pp_pool *pool,
 pp_status pp_trim(pp_pool *pool,
                   uint64_t to_bytes);
 
-/** Releases all idle buffers and resets the statistics of the current window. A slow call. */
+/** Releases all idle memory and restarts TensorFlow's counters of requests, returns and evictions. A slow call. */
 pp_status pp_clear(pp_pool *pool);
 
 /** Detects completed copies and releases memory that has been idle for long. Call it periodically with `background_thread=0`. */
@@ -354,8 +354,8 @@ pp_status pp_put(pp_pool *pool,
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
  *   pp_last_error.
  *
- * After a failure the caller still has the buffer; pp_put returns it. After the first three codes the end of the work is unknown,
- * so the pool never reuses its memory.
+ * After a failure the caller still has the buffer; pp_put returns it. After PP_DEVICE, PP_CAPTURING and PP_UNKNOWN_STREAM the end
+ * of the work is unknown, so the pool never reuses its memory.
  */
 pp_status pp_put_on_stream(pp_pool *pool,
                            void *ptr,

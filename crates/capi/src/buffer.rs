@@ -234,8 +234,8 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
 ///   pp_last_error.
 ///
-/// After a failure the caller still has the buffer; pp_put returns it. After the first three codes the end of the work is unknown,
-/// so the pool never reuses its memory.
+/// After a failure the caller still has the buffer; pp_put returns it. After PP_DEVICE, PP_CAPTURING and PP_UNKNOWN_STREAM the end
+/// of the work is unknown, so the pool never reuses its memory.
 ///
 /// # Safety
 ///
@@ -282,7 +282,7 @@ fn put_recorded(
             table.cancel_return(buf);
             return Err(failure);
         }
-        // The place goes first: once the buffer is dropped, its address may be another's.
+        // Remove the table entry first: after the drop another thread may get the same address.
         table.finish_return(address);
         drop(buf);
         Ok(pp_status::PP_OK)
@@ -303,8 +303,9 @@ pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is
         let place = required(is_pinned, "is_pinned")?;
         store(place, 0);
         let buffers = slots::buffers_of(pool)?;
-        let found = buffers.table().with(ptr.addr(), PinnedBuf::is_pinned);
-        store(place, found.map_err(|why| buffers.unknown(ptr.addr(), &why))?.into());
+        let address = required(ptr.cast_mut(), "ptr")?.addr().get();
+        let found = buffers.table().with(address, PinnedBuf::is_pinned);
+        store(place, found.map_err(|why| buffers.unknown(address, &why))?.into());
         Ok(pp_status::PP_OK)
     })
 }

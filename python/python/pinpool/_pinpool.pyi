@@ -136,7 +136,7 @@ class Pool:
         ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": processes of
             torchrun and Ray share one limit, also those of different jobs.
         wait: how long a request waits when the pool is full (default 30 s).
-        on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, as much again as the limit).
+        on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, up to the limit once more).
         reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
         device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
@@ -260,7 +260,9 @@ class Pool:
     def diagnose(self) -> str:
         """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy."""
     def dump(self) -> str:
-        """Returns a report of the memory of the pool: totals, size classes, and the holders of buffers by tag."""
+        """Returns a report of the pool's memory: the largest holders by tag, the bytes by state, the limit, and, if memory is
+        short, the likely cause.
+        """
     def reserve(self, n: _Size) -> None:
         """Pins `n` bytes now, in addition to what is held, and keeps them.
 

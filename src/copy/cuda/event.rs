@@ -47,21 +47,20 @@ impl EventFence {
         stream_id: Option<StreamId>,
         context: &'static ContextState,
     ) -> Result<Self, Failed> {
-        let event = calls::event_create(calls::WITHOUT_TIMING).map_err(|error| Failed("cuEventCreate", error))?;
+        let event = calls::event_create(calls::WITHOUT_TIMING)?;
         let answer = FinalStatus::default();
         Ok(Self { event: Event(event), stream: number(stream), stream_id, context, answer, waiting_stream: None })
     }
 
     /// Records the event behind all work so far on the stream.
     pub(super) fn record(&self, stream: Stream) -> Result<(), Failed> {
-        let recorded = if stream.green.is_null() {
+        if stream.green.is_null() {
             // SAFETY: both are alive, and of one context.
             unsafe { calls::event_record(self.event.0, stream.handle) }
         } else {
             // SAFETY: the green context was current on this thread just now, and has the primary context of the event.
             unsafe { calls::green_record_event(stream.green, self.event.0) }
-        };
-        recorded.map_err(|error| Failed("cuEventRecord", error))
+        }
     }
 }
 
@@ -132,13 +131,13 @@ pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static Context
 /// The event is alive, and of no capture.
 unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     let (_relaxed, _current) = (RelaxedCapture::enter(), context.enter()?);
-    let stream = OwnStream::new().map_err(|error| Failed("cuStreamCreate", error))?;
+    let stream = OwnStream::new()?;
     let (handle, device) = (context.streams.context.handle(), context.device());
     let of_context = Stream { handle: stream.0, context: handle, device, green: ptr::null_mut() };
     let mut fence = EventFence::new(of_context, None, context)?;
     fence.waiting_stream = Some(stream);
     // SAFETY: both are alive.
-    unsafe { calls::stream_wait_event(stream.0, event, 0) }.map_err(|error| Failed("cuStreamWaitEvent", error))?;
+    unsafe { calls::stream_wait_event(stream.0, event, 0) }?;
     fence.record(of_context)?;
     Ok(Some(Arc::new(fence)))
 }

@@ -8,7 +8,7 @@
 //!
 //! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time. A copy that
 //! failed for another reason than its arguments may be running: a fence goes behind it all the same. That is a number that the
-//! stream writes (`timeline`), else an event; if the driver refuses both, the stream is waited for (`idle`).
+//! stream writes (`timeline`), else an event; if the driver refuses both, the stream is waited for (`context_fence`).
 //!
 //! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
 //! makes the stream part of that capture. If the memory waits at all, this is checked before as well: a capturing stream
@@ -128,7 +128,7 @@ pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: 
     // The first call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
     calls::host_device_pointer(start.cast_mut().cast(), 0)
         .or_else(|_| calls::pointer_device_pointer(start.cast()))
-        .map_err(|error| failed(Failed("cuPointerGetAttribute", error)))
+        .map_err(failed)
 }
 
 /// The memory of a copy in the pool, and the direction of the copy.
@@ -156,7 +156,7 @@ unsafe fn copy_on<'a>(
     let (context, _current) = entered.map_err(|failed| refused(len, failed))?;
     let wait = || {
         let (address, record) = wait();
-        (address, record, stream.context().check_err().map_err(|error| Failed("cuStreamWaitEvent", error.into())))
+        (address, record, stream.context().check_err().map_err(Failed::from))
     };
     // SAFETY: the caller's promise.
     unsafe { copy_behind((stream.into(), context), host, len, kind, may_wait, wait) }
@@ -202,19 +202,12 @@ unsafe fn copy_behind<R>(
     }
     // All calls that can be refused come before the copy.
     let prepared = Prepared::new(stream, context, kind).map_err(refused)?;
-    let (call, copied) = match host {
-        HostSide::Source(source) => {
-            // SAFETY: the caller promises both sides.
-            let copied = unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) };
-            ("cuMemcpyHtoDAsync", copied)
-        }
-        HostSide::Target(target) => {
-            // SAFETY: as above.
-            let copied = unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) };
-            ("cuMemcpyDtoHAsync", copied)
-        }
+    let copied = match host {
+        // SAFETY: the caller promises both sides.
+        HostSide::Source(source) => unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) },
+        // SAFETY: as above.
+        HostSide::Target(target) => unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) },
     };
-    let copied = copied.map_err(|error| Failed(call, error));
     if let Err(failed) = copied
         && is_about_arguments(failed.1)
     {

@@ -13,7 +13,7 @@
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 
 use crate::driver::calls;
-use crate::driver::code::{Code, Failed};
+use crate::driver::code::Failed;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Handles that stand for a stream of the calling context or thread, instead of naming one.
@@ -57,7 +57,7 @@ unsafe impl Sync for OwnStream {}
 
 impl OwnStream {
     /// A stream of the context that is current.
-    pub(super) fn new() -> Result<Self, Code> {
+    pub(super) fn new() -> Result<Self, Failed> {
         calls::stream_create(calls::NON_BLOCKING).map(Self)
     }
 }
@@ -91,7 +91,7 @@ pub(super) fn id_number(stream: sys::CUstream) -> Option<u64> {
 
 pub(super) fn is_capturing(stream: Stream) -> Result<bool, Failed> {
     // SAFETY: the stream is alive.
-    unsafe { calls::is_capturing(stream.handle) }.map_err(|error| Failed("cuStreamIsCapturing", error))
+    unsafe { calls::is_capturing(stream.handle) }
 }
 
 /// An error that earlier calls left in the context object, kept aside until this is dropped.

@@ -93,7 +93,7 @@ impl Core {
     /// Logs the totals and the buffers that users still hold.
     pub(super) fn report_end(&self) {
         let stats = self.stats();
-        self.log.ended(&stats);
+        self.log.closed(&stats);
         if stats.memory.in_use > 0 {
             let known = self.owners.buffers(self.time.now_us());
             self.log.still_out(&StillOut {
@@ -252,7 +252,8 @@ impl Core {
         let news = if monitor.should_log(now_us) { monitor.latest().cloned() } else { None };
         drop(monitor);
         if let Some(diagnosis) = news {
-            if diagnosis.is_alarm { self.log.alarmed(&diagnosis) } else { self.log.diagnosed(&diagnosis) }
+            let level = if diagnosis.is_alarm { log::Level::Warn } else { log::Level::Info };
+            self.log.diagnosis(level, &diagnosis);
         }
     }
 
@@ -388,11 +389,11 @@ impl Core {
         let pool: Weak<Self> = Arc::downgrade(self);
         match stats_socket::serve(&path, pool) {
             Ok(showing) => {
-                self.log.serving(&path);
+                self.log.socket_opened(&path);
                 // Set once, when the pool is made.
                 let _ = self.showing.set(showing);
             }
-            Err(error) => self.log.not_serving(&path, &error.to_string()),
+            Err(error) => self.log.socket_failed(&path, &error.to_string()),
         }
     }
 }

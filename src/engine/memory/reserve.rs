@@ -71,7 +71,7 @@ impl ArenaSupply {
             return Err(Refusal::Source(error));
         }
         let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
-        self.log.reserve_begun(pinned_bytes, asked_bytes);
+        self.log.reserve_started(pinned_bytes, asked_bytes);
         if self.books().reserve_to_come() == 0 {
             self.end_reserve()
         } else {
@@ -125,7 +125,7 @@ impl ArenaSupply {
         progress.lacks_bytes = spawned.is_err().then_some(0);
         drop(progress);
         if let Err(error) = spawned {
-            self.log.no_thread(Err(error));
+            self.log.thread_started(Err(error));
             self.reserve_turn();
         }
     }
@@ -183,7 +183,7 @@ impl ArenaSupply {
                 drop(progress);
                 if !is_told {
                     let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
-                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.budget.max_bytes());
+                    self.log.reserve_paused(pinned_bytes, asked_bytes, self.budget.max_bytes());
                 }
                 // Earlier releases notified nobody.
                 if self.update_want(true) && self.books().could_go_on(lacks_bytes) {
@@ -229,7 +229,7 @@ impl ArenaSupply {
         progress.reported = progress.reported.max(reached);
         drop(progress);
         if is_new {
-            self.log.reserving(pinned_bytes, asked_bytes, self.reserve_eta());
+            self.log.reserve_progress(pinned_bytes, asked_bytes, self.reserve_eta());
         }
         self.reserve.changed.notify_all();
     }
@@ -244,7 +244,7 @@ impl ArenaSupply {
         self.reserve.changed.notify_all();
         let Some((at, before_bytes)) = begun else { return };
         let done_bytes = self.books().reserve_progress().0.saturating_sub(before_bytes);
-        self.log.reserve_done(done_bytes, at.elapsed(), self.source.numa_node());
+        self.log.reserve_complete(done_bytes, at.elapsed(), self.source.numa_node());
     }
 
     /// The pool ends: no further step is made. Waits for a step in progress.

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Waker};
 
 use crate::valid_stats::valid_stats;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, PinnedBuf, Pool, Preset, Request};
+use pinpool_testing::{SinkMem, SinkStream};
 
 const BYTES: usize = 10_000;
 

@@ -3,11 +3,11 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use crate::until::in_time;
 use crate::valid_stats::valid_stats;
 use pinpool::copy::CopyStream;
 use pinpool::{Backend, Fence, Pool, PoolBuilder, Result};
@@ -73,13 +73,6 @@ fn answering(answer: impl Fn() -> Result<bool> + Send + Sync + 'static) -> Marki
     static STREAM: AtomicU64 = AtomicU64::new(1 << 40);
     let stream = STREAM.fetch_add(1, Ordering::Relaxed);
     Marking(Arc::new(ActingFence { stream, answer: Box::new(answer), on_drop: Box::new(|| ()) }))
-}
-
-/// Fails if `act` takes longer than any of these tests should: a hang is reported, not waited for.
-fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
-    let (done, result) = channel();
-    thread::spawn(move || done.send(act()));
-    result.recv_timeout(Duration::from_secs(60)).expect("it hangs, or it panicked")
 }
 
 /// A door that threads wait at until it is opened.

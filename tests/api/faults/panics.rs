@@ -11,22 +11,21 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::SourceError;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::source::{Region, Source};
 use pinpool::unstable::CheckReport;
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Preset, Request};
-use pinpool_replay::SimSource;
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{listen, panic_at, panics};
-use crate::fixture::{LONG, over, until_waits};
+use crate::fixture::{LONG, over_sim, until_waits};
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 
 fn builder(max_bytes: u64) -> PoolBuilder {
-    over(Arc::new(SimSource::new(1 << 40)), max_bytes)
+    over_sim(max_bytes).wait(Duration::ZERO)
 }
 
 /// What user code may do after its own panic: continue.
@@ -156,7 +155,7 @@ fn a_panic_of_a_listener_does_not_reach_the_drop_of_a_buffer() {
 fn a_panic_while_a_reserve_reports_its_progress_gives_its_bytes_back() {
     listen();
     let pool = builder(64 << 20).backend(Backend::Heap).build().unwrap();
-    panic_at("reserve:");
+    panic_at("reserve_");
     go_on(|| drop(pool.reserve(48 << 20)));
     assert!(panics() > 0);
     panic_at("");

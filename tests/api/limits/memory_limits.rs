@@ -12,19 +12,13 @@ use pinpool_replay::SimSource;
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
-use crate::fixture::LONG;
+use crate::fixture::{LONG, over_sim};
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 
-/// Without a maintenance thread: what a test does not ask for does not happen.
 fn builder() -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
-        .unstable_pressure("/dev/null")
-        .background_thread(false)
-        .wait(Duration::ZERO)
+    over_sim(Limit::Auto).wait(Duration::ZERO)
 }
 
 /// One pool over each kind of memory.
@@ -214,7 +208,7 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
 
 /// A pool over memory that counts as the machine's. `auto` allows 100 MiB.
 fn automatic(root: &Path) -> PoolBuilder {
-    builder().backend(Backend::Source(std::sync::Arc::new(SimSource::new(1 << 40)))).unstable_host_root(root)
+    builder().unstable_host_root(root)
 }
 
 #[test]

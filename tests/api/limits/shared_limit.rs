@@ -14,13 +14,14 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pinpool::unstable::shared_limit::{self, SharedLimitReport};
 use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
 
 use crate::child;
 use crate::draw::Draw;
+use crate::until::until;
 
 pub(crate) const MIB: usize = 1 << 20;
 /// Longer than any wait that ends well.
@@ -51,20 +52,12 @@ impl Named {
 
     /// Waits until the last pool has removed the file. A maintenance tick may hold a pool for a moment.
     fn wait_until_removed(&self) {
-        let begun = Instant::now();
-        while std::path::Path::new(&self.path()).exists() {
-            assert!(begun.elapsed() < LONG, "{:?}", self.report());
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        until("the file is removed", || !std::path::Path::new(&self.path()).exists());
     }
 
     /// Waits until the shared limit satisfies `is`.
     pub(crate) fn wait_until(&self, is: impl Fn(&SharedLimitReport) -> bool) {
-        let begun = Instant::now();
-        while !is(&self.report()) {
-            assert!(begun.elapsed() < LONG, "{:?}", self.report());
-            std::thread::sleep(Duration::from_micros(200));
-        }
+        until("the shared limit is so", || is(&self.report()));
     }
 }
 

@@ -1,11 +1,12 @@
 //! Requests that wait for memory of other processes, which constantly use all of the shared limit.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pinpool::{Preset, Request};
 
 use super::shared_limit::{LONG, MIB, Named, Worker};
 use crate::draw::Draw;
+use crate::until::until;
 
 /// Another busy process, with threads that request and return buffers.
 fn cycling(named: &Named, pool: &str, threads: usize, mib: usize, hold_us: u64) -> Worker {
@@ -24,15 +25,8 @@ fn counts(worker: &mut Worker) -> Vec<u64> {
 
 /// Waits until each thread has gone on.
 fn wait_for_each_thread(worker: &mut Worker) {
-    let (begun, before) = (Instant::now(), counts(worker));
-    loop {
-        let now = counts(worker);
-        if before.iter().zip(&now).all(|(before, now)| before < now) {
-            return;
-        }
-        assert!(begun.elapsed() < LONG, "not all threads continue: {before:?} {now:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let before = counts(worker);
+    until("all threads continue", || before.iter().zip(counts(worker)).all(|(&before, now)| before < now));
 }
 
 /// Requests are served while a process of N threads runs, and all of these threads continue.

@@ -4,10 +4,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use log::Level;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::Rounding;
 use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::valid_stats::valid_stats;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, GetFuture, OnFull, PinnedBuf, Request, Result};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log;
 use crate::fixture::{LONG, both_presets, over_sim, until_waits};

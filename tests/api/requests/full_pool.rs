@@ -5,8 +5,8 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{PinnedBuf, Request};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::fixture::{Requests, both_presets, over_sim};
 use crate::valid_stats::valid_stats;

@@ -73,13 +73,7 @@ fn step(space: &Space, to: &Endpoint, from: &Endpoint, done: u64, bytes: u64) ->
     Ok((target, source, STEP_BYTES.min(bytes - done).min(target_left).min(source_left)))
 }
 
-/// Target and source: `true` for device memory, by the name of the call.
-type Direction = (bool, bool);
-const HOST_TO_DEVICE: Direction = (true, false);
-const DEVICE_TO_HOST: Direction = (false, true);
-const DEVICE_TO_DEVICE: Direction = (true, true);
-
-fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -> Outcome {
+fn copy(to: u64, from: u64, bytes: usize, handle: usize, is_to_device: bool) -> Outcome {
     let stream = stream::resolve(handle)?;
     let bytes = bytes as u64;
     if bytes == 0 {
@@ -93,7 +87,7 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
         };
         (kind(to)?, kind(from)?)
     };
-    if (target == MemoryKind::Device, source == MemoryKind::Device) != direction {
+    if [target, source].map(|kind| kind == MemoryKind::Device) != [is_to_device, !is_to_device] {
         return Err(Code::INVALID_VALUE);
     }
     if let Ok(device) = context::current_device()
@@ -122,26 +116,22 @@ fn address(pointer: *const c_void) -> u64 {
 }
 
 driver_call! { Enqueue fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize) {
-    copy(to, address(from), bytes, stream, HOST_TO_DEVICE)
+    copy(to, address(from), bytes, stream, true)
 }}
 
 driver_call! { Enqueue fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize) {
-    copy(address(to), from, bytes, stream, DEVICE_TO_HOST)
+    copy(address(to), from, bytes, stream, false)
 }}
 
-driver_call! { Enqueue fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
-    copy(to, from, bytes, stream, DEVICE_TO_DEVICE)
-}}
-
-fn copy_now(to: u64, from: u64, bytes: usize, direction: Direction) -> Outcome {
-    copy(to, from, bytes, LEGACY, direction)?;
+fn copy_now(to: u64, from: u64, bytes: usize, is_to_device: bool) -> Outcome {
+    copy(to, from, bytes, LEGACY, is_to_device)?;
     stream::wait_for(stream::resolve(LEGACY)?)
 }
 
 driver_call! { Enqueue fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {
-    copy_now(to, address(from), bytes, HOST_TO_DEVICE)
+    copy_now(to, address(from), bytes, true)
 }}
 
 driver_call! { Enqueue fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) {
-    copy_now(address(to), from, bytes, DEVICE_TO_HOST)
+    copy_now(address(to), from, bytes, false)
 }}

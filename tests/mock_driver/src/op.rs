@@ -23,11 +23,6 @@ pub(crate) enum Op {
         from: Endpoint,
         bytes: u64,
     },
-    Fill {
-        address: u64,
-        value: u8,
-        bytes: u64,
-    },
     WriteValue {
         address: u64,
         value: u32,
@@ -49,7 +44,6 @@ impl Op {
     pub(crate) fn run(self) -> Outcome {
         match self {
             Op::Copy { to, from, bytes } => copy::run(&to, &from, bytes),
-            Op::Fill { address, value, bytes } => fill(address, value, bytes),
             Op::WriteValue { address, value } => write_value(address, value),
             Op::FreeDevice { address } => device_memory::release(address),
             Op::Host { function, argument } => {
@@ -65,20 +59,6 @@ impl Op {
 pub(crate) fn fault(what: &str, address: u64) -> Code {
     counts::misused(format!("{what} reached {address:#x} after that memory was freed"));
     Code::ILLEGAL_ADDRESS
-}
-
-fn fill(address: u64, value: u8, bytes: u64) -> Outcome {
-    let space = address_space::read();
-    let mut done = 0;
-    while done < bytes {
-        let at = address + done;
-        let (place, left) = space.backing(at).ok_or_else(|| fault("a fill", at))?;
-        let step = left.min(bytes - done);
-        // SAFETY: (address-I2) `step` bytes from `place` are backed while the map is borrowed.
-        unsafe { ptr::write_bytes(place, value, step as usize) };
-        done += step;
-    }
-    Ok(())
 }
 
 fn write_value(address: u64, value: u32) -> Outcome {

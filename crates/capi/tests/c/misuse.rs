@@ -76,6 +76,7 @@ fn a_null_argument_is_named() {
         "json": pp_stats_json(pool.0, ptr::null_mut());
         "is_pinned": pp_is_pinned(pool.0, ptr, ptr::null_mut());
         "pool": pp_is_pinned(no_pool, ptr, &raw mut flag);
+        "ptr": pp_is_pinned(pool.0, ptr::null(), &raw mut flag);
     }
     note("pool", pp_pool_close(no_pool));
     note("pool", pp_put(no_pool, no_ptr));

@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, Pool, Request};
 use pinpool_shared::{Error, SharedSlabs, SlabWorker, Ticket};
+use pinpool_testing::{SinkMem, SinkStream};
 
 const SOON: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(60);

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! One load covers all earlier copies of the stream. The words serve all pools of the process. Events are used instead for a stream
-//! without an [id](super::stream::id), and if the driver lacks or refuses `cuStreamWriteValue32_v2`. That function is found by name,
+//! without an [id](super::stream::id_number), and if the driver lacks or refuses `cuStreamWriteValue32_v2`. That function is found by name,
 //! since cudarc binds it only in some versions.
 //!
 //! Invariants:
@@ -262,26 +262,27 @@ impl TimelinePages {
 
 impl DeviceHealth {
     /// Fails if the device failed when it was last queried, which is now if a query is due (timeline-I3).
-    fn check(&self, context: &StreamContext) -> Result<(), Code> {
+    fn check(&self, context: &StreamContext) -> Result<(), Failed> {
         // Relaxed, here and below: elects one caller, and a code without other data.
         let (now_us, queried_us) = (monotonic_us(), self.queried_us.load(Ordering::Relaxed));
         let is_due = now_us >= queried_us.saturating_add(HEALTH_EVERY_US);
         let elect = || self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed);
         if !is_due || elect().is_err() {
-            return Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
+            let answer = Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
+            return answer.map_err(|code| Failed("cuStreamQuery", code));
         }
         let answer = driver_watchdog::query(|| Self::query(context)).unwrap_or(Ok(()));
-        let failed = answer.err().filter(|code| code.is_permanent());
-        self.answer.store(failed.map_or(0, |code| code.0.cast_unsigned()), Ordering::Relaxed);
+        let failed = answer.err().filter(|failed| failed.1.is_permanent());
+        self.answer.store(failed.map_or(0, |Failed(_, code)| code.0.cast_unsigned()), Ordering::Relaxed);
         answer
     }
 
-    fn query(context: &StreamContext) -> Result<(), Code> {
+    fn query(context: &StreamContext) -> Result<(), Failed> {
         let idle_stream = context.idle_stream()?;
         // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
-        match context.query("cuStreamQuery", || unsafe { calls::stream_query(idle_stream.0) }) {
+        match context.query(|| unsafe { calls::stream_query(idle_stream.0) }) {
             // A refusal in a capture says nothing about the device.
-            Err(Failed(_, error)) if !error.is_forbidden_by_capture() => Err(error),
+            Err(failed) if !failed.1.is_forbidden_by_capture() => Err(failed),
             _ => Ok(()),
         }
     }
@@ -308,8 +309,8 @@ unsafe impl Fence for TimelineFence {
         if self.is_reached() {
             return Ok(true);
         }
-        let health = self.timeline.words.health.check(self.timeline.context);
-        Ok(health.map(|()| false).map_err(|error| Failed("cuStreamQuery", error))?)
+        self.timeline.words.health.check(self.timeline.context)?;
+        Ok(false)
     }
 
     fn is_complete_by_load(&self) -> Option<bool> {

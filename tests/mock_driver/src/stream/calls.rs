@@ -86,17 +86,9 @@ driver_call! { Enqueue fn cuLaunchHostFunc(handle: usize, function: Option<HostF
     enqueue(resolve(handle)?, Op::Host { function, argument }).map(drop)
 }}
 
-fn write_value(handle: usize, address: u64, value: u32) -> Outcome {
+driver_call! { Enqueue fn cuStreamWriteValue32_v2(handle: usize, address: u64, value: u32, _flags: u32) {
     if !address.is_multiple_of(4) || address_space::read().locate(address, 4)? == MemoryKind::Pageable {
         return Err(Code::INVALID_VALUE);
     }
     enqueue(resolve(handle)?, Op::WriteValue { address, value }).map(drop)
-}
-
-driver_call! { Enqueue fn cuStreamWriteValue32(handle: usize, address: u64, value: u32, _flags: u32) {
-    write_value(handle, address, value)
-}}
-
-driver_call! { Enqueue fn cuStreamWriteValue32_v2(handle: usize, address: u64, value: u32, _flags: u32) {
-    write_value(handle, address, value)
 }}
