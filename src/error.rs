@@ -273,9 +273,9 @@ pub struct SourceError {
     pub(crate) retry: Retry,
 }
 
-/// When the same call may succeed.
+/// When a refused call may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Retry {
+pub enum Retry {
     /// As soon as another call or a stream capture ends.
     Soon,
     /// When memory or a quota is free again.
@@ -297,18 +297,16 @@ impl SourceError {
         Self { code, ..Self::new(call, error.kind().to_string()) }
     }
 
-    /// Adds the error number of the driver or the kernel. A call that failed with 1 (invalid value, not permitted) is not repeated.
+    /// Adds the error number of the driver or the kernel.
     #[must_use]
-    pub fn with_code(mut self, code: i64) -> Self {
-        self.code = Some(code);
-        self.retry = match code {
-            // `CUDA_ERROR_INVALID_VALUE`, `EPERM`.
-            1 => Retry::Never,
-            // Errors of a stream capture.
-            900 | 901 => Retry::Soon,
-            _ => Retry::Later,
-        };
-        self
+    pub fn with_code(self, code: i64) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// Says when the same call may succeed; [`Retry::Later`] if this is not called.
+    #[must_use]
+    pub fn with_retry(self, retry: Retry) -> Self {
+        Self { retry, ..self }
     }
 
     /// Adds the likely cause and what to change.

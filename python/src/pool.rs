@@ -216,7 +216,7 @@ impl Pool {
             return Ok(idle);
         }
         let begun = Instant::now();
-        let request = Request::new(len).wait(wait);
+        let request = Request::new(len).timeout(wait);
         let served = if wait > UNINTERRUPTED {
             self.get_interruptibly(py, request)?
         } else {
@@ -248,7 +248,7 @@ impl Pool {
         if let Some(idle) = self.get_idle(len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
-        let waiting = PendingRequest::new(self.future(Request::new(len).wait(wait))?, wait, self.handle.clone())?;
+        let waiting = PendingRequest::new(self.future(Request::new(len).timeout(wait))?, wait, self.handle.clone())?;
         Ok(Bound::new(py, waiting)?.into_any())
     }
 
@@ -304,7 +304,7 @@ impl Pool {
 
     /// Fraction of the reserve that is pinned, from 0.0 to 1.0.
     #[getter]
-    fn pinned_fraction(&self, py: Python<'_>) -> PyResult<f64> {
+    fn reserve_fraction(&self, py: Python<'_>) -> PyResult<f64> {
         let pool = self.pool()?;
         Ok(py.detach(|| pool.stats().memory.reserve_fraction()))
     }

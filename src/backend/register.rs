@@ -77,10 +77,10 @@ impl RegisterSource {
             return Err(SourceError::new("cuDeviceGetAttribute", "the device registers no host memory"));
         }
         let node = node.or_else(|| device.numa_node(root));
-        Ok(Self::of(root, device, node))
+        Ok(Self::on_device(root, device, node))
     }
 
-    pub(super) fn of(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
+    pub(super) fn on_device(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
         let placement = node.and_then(|node| NodePlacement::on(root, node));
         let threads = thread::available_parallelism().map_or(1, usize::from);
         let (ids, hugetlb, registering, registered) = Default::default();
@@ -149,7 +149,7 @@ impl RegisterSource {
                 let what = "another thread is registering memory, and the driver registers for one at a time";
                 let remedy = "wait longer (PINPOOL_WAIT), or register memory before it is needed (PINPOOL_RESERVE)";
                 let refused = SourceError::new("cuMemHostRegister", what).with_remedy(remedy);
-                return Err(SourceError { retry: Retry::Soon, ..refused });
+                return Err(refused.with_retry(Retry::Soon));
             }
             state = match until {
                 Some(until) => self.registered.wait_until(state, until).0,

@@ -57,12 +57,12 @@ pub struct CompletionFuture {
 }
 
 impl Completion {
-    pub(crate) fn of(fence: SharedFence, keeper: Option<Weak<dyn CopyKeeper>>) -> Self {
+    pub(crate) fn tracked(fence: SharedFence, keeper: Option<Weak<dyn CopyKeeper>>) -> Self {
         Self { fence: Some(fence), keeper }
     }
 
     /// The completion of a copy of zero bytes.
-    pub(crate) fn already() -> Self {
+    pub(crate) fn completed() -> Self {
         Self { fence: None, keeper: None }
     }
 

@@ -40,10 +40,6 @@ unsafe impl Fence for UnknownEnd {
     fn wait(&self) -> Result<()> {
         self.is_complete().map(drop)
     }
-
-    fn stream(&self) -> u64 {
-        0
-    }
 }
 
 /// Pinned bytes of the timelines of this process, which no pool holds.
@@ -67,8 +63,7 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     /// Length of this memory in bytes.
     fn capacity_bytes(&self) -> usize;
 
-    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once, with a fence of this kind,
-    /// if there are several.
+    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once, with a fence.
     ///
     /// # Errors
     ///
@@ -78,13 +73,21 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     ///
     /// The `len` bytes at `source` stay readable and unchanged until the fence returns `Ok(true)`, and `len` is at most
     /// [`capacity_bytes`](CopyTarget::capacity_bytes).
-    unsafe fn enqueue(
+    unsafe fn enqueue(&mut self, stream: &S, source: *const u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure>;
+
+    /// [`enqueue`](CopyTarget::enqueue) with a fence of this kind, if there are several.
+    #[doc(hidden)]
+    #[allow(clippy::missing_errors_doc, clippy::missing_safety_doc)] // As for `enqueue`.
+    unsafe fn enqueue_with(
         &mut self,
         stream: &S,
         source: *const u8,
         len: usize,
-        kind: FenceKind,
-    ) -> Result<Arc<dyn Fence>, CopyFailure>;
+        _kind: FenceKind,
+    ) -> Result<Arc<dyn Fence>, CopyFailure> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue(stream, source, len) }
+    }
 }
 
 /// Memory that can be copied from on a stream `S`; `E` as for [`CopyTarget`].

@@ -43,7 +43,7 @@ macro_rules! calls {
             };
             // SAFETY: the caller's promise.
             let answer = call.map_or(Err(Code::NOT_FOUND), |call| Code::check(unsafe { call($($arg),*) }));
-            answer.map_err(|code| Failed::of($name, code))
+            answer.map_err(|code| Failed::new($name, code))
         }
     )*};
 }

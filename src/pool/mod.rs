@@ -25,7 +25,7 @@ mod start;
 mod statistics;
 
 pub use builder::PoolBuilder;
-pub use external::PinnedMemory;
+pub use external::ExternalMemory;
 pub use get_future::GetFuture;
 use handle::{Handle, Part};
 pub use partition::Partition;
@@ -189,7 +189,7 @@ impl Pool {
     }
 
     fn longest_wait(&self, request: Request) -> Duration {
-        request.wait.unwrap_or_else(|| self.config().longest_wait())
+        request.timeout.unwrap_or_else(|| self.config().longest_wait())
     }
 
     /// `request` with its size class; `None` for zero bytes.

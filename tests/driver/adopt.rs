@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use mock_driver::{Code, MockDriver};
-use pinpool::{Backend, PinnedBuf, PinnedMemory, Pool};
+use pinpool::{Backend, ExternalMemory, PinnedBuf, Pool};
 
 use super::child::{alone, in_a_child};
 use super::fixture::{MIB, builder, held, stream_and_memory};
@@ -15,14 +15,14 @@ use crate::valid_stats::valid_stats;
 struct Pages([u8; MIB]);
 
 /// Pages of a user, pinned as the memory of `pool`; each says whether it is still there.
-fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<PinnedMemory<(Box<Pages>, Arc<()>)>> {
+fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<ExternalMemory<(Box<Pages>, Arc<()>)>> {
     let mut pages = Box::new(Pages([9; MIB]));
     let memory = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.
     Arc::new(unsafe { pool.pin(memory, (pages, alive.clone())) }.unwrap())
 }
 
-fn lent(pool: &Pool, locked: &Arc<PinnedMemory<(Box<Pages>, Arc<()>)>>) -> PinnedBuf {
+fn lent(pool: &Pool, locked: &Arc<ExternalMemory<(Box<Pages>, Arc<()>)>>) -> PinnedBuf {
     let kept = locked.clone();
     // SAFETY: the bytes are the buffer's alone, and locked until the call.
     unsafe { pool.adopt(locked.memory(), locked.pinned_by().is_some(), move || drop(kept)) }.unwrap()

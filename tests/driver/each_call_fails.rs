@@ -15,7 +15,8 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use log::Level;
 use mock_driver::{Code, MockDriver};
-use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Request, Result};
+use pinpool::unstable::FenceKind;
+use pinpool::{Backend, PinnedBuf, Pool, Request, Result};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::draw::Draw;
@@ -103,7 +104,7 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     for index in (0..bufs.len()).rev().step_by(2) {
         drop(bufs.swap_remove(index));
     }
-    let _refused = pool.get_with(Request::new(3 * MIB).wait(Duration::ZERO));
+    let _refused = pool.get_with(Request::new(3 * MIB).timeout(Duration::ZERO));
     drop(bufs);
     pool.maintain();
     pool.trim(2 * MIB as u64);

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use mock_driver::MockDriver;
-use pinpool::{Backend, FenceKind};
+use pinpool::Backend;
+use pinpool::unstable::FenceKind;
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
 use crate::until::{in_time, until};

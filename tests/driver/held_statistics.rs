@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use mock_driver::MockDriver;
-use pinpool::{Backend, FenceKind, Pool, Preset};
+use pinpool::unstable::FenceKind;
+use pinpool::{Backend, Pool, Preset};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
 use crate::valid_stats::valid_stats;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use mock_driver::{Code, MockDriver};
-use pinpool::{Backend, FenceKind, Pool, Preset, Request};
+use pinpool::unstable::FenceKind;
+use pinpool::{Backend, Pool, Preset, Request};
 
 use crate::child;
 use crate::fixture::{MIB, begin_capture, builder, end_capture, filled, held, stream_and_memory, tensorflow};
@@ -266,7 +267,7 @@ fn a_refused_call_is_repeated_ever_less_often_and_never_if_it_is_invalid() {
                 let held = pool.get(MIB).unwrap();
                 driver.fail_from(call, 1, code);
                 let before = driver.calls(call);
-                let at_once = pool.get_with(Request::new(40 * MIB).wait(Duration::ZERO)).unwrap_err();
+                let at_once = pool.get_with(Request::new(40 * MIB).timeout(Duration::ZERO)).unwrap_err();
                 let of_one = driver.calls(call) - before;
                 assert!(at_once.is_backend() && of_one > 0);
                 assert!(pool.get(40 * MIB).unwrap_err().is_backend());
@@ -288,7 +289,7 @@ fn a_return_serves_a_request_that_the_driver_refuses() {
         let pool = builder(backend).wait(Duration::from_secs(60)).build().unwrap();
         let mut held = vec![pool.get(8 * MIB).unwrap()];
         driver.fail_from(call, 1, Code::INVALID_VALUE);
-        held.extend(std::iter::from_fn(|| pool.get_with(Request::new(8 * MIB).wait(Duration::ZERO)).ok()));
+        held.extend(std::iter::from_fn(|| pool.get_with(Request::new(8 * MIB).timeout(Duration::ZERO)).ok()));
         let waiting = thread::scope(|scope| {
             let waiting = scope.spawn(|| pool.get(6 * MIB).map(drop));
             while pool.stats().requests.waiting == 0 && !waiting.is_finished() {

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use mock_driver::{Code, HeldStream, MockDriver};
+use pinpool::unstable::FenceKind;
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, FenceKind, Pool};
+use pinpool::{Backend, Pool};
 
 use crate::fixture::{MIB, PressureFile, builder, filled, stream_and_memory};
 use crate::until::until;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, sys};
 use mock_driver::{Deviation, MockDriver};
-use pinpool::{Backend, FenceKind};
+use pinpool::Backend;
+use pinpool::unstable::FenceKind;
 
 use crate::child::alone;
 use crate::fixture::{MIB, builder, filled, stream_and_memory};

@@ -18,7 +18,8 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUresult, CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result, sys};
 use mock_driver::{Code, Deviation, MockDriver};
-use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
+use pinpool::unstable::FenceKind;
+use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::child::alone;
 use crate::draw::Draw;

@@ -180,7 +180,8 @@ fn panic_in_main() {
 
 fn exit_in_line() {
     let pool = heap().max_bytes(4 << 20).wait(Duration::from_secs(3600)).build().unwrap();
-    let held: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).wait(Duration::ZERO)).ok()).collect();
+    let held: Vec<_> =
+        std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).timeout(Duration::ZERO)).ok()).collect();
     for _ in 0..3 {
         let pool = pool.clone();
         thread::spawn(move || drop(pool.get(1 << 20)));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pinpool::copy::CopyTarget;
 #[cfg(feature = "cuda")]
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, sys};
-use pinpool::{Completion, Error, FenceKind, PinnedBuf};
+use pinpool::{Completion, Error, PinnedBuf};
 use pinpool_testing::{SinkMem, SinkStream};
 
 /// A stream and the memory that every copy on it overwrites.
@@ -93,7 +93,7 @@ impl BenchTarget {
         match self {
             BenchTarget::Sink { stream, memory } => {
                 // SAFETY: `time_untracked` keeps the buffer, unchanged, until the stream is synchronized.
-                let enqueued = unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), FenceKind::Event) };
+                let enqueued = unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len()) };
                 enqueued.map(drop).map_err(|failure| Error::device_failed(format!("{failure:?}")))
             }
             #[cfg(feature = "cuda")]

@@ -30,9 +30,9 @@ fn start() -> (MockDriver, Arc<CudaContext>, Arc<CudaStream>, Handle) {
     (driver, context, stream, open("backend=cuda; preset=tensorflow; background_thread=0"))
 }
 
-fn put_on_stream(pool: Handle, held: Address, stream: &CudaStream) -> Result<(), (pp_status, String)> {
+fn put_after_stream(pool: Handle, held: Address, stream: &CudaStream) -> Result<(), (pp_status, String)> {
     // SAFETY: the stream is alive.
-    outcome(unsafe { pp_put_on_stream(pool.0, held.0, stream.cu_stream().cast()) }, ())
+    outcome(unsafe { pp_put_after_stream(pool.0, held.0, stream.cu_stream().cast()) }, ())
 }
 
 fn in_flight(pool: Handle) -> u64 {
@@ -49,7 +49,7 @@ fn a_buffer_put_on_a_stream_comes_back_after_its_work() {
     bytes(held, LEN).fill(7);
     let gate = driver.hold(stream.cu_stream());
     stream.memcpy_htod(bytes(held, LEN), &mut memory).unwrap();
-    put_on_stream(pool, held, &stream).unwrap();
+    put_after_stream(pool, held, &stream).unwrap();
     assert_eq!(in_flight(pool), 1);
     assert_eq!(put(pool, held).unwrap_err().0, pp_status::PP_UNKNOWN_POINTER, "put already");
     let next = get(pool, LEN).unwrap();
@@ -75,7 +75,7 @@ fn a_buffer_put_on_an_event_comes_back_after_what_it_stands_for() {
     let _work = stream.clone_htod(bytes(held, LEN)).unwrap();
     event.record(&stream).unwrap();
     // SAFETY: the event is alive.
-    let status = unsafe { pp_put_on_event(pool.0, held.0, event.cu_event().cast()) };
+    let status = unsafe { pp_put_after_event(pool.0, held.0, event.cu_event().cast()) };
     assert_eq!(status, pp_status::PP_OK, "{:?}", last_error());
     drop(event);
     assert_eq!((in_flight(pool), try_get(pool, LEN).0), (1, pp_status::PP_NONE_IDLE));
@@ -92,14 +92,14 @@ fn a_put_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
     let (_driver, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
     // SAFETY: refused, and no event with work that could use the buffer.
-    let wrong = unsafe { pp_put_on_event(pool.0, held.0, ptr::null_mut()) };
+    let wrong = unsafe { pp_put_after_event(pool.0, held.0, ptr::null_mut()) };
     let (status, text) = outcome(wrong, ()).unwrap_err();
     assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("`event` is NULL"), "{text}");
     bytes(held, LEN).fill(1);
     put(pool, held).unwrap();
     let held = get(pool, LEN).unwrap();
     // SAFETY: the mock driver looks handles up.
-    let wrong = unsafe { pp_put_on_stream(pool.0, held.0, ptr::without_provenance_mut(0x1234_5670)) };
+    let wrong = unsafe { pp_put_after_stream(pool.0, held.0, ptr::without_provenance_mut(0x1234_5670)) };
     let (status, text) = outcome(wrong, ()).unwrap_err();
     assert_eq!(status, pp_status::PP_UNKNOWN_STREAM, "{text}");
     assert_eq!(context.check_err(), Ok(()));
@@ -115,11 +115,11 @@ fn a_failed_put_can_be_repeated_unless_the_stream_captures() {
     let (driver, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
     driver.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);
-    assert_eq!(put_on_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_DEVICE);
+    assert_eq!(put_after_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_DEVICE);
     driver.reset_scripts();
     let gate = driver.hold(stream.cu_stream());
     let _work = stream.clone_htod(bytes(held, LEN)).unwrap();
-    put_on_stream(pool, held, &stream).unwrap();
+    put_after_stream(pool, held, &stream).unwrap();
     assert_eq!((in_flight(pool), try_get(pool, LEN).0), (1, pp_status::PP_NONE_IDLE));
     drop(gate);
     stream.synchronize().unwrap();
@@ -128,10 +128,10 @@ fn a_failed_put_can_be_repeated_unless_the_stream_captures() {
 
     // SAFETY: no other call uses the stream.
     unsafe { result::stream::begin_capture(stream.cu_stream(), CAPTURE_MODE) }.unwrap();
-    assert_eq!(put_on_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_CAPTURING);
+    assert_eq!(put_after_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_CAPTURING);
     // SAFETY: as above.
     unsafe { result::stream::end_capture(stream.cu_stream()) }.unwrap();
-    put_on_stream(pool, held, &stream).unwrap();
+    put_after_stream(pool, held, &stream).unwrap();
     assert_eq!(
         (in_flight(pool), &stats(pool)["memory"]["quarantined"]),
         (0, &1.into()),
@@ -153,7 +153,7 @@ fn the_memory_of_a_closed_pool_goes_when_the_last_buffer_is_back() {
     assert_eq!((status, is_pinned), (pp_status::PP_OK, 1));
     close(pool);
     assert!(driver.counts().pinned_bytes > before, "the buffer is out");
-    put_on_stream(pool, held, &stream).unwrap();
+    put_after_stream(pool, held, &stream).unwrap();
     assert_eq!(driver.counts().pinned_bytes, before);
     assert_eq!(put(pool, held).unwrap_err().0, pp_status::PP_UNKNOWN_POOL);
 }

@@ -72,7 +72,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
 /// A buffer, without a wait for what the program holds; for work that is not over, as long as `PINPOOL_WAIT` says. While a
 /// stream captures, what was freed since then stays in flight, so there is no wait; nor for a second after one without success.
 fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
-    let mut got = pool.get_with(Request::new(bytes).wait(Duration::ZERO));
+    let mut got = pool.get_with(Request::new(bytes).timeout(Duration::ZERO));
     if got.as_ref().is_err_and(pinpool::Error::is_limit) && context.may_wait() && pool.stats().copies.in_flight > 0 {
         got = pool.get(bytes);
         if got.as_ref().is_err_and(pinpool::Error::is_limit) {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
-use pinpool::{Error, Fence, FenceKind, Result, StreamId};
+use pinpool::{Error, Fence, Result, StreamId};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::{Condvar, Mutex};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
@@ -37,8 +37,6 @@ struct Progress {
     /// A child of `fork` has no worker.
     generation: ForkGeneration,
     id: StreamId,
-    /// Shown in statistics.
-    number: u64,
     /// Copies enqueued; the next one's number.
     enqueued: AtomicU64,
     /// Completed copies: all copies with a lower number.
@@ -100,13 +98,10 @@ impl SinkStream {
     ///
     /// [`Error::is_device`] if the system refuses a thread.
     pub fn new() -> Result<Self> {
-        static STREAMS: AtomicU64 = AtomicU64::new(1);
         let (queue, copies) = channel();
         let progress = Arc::new(Progress {
             generation: ForkGeneration::now(),
             id: StreamId::unique(),
-            // Relaxed: the only requirement is that no number is assigned twice.
-            number: STREAMS.fetch_add(1, Ordering::Relaxed),
             enqueued: AtomicU64::new(0),
             done: AtomicU64::new(0),
             state: Mutex::new(WorkerState::default()),
@@ -229,10 +224,6 @@ unsafe impl Fence for SinkFence {
         self.progress.wait_for(self.number + 1)
     }
 
-    fn stream(&self) -> u64 {
-        self.progress.number
-    }
-
     fn stream_id(&self) -> Option<StreamId> {
         Some(self.progress.id)
     }
@@ -278,7 +269,7 @@ unsafe impl CopyTarget<SinkStream> for SinkMem {
         self.len
     }
 
-    unsafe fn enqueue(&mut self, stream: &SinkStream, source: *const u8, len: usize, _kind: FenceKind) -> Enqueued {
+    unsafe fn enqueue(&mut self, stream: &SinkStream, source: *const u8, len: usize) -> Enqueued {
         let (source, target) = (HostAddress(source.cast_mut()), self.bytes.clone());
         self.enqueue_in_order(stream, move || {
             let (HostAddress(source), DeviceBytes(target)) = (source, &*target);

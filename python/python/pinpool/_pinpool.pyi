@@ -280,7 +280,7 @@ class Pool:
             True, or False after the timeout.
         """
     @property
-    def pinned_fraction(self) -> float:
+    def reserve_fraction(self) -> float:
         """Fraction of the reserve that is pinned, from 0.0 to 1.0."""
     def trim(self, to_bytes: _Size | None = None) -> None:
         """Releases idle memory to the system until at most `to_bytes` (default 0) are held."""

@@ -18,7 +18,7 @@ use cudarc::driver::{CudaContext, sys};
 
 use super::context_fence::StreamContext;
 use super::own_context::OwnContext;
-use super::stream::{Stream, id_number, number};
+use super::stream::{Stream, id_number};
 use super::timeline::{Timeline, TimelinePages};
 use crate::driver::code::Failed;
 use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
@@ -61,7 +61,7 @@ unsafe impl Sync for Event {}
 
 impl ContextState {
     /// The state of a context, made at the first call; the code of `cuCtxGetId` if that is refused.
-    pub(super) fn of(context: &Arc<CudaContext>) -> Result<&'static Self, Failed> {
+    pub(super) fn for_context(context: &Arc<CudaContext>) -> Result<&'static Self, Failed> {
         match Self::known(context.cu_ctx()) {
             Some(state) => Ok(state),
             None => Self::made(context.cu_ctx(), context.cu_device(), Some(context.clone())),
@@ -145,7 +145,7 @@ impl ContextState {
         if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
             return Ok((state, CurrentContext::unchanged()));
         }
-        let state = Self::of(context)?;
+        let state = Self::for_context(context)?;
         state.enter().map(|current| (state, current))
     }
 
@@ -184,8 +184,8 @@ impl ContextState {
     }
 
     /// The timeline of the stream with this id; `None` if an event has to do. The context is current.
-    pub(super) fn timeline(&'static self, stream: Stream, id: StreamId) -> Option<&'static Timeline> {
-        self.words.timeline(id, number(stream), &self.streams)
+    pub(super) fn timeline(&'static self, id: StreamId) -> Option<&'static Timeline> {
+        self.words.timeline(id, &self.streams)
     }
 
     /// The context object of our own.

@@ -138,7 +138,6 @@ struct Waits {
 /// The fence of work that has no other fence.
 #[derive(Debug)]
 pub(super) struct ContextFence {
-    stream: u64,
     /// The reason.
     refused: String,
     context: &'static StreamContext,
@@ -148,11 +147,11 @@ pub(super) struct ContextFence {
 }
 
 impl ContextFence {
-    /// A fence after all work so far of the stream with this number, which has completed already if `is_complete`. `refused` is the
-    /// reason why there is no other fence.
-    pub(super) fn new(stream: u64, context: &'static StreamContext, refused: String, is_complete: bool) -> Self {
+    /// A fence after all work so far of a stream of this context, which has completed already if `is_complete`. `refused` is the reason
+    /// why there is no other fence.
+    pub(super) fn new(context: &'static StreamContext, refused: String, is_complete: bool) -> Self {
         let first = context.waits.lock().begun + 1;
-        Self { stream, refused, context, first, is_complete: AtomicBool::new(is_complete) }
+        Self { refused, context, first, is_complete: AtomicBool::new(is_complete) }
     }
 
     /// Whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
@@ -200,9 +199,5 @@ unsafe impl Fence for ContextFence {
             self.is_complete.store(true, Ordering::Release);
         }
         Ok(())
-    }
-
-    fn stream(&self) -> u64 {
-        self.stream
     }
 }

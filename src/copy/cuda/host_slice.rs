@@ -31,7 +31,7 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 use super::answer::FinalStatus;
 use super::context::{ContextState, Event};
 use super::context_fence::{CAPTURE_PAUSE, ContextFence};
-use super::stream::{SavedError, Stream, is_capturing, number};
+use super::stream::{SavedError, Stream, is_capturing};
 use crate::copy::UnknownEnd;
 use crate::driver::code::{Code, Failed};
 use crate::driver::{RelaxedCapture, calls};
@@ -80,7 +80,6 @@ struct TrackedCopy {
     event: ManuallyDrop<CudaEvent>,
     /// The user's stream under our context object.
     stream: Arc<CudaStream>,
-    number: u64,
     stream_id: Option<StreamId>,
     context: &'static ContextState,
     /// Empty until it was checked, after the borrow.
@@ -111,9 +110,9 @@ impl TrackedCopy {
         let event = own.context.new_event(Some(timed))?;
         // SAFETY: a live stream of this context; the object is used while the caller's borrow of the stream lasts.
         let stream = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };
-        let (number, stream_id) = (number(of_driver), context.stream_id(of_driver));
+        let stream_id = context.stream_id(of_driver);
         let (event, record, answer) = (ManuallyDrop::new(event), OnceLock::new(), FinalStatus::default());
-        Ok(Some(Self { event, stream, number, stream_id, context, record, answer }))
+        Ok(Some(Self { event, stream, stream_id, context, record, answer }))
     }
 
     fn event(&self) -> Event {
@@ -133,7 +132,7 @@ impl TrackedCopy {
             Ok(()) | Err(Failed(_, Code::NOT_READY)) => Record::Present,
             Err(Failed(_, Code::INVALID_HANDLE)) => {
                 let why = "cudarc recorded no event behind its copy".to_owned();
-                Record::Missing(ContextFence::new(self.number, &self.context.streams, why, false))
+                Record::Missing(ContextFence::new(&self.context.streams, why, false))
             }
             Err(Failed(_, code)) if code.is_forbidden_by_capture() => return Ok(None),
             Err(failed) => return Err(self.answer.refused(failed)),
@@ -169,10 +168,6 @@ unsafe impl Fence for TrackedCopy {
                 None => std::thread::sleep(CAPTURE_PAUSE),
             }
         }
-    }
-
-    fn stream(&self) -> u64 {
-        self.number
     }
 
     fn stream_id(&self) -> Option<StreamId> {

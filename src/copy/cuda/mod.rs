@@ -30,7 +30,7 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, SyncOnDro
 use self::context::ContextState;
 use self::context_fence::ContextFence;
 use self::event::EventFence;
-use self::stream::{SavedError, Stream, is_capturing, number};
+use self::stream::{SavedError, Stream, is_capturing};
 use self::timeline::Timeline;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::backend;
@@ -63,7 +63,12 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
         self.num_bytes()
     }
 
-    unsafe fn enqueue(
+    unsafe fn enqueue(&mut self, stream: &S, source: *const u8, len: usize) -> Result<SharedFence, CopyFailure> {
+        // SAFETY: the caller's promise.
+        unsafe { CopyTarget::enqueue_with(self, stream, source, len, FenceKind::Timeline) }
+    }
+
+    unsafe fn enqueue_with(
         &mut self,
         stream: &S,
         source: *const u8,
@@ -123,7 +128,7 @@ pub(crate) fn ensure_access(ordinal: usize, start: *const u8, len: usize) -> Res
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let failed = |failed: Failed| Error::copy_refused(len, failed.to_string());
     ensure_access(context.ordinal(), start, len)?;
-    let state = ContextState::of(context).map_err(failed)?;
+    let state = ContextState::for_context(context).map_err(failed)?;
     let _current = state.enter().map_err(failed)?;
     // The first call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
     calls::host_device_pointer(start.cast_mut().cast(), 0)
@@ -232,10 +237,10 @@ enum Prepared {
 impl Prepared {
     /// A fence for the stream, which does not capture. Its context is current.
     fn new(stream: Stream, context: &'static ContextState, kind: FenceKind) -> Result<Self, Failed> {
-        let id = if kind == FenceKind::Timeline { context.stream_id(stream) } else { None };
-        match id.and_then(|id| Some((context.timeline(stream, id)?, id))) {
+        let id = context.stream_id(stream);
+        match id.filter(|_| kind == FenceKind::Timeline).and_then(|id| Some((context.timeline(id)?, id))) {
             Some((timeline, id)) => Ok(Self::Timeline(timeline, id)),
-            None => EventFence::new(stream, id, context).map(Self::Event),
+            None => EventFence::new(id, context).map(Self::Event),
         }
     }
 }
@@ -245,7 +250,7 @@ fn put(prepared: Result<Prepared, Failed>, stream: Stream, context: &'static Con
     let event = match prepared {
         Ok(Prepared::Timeline(timeline, id)) => match timeline.write(id.number(), stream.handle) {
             Some(fence) => return Arc::new(fence),
-            None => EventFence::new(stream, Some(id), context),
+            None => EventFence::new(Some(id), context),
         },
         Ok(Prepared::Event(event)) => Ok(event),
         Err(failed) => Err(failed),
@@ -254,7 +259,7 @@ fn put(prepared: Result<Prepared, Failed>, stream: Stream, context: &'static Con
         Ok(event) => Arc::new(event),
         Err(failed) => {
             let is_complete = context_fence::wait_for(stream).is_ok();
-            Arc::new(ContextFence::new(number(stream), &context.streams, failed.to_string(), is_complete))
+            Arc::new(ContextFence::new(&context.streams, failed.to_string(), is_complete))
         }
     }
 }

@@ -137,6 +137,16 @@ unsafe impl CopyTarget<RawStream> for RawMem {
         stream: &RawStream,
         source: *const u8,
         len: usize,
+    ) -> Result<SharedFence, CopyFailure> {
+        // SAFETY: the caller's promise.
+        unsafe { CopyTarget::enqueue_with(self, stream, source, len, FenceKind::Timeline) }
+    }
+
+    unsafe fn enqueue_with(
+        &mut self,
+        stream: &RawStream,
+        source: *const u8,
+        len: usize,
         kind: FenceKind,
     ) -> Result<SharedFence, CopyFailure> {
         // SAFETY: the caller promises the source, `from_raw` the target; `len` bytes fit.
@@ -226,7 +236,7 @@ unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextSt
     let context = unsafe { ContextState::of_handle(handle) }.map_err(unusable)?;
     // Its other streams have a handle in the primary context too.
     let green = if stream.addr() <= PER_THREAD { green } else { ptr::null_mut() };
-    Ok((Stream { handle: stream, context: handle, device: context.device(), green }, context))
+    Ok((Stream { handle: stream, green }, context))
 }
 
 /// A fence after all work before the last record of `event`; `None` if it has completed.

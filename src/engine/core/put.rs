@@ -40,7 +40,7 @@ impl Block {
         if self.is_forked() {
             return std::mem::forget(self);
         }
-        let core = KeptCore::of(&self);
+        let core = KeptCore::take(&self);
         let fences = &mut self.state_mut().copy_fences;
         if !fences.is_empty() {
             let fences = fences.take();

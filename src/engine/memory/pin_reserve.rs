@@ -64,7 +64,7 @@ impl ArenaSupply {
     /// refuses even short slices, these are fewer than requested, and a log line says so. A slow call.
     fn pin_slices(&self, bytes: u64) -> Result<Vec<Place>, Refusal> {
         let len = self.claim_reserve(bytes)?;
-        let slices = Slices::of(len, self.source.reserve_slice_bytes());
+        let slices = Slices::new(len, self.source.reserve_slice_bytes());
         let (are_several, pin_threads) = (slices.are_several(), self.settings.pin_threads);
         let threads = if are_several { touching_threads(pin_threads) } else { pin_threads };
         let report = |done_bytes: u64| {
@@ -209,7 +209,7 @@ struct Pinned {
 
 impl Slices {
     /// `bytes` in slices of this length, or in one piece.
-    fn of(bytes: u64, slice_bytes: Option<u64>) -> Self {
+    fn new(bytes: u64, slice_bytes: Option<u64>) -> Self {
         let (slice_bytes, min_bytes) = slice_bytes.map_or((bytes, bytes), |slice_bytes| (slice_bytes, SLICE_BYTES_MIN));
         let (places, refusal, done_bytes, reported) = Default::default();
         Self(Mutex::new(Pinned { places, left_bytes: bytes, refusal, done_bytes, reported, slice_bytes, min_bytes }))
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn a_refused_slice_is_halved_down_to_a_least_one_and_the_rest_is_left() {
         const MIB: u64 = 1 << 20;
-        let slices = Slices::of(600 * MIB, Some(256 * MIB));
+        let slices = Slices::new(600 * MIB, Some(256 * MIB));
         assert!(slices.are_several());
         let place = Place(NonNull::dangling(), 0);
         assert_eq!((slices.next(), slices.next()), (Some(256 * MIB), Some(256 * MIB)));
@@ -287,7 +287,7 @@ mod tests {
         let Pinned { places, left_bytes, refusal, .. } = slices.0.into_inner();
         assert_eq!((places.len(), left_bytes), (1, 344 * MIB));
         assert!(refusal.is_some());
-        let whole = Slices::of(600 * MIB, None);
+        let whole = Slices::new(600 * MIB, None);
         assert_eq!((whole.are_several(), whole.next()), (false, Some(600 * MIB)));
         whole.record(600 * MIB, refused());
         assert_eq!(whole.next(), None, "one piece is not halved");

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
+use pinpool::Fence;
 use pinpool::copy::CopyTarget;
-use pinpool::{Fence, FenceKind};
 use pinpool_testing::{SinkMem, SinkStream};
 
 fn enqueue(stream: &SinkStream, mem: &mut SinkMem, source: &'static [u8]) -> Arc<dyn Fence> {
     // SAFETY: a static slice stays readable and unchanged.
-    unsafe { mem.enqueue(stream, source.as_ptr(), source.len(), FenceKind::Timeline) }.unwrap()
+    unsafe { mem.enqueue(stream, source.as_ptr(), source.len()) }.unwrap()
 }
 
 #[test]

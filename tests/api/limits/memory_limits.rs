@@ -280,7 +280,7 @@ fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
         // A task does not release memory on its thread, and does not wait for a tick either.
         let (pool, other) = (&pools[1], &pools[0]);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        drop(runtime.block_on(pool.get_async(Request::new(60 * MIB).wait(LONG))).unwrap());
+        drop(runtime.block_on(pool.get_async(Request::new(60 * MIB).timeout(LONG))).unwrap());
         assert_eq!((valid_stats(pool).requests.waits, valid_stats(other).memory.held_bytes <= 40 << 20), (0, true));
     }
 }
@@ -300,7 +300,7 @@ fn a_request_at_the_process_limit_is_woken_by_a_return_to_another_pool() {
         let bytes = valid_stats(&full).memory.held_bytes;
         assert!(text.contains(&format!("(full holds {})", Size(bytes))), "{text}");
         thread::scope(|scope| {
-            let get = scope.spawn(|| lacking.get_with(Request::new(15 * MIB).wait(LONG)));
+            let get = scope.spawn(|| lacking.get_with(Request::new(15 * MIB).timeout(LONG)));
             while valid_stats(&lacking).requests.waiting == 0 {
                 thread::yield_now();
             }

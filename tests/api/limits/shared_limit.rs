@@ -204,7 +204,7 @@ fn worker() {
             },
             "try" => {
                 let got = pool
-                    .get_with(Request::new(usize::try_from(number).unwrap()).wait(Duration::from_millis(20)))
+                    .get_with(Request::new(usize::try_from(number).unwrap()).timeout(Duration::from_millis(20)))
                     .map(drop);
                 println!(
                     "> {}",
@@ -264,11 +264,9 @@ fn worker() {
                         2..=9 => {
                             let len = 1 + draw.below((mib * MIB / 6) as u64);
                             // The bytes of other processes may leave no room.
-                            held.extend(
-                                pool.get_with(
-                                    Request::new(usize::try_from(len).unwrap()).wait(Duration::from_millis(2)),
-                                ),
-                            );
+                            held.extend(pool.get_with(
+                                Request::new(usize::try_from(len).unwrap()).timeout(Duration::from_millis(2)),
+                            ));
                         }
                         at => drop((!held.is_empty()).then(|| {
                             let at = usize::try_from(at).unwrap() % held.len();
@@ -525,14 +523,14 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
             // Numbers of processes are used again.
             gone.drain(..gone.len().saturating_sub(8));
             // The survivor continues, with other processes and alone.
-            drop(pool.get_with(Request::new(MIB).wait(LONG)).unwrap());
+            drop(pool.get_with(Request::new(MIB).timeout(LONG)).unwrap());
             if kill % 8 == 7 {
                 workers.drain(..).for_each(Worker::kill);
                 let (report, stats) = (named.report(), pool.stats());
                 assert_eq!(report.owners.len(), 1, "{report:?}");
                 assert_eq!(report.held_bytes, stats.memory.held_bytes, "{report:?}");
                 // All that the dead held is free at once.
-                drop(pool.get_with(Request::new(60 * MIB).wait(Duration::ZERO)).unwrap());
+                drop(pool.get_with(Request::new(60 * MIB).timeout(Duration::ZERO)).unwrap());
                 pool.trim(0);
                 assert_eq!(named.report().held_bytes, 0);
             }

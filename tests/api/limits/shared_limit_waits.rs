@@ -35,7 +35,7 @@ fn are_served_beside(preset: Preset, gets: usize, (threads, mib, hold_us): (usiz
     let mut other = cycling(&named, "other", threads, mib, hold_us);
     let pool = named.builder(64).preset(preset).name("own").build().unwrap();
     for _ in 0..gets {
-        drop(pool.get_with(Request::new(mib * MIB).wait(LONG)).unwrap());
+        drop(pool.get_with(Request::new(mib * MIB).timeout(LONG)).unwrap());
         // The next one finds all of the shared limit in use again.
         pool.trim(0);
         named.wait_until(|report| report.held_bytes + (mib * MIB) as u64 > 64 << 20);
@@ -81,7 +81,7 @@ fn gets_that_end_in_any_order_leave_no_want() {
                 let mut draw = Draw(thread);
                 for _ in 0..1_000 {
                     let len = MIB << draw.below(4);
-                    let _ = pool.get_with(Request::new(len).wait(Duration::from_micros(draw.below(3_000))));
+                    let _ = pool.get_with(Request::new(len).timeout(Duration::from_micros(draw.below(3_000))));
                 }
             });
         }

@@ -33,7 +33,7 @@ fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
             assert!(poll(unpolled.as_mut()).is_pending());
             let waiting = [2, 1].map(|mib| {
                 let pool = &pool;
-                scope.spawn(move || pool.get_with(Request::new(mib * MIB).wait(LONG)).map(drop))
+                scope.spawn(move || pool.get_with(Request::new(mib * MIB).timeout(LONG)).map(drop))
             });
             until_waits(&pool, 3);
             let mut task = pin!(pool.get_async(MIB));

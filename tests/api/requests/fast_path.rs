@@ -291,7 +291,8 @@ fn full_pool() -> (Pool, Vec<PinnedBuf>) {
     let builder = builder(Preset::Adaptive).max_bytes(Some(8 << 20)).wait(LONG).background_thread(false);
     let pool = builder.build().unwrap();
     let small = pool.get(LEN).unwrap();
-    let held: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).wait(Duration::ZERO)).ok()).collect();
+    let held: Vec<_> =
+        std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).timeout(Duration::ZERO)).ok()).collect();
     assert_eq!(held.len(), 7);
     drop(small);
     assert_eq!((fast_path::is_open(&pool), fast_hits(&pool)), (true, 1000));

@@ -108,8 +108,6 @@ pub(super) struct Timeline {
     sequence: Sequence,
     /// The number of the stream's id, or [`NO_STREAM`]. Cleared under the lock of `last`.
     id: AtomicU64,
-    /// The stream's number in statistics.
-    stream: AtomicU64,
     /// The last number enqueued for writing.
     last: Mutex<u64>,
     words: &'static TimelinePages,
@@ -172,12 +170,7 @@ impl Timeline {
 impl TimelinePages {
     /// The timeline of the stream with this id, which is of the context of these words; `None` if there is no memory for one, or the
     /// driver writes no words. The context is current.
-    pub(super) fn timeline(
-        &'static self,
-        id: StreamId,
-        stream: u64,
-        context: &'static StreamContext,
-    ) -> Option<&'static Timeline> {
+    pub(super) fn timeline(&'static self, id: StreamId, context: &'static StreamContext) -> Option<&'static Timeline> {
         let is_own = |timeline: &&Timeline| std::ptr::eq(timeline.words, self);
         if let Some(known) = Timeline::known(id.number()) {
             return Some(known).filter(is_own);
@@ -192,7 +185,6 @@ impl TimelinePages {
         let mut timelines = TIMELINES.get().lock();
         let timeline = *timelines.entry(id.number()).or_insert(free);
         if std::ptr::eq(timeline, free) {
-            free.stream.store(stream, Ordering::Relaxed);
             free.id.store(id.number(), Ordering::Relaxed);
         } else {
             // Another thread was faster.
@@ -250,7 +242,6 @@ impl TimelinePages {
                 address: device + offset as u64,
                 sequence: Sequence::new(FIRST),
                 id: AtomicU64::new(NO_STREAM),
-                stream: AtomicU64::new(0),
                 last: Mutex::new(FIRST),
                 words: self,
                 context,
@@ -337,10 +328,6 @@ unsafe impl Fence for TimelineFence {
             }
         }
         Ok(())
-    }
-
-    fn stream(&self) -> u64 {
-        self.timeline.stream.load(Ordering::Relaxed)
     }
 }
 
