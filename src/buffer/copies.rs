@@ -109,8 +109,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_copy`]: the target is too small, or the stream is capturing a graph; [`CopyError::into_buf`] returns the
-    ///   buffer,
+    /// - [`Error::is_copy`], [`Error::is_capture`]: the target is too small, or the stream is capturing a graph;
+    ///   [`CopyError::into_buf`] returns the buffer,
     /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory is never used again.
     pub fn copy_to<S, E, T>(mut self, stream: &S, target: &mut T) -> Result<Completion, CopyError>
     where
@@ -210,8 +210,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if no fence can be recorded on the stream, or it is capturing a graph: the memory is never
-    /// reused.
+    /// [`Error::is_device`] if no fence can be recorded on the stream, [`Error::is_capture`] if it is capturing a graph: the memory
+    /// is never reused.
     pub fn release_after<S: CopyStream + ?Sized>(self, stream: &S) -> Result<()> {
         self.release_behind(|| stream.mark().map(Some))
     }
@@ -239,7 +239,7 @@ impl PinnedBuf {
     ///
     /// - [`Error::is_request`]: the driver knows no such stream, or null without a current context,
     /// - [`Error::is_backend`]: there is no driver,
-    /// - [`Error::is_device`]: no fence can be recorded on the stream, or it is capturing a graph.
+    /// - [`Error::is_device`], [`Error::is_capture`]: no fence can be recorded on the stream, or it is capturing a graph.
     ///
     /// Then the memory is never reused, unless a later call for the same stream succeeds. No later call helps after a capture, since
     /// each launch of the graph uses the memory again.

@@ -6,7 +6,7 @@ use std::fmt;
 
 use cudarc::driver::DriverError;
 
-use crate::error::{Error, SourceError};
+use crate::error::{Error, Retry, SourceError};
 
 const SHORT_OF_MEMORY: &str =
     "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES, or raise its cgroup's limit";
@@ -104,7 +104,13 @@ impl From<Failed> for Error {
 /// With a remedy if the call pins and memory is short.
 impl From<Failed> for SourceError {
     fn from(Failed(call, code): Failed) -> Self {
-        let error = Self::new(call, code.to_string()).with_code(code.number());
+        let retry = match code {
+            Code::INVALID_VALUE => Retry::Never,
+            // Not permitted during a stream capture.
+            Code(900 | 901) => Retry::Soon,
+            _ => Retry::Later,
+        };
+        let error = Self::new(call, code.to_string()).with_code(code.number()).with_retry(retry);
         let pins =
             matches!(call, "cuMemHostAlloc" | "cuMemHostRegister" | "cuMemCreate" | "cuMemMap" | "cuMemSetAccess");
         if pins && code == Code::OUT_OF_MEMORY { error.with_remedy(SHORT_OF_MEMORY) } else { error }

@@ -59,7 +59,7 @@ fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_survives() {
     let buf = filled(&pool, 4096, 1);
     begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     let error = pinpool::Error::from(buf.copy_to(&stream, &mut memory).unwrap_err());
-    assert!(error.is_copy() && error.to_string().contains("before the capture begins"), "{error}");
+    assert!(error.is_capture() && error.to_string().contains("before the capture begins"), "{error}");
     assert_eq!(pool.stats().memory.idle, 1, "the buffer is put back");
     assert_eq!(end_capture(&stream), Ok(()));
     assert_eq!(driver.counts().invalidated_captures, 0);

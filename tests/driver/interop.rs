@@ -391,9 +391,9 @@ fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
         origin.memset_zeros(&mut source).unwrap();
         let records = driver.calls("cuEventRecord");
         let refused = pinpool::Error::from(filled(&pool, 1).copy_to(&stream, &mut target).unwrap_err());
-        assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
+        assert!(refused.is_capture() && refused.to_string().contains("capturing"), "{refused}");
         let refused = filled(&pool, 1).copy_from(&other, &source).unwrap_err();
-        assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
+        assert!(refused.is_capture() && refused.to_string().contains("capturing"), "{refused}");
         assert_eq!(driver.calls("cuEventRecord"), records, "nothing was enqueued, so no event was recorded");
         assert_eq!(
             (pool.stats().memory.quarantined, pool.stats().copies.in_flight, pool.stats().memory.idle),

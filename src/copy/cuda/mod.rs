@@ -189,7 +189,7 @@ unsafe fn copy_behind<R>(
     let refused = |failed| refused(len, failed);
     let refuse_capturing = || match is_capturing(stream).map_err(refused)? {
         false => Ok(()),
-        true => Err(CopyFailure::Refused(Error::copy_refused(len, ErrorKind::Capture.to_string()))),
+        true => Err(CopyFailure::Refused(ErrorKind::Capture.into())),
     };
     let start = match host {
         HostSide::Source(start) => start,
