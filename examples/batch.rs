@@ -4,7 +4,7 @@
 use std::thread;
 
 use pinpool::Pool;
-use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMem, SinkStream};
 
 const TENSORS: usize = 1000;
 const TENSOR_BYTES: usize = 300;

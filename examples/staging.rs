@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 
 use pinpool::Pool;
-use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMem, SinkStream};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::builder().build()?;

@@ -4,8 +4,8 @@
 use std::sync::mpsc::sync_channel;
 use std::thread;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{PinnedBuf, Pool};
+use pinpool_testing::{SinkMem, SinkStream};
 
 const THREADS: u8 = 4;
 const BATCHES: usize = 100;

@@ -3,8 +3,8 @@
 //! them to a device and awaits each copy. Neither blocks the thread: a task is woken when its
 //! request is served, or when its copy completes.
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{PinnedBuf, Pool};
+use pinpool_testing::{SinkMem, SinkStream};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 const BATCHES: u8 = 20;

@@ -12,8 +12,8 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use pinpool::Pool;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool_shared::{SharedSlabs, SlabWorker, Ticket};
+use pinpool_testing::{SinkMem, SinkStream};
 
 const BYTES: usize = 4 << 20;
 const LONG: Duration = Duration::from_secs(30);

@@ -8,7 +8,7 @@
 //!
 //! ```
 //! use pinpool::Pool;
-//! use pinpool::copy::sink::{SinkMem, SinkStream};
+//! use pinpool_testing::{SinkMem, SinkStream};
 //!
 //! let pool = Pool::builder().build()?; // settings from `PINPOOL_*`
 //! let (stream, mut device) = (SinkStream::new()?, SinkMem::new(4096)); // on a GPU: cudarc's stream and slice
@@ -73,17 +73,18 @@ pub mod unstable;
 /// Custom memory for [`Backend::Source`]: implement [`Source`](source::Source), and test it with the crate `pinpool-testing`.
 pub mod source {
     pub use crate::backend::{PAGE_BYTES, Region, Source};
+    pub use crate::error::Retry;
 }
 
 pub use backend::Backend;
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
-pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
+pub use buffer::{CopyError, PendingBuf, PinnedBuf, PinnedSlice};
 pub use config::{Limit, OnFull, ParseError, Preset};
 pub use copy::Completion;
 pub use error::{Error, Result, SourceError};
-pub use in_flight::{Fence, FenceKind, StreamId};
-pub use pool::{GetFuture, Partition, PinnedMemory, Pool, PoolBuilder, Request};
+pub use in_flight::{Fence, StreamId};
+pub use pool::{ExternalMemory, GetFuture, Partition, Pool, PoolBuilder, Request};
 pub use report::{Cause, Diagnosis, Dump, Owner};
 pub use stats::Stats;
 

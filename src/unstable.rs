@@ -30,6 +30,7 @@ pub mod fast_path {
 }
 
 pub use crate::engine::ManualClock;
+pub use crate::in_flight::FenceKind;
 pub use crate::policy::{Check, Window};
 pub use crate::report::{CheckReport, LogSampler};
 pub use crate::report::{Finding, Severity};

@@ -351,10 +351,6 @@ unsafe impl Fence for UnknownEnd {
     fn wait(&self) -> pinpool::Result<()> {
         self.is_complete().map(drop)
     }
-
-    fn stream(&self) -> u64 {
-        0
-    }
 }
 
 /// The fences of several streams as one.
@@ -382,10 +378,6 @@ unsafe impl Fence for AllFences {
 
     fn wait(&self) -> pinpool::Result<()> {
         self.others.iter().chain([&self.last]).try_for_each(|fence| fence.wait())
-    }
-
-    fn stream(&self) -> u64 {
-        self.last.stream()
     }
 }
 

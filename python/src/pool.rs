@@ -46,7 +46,7 @@ const BACKGROUND_THREAD: &str = "background_thread";
 ///     max_idle_bytes: most bytes kept in idle buffers and free memory.
 ///     ledger: name of a limit shared by all processes that use it, or "auto" (all processes of one torchrun or Ray job).
 ///     wait: how long a request waits when the pool is full (default 30 s).
-///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, as much again as the limit).
+///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, up to the limit once more).
 ///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
 ///     device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
@@ -225,7 +225,7 @@ impl Pool {
             return Ok(idle);
         }
         let begun = Instant::now();
-        let request = Request::new(len).wait(wait);
+        let request = Request::new(len).timeout(wait);
         let request = align.map_or(request, |align| request.align(align));
         let served = if wait > UNINTERRUPTED {
             self.get_interruptibly(py, request)?
@@ -258,7 +258,7 @@ impl Pool {
         if let Some(idle) = self.get_idle(len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
-        let waiting = PendingRequest::new(self.future(Request::new(len).wait(wait))?, wait, self.handle.clone())?;
+        let waiting = PendingRequest::new(self.future(Request::new(len).timeout(wait))?, wait, self.handle.clone())?;
         Ok(Bound::new(py, waiting)?.into_any())
     }
 
@@ -272,7 +272,8 @@ impl Pool {
         self.pool().map(|pool| py.detach(|| pool.diagnose().to_string()))
     }
 
-    /// Returns a report of the memory of the pool: totals, size classes, and the holders of buffers by tag.
+    /// Returns a report of the pool's memory: the largest holders by tag, the bytes by state, the limit, and, if memory is
+    /// short, the likely cause.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
         self.pool().map(|pool| py.detach(|| pool.dump().to_string()))
     }
@@ -313,7 +314,7 @@ impl Pool {
 
     /// Fraction of the reserve that is pinned, from 0.0 to 1.0.
     #[getter]
-    fn pinned_fraction(&self, py: Python<'_>) -> PyResult<f64> {
+    fn reserve_fraction(&self, py: Python<'_>) -> PyResult<f64> {
         let pool = self.pool()?;
         Ok(py.detach(|| pool.stats().memory.reserve_fraction()))
     }

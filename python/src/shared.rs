@@ -109,7 +109,7 @@ impl Slabs {
     }
 
     fn next_from_dead_worker(&self, py: Python<'_>) -> PyResult<Option<(u64, Buffer)>> {
-        let found = self.call(py, SharedSlabs::next_of_dead)?;
+        let found = self.call(py, SharedSlabs::next_from_dead_worker)?;
         Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
     }
 

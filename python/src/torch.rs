@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use pinpool::copy::CopyStream;
 use pinpool::copy::cuda::RawStream;
-use pinpool::stats::Calls;
+use pinpool::stats::CallStats;
 use pinpool::{PinnedBuf, Pool};
 use pyo3::prelude::*;
 
@@ -195,7 +195,7 @@ unsafe extern "C" fn is_capturing(stream: *const Stream) -> c_int {
     answer.unwrap_or(false).into()
 }
 
-fn timed(calls: &Calls) -> Timed {
+fn timed(calls: &CallStats) -> Timed {
     let micros = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
     let time = &calls.time;
     Timed {

@@ -21,10 +21,10 @@ import numpy as np
 import pinpool
 
 cuda = ctypes.CDLL("libcuda.so")
-cuda.double_hold_stream.argtypes, cuda.double_hold_stream.restype = [ctypes.c_size_t, ctypes.c_int], ctypes.c_size_t
-cuda.double_wait_for_held.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
-cuda.double_calls.argtypes, cuda.double_calls.restype = [ctypes.c_char_p], ctypes.c_uint64
-cuda.double_wrong_uses.restype = ctypes.c_size_t
+cuda.mock_driver_hold_stream.argtypes, cuda.mock_driver_hold_stream.restype = [ctypes.c_size_t, ctypes.c_int], ctypes.c_size_t
+cuda.mock_driver_wait_for_held.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+cuda.mock_driver_calls.argtypes, cuda.mock_driver_calls.restype = [ctypes.c_char_p], ctypes.c_uint64
+cuda.mock_driver_wrong_uses.restype = ctypes.c_size_t
 
 def driver(name, *arguments):
     code = getattr(cuda, name)(*arguments)
@@ -52,8 +52,8 @@ def on_device(size):
     driver("cuMemcpyDtoH_v2", bytes_, target, ctypes.c_size_t(size))
     return set(bytes_)
 
-def hold(stream=0): cuda.double_hold_stream(stream, 1)
-def let_run(stream=0): cuda.double_hold_stream(stream, 0)
+def hold(stream=0): cuda.mock_driver_hold_stream(stream, 1)
+def let_run(stream=0): cuda.mock_driver_hold_stream(stream, 0)
 
 def pool_of(**settings):
     settings = {"backend": "cuda", "preset": "tensorflow", "background_thread": False} | settings
@@ -80,7 +80,7 @@ def with_mock_driver(alone, tmp_path):
         (tmp_path / name).symlink_to(MOCK_DRIVER)
 
     def run(code, prelude):
-        code = prelude + textwrap.dedent(code) + "\nassert cuda.double_wrong_uses() == 0\n"
+        code = prelude + textwrap.dedent(code) + "\nassert cuda.mock_driver_wrong_uses() == 0\n"
         return alone(code + "print('passed')", env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
 
     def passes(code, prelude=PRELUDE):
@@ -201,7 +201,7 @@ def test_completed_streams_of_a_buffer_are_dropped(with_mock_driver):
         for _ in range(1000):
             buf.record_stream(stream)
             driver("cuStreamSynchronize", ctypes.c_void_p(stream))
-        assert cuda.double_calls(b"cuEventCreate") < 100
+        assert cuda.mock_driver_calls(b"cuEventCreate") < 100
         buf.release()
         settled(pool, (0, 0, 1))
         """
@@ -243,7 +243,7 @@ def test_memory_is_never_reused_if_no_fence_can_be_recorded(with_mock_driver):
         assert pool.stats()["memory"]["idle"] == 1
         graph = ctypes.c_void_p()
         driver("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
-        cuda.double_reset()  # It has reported the invalid handle.
+        cuda.mock_driver_reset()  # It has reported the invalid handle.
         """
     )
 
@@ -285,14 +285,14 @@ def test_the_interpreter_runs_while_the_driver_pins_or_releases(with_mock_driver
         f"""
         pool = pool_of(**{settings!r})
         buf = None if {held!r} == "cuMemHostAlloc" else pool.get(SIZE)
-        cuda.double_hold_call({held!r}.encode(), 1)
+        cuda.mock_driver_hold_call({held!r}.encode(), 1)
         def slowly():
             {slow}
         thread = threading.Thread(target=slowly)
         thread.start()
-        cuda.double_wait_for_held({held!r}.encode(), 1)
+        cuda.mock_driver_wait_for_held({held!r}.encode(), 1)
         assert sum(range(100_000)) and thread.is_alive()
-        cuda.double_hold_call({held!r}.encode(), 0)
+        cuda.mock_driver_hold_call({held!r}.encode(), 0)
         thread.join(300)
         assert not thread.is_alive()
         """
@@ -335,9 +335,9 @@ def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with
     with_mock_driver(
         """
         pool, stream = pool_of(backend="register", preset=None, background_thread=True), new_stream()
-        before = cuda.double_calls(b"cuMemHostRegister_v2")
+        before = cuda.mock_driver_calls(b"cuMemHostRegister_v2")
         shared = pinpool.SharedPool(SIZE, 2, pool=pool)
-        assert shared.pinned_by == "register" and cuda.double_calls(b"cuMemHostRegister_v2") == before + 1
+        assert shared.pinned_by == "register" and cuda.mock_driver_calls(b"cuMemHostRegister_v2") == before + 1
         for value in range(20):
             filling = shared.get(SIZE)
             np.frombuffer(filling, np.uint8)[:] = value
@@ -346,7 +346,7 @@ def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with
                 copy(buf, stream)
                 buf.record_stream(stream)
             assert on_device(SIZE) == {value}
-        assert cuda.double_calls(b"cuMemHostRegister_v2") == before + 2, "one page for the numbers that streams write, none for a buffer"
+        assert cuda.mock_driver_calls(b"cuMemHostRegister_v2") == before + 2, "one page for the numbers that streams write, none for a buffer"
         assert pool.stats()["copies"]["timeline_bytes"] == 4096
         hold(stream)
         buf = shared.receive(shared.get(SIZE).send())
@@ -377,8 +377,8 @@ def test_a_torch_block_with_a_refused_stream_is_kept(with_mock_driver):
     block, address = ctypes.c_void_p(), ctypes.c_void_p()
     assert get(table[0], SIZE, ctypes.byref(block), ctypes.byref(address), None, 0) == 0
     streams = (Stream * 2)(Stream(new_stream(), 0), Stream(new_stream(), 0))
-    cuda.double_fail.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
-    cuda.double_fail(b"cuStreamGetCtx_v2", 2, 3, 400)
+    cuda.mock_driver_fail.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
+    cuda.mock_driver_fail(b"cuStreamGetCtx_v2", 2, 3, 400)
     assert put(block, streams, 2) == 1, "the caller keeps it"
     assert put(block, streams, 2) == put(block, streams, 2) == 1
     assert pool.stats()["memory"]["in_use"] == 1
@@ -397,11 +397,11 @@ def test_a_launcher_that_only_forks_does_not_start_the_driver(with_mock_driver):
         own = pinpool.Pool(env=False, backend="gpu")
         os._exit(0 if own.get(SIZE).is_pinned and pool.get(SIZE).is_pinned else 1)
     assert os.waitpid(child, 0)[1] == 0, "the child has no CUDA"
-    assert cuda.double_calls(b"cuInit") == 0
+    assert cuda.mock_driver_calls(b"cuInit") == 0
     assert pool.get(SIZE).is_pinned and pool.stats()["backend"] == "vmm"
     del pool
     """, """
 import ctypes, os, pinpool
 cuda, SIZE = ctypes.CDLL("libcuda.so"), 65536
-cuda.double_wrong_uses.restype = ctypes.c_size_t
+cuda.mock_driver_wrong_uses.restype = ctypes.c_size_t
 """)

@@ -282,16 +282,16 @@ def test_all_errors_have_one_base():
 def test_a_reserve_in_the_background_is_pinned_while_the_program_runs():
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=False)
     first = pool.get(1 << 20)
-    assert 0 < pool.pinned_fraction <= 1
+    assert 0 < pool.reserve_fraction <= 1
     assert pool.wait_reserved(timeout=300)
-    assert pool.pinned_fraction == 1
+    assert pool.reserve_fraction == 1
     assert pool.stats()["memory"]["reserve_bytes"] == pool.stats()["memory"]["reserve_target_bytes"] == 64 << 20
     assert pool.wait_reserved() and first.nbytes == 1 << 20
     by_hand = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=0, background_thread=0)
-    before = by_hand.pinned_fraction
+    before = by_hand.reserve_fraction
     assert before < 1
     by_hand.maintain()
-    assert before < by_hand.pinned_fraction < 1
+    assert before < by_hand.reserve_fraction < 1
     assert by_hand.wait_reserved(300)
 
 

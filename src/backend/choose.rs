@@ -46,7 +46,7 @@ pub enum Backend {
     Mlock,
     /// Ordinary pageable memory.
     Heap,
-    /// A custom source, or a wrapper around another source.
+    /// A custom source. It acquires and releases whole regions; a wrapper around another source does not inherit its virtual memory.
     Source(Arc<dyn Source>),
 }
 
@@ -133,7 +133,7 @@ impl Default for PinOptions<'_> {
 }
 
 impl Chosen {
-    fn of(source: Arc<dyn Source>) -> Self {
+    fn new(source: Arc<dyn Source>) -> Self {
         Self { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: Vec::new() }
     }
 }
@@ -148,13 +148,13 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
     let options = PinOptions { node: existing_node(options.root, options.node)?, ..options };
     let unavailable = |why| ErrorKind::Unavailable { backend: backend.name(), why };
     let mut chosen = match backend {
-        Backend::Heap => Chosen::of(host_source(HeapSource::new(), options)),
-        Backend::Source(source) => Chosen::of(source.clone()),
+        Backend::Heap => Chosen::new(host_source(HeapSource::new(), options)),
+        Backend::Source(source) => Chosen::new(source.clone()),
         Backend::Auto if is_linux => best(options),
         Backend::Auto => {
             let found = Finding::warning("pinning", "memory is not pinned, which needs Linux")
                 .remedy("set PINPOOL_BACKEND=heap to accept this");
-            Chosen { findings: vec![found], ..Chosen::of(host_source(HeapSource::new(), options)) }
+            Chosen { findings: vec![found], ..Chosen::new(host_source(HeapSource::new(), options)) }
         }
         _ if !is_linux => Err(unavailable("needs Linux; use heap or a custom source on this system".to_owned()))?,
         Backend::Gpu => best_of_driver(options).map_err(|passed_over| {
@@ -169,9 +169,9 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
             return Err(ErrorKind::Setting { name, value, why: why.to_owned() }.into());
         }
         Backend::Vmm | Backend::Register | Backend::Cuda => {
-            Chosen::of(driver_source(backend.name(), options, true).map_err(unavailable)?)
+            Chosen::new(driver_source(backend.name(), options, true).map_err(unavailable)?)
         }
-        Backend::Mlock => Chosen::of(host_source(HeapSource::locked(), options)),
+        Backend::Mlock => Chosen::new(host_source(HeapSource::locked(), options)),
     };
     chosen.findings.extend(node_ignored(&*chosen.source, options.node));
     chosen.findings.extend(options.hugetlb.finding(options.root));
@@ -248,14 +248,14 @@ fn best(options: PinOptions<'_>) -> Chosen {
                              PINPOOL_BACKEND=heap to accept this",
             ));
             passed_over.push(("mlock", why));
-            Chosen { passed_over, findings, ..Chosen::of(host_source(HeapSource::new(), options)) }
+            Chosen { passed_over, findings, ..Chosen::new(host_source(HeapSource::new(), options)) }
         }
     }
 }
 
 /// A source of the driver that has passed its trial.
 fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Chosen, String> {
-    let mut chosen = Chosen::of(driver_source(name, options, false)?);
+    let mut chosen = Chosen::new(driver_source(name, options, false)?);
     // `vmm` has tested a granule.
     if name != "vmm" {
         let trial = trial::run(&*chosen.source, Some(options.device), options.max_bytes);

@@ -20,7 +20,6 @@ use cudarc::driver::sys;
 
 use super::source::{Region, RegionIds, Source};
 use crate::driver::calls;
-use crate::driver::code::Failed;
 use crate::driver::device::Device;
 use crate::error::SourceError;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
@@ -83,9 +82,7 @@ unsafe impl Source for CudaSource {
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let _entered = self.device.enter()?;
         let held_bytes = self.held_bytes(len_bytes);
-        let block = calls::host_alloc(held_bytes, sys::CU_MEMHOSTALLOC_PORTABLE);
-        let block = block.map_err(|error| Failed("cuMemHostAlloc", error))?;
-        let block = block.cast::<u8>();
+        let block = calls::host_alloc(held_bytes, sys::CU_MEMHOSTALLOC_PORTABLE)?.cast::<u8>();
         let skip = block.align_offset(PAGE_BYTES);
         let start = NonNull::new(block.wrapping_add(skip)).filter(|_| skip + len_bytes <= held_bytes);
         let Some((block, start)) = NonNull::new(block).map(DriverBlock).zip(start) else {
@@ -103,10 +100,10 @@ unsafe impl Source for CudaSource {
         let _entered = self.device.enter()?;
         let block = self.take_block(region.start());
         // SAFETY: the caller's promise: allocated by `acquire`, not freed, and unused by every device.
-        unsafe { calls::host_free(block.0.as_ptr().cast()) }.map_err(|error| {
+        unsafe { calls::host_free(block.0.as_ptr().cast()) }.map_err(|failed| {
             // The next release of the region frees the same block.
             self.shifted.lock().insert(region.start().as_ptr().addr(), block);
-            Failed("cuMemFreeHost", error).into()
+            failed.into()
         })
     }
 

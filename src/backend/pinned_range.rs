@@ -33,7 +33,7 @@ impl PinnedRange {
     /// # Safety
     ///
     /// Whole pages, mapped until [`end`](Self::end) has returned without an error.
-    pub(crate) unsafe fn of(region: &Region, source: &str, device: u32) -> Result<Self, SourceError> {
+    pub(crate) unsafe fn pin(region: &Region, source: &str, device: u32) -> Result<Self, SourceError> {
         let _no_device = device;
         match source {
             #[cfg(feature = "cuda")]

@@ -85,7 +85,7 @@ pub(super) unsafe fn populate(
     if let Some(placement) = placement {
         placement.place(region.start(), mapping::mapped_bytes(region.len_bytes())?);
     }
-    let chunks = ChunkQueue::of(region, threads);
+    let chunks = ChunkQueue::new(region, threads);
     let (report, reports) = mpsc::channel();
     // All threads start before the first one populates: a starting thread needs the address space, which populating holds.
     let (started, starts) = mpsc::channel();
@@ -132,7 +132,7 @@ struct ChunkQueue<'region> {
 }
 
 impl<'region> ChunkQueue<'region> {
-    fn of(region: &'region Region, threads: usize) -> Self {
+    fn new(region: &'region Region, threads: usize) -> Self {
         let share_bytes = region.len_bytes() / threads.max(1).saturating_mul(CHUNKS_PER_THREAD);
         let chunk_bytes = share_bytes.next_multiple_of(GRANULE_BYTES).clamp(GRANULE_BYTES, CHUNK_LIMIT_BYTES);
         Self { region, chunk_bytes, next_offset: AtomicUsize::new(0) }
@@ -218,7 +218,7 @@ mod tests {
             unsafe { populate(&region, threads, None, &|bytes| reported.borrow_mut().push(bytes)) }.unwrap();
             let reported = reported.into_inner();
             assert!(reported.is_sorted_by(|before, after| before < after), "{reported:?}");
-            assert_eq!((reported.len(), reported.last()), (ChunkQueue::of(&region, threads).count(), Some(&BYTES)));
+            assert_eq!((reported.len(), reported.last()), (ChunkQueue::new(&region, threads).count(), Some(&BYTES)));
             #[cfg(not(miri))]
             {
                 let mut present = vec![0_u8; BYTES.div_ceil(PAGE_BYTES)];
@@ -256,7 +256,7 @@ mod tests {
     fn chunks_are_huge_pages_and_enough_for_all_threads() {
         for (len_bytes, threads, chunk_bytes) in [(1, 1, 2 << 20), (64 << 20, 4, 4 << 20), (2 << 30, 2, 4 << 20)] {
             let region = Region::new(NonNull::dangling(), len_bytes, 0);
-            assert_eq!(ChunkQueue::of(&region, threads).chunk_bytes, chunk_bytes);
+            assert_eq!(ChunkQueue::new(&region, threads).chunk_bytes, chunk_bytes);
         }
     }
 

@@ -24,7 +24,6 @@ use super::mapping;
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
 use crate::driver::calls;
-use crate::driver::code::Failed;
 use crate::driver::device::Device;
 use crate::driver::virtual_memory::attribute;
 use crate::error::{Retry, SourceError};
@@ -78,10 +77,10 @@ impl RegisterSource {
             return Err(SourceError::new("cuDeviceGetAttribute", "the device registers no host memory"));
         }
         let node = node.or_else(|| device.numa_node(root));
-        Ok(Self::of(root, device, node))
+        Ok(Self::on_device(root, device, node))
     }
 
-    pub(super) fn of(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
+    pub(super) fn on_device(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
         let placement = node.and_then(|node| NodePlacement::on(root, node));
         let threads = thread::available_parallelism().map_or(1, usize::from);
         let (ids, hugetlb, registering, registered) = Default::default();
@@ -139,8 +138,7 @@ impl RegisterSource {
     pub(super) unsafe fn unregister(&self, start: NonNull<u8>) -> Result<(), SourceError> {
         let _entered = self.device.enter()?;
         // SAFETY: the caller's promise.
-        let unregistered = unsafe { calls::host_unregister(start.as_ptr().cast()) };
-        Ok(unregistered.map_err(|error| Failed("cuMemHostUnregister", error))?)
+        Ok(unsafe { calls::host_unregister(start.as_ptr().cast()) }?)
     }
 
     fn register(&self, region: &Region, until: Option<Instant>) -> Result<(), SourceError> {
@@ -151,7 +149,7 @@ impl RegisterSource {
                 let what = "another thread is registering memory, and the driver registers for one at a time";
                 let remedy = "wait longer (PINPOOL_WAIT), or register memory before it is needed (PINPOOL_RESERVE)";
                 let refused = SourceError::new("cuMemHostRegister", what).with_remedy(remedy);
-                return Err(SourceError { retry: Retry::Soon, ..refused });
+                return Err(refused.with_retry(Retry::Soon));
             }
             state = match until {
                 Some(until) => self.registered.wait_until(state, until).0,
@@ -166,7 +164,7 @@ impl RegisterSource {
         let registered = unsafe { calls::host_register(region.start().as_ptr().cast(), bytes, FLAGS) };
         *self.registering.lock() = Registering { is_running: false, last_end: Some(Instant::now()) };
         self.registered.notify_one();
-        Ok(registered.map_err(|error| Failed("cuMemHostRegister", error))?)
+        Ok(registered?)
     }
 }
 

@@ -68,7 +68,7 @@ impl RegionIds {
 /// 1. **source-C1, ownership**: from a successful `acquire` until the call of `release`, the `len_bytes` bytes at `start`
 ///    are mapped, readable and writable, belong to the caller alone and keep their address. If `release` fails, the memory
 ///    stays mapped, and the pool releases the same region again later.
-/// 2. **source-C2, initialised**: every byte has a value when `acquire` returns: the kernel's zeros, or what earlier use by
+/// 2. **source-C2, initialized**: every byte has a value when `acquire` returns: the kernel's zeros, or what earlier use by
 ///    this process left in the driver's memory.
 /// 3. **source-C3, alignment**: `start` is a multiple of [`PAGE_BYTES`].
 /// 4. **source-C4, identity**: no two acquisitions of one source share an id.

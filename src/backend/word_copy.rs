@@ -6,7 +6,6 @@ use std::ptr::NonNull;
 use cudarc::driver::sys;
 
 use crate::driver::calls;
-use crate::driver::code::Failed;
 use crate::driver::device::Device;
 use crate::error::SourceError;
 
@@ -30,7 +29,7 @@ pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> (bool, Result<(),
     };
     let stream = match calls::stream_create(calls::NON_BLOCKING) {
         Ok(stream) => stream,
-        Err(error) => return (true, Err(Failed("cuStreamCreate", error).into())),
+        Err(error) => return (true, Err(error.into())),
     };
     // SAFETY: the caller's promise, and a live stream.
     let copied = unsafe { check_on(stream, start.cast()) };
@@ -46,7 +45,7 @@ unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> (bool, Result<(
     // SAFETY: a live stream. Freeing this memory does not wait for the device.
     let word = match unsafe { calls::device_alloc_async(WORD_BYTES, stream) } {
         Ok(word) => word,
-        Err(error) => return (true, Err(Failed(ALLOCATION, error).into())),
+        Err(error) => return (true, Err(error.into())),
     };
     // SAFETY: the caller's promise.
     let back = unsafe { sent.add(1) };
@@ -64,10 +63,8 @@ unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> (bool, Result<(
     let wait = || unsafe { calls::stream_synchronize(stream) };
     // The device uses the words until the stream has completed, even if one of the copies was refused.
     let completed = wait().or_else(|_| wait());
-    let calls = [("cuMemcpyHtoDAsync", there), ("cuMemcpyDtoHAsync", and_back), ("cuStreamSynchronize", completed)];
-    let refused = calls.into_iter().find_map(|(call, outcome)| Some(Failed(call, outcome.err()?)));
-    if let Some(error) = refused {
-        return (completed.is_ok(), Err(error.into()));
+    if let Err(refused) = there.and(and_back).and(completed) {
+        return (completed.is_ok(), Err(refused.into()));
     }
     // SAFETY: the caller's promise, and the device is done with it.
     let arrived = unsafe { back.read_volatile() };

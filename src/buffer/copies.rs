@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::PinnedBuf;
 use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::error::{Error, Result};
-use crate::in_flight::{CopyFences, FenceKind, SharedFence};
+use crate::in_flight::{CopyFences, SharedFence};
 
 /// A buffer that a device is writing to. Only [`wait`](PendingBuf::wait) or `await` gives access to its bytes. Dropping it drops
 /// the buffer, which returns to its pool when the copy completes.
@@ -118,20 +118,21 @@ impl PinnedBuf {
         T: CopyTarget<S, E> + ?Sized,
     {
         let Some(block) = self.block.as_ref().filter(|block| block.bytes().1 > 0) else {
-            return Ok(Completion::already());
+            return Ok(Completion::completed());
         };
         let checked = block.begin_read().map_err(CopyFailure::Refused);
         let checked = checked.and_then(|()| copy::check_len(self.len(), "target", target.capacity_bytes()));
         // SAFETY: the length was checked. The engine gets the block with this copy's fence and keeps it from every other use until
         // the copy has completed (in-flight-I1); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { target.enqueue(stream, self.start().as_ptr(), self.len(), block.fence_kind()) };
+        let enqueue =
+            |()| unsafe { target.enqueue_with(stream, self.start().as_ptr(), self.len(), block.fence_kind()) };
         match checked.and_then(enqueue) {
             Ok(fence) => {
                 let keeper = Some(block.keeper());
                 if let Some(block) = self.block.take() {
                     block.put_after(fence.clone());
                 }
-                Ok(Completion::of(fence, keeper))
+                Ok(Completion::tracked(fence, keeper))
             }
             Err(CopyFailure::Refused(error)) => Err(CopyError { error, buf: Some(self) }),
             Err(failed) => self.track(Err(failed), CopyFences::record).map_err(|error| CopyError { error, buf: None }),
@@ -156,14 +157,14 @@ impl PinnedBuf {
             let why = format!("range {}..{} is not inside a buffer of {} B", range.start, range.end, self.len());
             return Err(Error::copy_refused(len, why));
         }
-        let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::already()) };
+        let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::completed()) };
         block.begin_read()?;
         let checked = copy::check_len(len, "target", target.capacity_bytes());
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (buffer-I1).
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing writes to the memory, nor does it
         // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { target.enqueue(stream, source.as_ptr(), len, FenceKind::Timeline) };
+        let enqueue = |()| unsafe { target.enqueue(stream, source.as_ptr(), len) };
         self.track(checked.and_then(enqueue), CopyFences::record)
     }
 
@@ -171,7 +172,7 @@ impl PinnedBuf {
     /// returns the buffer when the copy completes.
     ///
     /// ```
-    /// # use pinpool::copy::sink::{SinkMem, SinkStream};
+    /// # use pinpool_testing::{SinkMem, SinkStream};
     /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
     /// let (stream, device) = (SinkStream::new()?, SinkMem::new(8));
     /// let pending = pool.get(8)?.copy_from(&stream, &device)?;
@@ -189,7 +190,7 @@ impl PinnedBuf {
         T: CopySource<S, E> + ?Sized,
     {
         let Some(block) = self.block.as_mut().filter(|block| block.bytes().1 > 0) else {
-            return Ok(PendingBuf { buf: self, copy: Completion::already().into_future() });
+            return Ok(PendingBuf { buf: self, copy: Completion::completed().into_future() });
         };
         block.check_process()?;
         // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at its
@@ -347,7 +348,7 @@ impl PinnedBuf {
                 if let Some(block) = &mut *self.block {
                     record(&mut block.state_mut().copy_fences, fence.clone());
                 }
-                Ok(Completion::of(fence, None))
+                Ok(Completion::tracked(fence, None))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
             Err(CopyFailure::Failed(error, fence)) => {

@@ -1,7 +1,7 @@
 //! The buffer that a user holds: bytes that keep their address until every copy that uses them has completed.
 //!
 //! ```text
-//!   Pool::get ──▶ PinnedBuf ──wait_slice_mut──▶ &mut Pinned<u8>    host code; cudarc cannot copy from it
+//!   Pool::get ──▶ PinnedBuf ──wait_slice_mut──▶ &mut PinnedSlice<u8>   host code; cudarc cannot copy from it
 //!                   │  │ └─────slice, elements──▶ BufView<T>     tracked cudarc copies
 //!                   │  └───copy_range_to, &buf──▶ the buffer records the fence and stays
 //!                   ├──copy_to, release_after───▶ the pool takes the block with the fence
@@ -19,7 +19,7 @@
 //! - **buffer-I1**: `bytes` of the block is an address inside its memory with at least that length behind it (`size_class`
 //!   includes the room for alignment), and the block belongs to this buffer alone. Without a block the length is 0.
 //! - **buffer-I2**: every tracked copy that uses the buffer is in its `CopyFences` until it is known to have completed.
-//! - **buffer-I3**: the memory is initialised (source-C2).
+//! - **buffer-I3**: the memory is initialized (source-C2).
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
 
 use std::fmt;
@@ -42,7 +42,7 @@ mod slice;
 pub use copies::{CopyError, PendingBuf};
 #[cfg(feature = "cuda")]
 pub use host_slice::{BufView, BufViewMut};
-pub use slice::Pinned;
+pub use slice::PinnedSlice;
 
 /// Gives the empty buffer an address that is aligned for every element.
 #[repr(align(4096))]
@@ -67,7 +67,7 @@ struct Aligned;
 ///   stream.memcpy_dtoh(&src, &mut buf.slice_mut(..n)?)?
 /// ```
 ///
-/// [`wait_slice`](PinnedBuf::wait_slice) and [`wait_slice_mut`](PinnedBuf::wait_slice_mut) give a [`Pinned`] slice, which host code
+/// [`wait_slice`](PinnedBuf::wait_slice) and [`wait_slice_mut`](PinnedBuf::wait_slice_mut) return a [`PinnedSlice`], which host code
 /// uses as any other slice and cudarc does not accept. Both deref to plain slices, since host code such as `read_exact`
 /// accepts nothing else, and no type can tell whether a library copies from a plain slice. If a library that starts copies
 /// accepts only `&[u8]`, as candle's `Tensor::from_raw_buffer` does, pass
@@ -84,7 +84,7 @@ struct Aligned;
 /// A copy consumes the buffer, so it cannot be touched while the device reads it:
 ///
 /// ```compile_fail,E0382
-/// # use pinpool::copy::sink::{SinkMem, SinkStream};
+/// # use pinpool_testing::{SinkMem, SinkStream};
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
 /// let mut buf = pool.get(8)?;
@@ -94,7 +94,7 @@ struct Aligned;
 /// ```
 ///
 /// ```
-/// # use pinpool::copy::sink::{SinkMem, SinkStream};
+/// # use pinpool_testing::{SinkMem, SinkStream};
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
 /// let mut buf = pool.get(8)?;
@@ -255,13 +255,13 @@ impl PinnedBuf {
     /// - [`Error::is_device`](crate::Error::is_device): a copy into the buffer failed, and may still be writing to it,
     /// - [`Error::is_forked`](crate::Error::is_forked): this is a forked child, and the memory belongs to a driver.
     #[inline]
-    pub fn wait_slice(&self) -> Result<&Pinned<u8>> {
+    pub fn wait_slice(&self) -> Result<&PinnedSlice<u8>> {
         if !self.is_plain() {
             self.check_reachable()?;
             self.wait_for_copies()?;
         }
         // SAFETY: no copy writes here: none was recorded (block-I2), or the wait returned `Ok` (buffer-I2).
-        Ok(Pinned::from_ref(unsafe { self.bytes() }))
+        Ok(PinnedSlice::from_ref(unsafe { self.bytes() }))
     }
 
     /// As [`wait_slice`](PinnedBuf::wait_slice), but a plain slice, for a library that starts a copy from it. For tracked copies see [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
@@ -285,12 +285,12 @@ impl PinnedBuf {
     ///
     /// The errors of [`wait_slice`](PinnedBuf::wait_slice).
     #[inline]
-    pub fn wait_slice_mut(&mut self) -> Result<&mut Pinned<u8>> {
+    pub fn wait_slice_mut(&mut self) -> Result<&mut PinnedSlice<u8>> {
         if !self.is_plain() {
             self.end_recorded_copies()?;
         }
         // SAFETY: no copy uses the bytes: none was recorded (block-I2), or the call above returned `Ok`.
-        Ok(Pinned::from_mut(unsafe { self.bytes_mut() }))
+        Ok(PinnedSlice::from_mut(unsafe { self.bytes_mut() }))
     }
 
     /// Waits until no recorded copy uses the bytes.
@@ -311,7 +311,7 @@ impl PinnedBuf {
     ///
     /// The errors of [`wait_slice`](PinnedBuf::wait_slice), and [`Error::is_device`](crate::Error::is_device) also after a copy
     /// from the buffer failed.
-    pub fn try_slice_mut(&mut self) -> Result<Option<&mut Pinned<u8>>> {
+    pub fn try_slice_mut(&mut self) -> Result<Option<&mut PinnedSlice<u8>>> {
         self.check_reachable()?;
         let is_complete = self.block.as_mut().map_or(Ok(true), |block| block.state_mut().copy_fences.is_complete())?;
         // Does not wait: no copy uses the bytes.
@@ -324,7 +324,7 @@ impl PinnedBuf {
     ///
     /// The errors of [`wait_slice`](PinnedBuf::wait_slice), and [`Error::is_request`](crate::Error::is_request) if the length is
     /// not a multiple of the element's size, or the address is not aligned for it.
-    pub fn wait_cast<T: Pod>(&self) -> Result<&Pinned<T>> {
+    pub fn wait_cast<T: Pod>(&self) -> Result<&PinnedSlice<T>> {
         slice::cast(self.wait_slice()?)
     }
 
@@ -342,7 +342,7 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// The errors of [`wait_cast`](PinnedBuf::wait_cast).
-    pub fn wait_cast_mut<T: Pod>(&mut self) -> Result<&mut Pinned<T>> {
+    pub fn wait_cast_mut<T: Pod>(&mut self) -> Result<&mut PinnedSlice<T>> {
         slice::cast_mut(self.wait_slice_mut()?)
     }
 

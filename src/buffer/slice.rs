@@ -37,7 +37,7 @@ use crate::error::{ErrorKind, Result};
 /// # }
 /// ```
 ///
-/// The tracked twins do:
+/// These tracked copies compile:
 ///
 #[cfg_attr(feature = "cuda", doc = "```no_run")]
 #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
@@ -49,11 +49,11 @@ use crate::error::{ErrorKind, Result};
 /// # }
 /// ```
 #[repr(transparent)]
-pub struct Pinned<T>([T]);
+pub struct PinnedSlice<T>([T]);
 
-impl<T> Pinned<T> {
+impl<T> PinnedSlice<T> {
     pub(crate) fn from_mut(slice: &mut [T]) -> &mut Self {
-        // SAFETY: `Pinned` is a transparent wrapper of the slice, so layout and metadata are the same.
+        // SAFETY: `PinnedSlice` is a transparent wrapper of the slice, so layout and metadata are the same.
         unsafe { &mut *(std::ptr::from_mut(slice) as *mut Self) }
     }
 
@@ -63,20 +63,20 @@ impl<T> Pinned<T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Pinned<T> {
+impl<T: fmt::Debug> fmt::Debug for PinnedSlice<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
 /// With any slice, array or vector.
-impl<T: PartialEq, S: AsRef<[T]> + ?Sized> PartialEq<S> for Pinned<T> {
+impl<T: PartialEq, S: AsRef<[T]> + ?Sized> PartialEq<S> for PinnedSlice<T> {
     fn eq(&self, other: &S) -> bool {
         self.0 == *other.as_ref()
     }
 }
 
-impl<T> Deref for Pinned<T> {
+impl<T> Deref for PinnedSlice<T> {
     type Target = [T];
 
     #[inline]
@@ -85,14 +85,14 @@ impl<T> Deref for Pinned<T> {
     }
 }
 
-impl<T> DerefMut for Pinned<T> {
+impl<T> DerefMut for PinnedSlice<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.0
     }
 }
 
-impl<T> Index<usize> for Pinned<T> {
+impl<T> Index<usize> for PinnedSlice<T> {
     type Output = T;
 
     #[inline]
@@ -101,7 +101,7 @@ impl<T> Index<usize> for Pinned<T> {
     }
 }
 
-impl<T> IndexMut<usize> for Pinned<T> {
+impl<T> IndexMut<usize> for PinnedSlice<T> {
     #[inline]
     fn index_mut(&mut self, index: usize) -> &mut T {
         &mut self.0[index]
@@ -111,7 +111,7 @@ impl<T> IndexMut<usize> for Pinned<T> {
 /// A range of pinned memory is pinned memory: without these, indexing would go through `Deref` to a plain slice.
 macro_rules! index_by_range {
     ($($range:ty),*) => {$(
-        impl<T> Index<$range> for Pinned<T> {
+        impl<T> Index<$range> for PinnedSlice<T> {
             type Output = Self;
 
             #[inline]
@@ -120,7 +120,7 @@ macro_rules! index_by_range {
             }
         }
 
-        impl<T> IndexMut<$range> for Pinned<T> {
+        impl<T> IndexMut<$range> for PinnedSlice<T> {
             #[inline]
             fn index_mut(&mut self, range: $range) -> &mut Self {
                 Self::from_mut(&mut self.0[range])
@@ -139,17 +139,17 @@ index_by_range!(
 );
 
 /// Bytes as elements of `T`.
-pub(super) fn cast<T: Pod>(bytes: &[u8]) -> Result<&Pinned<T>> {
+pub(super) fn cast<T: Pod>(bytes: &[u8]) -> Result<&PinnedSlice<T>> {
     check_cast::<T>(bytes.as_ptr(), bytes.len())?;
     // Checked above, and reported with numbers.
-    Ok(Pinned::from_ref(bytemuck::try_cast_slice(bytes).unwrap_or_default()))
+    Ok(PinnedSlice::from_ref(bytemuck::try_cast_slice(bytes).unwrap_or_default()))
 }
 
 /// Bytes to fill as elements of `T`.
-pub(super) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> Result<&mut Pinned<T>> {
+pub(super) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> Result<&mut PinnedSlice<T>> {
     check_cast::<T>(bytes.as_ptr(), bytes.len())?;
     // Checked above, and reported with numbers.
-    Ok(Pinned::from_mut(bytemuck::try_cast_slice_mut(bytes).unwrap_or_default()))
+    Ok(PinnedSlice::from_mut(bytemuck::try_cast_slice_mut(bytes).unwrap_or_default()))
 }
 
 /// Are `len` bytes at `start` a whole number of aligned elements?

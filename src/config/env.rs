@@ -2,7 +2,7 @@
 //!
 //! | in the environment | result |
 //! | --- | --- |
-//! | an invalid value | an error: the default was not meant |
+//! | an invalid value | an error, since the default would not be what was intended |
 //! | an unknown or retired name | a warning: it may come from another version |
 //! | a value other than the one that code sets | a warning: code wins |
 //! | an empty value | not set |

@@ -36,13 +36,13 @@ macro_rules! for_each_setting {
 
         group "Waiting";
 
-        // Longer than a training step, and shorter than a person waits for an answer: a loader ahead of its device waits for
+        // Longer than a training step, but short enough that a user does not assume a hang: a loader ahead of its device waits for
         // it, and a program that holds every buffer itself fails. The log says at once that a request waits.
         /// How long a request waits at the limit: a time, 0, or none (forever).
         "PINPOOL_WAIT" = Some(Duration::from_secs(30)), wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
         // The same with and without a GPU, so that a loader that holds too much fails on its developer's machine.
-        /// After the wait: error, or pageable (ordinary memory, as much again as the limit).
+        /// After the wait: error, or pageable (ordinary memory, up to the limit once more).
         "PINPOOL_ON_FULL" = OnFull::Error, on_full(OnFull): OnFull as word();
 
         /// Whether the start waits until the whole reserve is pinned: 0 or 1.
@@ -74,7 +74,7 @@ macro_rules! for_each_setting {
         /// Unix socket that serves statistics: a path, 1 (a default path), or none.
         "PINPOOL_SOCKET" = None, socket: Option<PathBuf> as SOCKET;
 
-        group "TensorFlow's own";
+        group "Policy";
 
         /// Policy: adaptive, or tensorflow (reproduces TensorFlow's PoolAllocator).
         "PINPOOL_PRESET" = Preset::Adaptive, preset(Preset): Preset as word();
@@ -86,11 +86,11 @@ macro_rules! for_each_setting {
         /// Whether the idle limit grows while evictions and misses are frequent: 0 or 1.
         "PINPOOL_AUTO_RESIZE" = true, auto_resize: bool as SWITCH;
 
-        /// Size classes: eighths under adaptive; pow2 (the default there) or exact under tensorflow.
+        /// Size classes: eighths under adaptive; pow2 (default) or exact under tensorflow.
         "PINPOOL_ROUNDING" = Rounding::Eighths, rounding: Rounding as word();
 
         // TensorFlow's `should_log`.
-        /// One rate check in this many is logged; 1 logs each.
+        /// Logs one in this many rate checks; 1 logs all.
         "PINPOOL_LOG_EVERY" = 10, log_every: u64 as AT_LEAST_ONE;
 
         group "Expert";

@@ -20,7 +20,7 @@ const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(
 /// In a task `completion.await` waits without holding up the thread, on any runtime:
 ///
 /// ```
-/// # use pinpool::copy::sink::{SinkMem, SinkStream};
+/// # use pinpool_testing::{SinkMem, SinkStream};
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
 /// let completion = pool.get(8)?.copy_to(&stream, &mut device)?;
@@ -57,12 +57,12 @@ pub struct CompletionFuture {
 }
 
 impl Completion {
-    pub(crate) fn of(fence: SharedFence, keeper: Option<Weak<dyn CopyKeeper>>) -> Self {
+    pub(crate) fn tracked(fence: SharedFence, keeper: Option<Weak<dyn CopyKeeper>>) -> Self {
         Self { fence: Some(fence), keeper }
     }
 
     /// The completion of a copy of zero bytes.
-    pub(crate) fn already() -> Self {
+    pub(crate) fn completed() -> Self {
         Self { fence: None, keeper: None }
     }
 
@@ -114,7 +114,7 @@ impl Completion {
     }
 }
 
-/// Not a `Future` itself, since most copies are never waited for, and a future that is dropped is a warning.
+/// Not a `Future` itself: most copies are never awaited, and dropping an unused future is a warning.
 impl IntoFuture for Completion {
     type Output = Result<()>;
     type IntoFuture = CompletionFuture;

@@ -1,10 +1,10 @@
-//! The streams and memories that buffers are copied to and from: CUDA, or a host sink that simulates a device.
+//! The streams and memories that buffers are copied to and from.
 //!
 //! | stream `S` | device memory | element `E` | who copies |
 //! | --- | --- | --- | --- |
 //! | `CudaStream` of cudarc, or an `Arc` of one | any `DevicePtr<E>` and `DevicePtrMut<E>`: `CudaSlice<f32>`, `CudaViewMut<u8>` | any `bytemuck::Pod` | the GPU's copy engine |
 //! | `RawStream` | `RawMem` | `u8` | the GPU's copy engine |
-//! | [`sink::SinkStream`] | [`sink::SinkMem`] and its views | `u8` | a worker thread of the host |
+//! | `SinkStream` of the crate `pinpool-testing` | `SinkMem` | `u8` | a thread in place of a device |
 //!
 //! All are asynchronous and in order, and return a [`Fence`], so that
 //! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
@@ -20,7 +20,6 @@ use crate::in_flight::{Fence, FenceKind};
 mod completion;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-pub mod sink;
 
 pub(crate) use completion::CopyKeeper;
 pub use completion::{Completion, CompletionFuture};
@@ -40,10 +39,6 @@ unsafe impl Fence for UnknownEnd {
 
     fn wait(&self) -> Result<()> {
         self.is_complete().map(drop)
-    }
-
-    fn stream(&self) -> u64 {
-        0
     }
 }
 
@@ -68,8 +63,7 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     /// Length of this memory in bytes.
     fn capacity_bytes(&self) -> usize;
 
-    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once, with a fence of this kind,
-    /// if there are several.
+    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once, with a fence.
     ///
     /// # Errors
     ///
@@ -79,13 +73,21 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     ///
     /// The `len` bytes at `source` stay readable and unchanged until the fence returns `Ok(true)`, and `len` is at most
     /// [`capacity_bytes`](CopyTarget::capacity_bytes).
-    unsafe fn enqueue(
+    unsafe fn enqueue(&mut self, stream: &S, source: *const u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure>;
+
+    /// [`enqueue`](CopyTarget::enqueue) with a fence of this kind, if there are several.
+    #[doc(hidden)]
+    #[allow(clippy::missing_errors_doc, clippy::missing_safety_doc)] // As for `enqueue`.
+    unsafe fn enqueue_with(
         &mut self,
         stream: &S,
         source: *const u8,
         len: usize,
-        kind: FenceKind,
-    ) -> Result<Arc<dyn Fence>, CopyFailure>;
+        _kind: FenceKind,
+    ) -> Result<Arc<dyn Fence>, CopyFailure> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue(stream, source, len) }
+    }
 }
 
 /// Memory that can be copied from on a stream `S`; `E` as for [`CopyTarget`].
@@ -135,13 +137,6 @@ pub enum CopyFailure {
     Failed(Error, Arc<dyn Fence>),
     /// A copy may be running and cannot be tracked: the buffer must never be reused.
     Unknown(Error),
-}
-
-impl CopyFailure {
-    fn into_error(self) -> Error {
-        let (Self::Refused(error) | Self::Failed(error, _) | Self::Unknown(error)) = self;
-        error
-    }
 }
 
 /// Refuses a copy of more bytes than the device memory has.

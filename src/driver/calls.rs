@@ -1,5 +1,5 @@
-//! The functions of the driver that this crate calls, found by name in the driver that [`symbol`] knows, with
-//! results that are numbers.
+//! The functions of the driver that this crate calls, found by name in the driver that [`symbol`](super::symbol) knows, with
+//! results that are numbers. An error names its call ([`Failed`]).
 //!
 //! Not by cudarc's bindings: their results are an enumeration ([`code`](super::code)), and they are looked up in a library of their
 //! own, which may be a toolkit's stub. cudarc itself still calls the driver when its objects are created or used: streams, events
@@ -13,8 +13,7 @@ use std::{fmt, mem, ptr};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
 
-use super::code::Code;
-use super::library::symbol;
+use super::code::{Code, Failed};
 
 /// `CU_STREAM_NON_BLOCKING`, `CU_EVENT_DISABLE_TIMING`, `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub(crate) const NON_BLOCKING: c_uint = 1;
@@ -23,13 +22,14 @@ const CAPTURES_NOTHING: c_int = 0;
 
 /// Defines functions that find the driver's function once.
 macro_rules! calls {
-    ($($vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),*);)*) => {$(
-        /// The driver's function of this name.
+    ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),* $(,)?);)*) => {$(
+        $(#[$doc])*
         ///
         /// # Safety
         ///
         /// The driver's manual states the conditions of this call.
-        $vis unsafe fn $function($($arg: $type),*) -> Result<(), Code> {
+        $vis unsafe fn $function($($arg: $type),*) -> Result<(), crate::driver::code::Failed> {
+            use crate::driver::code::{Code, Failed};
             type Call = unsafe extern "C" fn($($type),*) -> c_int;
             /// `None` if this driver does not have the function.
             static FOUND: std::sync::OnceLock<Option<Call>> = std::sync::OnceLock::new();
@@ -37,13 +37,13 @@ macro_rules! calls {
                 Some(call) => *call,
                 None => {
                     // SAFETY: the driver exports this name with these arguments (its header), and is never unloaded.
-                    let found = symbol($name).map(|found| unsafe { std::mem::transmute::<std::ptr::NonNull<_>, Call>(found) });
+                    let found = crate::driver::symbol($name).map(|found| unsafe { std::mem::transmute::<std::ptr::NonNull<_>, Call>(found) });
                     *FOUND.get_or_init(|| found)
                 }
             };
-            let call = call.ok_or(Code::NOT_FOUND)?;
             // SAFETY: the caller's promise.
-            Code::check(unsafe { call($($arg),*) })
+            let answer = call.map_or(Err(Code::NOT_FOUND), |call| Code::check(unsafe { call($($arg),*) }));
+            answer.map_err(|code| Failed::new($name, code))
         }
     )*};
 }
@@ -54,7 +54,7 @@ pub(super) use calls;
 macro_rules! values {
     ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),*) -> $value:ty;)*) => {$(
         $(#[$doc])*
-        $vis fn $function($($arg: $type),*) -> Result<$value, Code> {
+        $vis fn $function($($arg: $type),*) -> Result<$value, Failed> {
             calls! { call = $name(value: *mut $value $(, $arg: $type)*); }
             // SAFETY: all of these types are numbers or raw pointers, which may be zero.
             let mut value: $value = unsafe { mem::zeroed() };
@@ -128,7 +128,7 @@ calls! {
 }
 
 /// Whether the device has a primary context; makes none.
-pub(crate) fn is_primary_active(device: CUdevice) -> Result<bool, Code> {
+pub(crate) fn is_primary_active(device: CUdevice) -> Result<bool, Failed> {
     let (mut flags, mut is_active) = (0, 0);
     // SAFETY: both take results; the driver refuses a device that it does not know.
     unsafe { primary_state(device, &raw mut flags, &raw mut is_active) }.map(|()| is_active != 0)
@@ -148,7 +148,7 @@ impl fmt::Display for Code {
 }
 
 /// Sets this thread's capture mode and returns the one before.
-pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, Code> {
+pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, Failed> {
     // SAFETY: `mode` is one that the driver knows or refuses; it is read and overwritten.
     unsafe { exchange_capture_mode_call(&raw mut mode) }.map(|()| mode)
 }
@@ -158,7 +158,7 @@ pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, Code> {
 /// # Safety
 ///
 /// It is alive.
-pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Code> {
+pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Failed> {
     let mut status = CAPTURES_NOTHING;
     // SAFETY: the caller's promise; `status` takes the result.
     unsafe { is_capturing_call(stream, &raw mut status) }.map(|()| status != CAPTURES_NOTHING)
@@ -170,12 +170,12 @@ pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Code> {
 /// # Safety
 ///
 /// It is alive.
-pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, CUcontext), Code> {
+pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, CUcontext), Failed> {
     let (mut context, mut green) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: the caller's promise; both places take results.
     match unsafe { stream_contexts_call(stream, &raw mut context, &raw mut green) } {
         // SAFETY: as above.
-        Err(Code::NOT_FOUND) => unsafe { stream_context_call(stream, &raw mut context) },
+        Err(Failed(_, Code::NOT_FOUND)) => unsafe { stream_context_call(stream, &raw mut context) },
         answer => answer,
     }
     .map(|()| (context, green))
@@ -183,7 +183,7 @@ pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, CUco
 
 /// The address at which the device of the current context sees memory that the driver knows, also virtual memory. Nothing is read
 /// there.
-pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr, Code> {
+pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr, Failed> {
     /// `CU_POINTER_ATTRIBUTE_DEVICE_POINTER`.
     const DEVICE_POINTER: c_int = 3;
     let mut address: CUdeviceptr = 0;
@@ -197,7 +197,7 @@ pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr
 /// # Safety
 ///
 /// The stream is alive.
-pub(crate) unsafe fn device_alloc_async(bytes: usize, stream: CUstream) -> Result<CUdeviceptr, Code> {
+pub(crate) unsafe fn device_alloc_async(bytes: usize, stream: CUstream) -> Result<CUdeviceptr, Failed> {
     let mut address = 0;
     // SAFETY: the caller's promise; `address` takes the result.
     unsafe { device_alloc_async_call(&raw mut address, bytes, stream) }.map(|()| address)

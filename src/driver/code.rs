@@ -1,12 +1,12 @@
 //! Results of the driver as numbers. cudarc has them as an enumeration, which must never hold a value that it does not list, and
 //! a driver that is newer than the bindings may answer any.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::fmt;
 
 use cudarc::driver::DriverError;
 
-use crate::error::{Error, SourceError};
+use crate::error::{Error, Retry, SourceError};
 
 const SHORT_OF_MEMORY: &str =
     "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES, or raise its cgroup's limit";
@@ -81,6 +81,13 @@ pub(crate) fn is_forbidden_by_capture(code: i64) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Failed(pub(crate) &'static str, pub(crate) Code);
 
+impl Failed {
+    /// The function with this name, which may have a version.
+    pub(crate) fn new(name: &'static CStr, code: Code) -> Self {
+        Self(name.to_str().unwrap_or_default().trim_end_matches("_v2"), code)
+    }
+}
+
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(call, code) = self;
@@ -97,7 +104,13 @@ impl From<Failed> for Error {
 /// With a remedy if the call pins and memory is short.
 impl From<Failed> for SourceError {
     fn from(Failed(call, code): Failed) -> Self {
-        let error = Self::new(call, code.to_string()).with_code(code.number());
+        let retry = match code {
+            Code::INVALID_VALUE => Retry::Never,
+            // Not permitted during a stream capture.
+            Code(900 | 901) => Retry::Soon,
+            _ => Retry::Later,
+        };
+        let error = Self::new(call, code.to_string()).with_code(code.number()).with_retry(retry);
         let pins =
             matches!(call, "cuMemHostAlloc" | "cuMemHostRegister" | "cuMemCreate" | "cuMemMap" | "cuMemSetAccess");
         if pins && code == Code::OUT_OF_MEMORY { error.with_remedy(SHORT_OF_MEMORY) } else { error }
@@ -105,9 +118,9 @@ impl From<Failed> for SourceError {
 }
 
 /// An error of a call that cudarc itself made.
-impl From<DriverError> for Code {
+impl From<DriverError> for Failed {
     fn from(error: DriverError) -> Self {
-        Self(error.0 as c_int)
+        Self("a cudarc call", Code(error.0 as c_int))
     }
 }
 

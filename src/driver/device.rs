@@ -56,7 +56,7 @@ impl Device {
             SourceError::new("cuDeviceGet", format!("no device {ordinal}, the driver sees {devices}"))
                 .with_remedy("set PINPOOL_DEVICE, or check CUDA_VISIBLE_DEVICES")
         })?;
-        let handle = calls::device(number).map_err(|error| Failed("cuDeviceGet", error))?;
+        let handle = calls::device(number)?;
         // Threads that come at once may each add one; later calls find the last.
         Ok(Self::found(ordinal).unwrap_or_else(|| {
             let device = Arc::new(Self { ordinal, handle, context: OnceLock::new() });
@@ -73,20 +73,18 @@ impl Device {
             Some(&context) => context,
             // A failure is not stored: a device without memory now may have some later.
             None => {
-                let retained =
-                    calls::primary_retain(self.handle).map_err(|error| Failed("cuDevicePrimaryCtxRetain", error))?;
-                let context = Context::new(retained);
+                let context = Context::new(calls::primary_retain(self.handle)?);
                 // Otherwise it is unusable, or another thread was faster.
                 if !context.is_ok_and(|context| self.context.set(context).is_ok()) {
                     // SAFETY: taken above, released once.
                     let _released = unsafe { calls::release_primary(self.handle) };
                 }
-                context.map_err(|error| Failed("cuCtxGetId", error))?
+                context?
             }
         };
         let refused = |error| match error {
-            Code::CONTEXT_IS_DESTROYED => was_reset(),
-            error => Failed("cuCtxSetCurrent", error).into(),
+            Failed(_, Code::CONTEXT_IS_DESTROYED) => was_reset(),
+            failed => failed.into(),
         };
         // SAFETY: the context is retained and never released.
         unsafe { context.enter() }.map(|current| (current, relaxed)).map_err(refused)
@@ -95,7 +93,8 @@ impl Device {
     /// The error of each call from now on, if a reset of the device has ended the context, and the memory with it.
     pub(crate) fn gone(&self) -> Option<SourceError> {
         let context = self.context.get()?;
-        let has_ended = driver_watchdog::query(|| context.check() == Err(Code::CONTEXT_IS_DESTROYED));
+        let has_ended =
+            driver_watchdog::query(|| matches!(context.check(), Err(Failed(_, Code::CONTEXT_IS_DESTROYED))));
         has_ended.unwrap_or(false).then(was_reset)
     }
 
@@ -153,5 +152,5 @@ pub(crate) fn in_use() -> Option<u32> {
 
 /// How many devices the driver lists.
 pub(crate) fn count() -> Result<c_int, SourceError> {
-    Ok(calls::device_count().map_err(|error| Failed("cuDeviceGetCount", error))?)
+    Ok(calls::device_count()?)
 }

@@ -60,7 +60,7 @@ fn is_stub(library: Handle) -> bool {
 }
 
 fn open(library: &CStr, flag: c_int) -> Option<Handle> {
-    // SAFETY: loading the driver runs its initialisers, as the first CUDA call of any program does.
+    // SAFETY: loading the driver runs its initializers, as the first CUDA call of any program does.
     NonNull::new(unsafe { libc::dlopen(library.as_ptr(), flag | libc::RTLD_LAZY | libc::RTLD_LOCAL) })
 }
 

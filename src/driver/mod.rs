@@ -23,7 +23,7 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use self::code::Code;
+use self::code::{Code, Failed};
 
 pub(crate) mod calls;
 pub(crate) mod code;
@@ -52,7 +52,7 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// The context that has this handle now.
-    pub(crate) fn new(handle: sys::CUcontext) -> Result<Self, Code> {
+    pub(crate) fn new(handle: sys::CUcontext) -> Result<Self, Failed> {
         Ok(Self { handle, id: context_id(handle).transpose()? })
     }
 
@@ -61,12 +61,12 @@ impl Context {
     }
 
     /// Fails if the context has ended, or if the driver does not say whether it has.
-    pub(crate) fn check(self) -> Result<(), Code> {
+    pub(crate) fn check(self) -> Result<(), Failed> {
         match (self.id, context_id(self.handle)) {
             (None, _) | (_, None) => Ok(()),
             (Some(id), Some(Ok(now))) if now == id => Ok(()),
-            (_, Some(Err(code))) if !code.is_of_ended_context() => Err(code),
-            _ => Err(Code::CONTEXT_IS_DESTROYED),
+            (_, Some(Err(failed))) if !failed.1.is_of_ended_context() => Err(failed),
+            _ => Err(Failed("cuCtxGetId", Code::CONTEXT_IS_DESTROYED)),
         }
     }
 
@@ -89,7 +89,7 @@ impl Context {
     /// # Safety
     ///
     /// The context is retained for as long as the result lives.
-    pub(crate) unsafe fn enter(self) -> Result<CurrentContext, Code> {
+    pub(crate) unsafe fn enter(self) -> Result<CurrentContext, Failed> {
         self.check()?;
         // SAFETY: the caller's promise.
         unsafe { CurrentContext::enter(self.handle) }
@@ -97,21 +97,21 @@ impl Context {
 }
 
 /// The number of a context; `None` if the driver has no numbers.
-fn context_id(context: sys::CUcontext) -> Option<Result<u64, Code>> {
+fn context_id(context: sys::CUcontext) -> Option<Result<u64, Failed>> {
     let mut id = 0;
     // SAFETY: `id` takes the result. The driver refuses handles that are no contexts.
     let mut query = || unsafe { calls::context_id(context, &raw mut id) };
     // The driver may refuse a call once and accept it the next time.
-    let answer = query().or_else(|code| if code.is_of_ended_context() { Err(code) } else { query() });
+    let answer = query().or_else(|failed| if failed.1.is_of_ended_context() { Err(failed) } else { query() });
     match answer {
-        Err(Code::NOT_FOUND | Code::NOT_SUPPORTED) => None,
+        Err(Failed(_, Code::NOT_FOUND | Code::NOT_SUPPORTED)) => None,
         answer => Some(answer.map(|()| id)),
     }
 }
 
 /// Whether the driver has been started in this process.
 pub(crate) fn is_started() -> bool {
-    calls::current_context() != Err(Code::NOT_INITIALIZED)
+    !matches!(calls::current_context(), Err(Failed(_, Code::NOT_INITIALIZED)))
 }
 
 /// Makes a context current on this thread; dropping it restores the previous one.
@@ -132,7 +132,7 @@ impl CurrentContext {
     /// # Safety
     ///
     /// `context` is retained for as long as the result lives.
-    pub(crate) unsafe fn enter(context: sys::CUcontext) -> Result<Self, Code> {
+    pub(crate) unsafe fn enter(context: sys::CUcontext) -> Result<Self, Failed> {
         let previous = calls::current_context()?;
         if previous == context {
             return Ok(Self { previous: None });

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 use super::calls;
-use super::code::Code;
+use super::code::{Code, Failed};
 use crate::report::Finding;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::host::limits;
@@ -27,7 +27,7 @@ pub(crate) fn init_once() -> Result<(), (&'static str, c_int)> {
 /// `cuInit`. On failure returns the meaning and the driver's code.
 pub(crate) fn init() -> Result<(), (&'static str, c_int)> {
     // SAFETY: may be called at any time, any number of times; 0 is the only flag there is.
-    unsafe { calls::init(0) }.map_err(|Code(code)| (meaning(code), code))?;
+    unsafe { calls::init(0) }.map_err(|Failed(_, Code(code))| (meaning(code), code))?;
     IS_STARTED.get().store(true, Ordering::Relaxed);
     Ok(())
 }

@@ -9,7 +9,7 @@
 use std::ffi::c_int;
 
 use super::calls::calls;
-use super::code::{Code, Failed};
+use super::code::Failed;
 use super::library::symbol;
 
 /// `CUmemGenericAllocationHandle`: one physical granule.
@@ -91,17 +91,7 @@ macro_rules! functions {
             [$($name),*].into_iter().find(|name| symbol(name).is_none()).and_then(|name| name.to_str().ok())
         }
 
-        $($(#[$doc])*
-        ///
-        /// # Safety
-        ///
-        /// The driver's manual states the conditions of this call.
-        $vis unsafe fn $function($($arg: $type),*) -> Result<(), Failed> {
-            calls! { call = $name($($arg: $type),*); }
-            // SAFETY: the caller's promise.
-            let refused = unsafe { call($($arg),*) };
-            refused.map_err(|code| Failed($name.to_str().unwrap_or_default(), code))
-        })*
+        calls! { $($(#[$doc])* $vis $function = $name($($arg: $type),*);)* }
     };
 }
 

@@ -145,17 +145,17 @@ impl<E> Block<E> {
         (self.0.first.0, self.0.len)
     }
 
-    /// A new user asks for `len` bytes of this plain block.
+    /// A new user requests `len` bytes of this fast-path block.
     #[inline(always)]
     pub(crate) fn begin_plain(&mut self, len: usize) {
         debug_assert!(self.0.first.0 == self.0.memory.start() && len <= self.0.class_bytes);
-        // Compare first: a loader asks for the same length again and again, and a line that is not written stays shared.
+        // Compare first: a loader repeats the same length, and a cache line that is not written stays shared.
         if self.0.len != len {
             self.0.len = len;
         }
     }
 
-    /// A new user asks for `len` bytes, `skip_bytes` behind the start; both are within the class.
+    /// A new user requests `len` bytes, `skip_bytes` behind the start; both are within the class.
     pub(crate) fn begin(&mut self, skip_bytes: usize, len: usize) {
         if skip_bytes > 0 {
             self.end_plain();
@@ -288,7 +288,7 @@ impl<E> Block<E> {
         }
     }
 
-    /// A partition claims for the block until it is idle or released: its put takes the slow path.
+    /// A partition claims for the block until it is idle or released: its return takes the slow path.
     pub(super) fn set_claim(&mut self, claim: Claim) {
         self.end_plain();
         self.0.claim = Some(claim);

@@ -77,10 +77,10 @@ impl Block {
     pub(crate) fn put_after(mut self, fence: SharedFence) {
         let mut fences = self.state_mut().copy_fences.take();
         fences.push(fence);
-        KeptCore::of(&self).put_after(self, fences);
+        KeptCore::take(&self).put_after(self, fences);
     }
 
-    /// Who keeps the block while a copy uses it that took it.
+    /// The keeper of the block while the copy that consumed it runs.
     pub(crate) fn keeper(&self) -> Weak<dyn CopyKeeper> {
         let core: Weak<Core> = Arc::downgrade(self.owner());
         core
@@ -88,6 +88,6 @@ impl Block {
 
     /// Never uses the block again: whether a device still uses it cannot be known.
     pub(crate) fn leak(self, error: &Error) {
-        KeptCore::of(&self).leak(self, error);
+        KeptCore::take(&self).leak(self, error);
     }
 }

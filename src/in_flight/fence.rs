@@ -17,7 +17,7 @@ use pinpool_os::unwind::caught;
 ///
 /// Memory is reused when `is_complete` returns `Ok(true)`: that may happen only after the device has finished with every byte
 /// of the copy, permanently. The same holds for `wait` and `Ok`. Fences with the same [`stream_id`](Fence::stream_id) must
-/// come true in the order in which their copies were enqueued.
+/// complete in the order in which their copies were enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// Whether the copy has completed. Does not wait.
@@ -42,11 +42,7 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
         None
     }
 
-    /// The stream's number in statistics and log lines. A later stream may get the same number, also while copies of this
-    /// one still run: memory is never reused because two numbers are equal.
-    fn stream(&self) -> u64;
-
-    /// The stream's identity, which no other stream ever has; `None` if it is unknown.
+    /// The stream's identity, which no other stream ever has; `None` if it is unknown. Statistics and log lines show its number.
     fn stream_id(&self) -> Option<StreamId> {
         None
     }
@@ -143,30 +139,21 @@ unsafe impl Fence for AllOf {
         });
         known.map_or(Some(false), |all| all.then_some(true))
     }
-
-    fn stream(&self) -> u64 {
-        self.0.first().map_or(0, |fence| stream_of(&**fence))
-    }
 }
 
-/// One fence for all of `fences`, and whether they are several.
-pub(super) fn all_of(mut fences: Fences) -> (SharedFence, bool) {
+/// One fence for all of `fences`.
+pub(super) fn all_of(mut fences: Fences) -> SharedFence {
     match fences.pop() {
-        Some(fence) if fences.is_empty() => (fence, false),
+        Some(fence) if fences.is_empty() => fence,
         last => {
             fences.extend(last);
-            (Arc::new(AllOf(fences)), true)
+            Arc::new(AllOf(fences))
         }
     }
 }
 
-/// The number of a fence's stream; 0 if the fence panics.
-pub(super) fn stream_of(fence: &dyn Fence) -> u64 {
-    caught(|| fence.stream()).unwrap_or_default()
-}
-
 /// The identity of a fence's stream, unknown if the fence panics.
-fn stream_id_of(fence: &dyn Fence) -> Option<StreamId> {
+pub(super) fn stream_id_of(fence: &dyn Fence) -> Option<StreamId> {
     caught(|| fence.stream_id()).flatten()
 }
 
@@ -406,10 +393,6 @@ pub(crate) mod scripted {
             Ok(())
         }
 
-        fn stream(&self) -> u64 {
-            self.stream
-        }
-
         /// The identity of stream 0 is unknown.
         fn stream_id(&self) -> Option<StreamId> {
             (self.stream != 0).then_some(StreamId::of_driver(0, self.stream))
@@ -460,8 +443,8 @@ mod tests {
         assert_eq!(fences.iter().map(|fence| fence.queries()).collect::<Vec<_>>(), [1, 0, 0, 0, 0]);
         fences[..4].iter().for_each(|fence| fence.finish());
         assert!(!copies.is_complete().unwrap());
-        let kept: Vec<_> = copies.take().into_iter().map(|fence| fence.stream()).collect();
-        assert_eq!(kept, [1]);
+        let kept: Vec<_> = copies.take().into_iter().map(|fence| fence.stream_id()).collect();
+        assert_eq!(kept, [Some(StreamId::of_driver(0, 1))]);
     }
 
     #[test]

@@ -5,15 +5,15 @@
 //!
 //!   stream 1   [a][b][c]   in the order of the copies, which is the order of completion
 //!   stream 2   [d]         a slow stream delays only its own copies
-//!   several    [e]         an item that is used on several streams has a separate queue
+//!   unknown    [e]         an item of an unknown stream, or of several, has a separate queue
 //!               └─ sweep: removes, under the lock, what loads report as complete;
 //!                         queries the other heads without the lock, one queue at a time, and removes what is complete
 //!                   └──▶ completed (in the order found), failed ──quarantine──▶ failed {g}: queried again at a tick
 //! ```
 //!
 //! The module owns the items in flight. It blocks a caller only in a wait, and it never frees or reuses an
-//! item: completed and lost items leave by return value. Streams are identified by [`Fence::stream`], a number that a later
-//! stream may get again. That costs at most a delay, since each item waits for its own fences.
+//! item: completed and lost items leave by return value. Two streams with one number cost at most a delay, since each item waits for
+//! its own fences.
 //!
 //! A user may implement a fence, and a query may call a driver. So fences are queried and dropped without a lock: one thread at a
 //! time queries a queue, and others skip that queue. The items stay in their queue meanwhile.
@@ -43,7 +43,7 @@ mod queues;
 
 pub(crate) use fence::{CopyFences, Fences, SharedFence, is_complete};
 pub use fence::{Fence, FenceKind, StreamId};
-use fence::{Refusal, all_of, discard, query, stream_of};
+use fence::{Refusal, all_of, discard, query, stream_id_of};
 use queues::{Candidate, Counts, PendingCopy, Queue, Queues};
 pub(crate) use queues::{PendingGroup, QueryScope};
 
@@ -112,13 +112,13 @@ impl<T> InFlight<T> {
 
     /// Keeps `item` until all `fences` are complete.
     pub(crate) fn insert(&self, item: T, bytes: u64, fences: Fences, now_us: u64) {
-        let (fence, are_several) = all_of(fences);
-        let stream = stream_of(&*fence);
+        let fence = all_of(fences);
+        let stream = stream_id_of(&*fence).map(StreamId::number);
         let mut queues = self.queues.lock();
         queues.last_number += 1;
         let number = queues.last_number;
         let copy = PendingCopy { number, item, bytes, fence, stream, since_us: now_us, is_reported_stuck: false };
-        queues.enqueue(if are_several { !number } else { stream }, copy);
+        queues.enqueue(stream.unwrap_or(!number), copy);
         queues.counts.held += 1;
         queues.counts.bytes += bytes;
         self.publish(queues.counts);
@@ -339,7 +339,7 @@ impl<T> InFlight<T> {
 
 impl<T> LostItem<T> {
     /// Discards a fence that is not queried again. No lock is held.
-    fn of(item: T, fence: SharedFence, refusal: Refusal) -> Self {
+    fn new(item: T, fence: SharedFence, refusal: Refusal) -> Self {
         let Refusal { error, is_final } = refusal;
         let fence = if is_final {
             discard(fence);
@@ -383,7 +383,7 @@ impl<T> Claim<'_, T> {
                     discard(fence);
                     swept.completed.push(item);
                 }
-                Err(refusal) => swept.lost.push(LostItem::of(item, fence, refusal)),
+                Err(refusal) => swept.lost.push(LostItem::new(item, fence, refusal)),
             }
         }
     }
@@ -453,9 +453,6 @@ mod tests {
         fn wait(&self) -> crate::error::Result<()> {
             Ok(())
         }
-        fn stream(&self) -> u64 {
-            1
-        }
         fn is_complete_by_load(&self) -> Option<bool> {
             Some(self.0.load(std::sync::atomic::Ordering::Acquire) >= self.1)
         }
@@ -495,10 +492,10 @@ mod tests {
         in_flight.insert(2, 20, behind([Arc::new(ScriptedFence::on(8))]), 2_000);
         assert!(completed(&in_flight).is_empty());
         let limit = Duration::from_micros(500);
-        let first = PendingGroup { buffers: 1, age: limit, stream: 7, bytes: 10 };
+        let first = PendingGroup { buffers: 1, age: limit, stream: None, bytes: 10 };
         assert_eq!(in_flight.newly_stuck(1_499, limit), []);
         assert_eq!(in_flight.newly_stuck(1_500, limit), [first]);
-        let second = PendingGroup { buffers: 1, age: limit, stream: 8, bytes: 20 };
+        let second = PendingGroup { buffers: 1, age: limit, stream: Some(8), bytes: 20 };
         assert_eq!(in_flight.newly_stuck(2_500, limit), [second]);
         assert_eq!(in_flight.newly_stuck(9_000, limit), []);
         assert_eq!(in_flight.oldest(1_500), Some(first));

@@ -53,8 +53,8 @@ unsafe impl Fence for Copied {
         Ok(())
     }
 
-    fn stream(&self) -> u64 {
-        1
+    fn stream_id(&self) -> Option<StreamId> {
+        Some(StreamId::of_driver(0, 1))
     }
 }
 

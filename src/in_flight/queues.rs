@@ -1,4 +1,4 @@
-//! The queues of items in flight: one per stream, and one per item that is used on several streams. Moves items and calls no fence.
+//! The queues of items in flight: one per stream, and one per item of an unknown stream. Moves items and calls no fence.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub(super) struct PendingCopy<T> {
     pub(super) item: T,
     pub(super) bytes: u64,
     pub(super) fence: SharedFence,
-    pub(super) stream: u64,
+    pub(super) stream: Option<u64>,
     pub(super) since_us: u64,
     pub(super) is_reported_stuck: bool,
 }
@@ -41,10 +41,10 @@ pub(super) struct Counts {
     pub(super) bytes: u64,
 }
 
-/// The items of one stream in the order of their copies, or one item of several streams.
+/// The items of one stream in the order of their copies, or one item of an unknown stream.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
-    /// The number of the stream, or a unique number for an item of several streams. Equal numbers cost a delay at most.
+    /// The number of the stream, or a unique number for an item of an unknown stream. Equal numbers cost a delay at most.
     pub(super) key: u64,
     pub(super) copies: VecDeque<PendingCopy<T>>,
     pub(super) is_claimed: bool,
@@ -70,8 +70,8 @@ pub(crate) struct PendingGroup {
     pub(crate) buffers: u64,
     /// Age of the oldest item.
     pub(crate) age: Duration,
-    /// For an item of several streams, the first.
-    pub(crate) stream: u64,
+    /// `None` if it is unknown, or there are several.
+    pub(crate) stream: Option<u64>,
     pub(crate) bytes: u64,
 }
 

@@ -15,6 +15,7 @@ use crate::backend::{self, Backend};
 use crate::config::{Config, EnvReport, Limit, OnFull, Preset, Settings, env, for_each_setting};
 use crate::engine::ManualClock;
 use crate::error::{Error, Result};
+use crate::in_flight::FenceKind;
 use crate::report::{CheckReport, LogSampler, PoolLog};
 
 /// Collects the settings of a new pool. A setting that code does not set comes from the environment, or has its default.
@@ -121,7 +122,7 @@ impl PoolBuilder {
 
     /// Sets how the pool detects the end of a copy, for benchmarks. Unstable.
     #[doc(hidden)]
-    pub fn unstable_fence(mut self, fence: crate::FenceKind) -> Self {
+    pub fn unstable_fence(mut self, fence: FenceKind) -> Self {
         self.settings.code.fence = fence;
         self
     }
@@ -192,8 +193,9 @@ impl PoolBuilder {
     /// `register` and `cuda` waits for the device's work. A backend that is set explicitly is tried by the first request, except
     /// `vmm`, which is tried here.
     ///
-    /// If the process has not started the driver, `Auto` tries the backends at the first use of the pool, so that children forked
-    /// before it have CUDA; a pool with a reserve, a recording, a NUMA node or a shared limit tries them here.
+    /// If the process has not started the driver, the first call that needs memory or statistics tries the backends on its own
+    /// thread, so that children forked before it have CUDA; a pool with a reserve, a recording, a NUMA node or a shared limit tries
+    /// them here.
     ///
     /// # Errors
     ///
@@ -208,16 +210,18 @@ impl PoolBuilder {
         if let Some(error) = Error::first_of(errors) {
             return Err(error);
         }
-        let start = PoolStart { config, variables, log: Arc::new(log), host_root: self.host_root, clock: self.clock };
+        let start =
+            Arc::new(PoolStart { config, variables, log: Arc::new(log), host_root: self.host_root, clock: self.clock });
         // Before the driver opens descriptors, since a process that exits closes them in order of their numbers.
         let shared = start.join_shared_limit()?;
+        let pool = Pool { handle: Arc::new(Handle::new(start.clone(), None)) };
         if shared.is_none() && start.may_start_later() {
-            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(move || start.start_later()))) });
+            return Ok(pool);
         }
-        let reserve_bytes = start.config.reserve_bytes;
-        let pool = Pool::of(start.start_core(&start.config, shared)?);
-        if reserve_bytes > 0 {
-            pool.reserve(reserve_bytes)?;
+        let core = start.start_core(&start.config, shared)?;
+        pool.handle.started_core(|| core);
+        if start.config.reserve_bytes > 0 {
+            pool.reserve(start.config.reserve_bytes)?;
         }
         Ok(pool)
     }

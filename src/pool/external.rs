@@ -25,7 +25,7 @@ impl Pool {
     ///
     /// ```
     /// use std::ptr::NonNull;
-    /// use pinpool::copy::sink::{SinkMem, SinkStream};
+    /// use pinpool_testing::{SinkMem, SinkStream};
     ///
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
     /// let (stream, mut device) = (SinkStream::new()?, SinkMem::new(4096));
@@ -93,7 +93,7 @@ impl Pool {
     /// - [`is_limit`](crate::Error::is_limit): it does not fit within the limit,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
-    pub unsafe fn pin<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<PinnedMemory<O>> {
+    pub unsafe fn pin<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<ExternalMemory<O>> {
         let core = self.core();
         self.check_open()?;
         let (start, len) = (memory.cast::<u8>(), memory.len());
@@ -106,11 +106,11 @@ impl Pool {
         let claim = core.claim_external(len as u64)?;
         let (region, config) = (Region::new(start, len, 0), core.config());
         // SAFETY: whole pages that stay mapped until the drop of the result, which unpins them first (pinned-range-I1).
-        let lock = unsafe { PinnedRange::of(&region, core.memory().source().name(), config.device) };
+        let lock = unsafe { PinnedRange::pin(&region, core.memory().source().name(), config.device) };
         match lock {
             Ok(lock) => {
                 let held = ManuallyDrop::new(Held { region, lock, owner, claim });
-                Ok(PinnedMemory { held, core: core.clone() })
+                Ok(ExternalMemory { held, core: core.clone() })
             }
             Err(error) => {
                 core.end_external_claim(claim);
@@ -125,7 +125,7 @@ impl Pool {
 /// Dropping it unpins the memory, drops the owner, and returns the bytes to the limit, in this order. If the driver fails to unpin
 /// the memory, the owner is never dropped and the bytes stay counted, because a device may use them. In a forked child nothing
 /// happens.
-pub struct PinnedMemory<O: Send + 'static> {
+pub struct ExternalMemory<O: Send + 'static> {
     /// Taken only by the drop.
     held: ManuallyDrop<Held<O>>,
     core: Arc<Core>,
@@ -138,7 +138,7 @@ struct Held<O> {
     claim: Claim,
 }
 
-impl<O: Send + 'static> PinnedMemory<O> {
+impl<O: Send + 'static> ExternalMemory<O> {
     /// Address and length of the pinned memory.
     pub fn memory(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.held.region.start(), self.held.region.len_bytes())
@@ -155,16 +155,16 @@ impl<O: Send + 'static> PinnedMemory<O> {
     }
 }
 
-impl<O: Send + 'static> fmt::Debug for PinnedMemory<O> {
+impl<O: Send + 'static> fmt::Debug for ExternalMemory<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PinnedMemory")
+        f.debug_struct("ExternalMemory")
             .field("memory", &self.memory())
             .field("pinned_by", &self.pinned_by())
             .finish_non_exhaustive()
     }
 }
 
-impl<O: Send + 'static> Drop for PinnedMemory<O> {
+impl<O: Send + 'static> Drop for ExternalMemory<O> {
     fn drop(&mut self) {
         // SAFETY: nothing uses the field after the drop.
         let held = unsafe { ManuallyDrop::take(&mut self.held) };

@@ -56,7 +56,7 @@ impl GetFuture {
 
     /// Leaves the queue unchanged in a forked child: its locks may be held by threads that do not exist here.
     fn forget_if_forked(&mut self) {
-        if self.pool.core().is_forked() {
+        if !matches!(self.state, State::New) && self.pool.core().is_forked() {
             std::mem::forget((std::mem::take(&mut self.state), self.claim.take()));
         }
     }

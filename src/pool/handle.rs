@@ -2,13 +2,14 @@
 //!
 //! A pool that chooses its backend starts the CUDA driver, and forked children of a process that has started it have no CUDA. A
 //! launcher that builds a pool and only forks must not start it, so if no step can fail, the first call that needs the core
-//! starts it. A forked child that is the first to use such a pool has its own core.
+//! starts it; the name and the settings do not. A forked child that is the first to use such a pool has its own core.
 #![allow(unsafe_code)] // Finds a shard by the address of its pool.
 
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use super::Pool;
+use super::start::PoolStart;
 use crate::engine::{CachedShard, Core, PartitionCore, Tag};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::{AtomicPtr, Ordering};
@@ -20,7 +21,7 @@ pub(super) struct Handle {
     /// The core of the process that built the pool, and the core of a forked child that is the first to use it: a parent thread may
     /// have been initializing the first one during the fork.
     cores: [OnceLock<Arc<Core>>; 2],
-    start: Box<dyn Fn() -> Arc<Core> + Send + Sync>,
+    pub(super) start: Arc<PoolStart>,
     generation: ForkGeneration,
     /// `None` for the pool itself.
     pub(super) part: Option<Part>,
@@ -30,7 +31,8 @@ pub(super) struct Handle {
 pub(super) struct Part {
     pub(super) partition: Option<Arc<PartitionCore>>,
     pub(super) tag: Option<Arc<Tag>>,
-    pub(super) pool: Pool,
+    /// Seals the core only when all handles are dropped.
+    pub(super) _pool: Pool,
 }
 
 impl Drop for Handle {
@@ -50,17 +52,15 @@ impl Drop for Handle {
 }
 
 impl Handle {
-    pub(super) fn new(start: Box<dyn Fn() -> Arc<Core> + Send + Sync>) -> Self {
+    pub(super) fn new(start: Arc<PoolStart>, part: Option<Part>) -> Self {
         // Neither null, which a thread without a cached pool has, nor the address of any core.
         let address = AtomicPtr::new(ptr::without_provenance_mut(1));
-        Self { address, cores: Default::default(), start, generation: ForkGeneration::now(), part: None }
+        Self { address, cores: Default::default(), start, generation: ForkGeneration::now(), part }
     }
 
-    pub(super) fn for_part(part: Part) -> Self {
-        let pool = part.pool.clone();
-        let mut handle = Self::new(Box::new(move || pool.core().clone()));
-        handle.part = Some(part);
-        handle
+    /// The core, if it has started.
+    pub(super) fn existing_core(&self) -> Option<&Arc<Core>> {
+        self.cores.iter().find_map(OnceLock::get)
     }
 
     #[inline(always)]
@@ -72,13 +72,13 @@ impl Handle {
 
     #[inline]
     pub(super) fn core(&self) -> &Arc<Core> {
-        self.cores[0].get().unwrap_or_else(|| self.started_core())
+        self.cores[0].get().unwrap_or_else(|| self.started_core(|| self.start.start_later()))
     }
 
     #[cold]
-    fn started_core(&self) -> &Arc<Core> {
+    pub(super) fn started_core(&self, start: impl FnOnce() -> Arc<Core>) -> &Arc<Core> {
         self.cores[usize::from(self.generation.is_stale())].get_or_init(|| {
-            let core = (self.start)();
+            let core = start();
             if self.part.is_none() {
                 // Requests with a tag or partition take the slow path.
                 self.address.store(Arc::as_ptr(&core).cast_mut(), Ordering::Relaxed);

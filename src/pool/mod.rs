@@ -25,7 +25,7 @@ mod start;
 mod statistics;
 
 pub use builder::PoolBuilder;
-pub use external::PinnedMemory;
+pub use external::ExternalMemory;
 pub use get_future::GetFuture;
 use handle::{Handle, Part};
 pub use partition::Partition;
@@ -59,9 +59,10 @@ pub struct Pool {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let config = self.config();
+        let core = self.handle.existing_core();
         f.debug_struct("Pool")
             .field("name", &self.name())
-            .field("backend", &self.core().memory().source().name())
+            .field("backend", &core.map_or(config.backend.name(), |core| core.memory().source().name()))
             .field("preset", &config.preset)
             .field("max_bytes", &config.max_bytes)
             .finish_non_exhaustive()
@@ -78,12 +79,6 @@ impl Pool {
     /// Settings for a new pool: the values of the `PINPOOL_*` variables, and defaults for the others, until code sets them.
     pub fn builder() -> PoolBuilder {
         PoolBuilder::new()
-    }
-
-    pub(crate) fn of(core: Arc<Core>) -> Self {
-        let pool = Self { handle: Arc::new(Handle::new(Box::new(move || core.clone()))) };
-        let _started = pool.core();
-        pool
     }
 
     /// The partition that requests claim from, in the handle of a [`Partition`].
@@ -168,9 +163,9 @@ impl Pool {
     /// Requests a buffer as [`get`](Pool::get) does, for a task; takes a length or a [`Request`]. Threads and tasks wait in one queue
     /// in order of arrival. No runtime is needed: threads of the pool wake the task when it is served, and at its deadline.
     ///
-    /// A poll neither makes nor waits for driver calls. A thread of the pool makes them, for one task at a time. Their time counts
-    /// towards the wait: if the wait ends while a call runs, the future fails with
-    /// [`is_limit`](crate::Error::is_limit), and the next request gets the memory once the call returns. With a wait of zero
+    /// A poll neither makes nor waits for driver calls, except to [choose the backend](PoolBuilder::build). A thread of the pool
+    /// makes them, for one task at a time. Their time counts towards the wait: if the wait ends while a call runs, the future fails
+    /// with [`is_limit`](crate::Error::is_limit), and the next request gets the memory once the call returns. With a wait of zero
     /// the future does not wait for room, but still waits for driver calls.
     ///
     /// ```
@@ -194,7 +189,7 @@ impl Pool {
     }
 
     fn longest_wait(&self, request: Request) -> Duration {
-        request.wait.unwrap_or_else(|| self.core().config().longest_wait())
+        request.timeout.unwrap_or_else(|| self.config().longest_wait())
     }
 
     /// `request` with its size class; `None` for zero bytes.
@@ -206,8 +201,8 @@ impl Pool {
         Ok((len > 0).then_some(BlockRequest { len, class, tag, partition }))
     }
 
-    /// A buffer of `len` bytes if one of its class is idle, else `None`, also if the pool is full. Never calls the driver and never
-    /// blocks.
+    /// A buffer of `len` bytes if one of its class is idle, else `None`, also if the pool is full. Neither calls the driver nor blocks,
+    /// except to [choose the backend](PoolBuilder::build).
     ///
     /// # Errors
     ///
@@ -254,7 +249,9 @@ impl Pool {
     }
 
     fn part(&self, partition: Option<Arc<PartitionCore>>, tag: Option<Arc<Tag>>) -> Self {
-        Self { handle: Arc::new(Handle::for_part(Part { partition, tag, pool: self.clone() })) }
+        let handle = Handle::new(self.handle.start.clone(), Some(Part { partition, tag, _pool: self.clone() }));
+        handle.started_core(|| self.core().clone());
+        Self { handle: Arc::new(handle) }
     }
 
     /// A part of this pool with its own limit and wait queue, for a second use, such as evaluation during training, that must not

@@ -10,7 +10,7 @@ use crate::size_class::DEFAULT_ALIGN;
 /// # use std::time::Duration;
 /// use pinpool::Request;
 /// # let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
-/// let buf = pool.get_with(Request::new(1 << 20).align(1 << 16).wait(Duration::from_secs(1)))?;
+/// let buf = pool.get_with(Request::new(1 << 20).align(1 << 16).timeout(Duration::from_secs(1)))?;
 /// assert!(buf.as_ptr().addr().is_multiple_of(1 << 16));
 /// # Ok::<(), pinpool::Error>(())
 /// ```
@@ -19,13 +19,13 @@ use crate::size_class::DEFAULT_ALIGN;
 pub struct Request {
     pub(super) len: usize,
     pub(super) align: usize,
-    pub(super) wait: Option<Duration>,
+    pub(super) timeout: Option<Duration>,
 }
 
 impl Request {
     /// A request for `len` bytes that waits at most `PINPOOL_WAIT`.
     pub fn new(len: usize) -> Self {
-        Self { len, align: DEFAULT_ALIGN, wait: None }
+        Self { len, align: DEFAULT_ALIGN, timeout: None }
     }
 
     /// Sets the alignment, a power of two of at most 1 GiB. Every buffer is at least page-aligned.
@@ -38,8 +38,8 @@ impl Request {
     /// It limits how long a thread waits for room and for driver calls of other threads. It does not interrupt a driver call
     /// that this thread makes: if the driver hangs, so does the thread. [`Pool::get_async`](crate::Pool::get_async) makes its
     /// driver calls on another thread and fails in time.
-    pub fn wait(self, wait: Duration) -> Self {
-        Self { wait: Some(wait), ..self }
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout: Some(timeout), ..self }
     }
 }
 

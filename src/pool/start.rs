@@ -106,9 +106,9 @@ impl PoolStart {
             let names: Vec<_> = alike.iter().map(|&(name, _)| name).collect();
             text += &format!(" (skipped {}: {})", names.join(", "), alike[0].1);
         }
-        log.started(&text);
+        log.created(&text);
         chosen.findings.iter().for_each(|finding| log.found(finding));
-        chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
+        chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limit(limit_bytes));
     }
 
     #[cfg(not(feature = "observe"))]
@@ -131,8 +131,8 @@ impl PoolStart {
         facts.push((SET_IN_CODE.to_owned(), set_in_code.join(" ")));
         let why = match Recorder::open(path, PoolDescription { number: 0, facts }) {
             Ok((recorder, earlier)) => {
-                earlier.iter().for_each(|earlier| log.earlier_recording(recorder.path(), earlier));
-                log.recording(recorder.path());
+                earlier.iter().for_each(|earlier| log.trace_renamed(recorder.path(), earlier));
+                log.trace_started(recorder.path());
                 return Ok(Some(recorder));
             }
             Err(Unrecorded::Failed(why)) => {
@@ -142,7 +142,7 @@ impl PoolStart {
             Err(_) => "another thread of this process was opening a recording for too long",
         };
         count_failed();
-        log.not_recording(path, why);
+        log.trace_taken(path, why);
         Ok(None)
     }
 
@@ -188,7 +188,7 @@ impl PoolStart {
             Ok(shared) => {
                 let report = shared.report();
                 let others = report.owners.len().saturating_sub(1);
-                log.joined_shared_limit(name, report.max_bytes, report.held_bytes, others);
+                log.shared_limit_joined(name, report.max_bytes, report.held_bytes, others);
                 let other_bytes = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes));
                 other_bytes.iter().for_each(|&bytes| log.shared_limit_differs(name, report.max_bytes, bytes));
                 Ok(Some(shared))

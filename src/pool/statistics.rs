@@ -8,7 +8,8 @@ use crate::stats::{ClassStats, Stats};
 impl Pool {
     /// A text of about 20 lines: what the pool holds and for whom, what the system has left, and what to change if little is left.
     ///
-    /// Does not wait for driver calls. Reads kernel files, at most once a second. In a forked child all numbers are 0.
+    /// Does not wait for driver calls, except to [choose the backend](crate::PoolBuilder::build). Reads kernel files, at most
+    /// once a second. In a forked child all numbers are 0.
     pub fn dump(&self) -> Dump {
         self.core().dump()
     }
@@ -22,8 +23,8 @@ impl Pool {
 
     /// A snapshot of the statistics. Its [`Display`](std::fmt::Display) is a table.
     ///
-    /// Takes a few microseconds and does not wait for driver calls. Exact while no other thread uses the pool, the background thread
-    /// included; otherwise the numbers may be a few operations apart.
+    /// Takes a few microseconds and does not wait for driver calls, except to [choose the backend](crate::PoolBuilder::build).
+    /// Exact while no other thread uses the pool, the background thread included; otherwise the numbers may be a few operations apart.
     ///
     /// A finished copy counts as in flight until the pool finds it finished: at once with timelines (`adaptive`); otherwise at the
     /// next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait), or within 0.1 s.
@@ -44,12 +45,12 @@ impl Pool {
 
     /// The name in the pool's log lines ([`PoolBuilder::name`](crate::PoolBuilder::name)).
     pub fn name(&self) -> Option<&str> {
-        self.core().name()
+        self.handle.start.log.name.as_deref()
     }
 
     /// The settings in effect, with variables and defaults resolved.
     #[doc(hidden)]
     pub fn config(&self) -> &Config {
-        self.core().config()
+        self.handle.existing_core().map_or(&self.handle.start.config, |core| core.config())
     }
 }

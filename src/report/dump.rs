@@ -154,7 +154,7 @@ impl fmt::Display for Dump {
             Some(FailedRequest { asked_bytes, tag, refused: Refused { needed_bytes, found, .. }, .. }) => {
                 let tag = tag.as_deref().unwrap_or("(untagged)");
                 let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
-                write!(f, "out_of_memory: cannot allocate {asked} (rounded to {needed}) for {tag}: {found}")?;
+                write!(f, "cannot allocate {asked} (rounded to {needed}) for {tag}: {found}")?;
             }
         }
         f.write_str("\n")?;
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(
             lines[..4],
             [
-                "out_of_memory: cannot allocate 4.9KiB (rounded to 8.0KiB) for tag3: the pool limit is reached",
+                "cannot allocate 4.9KiB (rounded to 8.0KiB) for tag3: the pool limit is reached",
                 "usage of device host, allocator heap (adaptive):",
                 "  100.0MiB tag0 (1 buffer, the oldest 1.0s)",
                 "  99.0MiB tag1 (2 buffers, the oldest 2.0s)",

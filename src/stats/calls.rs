@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::Calls;
+use super::CallStats;
 
-impl Calls {
+impl CallStats {
     pub(crate) fn record(&mut self, bytes: u64, took: Duration, has_succeeded: bool) {
         self.time.record(took);
         if has_succeeded {
@@ -26,9 +26,9 @@ impl Calls {
 /// All calls of a source.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SourceCalls {
-    pub(crate) pin: Calls,
-    pub(crate) unpin: Calls,
-    pub(crate) remap: Calls,
+    pub(crate) pin: CallStats,
+    pub(crate) unpin: CallStats,
+    pub(crate) remap: CallStats,
 }
 
 impl SourceCalls {

@@ -21,18 +21,17 @@ pub struct Statistic {
 
 /// How values of a statistic from several moments compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(non_camel_case_types)] // As the list has them.
 pub enum Kind {
     /// May rise and fall.
-    gauge,
+    Gauge,
     /// Only rises.
-    counter,
+    Counter,
     /// Durations.
-    histogram,
+    Histogram,
     /// Not a number to aggregate.
-    label,
+    Label,
     /// Further statistics.
-    group,
+    Group,
 }
 
 /// The unit of a statistic.

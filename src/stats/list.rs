@@ -96,7 +96,7 @@ impl Stats {
         let Self { requests, memory, copies, limits, .. } = self;
         let groups: [(&str, &dyn Entry); 4] =
             [("requests", requests), ("memory", memory), ("copies", copies), ("limits", limits)];
-        groups.into_iter().flat_map(|(name, group)| group.statistics(name.to_owned(), "", Kind::group)).collect()
+        groups.into_iter().flat_map(|(name, group)| group.statistics(name.to_owned(), "", Kind::Group)).collect()
     }
 }
 
@@ -104,165 +104,165 @@ group! {
     /// Requests for buffers of more than zero bytes, and how they ended.
     RequestStats;
     /// Requests that got a buffer.
-    served: u64 = counter,
+    served: u64 = Counter,
     /// Requests served by an idle buffer.
-    hits: u64 = counter,
+    hits: u64 = Counter,
     /// Requests that no idle buffer served.
     ///
     /// Under `tensorflow` each is an allocation. Under `adaptive` most buffers are carved from memory that the pool already holds.
-    misses: u64 = counter,
+    misses: u64 = Counter,
     /// Misses by reason.
-    miss_reasons: MissReasons = group,
+    miss_reasons: MissReasons = Group,
     /// Requests that failed: no memory within the limit, or a backend error.
-    failed: u64 = counter,
+    failed: u64 = Counter,
     /// Buffers returned.
-    returned: u64 = counter,
+    returned: u64 = Counter,
     /// Requests that waited for memory.
-    waits: u64 = counter,
+    waits: u64 = Counter,
     /// Requests that are waiting now.
-    waiting: u64 = gauge,
+    waiting: u64 = Gauge,
     /// Waits that timed out: the request failed or got pageable memory.
-    timeouts: u64 = counter,
+    timeouts: u64 = Counter,
     /// Requests at the limit that got pageable memory (`PINPOOL_ON_FULL=pageable`). They are also misses.
-    pageable: u64 = counter,
+    pageable: u64 = Counter,
     /// Buffers over [adopted](crate::Pool::adopt) memory that exist. They are not requests, and their bytes are not held.
-    adopted: u64 = gauge,
+    adopted: u64 = Gauge,
     /// Bytes requested, without hits on the fast path.
-    requested_bytes: u64 = counter,
+    requested_bytes: u64 = Counter,
     /// Bytes granted for these requests, after rounding up to size classes.
-    granted_bytes: u64 = counter,
+    granted_bytes: u64 = Counter,
     /// Duration of waits, timeouts and cancelled requests included.
-    wait_time: Histogram = histogram,
+    wait_time: Histogram = Histogram,
     /// Time from a miss to the return of its buffer. Hits are not measured.
-    use_time: Histogram = histogram,
+    use_time: Histogram = Histogram,
 }
 
 group! {
     /// Buffers and bytes by state, evictions, and driver calls.
     MemoryStats;
     /// Buffers that exist: in use, in flight or idle, pinned or not.
-    buffers: u64 = gauge,
+    buffers: u64 = Gauge,
     /// Buffers in use, including buffers that a waiting request is about to receive.
-    in_use: u64 = gauge,
+    in_use: u64 = Gauge,
     /// Bytes of the buffers in use.
-    in_use_bytes: u64 = gauge,
+    in_use_bytes: u64 = Gauge,
     /// Idle buffers.
-    idle: u64 = gauge,
+    idle: u64 = Gauge,
     /// Bytes of the idle buffers.
-    idle_bytes: u64 = gauge,
+    idle_bytes: u64 = Gauge,
     /// Buffers that cannot be reused, because the driver does not tell whether their copy has finished.
     ///
     /// If only the query failed, it is repeated ten times a second, and the buffer is reused once the copy has finished.
-    quarantined: u64 = gauge,
+    quarantined: u64 = Gauge,
     /// Bytes of the quarantined buffers, and of memory that the backend failed to release.
-    quarantined_bytes: u64 = gauge,
+    quarantined_bytes: u64 = Gauge,
     /// Bytes held and free, from which the arena carves buffers.
-    free_bytes: u64 = gauge,
+    free_bytes: u64 = Gauge,
     /// Bytes being pinned, remapped or unpinned.
-    transit_bytes: u64 = gauge,
+    transit_bytes: u64 = Gauge,
     /// Bytes that the backend holds beyond those requested, for alignment.
-    overhead_bytes: u64 = gauge,
+    overhead_bytes: u64 = Gauge,
     /// Free bytes idle for longer than `PINPOOL_IDLE_TIMEOUT` that stay pinned, because a release would stall the device.
     ///
     /// Only under `register` and `cuda`. They are reused first; [`Pool::trim`](crate::Pool::trim) releases them.
-    awaiting_release_bytes: u64 = gauge,
+    awaiting_release_bytes: u64 = Gauge,
     /// Bytes held from the backend in any state.
-    held_bytes: u64 = gauge,
+    held_bytes: u64 = Gauge,
     /// Highest number of bytes held.
-    peak_held_bytes: u64 = gauge,
+    peak_held_bytes: u64 = Gauge,
     /// Unpinned buffers (`PINPOOL_ON_FULL=pageable`), quarantined ones included.
-    pageable_buffers: u64 = gauge,
+    pageable_buffers: u64 = Gauge,
     /// Bytes of the pageable buffers.
-    pageable_bytes: u64 = gauge,
+    pageable_bytes: u64 = Gauge,
     /// Bytes that users pinned under this pool's limit ([`Pool::pin`](crate::Pool::pin)), not held by the pool.
-    external_bytes: u64 = gauge,
+    external_bytes: u64 = Gauge,
     /// Reserved bytes that are pinned ([`Pool::reserve`](crate::Pool::reserve), `PINPOOL_RESERVE`).
-    reserve_bytes: u64 = gauge,
+    reserve_bytes: u64 = Gauge,
     /// Reserved bytes that were requested. More than `reserve_bytes` while a reserve is being pinned, or after it failed.
-    reserve_target_bytes: u64 = gauge,
+    reserve_target_bytes: u64 = Gauge,
     /// Time until the reserve is complete, at the present rate; none unless it is being pinned.
     #[cfg_attr(feature = "serde", serde(rename = "reserve_eta_seconds", serialize_with = "super::serial::optional_seconds"))]
-    reserve_eta: Option<Duration> = gauge,
+    reserve_eta: Option<Duration> = Gauge,
     /// Mappings held from the backend. Under `vmm`, `register` and `cuda` each counts towards `vm.max_map_count`.
-    mappings: u64 = gauge,
+    mappings: u64 = Gauge,
     /// Regions of one buffer, pinned after the backend had refused a larger region.
-    smaller_regions: u64 = counter,
+    smaller_regions: u64 = Counter,
     /// Pinned buffers that left the pool, by reason.
-    evictions: EvictionReasons = group,
+    evictions: EvictionReasons = Group,
     /// Calls that pinned memory.
-    pin: Calls = group,
+    pin: CallStats = Group,
     /// Calls that unpinned memory.
-    unpin: Calls = group,
+    unpin: CallStats = Group,
     /// Calls that moved granules to another address.
-    remap: Calls = group,
+    remap: CallStats = Group,
 }
 
 group! {
     /// Copies that were running when their buffers were returned. Buffers still in use are not counted.
     CopyStats;
     /// Returned buffers that a device may still be using.
-    in_flight: u64 = gauge,
+    in_flight: u64 = Gauge,
     /// Bytes of the buffers in flight.
-    in_flight_bytes: u64 = gauge,
+    in_flight_bytes: u64 = Gauge,
     /// Time since the return of the buffer that has been in flight longest.
     #[cfg_attr(feature = "serde", serde(rename = "oldest_age_seconds", serialize_with = "super::serial::optional_seconds"))]
-    oldest_age: Option<Duration> = gauge,
+    oldest_age: Option<Duration> = Gauge,
     /// Driver handle of the stream of that buffer's copy.
-    oldest_stream: Option<u64> = label,
+    oldest_stream: Option<u64> = Label,
     /// Time from the return of a buffer until the pool found its copies finished: up to 0.1 s longer than the copies.
-    time: Histogram = histogram,
+    time: Histogram = Histogram,
     /// Pinned bytes of this process's stream timelines: 4160 bytes per 64 streams, shared by all pools, outside every limit.
-    timeline_bytes: u64 = gauge,
+    timeline_bytes: u64 = Gauge,
 }
 
 group! {
     /// Limits, and how often the count limit changed.
     LimitStats;
     /// The limit on held bytes (`PINPOOL_MAX_BYTES`); none if unlimited.
-    max_bytes: Option<u64> = gauge,
+    max_bytes: Option<u64> = Gauge,
     /// The limit on idle buffers (`PINPOOL_POOL_SIZE_LIMIT`, raised and lowered automatically).
-    max_idle_buffers: u64 = gauge,
+    max_idle_buffers: u64 = Gauge,
     /// Checks of the count limit, one per 1000 evictions.
-    checks: u64 = counter,
+    checks: u64 = Counter,
     /// Checks that raised the count limit.
-    raises: u64 = counter,
+    raises: u64 = Counter,
     /// Times that the count limit was lowered.
-    lowers: u64 = counter,
+    lowers: u64 = Counter,
     /// The limit shared by the processes of this host, if the pool takes part in one (`PINPOOL_LEDGER`).
-    shared: Option<SharedLimitStats> = group,
+    shared: Option<SharedLimitStats> = Group,
 }
 
 group! {
     /// A limit shared by several processes (`PINPOOL_LEDGER`).
     SharedLimitStats;
     /// The name of the shared limit.
-    name: String = label,
+    name: String = Label,
     /// The limit on the bytes that all its owners hold; none if unlimited.
-    max_bytes: Option<u64> = gauge,
+    max_bytes: Option<u64> = Gauge,
     /// Live owners, this pool included.
-    owners: u64 = gauge,
+    owners: u64 = Gauge,
     /// Bytes that all owners hold or are pinning or unpinning.
-    held_bytes: u64 = gauge,
+    held_bytes: u64 = Gauge,
     /// Bytes that this pool holds.
-    own_bytes: u64 = gauge,
+    own_bytes: u64 = Gauge,
     /// Idle bytes of the other owners, as of their last maintenance.
-    others_idle_bytes: u64 = gauge,
+    others_idle_bytes: u64 = Gauge,
     /// Bytes that the other owners' blocked requests need.
-    others_wanted_bytes: u64 = gauge,
+    others_wanted_bytes: u64 = Gauge,
 }
 
 group! {
     /// Calls of one kind to the driver or kernel.
     #[derive(Copy)]
-    Calls;
+    CallStats;
     /// Successful calls.
-    count: u64 = counter,
+    count: u64 = Counter,
     /// Failed calls.
-    failures: u64 = counter,
+    failures: u64 = Counter,
     /// Requested bytes of the successful calls.
-    bytes: u64 = counter,
+    bytes: u64 = Counter,
     /// Duration of each call, failed calls and waits for other threads' calls included.
-    time: Histogram = histogram,
+    time: Histogram = Histogram,
 }
 
 group! {
@@ -272,11 +272,11 @@ group! {
     #[derive(Copy)]
     MissReasons;
     /// Misses of a size class that never had a buffer. Harmless once they stop.
-    first_of_size: u64 = counter,
+    first_of_size: u64 = Counter,
     /// Misses of a size class that once had more buffers than now. See the evictions for the reason.
-    evicted_earlier: u64 = counter,
+    evicted_earlier: u64 = Counter,
     /// Misses while all buffers of the size class were in use or in flight, more than ever before.
-    all_in_use: u64 = counter,
+    all_in_use: u64 = Counter,
 }
 
 group! {
@@ -284,14 +284,14 @@ group! {
     #[derive(Copy)]
     EvictionReasons;
     /// Buffers over the limit on idle buffers. TensorFlow's `evicted`.
-    over_limit: u64 = counter,
+    over_limit: u64 = Counter,
     /// Buffers evicted because their memory was needed: for a request, below a byte limit, or because the system was short of
     /// memory.
-    reclaimed: u64 = counter,
+    reclaimed: u64 = Counter,
     /// Buffers idle for too long.
-    expired: u64 = counter,
+    expired: u64 = Counter,
     /// Buffers released for another reason: `trim`, `clear`, a lowered limit, or while sizes vary.
-    released: u64 = counter,
+    released: u64 = Counter,
 }
 
 impl Entry for Option<SharedLimitStats> {

@@ -28,6 +28,6 @@ pub use class::ClassStats;
 pub use entry::{Kind, Statistic, Unit, Value};
 pub use histogram::Histogram;
 pub use list::{
-    Calls, CopyStats, EvictionReasons, LimitStats, MemoryStats, MissReasons, RequestStats, SharedLimitStats, Stats,
+    CallStats, CopyStats, EvictionReasons, LimitStats, MemoryStats, MissReasons, RequestStats, SharedLimitStats, Stats,
 };
 pub(crate) use reasons::EvictionReason;

@@ -32,7 +32,7 @@ pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> Pool
 }
 
 /// A pool with blocking requests over simulated memory.
-pub(crate) fn over_sim(max_bytes: u64) -> PoolBuilder {
+pub(crate) fn over_sim(max_bytes: impl Into<Limit>) -> PoolBuilder {
     over(Arc::new(SimSource::new(1 << 40)), max_bytes).wait(LONG)
 }
 

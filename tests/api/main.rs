@@ -31,5 +31,7 @@ mod processes;
 mod reports;
 mod requests;
 mod settings;
+#[path = "../until/mod.rs"]
+mod until;
 #[path = "../valid_stats/mod.rs"]
 mod valid_stats;

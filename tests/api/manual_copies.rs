@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use pinpool::Fence;
 use pinpool::copy::{CopyFailure, CopyTarget};
-use pinpool::{Fence, FenceKind};
 
 /// A stream with copies that end, and fences that panic, on command.
 #[derive(Debug, Clone, Default)]
@@ -26,9 +26,6 @@ unsafe impl Fence for ManualFence {
     fn wait(&self) -> pinpool::Result<()> {
         Ok(())
     }
-    fn stream(&self) -> u64 {
-        7
-    }
 }
 
 /// Where all copies go.
@@ -44,7 +41,6 @@ unsafe impl CopyTarget<ManualStream> for Nowhere {
         stream: &ManualStream,
         _source: *const u8,
         _len: usize,
-        _kind: FenceKind,
     ) -> Result<Arc<dyn Fence>, CopyFailure> {
         Ok(stream.0.clone())
     }

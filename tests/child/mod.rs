@@ -78,26 +78,12 @@ impl Drop for Child {
     }
 }
 
-/// A child that hangs is killed after this time.
-const CHILD_SECONDS: u32 = 180;
-
 /// Runs `checks` in a child of `fork`; each returns its name and whether it holds.
 pub(crate) fn in_a_child(checks: impl FnOnce() -> Vec<(&'static str, bool)>) {
-    // SAFETY: the child runs `checks` on its one thread and exits without unwinding; the allocator survives a fork.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0);
-    if child == 0 {
-        // SAFETY: changes only when this process ends.
-        unsafe { libc::alarm(CHILD_SECONDS) };
-        let checks = std::panic::catch_unwind(std::panic::AssertUnwindSafe(checks));
-        let broken = checks.map_or(100, |checks| checks.iter().position(|(_, held)| !held).map_or(0, |at| at + 1));
-        // SAFETY: ends the child without running what belongs to the parent.
-        unsafe { libc::_exit(i32::try_from(broken).unwrap_or(101)) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` is a place for a number, and the child is this test's own.
-    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
-    assert_eq!(waited, child);
-    assert!(libc::WIFEXITED(status), "the child was killed: status {status}");
-    assert_eq!(libc::WEXITSTATUS(status), 0, "number of the check that did not hold, or 100 for a panic");
+    let status = Child::new(|| {
+        let broken: Vec<_> = checks().into_iter().filter(|(_, held)| !held).collect();
+        assert!(broken.is_empty(), "{broken:?}");
+    })
+    .wait();
+    assert_eq!(status, 0, "the wait status of the child, which prints what does not hold");
 }

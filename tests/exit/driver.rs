@@ -34,14 +34,14 @@ fn copying(pools: &[Pool], stream: &Arc<CudaStream>) {
 
 /// The result of a driver after its own exit handler ran.
 pub(crate) fn gone_first() {
-    let double = MockDriver::load();
+    let driver = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     let pools = pools();
-    let _held = double.hold_all();
+    let _held = driver.hold_all();
     copying(&pools, &stream);
     let kept: Vec<_> = pools.iter().map(|pool| pool.get(10_000).unwrap()).collect();
-    double.shut_down();
+    driver.shut_down();
     // The maintenance thread asks too.
     thread::sleep(Duration::from_millis(250));
     pools.iter().for_each(Pool::maintain);
@@ -61,11 +61,11 @@ pub(crate) fn gone_first() {
 
 /// The streams are never let go.
 pub(crate) fn exit_with_copies() {
-    let double = MockDriver::load();
+    let driver = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     let pools = pools();
-    let _held = double.hold_all();
+    let _held = driver.hold_all();
     copying(&pools, &stream);
     let busy = pools.clone();
     thread::spawn(move || {

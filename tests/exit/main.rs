@@ -14,10 +14,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pinpool::SourceError;
-use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
 use pinpool::source::{Region, Source};
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Request};
+use pinpool_testing::{SinkGate, SinkMem, SinkStream};
 
 use self::valid_stats::{stats_when, valid_stats};
 
@@ -180,7 +180,8 @@ fn panic_in_main() {
 
 fn exit_in_line() {
     let pool = heap().max_bytes(4 << 20).wait(Duration::from_secs(3600)).build().unwrap();
-    let held: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).wait(Duration::ZERO)).ok()).collect();
+    let held: Vec<_> =
+        std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).timeout(Duration::ZERO)).ok()).collect();
     for _ in 0..3 {
         let pool = pool.clone();
         thread::spawn(move || drop(pool.get(1 << 20)));

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaStream, result};
-use pinpool::{FenceKind, Pool, Request};
+use pinpool::unstable::FenceKind;
+use pinpool::{Pool, Request};
 
 use crate::MIB;
 use crate::batch::Batch;
@@ -97,7 +98,7 @@ fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
     for index in (0..bufs.len()).rev().step_by(2) {
         drop(bufs.swap_remove(index));
     }
-    let contiguous = pool.get_with(Request::new(6 * MIB).wait(Duration::ZERO));
+    let contiguous = pool.get_with(Request::new(6 * MIB).timeout(Duration::ZERO));
     assert_eq!(contiguous.is_ok(), rig.virtual_memory() && pool.stats().memory.remap.count > 0, "{}", rig.name());
     drop((bufs, contiguous));
     pool.clear();

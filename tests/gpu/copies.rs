@@ -1,7 +1,8 @@
 //! One copy at a time, held while it is observed: whether the memory may be reused meanwhile, and which bytes arrive.
 
 use cudarc::driver::CudaContext;
-use pinpool::{FenceKind, PinnedBuf, Pool};
+use pinpool::unstable::FenceKind;
+use pinpool::{PinnedBuf, Pool};
 
 use crate::MIB;
 use crate::batch::Batch;

@@ -99,7 +99,7 @@ impl Kernels {
     }
 }
 
-/// A kernel that runs until it is told to end; on the double a host function.
+/// A kernel that runs until it is told to end; on the mock driver a host function.
 enum Running {
     Kernel { word: usize, stream: Arc<CudaStream> },
     HostFunction(HeldStream),
@@ -148,7 +148,7 @@ fn memory_is_pinned_moved_and_released_while_a_kernel_runs() {
         for index in (0..bufs.len()).rev().step_by(2) {
             drop(bufs.swap_remove(index));
         }
-        let wide = pool.get_with(Request::new(6 * MIB).wait(Duration::ZERO));
+        let wide = pool.get_with(Request::new(6 * MIB).timeout(Duration::ZERO));
         assert_eq!(wide.is_ok(), rig.virtual_memory(), "{}: {:?}", rig.name(), pool.stats());
         if rig.virtual_memory() {
             // Nothing of this waits for the kernel.

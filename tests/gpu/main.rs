@@ -15,7 +15,7 @@
 //! | `device.rs` | the device, its backends, streams that are held |
 //! | `batch.rs` | batches with known bytes |
 //! | `methods.rs` | the methods of copying a buffer |
-//! | `driver_facts.rs` | the assumed behaviour of the driver, checked on the double too |
+//! | `driver_facts.rs` | the assumed behaviour of the driver, checked on the mock driver too |
 //! | `churn.rs` | many threads, many streams, little memory |
 //! | `copies.rs` | one copy at a time, held while it is observed |
 //! | `memory.rs` | memory that is remapped and released alongside copies and after them; a reserve |

@@ -36,7 +36,7 @@ pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
         drop(buf.copy_range_to(0..batch.len, &lane.stream, &mut lane.memory).unwrap());
     }
     let (before, large) = (pool.stats(), Batch::new(2000, 3 * GRANULE));
-    let wanted = pool.get_with(Request::new(large.len).wait(Duration::ZERO));
+    let wanted = pool.get_with(Request::new(large.len).timeout(Duration::ZERO));
     let contiguous = if rig.virtual_memory() {
         let contiguous =
             wanted.unwrap_or_else(|error| panic!("{name}: granules are not remapped during copies: {error}"));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
-use pinpool::{Error, Fence, FenceKind, Result, StreamId};
+use pinpool::{Error, Fence, Result, StreamId};
 
 use crate::site::Site;
 
@@ -237,10 +237,6 @@ unsafe impl Fence for SimFence {
         Ok(())
     }
 
-    fn stream(&self) -> u64 {
-        self.stream.index as u64 + 1
-    }
-
     fn stream_id(&self) -> Option<StreamId> {
         Some(self.id)
     }
@@ -257,7 +253,6 @@ unsafe impl CopyTarget<SimStream> for SimTarget {
         stream: &SimStream,
         source: *const u8,
         len: usize,
-        _kind: FenceKind,
     ) -> Result<Arc<dyn Fence>, CopyFailure> {
         SimTarget::enqueue(self, stream, source.expose_provenance(), len, false)
     }

@@ -323,7 +323,7 @@ impl World {
             Op::GetAsync => self.with_handle(args[0], |index, pool| {
                 let (len, failures) = (as_len(args[1]), self.site.memory().failures);
                 let (is_late, before) = (args[2] == 1, self.waiting.borrow().len());
-                let get = Box::pin(pool.get_async(Request::new(len).wait(if is_late { LATE } else { FOREVER })));
+                let get = Box::pin(pool.get_async(Request::new(len).timeout(if is_late { LATE } else { FOREVER })));
                 self.poll_get(Waiting { get, woken: Arc::default(), polled_at: 0, pool: index, len, failures });
                 if is_late && self.waiting.borrow().len() > before {
                     self.site.report(format!("a request for {len} B waits although its deadline has passed"));

@@ -2,10 +2,13 @@
 #![allow(dead_code)] // Not every test program needs all.
 
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+pub(crate) use until::until;
+
+#[path = "../until/mod.rs"]
+mod until;
 
 /// The result of one run.
 pub(crate) struct Ran {
@@ -51,16 +54,6 @@ pub(crate) fn finish(command: &mut Command) -> Ran {
     };
     assert!(!ran.stderr.contains("panicked") && !ran.stdout.contains("panicked"), "{}", ran.stderr);
     ran
-}
-
-/// Waits until `holds`. Bounds a hang alone: a machine with other work makes a test late and not fail.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    const HANGS: Duration = Duration::from_secs(300);
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < HANGS, "not in {HANGS:?}: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Waits for the end of `child`, which it kills if it hangs.

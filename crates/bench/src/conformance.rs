@@ -12,12 +12,11 @@ use std::sync::Arc;
 
 use clap::Args;
 use parking_lot::Mutex;
-use pinpool::source::{Region, Source};
 use pinpool::unstable::{CheckReport, LogSampler};
-use pinpool::{Backend, Error, PinnedBuf, Pool, Preset, Request, SourceError};
+use pinpool::{Backend, Error, PinnedBuf, Pool, Preset, Request};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
-use pinpool_replay::{SimSource, TraceError, TraceHeader, TraceOp, TraceReader};
+use pinpool_replay::{Event, SimSource, TraceError, TraceHeader, TraceReader};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -44,8 +43,10 @@ impl ConformanceArgs {
 
 fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
     let mut player = Player::new(trace.header()).map_err(|error| TraceError::Io(io::Error::other(error)))?;
-    while let Some(operation) = trace.next() {
-        player.perform(operation?).map_err(|why| trace.error_here(why))?;
+    while let Some(record) = trace.next() {
+        let record = record?;
+        let pool = usize::try_from(record.pool).unwrap_or(usize::MAX);
+        player.perform(pool, record.event, trace.align()).map_err(|error| trace.error_here(error.report()))?;
     }
     let mut lines = mem::take(&mut *player.diagnostics.lock());
     lines.extend(player.pools.iter().map(|pool| counters(pool).to_string()));
@@ -71,64 +72,13 @@ struct Player {
     pools: Vec<Pool>,
     /// `true` if the pools keep no idle buffers, so that no release is an eviction.
     is_unpooled: bool,
-    current: usize,
     held: HashMap<u64, PinnedBuf>,
-    source: Arc<RecordingSource>,
+    source: Arc<SimSource>,
     diagnostics: Arc<Mutex<Vec<String>>>,
     /// The outcome of each request, return and clear.
     outcome: OutcomeStream,
     /// The buffers of these outcomes.
     buffers: OutcomeStream,
-}
-
-/// Records the calls of all pools, without virtual memory, so that each miss and each eviction is a call. Since the pools share it,
-/// their buffers have different ids.
-#[derive(Debug)]
-struct RecordingSource {
-    sim: SimSource,
-    calls: Mutex<SourceCalls>,
-}
-
-#[derive(Debug, Default)]
-struct SourceCalls {
-    acquired: bool,
-    /// Id and class of each region released.
-    released: Vec<(u64, usize)>,
-}
-
-// SAFETY: every call is passed on to `sim`, which keeps the contract.
-#[allow(unsafe_code)]
-unsafe impl Source for RecordingSource {
-    fn name(&self) -> &'static str {
-        self.sim.name()
-    }
-
-    fn is_pinned(&self) -> bool {
-        self.sim.is_pinned()
-    }
-
-    /// Not rounded to pages: the trace states what TensorFlow requested.
-    fn held_bytes(&self, len_bytes: usize) -> usize {
-        len_bytes
-    }
-
-    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        self.calls.lock().acquired = true;
-        self.sim.acquire(len_bytes)
-    }
-
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        self.calls.lock().released.push((region.id(), region.len_bytes()));
-        // SAFETY: the caller's promise, passed on: all regions of this source are `sim`'s.
-        unsafe { self.sim.release(region) }
-    }
-}
-
-impl RecordingSource {
-    /// The calls since the previous call of this function.
-    fn take_calls(&self) -> SourceCalls {
-        mem::take(&mut *self.calls.lock())
-    }
 }
 
 impl Player {
@@ -138,8 +88,8 @@ impl Player {
     ///
     /// The errors of [`PoolBuilder::build`](pinpool::PoolBuilder::build): for a limit of 0 with auto-resize, for instance.
     fn new(header: &TraceHeader) -> Result<Self, Error> {
-        let sim = SimSource::new(SimSource::DEFAULT_TOTAL_BYTES);
-        let source = Arc::new(RecordingSource { sim, calls: Mutex::default() });
+        // Each miss and each eviction is a call. All pools share the source, so their buffers have different ids.
+        let source = Arc::new(SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES).exact());
         let diagnostics: Arc<Mutex<Vec<String>>> = Arc::default();
         let log_sampler = LogSampler::new();
         let pool = |_| {
@@ -164,7 +114,6 @@ impl Player {
         Ok(Self {
             pools,
             is_unpooled: header.limit == 0,
-            current: 0,
             held: HashMap::new(),
             source,
             diagnostics,
@@ -173,59 +122,39 @@ impl Player {
         })
     }
 
-    /// Plays one operation of the trace. The error explains why it is invalid.
-    fn perform(&mut self, operation: TraceOp) -> Result<(), String> {
-        match operation {
-            TraceOp::Get { id, .. } if self.held.contains_key(&id) => {
-                return Err(format!("buffer {id} is held already"));
-            }
-            TraceOp::Get { id, bytes, align } => {
-                let buffer = self.pools[self.current].get_with(Request::new(bytes).align(align));
-                let buffer = self.record_get(buffer)?;
+    /// Plays one event of the trace.
+    fn perform(&mut self, pool: usize, event: Event, align: usize) -> Result<(), Error> {
+        let pool = &self.pools[pool];
+        match event {
+            Event::Get { id, bytes, .. } => {
+                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+                let buffer = pool.get_with(Request::new(bytes).align(align))?;
+                let missed = self.source.take_calls().pins > 0;
+                match buffer.id() {
+                    None => {
+                        self.outcome.line('z');
+                        self.buffers.line("g -");
+                    }
+                    Some(id) => {
+                        self.outcome.line(if missed { 'm' } else { 'h' });
+                        self.buffers.line(format_args!("g {id}"));
+                    }
+                }
                 self.held.insert(id, buffer);
             }
-            TraceOp::Put { id } => {
-                let buffer = self.held.remove(&id).ok_or_else(|| format!("no buffer {id} is held"))?;
-                self.put(buffer);
-            }
-            TraceOp::Steps { count, bytes, step } => {
-                let mut bytes = Some(bytes);
-                for _ in 0..count {
-                    let len = bytes.ok_or("the sizes exceed 2^64")?;
-                    let buffer = self.pools[self.current].get(len);
-                    let buffer = self.record_get(buffer)?;
+            Event::Put { id, .. } => {
+                if let Some(buffer) = self.held.remove(&id) {
                     self.put(buffer);
-                    bytes = len.checked_add(step);
                 }
             }
-            TraceOp::Clear => {
-                self.pools[self.current].clear();
+            Event::Cleared => {
+                pool.clear();
                 self.outcome.line(format_args!("c {}", self.source.take_calls().released.len()));
             }
-            TraceOp::Pool { index } if index < self.pools.len() => self.current = index,
-            TraceOp::Pool { index } => {
-                return Err(format!("there is no pool {index}, `# pools {}`", self.pools.len()));
-            }
-            // TensorFlow's policy does not depend on time.
-            TraceOp::Advance { .. } => {}
+            // No other event is in a text; TensorFlow's policy does not depend on time.
+            _ => {}
         }
         Ok(())
-    }
-
-    fn record_get(&mut self, buffer: Result<PinnedBuf, Error>) -> Result<PinnedBuf, String> {
-        let buffer = buffer.map_err(|error| error.report())?;
-        let missed = self.source.take_calls().acquired;
-        match buffer.id() {
-            None => {
-                self.outcome.line('z');
-                self.buffers.line("g -");
-            }
-            Some(id) => {
-                self.outcome.line(if missed { 'm' } else { 'h' });
-                self.buffers.line(format_args!("g {id}"));
-            }
-        }
-        Ok(buffer)
     }
 
     fn put(&mut self, buffer: PinnedBuf) {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use pinpool::unstable::config::text::format_bytes;
 use pinpool::{Backend, Completion, Pool};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::Measured;
 use super::destination::BenchTarget;
@@ -53,39 +53,13 @@ pub(super) struct CopyArgs {
     backend: Vec<Backend>,
 }
 
-#[derive(Debug, Serialize)]
-pub(super) struct CopyReport {
-    to: String,
-    sizes: Vec<u64>,
-    backends: Vec<CopyRates>,
-    tracked_over: &'static str,
-    tracked: Vec<TrackedCopies>,
-    missing: Vec<String>,
-}
-
-/// A rate for each size.
-#[derive(Debug, Serialize)]
-struct CopyRates {
-    backend: &'static str,
-    gb_per_s: Vec<f64>,
-}
-
-/// Copies of one size; nanoseconds for each copy on one thread.
-#[derive(Debug, Serialize)]
-struct TrackedCopies {
-    bytes: u64,
-    bare_ns: f64,
-    ns: f64,
-    beyond_bare_ns: f64,
-}
-
 /// Memory of one measurement: the copies in flight and their destination.
 fn needed_bytes(size: u64) -> u64 {
     size.saturating_mul(DEPTH as u64 + 1)
 }
 
 impl CopyArgs {
-    pub(super) fn measure(&self) -> Measured<CopyReport> {
+    pub(super) fn measure(&self) -> Measured<Value> {
         let sizes = self.sizes()?;
         let largest = sizes.iter().chain(&TRACKED_SIZES).copied().max().unwrap_or(1);
         let mut destination = BenchTarget::open(usize::try_from(largest).unwrap_or(usize::MAX))?;
@@ -97,12 +71,19 @@ impl CopyArgs {
         for (backend, source) in [("pageable", Backend::Heap)].into_iter().chain(named) {
             let pool = pool_builder(source).build()?;
             let rates = sizes.iter().map(|&size| rate(&pool, &mut destination, size, self.seconds));
-            backends.push(CopyRates { backend, gb_per_s: rates.collect::<Measured<_>>()? });
+            backends.push(json!({ "backend": backend, "gb_per_s": rates.collect::<Measured<Vec<_>>>()? }));
         }
         let pool = pool_builder(best).build()?;
         let tracked = TRACKED_SIZES.iter().map(|&bytes| track(&pool, &mut destination, bytes, self.seconds));
-        let tracked = tracked.collect::<Measured<_>>()?;
-        Ok(CopyReport { to: destination.describe(), sizes, backends, tracked_over, tracked, missing })
+        let tracked = tracked.collect::<Measured<Vec<_>>>()?;
+        Ok(json!({
+            "to": destination.describe(),
+            "sizes": sizes,
+            "backends": backends,
+            "tracked_over": tracked_over,
+            "tracked": tracked,
+            "missing": missing,
+        }))
     }
 
     fn sizes(&self) -> Measured<Vec<u64>> {
@@ -143,7 +124,8 @@ fn rate(pool: &Pool, destination: &mut BenchTarget, size: u64, seconds: Duration
     Ok(gb_per_s(bytes, took))
 }
 
-fn track(pool: &Pool, destination: &mut BenchTarget, bytes: u64, seconds: Duration) -> Measured<TrackedCopies> {
+/// Nanoseconds for each copy of this size on one thread.
+fn track(pool: &Pool, destination: &mut BenchTarget, bytes: u64, seconds: Duration) -> Measured<Value> {
     let len = usize::try_from(bytes).unwrap_or(usize::MAX);
     let mut bare_buf = pool.get(len)?;
     bare_buf.wait_slice_mut()?.fill(1);
@@ -168,7 +150,8 @@ fn track(pool: &Pool, destination: &mut BenchTarget, bytes: u64, seconds: Durati
         tracked.push(ns_each(tracked_took));
     }
     let (bare_ns, ns) = (median(bare), median(tracked));
-    Ok(TrackedCopies { bytes, bare_ns: rounded(bare_ns), ns: rounded(ns), beyond_bare_ns: rounded(ns - bare_ns) })
+    let beyond_bare_ns = rounded(ns - bare_ns);
+    Ok(json!({ "bytes": bytes, "bare_ns": rounded(bare_ns), "ns": rounded(ns), "beyond_bare_ns": beyond_bare_ns }))
 }
 
 fn ns_each(took: Duration) -> f64 {

@@ -5,11 +5,9 @@ use std::time::{Duration, Instant};
 
 use pinpool::copy::CopyTarget;
 #[cfg(feature = "cuda")]
-use pinpool::copy::cuda::RawMem;
-use pinpool::copy::sink::{SinkMem, SinkStream};
-#[cfg(feature = "cuda")]
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, sys};
-use pinpool::{Completion, Error, FenceKind, PinnedBuf};
+use pinpool::{Completion, Error, PinnedBuf};
+use pinpool_testing::{SinkMem, SinkStream};
 
 /// A stream and the memory that every copy on it overwrites.
 #[derive(Debug)]
@@ -22,8 +20,8 @@ pub(super) enum BenchTarget {
     Cuda {
         name: String,
         stream: std::sync::Arc<CudaStream>,
-        /// `memory` without cudarc's events; declared before it, so dropped before it.
-        raw: RawMem,
+        /// Memory without cudarc's events.
+        raw: CudaSlice<u8>,
         address: sys::CUdeviceptr,
         memory: CudaSlice<u8>,
     },
@@ -38,10 +36,13 @@ impl BenchTarget {
             let opened = CudaContext::new(0).and_then(|context| {
                 let stream = context.new_stream()?;
                 let memory = stream.alloc_zeros(bytes)?;
+                // SAFETY: all uses of `raw` are on the one stream.
+                unsafe { context.disable_event_tracking() };
+                let raw = stream.alloc_zeros(bytes)?;
+                // SAFETY: as before.
+                unsafe { context.enable_event_tracking() };
                 stream.synchronize()?;
                 let (address, _) = memory.device_ptr(&stream);
-                // SAFETY: `memory` is kept with it, and every copy goes through the one stream.
-                let raw = unsafe { RawMem::from_raw(address, bytes, stream.clone()) };
                 Ok(BenchTarget::Cuda { name: context.name()?, stream, raw, address, memory })
             });
             return opened.map_err(|error| driver_error(&error));
@@ -92,7 +93,7 @@ impl BenchTarget {
         match self {
             BenchTarget::Sink { stream, memory } => {
                 // SAFETY: `time_untracked` keeps the buffer, unchanged, until the stream is synchronized.
-                let enqueued = unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), FenceKind::Event) };
+                let enqueued = unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len()) };
                 enqueued.map(drop).map_err(|failure| Error::device_failed(format!("{failure:?}")))
             }
             #[cfg(feature = "cuda")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use pinpool::{Backend, Pool};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::baselines::{ArrayQueues, Baseline, Malloc};
 use super::patterns::{self, Pattern};
@@ -38,26 +38,8 @@ pub(super) struct HitArgs {
     backend: Backend,
 }
 
-#[derive(Debug, Serialize)]
-pub(super) struct HitReport {
-    pattern: String,
-    threads: usize,
-    cores: usize,
-    backend: &'static str,
-    preset: &'static str,
-    ns_per_pair: f64,
-    baselines: NsPerPair,
-}
-
-/// Times of the baselines.
-#[derive(Debug, Serialize)]
-struct NsPerPair {
-    array_queue: f64,
-    malloc: f64,
-}
-
 impl HitArgs {
-    pub(super) fn measure(&self) -> Measured<HitReport> {
+    pub(super) fn measure(&self) -> Measured<Value> {
         let (threads, pattern) = (usize::from(self.threads), self.pattern);
         if pattern == Pattern::Cross && !threads.is_multiple_of(2) {
             let why = format!("--threads {threads}: cross takes threads in pairs; give an even number");
@@ -80,15 +62,15 @@ impl HitArgs {
             return Err(BenchError::Failure(why));
         }
         let [ns_per_pair, array_queue, malloc] = series.map(Series::median_ns);
-        Ok(HitReport {
-            pattern: format!("{pattern:?}").to_lowercase(),
-            threads,
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
-            backend: stats.backend,
-            preset: stats.preset,
-            ns_per_pair,
-            baselines: NsPerPair { array_queue, malloc },
-        })
+        Ok(json!({
+            "pattern": format!("{pattern:?}").to_lowercase(),
+            "threads": threads,
+            "cores": std::thread::available_parallelism().map_or(1, usize::from),
+            "backend": stats.backend,
+            "preset": stats.preset,
+            "ns_per_pair": ns_per_pair,
+            "baselines": { "array_queue": array_queue, "malloc": malloc },
+        }))
     }
 }
 

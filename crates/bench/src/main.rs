@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use pinpool_cli::logger;
-use serde::Serialize;
+use serde_json::Value;
 
 use crate::threads::TooManyThreads;
 use pinpool_cli::exit::ExitError;
@@ -76,19 +76,22 @@ fn main() -> ExitCode {
     measured.map_or_else(|error| ExitCode::from(error as u8), |()| ExitCode::SUCCESS)
 }
 
-fn measured(report: Measured<impl Serialize>, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
-    let report = report.map_err(|error| {
-        if let BenchError::Pool(error) = error {
+fn measured(report: Measured<Value>, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
+    print(&report.map_err(|error| error.refused(terminal))?, json, terminal)
+}
+
+impl BenchError {
+    /// Prints the error. Returns the exit status.
+    fn refused(self, terminal: &Terminal) -> ExitError {
+        if let BenchError::Pool(error) = self {
             return terminal.refuse(&error);
         }
-        terminal.message(&error);
-        if matches!(error, BenchError::Setting(_)) { ExitError::Settings } else { ExitError::Failure }
-    })?;
-    print(&report, json, terminal)
+        terminal.message(&self);
+        if matches!(self, BenchError::Setting(_)) { ExitError::Settings } else { ExitError::Failure }
+    }
 }
 
 /// Prints the report as one JSON object.
-fn print(report: &impl Serialize, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
-    let report = serde_json::json!(report);
+fn print(report: &Value, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
     if json { terminal.print(report) } else { terminal.print(format_args!("{report:#}")) }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use pinpool::Backend;
 use pinpool::unstable::config::text::format_bytes;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::Measured;
 use super::requested::{self, pool_builder};
@@ -48,41 +48,8 @@ pub(super) struct PinArgs {
     backend: Vec<Backend>,
 }
 
-#[derive(Debug, Serialize)]
-pub(super) struct PinReport {
-    bytes: u64,
-    /// The default limit of a pool on this machine.
-    most_bytes: u64,
-    cores: usize,
-    rounds: u16,
-    touch: PinRate,
-    backends: Vec<BackendRates>,
-    missing: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct BackendRates {
-    backend: &'static str,
-    first_ms: f64,
-    reserve: Vec<ReserveRate>,
-}
-
-#[derive(Debug, Serialize)]
-struct ReserveRate {
-    threads: usize,
-    #[serde(flatten)]
-    rate: PinRate,
-}
-
-/// The rate over all rounds.
-#[derive(Debug, Clone, Copy, Serialize)]
-struct PinRate {
-    gb_per_s: f64,
-    best_gb_per_s: f64,
-}
-
 impl PinArgs {
-    pub(super) fn measure(&self) -> Measured<PinReport> {
+    pub(super) fn measure(&self) -> Measured<Value> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads(cores);
         let most_bytes = requested::default_limit_bytes()?;
@@ -105,23 +72,26 @@ impl PinArgs {
             }
         }
         let backend_rates = |(backend, rates): (&Backend, Vec<Vec<f64>>)| {
-            let reserve = threads.iter().zip(rates);
-            let reserve = reserve.map(|(&threads, rates)| ReserveRate { threads, rate: PinRate::of(rates) });
-            Measured::Ok(BackendRates {
-                backend: backend.name(),
-                first_ms: first_ms(bytes, backend)?,
-                reserve: reserve.collect(),
-            })
+            let reserve = threads.iter().zip(rates).map(|(threads, rates)| {
+                let mut reserve = rate(rates);
+                reserve["threads"] = json!(threads);
+                reserve
+            });
+            let reserve: Vec<_> = reserve.collect();
+            Measured::Ok(
+                json!({ "backend": backend.name(), "first_ms": first_ms(bytes, backend)?, "reserve": reserve }),
+            )
         };
-        Ok(PinReport {
-            bytes,
-            most_bytes,
-            cores,
-            rounds: self.rounds,
-            touch: PinRate::of(touches),
-            backends: backends.iter().zip(reserves).map(backend_rates).collect::<Measured<_>>()?,
-            missing,
-        })
+        let backends: Vec<_> = backends.iter().zip(reserves).map(backend_rates).collect::<Measured<_>>()?;
+        Ok(json!({
+            "bytes": bytes,
+            "most_bytes": most_bytes,
+            "cores": cores,
+            "rounds": self.rounds,
+            "touch": rate(touches),
+            "backends": backends,
+            "missing": missing,
+        }))
     }
 
     fn threads(&self, cores: usize) -> Vec<usize> {
@@ -158,9 +128,8 @@ fn first_ms(bytes: u64, backend: &Backend) -> Measured<f64> {
     Ok(rounded(begun.elapsed().as_secs_f64() * 1e3))
 }
 
-impl PinRate {
-    fn of(rates: Vec<f64>) -> PinRate {
-        let best_gb_per_s = rates.iter().copied().fold(0.0, f64::max);
-        PinRate { gb_per_s: median(rates), best_gb_per_s }
-    }
+/// The median and the best rate of all rounds.
+fn rate(rates: Vec<f64>) -> Value {
+    let best_gb_per_s = rates.iter().copied().fold(0.0, f64::max);
+    json!({ "gb_per_s": median(rates), "best_gb_per_s": best_gb_per_s })
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use pinpool::unstable::config::text::format_bytes;
 use pinpool::{Backend, Completion, Error, PinnedBuf, Pool};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::Measured;
 use super::destination::BenchTarget;
@@ -60,37 +60,8 @@ pub(super) struct StallArgs {
     backend: Vec<Backend>,
 }
 
-#[derive(Debug, Serialize)]
-pub(super) struct StallReport {
-    to: String,
-    step_bytes: u64,
-    backends: Vec<BackendStalls>,
-    missing: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct BackendStalls {
-    backend: &'static str,
-    phases: Vec<PhaseTimes>,
-    /// Longest enqueue during growth, minus the longest at rest.
-    grow_stall_us: f64,
-    /// Longest enqueue during shrinking, minus the longest at rest; absent without a release.
-    shrink_stall_us: Option<f64>,
-    #[serde(flatten)]
-    resizing: Resizing,
-}
-
-#[derive(Debug, Serialize)]
-struct PhaseTimes {
-    phase: &'static str,
-    enqueues: u64,
-    p50_us: f64,
-    p99_us: f64,
-    max_us: f64,
-}
-
 /// Work of the resizing thread.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default)]
 struct Resizing {
     rounds: u64,
     grown_bytes: u64,
@@ -99,7 +70,7 @@ struct Resizing {
 }
 
 impl StallArgs {
-    pub(super) fn measure(&self) -> Measured<StallReport> {
+    pub(super) fn measure(&self) -> Measured<Value> {
         let copies_bytes = (DEPTH * COPY_BYTES) as u64;
         // The thread touches a second step at rest after growth.
         let needed_bytes = self.step.saturating_mul(2).saturating_add(copies_bytes);
@@ -108,11 +79,12 @@ impl StallArgs {
         let mut destination = BenchTarget::open(COPY_BYTES)?;
         let (backends, missing) = requested::backends(&self.backend, self.step + copies_bytes)?;
         let backends = backends.into_iter().map(|backend| self.measure_backend(backend, &mut destination));
-        let backends = backends.collect::<Measured<_>>()?;
-        Ok(StallReport { to: destination.describe(), step_bytes: self.step, backends, missing })
+        let backends = backends.collect::<Measured<Vec<_>>>()?;
+        let to = destination.describe();
+        Ok(json!({ "to": to, "step_bytes": self.step, "backends": backends, "missing": missing }))
     }
 
-    fn measure_backend(&self, backend: Backend, destination: &mut BenchTarget) -> Measured<BackendStalls> {
+    fn measure_backend(&self, backend: Backend, destination: &mut BenchTarget) -> Measured<Value> {
         let name = backend.name();
         let pool = pool_builder(backend).build()?;
         let run = StallRun { pool: &pool, stage: 0.into(), over: false.into(), enqueues: Default::default() };
@@ -126,19 +98,27 @@ impl StallArgs {
         let resizing = resizing.and_then(Result::ok).flatten().ok_or_else(panicked)??;
         let mut times = times?;
         times.iter_mut().for_each(|times| times.sort_unstable());
-        let phase_times = |phase: usize| PhaseTimes {
-            phase: PHASES[phase],
-            // Relaxed: both threads have ended.
-            enqueues: run.enqueues[phase].load(Ordering::Relaxed),
-            p50_us: micros(per_mille(&times[phase], 500)),
-            p99_us: micros(per_mille(&times[phase], 990)),
-            max_us: micros(per_mille(&times[phase], 1000)),
+        let max_us = |phase: usize| micros(per_mille(&times[phase], 1000));
+        let phase_times = |phase: usize| {
+            json!({
+                "phase": PHASES[phase],
+                "enqueues": times[phase].len(),
+                "p50_us": micros(per_mille(&times[phase], 500)),
+                "p99_us": micros(per_mille(&times[phase], 990)),
+                "max_us": max_us(phase),
+            })
         };
-        let phases: Vec<_> = (0..PHASES.len()).map(phase_times).collect();
-        let beyond_rest = |phase: usize| rounded((phases[phase].max_us - phases[REST_PHASE].max_us).max(0.0));
-        let grow_stall_us = beyond_rest(GROW_PHASE);
-        let shrink_stall_us = (resizing.releases > 0).then(|| beyond_rest(SHRINK_PHASE));
-        Ok(BackendStalls { backend: name, phases, grow_stall_us, shrink_stall_us, resizing })
+        // How much longer the longest enqueue is than the longest at rest.
+        let beyond_rest = |phase: usize| rounded((max_us(phase) - max_us(REST_PHASE)).max(0.0));
+        Ok(json!({
+            "backend": name,
+            "phases": (0..PHASES.len()).map(phase_times).collect::<Vec<_>>(),
+            "grow_stall_us": beyond_rest(GROW_PHASE),
+            "shrink_stall_us": (resizing.releases > 0).then(|| beyond_rest(SHRINK_PHASE)),
+            "rounds": resizing.rounds,
+            "grown_bytes": resizing.grown_bytes,
+            "releases": resizing.releases,
+        }))
     }
 }
 

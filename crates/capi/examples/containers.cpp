@@ -59,7 +59,7 @@ int main()
         pinpool::buffer kept = pool.get(4096);
         address = kept.data();
         try {
-            kept.put_on_stream(nullptr);
+            kept.put_after_stream(nullptr);
         } catch (const pinpool::error &error) {
             if (kept.data() != address || kept.size() != 4096)
                 return 9;
@@ -69,7 +69,7 @@ int main()
 
         {
             pinpool::buffer recorded = pool.get(8 << 20);
-            recorded.release_on(nullptr); // put by the destructor, also if there is no such stream
+            recorded.release_after(nullptr); // put by the destructor, also if there is no such stream
         }
 
         std::cout << pool.stats_json() << '\n';

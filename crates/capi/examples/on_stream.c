@@ -79,10 +79,10 @@ int main(void)
         memset(batch, i % 251, BATCH_BYTES);
         check_cuda(cuMemcpyHtoDAsync_v2(target[i % SLOTS], batch, BATCH_BYTES, stream), "cuMemcpyHtoDAsync");
         if (i % 2 == 0) {
-            check(pp_put_on_stream(pool, batch, stream), "pp_put_on_stream");
+            check(pp_put_after_stream(pool, batch, stream), "pp_put_after_stream");
         } else {
             check_cuda(cuEventRecord(event, stream), "cuEventRecord");
-            check(pp_put_on_event(pool, batch, event), "pp_put_on_event");
+            check(pp_put_after_event(pool, batch, event), "pp_put_after_event");
         }
         if (i % SLOTS != SLOTS - 1)
             continue;

@@ -11,8 +11,8 @@
  *     fread(batch, 1, 1 << 20, file);
  *     cudaMemcpyAsync(device, batch, 1 << 20, cudaMemcpyHostToDevice, stream);
  *     // The buffer is reused once that work has completed.
- *     if (pp_put_on_stream(pool, batch, stream) != PP_OK)
- *         fprintf(stderr, "%s\n", pp_last_error(NULL));   // still yours: see pp_put_on_stream
+ *     if (pp_put_after_stream(pool, batch, stream) != PP_OK)
+ *         fprintf(stderr, "%s\n", pp_last_error(NULL));   // still yours: see pp_put_after_stream
  *     pp_pool_close(pool);
  *
  * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
@@ -194,7 +194,7 @@ pp_status pp_pool_open(const char *config,
  * has pp_get, pp_get_aligned, pp_get_timeout, pp_try_get, the functions that put, pp_set_max_bytes and pp_stats_json; other
  * functions return PP_BAD_SETTING for it.
  *
- * - PP_BAD_SETTING: `pool` is a partition, or has the preset tensorflow.
+ * - PP_BAD_SETTING: `pool` is a partition.
  * - PP_TOO_MANY_POOLS: 4096 pools are open.
  * - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
  * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
@@ -241,7 +241,7 @@ pp_status pp_set_max_bytes(pp_pool *pool,
 pp_status pp_trim(pp_pool *pool,
                   uint64_t to_bytes);
 
-/** Releases all idle buffers and resets the statistics of the current window. A slow call. */
+/** Releases all idle memory and restarts TensorFlow's counters of requests, returns and evictions. A slow call. */
 pp_status pp_clear(pp_pool *pool);
 
 /** Detects completed copies and releases memory that has been idle for long. Call it periodically with `background_thread=0`. */
@@ -261,7 +261,7 @@ void pp_string_free(char *text);
 
 /**
  * Allocates a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
- * Return it with pp_put, pp_put_on_stream or pp_put_on_event.
+ * Return it with pp_put, pp_put_after_stream or pp_put_after_event.
  *
  * The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, waits up
  * to PINPOOL_WAIT; then it fails or, with PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes it
@@ -321,7 +321,7 @@ pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
  *
  * - PP_INVALID_ARGUMENT: 0 bytes, or a buffer at `ptr` is in use.
  *
- * `on_return` is not called after a failure, nor if the end of the work stays unknown (see pp_put_on_stream).
+ * `on_return` is not called after a failure, nor if the end of the work stays unknown (see pp_put_after_stream).
  */
 pp_status pp_adopt(pp_pool *pool,
                    void *ptr,
@@ -332,7 +332,7 @@ pp_status pp_adopt(pp_pool *pool,
 
 /**
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
- * No device work may use the buffer any more; otherwise use pp_put_on_stream or pp_put_on_event. Any thread may call this.
+ * No device work may use the buffer any more; otherwise use pp_put_after_stream or pp_put_after_event. Any thread may call this.
  *
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
  *   pp_last_error.
@@ -354,24 +354,24 @@ pp_status pp_put(pp_pool *pool,
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
  *   pp_last_error.
  *
- * After a failure the caller still has the buffer; pp_put returns it. After the first three codes the end of the work is unknown,
- * so the pool never reuses its memory.
+ * After a failure the caller still has the buffer; pp_put returns it. After PP_DEVICE, PP_CAPTURING and PP_UNKNOWN_STREAM the end
+ * of the work is unknown, so the pool never reuses its memory.
  */
-pp_status pp_put_on_stream(pp_pool *pool,
-                           void *ptr,
-                           CUstream_st *stream);
+pp_status pp_put_after_stream(pp_pool *pool,
+                              void *ptr,
+                              CUstream_st *stream);
 
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed. `event`
  * is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
  * no work. A context must be current on this thread, the event's or another.
  *
- * - PP_DEVICE and the other codes of pp_put_on_stream, with the same consequences. Before a second call the event must not have
+ * - PP_DEVICE and the other codes of pp_put_after_stream, with the same consequences. Before a second call the event must not have
  *   been recorded again.
  */
-pp_status pp_put_on_event(pp_pool *pool,
-                          void *ptr,
-                          CUevent_st *event);
+pp_status pp_put_after_event(pp_pool *pool,
+                             void *ptr,
+                             CUevent_st *event);
 
 /**
  * Stores in `is_pinned` whether the buffer at `ptr` is pinned: 1 or 0. It is 0 with the backend heap, and for the pageable

@@ -4,7 +4,7 @@
  *     pinpool::pool pool("max_bytes=4GiB; name=loader");
  *     {
  *         pinpool::buffer batch = pool.get(1 << 20);
- *         batch.release_on(stream);
+ *         batch.release_after(stream);
  *         file.read(reinterpret_cast<char *>(batch.data()), batch.size());
  *         cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
  *     }   // its destructor returns the buffer, which is reused once the copy has completed
@@ -66,7 +66,7 @@ struct handle {
 } // namespace detail
 
 /**
- * A buffer of a pool. The destructor returns it: after release_on once the work on that stream has completed, otherwise
+ * A buffer of a pool. The destructor returns it: after release_after once the work on that stream has completed, otherwise
  * immediately. Empty after a move and after a successful put.
  */
 class buffer {
@@ -81,7 +81,7 @@ public:
     ~buffer()
     {
         // If the driver cannot mark the work, the pool never reuses the memory.
-        if (data_ == nullptr || !stream_ || pp_put_on_stream(pool_->pool, data_, *stream_) != PP_OK)
+        if (data_ == nullptr || !stream_ || pp_put_after_stream(pool_->pool, data_, *stream_) != PP_OK)
             put();
     }
 
@@ -102,9 +102,9 @@ public:
      * Sets the stream (CUstream or cudaStream_t) on which the destructor returns the buffer, also during stack unwinding; replaces
      * an earlier one. The stream must not be destroyed before the destructor has run.
      */
-    void release_on(CUstream_st *stream) noexcept { stream_ = stream; }
+    void release_after(CUstream_st *stream) noexcept { stream_ = stream; }
 
-    /** Returns the buffer to its pool immediately, and ignores the stream of release_on. No device work may use it any more. */
+    /** Returns the buffer to its pool immediately, and ignores the stream of release_after. No device work may use it any more. */
     void put() noexcept
     {
         if (data_ != nullptr)
@@ -114,18 +114,18 @@ public:
 
     /**
      * Returns the buffer to its pool, which reuses it once all work enqueued on `stream` (CUstream or cudaStream_t) so far has
-     * completed. If this throws, the object keeps the buffer: pp_put_on_stream says when to call it again, and that the memory
+     * completed. If this throws, the object keeps the buffer: pp_put_after_stream says when to call it again, and that the memory
      * is not reused otherwise.
      */
-    void put_on_stream(CUstream_st *stream)
+    void put_after_stream(CUstream_st *stream)
     {
-        put_after([&](pp_pool *pool, void *data) { return pp_put_on_stream(pool, data, stream); });
+        put_with([&](pp_pool *pool, void *data) { return pp_put_after_stream(pool, data, stream); });
     }
 
-    /** As put_on_stream, for the work before the last record of `event` (CUevent or cudaEvent_t). */
-    void put_on_event(CUevent_st *event)
+    /** As put_after_stream, for the work before the last record of `event` (CUevent or cudaEvent_t). */
+    void put_after_event(CUevent_st *event)
     {
-        put_after([&](pp_pool *pool, void *data) { return pp_put_on_event(pool, data, event); });
+        put_with([&](pp_pool *pool, void *data) { return pp_put_after_event(pool, data, event); });
     }
 
     void swap(buffer &other) noexcept
@@ -143,7 +143,7 @@ private:
     {
     }
 
-    template <typename Put> void put_after(Put put)
+    template <typename Put> void put_with(Put put)
     {
         if (data_ == nullptr)
             return;

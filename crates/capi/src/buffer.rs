@@ -47,7 +47,7 @@ fn get(
 }
 
 /// Allocates a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
-/// Return it with pp_put, pp_put_on_stream or pp_put_on_event.
+/// Return it with pp_put, pp_put_after_stream or pp_put_after_event.
 ///
 /// The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, waits up
 /// to PINPOOL_WAIT; then it fails or, with PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes it
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn pp_get_timeout(
     timeout_ms: u64,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    let request = Request::new(bytes).wait(Duration::from_millis(timeout_ms));
+    let request = Request::new(bytes).timeout(Duration::from_millis(timeout_ms));
     get(pool, ptr, |call| Ok(Some(call.opened()?.get_with(request)?)))
 }
 
@@ -170,7 +170,7 @@ impl Adopted {
 ///
 /// - PP_INVALID_ARGUMENT: 0 bytes, or a buffer at `ptr` is in use.
 ///
-/// `on_return` is not called after a failure, nor if the end of the work stays unknown (see pp_put_on_stream).
+/// `on_return` is not called after a failure, nor if the end of the work stays unknown (see pp_put_after_stream).
 ///
 /// # Safety
 ///
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn pp_adopt(
 }
 
 /// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
-/// No device work may use the buffer any more; otherwise use pp_put_on_stream or pp_put_on_event. Any thread may call this.
+/// No device work may use the buffer any more; otherwise use pp_put_after_stream or pp_put_after_event. Any thread may call this.
 ///
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
 ///   pp_last_error.
@@ -234,14 +234,18 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
 ///   pp_last_error.
 ///
-/// After a failure the caller still has the buffer; pp_put returns it. After the first three codes the end of the work is unknown,
-/// so the pool never reuses its memory.
+/// After a failure the caller still has the buffer; pp_put returns it. After PP_DEVICE, PP_CAPTURING and PP_UNKNOWN_STREAM the end
+/// of the work is unknown, so the pool never reuses its memory.
 ///
 /// # Safety
 ///
 /// The stream is alive.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pp_put_on_stream(pool: *mut pp_pool, ptr: *mut c_void, stream: *mut CUstream_st) -> pp_status {
+pub unsafe extern "C" fn pp_put_after_stream(
+    pool: *mut pp_pool,
+    ptr: *mut c_void,
+    stream: *mut CUstream_st,
+) -> pp_status {
     // SAFETY: the caller's promise.
     put_recorded(pool, ptr, |buf| Ok(unsafe { buf.record_stream(stream.cast::<sys::CUstream_st>()) }?))
 }
@@ -250,14 +254,14 @@ pub unsafe extern "C" fn pp_put_on_stream(pool: *mut pp_pool, ptr: *mut c_void, 
 /// is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
 /// no work. A context must be current on this thread, the event's or another.
 ///
-/// - PP_DEVICE and the other codes of pp_put_on_stream, with the same consequences. Before a second call the event must not have
+/// - PP_DEVICE and the other codes of pp_put_after_stream, with the same consequences. Before a second call the event must not have
 ///   been recorded again.
 ///
 /// # Safety
 ///
 /// The event is alive.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pp_put_on_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
+pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
     put_recorded(pool, ptr, |buf| {
         required(event, "event")?;
         // SAFETY: the caller's promise.
@@ -282,7 +286,7 @@ fn put_recorded(
             table.cancel_return(buf);
             return Err(failure);
         }
-        // The place goes first: once the buffer is dropped, its address may be another's.
+        // Remove the table entry first: after the drop another thread may get the same address.
         table.finish_return(address);
         drop(buf);
         Ok(pp_status::PP_OK)
@@ -303,8 +307,9 @@ pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is
         let place = required(is_pinned, "is_pinned")?;
         store(place, 0);
         let buffers = slots::buffers_of(pool)?;
-        let found = buffers.table().with(ptr.addr(), PinnedBuf::is_pinned);
-        store(place, found.map_err(|why| buffers.unknown(ptr.addr(), &why))?.into());
+        let address = required(ptr.cast_mut(), "ptr")?.addr().get();
+        let found = buffers.table().with(address, PinnedBuf::is_pinned);
+        store(place, found.map_err(|why| buffers.unknown(address, &why))?.into());
         Ok(pp_status::PP_OK)
     })
 }

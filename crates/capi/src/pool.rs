@@ -54,7 +54,7 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 /// has pp_get, pp_get_aligned, pp_get_timeout, pp_try_get, the functions that put, pp_set_max_bytes and pp_stats_json; other
 /// functions return PP_BAD_SETTING for it.
 ///
-/// - PP_BAD_SETTING: `pool` is a partition, or has the preset tensorflow.
+/// - PP_BAD_SETTING: `pool` is a partition.
 /// - PP_TOO_MANY_POOLS: 4096 pools are open.
 /// - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
 /// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
@@ -148,7 +148,7 @@ pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
     })
 }
 
-/// Releases all idle buffers and resets the statistics of the current window. A slow call.
+/// Releases all idle memory and restarts TensorFlow's counters of requests, returns and evictions. A slow call.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     call(|| {

@@ -82,7 +82,7 @@ pub(crate) fn of_error(error: &Error) -> pp_status {
         () if error.is_setting() => pp_status::PP_BAD_SETTING,
         () if error.is_limit() => pp_status::PP_LIMIT,
         () if error.is_unavailable() => pp_status::PP_UNAVAILABLE,
-        () if error.is_backend() || error.is_thread() => pp_status::PP_BACKEND,
+        () if error.is_backend() => pp_status::PP_BACKEND,
         () if error.is_capture() => pp_status::PP_CAPTURING,
         () if error.is_device() || error.is_copy() => pp_status::PP_DEVICE,
         () if error.is_forked() => pp_status::PP_FORKED,

@@ -1,4 +1,4 @@
-//! Puts behind streams and events of the CUDA driver, over its double.
+//! Buffers returned behind streams and events of the CUDA driver, over the mock driver.
 #![allow(unsafe_code)] // Calls functions of C.
 
 #[path = "c/fixture.rs"]
@@ -23,16 +23,16 @@ use fixture::{
 const LEN: usize = 64 << 10;
 
 fn start() -> (MockDriver, Arc<CudaContext>, Arc<CudaStream>, Handle) {
-    let double = MockDriver::load();
+    let driver = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     stream.synchronize().unwrap();
-    (double, context, stream, open("backend=cuda; preset=tensorflow; background_thread=0"))
+    (driver, context, stream, open("backend=cuda; preset=tensorflow; background_thread=0"))
 }
 
-fn put_on_stream(pool: Handle, held: Address, stream: &CudaStream) -> Result<(), (pp_status, String)> {
+fn put_after_stream(pool: Handle, held: Address, stream: &CudaStream) -> Result<(), (pp_status, String)> {
     // SAFETY: the stream is alive.
-    outcome(unsafe { pp_put_on_stream(pool.0, held.0, stream.cu_stream().cast()) }, ())
+    outcome(unsafe { pp_put_after_stream(pool.0, held.0, stream.cu_stream().cast()) }, ())
 }
 
 fn in_flight(pool: Handle) -> u64 {
@@ -42,14 +42,14 @@ fn in_flight(pool: Handle) -> u64 {
 
 #[test]
 fn a_buffer_put_on_a_stream_comes_back_after_its_work() {
-    let (double, _context, stream, pool) = start();
+    let (driver, _context, stream, pool) = start();
     let mut memory = stream.alloc_zeros::<u8>(LEN).unwrap();
     stream.synchronize().unwrap();
     let held = get(pool, LEN).unwrap();
     bytes(held, LEN).fill(7);
-    let gate = double.hold(stream.cu_stream());
+    let gate = driver.hold(stream.cu_stream());
     stream.memcpy_htod(bytes(held, LEN), &mut memory).unwrap();
-    put_on_stream(pool, held, &stream).unwrap();
+    put_after_stream(pool, held, &stream).unwrap();
     assert_eq!(in_flight(pool), 1);
     assert_eq!(put(pool, held).unwrap_err().0, pp_status::PP_UNKNOWN_POINTER, "put already");
     let next = get(pool, LEN).unwrap();
@@ -63,19 +63,19 @@ fn a_buffer_put_on_a_stream_comes_back_after_its_work() {
     put(pool, held).unwrap();
     put(pool, next).unwrap();
     close(pool);
-    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
 }
 
 #[test]
 fn a_buffer_put_on_an_event_comes_back_after_what_it_stands_for() {
-    let (double, context, stream, pool) = start();
+    let (driver, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
     let event = context.new_event(None).unwrap();
-    let gate = double.hold(stream.cu_stream());
+    let gate = driver.hold(stream.cu_stream());
     let _work = stream.clone_htod(bytes(held, LEN)).unwrap();
     event.record(&stream).unwrap();
     // SAFETY: the event is alive.
-    let status = unsafe { pp_put_on_event(pool.0, held.0, event.cu_event().cast()) };
+    let status = unsafe { pp_put_after_event(pool.0, held.0, event.cu_event().cast()) };
     assert_eq!(status, pp_status::PP_OK, "{:?}", last_error());
     drop(event);
     assert_eq!((in_flight(pool), try_get(pool, LEN).0), (1, pp_status::PP_NONE_IDLE));
@@ -89,17 +89,17 @@ fn a_buffer_put_on_an_event_comes_back_after_what_it_stands_for() {
 
 #[test]
 fn a_put_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
-    let (_double, context, stream, pool) = start();
+    let (_driver, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
     // SAFETY: refused, and no event with work that could use the buffer.
-    let wrong = unsafe { pp_put_on_event(pool.0, held.0, ptr::null_mut()) };
+    let wrong = unsafe { pp_put_after_event(pool.0, held.0, ptr::null_mut()) };
     let (status, text) = outcome(wrong, ()).unwrap_err();
     assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("`event` is NULL"), "{text}");
     bytes(held, LEN).fill(1);
     put(pool, held).unwrap();
     let held = get(pool, LEN).unwrap();
-    // SAFETY: the double looks handles up.
-    let wrong = unsafe { pp_put_on_stream(pool.0, held.0, ptr::without_provenance_mut(0x1234_5670)) };
+    // SAFETY: the mock driver looks handles up.
+    let wrong = unsafe { pp_put_after_stream(pool.0, held.0, ptr::without_provenance_mut(0x1234_5670)) };
     let (status, text) = outcome(wrong, ()).unwrap_err();
     assert_eq!(status, pp_status::PP_UNKNOWN_STREAM, "{text}");
     assert_eq!(context.check_err(), Ok(()));
@@ -112,14 +112,14 @@ fn a_put_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
 
 #[test]
 fn a_failed_put_can_be_repeated_unless_the_stream_captures() {
-    let (double, context, stream, pool) = start();
+    let (driver, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
-    double.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);
-    assert_eq!(put_on_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_DEVICE);
-    double.reset_scripts();
-    let gate = double.hold(stream.cu_stream());
+    driver.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);
+    assert_eq!(put_after_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_DEVICE);
+    driver.reset_scripts();
+    let gate = driver.hold(stream.cu_stream());
     let _work = stream.clone_htod(bytes(held, LEN)).unwrap();
-    put_on_stream(pool, held, &stream).unwrap();
+    put_after_stream(pool, held, &stream).unwrap();
     assert_eq!((in_flight(pool), try_get(pool, LEN).0), (1, pp_status::PP_NONE_IDLE));
     drop(gate);
     stream.synchronize().unwrap();
@@ -128,10 +128,10 @@ fn a_failed_put_can_be_repeated_unless_the_stream_captures() {
 
     // SAFETY: no other call uses the stream.
     unsafe { result::stream::begin_capture(stream.cu_stream(), CAPTURE_MODE) }.unwrap();
-    assert_eq!(put_on_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_CAPTURING);
+    assert_eq!(put_after_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_CAPTURING);
     // SAFETY: as above.
     unsafe { result::stream::end_capture(stream.cu_stream()) }.unwrap();
-    put_on_stream(pool, held, &stream).unwrap();
+    put_after_stream(pool, held, &stream).unwrap();
     assert_eq!(
         (in_flight(pool), &stats(pool)["memory"]["quarantined"]),
         (0, &1.into()),
@@ -143,18 +143,18 @@ fn a_failed_put_can_be_repeated_unless_the_stream_captures() {
 
 #[test]
 fn the_memory_of_a_closed_pool_goes_when_the_last_buffer_is_back() {
-    let (double, _context, stream, pool) = start();
-    let before = double.counts().pinned_bytes;
+    let (driver, _context, stream, pool) = start();
+    let before = driver.counts().pinned_bytes;
     let held = get(pool, LEN).unwrap();
-    assert!(double.counts().pinned_bytes > before);
+    assert!(driver.counts().pinned_bytes > before);
     let mut is_pinned = 0;
     // SAFETY: a place for the answer.
     let status = unsafe { pp_is_pinned(pool.0, held.0, &raw mut is_pinned) };
     assert_eq!((status, is_pinned), (pp_status::PP_OK, 1));
     close(pool);
-    assert!(double.counts().pinned_bytes > before, "the buffer is out");
-    put_on_stream(pool, held, &stream).unwrap();
-    assert_eq!(double.counts().pinned_bytes, before);
+    assert!(driver.counts().pinned_bytes > before, "the buffer is out");
+    put_after_stream(pool, held, &stream).unwrap();
+    assert_eq!(driver.counts().pinned_bytes, before);
     assert_eq!(put(pool, held).unwrap_err().0, pp_status::PP_UNKNOWN_POOL);
 }
 
@@ -163,7 +163,7 @@ fn a_program_in_c_copies_through_the_driver() {
     if !is_here("cc") {
         return;
     }
-    // The double under the driver's name, and the library under its own.
+    // The mock driver under the name of the real one, and the library under its own.
     let (folder, library) = (tempfile::tempdir().unwrap(), MockDriver::library());
     let link = |from: &Path, name: &str| std::os::unix::fs::symlink(from, folder.path().join(name)).unwrap();
     link(&library, "libcuda.so");
@@ -182,7 +182,7 @@ fn a_program_in_c_copies_through_the_driver() {
     let run = |backend| {
         let mut command = Command::new(&program);
         command.env("LD_LIBRARY_PATH", folder.path()).env("PINPOOL_BACKEND", backend);
-        // The double copies what was put behind the stream by a memmove of this process; the copies of a GPU are not checked either.
+        // The mock driver copies what was put behind the stream by a memmove of this process; the copies of a GPU are not checked either.
         command.env("ASAN_OPTIONS", "replace_intrin=0");
         let output = command.env("MOCK_DRIVER_REPORT", "stderr").output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -7,8 +7,8 @@
 //!   in between.
 
 use pinpool::copy::CopyTarget;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Completion, Error, PinnedBuf};
+use pinpool_testing::{SinkMem, SinkStream};
 
 /// A device with several lanes. Each lane copies one batch at a time.
 pub trait Destination {
@@ -44,7 +44,7 @@ impl SinkDestination {
     ///
     /// # Errors
     ///
-    /// [`Error::is_thread`] if the system cannot start a thread.
+    /// [`Error::is_device`] if the system cannot start a thread.
     pub fn new(lanes: usize) -> Result<SinkDestination, Error> {
         let lane = |_| Ok((SinkStream::new()?, SinkMem::new(0)));
         Ok(SinkDestination { lanes: (0..lanes).map(lane).collect::<Result<_, Error>>()? })

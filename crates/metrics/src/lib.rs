@@ -57,8 +57,8 @@ pub use self::text::prometheus_text;
 pub fn describe() {
     for Metric { name, kind, unit, help, .. } in &*METRICS {
         match kind {
-            Kind::counter => describe_counter!(name.clone(), *unit, *help),
-            Kind::histogram => describe_histogram!(name.clone(), *unit, *help),
+            Kind::Counter => describe_counter!(name.clone(), *unit, *help),
+            Kind::Histogram => describe_histogram!(name.clone(), *unit, *help),
             _ => describe_gauge!(name.clone(), *unit, *help),
         }
     }
@@ -125,7 +125,7 @@ fn pass_on(object: &Value, reported: &mut HashMap<(u64, &'static str), Durations
             let labels: Vec<_> =
                 pool.iter().cloned().chain(label.map(|(name, value)| Label::new(name, value))).collect();
             match (metric.kind, sample) {
-                (Kind::counter, Sample::Count(count)) => counter!(name, labels).absolute(count),
+                (Kind::Counter, Sample::Count(count)) => counter!(name, labels).absolute(count),
                 (_, Sample::Count(count)) => gauge!(name, labels).set(count as f64),
                 (_, Sample::Number(number)) => gauge!(name, labels).set(number),
                 (_, Sample::Durations(now)) => {

@@ -34,7 +34,7 @@ enum From {
 /// Every metric: the statistics of the pool, its diagnosis, and what each tag holds.
 pub(crate) static METRICS: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     let gauge =
-        |name: &str, unit, help, from| Metric { name: format!("pinpool.{name}"), kind: Kind::gauge, unit, help, from };
+        |name: &str, unit, help, from| Metric { name: format!("pinpool.{name}"), kind: Kind::Gauge, unit, help, from };
     let mut metrics = vec![
         gauge("cause", Unit::Count, "1 for the cause in the pool's diagnosis, 0 for the others", From::Causes),
         gauge("alarm", Unit::Count, "1 if the diagnosis is an alarm", From::At("/why/is_alarm".into())),
@@ -49,7 +49,7 @@ pub(crate) static METRICS: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     ];
     let mut all = Stats::default();
     all.limits.shared = Some(Default::default());
-    let statistics = all.list().into_iter().filter(|statistic| statistic.kind != Kind::label);
+    let statistics = all.list().into_iter().filter(|statistic| statistic.kind != Kind::Label);
     metrics.extend(statistics.map(Metric::from));
     metrics
 });
@@ -62,7 +62,7 @@ impl std::convert::From<Statistic> for Metric {
             Of::Bytes => Unit::Bytes,
             Of::Seconds => Unit::Seconds,
         };
-        let suffix = if unit == Unit::Seconds && kind == Kind::gauge { "_seconds" } else { "" };
+        let suffix = if unit == Unit::Seconds && kind == Kind::Gauge { "_seconds" } else { "" };
         let from = From::At(format!("/{}{suffix}", path.replace('.', "/")));
         Self { name: format!("pinpool.{path}"), kind, unit, help, from }
     }
@@ -75,7 +75,7 @@ impl Metric {
         for (suffix, applies) in [
             ("_bytes", self.unit == Unit::Bytes),
             ("_seconds", self.unit == Unit::Seconds),
-            ("_total", self.kind == Kind::counter),
+            ("_total", self.kind == Kind::Counter),
         ] {
             if applies && !name.ends_with(suffix) {
                 name += suffix;
@@ -90,13 +90,13 @@ impl Metric {
             From::At(pointer) => match object.pointer(pointer) {
                 // A duration that ended is 0; a limit of none has no series.
                 Some(Value::Null) if self.unit == Unit::Seconds => vec![(None, Sample::Number(0.0))],
-                value => value.and_then(Sample::of).map(|sample| (None, sample)).into_iter().collect(),
+                value => value.and_then(Sample::from_json).map(|sample| (None, sample)).into_iter().collect(),
             },
             From::Owners(field) => {
                 // Two owners may have one tag.
                 let mut tags = BTreeMap::new();
                 for owner in object["owners"].as_array().into_iter().flatten() {
-                    let (Some(tag), Some(sample)) = (owner["tag"].as_str(), Sample::of(&owner[field])) else {
+                    let (Some(tag), Some(sample)) = (owner["tag"].as_str(), Sample::from_json(&owner[field])) else {
                         continue;
                     };
                     tags.entry(tag).and_modify(|sum: &mut Sample| sum.add(&sample)).or_insert(sample);
@@ -130,11 +130,11 @@ impl Sample {
         }
     }
 
-    fn of(value: &Value) -> Option<Self> {
+    fn from_json(value: &Value) -> Option<Self> {
         match value {
             Value::Bool(value) => Some(Self::Count(u64::from(*value))),
             Value::Number(number) => number.as_u64().map(Self::Count).or_else(|| number.as_f64().map(Self::Number)),
-            Value::Object(_) => Durations::of(value).map(Self::Durations),
+            Value::Object(_) => Durations::from_json(value).map(Self::Durations),
             _ => None,
         }
     }
@@ -151,7 +151,7 @@ pub(crate) struct Durations {
 }
 
 impl Durations {
-    fn of(value: &Value) -> Option<Self> {
+    fn from_json(value: &Value) -> Option<Self> {
         let bounds = bucket_bounds();
         let mut buckets = vec![0; bounds.len() + 1];
         for bucket in value["buckets"].as_array()? {

@@ -32,8 +32,8 @@ pub fn prometheus_text(pools: &[(Vec<(&str, String)>, &Value)]) -> String {
         }
         if !series.is_empty() {
             let kind = match metric.kind {
-                Kind::counter => "counter",
-                Kind::histogram => "histogram",
+                Kind::Counter => "counter",
+                Kind::Histogram => "histogram",
                 _ => "gauge",
             };
             text += &format!("# HELP {name} {}\n# TYPE {name} {kind}\n{series}", metric.help);

@@ -16,13 +16,13 @@ pub struct FileId {
 }
 
 impl FileId {
-    pub fn of(metadata: &Metadata) -> Self {
+    pub fn from_metadata(metadata: &Metadata) -> Self {
         Self { device: metadata.dev(), inode: metadata.ino() }
     }
 
     /// What is at `path`; a link is itself.
     pub fn at(path: &Path) -> io::Result<Self> {
-        fs::symlink_metadata(path).map(|metadata| Self::of(&metadata))
+        fs::symlink_metadata(path).map(|metadata| Self::from_metadata(&metadata))
     }
 
     /// What `descriptor` is open on. Allocates nothing and takes no lock.

@@ -101,7 +101,7 @@ fn remove_left_behind(path: &Path) -> io::Result<()> {
     if is_listened_on(path)? {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
     }
-    FileId::of(&found).remove_at(path);
+    FileId::from_metadata(&found).remove_at(path);
     Ok(())
 }
 

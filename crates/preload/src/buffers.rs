@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{c_uint, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
@@ -26,38 +25,16 @@ const WAIT: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 struct ServedBuffer {
     buf: PinnedBuf,
-    facts: Facts,
-}
-
-/// What the driver would know of the program's allocation.
-#[derive(Debug, Clone)]
-pub(crate) struct Facts {
-    pub(crate) start: usize,
-    /// Bytes that the program requested.
-    pub(crate) bytes: usize,
-    /// No other buffer has it.
-    pub(crate) id: u64,
-    pub(crate) context: Arc<Context>,
+    context: Arc<Context>,
 }
 
 /// The buffers in use (preload-I3), by their first byte.
 static BUFFERS: Mutex<BTreeMap<usize, ServedBuffer>> = Mutex::new(BTreeMap::new());
 
-/// The buffer that holds this address.
-pub(crate) fn at(address: usize) -> Option<Facts> {
-    // In a forked child another thread may have held the lock.
-    if !process::is_owner() {
-        return None;
-    }
-    let buffers = BUFFERS.lock();
-    let (start, out) = buffers.range(..=address).next_back()?;
-    (address - start < out.facts.bytes).then(|| out.facts.clone())
-}
-
 /// Leaks the buffers of a context that is gone.
 pub(crate) fn forget(context: &Arc<Context>) {
     let mut buffers = BUFFERS.lock();
-    let gone = |out: &ServedBuffer| Arc::ptr_eq(&out.facts.context, context);
+    let gone = |out: &ServedBuffer| Arc::ptr_eq(&out.context, context);
     let starts: Vec<usize> = buffers.iter().filter(|(_, out)| gone(out)).map(|(&start, _)| start).collect();
     starts.iter().filter_map(|start| buffers.remove(start)).for_each(|out| std::mem::forget(out.buf));
 }
@@ -88,18 +65,14 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     let pool = context.pool(|context| make_pool(driver, context)).ok_or(Reason::NoPool)?;
     let mut buf = pinned(&context, &pool, bytes)?;
     let start = buf.as_mut_ptr();
-    static IDS: AtomicU64 = AtomicU64::new(1 << 62);
-    // Relaxed: a number that publishes nothing.
-    let id = IDS.fetch_add(1, Ordering::Relaxed);
-    let facts = Facts { start: start.addr(), bytes, id, context };
-    BUFFERS.lock().insert(start.addr(), ServedBuffer { buf, facts });
+    BUFFERS.lock().insert(start.addr(), ServedBuffer { buf, context });
     Ok(start.cast())
 }
 
 /// A buffer, without a wait for what the program holds; for work that is not over, as long as `PINPOOL_WAIT` says. While a
 /// stream captures, what was freed since then stays in flight, so there is no wait; nor for a second after one without success.
 fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
-    let mut got = pool.get_with(Request::new(bytes).wait(Duration::ZERO));
+    let mut got = pool.get_with(Request::new(bytes).timeout(Duration::ZERO));
     if got.as_ref().is_err_and(pinpool::Error::is_limit) && context.may_wait() && pool.stats().copies.in_flight > 0 {
         got = pool.get(bytes);
         if got.as_ref().is_err_and(pinpool::Error::is_limit) {

@@ -133,7 +133,7 @@ impl Driver {
         unsafe { (self.0.primary_state)(device, &raw mut flags, &raw mut active) == 0 && active != 0 }
     }
 
-    /// Makes `context` current until the result is dropped, and has this thread's calls disturb no capture.
+    /// Makes `context` current, and keeps this thread's calls from disturbing captures, until the result is dropped.
     pub(crate) fn enter(&self, context: usize) -> Result<Entered<'_>, Code> {
         let is_pushed = self.current()? != context;
         if is_pushed {
@@ -143,7 +143,7 @@ impl Driver {
         Ok(Entered { driver: self, is_pushed, _relaxed: self.relax() })
     }
 
-    /// Has this thread's calls disturb no capture until the result is dropped.
+    /// Keeps this thread's calls from disturbing captures until the result is dropped.
     pub(crate) fn relax(&self) -> Relaxed<'_> {
         Relaxed { driver: self, before: self.exchange(RELAXED) }
     }

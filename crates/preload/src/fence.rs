@@ -9,12 +9,12 @@
 //! sweep records it.
 
 use std::mem;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::Duration;
 
 use pinpool::copy::CopyStream;
-use pinpool::{Error, Fence};
+use pinpool::{Error, Fence, StreamId};
 
 use crate::captures;
 use crate::contexts::Context;
@@ -152,8 +152,13 @@ impl State {
 }
 
 // SAFETY: true only once the work of every context before the free has completed: an event behind it in each, or the context gone.
-// The fences of all frees have one number and no identity.
+// One identity for all: what a later fence covers includes all that an earlier one does.
 unsafe impl Fence for ProcessFence {
+    fn stream_id(&self) -> Option<StreamId> {
+        static ALL: LazyLock<StreamId> = LazyLock::new(StreamId::unique);
+        Some(*ALL)
+    }
+
     fn is_complete(&self) -> pinpool::Result<bool> {
         self.is_completed().map_err(|code| self.unknown(code))
     }
@@ -163,10 +168,6 @@ unsafe impl Fence for ProcessFence {
             thread::sleep(PAUSE);
         }
         Ok(())
-    }
-
-    fn stream(&self) -> u64 {
-        0
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::buffers::{self, FreeOutcome};
 use crate::driver::{Code, NOT_FOUND, UNKNOWN};
 use crate::log::{self, Reason};
-use crate::{captures, contexts, ends, lookup, pointers, process, registrations};
+use crate::{captures, contexts, ends, lookup, process, registrations};
 
 /// The first CUDA version with unknown types.
 const UNKNOWN_FROM: c_int = 14000;
@@ -139,16 +139,6 @@ hooks! {
         real => free_host(real, start);
     cuMemHostRegister_v2 = c"cuMemHostRegister" 6050..UNKNOWN_FROM Any (start: *mut c_void, bytes: usize, flags: c_uint)
         real => counting_registration(bytes, || real(start, bytes, flags));
-    cuPointerGetAttribute = c"cuPointerGetAttribute" 4000..UNKNOWN_FROM Any
-        (out: *mut c_void, attribute: c_int, address: u64)
-        real => pointer_attribute(real, out, attribute, address);
-    cuPointerGetAttributes = c"cuPointerGetAttributes" 7000..UNKNOWN_FROM Any
-        (count: c_uint, attributes: *mut c_int, places: *mut *mut c_void, address: u64)
-        real => pointer_attributes(real, count, attributes, places, address);
-    cuMemGetAddressRange_v2 = c"cuMemGetAddressRange" 3020..UNKNOWN_FROM Any
-        (start: *mut u64, bytes: *mut usize, address: u64)
-        real => address_range(real, start, bytes, address);
-
     cuStreamCreate = c"cuStreamCreate" 2000..UNKNOWN_FROM Any
         (out: *mut usize, flags: c_uint)
         real => recording_current(|| real(out, flags));
@@ -247,58 +237,6 @@ fn counting_registration(bytes: usize, real: impl FnOnce() -> Code) -> Code {
     let code = recording_current(real);
     if code == 0 && process::is_owner() {
         registrations::saw(bytes);
-    }
-    code
-}
-
-fn pointer_attribute(
-    real: impl FnOnce(*mut c_void, c_int, u64) -> Code,
-    out: *mut c_void,
-    attribute: c_int,
-    address: u64,
-) -> Code {
-    let code = real(out, attribute, address);
-    if let (0, Some(facts)) = (code, usize::try_from(address).ok().and_then(buffers::at)) {
-        pointers::correct(&facts, attribute, out);
-    }
-    code
-}
-
-fn pointer_attributes(
-    real: impl FnOnce(c_uint, *mut c_int, *mut *mut c_void, u64) -> Code,
-    count: c_uint,
-    attributes: *mut c_int,
-    places: *mut *mut c_void,
-    address: u64,
-) -> Code {
-    let code = real(count, attributes, places, address);
-    let facts = usize::try_from(address).ok().and_then(buffers::at);
-    let Some(facts) = facts.filter(|_| code == 0 && !attributes.is_null() && !places.is_null()) else { return code };
-    for index in 0..count as usize {
-        // SAFETY: preload-I1: the program's count covers the index in both arrays.
-        let attribute = unsafe { attributes.wrapping_add(index).read() };
-        // SAFETY: as above.
-        let place = unsafe { places.wrapping_add(index).read() };
-        pointers::correct(&facts, attribute, place);
-    }
-    code
-}
-
-fn address_range(
-    real: impl FnOnce(*mut u64, *mut usize, u64) -> Code,
-    start: *mut u64,
-    bytes: *mut usize,
-    address: u64,
-) -> Code {
-    let code = real(start, bytes, address);
-    let facts = usize::try_from(address).ok().and_then(buffers::at).filter(|_| code == 0);
-    if let (Some(facts), Some(place)) = (&facts, NonNull::new(start)) {
-        // SAFETY: preload-I1: the program's place for an address.
-        unsafe { place.write(facts.start as u64) };
-    }
-    if let (Some(facts), Some(place)) = (&facts, NonNull::new(bytes)) {
-        // SAFETY: preload-I1: the program's place for a size.
-        unsafe { place.write(facts.bytes) };
     }
     code
 }

@@ -20,7 +20,6 @@
 //! | `symbols` | how programs find these functions |
 //! | `ends` | the end of a context |
 //! | `buffers` | allocation and free, the buffers in use by address |
-//! | `pointers` | what the driver answers about such a buffer |
 //! | `registrations` | how much memory the program pins itself |
 //! | `contexts` | the contexts of the process, their pools and events |
 //! | `captures` | the captures under way, and the lock that keeps records apart from them |
@@ -59,7 +58,6 @@ mod fence;
 mod hooks;
 mod log;
 mod lookup;
-mod pointers;
 mod process;
 mod registrations;
 mod source;

@@ -1,6 +1,6 @@
 //! The text format of traces: one item a line, fields separated by one space, numbers decimal.
 //!
-//! Owns the syntax and line numbers; the code that plays a trace checks its meaning.
+//! [`TraceReader`] checks each line and yields the records of one thread, as a recording contains them.
 //!
 //! | header | meaning | default |
 //! | --- | --- | --- |
@@ -23,14 +23,18 @@
 //! A trace has at most [`MAX_LINES`] lines and [`MAX_REPEATS`] repetitions, so that a small compressed file or a large number cannot
 //! exhaust the memory or the time of the machine.
 
+use std::collections::HashMap;
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 
 use super::input::Input;
 use pinpool::unstable::Rounding;
+use pinpool_observe::record::{Event, Record};
 
 /// The alignment of a request that names none.
 pub(crate) const DEFAULT_ALIGN: usize = 4;
+/// The buffer of `r` and `s` lines.
+const STEPS_ID: u64 = u64::MAX;
 
 /// Settings in the header of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,18 +47,6 @@ pub struct TraceHeader {
     pub rounding: Rounding,
     /// Number of pools, all with the settings above.
     pub pools: usize,
-}
-
-/// One line of a trace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)] // The table of the module documents them.
-pub enum TraceOp {
-    Get { id: u64, bytes: usize, align: usize },
-    Put { id: u64 },
-    Steps { count: u64, bytes: usize, step: usize },
-    Clear,
-    Pool { index: usize },
-    Advance { micros: u64 },
 }
 
 /// The reason why a trace cannot be read or played, with its line number.
@@ -85,21 +77,41 @@ pub enum TraceError {
 }
 
 /// Most lines of a trace: 20 times the longest trace of this repository, about 300 MB in memory.
-pub(super) const MAX_LINES: u64 = 4_000_000;
+const MAX_LINES: u64 = 4_000_000;
 /// Largest sum of the counts of `r` and `s` lines, which takes minutes to replay.
-pub(super) const MAX_REPEATS: u64 = 1_000_000_000;
+const MAX_REPEATS: u64 = 1_000_000_000;
 /// Largest number of pools in a header.
 const MAX_POOLS: usize = 1024;
+/// Longest duration of a workload: a replay polls the pool once a second.
+pub(super) const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
 
-/// Reads a trace line by line: the header first, then the operations as an iterator.
+/// Reads a trace line by line: the header first, then its requests, returns and clears as an iterator.
 pub struct TraceReader {
     lines: Box<dyn BufRead>,
     header: TraceHeader,
-    pending: Option<String>,
+    /// Number of the last line.
     line: u64,
-    repeats: u64,
-    /// The last returned operation.
+    /// The last line.
     text: String,
+    /// `true` if the operation of that line was not performed yet.
+    is_pending: bool,
+    repeats: u64,
+    steps: Steps,
+    time_ns: u64,
+    pool: u32,
+    align: usize,
+    /// The pool and the bytes of each held buffer.
+    held: HashMap<u64, (u32, u64)>,
+    held_bytes: u64,
+}
+
+/// The requests of an `r` or `s` line that are still to come.
+#[derive(Default)]
+struct Steps {
+    left: u64,
+    /// Bytes of the next request; `None` if they exceed 2^64.
+    bytes: Option<u64>,
+    step: u64,
 }
 
 impl std::fmt::Debug for TraceReader {
@@ -124,15 +136,26 @@ impl TraceReader {
     ///
     /// If it cannot be read or its header has an error.
     pub fn new(lines: impl BufRead + 'static) -> Result<Self, TraceError> {
-        let header = TraceHeader { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 };
-        let mut reader =
-            Self { lines: Box::new(lines), header, pending: None, line: 0, repeats: 0, text: String::new() };
-        while let Some(text) = reader.next_line()? {
-            let Some(setting) = text.strip_prefix('#') else {
-                reader.pending = Some(text);
+        let mut reader = Self {
+            lines: Box::new(lines),
+            header: TraceHeader { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 },
+            line: 0,
+            text: String::new(),
+            is_pending: false,
+            repeats: 0,
+            steps: Steps::default(),
+            time_ns: 0,
+            pool: 0,
+            align: DEFAULT_ALIGN,
+            held: HashMap::new(),
+            held_bytes: 0,
+        };
+        while reader.next_line()? {
+            let Some(setting) = reader.text.strip_prefix('#').map(|setting| setting.trim().to_owned()) else {
+                reader.is_pending = true;
                 break;
             };
-            reader.set(setting.trim()).map_err(|why| reader.error_at(&text, why))?;
+            reader.set(&setting).map_err(|why| reader.error_here(why))?;
         }
         Ok(reader)
     }
@@ -142,53 +165,41 @@ impl TraceReader {
         &self.header
     }
 
-    /// Number of the last line read, from 1.
-    pub fn line(&self) -> u64 {
-        self.line
+    /// Alignment of the last request.
+    pub fn align(&self) -> usize {
+        self.align
     }
 
-    /// An error at the last returned operation, for the code that plays the trace.
+    /// An error at the last line, for the code that plays the trace.
     pub fn error_here(&self, why: String) -> TraceError {
-        self.error_at(&self.text, why)
+        TraceError::Line { line: self.line, text: self.text.chars().take(60).collect(), why }
     }
 
-    /// The next line that is neither empty nor a comment.
-    fn next_line(&mut self) -> Result<Option<String>, TraceError> {
+    /// Reads the next line that is neither empty nor a comment into `text`; `false` at the end.
+    fn next_line(&mut self) -> Result<bool, TraceError> {
         loop {
             let mut bytes = Vec::new();
             // Bounds the memory that a file without line ends takes.
             let limit = 4096;
             let read = (&mut self.lines).take(limit).read_until(b'\n', &mut bytes)?;
             if read == 0 {
-                return Ok(None);
+                return Ok(false);
             }
             self.line += 1;
-            if self.line > MAX_LINES {
-                let text = String::from_utf8_lossy(&bytes);
-                return Err(self.error_at(&text, format!("a trace has at most {MAX_LINES} lines")));
-            }
-            if read as u64 == limit && !bytes.ends_with(b"\n") {
-                let text = String::from_utf8_lossy(&bytes);
-                return Err(self.error_at(&text, "too long for a line of a trace".to_owned()));
-            }
-            let text = String::from_utf8(bytes).map_err(|error| {
-                self.error_at(&String::from_utf8_lossy(error.as_bytes()), "not UTF-8 text".to_owned())
-            })?;
-            let text = text.trim_end();
-            if !text.is_empty() && !text.starts_with("##") {
-                return Ok(Some(text.to_owned()));
-            }
+            self.text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+            let why = if self.line > MAX_LINES {
+                format!("a trace has at most {MAX_LINES} lines")
+            } else if read as u64 == limit && !bytes.ends_with(b"\n") {
+                "too long for a line of a trace".to_owned()
+            } else if std::str::from_utf8(&bytes).is_err() {
+                "not UTF-8 text".to_owned()
+            } else if self.text.is_empty() || self.text.starts_with("##") {
+                continue;
+            } else {
+                return Ok(true);
+            };
+            return Err(self.error_here(why));
         }
-    }
-
-    fn count_repeats(&mut self, operation: TraceOp) -> Result<TraceOp, String> {
-        if let TraceOp::Steps { count, .. } = operation {
-            self.repeats = self.repeats.saturating_add(count);
-            if self.repeats > MAX_REPEATS {
-                return Err(format!("the counts of all `r` and `s` lines add up to at most {MAX_REPEATS}"));
-            }
-        }
-        Ok(operation)
     }
 
     fn set(&mut self, setting: &str) -> Result<(), String> {
@@ -212,39 +223,101 @@ impl TraceReader {
         Ok(())
     }
 
-    fn error_at(&self, text: &str, why: String) -> TraceError {
-        TraceError::Line { line: self.line, text: text.chars().take(60).collect(), why }
+    /// A record of this moment.
+    pub(super) fn record(&self, pool: u32, event: Event) -> Record {
+        Record { time_ns: self.time_ns, thread: 0, pool, event }
+    }
+
+    /// The next record of the current line; `None` if it has no more.
+    fn next_in_line(&mut self) -> Result<Option<Record>, String> {
+        if std::mem::take(&mut self.is_pending) {
+            return self.perform();
+        }
+        if self.held.contains_key(&STEPS_ID) {
+            return self.put(STEPS_ID);
+        }
+        let Some(left) = self.steps.left.checked_sub(1) else { return Ok(None) };
+        let bytes = self.steps.bytes.ok_or("the sizes exceed 2^64")?;
+        self.steps = Steps { left, bytes: bytes.checked_add(self.steps.step), ..self.steps };
+        self.get(STEPS_ID, bytes)
+    }
+
+    /// Performs the operation of the line.
+    fn perform(&mut self) -> Result<Option<Record>, String> {
+        let text = self.text.clone();
+        match *text.split(' ').collect::<Vec<_>>() {
+            ["a", id, bytes] => self.request(number(id)?, number(bytes)?, DEFAULT_ALIGN),
+            ["a", id, bytes, align] => self.request(number(id)?, number(bytes)?, number(align)?),
+            ["f", id] => self.put(number(id)?),
+            ["r", count, bytes] => self.repeat(number(count)?, number(bytes)?, 0),
+            ["s", count, bytes, step] => self.repeat(number(count)?, number(bytes)?, number(step)?),
+            ["c"] => Ok(Some(self.record(self.pool, Event::Cleared))),
+            ["p", index] => {
+                let pool = number(index)?;
+                if pool as usize >= self.header.pools {
+                    return Err(format!("there is no pool {pool}, `# pools {}`", self.header.pools));
+                }
+                self.pool = pool;
+                Ok(None)
+            }
+            ["t", micros] => {
+                self.time_ns = self.time_ns.saturating_add(number::<u64>(micros)?.saturating_mul(1_000));
+                let is_long = self.time_ns / 1_000 > MAX_DURATION_US;
+                if is_long { Err("the trace lasts longer than a year".to_owned()) } else { Ok(None) }
+            }
+            _ => Err("unknown operation; use a, f, r, s, c, p or t with the right number of fields".to_owned()),
+        }
+    }
+
+    fn request(&mut self, id: u64, bytes: u64, align: usize) -> Result<Option<Record>, String> {
+        if id == STEPS_ID || self.held.contains_key(&id) {
+            return Err(format!("buffer {id} is held already"));
+        }
+        self.align = align;
+        self.get(id, bytes)
+    }
+
+    fn repeat(&mut self, count: u64, bytes: u64, step: u64) -> Result<Option<Record>, String> {
+        self.repeats = self.repeats.saturating_add(count);
+        if self.repeats > MAX_REPEATS {
+            return Err(format!("the counts of all `r` and `s` lines add up to at most {MAX_REPEATS}"));
+        }
+        (self.align, self.steps) = (DEFAULT_ALIGN, Steps { left: count, bytes: Some(bytes), step });
+        self.next_in_line()
+    }
+
+    fn get(&mut self, id: u64, bytes: u64) -> Result<Option<Record>, String> {
+        self.held_bytes = self.held_bytes.checked_add(bytes).ok_or("the held bytes exceed 2^64")?;
+        self.held.insert(id, (self.pool, bytes));
+        Ok(Some(self.record(self.pool, Event::Get { id, bytes, class_bytes: bytes, tag: 0, took_ns: 0 })))
+    }
+
+    fn put(&mut self, id: u64) -> Result<Option<Record>, String> {
+        let (pool, bytes) = self.held.remove(&id).ok_or_else(|| format!("no buffer {id} is held"))?;
+        self.held_bytes -= bytes;
+        Ok(Some(self.record(pool, Event::Put { id, in_flight: false })))
+    }
+
+    fn advance(&mut self) -> Result<Option<Record>, TraceError> {
+        loop {
+            let record = self.next_in_line().map_err(|why| self.error_here(why))?;
+            if record.is_some() {
+                return Ok(record);
+            }
+            self.is_pending = self.next_line()?;
+            if !self.is_pending {
+                return Ok(None);
+            }
+        }
     }
 }
 
 impl Iterator for TraceReader {
-    type Item = Result<TraceOp, TraceError>;
+    type Item = Result<Record, TraceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.text = match self.pending.take().map_or_else(|| self.next_line(), |text| Ok(Some(text))) {
-            Ok(text) => text?,
-            Err(error) => return Some(Err(error)),
-        };
-        let operation = parse(&self.text).and_then(|operation| self.count_repeats(operation));
-        Some(operation.map_err(|why| self.error_here(why)))
+        self.advance().transpose()
     }
-}
-
-fn parse(text: &str) -> Result<TraceOp, String> {
-    let fields: Vec<&str> = text.split(' ').collect();
-    Ok(match fields.as_slice() {
-        ["a", id, bytes] => TraceOp::Get { id: number(id)?, bytes: number(bytes)?, align: DEFAULT_ALIGN },
-        ["a", id, bytes, align] => TraceOp::Get { id: number(id)?, bytes: number(bytes)?, align: number(align)? },
-        ["f", id] => TraceOp::Put { id: number(id)? },
-        ["r", count, bytes] => TraceOp::Steps { count: number(count)?, bytes: number(bytes)?, step: 0 },
-        ["s", count, bytes, step] => {
-            TraceOp::Steps { count: number(count)?, bytes: number(bytes)?, step: number(step)? }
-        }
-        ["c"] => TraceOp::Clear,
-        ["p", index] => TraceOp::Pool { index: number(index)? },
-        ["t", micros] => TraceOp::Advance { micros: number(micros)? },
-        _ => return Err("unknown operation; use a, f, r, s, c, p or t with the right number of fields".to_owned()),
-    })
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {

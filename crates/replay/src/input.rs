@@ -7,12 +7,11 @@ use std::path::Path;
 use flate2::bufread::MultiGzDecoder;
 
 /// Enough to recognise a format.
-const FIRST_BYTES: u64 = 4_096;
+const FIRST_BYTES: u64 = 8;
 
 /// The contents of a file, decompressed if it is gzip, with its first bytes.
 pub struct Input {
     first: Vec<u8>,
-    is_packed: bool,
     bytes: Box<dyn BufRead>,
 }
 
@@ -21,35 +20,20 @@ impl Input {
     ///
     /// # Errors
     ///
-    /// If it cannot be opened or read. Damaged compressed data is an error of the later read.
+    /// If it cannot be opened or read. Damaged compressed data is mostly an error of the later read.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file: Box<dyn Read> =
             if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
-        let mut file = BufReader::new(file);
-        // The first read of a pipe may return one byte.
-        let mut magic = Vec::new();
-        (&mut file).take(2).read_to_end(&mut magic)?;
-        let is_packed = magic == [0x1f, 0x8b];
-        let file = Cursor::new(magic).chain(file);
-        let mut rest: Box<dyn BufRead> =
-            if is_packed { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) };
-        let mut first = Vec::new();
-        let error = match (&mut rest).take(FIRST_BYTES).read_to_end(&mut first) {
-            Err(error) if !is_packed => return Err(error),
-            read => read.err(),
-        };
-        let bytes = Box::new(Cursor::new(first.clone()).chain(BufReader::new(Rest { error, bytes: rest })));
-        Ok(Self { first, is_packed, bytes })
+        let (magic, file) = peek(BufReader::new(file), 2)?;
+        let bytes: Box<dyn BufRead> =
+            if magic == [0x1f, 0x8b] { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) };
+        let (first, bytes) = peek(bytes, FIRST_BYTES)?;
+        Ok(Self { first, bytes: Box::new(bytes) })
     }
 
-    /// The first bytes of the contents, at most 4 KiB.
+    /// The first bytes of the contents, at most 8.
     pub fn first(&self) -> &[u8] {
         &self.first
-    }
-
-    /// Returns whether the file is compressed.
-    pub fn is_packed(&self) -> bool {
-        self.is_packed
     }
 
     /// The contents from the first byte.
@@ -60,19 +44,13 @@ impl Input {
 
 impl std::fmt::Debug for Input {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Input").field("is_packed", &self.is_packed).finish_non_exhaustive()
+        f.debug_struct("Input").field("first", &self.first).finish_non_exhaustive()
     }
 }
 
-/// The bytes after the first ones.
-struct Rest {
-    /// The error that ended the first bytes early.
-    error: Option<io::Error>,
-    bytes: Box<dyn BufRead>,
-}
-
-impl Read for Rest {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.error.take().map_or_else(|| self.bytes.read(into), Err)
-    }
+/// The first `len` bytes, and all bytes again. The first read of a pipe may return one byte.
+fn peek(mut bytes: impl BufRead, len: u64) -> io::Result<(Vec<u8>, impl BufRead)> {
+    let mut first = Vec::new();
+    (&mut bytes).take(len).read_to_end(&mut first)?;
+    Ok((first.clone(), Cursor::new(first).chain(bytes)))
 }

@@ -4,9 +4,8 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `format.rs` | the text format: header, operations, errors with line numbers |
+//! | `format.rs` | the text format: header, operations as records, errors with line numbers |
 //! | `input.rs` | a file that is read once, and its first bytes |
-//! | `text.rs` | a trace of requests as a recording |
 //! | `threads.rs` | what each thread of a recording did |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
 //! | `priced.rs` | the time that remaps would take on a device |
@@ -24,12 +23,11 @@ mod priced;
 mod replay;
 mod report;
 mod sim;
-mod text;
 mod threads;
 mod workload;
 
 pub use cost::{CallCost, TimedCall};
-pub use format::{TraceError, TraceHeader, TraceOp, TraceReader};
+pub use format::{TraceError, TraceHeader, TraceReader};
 pub use input::Input;
 pub use pinpool_observe::record::failed_recordings;
 pub use pinpool_observe::record::{Event, PoolDescription, Record, Recording, RecordingError};

@@ -7,82 +7,61 @@
 use std::ops::Range;
 
 use pinpool::unstable::backend::{GRANULE_BYTES, Subrange};
-use pinpool_os::sync::plain::Mutex;
 
 /// All offsets.
 pub(super) const EVERYWHERE: Range<usize> = 0..usize::MAX;
 
 /// Sums over the calls of a source.
 #[derive(Debug, Default)]
-pub(super) struct CallSums(Mutex<Sums>);
-
-#[derive(Debug, Default)]
-struct Sums {
-    calls: Calls,
-    /// Held now, and the peak.
-    pinned: (u64, u64),
+pub(super) struct CallSums {
+    pub(super) calls: Calls,
+    /// Held now.
+    pub(super) pinned_bytes: u64,
+    pub(super) peak_bytes: u64,
     /// Old addresses where remapped granules are still mapped; no two ranges touch.
     old_places: Vec<Range<usize>>,
 }
 
 /// The calls between two readings.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Calls {
+#[derive(Debug, Default)]
+pub struct Calls {
     pub(super) moved_bytes: u64,
     /// Time of all calls of the remaps, including the later unmapping.
     pub(super) moving_ns: u64,
     /// Time of the calls that the requesting thread waits for.
     pub(super) waited_ns: u64,
-    pub(super) commits: u64,
+    /// Calls that pinned memory.
+    pub pins: u64,
+    /// Number and length of each released region.
+    pub released: Vec<(u64, usize)>,
 }
 
 impl CallSums {
-    /// Bytes pinned now, and the peak.
-    pub(super) fn pinned(&self) -> (u64, u64) {
-        self.0.lock().pinned
-    }
-
-    /// Counts a call that pins `bytes`. An error with the bytes held if the sum exceeds `total_bytes`.
-    pub(super) fn pin(&self, bytes: usize, total_bytes: u64) -> Result<(), u64> {
-        let Sums { calls, pinned: (now, peak), .. } = &mut *self.0.lock();
-        let then = now.checked_add(bytes as u64).filter(|&then| then <= total_bytes).ok_or(*now)?;
-        calls.commits += 1;
-        (*now, *peak) = (then, then.max(*peak));
-        Ok(())
-    }
-
-    pub(super) fn unpin(&self, bytes: usize) {
-        self.0.lock().pinned.0 -= bytes as u64;
-    }
-
-    /// The calls since the last reading.
-    pub(super) fn take(&self) -> Calls {
-        std::mem::take(&mut self.0.lock().calls)
-    }
-
-    /// Unmaps old addresses that overlap these bytes.
-    pub(super) fn unmap_within(&self, wanted: &Range<usize>) {
-        self.0.lock().unmap_within(wanted);
+    /// Counts a call that pins `bytes`; `false` if the sum exceeds `total_bytes`.
+    pub(super) fn pin(&mut self, bytes: usize, total_bytes: u64) -> bool {
+        let then = self.pinned_bytes.checked_add(bytes as u64).filter(|&then| then <= total_bytes);
+        self.calls.pins += u64::from(then.is_some());
+        self.pinned_bytes = then.unwrap_or(self.pinned_bytes);
+        self.peak_bytes = self.peak_bytes.max(self.pinned_bytes);
+        then.is_some()
     }
 
     pub(super) fn has_old_places(&self) -> bool {
-        !self.0.lock().old_places.is_empty()
+        !self.old_places.is_empty()
     }
 
-    pub(super) fn remap(&self, from: &[Subrange], to: usize) {
-        let mut sums = self.0.lock();
+    pub(super) fn remap(&mut self, from: &[Subrange], to: usize) {
         let bytes: usize = from.iter().map(|piece| piece.bytes).sum();
         let unmapping: u64 = from.iter().map(|piece| unmap_ns(piece.bytes as u64)).sum();
-        sums.unmap_within(&(to..to + bytes));
-        sums.calls.moved_bytes += bytes as u64;
-        sums.calls.waited_ns += map_ns(from);
-        sums.calls.moving_ns += map_ns(from) + unmapping;
-        from.iter().for_each(|piece| sums.leave(piece.offset..piece.offset + piece.bytes));
+        self.unmap_within(&(to..to + bytes));
+        self.calls.moved_bytes += bytes as u64;
+        self.calls.waited_ns += map_ns(from);
+        self.calls.moving_ns += map_ns(from) + unmapping;
+        from.iter().for_each(|piece| self.leave(piece.offset..piece.offset + piece.bytes));
     }
-}
 
-impl Sums {
-    fn unmap_within(&mut self, wanted: &Range<usize>) {
+    /// Unmaps old addresses that overlap these bytes.
+    pub(super) fn unmap_within(&mut self, wanted: &Range<usize>) {
         let unmapped = self.old_places.extract_if(.., |run| run.start < wanted.end && wanted.start < run.end);
         self.calls.waited_ns += unmapped.map(|run| unmap_ns(run.len() as u64)).sum::<u64>();
     }
@@ -138,11 +117,10 @@ mod tests {
     #[test]
     fn old_places_are_unmapped_when_needed_and_adjacent_ones_together() {
         let source = SimSource::new(1 << 40);
-        let calls = source.calls();
         let range = source.reserve(64 * GRANULE_BYTES).unwrap();
         let piece =
             |first: usize, count: usize| Subrange { offset: first * GRANULE_BYTES, bytes: count * GRANULE_BYTES };
-        let micros = || calls.take().waited_ns / 1_000;
+        let micros = || source.take_calls().waited_ns / 1_000;
         // SAFETY: nothing of the range is committed.
         unsafe { source.commit(&range, 0, 4 * GRANULE_BYTES) }.unwrap();
         // SAFETY: committed and unused; nothing is committed at the target. So below.

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use super::format::TraceError;
 use super::player::{Observe, Player};
-use super::priced::CallSums;
 use super::report::ReplayReport;
 use super::sim::{SimSource, SourceKind};
 use super::workload::{MAX_BYTES, POLICY, Workload};
@@ -131,18 +130,16 @@ impl Replay {
     pub fn play_observed(&self, workload: &Workload, observe: Observe<'_>) -> Result<ReplayReport, TraceError> {
         let clock = ManualClock::default();
         let checks = Arc::<Mutex<Checks>>::default();
-        let (pool, sums) = self.pool(clock.clone(), checks.clone())?;
-        let settings = (self.source, self.max_bytes, self.wait);
-        let mut report = Player::new(pool, clock, sums, settings, workload, observe).play(workload)?;
+        let source = Arc::new(SimSource::of(self.source, SimSource::DEFAULT_TOTAL_BYTES));
+        let pool = self.pool(clock.clone(), source.clone(), checks.clone())?;
+        let mut report = Player::new(self, (pool, clock, source), workload, observe).play()?;
         let (count, last) = *checks.lock();
         (report.checks, report.last_lines) = (count, last.map(|last| last.to_string()));
         Ok(report)
     }
 
     /// A pool independent of the machine, the environment and the system clock, so that replays are repeatable.
-    fn pool(&self, clock: ManualClock, checks: Arc<Mutex<Checks>>) -> Result<(Pool, Arc<CallSums>), TraceError> {
-        let source = SimSource::of(self.source, SimSource::DEFAULT_TOTAL_BYTES);
-        let sums = source.calls();
+    fn pool(&self, clock: ManualClock, source: Arc<SimSource>, checks: Arc<Mutex<Checks>>) -> Result<Pool, Error> {
         let builder = self
             .builder()
             .unstable_host_root(NO_MACHINE)
@@ -153,11 +150,11 @@ impl Replay {
                 *checks = (checks.0 + 1, Some(*check));
             })
             .unstable_pressure("/dev/null")
-            .backend(Backend::Source(Arc::new(source)))
+            .backend(Backend::Source(source))
             .max_bytes(self.max_bytes)
             // The player queues requests: no virtual time passes while a thread sleeps.
             .wait(Duration::ZERO)
             .on_full(OnFull::Error);
-        Ok((builder.build()?, sums))
+        builder.build()
     }
 }

@@ -3,12 +3,11 @@
 //! A pool never touches the memory of a source, and untouched memory is not resident, so a replay of terabytes costs nothing.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
-use std::sync::Arc;
-
-use super::priced::{CallSums, EVERYWHERE};
+use super::priced::{CallSums, Calls, EVERYWHERE};
 use pinpool::SourceError;
 use pinpool::source::{Region, Source};
 use pinpool::unstable::backend::{AddressRange, HeapSource, RemapError, Subrange, VirtualMemory};
+use pinpool_os::sync::plain::{Mutex, MutexGuard};
 
 /// Kinds of simulated memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -38,7 +37,8 @@ pub struct SimSource {
     heap: HeapSource,
     kind: SourceKind,
     total_bytes: u64,
-    calls: Arc<CallSums>,
+    sums: Mutex<CallSums>,
+    is_exact: bool,
 }
 
 impl SimSource {
@@ -56,20 +56,38 @@ impl SimSource {
     }
 
     pub(super) fn of(kind: SourceKind, total_bytes: u64) -> Self {
-        Self { heap: HeapSource::new(), kind, total_bytes, calls: Arc::default() }
+        Self { heap: HeapSource::new(), kind, total_bytes, sums: Mutex::default(), is_exact: false }
+    }
+
+    /// Counts the bytes of a request as they are, without rounding them to pages.
+    #[must_use]
+    pub fn exact(self) -> Self {
+        Self { is_exact: true, ..self }
+    }
+
+    /// The calls since the previous call of this function.
+    pub fn take_calls(&self) -> Calls {
+        std::mem::take(&mut self.sums().calls)
     }
 
     /// The sums over its calls.
-    pub(super) fn calls(&self) -> Arc<CallSums> {
-        self.calls.clone()
+    pub(super) fn sums(&self) -> MutexGuard<'_, CallSums> {
+        self.sums.lock()
     }
 
     /// Makes the heap's `call` for `bytes` more, unless the total forbids it.
     fn pin<T>(&self, bytes: usize, call: impl FnOnce() -> Result<T, SourceError>) -> Result<T, SourceError> {
-        self.calls.pin(bytes, self.total_bytes).map_err(|held| {
-            SourceError::new("sim", format!("{bytes} B refused, {held} B of {} B are held", self.total_bytes))
-        })?;
-        call().inspect_err(|_| self.calls.unpin(bytes))
+        let mut sums = self.sums();
+        if !sums.pin(bytes, self.total_bytes) {
+            let held = format!("{} B of {} B are held", sums.pinned_bytes, self.total_bytes);
+            return Err(SourceError::new("sim", format!("{bytes} B refused, {held}")));
+        }
+        drop(sums);
+        call().inspect_err(|_| self.unpin(bytes))
+    }
+
+    fn unpin(&self, bytes: usize) {
+        self.sums().pinned_bytes -= bytes as u64;
     }
 }
 
@@ -83,15 +101,20 @@ unsafe impl Source for SimSource {
         false
     }
 
+    fn held_bytes(&self, len_bytes: usize) -> usize {
+        if self.is_exact { len_bytes } else { self.heap.held_bytes(len_bytes) }
+    }
+
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.pin(len_bytes, || self.heap.acquire(len_bytes))
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        let len_bytes = region.len_bytes();
+        let released = (region.id(), region.len_bytes());
         // SAFETY: the caller's promise: the region came from this source, hence from `heap`, and is unused.
         unsafe { self.heap.release(region) }?;
-        self.calls.unpin(len_bytes);
+        self.unpin(released.1);
+        self.sums().calls.released.push(released);
         Ok(())
     }
 
@@ -109,30 +132,30 @@ unsafe impl VirtualMemory for SimSource {
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: the caller's promise.
         self.pin(bytes, || unsafe { self.heap.commit(range, offset, bytes) })?;
-        self.calls.unmap_within(&(offset..offset + bytes));
+        self.sums().unmap_within(&(offset..offset + bytes));
         Ok(())
     }
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: the caller's promise.
         unsafe { self.heap.decommit(range, offset, bytes) }?;
-        self.calls.unmap_within(&EVERYWHERE);
-        self.calls.unpin(bytes);
+        self.sums().unmap_within(&EVERYWHERE);
+        self.unpin(bytes);
         Ok(())
     }
 
     unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
-        self.calls.remap(from, to);
+        self.sums().remap(from, to);
         // SAFETY: the caller's promise.
         unsafe { self.heap.remap(range, from, to) }
     }
 
     fn has_old_places(&self) -> bool {
-        self.calls.has_old_places()
+        self.sums().has_old_places()
     }
 
     fn unmap_old_places(&self) -> Result<(), SourceError> {
-        self.calls.unmap_within(&EVERYWHERE);
+        self.sums().unmap_within(&EVERYWHERE);
         Ok(())
     }
 

@@ -18,18 +18,22 @@
 //! A thread that starts after a wait follows that wait: another thread started it or handed work to it. Memory in use by a device
 //! becomes free as long after its return as recorded.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::mem;
 
 use pinpool_observe::record::{Event, Record};
 
 /// Threads queue to wait one at a time if at most one request in this many begins while another waits.
 const CONCURRENT_PART: usize = 16;
 
-/// An operation of a thread. Each buffer has a unique number.
+/// A thread and the index of its step.
+pub(super) type StepId = (usize, usize);
+
+/// An operation of a thread. Each buffer has a number.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Op {
-    Get { name: u64, bytes: u64 },
-    Put { name: u64 },
+    Get { name: usize, bytes: u64 },
+    Put { name: usize },
     Clear,
 }
 
@@ -41,7 +45,7 @@ pub(super) struct Step {
     /// When it began, in nanoseconds since the recording began.
     pub(super) at_ns: u64,
     /// The buffer of the request that it follows, and the nanoseconds in between.
-    pub(super) follows: Option<(u64, u64)>,
+    pub(super) follows: Option<(usize, u64)>,
     /// Nanoseconds since the last step of the thread ended.
     pub(super) gap_ns: u64,
     /// The part of the gap in which the thread waited for its turn to request memory, because other threads waited for memory.
@@ -56,49 +60,61 @@ pub(super) struct Step {
 /// A return of a buffer that another thread requested.
 #[derive(Debug, Clone, Copy)]
 struct ForeignReturn {
-    thread: usize,
-    place: usize,
-    name: u64,
+    step: StepId,
+    name: usize,
     got_ns: u64,
     /// When the last step of the thread ended.
     before_ns: u64,
     put_ns: u64,
 }
 
+/// A thread while the recording is read.
+#[derive(Debug, Default)]
+struct Thread {
+    steps: Vec<Step>,
+    ended_ns: u64,
+    /// The buffer that the last step requested.
+    last_got: Option<usize>,
+    /// Time in driver calls since the last step.
+    called_ns: u64,
+    /// `true` if it is in the wait queue.
+    is_queued: bool,
+}
+
+#[derive(Debug)]
+struct Buffer {
+    bytes: u64,
+    /// The thread that requested it, and when; `None` after its return.
+    got: Option<(u32, u64)>,
+    /// When that thread began its next step.
+    left_ns: Option<u64>,
+    /// When another thread returned it.
+    taken_ns: Option<u64>,
+}
+
 /// The threads of a recording while it is read.
 #[derive(Debug, Default)]
 pub(super) struct Threads {
-    steps: Vec<Vec<Step>>,
-    ended_ns: Vec<u64>,
+    threads: Vec<Thread>,
     began_ns: u64,
-    /// The names of the held buffers, by pool and memory.
-    held: HashMap<(u32, u64), u64>,
-    last_name: u64,
+    buffers: Vec<Buffer>,
+    /// The held buffers, by pool and memory.
+    held: HashMap<(u32, u64), usize>,
+    /// Sum of their bytes.
+    pub(super) held_bytes: u64,
     /// When the last buffer was returned.
     last_put_ns: u64,
-    /// The thread that requested each held buffer, and when.
-    got: HashMap<u64, (u32, u64)>,
-    /// The buffer that the last step of each thread requested.
-    last_got: HashMap<usize, u64>,
-    /// When the thread that requested a buffer began its next step.
-    left_ns: HashMap<u64, u64>,
-    /// When another thread returned a buffer.
-    taken_ns: HashMap<u64, u64>,
     taken: Vec<ForeignReturn>,
     /// Requests that waited, in the order in which they ended: start, end and buffer.
-    waits: Vec<(u64, u64, u64)>,
+    waits: Vec<(u64, u64, usize)>,
     /// When the last request began.
     asked_ns: u64,
     /// Requests that began while another waited.
     concurrent: usize,
-    /// Threads that are in the wait queue.
-    queued: HashSet<u32>,
     /// `true` if any request waited.
     pub(super) has_waited: bool,
-    /// Time that each thread spent in driver calls since its last step.
-    called_ns: HashMap<u32, u64>,
-    /// Returns of buffers with copies in flight: thread, index of the step, and time.
-    in_flight: HashMap<(u32, u64), (usize, usize, u64)>,
+    /// Returns of buffers with copies in flight, and their time.
+    in_flight: HashMap<(u32, u64), (StepId, u64)>,
 }
 
 impl Threads {
@@ -107,97 +123,91 @@ impl Threads {
         Self { began_ns, ..Self::default() }
     }
 
-    /// Adds a record. Returns the name of the buffer that it frees, and of the buffer that it provides. If records were lost, a buffer
-    /// that is requested again counts as returned, and a return without a request is ignored.
-    pub(super) fn add(&mut self, line: u64, record: &Record) -> (Option<u64>, Option<u64>) {
-        let Record { time_ns, event, pool, thread } = *record;
-        let key = event.buffer().map(|id| (pool, id));
-        match (event, key) {
-            (Event::Get { bytes, took_ns, .. }, Some(key)) => {
-                let began_ns = time_ns.saturating_sub(self.waited(thread, took_ns));
-                let freed = self.free(line, record, key, began_ns);
-                self.last_name += 1;
-                self.held.insert(key, self.last_name);
-                self.push(line, record, began_ns, Op::Get { name: self.last_name, bytes }, None);
-                (freed, Some(self.last_name))
-            }
-            (Event::Put { in_flight: true, .. }, Some(key)) => {
-                if let Some(&name) = self.held.get(&key) {
-                    let (thread, place) = self.push(line, record, time_ns, Op::Put { name }, None);
-                    self.in_flight.insert(key, (thread, place, time_ns));
-                }
-                (None, None)
-            }
-            (Event::Completed { .. }, Some(key)) if !self.in_flight.contains_key(&key) => (None, None),
-            (Event::Put { .. } | Event::Completed { .. } | Event::Gone { .. }, Some(key)) => {
-                (self.free(line, record, key, time_ns), None)
-            }
-            (Event::Waited, _) => {
-                self.queued.insert(thread);
-                (None, None)
-            }
-            (Event::Refused { took_ns, .. }, _) => {
-                self.waited(thread, took_ns);
-                (None, None)
-            }
-            (Event::Cleared, _) => {
-                self.push(line, record, time_ns, Op::Clear, None);
-                (None, None)
-            }
-            _ => (None, None),
+    fn thread(&mut self, number: u32) -> &mut Thread {
+        let (at, ended_ns) = (number as usize, self.began_ns);
+        if self.threads.len() <= at {
+            self.threads.resize_with(at + 1, || Thread { ended_ns, ..Thread::default() });
         }
+        &mut self.threads[at]
     }
 
-    /// Records that the memory of a held buffer is free, by a return or after its copies.
-    fn free(&mut self, line: u64, record: &Record, key: (u32, u64), began_ns: u64) -> Option<u64> {
-        let name = self.held.remove(&key)?;
+    /// Adds a record. Returns whether a buffer was requested or became free. If records were lost, a buffer that is requested again
+    /// counts as returned, and a return without a request is ignored.
+    pub(super) fn add(&mut self, line: u64, record: &Record) -> bool {
+        let Record { time_ns, event, pool, thread } = *record;
+        let key = (pool, event.buffer().unwrap_or_default());
+        match event {
+            Event::Get { bytes, took_ns, .. } => {
+                let began_ns = time_ns.saturating_sub(self.waited(thread, took_ns));
+                self.free(line, record, key, began_ns);
+                let (name, bytes) = (self.buffers.len(), bytes.min(u64::MAX - self.held_bytes));
+                self.held_bytes += bytes;
+                self.held.insert(key, name);
+                self.buffers.push(Buffer { bytes, got: Some((thread, time_ns)), left_ns: None, taken_ns: None });
+                self.push(line, record, began_ns, Op::Get { name, bytes }, None);
+                return true;
+            }
+            Event::Put { in_flight: true, .. } => {
+                if let Some(&name) = self.held.get(&key) {
+                    let step = self.push(line, record, time_ns, Op::Put { name }, None);
+                    self.in_flight.insert(key, (step, time_ns));
+                }
+            }
+            Event::Completed { .. } if !self.in_flight.contains_key(&key) => {}
+            Event::Put { .. } | Event::Completed { .. } | Event::Gone { .. } => {
+                return self.free(line, record, key, time_ns);
+            }
+            Event::Waited => self.thread(thread).is_queued = true,
+            Event::Refused { took_ns, .. } => _ = self.waited(thread, took_ns),
+            Event::Cleared => _ = self.push(line, record, time_ns, Op::Clear, None),
+            Event::Pin { took_ns, .. } | Event::Unpin { took_ns, .. } | Event::Move { took_ns, .. } => {
+                self.thread(thread).called_ns += took_ns;
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// Records that the memory of a held buffer is free, by a return or after its copies. `false` if the buffer is not held.
+    fn free(&mut self, line: u64, record: &Record, key: (u32, u64), began_ns: u64) -> bool {
+        let Some(name) = self.held.remove(&key) else { return false };
+        self.held_bytes -= self.buffers[name].bytes;
         match self.in_flight.remove(&key) {
-            Some((thread, at, put_ns)) => self.steps[thread][at].free_after_ns = Some(record.time_ns - put_ns),
+            Some(((thread, at), put_ns)) => {
+                self.threads[thread].steps[at].free_after_ns = Some(record.time_ns - put_ns);
+            }
             None => _ = self.push(line, record, began_ns, Op::Put { name }, Some(0)),
         }
-        Some(name)
-    }
-
-    /// Records the duration of a driver call of the thread.
-    pub(super) fn called(&mut self, thread: u32, took_ns: u64) {
-        *self.called_ns.entry(thread).or_default() += took_ns;
+        true
     }
 
     /// The time that a request waited, given its duration: driver calls of the thread do not count.
     fn waited(&mut self, thread: u32, took_ns: u64) -> u64 {
-        let is_queued = self.queued.remove(&thread);
-        let called_ns = self.called_ns.get(&thread).copied().unwrap_or(0);
-        let waited_ns = if is_queued { took_ns.saturating_sub(called_ns) } else { 0 };
+        let thread = self.thread(thread);
+        let is_queued = mem::take(&mut thread.is_queued);
+        let waited_ns = if is_queued { took_ns.saturating_sub(thread.called_ns) } else { 0 };
         self.has_waited |= waited_ns > 0;
         waited_ns
     }
 
-    /// Adds a step that began at `began_ns` and ended with the record. Returns the thread and the index of the step.
-    fn push(
-        &mut self,
-        line: u64,
-        record: &Record,
-        began_ns: u64,
-        operation: Op,
-        free_after_ns: Option<u64>,
-    ) -> (usize, usize) {
-        let thread = record.thread as usize;
-        if self.steps.len() <= thread {
-            self.steps.resize_with(thread + 1, Vec::new);
-            self.ended_ns.resize(thread + 1, self.began_ns);
-        }
-        let (before_ns, place, time_ns) = (self.ended_ns[thread], self.steps[thread].len(), record.time_ns);
+    /// Adds a step that began at `began_ns` and ended with the record.
+    fn push(&mut self, line: u64, record: &Record, began_ns: u64, operation: Op, free_after_ns: Option<u64>) -> StepId {
+        let time_ns = record.time_ns;
+        let thread = self.thread(record.thread);
+        let step = (record.thread as usize, thread.steps.len());
+        let before_ns = mem::replace(&mut thread.ended_ns, time_ns);
+        let (last_got, calls_ns) = (thread.last_got.take(), mem::take(&mut thread.called_ns));
         let mut gap_ns = began_ns.saturating_sub(before_ns);
-        let last_got = self.last_got.remove(&thread);
         let queued_ns = last_got.map_or(0, |name| {
-            self.left_ns.insert(name, began_ns);
-            self.taken_ns.get(&name).map_or(0, |&taken_ns| self.waited_between(before_ns.max(taken_ns), began_ns))
+            self.buffers[name].left_ns = Some(began_ns);
+            let taken_ns = self.buffers[name].taken_ns;
+            taken_ns.map_or(0, |taken_ns| self.waited_between(before_ns.max(taken_ns), began_ns))
         });
         let mut follows = None;
         match operation {
             Op::Get { name, .. } => {
                 let waited = &self.waits[..self.waits.partition_point(|&(_, until_ns, _)| until_ns <= began_ns)];
-                if let (0, Some(&(_, until_ns, last))) = (place, waited.last()) {
+                if let (0, Some(&(_, until_ns, last))) = (step.1, waited.last()) {
                     (follows, gap_ns) = (Some((last, began_ns - until_ns)), 0);
                 }
                 let waits_until_ns = self.waits.last().map_or(0, |&(_, until_ns, _)| until_ns);
@@ -207,24 +217,23 @@ impl Threads {
                 if time_ns > began_ns {
                     self.waits.push((began_ns, time_ns, name));
                 }
-                self.got.insert(name, (record.thread, time_ns));
-                self.last_got.insert(thread, name);
+                self.thread(record.thread).last_got = Some(name);
             }
             Op::Put { name } => {
                 self.last_put_ns = time_ns;
-                if let Some((_, got_ns)) = self.got.remove(&name).filter(|&(by, _)| by != record.thread) {
+                let buffer = &mut self.buffers[name];
+                if let Some((_, got_ns)) = buffer.got.take().filter(|&(by, _)| by != record.thread) {
                     follows = Some((name, 0));
-                    self.taken_ns.insert(name, time_ns);
-                    self.taken.push(ForeignReturn { thread, place, name, got_ns, before_ns, put_ns: time_ns });
+                    buffer.taken_ns = Some(time_ns);
+                    self.taken.push(ForeignReturn { step, name, got_ns, before_ns, put_ns: time_ns });
                 }
             }
             Op::Clear => {}
         }
-        self.ended_ns[thread] = time_ns;
-        let calls_ns = self.called_ns.remove(&record.thread).unwrap_or(0);
         let at_ns = began_ns.saturating_sub(self.began_ns);
-        self.steps[thread].push(Step { line, at_ns, follows, gap_ns, queued_ns, calls_ns, operation, free_after_ns });
-        (thread, place)
+        let done = Step { line, at_ns, follows, gap_ns, queued_ns, calls_ns, operation, free_after_ns };
+        self.thread(record.thread).steps.push(done);
+        step
     }
 
     /// Time that requests waited between these times, if one waits at a time.
@@ -239,9 +248,10 @@ impl Threads {
     }
 
     pub(super) fn into_steps(self) -> Vec<Vec<Step>> {
-        let Self { mut steps, left_ns, taken, waits, concurrent, .. } = self;
+        let Self { threads, buffers, taken, waits, concurrent, .. } = self;
+        let mut steps: Vec<_> = threads.into_iter().map(|thread| thread.steps).collect();
         // A thread was busy if a buffer was handed over before its last step.
-        let left_ns = |taken: &ForeignReturn| left_ns.get(&taken.name).copied();
+        let left_ns = |taken: &ForeignReturn| buffers[taken.name].left_ns;
         let busy_ns = |taken: &ForeignReturn| left_ns(taken).filter(|&left_ns| left_ns <= taken.before_ns);
         let own_ns = medians(&taken, |taken| busy_ns(taken).map(|_| taken.put_ns - taken.before_ns));
         let held_ns = medians(&taken, |taken| match busy_ns(taken) {
@@ -249,8 +259,8 @@ impl Threads {
             Some(_) => None,
         });
         for taken in &taken {
-            let step = &mut steps[taken.thread][taken.place];
-            let of = |medians: &HashMap<usize, u64>| medians.get(&taken.thread).copied().unwrap_or(0);
+            let step = &mut steps[taken.step.0][taken.step.1];
+            let of = |medians: &HashMap<usize, u64>| medians.get(&taken.step.0).copied().unwrap_or(0);
             let mut after_ns = taken.put_ns - taken.got_ns;
             match busy_ns(taken) {
                 Some(left_ns) => after_ns = after_ns.min(left_ns.saturating_sub(taken.got_ns) + of(&held_ns)),
@@ -268,7 +278,7 @@ impl Threads {
 /// The median of each thread.
 fn medians(taken: &[ForeignReturn], ns: impl Fn(&ForeignReturn) -> Option<u64>) -> HashMap<usize, u64> {
     let mut all = HashMap::<usize, Vec<u64>>::new();
-    taken.iter().for_each(|taken| all.entry(taken.thread).or_default().extend(ns(taken)));
+    taken.iter().for_each(|taken| all.entry(taken.step.0).or_default().extend(ns(taken)));
     let median = |(thread, mut all): (usize, Vec<u64>)| {
         all.sort_unstable();
         Some((thread, *all.get(all.len() / 2)?))

@@ -3,20 +3,21 @@
 //! Owns what does not depend on a pool: the steps of each thread, the number of requests, and the peak of the requested bytes. A trace
 //! of requests is read as a recording of one thread. Several pools are replayed as one.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
 use super::cost::TimedCall;
-use super::format::{TraceError, TraceReader};
+use super::format::{MAX_DURATION_US, TraceError, TraceReader};
 use super::input::Input;
 use super::priced::move_ns;
-use super::text::{MAX_DURATION_US, recording_of};
 use super::threads::{Step, Threads};
 use pinpool_observe::diagnosis::words::counted;
 use pinpool_observe::diagnosis::{PoolDiagnosis, diagnose_recording};
 use pinpool_observe::record::{Event, PoolDescription, Recording, SET_IN_CODE};
 
+/// Most records of a trace that are replayed.
+const RECORDS_MAX: usize = 16_000_000;
 pub(super) const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
 /// Each of the two implies the other.
 pub(super) const POLICY: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
@@ -103,9 +104,10 @@ impl Workload {
         let diagnoses = if is_closed { diagnose_recording(recording) } else { Vec::new() };
         let mut threads = Threads::new(begun_ns);
         let mut workload = Self { warning, failed_gets, diagnoses, is_closed, ..Self::default() };
-        let (mut held, mut used_bytes) = (HashMap::new(), 0_u64);
         for (line, record) in (1..).zip(&recording.records) {
             match record.event {
+                // An empty buffer has no memory.
+                Event::Get { bytes: 0, .. } => continue,
                 Event::Pin { bytes, took_ns, failed: false, .. } => workload.pins.push(TimedCall { bytes, took_ns }),
                 Event::Unpin { bytes, took_ns, failed: false, .. } => {
                     workload.unpins.push(TimedCall { bytes, took_ns });
@@ -118,26 +120,14 @@ impl Workload {
                 Event::MaxBytes { bytes } => workload.set_limit(bytes),
                 Event::Get { bytes, .. } => {
                     workload.pools.insert(record.pool);
-                    workload.gets += u64::from(bytes > 0);
+                    workload.gets += 1;
                     workload.get_bytes = workload.get_bytes.saturating_add(bytes);
                 }
                 _ => {}
             }
-            if let Event::Pin { took_ns, .. } | Event::Unpin { took_ns, .. } | Event::Move { took_ns, .. } =
-                record.event
-            {
-                threads.called(record.thread, took_ns);
-            }
-            let (freed, got) = threads.add(line, record);
-            used_bytes -= freed.and_then(|name| held.remove(&name)).unwrap_or(0);
-            if let (Some(name), Event::Get { bytes, .. }) = (got, record.event) {
-                let bytes = bytes.min(u64::MAX - used_bytes);
-                held.insert(name, bytes);
-                used_bytes += bytes;
-            }
-            if freed.is_some() || got.is_some() || matches!(record.event, Event::Cleared) || !is_closed {
+            if threads.add(line, record) || matches!(record.event, Event::Cleared) || !is_closed {
                 workload.duration_us = record.time_ns.saturating_sub(begun_ns) / 1_000;
-                workload.used.push((workload.duration_us, used_bytes));
+                workload.used.push((workload.duration_us, threads.held_bytes));
             }
         }
         if workload.duration_us > MAX_DURATION_US {
@@ -194,7 +184,15 @@ impl Workload {
     ///
     /// If it cannot be read, requests a held buffer, returns an unknown buffer, or lasts longer than a year.
     pub fn read(reader: &mut TraceReader) -> Result<Self, TraceError> {
-        Self::begun_at(0, &recording_of(reader)?, false)
+        let mut records = Vec::new();
+        while let Some(record) = reader.next() {
+            records.push(record?);
+            if records.len() > RECORDS_MAX {
+                return Err(reader.error_here(format!("the trace has more than {RECORDS_MAX} requests and returns")));
+            }
+        }
+        records.push(reader.record(0, Event::End));
+        Self::begun_at(0, &Recording { records, ..Recording::default() }, false)
     }
 
     /// The bytes requested and not returned, averaged over the time of the trace; `None` for a trace without time.

@@ -18,7 +18,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    pub(super) fn of(view: View<'_>) -> Self {
+    pub(super) fn read(view: View<'_>) -> Self {
         let mut counts = Self::default();
         for (_, entry) in view.entries() {
             let count = match entry.state.read().map(|state| state.usage) {

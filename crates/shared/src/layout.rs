@@ -146,7 +146,7 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    fn of(buffer_bytes: usize, buffers: usize) -> Option<Self> {
+    fn new(buffer_bytes: usize, buffers: usize) -> Option<Self> {
         let stride = buffer_bytes.checked_next_multiple_of(PAGE_BYTES)?;
         let data_offset =
             (PAGE_BYTES + buffers.checked_mul(size_of::<Entry>())?).checked_next_multiple_of(PAGE_BYTES)?;
@@ -188,7 +188,7 @@ fn planned(buffer_bytes: usize, buffers: usize) -> Result<Geometry> {
             "asked {buffers} buffers of {buffer_bytes} B: there are 1 to {BUFFERS_MAX} buffers of 1 B and more"
         )));
     }
-    Geometry::of(buffer_bytes, buffers).ok_or_else(|| too_long(buffer_bytes, buffers))
+    Geometry::new(buffer_bytes, buffers).ok_or_else(|| too_long(buffer_bytes, buffers))
 }
 
 /// A number that two files rarely share.
@@ -315,7 +315,7 @@ fn read(numbers: &Numbers, len: usize) -> Result<Geometry> {
         buffers: short(&numbers.buffers),
         slots: u16::try_from(short(&numbers.slots)).unwrap_or(0),
     };
-    let expected = Geometry::of(geometry.buffer_bytes, geometry.buffers);
+    let expected = Geometry::new(geometry.buffer_bytes, geometry.buffers);
     let fits = expected.and_then(|expected| expected.file_bytes()).is_some_and(|bytes| bytes <= len);
     let is_whole = expected.is_some_and(|expected| Geometry { id: geometry.id, ..expected } == geometry);
     if !fits || !is_whole || geometry.buffers == 0 {

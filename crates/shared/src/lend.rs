@@ -14,7 +14,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pinpool::{PinnedBuf, PinnedMemory, Pool};
+use pinpool::{ExternalMemory, PinnedBuf, Pool};
 
 use crate::error::Result;
 use crate::memory_file::SharedMemory;
@@ -31,7 +31,7 @@ pub(super) struct Lender {
 
 /// The mapping, shared by the lender and the lent parts.
 struct Parts {
-    memory: PinnedMemory<SharedMemory>,
+    memory: ExternalMemory<SharedMemory>,
     returned: Returned,
 }
 

@@ -35,7 +35,7 @@
 //! | process | result |
 //! | --- | --- |
 //! | a worker that fills a buffer | the buffer is freed when another process needs one, or by [`recover`](SharedSlabs::recover) |
-//! | a worker that has sent a buffer | the buffer can be received: by its ticket, by [`next`](SharedSlabs::next), or, if the ticket was lost, by [`next_of_dead`](SharedSlabs::next_of_dead) |
+//! | a worker that has sent a buffer | the buffer can be received: by its ticket, by [`next`](SharedSlabs::next), or, if the ticket was lost, by [`next_from_dead_worker`](SharedSlabs::next_from_dead_worker) |
 //! | the trainer | the next call of each worker fails with [`is_peer`](crate::Error::is_peer); the memory is freed when the last worker exits |
 //!
 //! Each process locks a byte of the file, which the kernel unlocks when the process exits, so no daemon and no timeout is needed. Each

@@ -125,7 +125,7 @@ impl MemoryFile {
     }
 
     /// A file of another process. Fails unless it can be mapped safely.
-    pub(crate) fn of(descriptor: OwnedFd) -> Result<Self, SourceError> {
+    pub(crate) fn from_descriptor(descriptor: OwnedFd) -> Result<Self, SourceError> {
         // SAFETY: a descriptor of this process.
         let seals = checked("fcntl", unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) })
             .map_err(|_| refused("fcntl", "the descriptor is of no memory file (memfd)"))?;

@@ -138,7 +138,7 @@ impl SharedSlabs {
     /// # Errors
     ///
     /// The errors of [`receive`](Self::receive).
-    pub fn next_of_dead(&self) -> Result<Option<(Ticket, PinnedBuf)>> {
+    pub fn next_from_dead_worker(&self) -> Result<Option<(Ticket, PinnedBuf)>> {
         self.oldest(|slot| !is_alive(&self.owners, slot))
     }
 
@@ -190,7 +190,7 @@ impl SharedSlabs {
 
     /// How many buffers are in each state.
     pub fn counts(&self) -> Counts {
-        self.view().map_or_else(|_| Counts::default(), Counts::of)
+        self.view().map_or_else(|_| Counts::default(), Counts::read)
     }
 
     /// Bytes that each buffer holds.

@@ -88,7 +88,7 @@ impl SlabWorker {
     ///   it cannot be mapped; or all worker slots are taken,
     /// - [`is_peer`](crate::Error::is_peer): the trainer has exited.
     pub fn attach(descriptor: OwnedFd) -> Result<Self> {
-        let file = MemoryFile::of(descriptor).map_err(failed(WHAT))?;
+        let file = MemoryFile::from_descriptor(descriptor).map_err(failed(WHAT))?;
         let attached = SlabFile::attach(&file)?;
         let owners = locks_of(&file)?;
         let slot = take_slot(attached.view(), &owners)?;
@@ -161,7 +161,7 @@ impl SlabWorker {
             |taken| Ok(Some(taken)),
         )?;
         let Some((index, state)) = found else {
-            let counts = Counts::of(view);
+            let counts = Counts::read(view);
             return Err(ErrorKind::NoBuffer {
                 waited: since.elapsed(),
                 buffers: view.geometry.buffers,

@@ -132,7 +132,7 @@ class Pool:
         max_idle_bytes: most bytes kept in idle buffers and free memory.
         ledger: name of a limit shared by all processes that use it, or "auto" (all processes of one torchrun or Ray job).
         wait: how long a request waits when the pool is full (default 30 s).
-        on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, as much again as the limit).
+        on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, up to the limit once more).
         reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
         device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
@@ -256,7 +256,9 @@ class Pool:
     def diagnose(self) -> str:
         """Returns what costs the most time, with the time lost, the evidence and a recommendation, or that nothing does."""
     def dump(self) -> str:
-        """Returns a report of the memory of the pool: totals, size classes, and the holders of buffers by tag."""
+        """Returns a report of the pool's memory: the largest holders by tag, the bytes by state, the limit, and, if memory is
+        short, the likely cause.
+        """
     def reserve(self, n: _Size) -> None:
         """Pins `n` bytes now, in addition to what is held, and keeps them.
 
@@ -274,7 +276,7 @@ class Pool:
             True, or False after the timeout.
         """
     @property
-    def pinned_fraction(self) -> float:
+    def reserve_fraction(self) -> float:
         """Fraction of the reserve that is pinned, from 0.0 to 1.0."""
     def trim(self, to_bytes: _Size | None = None) -> None:
         """Releases idle memory to the system until at most `to_bytes` (default 0) are held."""

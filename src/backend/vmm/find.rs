@@ -68,7 +68,7 @@ impl VmmSource {
                 HostLocation::Node(node) => Some(node),
                 HostLocation::Anywhere => wanted,
             };
-            let reserves = Arc::new(RegisterSource::of(root, device.clone(), placed).with_hugetlb(hugetlb));
+            let reserves = Arc::new(RegisterSource::on_device(root, device.clone(), placed).with_hugetlb(hugetlb));
             match Self::at(location, device.clone(), reserves, max_bytes) {
                 Ok(source) => return Ok(source),
                 Err(error) => refused = Some(refused.map_or(error.clone(), |first| first.and_also(&error))),

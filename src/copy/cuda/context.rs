@@ -18,9 +18,9 @@ use cudarc::driver::{CudaContext, sys};
 
 use super::context_fence::StreamContext;
 use super::own_context::OwnContext;
-use super::stream::{Stream, id_number, number};
+use super::stream::{Stream, id_number};
 use super::timeline::{Timeline, TimelinePages};
-use crate::driver::code::{Code, Failed};
+use crate::driver::code::Failed;
 use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::Result;
 use crate::in_flight::StreamId;
@@ -61,7 +61,7 @@ unsafe impl Sync for Event {}
 
 impl ContextState {
     /// The state of a context, made at the first call; the code of `cuCtxGetId` if that is refused.
-    pub(super) fn of(context: &Arc<CudaContext>) -> Result<&'static Self, Failed> {
+    pub(super) fn for_context(context: &Arc<CudaContext>) -> Result<&'static Self, Failed> {
         match Self::known(context.cu_ctx()) {
             Some(state) => Ok(state),
             None => Self::made(context.cu_ctx(), context.cu_device(), Some(context.clone())),
@@ -79,9 +79,9 @@ impl ContextState {
         }
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: the caller's promise.
-        let _current = unsafe { CurrentContext::enter(handle) }.map_err(|error| Failed("cuCtxSetCurrent", error))?;
-        let device = calls::current_device().map_err(|error| Failed("cuCtxGetDevice", error))?;
-        keep_if_primary(device, handle).map_err(|error| Failed("cuDevicePrimaryCtxRetain", error))?;
+        let _current = unsafe { CurrentContext::enter(handle) }?;
+        let device = calls::current_device()?;
+        keep_if_primary(device, handle)?;
         Self::made(handle, device, None)
     }
 
@@ -105,7 +105,7 @@ impl ContextState {
         object: Option<Arc<CudaContext>>,
     ) -> Result<&'static Self, Failed> {
         // A state without a known number would also be mistaken for the state of the next context.
-        let context = Context::new(handle).map_err(|error| Failed("cuCtxGetId", error))?;
+        let context = Context::new(handle)?;
         let mut states = CONTEXTS.get().lock();
         let is_it = |state: &&'static Self| state.is_of(handle);
         let state = states.iter().rev().copied().find(is_it).unwrap_or_else(|| {
@@ -145,7 +145,7 @@ impl ContextState {
         if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
             return Ok((state, CurrentContext::unchanged()));
         }
-        let state = Self::of(context)?;
+        let state = Self::for_context(context)?;
         state.enter().map(|current| (state, current))
     }
 
@@ -166,7 +166,7 @@ impl ContextState {
     /// Whether the event has completed. Also queries a stalled driver.
     pub(super) fn query_now(&self, event: Event) -> Result<bool, Failed> {
         // SAFETY: a live event (context-I2).
-        self.streams.query("cuEventQuery", || unsafe { calls::event_query(event.0) })
+        self.streams.query(|| unsafe { calls::event_query(event.0) })
     }
 
     /// Whether the event of a fence has completed. `false` if the driver is stalled, or if a capture forbids the query.
@@ -180,12 +180,12 @@ impl ContextState {
     /// Waits until the event has completed.
     pub(super) fn wait_for(&self, event: Event) -> Result<()> {
         // SAFETY: an event of a live fence.
-        self.streams.wait_by("cuEventSynchronize", || unsafe { calls::event_synchronize(event.0) })
+        self.streams.wait_by(|| unsafe { calls::event_synchronize(event.0) })
     }
 
     /// The timeline of the stream with this id; `None` if an event has to do. The context is current.
-    pub(super) fn timeline(&'static self, stream: Stream, id: StreamId) -> Option<&'static Timeline> {
-        self.words.timeline(id, number(stream), &self.streams)
+    pub(super) fn timeline(&'static self, id: StreamId) -> Option<&'static Timeline> {
+        self.words.timeline(id, &self.streams)
     }
 
     /// The context object of our own.
@@ -195,8 +195,7 @@ impl ContextState {
             None => {
                 let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
                 // SAFETY: the handle is valid (context-I1), of this device and current.
-                let own = unsafe { OwnContext::new(self.device, self.streams.context.handle()) };
-                let own = own.map_err(|error| Failed("cuStreamCreate", error))?;
+                let own = unsafe { OwnContext::new(self.device, self.streams.context.handle()) }?;
                 // Two threads may be here at once: then one drops its stream, once.
                 Ok(self.own.get_or_init(|| own))
             }
@@ -206,7 +205,7 @@ impl ContextState {
 
 /// Takes a reference to the primary context of the device if `handle` is that one: it is never released (context-I1). A context
 /// that other code has made is theirs to keep.
-fn keep_if_primary(device: sys::CUdevice, handle: sys::CUcontext) -> Result<(), Code> {
+fn keep_if_primary(device: sys::CUdevice, handle: sys::CUcontext) -> Result<(), Failed> {
     if calls::is_primary_active(device)? && calls::primary_retain(device)? != handle {
         // SAFETY: taken above, released once.
         unsafe { calls::release_primary(device) }?;

@@ -25,6 +25,7 @@ use pinpool_os::threads;
 /// Longest wait for a stream.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_micros(50);
+const NOT_READY: Failed = Failed("cuStreamQuery", Code::NOT_READY);
 /// Pause between two attempts to wait while a capture forbids the wait.
 pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 
@@ -34,17 +35,17 @@ pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 ///
 /// The driver refuses, does not answer, or the work takes too long. Always fails for a default stream, since its query would
 /// invalidate a capture of a stream that is ordered with it.
-pub(super) fn wait_for(stream: Stream) -> Result<(), Code> {
+pub(super) fn wait_for(stream: Stream) -> Result<(), Failed> {
     if is_default(stream.handle.addr()) {
-        return Err(Code::NOT_READY);
+        return Err(NOT_READY);
     }
     let _relaxed = RelaxedCapture::enter();
     let begun = Instant::now();
     loop {
         // SAFETY: the stream is alive.
         let answered = driver_watchdog::query(|| unsafe { calls::stream_query(stream.handle) });
-        match answered.unwrap_or(Err(Code::NOT_READY)) {
-            Err(Code::NOT_READY) if answered.is_some() && begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
+        match answered.unwrap_or(Err(NOT_READY)) {
+            Err(NOT_READY) if answered.is_some() && begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
             answer => return answer,
         }
     }
@@ -68,7 +69,7 @@ impl StreamContext {
     /// Makes the context current on this thread until the guard is dropped. Fails if it has ended.
     pub(super) fn enter(&self) -> Result<CurrentContext, Failed> {
         // SAFETY: context-I1.
-        unsafe { self.context.enter() }.map_err(|error| Failed("cuCtxSetCurrent", error))
+        unsafe { self.context.enter() }
     }
 
     /// The identity of its stream with this number.
@@ -78,7 +79,7 @@ impl StreamContext {
 
     /// The stream on which no work ever runs, so that a query returns at once whether the device works. The context is current at
     /// the first call.
-    pub(super) fn idle_stream(&self) -> Result<OwnStream, Code> {
+    pub(super) fn idle_stream(&self) -> Result<OwnStream, Failed> {
         if let Some(stream) = self.idle_stream.get() {
             return Ok(*stream);
         }
@@ -93,28 +94,28 @@ impl StreamContext {
 
     /// Queries the driver whether something has completed. Neither an error nor "not ready" counts as completed. According to
     /// the driver API reference, this needs no current context; if a driver requires one, it gets one.
-    pub(super) fn query(&self, call: &'static str, query: impl Fn() -> Result<(), Code>) -> Result<bool, Failed> {
+    pub(super) fn query(&self, query: impl Fn() -> Result<(), Failed>) -> Result<bool, Failed> {
         let _relaxed = RelaxedCapture::enter();
         let mut answer = self.context.check().and_then(|()| query());
-        if answer == Err(Code::INVALID_CONTEXT) {
+        if matches!(answer, Err(Failed(_, Code::INVALID_CONTEXT))) {
             let _current = self.enter()?;
             answer = query();
         }
         match answer {
-            Err(Code::NOT_READY) => Ok(false),
-            answer => answer.map(|()| true).map_err(|error| Failed(call, error)),
+            Err(Failed(_, Code::NOT_READY)) => Ok(false),
+            answer => answer.map(|()| true),
         }
     }
 
     /// Waits by this call, with the context current. Unlike a query that needs a current context, which the caller may not have.
-    pub(super) fn wait_by(&self, call: &'static str, wait: impl Fn() -> Result<(), Code>) -> Result<()> {
+    pub(super) fn wait_by(&self, wait: impl Fn() -> Result<(), Failed>) -> Result<()> {
         let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
         loop {
             match wait() {
                 Ok(()) => return Ok(()),
                 // Until the capture ends.
-                Err(error) if error.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
-                Err(error) => return Err(Failed(call, error).into()),
+                Err(Failed(_, code)) if code.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
+                Err(failed) => return Err(failed.into()),
             }
         }
     }
@@ -122,7 +123,7 @@ impl StreamContext {
     /// Waits for all work of the context so far.
     fn wait_for_all(&self) -> Result<()> {
         // SAFETY: the call has no arguments, and is refused without a context.
-        self.wait_by("cuCtxSynchronize", || unsafe { calls::context_synchronize() })
+        self.wait_by(|| unsafe { calls::context_synchronize() })
     }
 }
 
@@ -137,7 +138,6 @@ struct Waits {
 /// The fence of work that has no other fence.
 #[derive(Debug)]
 pub(super) struct ContextFence {
-    stream: u64,
     /// The reason.
     refused: String,
     context: &'static StreamContext,
@@ -147,11 +147,11 @@ pub(super) struct ContextFence {
 }
 
 impl ContextFence {
-    /// A fence after all work so far of the stream with this number, which has completed already if `is_complete`. `refused` is the
-    /// reason why there is no other fence.
-    pub(super) fn new(stream: u64, context: &'static StreamContext, refused: String, is_complete: bool) -> Self {
+    /// A fence after all work so far of a stream of this context, which has completed already if `is_complete`. `refused` is the reason
+    /// why there is no other fence.
+    pub(super) fn new(context: &'static StreamContext, refused: String, is_complete: bool) -> Self {
         let first = context.waits.lock().begun + 1;
-        Self { stream, refused, context, first, is_complete: AtomicBool::new(is_complete) }
+        Self { refused, context, first, is_complete: AtomicBool::new(is_complete) }
     }
 
     /// Whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
@@ -199,9 +199,5 @@ unsafe impl Fence for ContextFence {
             self.is_complete.store(true, Ordering::Release);
         }
         Ok(())
-    }
-
-    fn stream(&self) -> u64 {
-        self.stream
     }
 }

@@ -21,7 +21,7 @@ use cudarc::driver::{CudaEvent, sys};
 
 use super::answer::FinalStatus;
 use super::context::{ContextState, Event};
-use super::stream::{OwnStream, Stream, number};
+use super::stream::{OwnStream, Stream};
 use crate::driver::code::Failed;
 use crate::driver::{RelaxedCapture, calls};
 use crate::error::Result;
@@ -31,7 +31,6 @@ use crate::in_flight::{Fence, SharedFence, StreamId};
 #[derive(Debug)]
 pub(super) struct EventFence {
     event: Event,
-    stream: u64,
     stream_id: Option<StreamId>,
     context: &'static ContextState,
     answer: FinalStatus,
@@ -42,26 +41,21 @@ pub(super) struct EventFence {
 
 impl EventFence {
     /// With an event not yet recorded, for a stream with this id if it is known. The stream's context is current.
-    pub(super) fn new(
-        stream: Stream,
-        stream_id: Option<StreamId>,
-        context: &'static ContextState,
-    ) -> Result<Self, Failed> {
-        let event = calls::event_create(calls::WITHOUT_TIMING).map_err(|error| Failed("cuEventCreate", error))?;
+    pub(super) fn new(stream_id: Option<StreamId>, context: &'static ContextState) -> Result<Self, Failed> {
+        let event = calls::event_create(calls::WITHOUT_TIMING)?;
         let answer = FinalStatus::default();
-        Ok(Self { event: Event(event), stream: number(stream), stream_id, context, answer, waiting_stream: None })
+        Ok(Self { event: Event(event), stream_id, context, answer, waiting_stream: None })
     }
 
     /// Records the event behind all work so far on the stream.
     pub(super) fn record(&self, stream: Stream) -> Result<(), Failed> {
-        let recorded = if stream.green.is_null() {
+        if stream.green.is_null() {
             // SAFETY: both are alive, and of one context.
             unsafe { calls::event_record(self.event.0, stream.handle) }
         } else {
             // SAFETY: the green context was current on this thread just now, and has the primary context of the event.
             unsafe { calls::green_record_event(stream.green, self.event.0) }
-        };
-        recorded.map_err(|error| Failed("cuEventRecord", error))
+        }
     }
 }
 
@@ -93,10 +87,6 @@ unsafe impl Fence for EventFence {
         self.answer.or_wait(|| self.context.wait_for(self.event))
     }
 
-    fn stream(&self) -> u64 {
-        self.stream
-    }
-
     fn stream_id(&self) -> Option<StreamId> {
         self.stream_id
     }
@@ -104,7 +94,7 @@ unsafe impl Fence for EventFence {
 
 /// A fence after all work before the last record of `event`; `None` if that has completed.
 pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence>> {
-    let context = ContextState::of(event.context())?;
+    let context = ContextState::for_context(event.context())?;
     // SAFETY: the event lives as long as its owner.
     unsafe { behind_event(event.cu_event(), context) }
 }
@@ -132,13 +122,12 @@ pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static Context
 /// The event is alive, and of no capture.
 unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     let (_relaxed, _current) = (RelaxedCapture::enter(), context.enter()?);
-    let stream = OwnStream::new().map_err(|error| Failed("cuStreamCreate", error))?;
-    let (handle, device) = (context.streams.context.handle(), context.device());
-    let of_context = Stream { handle: stream.0, context: handle, device, green: ptr::null_mut() };
-    let mut fence = EventFence::new(of_context, None, context)?;
+    let stream = OwnStream::new()?;
+    let waiting = Stream { handle: stream.0, green: ptr::null_mut() };
+    let mut fence = EventFence::new(None, context)?;
     fence.waiting_stream = Some(stream);
     // SAFETY: both are alive.
-    unsafe { calls::stream_wait_event(stream.0, event, 0) }.map_err(|error| Failed("cuStreamWaitEvent", error))?;
-    fence.record(of_context)?;
+    unsafe { calls::stream_wait_event(stream.0, event, 0) }?;
+    fence.record(waiting)?;
     Ok(Some(Arc::new(fence)))
 }

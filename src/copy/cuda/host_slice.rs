@@ -17,9 +17,9 @@
 //! - **host-slice-I1**: the event of a fence is new, is recorded only by cudarc's `SyncOnDrop`, and lives until the borrow
 //!   of the memory has ended: `CopyFences` lets go of a fence only through `&mut` (copy-fences-I1).
 //! - **host-slice-I2**: once that borrow has ended, a fence without a record is an error until all work of the
-//!   [context](super::idle) has completed: the end of the copy is unknown. If the event was recorded into a graph, so was the copy; that
+//!   [context](super::context_fence) has completed: the end of the copy is unknown. If the event was recorded into a graph, so was the copy; that
 //!   is an error permanently.
-//! - **host-slice-I3**: a copy is not waited for only if the stream's [id](super::stream::id) shows that the next one comes
+//! - **host-slice-I3**: a copy is not waited for only if the stream's [id](super::stream::id_number) shows that the next one comes
 //!   behind it.
 #![allow(unsafe_code)] // Hands an event to cudarc, and calls the driver.
 
@@ -31,7 +31,7 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 use super::answer::FinalStatus;
 use super::context::{ContextState, Event};
 use super::context_fence::{CAPTURE_PAUSE, ContextFence};
-use super::stream::{SavedError, Stream, is_capturing, number};
+use super::stream::{SavedError, Stream, is_capturing};
 use crate::copy::UnknownEnd;
 use crate::driver::code::{Code, Failed};
 use crate::driver::{RelaxedCapture, calls};
@@ -80,7 +80,6 @@ struct TrackedCopy {
     event: ManuallyDrop<CudaEvent>,
     /// The user's stream under our context object.
     stream: Arc<CudaStream>,
-    number: u64,
     stream_id: Option<StreamId>,
     context: &'static ContextState,
     /// Empty until it was checked, after the borrow.
@@ -108,12 +107,12 @@ impl TrackedCopy {
         // An error left in our object by an earlier record would keep cudarc from recording this event.
         let _of_an_earlier_copy = own.context.check_err();
         let timed = sys::CUevent_flags::CU_EVENT_DEFAULT;
-        let event = own.context.new_event(Some(timed)).map_err(|error| Failed("cuEventCreate", error.into()))?;
+        let event = own.context.new_event(Some(timed))?;
         // SAFETY: a live stream of this context; the object is used while the caller's borrow of the stream lasts.
         let stream = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };
-        let (number, stream_id) = (number(of_driver), context.stream_id(of_driver));
+        let stream_id = context.stream_id(of_driver);
         let (event, record, answer) = (ManuallyDrop::new(event), OnceLock::new(), FinalStatus::default());
-        Ok(Some(Self { event, stream, number, stream_id, context, record, answer }))
+        Ok(Some(Self { event, stream, stream_id, context, record, answer }))
     }
 
     fn event(&self) -> Event {
@@ -130,13 +129,13 @@ impl TrackedCopy {
         let (Event(event), mut milliseconds) = (self.event(), 0.0);
         // SAFETY: a live event, and memory for a number.
         let record = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
-            Ok(()) | Err(Code::NOT_READY) => Record::Present,
-            Err(Code::INVALID_HANDLE) => {
+            Ok(()) | Err(Failed(_, Code::NOT_READY)) => Record::Present,
+            Err(Failed(_, Code::INVALID_HANDLE)) => {
                 let why = "cudarc recorded no event behind its copy".to_owned();
-                Record::Missing(ContextFence::new(self.number, &self.context.streams, why, false))
+                Record::Missing(ContextFence::new(&self.context.streams, why, false))
             }
-            Err(error) if error.is_forbidden_by_capture() => return Ok(None),
-            Err(error) => return Err(self.answer.refused(Failed("cuEventElapsedTime", error))),
+            Err(Failed(_, code)) if code.is_forbidden_by_capture() => return Ok(None),
+            Err(failed) => return Err(self.answer.refused(failed)),
         };
         Ok(Some(self.record.get_or_init(|| record)))
     }
@@ -169,10 +168,6 @@ unsafe impl Fence for TrackedCopy {
                 None => std::thread::sleep(CAPTURE_PAUSE),
             }
         }
-    }
-
-    fn stream(&self) -> u64 {
-        self.number
     }
 
     fn stream_id(&self) -> Option<StreamId> {

@@ -8,7 +8,7 @@
 //!
 //! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time. A copy that
 //! failed for another reason than its arguments may be running: a fence goes behind it all the same. That is a number that the
-//! stream writes (`timeline`), else an event; if the driver refuses both, the stream is waited for (`idle`).
+//! stream writes (`timeline`), else an event; if the driver refuses both, the stream is waited for (`context_fence`).
 //!
 //! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
 //! makes the stream part of that capture. If the memory waits at all, this is checked before as well: a capturing stream
@@ -30,7 +30,7 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, SyncOnDro
 use self::context::ContextState;
 use self::context_fence::ContextFence;
 use self::event::EventFence;
-use self::stream::{SavedError, Stream, is_capturing, number};
+use self::stream::{SavedError, Stream, is_capturing};
 use self::timeline::Timeline;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::backend;
@@ -63,7 +63,12 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
         self.num_bytes()
     }
 
-    unsafe fn enqueue(
+    unsafe fn enqueue(&mut self, stream: &S, source: *const u8, len: usize) -> Result<SharedFence, CopyFailure> {
+        // SAFETY: the caller's promise.
+        unsafe { CopyTarget::enqueue_with(self, stream, source, len, FenceKind::Timeline) }
+    }
+
+    unsafe fn enqueue_with(
         &mut self,
         stream: &S,
         source: *const u8,
@@ -123,12 +128,12 @@ pub(crate) fn ensure_access(ordinal: usize, start: *const u8, len: usize) -> Res
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let failed = |failed: Failed| Error::copy_refused(len, failed.to_string());
     ensure_access(context.ordinal(), start, len)?;
-    let state = ContextState::of(context).map_err(failed)?;
+    let state = ContextState::for_context(context).map_err(failed)?;
     let _current = state.enter().map_err(failed)?;
     // The first call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
     calls::host_device_pointer(start.cast_mut().cast(), 0)
         .or_else(|_| calls::pointer_device_pointer(start.cast()))
-        .map_err(|error| failed(Failed("cuPointerGetAttribute", error)))
+        .map_err(failed)
 }
 
 /// The memory of a copy in the pool, and the direction of the copy.
@@ -156,7 +161,7 @@ unsafe fn copy_on<'a>(
     let (context, _current) = entered.map_err(|failed| refused(len, failed))?;
     let wait = || {
         let (address, record) = wait();
-        (address, record, stream.context().check_err().map_err(|error| Failed("cuStreamWaitEvent", error.into())))
+        (address, record, stream.context().check_err().map_err(Failed::from))
     };
     // SAFETY: the caller's promise.
     unsafe { copy_behind((stream.into(), context), host, len, kind, may_wait, wait) }
@@ -202,19 +207,12 @@ unsafe fn copy_behind<R>(
     }
     // All calls that can be refused come before the copy.
     let prepared = Prepared::new(stream, context, kind).map_err(refused)?;
-    let (call, copied) = match host {
-        HostSide::Source(source) => {
-            // SAFETY: the caller promises both sides.
-            let copied = unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) };
-            ("cuMemcpyHtoDAsync", copied)
-        }
-        HostSide::Target(target) => {
-            // SAFETY: as above.
-            let copied = unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) };
-            ("cuMemcpyDtoHAsync", copied)
-        }
+    let copied = match host {
+        // SAFETY: the caller promises both sides.
+        HostSide::Source(source) => unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) },
+        // SAFETY: as above.
+        HostSide::Target(target) => unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) },
     };
-    let copied = copied.map_err(|error| Failed(call, error));
     if let Err(failed) = copied
         && is_about_arguments(failed.1)
     {
@@ -239,10 +237,10 @@ enum Prepared {
 impl Prepared {
     /// A fence for the stream, which does not capture. Its context is current.
     fn new(stream: Stream, context: &'static ContextState, kind: FenceKind) -> Result<Self, Failed> {
-        let id = if kind == FenceKind::Timeline { context.stream_id(stream) } else { None };
-        match id.and_then(|id| Some((context.timeline(stream, id)?, id))) {
+        let id = context.stream_id(stream);
+        match id.filter(|_| kind == FenceKind::Timeline).and_then(|id| Some((context.timeline(id)?, id))) {
             Some((timeline, id)) => Ok(Self::Timeline(timeline, id)),
-            None => EventFence::new(stream, id, context).map(Self::Event),
+            None => EventFence::new(id, context).map(Self::Event),
         }
     }
 }
@@ -252,7 +250,7 @@ fn put(prepared: Result<Prepared, Failed>, stream: Stream, context: &'static Con
     let event = match prepared {
         Ok(Prepared::Timeline(timeline, id)) => match timeline.write(id.number(), stream.handle) {
             Some(fence) => return Arc::new(fence),
-            None => EventFence::new(stream, Some(id), context),
+            None => EventFence::new(Some(id), context),
         },
         Ok(Prepared::Event(event)) => Ok(event),
         Err(failed) => Err(failed),
@@ -261,7 +259,7 @@ fn put(prepared: Result<Prepared, Failed>, stream: Stream, context: &'static Con
         Ok(event) => Arc::new(event),
         Err(failed) => {
             let is_complete = context_fence::wait_for(stream).is_ok();
-            Arc::new(ContextFence::new(number(stream), &context.streams, failed.to_string(), is_complete))
+            Arc::new(ContextFence::new(&context.streams, failed.to_string(), is_complete))
         }
     }
 }

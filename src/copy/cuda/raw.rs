@@ -12,7 +12,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, sys};
+use cudarc::driver::sys;
 
 use super::context::ContextState;
 use super::event::behind_event;
@@ -68,7 +68,7 @@ impl RawStream {
     pub fn is_capturing(self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // SAFETY: alive (`new`).
-        unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|code| code.is_of_capture())
+        unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|Failed(_, code)| code.is_of_capture())
     }
 
     /// Makes the context of a default stream current.
@@ -103,60 +103,46 @@ unsafe impl CopyStream for RawStream {
 ///     // SAFETY: the framework keeps the stream alive until the copy has completed.
 ///     let stream = unsafe { RawStream::new(stream) };
 ///     // SAFETY: and the memory.
-///     let mut memory = unsafe { RawMem::from_raw(address, 4096, stream) };
+///     let mut memory = unsafe { RawMem::from_raw(address, 4096) };
 ///     pool.get(4096)?.copy_to(&stream, &mut memory)?;
 ///     Ok(())
 /// }
 /// ```
 #[derive(Debug)]
-pub struct RawMem<S = Arc<CudaStream>> {
+pub struct RawMem {
     address: sys::CUdeviceptr,
     len: usize,
-    stream: S,
 }
 
-impl<S> RawMem<S> {
-    /// `len` bytes at `address` of the device of `stream`, which is a cudarc stream or a [`RawStream`]. Copies are enqueued on streams
-    /// of the same type.
+impl RawMem {
+    /// `len` bytes at `address` of the device of the streams that copy them.
     ///
     /// # Safety
     ///
     /// The bytes stay allocated until every copy made through this has completed, and all other uses of them are ordered with
     /// those copies.
-    pub unsafe fn from_raw(address: u64, len: usize, stream: S) -> Self {
-        Self { address, len, stream }
-    }
-}
-
-impl DeviceSlice<u8> for RawMem {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
-    }
-}
-
-impl DevicePtr<u8> for RawMem {
-    fn device_ptr<'a>(&'a self, _stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        (self.address, SyncOnDrop::Record(None))
-    }
-}
-
-impl DevicePtrMut<u8> for RawMem {
-    fn device_ptr_mut<'a>(&'a mut self, _stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        (self.address, SyncOnDrop::Record(None))
+    pub unsafe fn from_raw(address: u64, len: usize) -> Self {
+        Self { address, len }
     }
 }
 
 // SAFETY: as for cudarc's streams (`copy_behind`).
-unsafe impl CopyTarget<RawStream> for RawMem<RawStream> {
+unsafe impl CopyTarget<RawStream> for RawMem {
     fn capacity_bytes(&self) -> usize {
         self.len
     }
 
     unsafe fn enqueue(
+        &mut self,
+        stream: &RawStream,
+        source: *const u8,
+        len: usize,
+    ) -> Result<SharedFence, CopyFailure> {
+        // SAFETY: the caller's promise.
+        unsafe { CopyTarget::enqueue_with(self, stream, source, len, FenceKind::Timeline) }
+    }
+
+    unsafe fn enqueue_with(
         &mut self,
         stream: &RawStream,
         source: *const u8,
@@ -169,7 +155,7 @@ unsafe impl CopyTarget<RawStream> for RawMem<RawStream> {
 }
 
 // SAFETY: as for `CopyTarget`, in the other direction.
-unsafe impl CopySource<RawStream> for RawMem<RawStream> {
+unsafe impl CopySource<RawStream> for RawMem {
     fn available_bytes(&self) -> usize {
         self.len
     }
@@ -245,12 +231,12 @@ unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextSt
     require_driver()?;
     // SAFETY: the caller's promise.
     let of_stream = unsafe { calls::stream_context(stream) };
-    let (handle, green) = of_stream.map_err(|error| unusable(Failed("cuStreamGetCtx", error)))?;
+    let (handle, green) = of_stream.map_err(unusable)?;
     // SAFETY: the context of a live stream.
     let context = unsafe { ContextState::of_handle(handle) }.map_err(unusable)?;
     // Its other streams have a handle in the primary context too.
     let green = if stream.addr() <= PER_THREAD { green } else { ptr::null_mut() };
-    Ok((Stream { handle: stream, context: handle, device: context.device(), green }, context))
+    Ok((Stream { handle: stream, green }, context))
 }
 
 /// A fence after all work before the last record of `event`; `None` if it has completed.
@@ -260,7 +246,7 @@ unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextSt
 /// The event is alive.
 pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Option<SharedFence>> {
     require_driver()?;
-    let current = calls::current_context().map_err(|error| unusable(Failed("cuCtxGetCurrent", error)))?;
+    let current = calls::current_context().map_err(unusable)?;
     if current.is_null() {
         return Err(wrong("no CUDA context is current on this thread, where the wait for the event would be enqueued"));
     }

@@ -1,34 +1,22 @@
-//! Streams as the driver and cudarc know them: handles, names, captures, and errors that others left behind.
+//! Streams as the driver and cudarc know them: handles, ids, captures, and errors that others left behind.
 //!
-//! | name | made of | when another stream may have it |
-//! | --- | --- | --- |
-//! | [`number`] | its handle, an address | once it is destroyed, also while its work is still running |
-//! | [`id_number`] | `cuStreamGetId` and the context | never, as long as the process runs |
-//!
-//! Statistics show the number. Code that reuses memory because two copies are on the same stream compares ids, and treats
-//! an unknown id as another stream: drivers before CUDA 12.0 have none. The function is found by name, since the bindings
-//! may be older than the driver.
+//! A handle may belong to another stream once its stream is destroyed, also while the work of the first is still running. An
+//! [id](id_number) never does, so code that reuses memory because two copies are on the same stream compares ids, and treats an unknown
+//! id as another stream: drivers before CUDA 12.0 have none.
 #![allow(unsafe_code)] // Calls the driver.
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 
 use crate::driver::calls;
-use crate::driver::code::{Code, Failed};
-use pinpool_os::sync::process::{AtomicU64, Ordering};
+use crate::driver::code::Failed;
 
-/// Handles that stand for a stream of the calling context or thread, instead of naming one.
-const LEGACY_DEFAULT: usize = 1;
+/// The last of the handles that stand for a stream of the calling context or thread, instead of naming one.
 pub(super) const PER_THREAD: usize = 2;
-/// Set in the numbers of per-thread streams; no address has it.
-const PER_THREAD_BIT: u64 = 1 << 63;
 
-/// A stream by its handle and the handle of its context, even if no cudarc object represents it.
+/// A stream by its handle.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stream {
     pub(super) handle: sys::CUstream,
-    pub(super) context: sys::CUcontext,
-    /// The ordinal of the device.
-    pub(super) device: usize,
     /// The green context with this default stream, or null: it has no handle in the primary context.
     pub(super) green: sys::CUcontext,
 }
@@ -40,9 +28,7 @@ pub(crate) fn is_default(handle: usize) -> bool {
 
 impl From<&CudaStream> for Stream {
     fn from(stream: &CudaStream) -> Self {
-        let context = stream.context();
-        let (device, green) = (context.ordinal(), std::ptr::null_mut());
-        Self { handle: stream.cu_stream(), context: context.cu_ctx(), device, green }
+        Self { handle: stream.cu_stream(), green: std::ptr::null_mut() }
     }
 }
 
@@ -57,27 +43,8 @@ unsafe impl Sync for OwnStream {}
 
 impl OwnStream {
     /// A stream of the context that is current.
-    pub(super) fn new() -> Result<Self, Code> {
+    pub(super) fn new() -> Result<Self, Failed> {
         calls::stream_create(calls::NON_BLOCKING).map(Self)
-    }
-}
-
-/// The stream's number in statistics and log lines. Handles and contexts are addresses, far above the numbers of host
-/// sinks, which count from one.
-pub(super) fn number(stream: Stream) -> u64 {
-    std::thread_local! {
-        static THREAD: u64 = {
-            static NEXT: AtomicU64 = AtomicU64::new(0);
-            // Relaxed: the only requirement is that no number is assigned twice.
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        };
-    }
-    match stream.handle.addr() {
-        // One in each context.
-        0 | LEGACY_DEFAULT => stream.context.addr() as u64,
-        // One in each context and thread.
-        PER_THREAD => PER_THREAD_BIT | THREAD.with(|thread| thread << 8) | (stream.device as u64 & 0xFF),
-        handle => handle as u64,
     }
 }
 
@@ -91,7 +58,7 @@ pub(super) fn id_number(stream: sys::CUstream) -> Option<u64> {
 
 pub(super) fn is_capturing(stream: Stream) -> Result<bool, Failed> {
     // SAFETY: the stream is alive.
-    unsafe { calls::is_capturing(stream.handle) }.map_err(|error| Failed("cuStreamIsCapturing", error))
+    unsafe { calls::is_capturing(stream.handle) }
 }
 
 /// An error that earlier calls left in the context object, kept aside until this is dropped.

@@ -227,7 +227,7 @@ pub(in crate::engine) struct KeptCore(ManuallyDrop<Arc<Core>>);
 impl KeptCore {
     /// Takes the thread's reference to the pool of `block` until the drop. A nested return (a listener that drops a buffer) finds
     /// none and counts its own reference, as does an exiting thread.
-    pub(in crate::engine) fn of(block: &Block<Core>) -> Self {
+    pub(in crate::engine) fn take(block: &Block<Core>) -> Self {
         let core = block.owner();
         // The reference of an entry may be in use further up the stack, and one of another pool in its place: compare.
         let kept = position(Arc::as_ptr(core)).and_then(kept_reference).filter(|kept| Arc::ptr_eq(kept, core));

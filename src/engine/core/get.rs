@@ -209,7 +209,7 @@ impl Core {
             self.shortage.count_refused(&self.log, len as u64, self.time.coarse_us(), why);
         }
         if may_wait {
-            self.log.began_to_wait(len as u64, class.bytes as u64);
+            self.log.waiting(len as u64, class.bytes as u64);
         }
         may_wait
     }
@@ -242,7 +242,7 @@ impl Core {
         self.shortage.count_pageable();
         if is_power_of_ten(nth) {
             let stats = self.stats();
-            self.log.got_pageable(len as u64, nth, stats.memory.pageable_bytes, stats.limits.max_bytes);
+            self.log.pageable(len as u64, nth, stats.memory.pageable_bytes, stats.limits.max_bytes);
         }
         Some(block)
     }

@@ -169,7 +169,7 @@ impl BudgetOwner for Core {
         self.complete_copies();
         let released_bytes = self.memory.supply().release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {
-            self.log.released_for_others(&self.shared_name(), released_bytes);
+            self.log.shared_limit_released(&self.shared_name(), released_bytes);
         }
         released_bytes
     }
@@ -202,7 +202,7 @@ impl Core {
             core.resume_reserve();
             true
         });
-        self.log.no_thread(begun);
+        self.log.thread_started(begun);
     }
 
     /// The head of the queue was refused for this reason. Returns whether to try again at once: its demand was published just now, and

@@ -191,7 +191,7 @@ impl Core {
     /// The pool needs ticks at `pace` from now on. A load if the thread already runs as often.
     fn notice(&self, pace: Pace) {
         if let Some(thread) = self.thread {
-            self.log.no_thread(thread.notice(pace));
+            self.log.thread_started(thread.notice(pace));
         }
     }
 

@@ -75,7 +75,7 @@ impl fmt::Debug for PartitionCore {
 impl Core {
     /// A new partition of this pool.
     pub(crate) fn partition(self: &Arc<Self>, name: &str, max_bytes: u64) -> Arc<PartitionCore> {
-        self.log.partitioned(name, max_bytes, self.memory.max_bytes());
+        self.log.partition(name, max_bytes, self.memory.max_bytes());
         let partition = Arc::new_cyclic(|partition: &Weak<PartitionCore>| PartitionCore {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
             number: PoolLog::next_number(),
@@ -205,7 +205,7 @@ impl PartitionCore {
         if wait.is_zero() || !over.could_fit {
             return Err(self.refuse(wanted, refusal));
         }
-        self.core.log.began_to_wait(wanted.len as u64, wanted.class.bytes as u64);
+        self.core.log.waiting(wanted.len as u64, wanted.class.bytes as u64);
         let waiter = Waiter::new(wanted.clone(), wanted.class, (Instant::now(), wait), keep_alive);
         Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, Some(refusal))))
     }

@@ -40,7 +40,7 @@ impl Block {
         if self.is_forked() {
             return std::mem::forget(self);
         }
-        let core = KeptCore::of(&self);
+        let core = KeptCore::take(&self);
         let fences = &mut self.state_mut().copy_fences;
         if !fences.is_empty() {
             let fences = fences.take();
@@ -261,7 +261,7 @@ impl Core {
         let bytes = blocks.iter().map(|block| block.held_bytes()).sum();
         self.counters.quarantined.subtract(buffers);
         self.counters.quarantined_bytes.subtract(bytes);
-        self.log.completion_known(buffers, bytes);
+        self.log.responding(buffers, bytes);
         self.memory.arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
         for block in blocks {
             self.record_new(&block);
@@ -318,7 +318,7 @@ impl Core {
         if let Some(LoweredLimit { from, to, victims }) = self.idle.lower_limit(now_us) {
             self.evict_all(victims, EvictionReason::Released);
             self.record(Event::Limit { from, to });
-            self.log.limit_lowered(from, to);
+            self.log.lowered(from, to);
         }
     }
 
@@ -407,7 +407,7 @@ impl Core {
         failed.into_iter().for_each(lost::keep);
         if !abandoned.is_empty() {
             let (copies, bytes) = (abandoned.len() as u64, abandoned.iter().map(|block| block.held_bytes()).sum());
-            self.log.closed_in_flight(copies, bytes, begun.elapsed());
+            self.log.close_in_flight(copies, bytes, begun.elapsed());
         }
         // A release that waits for the device would wait for a stuck copy.
         let may_release = abandoned.is_empty() || !self.memory.source().release_waits();

@@ -20,7 +20,7 @@ use crate::policy::Window;
 use crate::quota::{LimitLevel, QuotaExceeded};
 use crate::report::{Dump, FailedRequest, Host, Owner, StillOut, is_power_of_ten};
 use crate::size_class::{Class, plain_eighths_index};
-use crate::stats::{Calls, ClassStats, MemoryStats, Stats};
+use crate::stats::{CallStats, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
 #[cfg(feature = "observe")]
 use pinpool_observe::stats_socket;
@@ -93,7 +93,7 @@ impl Core {
     /// Logs the totals and the buffers that users still hold.
     pub(super) fn report_end(&self) {
         let stats = self.stats();
-        self.log.ended(&stats);
+        self.log.closed(&stats);
         if stats.memory.in_use > 0 {
             let known = self.owners.buffers(self.time.now_us());
             self.log.still_out(&StillOut {
@@ -193,8 +193,8 @@ impl Core {
         self.counters.fill(&mut stats, self.memory.own_bytes());
         stats.copies.timeline_bytes = copy::timeline_bytes();
         let oldest = self.in_flight.oldest(self.time.now_us());
-        (stats.copies.oldest_age, stats.copies.oldest_stream) =
-            oldest.map(|pending| (pending.age, pending.stream)).unzip();
+        stats.copies.oldest_age = oldest.map(|pending| pending.age);
+        stats.copies.oldest_stream = oldest.and_then(|pending| pending.stream);
         stats
     }
 
@@ -252,7 +252,8 @@ impl Core {
         let news = if monitor.should_log(now_us) { monitor.latest().cloned() } else { None };
         drop(monitor);
         if let Some(diagnosis) = news {
-            if diagnosis.is_alarm { self.log.alarmed(&diagnosis) } else { self.log.diagnosed(&diagnosis) }
+            let level = if diagnosis.is_alarm { log::Level::Warn } else { log::Level::Info };
+            self.log.diagnosis(level, &diagnosis);
         }
     }
 
@@ -286,7 +287,7 @@ impl Core {
         let limit = self.memory.limit_name(LimitLevel::Pool);
         let has_limit =
             limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
-        let nanos = |calls: &Calls| nanos(calls.time.total());
+        let nanos = |calls: &CallStats| nanos(calls.time.total());
         let MemoryStats { pin, unpin, remap, .. } = &stats.memory;
         let place = |tag: &str| if self.config.code.call_stacks > 0 { self.owners.place(tag) } else { None };
         let holder = |owner: &Owner| Holder { place: place(&owner.tag), ..owner.holder() };
@@ -388,11 +389,11 @@ impl Core {
         let pool: Weak<Self> = Arc::downgrade(self);
         match stats_socket::serve(&path, pool) {
             Ok(showing) => {
-                self.log.serving(&path);
+                self.log.socket_opened(&path);
                 // Set once, when the pool is made.
                 let _ = self.showing.set(showing);
             }
-            Err(error) => self.log.not_serving(&path, &error.to_string()),
+            Err(error) => self.log.socket_failed(&path, &error.to_string()),
         }
     }
 }

@@ -120,7 +120,7 @@ impl Core {
         // A log sink may call the pool, so log lines are delivered after the tick.
         let _deferral = report::defer();
         match self.thread {
-            Some(thread) if patience_us > 0 => self.log.no_thread(thread.wake(false)),
+            Some(thread) if patience_us > 0 => self.log.thread_started(thread.wake(false)),
             Some(_) => {}
             // The maintenance thread does this at every tick.
             None => self.watch_device(),
@@ -157,7 +157,7 @@ impl Core {
             self.in_flight.leave_out(late_us, now_us);
         }
         for PendingGroup { buffers, age, stream, bytes } in self.in_flight.newly_stuck(now_us, STUCK_AFTER) {
-            self.log.stuck(buffers, bytes, age, stream);
+            self.log.stuck(buffers, bytes, age, stream.unwrap_or_default());
         }
     }
 
@@ -177,7 +177,7 @@ impl Core {
             max_bytes: self.memory.max_bytes(),
         };
         (state.held_bytes, state.calls) = (held_bytes, calls);
-        self.log.grown(&growth);
+        self.log.grew(&growth);
     }
 
     /// Ends the memory of the pool if a device reset has invalidated it, and logs new findings about the device. A slow call.
@@ -187,7 +187,7 @@ impl Core {
             && let Some(why) = source.gone()
             && self.end_memory(why.clone())
         {
-            self.log.memory_gone(&why);
+            self.log.device_lost(&why);
         }
         let findings = source.findings();
         // Relaxed: a thread that sees an old value logs a finding twice.

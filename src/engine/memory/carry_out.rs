@@ -33,7 +33,7 @@ pub(in crate::engine) struct Executed {
 pub(in crate::engine) struct Executor {
     addresses: Option<Arc<AddressRange>>,
     leaving: HashMap<u32, Region>,
-    /// Acquisitions of other threads no longer delay acquisitions.
+    /// Until when an acquisition may wait for acquisitions of other threads.
     until: Option<Instant>,
 }
 

@@ -325,7 +325,7 @@ impl ArenaSupply {
         self.finished.notify_all();
         if pin_calls > 0 {
             let asked_bytes = asked_bytes.unwrap_or(held_bytes.saturating_sub(held_before_bytes));
-            self.log.grew(&Growth { asked_bytes, held_before_bytes, held_bytes, pin_calls, took, max_bytes });
+            self.log.acquired(&Growth { asked_bytes, held_before_bytes, held_bytes, pin_calls, took, max_bytes });
         }
         finished
     }

@@ -60,7 +60,7 @@ impl OneEach {
         counts.peak_bytes = counts.peak_bytes.max(counts.held_bytes);
         let held_bytes = counts.held_bytes;
         drop(counts);
-        self.log.grew(&Growth {
+        self.log.acquired(&Growth {
             asked_bytes: class_bytes as u64,
             held_before_bytes: held_bytes.saturating_sub(needed_bytes),
             held_bytes,

@@ -51,9 +51,9 @@ impl ArenaSupply {
             each.fold([0; 2], |[hugetlb, transparent], more| [hugetlb + more[0], transparent + more[1]])
         };
         if hugetlb.is_required() {
-            too_few(hugetlb, huge()[0], pinned_bytes).iter().for_each(|lack| self.log.few_huge_pages(lack));
+            too_few(hugetlb, huge()[0], pinned_bytes).iter().for_each(|lack| self.log.huge_pages(lack));
         }
-        self.log.reserved(bytes.min(pinned_bytes), || huge().iter().sum(), self.source.numa_node());
+        self.log.reserve_pinned(bytes.min(pinned_bytes), || huge().iter().sum(), self.source.numa_node());
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl ArenaSupply {
         let held_bytes = books.held_bytes();
         drop(books);
         let max_bytes = self.budget.max_bytes();
-        self.log.grew(&Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes });
+        self.log.acquired(&Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes });
         let Err(region) = added else { return Ok(Place(start, len)) };
         self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source)?;
         Err(Refusal::Source(SourceError::new("arena", "no range is left for a reserve")))

@@ -31,18 +31,18 @@ struct Gauge {
 
 /// The kernel's files are read once for all pools of the process.
 static OF_KERNEL: OfProcess<Mutex<Gauge>> =
-    OfProcess::new(|| Mutex::new(Gauge::of(PressureGauge::of_kernel(Path::new("/")))));
+    OfProcess::new(|| Mutex::new(Gauge::new(PressureGauge::of_kernel(Path::new("/")))));
 
 impl PressureWatch {
     /// Follows the kernel's signs, or only `file`.
     pub(super) fn new(file: Option<&Path>) -> Self {
-        let gauge = file.map(|file| Gauge::of(Some(PressureGauge::of_file(file))));
+        let gauge = file.map(|file| Gauge::new(Some(PressureGauge::of_file(file))));
         Self(Mutex::new(Watch { gauge, pressure: Pressure::Calm }))
     }
 }
 
 impl Gauge {
-    fn of(source: Option<PressureGauge>) -> Self {
+    fn new(source: Option<PressureGauge>) -> Self {
         Self { source, next_reading_us: 0, pressure: Pressure::Calm }
     }
 

@@ -56,7 +56,7 @@ impl ArenaSupply {
         let Some(mut watch) = self.pressure.0.try_lock() else { return };
         if let Some(pressure) = watch.pressure_change(now_us) {
             self.shorten_retention((pressure != Pressure::Calm).then_some(RETENTION_DIVISOR));
-            if pressure == Pressure::Calm { self.log.pressure_ended() } else { self.log.pressure_began() }
+            if pressure == Pressure::Calm { self.log.pressure_ended() } else { self.log.memory_pressure() }
         }
         if watch.pressure == Pressure::Severe {
             release_while(pool, EvictionReason::Reclaimed, || true);
@@ -169,7 +169,7 @@ impl ArenaSupply {
     pub(in crate::engine) fn count_overdue(&self, now_us: u64) {
         let overdue_bytes = self.books().count_overdue(now_us);
         if overdue_bytes > 0 && !self.told_idle.swap(true, Ordering::Relaxed) {
-            self.log.idle_memory_stays(overdue_bytes, self.source.name());
+            self.log.idle_kept(overdue_bytes, self.source.name());
         }
     }
 
@@ -200,7 +200,7 @@ impl ArenaSupply {
             let (held_bytes, ended) = (books.held_bytes(), books.end_claims(false));
             drop(books);
             drop(ended);
-            return self.log.left_pinned(held_bytes);
+            return self.log.close_left_pinned(held_bytes);
         }
         let mut released = Ok(());
         let mappings = loop {
@@ -226,7 +226,7 @@ impl ArenaSupply {
         drop(books);
         drop(ended);
         if let Err(error) = released {
-            self.log.left_by_refusal(held_bytes, &error);
+            self.log.close_unreleased(held_bytes, &error);
         }
     }
 

@@ -107,7 +107,7 @@ impl ArenaSupply {
             return Err(Refusal::Source(error));
         }
         let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
-        self.log.reserve_begun(pinned_bytes, asked_bytes);
+        self.log.reserve_started(pinned_bytes, asked_bytes);
         if pinned_bytes >= asked_bytes {
             self.end_reserve();
         }
@@ -169,7 +169,7 @@ impl ArenaSupply {
                 drop(progress);
                 if !is_told {
                     let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
-                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.budget.max_bytes());
+                    self.log.reserve_paused(pinned_bytes, asked_bytes, self.budget.max_bytes());
                 }
                 // Earlier releases notified nobody.
                 if self.update_want(true) && self.books().could_go_on(lacks_bytes) {
@@ -217,7 +217,7 @@ impl ArenaSupply {
         progress.reported = progress.reported.max(reached);
         drop(progress);
         if is_new {
-            self.log.reserving(pinned_bytes, asked_bytes, self.reserve_eta());
+            self.log.reserve_progress(pinned_bytes, asked_bytes, self.reserve_eta());
         }
         self.reserve.changed.notify_all();
     }
@@ -237,7 +237,7 @@ impl ArenaSupply {
         self.reserve.changed.notify_all();
         let Some((at, before_bytes)) = begun else { return };
         let done_bytes = self.books().reserve_progress().0.saturating_sub(before_bytes);
-        self.log.reserve_done(done_bytes, at.elapsed(), self.source.numa_node());
+        self.log.reserve_complete(done_bytes, at.elapsed(), self.source.numa_node());
     }
 
     /// The pool ends: no step begins from now on. Waits for a step in progress.

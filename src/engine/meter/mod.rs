@@ -297,7 +297,7 @@ impl Shortage {
         drop(counts);
         if ended.is_logged {
             let after = Duration::from_micros(ended.last_us - ended.begun_us);
-            log.shortage_ended(after, ended.requests, ended.waited, ended.pageable);
+            log.recovered(after, ended.requests, ended.waited, ended.pageable);
         }
     }
 }

@@ -1,20 +1,20 @@
-//! The table of log lines: a row is one line and becomes one method of [`PoolLog`].
+//! The table of log lines: a row is one line and becomes one method of [`PoolLog`], named as the event of the line.
 //!
-//! A row is the level, the target without `pinpool::`, the method with its values, and the text. `bytes: u64 as Size` shows a
-//! value through a type or function. The comment of a row says what the line means and what to do; `docs/log-lines.md` is made
-//! from the comments.
+//! A row is the level (or the argument that has it), the target without `pinpool::`, the event with its values, and the text after
+//! the event. `bytes: u64 as Size` shows a value through a type or function. The comment of a row says what the line means and what
+//! to do; `docs/log-lines.md` is made from the comments.
 
 use std::io;
 use std::path::{self, Path};
 use std::time::Duration;
 
+use log::Level::{self, Debug, Error, Info, Trace, Warn};
 use pinpool_observe::diagnosis::WindowDiagnosis;
 use pinpool_os::words::{Size, Time};
 
 use super::texts::{Growth, Limit, Pair, StillOut, Totals, Usage};
 use super::{PoolLog, emit};
-use crate::error::SourceError;
-use crate::error::{Error, UsageReport};
+use crate::error::{self, SourceError, UsageReport};
 use crate::report::{Dump, Finding};
 use crate::shared_limit::{Loss, loss_in_words};
 use crate::stats::Stats;
@@ -31,10 +31,10 @@ macro_rules! lines {
                 $(#[cfg($condition)])?
                 #[track_caller]
                 pub(crate) fn $name(&self, $($value: $type),*) {
-                    if emit::is_wanted(log::Level::$level) {
+                    if emit::is_wanted($level) {
                         $($(let $value = $shown($value);)?)*
                         let target = concat!("pinpool::", stringify!($target));
-                        emit::line(target, log::Level::$level, format_args!("{self}{}", format_args!($line)));
+                        emit::line(target, $level, format_args!("{self}{}: {}", stringify!($name), format_args!($line)));
                     }
                 }
             )+
@@ -48,216 +48,212 @@ macro_rules! lines {
 
 lines! {
     /// A pool was created. To do: nothing.
-    Info(pool) started(facts: &str) "created: {facts}";
+    Info(pool) created(facts: &str) "{facts}";
 
-    /// The process may lock less memory than the pool's limit. To do: follow the remedy in the line, or a lower limit.
-    Warn(limit) lock_limited(max: u64 as Size) "lock_limit: RLIMIT_MEMLOCK lowers the pool limit max={max}; raise it (`ulimit -l`, \
+    /// The process may lock less memory than the pool's limit. To do: follow the remedy in the line, or lower the limit.
+    Warn(limit) lock_limit(max: u64 as Size) "RLIMIT_MEMLOCK lowers the pool limit max={max}; raise it (`ulimit -l`, \
         LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK";
 
-    /// The GPU is not used, memory is not pinned, or similar. To do: see `pinpool doctor`.
-    Warn(machine) found_warning(finding: &Finding) "machine: {finding}";
-
-    /// The requested GPU or backend cannot be used. To do: see `pinpool doctor`.
-    Error(machine) found_error(finding: &Finding) "machine: {finding}";
+    /// The GPU is not used, memory is not pinned, or similar; an error if the requested GPU or backend cannot be used. To do: see
+    /// `pinpool doctor`.
+    level(machine) machine(level: Level, finding: &Finding) "{finding}";
 
     /// A setting has no effect. To do: follow the remedy in the line. Also on standard error if the program has no logger.
-    Warn(settings) unused_variable(unused: &str) "setting: {unused}";
+    Warn(settings) setting(unused: &str) "{unused}";
 
     /// There is no maintenance thread. To do: follow the remedy in the line.
-    Warn(maintenance) no_thread_for(error: &io::Error) "no_thread: idle memory is released only while the pool is used; call \
+    Warn(maintenance) no_thread(error: &io::Error) "idle memory is released only while the pool is used; call \
         Pool::maintain when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}";
 
     /// Held memory has doubled, from 64 MiB on. To do: nothing if it stops.
-    Info(growth) grown(growth: &Growth) "grew: {growth}";
+    Info(growth) grew(growth: &Growth) "{growth}";
 
     /// One request took memory from the system. To do: if many appear in steady state, see the diagnosis.
-    Debug(growth) grew(growth: &Growth) "acquired: {growth:#}";
+    Debug(growth) acquired(growth: &Growth) "{growth:#}";
 
     /// A miss was served from held memory. To do: nothing.
-    Trace(growth) carved(bytes: u64) "carved: bytes={bytes}B";
+    Trace(growth) carved(bytes: u64) "bytes={bytes}B";
 
     /// Requests come in sizes that no idle buffer has. To do: nothing.
-    Debug(sizes) sizes_vary() "sizes_vary: large buffers are merged when they return";
+    Debug(sizes) sizes_vary() "large buffers are merged when they return";
 
     /// Requests repeat their sizes again. To do: nothing.
-    Debug(sizes) sizes_recur() "sizes_recur: large buffers stay idle when they return";
+    Debug(sizes) sizes_recur() "large buffers stay idle when they return";
 
     /// The machine or cgroup is short of memory. To do: nothing.
-    Info(pressure) pressure_began() "memory_pressure: idle memory is released sooner";
+    Info(pressure) memory_pressure() "idle memory is released sooner";
 
     /// Memory is no longer short. To do: nothing.
-    Info(pressure) pressure_ended() "memory_pressure: over, idle memory is kept for PINPOOL_IDLE_TIMEOUT again";
+    Info(pressure) pressure_ended() "idle memory is kept for PINPOOL_IDLE_TIMEOUT again";
 
     /// No request missed for five minutes; the limit can rise again. To do: nothing.
-    Info(pool_size_limit) limit_lowered(from: u64, to: u64) "lowered: no miss for five minutes pool_size_limit={from}->{to}";
+    Info(pool_size_limit) lowered(from: u64, to: u64) "no miss for five minutes pool_size_limit={from}->{to}";
 
     /// `set_max_bytes` was called, or the limit of the cgroup changed (`auto`). To do: nothing.
-    Info(limit) limit_changed(from: Option<u64> as Limit, to: Option<u64> as Limit, why: &str) "limit_changed: max={from}->{to}: {why}";
+    Info(limit) limit_changed(from: Option<u64> as Limit, to: Option<u64> as Limit, why: &str) "max={from}->{to}: {why}";
 
-    /// A partition was created. To do: if the pool's limit is lower, it applies; raise it.
-    Info(limit) partitioned(name: &str, max: u64 as Size, pool: Option<u64> as Limit) "partition: name={name} max={max} pool_max={pool}";
+    /// A partition was created. To do: nothing; if the pool's limit is lower, it applies.
+    Info(limit) partition(name: &str, max: u64 as Size, pool: Option<u64> as Limit) "name={name} max={max} pool_max={pool}";
 
     /// A request joins the wait queue. To do: nothing.
-    Trace(wait) began_to_wait(request: u64, rounded: u64) "waiting: request={request}B rounded={rounded}B";
+    Trace(wait) waiting(request: u64, rounded: u64) "request={request}B rounded={rounded}B";
 
     /// A request left the wait queue. To do: if there are many, raise `PINPOOL_MAX_BYTES` or hold less.
     Debug(wait) waited(request: u64, time: Duration as Time, is_served: bool as yes_or_no)
-        "waited: request={request}B time={time} served={is_served}";
+        "request={request}B time={time} served={is_served}";
 
     /// The pool is full, and a request waits for a return. To do: nothing if the consumer is always busy; else raise the limit.
     Info(shortage) full(request: u64 as Size, why: &str, usage: &UsageReport as Usage)
-        "full: request={request} {usage}; waiting for a return: {why}";
+        "request={request} {usage}; waiting for a return: {why}";
 
     /// A request found no memory and does not wait. To do: follow the remedy in the line.
-    Warn(shortage) refused(request: u64 as Size, why: &str, usage: &UsageReport as Usage) "refused: request={request} {usage}; {why}";
+    Warn(shortage) refused(request: u64 as Size, why: &str, usage: &UsageReport as Usage) "request={request} {usage}; {why}";
 
     /// No request has waited for a second. To do: nothing.
-    Info(shortage) shortage_ended(after: Duration as Time, requests: u64, waited: Duration as Time, pageable: u64)
-        "recovered: lasted={after} requests={requests} waited={waited} pageable={pageable}";
+    Info(shortage) recovered(after: Duration as Time, requests: u64, waited: Duration as Time, pageable: u64)
+        "lasted={after} requests={requests} waited={waited} pageable={pageable}";
 
     /// A request got pageable memory (the first, 10th, 100th). To do: raise the limit, or set `PINPOOL_ON_FULL=error`.
-    Warn(shortage) got_pageable(request: u64 as Size, nth: u64, held: u64 as Size, max: Option<u64> as Limit)
-        "pageable: copies from this memory are slow and block their caller request={request} count={nth} pageable={held} \
+    Warn(shortage) pageable(request: u64 as Size, nth: u64, held: u64 as Size, max: Option<u64> as Limit)
+        "copies from this memory are slow and block their caller request={request} count={nth} pageable={held} \
         max_pageable={max}";
 
     /// A request failed (the first, 10th, 100th); the largest holders follow. To do: what the last line of the block says.
     Warn(shortage) out_of_memory(dump: &Dump) "{dump}";
 
-    /// The diagnosis changed; evaluated every 10 s. To do: nothing.
-    Info(diagnosis) diagnosed(found: &WindowDiagnosis) "diagnosis: {found}";
-
-    /// Something costs time, with the seconds lost. To do: follow the remedy in the line; for a `leak`, find who holds the tag's buffers.
-    Warn(diagnosis) alarmed(found: &WindowDiagnosis) "diagnosis: {found}";
+    /// The diagnosis changed; evaluated every 10 s. A warning if something costs time that can be saved. To do: follow the remedy in the
+    /// line; for a `leak`, find who holds the tag's buffers.
+    level(diagnosis) diagnosis(level: Level, found: &WindowDiagnosis) "{found}";
 
     /// The rest is pinned while the program runs. To do: nothing.
-    Info(reserve) reserve_begun(pinned: u64 as Size, of: u64 as Size)
-        "reserve: pinning the rest in the background pinned={pinned} of={of}";
+    Info(reserve) reserve_started(pinned: u64 as Size, of: u64 as Size)
+        "pinning the rest in the background pinned={pinned} of={of}";
 
     /// Progress of pinning `PINPOOL_RESERVE`, with the time left if it is known. To do: nothing.
-    Info(reserve) reserving(pinned: u64 as Size, of: u64 as Size, left: Option<Duration> as time_left)
-        "reserve: pinned={pinned} of={of}{left}";
+    Info(reserve) reserve_progress(pinned: u64 as Size, of: u64 as Size, left: Option<Duration> as time_left)
+        "pinned={pinned} of={of}{left}";
 
     /// The reserve is complete. To do: nothing.
-    Info(reserve) reserve_done(pinned: u64 as Size, time: Duration as Time, node: Option<u32> as numa_node)
-        "reserve: complete pinned={pinned} time={time}{node}";
+    Info(reserve) reserve_complete(pinned: u64 as Size, time: Duration as Time, node: Option<u32> as numa_node)
+        "pinned={pinned} time={time}{node}";
 
     // Queries the kernel for `huge` only if the line is logged.
     /// The reserve is pinned; `huge` is its part in huge pages. To do: if few are huge, check `transparent_hugepage`.
-    Info(reserve) reserved(bytes: u64 as Size, huge: impl Fn() -> u64 as measured, node: Option<u32> as numa_node)
-        "reserve: bytes={bytes}{node} huge={huge}";
+    Info(reserve) reserve_pinned(bytes: u64 as Size, huge: impl Fn() -> u64 as measured, node: Option<u32> as numa_node)
+        "bytes={bytes}{node} huge={huge}";
 
-    /// The limit has no room for the rest; it continues automatically. To do: follow the remedy in the line.
-    Warn(reserve) reserve_waits(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as Limit)
-        "reserve: waiting for room pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
+    /// The limit has no room for the rest of the reserve; pinning continues once there is room. To do: follow the remedy in the line.
+    Warn(reserve) reserve_paused(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as Limit)
+        "waiting for room in the limit pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
 
     /// The rest was refused; the pool continues without it. To do: fix the reason in the line, then call `Pool::reserve`.
     Warn(reserve) reserve_stopped(pinned: u64 as Size, of: u64 as Size, error: &SourceError)
-        "reserve: stopped pinned={pinned} of={of}: {error}; fix this and call Pool::reserve, or lower PINPOOL_RESERVE";
+        "pinned={pinned} of={of}: {error}; fix this and call Pool::reserve, or lower PINPOOL_RESERVE";
 
     /// There are too few huge pages, and others are used. To do: reserve more as the line says, or set `PINPOOL_HUGETLB=auto`.
-    Warn(reserve) few_huge_pages(lack: &SourceError) "huge_pages: too few, other pages are used: {lack}";
+    Warn(reserve) huge_pages(lack: &SourceError) "too few, other pages are used: {lack}";
 
     /// The pool joined a shared limit (`PINPOOL_LEDGER`). To do: nothing.
-    Info(shared_limit) joined_shared_limit(name: &str, max: Option<u64> as Limit, held: u64 as Size, others: usize)
-        "shared_limit: joined name={name} max={max} held={held} other_pools={others}";
+    Info(shared_limit) shared_limit_joined(name: &str, max: Option<u64> as Limit, held: u64 as Size, others: usize)
+        "name={name} max={max} held={held} other_pools={others}";
 
     /// The first process set another shared limit. To do: follow the remedy in the line.
     Warn(shared_limit) shared_limit_differs(name: &str, max: Option<u64> as Limit, ignored: u64 as Size)
-        "shared_limit: the first process set it name={name} max={max} ignored={ignored}; give all processes the same PINPOOL_MAX_BYTES";
+        "the first process set it name={name} max={max} ignored={ignored}; give all processes the same PINPOOL_MAX_BYTES";
 
-    /// The shared limit is not used, for this reason. To do: remove the reason.
-    Warn(shared_limit) shared_limit_unused(why: &str) "shared_limit: not used, the pool has only its own limit: {why}";
+    /// The pool could not join the shared limit and uses only its own. To do: fix the reason in the line.
+    Warn(shared_limit) shared_limit_unused(why: &str) "the pool has only its own limit: {why}";
 
     /// Idle memory was released for another process. To do: nothing.
-    Debug(shared_limit) released_for_others(name: &str, bytes: u64)
-        "shared_limit: released idle memory for another process name={name} bytes={bytes}B";
+    Debug(shared_limit) shared_limit_released(name: &str, bytes: u64)
+        "idle memory was released for another process name={name} bytes={bytes}B";
 
     /// The file of the shared limit was removed, or its descriptor closed; buffers stay valid. To do: restart all its processes; exclude
     /// the file from cleaners of `/dev/shm` (`RemoveIPC=no`), the descriptor from `closefrom`.
     Error(shared_limit) shared_limit_lost(name: &str, loss: Loss as loss_in_words)
-        "shared_limit: {loss}, so this pool can no longer grow name={name}; restart all its processes";
+        "{loss}, so this pool can no longer grow name={name}; restart all its processes";
 
     /// Copies do not complete. To do: find what blocks the stream.
-    Warn(copies) stuck(buffers: u64, bytes: u64 as Size, age: Duration as Time, stream: u64) "stuck: copies do not complete; find what \
+    Warn(copies) stuck(buffers: u64, bytes: u64 as Size, age: Duration as Time, stream: u64) "copies do not complete; find what \
         blocks stream={stream:#x} buffers={buffers} bytes={bytes} in_flight_for={age}";
 
-    /// The device does not say whether a copy completed; polled every 100 ms. To do: check the device.
-    Error(copies) quarantined(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &Error)
-        "quarantined: not reused until the device responds bytes={bytes} quarantined={buffers}{keeps_all}: {error}";
+    /// The driver cannot tell whether a copy has completed; queried every 100 ms. To do: check the device.
+    Error(copies) quarantined(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
+        "not reused until the device responds bytes={bytes} quarantined={buffers}{keeps_all}: {error}";
 
-    /// The device will never say whether a copy completed. To do: check the device.
-    Error(copies) leaked(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &Error)
-        "leaked: never reused, a device may still read it bytes={bytes} leaked={buffers}{keeps_all}: {error}";
+    /// The driver can never tell whether a copy has completed. To do: check the device.
+    Error(copies) leaked(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
+        "never reused, a device may still read it bytes={bytes} leaked={buffers}{keeps_all}: {error}";
 
     /// The device responds again. To do: nothing.
-    Info(copies) completion_known(buffers: u64, bytes: u64 as Size)
-        "responding: quarantined buffers are reusable buffers={buffers} bytes={bytes}";
+    Info(copies) responding(buffers: u64, bytes: u64 as Size)
+        "quarantined buffers are reusable buffers={buffers} bytes={bytes}";
 
     /// Idle memory is due, but a release would wait for the device; logged once. To do: call `trim()` if the host needs the memory.
-    Info(release) idle_memory_stays(idle: u64 as Size, backend: &str)
-        "idle_kept: a release would wait for the device idle={idle} backend={backend}";
+    Info(release) idle_kept(idle: u64 as Size, backend: &str)
+        "a release would wait for the device idle={idle} backend={backend}";
 
     /// Idle memory could not be released; logged once until a release succeeds. To do: check the device.
-    Error(release) release_delayed(error: &SourceError) "release_failed: idle memory stays pinned and is released later: {error}";
+    Error(release) release_delayed(error: &SourceError) "idle memory stays pinned and is released later: {error}";
 
     /// The driver did not release memory. To do: check the device.
     Error(release) release_failed(bytes: u64 as Size, error: &SourceError)
-        "release_failed: memory stays allocated until the process ends bytes={bytes}: {error}";
+        "memory stays allocated until the process ends bytes={bytes}: {error}";
 
     /// The device was reset. To do: create a new pool.
-    Error(release) memory_gone(why: &SourceError) "device_lost: this pool can no longer allocate: {why}";
+    Error(release) device_lost(why: &SourceError) "this pool can no longer allocate: {why}";
 
     /// `PINPOOL_SOCKET` is set. To do: nothing.
     #[cfg(feature = "observe")]
-    Info(socket) serving(path: &Path as shown) "socket: serving statistics path={path}";
+    Info(socket) socket_opened(path: &Path as shown) "serving statistics path={path}";
 
     /// The statistics socket cannot be opened. To do: choose another path.
     #[cfg(feature = "observe")]
-    Warn(socket) not_serving(path: &Path as shown, why: &str) "socket: no statistics path={path}: {why}";
+    Warn(socket) socket_failed(path: &Path as shown, why: &str) "no statistics path={path}: {why}";
 
     /// `PINPOOL_TRACE` is set. To do: nothing.
     #[cfg(feature = "observe")]
-    Info(trace) recording(path: &Path as shown) "trace: recording path={path}";
+    Info(trace) trace_started(path: &Path as shown) "recording to path={path}";
 
     /// The file of the recording existed and was renamed. To do: put `%p` into the name to keep all.
     #[cfg(feature = "observe")]
-    Warn(trace) earlier_recording(path: &Path as shown, earlier: &Path as shown) "trace: renamed the previous recording path={path} \
+    Warn(trace) trace_renamed(path: &Path as shown, earlier: &Path as shown) "the previous recording was renamed path={path} \
         renamed={earlier}; the next one replaces it; put %p (the process id) into the name to keep all";
 
     /// Another process or thread has the file. To do: follow the remedy in the line.
     #[cfg(feature = "observe")]
-    Warn(trace) not_recording(path: &Path as shown, why: &str) "trace: not recording path={path}: {why}";
+    Warn(trace) trace_taken(path: &Path as shown, why: &str) "path={path}: {why}";
 
     /// The recording is complete. To do: nothing.
-    Info(trace) recorded_all(path: &Path as shown, records: u64) "trace: complete path={path} records={records}";
+    Info(trace) trace_complete(path: &Path as shown, records: u64) "path={path} records={records}";
 
-    /// Threads recorded faster than the disk. To do: nothing if few; else a faster disk, or a name without `.gz`.
-    Warn(trace) records_lost(path: &Path as shown, records: u64, lost: u64)
-        "trace: records lost, the disk is too slow path={path} records={records} lost={lost}";
+    /// Records were dropped because the disk is too slow. To do: nothing if few were lost; otherwise use a faster disk, or a name without `.gz`.
+    Warn(trace) trace_records_lost(path: &Path as shown, records: u64, lost: u64)
+        "the disk is too slow path={path} records={records} lost={lost}";
 
-    /// The recording is truncated. To do: the reason is in the line, such as a full disk.
-    Error(trace) recording_failed(path: &Path as shown, records: u64, lost: u64, why: &str)
-        "trace: incomplete path={path} records={records} lost={lost}: {why}";
+    /// The recording is truncated. To do: fix the reason in the line, such as a full disk.
+    Error(trace) trace_incomplete(path: &Path as shown, records: u64, lost: u64, why: &str)
+        "path={path} records={records} lost={lost}: {why}";
 
     /// The last handle of the pool was dropped. To do: nothing.
-    Info(pool) ended(stats: &Stats as Totals) "closed: {stats}";
+    Info(pool) closed(stats: &Stats as Totals) "{stats}";
 
     // No warning: a buffer that is a later field than its pool is dropped after it.
     /// The last handle was dropped, but buffers are still out; those with a tag or a sampled call stack are listed. To do: nothing if
     /// they are dropped soon; else find who holds them.
-    Info(pool) still_out(list: &StillOut<'_>) "still_out: memory stays allocated until these are dropped {list}";
+    Info(pool) still_out(list: &StillOut<'_>) "memory stays allocated until these are dropped {list}";
 
     /// Copies were in flight when the pool ended. To do: find the blocked stream.
-    Error(copies) closed_in_flight(copies: u64, bytes: u64 as Size, waited: Duration as Time) "close_failed: a device may still read \
+    Error(copies) close_in_flight(copies: u64, bytes: u64 as Size, waited: Duration as Time) "a device may still read \
         this memory, it is never released copies={copies} bytes={bytes} waited={waited}";
 
     /// A copy never completed, so all memory stays pinned. To do: find the blocked stream.
-    Error(release) left_pinned(bytes: u64 as Size)
-        "close_failed: memory stays pinned, a release would wait for a copy bytes={bytes}";
+    Error(release) close_left_pinned(bytes: u64 as Size)
+        "memory stays pinned, a release would wait for a copy bytes={bytes}";
 
     /// The driver did not release memory at the end of the pool. To do: check the device.
-    Error(release) left_by_refusal(bytes: u64 as Size, error: &SourceError)
-        "close_failed: memory stays pinned until the process ends bytes={bytes}: {error}";
+    Error(release) close_unreleased(bytes: u64 as Size, error: &SourceError)
+        "memory stays pinned until the process ends bytes={bytes}: {error}";
 }
 
 fn yes_or_no(is_so: bool) -> &'static str {

@@ -77,9 +77,9 @@ impl fmt::Display for PoolLog {
 impl PoolLog {
     /// Logs why there is no maintenance thread, if there is none.
     #[track_caller]
-    pub(crate) fn no_thread(&self, started: io::Result<()>) {
+    pub(crate) fn thread_started(&self, started: io::Result<()>) {
         if let Err(error) = started {
-            self.no_thread_for(&error);
+            self.no_thread(&error);
         }
     }
 
@@ -105,9 +105,9 @@ impl PoolLog {
     #[track_caller]
     pub(crate) fn recorded(&self, path: &Path, recorded: &Recorded) {
         match recorded {
-            Recorded { failure: Some(why), records, lost } => self.recording_failed(path, *records, *lost, why),
-            Recorded { lost: 0, records, .. } => self.recorded_all(path, *records),
-            Recorded { lost, records, .. } => self.records_lost(path, *records, *lost),
+            Recorded { failure: Some(why), records, lost } => self.trace_incomplete(path, *records, *lost, why),
+            Recorded { lost: 0, records, .. } => self.trace_complete(path, *records),
+            Recorded { lost, records, .. } => self.trace_records_lost(path, *records, *lost),
         }
     }
 
@@ -117,7 +117,7 @@ impl PoolLog {
         // A `Once` in progress in a parent would block its forked child forever.
         static WAS_PRINTED: AtomicBool = AtomicBool::new(false);
         for unused in unused {
-            self.unused_variable(unused);
+            self.setting(unused);
         }
         if has_no_logger() && !unused.is_empty() && !WAS_PRINTED.swap(true, Ordering::Relaxed) {
             unused.iter().for_each(|unused| self.print_to_stderr(format_args!("setting: {unused}")));
@@ -130,8 +130,8 @@ impl PoolLog {
         static PRINTED: OfProcess<plain::Mutex<Vec<&'static str>>> = OfProcess::new(plain::Mutex::default);
         match finding.severity {
             Severity::Ok | Severity::Note => return,
-            Severity::Warning => self.found_warning(finding),
-            Severity::Error => self.found_error(finding),
+            Severity::Warning => self.machine(log::Level::Warn, finding),
+            Severity::Error => self.machine(log::Level::Error, finding),
         }
         if has_no_logger() {
             let mut printed = PRINTED.get().lock();

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Waker};
 
 use crate::valid_stats::valid_stats;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, PinnedBuf, Pool, Preset, Request};
+use pinpool_testing::{SinkMem, SinkStream};
 
 const BYTES: usize = 10_000;
 
@@ -181,7 +181,7 @@ fn memory_is_locked_under_the_limit_of(pool: &Pool) {
     let locked = lock(pool, 0).expect("idle memory makes room");
     assert_eq!((locked.pinned_by(), locked.memory().len()), (None, 8192));
     assert_eq!(locked.owner().0[0], 3);
-    assert!(pool.get_with(Request::new(12_000).wait(std::time::Duration::ZERO)).unwrap_err().is_limit());
+    assert!(pool.get_with(Request::new(12_000).timeout(std::time::Duration::ZERO)).unwrap_err().is_limit());
     let other = lock(pool, 0).unwrap();
     let error = lock(pool, 0).unwrap_err();
     assert!(error.is_limit() && error.to_string().contains("external 16.0KiB"), "{error}");
@@ -194,7 +194,7 @@ fn memory_is_locked_under_the_limit_of(pool: &Pool) {
 }
 
 /// Two pages, pinned as memory of `pool`.
-fn locked(pool: &Pool) -> Result<pinpool::PinnedMemory<Box<Pages>>, pinpool::Error> {
+fn locked(pool: &Pool) -> Result<pinpool::ExternalMemory<Box<Pages>>, pinpool::Error> {
     let mut pages = Box::new(Pages([3; 8192]));
     let memory = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, Pool};
+use pinpool_testing::{SinkMem, SinkStream};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::fixture::filled;

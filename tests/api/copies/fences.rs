@@ -2,12 +2,12 @@
 #![allow(unsafe_code)] // Implements the unsafe traits of copies.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use crate::until::in_time;
 use crate::valid_stats::valid_stats;
 use pinpool::copy::CopyStream;
 use pinpool::{Backend, Fence, Pool, PoolBuilder, Result};
@@ -21,16 +21,15 @@ fn builder() -> PoolBuilder {
 
 type Answer = dyn Fn() -> Result<bool> + Send + Sync;
 
-/// A fence that answers by a closure, on a separate stream.
+/// A fence that answers by a closure.
 struct ActingFence {
-    stream: u64,
     answer: Box<Answer>,
     on_drop: Box<dyn Fn() + Send + Sync>,
 }
 
 impl fmt::Debug for ActingFence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ActingFence({})", self.stream)
+        f.write_str("ActingFence")
     }
 }
 
@@ -45,10 +44,6 @@ unsafe impl Fence for ActingFence {
             thread::yield_now();
         }
         Ok(())
-    }
-
-    fn stream(&self) -> u64 {
-        self.stream
     }
 }
 
@@ -70,16 +65,7 @@ unsafe impl CopyStream for Marking {
 
 /// A fence that answers by `answer`.
 fn answering(answer: impl Fn() -> Result<bool> + Send + Sync + 'static) -> Marking {
-    static STREAM: AtomicU64 = AtomicU64::new(1 << 40);
-    let stream = STREAM.fetch_add(1, Ordering::Relaxed);
-    Marking(Arc::new(ActingFence { stream, answer: Box::new(answer), on_drop: Box::new(|| ()) }))
-}
-
-/// Fails if `act` takes longer than any of these tests should: a hang is reported, not waited for.
-fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
-    let (done, result) = channel();
-    thread::spawn(move || done.send(act()));
-    result.recv_timeout(Duration::from_secs(60)).expect("it hangs, or it panicked")
+    Marking(Arc::new(ActingFence { answer: Box::new(answer), on_drop: Box::new(|| ()) }))
 }
 
 /// A door that threads wait at until it is opened.
@@ -196,7 +182,7 @@ fn a_fence_may_use_its_pool() {
         drops.maintain();
         dropping.store(true, Ordering::SeqCst);
     };
-    let fence = Arc::new(ActingFence { stream: 1 << 42, answer: Box::new(act), on_drop: Box::new(on_drop) });
+    let fence = Arc::new(ActingFence { answer: Box::new(act), on_drop: Box::new(on_drop) });
     pool.get(MIB).unwrap().release_after(&Marking(fence)).unwrap();
     in_time({
         let pool = pool.clone();

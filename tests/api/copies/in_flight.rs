@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, Completion, Pool};
 use pinpool_testing::SourceCall;
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::fixture::{faulty_heap, filled, two_buffers};
 use crate::valid_stats::valid_stats;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use pinpool::copy::{CopyFailure, CopyTarget};
-use pinpool::{Backend, Fence, FenceKind, Pool, StreamId};
+use pinpool::{Backend, Fence, Pool, StreamId};
 
 /// Copies before it returns.
 struct SyncStream(StreamId);
@@ -19,9 +19,6 @@ unsafe impl Fence for Done {
     }
     fn wait(&self) -> pinpool::Result<()> {
         Ok(())
-    }
-    fn stream(&self) -> u64 {
-        0
     }
     fn stream_id(&self) -> Option<StreamId> {
         Some(self.0)
@@ -41,7 +38,6 @@ unsafe impl CopyTarget<SyncStream> for HostMem {
         stream: &SyncStream,
         source: *const u8,
         len: usize,
-        _kind: FenceKind,
     ) -> Result<Arc<dyn Fence>, CopyFailure> {
         // SAFETY: the caller promises `len` readable bytes.
         self.0[..len].copy_from_slice(unsafe { std::slice::from_raw_parts(source, len) });

@@ -11,22 +11,21 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::SourceError;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::source::{Region, Source};
 use pinpool::unstable::CheckReport;
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Preset, Request};
-use pinpool_replay::SimSource;
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{listen, panic_at, panics};
-use crate::fixture::{LONG, over, until_waits};
+use crate::fixture::{LONG, over_sim, until_waits};
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 
 fn builder(max_bytes: u64) -> PoolBuilder {
-    over(Arc::new(SimSource::new(1 << 40)), max_bytes)
+    over_sim(max_bytes).wait(Duration::ZERO)
 }
 
 /// What user code may do after its own panic: continue.
@@ -62,7 +61,7 @@ fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block
     evict_999(&pool);
     pool.trim(0);
     let [handed, large, other] = [2, 4, 1].map(|mib| pool.get(mib * MIB - 64).unwrap());
-    let mut leaving = pool.get_async(Request::new(handed.len()).wait(LONG));
+    let mut leaving = pool.get_async(Request::new(handed.len()).timeout(LONG));
     assert!(poll(&mut leaving).is_pending());
     drop(handed);
     // No request waits: this buffer becomes idle, and the return of the first makes it the 1000th evicted buffer.
@@ -71,7 +70,7 @@ fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block
     drop(leaving);
     assert_eq!((valid_stats(&pool).memory.evictions.over_limit, checks.load(Ordering::SeqCst)), (1000, 1));
     drop(large);
-    drop(pool.get_with(Request::new(3 * MIB).wait(Duration::ZERO)).expect("nobody waits any more"));
+    drop(pool.get_with(Request::new(3 * MIB).timeout(Duration::ZERO)).expect("nobody waits any more"));
     assert_eq!(valid_stats(&pool).memory.in_use, 0);
 }
 
@@ -88,7 +87,7 @@ fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
         let waiting = scope.spawn(|| {
             listen();
             panic_at(" quarantined: ");
-            go_on(|| drop(pool.get_with(Request::new(MIB).wait(LONG))));
+            go_on(|| drop(pool.get_with(Request::new(MIB).timeout(LONG))));
             panics()
         });
         until_waits(&pool, 1);
@@ -99,7 +98,7 @@ fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
         drop((gate, copy, other));
         assert_eq!(waiting.join().unwrap(), 1, "the line was logged by the get that waits");
     });
-    drop(pool.get_with(Request::new(512 << 10).wait(Duration::ZERO)).expect("nobody waits any more"));
+    drop(pool.get_with(Request::new(512 << 10).timeout(Duration::ZERO)).expect("nobody waits any more"));
     assert_eq!(valid_stats(&pool).memory.quarantined, 1);
 }
 
@@ -156,7 +155,7 @@ fn a_panic_of_a_listener_does_not_reach_the_drop_of_a_buffer() {
 fn a_panic_while_a_reserve_reports_its_progress_gives_its_bytes_back() {
     listen();
     let pool = builder(64 << 20).backend(Backend::Heap).build().unwrap();
-    panic_at("reserve:");
+    panic_at("reserve_");
     go_on(|| drop(pool.reserve(48 << 20)));
     assert!(panics() > 0);
     panic_at("");

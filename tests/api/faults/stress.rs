@@ -7,8 +7,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, Preset};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::draw::Draw;
 use crate::fixture::Requests;

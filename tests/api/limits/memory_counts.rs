@@ -3,24 +3,18 @@
 use pinpool_os::words::Size;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, Limit, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
 use pinpool_testing::SourceCall;
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
-use crate::fixture::{Requests, faulty_heap};
+use crate::fixture::{Requests, faulty_heap, over_sim};
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 
-/// Without the thread: a call of `maintain` does nothing while the thread is in a tick of the same pool.
 fn builder() -> PoolBuilder {
-    Pool::builder()
-        .background_thread(false)
-        .without_env()
-        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
-        .unstable_pressure("/dev/null")
-        .wait(Duration::ZERO)
+    over_sim(Limit::Auto).wait(Duration::ZERO)
 }
 
 fn both_presets(set: impl Fn(PoolBuilder) -> PoolBuilder) -> [Pool; 2] {
@@ -166,7 +160,7 @@ fn where_the_addresses_ran_out_the_refusal_names_their_limit() {
             assert!(!error.to_string().contains("PINPOOL_MAX_BYTES"), "{error}");
         }
         assert!(pool.get(1 << 41).unwrap_err().is_limit());
-        let pool = builder().backend(Backend::Heap).preset(Preset::TensorFlow).build().unwrap();
+        let pool = builder().backend(Backend::Heap).preset(Preset::TensorFlow).max_bytes(None).build().unwrap();
         let error = pool.get(4 << 30).unwrap_err().to_string();
         assert!(error.contains("ulimit -v"), "{error}");
     });

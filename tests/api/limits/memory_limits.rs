@@ -12,19 +12,13 @@ use pinpool_replay::SimSource;
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
-use crate::fixture::LONG;
+use crate::fixture::{LONG, over_sim};
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 
-/// Without a maintenance thread: what a test does not ask for does not happen.
 fn builder() -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
-        .unstable_pressure("/dev/null")
-        .background_thread(false)
-        .wait(Duration::ZERO)
+    over_sim(Limit::Auto).wait(Duration::ZERO)
 }
 
 /// One pool over each kind of memory.
@@ -214,7 +208,7 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
 
 /// A pool over memory that counts as the machine's. `auto` allows 100 MiB.
 fn automatic(root: &Path) -> PoolBuilder {
-    builder().backend(Backend::Source(std::sync::Arc::new(SimSource::new(1 << 40)))).unstable_host_root(root)
+    builder().unstable_host_root(root)
 }
 
 #[test]
@@ -286,7 +280,7 @@ fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
         // A task does not release memory on its thread, and does not wait for a tick either.
         let (pool, other) = (&pools[1], &pools[0]);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        drop(runtime.block_on(pool.get_async(Request::new(60 * MIB).wait(LONG))).unwrap());
+        drop(runtime.block_on(pool.get_async(Request::new(60 * MIB).timeout(LONG))).unwrap());
         assert_eq!((valid_stats(pool).requests.waits, valid_stats(other).memory.held_bytes <= 40 << 20), (0, true));
     }
 }
@@ -306,7 +300,7 @@ fn a_request_at_the_process_limit_is_woken_by_a_return_to_another_pool() {
         let bytes = valid_stats(&full).memory.held_bytes;
         assert!(text.contains(&format!("(full holds {})", Size(bytes))), "{text}");
         thread::scope(|scope| {
-            let get = scope.spawn(|| lacking.get_with(Request::new(15 * MIB).wait(LONG)));
+            let get = scope.spawn(|| lacking.get_with(Request::new(15 * MIB).timeout(LONG)));
             while valid_stats(&lacking).requests.waiting == 0 {
                 thread::yield_now();
             }

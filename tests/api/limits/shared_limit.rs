@@ -14,13 +14,14 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pinpool::unstable::shared_limit::{self, SharedLimitReport};
 use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
 
 use crate::child;
 use crate::draw::Draw;
+use crate::until::until;
 
 pub(crate) const MIB: usize = 1 << 20;
 /// Longer than any wait that ends well.
@@ -51,20 +52,12 @@ impl Named {
 
     /// Waits until the last pool has removed the file. A maintenance tick may hold a pool for a moment.
     fn wait_until_removed(&self) {
-        let begun = Instant::now();
-        while std::path::Path::new(&self.path()).exists() {
-            assert!(begun.elapsed() < LONG, "{:?}", self.report());
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        until("the file is removed", || !std::path::Path::new(&self.path()).exists());
     }
 
     /// Waits until the shared limit satisfies `is`.
     pub(crate) fn wait_until(&self, is: impl Fn(&SharedLimitReport) -> bool) {
-        let begun = Instant::now();
-        while !is(&self.report()) {
-            assert!(begun.elapsed() < LONG, "{:?}", self.report());
-            std::thread::sleep(Duration::from_micros(200));
-        }
+        until("the shared limit is so", || is(&self.report()));
     }
 }
 
@@ -211,7 +204,7 @@ fn worker() {
             },
             "try" => {
                 let got = pool
-                    .get_with(Request::new(usize::try_from(number).unwrap()).wait(Duration::from_millis(20)))
+                    .get_with(Request::new(usize::try_from(number).unwrap()).timeout(Duration::from_millis(20)))
                     .map(drop);
                 println!(
                     "> {}",
@@ -271,11 +264,9 @@ fn worker() {
                         2..=9 => {
                             let len = 1 + draw.below((mib * MIB / 6) as u64);
                             // The bytes of other processes may leave no room.
-                            held.extend(
-                                pool.get_with(
-                                    Request::new(usize::try_from(len).unwrap()).wait(Duration::from_millis(2)),
-                                ),
-                            );
+                            held.extend(pool.get_with(
+                                Request::new(usize::try_from(len).unwrap()).timeout(Duration::from_millis(2)),
+                            ));
                         }
                         at => drop((!held.is_empty()).then(|| {
                             let at = usize::try_from(at).unwrap() % held.len();
@@ -532,14 +523,14 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
             // Numbers of processes are used again.
             gone.drain(..gone.len().saturating_sub(8));
             // The survivor continues, with other processes and alone.
-            drop(pool.get_with(Request::new(MIB).wait(LONG)).unwrap());
+            drop(pool.get_with(Request::new(MIB).timeout(LONG)).unwrap());
             if kill % 8 == 7 {
                 workers.drain(..).for_each(Worker::kill);
                 let (report, stats) = (named.report(), pool.stats());
                 assert_eq!(report.owners.len(), 1, "{report:?}");
                 assert_eq!(report.held_bytes, stats.memory.held_bytes, "{report:?}");
                 // All that the dead held is free at once.
-                drop(pool.get_with(Request::new(60 * MIB).wait(Duration::ZERO)).unwrap());
+                drop(pool.get_with(Request::new(60 * MIB).timeout(Duration::ZERO)).unwrap());
                 pool.trim(0);
                 assert_eq!(named.report().held_bytes, 0);
             }

@@ -63,7 +63,7 @@ fn a_shared_limit_whose_file_is_truncated_or_overwritten_at_any_moment_kills_nob
     // Fails for one that something else has ended.
     workers.into_iter().for_each(Worker::kill);
     let pool = named.builder(64).build().unwrap();
-    drop(pool.get_with(pinpool::Request::new(60 * MIB).wait(LONG)).unwrap());
+    drop(pool.get_with(pinpool::Request::new(60 * MIB).timeout(LONG)).unwrap());
     assert_eq!(named.report().owners.len(), 1);
 }
 

@@ -1,11 +1,12 @@
 //! Requests that wait for memory of other processes, which constantly use all of the shared limit.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pinpool::{Preset, Request};
 
 use super::shared_limit::{LONG, MIB, Named, Worker};
 use crate::draw::Draw;
+use crate::until::until;
 
 /// Another busy process, with threads that request and return buffers.
 fn cycling(named: &Named, pool: &str, threads: usize, mib: usize, hold_us: u64) -> Worker {
@@ -24,15 +25,8 @@ fn counts(worker: &mut Worker) -> Vec<u64> {
 
 /// Waits until each thread has gone on.
 fn wait_for_each_thread(worker: &mut Worker) {
-    let (begun, before) = (Instant::now(), counts(worker));
-    loop {
-        let now = counts(worker);
-        if before.iter().zip(&now).all(|(before, now)| before < now) {
-            return;
-        }
-        assert!(begun.elapsed() < LONG, "not all threads continue: {before:?} {now:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let before = counts(worker);
+    until("all threads continue", || before.iter().zip(counts(worker)).all(|(&before, now)| before < now));
 }
 
 /// Requests are served while a process of N threads runs, and all of these threads continue.
@@ -41,7 +35,7 @@ fn are_served_beside(preset: Preset, gets: usize, (threads, mib, hold_us): (usiz
     let mut other = cycling(&named, "other", threads, mib, hold_us);
     let pool = named.builder(64).preset(preset).name("own").build().unwrap();
     for _ in 0..gets {
-        drop(pool.get_with(Request::new(mib * MIB).wait(LONG)).unwrap());
+        drop(pool.get_with(Request::new(mib * MIB).timeout(LONG)).unwrap());
         // The next one finds all of the shared limit in use again.
         pool.trim(0);
         named.wait_until(|report| report.held_bytes + (mib * MIB) as u64 > 64 << 20);
@@ -87,7 +81,7 @@ fn gets_that_end_in_any_order_leave_no_want() {
                 let mut draw = Draw(thread);
                 for _ in 0..1_000 {
                     let len = MIB << draw.below(4);
-                    let _ = pool.get_with(Request::new(len).wait(Duration::from_micros(draw.below(3_000))));
+                    let _ = pool.get_with(Request::new(len).timeout(Duration::from_micros(draw.below(3_000))));
                 }
             });
         }

@@ -6,7 +6,7 @@ use pinpool_os::words::Size;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pinpool::{Pool, PoolBuilder};
 use pinpool_replay::SimSource;
@@ -15,6 +15,7 @@ use pinpool_testing::{FaultSource, SourceCall};
 use crate::captured_log::{lines, listen};
 use crate::child::{alone, in_a_child};
 use crate::fixture::over;
+use crate::until::until;
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
@@ -43,14 +44,6 @@ fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuil
 #[allow(clippy::float_cmp)] // Shares of powers of two.
 fn fraction_is(pool: &Pool, fraction: f64) -> bool {
     pool.stats().memory.reserve_fraction() == fraction
-}
-
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
@@ -134,7 +127,7 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
             let there = valid_stats(&pool).memory.reserve_bytes;
             assert_eq!(there, if discrete { STEP + (failing - 1) * 64 * MI } else { failing * STEP });
             let lines = lines();
-            let warning = lines.iter().filter(|line| line.contains("reserve: stopped")).collect::<Vec<_>>();
+            let warning = lines.iter().filter(|line| line.contains("reserve_stopped: ")).collect::<Vec<_>>();
             let told = format!("pinned={} of=512.0MiB", Size(there));
             assert!(warning.len() == 1 && warning[0].contains(&told), "{lines:?}");
             assert!(warning[0].contains("PINPOOL_RESERVE"), "{warning:?}");
@@ -180,7 +173,7 @@ fn a_lower_limit_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_it_
         assert!(valid_stats(&pool).memory.held_bytes <= 32 * MI, "{:?}", pool.stats());
     }
     assert!(!pool.wait_reserved(Duration::from_millis(1)).unwrap());
-    assert_eq!(lines().iter().filter(|line| line.contains("reserve: waiting for room")).count(), 1);
+    assert_eq!(lines().iter().filter(|line| line.contains("reserve_paused: ")).count(), 1);
     assert_eq!(pool.stats().memory.reserve_target_bytes, 128 * MI);
     pool.set_max_bytes(256 * MI).unwrap();
     assert!(pool.wait_reserved(PATIENCE).unwrap());

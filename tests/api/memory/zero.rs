@@ -1,8 +1,8 @@
 //! `PINPOOL_ZERO`: a new buffer holds no byte of an earlier user, and idle memory keeps none.
 #![allow(unsafe_code)] // Reads idle memory, which the pool keeps mapped.
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::fixture::filled;
 use crate::valid_stats::stats_when;

@@ -1,8 +1,5 @@
 //! A child of `fork` gets a clear error from its parent's pool and changes nothing of the parent's.
 
-#![allow(unsafe_code)] // Forks.
-
-use std::io::Write;
 #[cfg(all(feature = "observe", target_os = "linux"))]
 use std::os::fd::AsFd;
 #[cfg(all(feature = "observe", target_os = "linux"))]
@@ -12,13 +9,13 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, Pool, Preset};
 #[cfg(all(feature = "observe", target_os = "linux"))]
 use pinpool_shared::{SharedSlabs, SlabWorker};
 use pinpool_testing::SourceCall;
+use pinpool_testing::{SinkMem, SinkStream};
 
-use crate::child::{alone, in_a_child};
+use crate::child::{Child, alone, in_a_child};
 use crate::fixture::faulty_heap;
 use crate::valid_stats::valid_stats;
 
@@ -84,38 +81,6 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
     });
 }
 
-/// Waits for `child` and returns whether it exited with status 0.
-fn ended_well(child: libc::pid_t) -> bool {
-    let mut status = 0;
-    // SAFETY: `status` is a place for a number, and the child is this process's own.
-    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
-    let is_well = waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
-    if !is_well {
-        let _ = writeln!(std::io::stderr(), "a child of fork: wait status {status:#x}");
-    }
-    is_well
-}
-
-/// Forks; runs `act` in the child, which is killed after three minutes.
-fn forked(act: impl FnOnce() -> bool) -> libc::pid_t {
-    // SAFETY: the child runs `act` and ends without unwinding into what belongs to the parent.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0);
-    if child == 0 {
-        // SAFETY: changes only when this process ends.
-        unsafe { libc::alarm(180) };
-        let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or_else(|why| {
-            // What the hook printed is kept for the end of the test, which the child never reaches.
-            let why = why.downcast_ref::<String>().map_or("a panic without a value", String::as_str);
-            let _ = writeln!(std::io::stderr(), "a child of fork: {why}");
-            false
-        });
-        // SAFETY: ends the child alone.
-        unsafe { libc::_exit(i32::from(!held)) };
-    }
-    child
-}
-
 #[test]
 fn a_child_forked_while_the_first_pool_of_its_parent_is_built_builds_its_own() {
     // No pool has been built in this process, so each child below builds its first.
@@ -123,16 +88,18 @@ fn a_child_forked_while_the_first_pool_of_its_parent_is_built_builds_its_own() {
         let build_and_use = || {
             let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
             drop(pool.get(10_000).unwrap());
-            pool.get(10_000).is_ok() && pool.stats().requests.hits == 1
+            drop(pool.get(10_000).unwrap());
+            assert_eq!(pool.stats().requests.hits, 1);
         };
         for round in 0..60 {
-            let child = forked(|| {
+            let mut child = Child::new(|| {
                 let building = std::thread::spawn(build_and_use);
                 std::thread::sleep(Duration::from_micros(round * 7));
-                let grandchild = forked(build_and_use);
-                building.join().unwrap() && ended_well(grandchild)
+                let mut grandchild = Child::new(build_and_use);
+                building.join().unwrap();
+                assert_eq!(grandchild.wait(), 0);
             });
-            assert!(ended_well(child), "round {round}");
+            assert_eq!(child.wait(), 0, "round {round}");
         }
     });
 }
@@ -152,7 +119,7 @@ fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
             std::thread::yield_now();
         }
         let _held = parents.get(10_000).unwrap();
-        let child = forked(|| {
+        let mut child = Child::new(|| {
             let before = released();
             let own = hasty();
             drop(own.get(10_000).unwrap());
@@ -160,9 +127,8 @@ fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
             while released() == before || own.stats().memory.held_bytes > 0 {
                 std::thread::yield_now();
             }
-            true
         });
-        assert!(ended_well(child));
+        assert_eq!(child.wait(), 0);
     });
 }
 
@@ -173,7 +139,7 @@ fn narrow_pool() -> Pool {
 }
 
 /// Three pools after each other, each used by four threads that wait in line.
-fn use_own_pools() -> bool {
+fn use_own_pools() {
     for _ in 0..3 {
         let own = narrow_pool();
         std::thread::scope(|scope| {
@@ -183,7 +149,6 @@ fn use_own_pools() -> bool {
         });
         valid_stats(&own);
     }
-    true
 }
 
 /// Ends the threads of a test, also if a check fails.
@@ -221,8 +186,7 @@ fn children_of_a_process_whose_threads_sleep_or_wait_in_line_use_pools_of_their_
                 for number in 0..forks() {
                     // So that the threads of the parent are asleep at some forks and awake at others.
                     std::thread::sleep(Duration::from_micros(u64::from(number % 20) * 100));
-                    let child = forked(use_own_pools);
-                    assert!(ended_well(child), "fork {number} with {threads} threads");
+                    assert_eq!(Child::new(use_own_pools).wait(), 0, "fork {number} with {threads} threads");
                 }
             }
         });
@@ -312,13 +276,12 @@ fn children_forked_amid_everything_that_pools_share_use_it_themselves() {
                 std::thread::yield_now();
             }
             for number in 0..forks() / 6 {
-                let child = forked(|| {
+                let mut child = Child::new(|| {
                     let own = pool_with_everything(dir.path(), &ledger);
                     use_everything(&own);
                     valid_stats(&own);
-                    true
                 });
-                assert!(ended_well(child), "fork {number}");
+                assert_eq!(child.wait(), 0, "fork {number}");
             }
         });
         drop(parents);

@@ -5,18 +5,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::source::Source;
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
 use crate::counting::CountingSource;
 use crate::fixture::filled;
 use crate::manual_copies::{ManualStream, Nowhere};
+use crate::until::until;
 
 const MIB: usize = 1 << 20;
 
@@ -36,15 +37,6 @@ fn sources() -> [Arc<FaultSource>; 3] {
     sources.map(|source| Arc::new(FaultSource::around(source)))
 }
 
-/// Waits without a call of any pool.
-fn silently_until(what: &str, is_so: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
 fn releases(source: &FaultSource) -> u64 {
     source.calls(SourceCall::Release)
 }
@@ -54,23 +46,9 @@ fn memory_goes_back_while_the_program_is_silent() {
     for source in sources() {
         let pool = hasty(source.clone()).build().unwrap();
         drop(pool.get(2 * MIB).unwrap());
-        silently_until("released automatically", || releases(&source) > 0);
-        silently_until("the statistics show it", || pool.stats().memory.held_bytes == 0);
+        until("released automatically", || releases(&source) > 0);
+        until("the statistics show it", || pool.stats().memory.held_bytes == 0);
     }
-}
-
-#[test]
-fn idle_buffers_grow_old_while_the_program_is_silent() {
-    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
-    let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().backend(Backend::Source(source.clone())).unstable_pressure("/dev/null");
-    let pool = builder.unstable_clock(clock.clone()).background_thread(true).build().unwrap();
-    drop([pool.get(2 * MIB).unwrap(), pool.get(3 * MIB).unwrap()]);
-    silently_until("aged and released", || {
-        clock.advance_us(1_000_000);
-        releases(&source) > 0
-    });
-    assert_eq!(pool.stats().memory.evictions.expired, 2);
 }
 
 #[test]
@@ -82,9 +60,9 @@ fn copies_that_ended_leave_the_figures_while_the_program_is_silent() {
         filled(&pool, 4096, 1).copy_to(&stream, &mut device).unwrap();
         assert_eq!(pool.stats().copies.in_flight, 1);
         drop(gate);
-        silently_until("the copy has left the statistics", || pool.stats().copies.in_flight == 0);
+        until("the copy has left the statistics", || pool.stats().copies.in_flight == 0);
         // The thread puts the buffer back after it has counted the end of its copy.
-        silently_until("the buffer is idle", || pool.stats().memory.idle == 1);
+        until("the buffer is idle", || pool.stats().memory.idle == 1);
     }
 }
 
@@ -121,7 +99,7 @@ fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance()
     drop(other.get(8192).unwrap());
     assert_eq!(other.stats().memory.evictions.expired, 1, "the miss looked for what is old");
     drop(gate);
-    silently_until("the first pool continues", || hanging.stats().memory.held_bytes == 0);
+    until("the first pool continues", || hanging.stats().memory.held_bytes == 0);
 }
 
 #[test]
@@ -131,7 +109,7 @@ fn a_pool_of_which_nothing_is_in_use_is_looked_at_once_a_second() {
         let pool = Pool::builder().without_env().backend(Backend::Source(source.clone())).build().unwrap();
         drop(pool.get(4096).unwrap());
         // The thread sees that nothing is in use any more.
-        silently_until("a look", || source.looks() > 0);
+        until("a look", || source.looks() > 0);
         let (before, begun) = (source.looks(), Instant::now());
         thread::sleep(Duration::from_millis(2500));
         let (looks, seconds) = (source.looks() - before, begun.elapsed().as_secs());
@@ -168,7 +146,7 @@ fn a_pool_that_is_over_is_looked_at_no_more() {
     drop(pool);
     drop(held);
     // The thread may be what ends the pool.
-    silently_until("its end released", || releases(&source) > 0);
+    until("its end released", || releases(&source) > 0);
     let calls = releases(&source);
     thread::sleep(Duration::from_millis(250));
     assert_eq!(releases(&source), calls);
@@ -212,5 +190,5 @@ fn pools_come_and_go_while_the_thread_looks_at_others() {
         }
     });
     assert_eq!(made.into_inner(), 400);
-    silently_until("the remaining pool releases its memory", || kept.stats().memory.held_bytes == 0);
+    until("the remaining pool releases its memory", || kept.stats().memory.held_bytes == 0);
 }

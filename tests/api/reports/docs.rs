@@ -34,7 +34,7 @@ fn the_page_of_the_settings_is_that_of_the_table_of_settings() {
             let default = if of.name == "PINPOOL_DEVICE" { "unset".to_owned() } else { of.default() };
             format!("| `{}` | `{default}` | {} |\n", of.name, of.meaning)
         });
-        format!("| {} | default | |\n| --- | --- | --- |\n{}", group[0].group, rows.collect::<String>())
+        format!("| {} | default | meaning |\n| --- | --- | --- |\n{}", group[0].group, rows.collect::<String>())
     });
     check_page("docs/settings.md", &groups.collect::<Vec<_>>().join("\n"));
 }

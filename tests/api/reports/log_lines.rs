@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use log::{Level, LevelFilter};
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::Rounding;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
 use crate::child::alone;
@@ -32,7 +32,7 @@ fn a_record_names_the_file_and_line_of_the_call_that_logs_it() {
     let (file, line) = last_place();
     let source = std::fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let call = source.lines().nth(line as usize - 1).unwrap();
-    assert!(lines().last().unwrap().contains(" created: ") && call.contains("log.started("), "{file}:{line}: {call}");
+    assert!(lines().last().unwrap().contains(" created: ") && call.contains("log.created("), "{file}:{line}: {call}");
     drop(pool);
 }
 

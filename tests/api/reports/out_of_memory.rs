@@ -112,7 +112,7 @@ fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
 
 #[test]
 fn copies_that_do_not_end_are_the_likely_cause() {
-    use pinpool::copy::sink::{SinkMem, SinkStream};
+    use pinpool_testing::{SinkMem, SinkStream};
     let clock = ManualClock::default();
     let pool = pool_of(Backend::Heap).max_bytes(2 << 20).unstable_clock(clock.clone()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(2 * MIB));

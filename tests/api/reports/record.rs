@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use pinpool::Pool;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool_observe::record::{Event, Recording};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
 use crate::fixture::{over_sim, recorded};
@@ -179,7 +179,7 @@ fn a_full_disk_ends_the_file_and_not_the_pool() {
     use_pool(&pool);
     drop(pool);
     let lines = crate::captured_log::lines();
-    assert_eq!(crate::captured_log::count(&lines, "trace: incomplete path=/dev/full"), 1, "{lines:#?}");
+    assert_eq!(crate::captured_log::count(&lines, "trace_incomplete: path=/dev/full"), 1, "{lines:#?}");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn the_log_tells_where_and_how_much_is_recorded() {
     let lines = crate::captured_log::lines();
     let name = format!("p{}.trace", std::process::id());
     assert_eq!(crate::captured_log::count(&lines, &name), 2, "{lines:#?}");
-    assert_eq!(crate::captured_log::count(&lines, "trace: complete path="), 1, "{lines:#?}");
+    assert_eq!(crate::captured_log::count(&lines, "trace_complete: path="), 1, "{lines:#?}");
     assert!(Recording::open(&dir.path().join(name)).is_ok());
 }
 

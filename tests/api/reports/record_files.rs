@@ -155,7 +155,11 @@ fn the_recording_of_an_earlier_process_is_kept_beside_the_new_one_and_that_is_lo
         assert_eq!(
             count(
                 &said,
-                &format!("trace: renamed the previous recording path={} renamed={};", path.display(), old.display())
+                &format!(
+                    "trace_renamed: the previous recording was renamed path={} renamed={};",
+                    path.display(),
+                    old.display()
+                )
             ),
             1,
             "{said:#?}"

@@ -81,7 +81,7 @@ fn a_get_behind_a_large_one_in_line_names_it_and_advises_a_limit_above_the_prese
     let pool = heap().max_bytes(64 << 20).build().unwrap();
     let held = pool.get(10 * MIB).unwrap();
     thread::scope(|scope| {
-        let large = scope.spawn(|| pool.get_with(Request::new(60 * MIB).wait(LONG)).map(drop));
+        let large = scope.spawn(|| pool.get_with(Request::new(60 * MIB).timeout(LONG)).map(drop));
         until_waits(&pool, 1);
         let text = pool.get(8 * MIB).unwrap_err().report();
         drop(held);
@@ -251,7 +251,7 @@ fn a_refusal_by_the_limit_on_locked_memory_fails_at_once_and_is_not_repeated() {
         // While something is held a return may help, and no call is made meanwhile.
         let _held = pool.get(MIB).unwrap();
         let failures = pool.stats().memory.pin.failures;
-        assert!(pool.get_with(Request::new(64 * MIB).wait(Duration::from_millis(200))).unwrap_err().is_backend());
+        assert!(pool.get_with(Request::new(64 * MIB).timeout(Duration::from_millis(200))).unwrap_err().is_backend());
         let stats = pool.stats();
         assert_eq!(stats.requests.timeouts, 1);
         assert!(stats.memory.pin.failures - failures <= 2, "{} failures", stats.memory.pin.failures - failures);

@@ -6,12 +6,12 @@ use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::stats::{EvictionReasons, MissReasons};
 use pinpool::unstable::ManualClock;
 use pinpool::{OnFull, Pool, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::fixture::{LONG, over, over_sim, until_waits};
 use crate::valid_stats::valid_stats;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{OnFull, Pool, Stats};
 use pinpool_replay::SimSource;
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::fixture::over;
 use crate::valid_stats::valid_stats;

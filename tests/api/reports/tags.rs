@@ -4,10 +4,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use log::Level;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::Rounding;
 use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::valid_stats::valid_stats;
@@ -37,7 +37,7 @@ fn each_tag_counts_what_its_handles_hold() {
         let (images, labels) = (pool.tagged("loader/images"), pool.tagged("loader/labels"));
         assert_eq!((images.tag(), images.name()), (Some("loader/images"), None));
         let held: Vec<_> = (0..3).map(|_| images.clone().get(MIB).unwrap()).collect();
-        let label = labels.get_with(Request::new(8192).wait(Duration::ZERO)).unwrap();
+        let label = labels.get_with(Request::new(8192).timeout(Duration::ZERO)).unwrap();
         let untagged = pool.get(2 * MIB).unwrap();
         let all = [of("loader/images", 3, 3 << 20), of("(untagged)", 1, 2 << 20), of("loader/labels", 1, 8192)];
         assert_eq!(owners(&pool), all);
@@ -88,7 +88,7 @@ fn tasks_and_aligned_gets_carry_the_tag() {
     drop((aligned, other));
     let all = pool.get(4 * MIB).unwrap();
     let mut context = Context::from_waker(Waker::noop());
-    let mut get = std::pin::pin!(tagged.get_async(Request::new(4 * MIB).wait(Duration::from_secs(3600))));
+    let mut get = std::pin::pin!(tagged.get_async(Request::new(4 * MIB).timeout(Duration::from_secs(3600))));
     assert!(get.as_mut().poll(&mut context).is_pending());
     drop(all);
     let Poll::Ready(Ok(buf)) = get.poll(&mut context) else { panic!("it is handed the buffer") };

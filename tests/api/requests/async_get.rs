@@ -90,7 +90,7 @@ fn a_get_without_room_fails_or_falls_back_when_its_wait_has_passed() {
     let pool = over_sim(2 << 20).wait(SHORT).build().unwrap();
     let held = pool.get(2 * MIB).unwrap();
     assert!(run(pool.get_async(MIB)).unwrap_err().is_limit());
-    assert!(run(pool.get_async(Request::new(MIB).wait(Duration::ZERO))).unwrap_err().is_limit());
+    assert!(run(pool.get_async(Request::new(MIB).timeout(Duration::ZERO))).unwrap_err().is_limit());
     assert!(run(pool.get_async(usize::MAX)).unwrap_err().is_request());
     assert!(run(pool.get_async(0)).unwrap().is_empty());
     drop(held);
@@ -146,7 +146,7 @@ fn a_future_that_is_dropped_leaves_the_line_and_passes_on_what_it_was_handed() {
     let stats = valid_stats(&pool);
     assert_eq!((stats.memory.in_use, stats.memory.idle), (0, 1));
     // Nobody waits any more.
-    drop(pool.get_with(Request::new(MIB).wait(Duration::ZERO)).unwrap());
+    drop(pool.get_with(Request::new(MIB).timeout(Duration::ZERO)).unwrap());
 }
 
 #[test]
@@ -292,8 +292,8 @@ fn fail_at_their_deadline(preset: usize, wait: Duration) -> bool {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let pool = over_both_presets(&source)[preset].clone();
     let gate = source.hold(SourceCall::Acquire);
-    let mut own = pin!(pool.get_async(Request::new(4 * MIB).wait(wait)));
-    let mut behind = pin!(pool.get_async(Request::new(8 * MIB).wait(wait)));
+    let mut own = pin!(pool.get_async(Request::new(4 * MIB).timeout(wait)));
+    let mut behind = pin!(pool.get_async(Request::new(8 * MIB).timeout(wait)));
     let begun = Instant::now();
     let mut is_early = poll(own.as_mut(), Waker::noop()).is_pending();
     while source.calls(SourceCall::Acquire) == 0 && is_early {
@@ -331,7 +331,7 @@ fn a_task_whose_call_does_not_return_falls_back_at_its_deadline() {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let pool = over(source.clone(), 64 << 20).on_full(OnFull::Pageable).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);
-    assert!(!run(pool.get_async(Request::new(4 * MIB).wait(SHORT))).unwrap().is_pinned());
+    assert!(!run(pool.get_async(Request::new(4 * MIB).timeout(SHORT))).unwrap().is_pinned());
     drop(gate);
     assert_eq!(pool.stats().requests.failed, 0);
 }

@@ -31,7 +31,7 @@ fn check_at_rest(pool: &Pool) {
     assert_eq!((stats.memory.in_use, stats.requests.served, stats.requests.failed), (0, stats.requests.returned, 0));
     // Nobody is left in the line: the limit is free at once.
     let all = usize::try_from(stats.limits.max_bytes.unwrap()).unwrap();
-    drop(pool.get_with(Request::new(all).wait(Duration::from_secs(60))).unwrap());
+    drop(pool.get_with(Request::new(all).timeout(Duration::from_secs(60))).unwrap());
 }
 
 #[test]

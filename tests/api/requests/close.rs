@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, GetFuture, OnFull, PinnedBuf, Request, Result};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log;
 use crate::fixture::{LONG, both_presets, over_sim, until_waits};
@@ -33,7 +33,7 @@ fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
             assert!(poll(unpolled.as_mut()).is_pending());
             let waiting = [2, 1].map(|mib| {
                 let pool = &pool;
-                scope.spawn(move || pool.get_with(Request::new(mib * MIB).wait(LONG)).map(drop))
+                scope.spawn(move || pool.get_with(Request::new(mib * MIB).timeout(LONG)).map(drop))
             });
             until_waits(&pool, 3);
             let mut task = pin!(pool.get_async(MIB));

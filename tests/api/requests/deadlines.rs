@@ -49,7 +49,7 @@ fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
         thread::scope(|scope| {
             let acting = scope.spawn(|| act(&pool));
             held.wait_for(1);
-            let get = |wait| pool.get_with(Request::new(4 * MIB).wait(wait)).map(drop);
+            let get = |wait| pool.get_with(Request::new(4 * MIB).timeout(wait)).map(drop);
             let waiting = scope.spawn(move || get(Duration::from_millis(10)));
             let at_once = scope.spawn(move || get(Duration::ZERO));
             let trimming = scope.spawn(|| pool.trim(0));
@@ -139,7 +139,7 @@ fn all_attempts_of_a_request_wait_for_calls_of_other_threads_until_one_time() {
     let source = Arc::new(Refusing::default());
     let pool = over(source.clone(), 64 << 20).build().unwrap();
     let begun = Instant::now();
-    assert!(pool.get_with(Request::new(3 * MIB).wait(Duration::ZERO)).unwrap_err().is_backend());
+    assert!(pool.get_with(Request::new(3 * MIB).timeout(Duration::ZERO)).unwrap_err().is_backend());
     let untils = source.0.lock().unwrap();
     assert!(untils.len() > 1 && untils.iter().all(|until| *until == untils[0]), "{untils:?}");
     assert!(untils[0] >= begun + Duration::from_millis(100), "the calls of other threads take milliseconds");

@@ -10,6 +10,7 @@ use std::time::Duration;
 use pinpool::unstable::{ManualClock, fast_path};
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 
+use crate::until::until;
 use crate::valid_stats::valid_stats;
 
 const PRESETS: [Preset; 2] = [Preset::Adaptive, Preset::TensorFlow];
@@ -290,7 +291,8 @@ fn full_pool() -> (Pool, Vec<PinnedBuf>) {
     let builder = builder(Preset::Adaptive).max_bytes(Some(8 << 20)).wait(LONG).background_thread(false);
     let pool = builder.build().unwrap();
     let small = pool.get(LEN).unwrap();
-    let held: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).wait(Duration::ZERO)).ok()).collect();
+    let held: Vec<_> =
+        std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).timeout(Duration::ZERO)).ok()).collect();
     assert_eq!(held.len(), 7);
     drop(small);
     assert_eq!((fast_path::is_open(&pool), fast_hits(&pool)), (true, 1000));
@@ -302,10 +304,8 @@ fn a_hit_takes_the_fast_path_but_while_a_get_waits() {
     let (pool, held) = full_pool();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| drop(pool.get(MUCH).unwrap()));
-        while pool.stats().requests.waiting == 0 {
-            thread::yield_now();
-        }
-        assert!(!fast_path::is_open(&pool) && fast_path::get(&pool, LEN).is_none());
+        until("the request waits", || !fast_path::is_open(&pool));
+        assert!(fast_path::get(&pool, LEN).is_none());
         drop(held);
         waiting.join().unwrap();
     });

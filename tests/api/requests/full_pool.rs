@@ -5,8 +5,8 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{PinnedBuf, Request};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::fixture::{Requests, both_presets, over_sim};
 use crate::valid_stats::valid_stats;
@@ -64,7 +64,7 @@ fn a_copy_that_begins_while_requests_wait_in_partitions_serves_them() {
 
 /// How often a request that fails after `wait` is polled.
 fn polls(pool: &impl Requests, wait: Duration) -> u128 {
-    let (mut get, mut polls) = (pin!(pool.get_async(Request::new(MIB).wait(wait))), 0);
+    let (mut get, mut polls) = (pin!(pool.get_async(Request::new(MIB).timeout(wait))), 0);
     let counted = poll_fn(|context| {
         polls += 1;
         get.as_mut().poll(context)

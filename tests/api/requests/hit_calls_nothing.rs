@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::thread;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, Pool, Preset};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
 

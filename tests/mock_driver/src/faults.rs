@@ -91,27 +91,13 @@ pub(crate) fn wait_at_gate(site: &'static Site) {
     }
 }
 
-/// The `nth` call from now (1 is the next) and the `times - 1` after it fail.
+/// Fails the `nth` call from now (1 is the next) and the `times - 1` after it.
 pub(crate) fn fail(name: &str, nth: u64, times: u64, code: Code) {
     let calls = calls(name);
     with(name, |plan| {
         let first = calls + nth.max(1) - 1;
         plan.failures.push(Failure { first, last: first.saturating_add(times), code });
     });
-}
-
-/// A failure requested by the environment: the `nth` call of the process fails, and all later ones if `later` is set.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ScriptedFailure {
-    pub(crate) name: String,
-    pub(crate) nth: u64,
-    pub(crate) later: bool,
-    pub(crate) code: Code,
-}
-
-/// Scripts a failure requested by the environment.
-pub(crate) fn script(failure: &ScriptedFailure) {
-    fail(&failure.name, failure.nth, if failure.later { u64::MAX } else { 1 }, failure.code);
 }
 
 /// Closes or opens the gate of a call.
@@ -135,8 +121,8 @@ pub(crate) fn calls(name: &str) -> u64 {
 }
 
 /// The functions called since the last reset, with their number of calls, by name.
-pub(crate) fn all_calls() -> Vec<(&'static str, u64)> {
-    let count = |site: &&'static Site| (site.name, site.calls.load(Ordering::Relaxed));
+pub(crate) fn all_calls() -> Vec<(String, u64)> {
+    let count = |site: &&'static Site| (site.name.to_owned(), site.calls.load(Ordering::Relaxed));
     let mut calls: Vec<_> = lock(&SITES).iter().map(count).filter(|&(_, calls)| calls > 0).collect();
     calls.sort_unstable();
     calls
@@ -152,23 +138,4 @@ pub(crate) fn reset() {
     }
     SCRIPTED.store(false, Ordering::Relaxed);
     RELEASED.notify_all();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_failure_counts_from_the_moment_it_is_scripted() {
-        static ONE: Site = Site::new("one");
-        let three = || [count_call(&ONE), count_call(&ONE), count_call(&ONE)];
-        assert_eq!(count_call(&ONE), None);
-        fail("one", 2, 1, Code::OUT_OF_MEMORY);
-        assert_eq!(three(), [None, Some(Code::OUT_OF_MEMORY), None]);
-        fail("one", 1, u64::MAX, Code::UNKNOWN);
-        assert_eq!(three(), [Some(Code::UNKNOWN); 3]);
-        assert_eq!(calls("one"), 7);
-        reset();
-        assert_eq!((calls("one"), count_call(&ONE)), (0, None));
-    }
 }

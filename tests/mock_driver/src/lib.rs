@@ -9,9 +9,9 @@
 //!            │                                             │
 //!   ┌── call: counted, held, delayed, failed ◄──── faults ─┤      (one enqueue at a time)
 //!   │  context  event  memory  device_memory  virtual_memory  stream/calls  capture  symbols
-//!   │        └─────────┴── op ──► stream: a worker each, gates ◄─┤
+//!   │        └─────────┴──────► stream: a worker each, gates ◄─┤
 //!   │                              │                             │
-//!   └── address_space ◄──── copy: bytes move when the op runs    ├── counts: pinned bytes, misuse, the report
+//!   └── address_space ◄──── copy: bytes move when the work runs  ├── counts: pinned bytes, misuse, the report
 //!                                                                └── settings of the environment
 //! ```
 //!
@@ -37,10 +37,10 @@
 //! | --- | --- | --- |
 //! | `MOCK_DRIVER_COPY_DELAY` | `5` | each copy begins this many milliseconds late, so that it is still running after its enqueue |
 //! | `MOCK_DRIVER_FAIL` | `cuMemMap:3=2,cuMemCreate:1+=801` | the third `cuMemMap` fails with code 2, every `cuMemCreate` with 801 |
-//! | `MOCK_DRIVER_REPORT` | `none` (default), `stderr` | at the end of the process: frees with work in flight, wrong uses, calls by name |
+//! | `MOCK_DRIVER_REPORT` | `stderr` | at the end of the process: frees with work in flight, wrong uses, calls by name |
 //! | `MOCK_DRIVER_ABORT` | the name of a call | that call ends the process by SIGABRT |
 //! | `MOCK_DRIVER_HANG` | the name of a call | that call never returns |
-//! | `MOCK_DRIVER_ADVERSARIAL` | names of [`Deviation`], or `all` | behaviour that a driver may have and the mock driver lacks by default |
+//! | `MOCK_DRIVER_ADVERSARIAL` | `ResetUnmaps,NoRegistering` | switches of [`Deviation`]: behaviour that a driver may have and the mock driver lacks by default |
 //!
 //! An invalid setting is reported on stderr and fails `cuInit` with 1.
 //!
@@ -71,7 +71,6 @@ mod event;
 mod faults;
 mod memory;
 mod mock;
-mod op;
 mod settings;
 mod stream;
 mod symbols;

@@ -6,17 +6,14 @@
 //! Fresh blocks hold garbage and blocks up to [`SMALL_BYTES`] begin in the middle of a page: the real driver carves
 //! them out of larger ones and promises neither zeros nor page alignment.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::address_space::{self, Owner, Range};
 use crate::adversarial::{self, Deviation};
-use crate::call::{In, Out, Outcome, driver_call};
+use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::sync::lock;
 use crate::{capture, context, counts, stream};
 
 /// The content of a fresh block.
@@ -36,39 +33,27 @@ const BUFFER_ID: c_int = 7;
 const RANGE_START: c_int = 11;
 const RANGE_BYTES: c_int = 12;
 
-/// The context of the range that starts at each address. The entry of a freed range stays until its address is reused.
-static CONTEXT_OF: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
-
 /// Inserts a range of the current context.
-pub(crate) fn insert_of_context(start: u64, range: Range) -> Outcome {
-    let context = context::current()?;
-    address_space::insert(start, range)?;
-    lock(&CONTEXT_OF).insert(start, context);
-    Ok(())
+pub(crate) fn insert(start: u64, bytes: u64, owner: Owner) -> Outcome {
+    address_space::insert(start, Range { bytes, owner, context: context::current()? })
+}
+
+/// Unpins and unmaps a range that was removed from the map.
+pub(crate) fn release(range: Range) {
+    match range.owner {
+        Owner::Allocated { mapping, mapping_bytes, .. } => {
+            counts::unpin(range.bytes);
+            unmap(mapping, mapping_bytes);
+        }
+        Owner::Registered { .. } => counts::unpin(range.bytes),
+        Owner::Device { backing } => unmap(backing, range.bytes as usize),
+        Owner::Granule { .. } => {}
+    }
 }
 
 /// Frees the memory of a context that ends.
 pub(crate) fn end_of(context: usize) {
-    let mut starts = Vec::new();
-    lock(&CONTEXT_OF).retain(|&start, of| {
-        let ends = *of == context;
-        starts.extend(ends.then_some(start));
-        !ends
-    });
-    for start in starts {
-        let Some(range) = address_space::remove(start, |owner| !matches!(owner, Owner::Granule { .. })) else {
-            continue;
-        };
-        match range.owner {
-            Owner::Allocated { mapping, mapping_bytes, .. } => {
-                counts::unpin(range.bytes);
-                unmap(mapping, mapping_bytes);
-            }
-            Owner::Registered { .. } => counts::unpin(range.bytes),
-            Owner::Device { backing } => unmap(backing, range.bytes as usize),
-            Owner::Granule { .. } => {}
-        }
-    }
+    address_space::remove_of(context).into_iter().for_each(release);
 }
 
 /// Anonymous memory from the kernel.
@@ -124,17 +109,15 @@ pub(crate) fn wait_for_all_work() -> Outcome {
     stream::wait_for_idle(None)
 }
 
-/// Unpins the range that starts here, if its owner is of the wanted kind; otherwise records a misuse and fails with `code`.
-fn unpin(call: &str, start: u64, wanted: impl Fn(&Owner) -> bool, code: Code) -> Result<Range, Code> {
+/// Releases the range that starts here, if its owner is of the wanted kind; otherwise records a misuse and fails with `code`.
+fn unpin(call: &str, start: u64, wanted: impl Fn(&Owner) -> bool, code: Code) -> Outcome {
     let is_wanted = |(at, range): (u64, Range)| at == start && wanted(&range.owner);
     if !address_space::read().at(start).is_some_and(is_wanted) {
         counts::misused(format!("{call} of {start:#x}, which is not the start of such memory"));
         return Err(code);
     }
     wait_for_all_work()?;
-    let range = address_space::remove(start, wanted).ok_or(code)?;
-    counts::unpin(range.bytes);
-    Ok(range)
+    address_space::remove(start, wanted).map(release).ok_or(code)
 }
 
 fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
@@ -152,7 +135,7 @@ fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
     }
     let address = mapping + offset;
     let owner = Owner::Allocated { flags, mapping, mapping_bytes };
-    insert_of_context(address as u64, Range { bytes: bytes as u64, owner })?;
+    insert(address as u64, bytes as u64, owner)?;
     out.put(ptr::with_exposed_provenance_mut(address))
 }
 
@@ -169,11 +152,7 @@ driver_call! { Enqueue fn cuMemFreeHost(address: *mut c_void) {
         return Ok(());
     }
     let is_allocated = |owner: &Owner| matches!(owner, Owner::Allocated { .. });
-    let range = unpin("cuMemFreeHost", address.addr() as u64, is_allocated, Code::INVALID_VALUE)?;
-    if let Owner::Allocated { mapping, mapping_bytes, .. } = range.owner {
-        unmap(mapping, mapping_bytes);
-    }
-    Ok(())
+    unpin("cuMemFreeHost", address.addr() as u64, is_allocated, Code::INVALID_VALUE)
 }}
 
 driver_call! { Enqueue fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32) {
@@ -188,13 +167,13 @@ driver_call! { Enqueue fn cuMemHostRegister_v2(address: *mut c_void, bytes: usiz
         return Err(Code::INVALID_VALUE);
     }
     counts::pin(bytes as u64)?;
-    insert_of_context(start as u64, Range { bytes: bytes as u64, owner: Owner::Registered { flags } })
+    insert(start as u64, bytes as u64, Owner::Registered { flags })
         .inspect_err(|_| counts::unpin(bytes as u64))
 }}
 
 driver_call! { Enqueue fn cuMemHostUnregister(address: *mut c_void) {
     let is_registered = |owner: &Owner| matches!(owner, Owner::Registered { .. });
-    unpin("cuMemHostUnregister", address.addr() as u64, is_registered, Code::HOST_MEMORY_NOT_REGISTERED).map(drop)
+    unpin("cuMemHostUnregister", address.addr() as u64, is_registered, Code::HOST_MEMORY_NOT_REGISTERED)
 }}
 
 driver_call! { Device fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: *mut c_void, flags: u32) {
@@ -227,27 +206,6 @@ fn attribute(out: Out<u64>, attribute: c_int, address: u64) -> Outcome {
 
 driver_call! { Device fn cuPointerGetAttribute(out: Out<u64>, number: c_int, address: u64) {
     attribute(out, number, address)
-}}
-
-// Unknown attributes are 0 instead of an error.
-driver_call! { Device fn cuPointerGetAttributes(count: u32, numbers: In<c_int>, places: In<*mut u64>, address: u64) {
-    (0..count as usize).try_for_each(|index| {
-        let place = places.at(index)?;
-        let number = numbers.at(index)?;
-        match attribute(Out::at(place, 0), number, address) {
-            Err(_) if number == MEMORY_TYPE => Out::at(place, 0).narrow().put(0)?,
-            Err(_) => Out::at(place, 0).put(0)?,
-            Ok(()) => {}
-        }
-        Ok(())
-    })
-}}
-
-driver_call! { Device fn cuMemGetAddressRange_v2(start: Out<u64>, bytes: Out<usize>, address: u64) {
-    let (at, range) = address_space::read().at(address).ok_or(Code::INVALID_VALUE)?;
-    start.put_if_wanted(at);
-    bytes.put_if_wanted(range.bytes as usize);
-    Ok(())
 }}
 
 driver_call! { Device fn cuMemHostGetFlags(out: Out<u32>, address: *mut c_void) {

@@ -41,7 +41,7 @@ impl MockDriver {
     #[must_use]
     pub fn load() -> Self {
         let exclusive = lock(&EXCLUSIVE);
-        let controls = *CONTROLS.get_or_init(load_library);
+        let controls = *CONTROLS.get_or_init(|| load_library(&Self::library()));
         let driver = MockDriver { controls, _exclusive: exclusive };
         driver.reset();
         // As on a real device, a lost context never works again.
@@ -49,6 +49,27 @@ impl MockDriver {
             driver.renew_contexts();
         }
         driver
+    }
+
+    /// As [`Self::load`], for an older driver that lacks these functions. Must be the first load of the process.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::load`], or if there is no such function.
+    #[must_use]
+    pub fn load_without(functions: &[&str]) -> Self {
+        let mut bytes = fs::read(Self::library()).expect("the library can be read");
+        for function in functions {
+            // Renamed in the table of names, so that `dlsym` does not find it.
+            let name = [b"\0", function.as_bytes(), b"\0"].concat();
+            let at = bytes.windows(name.len()).position(|window| window == name);
+            bytes[at.expect("a function of the library") + 1] = b'X';
+        }
+        let path = env::temp_dir().join(format!("{FILE}-{}", std::process::id()));
+        fs::write(&path, bytes).expect("the library can be copied");
+        assert!(CONTROLS.set(load_library(&path)).is_ok(), "the library is loaded already");
+        fs::remove_file(path).expect("the copy can be removed");
+        Self::load()
     }
 
     /// The library's file: a program finds it under the name `libcuda.so` in a folder that the loader searches.
@@ -178,8 +199,7 @@ fn found_below(folder: &Path) -> Vec<PathBuf> {
     found.into_iter().rev().map(|(_, path)| path).collect()
 }
 
-fn load_library() -> &'static Controls {
-    let path = MockDriver::library();
+fn load_library(path: &Path) -> &'static Controls {
     let name = CString::new(path.as_os_str().as_encoded_bytes()).expect("a path without a zero in it");
     // SAFETY: loads our own library, which does nothing at start-up.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };

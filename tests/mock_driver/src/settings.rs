@@ -11,8 +11,7 @@ use std::time::Duration;
 use crate::adversarial::{self, Deviation};
 use crate::call::Outcome;
 use crate::code::Code;
-use crate::counts;
-use crate::faults::{self, ScriptedFailure};
+use crate::{counts, faults};
 
 const PREFIX: &str = "MOCK_DRIVER_";
 
@@ -37,7 +36,9 @@ static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
 pub(crate) fn read() -> Outcome {
     let settings = SETTINGS.get_or_init(|| {
         let (settings, failures) = parse(env::vars_os()).inspect_err(|why| eprintln!("mock driver: {why}"))?;
-        failures.iter().for_each(faults::script);
+        for (name, nth, times, code) in failures {
+            faults::fail(&name, nth, times, code);
+        }
         if settings.report {
             counts::report_at_exit();
         }
@@ -66,9 +67,10 @@ pub(crate) fn end_process_in(call: &str) {
     }
 }
 
-fn parse(
-    variables: impl IntoIterator<Item = (OsString, OsString)>,
-) -> Result<(Settings, Vec<ScriptedFailure>), String> {
+/// The name of a function, the number of the first call that fails, how many fail, and their code.
+type Failure = (String, u64, u64, Code);
+
+fn parse(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<(Settings, Vec<Failure>), String> {
     let (mut settings, mut failures) = (Settings::default(), Vec::new());
     for (name, value) in variables {
         let Some(name) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
@@ -77,11 +79,8 @@ fn parse(
         let mut set = || {
             match name {
                 "COPY_DELAY" => settings.copy_delay = Duration::from_millis(text.parse().ok()?),
-                "REPORT" => settings.report = ["none", "stderr"].iter().position(|known| *known == text)? == 1,
+                "REPORT" if text == "stderr" => settings.report = true,
                 "FAIL" => failures = each().map(failure).collect::<Option<_>>()?,
-                "ADVERSARIAL" if text == "all" => {
-                    settings.deviations = Deviation::ALL.iter().map(|switch| switch.bit()).sum()
-                }
                 "ADVERSARIAL" => {
                     settings.deviations =
                         each().map(|one| Deviation::named(one).map(Deviation::bit)).sum::<Option<_>>()?
@@ -101,12 +100,12 @@ fn parse(
 }
 
 /// `NAME:N=CODE` for one call, `NAME:N+=CODE` for it and all later ones.
-fn failure(text: &str) -> Option<ScriptedFailure> {
+fn failure(text: &str) -> Option<Failure> {
     let (name, rest) = text.split_once(':')?;
     let (nth, code) = rest.split_once('=')?;
-    let (number, later) = nth.strip_suffix('+').map_or((nth, false), |number| (number, true));
+    let (number, times) = nth.strip_suffix('+').map_or((nth, 1), |number| (number, u64::MAX));
     let (nth, code) = (number.parse().ok().filter(|&nth| nth > 0)?, code.parse().ok().filter(|&code| code > 0)?);
-    name.starts_with("cu").then(|| ScriptedFailure { name: name.to_owned(), nth, later, code: Code(code) })
+    name.starts_with("cu").then(|| (name.to_owned(), nth, times, Code(code)))
 }
 
 #[cfg(test)]
@@ -119,15 +118,12 @@ mod tests {
 
     #[test]
     fn a_failure_names_its_call_its_number_and_its_code() {
-        let scripted =
-            |nth, later, code| Some(ScriptedFailure { name: "cuMemMap".to_owned(), nth, later, code: Code(code) });
-        assert_eq!(failure("cuMemMap:3=2"), scripted(3, false, 2));
-        assert_eq!(failure("cuMemMap:1+=801"), scripted(1, true, 801));
+        let scripted = |nth, times, code| ("cuMemMap".to_owned(), nth, times, Code(code));
         for wrong in ["cuMemMap", "cuMemMap:0=2", "cuMemMap:1=0", "cuMemMap:=2", "cuMemMap:1", "malloc:1=2", ":1=2"] {
             assert_eq!(failure(wrong), None, "{wrong}");
         }
         let both = parse([("MOCK_DRIVER_FAIL".into(), "cuMemMap:3=2,cuMemMap:1+=801".into())]).unwrap().1;
-        assert_eq!(both, [scripted(3, false, 2), scripted(1, true, 801)].map(Option::unwrap));
+        assert_eq!(both, [scripted(3, 1, 2), scripted(1, u64::MAX, 801)]);
         assert!(parse([("MOCK_DRIVER_FAIL".into(), "cuMemMap:3=2,nothing".into())]).unwrap_err().contains("nothing"));
     }
 
@@ -139,14 +135,9 @@ mod tests {
         let deadly = parsed(&[("MOCK_DRIVER_ABORT", "cuMemCreate"), ("MOCK_DRIVER_HANG", "cuMemMap")]);
         let (abort, hang) = (Some("cuMemCreate"), Some("cuMemMap"));
         assert_eq!(deadly, Ok(Settings { abort, hang, ..Settings::default() }));
-        let deviating = parsed(&[("MOCK_DRIVER_ADVERSARIAL", "reset-unmaps, no-registering")]).unwrap();
+        let deviating = parsed(&[("MOCK_DRIVER_ADVERSARIAL", "ResetUnmaps, NoRegistering")]).unwrap();
         assert_eq!(deviating.deviations, Deviation::ResetUnmaps.bit() | Deviation::NoRegistering.bit());
-        assert_eq!(
-            parsed(&[("MOCK_DRIVER_ADVERSARIAL", "all")]).unwrap().deviations.count_ones() as usize,
-            Deviation::ALL.len()
-        );
         assert_eq!(parsed(&[("HOME", "/")]), Ok(Settings::default()));
-        assert_eq!(parsed(&[("MOCK_DRIVER_REPORT", "none")]), Ok(Settings::default()));
     }
 
     #[test]

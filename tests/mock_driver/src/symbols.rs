@@ -1,28 +1,13 @@
-//! Looks functions up by name, and hides them to imitate an older driver.
-//!
-//! A hidden function is missing for `dlsym` too: its entry in the symbol table of the library is made undefined until [`show_all`]
-//! restores it. A caller that has looked a function up keeps the address, as cudarc does: hide a name before its first use in the
-//! process.
+//! Looks functions up by name, as the driver does for its callers.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::Mutex;
 
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::sync::lock;
 
-/// Makes `dladdr1` return the entry of the symbol.
-const RTLD_DL_SYMENT: c_int = 1;
 /// Since this version a name without a suffix means the newer function.
 const NEWER_BY_DEFAULT: c_int = 12000;
-
-unsafe extern "C" {
-    fn dladdr1(address: *const c_void, info: *mut libc::Dl_info, extra: *mut *mut c_void, flags: c_int) -> c_int;
-}
-
-/// Hidden entries and their former values.
-static HIDDEN: Mutex<Vec<(usize, u64)>> = Mutex::new(Vec::new());
 
 fn find(name: &CStr) -> *mut c_void {
     let mut own = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
@@ -42,48 +27,6 @@ fn find(name: &CStr) -> *mut c_void {
     // SAFETY: the handle was taken above; the library stays loaded by its first user.
     unsafe { libc::dlclose(library) };
     found
-}
-
-/// The entry of a function in the symbol table.
-fn entry(function: *const c_void) -> Option<*mut libc::Elf64_Sym> {
-    let mut entry = ptr::null_mut();
-    let mut info = std::mem::MaybeUninit::uninit();
-    // SAFETY: both pointers are valid and have the size that the flag requires.
-    let known = unsafe { dladdr1(function, info.as_mut_ptr(), &raw mut entry, RTLD_DL_SYMENT) };
-    (known != 0 && !entry.is_null()).then_some(entry.cast())
-}
-
-fn overwrite(entry: *mut libc::Elf64_Sym, value: u64) -> bool {
-    const PAGE: usize = 4096;
-    let first = entry.addr() & !(PAGE - 1);
-    let bytes = entry.addr() + size_of::<libc::Elf64_Sym>() - first;
-    // SAFETY: the symbol table is a private mapping of a file; making it writable changes this process only.
-    let failed = unsafe { libc::mprotect(entry.with_addr(first).cast(), bytes, libc::PROT_READ | libc::PROT_WRITE) };
-    if failed != 0 {
-        return false;
-    }
-    // SAFETY: the entry is live as long as this library, and writable since the call above.
-    let place = unsafe { &raw mut (*entry).st_value };
-    // SAFETY: as above; a lookup at this very moment sees the old value or the new one.
-    unsafe { place.write_volatile(value) };
-    true
-}
-
-/// Hides a function. Returns whether it could be found before.
-pub(crate) fn hide(name: &CStr) -> bool {
-    let function = find(name);
-    let Some(entry) = entry(function).filter(|_| !function.is_null()) else { return false };
-    // SAFETY: `dladdr1` returned this entry.
-    let value = unsafe { (*entry).st_value };
-    lock(&HIDDEN).push((entry.expose_provenance(), value));
-    overwrite(entry, 0)
-}
-
-/// Restores every hidden function.
-pub(crate) fn show_all() {
-    for (entry, value) in lock(&HIDDEN).drain(..) {
-        overwrite(ptr::with_exposed_provenance_mut(entry), value);
-    }
 }
 
 /// The function of this name in the newest form that a program of this version knows.

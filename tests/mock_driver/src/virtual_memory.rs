@@ -16,7 +16,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
@@ -30,6 +31,7 @@ use crate::{context, counts, device, memory};
 
 const GRANULE_BYTES: u64 = 2 << 20;
 const PINNED: c_int = 1;
+const READ_WRITE: c_int = 3;
 /// Locations, as the driver numbers them.
 const ON_DEVICE: c_int = 1;
 const ON_HOST: c_int = 2;
@@ -80,7 +82,7 @@ impl Location {
 const _: () = assert!(size_of::<Properties>() == 32 && size_of::<Access>() == 12);
 
 struct Granule {
-    file: OwnedFd,
+    file: File,
     bytes: u64,
     /// The device's view.
     view: usize,
@@ -136,43 +138,35 @@ fn is_granular(bytes: u64) -> bool {
 }
 
 /// Maps a granule, or nothing, at reserved addresses.
-fn map_over(address: u64, bytes: u64, source: Option<(&OwnedFd, u64)>) -> Outcome {
-    let (kind, file, offset) = match source {
-        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
-        Some((file, offset)) => (libc::MAP_SHARED, file.as_raw_fd(), offset),
+fn map_over(address: u64, bytes: u64, source: Option<&File>) -> Outcome {
+    let (kind, file) = match source {
+        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1),
+        Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
     };
     let at = ptr::with_exposed_provenance_mut(address as usize);
     // SAFETY: the range lies in one of our reservations, which only its users point into.
-    let got =
-        unsafe { libc::mmap(at, bytes as usize, libc::PROT_NONE, kind | libc::MAP_FIXED, file, offset as libc::off_t) };
+    let got = unsafe { libc::mmap(at, bytes as usize, libc::PROT_NONE, kind | libc::MAP_FIXED, file, 0) };
     if got == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(()) }
 }
 
-fn protect(address: u64, bytes: u64, flags: c_int) -> Outcome {
-    let rights = match flags {
-        0 => libc::PROT_NONE,
-        1 => libc::PROT_READ,
-        3 => libc::PROT_READ | libc::PROT_WRITE,
-        _ => return Err(Code::INVALID_VALUE),
-    };
+fn grant_to_host(address: u64, bytes: u64) -> Outcome {
     let at = ptr::with_exposed_provenance_mut(address as usize);
     // SAFETY: changes only the rights on a mapping of ours, as its user asks.
-    let failed = unsafe { libc::mprotect(at, bytes as usize, rights) };
+    let failed = unsafe { libc::mprotect(at, bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
     if failed == 0 { Ok(()) } else { Err(Code::OUT_OF_MEMORY) }
 }
 
 /// A memory file.
-fn file_of(bytes: u64) -> Result<OwnedFd, Code> {
+fn file_of(bytes: u64) -> Result<File, Code> {
     // SAFETY: a plain system call with a name that ends in 0.
     let number = unsafe { libc::memfd_create(c"granule".as_ptr(), libc::MFD_CLOEXEC) };
     if number < 0 {
         return Err(Code::OUT_OF_MEMORY);
     }
     // SAFETY: the descriptor is fresh and owned here alone.
-    let file = unsafe { OwnedFd::from_raw_fd(number) };
-    // SAFETY: a plain system call on a descriptor that is open.
-    let failed = unsafe { libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t) };
-    if failed == 0 { Ok(file) } else { Err(Code::OUT_OF_MEMORY) }
+    let file = unsafe { File::from_raw_fd(number) };
+    file.set_len(bytes).map_err(|_| Code::OUT_OF_MEMORY)?;
+    Ok(file)
 }
 
 /// Maps `bytes` at a multiple of `alignment`, a power of two.
@@ -188,10 +182,10 @@ fn map_aligned(bytes: usize, alignment: usize) -> Result<usize, Code> {
     Ok(address)
 }
 
-fn view_of(file: &OwnedFd, bytes: u64) -> Result<usize, Code> {
-    let view = map_aligned(bytes as usize, GRANULE_BYTES as usize)?;
-    map_over(view as u64, bytes, Some((file, 0)))?;
-    protect(view as u64, bytes, 3)?;
+fn view_of(file: &File, bytes: u64) -> Result<usize, Code> {
+    let view = memory::map(bytes as usize)?;
+    map_over(view as u64, bytes, Some(file))?;
+    grant_to_host(view as u64, bytes)?;
     if !memory::is_sparse() {
         memory::make_resident(view, bytes as usize);
     }
@@ -299,7 +293,7 @@ driver_call! { Device fn cuMemMap(address: u64, bytes: usize, offset: usize, han
     if bytes > granule.bytes {
         return Err(Code::INVALID_VALUE);
     }
-    map_over(address, bytes, Some((&granule.file, 0)))?;
+    map_over(address, bytes, Some(&granule.file))?;
     granule.mappings += 1;
     all.mappings.insert(address, Mapping { bytes, granule: handle, devices: 0 });
     Ok(())
@@ -329,29 +323,25 @@ driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<A
     let starts = all.exactly(address, bytes as u64)?;
     for access in (0..count).map(|index| wanted.at(index)) {
         let Access { location, flags } = access?;
+        if flags != READ_WRITE {
+            return Err(Code::INVALID_VALUE);
+        }
         let is_host = location.is_host()?;
         for &start in &starts {
             let Mapping { bytes, granule, devices } = all.mappings.get_mut(&start).ok_or(Code::INVALID_VALUE)?;
-            match is_host {
-                false => {
-                    let device = bit(context::check_device(location.id)?);
-                    if UNREACHABLE.load(Ordering::Relaxed) & device != 0 {
-                        return Err(Code::UNKNOWN);
-                    }
-                    let before = *devices;
-                    *devices = if flags == 3 { before | device } else { before & !device };
-                    // Copies of other devices may run: the range stays while one has access.
-                    if before != 0 && *devices == 0 {
-                        address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
-                    }
-                    if before == 0 && *devices != 0 {
-                        let view = all.granules.get(granule).ok_or(Code::INVALID_VALUE)?.view;
-                        let owner = Owner::Granule { backing: view };
-                        address_space::insert(start, Range { bytes: *bytes, owner })?;
-                    }
-                }
-                true => protect(start, *bytes, flags)?,
+            if is_host {
+                grant_to_host(start, *bytes)?;
+                continue;
             }
+            let device = bit(context::check_device(location.id)?);
+            if UNREACHABLE.load(Ordering::Relaxed) & device != 0 {
+                return Err(Code::UNKNOWN);
+            }
+            if *devices == 0 {
+                let owner = Owner::Granule { backing: all.granules.get(granule).ok_or(Code::INVALID_VALUE)?.view };
+                address_space::insert(start, Range { bytes: *bytes, owner, context: 0 })?;
+            }
+            *devices |= device;
         }
     }
     Ok(())

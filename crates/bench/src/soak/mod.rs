@@ -28,7 +28,8 @@ use serde_json::Value;
 pub(crate) use self::args::SoakArgs;
 use self::report::{Resident, SoakRun};
 use self::worker::{Counts, Shared, Worker};
-use crate::threads::{Started, spawn_all};
+use crate::BenchError;
+use crate::threads::{Started, TooManyThreads, spawn_all};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
@@ -56,13 +57,10 @@ fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
 pub(crate) fn run(args: &SoakArgs, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let stop = stop_at_interrupt(terminal);
     let start_bytes = resident_bytes();
-    let builder = Pool::builder();
-    let builder = match &args.backend {
-        Some(backend) => builder.backend(backend.clone()),
-        None => builder,
-    };
+    let builder = args.backend.iter().fold(Pool::builder(), |builder, backend| builder.backend(backend.clone()));
     let pool = builder.build().map_err(|error| terminal.refuse(&error))?;
-    let (report, failures) = args.soak(&pool, start_bytes, &stop, terminal)?;
+    let soak = args.soak(&pool, start_bytes, &stop);
+    let (report, failures) = soak.map_err(|error| BenchError::from(error).refused(terminal))?;
     crate::print(&report, json, terminal)?;
     failures.iter().for_each(|failure| terminal.message(failure));
     if !failures.is_empty() {
@@ -76,13 +74,7 @@ pub(crate) fn run(args: &SoakArgs, json: bool, terminal: &Terminal) -> Result<()
 }
 
 impl SoakArgs {
-    fn soak(
-        &self,
-        pool: &Pool,
-        start_bytes: u64,
-        stop: &StopFlag,
-        terminal: &Terminal,
-    ) -> Result<(Value, Vec<String>), ExitError> {
+    fn soak(&self, pool: &Pool, start_bytes: u64, stop: &StopFlag) -> Result<(Value, Vec<String>), TooManyThreads> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.map_or(cores, usize::from);
         let ops = self.ops.unwrap_or(if self.seconds.is_some() { u64::MAX } else { DEFAULT_OPS });
@@ -102,10 +94,7 @@ impl SoakArgs {
         };
         let begun = Instant::now();
         let (warm_bytes, most_bytes, results) = thread::scope(|scope| {
-            let workers = spawn_all(scope, threads, &work).map_err(|error| {
-                terminal.message(error);
-                ExitError::Failure
-            })?;
+            let workers = spawn_all(scope, threads, &work)?;
             let (warm, most) = self.watch(&shared, ops, begun, &workers);
             Ok((warm, most, workers.into_iter().map(Started::join).collect::<Vec<_>>()))
         })?;
@@ -170,7 +159,6 @@ fn resident_bytes() -> u64 {
     kib.unwrap_or(0_u64) * 1024
 }
 
-/// The GPU, or the host sink without one; one stream.
 /// The statistics once all buffers are returned, or after a while. The maintenance thread may still return some.
 fn stats_at_rest(pool: &Pool) -> Stats {
     let begun = Instant::now();
@@ -185,6 +173,7 @@ fn stats_at_rest(pool: &Pool) -> Stats {
     }
 }
 
+/// The GPU, or the host sink without one; one stream.
 fn destination(pool: &Pool) -> Result<Box<dyn Destination>, pinpool::Error> {
     match pinpool_cli::gpu::open(pool.config().device, 1) {
         Ok(device) => Ok(device),

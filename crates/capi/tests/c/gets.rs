@@ -206,10 +206,13 @@ fn a_partition_has_a_limit_of_its_own_and_keeps_its_pool() {
     close(partition);
 
     let pool = open("backend=heap; preset=tensorflow");
-    let mut none = ptr::dangling_mut();
+    let mut partition = ptr::dangling_mut();
     // SAFETY: NULL is refused.
-    let refused = unsafe { pp_partition(pool.0, ptr::null(), 4 << 20, &raw mut none) };
-    assert_eq!(refused, pp_status::PP_INVALID_ARGUMENT);
+    let refused = unsafe { pp_partition(pool.0, ptr::null(), 4 << 20, &raw mut partition) };
+    assert_eq!((refused, partition.is_null()), (pp_status::PP_INVALID_ARGUMENT, true));
+    // SAFETY: as above.
+    assert_eq!(unsafe { pp_partition(pool.0, c"eval".as_ptr(), 4 << 20, &raw mut partition) }, pp_status::PP_OK);
+    close(Handle(partition));
     close(pool);
 }
 

@@ -39,9 +39,9 @@ fn addresses_from_elsewhere_are_named() {
     refused(pp_put(pool.0, inside), unknown, &name);
     refused(pp_put(other.0, held.0), unknown, "a buffer of another pool");
     // SAFETY: no stream is checked before the buffer is.
-    refused(unsafe { pp_put_on_stream(pool.0, inside, ptr::null_mut()) }, unknown, &name);
+    refused(unsafe { pp_put_after_stream(pool.0, inside, ptr::null_mut()) }, unknown, &name);
     // SAFETY: as above.
-    refused(unsafe { pp_put_on_event(other.0, held.0, ptr::null_mut()) }, unknown, "a buffer of another pool");
+    refused(unsafe { pp_put_after_event(other.0, held.0, ptr::null_mut()) }, unknown, "a buffer of another pool");
     put(pool, held).unwrap();
     close(pool);
     close(other);
@@ -71,11 +71,12 @@ fn a_null_argument_is_named() {
         "ptr": pp_get_aligned(pool.0, 1, 1, ptr::null_mut());
         "ptr": pp_get_timeout(pool.0, 1, 0, ptr::null_mut());
         "ptr": pp_try_get(pool.0, 1, ptr::null_mut());
-        "pool": pp_put_on_stream(no_pool, no_ptr, ptr::null_mut());
-        "pool": pp_put_on_event(no_pool, no_ptr, ptr::null_mut());
+        "pool": pp_put_after_stream(no_pool, no_ptr, ptr::null_mut());
+        "pool": pp_put_after_event(no_pool, no_ptr, ptr::null_mut());
         "json": pp_stats_json(pool.0, ptr::null_mut());
         "is_pinned": pp_is_pinned(pool.0, ptr, ptr::null_mut());
         "pool": pp_is_pinned(no_pool, ptr, &raw mut flag);
+        "ptr": pp_is_pinned(pool.0, ptr::null(), &raw mut flag);
     }
     note("pool", pp_pool_close(no_pool));
     note("pool", pp_put(no_pool, no_ptr));
@@ -137,7 +138,7 @@ fn a_put_behind_a_stream_without_a_driver_leaves_the_buffer_with_its_user() {
     let pool = open(HEAP);
     let held = get(pool, 4096).unwrap();
     // SAFETY: the default stream, which needs no object.
-    let on_stream = unsafe { pp_put_on_stream(pool.0, held.0, ptr::null_mut()) };
+    let on_stream = unsafe { pp_put_after_stream(pool.0, held.0, ptr::null_mut()) };
     if on_stream == pp_status::PP_UNAVAILABLE {
         refused(on_stream, pp_status::PP_UNAVAILABLE, "no CUDA driver");
     } else {
@@ -145,7 +146,7 @@ fn a_put_behind_a_stream_without_a_driver_leaves_the_buffer_with_its_user() {
         assert_eq!(on_stream, pp_status::PP_UNKNOWN_STREAM, "{:?}", last_error());
     }
     // SAFETY: NULL is refused.
-    let on_event = unsafe { pp_put_on_event(pool.0, held.0, ptr::null_mut()) };
+    let on_event = unsafe { pp_put_after_event(pool.0, held.0, ptr::null_mut()) };
     refused(on_event, pp_status::PP_INVALID_ARGUMENT, "`event` is NULL");
     put(pool, held).unwrap();
     close(pool);

@@ -19,8 +19,8 @@ static int in_child(pp_pool *pool, void *held)
 
     if (pp_get(pool, 4096, &ptr) != PP_FORKED || strstr(pp_last_error(NULL), "after the fork") == NULL)
         return 1;
-    if (pp_put(pool, held) != PP_FORKED || pp_put_on_stream(pool, held, NULL) != PP_FORKED ||
-        pp_put_on_event(pool, held, NULL) != PP_FORKED || pp_is_pinned(pool, held, &is_pinned) != PP_FORKED)
+    if (pp_put(pool, held) != PP_FORKED || pp_put_after_stream(pool, held, NULL) != PP_FORKED ||
+        pp_put_after_event(pool, held, NULL) != PP_FORKED || pp_is_pinned(pool, held, &is_pinned) != PP_FORKED)
         return 2;
     if (pp_trim(pool, 0) != PP_FORKED || pp_stats_json(pool, &json) != PP_FORKED || pp_pool_close(pool) != PP_FORKED)
         return 3;

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, Pool, Preset};
+use pinpool_testing::{SinkMem, SinkStream};
 use serde_json::Value;
 
 use crate::tool::{Ran, finish, pinpool, written};

@@ -18,7 +18,7 @@ fn a_full_disk_fails_the_load_whose_recording_it_was_to_take() {
     ] {
         let ran = finish(command);
         assert_eq!(ran.code(), 1, "{}", ran.stderr);
-        ran.check_stderr("trace: incomplete path=/dev/full");
+        ran.check_stderr("trace_incomplete: path=/dev/full");
         ran.check_stderr("the requested recording is missing or incomplete");
     }
     let whole = finish(pinpool(&LOAD).arg("--record").arg(dir.path().join("t.gz")));

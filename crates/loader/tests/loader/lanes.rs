@@ -1,7 +1,7 @@
 //! Slow and failing lanes, and lanes without read-back.
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool_loader::LoadOutcome;
+use pinpool_testing::{SinkMem, SinkStream};
 
 use super::*;
 

@@ -122,7 +122,7 @@ fn pool_with_wait(max_bytes: u64, wait: Duration) -> Pool {
 /// A pool of one pinned batch, and requests that wait 100 ms for it.
 fn impatient_pool() -> Pool {
     let pool = pool_with_wait(300_000, Duration::from_millis(100));
-    drop(pool.get_with(Request::new(200_000).wait(Duration::from_secs(300))).unwrap());
+    drop(pool.get_with(Request::new(200_000).timeout(Duration::from_secs(300))).unwrap());
     pool
 }
 

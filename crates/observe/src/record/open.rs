@@ -60,7 +60,7 @@ pub(super) fn open(path: &Path, left: Option<(FileId, u64)>) -> Result<Opened, U
         }
         let metadata = file.metadata().map_err(|error| failed(&error))?;
         // The process that had it locked before may have renamed it meanwhile.
-        let id = FileId::of(&metadata);
+        let id = FileId::from_metadata(&metadata);
         if FileId::at(path).ok() != Some(id) {
             continue;
         }
@@ -143,8 +143,8 @@ fn open_at(path: &Path, place: Place, found: Option<&Metadata>) -> Result<Option
         Err(error) => return Err(failed(&error)),
     };
     set_blocking(&file).map_err(|error| failed(&error))?;
-    let id = file.metadata().map(|metadata| FileId::of(&metadata)).map_err(|error| failed(&error))?;
-    Ok(found.is_none_or(|found| FileId::of(found) == id).then_some(file))
+    let id = file.metadata().map(|metadata| FileId::from_metadata(&metadata)).map_err(|error| failed(&error))?;
+    Ok(found.is_none_or(|found| FileId::from_metadata(found) == id).then_some(file))
 }
 
 /// Returns true if the file begins as a recording, compressed or not.

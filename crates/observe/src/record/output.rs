@@ -63,7 +63,7 @@ impl Output {
     /// descriptor.
     pub(super) fn close(&mut self) {
         let Some(file) = self.file.take() else { return };
-        self.left = file.metadata().ok().map(|metadata| FileId::of(&metadata)).zip(self.bytes);
+        self.left = file.metadata().ok().map(|metadata| FileId::from_metadata(&metadata)).zip(self.bytes);
         let _ = flock(&file, libc::LOCK_UN);
     }
 }

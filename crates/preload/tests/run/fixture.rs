@@ -50,7 +50,7 @@ pub(crate) enum Way {
 
 pub(crate) const WAYS: [Way; 4] = [Way::Linked, Way::Dlsym, Way::ProcAddress, Way::Runtime];
 
-/// A folder with the double under the names of the driver, and the programs.
+/// A folder with the mock driver under the names of the driver, and the programs.
 pub(crate) struct Built {
     folder: TempDir,
 }
@@ -141,7 +141,7 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// How often the driver's function was called, by the double's report.
+    /// How often the driver's function was called, by the mock driver's report.
     pub(crate) fn calls(&self, name: &str) -> u64 {
         let calls = self.err.split_once("calls: ").unwrap_or_else(|| panic!("no report: {self:?}")).1;
         let mut words = calls.split_whitespace();

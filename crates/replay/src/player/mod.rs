@@ -13,15 +13,16 @@
 //! memory come from the pool. A trace of requests is replayed open-loop: it continues while requests wait. A recording contains the
 //! program's threads: if requests waited, or may wait at the limit of the replay, their threads block (`steps.rs`).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::priced::CallSums;
+use self::steps::Schedule;
+use super::replay::Replay;
 use super::report::ReplayReport;
-use super::sim::SourceKind;
+use super::sim::SimSource;
 use super::workload::Workload;
 use crate::format::DEFAULT_ALIGN;
+use crate::threads::StepId;
 use pinpool::unstable::{ManualClock, compaction_step, run_due};
 use pinpool::{Error, PinnedBuf, Pool};
 
@@ -43,153 +44,152 @@ const STARTED_US: u64 = 1_000_000;
 pub(super) struct Player<'a> {
     pool: Pool,
     clock: ManualClock,
-    sums: Arc<CallSums>,
+    source: Arc<SimSource>,
     /// When the maintenance thread has finished its compaction.
     compacted_ns: u64,
     max_bytes: Option<u64>,
     wait_us: u64,
-    held: HashMap<u64, GetState>,
+    /// The buffer of each request until its return; `None` while it waits and after it timed out.
+    held: HashMap<usize, Option<PinnedBuf>>,
     /// Waiting requests in order of arrival.
-    queue: BTreeMap<u64, Ticket>,
-    next_ticket: u64,
-    /// Names of waiting requests that were served since the last check.
-    served: Vec<u64>,
+    queue: VecDeque<Ticket>,
+    schedule: Schedule<'a>,
+    /// Time of the current event.
+    now_ns: u64,
     /// The player's counters; the pool provides the rest at the end.
     report: ReplayReport,
-    half_gets: u64,
     page_locks_at_half: u64,
     pinned_byte_us: u128,
     /// Requested bytes of the held buffers.
     requested_bytes: u64,
     /// Bytes pinned a minute after the last return; `None` until that minute has passed.
     pinned_after_settling: Option<u64>,
+    workload: &'a Workload,
     observe: Observe<'a>,
 }
 
 /// Called with the pool after each step.
 pub(super) type Observe<'a> = &'a mut dyn FnMut(&Pool);
 
-/// State of a request until its buffer is returned.
-enum GetState {
-    /// Served.
-    Pinned(PinnedBuf),
-    Waiting {
-        ticket: u64,
-    },
-    Fallback,
-}
-
+/// A request.
 struct Ticket {
-    name: u64,
+    name: usize,
     bytes: usize,
     since_us: u64,
+    step: StepId,
 }
 
 impl<'a> Player<'a> {
     pub(super) fn new(
-        pool: Pool,
-        clock: ManualClock,
-        sums: Arc<CallSums>,
-        (source, max_bytes, wait): (SourceKind, Option<u64>, Duration),
-        workload: &Workload,
+        replay: &Replay,
+        (pool, clock, source): (Pool, ManualClock, Arc<SimSource>),
+        workload: &'a Workload,
         observe: Observe<'a>,
     ) -> Self {
+        let is_closed = workload.is_closed && (workload.has_waited || replay.max_bytes.is_some());
         Self {
             pool,
             clock,
-            sums,
+            source,
             compacted_ns: 0,
-            max_bytes,
-            wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
+            max_bytes: replay.max_bytes,
+            wait_us: u64::try_from(replay.wait.as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
-            queue: BTreeMap::new(),
-            next_ticket: 0,
-            served: Vec::new(),
-            report: ReplayReport { source: source.name(), ..ReplayReport::default() },
-            half_gets: workload.gets / 2,
+            queue: VecDeque::new(),
+            schedule: Schedule::new(&workload.threads, is_closed),
+            now_ns: 0,
+            report: ReplayReport { source: replay.source.name(), ..ReplayReport::default() },
             page_locks_at_half: 0,
             pinned_byte_us: 0,
             requested_bytes: 0,
             pinned_after_settling: None,
+            workload,
             observe,
         }
     }
 
-    /// Performs all of `workload`.
-    pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayReport, Error> {
-        let is_closed = workload.is_closed && (workload.has_waited || self.max_bytes.is_some());
-        self.play_steps(&workload.threads, is_closed)?;
-        if !is_closed {
-            self.advance(workload.duration_us.saturating_sub(self.clock.now_us()))?;
+    /// Performs all of the workload.
+    pub(super) fn play(mut self) -> Result<ReplayReport, Error> {
+        self.play_steps()?;
+        if self.schedule.is_closed {
+            // Without a timeout, requests may wait that no return will serve.
+            self.report.fallbacks += self.queue.len() as u64;
+            self.queue.clear();
+        } else {
+            self.advance(self.workload.duration_us.saturating_sub(self.clock.now_us()))?;
         }
-        self.finish(workload.peak_requested_bytes())
+        self.finish()
     }
 
-    /// Counts a served request of this many bytes.
-    fn count_served(&mut self, bytes: usize) {
-        self.requested_bytes += bytes as u64;
-        let (now, peak) = self.sums.pinned();
+    /// Ends a request with a buffer, or without one as a fallback.
+    fn end_request(&mut self, Ticket { name, bytes, .. }: &Ticket, buffer: Option<PinnedBuf>) {
         let report = &mut self.report;
-        if peak > report.peak_pinned_bytes {
-            (report.peak_pinned_bytes, report.asked_at_peak_bytes) = (peak, self.requested_bytes);
-        } else if now == peak {
-            report.asked_at_peak_bytes = report.asked_at_peak_bytes.max(self.requested_bytes);
+        if buffer.is_some() {
+            self.requested_bytes += *bytes as u64;
+            let sums = self.source.sums();
+            if sums.peak_bytes > report.peak_pinned_bytes {
+                (report.peak_pinned_bytes, report.asked_at_peak_bytes) = (sums.peak_bytes, self.requested_bytes);
+            } else if sums.pinned_bytes == sums.peak_bytes {
+                report.asked_at_peak_bytes = report.asked_at_peak_bytes.max(self.requested_bytes);
+            }
+        } else {
+            report.fallbacks += 1;
         }
+        self.held.insert(*name, buffer);
     }
 
     /// Counts the source calls of one request.
     fn count_calls(&mut self, now_us: u64) {
-        let (calls, report) = (self.sums.take(), &mut self.report);
+        let (calls, report) = (self.source.take_calls(), &mut self.report);
         report.moved_bytes += calls.moved_bytes;
         report.moving_ns += calls.moving_ns;
-        if now_us >= STARTED_US && calls.commits == 0 {
+        if now_us >= STARTED_US && calls.pins == 0 {
             report.slow_gets += u64::from(calls.waited_ns > SLOW_NS);
             report.worst_moves_us = report.worst_moves_us.max(calls.waited_ns / 1_000);
         }
     }
 
-    fn get(&mut self, name: u64, bytes: usize) -> Result<(), Error> {
+    fn get(&mut self, name: usize, bytes: u64, step: StepId) -> Result<(), Error> {
         run_due(&self.pool);
-        let ticket = Ticket { name, bytes, since_us: self.clock.now_us() };
-        let pinned = if self.queue.is_empty() { self.try_get(&ticket)? } else { None };
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let ticket = Ticket { name, bytes, since_us: self.clock.now_us(), step };
+        let buffer = if self.queue.is_empty() { self.try_get(&ticket)? } else { None };
         self.count_calls(ticket.since_us);
-        let held = match pinned {
-            Some(buffer) => {
-                self.count_served(bytes);
-                GetState::Pinned(buffer)
-            }
-            None if self.wait_us == 0 || !self.fits_limit(&ticket)? => {
-                self.report.fallbacks += 1;
-                GetState::Fallback
-            }
-            None => {
-                self.report.waits += 1;
-                self.next_ticket += 1;
-                self.queue.insert(self.next_ticket, ticket);
-                GetState::Waiting { ticket: self.next_ticket }
-            }
-        };
-        self.held.insert(name, held);
         self.report.gets += 1;
-        if self.report.gets == self.half_gets {
+        if self.report.gets == self.workload.gets / 2 {
             self.page_locks_at_half = self.pool.stats().memory.pin.count;
+        }
+        let waits = buffer.is_none() && self.wait_us > 0 && self.fits_limit(&ticket)?;
+        if !waits || !self.schedule.is_closed {
+            self.schedule.served(step, name, self.now_ns);
+        }
+        if waits {
+            self.report.waits += 1;
+            self.held.insert(name, None);
+            self.queue.push_back(ticket);
+        } else {
+            self.end_request(&ticket, buffer);
         }
         Ok(())
     }
 
-    fn put(&mut self, name: u64) -> Result<(), Error> {
+    fn put(&mut self, name: usize) -> Result<(), Error> {
         run_due(&self.pool);
-        match self.held.remove(&name) {
-            Some(GetState::Pinned(buffer)) => self.requested_bytes -= buffer.len() as u64,
-            Some(GetState::Waiting { ticket }) => {
-                let waited_us = self.queue.remove(&ticket).map(|ticket| self.clock.now_us() - ticket.since_us);
-                self.report.waited_us += waited_us.unwrap_or(0);
-            }
-            Some(GetState::Fallback) | None => {}
+        if let Some(Some(buffer)) = self.held.remove(&name) {
+            self.requested_bytes -= buffer.len() as u64;
+        } else if let Some(at) = self.queue.iter().position(|ticket| ticket.name == name)
+            && let Some(ticket) = self.queue.remove(at)
+        {
+            self.report.waited_us += self.clock.now_us() - ticket.since_us;
         }
         self.report.ended_us = self.clock.now_us();
         self.pinned_after_settling = None;
         self.serve()
+    }
+
+    /// When the head of the queue times out.
+    fn expires_us(&self) -> Option<u64> {
+        self.queue.front().map(|first| first.since_us.saturating_add(self.wait_us))
     }
 
     fn advance(&mut self, micros: u64) -> Result<(), Error> {
@@ -200,8 +200,7 @@ impl<'a> Player<'a> {
                 return Ok(());
             }
             let settled_us = self.report.ended_us + SETTLING_US;
-            let expires_us = self.queue.values().next().map(|first| first.since_us.saturating_add(self.wait_us));
-            let stops_us = [Some(now_us + POLL_EVERY_US), Some(settled_us), expires_us].into_iter().flatten();
+            let stops_us = [Some(now_us + POLL_EVERY_US), Some(settled_us), self.expires_us()].into_iter().flatten();
             let next_us = stops_us.filter(|&stop_us| stop_us > now_us).fold(end_us, u64::min);
             let step_us = next_us - now_us;
             self.pinned_byte_us += u128::from(self.pool.stats().memory.held_bytes) * u128::from(step_us);
@@ -220,9 +219,9 @@ impl<'a> Player<'a> {
     fn compact(&mut self, since_us: u64) {
         let now_ns = self.clock.now_us() * 1_000;
         self.compacted_ns = self.compacted_ns.max(since_us * 1_000 + WAKE_NS);
-        self.sums.take();
+        self.source.take_calls();
         while self.compacted_ns < now_ns && compaction_step(&self.pool) {
-            let calls = self.sums.take();
+            let calls = self.source.take_calls();
             self.compacted_ns += calls.moving_ns;
             self.report.moving_ns += calls.moving_ns;
             self.report.prepared_bytes += calls.moved_bytes;
@@ -230,27 +229,19 @@ impl<'a> Player<'a> {
     }
 
     fn serve(&mut self) -> Result<(), Error> {
-        while let Some((_, first)) = self.queue.first_key_value() {
+        while let Some(first) = self.queue.front() {
             let waited_us = self.clock.now_us() - first.since_us;
             let buffer = self.try_get(first)?;
             if buffer.is_none() && waited_us < self.wait_us {
-                return Ok(());
+                break;
             }
-            let Some((_, Ticket { name, bytes, .. })) = self.queue.pop_first() else { return Ok(()) };
-            let held = match buffer {
-                Some(buffer) => {
-                    self.count_served(bytes);
-                    GetState::Pinned(buffer)
-                }
-                None => {
-                    self.report.fallbacks += 1;
-                    GetState::Fallback
-                }
-            };
-            self.held.insert(name, held);
-            self.served.push(name);
+            let Some(ticket) = self.queue.pop_front() else { break };
             self.report.waited_us += waited_us;
             self.count_calls(self.clock.now_us());
+            self.end_request(&ticket, buffer);
+            if self.schedule.is_closed {
+                self.schedule.served(ticket.step, ticket.name, self.now_ns);
+            }
         }
         Ok(())
     }
@@ -271,7 +262,7 @@ impl<'a> Player<'a> {
     }
 
     /// Advances to a minute after the last return, unless the trace did, and completes the report.
-    fn finish(mut self, peak_requested_bytes: u64) -> Result<ReplayReport, Error> {
+    fn finish(mut self) -> Result<ReplayReport, Error> {
         let lasted_us = u128::from(self.clock.now_us());
         let mean_pinned_bytes = match self.pinned_byte_us.checked_div(lasted_us) {
             Some(bytes) => u64::try_from(bytes).unwrap_or(u64::MAX),
@@ -293,7 +284,7 @@ impl<'a> Player<'a> {
             late_page_locks: page_locks - self.page_locks_at_half,
             bytes_locked: stats.memory.pin.bytes,
             peak_pinned_bytes: stats.memory.peak_held_bytes,
-            peak_requested_bytes,
+            peak_requested_bytes: self.workload.peak_requested_bytes(),
             mean_pinned_bytes,
             pinned_after_60s_bytes,
             front_hits: stats.requests.hits,

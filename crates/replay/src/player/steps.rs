@@ -15,19 +15,18 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
-use super::{GetState, Player};
-use crate::threads::{Op, Step};
+use super::Player;
+use crate::threads::{Op, Step, StepId};
 use pinpool::Error;
 
 /// An event of the schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
-    /// A thread and the index of its step.
-    Step(usize, usize),
-    /// A thread and the index of a return with a filled buffer.
-    Ready(usize, usize),
+    Step(StepId),
+    /// A return with a filled buffer.
+    Ready(StepId),
     /// The device has finished reading this buffer.
-    Free(u64),
+    Free(usize),
 }
 
 /// A thread and its progress.
@@ -45,19 +44,17 @@ struct Thread<'a> {
 }
 
 /// The next step of each thread.
-struct Schedule<'a> {
-    is_closed: bool,
+pub(super) struct Schedule<'a> {
+    pub(super) is_closed: bool,
     threads: Vec<Thread<'a>>,
     /// Events by time; simultaneous events in recorded order.
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
     /// When each request was served.
-    got_ns: HashMap<u64, u64>,
-    /// The thread and step of each waiting request.
-    waiting: HashMap<u64, (usize, usize)>,
-    /// The thread and step that return a buffer of another thread.
-    foreign_returns: HashMap<u64, (usize, usize)>,
+    got_ns: HashMap<usize, u64>,
+    /// The step that returns a buffer of another thread.
+    foreign_returns: HashMap<usize, StepId>,
     /// Threads that wait to follow a request that is not served yet.
-    blocked: HashMap<u64, Vec<usize>>,
+    blocked: HashMap<usize, Vec<usize>>,
 }
 
 /// Returns whether the step returns a buffer that another thread requested.
@@ -66,7 +63,7 @@ fn is_foreign_return(step: &Step) -> bool {
 }
 
 impl<'a> Schedule<'a> {
-    fn new(threads: &'a [Vec<Step>], is_closed: bool) -> Self {
+    pub(super) fn new(threads: &'a [Vec<Step>], is_closed: bool) -> Self {
         let foreign_returns = threads.iter().enumerate().flat_map(|(thread, steps)| {
             let steps = steps.iter().enumerate().filter(|(_, step)| is_foreign_return(step));
             steps.filter_map(move |(place, step)| Some((step.follows?.0, (thread, place))))
@@ -86,7 +83,6 @@ impl<'a> Schedule<'a> {
             threads: threads.iter().map(thread).collect(),
             due: BinaryHeap::new(),
             got_ns: HashMap::new(),
-            waiting: HashMap::new(),
             blocked: HashMap::new(),
         };
         (0..threads.len()).for_each(|thread| schedule.plan(thread, 0));
@@ -94,7 +90,7 @@ impl<'a> Schedule<'a> {
     }
 
     /// Records that a thread completed a step.
-    fn finish(&mut self, thread: usize, place: usize, now_ns: u64) {
+    fn finish(&mut self, (thread, place): StepId, now_ns: u64) {
         self.threads[thread].is_done[place] = true;
         self.threads[thread].ended_ns = now_ns;
         self.plan(thread, now_ns);
@@ -108,7 +104,7 @@ impl<'a> Schedule<'a> {
         }
         let Some(&next) = thread.steps.get(thread.place) else { return };
         if !self.is_closed {
-            return self.due.push(Reverse((next.at_ns, next.line, Due::Step(at, thread.place))));
+            return self.due.push(Reverse((next.at_ns, next.line, Due::Step((at, thread.place)))));
         }
         if !is_foreign_return(&next) {
             let followed_ns = next.follows.map_or(Some(0), |(name, after_ns)| Some(self.got_ns.get(&name)? + after_ns));
@@ -116,7 +112,7 @@ impl<'a> Schedule<'a> {
                 (None, Some((name, _))) => self.blocked.entry(name).or_default().push(at),
                 (followed_ns, _) => {
                     let due_ns = thread.ended_ns.saturating_add(next.gap_ns).max(followed_ns.unwrap_or(0));
-                    self.due.push(Reverse((due_ns, next.line, Due::Step(at, thread.place))));
+                    self.due.push(Reverse((due_ns, next.line, Due::Step((at, thread.place)))));
                 }
             }
             return;
@@ -128,7 +124,7 @@ impl<'a> Schedule<'a> {
                 |step: &Step| step.follows.and_then(|(name, after_ns)| Some(self.got_ns.get(&name)? + after_ns));
             for (place, step) in thread.steps.iter().enumerate().take(thread.searched_until).skip(thread.place) {
                 if let Some(ready_ns) = got_ns(step) {
-                    self.due.push(Reverse((ready_ns.max(now_ns), step.line, Due::Ready(at, place))));
+                    self.due.push(Reverse((ready_ns.max(now_ns), step.line, Due::Ready((at, place)))));
                 }
             }
         }
@@ -139,7 +135,7 @@ impl<'a> Schedule<'a> {
     }
 
     /// Records that the buffer of a return is filled.
-    fn ready(&mut self, thread: usize, place: usize, now_ns: u64) {
+    fn ready(&mut self, (thread, place): StepId, now_ns: u64) {
         self.threads[thread].ready.insert(place);
         if std::mem::take(&mut self.threads[thread].is_idle) {
             self.plan(thread, now_ns);
@@ -147,15 +143,15 @@ impl<'a> Schedule<'a> {
     }
 
     /// Continues a thread after its request was served, and the threads that follow it.
-    fn served(&mut self, (thread, place): (usize, usize), name: u64, now_ns: u64) {
+    pub(super) fn served(&mut self, step: StepId, name: usize, now_ns: u64) {
         self.got_ns.insert(name, now_ns);
-        self.finish(thread, place, now_ns);
+        self.finish(step, now_ns);
         if let Some(&(thread, place)) = self.foreign_returns.get(&name)
             && let Thread { steps, searched_until, .. } = &self.threads[thread]
             && place < *searched_until
         {
             let after_ns = steps[place].follows.map_or(0, |(_, after_ns)| after_ns);
-            self.due.push(Reverse((now_ns + after_ns, steps[place].line, Due::Ready(thread, place))));
+            self.due.push(Reverse((now_ns + after_ns, steps[place].line, Due::Ready((thread, place)))));
         }
         for thread in self.blocked.remove(&name).unwrap_or_default() {
             self.plan(thread, now_ns);
@@ -180,79 +176,53 @@ impl Thread<'_> {
     /// The event of the return at `place`.
     fn due_return(&self, at: usize, place: usize, now_ns: u64) -> Reverse<(u64, u64, Due)> {
         let Step { line, gap_ns, .. } = self.steps[place];
-        Reverse((self.ended_ns.saturating_add(gap_ns).max(now_ns), line, Due::Step(at, place)))
+        Reverse((self.ended_ns.saturating_add(gap_ns).max(now_ns), line, Due::Step((at, place))))
     }
 }
 
 impl Player<'_> {
     /// Performs the steps of all threads.
-    pub(super) fn play_steps(&mut self, threads: &[Vec<Step>], is_closed: bool) -> Result<(), Error> {
-        let mut schedule = Schedule::new(threads, is_closed);
-        loop {
-            if schedule.due.is_empty() && !is_closed {
-                return Ok(());
+    pub(super) fn play_steps(&mut self) -> Result<(), Error> {
+        while self.schedule.is_closed || !self.schedule.due.is_empty() {
+            if self.schedule.due.is_empty() && !self.queue.is_empty() {
+                self.schedule.return_held(self.clock.now_us() * 1_000);
             }
-            if schedule.due.is_empty() && !self.queue.is_empty() {
-                schedule.return_held(self.clock.now_us() * 1_000);
-            }
-            let next_us = schedule.due.peek().map(|Reverse((at_ns, ..))| at_ns / 1_000);
-            let expires_us = self.queue.values().next().map(|first| first.since_us.saturating_add(self.wait_us));
-            let stop_us = [next_us, expires_us].into_iter().flatten().filter(|&stop_us| stop_us < u64::MAX).min();
-            // Without a timeout, requests may wait that no return will serve.
-            let Some(stop_us) = stop_us else { break };
+            let next_us = self.schedule.due.peek().map(|Reverse((at_ns, ..))| at_ns / 1_000);
+            let stops_us = [next_us, self.expires_us()].into_iter().flatten();
+            let Some(stop_us) = stops_us.filter(|&stop_us| stop_us < u64::MAX).min() else { break };
             let now_us = self.clock.now_us();
+            self.now_ns = stop_us * 1_000;
             match stop_us > now_us {
                 true => self.advance(stop_us - now_us)?,
                 false if next_us.is_none_or(|next_us| next_us > now_us) => self.serve()?,
                 false => {}
             }
-            self.resume(&mut schedule, stop_us * 1_000);
             if next_us.is_some_and(|next_us| next_us <= self.clock.now_us())
-                && let Some(Reverse((at_ns, _, due))) = schedule.due.pop()
+                && let Some(Reverse((at_ns, _, due))) = self.schedule.due.pop()
             {
-                self.perform_due(&mut schedule, due, at_ns)?;
-                self.resume(&mut schedule, at_ns);
+                self.now_ns = at_ns;
+                self.perform(due)?;
                 (self.observe)(&self.pool);
             }
         }
-        self.report.fallbacks += self.queue.len() as u64;
-        self.queue.clear();
         Ok(())
     }
 
-    /// Continues threads after their requests were served.
-    fn resume(&mut self, schedule: &mut Schedule<'_>, now_ns: u64) {
-        for name in std::mem::take(&mut self.served) {
-            if let Some(step) = schedule.waiting.remove(&name) {
-                schedule.served(step, name, now_ns);
-            }
-        }
-    }
-
-    fn perform_due(&mut self, schedule: &mut Schedule<'_>, due: Due, now_ns: u64) -> Result<(), Error> {
-        let (thread, place) = match due {
+    fn perform(&mut self, due: Due) -> Result<(), Error> {
+        let step = match due {
             Due::Free(name) => return self.put(name),
-            Due::Ready(thread, place) => {
-                schedule.ready(thread, place, now_ns);
+            Due::Ready(step) => {
+                self.schedule.ready(step, self.now_ns);
                 return Ok(());
             }
-            Due::Step(thread, place) => (thread, place),
+            Due::Step(step) => step,
         };
-        let Step { line, operation, free_after_ns, .. } = schedule.threads[thread].steps[place];
+        let Step { line, operation, free_after_ns, .. } = self.schedule.threads[step.0].steps[step.1];
         match (operation, free_after_ns) {
-            (Op::Get { name, bytes }, _) => {
-                self.get(name, usize::try_from(bytes).unwrap_or(usize::MAX))?;
-                match self.held.get(&name) {
-                    Some(GetState::Waiting { .. }) if schedule.is_closed => {
-                        schedule.waiting.insert(name, (thread, place));
-                    }
-                    _ => schedule.served((thread, place), name, now_ns),
-                }
-                return Ok(());
-            }
+            (Op::Get { name, bytes }, _) => return self.get(name, bytes, step),
             (Op::Put { name }, Some(0)) => self.put(name)?,
             (Op::Put { name }, Some(after_ns)) => {
-                schedule.due.push(Reverse((now_ns + after_ns, line, Due::Free(name))));
+                self.schedule.due.push(Reverse((self.now_ns + after_ns, line, Due::Free(name))));
             }
             (Op::Put { .. }, None) => {}
             (Op::Clear, _) => {
@@ -260,7 +230,7 @@ impl Player<'_> {
                 self.serve()?;
             }
         }
-        schedule.finish(thread, place, now_ns);
+        self.schedule.finish(step, self.now_ns);
         Ok(())
     }
 }

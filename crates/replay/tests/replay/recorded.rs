@@ -6,11 +6,11 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, Pool};
 use pinpool_observe::record::{Event, PoolDescription, Record, Recording};
 use pinpool_replay::{Replay, Workload};
+use pinpool_testing::{SinkMem, SinkStream};
 
 const MIB: usize = 1 << 20;
 

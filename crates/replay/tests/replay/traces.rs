@@ -1,12 +1,12 @@
 //! Traces as text: the operations, the counts of a workload, and line numbers in errors.
 
 use pinpool::unstable::Rounding;
-use pinpool_replay::{TraceError, TraceHeader, TraceOp, TraceReader, Workload};
+use pinpool_replay::{Event, Record, TraceError, TraceHeader, TraceReader, Workload};
 
-fn read(text: &'static str) -> Result<(TraceHeader, Vec<TraceOp>), TraceError> {
+fn read(text: &'static str) -> Result<(TraceHeader, Vec<Record>), TraceError> {
     let mut reader = TraceReader::new(text.as_bytes())?;
-    let operations = reader.by_ref().collect::<Result<_, _>>()?;
-    Ok((reader.header().clone(), operations))
+    let records = reader.by_ref().collect::<Result<_, _>>()?;
+    Ok((reader.header().clone(), records))
 }
 
 fn workload(text: &'static str) -> Result<Workload, TraceError> {
@@ -15,29 +15,28 @@ fn workload(text: &'static str) -> Result<Workload, TraceError> {
 
 #[test]
 fn a_trace_is_read_as_written() {
-    let text = "## about\n# limit 7\n# auto_resize 0\n# rounder pow2\n# pools 2\n\na 1 48\n## between\na 2 7 64\nf 1\nr 3 9\ns 2 8 4\nc\np 1\nt 50\n";
-    let (header, operations) = read(text).unwrap();
+    let text = "## about\n# limit 7\n# auto_resize 0\n# rounder pow2\n# pools 2\n\na 1 48\n## between\na 2 7 64\nf 1\nr 2 9\ns 2 8 4\nc\np 1\nt 50\nf 2\na 1 0\n";
+    let (header, records) = read(text).unwrap();
     assert_eq!(header, TraceHeader { limit: 7, auto_resize: false, rounding: Rounding::Pow2, pools: 2 });
-    assert_eq!(
-        operations,
-        [
-            TraceOp::Get { id: 1, bytes: 48, align: 4 },
-            TraceOp::Get { id: 2, bytes: 7, align: 64 },
-            TraceOp::Put { id: 1 },
-            TraceOp::Steps { count: 3, bytes: 9, step: 0 },
-            TraceOp::Steps { count: 2, bytes: 8, step: 4 },
-            TraceOp::Clear,
-            TraceOp::Pool { index: 1 },
-            TraceOp::Advance { micros: 50 },
-        ]
-    );
+    let read: Vec<_> = records
+        .iter()
+        .map(|record| match record.event {
+            Event::Get { bytes, .. } => ('a', record.pool, record.time_ns, bytes),
+            Event::Put { .. } => ('f', record.pool, record.time_ns, 0),
+            _ => ('c', record.pool, record.time_ns, 0),
+        })
+        .collect();
+    let repeated = [9, 9, 8, 12].iter().flat_map(|&bytes| [('a', 0, 0, bytes), ('f', 0, 0, 0)]);
+    let first = [('a', 0, 0, 48), ('a', 0, 0, 7), ('f', 0, 0, 0)].into_iter();
+    let last = [('c', 0, 0, 0), ('f', 0, 50_000, 0), ('a', 1, 50_000, 0)];
+    assert_eq!(read, first.chain(repeated).chain(last).collect::<Vec<_>>());
 }
 
 #[test]
-fn an_empty_trace_has_the_default_header_and_no_operations() {
-    let (header, operations) = read("").unwrap();
+fn an_empty_trace_has_the_default_header_and_no_records() {
+    let (header, records) = read("").unwrap();
     assert_eq!(header, TraceHeader { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 });
-    assert!(operations.is_empty());
+    assert!(records.is_empty());
 }
 
 #[test]
@@ -85,6 +84,7 @@ fn contradictions_are_reported_with_their_line() {
         ("a 1 18446744073709551615\na 2 1\n", "line 2"),
         ("s 3 18446744073709551615 1\n", "2^64"),
         ("t 18446744073709551615\n", "a year"),
+        ("# pools 2\np 2\n", "line 2: `p 2`: there is no pool 2"),
     ] {
         let error = workload(text).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");

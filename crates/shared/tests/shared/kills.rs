@@ -80,7 +80,7 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
         slabs.recover().unwrap();
         let counts = slabs.counts();
         assert_eq!((counts.free, slabs.workers(), slabs.pool().stats().memory.in_use), (BUFFERS, 0, 0), "{counts:?}");
-        assert!(slabs.next_of_dead().unwrap().is_none());
+        assert!(slabs.next_from_dead_worker().unwrap().is_none());
         drop(slabs);
         assert_eq!(descriptors(), before);
     });
@@ -104,9 +104,9 @@ fn what_a_worker_sent_before_it_was_killed_is_neither_lost_nor_given_twice() {
         // A new worker does not take the slot of the dead one while that says who sent.
         let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let living = worker.get(1, LONG).unwrap().send(1).unwrap();
-        let (ticket, buf) = slabs.next_of_dead().unwrap().unwrap();
+        let (ticket, buf) = slabs.next_from_dead_worker().unwrap().unwrap();
         assert_eq!((ticket.tag(), &**buf.wait_slice().unwrap()), (42, &[9; BYTES][..]));
-        assert!(slabs.next_of_dead().unwrap().is_none());
+        assert!(slabs.next_from_dead_worker().unwrap().is_none());
         assert!(slabs.receive(&ticket).unwrap_err().is_ticket(), "if the ticket comes after all");
         drop(buf);
         drop(slabs.receive(&living).unwrap());

@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, Pool, Request};
 use pinpool_shared::{Error, SharedSlabs, SlabWorker, Ticket};
+use pinpool_testing::{SinkMem, SinkStream};
 
 const SOON: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(60);
@@ -156,7 +156,7 @@ fn the_memory_counts_under_the_limit_of_the_pool() {
     drop(pool.get(50 * mib).unwrap());
     let slabs = SharedSlabs::new(&pool, mib, 40).unwrap();
     assert!(pool.stats().memory.held_bytes <= 24 << 20, "idle memory made room: {}", pool.stats().memory.held_bytes);
-    let error = pool.get_with(Request::new(30 * mib).wait(SOON)).unwrap_err();
+    let error = pool.get_with(Request::new(30 * mib).timeout(SOON)).unwrap_err();
     assert!(error.is_limit(), "{error}");
     let error = SharedSlabs::new(&pool, mib, 30).unwrap_err();
     assert!(error.is_limit(), "{error}");
@@ -174,7 +174,7 @@ fn the_memory_counts_under_the_limit_of_the_pool() {
         .build()
         .unwrap();
     let slabs = SharedSlabs::new(&exact, mib, 6).unwrap();
-    assert!(exact.get_with(Request::new(3 * mib).wait(SOON)).unwrap_err().is_limit());
+    assert!(exact.get_with(Request::new(3 * mib).timeout(SOON)).unwrap_err().is_limit());
     drop(slabs);
     exact.get(3 * mib).unwrap();
 }

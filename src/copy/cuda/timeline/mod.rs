@@ -7,7 +7,7 @@
 //! ```
 //!
 //! One load covers all earlier copies of the stream. The words serve all pools of the process. Events are used instead for a stream
-//! without an [id](super::stream::id), and if the driver lacks or refuses `cuStreamWriteValue32_v2`. That function is found by name,
+//! without an [id](super::stream::id_number), and if the driver lacks or refuses `cuStreamWriteValue32_v2`. That function is found by name,
 //! since cudarc binds it only in some versions.
 //!
 //! Invariants:
@@ -108,8 +108,6 @@ pub(super) struct Timeline {
     sequence: Sequence,
     /// The number of the stream's id, or [`NO_STREAM`]. Cleared under the lock of `last`.
     id: AtomicU64,
-    /// The stream's number in statistics.
-    stream: AtomicU64,
     /// The last number enqueued for writing.
     last: Mutex<u64>,
     words: &'static TimelinePages,
@@ -172,12 +170,7 @@ impl Timeline {
 impl TimelinePages {
     /// The timeline of the stream with this id, which is of the context of these words; `None` if there is no memory for one, or the
     /// driver writes no words. The context is current.
-    pub(super) fn timeline(
-        &'static self,
-        id: StreamId,
-        stream: u64,
-        context: &'static StreamContext,
-    ) -> Option<&'static Timeline> {
+    pub(super) fn timeline(&'static self, id: StreamId, context: &'static StreamContext) -> Option<&'static Timeline> {
         let is_own = |timeline: &&Timeline| std::ptr::eq(timeline.words, self);
         if let Some(known) = Timeline::known(id.number()) {
             return Some(known).filter(is_own);
@@ -192,7 +185,6 @@ impl TimelinePages {
         let mut timelines = TIMELINES.get().lock();
         let timeline = *timelines.entry(id.number()).or_insert(free);
         if std::ptr::eq(timeline, free) {
-            free.stream.store(stream, Ordering::Relaxed);
             free.id.store(id.number(), Ordering::Relaxed);
         } else {
             // Another thread was faster.
@@ -250,7 +242,6 @@ impl TimelinePages {
                 address: device + offset as u64,
                 sequence: Sequence::new(FIRST),
                 id: AtomicU64::new(NO_STREAM),
-                stream: AtomicU64::new(0),
                 last: Mutex::new(FIRST),
                 words: self,
                 context,
@@ -262,26 +253,27 @@ impl TimelinePages {
 
 impl DeviceHealth {
     /// Fails if the device failed when it was last queried, which is now if a query is due (timeline-I3).
-    fn check(&self, context: &StreamContext) -> Result<(), Code> {
+    fn check(&self, context: &StreamContext) -> Result<(), Failed> {
         // Relaxed, here and below: elects one caller, and a code without other data.
         let (now_us, queried_us) = (monotonic_us(), self.queried_us.load(Ordering::Relaxed));
         let is_due = now_us >= queried_us.saturating_add(HEALTH_EVERY_US);
         let elect = || self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed);
         if !is_due || elect().is_err() {
-            return Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
+            let answer = Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
+            return answer.map_err(|code| Failed("cuStreamQuery", code));
         }
         let answer = driver_watchdog::query(|| Self::query(context)).unwrap_or(Ok(()));
-        let failed = answer.err().filter(|code| code.is_permanent());
-        self.answer.store(failed.map_or(0, |code| code.0.cast_unsigned()), Ordering::Relaxed);
+        let failed = answer.err().filter(|failed| failed.1.is_permanent());
+        self.answer.store(failed.map_or(0, |Failed(_, code)| code.0.cast_unsigned()), Ordering::Relaxed);
         answer
     }
 
-    fn query(context: &StreamContext) -> Result<(), Code> {
+    fn query(context: &StreamContext) -> Result<(), Failed> {
         let idle_stream = context.idle_stream()?;
         // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
-        match context.query("cuStreamQuery", || unsafe { calls::stream_query(idle_stream.0) }) {
+        match context.query(|| unsafe { calls::stream_query(idle_stream.0) }) {
             // A refusal in a capture says nothing about the device.
-            Err(Failed(_, error)) if !error.is_forbidden_by_capture() => Err(error),
+            Err(failed) if !failed.1.is_forbidden_by_capture() => Err(failed),
             _ => Ok(()),
         }
     }
@@ -308,8 +300,8 @@ unsafe impl Fence for TimelineFence {
         if self.is_reached() {
             return Ok(true);
         }
-        let health = self.timeline.words.health.check(self.timeline.context);
-        Ok(health.map(|()| false).map_err(|error| Failed("cuStreamQuery", error))?)
+        self.timeline.words.health.check(self.timeline.context)?;
+        Ok(false)
     }
 
     fn is_complete_by_load(&self) -> Option<bool> {
@@ -336,10 +328,6 @@ unsafe impl Fence for TimelineFence {
             }
         }
         Ok(())
-    }
-
-    fn stream(&self) -> u64 {
-        self.timeline.stream.load(Ordering::Relaxed)
     }
 }
 

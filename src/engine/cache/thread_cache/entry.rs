@@ -154,7 +154,7 @@ impl<T> SpareEntries<T> {
         let entry = Box::leak(entry);
         // SAFETY: the value is read once: from the next line on, this is memory without one.
         let value = unsafe { ptr::read(&raw const entry.value) };
-        // SAFETY: the box that was leaked, in which nothing needs to be initialised now.
+        // SAFETY: the box that was leaked, in which nothing needs to be initialized now.
         let memory = unsafe { Box::from_raw(ptr::from_mut(entry).cast::<MaybeUninit<Entry<T>>>()) };
         let mut spare = self.0.lock();
         if spare.len() < SPARE_MAX {

@@ -1,7 +1,6 @@
 //! docs/log-lines.md, made of the comments of the rows, and docs/data/log-lines.txt, the lines that they print:
 //! `UPDATE_DOCS=1 cargo test --lib log_lines` writes both.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
@@ -18,8 +17,8 @@ use pinpool_observe::diagnosis::{Monitor, Snapshot};
 
 const MIB: u64 = 1 << 20;
 
-/// Every line once: the method that logs it, and the line.
-fn examples() -> Vec<(&'static str, captured::Line)> {
+/// Every line once.
+fn examples() -> Vec<captured::Line> {
     let log = PoolLog { name: Some("loader".to_owned()), ..PoolLog::new() };
     let path = Path::new("/tmp/t.gz");
     let usage = UsageReport {
@@ -89,96 +88,100 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     let mut ended = Stats::default();
     (ended.requests.served, ended.requests.misses, ended.memory.peak_held_bytes) = (2, 2, 24 * MIB);
     let mut lines = Vec::new();
-    let mut add = |method: &'static str, call: &dyn Fn()| {
+    let mut add = |call: &dyn Fn()| {
         let found = captured::lines_of(call);
-        let [captured::Line { level, target, text }] = found.as_slice() else {
-            panic!("{method} prints one line: {found:?}")
-        };
+        let [captured::Line { level, target, text }] = found.as_slice() else { panic!("one line: {found:?}") };
         let text = text.lines().next().expect("a line").to_owned();
-        lines.push((method, captured::Line { level: *level, target, text }));
+        lines.push(captured::Line { level: *level, target, text });
     };
-    add("started", &|| log.started(facts));
-    add("lock_limited", &|| log.lock_limited(8 * MIB));
-    add("found_warning", &|| {
-        log.found_warning(
+    add(&|| log.created(facts));
+    add(&|| log.lock_limit(8 * MIB));
+    add(&|| {
+        log.machine(
+            log::Level::Warn,
             &Finding::warning("pinning", "memory is not pinned: mlock is limited").remedy("raise `ulimit -l`"),
         )
     });
-    add("found_error", &|| {
-        log.found_error(&Finding::error("gpu", "the GPU is not used: the driver does not start (code 999)"))
+    add(&|| {
+        log.machine(
+            log::Level::Error,
+            &Finding::error("gpu", "the GPU is not used: the driver does not start (code 999)"),
+        )
     });
-    add("unused_variable", &|| log.unused_variable("PINPOOL_NAME=x: unknown setting"));
-    add("no_thread_for", &|| log.no_thread_for(&io::ErrorKind::WouldBlock.into()));
-    add("grown", &|| log.grown(&growth));
-    add("grew", &|| log.grew(&growth));
-    add("carved", &|| log.carved(4096));
-    add("sizes_vary", &|| log.sizes_vary());
-    add("sizes_recur", &|| log.sizes_recur());
-    add("pressure_began", &|| log.pressure_began());
-    add("pressure_ended", &|| log.pressure_ended());
-    add("limit_lowered", &|| log.limit_lowered(110, 100));
-    add("limit_changed", &|| log.limit_changed(Some(24 * MIB), Some(64 * MIB), "set_max_bytes"));
-    add("partitioned", &|| log.partitioned("eval", 16 * MIB, Some(8 * MIB)));
-    add("began_to_wait", &|| log.began_to_wait(500_000, 524_288));
-    add("waited", &|| log.waited(500_000, Duration::from_micros(5_130), true));
-    add("full", &|| log.full(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
-    add("refused", &|| log.refused(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
-    add("shortage_ended", &|| log.shortage_ended(Duration::from_secs(3), 2, Duration::from_millis(1_500), 0));
-    add("got_pageable", &|| log.got_pageable(500_000, 10, 2 * MIB, Some(24 * MIB)));
-    add("out_of_memory", &|| log.out_of_memory(&dump));
-    add("diagnosed", &|| log.diagnosed(&healthy));
-    add("alarmed", &|| log.alarmed(&too_small));
-    add("reserve_begun", &|| log.reserve_begun(8 * MIB, 24 * MIB));
-    add("reserving", &|| log.reserving(16 * MIB, 24 * MIB, Some(Duration::from_secs(2))));
-    add("reserve_done", &|| log.reserve_done(24 * MIB, Duration::from_millis(12), Some(1)));
-    add("reserved", &|| log.reserved(24 * MIB, || 16 * MIB, Some(1)));
-    add("reserve_waits", &|| log.reserve_waits(8 * MIB, 64 * MIB, Some(24 * MIB)));
-    add("reserve_stopped", &|| log.reserve_stopped(8 * MIB, 64 * MIB, &mlock));
-    add("few_huge_pages", &|| log.few_huge_pages(&SourceError::new("mmap", "cannot allocate memory").with_code(12)));
-    add("joined_shared_limit", &|| log.joined_shared_limit("job", Some(64 * MIB), 0, 0));
-    add("shared_limit_differs", &|| log.shared_limit_differs("job", Some(64 * MIB), 24 * MIB));
-    add("shared_limit_unused", &|| log.shared_limit_unused("/dev/shm is full"));
-    add("released_for_others", &|| log.released_for_others("job", 524_288));
-    add("shared_limit_lost", &|| log.shared_limit_lost("job", Loss::Removed));
-    add("stuck", &|| log.stuck(1, 4096, Duration::from_secs(40), 0x10));
-    add("quarantined", &|| log.quarantined(4096, 1, true, &unknown));
-    add("leaked", &|| log.leaked(4096, 1, false, &unknown));
-    add("completion_known", &|| log.completion_known(1, 4096));
-    add("idle_memory_stays", &|| log.idle_memory_stays(8 * MIB, "cuda"));
-    add("release_delayed", &|| log.release_delayed(&refused));
-    add("release_failed", &|| log.release_failed(8 * MIB, &refused));
-    add("memory_gone", &|| log.memory_gone(&refused));
-    add("serving", &|| log.serving(path));
-    add("not_serving", &|| log.not_serving(path, "permission denied"));
-    add("recording", &|| log.recording(path));
-    add("earlier_recording", &|| log.earlier_recording(path, Path::new("/tmp/t.gz.old")));
-    add("not_recording", &|| log.not_recording(path, "another process writes it"));
-    add("recorded_all", &|| log.recorded_all(path, 120));
-    add("records_lost", &|| log.records_lost(path, 120, 3));
-    add("recording_failed", &|| log.recording_failed(path, 120, 3, "no space left on device"));
-    add("ended", &|| log.ended(&ended));
-    add("still_out", &|| log.still_out(&StillOut { buffers: 1, bytes: MIB, tagged: &[] }));
-    add("closed_in_flight", &|| log.closed_in_flight(1, 4096, Duration::from_secs(30)));
-    add("left_pinned", &|| log.left_pinned(24 * MIB));
-    add("left_by_refusal", &|| log.left_by_refusal(24 * MIB, &refused));
+    add(&|| log.setting("PINPOOL_NAME=x: unknown setting"));
+    add(&|| log.no_thread(&io::ErrorKind::WouldBlock.into()));
+    add(&|| log.grew(&growth));
+    add(&|| log.acquired(&growth));
+    add(&|| log.carved(4096));
+    add(&|| log.sizes_vary());
+    add(&|| log.sizes_recur());
+    add(&|| log.memory_pressure());
+    add(&|| log.pressure_ended());
+    add(&|| log.lowered(110, 100));
+    add(&|| log.limit_changed(Some(24 * MIB), Some(64 * MIB), "set_max_bytes"));
+    add(&|| log.partition("eval", 16 * MIB, Some(8 * MIB)));
+    add(&|| log.waiting(500_000, 524_288));
+    add(&|| log.waited(500_000, Duration::from_micros(5_130), true));
+    add(&|| log.full(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
+    add(&|| log.refused(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
+    add(&|| log.recovered(Duration::from_secs(3), 2, Duration::from_millis(1_500), 0));
+    add(&|| log.pageable(500_000, 10, 2 * MIB, Some(24 * MIB)));
+    add(&|| log.out_of_memory(&dump));
+    add(&|| log.diagnosis(log::Level::Info, &healthy));
+    add(&|| log.diagnosis(log::Level::Warn, &too_small));
+    add(&|| log.reserve_started(8 * MIB, 24 * MIB));
+    add(&|| log.reserve_progress(16 * MIB, 24 * MIB, Some(Duration::from_secs(2))));
+    add(&|| log.reserve_complete(24 * MIB, Duration::from_millis(12), Some(1)));
+    add(&|| log.reserve_pinned(24 * MIB, || 16 * MIB, Some(1)));
+    add(&|| log.reserve_paused(8 * MIB, 64 * MIB, Some(24 * MIB)));
+    add(&|| log.reserve_stopped(8 * MIB, 64 * MIB, &mlock));
+    add(&|| log.huge_pages(&SourceError::new("mmap", "cannot allocate memory").with_code(12)));
+    add(&|| log.shared_limit_joined("job", Some(64 * MIB), 0, 0));
+    add(&|| log.shared_limit_differs("job", Some(64 * MIB), 24 * MIB));
+    add(&|| log.shared_limit_unused("/dev/shm is full"));
+    add(&|| log.shared_limit_released("job", 524_288));
+    add(&|| log.shared_limit_lost("job", Loss::Removed));
+    add(&|| log.stuck(1, 4096, Duration::from_secs(40), 0x10));
+    add(&|| log.quarantined(4096, 1, true, &unknown));
+    add(&|| log.leaked(4096, 1, false, &unknown));
+    add(&|| log.responding(1, 4096));
+    add(&|| log.idle_kept(8 * MIB, "cuda"));
+    add(&|| log.release_delayed(&refused));
+    add(&|| log.release_failed(8 * MIB, &refused));
+    add(&|| log.device_lost(&refused));
+    add(&|| log.socket_opened(path));
+    add(&|| log.socket_failed(path, "permission denied"));
+    add(&|| log.trace_started(path));
+    add(&|| log.trace_renamed(path, Path::new("/tmp/t.gz.old")));
+    add(&|| log.trace_taken(path, "another process writes it"));
+    add(&|| log.trace_complete(path, 120));
+    add(&|| log.trace_records_lost(path, 120, 3));
+    add(&|| log.trace_incomplete(path, 120, 3, "no space left on device"));
+    add(&|| log.closed(&ended));
+    add(&|| log.still_out(&StillOut { buffers: 1, bytes: MIB, tagged: &[] }));
+    add(&|| log.close_in_flight(1, 4096, Duration::from_secs(30)));
+    add(&|| log.close_left_pinned(24 * MIB));
+    add(&|| log.close_unreleased(24 * MIB, &refused));
     lines
 }
 
 #[test]
 fn the_page_of_the_log_lines_has_each_line_with_its_meaning_and_an_example() {
-    let mut comments: BTreeMap<_, _> = COMMENTS.iter().copied().collect();
     let (mut rows, mut lines) = (String::new(), String::new());
-    for (method, captured::Line { level, target, text }) in examples() {
-        let comment = comments.remove(method).unwrap_or_else(|| panic!("{method} logs no line"));
-        let (meaning, to_do) = comment.split_once(" To do: ").unwrap_or_else(|| panic!("{method}: {comment}"));
-        let event = text.split(' ').nth(1).expect("an event").trim_end_matches(':');
-        let (level, target, meaning) =
-            (level.as_str().to_lowercase(), target.trim_start_matches("pinpool::"), meaning.trim());
-        let to_do = if to_do == "nothing." { "-" } else { to_do };
-        let _ = writeln!(rows, "| `{event}` | {target} | {level} | {meaning} | {to_do} |");
-        let _ = writeln!(lines, "{text}");
+    let examples = examples();
+    for (event, comment) in COMMENTS {
+        let begin = format!("pool[loader] {event}: ");
+        let of: Vec<_> = examples.iter().filter(|line| line.text.starts_with(&begin)).collect();
+        let target =
+            of.first().unwrap_or_else(|| panic!("{event} has no example")).target.trim_start_matches("pinpool::");
+        let levels = of.iter().map(|line| line.level.as_str().to_lowercase()).collect::<Vec<_>>().join(", ");
+        let (meaning, to_do) = comment.split_once(" To do: ").unwrap_or_else(|| panic!("{event}: {comment}"));
+        let (meaning, to_do) = (meaning.trim(), if to_do == "nothing." { "-" } else { to_do });
+        let _ = writeln!(rows, "| `{event}` | {target} | {levels} | {meaning} | {to_do} |");
+        of.iter().for_each(|line| _ = writeln!(lines, "{}", line.text));
+        let alike = COMMENTS.iter().filter(|(other, _)| other.contains(event)).count();
+        assert_eq!(alike, 1, "a search for {event} finds several events");
     }
-    assert!(comments.is_empty(), "lines without an example: {comments:?}");
     let made = format!("| event | target | level | meaning | what to do |\n| --- | --- | --- | --- | --- |\n{rows}");
     let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs");
     let (path, examples) = (docs.join("log-lines.md"), docs.join("data/log-lines.txt"));

@@ -28,7 +28,7 @@ fn failed_releases_hold_back_no_other_and_are_logged_once() {
             assert_eq!(valid_stats(&pool).memory.held_bytes, counting.held_bytes());
         }
         let logged = lines();
-        assert_eq!(count(&logged, "release_failed"), 1, "{logged:?}");
+        assert_eq!(count(&logged, "release_delayed"), 1, "{logged:?}");
         assert!(
             counting.held_bytes() < before && source.calls(SourceCall::Release) > 7,
             "{} releases",

@@ -1,7 +1,6 @@
 //! The adaptive preset through the public interface. Time is a clock that the tests advance; no test sleeps.
 
 use std::sync::Arc;
-use std::thread;
 
 use pinpool::source::Source;
 use pinpool::unstable::ManualClock;
@@ -62,10 +61,4 @@ fn ten_idle_granules(pool: &Pool) {
 /// Gets until one fails.
 fn fill(pool: &Pool, len: usize) -> Vec<PinnedBuf> {
     std::iter::from_fn(|| pool.get(len).ok()).collect()
-}
-
-fn wait_until(condition: impl Fn() -> bool) {
-    while !condition() {
-        thread::yield_now();
-    }
 }

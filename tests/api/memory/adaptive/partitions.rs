@@ -69,7 +69,7 @@ fn a_full_partition_delays_nobody_else_and_its_requests_are_served_in_order() {
                 until_waits(eval, at as u64 + 1);
             }
             // The pool serves others at once, and also what is hit.
-            (0..20).for_each(|_| drop(pool.get_with(Request::new(16 * MIB).wait(Duration::ZERO)).unwrap()));
+            (0..20).for_each(|_| drop(pool.get_with(Request::new(16 * MIB).timeout(Duration::ZERO)).unwrap()));
             assert_eq!((pool.stats().requests.waiting, pool.stats().requests.waits), (0, 0));
             let [first, second] = held;
             drop(first);
@@ -106,10 +106,11 @@ fn the_limit_of_a_partition_changes_within_the_limit_of_its_pool() {
     let pool = over_virtual_memory().max_bytes(16 << 20).wait(LONG).build().unwrap();
     let eval = pool.partition("eval", 2 << 20).unwrap();
     let fill = |count: usize| {
-        (0..count).map(|_| eval.get_with(Request::new(MIB).wait(Duration::ZERO))).filter(Result::is_ok).count()
+        (0..count).map(|_| eval.get_with(Request::new(MIB).timeout(Duration::ZERO))).filter(Result::is_ok).count()
     };
     let all = || {
-        let held: Vec<_> = std::iter::from_fn(|| eval.get_with(Request::new(MIB).wait(Duration::ZERO)).ok()).collect();
+        let held: Vec<_> =
+            std::iter::from_fn(|| eval.get_with(Request::new(MIB).timeout(Duration::ZERO)).ok()).collect();
         held.len()
     };
     assert_eq!((fill(3), all()), (3, 2), "one after the other, and at once");

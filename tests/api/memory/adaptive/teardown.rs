@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use pinpool::unstable::ManualClock;
 
-use super::{MIB, over, wait_until};
+use super::{MIB, over};
 use crate::child::alone;
 use crate::counting::CountingSource;
+use crate::until::until;
 
 fn sources() -> [Arc<CountingSource>; 2] {
     [CountingSource::virtual_memory(), CountingSource::discrete()]
@@ -69,18 +70,18 @@ fn the_maintenance_thread_releases_by_itself_and_ends_after_the_last_pool() {
         assert_eq!(maintenance_threads(), 0, "nothing needs it yet");
         drop((pool.get(2 * MIB).unwrap(), other.get(2 * MIB).unwrap()));
         // One for both, once it has taken its name.
-        wait_until(|| maintenance_threads() == 1);
+        until("one thread", || maintenance_threads() == 1);
         assert!(source.held_bytes() > 0);
         clock.advance_us(60_000_000);
         // No thread calls the pools, and their memory is released all the same.
-        wait_until(|| source.held_bytes() == 0);
+        until("its memory is released", || source.held_bytes() == 0);
         drop((pool, other));
-        wait_until(|| maintenance_threads() == 0);
+        until("the thread ends", || maintenance_threads() == 0);
         assert_eq!(source.ranges(), 0);
         let later = builder().build().unwrap();
         drop(later.get(2 * MIB).unwrap());
         // It starts again.
-        wait_until(|| maintenance_threads() == 1);
+        until("one thread", || maintenance_threads() == 1);
     });
 }
 

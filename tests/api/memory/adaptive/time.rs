@@ -1,6 +1,6 @@
 //! Idle memory is released, limits are lowered.
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use super::{
     MIB, after_seconds, over_discrete_regions, over_virtual_memory, ten_idle_granules, valid_stats, with_manual_clock,

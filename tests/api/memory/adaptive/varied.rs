@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use log::{Level, LevelFilter};
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::window;
 use pinpool::{PinnedBuf, Pool};
 use pinpool_replay::SimSource;
+use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{lines_with_levels, listen_from};
 

@@ -5,10 +5,10 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::Rounding;
 use pinpool::{Backend, PinnedBuf, Preset};
 use pinpool_replay::SimSource;
+use pinpool_testing::{SinkMem, SinkStream};
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
 use crate::tool::{finish, pinpool, until};

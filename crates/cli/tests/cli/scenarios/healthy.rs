@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use pinpool::Preset;
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::Rounding;
+use pinpool_testing::{SinkMem, SinkStream};
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
 

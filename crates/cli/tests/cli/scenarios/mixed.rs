@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMem, SinkStream};
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
 

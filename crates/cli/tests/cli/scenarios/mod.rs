@@ -23,10 +23,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
 use pinpool::unstable::{ManualClock, run_due};
 use pinpool::{Backend, Cause, GetFuture, PinnedBuf, Pool, PoolBuilder};
 use pinpool_replay::{Recording, SimSource};
+use pinpool_testing::{SinkGate, SinkMem, SinkStream};
 use tempfile::TempDir;
 
 use crate::captured_log::{lines, listen};

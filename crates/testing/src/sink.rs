@@ -1,0 +1,319 @@
+//! A host that simulates a device: a stream is a worker thread, device memory is a vector.
+//!
+//! Copies run later, in order, and read their source when they run, as a DMA engine does; a [`SinkGate`] holds a stream
+//! until it is dropped.
+//! [`PinnedBuf`](pinpool::PinnedBuf) has an example.
+//!
+//! **sink-I1**: a reference to the bytes of a [`SinkMem`] exists only while no copy into them is queued or running. Copies of
+//! one memory wait for earlier copies on other streams, and [`SinkMem::read`] waits for all; a new copy into the memory needs
+//! `&mut`, which ends the borrow of `read`.
+#![allow(unsafe_code)] // Copies through raw pointers on another thread, as a device would.
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
+use pinpool::{Error, Fence, Result, StreamId};
+use pinpool_os::fork::ForkGeneration;
+use pinpool_os::sync::plain::{Condvar, Mutex};
+use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::threads;
+
+/// An in-order queue of copies, run by a dedicated thread.
+///
+/// Dropping it lets the copies that are queued run to their end and returns at once.
+#[derive(Debug)]
+pub struct SinkStream {
+    queue: Sender<QueuedCopy>,
+    progress: Arc<Progress>,
+}
+
+type Enqueued = Result<Arc<dyn Fence>, CopyFailure>;
+
+/// The progress of a stream.
+#[derive(Debug)]
+struct Progress {
+    /// A child of `fork` has no worker.
+    generation: ForkGeneration,
+    id: StreamId,
+    /// Copies enqueued; the next one's number.
+    enqueued: AtomicU64,
+    /// Completed copies: all copies with a lower number.
+    done: AtomicU64,
+    state: Mutex<WorkerState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct WorkerState {
+    gates: usize,
+    running: bool,
+    failed: bool,
+}
+
+struct QueuedCopy {
+    run: Box<dyn FnOnce() + Send>,
+    /// Earlier copies of other streams from and to the same memory.
+    after: Vec<Arc<dyn Fence>>,
+}
+
+/// An address that a worker reads or writes later.
+#[derive(Debug)]
+struct HostAddress(*mut u8);
+
+// SAFETY: the promise of `enqueue` and `fetch` is that the bytes are the copy's until it has completed, on any thread.
+unsafe impl Send for HostAddress {}
+
+/// Memory of the sink: written by workers while copies run, read by its owner only when none does.
+#[derive(Debug)]
+struct DeviceBytes(UnsafeCell<Box<[u8]>>);
+
+// SAFETY: sink-I1.
+unsafe impl Sync for DeviceBytes {}
+
+/// Memory that simulates device memory.
+#[derive(Debug)]
+pub struct SinkMem {
+    bytes: Arc<DeviceBytes>,
+    len: usize,
+    copies: Mutex<Vec<Arc<dyn Fence>>>,
+}
+
+/// Holds a stream before its next copy until it is dropped.
+#[derive(Debug)]
+#[must_use = "the stream runs on when the gate is dropped"]
+pub struct SinkGate(Arc<Progress>);
+
+#[derive(Debug)]
+struct SinkFence {
+    progress: Arc<Progress>,
+    number: u64,
+}
+
+impl SinkStream {
+    /// Starts a stream.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_device`] if the system refuses a thread.
+    pub fn new() -> Result<Self> {
+        let (queue, copies) = channel();
+        let progress = Arc::new(Progress {
+            generation: ForkGeneration::now(),
+            id: StreamId::unique(),
+            enqueued: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            state: Mutex::new(WorkerState::default()),
+            changed: Condvar::default(),
+        });
+        let worker_progress = progress.clone();
+        threads::spawn(c"pinpool-sink", move || run_copies(&copies, &worker_progress))
+            .map_err(|why| Error::device_failed(format!("cannot start the thread of a sink stream: {why}")))?;
+        Ok(Self { queue, progress })
+    }
+
+    /// Holds the stream before its next copy.
+    pub fn hold(&self) -> SinkGate {
+        self.progress.state.lock().gates += 1;
+        SinkGate(self.progress.clone())
+    }
+
+    /// From now on every copy of this stream that has not completed fails, as when a device is lost.
+    pub fn fail(&self) {
+        let mut state = self.progress.state.lock();
+        // A running copy ends first: nothing may be written after a failure is visible (sink-I1).
+        while state.running {
+            state = self.progress.changed.wait(state);
+        }
+        state.failed = true;
+        self.progress.changed.notify_all();
+    }
+
+    fn enqueue(&self, run: impl FnOnce() + Send + 'static, after: Vec<Arc<dyn Fence>>) -> Enqueued {
+        // The lock makes a copy's number its place in the queue when several threads share a stream.
+        let _in_order = self.progress.state.lock();
+        self.queue
+            .send(QueuedCopy { run: Box::new(run), after })
+            .map_err(|_| CopyFailure::Refused(Error::device_failed("the worker of the sink stream has ended")))?;
+        // Relaxed: written under the lock.
+        let number = self.progress.enqueued.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(SinkFence { progress: self.progress.clone(), number }))
+    }
+
+    /// Waits until all copies enqueued so far have completed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_device`] if the stream failed.
+    pub fn synchronize(&self) -> Result<()> {
+        // Relaxed: the caller's own enqueues precede this on its thread; others' may or may not count.
+        self.progress.wait_for(self.progress.enqueued.load(Ordering::Relaxed))
+    }
+}
+
+fn run_copies(copies: &Receiver<QueuedCopy>, progress: &Progress) {
+    for QueuedCopy { run, after } in copies {
+        for earlier in after {
+            // A stream that failed writes no more: nothing to wait for.
+            let _ = earlier.wait();
+        }
+        let mut state = progress.state.lock();
+        while state.gates > 0 && !state.failed {
+            state = progress.changed.wait(state);
+        }
+        if state.failed {
+            // A lost device copies nothing more, and its copies never count as done.
+            continue;
+        }
+        state.running = true;
+        drop(state);
+        run();
+        // Under the lock, so that a waiter between its check and its sleep is not missed.
+        let mut state = progress.state.lock();
+        state.running = false;
+        // Release: a thread that sees the count sees the bytes, and may overwrite the source.
+        progress.done.fetch_add(1, Ordering::Release);
+        progress.changed.notify_all();
+    }
+}
+
+impl Progress {
+    fn is_complete(&self, copies: u64) -> bool {
+        // Acquire: pairs with the worker's release.
+        self.done.load(Ordering::Acquire) >= copies
+    }
+
+    fn check_process(&self) -> Result<()> {
+        let is_stale = self.generation.is_stale();
+        if is_stale { Err(Error::device_failed("the sink's worker stayed in the parent process")) } else { Ok(()) }
+    }
+
+    fn wait_for(&self, copies: u64) -> Result<()> {
+        self.check_process()?;
+        let mut state = self.state.lock();
+        while !self.is_complete(copies) {
+            if state.failed {
+                return Err(failed());
+            }
+            state = self.changed.wait(state);
+        }
+        Ok(())
+    }
+}
+
+fn failed() -> Error {
+    Error::device_failed("the sink stream was made to fail")
+}
+
+// SAFETY: the worker counts a copy as done after its last access to source and target, in order.
+unsafe impl Fence for SinkFence {
+    fn is_complete(&self) -> Result<bool> {
+        if self.progress.is_complete(self.number + 1) {
+            return Ok(true);
+        }
+        self.progress.check_process()?;
+        if self.progress.state.lock().failed { Err(failed()) } else { Ok(false) }
+    }
+
+    fn is_complete_by_load(&self) -> Option<bool> {
+        self.progress.is_complete(self.number + 1).then_some(true)
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.progress.wait_for(self.number + 1)
+    }
+
+    fn stream_id(&self) -> Option<StreamId> {
+        Some(self.progress.id)
+    }
+}
+
+impl SinkMem {
+    /// `len` zeroed bytes.
+    pub fn new(len: usize) -> Self {
+        let bytes = vec![0; len].into_boxed_slice();
+        Self { bytes: Arc::new(DeviceBytes(UnsafeCell::new(bytes))), len, copies: Mutex::default() }
+    }
+
+    /// Waits for the copies into this memory and returns its bytes.
+    ///
+    /// Copies of a stream that failed count as over here: that stream writes no more.
+    pub fn read(&self) -> &[u8] {
+        // They stay in the list meanwhile: a copy from here that another thread enqueues must come after them too.
+        let copies = self.copies.lock().clone();
+        for copy in copies {
+            // A failed stream writes nothing more, so its copies need no wait.
+            let _ = copy.wait();
+        }
+        // SAFETY: sink-I1: every copy into the bytes has completed, and the next needs `&mut self`, which ends this borrow.
+        unsafe { &*self.bytes.0.get() }
+    }
+
+    /// Behind the copies of other streams from and to this memory.
+    fn enqueue_in_order(&self, stream: &SinkStream, run: impl FnOnce() + Send + 'static) -> Enqueued {
+        stream.progress.check_process().map_err(CopyFailure::Refused)?;
+        let mut copies = self.copies.lock();
+        copies.retain(|copy| matches!(copy.is_complete(), Ok(false)));
+        let is_elsewhere = |copy: &&Arc<dyn Fence>| copy.stream_id() != Some(stream.progress.id);
+        let after = copies.iter().filter(is_elsewhere).cloned().collect();
+        let fence = stream.enqueue(run, after)?;
+        copies.push(fence.clone());
+        Ok(fence)
+    }
+}
+
+// SAFETY: nothing is enqueued when an error is returned; the fence is the worker's own count.
+unsafe impl CopyTarget<SinkStream> for SinkMem {
+    fn capacity_bytes(&self) -> usize {
+        self.len
+    }
+
+    unsafe fn enqueue(&mut self, stream: &SinkStream, source: *const u8, len: usize) -> Enqueued {
+        let (source, target) = (HostAddress(source.cast_mut()), self.bytes.clone());
+        self.enqueue_in_order(stream, move || {
+            let (HostAddress(source), DeviceBytes(target)) = (source, &*target);
+            // SAFETY: sink-I1: no reference to the bytes exists until this copy's fence is complete, and no other worker touches them:
+            // earlier copies were waited for, later ones wait for this one.
+            let bytes = unsafe { &mut *target.get() };
+            // SAFETY: the caller's promise: the source stays readable and unchanged until the fence.
+            let source = unsafe { std::slice::from_raw_parts(source.cast_const(), len) };
+            bytes[..len].copy_from_slice(source);
+        })
+    }
+}
+
+// SAFETY: as for `CopyTarget`.
+unsafe impl CopySource<SinkStream> for SinkMem {
+    fn available_bytes(&self) -> usize {
+        self.len
+    }
+
+    unsafe fn fetch(&self, stream: &SinkStream, target: *mut u8, len: usize) -> Enqueued {
+        let (source, target) = (self.bytes.clone(), HostAddress(target));
+        self.enqueue_in_order(stream, move || {
+            let (DeviceBytes(source), HostAddress(target)) = (&*source, target);
+            // SAFETY: sink-I1: no worker writes to the bytes: earlier copies were waited for, later ones wait for this one.
+            let bytes = unsafe { &*source.get() };
+            // SAFETY: the caller's promise: nothing else touches the target until the fence.
+            let target = unsafe { std::slice::from_raw_parts_mut(target, len) };
+            target.copy_from_slice(&bytes[..len]);
+        })
+    }
+}
+
+// SAFETY: the worker counts what is enqueued in order, this mark among it.
+unsafe impl CopyStream for SinkStream {
+    fn mark(&self) -> Result<Arc<dyn Fence>> {
+        self.enqueue(|| (), Vec::new()).map_err(|failure| match failure {
+            CopyFailure::Refused(error) | CopyFailure::Failed(error, _) | CopyFailure::Unknown(error) => error,
+        })
+    }
+}
+
+impl Drop for SinkGate {
+    fn drop(&mut self) {
+        self.0.state.lock().gates -= 1;
+        self.0.changed.notify_all();
+    }
+}

@@ -1,0 +1,70 @@
+//! Which devices may reach a pool's memory.
+
+use cudarc::driver::CudaContext;
+use mock_driver::MockDriver;
+use pinpool::{Backend, PinnedBuf};
+
+use crate::fixture::{MIB, builder, filled, stream_and_memory};
+use crate::valid_stats::valid_stats;
+
+/// Copies a filled buffer to this device and compares what arrived.
+fn copy_arrives(buf: PinnedBuf, context: &std::sync::Arc<CudaContext>, byte: u8) -> pinpool::Result<()> {
+    let (stream, mut memory) = stream_and_memory(context, buf.len());
+    buf.copy_to(&stream, &mut memory)?.wait()?;
+    assert!(stream.clone_dtoh(&memory).unwrap().iter().all(|&arrived| arrived == byte));
+    Ok(())
+}
+
+#[test]
+fn one_sick_device_fails_its_own_copies_and_no_growth() {
+    let driver = MockDriver::load();
+    driver.set_device_count(2);
+    driver.refuse_access(1 << 1);
+    let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
+    let pool = builder(Backend::Vmm).device(0).build().unwrap();
+    copy_arrives(filled(&pool, 3 * MIB, 1), &contexts[0], 1).unwrap();
+    let error = copy_arrives(filled(&pool, 3 * MIB, 2), &contexts[1], 2).unwrap_err();
+    let text = error.to_string();
+    assert!(error.is_copy() && text.contains("device 1 cannot reach") && text.contains("PINPOOL_DEVICE"), "{text}");
+    assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (0, 0));
+    // The pool grows and serves its own device, and the other one once it is well.
+    let large = filled(&pool, 20 * MIB, 3);
+    copy_arrives(large, &contexts[0], 3).unwrap();
+    driver.refuse_access(0);
+    copy_arrives(filled(&pool, 3 * MIB, 4), &contexts[1], 4).unwrap();
+    valid_stats(&pool);
+    drop(pool);
+    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn a_device_that_was_refused_gets_access_to_what_it_copies_through_the_pool() {
+    let driver = MockDriver::load();
+    driver.set_device_count(2);
+    let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
+    contexts[0].bind_to_thread().unwrap();
+    driver.refuse_access(1 << 1);
+    let pool = builder(Backend::Vmm).build().unwrap();
+    let calls = || driver.calls("cuMemSetAccess");
+    let first = filled(&pool, 4 * MIB, 1);
+    let grown = calls();
+    copy_arrives(first, &contexts[0], 1).unwrap();
+    assert_eq!(calls(), grown, "the pool's own device has access");
+    driver.refuse_access(0);
+    for round in 1..4 {
+        copy_arrives(filled(&pool, 4 * MIB, 2), &contexts[1], 2).unwrap();
+        assert_eq!(calls(), grown + round, "one call for both granules of each copy");
+    }
+    // The same for the other direction, a copy of cudarc, and a pointer for kernels.
+    let (stream, mut memory) = stream_and_memory(&contexts[1], 8 * MIB);
+    drop(pool.get(8 * MIB).unwrap().copy_from(&stream, &memory).unwrap().wait().unwrap());
+    let buf = filled(&pool, 8 * MIB, 6);
+    let before = calls();
+    assert!(buf.device_ptr(&contexts[1]).is_ok());
+    stream.memcpy_htod(&buf, &mut memory).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(calls(), before + 2);
+    assert!(stream.clone_dtoh(&memory).unwrap().iter().all(|&byte| byte == 6));
+    drop((buf, pool));
+    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+}

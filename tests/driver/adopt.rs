@@ -1,0 +1,122 @@
+//! Memory of users over the driver: pinned, copied from, and unlocked after the last copy or never.
+#![allow(unsafe_code)] // Pins and adopts memory.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use mock_driver::{Code, MockDriver};
+use pinpool::{Backend, ExternalMemory, PinnedBuf, Pool};
+
+use super::child::{alone, in_a_child};
+use super::fixture::{MIB, builder, held, stream_and_memory};
+use crate::valid_stats::valid_stats;
+
+#[repr(align(4096))]
+struct Pages([u8; MIB]);
+
+/// Pages of a user, pinned as the memory of `pool`; each says whether it is still there.
+fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<ExternalMemory<(Box<Pages>, Arc<()>)>> {
+    let mut pages = Box::new(Pages([9; MIB]));
+    let memory = NonNull::from(pages.0.as_mut_slice());
+    // SAFETY: mapped as long as `pages`, which nothing else uses.
+    Arc::new(unsafe { pool.pin(memory, (pages, alive.clone())) }.unwrap())
+}
+
+fn lent(pool: &Pool, locked: &Arc<ExternalMemory<(Box<Pages>, Arc<()>)>>) -> PinnedBuf {
+    let kept = locked.clone();
+    // SAFETY: the bytes are the buffer's alone, and locked until the call.
+    unsafe { pool.adopt(locked.memory(), locked.pinned_by().is_some(), move || drop(kept)) }.unwrap()
+}
+
+fn on_each_backend(test: impl Fn(&MockDriver, &Pool)) {
+    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
+        let driver = MockDriver::load();
+        let pool = builder(backend.clone()).build().unwrap();
+        test(&driver, &pool);
+        drop(pool);
+        assert_eq!(driver.wrong_uses(), Vec::<String>::new(), "{backend:?}");
+    }
+}
+
+#[test]
+fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
+    on_each_backend(|driver, pool| {
+        let context = cudarc::driver::CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, MIB);
+        let alive = Arc::new(());
+        let before = held(driver).registrations;
+        let locked = locked(pool, &alive);
+        assert_eq!((locked.pinned_by(), held(driver).registrations), (Some("register"), before + 1));
+        let waits = driver.hold(stream.cu_stream());
+        let copy = lent(pool, &locked).copy_to(&stream, &mut memory).unwrap();
+        drop(locked);
+        pool.maintain();
+        assert_eq!(
+            (pool.stats().copies.in_flight, held(driver).registrations, Arc::strong_count(&alive)),
+            (1, before + 1, 2)
+        );
+        drop(waits);
+        copy.wait().unwrap();
+        pool.maintain();
+        assert_eq!(
+            (pool.stats().requests.adopted, held(driver).registrations, Arc::strong_count(&alive)),
+            (0, before, 1)
+        );
+        assert_eq!(pool.stats().memory.external_bytes, 0);
+        assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
+    });
+}
+
+#[test]
+fn memory_that_a_device_may_still_use_is_never_given_back() {
+    let driver = MockDriver::load();
+    let pool = builder(Backend::Register).build().unwrap();
+    let context = cudarc::driver::CudaContext::new(0).unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, MIB);
+    let alive = Arc::new(());
+    let held_copy = driver.hold(stream.cu_stream());
+    lent(&pool, &locked(&pool, &alive)).copy_to(&stream, &mut memory).unwrap();
+    driver.lose_device(Code::LAUNCH_FAILED);
+    drop(held_copy);
+    while pool.stats().memory.quarantined == 0 {
+        pool.maintain();
+    }
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.memory.quarantined, stats.requests.adopted, stats.memory.external_bytes), (1, 1, MIB as u64));
+    drop(pool);
+    assert_eq!(Arc::strong_count(&alive), 2, "the pages stay mapped");
+}
+
+#[test]
+fn a_refusal_of_the_driver_is_an_error_and_one_at_the_end_keeps_the_memory() {
+    let driver = MockDriver::load();
+    let pool = builder(Backend::Register).build().unwrap();
+    let alive = Arc::new(());
+    driver.fail("cuMemHostRegister_v2", 1, Code::OUT_OF_MEMORY);
+    let mut pages = Box::new(Pages([9; MIB]));
+    let bytes = NonNull::from(pages.0.as_mut_slice());
+    // SAFETY: mapped as long as `pages`, which nothing else uses.
+    let error = unsafe { pool.pin(bytes, pages) }.unwrap_err();
+    assert!(error.is_backend() && error.to_string().contains("cuMemHostRegister"), "{error}");
+    assert_eq!(pool.stats().memory.external_bytes, 0);
+    let locked = locked(&pool, &alive);
+    driver.fail("cuMemHostUnregister", 1, Code::UNKNOWN);
+    drop(locked);
+    assert_eq!((Arc::strong_count(&alive), pool.stats().memory.external_bytes), (2, MIB as u64));
+}
+
+#[test]
+fn children_of_fork_have_the_pages_again_when_the_lock_has_ended() {
+    alone(|| {
+        let driver = MockDriver::load();
+        let pool = builder(Backend::Register).build().unwrap();
+        let mut pages = Box::new(Pages([9; MIB]));
+        let bytes = NonNull::from(pages.0.as_mut_slice());
+        // SAFETY: mapped as long as `pages`, which nothing else uses.
+        drop(unsafe { pool.pin(bytes, ()) }.unwrap());
+        driver.fail("cuMemHostRegister_v2", 1, Code::OUT_OF_MEMORY);
+        // SAFETY: as above.
+        unsafe { pool.pin(bytes, ()) }.unwrap_err();
+        in_a_child(|| vec![("the pages are there", pages.0.iter().all(|&byte| byte == 9))]);
+    });
+}

@@ -1,0 +1,348 @@
+//! Every call of the driver that a pool makes fails once, at each of its first times, in turn, and several at random: no panic
+//! and no hang, nothing leaks unless a log line says so, the pool serves again, and as soon as the driver is well a trim
+//! leaves nothing pinned.
+//!
+//! `DRIVER_FAULTS=all` tries every code at every time and has many more random runs: some 3,000 and 300 for each backend.
+#![allow(unsafe_code)] // A thread without a context.
+
+use std::collections::BTreeMap;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
+use log::Level;
+use mock_driver::{Code, MockDriver};
+use pinpool::unstable::FenceKind;
+use pinpool::{Backend, PinnedBuf, Pool, Request, Result};
+
+use crate::captured_log::{lines_with_levels, listen};
+use crate::draw::Draw;
+use crate::fixture::{Held, MIB, builder, held};
+use crate::valid_stats::valid_stats;
+
+/// Each call fails at each of this many first times.
+const FIRST_TIMES: u64 = 20;
+const LEN: usize = 100_000;
+/// Four granules, so that a buffer of two needs granules that are remapped.
+const LIMIT: u64 = 8 << 20;
+/// All runs of one backend; a hang is reported, not waited for.
+const LONGEST: Duration = Duration::from_secs(1200);
+/// Failures of one random run.
+const AT_ONCE: usize = 8;
+
+/// What runs: a backend and the fences of its pool.
+#[derive(Debug, Clone)]
+struct Case {
+    backend: Backend,
+    fence: FenceKind,
+    /// The calls that fail; all if there are none.
+    only: &'static [&'static str],
+}
+
+/// A context that no run before has used, so that nothing of it is kept from them, and a stream with memory.
+struct Lane {
+    stream: Arc<CudaStream>,
+    memory: CudaSlice<u8>,
+}
+
+impl Lane {
+    fn new(driver: &MockDriver) -> Self {
+        driver.renew_contexts();
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let memory = stream.alloc_zeros(LEN).unwrap();
+        stream.synchronize().unwrap();
+        Self { stream, memory }
+    }
+
+    /// A buffer that is filled, copied there, and seen to have arrived.
+    fn round_trip(&mut self, pool: &Pool, byte: u8) -> Result<()> {
+        let buf = filled(pool, LEN, byte)?;
+        buf.copy_to(&self.stream, &mut self.memory)?.wait()?;
+        let back = pool.get(LEN)?.copy_from(&self.stream, &self.memory)?.wait()?;
+        assert!(back.wait_slice()?.iter().all(|&found| found == byte), "a wrong byte");
+        Ok(())
+    }
+}
+
+fn filled(pool: &Pool, len: usize, byte: u8) -> Result<PinnedBuf> {
+    let mut buf = pool.get(len)?;
+    buf.wait_slice_mut()?.fill(byte);
+    Ok(buf)
+}
+
+/// All that a pool does with a driver. A step that fails does not keep the others from being tried.
+fn use_pool(pool: &Pool, lane: &mut Lane) {
+    // A thread of a program that makes its context current for its own calls only.
+    // SAFETY: no context is current then; no call of this thread relies on one.
+    let _refused = unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
+    let _refused = pool.reserve(MIB as u64);
+    for byte in 1..4 {
+        let _refused = lane.round_trip(pool, byte);
+    }
+    if let Ok(buf) = filled(pool, LEN, 4) {
+        let _refused = buf.copy_to(&lane.stream, &mut lane.memory).map(drop);
+    }
+    if let Ok(mut buf) = filled(pool, LEN, 5) {
+        let _refused = buf.copy_range_to(0..LEN, &lane.stream, &mut lane.memory).map(drop);
+        let _refused = buf.wait_slice_mut().map(|bytes| bytes.fill(6));
+        let _refused = lane.stream.memcpy_htod(&buf, &mut lane.memory);
+    }
+    if let Ok(buf) = filled(pool, LEN, 7) {
+        let _refused = buf.release_after(&lane.stream);
+    }
+    if let (Ok(buf), Ok(event)) = (filled(pool, LEN, 8), lane.stream.record_event(None)) {
+        let _refused = buf.release_after_event(&event);
+    }
+    let _refused = lane.stream.synchronize();
+    // Grows to the limit; then every other granule is free, and the next buffer needs two in a row.
+    let mut bufs: Vec<_> = (0..4).map(|_| pool.try_get(2 * MIB - 4096)).collect();
+    bufs.retain(|buf| matches!(buf, Ok(Some(_))));
+    for index in (0..bufs.len()).rev().step_by(2) {
+        drop(bufs.swap_remove(index));
+    }
+    let _refused = pool.get_with(Request::new(3 * MIB).timeout(Duration::ZERO));
+    drop(bufs);
+    pool.maintain();
+    pool.trim(2 * MIB as u64);
+    let _refused = pool.get(3 * MIB).map(drop);
+    pool.clear();
+    pool.maintain();
+    pool.trim(0);
+}
+
+/// One run; `script` says what fails, before the end of the pool or in it. Returns how often each function was called before and
+/// in the end, or what is wrong.
+fn run(driver: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOnce()) -> [Vec<(String, u64)>; 2] {
+    listen();
+    driver.reset();
+    let mut lane = Lane::new(driver);
+    driver.reset();
+    script();
+    let build = || {
+        let builder = builder(case.backend.clone()).unstable_fence(case.fence).max_bytes(LIMIT).wait(Duration::ZERO);
+        builder.unstable_close_wait(Duration::from_millis(100)).build()
+    };
+    // A failed attempt may leave the 2 MiB of its trial.
+    let attempt = |_| {
+        let before = held(driver);
+        Some((build().ok()?, before))
+    };
+    let (pool, before) = (0..=2 * AT_ONCE).find_map(attempt).expect("a later attempt succeeds");
+    use_pool(&pool, &mut lane);
+    let (calls, mut wrong_uses) = (driver.all_calls(), driver.wrong_uses());
+    if is_well_at_end {
+        driver.reset();
+    }
+    // At its end a script has one failure left at most.
+    let served = lane.round_trip(&pool, 9).or_else(|_| lane.round_trip(&pool, 10));
+    assert!(served.is_ok(), "it does not serve again: {served:?}");
+    while driver.counts().work_in_flight > 0 {
+        thread::yield_now();
+    }
+    pool.trim(0);
+    // The mock driver's work is over shortly before its events are. What is never over is a hang, which is reported.
+    while pool.stats().copies.in_flight > 0 || is_well_at_end && pool.stats().memory.quarantined > 0 {
+        thread::yield_now();
+        pool.trim(0);
+    }
+    // The last copy may have ended after the last trim.
+    pool.trim(0);
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.memory.in_use, stats.copies.in_flight), (0, 0));
+    if is_well_at_end {
+        let kept_bytes = stats.memory.held_bytes - stats.memory.reserve_bytes;
+        assert_eq!(
+            (stats.memory.quarantined, kept_bytes),
+            (0, stats.memory.quarantined_bytes),
+            "{stats}\n{:?}",
+            lines_with_levels()
+        );
+    }
+    {
+        let pinned_bytes = held(driver).pinned_bytes - before.pinned_bytes;
+        // A granule that was refused to be released is no longer the pool's, and the first that it commits again.
+        let refused = if calls.iter().any(|(name, _)| name == "cuMemRelease") { 2 << 20 } else { 0 };
+        let told = stats.memory.held_bytes..=stats.memory.held_bytes + refused;
+        assert!(told.contains(&pinned_bytes), "{pinned_bytes} B are pinned, the pool says {}", stats.memory.held_bytes);
+    }
+    lines_with_levels();
+    drop(pool);
+    let (after, lines) = (held(driver), lines_with_levels());
+    let is_said = lines.iter().any(|(level, line)| *level == Level::Error && line.contains("until the process ends"));
+    assert!(
+        is_nothing_left(&after, &before) || is_said,
+        "left behind without a word: {after:?}, not {before:?}; {lines:?}"
+    );
+    wrong_uses.extend(driver.wrong_uses());
+    assert!(wrong_uses.is_empty(), "{wrong_uses:?}");
+    let calls_at_end = driver.all_calls();
+    drop(lane);
+    [calls, calls_at_end]
+}
+
+/// No more than before; a build may release what an earlier run has left.
+fn is_nothing_left(after: &Held, before: &Held) -> bool {
+    let counts = |held: &Held| {
+        let Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations } = *held;
+        [pinned_bytes, host_allocations, registrations, granules, mappings, reservations]
+    };
+    counts(after).into_iter().zip(counts(before)).all(|(after, before)| after <= before)
+}
+
+/// Codes that occur.
+const CODES: [Code; 5] = [Code::OUT_OF_MEMORY, Code(4), Code::NOT_PERMITTED, Code::UNKNOWN, UNLISTED];
+/// A code of a newer driver, which the bindings do not list.
+const UNLISTED: Code = Code(9999);
+/// Calls with errors that cudarc stores and returns later. It turns the stored number into its enumeration, which ends the process if the
+/// enumeration does not list the number.
+const STORED_BY_CUDARC: [&str; 9] = [
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuEventDestroy_v2",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuMemFreeAsync",
+    "cuMemFree_v2",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+];
+
+fn is_everything_tried() -> bool {
+    std::env::var("DRIVER_FAULTS").is_ok_and(|value| value == "all")
+}
+
+/// The `nth` call of `name` fails.
+#[derive(Debug, Clone)]
+struct Fault {
+    name: String,
+    nth: u64,
+    code: Code,
+}
+
+impl Fault {
+    fn new(name: &str, nth: u64, code: Code) -> Self {
+        let is_unusable = code == UNLISTED && STORED_BY_CUDARC.contains(&name);
+        Self { name: name.to_owned(), nth, code: if is_unusable { Code::UNKNOWN } else { code } }
+    }
+}
+
+/// Runs that went wrong, each with its reason; and how often each call failed alone.
+fn sweep(case: &Case, driver: &MockDriver, current: &Mutex<String>) -> (Vec<String>, BTreeMap<String, u64>) {
+    let is_meant = |(name, _): &(String, u64)| case.only.is_empty() || case.only.contains(&&**name);
+    let [mut calls, _] = run(driver, case, true, || {});
+    let [_, mut all_calls] = run(driver, case, false, || {});
+    calls.retain(is_meant);
+    all_calls.retain(is_meant);
+    let (mut wrong, mut failed, mut runs) = (Vec::new(), BTreeMap::new(), [0; 2]);
+    let mut try_run = |faults: &[Fault], is_well_at_end: bool| {
+        let what = format!("{case:?}: {faults:?}");
+        current.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&what);
+        let script = || faults.iter().for_each(|fault| driver.fail(&fault.name, fault.nth, fault.code));
+        let outcome = panic::catch_unwind(AssertUnwindSafe(|| run(driver, case, is_well_at_end, script)));
+        if let Err(why) = outcome {
+            let text = why.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            wrong.push(format!("{what}: {}", text.unwrap_or_default()));
+        }
+    };
+    for (name, count) in &all_calls {
+        let before_end = calls.iter().find(|(other, _)| other == name).map_or(0, |(_, count)| *count);
+        for nth in 1..=*(count.min(&FIRST_TIMES)) {
+            let codes = if is_everything_tried() { &CODES[..] } else { &CODES[(nth % 5) as usize..][..1] };
+            for &code in codes {
+                try_run(&[Fault::new(name, nth, code)], nth <= before_end);
+                *failed.entry(name.clone()).or_insert(0) += 1;
+                runs[0] += 1;
+            }
+        }
+    }
+    let mut draw = Draw::of(1);
+    for _ in 0..if is_everything_tried() { 300 } else { 20 } {
+        let faults: Vec<_> = (0..AT_ONCE)
+            .map(|_| {
+                let (name, count) = &calls[usize::try_from(draw.below(calls.len() as u64)).unwrap()];
+                Fault::new(name, draw.between(1, *count), draw.pick(&CODES))
+            })
+            .collect();
+        try_run(&faults, true);
+        runs[1] += 1;
+    }
+    // Not `eprintln`: the harness hides it for a test that passes.
+    let line = format!("{case:?}: {} runs in turn, {} at random, {} went wrong\n", runs[0], runs[1], wrong.len());
+    std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).unwrap();
+    driver.reset();
+    driver.renew_contexts();
+    (wrong, failed)
+}
+
+fn check(case: Case, needed: &[&str]) {
+    let current = Arc::new(Mutex::new(String::new()));
+    let ((begun, turn), (done, result)) = (channel(), channel());
+    let shared = current.clone();
+    thread::spawn(move || {
+        let driver = MockDriver::load();
+        let _began = begun.send(());
+        let _ended = done.send(sweep(&case, &driver, &shared));
+    });
+    // Other tests come before it.
+    turn.recv().unwrap();
+    let Ok((wrong, failed)) = result.recv_timeout(LONGEST) else {
+        panic!("hangs or panicked: {}", current.lock().unwrap_or_else(PoisonError::into_inner));
+    };
+    assert!(wrong.is_empty(), "{} runs went wrong:\n{}", wrong.len(), wrong.join("\n"));
+    for name in needed {
+        assert!(failed.contains_key(*name), "{name} never failed: {failed:?}");
+    }
+}
+
+const OF_EACH: [&str; 8] = [
+    "cuInit",
+    "cuDeviceGet",
+    "cuCtxSetCurrent",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuThreadExchangeStreamCaptureMode",
+];
+
+#[test]
+fn of_virtual_memory() {
+    let own = ["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"];
+    let more = ["cuMemAddressFree", "cuMemHostRegister_v2", "cuMemHostUnregister"];
+    check(Case { backend: Backend::Vmm, fence: FenceKind::Event, only: &[] }, &[&OF_EACH[..], &own, &more].concat());
+}
+
+#[test]
+fn of_virtual_memory_with_timelines() {
+    const OWN: &[&str] = &[
+        "cuCtxGetCurrent",
+        "cuDeviceGetAttribute",
+        "cuDevicePrimaryCtxGetState",
+        "cuDevicePrimaryCtxRetain",
+        "cuMemHostRegister_v2",
+        "cuMemHostGetDevicePointer_v2",
+        "cuStreamCreate",
+        "cuStreamGetId",
+        "cuStreamQuery",
+        "cuStreamWriteValue32_v2",
+    ];
+    let needed = ["cuStreamWriteValue32_v2", "cuMemHostRegister_v2", "cuStreamGetId", "cuMemHostGetDevicePointer_v2"];
+    check(Case { backend: Backend::Vmm, fence: FenceKind::Timeline, only: OWN }, &needed);
+}
+
+#[test]
+fn of_registered_memory() {
+    let own = ["cuMemHostRegister_v2", "cuMemHostUnregister"];
+    check(Case { backend: Backend::Register, fence: FenceKind::Event, only: &[] }, &[&OF_EACH[..], &own].concat());
+}
+
+#[test]
+fn of_memory_of_the_driver() {
+    let own = ["cuMemHostAlloc", "cuMemFreeHost"];
+    check(Case { backend: Backend::Cuda, fence: FenceKind::Event, only: &[] }, &[&OF_EACH[..], &own].concat());
+}

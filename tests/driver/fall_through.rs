@@ -1,0 +1,249 @@
+//! What `auto` takes when a backend of the driver refuses a step of its trial, and what the first log line says of it.
+
+use std::fs;
+use std::path::Path;
+
+use cudarc::driver::CudaContext;
+use log::Level;
+use mock_driver::{Code, MockDriver};
+use pinpool::{Backend, Pool, PoolBuilder, Preset};
+
+use crate::captured_log::{lines_with_levels, listen};
+use crate::child::alone;
+use crate::fixture::{builder, held};
+
+const HOST_NUMA_ID: i32 = 134;
+const VIRTUAL_MEMORY_ON_NODES: i32 = 141;
+const VIRTUAL_MEMORY_ON_HOST: i32 = 145;
+/// What confidential computing answers to registering.
+const NOT_SUPPORTED: Code = Code::NOT_SUPPORTED;
+
+/// The backend of a pool, its start line, and its warnings.
+struct Taken {
+    backend: &'static str,
+    start: String,
+    warnings: Vec<String>,
+}
+
+fn taken(builder: PoolBuilder) -> Taken {
+    listen();
+    let pool = builder.build().unwrap();
+    // The first use of the pool chooses the backend.
+    let backend = pool.stats().backend;
+    let lines = lines_with_levels();
+    let start = lines.iter().find(|(_, line)| line.contains("preset=")).unwrap().1.clone();
+    let warnings = lines.into_iter().filter(|(level, _)| *level == Level::Warn).map(|(_, line)| line).collect();
+    Taken { backend, start, warnings }
+}
+
+fn auto() -> PoolBuilder {
+    builder(Backend::Auto)
+}
+
+/// Calls that are refused from the first on, what `auto` takes then, and what the first log line says in this order. `host`
+/// represents what there is without a driver.
+const REFUSALS: &[(&[&str], &str, &[&str])] = &[
+    (&[], "vmm", &[]),
+    (&["cuMemGetAllocationGranularity"], "register", &["skipped vmm: cuMemGetAllocationGranularity"]),
+    (&["cuMemAddressReserve"], "register", &["skipped vmm: cuMemAddressReserve"]),
+    (&["cuMemCreate"], "register", &["skipped vmm: cuMemCreate"]),
+    (&["cuMemMap"], "register", &["skipped vmm: cuMemMap"]),
+    (&["cuMemSetAccess"], "register", &["skipped vmm: cuMemSetAccess"]),
+    (&["cuMemUnmap"], "register", &["skipped vmm: cuMemUnmap"]),
+    (
+        &["cuMemCreate", "cuMemHostRegister_v2"],
+        "cuda",
+        &["skipped vmm: cuMemCreate", "skipped register: cuMemHostRegister"],
+    ),
+    (&["cuMemMap", "cuMemHostUnregister"], "cuda", &["skipped vmm: cuMemMap", "skipped register: cuMemHostUnregister"]),
+    (&["cuMemHostRegister_v2"], "vmm", &[]),
+    (&["cuMemHostAlloc"], "vmm", &[]),
+    (
+        &["cuMemSetAccess", "cuMemHostRegister_v2", "cuMemHostAlloc"],
+        "host",
+        &["skipped vmm: cuMemSetAccess", "skipped register: cuMemHostRegister", "skipped cuda: cuMemHostAlloc"],
+    ),
+    (
+        &["cuMemSetAccess", "cuMemHostRegister_v2", "cuMemFreeHost"],
+        "host",
+        &["skipped vmm: cuMemSetAccess", "skipped register: cuMemHostRegister", "skipped cuda: cuMemFreeHost"],
+    ),
+    (&["cuDevicePrimaryCtxRetain"], "host", &["skipped vmm, register, cuda: cuDevicePrimaryCtxRetain"]),
+    (&["cuMemcpyHtoDAsync_v2"], "host", &["skipped vmm, register, cuda: cuMemcpyHtoDAsync"]),
+    (&["cuMemcpyDtoHAsync_v2"], "host", &["skipped vmm, register, cuda: cuMemcpyDtoHAsync"]),
+    (&["cuStreamCreate"], "host", &["skipped vmm, register, cuda: cuStreamCreate"]),
+];
+
+#[test]
+fn each_refusal_at_each_step_is_named_and_the_next_back_end_is_taken() {
+    alone(|| {
+        let driver = MockDriver::load();
+        for code in [Code::OUT_OF_MEMORY, Code::NOT_PERMITTED, NOT_SUPPORTED] {
+            for (refused, expected, says) in REFUSALS {
+                driver.reset();
+                // One that the pools of this process have not retained. With a context there is a copy in every trial.
+                driver.renew_contexts();
+                std::mem::forget(CudaContext::new(0).unwrap());
+                refused.iter().for_each(|call| driver.fail_from(call, 1, code));
+                let Taken { backend, start, warnings } = taken(auto());
+                let is_host = ["mlock", "heap"].contains(&backend);
+                assert_eq!(if is_host { "host" } else { backend }, *expected, "{refused:?} {code:?}: {start}");
+                let mut rest = start.as_str();
+                for part in *says {
+                    let at = rest.find(part).unwrap_or_else(|| panic!("no {part}: {start}"));
+                    rest = &rest[at + part.len()..];
+                    assert!(rest.contains(&format!("(code {})", code.0)), "{start}");
+                }
+                assert_eq!(
+                    start.matches("(skipped ").count() - usize::from(is_host && start.contains("skipped mlock")),
+                    says.len()
+                );
+                // A GPU that is not used although it is available is a warning; any other choice is none.
+                let of_gpu =
+                    warnings.iter().filter(|line| line.contains("is not used although it is available")).count();
+                assert_eq!(of_gpu, usize::from(is_host), "{refused:?}: {warnings:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn without_device_memory_for_a_test_copy_a_back_end_is_used_with_a_warning_that_names_the_call() {
+    alone(|| {
+        let driver = MockDriver::load();
+        let refused = |call: &str, code: Code, others: &[&str]| {
+            driver.reset();
+            driver.renew_contexts();
+            std::mem::forget(CudaContext::new(0).unwrap());
+            driver.fail_from(call, 1, code);
+            others.iter().for_each(|call| driver.fail_from(call, 1, Code::NOT_PERMITTED));
+            taken(auto())
+        };
+        for code in [Code::OUT_OF_MEMORY, NOT_SUPPORTED] {
+            for (expected, others) in [("vmm", &[][..]), ("register", &["cuMemCreate"])] {
+                let Taken { backend, warnings, .. } = refused("cuMemAllocAsync", code, others);
+                let named = format!("backend {expected} is used without a test copy: cuMemAllocAsync failed");
+                assert!(backend == expected && warnings.iter().any(|line| line.contains(&named)), "{warnings:?}");
+                assert!(warnings.iter().any(|line| line.contains(&format!("(code {})", code.0))), "{warnings:?}");
+            }
+        }
+        // Any other answer is a refusal.
+        let Taken { backend, start, .. } = refused("cuMemAllocAsync", Code::LAUNCH_FAILED, &[]);
+        let named = "skipped vmm, register, cuda: cuMemAllocAsync failed: CUDA_ERROR_LAUNCH_FAILED (code 719)";
+        assert!(["mlock", "heap"].contains(&backend) && start.contains(named), "{start}");
+    });
+}
+
+#[test]
+fn under_tensorflow_only_cuda_is_tried_of_the_driver() {
+    let driver = MockDriver::load();
+    let of = || taken(auto().preset(Preset::TensorFlow));
+    assert_eq!((of().backend, driver.calls("cuMemHostAlloc"), driver.calls("cuMemFreeHost")), ("cuda", 1, 1));
+    driver.fail_from("cuMemHostAlloc", 1, Code::NOT_PERMITTED);
+    let Taken { start, warnings, .. } = of();
+    assert!(start.contains("skipped cuda: cuMemHostAlloc failed: CUDA_ERROR_NOT_PERMITTED (code 800)"), "{start}");
+    assert!(warnings.iter().any(|line| line.contains("is not used although it is available")), "{warnings:?}");
+}
+
+#[test]
+fn a_trial_leaves_nothing_and_makes_a_context_only_for_a_copy() {
+    alone(|| {
+        let driver = MockDriver::load();
+        let before = held(&driver);
+        drop(auto().build().unwrap());
+        assert_eq!((driver.counts().contexts, held(&driver)), (0, before), "vmm needs none");
+        driver.fail_from("cuMemCreate", 1, Code::NOT_PERMITTED);
+        driver.fail_from("cuMemHostRegister_v2", 1, Code::NOT_PERMITTED);
+        assert_eq!((taken(auto()).backend, held(&driver)), ("cuda", before));
+        assert_eq!((driver.counts().contexts, driver.calls("cuMemcpyHtoDAsync_v2")), (1, 1), "cuda is copied from");
+        let counts = driver.counts();
+        assert_eq!((counts.streams, counts.device_allocations, driver.wrong_uses()), (0, 0, Vec::new()));
+    });
+}
+
+/// A machine below a separate root: NUMA nodes as (number, GiB, processors), and more files.
+pub(crate) fn machine(nodes: &[(u32, u64, &str)], more: &[(&str, &str)]) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    let folder = Path::new("sys/devices/system/node");
+    let online: Vec<_> = nodes.iter().map(|(id, ..)| id.to_string()).collect();
+    write(folder.join("online").to_str().unwrap(), &online.join(","));
+    for (id, gib, cpus) in nodes {
+        let node = folder.join(format!("node{id}"));
+        write(node.join("meminfo").to_str().unwrap(), &format!("Node {id} MemTotal: {} kB\n", gib << 20));
+        write(node.join("cpulist").to_str().unwrap(), &format!("{cpus}\n"));
+    }
+    more.iter().for_each(|(path, text)| write(path, text));
+    root
+}
+
+const NEW: (&str, &str) = ("sys/module/nvidia/version", "595.45.04\n");
+/// The device of the mock driver is near node 1.
+const NEAR_1: (&str, &str) = ("sys/bus/pci/devices/0000:d0:00.0/numa_node", "1\n");
+const ALIKE: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 508, "64-127")];
+const MEMORYLESS: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 0, "64-127")];
+const WITHOUT_CPUS: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 512, "")];
+const ASYMMETRIC: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 128, "64-127")];
+
+#[test]
+fn on_memory_nodes_that_are_not_alike_an_old_driver_is_not_asked_unless_the_user_insists() {
+    let driver = MockDriver::load();
+    for (nodes, why) in [
+        (MEMORYLESS, "node 1 has no memory"),
+        (WITHOUT_CPUS, "node 1 has no processors"),
+        (ASYMMETRIC, "node 0 has 549755813888 B and node 1 137438953472 B"),
+    ] {
+        let root = machine(nodes, &[]);
+        let created = driver.calls("cuMemCreate");
+        let Taken { backend, start, .. } = taken(auto().unstable_host_root(root.path()));
+        assert_eq!((backend, driver.calls("cuMemCreate") - created), ("register", 0), "{start}");
+        assert!(start.contains(why) && start.contains("PINPOOL_BACKEND=vmm insists"), "{start}");
+        assert_eq!(taken(builder(Backend::Vmm).unstable_host_root(root.path())).backend, "vmm");
+        let new = machine(nodes, &[NEW]);
+        assert_eq!(taken(auto().unstable_host_root(new.path())).backend, "vmm", "{nodes:?}");
+    }
+    let alike = machine(ALIKE, &[]);
+    assert_eq!(taken(auto().unstable_host_root(alike.path())).backend, "vmm");
+}
+
+#[test]
+fn near_a_node_that_is_not_whole_memory_comes_from_the_host_where_the_driver_has_it() {
+    let driver = MockDriver::load();
+    for nodes in [MEMORYLESS, WITHOUT_CPUS] {
+        let root = machine(nodes, &[NEW, NEAR_1]);
+        let created = driver.calls("cuMemCreate");
+        let Taken { backend, start, .. } = taken(auto().unstable_host_root(root.path()));
+        assert_eq!((backend, driver.calls("cuMemCreate") - created), ("register", 0), "{start}");
+        assert!(start.contains("node 1 has no ") && start.contains("without a node"), "{start}");
+        driver.set_attribute(VIRTUAL_MEMORY_ON_HOST, 1);
+        assert_eq!(taken(auto().unstable_host_root(root.path())).backend, "vmm");
+        driver.reset();
+    }
+}
+
+#[test]
+fn where_a_node_is_refused_memory_of_the_host_is_asked_for() {
+    let driver = MockDriver::load();
+    driver.set_attribute(VIRTUAL_MEMORY_ON_HOST, 1);
+    driver.fail("cuMemCreate", 1, Code::INVALID_VALUE);
+    assert_eq!(taken(auto()).backend, "vmm");
+    driver.fail_from("cuMemCreate", 1, Code::INVALID_VALUE);
+    let start = taken(auto()).start;
+    assert!(
+        start.contains("cuMemCreate failed: CUDA_ERROR_INVALID_VALUE (code 1); then cuMemCreate failed"),
+        "{start}"
+    );
+    driver.reset();
+    driver.set_attribute(VIRTUAL_MEMORY_ON_NODES, 0);
+    driver.set_attribute(VIRTUAL_MEMORY_ON_HOST, 1);
+    assert_eq!(taken(auto()).backend, "vmm", "a driver that has memory of the host alone");
+    // The driver knows no node near the device, on a machine with one.
+    driver.reset();
+    driver.set_attribute(HOST_NUMA_ID, -1);
+    let pool: Pool = auto().build().unwrap();
+    assert_eq!(pool.stats().backend, "vmm");
+}

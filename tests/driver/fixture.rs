@@ -1,0 +1,130 @@
+//! Pools, streams and captures that several modules use.
+#![allow(unsafe_code)] // Captures, which cudarc leaves to its users.
+
+use std::sync::Arc;
+use std::thread;
+
+use cudarc::driver::sys::CUstreamCaptureMode;
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
+use mock_driver::{Counts, HeldStream, MockDriver};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
+
+pub(crate) const MIB: usize = 1 << 20;
+
+pub(crate) fn builder(backend: Backend) -> PoolBuilder {
+    // These tests say when copies are checked.
+    Pool::builder().without_env().backend(backend).background_thread(false)
+}
+
+pub(crate) fn tensorflow() -> PoolBuilder {
+    builder(Backend::Cuda).preset(Preset::TensorFlow)
+}
+
+pub(crate) fn start() -> (MockDriver, Arc<CudaContext>, Pool) {
+    let driver = MockDriver::load();
+    let context = CudaContext::new(0).unwrap();
+    let pool = tensorflow().build().unwrap();
+    (driver, context, pool)
+}
+
+/// A stream and device memory on it, with no work left to run.
+pub(crate) fn stream_and_memory(context: &Arc<CudaContext>, len: usize) -> (Arc<CudaStream>, CudaSlice<u8>) {
+    let stream = context.new_stream().unwrap();
+    let memory = stream.alloc_zeros(len).unwrap();
+    stream.synchronize().unwrap();
+    (stream, memory)
+}
+
+pub(crate) fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {
+    let mut buf = pool.get(len).unwrap();
+    buf.wait_slice_mut().unwrap().fill(byte);
+    buf
+}
+
+/// What a pool or a source holds of the driver, and must not leave behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) pinned_bytes: u64,
+    pub(crate) host_allocations: u64,
+    pub(crate) registrations: u64,
+    pub(crate) granules: u64,
+    pub(crate) mappings: u64,
+    pub(crate) reservations: u64,
+}
+
+pub(crate) fn held(driver: &MockDriver) -> Held {
+    let Counts { pinned_bytes, host_allocations, registrations, granules, mappings, reservations, .. } =
+        driver.counts();
+    // The pages of words that streams write are no pool's.
+    let any = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+    let words_bytes = any.stats().copies.timeline_bytes;
+    let pinned_bytes = pinned_bytes.saturating_sub(words_bytes);
+    let registrations = registrations.saturating_sub(words_bytes / 4096);
+    Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations }
+}
+
+/// A file that says whether tasks wait for memory, for `unstable_pressure`, and its folder.
+pub(crate) struct PressureFile(tempfile::TempDir);
+
+impl PressureFile {
+    pub(crate) fn new() -> Self {
+        let file = Self(tempfile::tempdir().unwrap());
+        file.write(0.0);
+        file
+    }
+
+    pub(crate) fn of_short_memory() -> Self {
+        let file = Self::new();
+        file.write(20.0);
+        file
+    }
+
+    pub(crate) fn write(&self, some: f64) {
+        let line = |kind, share| format!("{kind} avg10={share:.2} avg60=0.00 avg300=0.00 total=0\n");
+        std::fs::write(self.0.path().join("memory"), line("some", some) + &line("full", 0.0)).unwrap();
+    }
+
+    pub(crate) fn path(&self) -> std::path::PathBuf {
+        self.0.path().join("memory")
+    }
+}
+
+pub(crate) fn begin_capture(stream: &CudaStream, mode: CUstreamCaptureMode) {
+    // SAFETY: a live stream; each test ends its capture.
+    unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
+}
+
+/// Ends a capture; the graph is never launched.
+pub(crate) fn end_capture(stream: &CudaStream) -> Result<(), DriverError> {
+    // SAFETY: a live stream that captures.
+    let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }?;
+    // SAFETY: just made, never launched.
+    unsafe { result::graph::destroy(graph) }
+}
+
+/// The kinds of streams that programs use; with the last two cudarc records no events.
+pub(crate) fn usual_streams(context: &Arc<CudaContext>) -> Vec<Arc<CudaStream>> {
+    let untracked = CudaContext::new(0).unwrap();
+    // SAFETY: each test uses one stream at a time for its device memory.
+    unsafe { untracked.disable_event_tracking() };
+    vec![
+        context.new_stream().unwrap(),
+        context.per_thread_stream(),
+        untracked.new_stream().unwrap(),
+        CudaContext::new(0).unwrap().default_stream(),
+    ]
+}
+
+/// Runs `run` on a thread, sees it wait for an event while `gate` holds the work, and lets the work run.
+pub(crate) fn ends_only_after<R: Send>(driver: &MockDriver, gate: HeldStream<'_>, run: impl FnOnce() -> R + Send) -> R {
+    let waits = driver.calls("cuEventSynchronize");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(run);
+        while driver.calls("cuEventSynchronize") == waits && !waiting.is_finished() {
+            thread::yield_now();
+        }
+        assert!(!waiting.is_finished(), "it does not wait for the work");
+        drop(gate);
+        waiting.join().unwrap()
+    })
+}

@@ -1,0 +1,103 @@
+//! Memory that a driver has pinned does not exist in a child of fork; its buffers return an error buf.
+#![allow(unsafe_code)] // Asks the kernel for what is mapped.
+
+use pinpool::{Backend, Pool};
+
+use crate::child::{alone, in_a_child};
+
+#[test]
+fn a_child_of_fork_gets_an_error_instead_of_the_drivers_memory() {
+    // A fork alongside other tests would copy locks that their threads hold.
+    alone(|| {
+        let _driver = mock_driver::MockDriver::load();
+        for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
+            let pool = Pool::builder().without_env().backend(backend).build().unwrap();
+            let mut buf = pool.get(1 << 20).unwrap();
+            buf.wait_slice_mut().unwrap().fill(7);
+            // The driver's own memory of `cuMemHostAlloc` is the driver's to keep from children.
+            let is_kept_from_children = pool.stats().backend != "cuda";
+            let start = buf.as_ptr().cast_mut().cast();
+            in_a_child(|| {
+                let mut resident = 0;
+                // SAFETY: space for one page's answer; an address that is not mapped is refused.
+                let is_mapped = unsafe { libc::mincore(start, 4096, &raw mut resident) } == 0;
+                vec![
+                    ("mapped", !(is_kept_from_children && is_mapped)),
+                    ("slice", buf.wait_slice().is_err_and(|error| error.is_forked())),
+                    ("mut slice", buf.wait_slice_mut().is_err_and(|error| error.is_forked())),
+                    ("try", buf.try_slice_mut().is_err_and(|error| error.is_forked())),
+                ]
+            });
+            assert!(buf.wait_slice().unwrap().iter().all(|&byte| byte == 7));
+        }
+    });
+}
+
+#[test]
+fn a_pool_of_a_child_whose_parent_used_cuda_says_why_it_has_no_gpu() {
+    alone(|| {
+        let driver = mock_driver::MockDriver::load();
+        let pool = Pool::builder().without_env().build().unwrap();
+        assert_eq!(pool.stats().backend, "vmm");
+        in_a_child(|| {
+            let refused = Pool::builder().without_env().backend(Backend::Cuda).build().unwrap_err().to_string();
+            let gpu = pinpool::unstable::backend::gpu(0);
+            let own = Pool::builder().without_env().build().unwrap();
+            vec![
+                ("cuda", refused.contains("forked from one that used CUDA: spawn it")),
+                ("gpu", gpu.found.contains("forked") && gpu.remedy.is_some_and(|remedy| remedy.contains("spawn"))),
+                ("auto", !own.stats().backend.is_empty() && own.stats().backend != "vmm"),
+            ]
+        });
+        drop(pool);
+        assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_launcher_that_builds_a_pool_and_only_forks_leaves_its_children_with_cuda() {
+    alone(|| {
+        let driver = mock_driver::MockDriver::load();
+        let pool = Pool::builder().without_env().build().unwrap();
+        assert_eq!(pool.name(), None);
+        assert_eq!(
+            format!("{pool:?}"),
+            r#"Pool { name: None, backend: "auto", preset: Adaptive, max_bytes: Auto, .. }"#
+        );
+        drop(pool.get_async(4096));
+        assert_eq!(driver.calls("cuInit"), 0);
+        in_a_child(|| {
+            let own = Pool::builder().without_env().backend(Backend::Gpu).build();
+            vec![
+                ("own", own.is_ok_and(|own| own.get(4096).is_ok_and(|buf| buf.is_pinned()))),
+                ("launcher's", pool.get(4096).is_ok_and(|buf| buf.is_pinned()) && pool.stats().backend == "vmm"),
+            ]
+        });
+        assert_eq!(driver.calls("cuInit"), 0);
+        drop(pool.clone());
+        // The first request chooses; the pool is the same for all clones.
+        let clone = pool.clone();
+        drop(pool.get(4096).unwrap());
+        assert!(driver.calls("cuInit") > 0);
+        assert_eq!((clone.stats().backend, clone.stats().requests.served, pool.stats().requests.misses), ("vmm", 1, 1));
+        in_a_child(|| vec![("begun", clone.get(4096).is_err_and(|error| error.is_forked()))]);
+        drop((pool, clone));
+        assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_pool_that_names_its_backend_or_reserves_memory_begins_when_it_is_built() {
+    alone(|| {
+        let driver = mock_driver::MockDriver::load();
+        let build = |settings: &[(&str, &str)]| {
+            let builder = Pool::builder().without_env();
+            let builder = settings.iter().fold(builder, |builder, (name, text)| builder.setting(name, text));
+            drop(builder.build().unwrap());
+            driver.calls("cuInit")
+        };
+        assert_eq!(build(&[]), 0, "never used");
+        assert_eq!(build(&[("PINPOOL_BACKEND", "heap")]), 0);
+        assert!(build(&[("PINPOOL_RESERVE", "2MiB")]) > 0);
+    });
+}

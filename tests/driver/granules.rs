@@ -1,0 +1,31 @@
+//! Granules of several sizes: how many mappings a pool makes, and that memory of every size holds what is written to it.
+#![allow(unsafe_code)] // Raises a limit of the process.
+
+use cudarc::driver::CudaContext;
+use mock_driver::MockDriver;
+use pinpool::Backend;
+
+use crate::fixture::{MIB, builder, filled, held, stream_and_memory};
+
+const GIB: usize = 1 << 30;
+
+#[test]
+fn a_copy_from_granules_of_two_sizes_arrives() {
+    let driver = MockDriver::load();
+    driver.set_sparse(true);
+    let before = held(&driver);
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, 64 * MIB);
+    let pool = builder(Backend::Vmm).max_bytes(32 << 30).build().unwrap();
+    // All but 32 MiB of the small granules, and then half in those and half in the next.
+    let first = [7680 * MIB, 480 * MIB].map(|len| pool.get(len).unwrap());
+    let across = filled(&pool, 64 * MIB, 7);
+    let stats = pool.stats();
+    assert_eq!((stats.memory.held_bytes, stats.memory.mappings), (8 * GIB as u64 + 32 * MIB as u64, 4096 + 4));
+    across.copy_to(&stream, &mut memory).unwrap();
+    let arrived = stream.clone_dtoh(&memory).unwrap();
+    assert!(arrived.iter().all(|&byte| byte == 7));
+    drop((first, pool, memory));
+    assert_eq!(held(&driver), before);
+    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+}

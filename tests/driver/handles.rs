@@ -1,0 +1,224 @@
+//! Work of other code that is known by the handle of its stream or event alone.
+#![allow(unsafe_code)] // Passes handles.
+
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
+use mock_driver::{Code, Deviation, MockDriver};
+use pinpool::copy::CopyStream;
+use pinpool::copy::cuda::{RawMem, RawStream};
+use pinpool::{PinnedBuf, Pool};
+
+use crate::fixture::{begin_capture, end_capture, start, stream_and_memory, tensorflow};
+
+const LEN: usize = 64 << 10;
+
+fn record_stream(buf: &mut PinnedBuf, stream: &Arc<CudaStream>) -> pinpool::Result<()> {
+    // SAFETY: the stream is alive.
+    unsafe { buf.record_stream(stream.cu_stream()) }
+}
+
+fn current() -> Option<cudarc::driver::sys::CUcontext> {
+    result::ctx::get_current().unwrap()
+}
+
+/// A copy of `buf` that the pool does not see.
+fn untracked(stream: &Arc<CudaStream>, buf: &PinnedBuf, memory: &mut cudarc::driver::CudaSlice<u8>) {
+    // SAFETY: the callers keep the buffer, unchanged, until the work of the stream is over.
+    stream.memcpy_htod(unsafe { buf.wait_slice_untracked() }.unwrap(), memory).unwrap();
+}
+
+/// Drops `buf` under held work, and looks that it comes back only when that work is over.
+fn returns_only_after(driver: &MockDriver, pool: &Pool, buf: PinnedBuf, gate: mock_driver::HeldStream<'_>) {
+    let id = buf.id();
+    drop(buf);
+    pool.maintain();
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0));
+    assert!(pool.try_get(LEN).unwrap().is_none());
+    drop(gate);
+    result::ctx::synchronize().unwrap();
+    pool.maintain();
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
+    assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.id()), id);
+    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn a_buffer_returns_after_the_work_of_a_stream_known_by_its_handle() {
+    let (driver, context, pool) = start();
+    let (stream, mut memory) = stream_and_memory(&context, LEN);
+    let mut buf = pool.get(LEN).unwrap();
+    let gate = driver.hold(stream.cu_stream());
+    untracked(&stream, &buf, &mut memory);
+    // The thread's own context stays, even if it has none.
+    for own in [Some(context.cu_ctx()), None] {
+        // SAFETY: the context is alive.
+        unsafe { result::ctx::set_current(own.unwrap_or(ptr::null_mut())) }.unwrap();
+        record_stream(&mut buf, &stream).unwrap();
+        assert_eq!(current(), own);
+    }
+    context.bind_to_thread().unwrap();
+    returns_only_after(&driver, &pool, buf, gate);
+}
+
+#[test]
+fn null_is_the_default_stream_of_the_current_context() {
+    let (driver, context, pool) = start();
+    let default = context.default_stream();
+    let mut memory = default.alloc_zeros(LEN).unwrap();
+    default.synchronize().unwrap();
+    let mut buf = pool.get(LEN).unwrap();
+    let gate = driver.hold_all();
+    untracked(&default, &buf, &mut memory);
+    // SAFETY: the default stream.
+    unsafe { buf.record_stream(ptr::null_mut()) }.unwrap();
+    returns_only_after(&driver, &pool, buf, gate);
+}
+
+#[test]
+fn a_buffer_returns_after_an_event_known_by_its_handle() {
+    let (driver, context, pool) = start();
+    let (stream, mut memory) = stream_and_memory(&context, LEN);
+    let mut buf = pool.get(LEN).unwrap();
+    let gate = driver.hold(stream.cu_stream());
+    untracked(&stream, &buf, &mut memory);
+    let event = context.new_event(None).unwrap();
+    // SAFETY: the event is alive. Never recorded, it represents nothing.
+    unsafe { buf.record_event(event.cu_event()) }.unwrap();
+    assert!(buf.try_slice_mut().unwrap().is_some(), "nothing is recorded");
+    event.record(&stream).unwrap();
+    // SAFETY: as above.
+    unsafe { buf.record_event(event.cu_event()) }.unwrap();
+    assert!(buf.try_slice_mut().unwrap().is_none());
+    drop(event);
+    returns_only_after(&driver, &pool, buf, gate);
+}
+
+#[test]
+fn memory_is_lost_if_the_driver_refuses_a_fence_behind_work_on_it() {
+    type Record<'a> = &'a dyn Fn(&mut PinnedBuf) -> pinpool::Result<()>;
+
+    let (driver, context, pool) = start();
+    let (stream, _memory) = stream_and_memory(&context, LEN);
+    // SAFETY: the mock driver looks handles up.
+    let unknown: Record<'_> = &|buf| unsafe { buf.record_stream(ptr::without_provenance_mut(0x1234_5670)) };
+    let without_context: Record<'_> = &|buf| {
+        // SAFETY: none is allowed.
+        unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
+        // SAFETY: refused.
+        let refused = unsafe { buf.record_event(ptr::dangling_mut()) };
+        context.bind_to_thread().unwrap();
+        refused
+    };
+    let capturing: Record<'_> = &|buf| {
+        begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+        let refused = record_stream(buf, &stream);
+        end_capture(&stream).unwrap();
+        refused
+    };
+    let of_device: Record<'_> = &|buf| {
+        // Asked again after a refusal.
+        driver.fail_from("cuStreamIsCapturing", 1, Code::LAUNCH_FAILED);
+        let refused = record_stream(buf, &stream);
+        driver.reset_scripts();
+        refused
+    };
+    let mut lost = Vec::new();
+    for (record, words) in [
+        (unknown, "cuStreamGetCtx failed"),
+        (without_context, "no CUDA context is current"),
+        (capturing, "capturing a graph"),
+        (of_device, "cuStreamIsCapturing failed"),
+    ] {
+        let mut buf = pool.get(LEN).unwrap();
+        assert!(!lost.contains(&buf.as_ptr()), "{words}: memory that may be in use was handed out");
+        lost.push(buf.as_ptr());
+        let error = record(&mut buf).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+        assert!(buf.wait_slice_mut().unwrap_err().is_device(), "{words}: who writes would overtake the work");
+        drop(buf);
+        pool.maintain();
+        assert_eq!((pool.stats().memory.idle, pool.stats().memory.quarantined), (0, lost.len() as u64), "{words}");
+    }
+    assert_eq!(context.check_err(), Ok(()), "no error is left in the context");
+
+    // A null event is no work.
+    let mut buf = pool.get(LEN).unwrap();
+    // SAFETY: refused.
+    let error = unsafe { buf.record_event(ptr::null_mut()) }.unwrap_err();
+    assert!(error.is_request() && error.to_string().contains("the event is null"), "{error}");
+    drop(buf);
+    assert_eq!(pool.stats().memory.idle, 1);
+    driver.reset();
+}
+
+#[test]
+fn a_default_stream_is_that_of_the_gpu_that_is_named() {
+    let driver = MockDriver::load();
+    driver.set_device_count(2);
+    let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
+    // The default stream of the second GPU waits for the work of this one.
+    let (mut blocking, mut memory) = (ptr::null_mut(), contexts[1].default_stream().alloc_zeros::<u8>(LEN).unwrap());
+    contexts[1].bind_to_thread().unwrap();
+    // SAFETY: takes the result.
+    unsafe { sys::cuStreamCreate(&raw mut blocking, 0) }.result().unwrap();
+    let gate = driver.hold(blocking);
+    // SAFETY: alive until the end of the test.
+    let blocking = unsafe { contexts[1].wrap_borrowed_stream(blocking) };
+    blocking.memcpy_htod(&[7; LEN], &mut memory).unwrap();
+    contexts[0].bind_to_thread().unwrap();
+    let pool = tensorflow().build().unwrap();
+    // SAFETY: default streams live as long as their contexts.
+    let current = unsafe { RawStream::new(ptr::null_mut()) };
+    let named = current.on_device(1);
+    current.mark().unwrap().wait().unwrap();
+    let fence = named.mark().unwrap();
+    assert!(!fence.is_complete().unwrap(), "work of the other GPU");
+    assert_eq!(self::current().map(|context| context.addr()), Some(contexts[0].cu_ctx().addr()));
+    pool.get(LEN).unwrap().release_after(&named).unwrap();
+    assert_eq!(pool.stats().copies.in_flight, 1);
+    drop(gate);
+    fence.wait().unwrap();
+    assert!(!named.is_capturing());
+    let stream = contexts[1].new_stream().unwrap();
+    // SAFETY: alive.
+    let raw = unsafe { RawStream::new(stream.cu_stream().cast()) };
+    begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    assert!(raw.is_capturing());
+    assert!(raw.mark().unwrap_err().to_string().contains("capturing a graph"));
+    end_capture(&stream).unwrap();
+    assert!(!raw.is_capturing());
+}
+
+#[test]
+fn a_stream_of_a_green_context_is_served_through_the_primary_context() {
+    let (driver, context, pool) = start();
+    let (stream, mut memory) = stream_and_memory(&context, LEN);
+    driver.set_deviations(&[Deviation::GreenStreams]);
+    let mut buf = pool.get(LEN).unwrap();
+    let gate = driver.hold(stream.cu_stream());
+    untracked(&stream, &buf, &mut memory);
+    record_stream(&mut buf, &stream).unwrap();
+    returns_only_after(&driver, &pool, buf, gate);
+    assert_eq!(driver.calls("cuGreenCtxRecordEvent"), 0);
+}
+
+#[test]
+fn the_default_stream_of_a_green_context_is_that_of_the_context_and_takes_no_copies() {
+    let (driver, context, pool) = start();
+    let memory = context.default_stream().alloc_zeros::<u8>(LEN).unwrap();
+    driver.set_deviations(&[Deviation::GreenStreams]);
+    // SAFETY: a default stream lives as long as its context.
+    let default = unsafe { RawStream::new(ptr::null_mut()) };
+    let (address, _record) = memory.device_ptr(memory.stream());
+    // SAFETY: the memory lives until the end of the test.
+    let mut target = unsafe { RawMem::from_raw(address, LEN) };
+    let error = pool.get(LEN).unwrap().copy_to(&default, &mut target).unwrap_err();
+    assert!(error.to_string().contains("green context"), "{error}");
+    let buf = error.into_buf().expect("nothing was enqueued");
+    // The primary context has another default stream: an event there would say nothing of this work.
+    buf.release_after(&default).unwrap();
+    assert_eq!(driver.calls("cuGreenCtxRecordEvent"), 1);
+}

@@ -1,0 +1,534 @@
+//! The pool alongside other users of CUDA: copies made by cudarc, copies back, untracked work, handles of other frameworks, and
+//! how their completion is detected.
+#![allow(unsafe_code)] // Captures, raw handles and event tracking, which cudarc leaves to its users.
+
+use std::ptr;
+use std::sync::Arc;
+use std::thread;
+
+use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
+use mock_driver::{Code, MockDriver};
+use pinpool::copy::cuda::{RawMem, RawStream};
+use pinpool::unstable::ManualClock;
+use pinpool::{Backend, PinnedBuf, Pool};
+
+use crate::fixture::{self, begin_capture, end_capture, ends_only_after, start, tensorflow, usual_streams};
+
+const LEN: usize = 64 << 10;
+
+/// Device memory with no work left on its stream.
+fn memory(stream: &Arc<CudaStream>, byte: u8) -> CudaSlice<u8> {
+    let memory = stream.clone_htod(&vec![byte; LEN]).unwrap();
+    stream.synchronize().unwrap();
+    memory
+}
+
+fn filled(pool: &Pool, byte: u8) -> PinnedBuf {
+    fixture::filled(pool, LEN, byte)
+}
+
+fn first_wrong(found: &[u8], expected: u8) -> Option<usize> {
+    assert_eq!(found.len(), LEN);
+    found.iter().position(|&byte| byte != expected)
+}
+
+/// Captures on `stream` while `run` runs; the graph is never launched.
+fn captured(stream: &CudaStream, run: impl FnOnce()) {
+    begin_capture(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    run();
+    end_capture(stream).unwrap();
+}
+
+/// A stream with the handle of `destroyed`, which still has work to run.
+fn stream_in_place_of(context: &Arc<CudaContext>, destroyed: Arc<CudaStream>) -> Arc<CudaStream> {
+    let handle = destroyed.cu_stream();
+    drop(destroyed);
+    let stream = context.new_stream().unwrap();
+    assert_eq!(stream.cu_stream(), handle, "the handle is used again");
+    stream
+}
+
+#[test]
+fn a_write_after_a_copy_by_cudarc_waits_for_it() {
+    let (driver, context, pool) = start();
+    for stream in usual_streams(&context) {
+        let mut target = memory(&stream, 0);
+        let gate = driver.hold_all();
+        let mut buf = filled(&pool, 1);
+        stream.memcpy_htod(&buf, &mut target).unwrap();
+        assert!(buf.try_slice_mut().unwrap().is_none());
+        ends_only_after(&driver, gate, || buf.wait_slice_mut().unwrap().fill(2));
+        assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 1), None);
+    }
+}
+
+#[test]
+fn a_read_waits_for_bytes_that_cudarc_copies_back() {
+    let (driver, context, pool) = start();
+    for (byte, stream) in (1..).zip(usual_streams(&context)) {
+        let (source, mut buf) = (memory(&stream, byte), filled(&pool, 0));
+        let gate = driver.hold_all();
+        stream.memcpy_dtoh(&source, &mut buf).unwrap();
+        assert!(buf.try_slice_mut().unwrap().is_none());
+        assert_eq!(ends_only_after(&driver, gate, || first_wrong(buf.wait_slice().unwrap(), byte)), None);
+    }
+}
+
+#[test]
+fn stored_errors_do_not_free_a_buffer_under_a_copy_by_cudarc() {
+    let (driver, context, pool) = start();
+    let (writer, stream) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let mut target = memory(&writer, 0);
+    let gate = driver.hold(stream.cu_stream());
+    let buf = filled(&pool, 1);
+    // The target's wait for its other stream fails: cudarc stores the error, continues, and records no event.
+    driver.fail("cuStreamWaitEvent", 1, Code::UNKNOWN);
+    stream.memcpy_htod(&buf, &mut target).unwrap();
+    assert_eq!(context.check_err(), Err(DriverError(CUresult::CUDA_ERROR_UNKNOWN)));
+    let left_behind = DriverError(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+    context.record_err::<()>(Err(left_behind));
+    drop(buf);
+    pool.maintain();
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0));
+    drop(gate);
+    stream.synchronize().unwrap_err();
+    stream.synchronize().unwrap();
+    pool.maintain();
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 1));
+}
+
+#[test]
+fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
+    let (driver, context, pool) = start();
+    let stream = context.default_stream();
+    let mut target = memory(&stream, 0);
+    // The pool's own stream, created by the first host slice, exists.
+    stream.memcpy_htod(&filled(&pool, 1), &mut target).unwrap();
+    stream.synchronize().unwrap();
+    pool.maintain();
+    // Where only the fence was refused, the end of all work of the context represents it.
+    let buf = filled(&pool, 2);
+    driver.fail("cuEventRecord", 1, Code::UNKNOWN);
+    let gate = driver.hold_all();
+    stream.memcpy_htod(&buf, &mut target).unwrap();
+    drop(buf);
+    (0..3).for_each(|_| pool.maintain());
+    assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (1, 0));
+    drop(gate);
+    while pool.stats().memory.quarantined > 0 {
+        pool.maintain();
+        thread::yield_now();
+    }
+    context.check_err().unwrap();
+    // One refusal of an event is tried again.
+    driver.fail("cuEventCreate", 1, Code::UNKNOWN);
+    stream.memcpy_htod(&filled(&pool, 2), &mut target).unwrap();
+    poll_until_idle(&pool);
+    assert_eq!(pool.stats().memory.quarantined, 0);
+    // Where nothing is known of the stream, no copy is made, and cudarc's next call says so.
+    (1..=2).for_each(|nth| driver.fail("cuStreamIsCapturing", nth, Code::UNKNOWN));
+    let nothing = stream.memcpy_htod(&filled(&pool, 2), &mut target);
+    assert!(nothing.is_err() || context.check_err().is_err());
+    pool.maintain();
+    assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (0, 0));
+    // A host slice with a forgotten guard.
+    let buf = filled(&pool, 3);
+    // SAFETY: the slice is not used.
+    let (_, guard) = unsafe { cudarc::driver::HostSlice::stream_synced_slice(&buf, &stream) };
+    std::mem::forget(guard);
+    drop(buf);
+    pool.maintain();
+    assert_eq!(pool.stats().memory.quarantined, 1);
+}
+
+/// Waits until nothing is in flight.
+fn poll_until_idle(pool: &Pool) {
+    while pool.stats().copies.in_flight > 0 {
+        pool.maintain();
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_pending_buffer_is_readable_only_when_its_copy_completes() {
+    let (driver, context, pool) = start();
+    let stream = context.new_stream().unwrap();
+    let source = memory(&stream, 7);
+    let gate = driver.hold(stream.cu_stream());
+    let arriving = filled(&pool, 0).copy_from(&stream, &source).unwrap();
+    assert!(!arriving.is_complete().unwrap());
+    // A pending buffer that is dropped stays in flight until its copy completes.
+    drop(filled(&pool, 0).copy_from(&stream, &source).unwrap());
+    pool.maintain();
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.in_use), (1, 1));
+    drop(gate);
+    assert_eq!(first_wrong(arriving.wait().unwrap().wait_slice().unwrap(), 7), None);
+    poll_until_idle(&pool);
+    let error = pool.get(LEN + 1).unwrap().copy_from(&stream, &source).unwrap_err();
+    assert!(error.is_copy() && error.to_string().contains("65536"), "{error}");
+}
+
+#[test]
+fn a_copy_back_that_fails_returns_no_bytes() {
+    let (driver, context, pool) = start();
+    let stream = context.new_stream().unwrap();
+    let source = memory(&stream, 7);
+    let _gate = driver.hold(stream.cu_stream());
+    let arriving = filled(&pool, 0).copy_from(&stream, &source).unwrap();
+    let mut buf = filled(&pool, 0);
+    stream.memcpy_dtoh(&source, &mut buf).unwrap();
+    driver.lose_device(Code::LAUNCH_FAILED);
+    assert!(arriving.wait().unwrap_err().is_device());
+    assert!(buf.wait().unwrap_err().is_device());
+    assert!(buf.wait_slice().unwrap_err().is_device());
+    assert!(buf.wait_cast_mut::<u32>().unwrap_err().is_device());
+    assert!(buf.try_slice_mut().unwrap_err().is_device());
+    assert_eq!(buf.len(), LEN, "the buffer does not appear empty");
+    drop(buf);
+    pool.maintain();
+    assert_eq!((pool.stats().memory.quarantined, pool.stats().memory.idle), (2, 0));
+}
+
+#[test]
+fn a_buffer_released_after_untracked_work_waits_for_that_work_only() {
+    let (driver, context, pool) = start();
+    let (stream, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let event = context.new_event(None).unwrap();
+    let mut target = memory(&stream, 0);
+    let gate = driver.hold(stream.cu_stream());
+    stream.memset_zeros(&mut target).unwrap();
+    event.record(&stream).unwrap();
+    filled(&pool, 1).release_after(&stream).unwrap();
+    filled(&pool, 1).release_after_event(&event).unwrap();
+    filled(&pool, 1).release_after(&other).unwrap();
+    // A later record of the event, or its end, changes nothing.
+    event.record(&other).unwrap();
+    drop(event);
+    filled(&pool, 1).release_after_event(&context.new_event(None).unwrap()).unwrap();
+    other.synchronize().unwrap();
+    pool.maintain();
+    assert!(pool.stats().copies.in_flight >= 2, "{} in flight", pool.stats().copies.in_flight);
+    drop(gate);
+    poll_until_idle(&pool);
+    // What the driver refuses once is tried again; what it refuses twice may stay refused.
+    driver.fail("cuStreamIsCapturing", 1, Code::UNKNOWN);
+    filled(&pool, 1).release_after(&stream).unwrap();
+    poll_until_idle(&pool);
+    driver.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);
+    assert!(filled(&pool, 1).release_after(&stream).unwrap_err().is_device());
+    assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (1, 0));
+}
+
+#[test]
+fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
+    let (driver, context, pool) = start();
+    let owner = context.new_stream().unwrap();
+    let allocated = memory(&owner, 0);
+    // SAFETY: the stream lives to the end of this test.
+    let stream = unsafe { RawStream::new(owner.cu_stream().cast()) };
+    // SAFETY: so does the memory, which no other code uses meanwhile.
+    let mut raw = unsafe { RawMem::from_raw(allocated.device_ptr(&owner).0, LEN) };
+    // SAFETY: no context is allowed: the stream's own is taken.
+    unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
+    let gate = driver.hold(owner.cu_stream());
+    let copy = filled(&pool, 5).copy_to(&stream, &mut raw).unwrap();
+    assert!(!copy.is_complete().unwrap());
+    pool.maintain();
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0));
+    drop(gate);
+    let back = filled(&pool, 0).copy_from(&stream, &raw).unwrap().wait().unwrap();
+    assert_eq!(first_wrong(back.wait_slice().unwrap(), 5), None);
+    assert_eq!(result::ctx::get_current().unwrap(), None);
+    context.bind_to_thread().unwrap();
+    begin_capture(&owner, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    assert!(filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().to_string().contains("capturing a graph"));
+    end_capture(&owner).unwrap();
+    pool.maintain();
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "nothing was enqueued");
+    driver.fail("cuMemcpyHtoDAsync_v2", 1, Code(9999));
+    assert!(
+        filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().error().is_device(),
+        "a code that no header lists"
+    );
+    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn a_copy_on_a_timeline_completes_with_its_work_and_no_sooner_through_the_wrap() {
+    let (driver, context, _) = start();
+    let pool = tensorflow().build().unwrap();
+    let stream = context.new_stream().unwrap();
+    let mut target = memory(&stream, 0);
+    let records = driver.calls("cuEventRecord");
+    // A new stream's numbers wrap after 64 copies.
+    for round in 0..40 {
+        let gate = driver.hold(stream.cu_stream());
+        let copies: Vec<_> = (0..5).map(|byte| filled(&pool, byte).copy_to(&stream, &mut target).unwrap()).collect();
+        for (done, copy) in copies.iter().enumerate() {
+            assert!(!copy.is_complete().unwrap(), "round {round}, copy {done}");
+        }
+        assert!(pool.try_get(LEN).unwrap().is_none());
+        drop(gate);
+        copies.iter().rev().for_each(|copy| copy.wait().unwrap());
+        assert!(copies.iter().all(|copy| copy.is_complete().unwrap()), "round {round}");
+        assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 4), None);
+        pool.maintain();
+        assert_eq!(pool.stats().memory.idle, 5);
+    }
+    assert_eq!(driver.calls("cuStreamWriteValue32_v2"), 200);
+    // Events of the target, one per copy and one per check, and no fence event.
+    assert_eq!(driver.calls("cuEventRecord") - records, 240);
+}
+
+#[test]
+fn timelines_deliver_every_batch_intact_on_threads_that_share_streams() {
+    let (driver, context, _) = start();
+    let pool = tensorflow().build().unwrap();
+    let streams: Vec<_> = (0..3).map(|_| context.new_stream().unwrap()).collect();
+    thread::scope(|scope| {
+        for lane in 0..6_u8 {
+            let (pool, context, streams) = (&pool, &context, &streams);
+            scope.spawn(move || {
+                context.bind_to_thread().unwrap();
+                let mut targets: Vec<_> = streams.iter().map(|stream| memory(stream, 0)).collect();
+                for round in 0..60_u8 {
+                    let byte = |index: u8| lane ^ round.wrapping_mul(5) ^ index.wrapping_mul(63);
+                    for ((index, stream), target) in (0..).zip(streams).zip(&mut targets) {
+                        filled(pool, byte(index)).copy_to(stream, target).unwrap();
+                    }
+                    for ((index, stream), target) in (0..).zip(streams).zip(&targets) {
+                        let back = pool.get(LEN).unwrap().copy_from(stream, target).unwrap().wait().unwrap();
+                        let wrong = first_wrong(back.wait_slice().unwrap(), byte(index));
+                        assert_eq!(wrong, None, "first wrong byte, lane {lane}, round {round}, stream {index}");
+                    }
+                }
+            });
+        }
+    });
+    poll_until_idle(&pool);
+    assert_eq!((pool.stats().requests.returned, pool.stats().memory.quarantined), (6 * 60 * 6, 0));
+    assert_eq!(driver.calls("cuStreamWriteValue32_v2"), 6 * 60 * 6);
+    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn a_timeline_word_serves_one_stream_after_another() {
+    let (driver, context, _) = start();
+    let pool = tensorflow().build().unwrap();
+    let pages = driver.counts().host_allocations;
+    for round in 0..300 {
+        let stream = context.new_stream().unwrap();
+        let mut target = memory(&stream, 0);
+        let copies: Vec<_> = (1..4).map(|byte| filled(&pool, byte).copy_to(&stream, &mut target).unwrap()).collect();
+        assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 3), None, "round {round}");
+        copies.iter().for_each(|copy| copy.wait().unwrap());
+        pool.maintain();
+    }
+    assert!(driver.counts().host_allocations <= pages + 2 + 3, "words are reused");
+}
+
+#[test]
+fn a_stream_with_a_reused_handle_does_not_complete_copies_of_the_destroyed_one() {
+    let (driver, context, _) = start();
+    let pool = tensorflow().build().unwrap();
+    let (owner, first) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let mut targets = [memory(&owner, 0), memory(&owner, 0), memory(&owner, 0)];
+    let old_gate = driver.hold(first.cu_stream());
+    let old = filled(&pool, 1).copy_to(&first, &mut targets[0]).unwrap();
+    let second = stream_in_place_of(&context, first);
+    // The value of the new stream does not complete the old stream's copy.
+    filled(&pool, 2).copy_to(&second, &mut targets[1]).unwrap().wait().unwrap();
+    assert!(!old.is_complete().unwrap(), "completed by another stream");
+    let new_gate = driver.hold(second.cu_stream());
+    let new = filled(&pool, 3).copy_to(&second, &mut targets[2]).unwrap();
+    drop(old_gate);
+    old.wait().unwrap();
+    // Nor does the last value of the old stream complete the new stream's copy.
+    assert!(!new.is_complete().unwrap(), "completed by another stream");
+    drop(new_gate);
+    new.wait().unwrap();
+    assert_eq!(driver.calls("cuStreamWriteValue32_v2"), 3, "all three on timelines");
+    for (byte, target) in (1..).zip(&targets) {
+        assert_eq!(first_wrong(&owner.clone_dtoh(target).unwrap(), byte), None);
+    }
+}
+
+#[test]
+fn work_of_a_destroyed_stream_is_waited_for_on_the_next_stream_with_its_handle() {
+    let (driver, context, pool) = start();
+    let (owner, down) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let (source, other, mut target) = (memory(&owner, 7), memory(&owner, 8), memory(&owner, 0));
+    let mut buf = filled(&pool, 0);
+    // The buffer is read, and then written, on the second stream.
+    for (filling, expected) in [(&source, 7), (&other, 8)] {
+        let down = context.new_stream().unwrap();
+        let gate = driver.hold(down.cu_stream());
+        down.memcpy_dtoh(filling, &mut buf).unwrap();
+        let up = stream_in_place_of(&context, down);
+        ends_only_after(&driver, gate, || up.memcpy_htod(&buf, &mut target).unwrap());
+        assert_eq!(first_wrong(&up.clone_dtoh(&target).unwrap(), expected), None);
+    }
+    let gate = driver.hold(down.cu_stream());
+    down.memcpy_htod(&buf, &mut target).unwrap();
+    let again = stream_in_place_of(&context, down);
+    ends_only_after(&driver, gate, || again.memcpy_dtoh(&source, &mut buf).unwrap());
+    assert_eq!(first_wrong(&owner.clone_dtoh(&target).unwrap(), 8), None);
+    assert_eq!(first_wrong(buf.wait_slice().unwrap(), 7), None);
+}
+
+#[test]
+fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
+    let (driver, context, pool) = start();
+    let (origin, stream, other) =
+        (context.new_stream().unwrap(), context.new_stream().unwrap(), context.new_stream().unwrap());
+    // SAFETY: the bytes are never read.
+    let [mut target, mut source] = [(); 2].map(|()| unsafe { origin.alloc::<u8>(LEN) }.unwrap());
+    origin.synchronize().unwrap();
+    captured(&origin, || {
+        // The events of both belong to the graph from here on.
+        origin.memset_zeros(&mut target).unwrap();
+        origin.memset_zeros(&mut source).unwrap();
+        let records = driver.calls("cuEventRecord");
+        let refused = pinpool::Error::from(filled(&pool, 1).copy_to(&stream, &mut target).unwrap_err());
+        assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
+        let refused = filled(&pool, 1).copy_from(&other, &source).unwrap_err();
+        assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
+        assert_eq!(driver.calls("cuEventRecord"), records, "nothing was enqueued, so no event was recorded");
+        assert_eq!(
+            (pool.stats().memory.quarantined, pool.stats().copies.in_flight, pool.stats().memory.idle),
+            (0, 0, 1)
+        );
+        assert_eq!(driver.calls("cuMemcpyHtoDAsync_v2") + driver.calls("cuMemcpyDtoHAsync_v2"), 0);
+        // cudarc's own copy is in the graph, so its buffer is never reused.
+        stream.memcpy_htod(&filled(&pool, 2), &mut target).unwrap();
+    });
+    pool.maintain();
+    assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (1, 0));
+    assert_eq!(driver.counts().invalidated_captures, 0);
+}
+
+#[test]
+fn an_event_of_a_capture_is_refused_and_later_buffers_are_not_affected() {
+    let (driver, context, pool) = start();
+    let (origin, stream) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let (in_graph, event) = (context.new_event(None).unwrap(), context.new_event(None).unwrap());
+    captured(&origin, || {
+        in_graph.record(&origin).unwrap();
+        let refused = filled(&pool, 1).release_after_event(&in_graph).unwrap_err();
+        assert!(refused.is_device() && refused.to_string().contains("CAPTURED_EVENT"), "{refused}");
+        // Later buffers are not affected.
+        let gate = driver.hold(stream.cu_stream());
+        event.record(&stream).unwrap();
+        filled(&pool, 1).release_after_event(&event).unwrap();
+        pool.maintain();
+        assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (1, 1));
+        drop(gate);
+        poll_until_idle(&pool);
+    });
+    assert_eq!((pool.stats().memory.quarantined, driver.counts().invalidated_captures), (1, 0));
+}
+
+#[test]
+fn a_pending_event_delays_no_buffer_behind_another_event() {
+    let (driver, context, pool) = start();
+    let (slow, fast) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let events = [context.new_event(None).unwrap(), context.new_event(None).unwrap()];
+    let gates = [driver.hold(slow.cu_stream()), driver.hold(fast.cu_stream())];
+    for (stream, event) in [&slow, &fast].into_iter().zip(&events) {
+        event.record(stream).unwrap();
+        filled(&pool, 1).release_after_event(event).unwrap();
+    }
+    assert_eq!(pool.stats().copies.in_flight, 2);
+    let [slow_gate, fast_gate] = gates;
+    drop(fast_gate);
+    while pool.stats().copies.in_flight == 2 {
+        pool.maintain();
+    }
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 1));
+    drop(slow_gate);
+    poll_until_idle(&pool);
+    for _ in 0..20 {
+        let gate = driver.hold(slow.cu_stream());
+        events[0].record(&slow).unwrap();
+        filled(&pool, 1).release_after_event(&events[0]).unwrap();
+        filled(&pool, 1).release_after_event(&events[1]).unwrap();
+        drop(gate);
+        poll_until_idle(&pool);
+    }
+    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn copies_of_one_buffer_on_two_streams_keep_two_fences() {
+    let (driver, context, pool) = start();
+    let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
+    let mut targets = [memory(&streams[0], 0), memory(&streams[1], 0)];
+    let gate = driver.hold_all();
+    let mut buf = filled(&pool, 9);
+    for _ in 0..50 {
+        for (stream, target) in streams.iter().zip(&mut targets) {
+            buf.copy_range_to(0..LEN, stream, target).unwrap();
+        }
+    }
+    drop(buf);
+    pool.maintain();
+    assert_eq!(driver.calls("cuEventQuery"), 0);
+    assert_eq!(pool.stats().copies.in_flight, 1);
+    drop(gate);
+    poll_until_idle(&pool);
+    for (stream, target) in streams.iter().zip(&targets) {
+        assert_eq!(first_wrong(&stream.clone_dtoh(target).unwrap(), 9), None);
+    }
+}
+
+/// The calls of the driver that `act` makes.
+fn calls_of<R>(driver: &MockDriver, act: impl FnOnce() -> R) -> (R, Vec<(String, u64)>) {
+    let before = driver.all_calls();
+    let result = act();
+    let of = |name: &str| before.iter().find(|(other, _)| other == name).map_or(0, |(_, count)| *count);
+    let made = driver.all_calls().into_iter().map(|(name, count)| (name.clone(), count - of(&name)));
+    (result, made.filter(|(_, count)| *count > 0).collect())
+}
+
+#[test]
+fn copies_puts_hits_and_sweeps_make_few_driver_calls() {
+    let (driver, context, _) = start();
+    // No time passes, so no tick comes between.
+    let pool =
+        Pool::builder().without_env().backend(Backend::Vmm).unstable_clock(ManualClock::default()).build().unwrap();
+    let stream = context.new_stream().unwrap();
+    // SAFETY: one stream.
+    unsafe { context.disable_event_tracking() };
+    // SAFETY: alive until the end of the test.
+    let raw = unsafe { RawStream::new(stream.cu_stream().cast()) };
+    let mut target = memory(&stream, 0);
+    // What is made once.
+    filled(&pool, 1).copy_to(&stream, &mut target).unwrap().wait().unwrap();
+    filled(&pool, 1).release_after(&raw).unwrap();
+    stream.synchronize().unwrap();
+    poll_until_idle(&pool);
+    let gate = driver.hold(stream.cu_stream());
+    let bufs: Vec<_> = (0..64).map(|byte| filled(&pool, byte)).collect();
+    let is_own = |name: &str| !["cuMemcpyHtoDAsync_v2", "cuStreamWriteValue32_v2"].contains(&name);
+    let own =
+        |calls: &[(String, u64)]| calls.iter().filter(|(name, _)| is_own(name)).map(|(_, count)| count).sum::<u64>();
+    for (nth, buf) in bufs.into_iter().enumerate() {
+        if nth % 2 == 0 {
+            let (copied, calls) = calls_of(&driver, || buf.copy_to(&stream, &mut target));
+            drop(copied.unwrap());
+            assert!(own(&calls) <= 4, "{calls:?}");
+        } else {
+            let (put, calls) = calls_of(&driver, || buf.release_after(&raw));
+            put.unwrap();
+            assert!(own(&calls) <= 2, "{calls:?}");
+        }
+    }
+    assert_eq!(pool.stats().copies.in_flight, 64);
+    drop(gate);
+    stream.synchronize().unwrap();
+    let (buf, calls) = calls_of(&driver, || pool.get(LEN).unwrap());
+    assert_eq!((calls, pool.stats().copies.in_flight), (Vec::new(), 0), "a sweep of 64 copies that are over");
+    let (_, calls) = calls_of(&driver, || (drop(buf), drop(pool.get(LEN).unwrap())));
+    assert_eq!(calls, Vec::new(), "a return and a hit");
+}

@@ -1,0 +1,153 @@
+//! Granules that a request moves: which calls of the driver it waits for, and which come later.
+
+use std::thread;
+
+use mock_driver::{Code, MockDriver};
+use pinpool::unstable::backend::VirtualMemory as _;
+use pinpool::{Backend, PinnedBuf, Pool};
+
+use crate::fixture::{MIB, builder, filled, held};
+use crate::sources::{RANGE_GRANULES, VmmRange};
+
+const GRANULE: usize = 2 * MIB;
+const CALLS: [&str; 5] = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"];
+
+/// How often each of the calls was made since the last reset.
+fn calls(driver: &MockDriver) -> [u64; 5] {
+    CALLS.map(|name| driver.calls(name))
+}
+
+/// A pool of eight granules, and the buffers on the granules in `kept`. The rest is idle.
+fn with_kept(driver: &MockDriver, kept: &[usize], has_thread: bool) -> (Pool, Vec<PinnedBuf>) {
+    let pool = builder(Backend::Vmm).background_thread(has_thread).max_bytes(8 * GRANULE as u64).build().unwrap();
+    let mut bufs: Vec<_> = (0..8).map(|byte| Some(filled(&pool, GRANULE, byte))).collect();
+    bufs.sort_by_key(|buf| buf.as_ref().unwrap().as_ptr().addr());
+    let kept = kept.iter().map(|&at| bufs[at].take().unwrap()).collect();
+    drop(bufs);
+    driver.reset();
+    (pool, kept)
+}
+
+fn are_intact(bufs: &[PinnedBuf]) -> bool {
+    bufs.iter().all(|buf| {
+        let bytes = buf.wait_slice().unwrap();
+        bytes.iter().all(|&byte| byte == bytes[0])
+    })
+}
+
+#[test]
+fn a_get_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_later_a_call_for_each_run() {
+    let driver = MockDriver::load();
+    let before = held(&driver);
+    let (pool, kept) = with_kept(&driver, &[0, 3, 4, 7], false);
+    let mut buf = pool.get(4 * GRANULE).unwrap();
+    assert_eq!(calls(&driver), [0, 4, 1, 0, 0], "{CALLS:?}");
+    buf.wait_slice_mut().unwrap().fill(9);
+    assert!(are_intact(&kept));
+    assert_eq!(held(&driver).mappings - before.mappings, 12, "four of them twice");
+    assert_eq!(held(&driver).pinned_bytes - before.pinned_bytes, pool.stats().memory.held_bytes);
+    pool.maintain();
+    assert_eq!(calls(&driver), [0, 4, 1, 2, 0], "granules 1 and 2, and 5 and 6, of {CALLS:?}");
+    assert_eq!(held(&driver).mappings - before.mappings, 8);
+    assert!(buf.wait_slice().unwrap().iter().all(|&byte| byte == 9) && are_intact(&kept));
+    pool.maintain();
+    assert_eq!(calls(&driver), [0, 4, 1, 2, 0]);
+    drop((buf, kept, pool));
+    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+}
+
+#[test]
+fn a_get_returns_while_the_maintenance_thread_unmaps() {
+    let driver = MockDriver::load();
+    let before = held(&driver);
+    let (pool, kept) = with_kept(&driver, &[1, 3, 5, 7], true);
+    let held_call = driver.hold_call("cuMemUnmap");
+    let mut buf = pool.get(3 * GRANULE).unwrap();
+    held_call.wait_for(1);
+    buf.wait_slice_mut().unwrap().fill(9);
+    assert_eq!(calls(&driver)[..3], [0, 3, 1]);
+    drop(held_call);
+    while held(&driver).mappings - before.mappings > 8 {
+        thread::yield_now();
+    }
+    assert!(are_intact(&kept) && are_intact(&[buf]));
+    drop((kept, pool));
+    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+}
+
+#[test]
+fn moved_memory_that_is_given_back_is_gone_though_its_old_place_was_mapped() {
+    let driver = MockDriver::load();
+    let before = held(&driver);
+    let (pool, kept) = with_kept(&driver, &[1, 3, 5, 7], false);
+    drop(pool.get(4 * GRANULE).unwrap());
+    pool.clear();
+    pool.trim(0);
+    assert_eq!(pool.stats().memory.held_bytes, 4 * GRANULE as u64);
+    assert_eq!(held(&driver).pinned_bytes - before.pinned_bytes, 4 * GRANULE as u64, "no less is told than is held");
+    assert!(are_intact(&kept));
+    drop((kept, pool));
+    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+}
+
+#[test]
+fn old_places_that_are_not_unmapped_cost_no_memory_and_are_tried_again() {
+    let driver = MockDriver::load();
+    let before = held(&driver);
+    let (pool, kept) = with_kept(&driver, &[1, 3, 5, 7], false);
+    driver.fail_from("cuMemUnmap", 1, Code::UNKNOWN);
+    let buf = pool.get(4 * GRANULE).unwrap();
+    pool.maintain();
+    assert_eq!(held(&driver).mappings - before.mappings, 12);
+    let failures = pool.stats().memory.remap.failures;
+    assert_eq!(failures, 1);
+    driver.reset();
+    drop(buf);
+    pool.clear();
+    pool.trim(0);
+    assert_eq!(held(&driver).mappings - before.mappings, 4);
+    drop((kept, pool));
+    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+}
+
+#[test]
+fn addresses_are_not_mapped_again_before_another_thread_has_unmapped_them() {
+    let driver = MockDriver::load();
+    let before = held(&driver);
+    let granules = VmmRange::committed(2);
+    granules.remap(0, 4, 2).unwrap();
+    driver.reset();
+    let held_call = driver.hold_call("cuMemUnmap");
+    thread::scope(|scope| {
+        let unmaps = scope.spawn(|| granules.source.unmap_old_places());
+        held_call.wait_for(1);
+        let commits = scope.spawn(|| granules.commit(0, 2));
+        (0..1000).for_each(|_| thread::yield_now());
+        assert_eq!(driver.calls("cuMemMap"), 0, "still mapped");
+        drop(held_call);
+        commits.join().unwrap().unwrap();
+        unmaps.join().unwrap().unwrap();
+    });
+    assert_eq!((driver.calls("cuMemUnmap"), driver.calls("cuMemMap")), (1, 2));
+    granules.decommit(0, 2).unwrap();
+    granules.decommit(4, 2).unwrap();
+    granules.unreserve();
+    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+}
+
+#[test]
+fn no_more_than_a_few_hundred_granules_stay_mapped_at_old_places() {
+    let driver = MockDriver::load();
+    let before = held(&driver);
+    let granules = VmmRange::committed(1);
+    let mut most = 0;
+    for place in 1..RANGE_GRANULES {
+        granules.remap(place - 1, place, 1).unwrap();
+        most = most.max(held(&driver).mappings - before.mappings);
+    }
+    assert!((200..=300).contains(&most), "{most}");
+    assert!(driver.calls("cuMemUnmap") < 10, "many in one call");
+    granules.decommit(RANGE_GRANULES - 1, 1).unwrap();
+    granules.unreserve();
+    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+}

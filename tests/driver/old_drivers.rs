@@ -1,0 +1,77 @@
+//! Older drivers: what they lack is missing from the first call of the process on, so each test has its own process.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use mock_driver::{Deviation, MockDriver};
+use pinpool::{Backend, Pool};
+
+use crate::child::alone;
+use crate::fixture::{MIB, builder, filled, stream_and_memory, tensorflow};
+
+/// Checks that an event detects the completion of a copy, although the pool was built for timelines.
+fn copy_without_a_timeline(driver: &MockDriver) -> (Pool, Arc<CudaStream>, CudaSlice<u8>) {
+    let context = CudaContext::new(0).unwrap();
+    let pool = tensorflow().build().unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
+    let gate = driver.hold(stream.cu_stream());
+    let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
+    assert!(!copy.is_complete().unwrap());
+    drop(gate);
+    copy.wait().unwrap();
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), [7; 4096]);
+    assert_eq!(driver.calls("cuStreamWriteValue32_v2"), 0);
+    (pool, stream, memory)
+}
+
+#[test]
+fn without_values_written_by_streams_events_detect_the_end_of_copies() {
+    alone(|| {
+        let driver = MockDriver::load_without(&["cuStreamWriteValue32_v2"]);
+        copy_without_a_timeline(&driver);
+    });
+}
+
+#[test]
+fn without_stream_ids_events_detect_the_end_of_copies_and_a_copy_waits_for_the_one_before() {
+    alone(|| {
+        let driver = MockDriver::load_without(&["cuStreamGetId", "cuEventElapsedTime_v2"]);
+        let (pool, stream, mut memory) = copy_without_a_timeline(&driver);
+        // A copy into the buffer and one from it, on a stream that a later one with its handle cannot be distinguished from.
+        let (mut buf, waits) = (filled(&pool, 4096, 0), driver.calls("cuEventSynchronize"));
+        stream.memcpy_dtoh(&memory, &mut buf).unwrap();
+        stream.memcpy_htod(&buf, &mut memory).unwrap();
+        assert_eq!(driver.calls("cuEventSynchronize"), waits + 1);
+        drop(buf);
+        stream.synchronize().unwrap();
+        pool.maintain();
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
+        assert_eq!(stream.clone_dtoh(&memory).unwrap(), [7; 4096]);
+    });
+}
+
+#[test]
+fn without_a_function_of_virtual_memory_vmm_names_it_and_auto_registers() {
+    alone(|| {
+        let _driver = MockDriver::load_without(&["cuMemSetAccess"]);
+        let error = builder(Backend::Vmm).build().unwrap_err();
+        assert!(error.is_backend() && error.to_string().contains("no cuMemSetAccess"), "{error}");
+        assert_eq!(builder(Backend::Auto).build().unwrap().stats().backend, "register");
+    });
+}
+
+#[test]
+fn a_driver_that_registers_nothing_is_asked_for_a_timeline_once() {
+    alone(|| {
+        let driver = MockDriver::load();
+        driver.set_deviations(&[Deviation::NoRegistering]);
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, MIB);
+        let pool = builder(Backend::Vmm).build().unwrap();
+        let asked = driver.calls("cuMemHostRegister_v2");
+        for byte in 0..9 {
+            filled(&pool, MIB, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+        }
+        assert_eq!(driver.calls("cuMemHostRegister_v2"), asked + 1, "events do it from then on");
+    });
+}

@@ -1,0 +1,113 @@
+//! Pools over `vmm`, `register` and `cuda` alongside copies: data is checked on the device, and no release waits for a copy.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use mock_driver::MockDriver;
+use pinpool::unstable::ManualClock;
+use pinpool::{Backend, Pool};
+
+use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
+use crate::valid_stats::valid_stats;
+
+/// Copies 4096 B from the pool.
+fn start_copy(pool: &Pool, stream: &Arc<CudaStream>, memory: &mut CudaSlice<u8>) {
+    drop(filled(pool, 4096, 7).copy_to(stream, memory).unwrap());
+}
+
+#[test]
+fn a_release_due_under_pressure_runs_on_its_own_thread() {
+    let driver = MockDriver::load();
+    let pressure = PressureFile::of_short_memory();
+    for backend in [Backend::Register, Backend::Cuda] {
+        let clock = ManualClock::default();
+        let pool = builder(backend).unstable_clock(clock.clone()).unstable_pressure(pressure.path()).build().unwrap();
+        let at_start = driver.counts();
+        drop(pool.get(3 * MIB).unwrap());
+        let call = if pool.stats().backend == "cuda" { "cuMemFreeHost" } else { "cuMemHostUnregister" };
+        let held_call = driver.hold_call(call);
+        // Buffers expire from the thread cache; then their regions are due.
+        for _ in 0..8 {
+            clock.advance_us(60_000_000);
+            pool.maintain();
+        }
+        // The poll has returned while the release hangs in the driver.
+        held_call.wait_for(1);
+        valid_stats(&pool);
+        drop(held_call);
+        while driver.counts().pinned_bytes > at_start.pinned_bytes {
+            clock.advance_us(60_000_000);
+            pool.maintain();
+            thread::yield_now();
+        }
+        drop(pool);
+        driver.reset();
+    }
+}
+
+#[test]
+fn beside_copies_a_pool_grows_in_short_steps() {
+    let driver = MockDriver::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
+    let pool = builder(Backend::Register).build().unwrap();
+    let step = |len: usize| {
+        let before = driver.counts().pinned_bytes;
+        let mut bufs = Vec::new();
+        while driver.counts().pinned_bytes == before {
+            bufs.push(pool.get(len).unwrap());
+        }
+        (driver.counts().pinned_bytes - before, bufs)
+    };
+    let (at_rest, _kept) = step(2 * MIB);
+    assert_eq!(at_rest, 16 << 20);
+    let gate = driver.hold(stream.cu_stream());
+    start_copy(&pool, &stream, &mut memory);
+    let (beside_a_copy, _kept) = step(2 * MIB);
+    assert_eq!(beside_a_copy, 8 << 20);
+    let (four_buffers, _kept) = step(10 * MIB);
+    assert_eq!(four_buffers, 40 << 20);
+    drop(gate);
+}
+
+#[test]
+fn the_end_of_a_pool_with_a_stuck_copy_releases_nothing_that_would_wait_for_it() {
+    let driver = MockDriver::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
+    for backend in [Backend::Register, Backend::Cuda] {
+        let pool = builder(backend).unstable_close_wait(Duration::ZERO).build().unwrap();
+        drop(pool.get(3 * MIB).unwrap());
+        let gate = driver.hold(stream.cu_stream());
+        start_copy(&pool, &stream, &mut memory);
+        let held_before = held(&driver);
+        drop(pool);
+        assert_eq!(held(&driver), held_before);
+        drop(gate);
+        assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; 4096]);
+    }
+}
+
+#[test]
+fn buffers_and_copies_that_outlive_their_pool_release_everything_at_the_end() {
+    let driver = MockDriver::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
+    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
+        let before = held(&driver);
+        let pool = builder(backend).build().unwrap();
+        let late = pool.get(3 * MIB).unwrap();
+        let gate = driver.hold(stream.cu_stream());
+        start_copy(&pool, &stream, &mut memory);
+        thread::scope(|scope| {
+            let end = scope.spawn(|| drop(pool));
+            drop(gate);
+            end.join().unwrap();
+        });
+        drop(late);
+        assert_eq!(held(&driver), before);
+    }
+    assert_eq!(driver.counts().frees_with_work_in_flight, 0);
+}

@@ -1,0 +1,322 @@
+//! Calls that the driver refuses once, or while a stream captures a graph: no memory is forgotten, and none is lost.
+
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::CudaContext;
+use cudarc::driver::sys::CUstreamCaptureMode;
+use mock_driver::{Code, MockDriver};
+use pinpool::unstable::FenceKind;
+use pinpool::{Backend, Pool, Preset, Request};
+
+use crate::child;
+use crate::fixture::{MIB, begin_capture, builder, end_capture, filled, held, stream_and_memory, tensorflow};
+use crate::valid_stats::valid_stats;
+
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
+const OF_A_CAPTURE: [Code; 2] = [Code(900), Code(901)];
+const BACKENDS: [Backend; 3] = [Backend::Vmm, Backend::Register, Backend::Cuda];
+
+#[test]
+fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
+    child::alone(|| {
+        let driver = MockDriver::load();
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
+        let pool = builder(Backend::Vmm).build().unwrap();
+        let before = driver.counts().registrations;
+        driver.fail("cuMemHostGetDevicePointer_v2", 1, Code::OUT_OF_MEMORY);
+        for byte in 0..20 {
+            filled(&pool, 4096, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+        }
+        assert!(driver.counts().registrations <= before + 1, "events do it from then on");
+        assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![19; 4096]);
+    });
+}
+
+#[test]
+fn a_reserve_does_not_come_on_top_of_granules_that_the_driver_refuses_to_release() {
+    const LIMIT: u64 = 16 << 20;
+    let driver = MockDriver::load();
+    let before = held(&driver).pinned_bytes;
+    let pool = builder(Backend::Vmm).max_bytes(LIMIT).build().unwrap();
+    drop(pool.get(8 * MIB).unwrap());
+    driver.fail_from("cuMemRelease", 1, Code::UNKNOWN);
+    pool.trim(0);
+    let reserved = pool.reserve(LIMIT);
+    assert!(held(&driver).pinned_bytes - before <= LIMIT, "{:?}", held(&driver));
+    let text = reserved.unwrap_err().to_string();
+    assert!(text.contains("cuMemRelease") && text.contains("8388608 B"), "{text}");
+    driver.reset();
+    pool.reserve(LIMIT).unwrap();
+    assert_eq!(held(&driver).pinned_bytes - before, LIMIT, "the driver releases again");
+}
+
+#[test]
+fn a_query_that_a_capture_forbids_loses_no_buffer() {
+    for code in OF_A_CAPTURE {
+        for fence in [FenceKind::Event, FenceKind::Timeline] {
+            let driver = MockDriver::load();
+            let context = CudaContext::new(0).unwrap();
+            let (stream, mut memory) = stream_and_memory(&context, 4096);
+            let pool = builder(Backend::Vmm).background_thread(false).unstable_fence(fence).build().unwrap();
+            let gate = driver.hold(stream.cu_stream());
+            let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
+            driver.fail_from("cuEventQuery", 1, code);
+            driver.fail_from("cuStreamQuery", 1, code);
+            // Longer than the device is trusted to be well without a query.
+            std::thread::sleep(Duration::from_millis(2));
+            pool.maintain();
+            assert!(!copy.is_complete().unwrap());
+            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0), "{code:?} {fence:?}");
+            driver.reset();
+            drop(gate);
+            driver.fail("cuEventSynchronize", 1, code);
+            copy.wait().unwrap();
+            pool.maintain();
+            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{code:?} {fence:?}");
+        }
+    }
+}
+
+#[test]
+fn a_release_that_a_capture_forbids_keeps_the_memory_and_is_made_later() {
+    let calls = [
+        (Backend::Vmm, "cuMemUnmap"),
+        (Backend::Vmm, "cuMemRelease"),
+        (Backend::Register, "cuMemHostUnregister"),
+        (Backend::Cuda, "cuMemFreeHost"),
+    ];
+    for (backend, call) in calls {
+        for code in OF_A_CAPTURE {
+            let driver = MockDriver::load();
+            let before = held(&driver);
+            let pool = builder(backend.clone()).background_thread(false).build().unwrap();
+            drop(pool.get(3 * MIB).unwrap());
+            driver.fail(call, 1, code);
+            pool.trim(0);
+            assert_eq!(pool.stats().memory.quarantined, 0);
+            drop(pool.get(3 * MIB).unwrap());
+            pool.trim(0);
+            assert_eq!(pool.stats().memory.held_bytes, 0, "{call} {code:?}");
+            drop(pool);
+            assert_eq!(held(&driver), before, "{call} {code:?}");
+        }
+    }
+}
+
+#[test]
+fn a_pool_of_each_back_end_grows_copies_and_releases_beside_a_capture_and_spoils_none() {
+    for backend in BACKENDS {
+        for mode in [
+            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+        ] {
+            let driver = MockDriver::load();
+            let context = CudaContext::new(0).unwrap();
+            let (captured, _unused) = stream_and_memory(&context, 1);
+            let (stream, mut memory) = stream_and_memory(&context, 4096);
+            let before = held(&driver);
+            begin_capture(&captured, mode);
+            let pool = builder(backend.clone()).build().unwrap();
+            pool.reserve(1 << 20).unwrap();
+            filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+            let mut kept = filled(&pool, 4096, 2);
+            kept.copy_range_to(0..4096, &stream, &mut memory).unwrap().wait().unwrap();
+            drop(kept);
+            drop(pool.get(8 * MIB).unwrap());
+            pool.maintain();
+            pool.trim(0);
+            pool.clear();
+            drop(pool);
+            assert_eq!(end_capture(&captured), Ok(()), "{} {mode:?}", backend.name());
+            assert_eq!(driver.counts().invalidated_captures, 0, "{} {mode:?}", backend.name());
+            assert_eq!(held(&driver), before, "{} {mode:?}", backend.name());
+            assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![2; 4096]);
+        }
+    }
+}
+
+#[test]
+fn a_growth_that_a_capture_forbids_is_made_later() {
+    let calls = [
+        (Backend::Vmm, "cuMemCreate"),
+        (Backend::Vmm, "cuMemMap"),
+        (Backend::Vmm, "cuMemSetAccess"),
+        (Backend::Register, "cuMemHostRegister_v2"),
+        (Backend::Cuda, "cuMemHostAlloc"),
+    ];
+    for (backend, call) in calls {
+        for code in OF_A_CAPTURE {
+            let driver = MockDriver::load();
+            let before = held(&driver);
+            let pool = builder(backend.clone()).wait(Duration::from_secs(60)).build().unwrap();
+            // Each is the answer to one attempt.
+            (1..=4).for_each(|nth| driver.fail(call, nth, code));
+            let buf = pool.get(MIB).unwrap();
+            let stats = pool.stats();
+            assert_eq!(
+                (stats.memory.quarantined, stats.requests.failed, stats.memory.in_use),
+                (0, 0, 1),
+                "{call} {code:?}"
+            );
+            drop((buf, pool));
+            assert_eq!(held(&driver), before, "{call} {code:?}");
+        }
+    }
+}
+
+#[test]
+fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
+    for (fence, call) in [(FenceKind::Event, "cuEventQuery"), (FenceKind::Timeline, "cuStreamQuery")] {
+        let driver = MockDriver::load();
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
+        let pool = builder(Backend::Vmm).unstable_fence(fence).build().unwrap();
+        let gate = driver.hold(stream.cu_stream());
+        let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
+        drop(copy);
+        // The first look begins the time for which the device is trusted to be well without a query.
+        pool.maintain();
+        thread::sleep(Duration::from_millis(2));
+        driver.fail(call, 1, Code::INVALID_CONTEXT);
+        thread::scope(|scope| {
+            scope.spawn(|| pool.maintain());
+        });
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0), "{call}");
+        assert!(driver.calls(call) >= 2, "{call} was not asked again");
+        drop(gate);
+        stream.synchronize().unwrap();
+        pool.maintain();
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{call}");
+    }
+}
+
+#[test]
+fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
+    let ask_again: [fn(&Pool); 2] = [|pool| pool.trim(0), Pool::maintain];
+    // A small block begins anywhere in a page of the driver's.
+    for (len, code) in [4096, 3 * MIB].into_iter().flat_map(|len| [1, 2, 201, 999].map(|code| (len, Code(code)))) {
+        for ask_again in ask_again {
+            let driver = MockDriver::load();
+            let before = held(&driver);
+            let pool = tensorflow().max_bytes(4 << 20).build().unwrap();
+            drop(pool.get(len).unwrap());
+            driver.fail("cuMemFreeHost", 1, code);
+            pool.trim(0);
+            let stuck_bytes = held(&driver).pinned_bytes - before.pinned_bytes;
+            assert_eq!(
+                (pool.stats().memory.quarantined_bytes, pool.stats().memory.held_bytes),
+                (stuck_bytes, stuck_bytes),
+                "{code:?}"
+            );
+            ask_again(&pool);
+            assert_eq!(
+                (pool.stats().memory.quarantined_bytes, pool.stats().memory.held_bytes),
+                (0, 0),
+                "{len} {code:?}"
+            );
+            assert_eq!(held(&driver), before);
+            drop(pool.get(4 * MIB - 4096).expect("under the same limit"));
+            valid_stats(&pool);
+            drop(pool);
+            assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+        }
+    }
+}
+
+const PINS: [(Backend, &str); 3] =
+    [(Backend::Vmm, "cuMemCreate"), (Backend::Register, "cuMemHostRegister_v2"), (Backend::Cuda, "cuMemHostAlloc")];
+
+#[test]
+fn a_refusal_while_nothing_is_held_fails_at_once() {
+    child::alone(|| {
+        let (driver, runtime) = (MockDriver::load(), tokio::runtime::Builder::new_current_thread().build().unwrap());
+        for (backend, call) in PINS {
+            for code in [Code::INVALID_VALUE, Code::OUT_OF_MEMORY] {
+                for preset in [Preset::Adaptive, Preset::TensorFlow] {
+                    driver.reset();
+                    let pool = builder(backend.clone()).preset(preset).wait(Duration::from_secs(60)).build();
+                    // Not under this preset.
+                    let Ok(pool) = pool else { continue };
+                    let before = driver.calls(call);
+                    driver.fail_from(call, 1, code);
+                    let error = pool.get(40 * MIB).unwrap_err();
+                    let task = runtime.block_on(pool.get_async(40 * MIB)).unwrap_err();
+                    assert!(error.is_backend() && task.is_backend(), "{error}");
+                    let (calls, stats) = (driver.calls(call) - before, pool.stats());
+                    assert!(calls <= 100, "{call} {code:?}: {calls} calls");
+                    assert_eq!((stats.requests.timeouts, stats.requests.failed), (0, 2), "{call} {code:?}");
+                    assert_eq!(pool.diagnose().cause.name(), "memory_refused");
+                }
+            }
+        }
+        driver.reset();
+    });
+}
+
+#[test]
+fn a_refused_call_is_repeated_ever_less_often_and_never_if_it_is_invalid() {
+    child::alone(|| {
+        let driver = MockDriver::load();
+        for (backend, call) in PINS {
+            for (code, most) in [(Code::INVALID_VALUE, 0), (Code::OUT_OF_MEMORY, 8)] {
+                driver.reset();
+                let pool = builder(backend.clone()).wait(Duration::from_millis(600)).build().unwrap();
+                let held = pool.get(MIB).unwrap();
+                driver.fail_from(call, 1, code);
+                let before = driver.calls(call);
+                let at_once = pool.get_with(Request::new(40 * MIB).timeout(Duration::ZERO)).unwrap_err();
+                let of_one = driver.calls(call) - before;
+                assert!(at_once.is_backend() && of_one > 0);
+                assert!(pool.get(40 * MIB).unwrap_err().is_backend());
+                // The first attempt, and then after 5, 10, 20, ... ms.
+                let repeated = driver.calls(call) - before - 2 * of_one;
+                assert!(repeated <= most * of_one, "{call} {code:?}: {repeated} calls");
+                assert_eq!(pool.stats().requests.timeouts, 1, "{call} {code:?}");
+                drop(held);
+            }
+        }
+        driver.reset();
+    });
+}
+
+#[test]
+fn a_return_serves_a_request_that_the_driver_refuses() {
+    let driver = MockDriver::load();
+    for (backend, call) in PINS {
+        let pool = builder(backend).wait(Duration::from_secs(60)).build().unwrap();
+        let mut held = vec![pool.get(8 * MIB).unwrap()];
+        driver.fail_from(call, 1, Code::INVALID_VALUE);
+        held.extend(std::iter::from_fn(|| pool.get_with(Request::new(8 * MIB).timeout(Duration::ZERO)).ok()));
+        let waiting = thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.get(6 * MIB).map(drop));
+            while pool.stats().requests.waiting == 0 && !waiting.is_finished() {
+                thread::yield_now();
+            }
+            drop(held);
+            waiting.join().unwrap()
+        });
+        waiting.unwrap();
+        driver.reset();
+    }
+}
+
+#[test]
+fn what_the_driver_refuses_is_not_blamed_on_the_limit() {
+    child::alone(|| {
+        let driver = MockDriver::load();
+        for (backend, _) in PINS {
+            driver.limit_pinned(held(&driver).pinned_bytes + (64 << 20));
+            let pool = builder(backend).max_bytes(4 << 30).wait(Duration::from_secs(60)).build().unwrap();
+            let error = pool.get(300 * MIB).unwrap_err();
+            let why = pool.diagnose();
+            assert_eq!((why.cause.name(), why.is_alarm), ("memory_refused", true), "{why}");
+            let text = why.to_string();
+            assert!(!text.contains("export ") && !text.contains("raise PINPOOL_MAX_BYTES"), "{text}");
+            assert!(error.report().contains(why.advice.as_deref().unwrap()), "{}", error.report());
+            driver.reset();
+        }
+    });
+}

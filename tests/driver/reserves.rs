@@ -1,0 +1,101 @@
+//! Reserves of `vmm`: where the driver registers no memory, as under confidential computing.
+
+use mock_driver::{Code, MockDriver};
+use pinpool::Backend;
+
+use crate::fixture::{MIB, builder, filled, held};
+use crate::valid_stats::valid_stats;
+
+const REGISTERS: i32 = 99;
+
+#[test]
+fn a_reserve_is_made_of_granules_where_registering_is_not_supported() {
+    let driver = MockDriver::load();
+    let before = held(&driver);
+    driver.fail_from("cuMemHostRegister_v2", 1, Code::NOT_SUPPORTED);
+    let pool = builder(Backend::Vmm).reserve_bytes(16 << 20).build().unwrap();
+    let now = held(&driver);
+    assert_eq!((now.registrations, now.granules - before.granules), (before.registrations, 8));
+    assert_eq!(now.pinned_bytes - before.pinned_bytes, pool.stats().memory.held_bytes);
+    assert_eq!((pool.stats().memory.reserve_bytes, pool.stats().memory.held_bytes), (16 << 20, 16 << 20));
+    // All of it serves buffers and none of it is released before the end.
+    let created = driver.calls("cuMemCreate");
+    let bufs = [1, 7, 8].map(|mib| filled(&pool, mib * MIB, u8::try_from(mib).unwrap()));
+    assert_eq!(driver.calls("cuMemCreate"), created);
+    drop(bufs);
+    pool.clear();
+    pool.trim(0);
+    assert_eq!(pool.stats().memory.held_bytes, 16 << 20);
+    valid_stats(&pool);
+    // The driver is asked once: pages are not touched again for a call that is then refused.
+    let registered = driver.calls("cuMemHostRegister_v2");
+    pool.reserve(4 << 20).unwrap();
+    assert_eq!((driver.calls("cuMemHostRegister_v2"), pool.stats().memory.reserve_bytes), (registered, 20 << 20));
+    drop(pool);
+    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+}
+
+#[test]
+fn a_device_that_says_that_it_registers_nothing_is_not_asked() {
+    let driver = MockDriver::load();
+    driver.set_attribute(REGISTERS, 0);
+    let pool = builder(Backend::Vmm).reserve_bytes(4 << 20).build().unwrap();
+    assert_eq!((pool.stats().memory.reserve_bytes, driver.calls("cuMemHostRegister_v2")), (4 << 20, 0));
+    driver.set_attribute(REGISTERS, 1);
+}
+
+#[test]
+fn a_reserve_of_granules_never_passes_the_limit() {
+    let driver = MockDriver::load();
+    let pool = builder(Backend::Vmm).max_bytes(11 << 20).build().unwrap();
+    let before = held(&driver);
+    driver.fail_from("cuMemHostRegister_v2", 1, Code::NOT_SUPPORTED);
+    // Whole pages would fit, whole granules do not.
+    let error = pool.reserve((11 << 20) - 4096).unwrap_err();
+    let text = error.to_string();
+    assert!(error.is_backend() && text.contains("registers no memory") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
+    assert_eq!(held(&driver), before);
+    pool.reserve(8 << 20).unwrap();
+    assert_eq!(held(&driver).pinned_bytes - before.pinned_bytes, 8 << 20);
+    valid_stats(&pool);
+}
+
+#[test]
+fn a_long_reserve_is_registered_in_slices() {
+    for backend in [Backend::Register, Backend::Vmm] {
+        let driver = MockDriver::load();
+        let before = held(&driver);
+        let registered = driver.calls("cuMemHostRegister_v2");
+        let pool = builder(backend).reserve_bytes(272 << 20).build().unwrap();
+        assert_eq!(
+            (driver.calls("cuMemHostRegister_v2") - registered, pool.stats().memory.reserve_bytes),
+            (3, 272 << 20)
+        );
+        assert_eq!(held(&driver).pinned_bytes - before.pinned_bytes, 272 << 20);
+        let allocs = pool.stats().memory.pin.count;
+        drop([120, 120, 16].map(|mib| pool.get(mib * MIB).unwrap()));
+        assert_eq!(pool.stats().memory.pin.count, allocs);
+        drop(pool);
+        assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+    }
+}
+
+#[test]
+fn a_reserve_ends_with_the_slices_that_the_driver_takes() {
+    let driver = MockDriver::load();
+    let before = held(&driver);
+    driver.fail_from("cuMemHostRegister_v2", 2, Code::OUT_OF_MEMORY);
+    let pool = builder(Backend::Register).max_bytes(1 << 30).reserve_bytes(272 << 20).build().unwrap();
+    let stats = valid_stats(&pool);
+    assert!([16 << 20, 128 << 20].contains(&stats.memory.reserve_bytes), "{stats}");
+    assert_eq!(held(&driver).pinned_bytes - before.pinned_bytes, stats.memory.held_bytes);
+    driver.reset();
+    pool.reserve(32 << 20).unwrap();
+    assert_eq!(
+        pool.stats().memory.reserve_bytes,
+        stats.memory.reserve_bytes + (32 << 20),
+        "what was not pinned is claimed no more"
+    );
+    drop(pool);
+    assert_eq!(held(&driver), before);
+}

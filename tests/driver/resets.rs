@@ -1,0 +1,103 @@
+//! A reset of the device while pools have copies under way: its context ends with its events, streams and memory, and the next
+//! one has its handle, as on a device. The mock driver ends the process at the use of an event that is gone.
+#![allow(unsafe_code)] // Resets the device.
+
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, sys};
+use mock_driver::{Deviation, MockDriver};
+use pinpool::Backend;
+use pinpool::unstable::FenceKind;
+
+use crate::child::alone;
+use crate::fixture::{MIB, builder, filled, stream_and_memory};
+use crate::valid_stats::valid_stats;
+
+const AS_ON_A_DEVICE: &[Deviation] = &[Deviation::RecurringHandles, Deviation::ResetUnmaps, Deviation::DeadEventAborts];
+
+fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
+    let driver = MockDriver::load();
+    driver.set_deviations(AS_ON_A_DEVICE);
+    let context = CudaContext::new(0).unwrap();
+    let pool = builder(backend.clone()).unstable_fence(fence).build().unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, MIB);
+    // Its event is kept for the next copy.
+    filled(&pool, MIB, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+    pool.maintain();
+    let held = pool.get(2 * MIB).unwrap();
+    drop([2, 3].map(|mib| pool.get(mib * MIB).unwrap()));
+    let gate = driver.hold(stream.cu_stream());
+    let under_way = filled(&pool, MIB, 2).copy_to(&stream, &mut memory).unwrap();
+    let old_handle = context.cu_ctx();
+    // SAFETY: nothing of the old context is used from here on: the program would be wrong without a pool, too.
+    unsafe { sys::cuDevicePrimaryCtxReset_v2(0) }.result().unwrap();
+    std::mem::forget((stream, memory, context));
+
+    let context = CudaContext::new(0).unwrap();
+    assert_eq!(context.cu_ctx(), old_handle, "the handle comes again");
+    drop(gate);
+    assert!(under_way.wait().unwrap_err().is_device(), "the end of a copy is unknown after its event is gone");
+    pool.maintain();
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 1));
+    // Two were idle, and what the first of them uses is free for others.
+    for len in [2 * MIB, 3 * MIB, 20 * MIB] {
+        let error = pool.get(len).unwrap_err();
+        let text = error.to_string();
+        assert!(error.is_backend() && text.contains("was reset") && text.contains("Build a new pool"), "{text}");
+    }
+    drop(held);
+    assert_eq!(pool.stats().memory.idle, 0, "what comes back after the reset is not kept");
+    valid_stats(&pool);
+
+    let pool = builder(backend.clone()).unstable_fence(fence).build().unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, MIB);
+    for byte in 3..8 {
+        filled(&pool, MIB, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+        assert!(stream.clone_dtoh(&memory).unwrap().iter().all(|&arrived| arrived == byte));
+    }
+    assert_eq!((pool.stats().memory.quarantined, driver.wrong_uses()), (0, Vec::new()));
+}
+
+#[test]
+fn no_event_timeline_or_memory_of_a_context_that_was_reset_is_used_again() {
+    alone(|| {
+        for (backend, fence) in [
+            (Backend::Vmm, FenceKind::Event),
+            (Backend::Vmm, FenceKind::Timeline),
+            (Backend::Register, FenceKind::Event),
+            (Backend::Cuda, FenceKind::Event),
+        ] {
+            reset_under_a_pool(backend, fence);
+        }
+    });
+}
+
+#[test]
+fn gets_that_wait_in_line_at_a_reset_fail_before_their_wait_is_over() {
+    alone(|| {
+        let driver = MockDriver::load();
+        driver.set_deviations(AS_ON_A_DEVICE);
+        let context = CudaContext::new(0).unwrap();
+        let pool = builder(Backend::Vmm)
+            .max_bytes(4 << 20)
+            .wait(Duration::from_secs(60))
+            .background_thread(true)
+            .build()
+            .unwrap();
+        let held = pool.get(4 * MIB).unwrap();
+        let (first, second) = (pool.clone(), pool.clone());
+        let waiting = [first, second].map(|pool| std::thread::spawn(move || pool.get(4 * MIB).map(drop)));
+        while pool.stats().requests.waiting < 2 {
+            std::thread::yield_now();
+        }
+        // SAFETY: nothing of the old context is used from here on.
+        unsafe { sys::cuDevicePrimaryCtxReset_v2(0) }.result().unwrap();
+        std::mem::forget(context);
+        for get in waiting {
+            let error = get.join().unwrap().unwrap_err();
+            assert!(error.to_string().contains("was reset"), "{error}");
+        }
+        assert_eq!(pool.stats().requests.timeouts, 0, "none waits for what no put can bring");
+        drop(held);
+    });
+}

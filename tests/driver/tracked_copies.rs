@@ -1,0 +1,221 @@
+//! The natural lines that start a copy are tracked: a buffer dropped under any of them is not reused before the copy completes.
+#![allow(unsafe_code)] // Copies from a slice that the pool does not track.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use mock_driver::MockDriver;
+use pinpool::{PinnedBuf, Pool};
+
+use crate::fixture::{ends_only_after, filled, tensorflow, usual_streams};
+
+const LEN: usize = 64 << 10;
+const ELEMENTS: usize = LEN / 4;
+
+/// One way to start a copy. The buffer is dropped when it returns.
+type Line<M> = (&'static str, fn(&Arc<CudaStream>, PinnedBuf, &mut M));
+
+struct DeviceMem {
+    bytes: CudaSlice<u8>,
+    floats: CudaSlice<f32>,
+}
+
+impl DeviceMem {
+    fn on(stream: &Arc<CudaStream>) -> Self {
+        let memory = Self { bytes: stream.alloc_zeros(LEN).unwrap(), floats: stream.alloc_zeros(ELEMENTS).unwrap() };
+        stream.synchronize().unwrap();
+        memory
+    }
+}
+
+fn start() -> (MockDriver, Pool, Arc<CudaStream>, DeviceMem) {
+    let driver = MockDriver::load();
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let memory = DeviceMem::on(&stream);
+    (driver, tensorflow().build().unwrap(), stream, memory)
+}
+
+fn pattern(seed: usize) -> Vec<u8> {
+    // No byte pattern of a NaN: floats are compared below.
+    (0..LEN).map(|index| u8::try_from((index * 7 + seed) % 64).unwrap()).collect()
+}
+
+/// Drops a buffer under the copy of `line`, takes the next one and fills it, and lets the copy run only then.
+fn under_a_held_copy<M>(
+    driver: &MockDriver,
+    (pool, stream, memory): (&Pool, &Arc<CudaStream>, &mut M),
+    (name, line): Line<M>,
+    seed: usize,
+) {
+    let mut buf = pool.get(LEN).unwrap();
+    buf.wait_slice_mut().unwrap().copy_from_slice(&pattern(seed));
+    let id = buf.id();
+    let gate = driver.hold_all();
+    line(stream, buf, memory);
+    pool.maintain();
+    assert_eq!(pool.stats().copies.in_flight, 1, "{name}");
+    let mut next = pool.get(LEN).unwrap();
+    assert_ne!(next.id(), id, "{name}: reused under the copy");
+    next.wait_slice_mut().unwrap().copy_from_slice(&pattern(seed + 1));
+    drop(gate);
+    stream.synchronize().unwrap();
+    assert_eq!(*next.wait_slice().unwrap(), pattern(seed + 1), "{name}: written over by the copy");
+    pool.maintain();
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{name}");
+    assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.id()), id, "{name}: back in the pool");
+}
+
+#[test]
+fn a_buffer_dropped_under_a_copy_to_the_device_arrives_whole_and_is_reused_only_then() {
+    let (driver, pool, stream, mut memory) = start();
+    let to_bytes: [Line<DeviceMem>; 5] = [
+        ("memcpy_htod(&buf)", |stream, buf, memory| stream.memcpy_htod(&buf, &mut memory.bytes).unwrap()),
+        ("memcpy_htod(&buf.slice(..))", |stream, buf, memory| {
+            stream.memcpy_htod(&buf.slice(..).unwrap(), &mut memory.bytes).unwrap();
+        }),
+        ("memcpy_htod of a slice that was taken for writing", |stream, mut buf, memory| {
+            stream.memcpy_htod(&buf.slice_mut(..LEN).unwrap(), &mut memory.bytes).unwrap();
+        }),
+        ("copy_range_to", |stream, mut buf, memory| {
+            buf.copy_range_to(0..LEN, stream, &mut memory.bytes).unwrap();
+        }),
+        ("copy_to", |stream, buf, memory| {
+            buf.copy_to(stream, &mut memory.bytes).unwrap();
+        }),
+    ];
+    for stream in usual_streams(stream.context()) {
+        let mut memory = DeviceMem::on(&stream);
+        for (seed, line) in (0..).zip(to_bytes) {
+            under_a_held_copy(&driver, (&pool, &stream, &mut memory), line, seed);
+            assert_eq!(stream.clone_dtoh(&memory.bytes).unwrap(), pattern(seed), "{}", line.0);
+        }
+    }
+    let to_floats: [Line<DeviceMem>; 3] = [
+        ("memcpy_htod(&buf.elements::<f32>())", |stream, buf, memory| {
+            stream.memcpy_htod(&buf.elements::<f32>().unwrap(), &mut memory.floats).unwrap();
+        }),
+        ("memcpy_htod of some elements", |stream, buf, memory| {
+            let elements = buf.elements::<f32>().unwrap().slice(..ELEMENTS).unwrap();
+            stream.memcpy_htod(&elements, &mut memory.floats.slice_mut(..)).unwrap();
+        }),
+        ("copy_to a slice of f32", |stream, buf, memory| {
+            buf.copy_to(stream, &mut memory.floats).unwrap();
+        }),
+    ];
+    for (seed, line) in (20..).zip(to_floats) {
+        under_a_held_copy(&driver, (&pool, &stream, &mut memory), line, seed);
+        let found = stream.clone_dtoh(&memory.floats).unwrap();
+        assert_eq!(bytemuck::cast_slice::<f32, u8>(&found), pattern(seed), "{}", line.0);
+    }
+    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn a_buffer_dropped_under_a_copy_from_the_device_is_not_written_to_in_its_next_use() {
+    let (driver, pool, stream, mut memory) = start();
+    let lines: [Line<DeviceMem>; 5] = [
+        ("memcpy_dtoh(&mut buf)", |stream, mut buf, memory| stream.memcpy_dtoh(&memory.bytes, &mut buf).unwrap()),
+        ("memcpy_dtoh(&mut buf.slice_mut(..))", |stream, mut buf, memory| {
+            stream.memcpy_dtoh(&memory.bytes, &mut buf.slice_mut(..).unwrap()).unwrap();
+        }),
+        ("memcpy_dtoh of a part", |stream, mut buf, memory| {
+            stream.memcpy_dtoh(&memory.bytes.slice(4..12), &mut buf.slice_mut(LEN - 8..).unwrap()).unwrap();
+        }),
+        ("memcpy_dtoh(&mut buf.elements_mut::<f32>())", |stream, mut buf, memory| {
+            stream.memcpy_dtoh(&memory.floats, &mut buf.elements_mut::<f32>().unwrap()).unwrap();
+        }),
+        ("copy_from", |stream, buf, memory| drop(buf.copy_from(stream, &memory.floats).unwrap())),
+    ];
+    for (seed, line) in (0..).zip(lines) {
+        under_a_held_copy(&driver, (&pool, &stream, &mut memory), line, seed);
+    }
+    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn an_untracked_copy_does_not_keep_its_buffer() {
+    let (driver, pool, stream, mut memory) = start();
+    let buf = pool.get(LEN).unwrap();
+    let id = buf.id();
+    let gate = driver.hold_all();
+    // SAFETY: not kept, to show why: nobody writes to the memory before the copy is over.
+    stream.memcpy_htod(unsafe { buf.wait_slice_untracked() }.unwrap(), &mut memory.bytes).unwrap();
+    drop(buf);
+    assert_eq!(pool.try_get(LEN).unwrap().and_then(|next| next.id()), id, "which is why the call is unsafe");
+    drop(gate);
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn typed_views_carry_their_elements_at_their_offset() {
+    let (_driver, pool, stream, mut memory) = start();
+    let mut buf = pool.get(LEN).unwrap();
+    let values: Vec<f32> = (0..ELEMENTS).map(|index| index as f32).collect();
+    buf.wait_cast_mut::<f32>().unwrap().copy_from_slice(&values);
+    let some = buf.elements::<f32>().unwrap().slice(8..24).unwrap();
+    stream.memcpy_htod(&some, &mut memory.floats).unwrap();
+    let mut back = pool.get(64).unwrap();
+    stream.memcpy_dtoh(&memory.floats.slice(..16), &mut back.elements_mut::<f32>().unwrap()).unwrap();
+    assert_eq!(back.wait_cast::<f32>().unwrap(), &values[8..24]);
+    let error = buf.elements::<f32>().unwrap().slice(1..=ELEMENTS).unwrap_err();
+    assert!(error.is_request() && error.to_string().contains("16384 elements"), "{error}");
+    buf.truncate(LEN - 1);
+    assert!(buf.elements::<f32>().unwrap_err().is_request());
+    assert!(buf.slice(..LEN).unwrap_err().is_request());
+}
+
+#[test]
+fn a_copy_into_a_view_to_read_from_is_an_error_of_cudarcs_next_call() {
+    let (_driver, pool, stream, memory) = start();
+    let buf = pool.get(LEN).unwrap();
+    stream.memcpy_dtoh(&memory.bytes, &mut buf.slice(..).unwrap()).unwrap();
+    let error = stream.synchronize().unwrap_err();
+    assert_eq!(error.0, cudarc::driver::sys::CUresult::CUDA_ERROR_NOT_PERMITTED);
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn a_copy_to_another_stream_waits_for_the_copy_into_the_buffer() {
+    let (driver, pool, down, mut memory) = start();
+    down.memcpy_htod(&vec![7_u8; LEN], &mut memory.bytes).unwrap();
+    down.synchronize().unwrap();
+    let up = down.context().new_stream().unwrap();
+    let mut target: CudaSlice<u8> = up.alloc_zeros(LEN).unwrap();
+    up.synchronize().unwrap();
+    let mut buf = pool.get(LEN).unwrap();
+    buf.wait_slice_mut().unwrap().fill(0);
+    let gate = driver.hold(down.cu_stream());
+    down.memcpy_dtoh(&memory.bytes, &mut buf).unwrap();
+    ends_only_after(&driver, gate, || buf.copy_to(&up, &mut target).unwrap());
+    assert_eq!(up.clone_dtoh(&target).unwrap(), vec![7; LEN]);
+}
+
+#[test]
+fn a_buffer_truncated_to_nothing_is_still_released_behind_the_work_of_others() {
+    let (driver, pool, stream, mut memory) = start();
+    let mut buf = pool.get(LEN).unwrap();
+    let gate = driver.hold(stream.cu_stream());
+    stream.memset_zeros(&mut memory.bytes).unwrap();
+    buf.truncate(0);
+    buf.release_after(&stream).unwrap();
+    assert_eq!(pool.stats().copies.in_flight, 1);
+    drop(gate);
+    stream.synchronize().unwrap();
+    pool.maintain();
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 1));
+}
+
+#[test]
+fn a_copy_into_the_buffer_waits_for_cudarcs_copy_from_it() {
+    let (driver, pool, up, mut memory) = start();
+    let down = up.context().new_stream().unwrap();
+    let source = down.clone_htod(&vec![9_u8; LEN]).unwrap();
+    down.synchronize().unwrap();
+    let buf = filled(&pool, LEN, 1);
+    let gate = driver.hold(up.cu_stream());
+    up.memcpy_htod(&buf, &mut memory.bytes).unwrap();
+    let back = ends_only_after(&driver, gate, || buf.copy_from(&down, &source).unwrap());
+    assert_eq!(up.clone_dtoh(&memory.bytes).unwrap(), vec![1; LEN]);
+    assert_eq!(*back.wait().unwrap().wait_slice().unwrap(), vec![9; LEN]);
+}

@@ -1,0 +1,92 @@
+//! A GPU that is here and not used is a warning with its cause and its remedy, once for a pool.
+
+use log::Level;
+use mock_driver::{Code, MockDriver};
+use pinpool::{Backend, Pool, Preset};
+
+use crate::captured_log::{lines_with_levels, listen};
+use crate::child::alone;
+
+/// The warnings of a pool under `auto`.
+fn warnings() -> Vec<String> {
+    listen();
+    let pool = Pool::builder().without_env().build().unwrap();
+    (1..50).for_each(|len| drop(pool.get(len * 4096).unwrap()));
+    let lines = lines_with_levels().into_iter();
+    lines.filter(|(level, _)| *level == Level::Warn).map(|(_, line)| line).collect()
+}
+
+/// One warning holds all of `parts`.
+fn check_warned(parts: &[&str]) {
+    let warnings = warnings();
+    let of_gpu: Vec<_> = warnings.iter().filter(|line| line.contains("GPU")).collect();
+    let [line] = of_gpu.as_slice() else { panic!("one warning of the GPU: {warnings:?}") };
+    parts.iter().for_each(|part| assert!(line.contains(part), "no {part} in: {line}"));
+}
+
+#[test]
+fn a_driver_that_does_not_start_is_warned_of_with_its_cause() {
+    alone(|| {
+        let driver = MockDriver::load();
+        for (code, parts) in [
+            (34, ["stub", "(34)", "LD_LIBRARY_PATH"]),
+            (803, ["different versions", "(803)", "restart the machine"]),
+            (999, ["CUDA_ERROR_UNKNOWN", "(999)", "nvidia-smi"]),
+        ] {
+            driver.reset();
+            driver.fail_from("cuInit", 1, Code(code));
+            check_warned(&[&["the GPU is not used", "does not start"], &parts[..]].concat());
+        }
+        driver.reset();
+        assert_eq!(warnings(), Vec::<String>::new(), "with the driver there is nothing to warn of");
+    });
+}
+
+#[test]
+fn a_driver_without_a_device_and_a_device_that_is_not_there_are_warned_of() {
+    alone(|| {
+        let driver = MockDriver::load();
+        driver.set_device_count(0);
+        check_warned(&["the GPU is not used", "CUDA_ERROR_NO_DEVICE", "nvidia-smi"]);
+        driver.reset();
+        listen();
+        Pool::builder().without_env().device(3).build().unwrap().stats();
+        let lines = lines_with_levels();
+        let warned = |(level, line): &(Level, String)| {
+            *level == Level::Warn
+                && line.contains("no GPU 3")
+                && line.contains("lists 1 device")
+                && line.contains("PINPOOL_DEVICE")
+        };
+        assert_eq!(lines.iter().filter(|line| warned(line)).count(), 1, "{lines:?}");
+    });
+}
+
+#[test]
+fn a_pool_for_the_gpu_takes_the_best_of_its_back_ends_or_none() {
+    alone(|| {
+        let driver = MockDriver::load();
+        assert!(pinpool::cuda_is_present());
+        let builder = || Pool::builder().without_env().backend(Backend::Gpu);
+        let pool = builder().build().unwrap();
+        let stats = pool.stats();
+        assert_eq!((stats.backend, stats.is_pinned), ("vmm", true));
+        assert!(pool.get(4096).unwrap().is_pinned());
+        assert_eq!(builder().preset(Preset::TensorFlow).build().unwrap().stats().backend, "cuda");
+        driver.fail_from("cuMemCreate", 1, Code::NOT_SUPPORTED);
+        assert_eq!(builder().build().unwrap().stats().backend, "register");
+        for (name, code) in [("cuMemHostRegister_v2", 801), ("cuMemHostAlloc", 304)] {
+            driver.fail_from(name, 1, Code(code));
+        }
+        let error = builder().build().unwrap_err();
+        assert!(error.is_backend(), "{error}");
+        for part in ["`gpu`", "vmm:", "register:", "cuda:", "code 801", "code 304"] {
+            assert!(error.to_string().contains(part), "no {part} in: {error}");
+        }
+        let auto = Pool::builder().without_env().build().unwrap();
+        assert!(!["vmm", "register", "cuda"].contains(&auto.stats().backend), "{}", auto.stats().backend);
+        driver.fail_from("cuInit", 1, Code(999));
+        let error = builder().build().unwrap_err();
+        assert!(error.to_string().contains("does not start") && error.to_string().contains("(999)"), "{error}");
+    });
+}

@@ -1,9 +1,0 @@
-//! The mock driver under unmodified cudarc. One binary, since a process has one driver; tests run one at a time
-//! ([`mock_driver::MockDriver::load`]).
-#![allow(unsafe_code, clippy::cast_possible_truncation)] // Calls functions of C, on 64 bits.
-
-mod environment;
-mod refusals;
-mod sharing;
-mod through_cudarc;
-mod virtual_memory;

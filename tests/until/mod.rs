@@ -1,0 +1,25 @@
+//! Waits for what other threads or processes do.
+#![allow(dead_code)] // Not every test binary needs all of it.
+
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Bounds a hang alone: a machine with other work makes a test late and not fail.
+const HANGS: Duration = Duration::from_secs(300);
+
+/// Waits until `holds`.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < HANGS, "not in {HANGS:?}: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Runs `act` on another thread: a hang is reported, not waited for.
+pub(crate) fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
+    let (done, result) = channel();
+    thread::spawn(move || done.send(act()));
+    result.recv_timeout(HANGS).expect("it hangs, or it panicked")
+}
