@@ -164,7 +164,9 @@ predicates! {
     /// A copy was refused before anything was enqueued.
     is_copy, Copy = Copy;
     /// The device failed: whether a copy completed is unknown.
-    is_device, Device = Device | Capture;
+    is_device, Device = Device;
+    /// The stream is capturing a graph: a copy was refused, or the end of other work is unknown.
+    is_capture, Capture = Capture;
     /// The pool was created before this process was forked.
     is_forked, Forked = Forked;
     /// The pool was closed by [`Pool::close`](crate::Pool::close).
@@ -181,11 +183,6 @@ impl Error {
     /// The driver knows no such stream or event. Implies [`is_request`](Self::is_request).
     pub fn is_handle(&self) -> bool {
         matches!(*self.0, ErrorKind::Handle { .. })
-    }
-
-    /// The stream is capturing a graph, so the end of the work is unknown. Implies [`is_device`](Self::is_device).
-    pub fn is_capture(&self) -> bool {
-        matches!(*self.0, ErrorKind::Capture)
     }
 
     /// Bytes of the request that failed; `None` if the error is not about the size of a request.
