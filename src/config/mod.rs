@@ -56,6 +56,12 @@ pub enum Limit {
     Unlimited,
 }
 
+impl Limit {
+    pub(crate) fn bytes(self) -> Option<u64> {
+        if let Self::Bytes(bytes) = self { Some(bytes) } else { None }
+    }
+}
+
 impl From<u64> for Limit {
     fn from(bytes: u64) -> Self {
         Self::Bytes(bytes)
