@@ -164,7 +164,7 @@ impl PinnedBuf {
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing writes to the memory, nor does it
         // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { target.enqueue(stream, source.as_ptr(), len) };
+        let enqueue = |()| unsafe { target.enqueue_with(stream, source.as_ptr(), len, block.fence_kind()) };
         self.track(checked.and_then(enqueue), CopyFences::record)
     }
 
@@ -281,14 +281,12 @@ impl PinnedBuf {
     fn record_work(&mut self, handle: usize, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
         block.check_process()?;
-        let marked = mark();
+        let (id, marked) = (copy::cuda::work_id(handle), mark());
         let fences = &mut block.state_mut().copy_fences;
         fences.forget_completed();
-        // A default handle may name another stream the next time, and a graph may be launched again.
-        let is_final = |error: &Error| error.is_capture() || copy::cuda::is_default(handle);
         match marked {
             Ok(fence) => {
-                fences.forget_unfenced(handle);
+                fences.forget_unfenced(id);
                 fence.into_iter().for_each(|fence| fences.record_write(fence));
                 Ok(())
             }
@@ -296,10 +294,11 @@ impl PinnedBuf {
             Err(error) if error.is_unavailable() => Err(error),
             Err(error) => {
                 let failed: SharedFence = std::sync::Arc::new(copy::UnknownEnd(error.to_string()));
-                if is_final(&error) {
+                if error.is_capture() {
+                    // The graph may be launched again.
                     fences.record_write(failed)
                 } else {
-                    fences.record_unfenced(handle, failed)
+                    fences.record_unfenced(id, failed)
                 }
                 Err(error)
             }

@@ -90,6 +90,8 @@ pub enum OnFull {
 pub struct CodeSettings {
     /// Whether the maintenance thread maintains the pool; `None` for yes.
     pub background_thread: Option<bool>,
+    /// The caller maintains the pool as that thread does, so requests do not.
+    pub maintained_by_caller: bool,
     /// The call stack of one request in this many is kept; 0 for none.
     pub call_stacks: u64,
     /// How the pool learns that a copy has completed.

@@ -27,6 +27,8 @@ impl Code {
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
+    /// The legacy default stream is ordered with a stream that captures.
+    pub(crate) const CAPTURE_IMPLICIT: Self = Self(906);
 
     /// The result of a call.
     pub(crate) fn check(result: c_int) -> Result<(), Self> {
@@ -91,7 +93,9 @@ impl Failed {
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(call, code) = self;
-        write!(f, "{call} failed: {code} (code {})", code.number())
+        write!(f, "{call} failed: {code} (code {})", code.number())?;
+        let in_capture = "; another stream captures a graph: use the default stream once that capture has ended";
+        if *code == Code::CAPTURE_IMPLICIT { f.write_str(in_capture) } else { Ok(()) }
     }
 }
 

@@ -7,11 +7,12 @@ use std::thread;
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
 use mock_driver::{Code, Deviation, MockDriver};
+use pinpool::unstable::FenceKind;
 use pinpool::{Backend, Completion, Pool};
 
 use crate::child::alone;
 use crate::driver_facts;
-use crate::fixture::{MIB, begin_capture, end_capture, filled, start, stream_and_memory};
+use crate::fixture::{MIB, begin_capture, end_capture, filled, start, stream_and_memory, tensorflow};
 use crate::valid_stats::valid_stats;
 
 #[test]
@@ -143,6 +144,39 @@ fn a_copy_without_a_fence_on_a_slow_stream_is_quarantined_until_the_device_answe
     pool.maintain();
     let stats = valid_stats(&pool);
     assert_eq!((stats.copies.in_flight, stats.memory.quarantined_bytes), (0, 0));
+}
+
+#[test]
+fn a_copy_without_a_fence_beside_a_capture_is_not_waited_for_again() {
+    let (driver, context, pool) = start();
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
+    let (captured, _unused) = stream_and_memory(&context, 1);
+    let gate = driver.hold(stream.cu_stream());
+    begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    let copy = copy_without_a_fence(&driver, &pool, &stream, &mut memory);
+    while driver.calls("cuCtxSynchronize") == 0 {
+        pool.maintain();
+        thread::yield_now();
+    }
+    assert!(copy.wait().unwrap_err().is_device());
+    let waits = driver.calls("cuCtxSynchronize");
+    for _ in 0..3 {
+        assert!(copy.wait().unwrap_err().is_device());
+        pool.maintain();
+        assert_eq!((driver.calls("cuCtxSynchronize"), pool.stats().memory.quarantined), (waits, 1));
+    }
+    end_capture(&captured).unwrap_err();
+    drop(gate);
+    driver.reset();
+}
+
+#[test]
+fn the_kind_of_a_fence_holds_for_copies_of_parts() {
+    let (driver, context, _) = start();
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
+    let pool = tensorflow().unstable_fence(FenceKind::Event).build().unwrap();
+    filled(&pool, 4096, 1).copy_range_to(0..4096, &stream, &mut memory).unwrap().wait().unwrap();
+    assert_eq!(driver.calls("cuStreamWriteValue32_v2"), 0);
 }
 
 #[test]
