@@ -76,7 +76,7 @@ pub mod source {
     pub use crate::error::Retry;
 }
 
-pub use backend::Backend;
+pub use backend::{Backend, PinnedBy};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, PinnedBuf, PinnedSlice};
