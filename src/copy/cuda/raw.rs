@@ -44,8 +44,8 @@ pub struct RawStream {
 }
 
 impl RawStream {
-    /// The stream with this handle, of the driver or the runtime. Null and the other default-stream handles refer to the
-    /// context that is current on the thread that uses this.
+    /// The stream with this handle, of the driver or the runtime. Null and the other default-stream handles refer to the thread that uses
+    /// this, and to its current context.
     ///
     /// # Safety
     ///
