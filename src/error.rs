@@ -164,7 +164,9 @@ predicates! {
     /// A copy was refused before anything was enqueued.
     is_copy, Copy = Copy;
     /// The device failed: whether a copy completed is unknown.
-    is_device, Device = Device | Capture;
+    is_device, Device = Device;
+    /// The stream is capturing a graph: a copy was refused, or the end of other work is unknown.
+    is_capture, Capture = Capture;
     /// The pool was created before this process was forked.
     is_forked, Forked = Forked;
     /// The pool was closed by [`Pool::close`](crate::Pool::close).
@@ -181,11 +183,6 @@ impl Error {
     /// The driver knows no such stream or event. Implies [`is_request`](Self::is_request).
     pub fn is_handle(&self) -> bool {
         matches!(*self.0, ErrorKind::Handle { .. })
-    }
-
-    /// The stream is capturing a graph, so the end of the work is unknown. Implies [`is_device`](Self::is_device).
-    pub fn is_capture(&self) -> bool {
-        matches!(*self.0, ErrorKind::Capture)
     }
 
     /// Bytes of the request that failed; `None` if the error is not about the size of a request.
@@ -273,9 +270,9 @@ pub struct SourceError {
     pub(crate) retry: Retry,
 }
 
-/// When the same call may succeed.
+/// When a refused call may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Retry {
+pub enum Retry {
     /// As soon as another call or a stream capture ends.
     Soon,
     /// When memory or a quota is free again.
@@ -297,18 +294,16 @@ impl SourceError {
         Self { code, ..Self::new(call, error.kind().to_string()) }
     }
 
-    /// Adds the error number of the driver or the kernel. A call that failed with 1 (invalid value, not permitted) is not repeated.
+    /// Adds the error number of the driver or the kernel.
     #[must_use]
-    pub fn with_code(mut self, code: i64) -> Self {
-        self.code = Some(code);
-        self.retry = match code {
-            // `CUDA_ERROR_INVALID_VALUE`, `EPERM`.
-            1 => Retry::Never,
-            // Errors of a stream capture.
-            900 | 901 => Retry::Soon,
-            _ => Retry::Later,
-        };
-        self
+    pub fn with_code(self, code: i64) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// Says when the same call may succeed; [`Retry::Later`] if this is not called.
+    #[must_use]
+    pub fn with_retry(self, retry: Retry) -> Self {
+        Self { retry, ..self }
     }
 
     /// Adds the likely cause and what to change.

@@ -73,6 +73,7 @@ pub mod unstable;
 /// Custom memory for [`Backend::Source`]: implement [`Source`](source::Source), and test it with the crate `pinpool-testing`.
 pub mod source {
     pub use crate::backend::{PAGE_BYTES, Region, Source};
+    pub use crate::error::Retry;
 }
 
 pub use backend::Backend;

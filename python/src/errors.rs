@@ -37,7 +37,7 @@ pub(crate) fn with_text(error: &Error, text: impl PyErrArguments + 'static) -> P
         () if error.is_request() || error.is_copy() => python::RequestError::new_err(text),
         () if error.is_setting() => python::SettingError::new_err(text),
         () if error.is_forked() => python::ForkError::new_err(text),
-        () if error.is_device() => python::DeviceError::new_err(text),
+        () if error.is_device() || error.is_capture() => python::DeviceError::new_err(text),
         () => python::PinpoolError::new_err(text),
     }
 }

@@ -46,7 +46,7 @@ pub enum Backend {
     Mlock,
     /// Ordinary pageable memory.
     Heap,
-    /// A custom source, or a wrapper around another source.
+    /// A custom source. It acquires and releases whole regions; a wrapper around another source does not inherit its virtual memory.
     Source(Arc<dyn Source>),
 }
 

@@ -68,8 +68,8 @@ fn lock_error(call: &'static str, error: &SourceError, len_bytes: usize) -> Sour
     let what = format!(
         "{len_bytes} B refused, RLIMIT_MEMLOCK is {limit_bytes} B for all locked memory of this process{so_far}"
     );
-    let refused = SourceError::new(call, what).with_code(error.code().unwrap_or_default()).with_remedy(limits::LOCKED);
-    SourceError { retry: Retry::Never, ..refused }
+    let refused = SourceError::new(call, what).with_code(error.code().unwrap_or_default());
+    refused.with_remedy(limits::LOCKED).with_retry(Retry::Never)
 }
 
 pub(super) fn unlock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceError> {

@@ -149,7 +149,7 @@ impl RegisterSource {
                 let what = "another thread is registering memory, and the driver registers for one at a time";
                 let remedy = "wait longer (PINPOOL_WAIT), or register memory before it is needed (PINPOOL_RESERVE)";
                 let refused = SourceError::new("cuMemHostRegister", what).with_remedy(remedy);
-                return Err(SourceError { retry: Retry::Soon, ..refused });
+                return Err(refused.with_retry(Retry::Soon));
             }
             state = match until {
                 Some(until) => self.registered.wait_until(state, until).0,

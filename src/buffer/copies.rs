@@ -109,8 +109,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_copy`]: the target is too small, or the stream is capturing a graph; [`CopyError::into_buf`] returns the
-    ///   buffer,
+    /// - [`Error::is_copy`], [`Error::is_capture`]: the target is too small, or the stream is capturing a graph;
+    ///   [`CopyError::into_buf`] returns the buffer,
     /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory is never used again.
     pub fn copy_to<S, E, T>(mut self, stream: &S, target: &mut T) -> Result<Completion, CopyError>
     where
@@ -209,8 +209,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if no fence can be recorded on the stream, or it is capturing a graph: the memory is never
-    /// reused.
+    /// [`Error::is_device`] if no fence can be recorded on the stream, [`Error::is_capture`] if it is capturing a graph: the memory
+    /// is never reused.
     pub fn release_after<S: CopyStream + ?Sized>(self, stream: &S) -> Result<()> {
         self.release_behind(|| stream.mark().map(Some))
     }
@@ -238,7 +238,7 @@ impl PinnedBuf {
     ///
     /// - [`Error::is_request`]: the driver knows no such stream, or null without a current context,
     /// - [`Error::is_backend`]: there is no driver,
-    /// - [`Error::is_device`]: no fence can be recorded on the stream, or it is capturing a graph.
+    /// - [`Error::is_device`], [`Error::is_capture`]: no fence can be recorded on the stream, or it is capturing a graph.
     ///
     /// Then the memory is never reused, unless a later call for the same stream succeeds. No later call helps after a capture, since
     /// each launch of the graph uses the memory again.
@@ -280,14 +280,12 @@ impl PinnedBuf {
     fn record_work(&mut self, handle: usize, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
         block.check_process()?;
-        let marked = mark();
+        let (id, marked) = (copy::cuda::work_id(handle), mark());
         let fences = &mut block.state_mut().copy_fences;
         fences.forget_completed();
-        // A default handle may name another stream the next time, and a graph may be launched again.
-        let is_final = |error: &Error| error.is_capture() || copy::cuda::is_default(handle);
         match marked {
             Ok(fence) => {
-                fences.forget_unfenced(handle);
+                fences.forget_unfenced(id);
                 fence.into_iter().for_each(|fence| fences.record_write(fence));
                 Ok(())
             }
@@ -295,10 +293,11 @@ impl PinnedBuf {
             Err(error) if error.is_unavailable() => Err(error),
             Err(error) => {
                 let failed: SharedFence = std::sync::Arc::new(copy::UnknownEnd(error.to_string()));
-                if is_final(&error) {
+                if error.is_capture() {
+                    // The graph may be launched again.
                     fences.record_write(failed)
                 } else {
-                    fences.record_unfenced(handle, failed)
+                    fences.record_unfenced(id, failed)
                 }
                 Err(error)
             }

@@ -110,7 +110,7 @@ pub unsafe trait CopyStream {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if no fence can be recorded.
+    /// [`Error::is_device`] if no fence can be recorded, [`Error::is_capture`] if the stream is capturing a graph.
     fn mark(&self) -> Result<Arc<dyn Fence>>;
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 
 use cudarc::driver::DriverError;
 
-use crate::error::{Error, SourceError};
+use crate::error::{Error, Retry, SourceError};
 
 const SHORT_OF_MEMORY: &str =
     "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES, or raise its cgroup's limit";
@@ -27,6 +27,8 @@ impl Code {
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
+    /// The legacy default stream is ordered with a stream that captures.
+    pub(crate) const CAPTURE_IMPLICIT: Self = Self(906);
 
     /// The result of a call.
     pub(crate) fn check(result: c_int) -> Result<(), Self> {
@@ -91,7 +93,9 @@ impl Failed {
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(call, code) = self;
-        write!(f, "{call} failed: {code} (code {})", code.number())
+        write!(f, "{call} failed: {code} (code {})", code.number())?;
+        let in_capture = "; another stream captures a graph: use the default stream once that capture has ended";
+        if *code == Code::CAPTURE_IMPLICIT { f.write_str(in_capture) } else { Ok(()) }
     }
 }
 
@@ -104,7 +108,13 @@ impl From<Failed> for Error {
 /// With a remedy if the call pins and memory is short.
 impl From<Failed> for SourceError {
     fn from(Failed(call, code): Failed) -> Self {
-        let error = Self::new(call, code.to_string()).with_code(code.number());
+        let retry = match code {
+            Code::INVALID_VALUE => Retry::Never,
+            // Not permitted during a stream capture.
+            Code(900 | 901) => Retry::Soon,
+            _ => Retry::Later,
+        };
+        let error = Self::new(call, code.to_string()).with_code(code.number()).with_retry(retry);
         let pins =
             matches!(call, "cuMemHostAlloc" | "cuMemHostRegister" | "cuMemCreate" | "cuMemMap" | "cuMemSetAccess");
         if pins && code == Code::OUT_OF_MEMORY { error.with_remedy(SHORT_OF_MEMORY) } else { error }

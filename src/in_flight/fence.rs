@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
 
 use smallvec::SmallVec;
 
@@ -168,6 +169,9 @@ struct Access {
     kind: AccessKind,
 }
 
+/// A stream or event of other code: its handle. For a default stream also the context, and the thread if each thread has its own.
+pub(crate) type WorkId = (usize, usize, Option<ThreadId>);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AccessKind {
     Read,
@@ -176,9 +180,9 @@ enum AccessKind {
     Lent,
     /// A lent read after the end of the borrow.
     Returned,
-    /// Work of the stream or event with this handle, behind which the driver refused a fence. It may write.
+    /// Work of this stream or event, behind which the driver refused a fence. It may write.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has such handles.
-    Unfenced(usize),
+    Unfenced(WorkId),
 }
 
 impl Access {
@@ -218,17 +222,17 @@ impl CopyFences {
         self.push(fence, AccessKind::Write);
     }
 
-    /// Records work of the stream or event `handle` that has no fence. `failed` never completes.
+    /// Records work that has no fence. `failed` never completes.
     #[cfg(feature = "cuda")]
-    pub(crate) fn record_unfenced(&mut self, handle: usize, failed: SharedFence) {
-        self.push(failed, AccessKind::Unfenced(handle));
+    pub(crate) fn record_unfenced(&mut self, id: WorkId, failed: SharedFence) {
+        self.push(failed, AccessKind::Unfenced(id));
     }
 
-    /// The work of the stream or event `handle` has a fence now.
+    /// The work has a fence now.
     #[cfg(feature = "cuda")]
-    pub(crate) fn forget_unfenced(&mut self, handle: usize) {
+    pub(crate) fn forget_unfenced(&mut self, id: WorkId) {
         if let Some(accesses) = self.0.get_mut() {
-            accesses.get_mut().retain(|each| each.kind != AccessKind::Unfenced(handle));
+            accesses.get_mut().retain(|each| each.kind != AccessKind::Unfenced(id));
         }
     }
 

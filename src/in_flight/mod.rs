@@ -41,6 +41,8 @@ use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 mod fence;
 mod queues;
 
+#[cfg(feature = "cuda")]
+pub(crate) use fence::WorkId;
 pub(crate) use fence::{CopyFences, Fences, SharedFence, is_complete};
 pub use fence::{Fence, StreamId};
 use fence::{Refusal, all_of, discard, query, stream_id_of};

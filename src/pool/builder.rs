@@ -196,14 +196,16 @@ impl PoolBuilder {
     /// - [`Error::is_backend`](crate::Error::is_backend) if the chosen backend is not available, or cannot pin the
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
-        let EnvReport { variables, errors, warnings, config, .. } = self.examine();
+        let report = self.examine();
+        let is_device_set = report.is_set("PINPOOL_DEVICE");
+        let EnvReport { variables, errors, warnings, config, .. } = report;
         let log = PoolLog { number: PoolLog::next_number(), log_every: config.log_every, ..self.log };
         log.unused_variables(&warnings);
         if let Some(error) = Error::first_of(errors) {
             return Err(error);
         }
-        let start =
-            Arc::new(PoolStart { config, variables, log: Arc::new(log), host_root: self.host_root, clock: self.clock });
+        let (log, host_root, clock) = (Arc::new(log), self.host_root, self.clock);
+        let start = Arc::new(PoolStart { config, is_device_set, variables, log, host_root, clock });
         // Before the driver opens descriptors, since a process that exits closes them in order of their numbers.
         let shared = start.join_shared_limit()?;
         let pool = Pool { handle: Arc::new(Handle::new(start.clone(), None)) };

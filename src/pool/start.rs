@@ -25,6 +25,7 @@ use pinpool_os::words::Size;
 /// What a pool is created from.
 pub(super) struct PoolStart {
     pub(super) config: Config,
+    pub(super) is_device_set: bool,
     pub(super) variables: Vec<VariableReport>,
     pub(super) log: Arc<PoolLog>,
     pub(super) host_root: PathBuf,
@@ -46,10 +47,15 @@ impl PoolStart {
     /// Starts the engine at the first use of the pool, which must not fail: if the arena gets no address space, the pool uses ordinary
     /// memory without an arena.
     pub(super) fn start_later(&self) -> Arc<Core> {
-        let core = self.start_core(&self.config, None).or_else(|why: Error| {
+        let mut config = self.config.clone();
+        if !self.is_device_set {
+            // The process may have chosen a GPU since the pool was built.
+            config.device = backend::default_device();
+        }
+        let core = self.start_core(&config, None).or_else(|why: Error| {
             let found = format!("the pool is `tensorflow` over `heap`, without an arena: {why}");
             self.log.found(&Finding::warning("address-space", found).remedy("raise `ulimit -v`"));
-            let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..self.config.clone() };
+            let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..config.clone() };
             self.start_core(&heap, None)
         });
         core.unwrap_or_else(|error| unreachable!("ordinary memory: {error}"))

@@ -127,7 +127,7 @@ impl Budget {
     /// Whether a pool of this process, or another owner under the limit of the host, has memory.
     pub(crate) fn has_claims_nearby(&self) -> bool {
         let on_host = || self.host().is_some_and(|host| host.report().held_bytes > 0);
-        process::has_claims() || on_host()
+        self.process_has_claims() || on_host()
     }
 
     /// Claims `bytes`.
@@ -519,11 +519,13 @@ mod tests {
     #[test]
     fn bytes_that_are_kept_forever_count_for_the_other_pools_of_the_process() {
         let (pool, other) = (automatic("unit-kept", 100), automatic("unit-kept", 100));
+        let elsewhere = automatic("unit-elsewhere", 100);
         let quota = pool.budget().clone();
         quota.empty_claim().leak();
         quota.claim(30).unwrap().leak();
         drop(pool);
         assert_eq!((quota.used_bytes(), other.budget().room_for(100)), (30, 70));
+        assert!(other.budget().has_claims_nearby() && !elsewhere.budget().has_claims_nearby());
     }
 
     #[cfg(all(target_os = "linux", not(miri)))] // Shared memory.

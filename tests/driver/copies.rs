@@ -59,7 +59,7 @@ fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_survives() {
     let buf = filled(&pool, 4096, 1);
     begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     let error = pinpool::Error::from(buf.copy_to(&stream, &mut memory).unwrap_err());
-    assert!(error.is_copy() && error.to_string().contains("before the capture begins"), "{error}");
+    assert!(error.is_capture() && error.to_string().contains("before the capture begins"), "{error}");
     assert_eq!(pool.stats().memory.idle, 1, "the buffer is put back");
     assert_eq!(end_capture(&stream), Ok(()));
     assert_eq!(driver.counts().invalidated_captures, 0);
@@ -143,6 +143,30 @@ fn a_copy_without_a_fence_on_a_slow_stream_is_quarantined_until_the_device_answe
     pool.maintain();
     let stats = valid_stats(&pool);
     assert_eq!((stats.copies.in_flight, stats.memory.quarantined_bytes), (0, 0));
+}
+
+#[test]
+fn a_copy_without_a_fence_beside_a_capture_is_not_waited_for_again() {
+    let (driver, context, pool) = start();
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
+    let (captured, _unused) = stream_and_memory(&context, 1);
+    let gate = driver.hold(stream.cu_stream());
+    begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    let copy = copy_without_a_fence(&driver, &pool, &stream, &mut memory);
+    while driver.calls("cuCtxSynchronize") == 0 {
+        pool.maintain();
+        thread::yield_now();
+    }
+    assert!(copy.wait().unwrap_err().is_device());
+    let waits = driver.calls("cuCtxSynchronize");
+    for _ in 0..3 {
+        assert!(copy.wait().unwrap_err().is_device());
+        pool.maintain();
+        assert_eq!((driver.calls("cuCtxSynchronize"), pool.stats().memory.quarantined), (waits, 1));
+    }
+    end_capture(&captured).unwrap_err();
+    drop(gate);
+    driver.reset();
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::ptr;
 use std::sync::Arc;
+use std::thread;
 
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
@@ -152,6 +153,80 @@ fn memory_is_lost_if_the_driver_refuses_a_fence_behind_work_on_it() {
     drop(buf);
     assert_eq!(pool.stats().memory.idle, 1);
     driver.reset();
+}
+
+#[test]
+fn a_second_call_for_a_default_stream_succeeds_for_the_same_stream_only() {
+    let (driver, context, pool) = start();
+    driver.set_device_count(2);
+    let other = CudaContext::new(1).unwrap();
+    let record = |buf: &mut PinnedBuf, handle: usize, context: &CudaContext| {
+        context.bind_to_thread().unwrap();
+        // SAFETY: default streams live as long as their contexts.
+        unsafe { buf.record_stream(ptr::without_provenance_mut(handle)) }
+    };
+    for handle in [0, 1, 2] {
+        let mut buf = pool.get(LEN).unwrap();
+        driver.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);
+        assert!(record(&mut buf, handle, &context).unwrap_err().is_device());
+        driver.reset_scripts();
+        record(&mut buf, handle, &other).unwrap();
+        assert!(buf.wait_slice_mut().unwrap_err().is_device(), "{handle}: a stream of another context");
+        let on_other_thread = || record(&mut buf, handle, &context).map(|()| buf.wait_slice_mut().is_ok());
+        let is_free = thread::scope(|scope| scope.spawn(on_other_thread).join().unwrap().unwrap());
+        assert_eq!(is_free, handle < 2, "{handle}: each thread has another");
+        record(&mut buf, handle, &context).unwrap();
+        drop(buf);
+        result::ctx::synchronize().unwrap();
+        pool.maintain();
+        assert_eq!((pool.stats().memory.idle, pool.stats().memory.quarantined), (1, 0), "{handle}");
+    }
+}
+
+#[test]
+fn a_default_stream_beside_a_capture_is_recorded_after_it() {
+    let (driver, context, pool) = start();
+    let default = context.default_stream();
+    let mut captured = ptr::null_mut();
+    // SAFETY: takes the result.
+    unsafe { sys::cuStreamCreate(&raw mut captured, 0) }.result().unwrap();
+    // SAFETY: alive until the end of the test.
+    let captured = unsafe { context.wrap_borrowed_stream(captured) };
+    let mut buf = pool.get(LEN).unwrap();
+    begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    // SAFETY: the default stream.
+    let error = unsafe { buf.record_stream(ptr::null_mut()) }.unwrap_err();
+    assert!(!error.is_capture() && error.to_string().contains("once that capture has ended"), "{error}");
+    end_capture(&captured).unwrap();
+    // SAFETY: as above.
+    unsafe { buf.record_stream(ptr::null_mut()) }.unwrap();
+    drop(buf);
+    default.synchronize().unwrap();
+    pool.maintain();
+    let stats = pool.stats();
+    assert_eq!((stats.memory.idle, stats.memory.quarantined, driver.counts().invalidated_captures), (1, 0, 0));
+}
+
+#[test]
+fn a_default_stream_of_a_named_gpu_is_that_of_its_primary_context() {
+    let (driver, context, _) = start();
+    let stream = context.default_stream();
+    let mut memory = stream.alloc_zeros::<u8>(LEN).unwrap();
+    stream.synchronize().unwrap();
+    let gate = driver.hold_all();
+    stream.memset_zeros(&mut memory).unwrap();
+    let other: sys::CUcontext = ptr::without_provenance_mut(driver.create_context(0));
+    // SAFETY: the context is alive.
+    unsafe { result::ctx::set_current(other) }.unwrap();
+    // SAFETY: default streams live as long as their contexts.
+    let fence = unsafe { RawStream::new(ptr::null_mut()) }.on_device(0).mark().unwrap();
+    assert!(!fence.is_complete().unwrap(), "work of the primary context");
+    assert_eq!(current(), Some(other));
+    context.bind_to_thread().unwrap();
+    assert_eq!(fence.stream_id(), stream.mark().unwrap().stream_id());
+    drop(gate);
+    fence.wait().unwrap();
+    driver.renew_contexts();
 }
 
 #[test]

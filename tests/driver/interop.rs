@@ -9,6 +9,7 @@ use std::thread;
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use mock_driver::{Code, MockDriver};
+use pinpool::copy::CopyStream;
 use pinpool::copy::cuda::{RawMem, RawStream};
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, PinnedBuf, Pool};
@@ -317,6 +318,8 @@ fn a_timeline_word_serves_one_stream_after_another() {
     let (driver, context, _) = start();
     let pool = tensorflow().build().unwrap();
     let pages = driver.counts().host_allocations;
+    let first = context.new_stream().unwrap().mark().unwrap();
+    let first_id = first.stream_id();
     for round in 0..300 {
         let stream = context.new_stream().unwrap();
         let mut target = memory(&stream, 0);
@@ -326,6 +329,7 @@ fn a_timeline_word_serves_one_stream_after_another() {
         pool.maintain();
     }
     assert!(driver.counts().host_allocations <= pages + 2 + 3, "words are reused");
+    assert_eq!(first.stream_id(), first_id, "a fence of an earlier stream of the word");
 }
 
 #[test]
@@ -391,9 +395,9 @@ fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
         origin.memset_zeros(&mut source).unwrap();
         let records = driver.calls("cuEventRecord");
         let refused = pinpool::Error::from(filled(&pool, 1).copy_to(&stream, &mut target).unwrap_err());
-        assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
+        assert!(refused.is_capture() && refused.to_string().contains("capturing"), "{refused}");
         let refused = filled(&pool, 1).copy_from(&other, &source).unwrap_err();
-        assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
+        assert!(refused.is_capture() && refused.to_string().contains("capturing"), "{refused}");
         assert_eq!(driver.calls("cuEventRecord"), records, "nothing was enqueued, so no event was recorded");
         assert_eq!(
             (pool.stats().memory.quarantined, pool.stats().copies.in_flight, pool.stats().memory.idle),

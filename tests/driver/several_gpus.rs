@@ -4,8 +4,8 @@
 
 use cudarc::driver::{CudaContext, result, sys};
 use mock_driver::{Deviation, MockDriver};
-use pinpool::Backend;
 use pinpool::unstable::config::Config;
+use pinpool::{Backend, PoolBuilder};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
@@ -88,6 +88,24 @@ fn the_gpu_of_a_pool_is_the_one_that_the_process_works_with() {
         unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
         assert_eq!(device(), 1, "the first GPU with a context");
         assert_eq!(builder(Backend::Heap).device(2).config().unwrap().device, 2);
+    });
+}
+
+#[test]
+fn a_pool_that_starts_with_its_first_request_takes_the_gpu_in_use_then() {
+    alone(|| {
+        let driver = MockDriver::load();
+        driver.set_device_count(4);
+        let build = |device: Option<u32>| {
+            let builder = pinpool::Pool::builder().without_env().background_thread(false);
+            device.into_iter().fold(builder, PoolBuilder::device).build().unwrap()
+        };
+        let (default, named) = (build(None), build(Some(2)));
+        assert_eq!(driver.calls("cuInit"), 0);
+        let _context = CudaContext::new(3).unwrap();
+        drop((default.get(MIB).unwrap(), named.get(MIB).unwrap()));
+        assert_eq!((default.config().device, named.config().device), (3, 2));
+        assert!(!is_active(0), "a context on a GPU that the process does not use");
     });
 }
 

@@ -40,9 +40,9 @@ fn a_stream_that_captures_is_refused() {
         captured(name, &lane.stream, || {
             let refused = pool.get(MIB).unwrap().copy_to(&lane.stream, &mut lane.memory).unwrap_err();
             let refused = pinpool::Error::from(refused);
-            assert!(refused.is_copy(), "{name}: {refused}");
+            assert!(refused.is_capture(), "{name}: {refused}");
             let refused = pool.get(MIB).unwrap().copy_from(&lane.stream, &lane.memory).unwrap_err();
-            assert!(refused.is_copy(), "{name}: {refused}");
+            assert!(refused.is_capture(), "{name}: {refused}");
             let stats = pool.stats();
             assert_eq!(
                 (stats.memory.idle, stats.copies.in_flight, stats.memory.quarantined),
@@ -50,7 +50,7 @@ fn a_stream_that_captures_is_refused() {
                 "{name}: the buffer is put back"
             );
             // Each launch of the graph would read these buffers again.
-            assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().is_device(), "{name}");
+            assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().is_capture(), "{name}");
             lane.stream.memcpy_htod(&pool.get(MIB).unwrap(), &mut lane.memory).unwrap();
             pool.maintain();
             let stats = pool.stats();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pinpool::SourceError;
-use pinpool::source::{PAGE_BYTES, Region, Source};
+use pinpool::source::{PAGE_BYTES, Region, Retry, Source};
 use pinpool::unstable::backend::GRANULE_BYTES;
 
 use crate::blocks::{Block, Blocks};
@@ -45,7 +45,9 @@ impl HostSource {
     }
 
     fn error(&self, call: &'static str, code: Code) -> SourceError {
-        SourceError::new(call, self.driver.name(code)).with_code(code.into())
+        // Codes of a stream capture.
+        let retry = if matches!(code, 900 | 901) { Retry::Soon } else { Retry::Later };
+        SourceError::new(call, self.driver.name(code)).with_code(code.into()).with_retry(retry)
     }
 
     fn gone() -> SourceError {

@@ -13,10 +13,11 @@
 use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::thread;
 
 use cudarc::driver::{CudaContext, sys};
 
-use super::context_fence::StreamContext;
+use super::context_fence::{CAPTURE_PAUSE, StreamContext};
 use super::own_context::OwnContext;
 use super::stream::{Stream, id_number};
 use super::timeline::{Timeline, TimelinePages};
@@ -177,10 +178,17 @@ impl ContextState {
         }
     }
 
-    /// Waits until the event has completed.
+    /// Waits until the event has completed. With the context current: a query may need one, which the caller may not have.
     pub(super) fn wait_for(&self, event: Event) -> Result<()> {
-        // SAFETY: an event of a live fence.
-        self.streams.wait_by(|| unsafe { calls::event_synchronize(event.0) })
+        let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
+        loop {
+            // SAFETY: an event of a live fence.
+            match unsafe { calls::event_synchronize(event.0) } {
+                // Until the capture ends.
+                Err(Failed(_, code)) if code.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
+                waited => return Ok(waited?),
+            }
+        }
     }
 
     /// The timeline of the stream with this id; `None` if an event has to do. The context is current.

@@ -2,7 +2,7 @@
 //! context has completed.
 //!
 //! ```text
-//!   write and event refused ──▶ wait a while for the stream ──▶ over
+//!   write and event refused ──▶ wait a while for the stream ──▶ complete
 //!                                      └─ refused, or too long ──▶ quarantined: a thread waits for the context
 //! ```
 #![allow(unsafe_code)] // Calls the driver.
@@ -19,7 +19,6 @@ use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use crate::maintenance_thread::MaintenanceThread;
 use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicBool, Ordering};
 use pinpool_os::threads;
 
 /// Longest wait for a stream.
@@ -33,8 +32,8 @@ pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 ///
 /// # Errors
 ///
-/// The driver refuses, does not answer, or the work takes too long. Always fails for a default stream, since its query would
-/// invalidate a capture of a stream that is ordered with it.
+/// The driver refuses, does not answer, or the work takes too long. Always fails for a default stream: a query of the legacy stream
+/// would invalidate the captures of all streams that are ordered with it.
 pub(super) fn wait_for(stream: Stream) -> Result<(), Failed> {
     if is_default(stream.handle.addr()) {
         return Err(NOT_READY);
@@ -107,23 +106,11 @@ impl StreamContext {
         }
     }
 
-    /// Waits by this call, with the context current. Unlike a query that needs a current context, which the caller may not have.
-    pub(super) fn wait_by(&self, wait: impl Fn() -> Result<(), Failed>) -> Result<()> {
-        let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
-        loop {
-            match wait() {
-                Ok(()) => return Ok(()),
-                // Until the capture ends.
-                Err(Failed(_, code)) if code.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
-                Err(failed) => return Err(failed.into()),
-            }
-        }
-    }
-
     /// Waits for all work of the context so far.
-    fn wait_for_all(&self) -> Result<()> {
+    fn wait_for_all(&self) -> Result<(), Failed> {
+        let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
         // SAFETY: the call has no arguments, and is refused without a context.
-        self.wait_by(|| unsafe { calls::context_synchronize() })
+        unsafe { calls::context_synchronize() }
     }
 }
 
@@ -132,7 +119,24 @@ struct Waits {
     begun: u64,
     /// The last that has ended without an error.
     ended: u64,
+    /// The last that a capture refused. It has invalidated that capture, so the same work is not waited for again.
+    refused: u64,
     is_waiting: bool,
+}
+
+impl Waits {
+    fn begin(&mut self) -> u64 {
+        self.begun += 1;
+        self.begun
+    }
+
+    fn end(&mut self, number: u64, waited: Result<(), Failed>) {
+        match waited {
+            Ok(()) => self.ended = self.ended.max(number),
+            Err(Failed(_, error)) if error.is_forbidden_by_capture() => self.refused = self.refused.max(number),
+            Err(_) => {}
+        }
+    }
 }
 
 /// The fence of work that has no other fence.
@@ -143,15 +147,15 @@ pub(super) struct ContextFence {
     context: &'static StreamContext,
     /// The first wait that begins after the work was enqueued.
     first: u64,
-    is_complete: AtomicBool,
+    was_complete: bool,
 }
 
 impl ContextFence {
-    /// A fence after all work so far of a stream of this context, which has completed already if `is_complete`. `refused` is the reason
+    /// A fence after all work so far of a stream of this context, which has completed already if `was_complete`. `refused` is the reason
     /// why there is no other fence.
-    pub(super) fn new(context: &'static StreamContext, refused: String, is_complete: bool) -> Self {
+    pub(super) fn new(context: &'static StreamContext, refused: String, was_complete: bool) -> Self {
         let first = context.waits.lock().begun + 1;
-        Self { refused, context, first, is_complete: AtomicBool::new(is_complete) }
+        Self { refused, context, first, was_complete }
     }
 
     /// Whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
@@ -161,18 +165,16 @@ impl ContextFence {
         if waits.ended >= self.first {
             return true;
         }
-        if !waits.is_waiting {
-            (waits.is_waiting, waits.begun) = (true, waits.begun + 1);
-            let number = waits.begun;
+        if !waits.is_waiting && waits.refused < self.first {
+            waits.is_waiting = true;
+            let number = waits.begin();
             drop(waits);
             let waiting = move || {
                 // `None`: the process exits.
                 let waited = MaintenanceThread::of_process().enter().map(|_call| context.wait_for_all());
                 let mut waits = context.waits.lock();
                 waits.is_waiting = false;
-                if let Some(Ok(())) = waited {
-                    waits.ended = number;
-                }
+                waited.into_iter().for_each(|waited| waits.end(number, waited));
             };
             if threads::spawn(c"pinpool-wait", waiting).is_err() {
                 context.waits.lock().is_waiting = false;
@@ -185,19 +187,25 @@ impl ContextFence {
 // SAFETY: done once all work of the stream was seen to have completed, or all work of its context from before the wait began.
 unsafe impl Fence for ContextFence {
     fn is_complete(&self) -> Result<bool> {
-        // Acquire, with the Release in `wait`.
-        if self.is_complete.load(Ordering::Acquire) || self.has_waited() {
+        if self.was_complete || self.has_waited() {
             return Ok(true);
         }
         Err(Error::device_failed(self.refused.clone()))
     }
 
-    /// The work may still read or write, so an error in place of a wait would let the host touch its bytes.
+    /// Fails only if the driver refuses: the host could otherwise touch bytes that the work still uses.
     fn wait(&self) -> Result<()> {
-        if !self.is_complete.load(Ordering::Acquire) {
-            self.context.wait_for_all()?;
-            self.is_complete.store(true, Ordering::Release);
+        let mut waits = self.context.waits.lock();
+        if self.was_complete || waits.ended >= self.first {
+            return Ok(());
         }
-        Ok(())
+        if waits.refused >= self.first {
+            return Err(Error::device_failed(self.refused.clone()));
+        }
+        let number = waits.begin();
+        drop(waits);
+        let waited = self.context.wait_for_all();
+        self.context.waits.lock().end(number, waited);
+        Ok(waited?)
     }
 }

@@ -53,7 +53,7 @@ pub(crate) use event::fence_behind_event;
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
 pub use raw::{RawMem, RawStream};
 pub(crate) use raw::{fence_behind_event_handle, fence_behind_stream, require_driver};
-pub(crate) use stream::is_default;
+pub(crate) use stream::work_id;
 pub(crate) use timeline::{held_bytes as timeline_bytes, turn_off as turn_timelines_off};
 
 // SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
@@ -175,7 +175,7 @@ unsafe fn copy_behind<R>(
     let refused = |failed| refused(len, failed);
     let refuse_capturing = || match is_capturing(stream).map_err(refused)? {
         false => Ok(()),
-        true => Err(CopyFailure::Refused(Error::copy_refused(len, ErrorKind::Capture.to_string()))),
+        true => Err(CopyFailure::Refused(ErrorKind::Capture.into())),
     };
     let start = match host {
         HostSide::Source(start) => start,

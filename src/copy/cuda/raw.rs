@@ -57,7 +57,7 @@ impl RawStream {
         Self { handle: handle.cast(), device: None }
     }
 
-    /// Selects the GPU of a default stream by its ordinal, whatever context is current.
+    /// For a default stream: that of the primary context of the GPU with this ordinal, whatever context is current.
     #[must_use]
     pub fn on_device(self, ordinal: u32) -> Self {
         Self { device: Some(ordinal), ..self }
@@ -71,13 +71,10 @@ impl RawStream {
         unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|Failed(_, code)| code.is_of_capture())
     }
 
-    /// Makes the context of a default stream current.
+    /// Makes the primary context of the selected GPU current for a default stream.
     fn enter(self) -> Result<Option<CurrentContext>> {
         let Some(ordinal) = self.device.filter(|_| is_default(self.handle.addr())) else { return Ok(None) };
         require_driver()?;
-        if calls::current_device().is_ok_and(|current| u32::try_from(current) == Ok(ordinal)) {
-            return Ok(None);
-        }
         let entered = Device::known(ordinal).and_then(|device| device.enter());
         let refused = |error: SourceError| Error::from(ErrorKind::Handle { why: error.to_string() });
         entered.map(|(context, _relaxed)| Some(context)).map_err(refused)

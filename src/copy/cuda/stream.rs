@@ -5,13 +5,18 @@
 //! id as another stream: drivers before CUDA 12.0 have none.
 #![allow(unsafe_code)] // Calls the driver.
 
+use std::thread;
+
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 
 use crate::driver::calls;
 use crate::driver::code::Failed;
+use crate::in_flight::WorkId;
 
 /// The last of the handles that stand for a stream of the calling context or thread, instead of naming one.
 pub(super) const PER_THREAD: usize = 2;
+/// Null stands for the same stream.
+const LEGACY: usize = 1;
 
 /// A stream by its handle.
 #[derive(Debug, Clone, Copy)]
@@ -22,8 +27,17 @@ pub(super) struct Stream {
 }
 
 /// Whether the handle refers to a stream of the calling context or thread, instead of naming one.
-pub(crate) fn is_default(handle: usize) -> bool {
+pub(super) fn is_default(handle: usize) -> bool {
     handle <= PER_THREAD
+}
+
+/// What the handle of a stream or event refers to on this thread, with its current context.
+pub(crate) fn work_id(handle: usize) -> WorkId {
+    if !is_default(handle) {
+        return (handle, 0, None);
+    }
+    let context = calls::current_context().map_or(0, |context| context.addr());
+    (handle.max(LEGACY), context, (handle == PER_THREAD).then(|| thread::current().id()))
 }
 
 impl From<&CudaStream> for Stream {

@@ -242,8 +242,11 @@ impl Maintained for Core {
             // Another pool of the process has made room, and has woken this thread only.
             self.wake_waiters();
         }
-        let is_compacting = self.memory.arena().is_some_and(|arena| arena.compact(self.time.now_us()));
-        // During compaction the thread runs more often than anything else is due.
+        let is_compacting = self.memory.arena().is_some_and(|arena| {
+            arena.reserve_turn();
+            arena.compact(self.time.now_us()) || arena.reserve_pace() == Pace::Compaction
+        });
+        // Then the thread runs more often than anything else is due.
         if !is_compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
             self.run_due();
         } else {
@@ -253,7 +256,8 @@ impl Maintained for Core {
 
     fn pace(&self) -> Pace {
         let of_copies = if self.in_flight.held() > 0 { self.pace_of_copies() } else { Pace::Never };
-        self.pace_of_idle().max(of_copies).max(self.pace_of_shared_limit())
+        let of_reserve = self.memory.arena().map_or(Pace::Never, |arena| arena.reserve_pace());
+        self.pace_of_idle().max(of_copies).max(of_reserve).max(self.pace_of_shared_limit())
     }
 }
 
@@ -277,8 +281,7 @@ impl Core {
             return if self.memory.own_bytes() > idle_bytes { Pace::Active } else { Pace::Quiet };
         }
         // A return that keeps its buffer wakes no thread, although it makes a buffer idle. Free memory is released if memory is short.
-        let may_change = arena.has_free() || arena.reserve_waits();
-        if supply.all_block_bytes() > 0 || may_change { Pace::Quiet } else { Pace::Never }
+        if supply.all_block_bytes() > 0 || arena.has_free() { Pace::Quiet } else { Pace::Never }
     }
 
     /// The pace for copies in flight: users may wait for adopted memory, and other pools for memory of this one.

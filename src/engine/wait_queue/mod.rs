@@ -177,14 +177,16 @@ impl<S: Server> WaitQueue<S> {
     /// Changes the queue. Tells the pool if the queue has become empty or non-empty, and wakes a new head.
     fn change<R>(&self, server: &S, change: impl FnOnce(&mut QueueState<S>) -> R) -> R {
         let mut state = self.state.lock();
-        let head_before = state.head_number();
+        let (head_before, joined_before) = (state.head_number(), state.joined);
         let result = change(&mut state);
-        // SeqCst: a return that comes after the first attempt of a request that has joined sees it.
-        self.waiting.store(state.waiters.len(), Ordering::SeqCst);
         let head = state.head_number();
         if head.is_some() != head_before.is_some() {
             server.require_slow_path(head.is_some());
         }
+        // A request is counted once returns check the queue.
+        self.total.add(state.joined - joined_before);
+        // SeqCst: a return that comes after the first attempt of a request that has joined sees it.
+        self.waiting.store(state.waiters.len(), Ordering::SeqCst);
         let mut next = None;
         if head != head_before {
             // Requests that passed the previous head count as held for the new one.
@@ -220,7 +222,6 @@ impl<S: Server> WaitQueue<S> {
             if waiter.join() {
                 state.joined += 1;
                 state.waiters.push_back((state.joined, waiter.clone()));
-                self.total.add(1);
             }
         });
     }

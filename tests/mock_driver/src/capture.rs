@@ -16,8 +16,7 @@ use std::thread::{self, ThreadId};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::counts;
-use crate::op::Op;
-use crate::stream::{self, lock_streams};
+use crate::stream::{self, Op, lock_streams};
 
 /// Modes, as the driver numbers them.
 const GLOBAL: c_int = 0;

@@ -23,7 +23,7 @@ use crate::{capture, event, memory, settings, stream};
 
 const HANDLE_BASE: usize = 0xC0DE_0000;
 const GENERATION_STEP: usize = 0x1_0000_0000;
-const MOST_DEVICES: usize = 16;
+const MOST_DEVICES: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DriverState {
@@ -35,8 +35,8 @@ enum DriverState {
 struct Driver {
     state: DriverState,
     device_count: usize,
-    /// By ordinal.
-    primaries: [Primary; MOST_DEVICES],
+    /// By ordinal; after them one more context of each device ([`create`]).
+    primaries: [Primary; 2 * MOST_DEVICES],
     /// Contexts created so far.
     created: u64,
 }
@@ -54,7 +54,7 @@ struct Primary {
 static DRIVER: Mutex<Driver> = Mutex::new(Driver {
     state: DriverState::NotInitialized,
     device_count: 1,
-    primaries: [Primary { retained: 0, generation: 0, id: 0 }; MOST_DEVICES],
+    primaries: [Primary { retained: 0, generation: 0, id: 0 }; 2 * MOST_DEVICES],
     created: 0,
 });
 
@@ -89,7 +89,7 @@ fn handle(ordinal: usize, generation: usize) -> usize {
     HANDLE_BASE + generation * GENERATION_STEP + ordinal
 }
 
-fn ordinal_of(context: usize) -> usize {
+fn index_of(context: usize) -> usize {
     (context - HANDLE_BASE) % GENERATION_STEP
 }
 
@@ -181,7 +181,7 @@ pub(crate) fn current() -> Result<usize, Code> {
 
 /// The ordinal of the device of the calling thread's context.
 pub(crate) fn current_device() -> Result<usize, Code> {
-    current().map(ordinal_of)
+    current().map(|context| index_of(context) % MOST_DEVICES)
 }
 
 fn set_current(context: usize) -> Outcome {
@@ -203,6 +203,11 @@ pub(crate) fn renew() {
         (0..MOST_DEVICES).filter_map(|ordinal| driver.end(ordinal)).collect()
     };
     ended.into_iter().for_each(end_with);
+}
+
+/// Retains another context of this device; returns its handle.
+pub(crate) fn create(ordinal: usize) -> usize {
+    lock(&DRIVER).retain(MOST_DEVICES + ordinal)
 }
 
 /// Sets the number of devices.
@@ -326,7 +331,7 @@ driver_call! { Process fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<u
 
 driver_call! { Process fn cuCtxGetId(context: usize, out: Out<u64>) {
     let context = check_context(if context == 0 { current()? } else { context })?;
-    out.put(lock(&DRIVER).primaries[ordinal_of(context)].id)
+    out.put(lock(&DRIVER).primaries[index_of(context)].id)
 }}
 
 driver_call! { Process fn cuCtxGetCurrent(out: Out<usize>) {
@@ -357,5 +362,8 @@ driver_call! { Process fn cuCtxGetDevice(out: Out<c_int>) {
 
 driver_call! { Device fn cuCtxSynchronize() {
     capture::forbid_unsafe_call()?;
-    stream::wait_for_idle(Some(current()?))
+    let context = current()?;
+    // In every mode.
+    stream::tickets_of(context)?;
+    stream::wait_for_idle(Some(context))
 }}

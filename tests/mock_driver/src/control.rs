@@ -85,6 +85,10 @@ controls! {
     /// Sets the number of devices; with none, `cuInit` fails.
     pub fn set_device_count(count: usize) = context::set_device_count;
 
+    /// Retains another context of this device, as `cuCtxCreate` does; returns its handle.
+    #[must_use]
+    pub fn create_context(ordinal: usize) -> usize = context::create;
+
     /// Sets an attribute of every device.
     pub fn set_attribute(attribute: i32, value: i32) = device::set_attribute;
 

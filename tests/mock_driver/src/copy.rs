@@ -18,15 +18,13 @@ use crate::address_space::{self, MemoryKind, Space};
 use crate::adversarial::{self, Deviation};
 use crate::call::{Outcome, driver_call};
 use crate::code::Code;
-use crate::op::{Op, fault};
-use crate::stream::LEGACY;
-use crate::{context, settings, stream, virtual_memory};
+use crate::stream::{LEGACY, Op};
+use crate::{context, counts, settings, stream, virtual_memory};
 
 /// Bytes moved under one lock of the address map.
 const STEP_BYTES: u64 = 256 << 10;
 
 /// One side of a copy.
-#[derive(Clone)]
 pub(crate) enum Endpoint {
     /// Memory in the address map.
     Owned(u64),
@@ -39,9 +37,7 @@ pub(crate) enum Endpoint {
 impl Endpoint {
     fn pointer(&self, space: &Space, offset: u64) -> Result<(*mut u8, u64), Code> {
         match self {
-            Endpoint::Owned(address) => {
-                space.backing(address + offset).ok_or_else(|| fault("a copy", address + offset))
-            }
+            Endpoint::Owned(address) => space.backing(address + offset).ok_or_else(|| fault(address + offset)),
             Endpoint::Pageable(address) => Ok((ptr::with_exposed_provenance_mut(address + offset as usize), u64::MAX)),
             Endpoint::Staged(bytes) => Ok((bytes[offset as usize..].as_ptr().cast_mut(), bytes.len() as u64 - offset)),
         }
@@ -51,8 +47,19 @@ impl Endpoint {
 /// Largest copy that the driver stages under [`Deviation::SmallCopies`].
 const SMALL_BYTES: u64 = 64 << 10;
 
+/// The error of work on memory that was freed before it ran.
+pub(crate) fn fault(address: u64) -> Code {
+    counts::misused(format!("work reached {address:#x} after that memory was freed"));
+    Code::ILLEGAL_ADDRESS
+}
+
+/// Enqueues a copy.
+pub(crate) fn enqueue(stream: usize, to: Endpoint, from: Endpoint, bytes: u64) -> Outcome {
+    stream::enqueue(stream, Op::Run(Arc::new(move || run(&to, &from, bytes)))).map(drop)
+}
+
 /// Moves the bytes, on a stream's worker.
-pub(crate) fn run(to: &Endpoint, from: &Endpoint, bytes: u64) -> Outcome {
+fn run(to: &Endpoint, from: &Endpoint, bytes: u64) -> Outcome {
     thread::sleep(settings::get().copy_delay);
     let mut done = 0;
     while done < bytes {
@@ -101,7 +108,7 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, is_to_device: bool) -> 
     let waits = target == MemoryKind::Pageable;
     let to = if waits { Endpoint::Pageable(to as usize) } else { Endpoint::Owned(to) };
     let from = if source == MemoryKind::Pageable { stage(from, bytes) } else { Endpoint::Owned(from) };
-    stream::enqueue(stream, Op::Copy { to, from, bytes })?;
+    enqueue(stream, to, from, bytes)?;
     if waits { stream::wait_for(stream) } else { Ok(()) }
 }
 

@@ -3,13 +3,14 @@
 //! Addresses lie above what a process can map, so a program that mistakes a device pointer for a host pointer crashes at
 //! once. Addresses are never used twice, so that a late copy into freed memory is detected.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::address_space::{self, MemoryKind, Owner};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::copy::Endpoint;
-use crate::op::Op;
+use crate::copy::{self, Endpoint};
+use crate::stream::Op;
 use crate::{capture, context, counts, memory, stream};
 
 const FIRST_ADDRESS: u64 = 1 << 48;
@@ -60,7 +61,7 @@ driver_call! { Enqueue fn cuMemAllocAsync(out: Out<u64>, bytes: usize, handle: u
 }}
 
 driver_call! { Enqueue fn cuMemFreeAsync(address: u64, handle: usize) {
-    stream::enqueue(stream::resolve(handle)?, Op::FreeDevice { address }).map(drop)
+    stream::enqueue(stream::resolve(handle)?, Op::Run(Arc::new(move || release(address)))).map(drop)
 }}
 
 driver_call! { Enqueue fn cuMemsetD8Async(address: u64, value: u8, bytes: usize, handle: usize) {
@@ -68,5 +69,5 @@ driver_call! { Enqueue fn cuMemsetD8Async(address: u64, value: u8, bytes: usize,
         return Err(Code::INVALID_VALUE);
     }
     let (to, from) = (Endpoint::Owned(address), Endpoint::Staged(vec![value; bytes].into()));
-    stream::enqueue(stream::resolve(handle)?, Op::Copy { to, from, bytes: bytes as u64 }).map(drop)
+    copy::enqueue(stream::resolve(handle)?, to, from, bytes as u64)
 }}

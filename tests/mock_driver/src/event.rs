@@ -5,13 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::{LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use crate::adversarial::{self, Deviation};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::op::Op;
-use crate::stream::{self, Enqueued, Ticket};
+use crate::stream::{self, Enqueued, Op, Ticket};
 use crate::sync::lock;
 use crate::{capture, context, counts};
 
@@ -74,7 +73,7 @@ fn record(handle: usize, stream: usize) -> Outcome {
     }
     set_record(
         handle,
-        match stream::enqueue(stream, Op::RecordEvent)? {
+        match stream::enqueue(stream, Op::Signal(Arc::new(|| Ok(()))))? {
             Enqueued::Live(ticket) => Record::Work(vec![ticket]),
             Enqueued::Captured(graph) => Record::Captured(graph),
         },

@@ -9,9 +9,9 @@
 //!            │                                             │
 //!   ┌── call: counted, held, delayed, failed ◄──── faults ─┤      (one enqueue at a time)
 //!   │  context  event  memory  device_memory  virtual_memory  stream/calls  capture  symbols
-//!   │        └─────────┴── op ──► stream: a worker each, gates ◄─┤
+//!   │        └─────────┴──────► stream: a worker each, gates ◄─┤
 //!   │                              │                             │
-//!   └── address_space ◄──── copy: bytes move when the op runs    ├── counts: pinned bytes, misuse, the report
+//!   └── address_space ◄──── copy: bytes move when the work runs  ├── counts: pinned bytes, misuse, the report
 //!                                                                └── settings of the environment
 //! ```
 //!
@@ -71,7 +71,6 @@ mod event;
 mod faults;
 mod memory;
 mod mock;
-mod op;
 mod settings;
 mod stream;
 mod symbols;

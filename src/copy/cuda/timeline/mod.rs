@@ -158,7 +158,7 @@ impl Timeline {
         *last = next;
         drop(last);
         written.ok()?;
-        Some(TimelineFence { timeline: self, number: next })
+        Some(TimelineFence { timeline: self, number: next, stream_id: self.context.stream_id(id) })
     }
 
     /// Takes the word from its stream if that has written all of its numbers.
@@ -170,10 +170,6 @@ impl Timeline {
             self.id.store(NO_STREAM, Ordering::Relaxed);
         }
         is_at_rest
-    }
-
-    fn stream_id(&self) -> StreamId {
-        self.context.stream_id(self.id.load(Ordering::Relaxed))
     }
 }
 
@@ -295,6 +291,8 @@ impl DeviceHealth {
 pub(super) struct TimelineFence {
     timeline: &'static Timeline,
     number: u64,
+    /// The stream that wrote the number. The word may belong to another one later.
+    stream_id: StreamId,
 }
 
 impl TimelineFence {
@@ -320,7 +318,7 @@ unsafe impl Fence for TimelineFence {
     }
 
     fn stream_id(&self) -> Option<StreamId> {
-        Some(self.timeline.stream_id())
+        Some(self.stream_id)
     }
 
     fn wait(&self) -> Result<()> {

@@ -1,13 +1,15 @@
 //! Driver calls on streams: create, destroy, wait, query, and work that signals the host.
 
 use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{NON_BLOCKING, context_of, enqueue, lock_streams, resolve, wait_for};
+use super::{NON_BLOCKING, Op, context_of, enqueue, lock_streams, resolve, wait_for};
 use crate::address_space::{self, MemoryKind};
 use crate::adversarial::{self, Deviation};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::op::{HostFunction, Op};
+use crate::copy::fault;
 use crate::{capture, context};
 
 /// The handle of a green context, which no thread may make current.
@@ -81,14 +83,29 @@ driver_call! { Device fn cuStreamGetId(handle: usize, out: Out<u64>) {
     out.put(number as u64)
 }}
 
-driver_call! { Enqueue fn cuLaunchHostFunc(handle: usize, function: Option<HostFunction>, argument: usize) {
+driver_call! { Enqueue fn cuLaunchHostFunc(handle: usize, function: Option<extern "C" fn(usize)>, argument: usize) {
     let function = function.ok_or(Code::INVALID_VALUE)?;
-    enqueue(resolve(handle)?, Op::Host { function, argument }).map(drop)
+    let work = move || {
+        function(argument);
+        Ok(())
+    };
+    enqueue(resolve(handle)?, Op::Run(Arc::new(work))).map(drop)
 }}
+
+fn write_value(address: u64, value: u32) -> Outcome {
+    let space = address_space::read();
+    let (place, _) = space.backing(address).ok_or_else(|| fault(address))?;
+    // SAFETY: (address-I2) backed while the map is borrowed; the call that enqueued this checked the alignment
+    // and that four bytes have one owner.
+    let cell = unsafe { AtomicU32::from_ptr(place.cast()) };
+    // Release: a thread that reads the value with acquire sees every byte that earlier work of this stream wrote.
+    cell.store(value, Ordering::Release);
+    Ok(())
+}
 
 driver_call! { Enqueue fn cuStreamWriteValue32_v2(handle: usize, address: u64, value: u32, _flags: u32) {
     if !address.is_multiple_of(4) || address_space::read().locate(address, 4)? == MemoryKind::Pageable {
         return Err(Code::INVALID_VALUE);
     }
-    enqueue(resolve(handle)?, Op::WriteValue { address, value }).map(drop)
+    enqueue(resolve(handle)?, Op::Signal(Arc::new(move || write_value(address, value)))).map(drop)
 }}

@@ -22,14 +22,10 @@ use std::thread::{self, ThreadId};
 use crate::call::Outcome;
 use crate::capture::Captures;
 use crate::code::Code;
-use crate::op::Op;
 use crate::sync::{lock, wait};
 use crate::{context, counts};
 
 mod calls;
-mod handles;
-
-use handles::Handles;
 
 const NON_BLOCKING: u32 = 1;
 
@@ -37,6 +33,47 @@ const NON_BLOCKING: u32 = 1;
 pub(crate) const LEGACY: usize = 0;
 const LEGACY_BY_NAME: usize = 1;
 const PER_THREAD: usize = 2;
+
+const FIRST_HANDLE: usize = 0x5000_0000;
+const HANDLE_STEP: usize = 0x10;
+
+/// The number of the stream that each handle represents, in the order of the handles.
+#[derive(Default)]
+struct Handles(Vec<Option<usize>>);
+
+impl Handles {
+    /// The number behind a handle.
+    fn number(&self, handle: usize) -> Option<usize> {
+        let offset = handle.checked_sub(FIRST_HANDLE).filter(|offset| offset.is_multiple_of(HANDLE_STEP))?;
+        self.0.get(offset / HANDLE_STEP).copied().flatten()
+    }
+
+    /// The first free handle, for a stream of this number.
+    fn assign(&mut self, number: usize) -> usize {
+        let unused = self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
+        self.0.resize(self.0.len().max(unused + 1), None);
+        self.0[unused] = Some(number);
+        FIRST_HANDLE + unused * HANDLE_STEP
+    }
+
+    /// Frees the handle of this stream.
+    fn free(&mut self, number: usize) {
+        self.0.iter_mut().filter(|known| **known == Some(number)).for_each(|known| *known = None);
+    }
+}
+
+/// What a worker does, without a lock. Shared, since a graph repeats it. An error is a sticky device fault.
+pub(crate) type Work = Arc<dyn Fn() -> Outcome + Send + Sync>;
+
+/// One operation on a stream.
+#[derive(Clone)]
+pub(crate) enum Op {
+    Run(Work),
+    /// Shows that the operations before it are complete.
+    Signal(Work),
+    /// Later operations wait for other work.
+    WaitFor(Ticket),
+}
 
 /// An operation that can be waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,7 +206,7 @@ impl Streams {
     }
 
     /// The worker's next operation; `Ok(None)` if there is none yet, `Err` if the stream is removed.
-    fn next(&mut self, handle: usize) -> Result<Option<(u64, Op)>, ()> {
+    fn next(&mut self, handle: usize) -> Result<Option<(u64, Work)>, ()> {
         loop {
             let stream = self.by_number.get(&handle).ok_or(())?;
             let gated = stream.held || self.hold_all;
@@ -184,10 +221,10 @@ impl Streams {
             }
             let stream = self.by_number.get_mut(&handle).ok_or(())?;
             let Some((number, op)) = stream.ops.pop_front() else { return Ok(None) };
-            if !matches!(op, Op::WaitFor(_)) {
+            stream.signalling = matches!(op, Op::Signal(_));
+            if let Op::Run(work) | Op::Signal(work) = op {
                 stream.running = true;
-                stream.signalling = matches!(op, Op::RecordEvent | Op::WriteValue { .. });
-                return Ok(Some((number, op)));
+                return Ok(Some((number, work)));
             }
             stream.finished = number;
             self.wake_dependents();
@@ -232,9 +269,9 @@ fn work(handle: usize, waiters: &Condvar) {
     let mut streams = lock_streams();
     loop {
         match streams.next(handle) {
-            Ok(Some((number, op))) => {
+            Ok(Some((number, work))) => {
                 drop(streams);
-                let ended = op.run();
+                let ended = work();
                 streams = lock_streams();
                 streams.finish(handle, number, ended);
             }
