@@ -36,6 +36,8 @@ pub use crate::report::{Finding, Severity};
 pub use crate::size_class::Rounding;
 pub use crate::stats::{Kind, Statistic, Unit, Value};
 
+use std::time::Duration;
+
 use crate::pool::Pool;
 
 /// The state that a diagnosis is based on.
@@ -61,6 +63,11 @@ pub fn huge_bytes(smaps: &str, addresses: &std::ops::Range<usize>) -> [u64; 2] {
 /// Completes copies and does what is due by the pool's clock, as the maintenance thread does when it wakes. Does not compact.
 pub fn run_due(pool: &Pool) {
     pool.core().run_due();
+}
+
+/// The time after which the maintenance thread would check the pool again; `None` if it has nothing to check.
+pub fn maintenance_period(pool: &Pool) -> Option<Duration> {
+    pool.core().maintenance_period()
 }
 
 /// Remaps a few granules towards the compaction target, as the maintenance thread does while nothing is due (`policy-R13`). Returns

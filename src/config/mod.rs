@@ -55,6 +55,12 @@ pub enum Limit {
     Unlimited,
 }
 
+impl Limit {
+    pub(crate) fn bytes(self) -> Option<u64> {
+        if let Self::Bytes(bytes) = self { Some(bytes) } else { None }
+    }
+}
+
 impl From<u64> for Limit {
     fn from(bytes: u64) -> Self {
         Self::Bytes(bytes)
@@ -83,6 +89,8 @@ pub enum OnFull {
 pub struct CodeSettings {
     /// Whether the maintenance thread maintains the pool; `None` for yes.
     pub background_thread: Option<bool>,
+    /// The caller maintains the pool as that thread does, so requests do not.
+    pub maintained_by_caller: bool,
     /// The call stack of one request in this many is kept; 0 for none.
     pub call_stacks: u64,
     /// Threads that touch new memory; `None` for one per core that the process may use.

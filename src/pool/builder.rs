@@ -155,6 +155,13 @@ impl PoolBuilder {
         self
     }
 
+    /// Leaves maintenance to the caller, who calls `run_due` as the maintenance thread does: for replays of a program with this thread.
+    #[doc(hidden)]
+    pub fn unstable_maintained_by_caller(mut self, is_maintained: bool) -> Self {
+        self.settings.code.maintained_by_caller = is_maintained;
+        self
+    }
+
     /// Reads the memory of the machine, its NUMA nodes and its cgroups below `root`, for tests.
     #[doc(hidden)]
     pub fn unstable_host_root(mut self, root: impl Into<PathBuf>) -> Self {
