@@ -30,10 +30,11 @@
 #![allow(unsafe_code)] // A handler for the exit of the process.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::io;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use pinpool_os::fork::OfProcess;
@@ -42,7 +43,7 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU32, Ordering, fence};
 use pinpool_os::threads;
 use pinpool_os::unwind::caught;
 
-/// A thread that has been in one call for this long is replaced.
+/// A thread that has been in one call for this long is replaced, and nobody waits for it.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
 /// The exit of the process waits this long for a call of the thread to return.
 const EXIT_PATIENCE: Duration = Duration::from_millis(200);
@@ -83,7 +84,7 @@ pub(crate) enum Pace {
 
 impl Pace {
     /// Between two rounds, if the thread was last woken at `since`.
-    fn period(self, since: Instant) -> Option<Duration> {
+    pub(crate) fn period(self, since: Instant) -> Option<Duration> {
         match self {
             Self::Compaction => Some(Duration::from_micros(200)),
             Self::Copies => Some(pause_for_copies(since)),
@@ -148,6 +149,8 @@ pub(crate) struct MaintenanceThread {
     is_exiting: AtomicBool,
     schedule: Mutex<Schedule>,
     changed: Condvar,
+    /// Notified when a call has ended.
+    returned: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -157,13 +160,26 @@ struct Schedule {
     is_running: bool,
     /// Number of the current thread; earlier ones end when their call returns.
     runner: u64,
-    /// The address of the pool or reminder that is being called, and since when.
-    call: Option<(usize, Instant)>,
+    call: Option<Call>,
     /// Addresses that replaced threads are still calling; they are skipped.
     stuck: Vec<usize>,
     /// The thread was woken since it last began a round.
     is_woken: bool,
     last_woken: Option<Instant>,
+}
+
+/// A call in progress: the address of the pool or reminder.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    address: usize,
+    since: Instant,
+    thread: ThreadId,
+}
+
+impl Call {
+    fn is_stuck(&self) -> bool {
+        self.since.elapsed() >= STUCK_AFTER
+    }
 }
 
 static OF_PROCESS: OfProcess<MaintenanceThread> = OfProcess::new(MaintenanceThread::default);
@@ -188,9 +204,17 @@ impl MaintenanceThread {
         stop_at_exit(calls_driver);
     }
 
-    /// Stops maintaining the pool at that address; a call in progress continues.
+    /// Stops maintaining the pool at that address. Waits until a call of it by another thread has returned, unless the thread is
+    /// stuck in that call.
     pub(crate) fn remove(&'static self, pool: *const ()) {
-        self.schedule.lock().pools.retain(|other| !std::ptr::addr_eq(other.as_ptr(), pool));
+        let mut schedule = self.schedule.lock();
+        schedule.pools.retain(|other| !std::ptr::addr_eq(other.as_ptr(), pool));
+        // A log sink or a waker that the pool calls may drop its last handle.
+        let is_called = |call: Call| call.address == pool.addr() && call.thread != thread::current().id();
+        while let Some(call) = schedule.call.filter(|&call| is_called(call) && !call.is_stuck()) {
+            (schedule, _) = self.returned.wait_until(schedule, call.since + STUCK_AFTER);
+        }
+        drop(schedule);
         let _ = self.wake(false);
     }
 
@@ -226,7 +250,7 @@ impl MaintenanceThread {
         }
         // Others need not wake a thread that has not begun.
         self.pace.store(Pace::Compaction as u32, Ordering::Relaxed);
-        let stuck = schedule.call.filter(|(_, since)| since.elapsed() >= STUCK_AFTER);
+        let stuck = schedule.call.filter(Call::is_stuck);
         if schedule.is_running && stuck.is_none() {
             return Ok(());
         }
@@ -238,7 +262,8 @@ impl MaintenanceThread {
         };
         threads::spawn(c"pinpool-maint", run)?;
         (schedule.runner, schedule.is_running, schedule.call) = (number, true, None);
-        schedule.stuck.extend(stuck.map(|(address, _)| address));
+        schedule.stuck.extend(stuck.map(|call| call.address));
+        self.returned.notify_all();
         Ok(())
     }
 
@@ -273,38 +298,47 @@ impl MaintenanceThread {
             return None;
         }
         schedule.is_woken = false;
-        // The last reference to a pool or reminder may be dropped with these.
-        let all: Vec<_> = schedule.reminders.iter().chain(&schedule.pools).filter_map(Weak::upgrade).collect();
         drop(schedule);
-        if !all.iter().all(|one| self.call(number, &**one)) {
+        let (pace, deadline) = (Cell::default(), Cell::new(None));
+        let check = |one: &dyn Maintained| {
+            pace.set(one.pace().max(pace.get()));
+            deadline.set(one.deadline().into_iter().chain(deadline.get()).min());
+        };
+        let maintain = |one: &dyn Maintained| {
+            // A panic is reported by the process's hook and stops nothing else.
+            caught(|| one.maintain());
+        };
+        if !self.call_each(number, maintain) || !self.call_each(number, check) {
             return None;
         }
-        let fastest = || all.iter().map(|one| one.pace()).max().unwrap_or_default();
-        let pace = fastest();
         // Relaxed: ordered by the barrier (maint-I1).
-        self.pace.store(pace as u32, Ordering::Relaxed);
+        self.pace.store(pace.get() as u32, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        Some((pace.max(fastest()), all.iter().filter_map(|one| one.deadline()).min()))
+        self.call_each(number, check).then(|| (pace.get(), deadline.get()))
     }
 
-    /// Maintains `one`, unless an earlier thread is still in it. A panic is reported by the process's hook and stops nothing else.
-    /// False if this thread was replaced meanwhile.
-    fn call(&self, number: u64, one: &dyn Maintained) -> bool {
-        let address = std::ptr::from_ref(one).addr();
-        let mut schedule = self.schedule.lock();
-        if schedule.stuck.contains(&address) {
-            return true;
-        }
-        schedule.call = Some((address, Instant::now()));
-        drop(schedule);
-        caught(|| one.maintain());
-        let mut schedule = self.schedule.lock();
-        if schedule.runner == number {
+    /// Makes a `call` of each reminder and pool, unless an earlier thread is still in it. False if this thread was replaced meanwhile.
+    fn call_each(&self, number: u64, call: impl Fn(&dyn Maintained)) -> bool {
+        for at in 0.. {
+            let mut schedule = self.schedule.lock();
+            let mut all = schedule.reminders.iter().chain(&schedule.pools);
+            let Some(one) = all.nth(at).cloned() else { break };
+            let address = one.as_ptr().addr();
+            let Some(one) = one.upgrade().filter(|_| !schedule.stuck.contains(&address)) else { continue };
+            schedule.call = Some(Call { address, since: Instant::now(), thread: thread::current().id() });
+            drop(schedule);
+            call(&*one);
+            // It may be the last reference.
+            drop(one);
+            let mut schedule = self.schedule.lock();
+            if schedule.runner != number {
+                schedule.stuck.retain(|&other| other != address);
+                return false;
+            }
             schedule.call = None;
-            return true;
+            self.returned.notify_all();
         }
-        schedule.stuck.retain(|&other| other != address);
-        false
+        true
     }
 
     /// Sleeps for one period, or until a reminder is due.

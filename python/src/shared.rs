@@ -80,9 +80,10 @@ impl Slabs {
         pool: &Pool,
         buffer_bytes: &Bound<'_, PyAny>,
         buffers: usize,
-        hugetlb: Option<bool>,
+        never_hugetlb: bool,
     ) -> PyResult<Self> {
         let (pool, buffer_bytes) = (pool.pool()?.clone(), size("buffer_bytes", buffer_bytes)?);
+        let hugetlb = never_hugetlb.then_some(false);
         let made = py.detach(move || SharedSlabs::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
         lines::flush(py)?;
         let slabs = made.map_err(|error| for_shared(&error))?;
@@ -126,6 +127,15 @@ impl Slabs {
     fn counts(&self) -> PyResult<(usize, usize, usize, usize)> {
         let counts = self.slabs()?.counts();
         Ok((counts.free, counts.filling, counts.sent, counts.held))
+    }
+
+    /// Number of received buffers that the program has not released. Reclaims buffers after completed copies first.
+    fn kept(&self, py: Python<'_>) -> PyResult<usize> {
+        self.call(py, |slabs| {
+            slabs.pool().maintain();
+            let in_flight = usize::try_from(slabs.pool().stats().copies.in_flight).unwrap_or(usize::MAX);
+            Ok(slabs.counts().held.saturating_sub(in_flight))
+        })
     }
 
     fn workers(&self) -> PyResult<usize> {

@@ -22,7 +22,6 @@ pub use self::env::EnvReport;
 pub use self::settings::Config;
 pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
-pub use crate::in_flight::FenceKind;
 pub use crate::shared_limit::SharedLimitName;
 
 /// The policy of a pool.
@@ -56,6 +55,12 @@ pub enum Limit {
     Unlimited,
 }
 
+impl Limit {
+    pub(crate) fn bytes(self) -> Option<u64> {
+        if let Self::Bytes(bytes) = self { Some(bytes) } else { None }
+    }
+}
+
 impl From<u64> for Limit {
     fn from(bytes: u64) -> Self {
         Self::Bytes(bytes)
@@ -84,10 +89,10 @@ pub enum OnFull {
 pub struct CodeSettings {
     /// Whether the maintenance thread maintains the pool; `None` for yes.
     pub background_thread: Option<bool>,
+    /// The caller maintains the pool as that thread does, so requests do not.
+    pub maintained_by_caller: bool,
     /// The call stack of one request in this many is kept; 0 for none.
     pub call_stacks: u64,
-    /// How the pool learns that a copy has completed.
-    pub fence: FenceKind,
     /// Threads that touch new memory; `None` for one per core that the process may use.
     pub pin_threads: Option<usize>,
     /// How long a closing pool waits for copies in flight; `None` for 30 s.

@@ -101,8 +101,8 @@ impl Budget {
     }
 
     /// The budget of a partition.
-    pub(crate) fn of_partition(max_bytes: u64, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
-        Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, Some(max_bytes)) })
+    pub(crate) fn of_partition(max_bytes: Option<u64>, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
+        Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, max_bytes) })
     }
 
     /// A claim of zero bytes under the new budget of a pool. Claims are also made in `host`, if there is one; the pool leaves `host`
@@ -127,7 +127,7 @@ impl Budget {
     /// Whether a pool of this process, or another owner under the limit of the host, has memory.
     pub(crate) fn has_claims_nearby(&self) -> bool {
         let on_host = || self.host().is_some_and(|host| host.report().held_bytes > 0);
-        process::has_claims() || on_host()
+        self.process_has_claims() || on_host()
     }
 
     /// Claims `bytes`.
@@ -428,7 +428,7 @@ mod tests {
     fn a_refusal_names_the_level_and_what_is_missing_there_and_a_return_tells_the_watcher() {
         let told = Arc::new(Counting::default());
         let watcher: Weak<Counting> = Arc::downgrade(&told);
-        let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(50, watcher));
+        let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(Some(50), watcher));
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
         let held = partition.claim(30).unwrap();
         let expected = |level, shortfall, could_fit| QuotaExceeded { level, shortfall, could_fit };
@@ -519,11 +519,13 @@ mod tests {
     #[test]
     fn bytes_that_are_kept_forever_count_for_the_other_pools_of_the_process() {
         let (pool, other) = (automatic("unit-kept", 100), automatic("unit-kept", 100));
+        let elsewhere = automatic("unit-elsewhere", 100);
         let quota = pool.budget().clone();
         quota.empty_claim().leak();
         quota.claim(30).unwrap().leak();
         drop(pool);
         assert_eq!((quota.used_bytes(), other.budget().room_for(100)), (30, 70));
+        assert!(other.budget().has_claims_nearby() && !elsewhere.budget().has_claims_nearby());
     }
 
     #[cfg(all(target_os = "linux", not(miri)))] // Shared memory.

@@ -68,11 +68,6 @@ pub(super) fn add(budget: &Arc<Budget>) {
     pools.push(Entry { budget: Arc::downgrade(budget), wanted_bytes: 0, order: u64::MAX });
 }
 
-/// Whether a pool of this process has memory.
-pub(super) fn has_claims() -> bool {
-    POOLS.get().lock().iter().filter_map(|entry| entry.budget.upgrade()).any(|pool| pool.used_bytes() > 0)
-}
-
 /// Makes the maintenance thread release idle memory of pools and wake requests that wait for it.
 pub(super) fn wake_thread() {
     // Without the thread, the requests and returns of each pool do this.
@@ -129,6 +124,12 @@ impl Budget {
             process.wanted_bytes += if entry.order < own_order { entry.wanted_bytes } else { 0 };
         }
         act(&process)
+    }
+
+    /// Whether a pool of this process and machine has memory.
+    pub(super) fn process_has_claims(&self) -> bool {
+        let has_claims = |pool: Arc<Self>| pool.member.root == self.member.root && pool.used_bytes() > 0;
+        POOLS.get().lock().iter().filter_map(|entry| entry.budget.upgrade()).any(has_claims)
     }
 
     /// Bytes counted under the `auto` limit of this pool.

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ const STREAMS: usize = 3;
 const FOREVER: Duration = Duration::from_secs(1 << 20);
 /// ... or its deadline has passed when it looks for the first time.
 const LATE: Duration = Duration::from_nanos(1);
+/// Runs of this process so far.
+static WORLDS: AtomicU64 = AtomicU64::new(0);
 /// A pool and its partitions.
 const POOLS_MAX: usize = 3;
 
@@ -183,6 +185,8 @@ impl World {
         let site = Site::new(Memory::new(slab, &setup), device);
         let clock = ManualClock::default();
         let source = SimMemory { site: site.clone(), setup };
+        // Its own root: a refused request also waits for memory of other pools on the same machine.
+        let root = format!("/simulation/{}", WORLDS.fetch_add(1, Ordering::Relaxed));
         let max_bytes = if setup.max_bytes == 0 { Limit::Unlimited } else { Limit::Bytes(setup.max_bytes) };
         let mut builder = Pool::builder()
             .without_env()
@@ -196,6 +200,7 @@ impl World {
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
             .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))
             .unstable_pressure("/dev/null")
+            .unstable_host_root(root)
             .unstable_log_sampler(LogSampler::new())
             .unstable_clock(clock.clone());
         builder = match (setup.tensorflow, setup.exact) {

@@ -43,6 +43,9 @@
 #define PP_VERSION_MINOR 1
 #define PP_VERSION_PATCH 0
 
+/** No limit, for pp_partition and pp_set_max_bytes. */
+#define PP_NO_LIMIT UINT64_MAX
+
 /**
  * The result of a function. The numbers never change; later versions may add codes.
  *
@@ -227,7 +230,8 @@ pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 
 /**
  * Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
- * are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool.
+ * are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool. PP_NO_LIMIT removes
+ * the limit.
  *
  * - PP_INVALID_ARGUMENT: 0 bytes.
  */

@@ -149,9 +149,18 @@ impl Core {
         self.log.limit_changed(before, max_bytes, why);
         self.complete_copies();
         self.enforce_limits();
-        self.memory.arena().into_iter().for_each(|arena| arena.resume_reserve());
+        self.resume_reserve();
         self.notice(Pace::Active);
         self.room_was_made();
+    }
+}
+
+impl Core {
+    /// There may be more room: the maintenance thread, or the next call of `maintain`, continues a reserve that waits for it.
+    pub(super) fn resume_reserve(&self) {
+        let Some(arena) = self.memory.arena() else { return };
+        arena.resume_reserve();
+        self.notice(arena.reserve_pace());
     }
 }
 
@@ -190,8 +199,7 @@ impl Core {
                 core.update_slow_path();
                 core.notice(Pace::Copies);
             }
-            // Without a thread the next poll continues.
-            core.memory().arena().into_iter().for_each(|arena| arena.resume_reserve());
+            core.resume_reserve();
             true
         });
         self.log.thread_started(begun);

@@ -307,7 +307,9 @@ impl Core {
             Some(arena) => arena.begin_reserve(bytes),
             None => Ok(()),
         };
-        self.add_within_shared_limit(add).map_err(|refusal| self.refused(&BlockRequest::reserve(len), refusal, 0))
+        self.add_within_shared_limit(add).map_err(|refusal| self.refused(&BlockRequest::reserve(len), refusal, 0))?;
+        self.resume_reserve();
+        Ok(())
     }
 
     /// Waits until the whole reserve is pinned, at most until `until`. False if the wait timed out.

@@ -347,11 +347,9 @@ impl Core {
     /// No handle is left. Idle blocks are released now, others when they are returned.
     pub(crate) fn seal(&self) {
         // From now on returns release their blocks, and nothing is idle.
+        self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
-        }
-        if let Some(arena) = self.memory.arena() {
-            arena.cancel_reserve();
         }
         self.report_end();
         self.lifetime.seal();

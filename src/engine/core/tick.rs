@@ -6,6 +6,8 @@
 //! One thread at a time runs a tick; a thread that finds another thread running one continues without waiting. So the lock held
 //! during a tick, slow calls included, makes no thread wait.
 
+use std::time::{Duration, Instant};
+
 use super::{Block, Core};
 use crate::backend::Source;
 use crate::engine::memory::PoolView;
@@ -110,7 +112,8 @@ impl Core {
 
     /// Reads the clock and returns the time. Does what is due if the maintenance thread does not.
     pub(super) fn tick_if_alone(&self) -> u64 {
-        self.tick_after(if self.thread.is_some() { LATE_US } else { 0 })
+        let is_maintained = self.thread.is_some() || self.config.code.maintained_by_caller;
+        self.tick_after(if is_maintained { LATE_US } else { 0 })
     }
 
     /// Reads the clock and returns the time. Does what has been due for `patience_us`; that may be slow calls.
@@ -242,8 +245,11 @@ impl Maintained for Core {
             // Another pool of the process has made room, and has woken this thread only.
             self.wake_waiters();
         }
-        let is_compacting = self.memory.arena().is_some_and(|arena| arena.compact(self.time.now_us()));
-        // During compaction the thread runs more often than anything else is due.
+        let is_compacting = self.memory.arena().is_some_and(|arena| {
+            arena.reserve_turn();
+            arena.compact(self.time.now_us()) || arena.reserve_pace() == Pace::Compaction
+        });
+        // Then the thread runs more often than anything else is due.
         if !is_compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
             self.run_due();
         } else {
@@ -253,11 +259,17 @@ impl Maintained for Core {
 
     fn pace(&self) -> Pace {
         let of_copies = if self.in_flight.held() > 0 { self.pace_of_copies() } else { Pace::Never };
-        self.pace_of_idle().max(of_copies).max(self.pace_of_shared_limit())
+        let of_reserve = self.memory.arena().map_or(Pace::Never, |arena| arena.reserve_pace());
+        self.pace_of_idle().max(of_copies).max(of_reserve).max(self.pace_of_shared_limit())
     }
 }
 
 impl Core {
+    /// Time until the maintenance thread would check again.
+    pub(crate) fn maintenance_period(&self) -> Option<Duration> {
+        self.pace().period(Instant::now())
+    }
+
     /// The pace for changes by time alone: an idle buffer expires, free memory becomes due. Under `tensorflow` nothing expires.
     fn pace_of_idle(&self) -> Pace {
         let (idle_bytes, supply) = (self.idle.bytes(), self.memory.supply());
@@ -277,8 +289,7 @@ impl Core {
             return if self.memory.own_bytes() > idle_bytes { Pace::Active } else { Pace::Quiet };
         }
         // A return that keeps its buffer wakes no thread, although it makes a buffer idle. Free memory is released if memory is short.
-        let may_change = arena.has_free() || arena.reserve_waits();
-        if supply.all_block_bytes() > 0 || may_change { Pace::Quiet } else { Pace::Never }
+        if supply.all_block_bytes() > 0 || arena.has_free() { Pace::Quiet } else { Pace::Never }
     }
 
     /// The pace for copies in flight: users may wait for adopted memory, and other pools for memory of this one.

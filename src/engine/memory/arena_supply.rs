@@ -17,7 +17,6 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::thread::ThreadId;
 use std::time::Instant;
 
 use super::PoolView;
@@ -25,13 +24,13 @@ use super::block_memory::Refusal;
 use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::PressureWatch;
+use super::reserve::Reserve;
 use super::shape::{GrowthShape, arena_over, held};
 use crate::arena::Retention;
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::quota::{Budget, Claim};
 use crate::report::PoolLog;
-use crate::shared_limit::Want;
-use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
+use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
 
 /// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
 const VARIED_GRANULES: u64 = 2;
@@ -73,50 +72,13 @@ impl std::fmt::Debug for ArenaSupply {
     }
 }
 
-/// The pinning of a reserve while the pool is in use.
-#[derive(Debug, Default)]
-pub(super) struct Reserve {
-    pub(super) progress: plain::Mutex<Progress>,
-    /// Notified when the progress changes.
-    pub(super) changed: plain::Condvar,
-    /// Requests that need new memory: the thread pauses for them.
-    pub(super) requests: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Progress {
-    pub(super) has_thread: bool,
-    /// The thread that makes a step.
-    pub(super) stepper: Option<ThreadId>,
-    pub(super) is_cancelled: bool,
-    /// The error that stopped it.
-    pub(super) stopped: Option<SourceError>,
-    /// Bytes that the next step needs and the limit had no room for.
-    pub(super) lacks_bytes: Option<u64>,
-    /// The bytes that other owners of the shared limit should release for it.
-    pub(super) want: Want,
-    /// The log has said that it waits for room.
-    pub(super) has_told_lack: bool,
-    /// When the pinning began, and the bytes pinned then.
-    pub(super) begun: Option<(Instant, u64)>,
-    /// Quarters that the log has reported.
-    pub(super) reported: u128,
-}
-
-impl Progress {
-    /// No step is due.
-    pub(super) fn is_complete(&self) -> bool {
-        self.is_cancelled || self.stopped.is_some() || self.lacks_bytes.is_some()
-    }
-}
-
 /// Settings of an arena.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ArenaSettings {
     pub(crate) may_grow: bool,
     /// Threads that touch the memory of a reserve.
     pub(crate) pin_threads: usize,
-    /// A reserve that is not waited for is pinned by a dedicated thread.
+    /// The maintenance thread pins a reserve that is not waited for.
     pub(crate) background_thread: bool,
     pub(crate) retention: Retention,
 }

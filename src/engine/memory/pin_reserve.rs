@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
 use super::books::Step;
-use super::reserve::REPORTS;
-use super::shape::{GRANULE_BYTES, Mapping, held};
+use super::shape::{Mapping, held};
 use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
 use crate::quota::{LimitLevel, QuotaExceeded};
 use crate::report::Growth;
@@ -21,8 +20,6 @@ const STEP_BYTES: u64 = 8 << 20;
 const REGION_BYTES: u64 = 64 << 20;
 /// Longest wait of a step for calls of other threads.
 const STEP_PATIENCE: Duration = Duration::from_millis(100);
-/// A refused slice is halved down to this.
-const SLICE_BYTES_MIN: u64 = 16 << 20;
 
 impl ArenaSupply {
     /// Pins a reserve of `bytes` (policy-R10) before it returns. If a limit refuses it, calls `make_room` with the bytes that may
@@ -61,30 +58,33 @@ impl ArenaSupply {
     }
 
     /// Pins `bytes` in dedicated ranges, in slices if the source specifies a length for them. Returns their addresses. If the source
-    /// refuses even short slices, these are fewer than requested, and a log line says so. A slow call.
+    /// refuses a slice, these are fewer than requested, and a log line says so. A slow call.
     fn pin_slices(&self, bytes: u64) -> Result<Vec<Place>, Refusal> {
         let len = self.claim_reserve(bytes)?;
-        let slices = Slices::new(len, self.source.reserve_slice_bytes());
-        let (are_several, pin_threads) = (slices.are_several(), self.settings.pin_threads);
+        self.books().add_request(len);
+        self.restart_reports();
+        let slice_bytes = self.source.reserve_slice_bytes().unwrap_or(len);
+        let (are_several, pin_threads) = (len > slice_bytes, self.settings.pin_threads);
         let threads = if are_several { touching_threads(pin_threads) } else { pin_threads };
-        let report = |done_bytes: u64| {
-            if slices.is_new_report(done_bytes, bytes) {
-                self.log.reserve_progress(done_bytes, bytes, None);
-            }
-        };
+        let slices = Mutex::new(Slices { places: Vec::new(), left_bytes: len, refusal: None });
+        let next = || slices.lock().next(slice_bytes);
         let pin = |progress: &dyn Fn(usize)| {
-            while let Some(bytes) = slices.next() {
-                slices.record(bytes, self.pin_region((bytes, threads), progress));
+            while let Some(bytes) = next() {
+                let pinned = self.pin_region((bytes, threads), progress);
+                slices.lock().record(bytes, pinned);
+                self.report_progress(0);
             }
         };
         threads::scope(|scope| {
             // Without that thread, this thread pins all slices.
             let _second = are_several.then(|| scope.spawn(c"pinpool-reserve", || pin(&|_| ())));
-            pin(&|done| report(slices.done_bytes() + done as u64));
+            pin(&|done| self.report_progress(done as u64));
         });
-        let Pinned { places, left_bytes, refusal, .. } = slices.0.into_inner();
+        let Slices { places, left_bytes, refusal } = slices.into_inner();
         if left_bytes > 0 {
-            self.books().unclaim_reserve(self.reserved_bytes(left_bytes));
+            let mut books = self.books();
+            books.unclaim_reserve(self.reserved_bytes(left_bytes));
+            books.request_less(left_bytes);
         }
         match refusal {
             Some(refusal) if places.is_empty() => return Err(refusal),
@@ -189,107 +189,34 @@ pub(super) struct Place(NonNull<u8>, usize);
 #[allow(unsafe_code)]
 unsafe impl Send for Place {}
 
-/// The slices of a reserve.
+/// The slices of a reserve that are pinned, and the rest.
 #[derive(Debug)]
-struct Slices(Mutex<Pinned>);
-
-/// The pinned part of a reserve, and the rest.
-#[derive(Debug)]
-struct Pinned {
+struct Slices {
     places: Vec<Place>,
     left_bytes: u64,
     /// The reason that no further slice is pinned.
     refusal: Option<Refusal>,
-    done_bytes: u64,
-    /// Parts of the reserve that the log has reported.
-    reported: u128,
-    slice_bytes: u64,
-    min_bytes: u64,
 }
 
 impl Slices {
-    /// `bytes` in slices of this length, or in one piece.
-    fn new(bytes: u64, slice_bytes: Option<u64>) -> Self {
-        let (slice_bytes, min_bytes) = slice_bytes.map_or((bytes, bytes), |slice_bytes| (slice_bytes, SLICE_BYTES_MIN));
-        let (places, refusal, done_bytes, reported) = Default::default();
-        Self(Mutex::new(Pinned { places, left_bytes: bytes, refusal, done_bytes, reported, slice_bytes, min_bytes }))
-    }
-
-    fn are_several(&self) -> bool {
-        let pinned = self.0.lock();
-        pinned.left_bytes > pinned.slice_bytes
-    }
-
-    fn done_bytes(&self) -> u64 {
-        self.0.lock().done_bytes
-    }
-
     /// The length of the next slice, for the caller to pin.
-    fn next(&self) -> Option<u64> {
-        let mut pinned = self.0.lock();
-        let bytes = pinned.left_bytes.min(pinned.slice_bytes);
-        if bytes == 0 || pinned.refusal.is_some() {
+    fn next(&mut self, slice_bytes: u64) -> Option<u64> {
+        let bytes = self.left_bytes.min(slice_bytes);
+        if bytes == 0 || self.refusal.is_some() {
             return None;
         }
-        pinned.left_bytes -= bytes;
+        self.left_bytes -= bytes;
         Some(bytes)
     }
 
     /// Records the outcome of a slice of [`next`](Self::next).
-    fn record(&self, bytes: u64, result: Result<Place, Refusal>) {
-        let mut pinned = self.0.lock();
-        match result {
-            Ok(place) => {
-                pinned.places.push(place);
-                pinned.done_bytes += bytes;
-            }
+    fn record(&mut self, bytes: u64, pinned: Result<Place, Refusal>) {
+        match pinned {
+            Ok(place) => self.places.push(place),
             Err(refusal) => {
-                pinned.left_bytes += bytes;
-                if bytes > pinned.min_bytes {
-                    pinned.slice_bytes = (bytes / 2).next_multiple_of(GRANULE_BYTES).max(pinned.min_bytes);
-                } else {
-                    pinned.refusal = Some(refusal);
-                }
+                self.left_bytes += bytes;
+                self.refusal = Some(refusal);
             }
         }
-    }
-
-    /// Returns whether `done_bytes` of `bytes` are a larger part than the log has reported.
-    fn is_new_report(&self, done_bytes: u64, bytes: u64) -> bool {
-        let part = u128::from(done_bytes) * REPORTS / u128::from(bytes);
-        let mut pinned = self.0.lock();
-        let before = pinned.reported;
-        pinned.reported = before.max(part);
-        part > before
-    }
-}
-
-#[cfg(all(test, not(pinpool_loom)))]
-mod tests {
-    use super::*;
-    use crate::backend::SourceError;
-
-    #[test]
-    fn a_refused_slice_is_halved_down_to_a_least_one_and_the_rest_is_left() {
-        const MIB: u64 = 1 << 20;
-        let slices = Slices::new(600 * MIB, Some(256 * MIB));
-        assert!(slices.are_several());
-        let place = Place(NonNull::dangling(), 0);
-        assert_eq!((slices.next(), slices.next()), (Some(256 * MIB), Some(256 * MIB)));
-        slices.record(256 * MIB, Ok(place));
-        let refused = || Err(Refusal::Source(SourceError::new("test", "refused")));
-        slices.record(256 * MIB, refused());
-        for mib in [128, 64, 32, 16] {
-            assert_eq!(slices.next(), Some(mib * MIB));
-            slices.record(mib * MIB, refused());
-        }
-        assert_eq!((slices.next(), slices.done_bytes()), (None, 256 * MIB));
-        let Pinned { places, left_bytes, refusal, .. } = slices.0.into_inner();
-        assert_eq!((places.len(), left_bytes), (1, 344 * MIB));
-        assert!(refusal.is_some());
-        let whole = Slices::new(600 * MIB, None);
-        assert_eq!((whole.are_several(), whole.next()), (false, Some(600 * MIB)));
-        whole.record(600 * MIB, refused());
-        assert_eq!(whole.next(), None, "one piece is not halved");
     }
 }

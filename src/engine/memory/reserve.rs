@@ -1,40 +1,76 @@
-//! A reserve that is pinned in the background (policy-R10): after the first step a thread pins the rest, and requests have
-//! priority.
+//! The progress of a reserve (policy-R10), and a reserve that is pinned in the background: after the first step the maintenance
+//! thread pins the rest, and requests have priority.
 //!
 //! ```text
 //!   begin: [lock: request, plan] ─▶ first step ─▶ returns
-//!   pinpool-reserve: a request needs memory? ─yes─▶ pause
-//!                    [lock: plan] ─▶ step (no lock) ─▶ [lock: finish] ─▶ again, until the reserve is complete
-//!                       └─ no room: ends; a tick or a higher limit starts it again
+//!   each round of the thread: a request needs memory? ─yes─▶ the next round
+//!                    [lock: plan] ─▶ step (no lock) ─▶ [lock: finish] ─▶ the next round, until the reserve is complete
+//!                       └─ no room: pauses; a tick or a higher limit resumes it
 //!                       └─ refused: ends with a warning; the pool continues with what it has
 //! ```
 //!
-//! Each arena with a reserve to pin has a dedicated thread, because a step may be slow and the maintenance thread serves all pools
-//! of the process. The thread keeps no reference to the arena between two steps. Without background threads
-//! (`background_thread(false)`) each `Pool::maintain` makes one step.
-//!
-//! - **background-I1**: one thread makes a step at a time, and none after `cancel_reserve` has returned.
+//! Without background threads (`background_thread(false)`) each `Pool::maintain` makes one step.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use super::arena_supply::{ArenaSupply, Reserve};
+use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
 use super::books::Step;
 use crate::backend::SourceError;
-use crate::maintenance_thread::MaintenanceThread;
+use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::report;
-use pinpool_os::threads;
+use crate::shared_limit::Want;
+use pinpool_os::sync::plain::{Condvar, Mutex};
 
-/// Longest pause of the thread for requests that need memory; the memory that they commit becomes part of the reserve.
-const PATIENCE_FOR_REQUESTS: Duration = Duration::from_millis(100);
-const PAUSE_FOR_REQUESTS: Duration = Duration::from_micros(50);
+/// Between two checks of a thread that waits for the reserve: memory that requests commit becomes part of it, and notifies nobody.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// Longest wait of `cancel_reserve` for a step.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
 /// Progress reports of a reserve in the log.
-pub(super) const REPORTS: u128 = 4;
+const REPORTS: u128 = 4;
+
+/// The pinning of reserves.
+#[derive(Debug, Default)]
+pub(super) struct Reserve {
+    progress: Mutex<Progress>,
+    /// Notified when the progress changes.
+    changed: Condvar,
+    /// Locked while a thread makes a step.
+    step: Mutex<()>,
+    /// Requests that need new memory: steps wait for them.
+    requests: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    is_cancelled: bool,
+    /// The error that stopped it.
+    stopped: Option<SourceError>,
+    /// Bytes that the next step needs and the limit had no room for.
+    lacks_bytes: Option<u64>,
+    /// The bytes that other owners of the shared limit should release for it.
+    want: Want,
+    /// The log has said that it waits for room.
+    has_told_lack: bool,
+    /// When the pinning in the background began, and the bytes pinned then.
+    begun: Option<(Instant, u64)>,
+    /// Quarters that the log has reported.
+    reported: u128,
+}
+
+impl Progress {
+    /// How soon the next step is due.
+    fn pace(&self) -> Pace {
+        if self.begun.is_none() || self.is_cancelled || self.stopped.is_some() {
+            Pace::Never
+        } else if self.lacks_bytes.is_some() {
+            Pace::Quiet
+        } else {
+            Pace::Compaction
+        }
+    }
+}
 
 /// A request that needs new memory, until the drop.
 pub(super) struct RequestFirst<'arena>(&'arena AtomicU64);
@@ -54,7 +90,7 @@ impl ArenaSupply {
     }
 
     /// Requests a reserve of `bytes` and pins its first step. The rest follows while the pool is in use. A slow call.
-    pub(in crate::engine) fn begin_reserve(self: &Arc<Self>, bytes: u64) -> Result<(), Refusal> {
+    pub(in crate::engine) fn begin_reserve(&self, bytes: u64) -> Result<(), Refusal> {
         let mut books = self.books();
         books.request_reserve(bytes)?;
         let pinned_bytes = books.reserve_progress().0;
@@ -72,24 +108,21 @@ impl ArenaSupply {
         }
         let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
         self.log.reserve_started(pinned_bytes, asked_bytes);
-        if self.books().reserve_to_come() == 0 {
-            self.end_reserve()
-        } else {
-            self.start_reserve_thread()
+        if pinned_bytes >= asked_bytes {
+            self.end_reserve();
         }
         Ok(())
     }
 
-    /// Returns whether some of the reserve waits for room under the limit.
-    pub(in crate::engine) fn reserve_waits(&self) -> bool {
-        let progress = self.reserve.progress.lock();
-        progress.lacks_bytes.is_some() && !progress.is_cancelled
+    /// How soon the next step is due: a reserve without room waits for a tick.
+    pub(in crate::engine) fn reserve_pace(&self) -> Pace {
+        self.reserve.progress.lock().pace()
     }
 
     /// The time until the reserve is complete, at the rate so far; `None` if no reserve is in progress or the rate is unknown.
     pub(super) fn reserve_eta(&self) -> Option<Duration> {
         let progress = self.reserve.progress.lock();
-        let (at, before_bytes) = progress.begun.filter(|_| !progress.is_complete())?;
+        let (at, before_bytes) = progress.begun.filter(|_| progress.pace() == Pace::Compaction)?;
         drop(progress);
         let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
         let done_bytes = u128::from(pinned_bytes.checked_sub(before_bytes).filter(|&bytes| bytes > 0)?);
@@ -98,75 +131,28 @@ impl ArenaSupply {
         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
 
-    /// Continues a reserve that waits for room, if there is some now.
-    pub(in crate::engine) fn resume_reserve(self: &Arc<Self>) {
+    /// Resumes a reserve that waits for room, if there is some now or requests have pinned the rest.
+    pub(in crate::engine) fn resume_reserve(&self) {
         let Some(lacks_bytes) = self.reserve.progress.lock().lacks_bytes else { return };
         let books = self.books();
-        let (is_there, could_go_on) = (books.reserve_to_come() == 0, books.could_go_on(lacks_bytes));
+        let may_resume = books.reserve_to_come() == 0 || books.could_go_on(lacks_bytes);
         drop(books);
-        if is_there {
-            // Requests have pinned the rest.
-            self.end_reserve();
-        } else if could_go_on {
+        if may_resume {
             self.reserve.progress.lock().lacks_bytes = None;
-            self.start_reserve_thread();
         }
     }
 
-    fn start_reserve_thread(self: &Arc<Self>) {
-        let mut progress = self.reserve.progress.lock();
-        if !self.settings.background_thread || progress.has_thread || progress.is_cancelled {
-            return;
-        }
-        let supply = Arc::downgrade(self);
-        let spawned = threads::spawn(c"pinpool-reserve", move || Self::run_reserve(&supply));
-        progress.has_thread = spawned.is_ok();
-        // A tick makes a step instead, and tries again.
-        progress.lacks_bytes = spawned.is_err().then_some(0);
-        drop(progress);
-        if let Err(error) = spawned {
-            self.log.thread_started(Err(error));
-            self.reserve_turn();
-        }
-    }
-
-    /// The thread: step after step, as long as the arena lives.
-    fn run_reserve(supply: &Weak<Self>) {
-        while let Some(supply) = supply.upgrade() {
-            let begun = Instant::now();
-            // Relaxed: as in `before_reserve`.
-            while supply.reserve.requests.load(Ordering::Relaxed) > 0 && begun.elapsed() < PATIENCE_FOR_REQUESTS {
-                thread::sleep(PAUSE_FOR_REQUESTS);
-            }
-            if !supply.reserve_turn() {
-                let mut progress = supply.reserve.progress.lock();
-                // More was requested meanwhile: continues.
-                if progress.is_complete() || supply.books().reserve_to_come() == 0 {
-                    progress.has_thread = false;
-                    drop(progress);
-                    supply.reserve.changed.notify_all();
-                    return;
-                }
-                drop(progress);
-                thread::sleep(PAUSE_FOR_REQUESTS);
-            }
-        }
-    }
-
-    /// Makes one step and logs its result. Returns whether another step is due now. A slow call.
+    /// Makes one step, if one is due, and logs its result. Returns whether another step is due now. A slow call.
     pub(in crate::engine) fn reserve_turn(&self) -> bool {
-        if self.books().reserve_to_come() == 0 {
-            // Requests may have pinned the rest.
-            self.end_reserve();
-            return false;
-        }
-        if self.reserve.progress.lock().stopped.is_some() {
+        // Relaxed: as in `before_reserve`.
+        let has_requests = self.reserve.requests.load(Ordering::Relaxed) > 0;
+        if has_requests || self.reserve_pace() != Pace::Compaction {
             return false;
         }
         match self.step() {
             Step::Made => {
                 self.update_want(false);
-                self.report_progress();
+                self.report_progress(0);
                 // Waiting requests may fit into what is there now.
                 self.pool().iter().for_each(|pool| pool.room_was_made());
                 if self.books().reserve_to_come() > 0 {
@@ -221,8 +207,10 @@ impl ArenaSupply {
         now_bytes > before_bytes
     }
 
-    fn report_progress(&self) {
+    /// Logs each quarter of all reserves that is pinned, with `unfinished_bytes` of a call in progress.
+    pub(super) fn report_progress(&self, unfinished_bytes: u64) {
         let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
+        let pinned_bytes = pinned_bytes + unfinished_bytes;
         let reached = u128::from(pinned_bytes) * REPORTS / u128::from(asked_bytes.max(1));
         let mut progress = self.reserve.progress.lock();
         let is_new = reached > progress.reported && reached < REPORTS;
@@ -232,6 +220,11 @@ impl ArenaSupply {
             self.log.reserve_progress(pinned_bytes, asked_bytes, self.reserve_eta());
         }
         self.reserve.changed.notify_all();
+    }
+
+    /// A new reserve is reported from its beginning.
+    pub(super) fn restart_reports(&self) {
+        self.reserve.progress.lock().reported = 0;
     }
 
     /// The reserve is complete: logs that once.
@@ -247,30 +240,30 @@ impl ArenaSupply {
         self.log.reserve_complete(done_bytes, at.elapsed(), self.source.numa_node());
     }
 
-    /// The pool ends: no further step is made. Waits for a step in progress.
+    /// The pool ends: no step begins from now on. Waits for a step in progress.
     pub(in crate::engine) fn cancel_reserve(&self) {
         let until = Instant::now() + CANCEL_PATIENCE;
         let mut progress = self.reserve.progress.lock();
         progress.is_cancelled = true;
-        // A log sink or a waker that the step calls may end the pool.
-        let is_other = |stepper: ThreadId| stepper != thread::current().id();
-        while progress.stepper.is_some_and(is_other) && Instant::now() < until {
-            (progress, _) = self.reserve.changed.wait_until(progress, until);
+        while self.reserve.step.try_lock().is_none() && Instant::now() < until {
+            (progress, _) = self.reserve.changed.wait_until(progress, Instant::now() + CHECK_EVERY);
         }
         drop(progress);
         self.update_want(false);
         self.reserve.changed.notify_all();
     }
 
-    /// Waits until the reserve is complete, at most until `until`. Returns whether it is. Without a thread, makes the steps. A slow
-    /// call.
+    /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is. Without a thread, makes the steps. A
+    /// slow call.
     ///
     /// # Errors
     ///
     /// The source refused a step.
     pub(in crate::engine) fn await_reserve(&self, until: Instant) -> Result<bool, SourceError> {
         loop {
-            if self.books().reserve_to_come() == 0 {
+            let is_due = !self.settings.background_thread && self.reserve_turn();
+            let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
+            if pinned_bytes >= asked_bytes {
                 return Ok(true);
             }
             let progress = self.reserve.progress.lock();
@@ -280,15 +273,9 @@ impl ArenaSupply {
             if Instant::now() >= until || progress.is_cancelled {
                 return Ok(false);
             }
-            let is_alone = !self.settings.background_thread && progress.stepper.is_none();
-            if is_alone && progress.lacks_bytes.is_none() {
-                drop(progress);
-                self.reserve_turn();
-                continue;
+            if !is_due {
+                drop(self.reserve.changed.wait_until(progress, until.min(Instant::now() + CHECK_EVERY)));
             }
-            // Checks periodically: memory that requests commit becomes part of the reserve, and notifies nobody.
-            let slice = until.min(Instant::now() + PATIENCE_FOR_REQUESTS);
-            drop(self.reserve.changed.wait_until(progress, slice));
         }
     }
 
@@ -296,25 +283,13 @@ impl ArenaSupply {
     fn step(&self) -> Step {
         // A log sink may end the pool, so log lines are delivered after the step.
         let _deferral = report::defer();
-        let call = MaintenanceThread::of_process().enter();
+        let (call, step) = (MaintenanceThread::of_process().enter(), self.reserve.step.try_lock());
         let mut progress = self.reserve.progress.lock();
         progress.is_cancelled |= call.is_none();
-        if progress.is_cancelled || progress.stepper.is_some() {
+        if progress.is_cancelled || step.is_none() {
             return Step::NotNow;
         }
-        progress.stepper = Some(thread::current().id());
         drop(progress);
-        let _end = EndOfStep(&self.reserve);
         self.pin_step()
-    }
-}
-
-/// Ends a step when it is dropped, also by a panic of a log sink.
-struct EndOfStep<'arena>(&'arena Reserve);
-
-impl Drop for EndOfStep<'_> {
-    fn drop(&mut self) {
-        self.0.progress.lock().stepper = None;
-        self.0.changed.notify_all();
     }
 }

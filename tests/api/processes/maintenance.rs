@@ -1,7 +1,7 @@
 //! What the maintenance thread does while the program makes no calls, and what nobody does without it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use pinpool_testing::{SinkMem, SinkStream};
 use crate::child::alone;
 use crate::counting::CountingSource;
 use crate::fixture::filled;
+use crate::manual_copies::{ManualStream, Nowhere};
 use crate::until::until;
 
 const MIB: usize = 1 << 20;
@@ -149,6 +150,28 @@ fn a_pool_that_is_over_is_looked_at_no_more() {
     let calls = releases(&source);
     thread::sleep(Duration::from_millis(250));
     assert_eq!(releases(&source), calls);
+}
+
+#[test]
+fn the_end_of_a_pool_waits_for_what_the_thread_releases() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = hasty(source.clone()).preset(Preset::TensorFlow).build().unwrap();
+    let stream = ManualStream::default();
+    drop(pool.get(MIB).unwrap().copy_to(&stream, &mut Nowhere).unwrap());
+    let gate = source.hold(SourceCall::Release);
+    stream.0.is_over.store(true, Ordering::SeqCst);
+    gate.wait_for(1);
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(pool);
+            ended.store(true, Ordering::SeqCst);
+            assert_eq!(Arc::strong_count(&source), 1, "the pool keeps nothing");
+        });
+        thread::sleep(Duration::from_millis(20));
+        assert!(!ended.load(Ordering::SeqCst), "its memory is not released yet");
+        drop(gate);
+    });
 }
 
 #[test]

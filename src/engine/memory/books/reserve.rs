@@ -34,12 +34,17 @@ impl Books {
     /// Requests a reserve of `bytes` more, if the limit has room for all reserves.
     pub(in crate::engine) fn request_reserve(&mut self, bytes: u64) -> Result<(), Refusal> {
         check_length(bytes)?;
-        let requested_bytes = self.requested_bytes.saturating_add(self.pending_bytes).saturating_add(bytes);
+        let requested_bytes = self.requested_bytes.saturating_add(bytes);
         if self.budget.max_bytes().is_some_and(|max_bytes| requested_bytes > max_bytes) {
             return Err(Refusal::QuotaExceeded { needed_bytes: bytes, over: self.budget.full(bytes) });
         }
-        self.requested_bytes += bytes;
+        self.add_request(bytes);
         Ok(())
+    }
+
+    /// Requests a reserve of `bytes` more, which are claimed.
+    pub(in crate::engine) fn add_request(&mut self, bytes: u64) {
+        self.requested_bytes += bytes;
     }
 
     /// Requests `bytes` less, at most the bytes that are not pinned yet.
@@ -52,15 +57,15 @@ impl Books {
         (self.reserve_bytes + self.arena.kept_bytes(), self.requested_bytes)
     }
 
-    /// Bytes requested and not pinned yet.
+    /// Bytes requested that are neither pinned nor being pinned.
     pub(in crate::engine) fn reserve_to_come(&self) -> u64 {
         let (pinned_bytes, requested_bytes) = self.reserve_progress();
-        requested_bytes.saturating_sub(pinned_bytes)
+        requested_bytes.saturating_sub(pinned_bytes + self.pending_bytes)
     }
 
     /// The longest buffer that the granules of the complete reserve could hold.
     pub(in crate::engine) fn reserve_in_granules(&self) -> u64 {
-        self.requested_bytes.saturating_sub(self.reserve_bytes)
+        self.requested_bytes.saturating_sub(self.reserve_bytes + self.pending_bytes)
     }
 
     /// Plans the next step, of about `step_bytes`, or returns the reason that there is none. If the limit has no room, committed
@@ -146,7 +151,7 @@ impl Books {
         self.pending_bytes -= held_bytes;
         self.mappings.add(range, Mapping::Region(region));
         self.reserve_bytes += bytes;
-        // A reserve that is pinned all at once was not requested before.
+        // A region is whole granules.
         self.requested_bytes = self.requested_bytes.max(self.reserve_progress().0);
         self.reserve_overhead_bytes += held_bytes - bytes;
         self.lower_claim();
