@@ -22,7 +22,6 @@ pub use self::env::EnvReport;
 pub use self::settings::Config;
 pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
-pub use crate::in_flight::FenceKind;
 pub use crate::policy::Preset;
 pub use crate::shared_limit::SharedLimitName;
 
@@ -84,8 +83,6 @@ pub struct CodeSettings {
     pub maintained_by_caller: bool,
     /// The call stack of one request in this many is kept; 0 for none.
     pub call_stacks: u64,
-    /// How the pool learns that a copy has completed.
-    pub fence: FenceKind,
     /// Threads that touch new memory; `None` for one per core that the process may use.
     pub pin_threads: Option<usize>,
     /// How long a closing pool waits for copies in flight; `None` for 30 s.

@@ -62,16 +62,16 @@ impl Pool {
         Ok(PinnedBuf::over(block, len, 1))
     }
 
-    /// Pins memory that the caller mapped, with the pool's backend and within its limit; idle memory is released if necessary. `owner`
-    /// keeps the memory mapped. A slow call.
+    /// Pins memory that the caller mapped (anonymous, memfd or tmpfs, writable), with the pool's backend and within its limit; idle
+    /// memory is released if necessary. Read-only and file-system mappings may be refused. `owner` keeps the memory mapped. A slow call.
     ///
-    /// Parts of a mapped file can then be copied directly, without a copy into a buffer: [`adopt`](Self::adopt) wraps them.
+    /// Parts can then be copied directly, without a copy into a buffer: [`adopt`](Self::adopt) wraps them.
     ///
     /// ```
     /// # use std::ptr::NonNull;
     /// # #[repr(align(4096))] struct Page([u8; 4096]);
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
-    /// let mut page = Box::new(Page([1; 4096])); // represents a mapped file
+    /// let mut page = Box::new(Page([1; 4096])); // represents a mapping
     /// let memory = NonNull::from(page.0.as_mut_slice());
     /// // SAFETY: a whole page, mapped as long as `page`.
     /// let locked = std::sync::Arc::new(unsafe { pool.pin(memory, page) }?);
