@@ -30,7 +30,6 @@ pub mod fast_path {
 }
 
 pub use crate::engine::ManualClock;
-pub use crate::in_flight::FenceKind;
 pub use crate::policy::{Check, Window};
 pub use crate::report::{CheckReport, LogSampler};
 pub use crate::report::{Finding, Severity};
@@ -75,4 +74,10 @@ pub fn maintenance_period(pool: &Pool) -> Option<Duration> {
 /// whether any were remapped.
 pub fn compaction_step(pool: &Pool) -> bool {
     pool.core().compaction_step()
+}
+
+/// Makes the copies of this process record events instead of writing to timelines, for tests and benches.
+#[cfg(feature = "cuda")]
+pub fn turn_timelines_off(are_off: bool) {
+    crate::copy::cuda::turn_timelines_off(are_off);
 }

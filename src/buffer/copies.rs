@@ -124,8 +124,7 @@ impl PinnedBuf {
         let checked = checked.and_then(|()| copy::check_len(self.len(), "target", target.capacity_bytes()));
         // SAFETY: the length was checked. The engine gets the block with this copy's fence and keeps it from every other use until
         // the copy has completed (in-flight-I1); on a refusal nothing was enqueued.
-        let enqueue =
-            |()| unsafe { target.enqueue_with(stream, self.start().as_ptr(), self.len(), block.fence_kind()) };
+        let enqueue = |()| unsafe { target.enqueue(stream, self.start().as_ptr(), self.len()) };
         match checked.and_then(enqueue) {
             Ok(fence) => {
                 let keeper = Some(block.keeper());
@@ -164,7 +163,7 @@ impl PinnedBuf {
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing writes to the memory, nor does it
         // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { target.enqueue_with(stream, source.as_ptr(), len, block.fence_kind()) };
+        let enqueue = |()| unsafe { target.enqueue(stream, source.as_ptr(), len) };
         self.track(checked.and_then(enqueue), CopyFences::record)
     }
 

@@ -15,7 +15,6 @@ use crate::backend::{self, Backend};
 use crate::config::{Config, EnvReport, Limit, OnFull, Preset, Settings, env, for_each_setting};
 use crate::engine::ManualClock;
 use crate::error::{Error, Result};
-use crate::in_flight::FenceKind;
 use crate::report::{CheckReport, LogSampler, PoolLog};
 
 /// Collects the settings of a new pool. A setting that code does not set comes from the environment, or has its default.
@@ -117,13 +116,6 @@ impl PoolBuilder {
     #[cfg(feature = "observe")]
     pub fn call_stacks(mut self, every: u64) -> Self {
         self.settings.code.call_stacks = every;
-        self
-    }
-
-    /// Sets how the pool detects the end of a copy, for benchmarks. Unstable.
-    #[doc(hidden)]
-    pub fn unstable_fence(mut self, fence: FenceKind) -> Self {
-        self.settings.code.fence = fence;
         self
     }
 

@@ -101,8 +101,8 @@ impl Budget {
     }
 
     /// The budget of a partition.
-    pub(crate) fn of_partition(max_bytes: u64, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
-        Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, Some(max_bytes)) })
+    pub(crate) fn of_partition(max_bytes: Option<u64>, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
+        Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, max_bytes) })
     }
 
     /// A claim of zero bytes under the new budget of a pool. Claims are also made in `host`, if there is one; the pool leaves `host`
@@ -436,7 +436,7 @@ mod tests {
     fn a_refusal_names_the_level_and_what_is_missing_there_and_a_return_tells_the_watcher() {
         let told = Arc::new(Counting::default());
         let watcher: Weak<Counting> = Arc::downgrade(&told);
-        let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(50, watcher));
+        let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(Some(50), watcher));
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
         let held = partition.claim(30).unwrap();
         let expected = |level, shortfall, could_fit| QuotaExceeded { level, shortfall, could_fit };
