@@ -34,7 +34,7 @@ use crate::in_flight::SharedFence;
 /// /// `stream` is a `cudaStream_t` or a `CUstream` with work that uses the buffer.
 /// fn release(buf: PinnedBuf, stream: *mut std::ffi::c_void) -> pinpool::Result<()> {
 ///     // SAFETY: the caller keeps the stream until its work has completed.
-///     buf.release_after(&unsafe { RawStream::new(stream) })
+///     Ok(buf.release_after(&unsafe { RawStream::new(stream) })?)
 /// }
 /// ```
 #[derive(Debug, Clone, Copy)]
