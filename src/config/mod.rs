@@ -22,18 +22,8 @@ pub use self::env::EnvReport;
 pub use self::settings::Config;
 pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
+pub use crate::policy::Preset;
 pub use crate::shared_limit::SharedLimitName;
-
-/// The policy of a pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Preset {
-    /// TensorFlow's policy over an arena: misses and evictions cost nanoseconds, bytes are bounded, and idle memory is released.
-    #[default]
-    Adaptive,
-    /// Reproduces TensorFlow's `PoolAllocator`, including its counters and log lines: each miss is a separate allocation.
-    TensorFlow,
-}
 
 /// The limit on the bytes that a pool holds, in use and idle.
 ///

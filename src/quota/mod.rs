@@ -301,6 +301,14 @@ impl Budget {
         self.shared(SharedLimit::owed_bytes, Process::shortfall_bytes)
     }
 
+    /// Whether other processes hold most of what is held under the shared limit.
+    pub(crate) fn is_held_by_others(&self) -> bool {
+        let owners = self.host().map_or_else(Vec::new, |host| host.report().owners);
+        let held =
+            |is_own| owners.iter().filter(|owner| owner.is_own == is_own).map(|owner| owner.held_bytes).sum::<u64>();
+        held(false) > held(true)
+    }
+
     /// Why the shared limit has no room for `needed_bytes`, and what helps.
     pub(crate) fn shared_in_words(&self, needed_bytes: u64) -> (String, &'static str) {
         let is_too_large = needed_bytes > self.highest_claim_bytes();

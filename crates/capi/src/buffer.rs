@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use pinpool::cudarc::driver::sys;
-use pinpool::{PinnedBuf, Request};
+use pinpool::{PinnedBuf, PinnedBy, Request};
 
 use crate::call::{Failure, call, required, store};
 use crate::handle::pp_pool;
@@ -198,7 +198,9 @@ pub unsafe extern "C" fn pp_adopt(
         }
         let (memory, adopted) = (NonNull::slice_from_raw_parts(start, bytes), Adopted { on_return, ptr, user_data });
         // SAFETY: the caller's promise covers the contract of `adopt`.
-        let buf = unsafe { call.pool()?.adopt(memory, is_pinned != 0, move || adopted.release()) }?;
+        let buf = unsafe {
+            call.pool()?.adopt(memory, (is_pinned != 0).then_some(PinnedBy::Driver), move || adopted.release())
+        }?;
         call.table().insert(buf, Owner::Program);
         Ok(pp_status::PP_OK)
     })

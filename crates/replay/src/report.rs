@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pinpool::Preset;
 use pinpool_observe::diagnosis::words::counted;
 use pinpool_os::words::Time;
 use serde::Serialize;
@@ -16,7 +17,7 @@ const DOUBTFUL_PART: u64 = 5;
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ReplayReport {
     /// Policy of the pool.
-    pub preset: &'static str,
+    pub preset: Preset,
     /// Rounding of sizes to classes.
     pub rounding: String,
     /// Kind of memory.

@@ -11,7 +11,7 @@ use super::ticket::Ticket;
 use super::worker::{CHECK_EVERY, TRAINER, is_alive, locks_of, recover};
 use crate::error::{ErrorKind, Result};
 use crate::memory_file::{MemoryFile, SharedMemory};
-use pinpool::{PinnedBuf, Pool};
+use pinpool::{PinnedBuf, PinnedBy, Pool};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::Ordering;
 use pinpool_shm::file::LockFile;
@@ -202,9 +202,9 @@ impl SharedSlabs {
         self.geometry.buffers
     }
 
-    /// The backend that pins the memory: `register`, `mlock` or `none`.
-    pub fn pinned_by(&self) -> &'static str {
-        self.lender.locked_by()
+    /// What pins the memory; `None` if the pool's memory is not pinned.
+    pub fn pinned_by(&self) -> Option<PinnedBy> {
+        self.lender.pinned_by()
     }
 
     /// Returns whether the memory is in hugetlb pages.
