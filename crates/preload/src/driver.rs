@@ -203,7 +203,7 @@ impl Driver {
     /// Whether a stream that is ordered with the default stream of the current context captures. The query invalidates no capture.
     pub(crate) fn is_default_stream_blocked(&self) -> bool {
         let mut status = 0;
-        // SAFETY: a stream that always exists, and a place for the answer.
+        // SAFETY: a stream that always exists, and a valid out-pointer.
         let code = unsafe { (self.0.is_capturing)(LEGACY_STREAM, &raw mut status) };
         status != 0 || matches!(code, CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)
     }
@@ -232,7 +232,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if self.is_pushed {
             let mut popped = 0;
-            // SAFETY: pushed by `enter` on this thread, and a place for it.
+            // SAFETY: pushed by `enter` on this thread, and a valid out-pointer.
             let _gone = unsafe { (self.driver.0.pop)(&raw mut popped) };
         }
     }
