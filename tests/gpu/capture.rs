@@ -50,7 +50,7 @@ fn a_stream_that_captures_is_refused() {
                 "{name}: the buffer is put back"
             );
             // Each launch of the graph would read these buffers again.
-            assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().is_capture(), "{name}");
+            assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().error().is_capture(), "{name}");
             lane.stream.memcpy_htod(&pool.get(MIB).unwrap(), &mut lane.memory).unwrap();
             pool.maintain();
             let stats = pool.stats();
