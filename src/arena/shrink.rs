@@ -22,7 +22,7 @@ impl Arena {
         self.release(selected)
     }
 
-    /// Whether [`Arena::release_due`] would return a plan, unless what is due is kept but for a part of a granule.
+    /// Returns whether [`Arena::release_due`] would return a plan, unless what is due is kept but for a part of a granule.
     pub(crate) fn is_release_due(&self, now_us: u64) -> bool {
         now_us >= self.next_release_us
             && self.releasable_bytes() > 0
