@@ -27,6 +27,7 @@ use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::quota::{Budget, BudgetOwner};
 use crate::shared_limit::{SharedLimitReport, Want};
+use crate::size_class::Class;
 use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_observe::record::Event;
 use pinpool_os::fork::OfProcess;
@@ -207,12 +208,13 @@ impl Core {
 
     /// The head of the queue was refused for this reason. Returns whether to try again at once: its demand was published just now, and
     /// earlier releases notified nobody.
-    pub(super) fn publish_demand(&self, refusal: &Refusal) -> bool {
-        let Some((needed_bytes, shortfall)) = refusal.by_shared_limit() else {
+    pub(super) fn publish_demand(&self, refusal: &Refusal, class: Class) -> bool {
+        let Some(shortfall) = refusal.by_shared_limit() else {
             // Memory of other owners would not help any more.
             self.clear_demand();
             return false;
         };
+        let needed_bytes = self.memory.supply().block_bytes(class);
         self.budget().set_want(&self.wanted_of_shared_limit, shortfall, needed_bytes) < shortfall
     }
 
@@ -228,7 +230,7 @@ impl Core {
     /// has room now; or whether it may have, if no such `calls` may be made. A slow call.
     pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
         let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
-        shared.is_some_and(|(_, shortfall)| calls == SlowCalls::None || self.budget().reclaim_from_others(shortfall))
+        shared.is_some_and(|shortfall| calls == SlowCalls::None || self.budget().reclaim_from_others(shortfall))
     }
 
     /// Releases idle memory while other owners lack it.
@@ -293,11 +295,10 @@ impl Core {
             let added = add();
             // A request that can never fit is no reason for others to release memory.
             let refused = added.as_ref().err().and_then(Refusal::by_shared_limit);
-            let Some((needed_bytes, shortfall)) = refused.filter(|_| Instant::now() < until && !self.is_closed())
-            else {
+            let Some(shortfall) = refused.filter(|_| Instant::now() < until && !self.is_closed()) else {
                 break added;
             };
-            let is_told = self.budget().set_want(&want, shortfall, needed_bytes) >= shortfall;
+            let is_told = self.budget().set_want(&want, shortfall, shortfall) >= shortfall;
             if !self.budget().reclaim_from_others(shortfall) && is_told {
                 std::thread::sleep(RESERVE_PATIENCE);
             }

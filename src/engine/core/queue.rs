@@ -47,7 +47,8 @@ impl Server for Core {
             return Ok(block);
         }
         if !self.memory.supply().could_hold(class) {
-            return self.fall_back(class.bytes, class).ok_or_else(|| self.memory.refusal_for_good(class));
+            let refusal = || self.memory.budget().refusal(class.bytes as u64).into();
+            return self.fall_back(class.bytes, class).ok_or_else(refusal);
         }
         let begun = Instant::now();
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) {
@@ -58,7 +59,7 @@ impl Server for Core {
             let calls = SlowCalls::Until(Deadlines::both(until));
             let attempt = || self.acquire(&waiter.request, calls, QueuePlace::Head).map_err(expect_refusal);
             match attempt() {
-                Err(refusal) if self.publish_demand(&refusal) => attempt(),
+                Err(refusal) if self.publish_demand(&refusal, class) => attempt(),
                 acquired => acquired,
             }
         };

@@ -108,27 +108,31 @@ impl From<Refusal> for Stop {
     }
 }
 
-/// The reason that there is no memory.
+/// The reason that there is no memory: numbers from the claim or call that failed. [`Memory::explain`](super::Memory::explain) words
+/// it when it is shown, since the head of the queue fails again and again.
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {
-    /// A block of `needed_bytes` would exceed a limit.
-    QuotaExceeded { needed_bytes: u64, over: QuotaExceeded },
+    /// A limit has no room.
+    Limit(QuotaExceeded),
     /// Earlier requests wait, the first of them for `first_bytes`, and there is no room in addition to it.
-    Queued { needed_bytes: u64, waiting: u64, first_bytes: u64 },
+    Queued { waiting: u64, first_bytes: u64 },
     /// The source failed.
     Source(SourceError),
 }
 
 impl Refusal {
-    /// The bytes needed and the bytes missing, if a shared limit refused that could hold the request.
-    pub(crate) fn by_shared_limit(&self) -> Option<(u64, u64)> {
+    /// The bytes of the claim, if a shared limit refused it that could hold it.
+    pub(crate) fn by_shared_limit(&self) -> Option<u64> {
         match *self {
-            Self::QuotaExceeded {
-                needed_bytes,
-                over: QuotaExceeded { level: LimitLevel::Shared, shortfall, could_fit: true },
-            } => Some((needed_bytes, shortfall)),
+            Self::Limit(QuotaExceeded { level: LimitLevel::Shared, bytes, could_fit: true }) => Some(bytes),
             _ => None,
         }
+    }
+}
+
+impl From<QuotaExceeded> for Refusal {
+    fn from(over: QuotaExceeded) -> Self {
+        Self::Limit(over)
     }
 }
 

@@ -9,9 +9,9 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | the memory of a pool; the interface of its two supplies |
-//! | `arena_supply.rs` | `adaptive`: an arena over a source, and the lock around its books |
+//! | `arena_supply.rs` | `adaptive`: an arena over a source as a supply, with the attempts of a miss; the lock around its books |
 //! | `books` | the content of that lock: arena, addresses, demand, reserve, claims |
-//! | `find.rs` | the attempts of a miss, in their order; growth; returned blocks |
+//! | `search.rs` | the steps of these attempts: growth, room, limits, the reason for a refusal |
 //! | `carry_out.rs`, `called_source.rs` | the steps of a plan on the source; calls recorded, panics caught |
 //! | `compaction.rs`, `release.rs` | plans that move and release memory |
 //! | `reserve.rs`, `pin_reserve.rs` | a reserve: its progress in the background; its steps |
@@ -40,13 +40,13 @@ mod books;
 mod called_source;
 mod carry_out;
 mod compaction;
-mod find;
 mod one_each;
 mod pin_reserve;
 mod pressure;
 mod refusal;
 mod release;
 mod reserve;
+mod search;
 mod shape;
 
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
@@ -137,7 +137,7 @@ impl Memory {
 
     /// Claims `bytes` for memory that is held in addition to the blocks.
     pub(in crate::engine) fn claim_external(&self, bytes: u64) -> Result<Claim, Refusal> {
-        let claim = self.budget.claim(bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes: bytes, over })?;
+        let claim = self.budget.claim(bytes)?;
         self.external_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(claim)
     }

@@ -46,7 +46,7 @@ impl OneEach {
     /// Acquires `class_bytes`, as far as `calls` allow. A slow call.
     fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
-        let claim = self.budget.claim(needed_bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes, over })?;
+        let claim = self.budget.claim(needed_bytes).map_err(Refusal::from)?;
         if matches!(calls, SlowCalls::None | SlowCalls::Held(..)) {
             return Err(Stop::NeedsCall);
         }
@@ -116,9 +116,7 @@ impl Supply for OneEach {
             }
             let refusal = match self.acquire(class.bytes, calls) {
                 // A request that can never fit is no reason to release idle blocks.
-                Err(Stop::Refused(Refusal::QuotaExceeded { over, needed_bytes })) if over.could_fit => {
-                    Refusal::QuotaExceeded { over, needed_bytes }
-                }
+                Err(Stop::Refused(Refusal::Limit(over))) if over.could_fit => Refusal::from(over),
                 acquired => return acquired,
             };
             let left = to_release.get_or_insert_with(|| pool.idle_buffers());

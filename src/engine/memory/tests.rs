@@ -120,7 +120,7 @@ mod models {
             match self.arena.find(Attempt { class, now_us: 0, calls }, &NoBlocks, &|| false) {
                 Ok(memory) => Some(memory),
                 refused => {
-                    assert!(matches!(refused, Err(Stop::Refused(Refusal::QuotaExceeded { .. }))), "{refused:?}");
+                    assert!(matches!(refused, Err(Stop::Refused(Refusal::Limit(_)))), "{refused:?}");
                     None
                 }
             }

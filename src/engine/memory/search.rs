@@ -1,4 +1,5 @@
-//! The arena as the supply of a pool: the attempts of a miss, in their order, returned blocks, statistics.
+//! The search of one request for memory of the arena, in the loop of [`ArenaSupply::find`](super::Supply::find): growth, room that is
+//! made, what the limits permit, and the reason that nothing was found.
 //!
 //! - find-I1: no more idle blocks are released than were idle at the start, or when copies were swept for the first time. So a
 //!   search ends although other threads return blocks meanwhile.
@@ -6,18 +7,17 @@
 
 use std::time::Instant;
 
+use super::PoolView;
 use super::arena_supply::ArenaSupply;
-use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
+use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls};
 use super::books::Books;
 use super::carry_out::Executor;
-use super::shape::GrowthShape;
-use super::{PoolView, Supply};
+use super::shape::{GrowthShape, held};
 use crate::arena::{GrowthLimits, Plan};
-use crate::backend::SourceError;
+use crate::backend::{PAGE_BYTES, SourceError};
 use crate::quota::QuotaExceeded;
 use crate::report::Growth;
-use crate::size_class::Class;
-use crate::stats::{EvictionReason, SourceCalls, Stats};
+use crate::stats::EvictionReason;
 use pinpool_os::sync::MutexGuard;
 
 /// Longest commit while copies are pending: registering this much delays other threads' enqueues by 0.7 to 0.8 ms.
@@ -35,184 +35,30 @@ enum CommitSize {
 }
 
 /// The search for memory of one request.
-struct Search<'pool> {
+pub(super) struct Search<'pool> {
     attempt: Attempt,
     bytes: u64,
     pool: &'pool dyn PoolView,
     /// Commits are short, since registering much at once delays enqueues.
-    is_short_step: bool,
+    pub(super) is_short_step: bool,
     commit: CommitSize,
     /// Idle blocks that may still be released.
-    to_release: u64,
+    pub(super) to_release: u64,
     has_swept: bool,
     /// Nothing else has served the request: a plan may release regions, which waits for the device.
     may_release_regions: bool,
     /// The bytes that the limits left for the last plan.
-    room: u64,
+    pub(super) room: u64,
     /// A claim of the last plan was refused.
-    over: Option<QuotaExceeded>,
+    pub(super) over: Option<QuotaExceeded>,
     /// The source refused memory for this buffer alone.
     source: Option<SourceError>,
-}
-
-impl Supply for ArenaSupply {
-    fn find(&self, attempt: Attempt, pool: &dyn PoolView, take_idle: &dyn Fn() -> bool) -> Result<BlockMemory, Stop> {
-        let Attempt { class, now_us, calls } = attempt;
-        let bytes = class.bytes as u64;
-        if !matches!(calls, SlowCalls::After(..) | SlowCalls::Held(..)) {
-            let mut books = self.books();
-            let memory = books.carve_missed(bytes, now_us, || pool.idle_bytes());
-            let changed = self.record_demand(&books, now_us);
-            self.record_holes(&books, now_us);
-            drop(books);
-            self.log.sizes_changed(changed);
-            if let Some(memory) = memory {
-                self.log.carved(bytes);
-                return Ok(memory);
-            }
-        }
-        // A request that can never fit is no reason to release idle blocks.
-        if !self.could_hold(class) {
-            return Err(self.no_space(bytes, pool.idle_bytes()).into());
-        }
-        let _first = self.before_reserve();
-        let mut search = Search::new(attempt, pool);
-        search.is_short_step = self.source.release_waits() && pool.has_copies();
-        loop {
-            let idle_bytes = pool.idle_bytes();
-            let mut books = self.books();
-            if let Some(memory) = books.carve(bytes) {
-                return Ok(memory);
-            }
-            // The last round may have waited, and a buffer may have been returned meanwhile.
-            if take_idle() {
-                return Err(Stop::FoundIdle);
-            }
-            if search.to_release > 0 && idle_bytes > 0 && books.could_cover(bytes, idle_bytes) {
-                drop(books);
-                search.release_oldest();
-                continue;
-            }
-            search.room = self.budget.room_for(self.grown_bytes(bytes));
-            let limits = self.limits(&books, &search);
-            match books.plan_growth(bytes, limits) {
-                Ok(plan) if calls == SlowCalls::None => {
-                    books.give_up(plan);
-                    return Err(Stop::NeedsCall);
-                }
-                Ok(plan) => {
-                    if let Some(memory) = self.grow(books, plan, &mut search)? {
-                        return Ok(memory);
-                    }
-                }
-                Err((no_space, over)) => {
-                    search.over = over;
-                    if no_space.transit_bytes > 0 {
-                        if !self.wait_finished(books, calls.deadlines().plans) {
-                            return Err(self.refusal(search).into());
-                        }
-                    } else if !self.make_room(books, limits, &mut search) {
-                        let memory = self.books().carve_in_other_regions(bytes);
-                        return memory.ok_or_else(|| self.refusal(search).into());
-                    }
-                }
-            }
-        }
-    }
-
-    /// A pool closes once its last block is counted as returned, which may be before another thread returns that block's memory.
-    /// So the later of `close` and this call tears down.
-    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)> {
-        // A block is made by the supply of its pool.
-        let BlockMemory::Carved { ptr, bytes, .. } = memory else { return Ok(()) };
-        let mut books = self.books();
-        let is_unused = books.give(ptr, bytes, now_us);
-        self.record_holes(&books, now_us);
-        drop(books);
-        if is_unused {
-            self.teardown(now_us);
-        }
-        Ok(())
-    }
-
-    fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
-        self.release_for_others(bytes, pool, now_us)
-    }
-
-    fn close(&self, now_us: u64) {
-        self.books().is_closed = true;
-        self.teardown(now_us);
-    }
-
-    fn could_hold(&self, class: Class) -> bool {
-        self.could_hold_bytes(class.bytes as u64)
-    }
-
-    fn may_grow(&self) -> bool {
-        self.settings.may_grow
-    }
-
-    /// In whole granules.
-    fn room_to_pass(&self, first: Class) -> u64 {
-        let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
-        match self.budget.max_bytes().filter(|_| !is_discrete && self.settings.may_grow) {
-            Some(max_bytes) => {
-                let granules = (max_bytes / granule_bytes).saturating_sub((first.bytes as u64).div_ceil(granule_bytes));
-                granules * granule_bytes
-            }
-            None => 0,
-        }
-    }
-
-    /// All the granules that it may touch.
-    fn bytes_to_pass(&self, class: Class) -> u64 {
-        let granule_bytes = self.shape.ample_bytes;
-        ((class.bytes as u64).div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
-    }
-
-    fn block_bytes(&self, class: Class) -> u64 {
-        class.bytes as u64
-    }
-
-    fn all_block_bytes(&self) -> u64 {
-        self.books().arena.stats().live_bytes
-    }
-
-    fn held_bytes(&self) -> u64 {
-        self.books().held_bytes()
-    }
-
-    fn claimed_by_others(&self) -> u64 {
-        self.books().claimed_by_others()
-    }
-
-    fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
-        let buffer_bytes = pool.idle_bytes();
-        let books = self.books();
-        let arena = books.arena.stats();
-        let free_bytes = arena.hole_bytes.saturating_sub(arena.reserve_hole_bytes);
-        let kept_bytes = books.arena.kept_bytes();
-        (free_bytes + buffer_bytes).min(books.arena.committed_outside_reserves().saturating_sub(kept_bytes))
-    }
-
-    fn longest_free_bytes(&self) -> u64 {
-        self.books().arena.longest_hole_bytes()
-    }
-
-    fn calls(&self) -> SourceCalls {
-        self.books().calls
-    }
-
-    fn fill(&self, stats: &mut Stats) {
-        self.books().fill(stats);
-        stats.memory.reserve_eta = self.reserve_eta();
-    }
 }
 
 impl ArenaSupply {
     /// Carries out `plan` for a block. If the source refuses, the next plan requests less; after two refusals the request is
     /// refused, since a buffer that other threads return is found in the wait queue.
-    fn grow(
+    pub(super) fn grow(
         &self,
         books: MutexGuard<'_, Books>,
         plan: Plan,
@@ -246,7 +92,12 @@ impl ArenaSupply {
 
     /// There is no plan: completes copies, then releases the oldest idle block, then permits the release of regions (policy-R8).
     /// False if nothing is left to do.
-    fn make_room(&self, books: MutexGuard<'_, Books>, limits: GrowthLimits, search: &mut Search<'_>) -> bool {
+    pub(super) fn make_room(
+        &self,
+        books: MutexGuard<'_, Books>,
+        limits: GrowthLimits,
+        search: &mut Search<'_>,
+    ) -> bool {
         let arena = books.arena.stats();
         // Bytes that the source adds to a region are released with it.
         let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
@@ -266,16 +117,16 @@ impl ArenaSupply {
     }
 
     /// The reason that the search found nothing.
-    fn refusal(&self, search: Search<'_>) -> Refusal {
+    pub(super) fn refusal(&self, search: Search<'_>) -> Refusal {
         match search {
             Search { source: Some(error), .. } => Refusal::Source(error),
-            Search { over: Some(over), bytes, .. } => Refusal::QuotaExceeded { needed_bytes: bytes, over },
+            Search { over: Some(over), .. } => over.into(),
             Search { bytes, pool, .. } => self.no_space(bytes, pool.idle_bytes()),
         }
     }
 
     /// The limits of the next plan.
-    fn limits(&self, books: &Books, search: &Search<'_>) -> GrowthLimits {
+    pub(super) fn limits(&self, books: &Books, search: &Search<'_>) -> GrowthLimits {
         let room_bytes = search.room;
         let commit_bytes = match search.commit {
             CommitSize::Nothing => 0,
@@ -331,8 +182,71 @@ impl ArenaSupply {
     }
 }
 
+/// What fits, and why something does not.
+impl ArenaSupply {
+    /// Returns whether a block of `bytes` could be held if everything else were released.
+    pub(super) fn could_hold_bytes(&self, bytes: u64) -> bool {
+        let is_addressable = bytes <= self.shape.longest_bytes;
+        self.fits(bytes) && (is_addressable || bytes <= self.books().reserve_bytes().1)
+    }
+
+    /// Returns whether the limit leaves room for a block of `bytes` if everything else is released.
+    fn fits(&self, bytes: u64) -> bool {
+        let books = self.books();
+        let (reserve_bytes, largest_reserve_bytes) = books.reserve_bytes();
+        let room_bytes = self.budget.highest_claim_bytes().saturating_sub(reserve_bytes);
+        let to_come_bytes = books.reserve_in_granules();
+        drop(books);
+        let GrowthShape { sizes, is_discrete, .. } = self.shape;
+        let fits_by_growth = self.grown_bytes(bytes) <= room_bytes;
+        let fits_by_reserve = !is_discrete && sizes.up(bytes) <= to_come_bytes.min(room_bytes);
+        bytes <= largest_reserve_bytes || fits_by_growth && (self.settings.may_grow || fits_by_reserve)
+    }
+
+    /// The bytes to claim for a block of `bytes` that has no committed memory.
+    pub(super) fn grown_bytes(&self, bytes: u64) -> u64 {
+        let GrowthShape { sizes, is_discrete, .. } = self.shape;
+        if is_discrete { self.alone_bytes(bytes) } else { sizes.up(bytes) }
+    }
+
+    /// The bytes that the system holds for a block of `bytes` alone.
+    pub(super) fn alone_bytes(&self, bytes: u64) -> u64 {
+        if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
+    }
+
+    /// The reason that no plan gives a block of `bytes` memory while `idle_bytes` are idle in the pool.
+    pub(super) fn no_space(&self, bytes: u64, idle_bytes: u64) -> Refusal {
+        if !self.settings.may_grow {
+            return self.budget.full(bytes).into();
+        }
+        let books = self.books();
+        // Idle memory of this pool is used first, and is claimed already.
+        let reusable_bytes = idle_bytes.saturating_add(books.arena.stats().idle_bytes);
+        let missing_bytes = books.arena.missing_bytes(bytes, PAGE_BYTES as u64);
+        drop(books);
+        let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
+        let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
+        if self.fits(bytes) && !(is_addressable && has_limit) {
+            let longest_bytes = self.shape.longest_bytes;
+            let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");
+            let remedy = self.shape.address_remedy.unwrap_or("request less at once, or return buffers first");
+            return Refusal::Source(SourceError::new("arena", what).with_remedy(remedy));
+        }
+        // A part of the best place may be committed; idle granules elsewhere move there.
+        let grown_bytes = self.grown_bytes(bytes);
+        let missing_bytes = missing_bytes.filter(|_| !self.shape.is_discrete).unwrap_or(grown_bytes);
+        let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
+        let own_bytes = self.budget.own_room_bytes();
+        // There may have been room although no plan was found: idle memory may lie elsewhere.
+        let wanted = [(claimed_bytes, own_bytes), (grown_bytes, own_bytes.saturating_add(reusable_bytes))];
+        let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
+        let over = shared.filter_map(|&(bytes, _)| self.budget.current_shared_refusal(bytes)).next();
+        over.unwrap_or_else(|| self.budget.full(claimed_bytes)).into()
+    }
+}
+
 impl<'pool> Search<'pool> {
-    fn new(attempt: Attempt, pool: &'pool dyn PoolView) -> Self {
+    pub(super) fn new(attempt: Attempt, pool: &'pool dyn PoolView) -> Self {
         Self {
             attempt,
             bytes: attempt.class.bytes as u64,
@@ -349,7 +263,7 @@ impl<'pool> Search<'pool> {
     }
 
     /// Releases the block that has been idle longest, unless another thread was faster.
-    fn release_oldest(&mut self) {
+    pub(super) fn release_oldest(&mut self) {
         self.to_release -= 1;
         self.pool.release_oldest(EvictionReason::Reclaimed);
     }
