@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, Core};
-use crate::engine::memory::{Attempt, BlockMemory, Deadlines, Refusal, SlowCalls, Stop};
+use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::engine::meter::usage_report;
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{Error, ErrorKind, NoMemory, Result};
@@ -51,8 +51,7 @@ impl Core {
         let calls = if keep_alive.is_some() {
             SlowCalls::None
         } else {
-            let deadline = deadline(begun, wait);
-            SlowCalls::Until(Deadlines { plans: deadline, calls: deadline.max(begun + CALL_PATIENCE) })
+            SlowCalls::Until(deadline(begun, wait.max(CALL_PATIENCE)))
         };
         let served = match self
             .take_completed(wanted.class)

@@ -19,7 +19,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::queue::Reason;
 use super::{Block, Core};
 use crate::config::Limit;
 use crate::engine::memory::{PoolView, Refusal, SlowCalls};
@@ -247,12 +246,6 @@ impl Core {
     /// Reports the idle bytes to the host's limit.
     pub(super) fn record_idle(&self) {
         self.budget().host().iter().for_each(|host| host.record_idle(self.memory.supply().idle_bytes(self)));
-    }
-
-    /// Hits and returns take the slow path as long as other owners want memory.
-    pub(super) fn update_slow_path(&self) {
-        let is_wanted = || self.budget().is_wanted();
-        self.slow_path_flag.change(Reason::SharedLimit, is_wanted, |required| self.idle.set_slow_path(required));
     }
 
     /// For a return while other owners want memory: releases `block` if they have priority, which is a slow call, and returns it

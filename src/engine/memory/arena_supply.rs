@@ -23,17 +23,16 @@ use super::block_memory::{Attempt, BlockMemory, SlowCalls, Stop};
 use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::PressureWatch;
-use super::reserve::Reserve;
-use super::search::Search;
 use super::shape::{GrowthShape, arena_over};
 use super::{PoolView, Supply};
 use crate::arena::Retention;
 use crate::backend::SourceError;
 use crate::quota::{Budget, Claim};
 use crate::report::PoolLog;
+use crate::shared_limit::Want;
 use crate::size_class::Class;
 use crate::stats::{SourceCalls, Stats};
-use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
+use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
 
 /// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
 const VARIED_GRANULES: u64 = 2;
@@ -64,8 +63,6 @@ pub(crate) struct ArenaSupply {
     pub(super) idle_polls: AtomicU32,
     pool: OnceLock<Weak<dyn PoolView>>,
     pub(super) pressure: PressureWatch,
-    /// A thread is releasing what is due.
-    pub(super) is_releasing: AtomicBool,
     pub(super) reserve: Reserve,
 }
 
@@ -73,6 +70,33 @@ impl std::fmt::Debug for ArenaSupply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ArenaSupply").field("source", &self.source.name()).finish_non_exhaustive()
     }
+}
+
+/// The pinning of reserves.
+#[derive(Debug, Default)]
+pub(super) struct Reserve {
+    pub(super) progress: plain::Mutex<Progress>,
+    /// Notified when the progress changes.
+    pub(super) changed: plain::Condvar,
+    /// Locked while a thread makes a step.
+    pub(super) step: plain::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pub(super) is_cancelled: bool,
+    /// The error that stopped it.
+    pub(super) stopped: Option<SourceError>,
+    /// Bytes that the next step needs and the limit had no room for.
+    pub(super) lacks_bytes: Option<u64>,
+    /// The bytes that other owners of the shared limit should release for it.
+    pub(super) want: Want,
+    /// The log has said that it waits for room.
+    pub(super) has_told_lack: bool,
+    /// When the pinning in the background began, and the bytes pinned then.
+    pub(super) begun: Option<(Instant, u64)>,
+    /// Quarters that the log has reported.
+    pub(super) reported: u128,
 }
 
 /// Settings of an arena.
@@ -106,9 +130,7 @@ impl Supply for ArenaSupply {
         if !self.could_hold(class) {
             return Err(self.no_space(bytes, pool.idle_bytes()).into());
         }
-        let _first = self.before_reserve();
-        let mut search = Search::new(attempt, pool);
-        search.is_short_step = self.source.release_waits() && pool.has_copies();
+        let mut search = self.begin_search(attempt, pool);
         loop {
             let idle_bytes = pool.idle_bytes();
             let mut books = self.books();
@@ -139,7 +161,7 @@ impl Supply for ArenaSupply {
                 Err((no_space, over)) => {
                     search.over = over;
                     if no_space.transit_bytes > 0 {
-                        if !self.wait_finished(books, calls.deadlines().plans) {
+                        if !self.wait_finished(books, calls.deadline()) {
                             return Err(self.refusal(search).into());
                         }
                     } else if !self.make_room(books, limits, &mut search) {
@@ -272,7 +294,6 @@ impl ArenaSupply {
             idle_polls: AtomicU32::new(u32::MAX),
             pool: OnceLock::new(),
             pressure: PressureWatch::new(pressure),
-            is_releasing: AtomicBool::new(false),
             reserve: Reserve::default(),
         })
     }

@@ -38,51 +38,31 @@ pub(crate) struct Attempt {
     pub(crate) calls: SlowCalls,
 }
 
-/// How long an attempt waits for other threads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Deadlines {
-    /// The end of the wait for their plans.
-    pub(crate) plans: Instant,
-    /// The end of the wait for their source calls.
-    pub(crate) calls: Instant,
-}
-
-impl Deadlines {
-    /// One deadline for both.
-    pub(crate) fn both(until: Instant) -> Self {
-        Self { plans: until, calls: until }
-    }
-}
-
-/// The source calls that an attempt may make.
+/// The source calls that an attempt may make, and how long it waits for calls of other threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlowCalls {
     /// None: a task polls it.
     None,
     /// All.
-    Until(Deadlines),
+    Until(Instant),
     /// As `Until`, for a request that an attempt without calls has counted as a miss.
-    After(Deadlines),
+    After(Instant),
     /// As `After`, without requesting memory from the source, which refused the last call too recently.
-    Held(Deadlines),
+    Held(Instant),
 }
 
 impl SlowCalls {
-    /// How long the attempt waits for other threads.
-    pub(crate) fn deadlines(self) -> Deadlines {
+    /// The end of the wait for other threads.
+    pub(crate) fn deadline(self) -> Instant {
         match self {
-            Self::None => Deadlines::both(Instant::now()),
-            Self::Until(deadlines) | Self::After(deadlines) | Self::Held(deadlines) => deadlines,
+            Self::None => Instant::now(),
+            Self::Until(deadline) | Self::After(deadline) | Self::Held(deadline) => deadline,
         }
     }
 
-    /// The same calls, without a wait for plans of other threads.
+    /// The same calls, without a wait for other threads.
     pub(crate) fn without_waiting(self) -> Self {
-        if let Self::Until(Deadlines { calls, .. }) = self {
-            Self::Until(Deadlines { plans: Instant::now(), calls })
-        } else {
-            self
-        }
+        if let Self::Until(_) = self { Self::Until(Instant::now()) } else { self }
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) struct Search<'pool> {
     bytes: u64,
     pool: &'pool dyn PoolView,
     /// Commits are short, since registering much at once delays enqueues.
-    pub(super) is_short_step: bool,
+    is_short_step: bool,
     commit: CommitSize,
     /// Idle blocks that may still be released.
     pub(super) to_release: u64,
@@ -56,6 +56,22 @@ pub(super) struct Search<'pool> {
 }
 
 impl ArenaSupply {
+    pub(super) fn begin_search<'pool>(&self, attempt: Attempt, pool: &'pool dyn PoolView) -> Search<'pool> {
+        Search {
+            attempt,
+            bytes: attempt.class.bytes as u64,
+            pool,
+            is_short_step: self.source.release_waits() && pool.has_copies(),
+            commit: if matches!(attempt.calls, SlowCalls::Held(_)) { CommitSize::Nothing } else { CommitSize::Ample },
+            to_release: pool.idle_buffers(),
+            has_swept: false,
+            may_release_regions: false,
+            room: u64::MAX,
+            over: None,
+            source: None,
+        }
+    }
+
     /// Carries out `plan` for a block. If the source refuses, the next plan requests less; after two refusals the request is
     /// refused, since a buffer that other threads return is found in the wait queue.
     pub(super) fn grow(
@@ -66,7 +82,7 @@ impl ArenaSupply {
     ) -> Result<Option<BlockMemory>, Refusal> {
         let Search { bytes, attempt: Attempt { now_us, calls, .. }, .. } = *search;
         let (ptr, surplus_bytes) = (plan.ptr(), plan.surplus_bytes());
-        let finished = self.carry_out(books, plan, now_us, calls.deadlines().calls, Some(bytes));
+        let finished = self.carry_out(books, plan, now_us, calls.deadline(), Some(bytes));
         self.record_old_places();
         let mut books = self.books();
         self.record_holes(&books, now_us);
@@ -245,23 +261,7 @@ impl ArenaSupply {
     }
 }
 
-impl<'pool> Search<'pool> {
-    pub(super) fn new(attempt: Attempt, pool: &'pool dyn PoolView) -> Self {
-        Self {
-            attempt,
-            bytes: attempt.class.bytes as u64,
-            pool,
-            is_short_step: false,
-            commit: if matches!(attempt.calls, SlowCalls::Held(..)) { CommitSize::Nothing } else { CommitSize::Ample },
-            to_release: pool.idle_buffers(),
-            has_swept: false,
-            may_release_regions: false,
-            room: u64::MAX,
-            over: None,
-            source: None,
-        }
-    }
-
+impl Search<'_> {
     /// Releases the block that has been idle longest, unless another thread was faster.
     pub(super) fn release_oldest(&mut self) {
         self.to_release -= 1;
