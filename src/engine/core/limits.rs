@@ -196,7 +196,7 @@ impl Core {
             let Some(core) = core.upgrade() else { return false };
             core.room_was_made();
             if is_wanted {
-                core.update_slow_path();
+                core.update_slow_path(None);
                 core.notice(Pace::Copies);
             }
             core.resume_reserve();
@@ -240,7 +240,7 @@ impl Core {
                 break;
             }
         }
-        self.update_slow_path();
+        self.update_slow_path(None);
     }
 
     /// Reports the idle bytes to the host's limit.
@@ -260,7 +260,7 @@ impl Core {
         // Another return makes room, which may be enough.
         let Some(_making_room) = self.making_room.try_lock() else { return Some(block) };
         if self.budget().owed_bytes() == 0 {
-            self.update_slow_path();
+            self.update_slow_path(None);
             return Some(block);
         }
         self.counters.made_room.add(1);
