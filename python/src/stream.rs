@@ -44,7 +44,8 @@ impl Stream {
         if stream.is_instance_of::<PyInt>() && !stream.is_instance_of::<PyBool>() {
             return Ok(Self { handle: handle(stream)?, device: None });
         }
-        if let Some(from_torch) = attribute("cuda_stream")? {
+        // `torch.cuda.Stream`, or the `torch.Stream` of `torch.accelerator`.
+        if let Some(from_torch) = attribute("cuda_stream")?.or(attribute("native_handle")?) {
             return Ok(Self { handle: handle(&from_torch)?, device: device("device_index") });
         }
         if let Some(protocol) = attribute("__cuda_stream__")? {
@@ -71,11 +72,11 @@ impl Stream {
         // SAFETY: the documentation requires a live stream.
         let stream = unsafe { raw(self.handle) };
         let marked = match self.device {
-            Some(device) => stream.on_device(device).mark(),
+            Some(device) => stream.on_device(device).record_fence(),
             // A default stream, on a thread without a current context.
-            None => stream.mark().or_else(|error| {
+            None => stream.record_fence().or_else(|error| {
                 if error.is_request() && self.handle <= PER_THREAD {
-                    stream.on_device(pool_device).mark()
+                    stream.on_device(pool_device).record_fence()
                 } else {
                     Err(error)
                 }

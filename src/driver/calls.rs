@@ -28,8 +28,8 @@ macro_rules! calls {
         /// # Safety
         ///
         /// The driver's manual states the conditions of this call.
-        $vis unsafe fn $function($($arg: $type),*) -> Result<(), crate::driver::code::Failed> {
-            use crate::driver::code::{Code, Failed};
+        $vis unsafe fn $function($($arg: $type),*) -> Result<(), super::code::Failed> {
+            use super::code::{Code, Failed};
             type Call = unsafe extern "C" fn($($type),*) -> c_int;
             /// `None` if this driver does not have the function.
             static FOUND: std::sync::OnceLock<Option<Call>> = std::sync::OnceLock::new();
@@ -37,7 +37,7 @@ macro_rules! calls {
                 Some(call) => *call,
                 None => {
                     // SAFETY: the driver exports this name with these arguments (its header), and is never unloaded.
-                    let found = crate::driver::symbol($name).map(|found| unsafe { std::mem::transmute::<std::ptr::NonNull<_>, Call>(found) });
+                    let found = super::library::symbol($name).map(|found| unsafe { std::mem::transmute::<std::ptr::NonNull<_>, Call>(found) });
                     *FOUND.get_or_init(|| found)
                 }
             };
@@ -172,7 +172,7 @@ pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Failed> {
 /// It is alive.
 pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, CUcontext), Failed> {
     let (mut context, mut green) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: the caller's promise; both places take results.
+    // SAFETY: the caller's promise; two valid out-pointers.
     match unsafe { stream_contexts_call(stream, &raw mut context, &raw mut green) } {
         // SAFETY: as above.
         Err(Failed(_, Code::NOT_FOUND)) => unsafe { stream_context_call(stream, &raw mut context) },

@@ -1,28 +1,14 @@
 //! Statistics and hits of a pool return at once while a thread is in any driver call.
 
-use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use mock_driver::MockDriver;
-use pinpool::unstable::FenceKind;
 use pinpool::{Backend, Pool, Preset};
 
-use crate::fixture::{MIB, builder, filled, stream_and_memory};
+use crate::fixture::{EventsOnly, MIB, builder, filled, stream_and_memory};
+use crate::until::in_time;
 use crate::valid_stats::valid_stats;
-
-/// Reads all statistics of `pool` and takes an idle buffer, on a separate thread. Fails if that takes too long.
-fn statistics_return_at_once(pool: &Pool, call: &str) {
-    let (done, result) = channel();
-    let pool = pool.clone();
-    thread::spawn(move || {
-        let _all = (pool.stats().to_string(), pool.class_stats(), pool.partition_stats());
-        let _hit = pool.try_get(4096).unwrap();
-        let _ = done.send(());
-    });
-    assert!(result.recv_timeout(Duration::from_secs(60)).is_ok(), "the statistics or a hit waited for {call}");
-}
 
 /// Holds `call` while `act` makes it.
 fn while_held(driver: &MockDriver, pool: &Pool, call: &str, act: impl FnOnce(&Pool) + Send) {
@@ -30,7 +16,11 @@ fn while_held(driver: &MockDriver, pool: &Pool, call: &str, act: impl FnOnce(&Po
     thread::scope(|scope| {
         let acting = scope.spawn(|| act(pool));
         gate.wait_for(1);
-        statistics_return_at_once(pool, call);
+        let pool = pool.clone();
+        in_time(move || {
+            let _all = (pool.stats().to_string(), pool.class_stats(), pool.partition_stats());
+            let _hit = pool.try_get(4096).unwrap();
+        });
         drop(gate);
         acting.join().unwrap();
     });
@@ -40,6 +30,7 @@ fn while_held(driver: &MockDriver, pool: &Pool, call: &str, act: impl FnOnce(&Po
 #[test]
 fn statistics_and_hits_wait_for_no_pin_call_no_release_and_no_copy_call() {
     let driver = MockDriver::load();
+    let _events = EventsOnly::begin();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     for (preset, backend, pin, unpin) in [
@@ -48,7 +39,7 @@ fn statistics_and_hits_wait_for_no_pin_call_no_release_and_no_copy_call() {
         (Preset::Adaptive, Backend::Cuda, "cuMemHostAlloc", "cuMemFreeHost"),
         (Preset::TensorFlow, Backend::Cuda, "cuMemHostAlloc", "cuMemFreeHost"),
     ] {
-        let builder = builder(backend).preset(preset).unstable_fence(FenceKind::Event);
+        let builder = builder(backend).preset(preset);
         let pool = builder.max_bytes(64 << 20).build().unwrap();
         drop(pool.get(4096).unwrap());
         while_held(&driver, &pool, pin, |pool| drop(pool.get(4 * MIB).unwrap()));

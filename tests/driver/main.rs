@@ -10,7 +10,6 @@
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
 //! | `moves` | granules that a request moves: what it waits for, and what comes later |
 //! | `reserves` | reserves where nothing can be registered |
-//! | `background_reserve` | a reserve that is pinned alongside the pool |
 //! | `handles` | streams and events of other code, known by their handles |
 //! | `granules` | granules of several sizes, and how many mappings a pool makes |
 //! | `held_queries`, `held_registrations`, `held_statistics` | a thread that is in a call of the driver |
@@ -28,10 +27,10 @@
 //!
 //! One process has one driver, so tests take turns ([`mock_driver::MockDriver::load`]). A test that needs a driver from its
 //! first call on, or a fork, runs again as a child ([`child::alone`]).
+#![cfg(feature = "cuda")]
 
 mod access;
 mod adopt;
-mod background_reserve;
 #[path = "../api/captured_log.rs"]
 #[allow(dead_code)] // The tests of the public interface need all of it.
 mod captured_log;

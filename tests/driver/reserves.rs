@@ -1,8 +1,9 @@
 //! Reserves of `vmm`: where the driver registers no memory, as under confidential computing.
 
 use mock_driver::{Code, MockDriver};
-use pinpool::Backend;
+use pinpool::{Backend, Pool};
 
+use crate::child::alone;
 use crate::fixture::{MIB, builder, filled, held};
 use crate::valid_stats::valid_stats;
 
@@ -98,4 +99,15 @@ fn a_reserve_ends_with_the_slices_that_the_driver_takes() {
     );
     drop(pool);
     assert_eq!(held(&driver), before);
+}
+
+#[test]
+fn a_process_may_end_while_the_driver_pins() {
+    alone(|| {
+        let _driver = MockDriver::load();
+        for backend in [Backend::Vmm, Backend::Register] {
+            let pool = Pool::builder().without_env().backend(backend).max_bytes(1 << 30);
+            std::mem::forget(pool.reserve_bytes(512 << 20).setting("reserve_wait", false).build().unwrap());
+        }
+    });
 }

@@ -11,7 +11,7 @@ use pinpool_replay::{Event, Recording};
 use serde_json::Value;
 
 use crate::diagnosis::{DiagnosisText, from_process, from_recording};
-use crate::served::{name_of, pools, socket, worst_first};
+use crate::served::{name_of, pools, socket};
 
 /// Time between two checks for an interrupt.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -22,6 +22,8 @@ pub(crate) struct PoolSeries {
     pub(crate) name: String,
     /// Preset and backend, if the source is a process.
     pub(crate) kind: String,
+    /// The statistics and owners as a process prints them.
+    pub(crate) text: String,
     /// False once the process no longer has the pool.
     pub(crate) is_running: bool,
     /// In order of x: seconds, or requests if there is no time.
@@ -31,6 +33,7 @@ pub(crate) struct PoolSeries {
 #[derive(Debug, Default)]
 pub(crate) struct Series {
     pub(crate) pools: Vec<PoolSeries>,
+    pub(crate) process: Option<u64>,
     /// The diagnoses, the worst first; none for pools with too few requests.
     pub(crate) diagnoses: Vec<DiagnosisText>,
     /// The time at x = 0, in seconds since 1970.
@@ -71,7 +74,15 @@ impl Series {
             source: format!("{records} records, backend {backend}, recorded by pinpool {version}"),
             notes: lost.into_iter().collect(),
             warning: recording.warning.clone(),
+            ..Self::default()
         }
+    }
+
+    /// The statistics that a process has sent.
+    pub(crate) fn once(object: &Value) -> Self {
+        let mut series = Self::default();
+        series.add(0.0, object);
+        series
     }
 
     /// The statistics of a process over `length`, or once if it is zero.
@@ -111,8 +122,10 @@ impl Series {
                 pool.points.push((x, end));
             }
         }
-        self.diagnoses = worst_first(object).into_iter().map(from_process).collect();
-        for object in worst_first(object) {
+        self.process = object["process"].as_u64();
+        self.diagnoses = pools(object).iter().map(from_process).collect();
+        self.diagnoses.sort_by(DiagnosisText::worst_first);
+        for object in pools(object) {
             let name = name_of(object);
             let known = self.pools.iter().position(|pool| pool.name == name);
             let at = known.unwrap_or_else(|| {
@@ -122,10 +135,20 @@ impl Series {
             let pool = &mut self.pools[at];
             let text = |name: &str| object[name].as_str().unwrap_or("?");
             pool.kind = format!("{} on {}", text("preset"), text("backend"));
+            let texts = ["table", "dump"].iter().filter_map(|name| object[name].as_str());
+            pool.text = texts.collect::<Vec<_>>().join("\n\n");
             pool.is_running = true;
             pool.points.pop_if(|(at, _)| *at == x && known.is_some());
-            pool.points.push((x, snapshot_of(object)));
+            let snapshot = serde_json::from_value(object["snapshot"].clone());
+            // Empty if the process runs another version of pinpool.
+            pool.points.push((x, snapshot.unwrap_or_default()));
         }
+    }
+
+    /// The pool of a diagnosis, and its last snapshot.
+    pub(crate) fn latest(&self, of: &DiagnosisText) -> Option<(&PoolSeries, &Snapshot)> {
+        let pool = self.pools.iter().find(|pool| pool.name == of.pool)?;
+        Some((pool, &pool.points.last()?.1))
     }
 
     /// Forgets pools that have ended, and all but the last `count` points of the others.
@@ -153,11 +176,6 @@ impl PoolSeries {
     }
 }
 
-/// The snapshot in the statistics of a pool; empty if the process runs another version of pinpool.
-pub(crate) fn snapshot_of(pool: &Value) -> Snapshot {
-    serde_json::from_value(pool["snapshot"].clone()).unwrap_or_default()
-}
-
 /// Time lost so far, summed over all threads.
 pub(crate) fn lost_ns(of: &Snapshot) -> u64 {
     of.waiting_ns.saturating_add(of.pinning_ns).saturating_add(of.moving_ns)
@@ -179,16 +197,16 @@ mod tests {
     #[test]
     fn rates_are_per_second_and_ended_pools_are_forgotten() {
         let mut series = Series::default();
-        let pool = |name: &str, gets: u64| json!({ "name": name, "snapshot": { "gets": gets } });
+        let pool = |name: &str, requests: u64| json!({ "name": name, "snapshot": { "requests": requests } });
         series.add(0.0, &json!({ "pools": [pool("a", 1000), pool("b", 1)] }));
-        assert_eq!((series.pools.len(), series.pools[0].rate(|now| now.gets)), (2, 0.0));
+        assert_eq!((series.pools.len(), series.pools[0].rate(|now| now.requests)), (2, 0.0));
         series.add(0.5, &json!({ "pools": [pool("a", 1100)] }));
         series.add(2.5, &json!({ "pools": [pool("a", 1102)] }));
-        assert_eq!(series.pools[0].rates(|now| now.gets).collect::<Vec<_>>(), [200.0, 1.0]);
+        assert_eq!(series.pools[0].rates(|now| now.requests).collect::<Vec<_>>(), [200.0, 1.0]);
         let held: Vec<_> = series.pools[1].points.iter().map(|(_, of)| of.max_bytes).collect();
         assert_eq!(held, [None, Some(0), Some(0)], "it has ended");
         series.keep_running(2);
         assert_eq!((series.pools.len(), series.pools[0].points.len()), (1, 2));
-        assert!((series.pools[0].rate(|now| now.gets) - 1.0).abs() < 1e-9);
+        assert!((series.pools[0].rate(|now| now.requests) - 1.0).abs() < 1e-9);
     }
 }

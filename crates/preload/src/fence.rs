@@ -129,7 +129,7 @@ impl State {
         let Self::Recorded(events) = self else { return Ok(false) };
         let _relaxed = driver.relax();
         let mut refused = Ok(());
-        // All of them, also after a refusal: an event that is not kept would count as over.
+        // All of them, also after a refusal: an event that is not kept would count as complete.
         for (context, event) in mem::take(events) {
             match context.while_alive(|_| driver.is_complete(event)) {
                 None => {}
@@ -177,7 +177,7 @@ pub(crate) struct FenceStream(pub(crate) Arc<ProcessFence>);
 
 // SAFETY: the fence is made by the free, and represents all work before it.
 unsafe impl CopyStream for FenceStream {
-    fn mark(&self) -> pinpool::Result<Arc<dyn Fence>> {
+    fn record_fence(&self) -> pinpool::Result<Arc<dyn Fence>> {
         Ok(self.0.clone())
     }
 }

@@ -18,13 +18,13 @@ use super::context::ContextState;
 use super::event::behind_event;
 use super::stream::{PER_THREAD, Stream, id_number, is_default};
 use super::timeline::Timeline;
-use super::{HostSide, copy_behind, mark, refused};
+use super::{HostSide, copy_behind, fence_behind_work, refused};
 use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::driver::code::Failed;
 use crate::driver::device::Device;
 use crate::driver::{self, CurrentContext, calls};
 use crate::error::{Error, ErrorKind, Result, SourceError};
-use crate::in_flight::{FenceKind, SharedFence};
+use crate::in_flight::SharedFence;
 
 /// A stream of other code, without a cudarc object.
 ///
@@ -34,7 +34,7 @@ use crate::in_flight::{FenceKind, SharedFence};
 /// /// `stream` is a `cudaStream_t` or a `CUstream` with work that uses the buffer.
 /// fn release(buf: PinnedBuf, stream: *mut std::ffi::c_void) -> pinpool::Result<()> {
 ///     // SAFETY: the caller keeps the stream until its work has completed.
-///     buf.release_after(&unsafe { RawStream::new(stream) })
+///     Ok(buf.release_after(&unsafe { RawStream::new(stream) })?)
 /// }
 /// ```
 #[derive(Debug, Clone, Copy)]
@@ -44,8 +44,8 @@ pub struct RawStream {
 }
 
 impl RawStream {
-    /// The stream with this handle, of the driver or the runtime. Null and the other default-stream handles refer to the
-    /// context that is current on the thread that uses this.
+    /// The stream with this handle, of the driver or the runtime. Null and the other default-stream handles refer to the thread that uses
+    /// this, and to its current context.
     ///
     /// # Safety
     ///
@@ -83,7 +83,7 @@ impl RawStream {
 
 // SAFETY: the fence follows all work enqueued so far (event-I1).
 unsafe impl CopyStream for RawStream {
-    fn mark(&self) -> Result<SharedFence> {
+    fn record_fence(&self) -> Result<SharedFence> {
         let _entered = self.enter()?;
         // SAFETY: alive (`new`).
         unsafe { fence_behind_stream(self.handle) }
@@ -135,19 +135,8 @@ unsafe impl CopyTarget<RawStream> for RawMem {
         source: *const u8,
         len: usize,
     ) -> Result<SharedFence, CopyFailure> {
-        // SAFETY: the caller's promise.
-        unsafe { CopyTarget::enqueue_with(self, stream, source, len, FenceKind::Timeline) }
-    }
-
-    unsafe fn enqueue_with(
-        &mut self,
-        stream: &RawStream,
-        source: *const u8,
-        len: usize,
-        kind: FenceKind,
-    ) -> Result<SharedFence, CopyFailure> {
         // SAFETY: the caller promises the source, `from_raw` the target; `len` bytes fit.
-        unsafe { copy_on(*stream, self.address, HostSide::Source(source), len, kind) }
+        unsafe { copy_on(*stream, self.address, HostSide::Source(source), len) }
     }
 }
 
@@ -159,7 +148,7 @@ unsafe impl CopySource<RawStream> for RawMem {
 
     unsafe fn fetch(&self, stream: &RawStream, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
         // SAFETY: the caller promises the target, `from_raw` the source; there are `len` bytes.
-        unsafe { copy_on(*stream, self.address, HostSide::Target(target), len, FenceKind::Timeline) }
+        unsafe { copy_on(*stream, self.address, HostSide::Target(target), len) }
     }
 }
 
@@ -173,7 +162,6 @@ unsafe fn copy_on(
     address: sys::CUdeviceptr,
     host: HostSide,
     len: usize,
-    kind: FenceKind,
 ) -> Result<SharedFence, CopyFailure> {
     let _entered = raw.enter().map_err(CopyFailure::Refused)?;
     // SAFETY: alive (`RawStream::new`).
@@ -184,7 +172,7 @@ unsafe fn copy_on(
     }
     let _current = context.enter().map_err(|failed| refused(len, failed))?;
     // SAFETY: the caller's promise.
-    unsafe { copy_behind((stream, context), host, len, kind, false, || (address, (), Ok(()))) }
+    unsafe { copy_behind((stream, context), host, len, false, || (address, (), Ok(()))) }
 }
 
 /// A fence after all work so far on `stream`; null is the default stream of the current context.
@@ -201,7 +189,7 @@ pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<Shared
     let (stream, context) = unsafe { stream_of(stream) }?;
     // The driver may refuse a call once and accept it the next time.
     let _current = context.enter().or_else(|_| context.enter())?;
-    mark(stream, context)
+    fence_behind_work(stream, context)
 }
 
 /// A fence after all work so far on a stream with a timeline. `None` if the stream has none or captures, or if the driver refuses.

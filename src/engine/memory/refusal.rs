@@ -27,7 +27,8 @@ impl Memory {
         let (by, found, remedy) = match refusal {
             Refusal::Limit(QuotaExceeded { level: LimitLevel::Shared, .. }) => {
                 let (found, remedy) = self.budget.shared_in_words(needed_bytes);
-                (RefusedBy::Shared, found, remedy.to_owned())
+                let by_others = self.budget.is_held_by_others();
+                (RefusedBy::Shared { by_others }, found, remedy.to_owned())
             }
             Refusal::Limit(QuotaExceeded { level: LimitLevel::Partition, could_fit, .. }) => {
                 let found = if *could_fit { "the partition is full" } else { "exceeds the limit of the partition" };

@@ -9,7 +9,6 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Sparkline};
-use serde_json::Value;
 
 use crate::series::{PoolSeries, Series, lost_ns};
 use pinpool_cli::table::grouped;
@@ -27,7 +26,7 @@ const HEIGHT: u16 = 20;
 const TO_DO: &str = "  to do: ";
 
 /// Draws one pool of a process.
-pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize, process: &Value) {
+pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize) {
     let (no_pool, nothing) = (PoolSeries::default(), Snapshot::default());
     let pool = series.pools.get(at).or(series.pools.first()).unwrap_or(&no_pool);
     let (elapsed, now) = pool.points.last().map_or((0.0, &nothing), |(x, now)| (*x, now));
@@ -55,6 +54,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize, process: &
     .areas(area);
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let elapsed = Time(Duration::from_secs_f64(elapsed));
+    let process = series.process.map_or_else(String::new, |process| process.to_string());
     let title = format!(" {}: {}  process {process}{place}  observed for {elapsed}", pool.name, one_line(&pool.kind));
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);
@@ -148,22 +148,22 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapsh
         format!("{name:<10}{:>9} /s {:>13} total", rate(pool.rate(counter)), grouped(counter(now)))
     };
     let left = [
-        row("requests", |now| now.gets),
+        row("requests", |now| now.requests),
         row("misses", |now| now.misses),
         row("pins", |now| now.pin_calls),
         row("evictions", |now| now.evicted),
-        row("short", |now| now.short_gets),
+        row("short", |now| now.delayed_requests),
     ];
-    let hit_rate = |hits: f64, gets: f64| percent((gets > 0.0).then(|| (hits / gets * 100.0).min(100.0)));
-    let recent = hit_rate(pool.rate(hits), pool.rate(|now| now.gets));
-    let all = hit_rate(hits(now) as f64, now.gets as f64);
+    let hit_rate = |hits: f64, requests: f64| percent((requests > 0.0).then(|| (hits / requests * 100.0).min(100.0)));
+    let recent = hit_rate(pool.rate(hits), pool.rate(|now| now.requests));
+    let all = hit_rate(hits(now) as f64, now.requests as f64);
     let limit = now.pool_size_limit.map_or_else(|| "none".to_owned(), |limit| format!("{} buffers", grouped(limit)));
     let right = [
         format!("hit rate   {recent}, all {all}"),
         format!("idle limit {limit}"),
         format!("used       {} buffers", grouped(now.used)),
         format!("waiting    {}", grouped(now.waiting)),
-        format!("failed     {}", grouped(now.failed_gets)),
+        format!("failed     {}", grouped(now.failed_requests)),
     ];
     let [left_area, right_area] = Layout::horizontal([Constraint::Length(45), Constraint::Min(0)]).areas(inner);
     frame.render_widget(Paragraph::new(left.map(Line::raw).to_vec()), left_area);
@@ -171,7 +171,7 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapsh
 }
 
 fn hits(now: &Snapshot) -> u64 {
-    now.gets.saturating_sub(now.misses + now.failed_gets)
+    now.requests.saturating_sub(now.misses + now.failed_requests)
 }
 
 /// The diagnosis in `room` lines: all of it, or as much of the cause and recommendation as fits.
@@ -242,8 +242,14 @@ mod tests {
         let lines =
             ["leak: 9 buffers of loader/images are out", "  3.0 s lost", "  to do: put them back"].map(str::to_owned);
         let (name, cause) = ("train".to_owned(), "leak".to_owned());
-        let diagnosis = DiagnosisText { pool: name.clone(), cause, is_alarm: true, lines: lines.to_vec() };
-        let before = Snapshot { gets: 100, misses: 50, ..Snapshot::default() };
+        let diagnosis = DiagnosisText {
+            pool: name.clone(),
+            cause,
+            is_alarm: true,
+            lines: lines.to_vec(),
+            ..DiagnosisText::default()
+        };
+        let before = Snapshot { requests: 100, misses: 50, ..Snapshot::default() };
         let oldest = Some(Duration::from_secs(125));
         let tag = "loader\nimages".to_owned();
         let now = Snapshot {
@@ -253,7 +259,7 @@ mod tests {
             idle_bytes: 200 << 20,
             free_bytes: 124 << 20,
             max_bytes: Some(2 << 30),
-            gets: 4100,
+            requests: 4100,
             misses: 90,
             pin_calls: 12,
             pinning_ns: 250_000_000,
@@ -264,14 +270,15 @@ mod tests {
             ..before.clone()
         };
         let points = vec![(0.0, before), (1.0, now)];
-        let pool = PoolSeries { name, kind: "adaptive on sim".to_owned(), points, is_running: true };
-        Series { pools: vec![pool], diagnoses: vec![diagnosis], ..Series::default() }
+        let pool =
+            PoolSeries { name, kind: "adaptive on sim".to_owned(), points, is_running: true, ..PoolSeries::default() };
+        Series { process: Some(0), pools: vec![pool], diagnoses: vec![diagnosis], ..Series::default() }
     }
 
     /// The rows, and all red text.
     fn drawn(width: u16, height: u16) -> (Vec<String>, String) {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, &series(), 0, &0.into())).unwrap();
+        terminal.draw(|frame| draw(frame, &series(), 0)).unwrap();
         let buffer = terminal.backend().buffer().clone();
         let row = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
         let red = buffer.content.iter().filter(|cell| cell.fg == Color::Red).map(|cell| cell.symbol()).collect();

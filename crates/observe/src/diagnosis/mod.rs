@@ -14,6 +14,7 @@
 //! | `leak` | over three windows one tag holds more and more buffers, none is returned, and requests come no faster |
 //! | | if these are the first three windows: the tag holds most memory, and most other buffers return |
 //! | `other_process` | more than 2 of 1000 requests waited (at least 3, or a hundredth of the time) for memory of other processes |
+//! | | if this pool holds more and keeps most of it for the whole window, the cause is `limit_too_small` |
 //! | `slow_consumer` | requests waited, but serving all of them would use at most a quarter more memory, and buffers are out for long |
 //! | `limit_too_small` | requests waited, and some failed, no buffer is returned, threads wait for each other, or few requests wait long |
 //! | `pool_full` | requests waited otherwise |
@@ -70,7 +71,7 @@ const WINDOW_US: u64 = 10_000_000;
 /// Windows are remembered for this long, since a burst may end before a user asks.
 const PAST_US: u64 = 300_000_000;
 /// Fewest requests of a window: fewer show no rate.
-const GETS_MIN: u64 = 20;
+const REQUESTS_MIN: u64 = 20;
 /// The key with the largest sum; of equal ones the greatest.
 pub fn largest<K: Ord>(parts: impl IntoIterator<Item = (K, u64)>) -> Option<K> {
     let mut sums = BTreeMap::new();
@@ -148,8 +149,8 @@ impl Monitor {
 
     /// Adds a snapshot; returns a diagnosis if a window ends.
     pub fn add(&mut self, now_us: u64, now: Snapshot) -> Option<&WindowDiagnosis> {
-        let gets = now.gets.saturating_sub(self.last.gets);
-        let is_still = gets < GETS_MIN && now.waiting == 0 && !window::is_stuck(&now);
+        let requests = now.requests.saturating_sub(self.last.requests);
+        let is_still = requests < REQUESTS_MIN && now.waiting == 0 && !window::is_stuck(&now);
         if !self.is_due(now_us) || is_still {
             return None;
         }

@@ -43,23 +43,23 @@ use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Between two queries whether the device is well.
+/// Time between two health queries of a device.
 const HEALTH_EVERY_US: u64 = 1000;
 const WORDS_BYTES: usize = 4096;
-/// A word has a cache line to itself, so that no stream disturbs another's readers.
+/// Each word has its own cache line, to avoid false sharing.
 const WORD_STEP: usize = 64;
 /// Reads before a waiter starts to yield, and reads before it starts to sleep.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 200;
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
-/// Most numbers assigned and not yet seen.
+/// Limit of the numbers assigned and not yet seen.
 const SEQUENCE_WINDOW: u64 = 1 << 31;
 /// Marks a free word. Drivers number streams from small numbers.
 const NO_STREAM: u64 = u64::MAX;
 /// Shortly before the first wrap of the low half, so that every program passes one.
 const FIRST: u64 = (1 << 32) - 64;
 
-/// Pinned for timelines, by this process.
+/// Bytes that this process has pinned for timelines.
 static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Pinned bytes of the timelines of this process. They belong to contexts, as long as the process lives, and to no pool: each page
@@ -67,6 +67,13 @@ static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn held_bytes() -> u64 {
     // Relaxed: a statistic.
     HELD_BYTES.load(Ordering::Relaxed)
+}
+
+/// Whether copies record events instead, as with a driver that writes no words: for tests and benches.
+static ARE_OFF: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn turn_off(are_off: bool) {
+    ARE_OFF.store(are_off, Ordering::Relaxed);
 }
 
 /// The timelines in use in this process, by the numbers of their streams' ids.
@@ -89,18 +96,18 @@ pub(super) struct TimelinePages {
     health: DeviceHealth,
 }
 
-/// When the device was last queried, and what it answered.
+/// The time and the answer of the last health query.
 #[derive(Debug, Default)]
 struct DeviceHealth {
     queried_us: AtomicU64,
-    /// The code of a failure that stays, or 0.
+    /// The code of a permanent failure, or 0.
     answer: AtomicU32,
 }
 
 /// A word and the progress of the stream that uses it. Never freed. When its stream has written all of its numbers, another stream
 /// may continue from there, so a fence needs no reference count: its number stays reached.
 #[derive(Debug)]
-#[repr(align(64))] // Streams disturb each other's threads no more than their words do.
+#[repr(align(64))] // Avoids false sharing between streams.
 pub(super) struct Timeline {
     /// The word that the stream writes (timeline-I2), and its device address.
     word: &'static AtomicU32,
@@ -122,7 +129,10 @@ impl Timeline {
 
     /// The timeline of the stream with this id, if it has one.
     pub(super) fn known(id: u64) -> Option<&'static Self> {
-        // Relaxed: `write` checks under the lock.
+        // Relaxed, here and below: a switch; and `write` checks the id under the lock.
+        if ARE_OFF.load(Ordering::Relaxed) {
+            return None;
+        }
         let is_it = |timeline: &&Self| timeline.id.load(Ordering::Relaxed) == id;
         if let Some(last) = LAST.get().filter(is_it) {
             return Some(last);
@@ -171,8 +181,9 @@ impl TimelinePages {
         if let Some(known) = Timeline::known(id.number()) {
             return Some(known).filter(is_own);
         }
-        // Relaxed: a hint.
-        if self.are_refused.load(Ordering::Relaxed) || driver::symbol(c"cuStreamWriteValue32_v2").is_none() {
+        // Relaxed: hints.
+        let are_refused = self.are_refused.load(Ordering::Relaxed) || ARE_OFF.load(Ordering::Relaxed);
+        if are_refused || driver::symbol(c"cuStreamWriteValue32_v2").is_none() {
             return None;
         }
         // Made before any thread waits, since waiters query it (timeline-I3).
@@ -248,7 +259,7 @@ impl TimelinePages {
 }
 
 impl DeviceHealth {
-    /// Fails if the device failed when it was last queried, which is now if a query is due (timeline-I3).
+    /// Queries the device if a query is due, and fails if the last query failed (timeline-I3).
     fn check(&self, context: &StreamContext) -> Result<(), Failed> {
         // Relaxed, here and below: elects one caller, and a code without other data.
         let (now_us, queried_us) = (monotonic_us(), self.queried_us.load(Ordering::Relaxed));

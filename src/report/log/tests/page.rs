@@ -42,16 +42,16 @@ fn examples() -> Vec<captured::Line> {
         monitor.add(10_000_000, now).expect("a window ends").clone()
     };
     let healthy = diagnosed(Snapshot {
-        gets: 1000,
+        requests: 1000,
         is_pinned: true,
         held_bytes: MIB,
         most_held_bytes: MIB,
         ..Default::default()
     });
     let too_small = diagnosed(Snapshot {
-        gets: 21_397,
-        short_gets: 3_327,
-        failed_gets: 1,
+        requests: 21_397,
+        delayed_requests: 3_327,
+        failed_requests: 1,
         waiting_ns: 6_400_000_000,
         needed_bytes: 27 * MIB,
         max_bytes: Some(24 * MIB),
@@ -119,7 +119,7 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.pressure_ended());
     add(&|| log.lowered(110, 100));
     add(&|| log.limit_changed(Some(24 * MIB), Some(64 * MIB), "set_max_bytes"));
-    add(&|| log.partition("eval", 16 * MIB, Some(8 * MIB)));
+    add(&|| log.partition("eval", Some(16 * MIB), Some(8 * MIB)));
     add(&|| log.waiting(500_000, 524_288));
     add(&|| log.waited(500_000, Duration::from_micros(5_130), true));
     add(&|| log.full(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
