@@ -81,7 +81,7 @@ functions! {
 pub(crate) struct Driver(Functions);
 
 impl Driver {
-    /// Finds it, once the program has it. A reason against serving it, if a function is missing.
+    /// The driver that the program has loaded. Fails if it lacks a function.
     pub(crate) fn get() -> Result<&'static Self, String> {
         static DRIVER: OnceLock<Driver> = OnceLock::new();
         if let Some(driver) = DRIVER.get() {
@@ -129,7 +129,7 @@ impl Driver {
     /// Whether the device has a primary context.
     pub(crate) fn has_primary(&self, device: c_int) -> bool {
         let (mut flags, mut active) = (0, 0);
-        // SAFETY: places for both answers.
+        // SAFETY: two valid out-pointers.
         unsafe { (self.0.primary_state)(device, &raw mut flags, &raw mut active) == 0 && active != 0 }
     }
 

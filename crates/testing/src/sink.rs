@@ -307,7 +307,7 @@ unsafe impl CopySource<SinkStream> for SinkMem {
 
 // SAFETY: the worker counts what is enqueued in order, this mark among it.
 unsafe impl CopyStream for SinkStream {
-    fn mark(&self) -> Result<Arc<dyn Fence>> {
+    fn record_fence(&self) -> Result<Arc<dyn Fence>> {
         self.enqueue(|| (), Vec::new()).map_err(|failure| match failure {
             CopyFailure::Refused(error) | CopyFailure::Failed(error, _) | CopyFailure::Unknown(error) => error,
         })
