@@ -89,8 +89,9 @@ def with_torch_copied(samples, workers, _hugetlb):
             del array
         copied.put(None)
 
-    threading.Thread(target=copy).start()
-    yield from iter(copied.get, None)
+    threading.Thread(target=copy, daemon=True).start()
+    while (array := copied.get()) is not None:
+        yield array
 
 
 LOADERS = {

@@ -32,12 +32,6 @@ def test_ray_data_delivers_each_sample_once_though_a_worker_is_killed():
     assert "0 buffers in use" in out
 
 
-@needs("ray", "'ray[data]'")
-def test_ray_data_names_a_directory_without_shards(tmp_path):
-    out, err = run(EXAMPLES / "ray_data.py", tmp_path, expect=1)
-    assert out == "" and f"{tmp_path}: no .tar file" in err
-
-
 @needs("torch", "torch")
 def test_ranks_under_torchrun_continue_after_one_died(tmp_path):
     samples = tmp_path / "samples"
@@ -52,13 +46,6 @@ def test_ranks_under_torchrun_continue_after_one_died(tmp_path):
     saved = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
     trained = collections.Counter(map(tuple, saved["trained"]))
     assert len(trained) == 400 and set(trained.values()) == {1}
-
-
-def test_a_rank_without_torchrun_is_an_error(tmp_path, monkeypatch):
-    pytest.importorskip("torch")
-    monkeypatch.delenv("RANK", raising=False)
-    _, err = run(EXAMPLES / "torchrun.py", tmp_path, "--out", tmp_path / "run", expect=2)
-    assert err == "RANK is not set: start this with torchrun\n"
 
 
 @needs("torch", "torch")
