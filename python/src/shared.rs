@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use pinpool::PinnedBy;
 use pinpool_shared::{Error, SharedSlabs, SlabBuf, SlabWorker, Ticket};
 use pyo3::exceptions::{PyBufferError, PyOSError};
 use pyo3::ffi;
@@ -87,7 +88,7 @@ impl Slabs {
         let made = py.detach(move || SharedSlabs::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
         lines::flush(py)?;
         let slabs = made.map_err(|error| for_shared(&error))?;
-        let origin = Arc::new(Origin::of_shared(slabs.pool(), slabs.pinned_by() == "register"));
+        let origin = Arc::new(Origin::of_shared(slabs.pool(), slabs.pinned_by() == Some(PinnedBy::Driver)));
         Ok(Self { slabs: Mutex::new(Some(Arc::new(slabs))), origin })
     }
 
@@ -151,7 +152,11 @@ impl Slabs {
     }
 
     fn pinned_by(&self) -> PyResult<&'static str> {
-        Ok(self.slabs()?.pinned_by())
+        Ok(match self.slabs()?.pinned_by() {
+            Some(PinnedBy::Driver) => "register",
+            Some(PinnedBy::Kernel) => "mlock",
+            None => "none",
+        })
     }
 
     fn is_hugetlb(&self) -> PyResult<bool> {

@@ -1,5 +1,6 @@
 //! The counters of a replay under one set of settings, and whether they match the recording.
 
+use pinpool::Preset;
 use pinpool_observe::diagnosis::words::counted;
 use serde::Serialize;
 
@@ -13,7 +14,7 @@ const DOUBTFUL_PART: u64 = 5;
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ReplayReport {
     /// Policy of the pool.
-    pub preset: &'static str,
+    pub preset: Preset,
     /// Rounding of sizes to classes.
     pub rounding: String,
     /// Kind of memory.

@@ -292,3 +292,18 @@ fn use_grows_only_if_each_eighth_has_more() {
     });
     assert!(!written(1000, &by_steps.collect::<Vec<_>>()).grows());
 }
+
+#[test]
+fn idle_memory_is_released_at_the_pace_of_the_maintenance_thread() {
+    // Eight buffers for a moment every 1.3 s: the thread checks once a second, and never finds the same idle memory twice.
+    let bursts = (0..6).flat_map(|burst| {
+        let gets = (0..8).map(move |n| (burst * 1300, 0, get_of(burst * 8 + n + 1, 0)));
+        gets.chain((0..8).map(move |n| (burst * 1300 + 20, 0, put_of(burst * 8 + n + 1))))
+    });
+    let workload = written(1000, &bursts.collect::<Vec<_>>());
+    let pins = |timeout: &str| {
+        let replay = Replay::under(&[("PINPOOL_IDLE_TIMEOUT".to_owned(), timeout.to_owned())]).unwrap();
+        replay.play(&workload).unwrap().page_locks
+    };
+    assert_eq!(pins("200ms"), pins("none"));
+}
