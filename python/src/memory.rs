@@ -363,7 +363,7 @@ pub(crate) struct AllFences {
 // SAFETY: the fence completes after all recorded fences.
 #[allow(unsafe_code)]
 unsafe impl CopyStream for AllFences {
-    fn mark(&self) -> pinpool::Result<Arc<dyn Fence>> {
+    fn record_fence(&self) -> pinpool::Result<Arc<dyn Fence>> {
         Ok(if self.others.is_empty() { self.last.clone() } else { Arc::new(self.clone()) })
     }
 }

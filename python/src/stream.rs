@@ -72,11 +72,11 @@ impl Stream {
         // SAFETY: the documentation requires a live stream.
         let stream = unsafe { raw(self.handle) };
         let marked = match self.device {
-            Some(device) => stream.on_device(device).mark(),
+            Some(device) => stream.on_device(device).record_fence(),
             // A default stream, on a thread without a current context.
-            None => stream.mark().or_else(|error| {
+            None => stream.record_fence().or_else(|error| {
                 if error.is_request() && self.handle <= PER_THREAD {
-                    stream.on_device(pool_device).mark()
+                    stream.on_device(pool_device).record_fence()
                 } else {
                     Err(error)
                 }

@@ -28,8 +28,8 @@ macro_rules! calls {
         /// # Safety
         ///
         /// The driver's manual states the conditions of this call.
-        $vis unsafe fn $function($($arg: $type),*) -> Result<(), crate::driver::code::Failed> {
-            use crate::driver::code::{Code, Failed};
+        $vis unsafe fn $function($($arg: $type),*) -> Result<(), super::code::Failed> {
+            use super::code::{Code, Failed};
             type Call = unsafe extern "C" fn($($type),*) -> c_int;
             /// `None` if this driver does not have the function.
             static FOUND: std::sync::OnceLock<Option<Call>> = std::sync::OnceLock::new();
@@ -37,7 +37,7 @@ macro_rules! calls {
                 Some(call) => *call,
                 None => {
                     // SAFETY: the driver exports this name with these arguments (its header), and is never unloaded.
-                    let found = crate::driver::symbol($name).map(|found| unsafe { std::mem::transmute::<std::ptr::NonNull<_>, Call>(found) });
+                    let found = super::library::symbol($name).map(|found| unsafe { std::mem::transmute::<std::ptr::NonNull<_>, Call>(found) });
                     *FOUND.get_or_init(|| found)
                 }
             };

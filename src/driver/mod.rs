@@ -12,7 +12,7 @@
 //! | [`device`] | the devices, their primary contexts and attributes |
 //! | [`driver_watchdog`] | threads do not call a driver that does not return |
 //! | [`state`] | whether there is a driver and a device, and if not, why |
-//! | [`virtual_memory`] | the driver's virtual memory, found by name, with types of this crate |
+//! | [`vmm`] | the driver's virtual memory, found by name, with types of this crate |
 //!
 //! Never copies or waits, and decides nothing about memory. Uses only the types of cudarc: its safe layer returns errors that
 //! other libraries left in a context to the next caller.
@@ -31,7 +31,7 @@ pub(crate) mod device;
 pub(crate) mod driver_watchdog;
 mod library;
 pub(crate) mod state;
-pub(crate) mod virtual_memory;
+pub(crate) mod vmm;
 
 pub(crate) use self::code::is_forbidden_by_capture;
 pub(crate) use self::library::{is_loaded, is_mapped, is_present, symbol};

@@ -26,7 +26,7 @@ const NO_WAIT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Context {
     handle: usize,
-    /// No other context of the process has it; a handle may come again.
+    /// No other context of the process has it; a handle may be reused.
     number: u64,
     /// `None` if the driver did not report it.
     device: Option<c_int>,

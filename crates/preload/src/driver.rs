@@ -81,7 +81,7 @@ functions! {
 pub(crate) struct Driver(Functions);
 
 impl Driver {
-    /// Finds it, once the program has it. A reason against serving it, if a function is missing.
+    /// The driver that the program has loaded. Fails if it lacks a function.
     pub(crate) fn get() -> Result<&'static Self, String> {
         static DRIVER: OnceLock<Driver> = OnceLock::new();
         if let Some(driver) = DRIVER.get() {
@@ -129,7 +129,7 @@ impl Driver {
     /// Whether the device has a primary context.
     pub(crate) fn has_primary(&self, device: c_int) -> bool {
         let (mut flags, mut active) = (0, 0);
-        // SAFETY: places for both answers.
+        // SAFETY: two valid out-pointers.
         unsafe { (self.0.primary_state)(device, &raw mut flags, &raw mut active) == 0 && active != 0 }
     }
 
@@ -203,7 +203,7 @@ impl Driver {
     /// Whether a stream that is ordered with the default stream of the current context captures. The query invalidates no capture.
     pub(crate) fn is_default_stream_blocked(&self) -> bool {
         let mut status = 0;
-        // SAFETY: a stream that always exists, and a place for the answer.
+        // SAFETY: a stream that always exists, and a valid out-pointer.
         let code = unsafe { (self.0.is_capturing)(LEGACY_STREAM, &raw mut status) };
         status != 0 || matches!(code, CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)
     }
@@ -232,7 +232,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if self.is_pushed {
             let mut popped = 0;
-            // SAFETY: pushed by `enter` on this thread, and a place for it.
+            // SAFETY: pushed by `enter` on this thread, and a valid out-pointer.
             let _gone = unsafe { (self.driver.0.pop)(&raw mut popped) };
         }
     }

@@ -177,7 +177,7 @@ pub(crate) struct FenceStream(pub(crate) Arc<ProcessFence>);
 
 // SAFETY: the fence is made by the free, and represents all work before it.
 unsafe impl CopyStream for FenceStream {
-    fn mark(&self) -> pinpool::Result<Arc<dyn Fence>> {
+    fn record_fence(&self) -> pinpool::Result<Arc<dyn Fence>> {
         Ok(self.0.clone())
     }
 }

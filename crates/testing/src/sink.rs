@@ -108,8 +108,11 @@ impl SinkStream {
             changed: Condvar::default(),
         });
         let worker_progress = progress.clone();
-        threads::spawn(c"pinpool-sink", move || run_copies(&copies, &worker_progress))
-            .map_err(|why| Error::device_failed(format!("cannot start the thread of a sink stream: {why}")))?;
+        threads::spawn(c"pinpool-sink", move || run_copies(&copies, &worker_progress)).map_err(|why| {
+            Error::device_failed(format!(
+                "cannot start a thread for the host sink: {why}; raise the limit on processes (`ulimit -u`)"
+            ))
+        })?;
         Ok(Self { queue, progress })
     }
 
@@ -304,7 +307,7 @@ unsafe impl CopySource<SinkStream> for SinkMem {
 
 // SAFETY: the worker counts what is enqueued in order, this mark among it.
 unsafe impl CopyStream for SinkStream {
-    fn mark(&self) -> Result<Arc<dyn Fence>> {
+    fn record_fence(&self) -> Result<Arc<dyn Fence>> {
         self.enqueue(|| (), Vec::new()).map_err(|failure| match failure {
             CopyFailure::Refused(error) | CopyFailure::Failed(error, _) | CopyFailure::Unknown(error) => error,
         })

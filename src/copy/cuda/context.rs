@@ -196,7 +196,7 @@ impl ContextState {
         self.words.timeline(id, &self.streams)
     }
 
-    /// The context object of our own.
+    /// Pinpool's own cudarc context object.
     pub(super) fn own(&self) -> Result<&OwnContext, Failed> {
         match self.own.get() {
             Some(own) => Ok(own),
@@ -212,7 +212,7 @@ impl ContextState {
 }
 
 /// Takes a reference to the primary context of the device if `handle` is that one: it is never released (context-I1). A context
-/// that other code has made is theirs to keep.
+/// that other code created remains its owner's.
 fn keep_if_primary(device: sys::CUdevice, handle: sys::CUcontext) -> Result<(), Failed> {
     if calls::is_primary_active(device)? && calls::primary_retain(device)? != handle {
         // SAFETY: taken above, released once.

@@ -293,7 +293,7 @@ impl Core {
         let holder = |owner: &Owner| Holder { place: place(&owner.tag), ..owner.holder() };
         let classes = if is_direct { self.class_stats() } else { Vec::new() };
         Snapshot {
-            gets: stats.requests.served + stats.requests.failed,
+            requests: stats.requests.served + stats.requests.failed,
             misses: stats.requests.misses,
             // Under `tensorflow` a buffer that was evicted earlier is one too few, not one of another size.
             new_lengths: if is_direct {
@@ -301,11 +301,11 @@ impl Core {
             } else {
                 self.counters.new_lengths()
             },
-            puts: stats.requests.returned,
+            returns: stats.requests.returned,
             evicted: stats.memory.evictions.over_limit,
-            short_gets: self.diagnosis.short_requests.load(Ordering::Relaxed),
+            delayed_requests: self.diagnosis.short_requests.load(Ordering::Relaxed),
             own_waits: self.diagnosis.own_waits.load(Ordering::Relaxed),
-            failed_gets: stats.requests.failed,
+            failed_requests: stats.requests.failed,
             is_by_source: self.diagnosis.is_by_source.load(Ordering::Relaxed),
             waiting: stats.requests.waiting,
             waiting_ns: self::nanos(waited)

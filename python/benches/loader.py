@@ -2,7 +2,7 @@
 """Photos decoded to 224 x 224 by pinpool_loader and by torch's DataLoader over Pillow: samples/s and CPU seconds.
 
     pip install './python[torch]' pillow webdataset
-    python python/bench_loader.py [--images 1600] [--epochs 3] [--rounds 3]
+    python python/benches/loader.py [--images 1600] [--epochs 3] [--rounds 3]
 
 Writes the photos to a temporary folder first, as files and as four tar shards, and reads them from the page cache. Each loader runs in a
 separate process, interleaved over several rounds. The first epoch includes the start of workers and pinning; "steady" is the median of the
@@ -150,7 +150,7 @@ def main():
     if arguments.measure:
         return measure(arguments.measure, arguments)
     rounds = {name: [] for name in LOADERS}
-    with tempfile.TemporaryDirectory(prefix="bench_loader.") as folder:
+    with tempfile.TemporaryDirectory(prefix="loader_bench.") as folder:
         make_photos(Path(folder), arguments.images)
         before = os.getloadavg()[0]
         for _ in range(arguments.rounds):

@@ -2,7 +2,7 @@
 """torch's DataLoader with and without pinpool's shared buffers: GB/s and CPU seconds.
 
     pip install './python[torch]'
-    python python/bench_shared.py [--workers 4] [--batches 200] [--rounds 3] [--megabytes 8]
+    python python/benches/shared.py [--workers 4] [--batches 200] [--rounds 3] [--megabytes 8]
 
 A sample is a copy of prepared random bytes, and a batch has 16 samples. All loaders have the same number of worker processes (fork) and
 of batches read ahead. The trainer reads one byte of each 4 KiB page of a batch. Each loader runs in a separate process, alternately over
