@@ -23,7 +23,7 @@
 //!
 //! # Invariants
 //!
-//! [`Arena::validate`] recounts them.
+//! `Arena::validate` recounts them.
 //!
 //! - **arena-I1**: Holes, uncommitted extents, live buffers and extents in transit tile every range without overlap.
 //! - **arena-I2**: Committed bytes + bytes being committed + uncommitted bytes are the length of all ranges.
