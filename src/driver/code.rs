@@ -40,23 +40,23 @@ impl Code {
         i64::from(self.0)
     }
 
-    /// Whether a call was refused because a stream captures a graph. The same call succeeds later, so nothing is known to have
+    /// Returns whether a call was refused because a stream captures a graph. The same call succeeds later, so nothing is known to have
     /// failed.
     pub(crate) fn is_forbidden_by_capture(self) -> bool {
         is_forbidden_by_capture(self.number())
     }
 
-    /// Whether this is one of CUDA's errors about stream capture, 900 to 908.
+    /// Returns whether this is one of CUDA's errors about stream capture, 900 to 908.
     pub(crate) fn is_of_capture(self) -> bool {
         matches!(self.0, 900..=908)
     }
 
-    /// Whether the context has ended.
+    /// Returns whether the context has ended.
     pub(crate) fn is_of_ended_context(self) -> bool {
         matches!(self, Self::INVALID_CONTEXT | Self::CONTEXT_IS_DESTROYED)
     }
 
-    /// Whether the driver must not be queried again about the same work. True for three kinds of codes:
+    /// Returns whether the driver must not be queried again about the same work. True for three kinds of codes:
     ///
     /// - Errors after which, by their text in `cuda.h` (CUDA 13.1), "the process must be terminated and relaunched": every later
     ///   call returns the same error.
@@ -73,7 +73,7 @@ impl Code {
     }
 }
 
-/// Whether a call was refused because a stream captures a graph: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and
+/// Returns whether a call was refused because a stream captures a graph: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and
 /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`. The same call succeeds later, so nothing is known to have failed.
 pub(crate) fn is_forbidden_by_capture(code: i64) -> bool {
     matches!(code, 900 | 901)

@@ -108,7 +108,7 @@ impl Device {
         self.enter().map(|(current, relaxed)| (Some(current), relaxed))
     }
 
-    /// Whether the device has a primary context, made by this process: entering it costs nothing more.
+    /// Returns whether the device has a primary context, made by this process: entering it costs nothing more.
     pub(crate) fn is_active(&self) -> bool {
         self.context.get().is_some() || calls::is_primary_active(self.handle).is_ok_and(|is_active| is_active)
     }

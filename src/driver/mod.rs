@@ -70,12 +70,12 @@ impl Context {
         }
     }
 
-    /// Whether the handle now refers to another context. `false` if the context ended without a successor.
+    /// Returns whether the handle now refers to another context. `false` if the context ended without a successor.
     pub(crate) fn is_replaced(self) -> bool {
         matches!((self.id, context_id(self.handle)), (Some(id), Some(Ok(now))) if now != id)
     }
 
-    /// Whether the driver confirms that this context is current on the thread: one call. If so, the context has not ended.
+    /// Returns whether the driver confirms that this context is current on the thread: one call. If so, the context has not ended.
     pub(crate) fn is_current(self) -> bool {
         let mut current = 0;
         // SAFETY: null is the current context; `current` takes the result.
@@ -109,7 +109,7 @@ fn context_id(context: sys::CUcontext) -> Option<Result<u64, Failed>> {
     }
 }
 
-/// Whether the driver has been started in this process.
+/// Returns whether the driver has been started in this process.
 pub(crate) fn is_started() -> bool {
     !matches!(calls::current_context(), Err(Failed(_, Code::NOT_INITIALIZED)))
 }

@@ -89,7 +89,7 @@ impl Context {
         if let PoolState::Ready(pool) = &*self.pool.try_lock()? { Some(pool.clone()) } else { None }
     }
 
-    /// Whether a request may wait for memory: not while a stream captures, nor soon after a wait without success.
+    /// Returns whether a request may wait for memory: not while a stream captures, nor soon after a wait without success.
     pub(crate) fn may_wait(&self) -> bool {
         !captures::are_under_way() && self.timed_out_at.lock().is_none_or(|at| at.elapsed() >= NO_WAIT)
     }
@@ -118,7 +118,7 @@ impl Context {
         }
     }
 
-    /// Whether it may be the primary context of this device.
+    /// Returns whether it may be the primary context of this device.
     pub(crate) fn may_be_primary_of(&self, device: c_int) -> bool {
         // Acquire, with the Release in `record_made`.
         !self.is_made.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)

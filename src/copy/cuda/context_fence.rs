@@ -157,7 +157,7 @@ impl ContextFence {
         Self { refused, context, first }
     }
 
-    /// Whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
+    /// Returns whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
     fn has_waited(&self) -> bool {
         let context = self.context;
         let mut waits = context.waits.lock();
