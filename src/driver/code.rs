@@ -35,7 +35,7 @@ impl Code {
         if result == 0 { Ok(()) } else { Err(Self(result)) }
     }
 
-    /// The number as errors of sources have it.
+    /// The number in the type that [`SourceError`] uses.
     pub(crate) fn number(self) -> i64 {
         i64::from(self.0)
     }
@@ -84,7 +84,7 @@ pub(crate) fn is_forbidden_by_capture(code: i64) -> bool {
 pub(crate) struct Failed(pub(crate) &'static str, pub(crate) Code);
 
 impl Failed {
-    /// The function with this name, which may have a version.
+    /// The failure of the function with this name. A version at the end of the name (`_v2`) is left out.
     pub(crate) fn new(name: &'static CStr, code: Code) -> Self {
         Self(name.to_str().unwrap_or_default().trim_end_matches("_v2"), code)
     }
@@ -105,7 +105,7 @@ impl From<Failed> for Error {
     }
 }
 
-/// With a remedy if the call pins and memory is short.
+/// Adds a remedy if the call pins memory and memory is short.
 impl From<Failed> for SourceError {
     fn from(Failed(call, code): Failed) -> Self {
         let retry = match code {

@@ -99,7 +99,7 @@ impl Context {
 /// The number of a context; `None` if the driver has no numbers.
 fn context_id(context: sys::CUcontext) -> Option<Result<u64, Failed>> {
     let mut id = 0;
-    // SAFETY: `id` takes the result. The driver refuses handles that are no contexts.
+    // SAFETY: `id` takes the result. The driver refuses invalid handles.
     let mut query = || unsafe { calls::context_id(context, &raw mut id) };
     // The driver may refuse a call once and accept it the next time.
     let answer = query().or_else(|failed| if failed.1.is_of_ended_context() { Err(failed) } else { query() });
@@ -122,7 +122,7 @@ pub(crate) struct CurrentContext {
 }
 
 impl CurrentContext {
-    /// The context that is wanted is current already.
+    /// For a context that is current already.
     pub(crate) fn unchanged() -> Self {
         Self { previous: None }
     }

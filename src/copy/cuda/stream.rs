@@ -13,7 +13,7 @@ use crate::driver::calls;
 use crate::driver::code::Failed;
 use crate::in_flight::WorkId;
 
-/// The last of the handles that refer to a stream of the calling context or thread, instead of naming one.
+/// The largest handle of a default stream, which belongs to the calling thread or context.
 pub(super) const PER_THREAD: usize = 2;
 /// Null is the same stream.
 const LEGACY: usize = 1;
