@@ -56,13 +56,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     {
         return work(trainer, descriptor, !dies.is_empty());
     }
-    let count: usize = args.first().map_or(Ok(4), |count| count.parse())?;
+    let count = args.first().map_or(Ok(4), |count| count.parse::<usize>())?.max(1);
     let batches: u64 = args.get(1).map_or(Ok(40), |count| count.parse())?;
     let pool = Pool::builder().build()?;
-    let slabs = SharedSlabs::new(&pool, BYTES, 2 * count.max(1))?;
+    let slabs = SharedSlabs::new(&pool, BYTES, 2 * count)?;
     let (stream, mut replaced) = (SinkStream::new()?, 0);
-    let mut workers =
-        (0..count.max(1)).map(|at| start(&slabs, at == 7 % count.max(1))).collect::<Result<Vec<_>, _>>()?;
+    let mut workers = (0..count).map(|at| start(&slabs, at == 7 % count)).collect::<Result<Vec<_>, _>>()?;
     for batch in 0..batches {
         let at = usize::try_from(batch)? % workers.len();
         let mut bytes = [0; Ticket::BYTES];

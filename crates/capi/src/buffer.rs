@@ -14,13 +14,13 @@ use crate::slots::{self, Call};
 use crate::status::pp_status;
 use crate::table::Owner;
 
-/// What a CUstream of the CUDA driver and a cudaStream_t of its runtime point to.
+/// The target of a CUstream of the CUDA driver and of a cudaStream_t of its runtime.
 #[derive(Debug)]
 pub struct CUstream_st {
     _private: [u8; 0],
 }
 
-/// What a CUevent of the CUDA driver and a cudaEvent_t of its runtime point to.
+/// The target of a CUevent of the CUDA driver and of a cudaEvent_t of its runtime.
 #[derive(Debug)]
 pub struct CUevent_st {
     _private: [u8; 0],
@@ -298,7 +298,7 @@ fn put_recorded(
 }
 
 /// Stores in `is_pinned` whether the buffer at `ptr` is pinned: 1 or 0. It is 0 with the backend heap, and for the pageable
-/// memory of a full pool (PINPOOL_ON_FULL=pageable).
+/// memory of a full pool (PINPOOL_ON_FULL=pageable). It is 1 with the backend mlock, although CUDA copies that memory as pageable.
 ///
 /// - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
 ///
