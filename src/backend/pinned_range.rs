@@ -15,7 +15,7 @@ use super::register::RegisterSource;
 use super::source::Region;
 use crate::error::SourceError;
 
-/// What pinned memory, and so whether a device can copy from it at full speed.
+/// The component that pinned memory. A device copies from pinned memory at full speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PinnedBy {
     /// The CUDA driver: `cuMemHostRegister`, `cuMemHostAlloc` or virtual memory.

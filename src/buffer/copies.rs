@@ -23,7 +23,7 @@ pub struct PendingBuf {
 }
 
 impl PendingBuf {
-    /// Whether the copy has completed. Does not wait.
+    /// Returns whether the copy has completed. Does not wait.
     ///
     /// # Errors
     ///

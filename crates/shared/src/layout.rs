@@ -117,7 +117,7 @@ pub(super) struct Entry {
     pub(super) len: AtomicU64,
     /// The number that its worker passed to `send`.
     pub(super) tag: AtomicU64,
-    /// Its sequence number among all sent buffers.
+    /// The sequence number among all sent buffers.
     pub(super) order: AtomicU64,
 }
 

@@ -202,7 +202,7 @@ impl SharedSlabs {
         self.geometry.buffers
     }
 
-    /// What pins the memory; `None` if the pool's memory is not pinned.
+    /// The component that pinned the memory; `None` if the pool's memory is not pinned.
     pub fn pinned_by(&self) -> Option<PinnedBy> {
         self.lender.pinned_by()
     }

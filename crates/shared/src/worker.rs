@@ -15,7 +15,7 @@ use pinpool_os::fork::{self, ForkGeneration};
 use pinpool_os::sync::process::{AtomicUsize, Ordering};
 use pinpool_shm::file::LockFile;
 
-/// How often a waiting process checks whether others have died.
+/// Interval at which a waiting process checks whether others have died.
 pub(super) const CHECK_EVERY: Duration = Duration::from_millis(20);
 /// The trainer's slot among the file's locks.
 pub(super) const TRAINER: usize = 0;
