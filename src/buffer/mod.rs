@@ -207,7 +207,8 @@ impl PinnedBuf {
         self.block.as_ref().map_or(0, |block| block.class_bytes() - block.skip_bytes())
     }
 
-    /// Returns whether the memory is pinned: false for `heap`, for pageable memory of a full pool, and for empty buffers.
+    /// Returns whether the memory is pinned. False for `heap`, for pageable memory of a full pool, and for empty buffers; true for `mlock`,
+    /// which CUDA copies as pageable memory.
     pub fn is_pinned(&self) -> bool {
         self.block.as_ref().is_some_and(Block::is_pinned)
     }

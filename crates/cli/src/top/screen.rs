@@ -152,7 +152,7 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapsh
         row("misses", |now| now.misses),
         row("pins", |now| now.pin_calls),
         row("evictions", |now| now.evicted),
-        row("short", |now| now.delayed_requests),
+        row("delayed", |now| now.delayed_requests),
     ];
     let hit_rate = |hits: f64, requests: f64| percent((requests > 0.0).then(|| (hits / requests * 100.0).min(100.0)));
     let recent = hit_rate(pool.rate(hits), pool.rate(|now| now.requests));

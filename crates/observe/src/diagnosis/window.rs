@@ -257,7 +257,7 @@ impl<'a> Window<'a> {
         (*others_bytes).max(self.before.others_bytes).filter(|&bytes| bytes > 0 && is_theirs)
     }
 
-    /// Who holds most of this pool, if most of it was kept for the whole window.
+    /// The largest holder among those that kept their buffers for the whole window, if these hold most of the pool.
     fn hoarded(&self) -> Option<String> {
         let Self { now, of, .. } = self;
         let window = Duration::from_micros(self.lost.of_us);
