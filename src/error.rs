@@ -130,7 +130,7 @@ pub(crate) enum ErrorKind {
         Size(*asked_bytes), Time(*waited)
     )]
     Late { asked_bytes: u64, waited: Duration },
-    #[error("cannot tell whether a copy completed: {why}")]
+    #[error("device failure: {why}")]
     Device { why: String },
     #[error(
         "the stream is capturing a graph, and each launch would use the buffer again after it was recycled; copy before the \

@@ -76,7 +76,7 @@ pub mod source {
     pub use crate::error::Retry;
 }
 
-pub use backend::Backend;
+pub use backend::{Backend, PinnedBy};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, PinnedBuf, PinnedSlice};
@@ -85,7 +85,7 @@ pub use copy::Completion;
 pub use error::{Error, Result, SourceError};
 pub use in_flight::{Fence, StreamId};
 pub use pool::{ExternalMemory, GetFuture, Partition, Pool, PoolBuilder, Request};
-pub use report::{Cause, Diagnosis, Dump, Owner};
+pub use report::{Cause, Diagnosis, Dump, Owner, SuggestedSetting};
 pub use stats::Stats;
 
 /// Whether a CUDA driver can be loaded. Check it before using cudarc, which panics without a driver.

@@ -84,7 +84,7 @@ pub(crate) enum Pace {
 
 impl Pace {
     /// Between two rounds, if the thread was last woken at `since`.
-    fn period(self, since: Instant) -> Option<Duration> {
+    pub(crate) fn period(self, since: Instant) -> Option<Duration> {
         match self {
             Self::Compaction => Some(Duration::from_micros(200)),
             Self::Copies => Some(pause_for_copies(since)),

@@ -7,6 +7,18 @@ use std::time::Duration;
 
 use pinpool_os::host::GRANULE_BYTES;
 
+/// The policy of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
+#[non_exhaustive]
+pub enum Preset {
+    /// TensorFlow's policy over an arena: misses and evictions cost nanoseconds, bytes are bounded, and idle memory is released.
+    #[default]
+    Adaptive,
+    /// Reproduces TensorFlow's `PoolAllocator`, including its counters and log lines: each miss is a separate allocation.
+    TensorFlow,
+}
+
 /// Evictions between two checks (`kCheckInterval`).
 pub(crate) const CHECK_EVERY_EVICTIONS: u64 = 1000;
 /// Both rates must be above this, strictly, for the limit to rise (`kTolerable`).

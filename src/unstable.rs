@@ -30,12 +30,13 @@ pub mod fast_path {
 }
 
 pub use crate::engine::ManualClock;
-pub use crate::in_flight::FenceKind;
 pub use crate::policy::{Check, Window};
 pub use crate::report::{CheckReport, LogSampler};
 pub use crate::report::{Finding, Severity};
 pub use crate::size_class::Rounding;
 pub use crate::stats::{Kind, Statistic, Unit, Value};
+
+use std::time::Duration;
 
 use crate::pool::Pool;
 
@@ -64,8 +65,19 @@ pub fn run_due(pool: &Pool) {
     pool.core().run_due();
 }
 
+/// The time after which the maintenance thread would check the pool again; `None` if it has nothing to check.
+pub fn maintenance_period(pool: &Pool) -> Option<Duration> {
+    pool.core().maintenance_period()
+}
+
 /// Remaps a few granules towards the compaction target, as the maintenance thread does while nothing is due (`policy-R13`). Returns
 /// whether any were remapped.
 pub fn compaction_step(pool: &Pool) -> bool {
     pool.core().compaction_step()
+}
+
+/// Makes the copies of this process record events instead of writing to timelines, for tests and benches.
+#[cfg(feature = "cuda")]
+pub fn turn_timelines_off(are_off: bool) {
+    crate::copy::cuda::turn_timelines_off(are_off);
 }

@@ -64,14 +64,16 @@ impl Buffer {
         self.memory.len
     }
 
-    /// Address of the first byte. The pool cannot track copies started from it: call `record_stream`.
+    /// Address of the first byte, aligned to a page. The pool cannot track copies started from it: call `record_stream`.
     #[getter]
     fn ptr(&self) -> PyResult<usize> {
         self.memory.check()?;
         Ok(self.memory.address)
     }
 
-    /// Whether the memory is pinned. False on the backend "heap", and for buffers beyond the limit with `on_full="pageable"`.
+    /// True if the memory is pinned: not on the backend "heap", nor for buffers beyond the limit with `on_full="pageable"`.
+    ///
+    /// torch's `tensor.is_pinned()` is True for memory of the backends vmm, register and cuda.
     #[getter]
     fn is_pinned(&self) -> bool {
         self.memory.is_pinned
@@ -83,7 +85,7 @@ impl Buffer {
         self.memory.numa_node
     }
 
-    /// Whether the buffer was released and can no longer be used.
+    /// True if the buffer was released and can no longer be used.
     #[getter]
     fn is_released(&self) -> bool {
         self.memory.is_released()

@@ -12,13 +12,13 @@ pub struct Decoder(Arc<dyn Decode>);
 
 #[pymethods]
 impl Decoder {
-    /// Images of this size, from files of at most `pixels_max` pixels; `None` if no image can have that size.
+    /// Images of this size, from files of at most `max_pixels` pixels; `None` if no image can have that size.
     #[staticmethod]
-    fn image(height: u32, width: u32, is_chw: bool, is_cropped: bool, pixels_max: Option<usize>) -> Option<Self> {
+    fn image(height: u32, width: u32, is_chw: bool, is_cropped: bool, max_pixels: Option<usize>) -> Option<Self> {
         let layout = if is_chw { Layout::Chw } else { Layout::Hwc };
         let fit = if is_cropped { Fit::Crop } else { Fit::Stretch };
         let image = Image::new(height, width, layout, fit)?;
-        Some(Self(Arc::new(image.pixels_max(pixels_max.unwrap_or(usize::MAX)))))
+        Some(Self(Arc::new(image.max_pixels(max_pixels.unwrap_or(usize::MAX)))))
     }
 }
 

@@ -36,7 +36,7 @@ type Failed = (String, bool);
 /// Sample, first byte in the buffer, length, first byte in the sample.
 type Part = (usize, usize, usize, u64);
 /// Number, epoch, index in the epoch, buffer, parts, the first byte of each array, labels if a field has them, and failures.
-type Handed = (u64, u64, u64, Buffer, Vec<Part>, Vec<usize>, Option<Vec<Py<PyAny>>>, Vec<Failed>);
+type RawBatch = (u64, u64, u64, Buffer, Vec<Part>, Vec<usize>, Option<Vec<Py<PyAny>>>, Vec<Failed>);
 
 /// The files, their samples and the options.
 #[pyclass(frozen, module = "pinpool._pinpool")]
@@ -100,7 +100,7 @@ pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
 impl Files {
     /// Lists `paths`. A count of 0 means no limit.
     #[new]
-    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world, even, drop_last, labels=None, decode=vec![]))]
+    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world_size, even, drop_last, labels=None, decode=vec![]))]
     #[allow(clippy::too_many_arguments)] // One call, by keyword.
     fn new(
         py: Python<'_>,
@@ -113,15 +113,16 @@ impl Files {
         prefetch: usize,
         seed: Option<u64>,
         rank: u64,
-        world: u64,
+        world_size: u64,
         even: bool,
         drop_last: bool,
         labels: Option<(String, Py<PyAny>)>,
         decode: Vec<(Vec<String>, PyRef<'_, Decoder>)>,
     ) -> PyResult<Self> {
-        let shard = Shard::new(rank, world);
-        let shard =
-            shard.ok_or_else(|| PyValueError::new_err(format!("rank must be less than world={world}, not {rank}")))?;
+        let shard = Shard::new(rank, world_size);
+        let shard = shard.ok_or_else(|| {
+            PyValueError::new_err(format!("rank must be less than world_size={world_size}, not {rank}"))
+        })?;
         let mut options = LoadOptions::default();
         options.batch_samples = NonZeroU64::new(batch_size);
         options.batch_bytes = NonZeroU64::new(batch_bytes);
@@ -137,7 +138,7 @@ impl Files {
         Ok(Self { handle: pool.handle().clone(), catalog, options, labels })
     }
 
-    /// What could not be listed.
+    /// Descriptions of files that could not be listed.
     fn failures(&self) -> Vec<Failed> {
         self.catalog.failures().iter().map(failed_of).collect()
     }
@@ -245,7 +246,7 @@ impl Reader {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn handed(&self, py: Python<'_>, batch: LoadedBatch) -> PyResult<Handed> {
+    fn raw_batch(&self, py: Python<'_>, batch: LoadedBatch) -> PyResult<RawBatch> {
         let LoadedBatch { number, epoch, in_epoch, mut buffer, arrays, mut parts, failures, .. } = batch;
         let mut failures: Vec<_> = failures.iter().map(failed_of).collect();
         let labels = match &self.labels {
@@ -264,7 +265,7 @@ impl Reader {
 #[pymethods]
 impl Reader {
     /// The next batch; None at the end.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<Handed>> {
+    fn next(&self, py: Python<'_>) -> PyResult<Option<RawBatch>> {
         if self.process != std::process::id() {
             return Err(errors::ForkError::new_err(
                 "this loader was created in a parent of this process: create one after the fork, in the process that uses it",
@@ -277,7 +278,7 @@ impl Reader {
             });
             lines::flush(py)?;
             match next {
-                Poll::Ready(next) => return next.map(|batch| self.handed(py, batch)).transpose(),
+                Poll::Ready(next) => return next.map(|batch| self.raw_batch(py, batch)).transpose(),
                 Poll::Pending => py.check_signals()?,
             }
         }

@@ -44,13 +44,14 @@ const BACKGROUND_THREAD: &str = "background_thread";
 ///     max_bytes: limit on all bytes held: a size, "none", or "auto" (the default: a quarter of the memory of the cgroup or machine).
 ///     reserve: bytes pinned at the start and kept.
 ///     max_idle_bytes: most bytes kept in idle buffers and free memory.
-///     ledger: name of a limit shared by all processes that use it, or "auto" (all processes of one torchrun or Ray job).
+///     ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": processes of
+///         torchrun and Ray share one limit, also those of different jobs.
 ///     wait: how long a request waits when the pool is full (default 30 s).
 ///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, up to the limit once more).
 ///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
 ///     device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
-///         pass `int(os.environ["LOCAL_RANK"])`, or else each rank starts CUDA on GPU 0.
+///         call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`; `torch.install` chooses the rank's GPU.
 ///     numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
 ///     idle_timeout: how long idle memory stays pinned (default 60 s).
 ///     trace: path of a recording for the command `pinpool`.
@@ -199,34 +200,23 @@ impl Pool {
     ///
     /// Args:
     ///     n: length in bytes, or text such as "64MiB".
-    ///     align: alignment of the address in bytes, a power of two (default: a page).
     ///     timeout: longest wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
     ///
     /// Raises:
     ///     TimeoutError: the pool was full until the timeout.
     ///     LimitError: the pool is full and the timeout is 0, or the request exceeds the limit (`max_bytes`).
-    ///     RequestError: the length or the alignment is invalid.
+    ///     RequestError: the length is invalid.
     ///     BackendError: the driver or the kernel refused to pin memory.
     ///     ForkError: the pool belongs to the parent of this process.
-    #[pyo3(signature = (n, *, align=None, timeout=None))]
-    fn get(
-        &self,
-        py: Python<'_>,
-        n: &Bound<'_, PyAny>,
-        align: Option<&Bound<'_, PyAny>>,
-        timeout: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Buffer> {
-        let (len, align) = (size("n", n)?, align.map(|align| size("align", align)).transpose()?);
-        let pool = self.pool()?;
+    #[pyo3(signature = (n, *, timeout=None))]
+    fn get(&self, py: Python<'_>, n: &Bound<'_, PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Buffer> {
+        let (len, pool) = (size("n", n)?, self.pool()?);
         let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
-        if align.is_none()
-            && let Some(idle) = self.get_idle(len)?
-        {
+        if let Some(idle) = self.get_idle(len)? {
             return Ok(idle);
         }
         let begun = Instant::now();
         let request = Request::new(len).timeout(wait);
-        let request = align.map_or(request, |align| request.align(align));
         let served = if wait > UNINTERRUPTED {
             self.get_interruptibly(py, request)?
         } else {
@@ -267,7 +257,7 @@ impl Pool {
         self.pool().and_then(|pool| json(py.detach(|| serde_json::to_string(&pool.stats()))))
     }
 
-    /// Returns what costs the most time, with the time lost, the evidence and a recommendation, or that nothing does.
+    /// Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy.
     fn diagnose(&self, py: Python<'_>) -> PyResult<String> {
         self.pool().map(|pool| py.detach(|| pool.diagnose().to_string()))
     }

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use pinpool::PinnedBy;
 use pinpool_shared::{Error, SharedSlabs, SlabBuf, SlabWorker, Ticket};
 use pyo3::exceptions::{PyBufferError, PyOSError};
 use pyo3::ffi;
@@ -80,13 +81,14 @@ impl Slabs {
         pool: &Pool,
         buffer_bytes: &Bound<'_, PyAny>,
         buffers: usize,
-        hugetlb: Option<bool>,
+        never_hugetlb: bool,
     ) -> PyResult<Self> {
         let (pool, buffer_bytes) = (pool.pool()?.clone(), size("buffer_bytes", buffer_bytes)?);
+        let hugetlb = never_hugetlb.then_some(false);
         let made = py.detach(move || SharedSlabs::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
         lines::flush(py)?;
         let slabs = made.map_err(|error| for_shared(&error))?;
-        let origin = Arc::new(Origin::of_shared(slabs.pool(), slabs.pinned_by() == "register"));
+        let origin = Arc::new(Origin::of_shared(slabs.pool(), slabs.pinned_by() == Some(PinnedBy::Driver)));
         Ok(Self { slabs: Mutex::new(Some(Arc::new(slabs))), origin })
     }
 
@@ -128,6 +130,15 @@ impl Slabs {
         Ok((counts.free, counts.filling, counts.sent, counts.held))
     }
 
+    /// Number of received buffers that the program has not released. Reclaims buffers after completed copies first.
+    fn kept(&self, py: Python<'_>) -> PyResult<usize> {
+        self.call(py, |slabs| {
+            slabs.pool().maintain();
+            let in_flight = usize::try_from(slabs.pool().stats().copies.in_flight).unwrap_or(usize::MAX);
+            Ok(slabs.counts().held.saturating_sub(in_flight))
+        })
+    }
+
     fn workers(&self) -> PyResult<usize> {
         Ok(self.slabs()?.workers())
     }
@@ -141,7 +152,11 @@ impl Slabs {
     }
 
     fn pinned_by(&self) -> PyResult<&'static str> {
-        Ok(self.slabs()?.pinned_by())
+        Ok(match self.slabs()?.pinned_by() {
+            Some(PinnedBy::Driver) => "register",
+            Some(PinnedBy::Kernel) => "mlock",
+            None => "none",
+        })
     }
 
     fn is_hugetlb(&self) -> PyResult<bool> {

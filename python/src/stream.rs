@@ -44,7 +44,8 @@ impl Stream {
         if stream.is_instance_of::<PyInt>() && !stream.is_instance_of::<PyBool>() {
             return Ok(Self { handle: handle(stream)?, device: None });
         }
-        if let Some(from_torch) = attribute("cuda_stream")? {
+        // `torch.cuda.Stream`, or the `torch.Stream` of `torch.accelerator`.
+        if let Some(from_torch) = attribute("cuda_stream")?.or(attribute("native_handle")?) {
             return Ok(Self { handle: handle(&from_torch)?, device: device("device_index") });
         }
         if let Some(protocol) = attribute("__cuda_stream__")? {

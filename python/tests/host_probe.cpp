@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #define PROBE_HAS_HISTORY (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15))
 
@@ -20,6 +21,7 @@ std::string calls;
 bool is_capturing = false;
 bool refuses_streams = false;
 bool is_lost = false;
+void (*during_get)() = nullptr;
 
 // A device whose streams have handles 100 above their ids, and are all captured or none.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -85,7 +87,7 @@ void* probe_allocate(size_t bytes, void** address, void** context, char* error, 
     *address = memory->get();
     *context = memory->get_context();
     return memory;
-  } catch (const c10::OutOfMemoryError& failure) {
+  } catch (const c10::Error& failure) {
     std::strncpy(error, failure.what_without_backtrace(), error_bytes - 1);
     return nullptr;
   }
@@ -98,6 +100,16 @@ void probe_free(void* memory) {
 int probe_record_event(void* pointer, void* context, int64_t stream, int32_t device) {
   return allocator()->record_event(
       pointer, context, c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)), stream));
+}
+
+// Called by the next `get` of the recorder.
+void probe_during_get(void (*call)()) {
+  during_get = call;
+}
+
+// From now on an allocator of torch has a higher priority than pinpool's.
+void probe_raise_priority() {
+  at::setHostAllocator(c10::DeviceType::CUDA, allocator(), 255);
 }
 
 void probe_empty_cache() {
@@ -172,6 +184,9 @@ int probe_pool_get(void*, size_t bytes, void** block, void** address, char* erro
   if (bytes > (size_t{1} << 30)) {
     std::strncpy(error, "asked for more than this pool has", error_bytes - 1);
     return 1;
+  }
+  if (auto* call = std::exchange(during_get, nullptr)) {
+    call();
   }
   *block = *address = std::malloc(bytes);
   return 0;

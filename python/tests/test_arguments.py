@@ -25,13 +25,14 @@ import pinpool_loader
         (lambda pool: pinpool.Pool(max_byte=1), TypeError, r'"max_byte" is not a setting of a pool; did you mean max_bytes\?'),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, batch_size=True), TypeError, "batch_size must be a whole number, not True"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle="yes"), TypeError, "shuffle must be True or False, not 'yes'"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle=100), TypeError, "shuffle must be True or False, not 100"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle=1), TypeError, "shuffle must be True or False, not 1"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, labels="cls", label_type="int"), TypeError, "label_type must be a function of .*, not 'int'"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, num_workers=2), TypeError, "no argument num_workers=; workers= is"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, collate_fn=list), TypeError, "no argument collate_fn=; map= takes"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, batchsize=2), TypeError, "no argument batchsize=$"),
         (lambda pool: next(iter(pinpool_loader.Loader(__file__, pool=pool)))["jpg"], TypeError, r"batch.field\('jpg'\)"),
         (lambda pool: pinpool.SharedPool(100, 2.5, pool=pool), TypeError, "buffers must be a whole number, not 2.5"),
+        (lambda pool: pinpool.SharedPool(100, 2, pool=pool, hugetlb=True), ValueError, "hugetlb must be 'off' or 'auto', not True"),
         (lambda pool: pinpool.SharedPool(100, 2, pool=pool, library="jax"), ValueError, "library must be 'numpy' or 'torch', not 'jax'"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, device="cuda:0"), TypeError, "no argument device=; .*non_blocking=True"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, progress=True), TypeError, "no argument progress=; .*tqdm"),
@@ -39,14 +40,14 @@ import pinpool_loader
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, drop_last="no"), TypeError, "drop_last must be True or False, not 'no'"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, even=True), ValueError, "even= needs batch_size=, without"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool, rank="0"), TypeError, "rank must be a whole number, not '0'"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, world=True), TypeError, "world must be a whole number, not True"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, world_size=True), TypeError, "world_size must be a whole number, not True"),
         (lambda pool: pinpool_loader.Loader(__file__, pool=pool).state(), AttributeError, "use state_dict"),
         (lambda pool: pinpool_loader.Image(224), TypeError, "give the height and the width"),
         (lambda pool: pinpool_loader.Image(224, 224, dtype="float32"), TypeError, "no argument dtype=: images are uint8"),
         (lambda pool: pinpool_loader.Image(224, "224"), TypeError, "width must be a whole number, not '224'"),
         (lambda pool: pinpool_loader.Image(True, 224), TypeError, "height must be a whole number, not True"),
         (lambda pool: pinpool_loader.Image(0, 1), ValueError, "height must be 1 or more, not 0"),
-        (lambda pool: pinpool_loader.Image(1, 1, pixels_max=0), ValueError, "pixels_max must be 1 or more, not 0"),
+        (lambda pool: pinpool_loader.Image(1, 1, max_pixels=0), ValueError, "max_pixels must be 1 or more, not 0"),
         (lambda pool: pinpool_loader.Image(1, 1, layout="NHWC"), ValueError, "layout must be 'HWC' or 'CHW', not 'NHWC'"),
         (lambda pool: pinpool_loader.Image(1, 1, fit="pad"), ValueError, "fit must be 'stretch' or 'crop', not 'pad'"),
         (lambda pool: pool.partition("eval", 1), AttributeError, "Pool.partition was removed: use pool.tagged"),
@@ -74,7 +75,7 @@ def test_a_removed_name_says_what_to_use(name):
 def test_each_argument_of_torchs_loaders_is_answered(tmp_path, pool):
     data = pytest.importorskip("torch.utils.data")
     names = {"transform", "target_transform", "root", "loader", "is_valid_file", *inspect.signature(data.DataLoader.__init__).parameters}
-    names |= {*inspect.signature(data.DistributedSampler.__init__).parameters, "world_size"}
+    names |= {*inspect.signature(data.DistributedSampler.__init__).parameters, "world"}
     own = set(inspect.signature(pinpool_loader.Loader.__init__).parameters)
     (tmp_path / "a").touch()
     for name in names - own - {"self"}:

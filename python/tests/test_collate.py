@@ -238,6 +238,13 @@ def test_batches_in_reference_cycles_are_collected(pool):
             del batch, circle
 
 
+def test_a_batch_without_a_ticket_is_an_error_and_not_the_end(pool):
+    with pinpool.SharedPool(100, 2, pool=pool, library="numpy") as shared:
+        for item in (None, [1, 2]):
+            with pytest.raises(TypeError, match=f"a {type(item).__name__} is not a batch of a shared pool: pass collate_fn=shared.collate"):
+                list(shared.batches([item]))
+
+
 def test_a_dropped_packed_batch_frees_its_buffer(pool):
     with pinpool.SharedPool(1000, 2, pool=pool, library="numpy") as shared, pinpool.SharedPool(1000, 1, pool=pool) as _other:
         packed = shared.collate([1, 2])

@@ -199,7 +199,7 @@ def test_ranks_have_the_same_number_of_batches(tmp_path, pool, world, settings, 
         (tmp_path / f"{number:03}").write_bytes(b"x")
     seen = []
     for rank in range(world):
-        loader = pinpool_loader.Loader(tmp_path, batch_size=10, rank=rank, world=world, shuffle=True, pool=pool, **settings)
+        loader = pinpool_loader.Loader(tmp_path, batch_size=10, rank=rank, world_size=world, shuffle=True, pool=pool, **settings)
         seen.append([batch.keys for batch in loader])
         assert len(loader) == len(seen[-1])
     assert len({tuple(map(len, batches)) for batches in seen}) == 1 and not recwarn.list
@@ -217,12 +217,12 @@ def test_different_numbers_of_batches_per_rank_are_a_warning(tmp_path, pool):
         (tmp_path / f"{number:03}").write_bytes(b"x")
     for settings in ({"batch_size": 50}, {"batch_bytes": 50}):
         with pytest.warns(UserWarning, match="the ranks get (2 and 1|different numbers of) batches .*even=True.* or drop_last=True"):
-            pinpool_loader.Loader(tmp_path, world=2, pool=pool, **settings)
+            pinpool_loader.Loader(tmp_path, world_size=2, pool=pool, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pinpool_loader.Loader(tmp_path, world=2, batch_size=51, pool=pool)
-    with pytest.raises(ValueError, match="rank=0 has no batch of 101 samples of world=2, batch_size=60, drop_last=True"):
-        pinpool_loader.Loader(tmp_path, world=2, batch_size=60, drop_last=True, pool=pool)
+        pinpool_loader.Loader(tmp_path, world_size=2, batch_size=51, pool=pool)
+    with pytest.raises(ValueError, match="rank=0 has no batch of 101 samples of world_size=2, batch_size=60, drop_last=True"):
+        pinpool_loader.Loader(tmp_path, world_size=2, batch_size=60, drop_last=True, pool=pool)
 
 
 def test_random_numbers_of_a_batch_are_the_same_in_each_run(files, pool):
@@ -234,7 +234,7 @@ def test_random_numbers_of_a_batch_are_the_same_in_each_run(files, pool):
     assert not set(first) & set(drawn(seed=2)) and first[0] == np.random.default_rng((1, 0, 0)).random()
     [batch] = load(files, pool, batch_size=20, seed=5)
     assert pickle.loads(pickle.dumps(batch)).rng().random() == batch.rng().random()
-    with pinpool_loader.Loader(files, batch_size=3, world=2, rank=1, even=True, seed=1, pool=pool) as other:
+    with pinpool_loader.Loader(files, batch_size=3, world_size=2, rank=1, even=True, seed=1, pool=pool) as other:
         assert next(iter(other)).rng().random() not in first, "ranks have numbers of their own"
 
 
@@ -250,13 +250,13 @@ def test_directories_are_classes(files, pool):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"batch_size": 4}, {"shuffle": True}, {"rank": 1, "world": 2}, {"batch_bytes": 500}], ids=str
+    "settings", [{"batch_size": 4}, {"shuffle": True}, {"rank": 1, "world_size": 2}, {"batch_bytes": 500}], ids=str
 )
 def test_a_state_of_a_different_loader_is_refused(files, pool, settings):
     state = load(files, pool).state_dict()
-    said = {"batch_size": "batch_size=3 in the state, 4 here", "shuffle": "shuffle=False in the state, True here", "rank": "world=1 in the state, 2 here", "batch_bytes": "batch_bytes=0 in the state, 500 here"}
+    said = {"batch_size": "batch_size=3 in the state, 4 here", "shuffle": "shuffle=False in the state, True here", "rank": "world_size=1 in the state, 2 here", "batch_bytes": "batch_bytes=0 in the state, 500 here"}
     with pytest.raises(ValueError, match=f"a loader with different batches: .*{said[next(iter(settings))]}"):
-        load(files, pool, state=state, **{**settings, "even": "world" in settings})
+        load(files, pool, state=state, **{**settings, "even": "world_size" in settings})
     for wrong in (3, "epoch 3", {"epoch": 0}):
         with pytest.raises(TypeError, match="state must be a result of Loader.state_dict.., not"):
             load(files, pool, state=wrong)
@@ -270,13 +270,13 @@ def test_a_state_of_a_different_loader_is_refused(files, pool, settings):
 
 
 def test_ranks_with_equal_batches_share_their_states(files, pool):
-    first = load(files, pool, world=3, rank=0, even=True)
+    first = load(files, pool, world_size=3, rank=0, even=True)
     next(iter(first))
-    assert [batch.index for batch in load(files, pool, world=3, rank=2, even=True, state=first.state_dict())] == [1, 2]
+    assert [batch.index for batch in load(files, pool, world_size=3, rank=2, even=True, state=first.state_dict())] == [1, 2]
     with pytest.warns(UserWarning):
-        uneven = load(files, pool, world=3, rank=1).state_dict()
+        uneven = load(files, pool, world_size=3, rank=1).state_dict()
         with pytest.raises(ValueError, match="rank=1 in the state, 2 here"):
-            load(files, pool, world=3, rank=2, state=uneven)
+            load(files, pool, world_size=3, rank=2, state=uneven)
 
 
 def test_batches_by_bytes_have_long_samples_in_parts(tmp_path, pool):
@@ -358,8 +358,8 @@ def test_missing_and_empty_paths_are_named(tmp_path, pool):
         ({"workers": 5000}, ValueError, "workers must be at most 1024, not 5000"),
         ({"prefetch": 0}, ValueError, "prefetch must be 1 or more, not 0"),
         ({"epochs": -1}, ValueError, "epochs must be 1 or more, not -1"),
-        ({"rank": 2, "world": 2}, ValueError, "rank must be less than world=2, not 2"),
-        ({"world": 0}, ValueError, "world must be 1 or more, not 0"),
+        ({"rank": 2, "world_size": 2}, ValueError, "rank must be less than world_size=2, not 2"),
+        ({"world_size": 0}, ValueError, "world_size must be 1 or more, not 0"),
         ({"seed": -3}, ValueError, "seed must be 0 or more, not -3"),
         ({"on_error": "ignore"}, ValueError, "on_error must be 'raise' or 'skip', not 'ignore'"),
         ({"pool": 3}, TypeError, "pool must be a pinpool.Pool, not 3"),
@@ -398,7 +398,7 @@ def test_a_pool_that_is_too_small_says_so(tmp_path):
 
 
 def test_a_loader_cannot_be_pickled(files, pool):
-    with pytest.raises(TypeError, match="rank= and world="):
+    with pytest.raises(TypeError, match="rank= and world_size="):
         pickle.dumps(load(files, pool))
 
 
@@ -481,7 +481,7 @@ def test_every_sample_arrives_once_by_digest_on_two_ranks_and_after_a_resume(tmp
     path = tmp_path / ("data" if kind == "files" else "data.tar")
 
     def ranked(rank, **settings):
-        return pinpool_loader.Loader(path, batch_size=7, shuffle=True, seed=9, rank=rank, world=2, even=True, epochs=2, pool=pool, **settings)
+        return pinpool_loader.Loader(path, batch_size=7, shuffle=True, seed=9, rank=rank, world_size=2, even=True, epochs=2, pool=pool, **settings)
 
     def digests(batches):
         return [(batch.epoch, hashlib.sha256(sample).hexdigest()) for batch in batches for sample in batch]

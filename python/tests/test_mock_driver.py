@@ -193,6 +193,22 @@ def test_memory_of_arrays_and_tensors_is_kept_by_the_recorded_streams(with_mock_
     )
 
 
+def test_one_call_records_the_stream_for_all_arrays_of_a_batch(with_mock_driver):
+    with_mock_driver(
+        """
+        pool, stream = pool_of(), new_stream()
+        array, other = pool.empty((4, SIZE), "uint8"), pool.empty(9, "uint8")
+        batch = {"images": (array[0], array[1]), "meta": [other, np.zeros(3), np.empty(0), "name", 7, None]}
+        hold(stream)
+        pinpool.record_stream(batch, stream)
+        del batch, array, other
+        assert held_back(pool) == (2, 0, 0)
+        let_run(stream)
+        settled(pool, (0, 0, 2))
+        """
+    )
+
+
 def test_completed_streams_of_a_buffer_are_dropped(with_mock_driver):
     with_mock_driver(
         """
@@ -356,6 +372,9 @@ def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with
         try: shared.get(1, timeout=0.05)
         except pinpool.TimeoutError: pass
         else: raise SystemExit("the device is reading it")
+        gc.collect, collect = None, gc.collect
+        shared._refuse_too_many_kept(2)  # Needs no garbage collection while only copies use the buffers.
+        gc.collect = collect
         let_run(stream)
         shared.get(1, timeout=300).release()
         other.release()

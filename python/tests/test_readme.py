@@ -45,7 +45,7 @@ LIGHTNING = STREAM + """
 pool = pinpool.Pool()
 """
 AFTER_LIGHTNING = """
-batch = [pool.empty(9, "uint8", library="torch")]
+batch = {"images": pool.empty(9, "uint8", library="torch"), "labels": torch.zeros(9), "masks": (torch.empty(0), "name")}
 hold(stream)
 Model().transfer_batch_to_device(batch, torch.device("cuda"), 0)
 del batch

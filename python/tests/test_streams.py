@@ -15,6 +15,10 @@ class Torch:
     cuda_stream, device_index = 0x7000, 0
 
 
+class TorchAccelerator:
+    native_handle, device_index = 0x7000, 0
+
+
 class Cupy:
     ptr, device_id = 0x7000, 0
 
@@ -32,7 +36,7 @@ class Numba:
 
 
 @pytest.mark.skipif(has_driver, reason="there is a CUDA driver")
-@pytest.mark.parametrize("stream", [0, 0x7000, Torch(), Cupy(), Protocol(), Numba()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("stream", [0, 0x7000, Torch(), TorchAccelerator(), Cupy(), Protocol(), Numba()], ids=lambda s: type(s).__name__)
 def test_without_a_driver_a_stream_is_an_error_and_the_buffer_stays(pool, stream):
     buf = pool.get(100)
     for call in (lambda: buf.release(stream=stream), lambda: buf.record_stream(stream)):
@@ -62,6 +66,8 @@ def test_record_stream_finds_the_buffer_of_an_array(pool):
     array = pool.empty((4, 5))
     with pytest.raises(pinpool.BackendError if not has_driver else Exception):
         pinpool.record_stream(array[1:].reshape(-1)[2:], 0)
-    for other in (np.zeros(3), np.zeros(3)[1:], memoryview(b"abc"), None, 7):
+    pinpool.record_stream([np.empty(0), {"name": ("a", 1.5, None)}, np.zeros(3)], 0)
+    pinpool.record_stream(pool.empty(0), 0)
+    for other in (np.zeros(3), np.zeros(3)[1:], memoryview(b"abc"), None, 7, [array, object()]):
         with pytest.raises(TypeError, match="is not in a pool buffer: pass an array from pool.empty"):
             pinpool.record_stream(other, 0)

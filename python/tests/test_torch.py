@@ -180,6 +180,30 @@ def test_uninstall_still_serves_blocks_in_use():
     """)
 
 
+def test_a_block_requested_during_uninstall_is_not_lost():
+    run("""
+        own, functions = probe.allocator(), probe.install_recorder()
+        left = []
+        uninstall = ctypes.CFUNCTYPE(None)(lambda: left.append(probe.uninstall()))
+        probe.library.probe_during_get(uninstall)
+        probe.fails_to_allocate(8)  # torch's own allocator needs a GPU.
+        assert left == [0] and probe.allocator() == own
+        assert probe.calls() == "get 8\\nput\\n", "the block returns to the pool"
+    """)
+
+
+def test_another_allocator_with_a_higher_priority_is_named_each_time():
+    run("""
+        probe.library.probe_raise_priority()
+        for _ in range(2):
+            try:
+                pinpool.torch.install(backend="heap")
+                raise SystemExit("accepted")
+            except pinpool.PinpoolError as error:
+                assert "higher priority" in str(error), error
+    """)
+
+
 def test_statistics_are_in_torchs_form():
     run("""
         pool = pinpool.torch.install(backend="heap")
@@ -275,7 +299,7 @@ def test_ninja_is_found_and_a_failed_build_may_be_repeated(tmp_path):
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exec c++ --version\nexit 1\n')
     compiler.chmod(0o755)
     code = f"""
-        import os, pathlib
+        import hashlib, os, pathlib
         import pinpool.torch
         search = os.environ["PATH"]
         pinpool.torch._SHIMS = pathlib.Path("/none")  # As if the wheel contained none for this version.
@@ -287,6 +311,8 @@ def test_ninja_is_found_and_a_failed_build_may_be_repeated(tmp_path):
         del os.environ["CXX"]
         pinpool.torch.install(backend="heap")
         assert os.environ["PATH"] == search
+        source = hashlib.sha256(pinpool.torch._SOURCE.read_bytes()).hexdigest()
+        assert source[:12] in pinpool.torch._shim._name, "another version of pinpool compiles its own"
     """
     environment = {**os.environ, "PATH": "/usr/bin:/bin", "TORCH_EXTENSIONS_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, timeout=600)

@@ -103,12 +103,21 @@ def test_the_memory_of_this_process_is_known():
 
 def test_cuda_pins_the_pool_of_torch_unless_a_backend_is_named(stand_in, monkeypatch):
     built = []
+    monkeypatch.setattr(pinpool.torch, "_device", lambda: 3)
     monkeypatch.setattr(pinpool.torch, "Pool", lambda **settings: built.append(settings) or pinpool.Pool(env=False, backend="heap"))
-    for variable, settings, expected in [(None, {}, "gpu"), ("auto", {}, "gpu"), ("cuda", {}, None), (None, {"backend": "heap"}, "heap")]:
+    for variable, settings, backend, device in [
+        (None, {}, "gpu", None),
+        ("auto", {"device": None}, "gpu", None),
+        ("cuda", {}, None, None),
+        (None, {"backend": "heap", "device": 1}, "heap", 1),
+        ("cuda", {"env": False}, "gpu", 3),
+        ("cuda", {"env": False, "device": None}, "gpu", 3),
+    ]:
         monkeypatch.setenv("PINPOOL_BACKEND", variable) if variable else monkeypatch.delenv("PINPOOL_BACKEND", raising=False)
         pinpool.torch.install(**settings)
         pinpool.torch.uninstall()
-        assert built.pop().get("backend") == expected
+        made = built.pop()
+        assert (made.get("backend"), made.get("device")) == (backend, device)
 
 
 def test_a_pool_without_a_gpu_backend_is_refused(stand_in):

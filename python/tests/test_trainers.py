@@ -133,7 +133,7 @@ def worker(rank, world, folder, settings, port, out):
     torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     counts = []
     for _epoch in range(2):
-        for batch in loader(folder, rank=rank, world=world, batch_size=10, **settings):
+        for batch in loader(folder, rank=rank, world_size=world, batch_size=10, **settings):
             counts.append(len(batch))
             torch.distributed.all_reduce(torch.ones(1))
     torch.distributed.barrier()

@@ -52,6 +52,7 @@ pub(crate) use huge_pages::{huge_bytes, huge_bytes_in, too_few};
 #[cfg(feature = "cuda")]
 pub(crate) use mapping::page_of_this_process;
 pub use mlock::lock_limit;
+pub use pinned_range::PinnedBy;
 pub(crate) use pinned_range::PinnedRange;
 pub use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 #[cfg(feature = "cuda")]

@@ -15,6 +15,15 @@ use super::register::RegisterSource;
 use super::source::Region;
 use crate::error::SourceError;
 
+/// What pinned memory, and so whether a device can copy from it at full speed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PinnedBy {
+    /// The CUDA driver: `cuMemHostRegister`, `cuMemHostAlloc` or virtual memory.
+    Driver,
+    /// The kernel: `mlock`.
+    Kernel,
+}
+
 /// What pins a region.
 #[derive(Debug)]
 pub(crate) enum PinnedRange {
@@ -59,12 +68,12 @@ impl PinnedRange {
         }
     }
 
-    pub(crate) fn name(&self) -> &'static str {
+    pub(crate) fn pinned_by(&self) -> Option<PinnedBy> {
         match self {
-            Self::None => "none",
-            Self::Kernel => "mlock",
+            Self::None => None,
+            Self::Kernel => Some(PinnedBy::Kernel),
             #[cfg(feature = "cuda")]
-            Self::Driver(_) => "register",
+            Self::Driver(_) => Some(PinnedBy::Driver),
         }
     }
 

@@ -85,7 +85,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// Short name, as in `PINPOOL_BACKEND` and [`Stats::backend`](crate::Stats::backend).
     fn name(&self) -> &'static str;
 
-    /// Whether the memory is pinned, so that a device can copy from it at full speed.
+    /// Whether the memory is resident: pinned by the driver, or locked by the kernel (`mlock`), which CUDA copies as pageable memory.
     fn is_pinned(&self) -> bool;
 
     /// Bytes that an acquisition of `len_bytes` takes from the system.

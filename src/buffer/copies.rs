@@ -63,12 +63,28 @@ impl Future for PendingBuf {
     }
 }
 
-/// Error of [`PinnedBuf::copy_to`], with the buffer if nothing was enqueued. `?` converts it to an [`Error`].
+/// Error of [`PinnedBuf::copy_to`] and [`PinnedBuf::release_after`], with the buffer for another attempt. `?` converts it to an
+/// [`Error`].
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct CopyError {
     error: Error,
-    buf: Option<PinnedBuf>,
+    buf: Option<Refused>,
+}
+
+/// A buffer that the failed call did not consume.
+struct Refused {
+    buf: PinnedBuf,
+    /// Other code's work may still use it, so the memory is leaked if there is no other attempt.
+    may_be_in_use: bool,
+}
+
+impl Drop for Refused {
+    fn drop(&mut self) {
+        if self.may_be_in_use {
+            std::mem::take(&mut self.buf).leak(&Error::device_failed("the work that uses the buffer has no fence"));
+        }
+    }
 }
 
 /// The same as for [`Error`].
@@ -84,10 +100,11 @@ impl CopyError {
         &self.error
     }
 
-    /// Returns the buffer for another attempt, or `None` if the copy may have started. Its memory then returns to the pool once the
-    /// copy has completed, or is never reused.
+    /// Returns the buffer for another attempt. If that was to release it, do not drop it before the work has completed; otherwise
+    /// nothing was enqueued. `None` if a copy may have started: its memory returns to the pool once the copy has completed, or is
+    /// never reused.
     pub fn into_buf(self) -> Option<PinnedBuf> {
-        self.buf
+        self.buf.map(|mut refused| std::mem::take(&mut refused.buf))
     }
 }
 
@@ -124,8 +141,7 @@ impl PinnedBuf {
         let checked = checked.and_then(|()| copy::check_len(self.len(), "target", target.capacity_bytes()));
         // SAFETY: the length was checked. The engine gets the block with this copy's fence and keeps it from every other use until
         // the copy has completed (in-flight-I1); on a refusal nothing was enqueued.
-        let enqueue =
-            |()| unsafe { target.enqueue_with(stream, self.start().as_ptr(), self.len(), block.fence_kind()) };
+        let enqueue = |()| unsafe { target.enqueue(stream, self.start().as_ptr(), self.len()) };
         match checked.and_then(enqueue) {
             Ok(fence) => {
                 let keeper = Some(block.keeper());
@@ -134,7 +150,9 @@ impl PinnedBuf {
                 }
                 Ok(Completion::tracked(fence, keeper))
             }
-            Err(CopyFailure::Refused(error)) => Err(CopyError { error, buf: Some(self) }),
+            Err(CopyFailure::Refused(error)) => {
+                Err(CopyError { error, buf: Some(Refused { buf: self, may_be_in_use: false }) })
+            }
             Err(failed) => self.track(Err(failed), CopyFences::record).map_err(|error| CopyError { error, buf: None }),
         }
     }
@@ -164,7 +182,7 @@ impl PinnedBuf {
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing writes to the memory, nor does it
         // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { target.enqueue_with(stream, source.as_ptr(), len, block.fence_kind()) };
+        let enqueue = |()| unsafe { target.enqueue(stream, source.as_ptr(), len) };
         self.track(checked.and_then(enqueue), CopyFences::record)
     }
 
@@ -210,9 +228,9 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if no fence can be recorded on the stream, [`Error::is_capture`] if it is capturing a graph: the memory
-    /// is never reused.
-    pub fn release_after<S: CopyStream + ?Sized>(self, stream: &S) -> Result<()> {
+    /// [`Error::is_device`] if no fence can be recorded on the stream, [`Error::is_capture`] if it is capturing a graph. The memory
+    /// is never reused, unless [`CopyError::into_buf`] takes the buffer out of the error.
+    pub fn release_after<S: CopyStream + ?Sized>(self, stream: &S) -> Result<(), CopyError> {
         self.release_behind(|| stream.mark().map(Some))
     }
 
@@ -225,15 +243,15 @@ impl PinnedBuf {
     /// The errors of [`release_after`](PinnedBuf::release_after), and one if the event was last recorded on a stream that
     /// captured a graph.
     #[cfg(feature = "cuda")]
-    pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<()> {
+    pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<(), CopyError> {
         // The driver may accept the second attempt.
         let fence = || copy::cuda::fence_behind_event(event);
         self.release_behind(|| fence().or_else(|_| fence()))
     }
 
     /// Records that the work enqueued so far on another library's stream uses the buffer, which returns to the pool only when that
-    /// work has also completed. Takes the raw handle of the driver or the runtime (`cudaStream_t` is the same); null is the default
-    /// stream of the current context. For cudarc streams use [`release_after`](PinnedBuf::release_after).
+    /// work has also completed. Takes the raw handle of the driver or the runtime (`cudaStream_t` is the same). A default stream, such
+    /// as null, is that of this thread and its current context. For cudarc streams use [`release_after`](PinnedBuf::release_after).
     ///
     /// # Errors
     ///
@@ -306,10 +324,10 @@ impl PinnedBuf {
     }
 
     /// Consumes the buffer; it is reused after the fence that `mark` makes, or at once if there is none.
-    fn release_behind(mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
+    fn release_behind(mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<(), CopyError> {
         // Not by the length: others may still use the memory of a buffer that was truncated to nothing.
         let Some(block) = &*self.block else { return Ok(()) };
-        block.check_process()?;
+        block.check_process().map_err(|error| CopyError { error, buf: None })?;
         match mark() {
             Ok(Some(fence)) => {
                 if let Some(block) = self.block.take() {
@@ -318,10 +336,7 @@ impl PinnedBuf {
                 Ok(())
             }
             Ok(None) => Ok(()),
-            Err(error) => {
-                self.leak(&error);
-                Err(error)
-            }
+            Err(error) => Err(CopyError { error, buf: Some(Refused { buf: self, may_be_in_use: true }) }),
         }
     }
 

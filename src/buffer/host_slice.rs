@@ -156,27 +156,31 @@ impl PinnedBuf {
     }
 }
 
-impl<'a, T: Pod> BufView<'a, T> {
-    /// Narrows the view to `range`, in elements.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::is_request`](crate::Error::is_request) if the range is not inside the view.
-    pub fn slice(self, range: impl RangeBounds<usize>) -> Result<BufView<'a, T>> {
-        Ok(Self { part: self.part.range(range)?, buf: self.buf })
-    }
-}
+macro_rules! views {
+    ($($view:ident),+) => {$(
+        impl<T: Pod> $view<'_, T> {
+            /// Number of elements.
+            pub fn len(&self) -> usize {
+                self.part.len()
+            }
 
-impl<'a, T: Pod> BufViewMut<'a, T> {
-    /// Narrows the view to `range`, in elements.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`BufView::slice`].
-    pub fn slice(self, range: impl RangeBounds<usize>) -> Result<BufViewMut<'a, T>> {
-        Ok(Self { part: self.part.range(range)?, buf: self.buf })
-    }
+            /// Whether the view has no elements.
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+
+            /// Narrows the view to `range`, in elements.
+            ///
+            /// # Errors
+            ///
+            /// [`Error::is_request`](crate::Error::is_request) if the range is not inside the view.
+            pub fn slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
+                Ok(Self { part: self.part.range(range)?, buf: self.buf })
+            }
+        }
+    )+};
 }
+views!(BufView, BufViewMut);
 
 /// cudarc copies from and to the buffer are tracked: a buffer dropped after `stream.memcpy_htod(&buf, &mut device)` returns to its
 /// pool when the copy completes, and after `stream.memcpy_dtoh(&device, &mut buf)` the bytes are valid once

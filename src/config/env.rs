@@ -350,7 +350,8 @@ fn shows_several(pairs: impl Iterator<Item = (String, String)>) -> bool {
         match name.as_str() {
             "LOCAL_WORLD_SIZE" => local_ranks = value.trim().parse::<u64>().ok(),
             "RANK" | "LOCAL_RANK" | "TORCHELASTIC_RUN_ID" => is_rank = true,
-            name => is_of_ray |= name.starts_with("RAY_"),
+            "RAY_JOB_ID" | "RAY_RAYLET_PID" => is_of_ray = true,
+            _ => {}
         }
     }
     // A host may have only one of many ranks.
@@ -389,6 +390,8 @@ mod tests {
         assert!(several(&[("TORCHELASTIC_RUN_ID", "none")]) && several(&[("RAY_JOB_ID", "01000000")]));
         assert!(several(&[("LOCAL_WORLD_SIZE", "1"), ("RAY_RAYLET_PID", "7")]));
         assert!(!several(&[("RANK", "5"), ("LOCAL_WORLD_SIZE", "1")]), "the other ranks are on other hosts");
-        assert!(!several(&[]) && !several(&[("RANK", "")]) && !several(&[("WORLD_SIZE", "8"), ("PATH", "/bin")]));
+        assert!(
+            !several(&[]) && !several(&[("RANK", "")]) && !several(&[("WORLD_SIZE", "8"), ("RAY_ADDRESS", "auto")])
+        );
     }
 }

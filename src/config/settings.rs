@@ -176,7 +176,7 @@ impl Config {
     /// The settings that contradict each other, or need a feature that this build lacks: no pool is built.
     pub(super) fn contradictions(&self) -> Vec<Error> {
         let (is_adaptive, has_reserve) = (self.preset == Preset::Adaptive, self.reserve_bytes > 0);
-        let max_bytes = if let Limit::Bytes(bytes) = self.max_bytes { bytes } else { u64::MAX };
+        let max_bytes = self.max_bytes.bytes().unwrap_or(u64::MAX);
         let needs_arena = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is a separate allocation, so there \
                            is nothing to carve it from";
         let needs_feature = "needs the feature `observe`: build pinpool with it, or leave the setting out";

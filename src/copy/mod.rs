@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::in_flight::{Fence, FenceKind};
+use crate::in_flight::Fence;
 
 mod completion;
 #[cfg(feature = "cuda")]
@@ -74,20 +74,6 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     /// The `len` bytes at `source` stay readable and unchanged until the fence returns `Ok(true)`, and `len` is at most
     /// [`capacity_bytes`](CopyTarget::capacity_bytes).
     unsafe fn enqueue(&mut self, stream: &S, source: *const u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure>;
-
-    /// [`enqueue`](CopyTarget::enqueue) with a fence of this kind, if there are several.
-    #[doc(hidden)]
-    #[allow(clippy::missing_errors_doc, clippy::missing_safety_doc)] // As for `enqueue`.
-    unsafe fn enqueue_with(
-        &mut self,
-        stream: &S,
-        source: *const u8,
-        len: usize,
-        _kind: FenceKind,
-    ) -> Result<Arc<dyn Fence>, CopyFailure> {
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue(stream, source, len) }
-    }
 }
 
 /// Memory that can be copied from on a stream `S`; `E` as for [`CopyTarget`].

@@ -172,7 +172,7 @@ pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Failed> {
 /// It is alive.
 pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, CUcontext), Failed> {
     let (mut context, mut green) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: the caller's promise; both places take results.
+    // SAFETY: the caller's promise; two valid out-pointers.
     match unsafe { stream_contexts_call(stream, &raw mut context, &raw mut green) } {
         // SAFETY: as above.
         Err(Failed(_, Code::NOT_FOUND)) => unsafe { stream_context_call(stream, &raw mut context) },

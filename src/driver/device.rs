@@ -1,4 +1,5 @@
-//! A device of the CUDA driver, for the sources that pin memory through it.
+//! A device of the CUDA driver, for the sources that pin memory through it. A `CUdevice` is used as an ordinal and the reverse: drivers
+//! number their devices from 0, in the order in which they list them.
 //!
 //! The device's primary context is retained when memory is first acquired, not before: finding a device creates no
 //! context. It stays retained until the process ends, since a copy that never completes keeps memory of a pool alive after
@@ -146,7 +147,6 @@ pub(crate) fn in_use() -> Option<u32> {
         return u32::try_from(current).ok();
     }
     let devices = count().ok().and_then(|count| u32::try_from(count).ok())?;
-    // Devices are numbered as they are listed.
     (0..devices).find(|&device| calls::is_primary_active(device.cast_signed()).is_ok_and(|is_active| is_active))
 }
 

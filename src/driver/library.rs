@@ -55,7 +55,7 @@ fn is_stub(library: Handle) -> bool {
     // SAFETY: the driver exports this name with this argument, and so do its stubs.
     let get_version = unsafe { mem::transmute::<Handle, GetVersion>(found) };
     let mut version = 0;
-    // SAFETY: a place for a number; the call starts nothing.
+    // SAFETY: a valid out-pointer; the call starts nothing.
     unsafe { get_version(&raw mut version) != 0 }
 }
 
@@ -69,8 +69,8 @@ fn symbol_of(library: Handle, name: &CStr) -> Option<Handle> {
     NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) })
 }
 
-/// The function of this name in another library that programs take for the driver which ask for the name without a version first, as
-/// cudarc does; `None` if they get the driver. Loads that library.
+/// The function of this name in the library that `dlopen("libcuda.so")` finds, if that is not the driver in use: cudarc and other
+/// programs try that name first. Loads the library.
 pub(crate) fn symbol_before(name: &CStr) -> Option<NonNull<c_void>> {
     let own = symbol(name)?;
     symbol_of(open(c"libcuda.so", 0)?, name).filter(|&found| found != own)

@@ -146,8 +146,8 @@ impl CurrentContext {
 impl Drop for CurrentContext {
     fn drop(&mut self) {
         if let Some(previous) = self.previous {
-            // SAFETY: it was current on this thread before. After a failure the pool's context stays current, in which
-            // all calls work except those that need no context.
+            // SAFETY: it was current on this thread before. If this fails, the pool's context stays current. That is harmless except
+            // for a caller that expects no context.
             let _ignored = unsafe { calls::set_current(previous) };
         }
     }

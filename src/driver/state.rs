@@ -37,13 +37,13 @@ fn meaning(code: c_int) -> &'static str {
     match code {
         3 => "CUDA_ERROR_NOT_INITIALIZED: this process was forked from one that used CUDA: spawn it",
         34 => "CUDA_ERROR_STUB_LIBRARY: this libcuda is the toolkit's stub for linking, not the driver's",
-        46 => "CUDA_ERROR_DEVICE_UNAVAILABLE: another process has the device for itself",
+        46 => "CUDA_ERROR_DEVICE_UNAVAILABLE: another process uses the device exclusively",
         100 => "CUDA_ERROR_NO_DEVICE",
         101 => "CUDA_ERROR_INVALID_DEVICE",
         304 => "CUDA_ERROR_OPERATING_SYSTEM",
         500 => "the library has no cuInit",
         802 => "CUDA_ERROR_SYSTEM_NOT_READY",
-        803 => "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: the library and the kernel's module are of different versions",
+        803 => "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: the driver library and the kernel module have different versions",
         804 => {
             "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE: this GPU does not take the driver of a newer CUDA (cuda-compat)"
         }
@@ -63,8 +63,8 @@ fn remedy(code: c_int, library: &str, visible: Option<&str>, closed: Option<&str
         }
         (34, ..) => {
             format!(
-                "take {library} out of the loader's path (LD_LIBRARY_PATH, ldconfig) and install the driver; a stub that the program \
-                 has loaded hides the driver of the same name"
+                "remove {library} from the library search path (LD_LIBRARY_PATH, ldconfig) and install the driver: the stub hides \
+                 the driver of the same name"
             )
         }
         (46, ..) => "end the other process, or set the device's compute mode to DEFAULT (nvidia-smi -c 0)".to_owned(),
@@ -126,8 +126,9 @@ fn absent(why: &str, sign: Option<&str>) -> Finding {
     // The loader reports another error only for a library that exists and cannot be loaded.
     let is_broken = !why.is_empty() && !why.contains("No such file");
     match sign {
-        _ if is_broken => Finding::warning(CHECK, format!("the driver's library cannot be loaded: {why}"))
-            .remedy("install the driver's library for this system, or take the broken one out of the loader's path"),
+        _ if is_broken => Finding::warning(CHECK, format!("the driver's library cannot be loaded: {why}")).remedy(
+            "install the driver's library for this system, or remove the broken one from the library search path",
+        ),
         Some(sign) => Finding::warning(CHECK, format!("a GPU is here ({sign}), but no driver library (libcuda.so.1)"))
             .remedy("install the driver's user libraries; in a container start it with --gpus all"),
         None => Finding::note(CHECK, "no GPU and no CUDA driver (libcuda.so.1)"),
@@ -164,7 +165,7 @@ fn file_of(function: NonNull<c_void>) -> String {
         dli_sname: std::ptr::null(),
         dli_saddr: std::ptr::null_mut(),
     };
-    // SAFETY: an address and a place for what is known of it.
+    // SAFETY: an address and a valid out-pointer.
     let known = unsafe { libc::dladdr(function.as_ptr(), &raw mut info) } != 0;
     if !known || info.dli_fname.is_null() {
         return unknown();
@@ -189,7 +190,7 @@ fn name(ordinal: u32) -> Option<String> {
     const BYTES: usize = 128;
     let mut text: [c_char; BYTES] = [0; BYTES];
     let (room, device) = (c_int::try_from(BYTES - 1).ok()?, c_int::try_from(ordinal).ok()?);
-    // SAFETY: the buffer is one byte longer than the call may write, so it ends in 0. Devices are numbered as they are listed.
+    // SAFETY: the buffer is one byte longer than the call may write, so it ends in 0.
     unsafe { calls::device_name(text.as_mut_ptr(), room, device) }.ok()?;
     // SAFETY: within the buffer, and the last byte is 0.
     Some(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())

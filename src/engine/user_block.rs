@@ -15,7 +15,7 @@ use super::core::{Core, KeptCore};
 use crate::backend::HugeTlb;
 use crate::copy::CopyKeeper;
 use crate::error::{Error, Result};
-use crate::in_flight::{FenceKind, SharedFence};
+use crate::in_flight::SharedFence;
 
 /// A block of a pool.
 pub(crate) type Block = block::Block<Core>;
@@ -55,11 +55,6 @@ impl Block {
 
     pub(crate) fn check_process(&self) -> Result<()> {
         self.owner().check_process()
-    }
-
-    /// How the pool learns the end of a copy that takes the block.
-    pub(crate) fn fence_kind(&self) -> FenceKind {
-        self.owner().config().code.fence
     }
 
     /// Call before each copy from the buffer. Waits for the copies into it, and fails if one failed, since its bytes are unknown,

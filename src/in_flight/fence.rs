@@ -78,18 +78,6 @@ impl StreamId {
     }
 }
 
-/// How a pool detects that a copy has completed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum FenceKind {
-    /// A number behind each copy, which the stream writes to host memory, so that a query is a load. An event if the driver does not
-    /// support that.
-    #[default]
-    Timeline,
-    /// An event behind each copy: each query is a call of the driver. For benchmarks.
-    Event,
-}
-
 /// A fence that the pool, the buffer and the user's handle share.
 pub(crate) type SharedFence = Arc<dyn Fence>;
 

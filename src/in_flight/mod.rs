@@ -44,7 +44,7 @@ mod queues;
 #[cfg(feature = "cuda")]
 pub(crate) use fence::WorkId;
 pub(crate) use fence::{CopyFences, Fences, SharedFence, is_complete};
-pub use fence::{Fence, FenceKind, StreamId};
+pub use fence::{Fence, StreamId};
 use fence::{Refusal, all_of, discard, query, stream_id_of};
 use queues::{Candidate, Counts, PendingCopy, Queue, Queues};
 pub(crate) use queues::{PendingGroup, QueryScope};

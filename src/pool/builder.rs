@@ -15,7 +15,6 @@ use crate::backend::{self, Backend};
 use crate::config::{Config, EnvReport, Limit, OnFull, Preset, Settings, env, for_each_setting};
 use crate::engine::ManualClock;
 use crate::error::{Error, Result};
-use crate::in_flight::FenceKind;
 use crate::report::{CheckReport, LogSampler, PoolLog};
 
 /// Collects the settings of a new pool. A setting that code does not set comes from the environment, or has its default.
@@ -120,13 +119,6 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets how the pool detects the end of a copy, for benchmarks. Unstable.
-    #[doc(hidden)]
-    pub fn unstable_fence(mut self, fence: FenceKind) -> Self {
-        self.settings.code.fence = fence;
-        self
-    }
-
     /// Sets the number of threads that touch new memory, for benchmarks. Unstable.
     #[doc(hidden)]
     pub fn unstable_pin_threads(mut self, threads: usize) -> Self {
@@ -160,6 +152,13 @@ impl PoolBuilder {
     pub fn unstable_clock(mut self, clock: ManualClock) -> Self {
         self.clock = Some(clock);
         self.settings.code.background_thread.get_or_insert(false);
+        self
+    }
+
+    /// Leaves maintenance to the caller, who calls `run_due` as the maintenance thread does: for replays of a program with this thread.
+    #[doc(hidden)]
+    pub fn unstable_maintained_by_caller(mut self, is_maintained: bool) -> Self {
+        self.settings.code.maintained_by_caller = is_maintained;
         self
     }
 

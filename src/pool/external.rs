@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::Pool;
-use crate::backend::{PAGE_BYTES, PinnedRange, Region};
+use crate::backend::{PAGE_BYTES, PinnedBy, PinnedRange, Region};
 use crate::buffer::PinnedBuf;
 use crate::engine::{Adopted, Core};
 use crate::error::{ErrorKind, Result};
@@ -32,7 +32,7 @@ impl Pool {
     /// let mut frame = vec![7_u8; 4096]; // represents memory of another library, such as a `PinnedHostSlice` of cudarc
     /// let memory = NonNull::from(frame.as_mut_slice());
     /// // SAFETY: `frame` moves into `on_return`, so nothing else uses its bytes until then, or ever if that never runs.
-    /// let buf = unsafe { pool.adopt(memory, false, move || drop(frame)) }?;
+    /// let buf = unsafe { pool.adopt(memory, None, move || drop(frame)) }?;
     /// buf.copy_to(&stream, &mut device)?.wait()?;
     /// assert_eq!(device.read(), [7; 4096]);
     /// # Ok::<(), pinpool::Error>(())
@@ -41,7 +41,7 @@ impl Pool {
     /// # Safety
     ///
     /// Until `on_return` is called, the bytes of `memory` are initialized, writable, at a fixed address, and used by nothing but the
-    /// buffer and its copies. If `is_pinned`, they stay pinned for as long.
+    /// buffer and its copies. With a `pinned_by`, they stay pinned for as long.
     ///
     /// # Errors
     ///
@@ -52,31 +52,32 @@ impl Pool {
     pub unsafe fn adopt(
         &self,
         memory: NonNull<[u8]>,
-        is_pinned: bool,
+        pinned_by: Option<PinnedBy>,
         on_return: impl FnOnce() + Send + 'static,
     ) -> Result<PinnedBuf> {
         let (start, len) = (memory.cast(), memory.len());
         self.core().config().rounding.class(len, 1)?;
-        let block = self.core().adopt(Adopted { start, len, is_pinned, on_return: Box::new(on_return) })?;
+        let (is_pinned, on_return) = (pinned_by.is_some(), Box::new(on_return));
+        let block = self.core().adopt(Adopted { start, len, is_pinned, on_return })?;
         Ok(PinnedBuf::over(block, len, 1))
     }
 
-    /// Pins memory that the caller mapped, with the pool's backend and within its limit; idle memory is released if necessary. `owner`
-    /// keeps the memory mapped. A slow call.
+    /// Pins memory that the caller mapped (anonymous, memfd or tmpfs, writable), with the pool's backend and within its limit; idle
+    /// memory is released if necessary. Read-only and file-system mappings may be refused. `owner` keeps the memory mapped. A slow call.
     ///
-    /// Parts of a mapped file can then be copied directly, without a copy into a buffer: [`adopt`](Self::adopt) wraps them.
+    /// Parts can then be copied directly, without a copy into a buffer: [`adopt`](Self::adopt) wraps them.
     ///
     /// ```
     /// # use std::ptr::NonNull;
     /// # #[repr(align(4096))] struct Page([u8; 4096]);
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
-    /// let mut page = Box::new(Page([1; 4096])); // represents a mapped file
+    /// let mut page = Box::new(Page([1; 4096])); // represents a mapping
     /// let memory = NonNull::from(page.0.as_mut_slice());
     /// // SAFETY: a whole page, mapped as long as `page`.
     /// let locked = std::sync::Arc::new(unsafe { pool.pin(memory, page) }?);
     /// let lent = locked.clone();
     /// // SAFETY: nothing else uses the bytes, which stay pinned until the buffer has been returned.
-    /// let buf = unsafe { pool.adopt(locked.memory(), locked.pinned_by().is_some(), move || drop(lent)) }?;
+    /// let buf = unsafe { pool.adopt(locked.memory(), locked.pinned_by(), move || drop(lent)) }?;
     /// assert_eq!(buf.len(), 4096);
     /// # Ok::<(), pinpool::Error>(())
     /// ```
@@ -149,9 +150,9 @@ impl<O: Send + 'static> ExternalMemory<O> {
         &self.held.owner
     }
 
-    /// What pinned the memory: `register` (the driver), `mlock` (the kernel), or `None` if the pool's memory is not pinned.
-    pub fn pinned_by(&self) -> Option<&'static str> {
-        Some(self.held.lock.name()).filter(|name| *name != "none")
+    /// What pinned the memory; `None` if the pool's memory is not pinned.
+    pub fn pinned_by(&self) -> Option<PinnedBy> {
+        self.held.lock.pinned_by()
     }
 }
 

@@ -11,7 +11,6 @@ use crate::buffer::PinnedBuf;
 use crate::config::Limit;
 use crate::engine::{Block, BlockRequest, CachedShard, Core, PartitionCore, Tag};
 use crate::error::Result;
-use crate::size_class::DEFAULT_ALIGN;
 
 mod builder;
 mod external;
@@ -201,20 +200,21 @@ impl Pool {
         Ok((len > 0).then_some(BlockRequest { len, class, tag, partition }))
     }
 
-    /// A buffer of `len` bytes if one of its class is idle, else `None`, also if the pool is full. Neither calls the driver nor blocks,
+    /// A buffer for `request`, a length or a [`Request`], if one of its class is idle, else `None`, also if the pool is full. Neither calls the driver nor blocks,
     /// except to [choose the backend](PoolBuilder::build).
     ///
     /// # Errors
     ///
     /// [`is_request`](crate::Error::is_request), [`is_forked`](crate::Error::is_forked) and [`is_closed`](crate::Error::is_closed) as
     /// for [`get`](Pool::get).
-    pub fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>> {
-        let Some(wanted) = self.wanted(Request::new(len))? else { return Ok(Some(PinnedBuf::empty())) };
+    pub fn try_get(&self, request: impl Into<Request>) -> Result<Option<PinnedBuf>> {
+        let request = request.into();
+        let Some(wanted) = self.wanted(request)? else { return Ok(Some(PinnedBuf::empty())) };
         let served = self.core().try_get(&wanted);
         if let Some(block) = &served {
             self.core().record_get(block, &wanted, None);
         }
-        Ok(served.map(|block| buffer(self.core(), block, &wanted, DEFAULT_ALIGN)))
+        Ok(served.map(|block| buffer(self.core(), block, &wanted, request.align)))
     }
 
     /// A handle of this pool that tags its buffers with `tag`, so that [`dump`](Pool::dump), the error of a failed request
@@ -256,14 +256,14 @@ impl Pool {
 
     /// A part of this pool with its own limit and wait queue, for a second use, such as evaluation during training, that must not
     /// take the memory of the first. `name` is the tag of its buffers. A `max_bytes` above the limit of the pool is allowed, and then
-    /// the pool's limit applies.
+    /// the pool's limit applies, as it does with [`Limit::Unlimited`] and [`Limit::Auto`].
     ///
     /// # Errors
     ///
     /// [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
-    pub fn partition(&self, name: &str, max_bytes: u64) -> Result<Partition> {
+    pub fn partition(&self, name: &str, max_bytes: impl Into<Limit>) -> Result<Partition> {
         self.check_open()?;
-        Ok(Partition::new(self, self.core().partition(name, max_bytes)))
+        Ok(Partition::new(self, self.core().partition(name, max_bytes.into().bytes())))
     }
 
     /// Changes the limit on all pinned bytes, in use and idle: to a number of bytes, [`Limit::Unlimited`], or

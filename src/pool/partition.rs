@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{GetFuture, Pool, Request};
 use crate::buffer::PinnedBuf;
+use crate::config::Limit;
 use crate::engine::PartitionCore;
 use crate::error::Result;
 use crate::stats::Stats;
@@ -71,18 +72,19 @@ impl Partition {
     /// # Errors
     ///
     /// As [`Pool::try_get`].
-    pub fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>> {
-        self.requests.try_get(len)
+    pub fn try_get(&self, request: impl Into<Request>) -> Result<Option<PinnedBuf>> {
+        self.requests.try_get(request)
     }
 
-    /// Changes its limit. A higher limit lets its waiting requests try again; a lower one takes no buffer away.
+    /// Changes the limit of the partition: to a number of bytes, or with [`Limit::Unlimited`] and [`Limit::Auto`] to the limit of the
+    /// pool. A higher limit lets waiting requests try again; a lower limit takes no buffer away.
     ///
     /// # Errors
     ///
     /// [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
-    pub fn set_max_bytes(&self, max_bytes: u64) -> Result<()> {
+    pub fn set_max_bytes(&self, limit: impl Into<Limit>) -> Result<()> {
         self.requests.core().check_process()?;
-        self.core.set_max_bytes(max_bytes);
+        self.core.set_max_bytes(limit.into().bytes());
         Ok(())
     }
 

@@ -186,7 +186,7 @@ impl PoolStart {
             SharedLimitName::Named(name) => name,
         };
         let refused = |why: String| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into();
-        let asked_bytes = if let Limit::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
+        let asked_bytes = config.max_bytes.bytes();
         // All processes together get the limit that `auto` gives to one pool.
         let auto = || AutoLimit::new(self.host_root.clone()).set(Limit::Auto, 0).0;
         let max_bytes = asked_bytes.or_else(auto).unwrap_or(u64::MAX);

@@ -101,8 +101,8 @@ impl Budget {
     }
 
     /// The budget of a partition.
-    pub(crate) fn of_partition(max_bytes: u64, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
-        Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, Some(max_bytes)) })
+    pub(crate) fn of_partition(max_bytes: Option<u64>, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
+        Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, max_bytes) })
     }
 
     /// A claim of zero bytes under the new budget of a pool. Claims are also made in `host`, if there is one; the pool leaves `host`
@@ -301,6 +301,14 @@ impl Budget {
         self.shared(SharedLimit::owed_bytes, Process::shortfall_bytes)
     }
 
+    /// Whether other processes hold most of what is held under the shared limit.
+    pub(crate) fn is_held_by_others(&self) -> bool {
+        let owners = self.host().map_or_else(Vec::new, |host| host.report().owners);
+        let held =
+            |is_own| owners.iter().filter(|owner| owner.is_own == is_own).map(|owner| owner.held_bytes).sum::<u64>();
+        held(false) > held(true)
+    }
+
     /// Why the shared limit has no room for `needed_bytes`, and what helps.
     pub(crate) fn shared_in_words(&self, needed_bytes: u64) -> (String, &'static str) {
         let is_too_large = needed_bytes > self.highest_claim_bytes();
@@ -428,7 +436,7 @@ mod tests {
     fn a_refusal_names_the_level_and_what_is_missing_there_and_a_return_tells_the_watcher() {
         let told = Arc::new(Counting::default());
         let watcher: Weak<Counting> = Arc::downgrade(&told);
-        let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(50, watcher));
+        let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(Some(50), watcher));
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
         let held = partition.claim(30).unwrap();
         let expected = |level, shortfall, could_fit| QuotaExceeded { level, shortfall, could_fit };

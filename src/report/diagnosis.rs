@@ -20,8 +20,8 @@ pub struct Diagnosis {
     pub found: String,
     /// What to do; `None` if there is nothing to do.
     pub advice: Option<String>,
-    /// A setting that helps, and the value to set: a number of bytes or of buffers, depending on the setting.
-    pub setting: Option<(&'static str, u64)>,
+    /// A setting that helps.
+    pub setting: Option<SuggestedSetting>,
     /// Time that all threads together spent waiting, pinning, unpinning and remapping during [`observed`](Diagnosis::observed).
     pub lost: Duration,
     /// Length of the window that was evaluated.
@@ -29,10 +29,20 @@ pub struct Diagnosis {
     text: String,
 }
 
+/// A variable and the value to give it. [`PoolBuilder::setting`](crate::PoolBuilder::setting) takes both.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SuggestedSetting {
+    /// The variable, such as `PINPOOL_MAX_BYTES`.
+    pub variable: &'static str,
+    /// The value as text.
+    pub value: String,
+}
+
 impl From<WindowDiagnosis> for Diagnosis {
     fn from(of: WindowDiagnosis) -> Self {
         let text = of.lines().join("\n");
         let WindowDiagnosis { cause, is_alarm, found, advice, setting, lost, .. } = of;
+        let setting = setting.map(|(variable, value)| SuggestedSetting { variable, value: value.to_string() });
         let (lost, observed) = (Duration::from_nanos(lost.total_ns()), Duration::from_micros(lost.of_us));
         Self { cause, is_alarm, found, advice, setting, lost, observed, text }
     }

@@ -14,7 +14,7 @@ mod dump;
 mod finding;
 mod log;
 
-pub use diagnosis::{Cause, Diagnosis};
+pub use diagnosis::{Cause, Diagnosis, SuggestedSetting};
 pub use dump::{Dump, Owner};
 pub(crate) use dump::{FailedRequest, HeldBuffer, Host, Refused, RefusedBy};
 pub use finding::{Finding, Severity};

@@ -63,8 +63,7 @@ impl Histogram {
     }
 
     /// The mean duration; 0 before the first event.
-    #[cfg(any(test, feature = "serde"))]
-    pub(super) fn mean(&self) -> Duration {
+    pub fn mean(&self) -> Duration {
         let nanos = self.total.as_nanos() / u128::from(self.count.max(1));
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Histogram;
 use super::entry::{Entry, Kind, Statistic};
+use crate::policy::Preset;
 
 /// Declares a group of statistics: for each its help text (the first line), more documentation, the name, the type, and whether it is
 /// a `gauge`, a `counter`, a `histogram`, a `label` (not a number to aggregate) or a `group` of further statistics.
@@ -73,8 +74,8 @@ pub struct Stats {
     pub number: u64,
     /// Whether this is a [partition](crate::Pool::partition).
     pub is_partition: bool,
-    /// Name of the preset, as in `PINPOOL_PRESET`.
-    pub preset: &'static str,
+    /// The preset, `PINPOOL_PRESET`.
+    pub preset: Preset,
     /// Name of the backend, as in `PINPOOL_BACKEND`.
     pub backend: &'static str,
     /// Whether the backend's memory is pinned.

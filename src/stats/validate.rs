@@ -1,6 +1,7 @@
 //! The sums that hold while no other thread uses the pool.
 
 use super::{MemoryStats, Stats};
+use crate::policy::Preset;
 
 impl Stats {
     /// Checks the sums that hold while no other thread uses the pool.
@@ -43,7 +44,7 @@ impl Stats {
             ),
         ];
         // Under `adaptive` returned buffers may exceed the limit until the next miss or tick.
-        let limited = if self.preset == "tensorflow" { *idle } else { 0 };
+        let limited = if self.preset == Preset::TensorFlow { *idle } else { 0 };
         let at_most = [
             ("idle", limited, limits.max_idle_buffers),
             ("peak", memory.held_bytes, memory.peak_held_bytes),

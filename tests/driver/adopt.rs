@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use mock_driver::{Code, MockDriver};
-use pinpool::{Backend, ExternalMemory, PinnedBuf, Pool};
+use pinpool::{Backend, ExternalMemory, PinnedBuf, PinnedBy, Pool};
 
 use super::child::{alone, in_a_child};
 use super::fixture::{MIB, builder, held, stream_and_memory};
@@ -25,7 +25,7 @@ fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<ExternalMemory<(Box<Pages>, Arc<(
 fn lent(pool: &Pool, locked: &Arc<ExternalMemory<(Box<Pages>, Arc<()>)>>) -> PinnedBuf {
     let kept = locked.clone();
     // SAFETY: the bytes are the buffer's alone, and locked until the call.
-    unsafe { pool.adopt(locked.memory(), locked.pinned_by().is_some(), move || drop(kept)) }.unwrap()
+    unsafe { pool.adopt(locked.memory(), locked.pinned_by(), move || drop(kept)) }.unwrap()
 }
 
 fn on_each_backend(test: impl Fn(&MockDriver, &Pool)) {
@@ -46,7 +46,7 @@ fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
         let alive = Arc::new(());
         let before = held(driver).registrations;
         let locked = locked(pool, &alive);
-        assert_eq!((locked.pinned_by(), held(driver).registrations), (Some("register"), before + 1));
+        assert_eq!((locked.pinned_by(), held(driver).registrations), (Some(PinnedBy::Driver), before + 1));
         let waits = driver.hold(stream.cu_stream());
         let copy = lent(pool, &locked).copy_to(&stream, &mut memory).unwrap();
         drop(locked);

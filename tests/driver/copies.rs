@@ -7,12 +7,11 @@ use std::thread;
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
 use mock_driver::{Code, Deviation, MockDriver};
-use pinpool::unstable::FenceKind;
 use pinpool::{Backend, Completion, Pool};
 
 use crate::child::alone;
 use crate::driver_facts;
-use crate::fixture::{MIB, begin_capture, end_capture, filled, start, stream_and_memory, tensorflow};
+use crate::fixture::{MIB, begin_capture, end_capture, filled, start, stream_and_memory};
 use crate::valid_stats::valid_stats;
 
 #[test]
@@ -168,15 +167,6 @@ fn a_copy_without_a_fence_beside_a_capture_is_not_waited_for_again() {
     end_capture(&captured).unwrap_err();
     drop(gate);
     driver.reset();
-}
-
-#[test]
-fn the_kind_of_a_fence_holds_for_copies_of_parts() {
-    let (driver, context, _) = start();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
-    let pool = tensorflow().unstable_fence(FenceKind::Event).build().unwrap();
-    filled(&pool, 4096, 1).copy_range_to(0..4096, &stream, &mut memory).unwrap().wait().unwrap();
-    assert_eq!(driver.calls("cuStreamWriteValue32_v2"), 0);
 }
 
 #[test]

@@ -15,12 +15,11 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use log::Level;
 use mock_driver::{Code, MockDriver};
-use pinpool::unstable::FenceKind;
 use pinpool::{Backend, PinnedBuf, Pool, Request, Result};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::draw::Draw;
-use crate::fixture::{Held, MIB, builder, held};
+use crate::fixture::{EventsOnly, Held, MIB, builder, held};
 use crate::valid_stats::valid_stats;
 
 /// Each call fails at each of this many first times.
@@ -37,7 +36,7 @@ const AT_ONCE: usize = 8;
 #[derive(Debug, Clone)]
 struct Case {
     backend: Backend,
-    fence: FenceKind,
+    has_events: bool,
     /// The calls that fail; all if there are none.
     only: &'static [&'static str],
 }
@@ -117,13 +116,14 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
 /// One run; `script` says what fails, before the end of the pool or in it. Returns how often each function was called before and
 /// in the end, or what is wrong.
 fn run(driver: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOnce()) -> [Vec<(String, u64)>; 2] {
+    let _events = case.has_events.then(EventsOnly::begin);
     listen();
     driver.reset();
     let mut lane = Lane::new(driver);
     driver.reset();
     script();
     let build = || {
-        let builder = builder(case.backend.clone()).unstable_fence(case.fence).max_bytes(LIMIT).wait(Duration::ZERO);
+        let builder = builder(case.backend.clone()).max_bytes(LIMIT).wait(Duration::ZERO);
         builder.unstable_close_wait(Duration::from_millis(100)).build()
     };
     // A failed attempt may leave the 2 MiB of its trial.
@@ -314,7 +314,7 @@ const OF_EACH: [&str; 8] = [
 fn of_virtual_memory() {
     let own = ["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"];
     let more = ["cuMemAddressFree", "cuMemHostRegister_v2", "cuMemHostUnregister"];
-    check(Case { backend: Backend::Vmm, fence: FenceKind::Event, only: &[] }, &[&OF_EACH[..], &own, &more].concat());
+    check(Case { backend: Backend::Vmm, has_events: true, only: &[] }, &[&OF_EACH[..], &own, &more].concat());
 }
 
 #[test]
@@ -332,17 +332,17 @@ fn of_virtual_memory_with_timelines() {
         "cuStreamWriteValue32_v2",
     ];
     let needed = ["cuStreamWriteValue32_v2", "cuMemHostRegister_v2", "cuStreamGetId", "cuMemHostGetDevicePointer_v2"];
-    check(Case { backend: Backend::Vmm, fence: FenceKind::Timeline, only: OWN }, &needed);
+    check(Case { backend: Backend::Vmm, has_events: false, only: OWN }, &needed);
 }
 
 #[test]
 fn of_registered_memory() {
     let own = ["cuMemHostRegister_v2", "cuMemHostUnregister"];
-    check(Case { backend: Backend::Register, fence: FenceKind::Event, only: &[] }, &[&OF_EACH[..], &own].concat());
+    check(Case { backend: Backend::Register, has_events: true, only: &[] }, &[&OF_EACH[..], &own].concat());
 }
 
 #[test]
 fn of_memory_of_the_driver() {
     let own = ["cuMemHostAlloc", "cuMemFreeHost"];
-    check(Case { backend: Backend::Cuda, fence: FenceKind::Event, only: &[] }, &[&OF_EACH[..], &own].concat());
+    check(Case { backend: Backend::Cuda, has_events: true, only: &[] }, &[&OF_EACH[..], &own].concat());
 }

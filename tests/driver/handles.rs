@@ -197,14 +197,18 @@ fn a_default_stream_beside_a_capture_is_recorded_after_it() {
     // SAFETY: the default stream.
     let error = unsafe { buf.record_stream(ptr::null_mut()) }.unwrap_err();
     assert!(!error.is_capture() && error.to_string().contains("once that capture has ended"), "{error}");
+    let released = pool.get(LEN).unwrap().release_after(&default).unwrap_err().into_buf().unwrap();
+    drop(pool.get(LEN).unwrap().release_after(&default).unwrap_err());
+    assert_eq!(pool.stats().memory.quarantined, 1, "a buffer that nobody takes out of the error");
     end_capture(&captured).unwrap();
     // SAFETY: as above.
     unsafe { buf.record_stream(ptr::null_mut()) }.unwrap();
+    released.release_after(&default).unwrap();
     drop(buf);
     default.synchronize().unwrap();
     pool.maintain();
     let stats = pool.stats();
-    assert_eq!((stats.memory.idle, stats.memory.quarantined, driver.counts().invalidated_captures), (1, 0, 0));
+    assert_eq!((stats.memory.idle, stats.memory.quarantined, driver.counts().invalidated_captures), (2, 1, 0));
 }
 
 #[test]

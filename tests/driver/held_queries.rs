@@ -6,23 +6,18 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 use mock_driver::MockDriver;
 use pinpool::Backend;
-use pinpool::unstable::FenceKind;
 
-use crate::fixture::{MIB, builder, filled, stream_and_memory};
+use crate::fixture::{EventsOnly, MIB, builder, filled, stream_and_memory};
 use crate::until::{in_time, until};
 
 #[test]
 fn a_trim_does_not_ask_a_driver_that_stands_still() {
     for backend in [Backend::Register, Backend::Cuda] {
         let driver = MockDriver::load();
+        let _events = EventsOnly::begin();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, MIB);
-        let pool = builder(backend)
-            .unstable_fence(FenceKind::Event)
-            .max_bytes(16 << 20)
-            .wait(Duration::from_millis(20))
-            .build()
-            .unwrap();
+        let pool = builder(backend).max_bytes(16 << 20).wait(Duration::from_millis(20)).build().unwrap();
         drop(pool.get(8 * MIB).unwrap());
         let copying = filled(&pool, MIB, 7);
         let gate = driver.hold_call("cuEventQuery");

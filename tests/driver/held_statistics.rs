@@ -4,10 +4,9 @@ use std::thread;
 
 use cudarc::driver::CudaContext;
 use mock_driver::MockDriver;
-use pinpool::unstable::FenceKind;
 use pinpool::{Backend, Pool, Preset};
 
-use crate::fixture::{MIB, builder, filled, stream_and_memory};
+use crate::fixture::{EventsOnly, MIB, builder, filled, stream_and_memory};
 use crate::until::in_time;
 use crate::valid_stats::valid_stats;
 
@@ -31,6 +30,7 @@ fn while_held(driver: &MockDriver, pool: &Pool, call: &str, act: impl FnOnce(&Po
 #[test]
 fn statistics_and_hits_wait_for_no_pin_call_no_release_and_no_copy_call() {
     let driver = MockDriver::load();
+    let _events = EventsOnly::begin();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     for (preset, backend, pin, unpin) in [
@@ -39,7 +39,7 @@ fn statistics_and_hits_wait_for_no_pin_call_no_release_and_no_copy_call() {
         (Preset::Adaptive, Backend::Cuda, "cuMemHostAlloc", "cuMemFreeHost"),
         (Preset::TensorFlow, Backend::Cuda, "cuMemHostAlloc", "cuMemFreeHost"),
     ] {
-        let builder = builder(backend).preset(preset).unstable_fence(FenceKind::Event);
+        let builder = builder(backend).preset(preset);
         let pool = builder.max_bytes(64 << 20).build().unwrap();
         drop(pool.get(4096).unwrap());
         while_held(&driver, &pool, pin, |pool| drop(pool.get(4 * MIB).unwrap()));

@@ -217,7 +217,7 @@ fn a_buffer_released_after_untracked_work_waits_for_that_work_only() {
     filled(&pool, 1).release_after(&stream).unwrap();
     poll_until_idle(&pool);
     driver.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);
-    assert!(filled(&pool, 1).release_after(&stream).unwrap_err().is_device());
+    assert!(filled(&pool, 1).release_after(&stream).unwrap_err().error().is_device());
     assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (1, 0));
 }
 
@@ -419,7 +419,7 @@ fn an_event_of_a_capture_is_refused_and_later_buffers_are_not_affected() {
     let (in_graph, event) = (context.new_event(None).unwrap(), context.new_event(None).unwrap());
     captured(&origin, || {
         in_graph.record(&origin).unwrap();
-        let refused = filled(&pool, 1).release_after_event(&in_graph).unwrap_err();
+        let refused = pinpool::Error::from(filled(&pool, 1).release_after_event(&in_graph).unwrap_err());
         assert!(refused.is_device() && refused.to_string().contains("CAPTURED_EVENT"), "{refused}");
         // Later buffers are not affected.
         let gate = driver.hold(stream.cu_stream());

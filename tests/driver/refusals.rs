@@ -6,11 +6,12 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use mock_driver::{Code, MockDriver};
-use pinpool::unstable::FenceKind;
 use pinpool::{Backend, Pool, Preset, Request};
 
 use crate::child;
-use crate::fixture::{MIB, begin_capture, builder, end_capture, filled, held, stream_and_memory, tensorflow};
+use crate::fixture::{
+    EventsOnly, MIB, begin_capture, builder, end_capture, filled, held, stream_and_memory, tensorflow,
+};
 use crate::valid_stats::valid_stats;
 
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
@@ -55,11 +56,12 @@ fn a_reserve_does_not_come_on_top_of_granules_that_the_driver_refuses_to_release
 #[test]
 fn a_query_that_a_capture_forbids_loses_no_buffer() {
     for code in OF_A_CAPTURE {
-        for fence in [FenceKind::Event, FenceKind::Timeline] {
+        for has_events in [true, false] {
             let driver = MockDriver::load();
+            let _events = has_events.then(EventsOnly::begin);
             let context = CudaContext::new(0).unwrap();
             let (stream, mut memory) = stream_and_memory(&context, 4096);
-            let pool = builder(Backend::Vmm).background_thread(false).unstable_fence(fence).build().unwrap();
+            let pool = builder(Backend::Vmm).background_thread(false).build().unwrap();
             let gate = driver.hold(stream.cu_stream());
             let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
             driver.fail_from("cuEventQuery", 1, code);
@@ -68,13 +70,21 @@ fn a_query_that_a_capture_forbids_loses_no_buffer() {
             std::thread::sleep(Duration::from_millis(2));
             pool.maintain();
             assert!(!copy.is_complete().unwrap());
-            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0), "{code:?} {fence:?}");
+            assert_eq!(
+                (pool.stats().copies.in_flight, pool.stats().memory.quarantined),
+                (1, 0),
+                "{code:?} {has_events}"
+            );
             driver.reset();
             drop(gate);
             driver.fail("cuEventSynchronize", 1, code);
             copy.wait().unwrap();
             pool.maintain();
-            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{code:?} {fence:?}");
+            assert_eq!(
+                (pool.stats().copies.in_flight, pool.stats().memory.quarantined),
+                (0, 0),
+                "{code:?} {has_events}"
+            );
         }
     }
 }
@@ -169,11 +179,12 @@ fn a_growth_that_a_capture_forbids_is_made_later() {
 
 #[test]
 fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
-    for (fence, call) in [(FenceKind::Event, "cuEventQuery"), (FenceKind::Timeline, "cuStreamQuery")] {
+    for (has_events, call) in [(true, "cuEventQuery"), (false, "cuStreamQuery")] {
         let driver = MockDriver::load();
+        let _events = has_events.then(EventsOnly::begin);
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
-        let pool = builder(Backend::Vmm).unstable_fence(fence).build().unwrap();
+        let pool = builder(Backend::Vmm).build().unwrap();
         let gate = driver.hold(stream.cu_stream());
         let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
         drop(copy);

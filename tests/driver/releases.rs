@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use mock_driver::{Code, HeldStream, MockDriver};
-use pinpool::unstable::FenceKind;
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool};
 
-use crate::fixture::{MIB, PressureFile, builder, filled, stream_and_memory};
+use crate::fixture::{EventsOnly, MIB, PressureFile, builder, filled, stream_and_memory};
 use crate::until::until;
 
 /// Backends with releases that wait for the device.
@@ -147,10 +146,11 @@ fn a_trim_and_a_request_that_nothing_else_serves_release_regions_and_wait_for_th
 fn nothing_is_released_while_a_copy_is_quarantined() {
     for backend in BACKENDS {
         let driver = MockDriver::load();
+        let _events = EventsOnly::begin();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let clock = ManualClock::default();
-        let pool = builder(backend).unstable_fence(FenceKind::Event).unstable_clock(clock.clone()).build().unwrap();
+        let pool = builder(backend).unstable_clock(clock.clone()).build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
         drop(filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap());
         stream.synchronize().unwrap();

@@ -18,12 +18,11 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUresult, CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result, sys};
 use mock_driver::{Code, Deviation, MockDriver};
-use pinpool::unstable::FenceKind;
 use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::child::alone;
 use crate::draw::Draw;
-use crate::fixture::{MIB, builder};
+use crate::fixture::{EventsOnly, MIB, builder};
 use crate::valid_stats::valid_stats;
 
 const SEEDS: u64 = 200;
@@ -167,7 +166,7 @@ struct Run<'a> {
     driver: &'a MockDriver,
     draw: Draw,
     backend: Backend,
-    fence: FenceKind,
+    _events: Option<EventsOnly>,
     devices: usize,
     max_bytes: u64,
     pool: Pool,
@@ -194,13 +193,26 @@ impl<'a> Run<'a> {
             "cuda" => Backend::Cuda,
             _ => Backend::Auto,
         };
-        let fence = draw.pick(&[FenceKind::Event, FenceKind::Timeline]);
+        let _events = draw.pick(&[true, false]).then(EventsOnly::begin);
         let max_bytes = draw.pick(&[6, 8, 16]) << 20;
         let contexts = contexts(devices);
-        let pool = pool_of(&backend, fence, max_bytes);
+        let pool = pool_of(&backend, max_bytes);
         let lanes = lanes(&contexts);
         let (held, byte, is_access_refused) = Default::default();
-        Self { driver, draw, backend, fence, devices, max_bytes, pool, contexts, lanes, held, byte, is_access_refused }
+        Self {
+            driver,
+            draw,
+            backend,
+            _events,
+            devices,
+            max_bytes,
+            pool,
+            contexts,
+            lanes,
+            held,
+            byte,
+            is_access_refused,
+        }
     }
 
     fn next_byte(&mut self) -> u8 {
@@ -370,7 +382,7 @@ impl<'a> Run<'a> {
         // One that had pinned nothing begins with the new context.
         assert!(held == 0 || self.pool.get(held + LARGEST).is_err(), "memory of two contexts in one pool");
         self.held.clear();
-        self.pool = pool_of(&self.backend, self.fence, self.max_bytes);
+        self.pool = pool_of(&self.backend, self.max_bytes);
         self.is_access_refused = false;
         self.lanes = lanes(&self.contexts);
     }
@@ -384,8 +396,8 @@ fn lanes(contexts: &[Arc<CudaContext>]) -> Vec<Lane> {
     contexts.iter().flat_map(|context| [Lane::new(context), Lane::new(context)]).collect()
 }
 
-fn pool_of(backend: &Backend, fence: FenceKind, max_bytes: u64) -> Pool {
-    let builder = builder(backend.clone()).unstable_fence(fence).max_bytes(max_bytes).wait(std::time::Duration::ZERO);
+fn pool_of(backend: &Backend, max_bytes: u64) -> Pool {
+    let builder = builder(backend.clone()).max_bytes(max_bytes).wait(std::time::Duration::ZERO);
     builder.unstable_close_wait(std::time::Duration::from_millis(10)).build().unwrap()
 }
 

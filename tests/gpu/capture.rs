@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaStream, result};
-use pinpool::unstable::FenceKind;
 use pinpool::{Pool, Request};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, Lane, Rig, filled, wait_until};
+use crate::device::{self, EventsOnly, Lane, Rig, filled, wait_until};
 use crate::memory::{LIMIT, fill_granules};
 
 /// Captures on `stream` while `run` runs; the capture must survive it.
@@ -51,7 +50,7 @@ fn a_stream_that_captures_is_refused() {
                 "{name}: the buffer is put back"
             );
             // Each launch of the graph would read these buffers again.
-            assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().is_capture(), "{name}");
+            assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().error().is_capture(), "{name}");
             lane.stream.memcpy_htod(&pool.get(MIB).unwrap(), &mut lane.memory).unwrap();
             pool.maintain();
             let stats = pool.stats();
@@ -68,12 +67,11 @@ fn a_stream_that_captures_is_refused() {
 fn captures_survive_commits_remaps_releases_and_copies_on_any_thread() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
-        for (fence, on_this_thread) in
-            [(FenceKind::Event, true), (FenceKind::Event, false), (FenceKind::Timeline, false)]
-        {
-            let pool = rig.builder().max_bytes(LIMIT).unstable_fence(fence).build().unwrap();
+        for (has_events, on_this_thread) in [(true, true), (true, false), (false, false)] {
+            let _events = has_events.then(EventsOnly::begin);
+            let pool = rig.builder().max_bytes(LIMIT).build().unwrap();
             let (capturing, mut lane, batch) = (rig.lane(0, 1), rig.lane(1, MIB), Batch::new(1, MIB));
-            let what = format!("{}, fence {fence:?}, this thread: {on_this_thread}", rig.name());
+            let what = format!("{}, events {has_events}, this thread: {on_this_thread}", rig.name());
             captured(&what, &capturing.stream, || {
                 if on_this_thread {
                     use_pool(rig, &pool, &mut lane, batch);

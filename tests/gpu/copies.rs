@@ -1,16 +1,14 @@
 //! One copy at a time, held while it is observed: whether the memory may be reused meanwhile, and which bytes arrive.
 
 use cudarc::driver::CudaContext;
-use pinpool::unstable::FenceKind;
 use pinpool::{PinnedBuf, Pool};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until};
+use crate::device::{self, EventsOnly, HeldStream, Lane, Rig, filled, wait_until};
 use crate::methods::METHODS;
 
 const LEN: usize = 3 * MIB + 1;
-const FENCES: [FenceKind; 2] = [FenceKind::Event, FenceKind::Timeline];
 
 /// The buffer of this length, once it is idle.
 fn wait_for_idle(pool: &Pool, len: usize) -> PinnedBuf {
@@ -47,11 +45,13 @@ fn usual_lanes(rig: &Rig<'_>) -> Vec<Lane> {
 fn a_copied_buffer_is_in_flight_until_its_copy_completes() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
-        for fence in FENCES {
-            let pool = rig.builder().unstable_fence(fence).build().unwrap();
+        for has_events in [true, false] {
+            let _events = has_events.then(EventsOnly::begin);
+            let pool = rig.builder().build().unwrap();
             for (number, mut lane) in (1..).zip(usual_lanes(rig)) {
                 for (method, copy) in METHODS {
-                    let (what, batch) = (format!("{}, {method}, fence {fence:?}", lane.name), Batch::new(number, LEN));
+                    let (what, batch) =
+                        (format!("{}, {method}, events {has_events}", lane.name), Batch::new(number, LEN));
                     let buf = filled(&pool, batch);
                     let id = buf.id();
                     let hold = HeldStream::on(&lane.stream);
@@ -104,8 +104,9 @@ fn a_buffer_that_a_device_writes_is_not_read_or_reused_before_the_copy_completes
 fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
-        for fence in FENCES {
-            let pool = rig.builder().unstable_fence(fence).build().unwrap();
+        for has_events in [true, false] {
+            let _events = has_events.then(EventsOnly::begin);
+            let pool = rig.builder().build().unwrap();
             let mut lanes: Vec<Lane> = (0..4).map(|number| rig.lane(number, LEN)).collect();
             // A driver gives the handle of a destroyed stream to the next one.
             for round in 0..24 {
@@ -120,7 +121,7 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
                             pool.maintain();
                             pool.stats().copies.in_flight <= 1
                         });
-                        assert_eq!(pool.stats().copies.in_flight, 1, "{}, fence {fence:?}", lane.name);
+                        assert_eq!(pool.stats().copies.in_flight, 1, "{}, events {has_events}", lane.name);
                         hold.open();
                     }
                 }
@@ -132,7 +133,7 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
                 pool.maintain();
                 pool.stats().copies.in_flight == 0
             });
-            assert_eq!(pool.stats().memory.quarantined, 0, "{}, fence {fence:?}", rig.name());
+            assert_eq!(pool.stats().memory.quarantined, 0, "{}, events {has_events}", rig.name());
         }
     });
 }

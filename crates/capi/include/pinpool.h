@@ -25,7 +25,7 @@
  * the library; do not free them.
  *
  * A forked child does not inherit pools: each call on a pool of its parent returns PP_FORKED and does nothing. The child opens
- * its own pools.
+ * its own pools. Buffers of `vmm` and `register` are not mapped in the child: reading one is a segmentation fault.
  *
  * Within one major version, including 0, no function is removed and no number changes. The shared library of version 0 is
  * libpinpool.so.0.
@@ -42,6 +42,9 @@
 #define PP_VERSION_MAJOR 0
 #define PP_VERSION_MINOR 1
 #define PP_VERSION_PATCH 0
+
+/** No limit, for pp_partition and pp_set_max_bytes. */
+#define PP_NO_LIMIT UINT64_MAX
 
 /**
  * The result of a function. The numbers never change; later versions may add codes.
@@ -227,7 +230,8 @@ pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 
 /**
  * Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
- * are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool.
+ * are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool. PP_NO_LIMIT removes
+ * the limit.
  *
  * - PP_INVALID_ARGUMENT: 0 bytes.
  */
@@ -342,12 +346,14 @@ pp_status pp_put(pp_pool *pool,
 
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
- * CUstream or a cudaStream_t; NULL is the legacy default stream of the thread's current context. In code
- * compiled with `--default-stream per-thread`, pass `cudaStreamPerThread`: NULL always means the legacy stream here. The stream
- * may be destroyed after this call, its context only after the work has completed.
+ * CUstream or a cudaStream_t. The stream may be destroyed after this call, its context only after the work has completed.
  *
- * - PP_DEVICE: the driver refused to mark the work. Call this function again with the same stream, which must not have been
- *   destroyed; if that succeeds, the buffer is reused.
+ * NULL is the legacy default stream, also in code compiled with `--default-stream per-thread`, which passes
+ * `cudaStreamPerThread`. Default streams are those of the calling thread and its current context: call this on the thread that
+ * enqueued the work, with the same device current, or use pp_put_after_event.
+ *
+ * - PP_DEVICE: the driver refused to mark the work, for example on NULL while another stream captures a graph. Call this function
+ *   again with the same stream, which must not have been destroyed; if that succeeds, the buffer is reused.
  * - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
  * - PP_UNKNOWN_STREAM: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
  * - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.

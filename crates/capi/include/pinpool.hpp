@@ -80,8 +80,11 @@ public:
     }
     ~buffer()
     {
-        // If the driver cannot mark the work, the pool never reuses the memory.
-        if (data_ == nullptr || !stream_ || pp_put_after_stream(pool_->pool, data_, *stream_) != PP_OK)
+        pp_status status = PP_DEVICE;
+        // The driver may accept the second call. If not, the pool never reuses the memory.
+        for (int calls = 0; data_ != nullptr && stream_ && status == PP_DEVICE && calls < 2; calls++)
+            status = pp_put_after_stream(pool_->pool, data_, *stream_);
+        if (status != PP_OK)
             put();
     }
 
@@ -100,7 +103,8 @@ public:
 
     /**
      * Sets the stream (CUstream or cudaStream_t) on which the destructor returns the buffer, also during stack unwinding; replaces
-     * an earlier one. The stream must not be destroyed before the destructor has run.
+     * an earlier one. The stream must not be destroyed before the destructor has run. A default stream is the one of the thread that
+     * runs the destructor, in its current context: destroy the buffer on the thread that enqueued the work.
      */
     void release_after(CUstream_st *stream) noexcept { stream_ = stream; }
 
@@ -255,8 +259,8 @@ private:
 };
 
 /**
- * Pinned memory for std::pmr containers. Throws std::bad_alloc if the pool has no memory. A deallocation is pp_put: synchronize
- * every copy from or to the memory before its container frees it, grows or is destroyed.
+ * Pinned memory for std::pmr containers. Throws std::bad_alloc if the pool has no memory. A deallocation is pp_put, which waits for
+ * no stream: synchronize every copy from or to the memory before its container frees it, grows or is destroyed.
  *
  * Each allocation is a separate buffer of at least 4 KiB: suitable for vectors and arenas, not for lists of small nodes (put a
  * std::pmr::unsynchronized_pool_resource in between). Two resources are equal if they use the same pool.

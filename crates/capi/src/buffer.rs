@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use pinpool::cudarc::driver::sys;
-use pinpool::{PinnedBuf, Request};
+use pinpool::{PinnedBuf, PinnedBy, Request};
 
 use crate::call::{Failure, call, required, store};
 use crate::handle::pp_pool;
@@ -198,7 +198,9 @@ pub unsafe extern "C" fn pp_adopt(
         }
         let (memory, adopted) = (NonNull::slice_from_raw_parts(start, bytes), Adopted { on_return, ptr, user_data });
         // SAFETY: the caller's promise covers the contract of `adopt`.
-        let buf = unsafe { call.pool()?.adopt(memory, is_pinned != 0, move || adopted.release()) }?;
+        let buf = unsafe {
+            call.pool()?.adopt(memory, (is_pinned != 0).then_some(PinnedBy::Driver), move || adopted.release())
+        }?;
         call.table().insert(buf, Owner::Program);
         Ok(pp_status::PP_OK)
     })
@@ -222,12 +224,14 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 }
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
-/// CUstream or a cudaStream_t; NULL is the legacy default stream of the thread's current context. In code
-/// compiled with `--default-stream per-thread`, pass `cudaStreamPerThread`: NULL always means the legacy stream here. The stream
-/// may be destroyed after this call, its context only after the work has completed.
+/// CUstream or a cudaStream_t. The stream may be destroyed after this call, its context only after the work has completed.
 ///
-/// - PP_DEVICE: the driver refused to mark the work. Call this function again with the same stream, which must not have been
-///   destroyed; if that succeeds, the buffer is reused.
+/// NULL is the legacy default stream, also in code compiled with `--default-stream per-thread`, which passes
+/// `cudaStreamPerThread`. Default streams are those of the calling thread and its current context: call this on the thread that
+/// enqueued the work, with the same device current, or use pp_put_after_event.
+///
+/// - PP_DEVICE: the driver refused to mark the work, for example on NULL while another stream captures a graph. Call this function
+///   again with the same stream, which must not have been destroyed; if that succeeds, the buffer is reused.
 /// - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
 /// - PP_UNKNOWN_STREAM: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
 /// - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.

@@ -50,8 +50,8 @@ pub use call::pp_last_error;
 pub use handle::pp_pool;
 pub use log::{pp_log_fn, pp_log_level, pp_set_log};
 pub use pool::{
-    pp_clear, pp_maintain, pp_partition, pp_pool_close, pp_pool_open, pp_reserve, pp_set_max_bytes, pp_stats_json,
-    pp_string_free, pp_trim,
+    PP_NO_LIMIT, pp_clear, pp_maintain, pp_partition, pp_pool_close, pp_pool_open, pp_reserve, pp_set_max_bytes,
+    pp_stats_json, pp_string_free, pp_trim,
 };
 pub use status::{pp_status, pp_status_name};
 pub use version::pp_version;

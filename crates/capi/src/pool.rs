@@ -76,10 +76,17 @@ pub unsafe extern "C" fn pp_partition(
         // SAFETY: capi-P1.
         let name = unsafe { text(name, "name") }?;
         let call = slots::enter(pool)?;
-        let opened = Opened::Partition(call.pool()?.partition(name, max_bytes)?);
+        let opened = Opened::Partition(call.pool()?.partition(name, limit(max_bytes))?);
         store(place, slots::open(opened, call.pool()?.config().zero)?);
         Ok(pp_status::PP_OK)
     })
+}
+
+/// No limit, for pp_partition and pp_set_max_bytes.
+pub const PP_NO_LIMIT: u64 = u64::MAX;
+
+fn limit(max_bytes: u64) -> Option<u64> {
+    (max_bytes != PP_NO_LIMIT).then_some(max_bytes)
 }
 
 /// The argument of this name.
@@ -121,7 +128,8 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 }
 
 /// Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
-/// are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool.
+/// are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool. PP_NO_LIMIT removes
+/// the limit.
 ///
 /// - PP_INVALID_ARGUMENT: 0 bytes.
 #[unsafe(no_mangle)]
@@ -131,8 +139,8 @@ pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_sta
             return Err(Failure::argument("max_bytes=0: every request would fail; pp_trim releases idle memory"));
         }
         match slots::enter(pool)?.opened()? {
-            Opened::Pool(pool) => pool.set_max_bytes(max_bytes)?,
-            Opened::Partition(partition) => partition.set_max_bytes(max_bytes)?,
+            Opened::Pool(pool) => pool.set_max_bytes(limit(max_bytes))?,
+            Opened::Partition(partition) => partition.set_max_bytes(limit(max_bytes))?,
         }
         Ok(pp_status::PP_OK)
     })

@@ -36,7 +36,7 @@ const TOP: &str = "\
  * the library; do not free them.
  *
  * A forked child does not inherit pools: each call on a pool of its parent returns PP_FORKED and does nothing. The child opens
- * its own pools.
+ * its own pools. Buffers of `vmm` and `register` are not mapped in the child: reading one is a segmentation fault.
  *
  * Within one major version, including 0, no function is removed and no number changes. The shared library of version 0 is
  * libpinpool.so.0.

@@ -13,6 +13,9 @@ pub(crate) struct DiagnosisText {
     pub(crate) pool: String,
     pub(crate) cause: String,
     pub(crate) is_alarm: bool,
+    /// Seconds lost per second in the last window, summed over threads; `None` if unknown.
+    #[serde(skip)]
+    pub(crate) lost_share: Option<f64>,
     /// The cause and its finding, the seconds lost, the evidence and the advice.
     pub(crate) lines: Vec<String>,
 }
@@ -26,7 +29,9 @@ pub(crate) fn from_process(pool: &Value) -> DiagnosisText {
         lines.push("the process runs another version of pinpool".to_owned());
     }
     let is_alarm = why["is_alarm"].as_bool().unwrap_or(false);
-    DiagnosisText { pool: name_of(pool), cause: text(&why["cause"]), is_alarm, lines }
+    let [lost, of] = ["lost_seconds", "of_seconds"].map(|name| why[name].as_f64());
+    let lost_share = lost.zip(of).map(|(lost, of)| if of > 0.0 { lost / of } else { 0.0 });
+    DiagnosisText { pool: name_of(pool), cause: text(&why["cause"]), is_alarm, lost_share, lines }
 }
 
 /// The diagnosis in a line of pinpool's log.
@@ -45,7 +50,7 @@ pub(crate) fn from_log_line(line: &[u8]) -> Option<DiagnosisText> {
     let lines: Vec<_> = [one_line(found.trim_end())].into_iter().chain(advice).collect();
     // Sizes that cost nothing come without a recommendation.
     let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && lines.len() > 1);
-    Some(DiagnosisText { pool, cause: cause.name().to_owned(), is_alarm, lines })
+    Some(DiagnosisText { pool, cause: cause.name().to_owned(), is_alarm, lost_share: None, lines })
 }
 
 /// The diagnosis of a recorded pool.
@@ -58,5 +63,6 @@ pub(crate) fn from_recording(of_pool: &PoolDiagnosis, has_ended: bool) -> Diagno
         lines
             .insert(1, "  the end of the pool is not recorded: its process was killed, or is still running".to_owned());
     }
-    DiagnosisText { pool: name.clone(), cause: diagnosis.cause.name().to_owned(), is_alarm: diagnosis.is_alarm, lines }
+    let (cause, is_alarm) = (diagnosis.cause.name().to_owned(), diagnosis.is_alarm);
+    DiagnosisText { pool: name.clone(), cause, is_alarm, lost_share: None, lines }
 }

@@ -1,5 +1,6 @@
 //! The model of all commands: the pools of a recording, a running process or a log, with their snapshots and diagnoses.
 
+use std::cmp::Ordering;
 use std::error::Error;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -11,7 +12,7 @@ use pinpool_replay::{Event, Recording};
 use serde_json::Value;
 
 use crate::diagnosis::{DiagnosisText, from_process, from_recording};
-use crate::served::{name_of, pools, socket, worst_first};
+use crate::served::{name_of, pools, socket};
 
 /// Time between two checks for an interrupt.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -22,6 +23,8 @@ pub(crate) struct PoolSeries {
     pub(crate) name: String,
     /// Preset and backend, if the source is a process.
     pub(crate) kind: String,
+    /// The statistics and owners as a process prints them.
+    pub(crate) text: String,
     /// False once the process no longer has the pool.
     pub(crate) is_running: bool,
     /// In order of x: seconds, or requests if there is no time.
@@ -31,6 +34,7 @@ pub(crate) struct PoolSeries {
 #[derive(Debug, Default)]
 pub(crate) struct Series {
     pub(crate) pools: Vec<PoolSeries>,
+    pub(crate) process: Option<u64>,
     /// The diagnoses, the worst first; none for pools with too few requests.
     pub(crate) diagnoses: Vec<DiagnosisText>,
     /// The time at x = 0, in seconds since 1970.
@@ -71,7 +75,15 @@ impl Series {
             source: format!("{records} records, backend {backend}, recorded by pinpool {version}"),
             notes: lost.into_iter().collect(),
             warning: recording.warning.clone(),
+            ..Self::default()
         }
+    }
+
+    /// The statistics that a process has sent.
+    pub(crate) fn once(object: &Value) -> Self {
+        let mut series = Self::default();
+        series.add(0.0, object);
+        series
     }
 
     /// The statistics of a process over `length`, or once if it is zero.
@@ -111,8 +123,9 @@ impl Series {
                 pool.points.push((x, end));
             }
         }
-        self.diagnoses = worst_first(object).into_iter().map(from_process).collect();
-        for object in worst_first(object) {
+        self.process = object["process"].as_u64();
+        self.diagnoses = pools(object).iter().map(from_process).collect();
+        for object in pools(object) {
             let name = name_of(object);
             let known = self.pools.iter().position(|pool| pool.name == name);
             let at = known.unwrap_or_else(|| {
@@ -122,10 +135,23 @@ impl Series {
             let pool = &mut self.pools[at];
             let text = |name: &str| object[name].as_str().unwrap_or("?");
             pool.kind = format!("{} on {}", text("preset"), text("backend"));
+            let texts = ["table", "dump"].iter().filter_map(|name| object[name].as_str());
+            pool.text = texts.collect::<Vec<_>>().join("\n\n");
             pool.is_running = true;
             pool.points.pop_if(|(at, _)| *at == x && known.is_some());
-            pool.points.push((x, snapshot_of(object)));
+            let snapshot = serde_json::from_value(object["snapshot"].clone());
+            // Empty if the process runs another version of pinpool.
+            pool.points.push((x, snapshot.unwrap_or_default()));
         }
+        let mut worst: Vec<_> = self.diagnoses.iter().map(|one| (badness(self, one), one.clone())).collect();
+        worst.sort_by(|(one, _), (other, _)| by_badness(*one, *other));
+        self.diagnoses = worst.into_iter().map(|(_, one)| one).collect();
+    }
+
+    /// The pool of a diagnosis, and its last snapshot.
+    pub(crate) fn latest(&self, of: &DiagnosisText) -> Option<(&PoolSeries, &Snapshot)> {
+        let pool = self.pools.iter().find(|pool| pool.name == of.pool)?;
+        Some((pool, &pool.points.last()?.1))
     }
 
     /// Forgets pools that have ended, and all but the last `count` points of the others.
@@ -153,9 +179,17 @@ impl PoolSeries {
     }
 }
 
-/// The snapshot in the statistics of a pool; empty if the process runs another version of pinpool.
-pub(crate) fn snapshot_of(pool: &Value) -> Snapshot {
-    serde_json::from_value(pool["snapshot"].clone()).unwrap_or_default()
+/// How bad a diagnosis is: whether it is an alarm, the time lost, and the bytes held.
+pub(crate) type Badness = (bool, f64, u64);
+
+pub(crate) fn badness(series: &Series, of: &DiagnosisText) -> Badness {
+    let held_bytes = series.latest(of).map_or(0, |(_, now)| now.held_bytes);
+    (of.is_alarm, of.lost_share.unwrap_or(-1.0), held_bytes)
+}
+
+/// The worst first.
+pub(crate) fn by_badness(one: Badness, other: Badness) -> Ordering {
+    other.0.cmp(&one.0).then(other.1.total_cmp(&one.1)).then(other.2.cmp(&one.2))
 }
 
 /// Time lost so far, summed over all threads.

@@ -57,7 +57,7 @@ impl Set {
 
     /// A replay under these settings.
     pub(crate) fn replay(&self) -> Result<Replay, Box<dyn Error>> {
-        Replay::under(&self.pairs).map_err(|why| refused(&self.text, why))
+        Replay::under(&self.pairs).map_err(|why| ExitError::Settings.because(why))
     }
 }
 

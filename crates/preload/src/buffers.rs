@@ -69,7 +69,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     Ok(start.cast())
 }
 
-/// A buffer, without a wait for what the program holds; for work that is not over, as long as `PINPOOL_WAIT` says. While a
+/// A buffer, without a wait for what the program holds; for work that is not complete, as long as `PINPOOL_WAIT` says. While a
 /// stream captures, what was freed since then stays in flight, so there is no wait; nor for a second after one without success.
 fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
     let mut got = pool.get_with(Request::new(bytes).timeout(Duration::ZERO));

@@ -1,8 +1,7 @@
-//! Captures in progress. A record behind a whole context fails and spoils the capture if one of its streams captures, so
-//! records and the beginnings of captures exclude each other.
+//! Captures in progress. Recording an event behind a whole context fails and invalidates the capture if one of its streams captures.
 //!
-//! A record holds the lock shared, for one call of the driver that enqueues; the beginning of a capture holds it alone. A
-//! capture counts until it has ended, its stream is destroyed, or its context ends.
+//! A record holds the lock while it enqueues an event in each context; so does the beginning of a capture. The two therefore exclude
+//! each other. A capture counts until it has ended, its stream is destroyed, or its context ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};

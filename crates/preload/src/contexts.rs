@@ -19,9 +19,6 @@ use crate::driver::{Code, Driver};
 use crate::{captures, log, process};
 use pinpool_os::sync::plain::Mutex;
 
-/// More idle events than these are not kept apart from the fences that use them.
-const SPARE_EVENTS: usize = 4096;
-
 /// After a wait for memory has timed out, allocations do not wait for this long.
 const NO_WAIT: Duration = Duration::from_secs(1);
 
@@ -108,12 +105,9 @@ impl Context {
         spare.map_or_else(|| driver.event(), Ok)
     }
 
-    /// Takes back a completed event. One too many is left to the end of the context.
+    /// Takes back an event that nothing waits for. It is reused, and destroyed with the context.
     pub(crate) fn put_event(&self, event: usize) {
-        let mut spare = self.spare_events.lock();
-        if spare.len() < SPARE_EVENTS {
-            spare.push(event);
-        }
+        self.spare_events.lock().push(event);
     }
 
     /// Removes the pool of a context that is gone.

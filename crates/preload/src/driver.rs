@@ -99,7 +99,7 @@ impl Driver {
     /// The name of a code.
     pub(crate) fn name(&self, code: Code) -> String {
         let mut name = std::ptr::null();
-        // SAFETY: a place for an address.
+        // SAFETY: a valid out-pointer.
         if unsafe { (self.0.error_name)(code, &raw mut name) } != 0 || name.is_null() {
             return "an unknown error".to_owned();
         }
@@ -109,20 +109,20 @@ impl Driver {
 
     /// The context that is current on this thread; 0 is none.
     pub(crate) fn current(&self) -> Result<usize, Code> {
-        // SAFETY: a place for a handle.
+        // SAFETY: a valid out-pointer.
         value(|context| unsafe { (self.0.current)(context) })
     }
 
     /// The context of a stream that is no default stream.
     pub(crate) fn context_of(&self, stream: usize) -> Result<usize, Code> {
-        // SAFETY: the program's stream, which it is about to use, and a place for a handle.
+        // SAFETY: the program's stream, which it is about to use, and a valid out-pointer.
         value(|context| unsafe { (self.0.stream_context)(stream, context) })
     }
 
     /// The device of a context that is alive.
     pub(crate) fn device_of(&self, context: usize) -> Result<c_int, Code> {
         let _entered = self.enter(context)?;
-        // SAFETY: a place for a number.
+        // SAFETY: a valid out-pointer.
         value(|device| unsafe { (self.0.device)(device) })
     }
 
@@ -156,7 +156,7 @@ impl Driver {
     /// Allocates pinned memory of the driver in the current context.
     pub(crate) fn host_alloc(&self, bytes: usize, flags: c_uint) -> Result<NonNull<c_void>, Code> {
         let mut place = std::ptr::null_mut();
-        // SAFETY: a place for an address.
+        // SAFETY: a valid out-pointer.
         check(unsafe { (self.0.host_alloc)(&raw mut place, bytes, flags) })?;
         NonNull::new(place).ok_or(UNKNOWN)
     }
@@ -173,12 +173,12 @@ impl Driver {
 
     /// An event of the current context.
     pub(crate) fn event(&self) -> Result<usize, Code> {
-        // SAFETY: a place for a handle.
+        // SAFETY: a valid out-pointer.
         value(|event| unsafe { (self.0.event_create)(event, DISABLE_TIMING) })
     }
 
     /// Records the event, one of `context`, behind all work of that context. While a stream of it captures, this fails and
-    /// spoils the capture.
+    /// invalidates the capture.
     pub(crate) fn record(&self, context: usize, event: usize) -> Result<(), Code> {
         let record = self.0.record_context.ok_or(NOT_FOUND)?;
         // SAFETY: both are alive (`Context::while_alive`).
@@ -200,10 +200,10 @@ impl Driver {
         check(unsafe { (self.0.event_wait)(event) })
     }
 
-    /// Whether a stream that is ordered with the default stream of the current context captures. Asking spoils no capture.
+    /// Whether a stream that is ordered with the default stream of the current context captures. The query invalidates no capture.
     pub(crate) fn is_default_stream_blocked(&self) -> bool {
         let mut status = 0;
-        // SAFETY: a stream that always exists, and a place for the answer.
+        // SAFETY: a stream that always exists, and a valid out-pointer.
         let code = unsafe { (self.0.is_capturing)(LEGACY_STREAM, &raw mut status) };
         status != 0 || matches!(code, CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)
     }
@@ -232,7 +232,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if self.is_pushed {
             let mut popped = 0;
-            // SAFETY: pushed by `enter` on this thread, and a place for it.
+            // SAFETY: pushed by `enter` on this thread, and a valid out-pointer.
             let _gone = unsafe { (self.driver.0.pop)(&raw mut popped) };
         }
     }

@@ -129,7 +129,7 @@ impl State {
         let Self::Recorded(events) = self else { return Ok(false) };
         let _relaxed = driver.relax();
         let mut refused = Ok(());
-        // All of them, also after a refusal: an event that is not kept would count as over.
+        // All of them, also after a refusal: an event that is not kept would count as complete.
         for (context, event) in mem::take(events) {
             match context.while_alive(|_| driver.is_complete(event)) {
                 None => {}

@@ -210,7 +210,7 @@ fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, fl
     let Some(place) = NonNull::new(out).filter(|_| bytes > 0) else { return real() };
     match buffers::get(bytes, flags) {
         Ok(start) => {
-            // SAFETY: preload-I1: the program's place for an address.
+            // SAFETY: preload-I1: the program's out-pointer.
             unsafe { place.write(start) };
             0
         }

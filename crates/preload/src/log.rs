@@ -88,8 +88,8 @@ pub(crate) fn no_pool(error: &pinpool::Error) {
 /// Logs that a capture was detected that no hook saw.
 pub(crate) fn unseen_capture() {
     warn!(
-        "not served any more, the driver's own functions are called: a capture is under way that began in a way unknown to \
-         pinpool, and an event behind its context has spoiled it; memory freed meanwhile is not used again"
+        "no longer served: a stream captures a graph that pinpool did not see begin, and recording an event has invalidated that \
+         capture. From now on the driver's own functions are called; memory freed since is not reused"
     );
 }
 

@@ -74,7 +74,7 @@ pub(crate) fn saw(function: NonNull<c_void>) {
 /// The program or library that an address lies in.
 pub(crate) fn image_of(address: *const c_void) -> Option<libc::Dl_info> {
     let mut facts = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: a place for the answer; the address is looked up, not read.
+    // SAFETY: a valid out-pointer; the address is looked up, not read.
     let known = unsafe { libc::dladdr(address, facts.as_mut_ptr()) } != 0;
     // SAFETY: filled by the call above, and zeros are a value.
     known.then(|| unsafe { facts.assume_init() })

@@ -131,7 +131,7 @@ impl Replay {
         let clock = ManualClock::default();
         let checks = Arc::<Mutex<Checks>>::default();
         let source = Arc::new(SimSource::of(self.source, SimSource::DEFAULT_TOTAL_BYTES));
-        let pool = self.pool(clock.clone(), source.clone(), checks.clone())?;
+        let pool = self.pool(clock.clone(), source.clone(), checks.clone(), workload.is_closed)?;
         let mut report = Player::new(self, (pool, clock, source), workload, observe).play()?;
         let (count, last) = *checks.lock();
         (report.checks, report.last_lines) = (count, last.map(|last| last.to_string()));
@@ -139,12 +139,19 @@ impl Replay {
     }
 
     /// A pool independent of the machine, the environment and the system clock, so that replays are repeatable.
-    fn pool(&self, clock: ManualClock, source: Arc<SimSource>, checks: Arc<Mutex<Checks>>) -> Result<Pool, Error> {
+    fn pool(
+        &self,
+        clock: ManualClock,
+        source: Arc<SimSource>,
+        checks: Arc<Mutex<Checks>>,
+        is_recording: bool,
+    ) -> Result<Pool, Error> {
         let builder = self
             .builder()
             .unstable_host_root(NO_MACHINE)
             .unstable_log_sampler(LogSampler::new())
             .unstable_clock(clock)
+            .unstable_maintained_by_caller(is_recording)
             .unstable_on_check(move |check| {
                 let mut checks = checks.lock();
                 *checks = (checks.0 + 1, Some(*check));

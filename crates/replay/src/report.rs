@@ -1,6 +1,10 @@
 //! The counters of a replay under one set of settings, and whether they match the recording.
 
+use std::time::Duration;
+
+use pinpool::Preset;
 use pinpool_observe::diagnosis::words::counted;
+use pinpool_os::words::Time;
 use serde::Serialize;
 
 use super::cost::CallCost;
@@ -13,7 +17,7 @@ const DOUBTFUL_PART: u64 = 5;
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ReplayReport {
     /// Policy of the pool.
-    pub preset: &'static str,
+    pub preset: Preset,
     /// Rounding of sizes to classes.
     pub rounding: String,
     /// Kind of memory.
@@ -101,9 +105,8 @@ impl Workload {
             let late = counted(late, "request");
             format!("with the recorded settings {late} of the replay time out, but not in the recording")
         } else if self.is_closed && recorded_us.abs_diff(replayed_us) > recorded_us / DOUBTFUL_PART {
-            let seconds = |us: u64| us as f64 / 1e6;
-            let (replayed, recorded) = (seconds(replayed_us), seconds(recorded_us));
-            format!("with the recorded settings the replay ends after {replayed:.1} s instead of {recorded:.1} s")
+            let [replayed, recorded] = [replayed_us, recorded_us].map(|us| Time(Duration::from_micros(us)));
+            format!("with the recorded settings the replay ends after {replayed} instead of {recorded}")
         } else {
             return None;
         };

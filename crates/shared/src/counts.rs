@@ -1,9 +1,9 @@
-//! How many shared buffers are in each state.
+//! The number of shared buffers in each state.
 
 use super::layout::View;
 use super::state::Use;
 
-/// How many shared buffers are in each state. Other processes may change states at any time.
+/// The number of shared buffers in each state. Other processes may change states at any time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Result of the fallible calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a call failed. Its text is for people, its predicates are for code that branches.
+/// The reason why a call failed: text for people, and predicates for code that branches.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<ErrorKind>);
@@ -26,12 +26,12 @@ pub(crate) enum ErrorKind {
     BufferLength { len: usize, buffer_bytes: usize },
     #[error("ticket of buffer {index}, generation {generation}: {why}")]
     Ticket { index: u32, generation: u64, why: String },
-    #[error("{what}: {why}")]
-    Peer { what: &'static str, why: String },
-    #[error("{what}: {why}")]
-    Shared { what: &'static str, why: String },
-    #[error("{what}: created before process {child} was forked; create new ones in this process")]
-    Forked { what: &'static str, child: u32 },
+    #[error("shared buffers: {0}")]
+    Peer(String),
+    #[error("shared buffers: {0}")]
+    Shared(String),
+    #[error("shared buffers: created before process {0} was forked; create new ones in this process")]
+    Forked(u32),
 }
 
 impl Error {
@@ -60,23 +60,29 @@ impl Error {
 
     /// The process at the other end has exited or never existed.
     pub fn is_peer(&self) -> bool {
-        matches!(*self.0, ErrorKind::Peer { .. })
+        matches!(*self.0, ErrorKind::Peer(_))
     }
 
     /// Memory of another process is invalid or unavailable.
     pub fn is_shared(&self) -> bool {
-        matches!(*self.0, ErrorKind::Shared { .. }) || self.of_pool().is_some_and(pinpool::Error::is_backend)
+        matches!(*self.0, ErrorKind::Shared(_)) || self.of_pool().is_some_and(pinpool::Error::is_backend)
     }
 
     /// The buffers or the pool were created before this process was forked.
     pub fn is_forked(&self) -> bool {
-        matches!(*self.0, ErrorKind::Forked { .. }) || self.of_pool().is_some_and(pinpool::Error::is_forked)
+        matches!(*self.0, ErrorKind::Forked(_)) || self.of_pool().is_some_and(pinpool::Error::is_forked)
     }
 }
 
 impl From<pinpool::Error> for Error {
     fn from(error: pinpool::Error) -> Self {
         ErrorKind::Pool(error).into()
+    }
+}
+
+impl From<pinpool::SourceError> for Error {
+    fn from(error: pinpool::SourceError) -> Self {
+        ErrorKind::Shared(error.to_string()).into()
     }
 }
 
@@ -92,9 +98,9 @@ impl From<Error> for io::Error {
             ErrorKind::Pool(error) => return error.into(),
             ErrorKind::NoBuffer { .. } => io::ErrorKind::TimedOut,
             ErrorKind::BufferLength { .. } | ErrorKind::Ticket { .. } => io::ErrorKind::InvalidInput,
-            ErrorKind::Peer { .. } => io::ErrorKind::ConnectionReset,
-            ErrorKind::Shared { .. } => io::ErrorKind::InvalidData,
-            ErrorKind::Forked { .. } => io::ErrorKind::Other,
+            ErrorKind::Peer(_) => io::ErrorKind::ConnectionReset,
+            ErrorKind::Shared(_) => io::ErrorKind::InvalidData,
+            ErrorKind::Forked(_) => io::ErrorKind::Other,
         };
         Self::new(kind, error)
     }

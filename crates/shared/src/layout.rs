@@ -14,7 +14,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::state::StateWord;
 use crate::error::{ErrorKind, Result};
 use crate::memory_file::{MemoryFile, Shared, SharedMemory};
-use pinpool::SourceError;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 use pinpool_os::sync::process::{AtomicU32, AtomicU64, Ordering};
 use pinpool_shm::file::EventCount;
@@ -22,9 +21,7 @@ use pinpool_shm::file::EventCount;
 /// `pinslabs`, as bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"pinslabs");
 /// Increased with each change of this file's structures or of the protocol.
-const VERSION: u32 = 1;
-/// The subject of error texts.
-pub(super) const WHAT: &str = "shared buffers";
+const VERSION: u32 = 2;
 /// Worker slots in addition to the slots of dead workers with sent buffers.
 const SPARE_SLOTS: u32 = 256;
 const BUFFERS_MAX: usize = 1 << 15;
@@ -32,16 +29,12 @@ const BUFFERS_MAX: usize = 1 << 15;
 #[derive(Debug)]
 #[repr(C)]
 struct Numbers {
+    /// Written last.
     magic: AtomicU64,
     version: AtomicU32,
-    is_ready: AtomicU32,
-    id: AtomicU64,
-    file_bytes: AtomicU64,
-    data_offset: AtomicU64,
-    buffer_bytes: AtomicU64,
-    stride: AtomicU64,
     buffers: AtomicU32,
-    slots: AtomicU32,
+    id: AtomicU64,
+    buffer_bytes: AtomicU64,
 }
 
 /// A separate cache line, so that processes that use one do not slow processes that use another.
@@ -81,7 +74,7 @@ impl Header {
         self.sends.0.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Why workers are refused, if they are.
+    /// The reason why workers are refused, if they are.
     pub(super) fn refusal(&self) -> Option<&'static str> {
         match self.is_closed.0.load(Ordering::SeqCst) {
             0 => None,
@@ -90,7 +83,7 @@ impl Header {
         }
     }
 
-    /// Whether workers that find no free buffer are refused immediately.
+    /// Sets whether workers that find no free buffer are refused immediately.
     pub(super) fn set_refusing(&self, is_refusing: bool) {
         let (from, to) = if is_refusing { (0, REFUSING) } else { (REFUSING, 0) };
         // Closed buffers stay closed.
@@ -133,7 +126,7 @@ unsafe impl Shared for Header {}
 // SAFETY: as above.
 unsafe impl Shared for Entry {}
 
-/// The numbers of the header, checked.
+/// The layout that the numbers of the header determine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Geometry {
     /// Different for each file, so that a ticket of another file is detected.
@@ -146,12 +139,12 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    fn new(buffer_bytes: usize, buffers: usize) -> Option<Self> {
+    fn new(id: u64, buffer_bytes: usize, buffers: usize) -> Option<Self> {
         let stride = buffer_bytes.checked_next_multiple_of(PAGE_BYTES)?;
         let data_offset =
             (PAGE_BYTES + buffers.checked_mul(size_of::<Entry>())?).checked_next_multiple_of(PAGE_BYTES)?;
         let slots = u16::try_from(u32::try_from(buffers).ok()? + SPARE_SLOTS).ok()?;
-        Some(Self { id: 0, buffer_bytes, stride, data_offset, buffers, slots })
+        Some(Self { id, buffer_bytes, stride, data_offset, buffers, slots })
     }
 
     fn file_bytes(&self) -> Option<usize> {
@@ -166,29 +159,12 @@ pub(super) struct SlabFile {
     pub(super) geometry: Geometry,
 }
 
-pub(super) fn failed(what: &'static str) -> impl Fn(SourceError) -> crate::Error {
-    move |error| ErrorKind::Shared { what, why: error.to_string() }.into()
-}
-
-pub(super) fn io_failed(what: &'static str, step: &str) -> impl Fn(std::io::Error) -> crate::Error {
-    move |error| ErrorKind::Shared { what, why: format!("{step}: {error}") }.into()
+pub(super) fn io_failed(step: &str) -> impl Fn(std::io::Error) -> crate::Error {
+    move |error| ErrorKind::Shared(format!("{step}: {error}")).into()
 }
 
 fn wrong(why: impl Into<String>) -> crate::Error {
-    ErrorKind::Shared { what: WHAT, why: why.into() }.into()
-}
-
-fn too_long(buffer_bytes: usize, buffers: usize) -> crate::Error {
-    wrong(format!("{buffers} buffers of {buffer_bytes} B are more than an address space"))
-}
-
-fn planned(buffer_bytes: usize, buffers: usize) -> Result<Geometry> {
-    if buffer_bytes == 0 || buffers == 0 || buffers > BUFFERS_MAX {
-        return Err(wrong(format!(
-            "asked {buffers} buffers of {buffer_bytes} B: there are 1 to {BUFFERS_MAX} buffers of 1 B and more"
-        )));
-    }
-    Geometry::new(buffer_bytes, buffers).ok_or_else(|| too_long(buffer_bytes, buffers))
+    ErrorKind::Shared(why.into()).into()
 }
 
 /// A number that two files rarely share.
@@ -202,26 +178,30 @@ fn new_id() -> u64 {
 }
 
 impl SlabFile {
-    /// Bytes of a file with these buffers.
-    pub(super) fn bytes(buffer_bytes: usize, buffers: usize) -> Result<usize> {
-        planned(buffer_bytes, buffers)?.file_bytes().ok_or_else(|| too_long(buffer_bytes, buffers))
-    }
-
     /// A new file with `buffers` buffers.
     pub(super) fn new(buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<(MemoryFile, Self)> {
-        let geometry = Geometry { id: new_id(), ..planned(buffer_bytes, buffers)? };
-        let bytes = Self::bytes(buffer_bytes, buffers)?;
+        if buffer_bytes == 0 || buffers == 0 || buffers > BUFFERS_MAX {
+            let why =
+                format!("{buffers} buffers of {buffer_bytes} B: create 1 to {BUFFERS_MAX} buffers of at least 1 B");
+            return Err(wrong(why));
+        }
+        let planned = Geometry::new(new_id(), buffer_bytes, buffers);
+        let planned = planned.and_then(|geometry| Some((geometry, geometry.file_bytes()?)));
+        let (geometry, bytes) = planned.ok_or_else(|| {
+            let why = "exceed the address space: create fewer or smaller ones";
+            wrong(format!("{buffers} buffers of {buffer_bytes} B {why}"))
+        })?;
         // A file smaller than a huge page would leave most of the page empty.
         let hugetlb = hugetlb.or((bytes < GRANULE_BYTES).then_some(false));
-        let file = MemoryFile::new(c"pinpool-slabs", bytes, hugetlb).map_err(failed(WHAT))?;
-        let slab = Self { memory: SharedMemory::map(&file).map_err(failed(WHAT))?, geometry };
+        let file = MemoryFile::new(c"pinpool-slabs", bytes, hugetlb)?;
+        let slab = Self { memory: SharedMemory::map(&file)?, geometry };
         slab.write();
         Ok((file, slab))
     }
 
     /// The file behind the descriptor that a trainer passed.
     pub(super) fn attach(file: &MemoryFile) -> Result<Self> {
-        let memory = SharedMemory::map(file).map_err(failed(WHAT))?;
+        let memory = SharedMemory::map(file)?;
         let Some(header) = memory.shared::<Header>(0) else {
             return Err(wrong(format!("the file has {} B, less than a header", memory.len())));
         };
@@ -232,18 +212,12 @@ impl SlabFile {
     fn write(&self) {
         let Some(header) = self.memory.shared::<Header>(0) else { return };
         let (numbers, geometry) = (&header.numbers.0, &self.geometry);
-        let relaxed = Ordering::Relaxed;
-        numbers.magic.store(MAGIC, relaxed);
-        numbers.version.store(VERSION, relaxed);
-        numbers.id.store(geometry.id, relaxed);
-        numbers.file_bytes.store(self.memory.len() as u64, relaxed);
-        numbers.data_offset.store(geometry.data_offset as u64, relaxed);
-        numbers.buffer_bytes.store(geometry.buffer_bytes as u64, relaxed);
-        numbers.stride.store(geometry.stride as u64, relaxed);
-        numbers.buffers.store(u32::try_from(geometry.buffers).unwrap_or(0), relaxed);
-        numbers.slots.store(u32::from(geometry.slots), relaxed);
-        // Release: a process that sees it sees the numbers.
-        numbers.is_ready.store(1, Ordering::Release);
+        numbers.version.store(VERSION, Ordering::Relaxed);
+        numbers.buffers.store(u32::try_from(geometry.buffers).unwrap_or(0), Ordering::Relaxed);
+        numbers.id.store(geometry.id, Ordering::Relaxed);
+        numbers.buffer_bytes.store(geometry.buffer_bytes as u64, Ordering::Relaxed);
+        // Release: a process that sees it sees the other numbers.
+        numbers.magic.store(MAGIC, Ordering::Release);
     }
 
     pub(super) fn view(&self) -> View<'_> {
@@ -289,37 +263,21 @@ impl Geometry {
 
 fn read(numbers: &Numbers, len: usize) -> Result<Geometry> {
     // Acquire, with the Release of `write`.
-    let is_ready = numbers.is_ready.load(Ordering::Acquire) == 1;
-    let long = |number: &AtomicU64| usize::try_from(number.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
-    let short = |number: &AtomicU32| number.load(Ordering::Relaxed) as usize;
-    if numbers.magic.load(Ordering::Relaxed) != MAGIC {
-        return Err(wrong("the file is none of shared buffers: pass the descriptor of a `SharedSlabs`"));
+    if numbers.magic.load(Ordering::Acquire) != MAGIC {
+        return Err(wrong("the file does not contain shared buffers: pass the descriptor of a `SharedSlabs`"));
     }
     let version = numbers.version.load(Ordering::Relaxed);
     if version != VERSION {
         return Err(wrong(format!(
-            "the file is of version {version}, and this process knows version {VERSION}: use one version of pinpool on both sides"
+            "the file has version {version}, and this process reads version {VERSION}: use one version of pinpool on both sides"
         )));
     }
-    let file_bytes = long(&numbers.file_bytes);
-    if !is_ready || file_bytes != len {
-        return Err(wrong(format!(
-            "the file has {len} B and its header says {file_bytes} B: it is cut off or not complete"
-        )));
-    }
-    let geometry = Geometry {
-        id: numbers.id.load(Ordering::Relaxed),
-        buffer_bytes: long(&numbers.buffer_bytes),
-        stride: long(&numbers.stride),
-        data_offset: long(&numbers.data_offset),
-        buffers: short(&numbers.buffers),
-        slots: u16::try_from(short(&numbers.slots)).unwrap_or(0),
-    };
-    let expected = Geometry::new(geometry.buffer_bytes, geometry.buffers);
-    let fits = expected.and_then(|expected| expected.file_bytes()).is_some_and(|bytes| bytes <= len);
-    let is_whole = expected.is_some_and(|expected| Geometry { id: geometry.id, ..expected } == geometry);
-    if !fits || !is_whole || geometry.buffers == 0 {
-        return Err(wrong(format!("the numbers of the header do not fit together: {geometry:?}")));
-    }
-    Ok(geometry)
+    let (id, buffers) = (numbers.id.load(Ordering::Relaxed), numbers.buffers.load(Ordering::Relaxed));
+    let buffer_bytes = numbers.buffer_bytes.load(Ordering::Relaxed);
+    let geometry = Geometry::new(id, usize::try_from(buffer_bytes).unwrap_or(usize::MAX), buffers as usize);
+    let fits = |geometry: &Geometry| geometry.buffers > 0 && geometry.file_bytes().is_some_and(|bytes| bytes <= len);
+    geometry.filter(fits).ok_or_else(|| {
+        let claim = format!("the header claims {buffers} buffers of {buffer_bytes} B");
+        wrong(format!("the file has {len} B and {claim}: it is truncated or damaged"))
+    })
 }

@@ -14,7 +14,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pinpool::{ExternalMemory, PinnedBuf, Pool};
+use pinpool::{ExternalMemory, PinnedBuf, PinnedBy, Pool};
 
 use crate::error::Result;
 use crate::memory_file::SharedMemory;
@@ -60,8 +60,8 @@ impl Lender {
         &self.pool
     }
 
-    pub(super) fn locked_by(&self) -> &'static str {
-        self.parts.memory.pinned_by().unwrap_or("none")
+    pub(super) fn pinned_by(&self) -> Option<PinnedBy> {
+        self.parts.memory.pinned_by()
     }
 
     /// The `len` bytes at `offset` as a buffer.
@@ -71,6 +71,6 @@ impl Lender {
         let release = move || (parts.returned)(parts.memory.owner(), offset);
         // SAFETY: pages of a file are initialised, and nothing but the caller uses these until `returned` (lend-I1). They are mapped
         // and pinned as long as `parts`, which the call of `on_return` drops.
-        Ok(unsafe { self.pool.adopt(bytes, self.parts.memory.pinned_by().is_some(), release) }?)
+        Ok(unsafe { self.pool.adopt(bytes, self.pinned_by(), release) }?)
     }
 }

@@ -40,7 +40,7 @@ pub(crate) struct MemoryFile {
     page_bytes: usize,
 }
 
-/// Its mapping in this process.
+/// A mapping of the file in this process.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     start: NonNull<u8>,
@@ -54,13 +54,13 @@ unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
-/// `call` failed as the calling thread's `errno` says.
+/// The error of a failed call, from `errno`.
 fn last_os(call: &'static str) -> SourceError {
     let error = io::Error::last_os_error();
     SourceError::new(call, error.kind().to_string()).with_code(error.raw_os_error().unwrap_or(0).into())
 }
 
-/// `call` was refused `bytes`: with the remedy, if the kernel was out of memory.
+/// The error of a failed call for `bytes` bytes, with a remedy if the kernel was out of memory.
 fn without_memory(call: &'static str, bytes: usize) -> SourceError {
     let error = last_os(call);
     if error.code() != Some(libc::ENOMEM.into()) {
@@ -70,24 +70,19 @@ fn without_memory(call: &'static str, bytes: usize) -> SourceError {
     SourceError::new(call, format!("out of memory: {bytes} B")).with_code(libc::ENOMEM.into()).with_remedy(remedy)
 }
 
-fn refused(call: &'static str, what: impl Into<String>) -> SourceError {
-    SourceError::new(call, what)
-}
-
 /// A system call that returns a descriptor or a number.
 fn checked(call: &'static str, result: libc::c_int) -> Result<libc::c_int, SourceError> {
     if result < 0 { Err(last_os(call)) } else { Ok(result) }
 }
 
 impl MemoryFile {
-    /// A file of at least `bytes`, in whole pages. `hugetlb`: whether it must, or must not, use reserved huge pages.
+    /// A file of at least `bytes`, in whole pages. `Some(true)` requires hugetlb pages, `Some(false)` never uses them.
     pub(crate) fn new(name: &CStr, bytes: usize, hugetlb: Option<bool>) -> Result<Self, SourceError> {
         let huge = || Self::in_hugetlb(name, bytes);
         let small = || Self::made(name, bytes, 0, PAGE_BYTES);
         match hugetlb {
-            Some(true) => huge().map_err(|error| {
-                error.with_remedy("set more pages aside (/proc/sys/vm/nr_hugepages), or leave hugetlb out")
-            }),
+            Some(true) => huge()
+                .map_err(|error| error.with_remedy("reserve more pages (/proc/sys/vm/nr_hugepages), or omit hugetlb")),
             Some(false) => small(),
             None => huge().or_else(|_| small()),
         }
@@ -105,15 +100,15 @@ impl MemoryFile {
             .max(1)
             .checked_next_multiple_of(page_bytes)
             .filter(|len| isize::try_from(*len).is_ok())
-            .ok_or_else(|| refused("memfd_create", format!("{bytes} B is more than an address space")))?;
+            .ok_or_else(|| SourceError::new("memfd_create", format!("{bytes} B is more than an address space")))?;
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags;
         let made = |flags| {
             // SAFETY: a C string and flags.
             checked("memfd_create", unsafe { libc::memfd_create(name.as_ptr(), flags) })
         };
-        let made = made(flags | MFD_NOEXEC_SEAL).or_else(|_| made(flags)).map_err(|error| {
-            error.with_remedy("this process may not make memory files: allow memfd_create (seccomp, vm.memfd_noexec)")
-        })?;
+        let made = made(flags | MFD_NOEXEC_SEAL)
+            .or_else(|_| made(flags))
+            .map_err(|error| error.with_remedy("allow this process to call memfd_create (seccomp, vm.memfd_noexec)"))?;
         // SAFETY: a new descriptor, which nothing else owns.
         let descriptor = unsafe { OwnedFd::from_raw_fd(made) };
         let length = libc::off_t::try_from(len).unwrap_or(libc::off_t::MAX);
@@ -128,17 +123,17 @@ impl MemoryFile {
     pub(crate) fn from_descriptor(descriptor: OwnedFd) -> Result<Self, SourceError> {
         // SAFETY: a descriptor of this process.
         let seals = checked("fcntl", unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) })
-            .map_err(|_| refused("fcntl", "the descriptor is of no memory file (memfd)"))?;
+            .map_err(|_| SourceError::new("fcntl", "the descriptor is not a memory file (memfd)"))?;
         if seals & NOT_SHORTENED == 0 {
-            return Err(refused(
+            return Err(SourceError::new(
                 "fcntl",
-                "the file can be made shorter while it is in use: it lacks the seal F_SEAL_SHRINK",
+                "the file could be truncated while it is in use: seal it with F_SEAL_SHRINK",
             ));
         }
         if seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0 {
-            return Err(refused(
+            return Err(SourceError::new(
                 "fcntl",
-                "the file is sealed against writes (F_SEAL_WRITE), and a buffer is to be filled",
+                "the file is sealed against writes (F_SEAL_WRITE), so no buffer can be filled",
             ));
         }
         let descriptor = File::from(descriptor);
@@ -160,7 +155,7 @@ impl SharedMemory {
     pub(crate) fn map(file: &MemoryFile) -> Result<Self, SourceError> {
         let (descriptor, flags) = (file.descriptor.as_raw_fd(), libc::MAP_SHARED);
         if file.len == 0 {
-            return Err(refused("mmap", "the file is empty"));
+            return Err(SourceError::new("mmap", "the file is empty"));
         }
         // SAFETY: at an address of the kernel's choice it touches no existing memory; the file cannot get shorter.
         let start = unsafe {
@@ -169,7 +164,8 @@ impl SharedMemory {
         if start == libc::MAP_FAILED {
             return Err(without_memory("mmap", file.len));
         }
-        let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| refused("mmap", "the kernel mapped page zero"))?;
+        let start =
+            NonNull::new(start.cast::<u8>()).ok_or_else(|| SourceError::new("mmap", "the kernel mapped page zero"))?;
         if file.page_bytes == PAGE_BYTES {
             // SAFETY: changes which pages back the mapping, not its content.
             let _ = unsafe { libc::madvise(start.as_ptr().cast(), file.len, libc::MADV_HUGEPAGE) };

@@ -4,14 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::counts::Counts;
-use super::layout::{Entry, Geometry, SlabFile, View, WHAT, io_failed};
+use super::layout::{Entry, Geometry, SlabFile, View, io_failed};
 use super::lend::Lender;
 use super::state::{State, Use};
 use super::ticket::Ticket;
-use super::worker::{LOOK_EVERY, TRAINER, is_alive, locks_of, recover};
+use super::worker::{CHECK_EVERY, TRAINER, is_alive, locks_of, recover};
 use crate::error::{ErrorKind, Result};
 use crate::memory_file::{MemoryFile, SharedMemory};
-use pinpool::{PinnedBuf, Pool};
+use pinpool::{PinnedBuf, PinnedBy, Pool};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::Ordering;
 use pinpool_shm::file::LockFile;
@@ -53,10 +53,8 @@ impl SharedSlabs {
     pub fn with_hugetlb(pool: &Pool, buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<Self> {
         let (file, slab) = SlabFile::new(buffer_bytes, buffers, hugetlb)?;
         let owners = locks_of(&file)?;
-        if !owners.try_lock_slot(TRAINER).map_err(io_failed(WHAT, "a lock of the file"))? {
-            return Err(
-                ErrorKind::Shared { what: WHAT, why: "another process has locked the new file".to_owned() }.into()
-            );
+        if !owners.try_lock_slot(TRAINER).map_err(io_failed("a lock of the file"))? {
+            return Err(ErrorKind::Shared("another process has locked the new file".to_owned()).into());
         }
         let SlabFile { memory, geometry } = slab;
         let release = move |memory: &SharedMemory, offset| free(View { memory, geometry: &geometry }, offset);
@@ -67,7 +65,7 @@ impl SharedSlabs {
     fn view(&self) -> Result<View<'_>> {
         // A forked child does not map memory that a driver pinned.
         if self.generation.is_stale() {
-            return Err(ErrorKind::Forked { what: WHAT, child: std::process::id() }.into());
+            return Err(ErrorKind::Forked(std::process::id()).into());
         }
         Ok(View { memory: self.lender.memory(), geometry: &self.geometry })
     }
@@ -81,27 +79,28 @@ impl SharedSlabs {
     pub fn receive(&self, ticket: &Ticket) -> Result<PinnedBuf> {
         let view = self.view()?;
         if ticket.id != view.geometry.id {
-            return Err(
-                ticket.error("it is of other shared buffers: receive it with those that its worker is attached to")
-            );
+            let why = "it belongs to other shared buffers: receive it with the `SharedSlabs` of its worker";
+            return Err(ticket.error(why));
         }
         let Some(entry) = view.entry(ticket.index()) else {
             return Err(ticket.error(format!("there are {} buffers", view.geometry.buffers)));
         };
         let sent = entry.state.read().ok_or_else(|| ticket.error("the state of the buffer is damaged"))?;
-        let is_current = sent.generation == ticket.generation;
-        match sent.usage {
-            Use::Sent(_) if is_current && entry.len.load(Ordering::Relaxed) == ticket.len => {}
-            Use::Sent(_) if is_current => return Err(ticket.error("its length is not what the worker sent")),
-            Use::Filling(_) if is_current => return Err(ticket.error("its worker is still filling the buffer")),
-            Use::Held if is_current => return Err(ticket.error("it was received before, and the buffer is in use")),
-            Use::Free if is_current => return Err(ticket.error("it was received before, and its buffer was returned")),
-            _ => {
-                let now = sent.generation;
-                return Err(
-                    ticket.error(format!("the buffer is in use {now} by now: it was received before, or taken back"))
-                );
-            }
+        if sent.generation != ticket.generation {
+            let now = sent.generation;
+            return Err(
+                ticket.error(format!("the buffer has generation {now}: it was received before, or its worker died"))
+            );
+        }
+        let why = match sent.usage {
+            Use::Sent(_) if entry.len.load(Ordering::Relaxed) == ticket.len => "",
+            Use::Sent(_) => "its length is not what the worker sent",
+            Use::Filling(_) => "its worker is still filling the buffer",
+            Use::Held => "it was received before, and the buffer is in use",
+            Use::Free => "it was received before, and its buffer was returned",
+        };
+        if !why.is_empty() {
+            return Err(ticket.error(why));
         }
         self.hold(view, ticket.index(), entry, sent)?.ok_or_else(|| ticket.error("another thread has just received it"))
     }
@@ -128,7 +127,7 @@ impl SharedSlabs {
     /// The errors of [`receive`](Self::receive).
     pub fn next(&self, timeout: Duration) -> Result<Option<(Ticket, PinnedBuf)>> {
         let (view, begun) = (self.view()?, Instant::now());
-        let slice = LOOK_EVERY.min(timeout);
+        let slice = CHECK_EVERY.min(timeout);
         view.header()?.sent().wait(slice, || begun.elapsed() >= timeout, || self.oldest(|_| true))
     }
 
@@ -161,7 +160,7 @@ impl SharedSlabs {
         }
     }
 
-    /// Frees what dead workers were filling; returns how many buffers that were. Workers that wait for a buffer do it too.
+    /// Frees the buffers that dead workers were filling, and returns their number. Workers that wait for a buffer do this too.
     ///
     /// # Errors
     ///
@@ -170,8 +169,8 @@ impl SharedSlabs {
         recover(self.view()?, &self.owners, None)
     }
 
-    /// Whether a worker that finds no free buffer fails at once ([`is_peer`](crate::Error::is_peer)) instead of waiting: a
-    /// trainer that joins its workers sets this first.
+    /// Sets whether a worker that finds no free buffer fails immediately ([`is_peer`](crate::Error::is_peer)) instead of waiting. A
+    /// trainer should set this before it joins its workers.
     ///
     /// # Errors
     ///
@@ -188,7 +187,7 @@ impl SharedSlabs {
         slots.filter(|&slot| is_alive(&self.owners, slot)).count()
     }
 
-    /// How many buffers are in each state.
+    /// The number of buffers in each state.
     pub fn counts(&self) -> Counts {
         self.view().map_or_else(|_| Counts::default(), Counts::read)
     }
@@ -203,12 +202,12 @@ impl SharedSlabs {
         self.geometry.buffers
     }
 
-    /// What pins the memory: `register`, `mlock` or `none`.
-    pub fn pinned_by(&self) -> &'static str {
-        self.lender.locked_by()
+    /// What pins the memory; `None` if the pool's memory is not pinned.
+    pub fn pinned_by(&self) -> Option<PinnedBy> {
+        self.lender.pinned_by()
     }
 
-    /// Whether the memory is in hugetlb pages.
+    /// Returns whether the memory is in hugetlb pages.
     pub fn is_hugetlb(&self) -> bool {
         self.lender.memory().is_hugetlb()
     }

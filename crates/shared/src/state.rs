@@ -20,7 +20,7 @@ const SLOT_BITS: u32 = 16;
 /// Largest generation; after it, which takes years, they restart at 1.
 const GENERATION_MAX: u64 = (1 << (64 - STATE_BITS - SLOT_BITS)) - 1;
 
-/// Who uses a buffer.
+/// The user of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
     Free,

@@ -1,9 +1,8 @@
-//! The message that says which shared buffer was sent.
+//! The message that identifies a sent buffer.
 
 use crate::error::{ErrorKind, Result};
 
-/// Which buffer a worker has sent. It carries no data, only numbers: pass it by any channel, as [bytes](Ticket::to_bytes) or field
-/// by field.
+/// Identifies a buffer that a worker has sent. It contains numbers only; pass it through any channel, as [bytes](Ticket::to_bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ticket {
     pub(super) id: u64,
@@ -13,14 +12,14 @@ pub struct Ticket {
     pub(super) tag: u64,
 }
 
-/// What a ticket begins with, as bytes.
+/// The first bytes of a ticket.
 const MAGIC: [u8; 4] = *b"pint";
 
 impl Ticket {
     /// Length of a ticket as bytes.
     pub const BYTES: usize = 40;
 
-    /// Number of the buffer, from 0 on.
+    /// Number of the buffer, from 0.
     pub fn index(&self) -> usize {
         self.index as usize
     }
@@ -35,7 +34,7 @@ impl Ticket {
         usize::try_from(self.len).unwrap_or(usize::MAX)
     }
 
-    /// Whether the worker has filled no byte.
+    /// Returns whether the worker has filled no byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -60,14 +59,21 @@ impl Ticket {
     ///
     /// # Errors
     ///
-    /// [`is_ticket`](crate::Error::is_ticket): they are no ticket, or a part of one.
+    /// [`is_ticket`](crate::Error::is_ticket): the bytes are not a whole ticket.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let wrong = |why: String| ErrorKind::Ticket { index: 0, generation: 0, why };
         let bytes: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| {
-            wrong(format!("it has {} bytes, and a ticket has {}: pass what `send` returned", bytes.len(), Self::BYTES))
+            wrong(format!(
+                "it has {} bytes, and a ticket has {}: pass the bytes of the ticket that `send` returned",
+                bytes.len(),
+                Self::BYTES
+            ))
         })?;
         if bytes[..4] != MAGIC {
-            return Err(wrong("these bytes are no ticket: pass what `send` returned".to_owned()).into());
+            return Err(wrong(
+                "these bytes are not a ticket: pass the bytes of the ticket that `send` returned".to_owned(),
+            )
+            .into());
         }
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
         let index = u32::from_le_bytes(std::array::from_fn(|byte| bytes[4 + byte]));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::counts::Counts;
-use super::layout::{Entry, SlabFile, View, WHAT, failed, io_failed};
+use super::layout::{Entry, SlabFile, View, io_failed};
 use super::state::{State, Use};
 use super::ticket::Ticket;
 use crate::error::{ErrorKind, Result};
@@ -16,7 +16,7 @@ use pinpool_os::sync::process::{AtomicUsize, Ordering};
 use pinpool_shm::file::LockFile;
 
 /// How often a waiting process checks whether others have died.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);
+pub(super) const CHECK_EVERY: Duration = Duration::from_millis(20);
 /// The trainer's slot among the file's locks.
 pub(super) const TRAINER: usize = 0;
 
@@ -30,12 +30,11 @@ pub(super) fn locks_of(file: &MemoryFile) -> Result<LockFile> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let no_fork = fork::hold_off();
     let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
-    opened
-        .and_then(|file| LockFile::over(file, &no_fork))
-        .map_err(io_failed(WHAT, "a description of the file (/proc/self/fd)"))
+    let locks = opened.and_then(|file| LockFile::over(file, &no_fork));
+    locks.map_err(io_failed("a description of the file (/proc/self/fd)"))
 }
 
-/// Whether the worker in `slot`, which is not the caller, is alive. If the kernel cannot tell, it counts as alive.
+/// Returns whether the worker in `slot`, which is not the caller, is alive. If the kernel cannot tell, it counts as alive.
 pub(super) fn is_alive(owners: &LockFile, slot: u16) -> bool {
     owners.is_slot_locked(lock_of(slot)).unwrap_or(true)
 }
@@ -88,7 +87,7 @@ impl SlabWorker {
     ///   it cannot be mapped; or all worker slots are taken,
     /// - [`is_peer`](crate::Error::is_peer): the trainer has exited.
     pub fn attach(descriptor: OwnedFd) -> Result<Self> {
-        let file = MemoryFile::from_descriptor(descriptor).map_err(failed(WHAT))?;
+        let file = MemoryFile::from_descriptor(descriptor)?;
         let attached = SlabFile::attach(&file)?;
         let owners = locks_of(&file)?;
         let slot = take_slot(attached.view(), &owners)?;
@@ -107,12 +106,10 @@ impl SlabWorker {
     pub fn attach_to_process(pid: u32, number: i32) -> Result<Self> {
         let path = format!("/proc/{pid}/fd/{number}");
         let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
-        let file = opened.map_err(|error| ErrorKind::Shared {
-            what: WHAT,
-            why: format!(
-                "{path}: {error}; the process must be of the same user and allow it (ptrace scope), or pass the \
-                          descriptor over a Unix socket"
-            ),
+        let file = opened.map_err(|error| {
+            let remedy =
+                "pass the descriptor over a Unix socket, or allow this user to trace the process (ptrace scope)";
+            ErrorKind::Shared(format!("{path}: {error}; {remedy}"))
         })?;
         Self::attach(file.into())
     }
@@ -155,7 +152,7 @@ impl SlabWorker {
         let begun = Instant::now();
         let found = attached.take().map_or_else(
             || {
-                let slice = LOOK_EVERY.min(timeout);
+                let slice = CHECK_EVERY.min(timeout);
                 view.header()?.freed().wait(slice, || begun.elapsed() >= timeout, || attached.find())
             },
             |taken| Ok(Some(taken)),
@@ -182,7 +179,7 @@ fn take_slot(view: View<'_>, owners: &LockFile) -> Result<u16> {
         view.entries().any(|(_, entry)| entry.state.read().is_some_and(|state| state.usage == Use::Sent(slot)))
     };
     for slot in 0..view.geometry.slots {
-        let taken = owners.try_lock_slot(lock_of(slot)).map_err(io_failed(WHAT, "a lock of the file"))?;
+        let taken = owners.try_lock_slot(lock_of(slot)).map_err(io_failed("a lock of the file"))?;
         if taken && has_sent(slot) {
             owners.unlock_slot(lock_of(slot));
         } else if taken {
@@ -196,20 +193,14 @@ fn take_slot(view: View<'_>, owners: &LockFile) -> Result<u16> {
         }
     }
     let why = format!("all {} slots for workers are taken: end workers or create more buffers", view.geometry.slots);
-    Err(ErrorKind::Shared { what: WHAT, why }.into())
+    Err(ErrorKind::Shared(why).into())
 }
 
 impl Attached {
     fn check_process(&self) -> Result<()> {
         if self.generation.is_stale() {
-            return Err(ErrorKind::Peer {
-                what: WHAT,
-                why: format!(
-                    "a parent of this process attached, not this process {}: attach again",
-                    std::process::id()
-                ),
-            }
-            .into());
+            let child = std::process::id();
+            return Err(ErrorKind::Peer(format!("attached before process {child} was forked: attach again")).into());
         }
         Ok(())
     }
@@ -218,12 +209,10 @@ impl Attached {
     fn check_trainer(&self) -> Result<()> {
         let why = match self.file.view().header()?.refusal() {
             Some(why) => why,
-            None if !self.owners.is_slot_locked(TRAINER).unwrap_or(true) => {
-                "the trainer's process is gone: end this worker"
-            }
-            None => return Ok(()),
+            None if self.owners.is_slot_locked(TRAINER).unwrap_or(true) => return Ok(()),
+            None => "the trainer has exited: end this worker",
         };
-        Err(ErrorKind::Peer { what: WHAT, why: why.to_owned() }.into())
+        Err(ErrorKind::Peer(why.to_owned()).into())
     }
 
     fn take(&self) -> Option<(usize, State)> {
@@ -262,7 +251,7 @@ impl SlabBuf {
         self.len
     }
 
-    /// Whether the length is zero.
+    /// Returns whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -277,13 +266,13 @@ impl SlabBuf {
         self.len = self.len.min(len);
     }
 
-    /// Address of the first byte: page-aligned.
+    /// Page-aligned address of the first byte.
     pub fn as_ptr(&self) -> *const u8 {
         let file = &self.attached.file;
         file.memory.at(file.geometry.offset(self.index)).as_ptr()
     }
 
-    /// Address of the first byte: page-aligned. In a forked child another process may be using this memory.
+    /// Page-aligned address of the first byte. In a forked child another process may be using this memory.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.as_ptr().cast_mut()
     }
@@ -312,7 +301,7 @@ impl SlabBuf {
         attached.check_trainer()?;
         let view = attached.file.view();
         let header = view.header()?;
-        let lost = |why: &str| ErrorKind::Shared { what: WHAT, why: why.to_owned() };
+        let lost = |why: &str| ErrorKind::Shared(why.to_owned());
         let entry = view.entry(self.index).ok_or_else(|| lost("no such buffer"))?;
         entry.len.store(self.len as u64, Ordering::Relaxed);
         entry.tag.store(tag, Ordering::Relaxed);

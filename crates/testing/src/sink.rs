@@ -108,8 +108,11 @@ impl SinkStream {
             changed: Condvar::default(),
         });
         let worker_progress = progress.clone();
-        threads::spawn(c"pinpool-sink", move || run_copies(&copies, &worker_progress))
-            .map_err(|why| Error::device_failed(format!("cannot start the thread of a sink stream: {why}")))?;
+        threads::spawn(c"pinpool-sink", move || run_copies(&copies, &worker_progress)).map_err(|why| {
+            Error::device_failed(format!(
+                "cannot start a thread for the host sink: {why}; raise the limit on processes (`ulimit -u`)"
+            ))
+        })?;
         Ok(Self { queue, progress })
     }
 

@@ -6,7 +6,7 @@ import operator
 from typing import Any
 
 
-def count(name: str, value: Any, least: int, most: int = (1 << 63) - 1) -> int:
+def checked_int(name: str, value: Any, least: int, most: int = (1 << 63) - 1) -> int:
     """Returns `value` as an int from `least` to `most`, or raises an error that names the argument."""
     try:
         number = operator.index(value)
@@ -20,8 +20,8 @@ def count(name: str, value: Any, least: int, most: int = (1 << 63) - 1) -> int:
     return number
 
 
-def switch(name: str, value: Any) -> bool:
-    """Returns `value` as a bool. Raises TypeError for other truthy and falsy values."""
-    if value not in (True, False):
+def checked_bool(name: str, value: Any) -> bool:
+    """Returns `value` if it is a bool, or raises TypeError."""
+    if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
-    return bool(value)
+    return value

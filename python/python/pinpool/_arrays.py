@@ -3,42 +3,72 @@
 import math
 import operator
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from . import _pinpool
 
 
-def record_stream(array: Any, stream: Any) -> None:
-    """Delays the reuse of the memory of `array` until all work enqueued on `stream` so far has completed.
+def record_stream(batch: Any, stream: Any) -> None:
+    """Delays the reuse of the memory of `batch` until all work enqueued on `stream` so far has completed.
 
-    Call it after each asynchronous copy and before the array is dropped. Unlike torch's `Tensor.record_stream`, it covers only the work
-    that is already enqueued: a call before the copy does not protect the memory.
+    Call it after each asynchronous copy and before the batch is dropped, with the stream of the copy. Unlike torch's
+    `Tensor.record_stream`, it covers only the work that is already enqueued: a call before the copy does not protect the memory.
 
         inputs = images.to("cuda", non_blocking=True)
         pinpool.record_stream(images, torch.cuda.current_stream())
 
     Args:
-        array: an array or tensor over a buffer of a pool: from `pool.empty`, a batch, `torch.from_dlpack(buf)` or `np.asarray(buf)`,
-            or a view of one. One call covers all arrays of a batch, which share a buffer.
+        batch: an array or tensor over a buffer of a pool: from `pool.empty`, a batch, `torch.from_dlpack(buf)` or `np.asarray(buf)`,
+            or a view of one. One call covers all arrays of the same buffer. Also a dict, list or tuple of arrays, tensors, numbers and
+            text, in which host memory outside pools is ignored. Empty arrays are ignored.
         stream: as for `Buffer.record_stream`.
 
     Raises:
-        TypeError: `array` is not over a buffer of a pool, or `stream` is not a stream.
+        TypeError: `batch` is not in a buffer of a pool, or `stream` is not a stream.
         BackendError, DeviceError, RequestError: as for `Buffer.record_stream`.
     """
-    if not _pinpool._record_stream(_address(array), stream):
-        raise TypeError(
-            f"the memory of this {type(array).__name__} is not in a pool buffer: pass an array from pool.empty or a batch, or a view of one"
-        )
+    if isinstance(batch, (Mapping, list, tuple)):
+        for address in {address for array in _arrays_in(batch) if (address := _address(array))}:
+            _pinpool._record_stream(address, stream)
+    elif (address := _address(batch)) and not _pinpool._record_stream(address, stream):
+        raise _not_in_a_pool(batch)
+
+
+def _not_in_a_pool(value):
+    return TypeError(
+        f"the memory of this {type(value).__name__} is not in a pool buffer: pass an array from pool.empty or a batch, or a view of one"
+    )
+
+
+def _arrays_in(value):
+    """Yields the arrays of a nested container. Raises TypeError for an object that may have arrays of its own."""
+    import numpy as np
+
+    if isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _arrays_in(item)
+    elif is_tensor(value) or isinstance(value, (np.ndarray, _pinpool.Buffer)):
+        yield value
+    elif not isinstance(value, (str, bytes, int, float, complex, np.generic, type(None))):
+        raise _not_in_a_pool(value)
+
+
+def is_tensor(value):
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _address(array):
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
+    """Address of the memory of an array, or 0 if the array is empty."""
+    if is_tensor(array):
+        if array.device.type != "cpu":
+            raise TypeError(f"this tensor is on {array.device}: pass the tensor from which it was copied")
         return array.untyped_storage().data_ptr()
     import numpy as np
 
-    return np.asarray(array).ctypes.data
+    array = np.asarray(array)
+    return array.ctypes.data if array.size else 0
 
 
 def empty(pool, shape, dtype, order, library, timeout):

@@ -13,7 +13,7 @@ class PinpoolError(Exception):
             self.add_note(details)  # For tracebacks.
 
     def report(self) -> str:
-        """Returns the text, followed by the holders of the memory if a request found none."""
+        """Returns the text, followed by who holds the memory, if a request failed for lack of it."""
         return self._report or str(self)
 
 
@@ -46,7 +46,7 @@ class ReleasedError(PinpoolError, ValueError):
 
 
 class RequestError(PinpoolError, ValueError):
-    """The length, the alignment or the stream of a request is invalid."""
+    """The length or the stream of a request is invalid."""
 
 
 class SharedError(PinpoolError, OSError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ._errors import PinpoolError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Batches", "Packed"]
 
 #: The shared pools created in this process or in its parent before a fork.
-trainers: weakref.WeakSet[SharedPool] = weakref.WeakSet()
+live_pools: weakref.WeakSet[SharedPool] = weakref.WeakSet()
 
 
 class Packed:
@@ -42,37 +43,30 @@ class Packed:
         if self.is_received:
             return
         # In a worker the ticket has been sent.
-        for shared in [shared for shared in trainers if shared._process == os.getpid()]:
-            try:
+        for shared in [shared for shared in live_pools if shared._process == os.getpid()]:
+            # Fails if the ticket was received otherwise, or belongs to another shared pool.
+            with contextlib.suppress(PinpoolError):
                 shared.receive(self).release()
-            except PinpoolError:
-                pass  # Its ticket was received otherwise, or belongs to another shared pool.
+                break
 
     def __repr__(self) -> str:
         return "<pinpool.Packed, a batch in a shared buffer: iterate over shared.batches(loader), or call shared.unpack(...) on it>"
 
 
 class Batches:
-    """The unpacked batches of a DataLoader, from `SharedPool.batches`. Each `for` is an epoch."""
+    """The unpacked batches of a DataLoader, from `SharedPool.batches`. Each `for` is an epoch. Other attributes are the loader's."""
 
     def __init__(self, shared: SharedPool, loader: Iterable[Packed]) -> None:
         self._shared, self._loader = shared, loader
 
     def __len__(self) -> int:
         """Number of batches of an epoch. Raises TypeError if the loader has no length, as with an `IterableDataset`."""
-        if not isinstance(self._loader, Sized):
-            raise TypeError(f"{type(self._loader).__name__} has no length")
-        return len(self._loader)
+        return len(self._loader)  # type: ignore[arg-type]
 
-    @property
-    def sampler(self) -> Any:
-        """The loader's sampler, or None. Lightning calls its `set_epoch`."""
-        return getattr(self._loader, "sampler", None)
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The loader's batch sampler, or None."""
-        return getattr(self._loader, "batch_sampler", None)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -84,19 +78,26 @@ class Batches:
         iterator = iter(self._loader)
         try:
             for number in itertools.count():
-                self._shared._refuse_too_many_held(min(max(ahead, 1), length - number))
-                packed = next(iterator, None)
-                if packed is None:
+                self._shared._refuse_too_many_kept(min(max(ahead, 1), length - number))
+                try:
+                    packed = next(iterator)
+                except StopIteration:
                     return
                 yield self._shared.unpack(packed)
         finally:
-            # Ends the workers now, because the traceback of an exception may keep torch's iterator.
-            if not getattr(iterator, "_persistent_workers", False):
-                # torch joins each worker for up to 5 s, so workers must not wait for buffers meanwhile.
-                with self._shared._refusing_waits():
-                    getattr(iterator, "_shutdown_workers", lambda: None)()
-                    # torch does not join the workers that it kills; their buffers become free when they have ended.
-                    for worker in getattr(iterator, "_workers", ()):
-                        worker.join()
+            # Now, because the traceback of an exception may keep torch's iterator.
+            _end_workers(self._shared, iterator)
             del iterator
             self._shared._reclaim()
+
+
+def _end_workers(shared: SharedPool, iterator: Any) -> None:
+    """Ends the workers of a DataLoader, unless they are persistent. Uses private names of torch, tested with 2.11 and 2.15."""
+    if getattr(iterator, "_persistent_workers", False):
+        return
+    # torch joins each worker for up to 5 s, so workers must not wait for buffers meanwhile.
+    with shared._refusing_waits():
+        getattr(iterator, "_shutdown_workers", lambda: None)()
+        # torch does not join the workers that it kills; their buffers become free when they have ended.
+        for worker in getattr(iterator, "_workers", ()):
+            worker.join()

@@ -53,16 +53,19 @@ class Buffer:
         """Length in bytes."""
     @property
     def ptr(self) -> int:
-        """Address of the first byte. The pool cannot track copies started from it: call `record_stream`."""
+        """Address of the first byte, aligned to a page. The pool cannot track copies started from it: call `record_stream`."""
     @property
     def is_pinned(self) -> bool:
-        """Whether the memory is pinned. False on the backend "heap", and for buffers beyond the limit with `on_full="pageable"`."""
+        """True if the memory is pinned: not on the backend "heap", nor for buffers beyond the limit with `on_full="pageable"`.
+
+        torch's `tensor.is_pinned()` is True for memory of the backends vmm, register and cuda.
+        """
     @property
     def numa_node(self) -> int | None:
         """NUMA node of the memory, or None if the machine has only one."""
     @property
     def is_released(self) -> bool:
-        """Whether the buffer was released and can no longer be used."""
+        """True if the buffer was released and can no longer be used."""
     @property
     def views(self) -> int:
         """Number of views: memoryviews, arrays and tensors through the buffer protocol or DLPack, and objects derived from them."""
@@ -85,8 +88,8 @@ class Buffer:
         only the work that is already enqueued: a call before the copy does not protect the memory.
 
         Args:
-            stream: a stream of torch, CuPy or Numba, an object with `__cuda_stream__`, or a CUDA stream handle as an int (0 is the default
-                stream).
+            stream: a stream of torch, CuPy or Numba, an object with `__cuda_stream__`, or a CUDA stream handle as an int. A default stream
+                (0, 1 or 2) is that of the calling thread and its current context: call on the thread that enqueued the copy.
 
         Raises:
             TypeError, ValueError: `stream` is not a stream. The call has no effect.
@@ -130,13 +133,14 @@ class Pool:
         max_bytes: limit on all bytes held: a size, "none", or "auto" (the default: a quarter of the memory of the cgroup or machine).
         reserve: bytes pinned at the start and kept.
         max_idle_bytes: most bytes kept in idle buffers and free memory.
-        ledger: name of a limit shared by all processes that use it, or "auto" (all processes of one torchrun or Ray job).
+        ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": processes of
+            torchrun and Ray share one limit, also those of different jobs.
         wait: how long a request waits when the pool is full (default 30 s).
         on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, up to the limit once more).
         reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
         device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
-            pass `int(os.environ["LOCAL_RANK"])`, or else each rank starts CUDA on GPU 0.
+            call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`; `torch.install` chooses the rank's GPU.
         numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
         idle_timeout: how long idle memory stays pinned (default 60 s).
         trace: path of a recording for the command `pinpool`.
@@ -186,18 +190,17 @@ class Pool:
         zero: _Switch | None = ...,
         background_thread: _Switch | None = ...,
     ) -> Self: ...
-    def get(self, n: _Size, *, align: _Size | None = None, timeout: _Time | None = None) -> Buffer:
+    def get(self, n: _Size, *, timeout: _Time | None = None) -> Buffer:
         """Returns a buffer: an idle one, or newly pinned memory. When the pool is full, waits for a release.
 
         Args:
             n: length in bytes, or text such as "64MiB".
-            align: alignment of the address in bytes, a power of two (default: a page).
             timeout: longest wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
 
         Raises:
             TimeoutError: the pool was full until the timeout.
             LimitError: the pool is full and the timeout is 0, or the request exceeds the limit (`max_bytes`).
-            RequestError: the length or the alignment is invalid.
+            RequestError: the length is invalid.
             BackendError: the driver or the kernel refused to pin memory.
             ForkError: the pool belongs to the parent of this process.
         """
@@ -251,10 +254,11 @@ class Pool:
 
             pool.stats()["memory"]["in_use_bytes"], pool.stats()["requests"]["hits"]
 
-        The parts are "requests", "memory", "copies" and "limits", in addition to "name", "number", "preset", "backend" and others.
+        The parts are "requests", "memory", "copies" and "limits", in addition to "name", "number", "preset", "backend" and others. The
+        documentation of the crate's struct `Stats` explains each key.
         """
     def diagnose(self) -> str:
-        """Returns what costs the most time, with the time lost, the evidence and a recommendation, or that nothing does."""
+        """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy."""
     def dump(self) -> str:
         """Returns a report of the pool's memory: the largest holders by tag, the bytes by state, the limit, and, if memory is
         short, the likely cause.
@@ -333,7 +337,7 @@ class SharedWorker:
 
 @final
 class Slabs:
-    def __new__(cls, pool: Pool, buffer_bytes: _Size, buffers: int, hugetlb: bool | None) -> Self: ...
+    def __new__(cls, pool: Pool, buffer_bytes: _Size, buffers: int, never_hugetlb: bool) -> Self: ...
     def fileno(self) -> int: ...
     def receive(self, ticket: bytes) -> Buffer: ...
     def next(self, timeout: _Time | None = None) -> tuple[int, Buffer] | None: ...
@@ -341,6 +345,7 @@ class Slabs:
     def recover(self) -> int: ...
     def refuse_waits(self, is_refusing: bool) -> None: ...
     def counts(self) -> tuple[int, int, int, int]: ...
+    def kept(self) -> int: ...
     def workers(self) -> int: ...
     def buffer_bytes(self) -> int: ...
     def buffers(self) -> int: ...
@@ -352,9 +357,7 @@ class Slabs:
 
 _Failed: TypeAlias = tuple[str, bool]
 _Part: TypeAlias = tuple[int, int, int, int]
-_Handed: TypeAlias = tuple[
-    int, int, int, Any, list[_Part], list[int], list[Any] | None, list[_Failed]
-]
+_RawBatch: TypeAlias = tuple[int, int, int, Any, list[_Part], list[int], list[Any] | None, list[_Failed]]
 
 def _parse_bytes(text: str) -> int: ...
 def _record_stream(address: int, stream: _Stream) -> bool: ...
@@ -364,7 +367,7 @@ def _torch_functions(pool: Pool) -> int: ...
 @final
 class Decoder:
     @staticmethod
-    def image(height: int, width: int, is_chw: bool, is_cropped: bool, pixels_max: int | None) -> Decoder | None: ...
+    def image(height: int, width: int, is_chw: bool, is_cropped: bool, max_pixels: int | None) -> Decoder | None: ...
 
 @final
 class Files:
@@ -379,7 +382,7 @@ class Files:
         prefetch: int,
         seed: int | None,
         rank: int,
-        world: int,
+        world_size: int,
         even: bool,
         drop_last: bool,
         labels: tuple[str, Callable[[str], Any]] | None = None,
@@ -402,5 +405,5 @@ class Files:
 
 @final
 class Reader:
-    def next(self) -> _Handed | None: ...
+    def next(self) -> _RawBatch | None: ...
     def stop(self) -> None: ...

@@ -5,9 +5,7 @@ import json
 import weakref
 
 from . import _arrays, _asyncio, _log
-from ._errors import ReleasedError
 from ._pinpool import Pool as Pool
-
 
 #: The pools of this process.
 _pools = weakref.WeakSet()
@@ -22,10 +20,7 @@ def diagnose() -> str:
     """Returns the diagnosis of each pool of this process, one after another (see `Pool.diagnose`)."""
     texts = []
     for pool in sorted(_pools, key=lambda pool: pool.name or ""):
-        try:
-            text = pool.diagnose()
-        except ReleasedError:
-            continue
+        text = pool.diagnose()
         texts.append(f"{pool.name}: {text}" if pool.name else text)
     return "\n".join(texts)
 
@@ -65,7 +60,8 @@ def stats(self):
 
         pool.stats()["memory"]["in_use_bytes"], pool.stats()["requests"]["hits"]
 
-    The parts are "requests", "memory", "copies" and "limits", in addition to "name", "number", "preset", "backend" and others.
+    The parts are "requests", "memory", "copies" and "limits", in addition to "name", "number", "preset", "backend" and others. The
+    documentation of the crate's struct `Stats` explains each key.
     """
     return json.loads(self._stats_json())
 

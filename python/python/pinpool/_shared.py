@@ -15,9 +15,9 @@ from multiprocessing import reduction
 from typing import Any, Literal
 
 from . import _log, _pinpool
-from ._arguments import count
+from ._arguments import checked_int
 from ._errors import LimitError, PinpoolError, ReleasedError
-from ._packed import Batches, Packed, trainers
+from ._packed import Batches, Packed, live_pools
 from ._pool import Pool
 from ._tree import Plan, Views, choose_library
 
@@ -43,14 +43,15 @@ class SharedPool:
             ...
 
     Create it in the trainer, which pins the memory once. It is passed to `multiprocessing` workers like any object (fork, spawn or
-    forkserver), as an argument or an attribute of a dataset: workers receive a descriptor of the memory, not its bytes.
+    forkserver), as an argument, in a `functools.partial`, or as an attribute of a dataset: workers receive a descriptor of the memory,
+    not its bytes. A module-level function cannot refer to it with spawn or forkserver (the default from Python 3.14).
 
     Args:
         buffer_bytes: length of each buffer: bytes, or text such as "40MiB". A longer batch is pickled and copied, with a warning.
         buffers: number of buffers: `num_workers * prefetch_factor`, and two for a loop that keeps no batches.
-        pool: the pool whose limit and GPU apply, by default a new `Pool(name="shared")`. Under torchrun, pass
-            `Pool(device=int(os.environ["LOCAL_RANK"]))`.
-        hugetlb: whether to use hugetlb pages of the system; by default if enough are free.
+        pool: the pool whose limit and GPU apply, by default a new `Pool(name="shared")`. Under torchrun, call
+            `torch.cuda.set_device(...)` first and pass `Pool(device=torch.cuda.current_device())`.
+        hugetlb: huge pages set aside by the administrator: "auto" (the default: if enough are free) or "off".
         library: what `collate` creates in every process: tensors ("torch") or arrays ("numpy"). The default is "torch" if the process
             that creates the pool has imported torch.
 
@@ -65,16 +66,18 @@ class SharedPool:
         buffers: int,
         *,
         pool: Pool | None = None,
-        hugetlb: bool | None = None,
+        hugetlb: Literal["off", "auto"] = "auto",
         library: Literal["numpy", "torch"] | None = None,
     ) -> None:
         _log.start()
-        buffers = count("buffers", buffers, 1)
+        buffers = checked_int("buffers", buffers, 1)
+        if hugetlb not in ("off", "auto"):
+            raise ValueError(f"hugetlb must be 'off' or 'auto', not {hugetlb!r}")
         library = choose_library(library)
         self._pool = Pool(name="shared") if pool is None else pool
-        self._slabs = _pinpool.Slabs(self._pool, buffer_bytes, buffers, hugetlb)
+        self._slabs = _pinpool.Slabs(self._pool, buffer_bytes, buffers, hugetlb == "off")
         self._begin(self._slabs.fileno(), library)
-        trainers.add(self)
+        live_pools.add(self)
 
     def _begin(self, descriptor, library):
         self._descriptor, self._process, self.library = descriptor, os.getpid(), library
@@ -100,7 +103,8 @@ class SharedPool:
 
         Args:
             n: length in bytes, or text such as "1MiB".
-            timeout: longest wait in seconds, a timedelta, or text such as "500ms" (default: no limit).
+            timeout: longest wait in seconds, a timedelta, or text such as "500ms". By default there is no limit, because workers also
+                wait while the trainer validates or saves.
 
         Raises:
             TimeoutError: no buffer became free.
@@ -127,6 +131,8 @@ class SharedPool:
 
     def collate(self, samples: list[Any], *, tag: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
         """Stacks samples in one shared buffer and sends it: the `collate_fn` of a DataLoader.
+
+        With `DataLoader(batch_size=None)` use `pack`: `collate` stacks a list of samples.
 
         With `library="torch"` the batch equals the result of torch's `default_collate`. With "numpy", the arrays, tensors and numbers at
         the same position of all samples become one array, dicts, lists and tuples are kept, and anything else becomes a list.
@@ -195,8 +201,10 @@ class SharedPool:
         """Returns the batch that `pack` or `collate` sent: arrays and tensors in pinned memory, without a copy.
 
         Workers reuse the memory when all arrays and their views are gone. After an asynchronous copy, call
-        `pinpool.record_stream(array, stream)`.
+        `pinpool.record_stream(batch, stream)`.
         """
+        if not isinstance(packed, Packed):
+            raise TypeError(f"a {type(packed).__name__} is not a batch of a shared pool: pass collate_fn=shared.collate to the DataLoader")
         return Views(self.receive(packed)).of(packed.tree)
 
     def batches(self, loader: Iterable[Packed]) -> Batches:
@@ -210,23 +218,20 @@ class SharedPool:
         """
         return Batches(self, loader)
 
-    def _refuse_too_many_held(self, needed=1):
+    def _refuse_too_many_kept(self, needed):
         """Raises LimitError if the program keeps so many batches that fewer than `needed` buffers are left for the workers."""
         if self.counts()["held"] + needed <= self.buffers:
             return
-        held = 0
-        for generation in range(3):
-            # Frees batches in reference cycles, and buffers after completed copies.
-            gc.collect(generation)
-            self.maintain()
-            held = self.counts()["held"] - self.stats()["copies"]["in_flight"]
-            if held + needed <= self.buffers:
-                return
-        if needed > 0 and held + needed > self.buffers:
-            raise LimitError(
-                f"{held} of {self.buffers} shared buffers belong to batches that the program keeps, and {needed} are needed to read ahead: "
-                f"drop batches (del), keep copies, or set buffers={held + needed}"
-            )
+        generations = iter(range(3))
+        # Without the buffers that only copies still read.
+        while (kept := self._slabs.kept()) + needed > self.buffers:
+            generation = next(generations, None)
+            if generation is None:
+                raise LimitError(
+                    f"{kept} of {self.buffers} shared buffers belong to batches that the program keeps, and {needed} are needed to read "
+                    f"ahead: drop batches (del), keep copies, or set buffers={kept + needed}"
+                )
+            gc.collect(generation)  # Frees batches in reference cycles.
 
     @contextlib.contextmanager
     def _refusing_waits(self):

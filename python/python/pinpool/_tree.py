@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, Literal, NamedTuple
 
+from ._arrays import is_tensor
+
 #: Alignment of each array in bytes: a cache line.
 _ALIGN = 64
 
@@ -28,7 +30,7 @@ class Plan:
     def __init__(self):
         self.nbytes, self._copies = 0, []
 
-    def _place(self, shape, itemsize, dtype, is_torch, copy_to):
+    def _add(self, shape, itemsize, dtype, is_torch, copy_to):
         leaf = Leaf(-(-self.nbytes // _ALIGN) * _ALIGN, tuple(shape), dtype, is_torch)
         self.nbytes = leaf.offset + math.prod(shape) * itemsize
         self._copies.append((leaf, copy_to))
@@ -38,10 +40,10 @@ class Plan:
         import numpy as np
 
         _refuse_objects(dtype)
-        return self._place(shape, dtype.itemsize, dtype.str if np.dtype(dtype.str) == dtype else dtype, False, copy_to)
+        return self._add(shape, dtype.itemsize, dtype.str if np.dtype(dtype.str) == dtype else dtype, False, copy_to)
 
     def _tensor(self, shape, dtype, copy_to):
-        return self._place(shape, dtype.itemsize, str(dtype).removeprefix("torch."), True, copy_to)
+        return self._add(shape, dtype.itemsize, str(dtype).removeprefix("torch."), True, copy_to)
 
     def visit(self, value):
         """`value` with its arrays and tensors replaced by their positions; everything else is unchanged."""
@@ -49,7 +51,7 @@ class Plan:
 
         if isinstance(value, Leaf):
             return value
-        if _is_tensor(value):
+        if is_tensor(value):
             if not _is_plain(value):
                 raise TypeError(f"a tensor of {value.dtype} and {value.layout} is not stored contiguously: convert it, for example with to_dense()")
             return self._tensor(value.shape, value.dtype, lambda target: target.copy_(value.detach()))
@@ -158,11 +160,6 @@ def choose_library(library: Literal["numpy", "torch"] | None) -> Literal["numpy"
     return library or ("torch" if "torch" in sys.modules else "numpy")
 
 
-def _is_tensor(value):
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
 def _is_plain(tensor):
     """Whether the tensor is an ordinary dense one."""
     import torch
@@ -179,7 +176,7 @@ def _as_array(value):
     """`value` as a NumPy array; None if it is neither an array nor a tensor."""
     import numpy as np
 
-    if _is_tensor(value):
+    if is_tensor(value):
         try:
             return value.detach().cpu().resolve_conj().resolve_neg().numpy()
         except (TypeError, RuntimeError) as error:

@@ -22,7 +22,21 @@ _NONE = object()
 _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
-class Origin(NamedTuple):
+class RawBatch(NamedTuple):
+    """A batch as `_pinpool.Reader` returns it."""
+
+    number: int
+    epoch: int
+    index: int
+    buffer: Any
+    parts: list[tuple[int, int, int, int]]
+    #: Offset of each decoded field in the buffer; empty if there are no samples.
+    starts: list[int]
+    labels: list[Any] | None
+    failures: list[tuple[str, bool]]
+
+
+class BatchSource(NamedTuple):
     """Data shared by all batches of a loader."""
 
     files: _pinpool.Files | _FileList
@@ -51,7 +65,7 @@ class Batch:
         failures: descriptions of the samples that were left out, with `on_error="skip"`.
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_origin", "_parts", "buffer", "epoch", "failures", "index", "labels", "number")
+    __slots__ = ("__weakref__", "_arrays", "_source", "_parts", "buffer", "epoch", "failures", "index", "labels", "number")
 
     buffer: Buffer
     epoch: int
@@ -60,18 +74,17 @@ class Batch:
     labels: list[Any]
     failures: list[str]
 
-    def __init__(self, handed: _pinpool._Handed, labels: list[Any], failures: list[str], origin: Origin) -> None:
-        self.number, self.epoch, self.index, self.buffer, self._parts, starts, _, _ = handed
-        self._origin, self.labels, self.failures = origin, labels, failures
-        # A batch without samples has no `starts`.
-        self._arrays = dict(zip(origin.decoded, starts or [0] * len(origin.decoded)))
+    def __init__(self, raw: RawBatch, labels: list[Any], failures: list[str], source: BatchSource) -> None:
+        self.number, self.epoch, self.index, self.buffer, self._parts = raw.number, raw.epoch, raw.index, raw.buffer, raw.parts
+        self._source, self.labels, self.failures = source, labels, failures
+        self._arrays = dict(zip(source.decoded, raw.starts or [0] * len(source.decoded)))
 
     def rng(self) -> np.random.Generator:
         """Returns a random number generator seeded by the loader's seed, the epoch, the index of the batch and the rank.
 
         Its numbers are the same in every run and with any number of threads.
         """
-        return np.random.default_rng((self._origin.seed, self.epoch, self.index, self._origin.rank))
+        return np.random.default_rng((self._source.seed, self.epoch, self.index, self._source.rank))
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -87,7 +100,7 @@ class Batch:
             return [self[at] for at in range(*index.indices(len(self)))]
         sample, begin, length, _ = self._part(index)
         if self._arrays:
-            return self._fields_of(range(len(self))[index], self._origin.files.fields([sample])[0])
+            return self._fields_of(range(len(self))[index], self._source.files.fields([sample])[0])
         return self._view(begin, length)
 
     def _part(self, index: SupportsIndex) -> tuple[int, int, int, int]:
@@ -102,7 +115,7 @@ class Batch:
 
     def _array(self, names: tuple[str, ...]) -> _Array:
         """The decoded field as one array with a row for each sample."""
-        shape, dtype = self._origin.decoded[names]
+        shape, dtype = self._source.decoded[names]
         shape = (len(self), *shape)
         count = math.prod(shape)
         whole = np.frombuffer(memoryview(self.buffer), dtype, count, self._arrays[names]) if count else np.empty(0, dtype)
@@ -131,7 +144,7 @@ class Batch:
         The name of a field is the part of the member's base name after the first dot, in lower case. A plain file has only decoded
         fields. Raises ValueError if a sample is in several batches, or has two members of the same name.
         """
-        fields = self._origin.files.fields([part[0] for part in self._parts])
+        fields = self._source.files.fields([part[0] for part in self._parts])
         return [self._fields_of(index, fields[index]) for index in range(len(self))]
 
     def _fields_of(self, index: int, fields: list[tuple[str, int, int]]) -> dict[str, Any]:
@@ -182,7 +195,7 @@ class Batch:
     @property
     def keys(self) -> list[str]:
         """Name of each sample: its path, or `path!member` in an archive."""
-        return self._origin.files.names([sample for sample, *_ in self._parts])
+        return self._source.files.names([sample for sample, *_ in self._parts])
 
     @property
     def indices(self) -> list[int]:
@@ -202,13 +215,13 @@ class Batch:
     def is_whole(self, index: SupportsIndex) -> bool:
         """Returns whether all bytes of sample `index` are in this batch."""
         sample, _, length, start = self._part(index)
-        return bool(self._arrays) or start == 0 and length == self._origin.files.sample_bytes(sample)
+        return bool(self._arrays) or start == 0 and length == self._source.files.sample_bytes(sample)
 
     def __reduce__(self) -> Any:
         copied = bytearray(memoryview(self.buffer))
-        handed = (self.number, self.epoch, self.index, copied, self._parts, list(self._arrays.values()), None, [])
-        origin = self._origin._replace(files=_FileList.of(self._origin.files, self.indices))
-        return Batch, (handed, self.labels, self.failures, origin)
+        raw = RawBatch(self.number, self.epoch, self.index, copied, self._parts, list(self._arrays.values()), None, [])
+        source = self._source._replace(files=_FileList.of(self._source.files, self.indices))
+        return Batch, (raw, self.labels, self.failures, source)
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failures" if self.failures else ""

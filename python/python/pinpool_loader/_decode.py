@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from pinpool import _pinpool
-from pinpool._arguments import count
+from pinpool._arguments import checked_int
 
 __all__ = ["Image"]
 
@@ -29,7 +29,7 @@ class Image:
         height, width: size of the result in pixels.
         layout: "HWC" for shape (height, width, 3), or "CHW" for (3, height, width).
         fit: "stretch" resizes the whole image; "crop" resizes its largest centred part of the same proportions.
-        pixels_max: files with more pixels fail before they are decoded (default and maximum: 178,956,970). This bounds the memory of a
+        max_pixels: files with more pixels fail before they are decoded (default and maximum: 178,956,970). This bounds the memory of a
             thread: 3 bytes per pixel, 7 for an interlaced PNG.
 
     Raises:
@@ -42,7 +42,7 @@ class Image:
         width: int | None = None,
         layout: Literal["HWC", "CHW"] = "HWC",
         fit: Literal["stretch", "crop"] = "stretch",
-        pixels_max: int | None = None,
+        max_pixels: int | None = None,
         **others: object,
     ) -> None:
         if others:
@@ -54,12 +54,12 @@ class Image:
             raise ValueError(f"layout must be 'HWC' or 'CHW', not {layout!r}")
         if fit not in ("stretch", "crop"):
             raise ValueError(f"fit must be 'stretch' or 'crop', not {fit!r}")
-        self.height, self.width = count("height", height, 1, (1 << 32) - 1), count("width", width, 1, (1 << 32) - 1)
+        self.height, self.width = checked_int("height", height, 1, (1 << 32) - 1), checked_int("width", width, 1, (1 << 32) - 1)
         self.layout, self.fit = layout, fit
-        self.pixels_max = None if pixels_max is None else count("pixels_max", pixels_max, 1, (1 << 63) - 1)
+        self.max_pixels = None if max_pixels is None else checked_int("max_pixels", max_pixels, 1, (1 << 63) - 1)
 
     def _spec(self) -> DecoderSpec:
-        decoder = _pinpool.Decoder.image(self.height, self.width, self.layout == "CHW", self.fit == "crop", self.pixels_max)
+        decoder = _pinpool.Decoder.image(self.height, self.width, self.layout == "CHW", self.fit == "crop", self.max_pixels)
         if decoder is None:
             raise ValueError(f"Image({self.height}, {self.width}) has more pixels than an image can have")
         sizes = (self.height, self.width)

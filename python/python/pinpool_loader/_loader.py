@@ -9,10 +9,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from pinpool import LimitError, LoadError, Pool, _pinpool
-from pinpool._arguments import count, switch
+from pinpool._arguments import checked_bool, checked_int
 
 from . import _decode, _paths
-from ._batch import Batch, Origin
+from ._batch import Batch, BatchSource, RawBatch
 from ._decode import Image
 from ._map import MapRunner
 
@@ -21,14 +21,14 @@ __all__ = ["Loader"]
 T = TypeVar("T")
 _Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 #: Epoch, index in the epoch, and number of the next batch.
-_Place: TypeAlias = tuple[int, int, int]
+_Position: TypeAlias = tuple[int, int, int]
 
-_ORDER = "shuffle=, seed=, rank= and world= choose the order"
+_ORDER = "shuffle=, seed=, rank= and world_size= choose the order"
 _MAP = "map= takes a function of a batch"
-_WORLD = "world= is the number of processes, and rank= the number of this one"
+_WORLD = "world_size= is the number of processes, and rank= the number of this one"
 _THREADS = "the loader has threads and no worker processes; map= applies a function to each batch, with random numbers from batch.rng()"
 #: Arguments of torch's DataLoader, torchvision's ImageFolder and earlier versions, and what to use instead.
-_INSTEAD = {
+_HINTS = {
     "dataset": "the first argument names files: Loader('photos', batch_size=64)",
     "root": "the first argument names files: Loader('photos', batch_size=64)",
     "num_workers": "workers= is the number of threads that read",
@@ -47,7 +47,7 @@ _INSTEAD = {
     "persistent_workers": _THREADS,
     "multiprocessing_context": _THREADS,
     "num_replicas": _WORLD,
-    "world_size": _WORLD,
+    "world": _WORLD,
     "timeout": "PINPOOL_WAIT bounds the wait for memory",
     "in_order": "batches always come in order",
     "device": "copy each tensor with .to(device, non_blocking=True), then call pinpool.record_stream(tensor, stream)",
@@ -65,7 +65,7 @@ class _Settings(TypedDict, total=False):
     shuffle: bool
     seed: int
     rank: int
-    world: int
+    world_size: int
     drop_last: bool
     even: bool
     epochs: int
@@ -99,10 +99,11 @@ class Loader(Generic[T]):
         prefetch: batches read ahead (default: two per worker).
         shuffle: whether each epoch has another order, determined by `seed`.
         seed: seed of the order and of `Batch.rng`.
-        rank, world: number of this process, and number of processes. Each process gets every `world`-th sample, from number `rank` on.
+        rank, world_size: the number of this process, and the number of processes (data-parallel ranks). Each process gets every
+            `world_size`-th sample, from number `rank` on.
         drop_last: leaves out incomplete batches, so that all ranks have the same number of batches.
-        even: repeats a few samples, as DistributedSampler does, so that all ranks have the same number of batches. With neither, ranks
-            may have different numbers, which hangs DDP.
+        even: repeats a few samples, as DistributedSampler does, so that all ranks have the same number of batches. In validation,
+            repeated samples count twice in metrics. With neither, ranks may have different numbers, which hangs DDP.
         epochs: epochs of one `for`.
         state: a result of `state_dict()`, after which the first `for` continues.
         pool: pool of the batches, by default a new `pinpool.Pool(name="loader")`.
@@ -113,7 +114,8 @@ class Loader(Generic[T]):
         label_type: function from the text of the field, or the name of the directory, to the label (default for `labels`: int).
         map: function of a batch; the `for` yields its results, in order, instead of batches. `batch.rng()` is its source of random
             numbers.
-        map_workers: threads that run `map` ahead of the loop.
+        map_workers: threads that run `map` ahead of the loop. They run one at a time except in calls that release the GIL, as many of
+            NumPy and torch do.
         on_error: "raise", or "skip" to leave out samples that cannot be read and list them in `failures`.
 
     Raises:
@@ -128,12 +130,12 @@ class Loader(Generic[T]):
     def __init__(self, paths: _Paths, *, map: Callable[[Batch], T], **settings: Unpack[_Settings]) -> None: ...
     def __init__(
         self, paths: Any, *, batch_size: Any = None, batch_bytes: Any = None, workers: Any = None, prefetch: Any = None,
-        shuffle: Any = False, seed: Any = 0, rank: Any = 0, world: Any = 1, drop_last: Any = False, even: Any = False, epochs: Any = 1,
+        shuffle: Any = False, seed: Any = 0, rank: Any = 0, world_size: Any = 1, drop_last: Any = False, even: Any = False, epochs: Any = 1,
         state: Any = None, pool: Any = None, containers: Any = False, decode: Any = None, labels: Any = None, label_type: Any = None,
         map: Any = None, map_workers: Any = 2, on_error: Any = "raise", **others: Any,
     ) -> None:  # fmt: skip
         for name in others:
-            raise TypeError(f"Loader has no argument {name}=" + (f"; {_INSTEAD[name]}" if name in _INSTEAD else ""))
+            raise TypeError(f"Loader has no argument {name}=" + (f"; {_HINTS[name]}" if name in _HINTS else ""))
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
         if labels is not None and not (isinstance(labels, str) and labels):
@@ -144,38 +146,38 @@ class Loader(Generic[T]):
             raise TypeError(f"map must be a function of a batch, not {map!r}")
         if pool is not None and not isinstance(pool, Pool):
             raise TypeError(f"pool must be a pinpool.Pool, not {pool!r}")
-        self._map, self._map_workers = map, count("map_workers", map_workers, 1, 1024)
+        self._map, self._map_workers = map, checked_int("map_workers", map_workers, 1, 1024)
         decoded = _decode.decoders(decode)
-        drop_last, even = switch("drop_last", drop_last), switch("even", even)
+        drop_last, even = checked_bool("drop_last", drop_last), checked_bool("even", even)
         needy = "decode=" if decoded else "drop_last=" if drop_last else "even=" if even else None
         if needy and (batch_size is None or batch_bytes is not None):
             raise ValueError(f"{needy} needs batch_size=, without batch_bytes=")
         if batch_size is None and batch_bytes is None:
             batch_bytes = 16 << 20
-        batch_size = 0 if batch_size is None else count("batch_size", batch_size, 1)
+        batch_size = 0 if batch_size is None else checked_int("batch_size", batch_size, 1)
         if isinstance(batch_bytes, str):
             batch_bytes = _pinpool._parse_bytes(batch_bytes)
-        batch_bytes = 0 if batch_bytes is None else count("batch_bytes", batch_bytes, 1)
-        shuffle, seed = switch("shuffle", shuffle), count("seed", seed, 0)
-        rank, world = count("rank", rank, 0), count("world", world, 1)
-        self._epochs, self._skips = count("epochs", epochs, 1), on_error == "skip"
+        batch_bytes = 0 if batch_bytes is None else checked_int("batch_bytes", batch_bytes, 1)
+        shuffle, seed = checked_bool("shuffle", shuffle), checked_int("seed", seed, 0)
+        rank, world_size = checked_int("rank", rank, 0), checked_int("world_size", world_size, 1)
+        self._epochs, self._skips_errors = checked_int("epochs", epochs, 1), on_error == "skip"
         listed = _paths.expand(paths)
         self._pool = Pool(name="loader") if pool is None else pool
         self._files = _pinpool.Files(
-            self._pool, listed, switch("containers", containers), batch_size=batch_size, batch_bytes=batch_bytes,
-            workers=0 if workers is None else count("workers", workers, 1, 1024),
-            prefetch=0 if prefetch is None else count("prefetch", prefetch, 1, 65536),
+            self._pool, listed, checked_bool("containers", containers), batch_size=batch_size, batch_bytes=batch_bytes,
+            workers=0 if workers is None else checked_int("workers", workers, 1, 1024),
+            prefetch=0 if prefetch is None else checked_int("prefetch", prefetch, 1, 65536),
             seed=seed if shuffle else None,
-            rank=rank, world=world, even=even, drop_last=drop_last,
+            rank=rank, world_size=world_size, even=even, drop_last=drop_last,
             labels=None if labels is None else (labels.removeprefix(".").lower(), label_type or int),
             decode=[(list(names), each.decoder) for names, each in decoded.items()],
         )  # fmt: skip
         # All arguments that determine the batches.
         self._plan = {
             "samples": len(self._files), "batch_size": batch_size, "batch_bytes": batch_bytes, "shuffle": shuffle,
-            "seed": seed, "world": world, "rank": rank, "drop_last": drop_last, "even": even,
+            "seed": seed, "world_size": world_size, "rank": rank, "drop_last": drop_last, "even": even,
         }
-        self._origin = Origin(self._files, {names: (each.shape, each.dtype) for names, each in decoded.items()}, seed, rank)
+        self._source = BatchSource(self._files, {names: (each.shape, each.dtype) for names, each in decoded.items()}, seed, rank)
         # A dict, which is an ordered set of the texts.
         self._failed = dict.fromkeys(text for text, _ in self._files.failures())
         self._check(listed)
@@ -183,8 +185,8 @@ class Loader(Generic[T]):
         self._label_of = None if classes is None else {name: _label(label_type, name, at) for at, name in enumerate(classes)}
         self._reader: _pinpool.Reader | None = None
         # The position after the last batch of the loop, and the first epoch of the current pass.
-        self._place: _Place = (0, 0, 0)
-        self._first: int | None = None
+        self._position: _Position = (0, 0, 0)
+        self._pass_start: int | None = None
         self._is_resumed = False
         if state is not None:
             self.load_state_dict(state)
@@ -194,9 +196,9 @@ class Loader(Generic[T]):
         compressed = _paths.find_compressed(listed) or self._files.first_compressed()
         if compressed is not None:
             raise ValueError(f"{compressed}: compressed files are not supported: decompress them first, for example with zstd -d or gunzip")
-        if not self._skips and (lacking := self._files.undecodable()) is not None:
+        if not self._skips_errors and (lacking := self._files.undecodable()) is not None:
             self._failed[f"{lacking}; leave such files out by a pattern, as in 'photos/**/*.jpg'"] = None
-        if self._failed and not self._skips:
+        if self._failed and not self._skips_errors:
             raise LoadError(_failure_text(list(self._failed)))
         if not len(self._files):
             named = ", ".join(repr(path) for path in listed[:3]) + (", ..." if len(listed) > 3 else "")
@@ -207,18 +209,18 @@ class Loader(Generic[T]):
                 why = "have only archives without a member"
             raise ValueError(f"cannot load anything: paths [{named}] {why}")
         plan = self._plan
-        samples, world, batch_size = plan["samples"], plan["world"], plan["batch_size"]
+        samples, world_size, batch_size = plan["samples"], plan["world_size"], plan["batch_size"]
         if not self._files.batches(0):
-            parts = f"{samples} samples of world={world}, batch_size={batch_size}, drop_last={plan['drop_last']}"
-            raise ValueError(f"rank={plan['rank']} has no batch of {parts}; use a smaller batch_size or world")
-        if world == 1 or plan["drop_last"] or plan["even"]:
+            parts = f"{samples} samples of world_size={world_size}, batch_size={batch_size}, drop_last={plan['drop_last']}"
+            raise ValueError(f"rank={plan['rank']} has no batch of {parts}; use a smaller batch_size or world_size")
+        if world_size == 1 or plan["drop_last"] or plan["even"]:
             return
-        most, fewest = -(-samples // world), samples // world
+        most, fewest = -(-samples // world_size), samples // world_size
         batches = [-(-each // batch_size) if batch_size else 0 for each in (most, fewest)]
         if plan["batch_bytes"] or batches[0] != batches[1]:
             told = f"{batches[0]} and {batches[1]}" if not plan["batch_bytes"] else "different numbers of"
             warnings.warn(
-                f"the ranks get {told} batches an epoch ({samples} samples, world={world}), and training that synchronizes ranks "
+                f"the ranks get {told} batches an epoch ({samples} samples, world_size={world_size}), and training that synchronizes ranks "
                 "(DDP) hangs at the end of an epoch: give batch_size with even=True (repeats samples) or drop_last=True (leaves some out)",
                 stacklevel=3,
             )
@@ -250,34 +252,34 @@ class Loader(Generic[T]):
 
     def __len__(self) -> int:
         """Number of batches of the current `for`, or else of the next one."""
-        first, end = self._pass()
+        first, end = self._epochs_of_pass()
         return sum(self._files.batches(epoch) for epoch in range(first, end))
 
-    def _pass(self) -> tuple[int, int]:
-        epoch = self._first if self._first is not None else self._place[0] if self._is_resumed else self._next_epoch()
+    def _epochs_of_pass(self) -> tuple[int, int]:
+        epoch = self._pass_start if self._pass_start is not None else self._position[0] if self._is_resumed else self._next_epoch()
         return epoch // self._epochs * self._epochs, (epoch // self._epochs + 1) * self._epochs
 
     def _next_epoch(self) -> int:
         """First epoch of the pass after the current or unfinished pass."""
-        epoch, batch, _ = self._place
+        epoch, batch, _ = self._position
         return -(-(epoch + (batch > 0)) // self._epochs) * self._epochs
 
     def __iter__(self) -> Iterator[T]:
         self.close()
-        epoch, batch, number = self._place if self._is_resumed else (self._next_epoch(), 0, self._place[2])
+        epoch, batch, number = self._position if self._is_resumed else (self._next_epoch(), 0, self._position[2])
         end = (epoch // self._epochs + 1) * self._epochs
-        self._is_resumed, self._first, self._place = False, epoch, (epoch, batch, number)
+        self._is_resumed, self._pass_start, self._position = False, epoch, (epoch, batch, number)
         self._reader = reader = self._files.begin(end, epoch, batch, number)
-        batches: Iterator[tuple[Any, _Place]] = iter(lambda: self._take(reader), None)  # type: ignore[arg-type]
+        batches: Iterator[tuple[Any, _Position]] = iter(lambda: self._take(reader), None)  # type: ignore[arg-type]
         runner = None
         if (function := self._map) is not None:
             # The position travels with each result, because `state_dict()` must not count results ahead of the loop.
             batches = runner = MapRunner(lambda taken: (function(taken[0]), taken[1]), batches, self._map_workers)
 
-        def hand_out(taken: tuple[Any, _Place]) -> Any:
-            made, self._place = taken
-            if self._place[0] >= end:
-                self._first = None
+        def hand_out(taken: tuple[Any, _Position]) -> Any:
+            made, self._position = taken
+            if self._position[0] >= end:
+                self._pass_start = None
             return made
 
         try:
@@ -290,28 +292,29 @@ class Loader(Generic[T]):
                 runner.close()
             reader.stop()
             if self._reader is reader:
-                self._reader = self._first = None
+                self._reader = self._pass_start = None
 
-    def _take(self, reader: _pinpool.Reader) -> tuple[Batch, _Place] | None:
-        handed = reader.next()
-        if handed is None:
+    def _take(self, reader: _pinpool.Reader) -> tuple[Batch, _Position] | None:
+        if (taken := reader.next()) is None:
             return None
-        failures = [text for text, _ in handed[-1]]
-        for_pool = [text for text, is_pool in handed[-1] if is_pool]
-        if for_pool or failures and not self._skips:
-            del handed  # Otherwise the traceback would keep the buffer.
+        raw = RawBatch._make(taken)
+        failures = [text for text, _ in raw.failures]
+        for_pool = [text for text, is_pool in raw.failures if is_pool]
+        if for_pool or failures and not self._skips_errors:
+            del taken, raw  # Otherwise the traceback would keep the buffer.
             if for_pool:
                 self._pool.try_get(0)  # Raises ForkError if the pool belongs to a parent.
                 raise LimitError(f"{for_pool[0]}; batches that the program keeps count: drop one before the next, or use smaller batches")
             raise LoadError(_failure_text(failures))
         self._failed.update(dict.fromkeys(failures))
-        number, epoch, index, _, parts, _, labels, _ = handed
+        labels = raw.labels
         if labels is None:
-            labels = self._files.labels([sample for sample, *_ in parts])
+            labels = self._files.labels([sample for sample, *_ in raw.parts])
             if self._label_of is not None:
                 labels = [self._label_of[name] for name in labels]
-        is_last = index + 1 == self._batches(epoch)
-        return Batch(handed, labels, failures, self._origin), (epoch + 1, 0, number + 1) if is_last else (epoch, index + 1, number + 1)
+        is_last = raw.index + 1 == self._batches(raw.epoch)
+        position = (raw.epoch + 1, 0, raw.number + 1) if is_last else (raw.epoch, raw.index + 1, raw.number + 1)
+        return Batch(raw, labels, failures, self._source), position
 
     def _batches(self, epoch: int) -> int:
         """Number of batches of `epoch`, cached."""
@@ -326,7 +329,7 @@ class Loader(Generic[T]):
 
         After the last batch of an epoch, it is the start of the next epoch.
         """
-        epoch, batch, number = self._place
+        epoch, batch, number = self._position
         return {"epoch": epoch, "batch": batch, "number": number, "files": self._files.fingerprint(), **self._plan}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -342,20 +345,20 @@ class Loader(Generic[T]):
         if not isinstance(state, Mapping) or own.keys() - state.keys():
             raise TypeError(f"state must be a result of Loader.state_dict(), not {state!r}")
         ignored = {"epoch", "batch", "number"}
-        if own["drop_last"] or own["even"] or not own["samples"] % own["world"] and own["batch_size"] and not own["batch_bytes"]:
+        if own["drop_last"] or own["even"] or not own["samples"] % own["world_size"] and own["batch_size"] and not own["batch_bytes"]:
             ignored.add("rank")
         differ = [f"{name}={state[name]!r} in the state, {own[name]!r} here" for name in own if name not in ignored and state[name] != own[name]]
         if differ:
             raise ValueError(f"state belongs to a loader with different batches: {'; '.join(differ)}")
-        epoch, batch, number = (count(f"state[{name!r}]", state[name], 0) for name in ("epoch", "batch", "number"))
+        epoch, batch, number = (checked_int(f"state[{name!r}]", state[name], 0) for name in ("epoch", "batch", "number"))
         if batch >= (batches := self._batches(epoch)):
             raise ValueError(f"state is at batch {batch} of epoch {epoch}, which has {batches}")
         self.close()
-        self._place, self._is_resumed = (epoch, batch, number), True
+        self._position, self._is_resumed = (epoch, batch, number), True
 
     def close(self) -> None:
         """Ends a running `for`, its threads and its read-ahead. Batches stay valid, and the next `for` is a new pass."""
-        reader, self._reader, self._first = self._reader, None, None
+        reader, self._reader, self._pass_start = self._reader, None, None
         if reader is not None:
             reader.stop()
 
@@ -368,7 +371,7 @@ class Loader(Generic[T]):
     def __reduce_ex__(self, _protocol: SupportsIndex) -> Any:
         raise TypeError(
             "a pinpool_loader.Loader cannot be pickled, since its threads and memory belong to this process: create one in the "
-            "process that uses it, with rank= and world=, and pass the result of state_dict()"
+            "process that uses it, with rank= and world_size=, and pass the result of state_dict()"
         )
 
     if not TYPE_CHECKING:
@@ -378,7 +381,7 @@ class Loader(Generic[T]):
             raise AttributeError(f"a Loader has no attribute {name!r}" + (f": use {instead}" if instead else ""))
 
     def __repr__(self) -> str:
-        return f"<pinpool_loader.Loader of {self.samples} samples, {self.nbytes} B, in epoch {self._place[0]}>"
+        return f"<pinpool_loader.Loader of {self.samples} samples, {self.nbytes} B, in epoch {self._position[0]}>"
 
 
 def _failure_text(failures: list[str]) -> str:

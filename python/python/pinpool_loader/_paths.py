@@ -12,7 +12,7 @@ from typing import Any
 _BRACES = re.compile(r"\{([^{}]*(?:\.\.|,)[^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 #: More paths than this are refused.
-_MOST = 1_000_000
+_MAX_PATHS = 1_000_000
 
 
 def expand(paths: Any) -> list[str]:
@@ -42,8 +42,8 @@ def _expand(path: str) -> list[str]:
         raise ValueError(f"paths: {path!r} is a URL: the loader reads files; mount or fetch it first")
     found = []
     for each in _expand_braces(path):
-        if len(found) > _MOST:
-            raise ValueError(f"paths: {path!r} names more than {_MOST} files: name their directory")
+        if len(found) > _MAX_PATHS:
+            raise ValueError(f"paths: {path!r} names more than {_MAX_PATHS} files: name their directory")
         if not glob.has_magic(each) or os.path.lexists(each):
             found.append(each)
             continue
@@ -65,8 +65,8 @@ def _expand_braces(path: str) -> Iterator[str]:
         words = inner.split(",")
     else:
         first, last = int(numbers[1]), int(numbers[2])
-        if abs(last - first) >= _MOST:
-            raise ValueError(f"paths: {braces[0]!r} expands to more than {_MOST} names")
+        if abs(last - first) >= _MAX_PATHS:
+            raise ValueError(f"paths: {braces[0]!r} expands to more than {_MAX_PATHS} names")
         # As in a shell, leading zeros of either end pad all names, and the numbers may descend.
         has_zeros = any(len(end) > 1 and end.startswith("0") for end in numbers.groups())
         width = max(map(len, numbers.groups())) if has_zeros else 0

@@ -1,9 +1,9 @@
 //! What the copies of one context share: [`StreamContext`] for queries and waits, the [`TimelinePages`] that streams write, and the
 //! [`OwnContext`] by which slices are lent to cudarc.
 //!
-//! **context-I1**: a `ContextState` is never freed, so its address identifies only this context. It holds a reference to a
-//! context object, or to a primary context, so that this ends only by a reset of its device. Fences may be queried after
-//! everything else is gone.
+//! **context-I1**: a `ContextState` is never freed, so its address identifies only this context. It keeps a context object or a primary
+//! context alive. A context that other code created is found by its handle only: its owner must keep it until its copies have
+//! completed.
 //!
 //! **context-I2**: events and streams of a state are used only while its context is there. A reset ends the context with
 //! all of them, and the next context of the device may have its handle, but never its number: every use of the state checks

@@ -145,17 +145,16 @@ pub(super) struct ContextFence {
     /// The reason.
     refused: String,
     context: &'static StreamContext,
-    /// The first wait that begins after the work was enqueued.
+    /// The first wait that begins after the work was enqueued; 0 if the work had completed before.
     first: u64,
-    was_complete: bool,
 }
 
 impl ContextFence {
     /// A fence after all work so far of a stream of this context, which has completed already if `was_complete`. `refused` is the reason
     /// why there is no other fence.
     pub(super) fn new(context: &'static StreamContext, refused: String, was_complete: bool) -> Self {
-        let first = context.waits.lock().begun + 1;
-        Self { refused, context, first, was_complete }
+        let first = if was_complete { 0 } else { context.waits.lock().begun + 1 };
+        Self { refused, context, first }
     }
 
     /// Whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
@@ -187,16 +186,13 @@ impl ContextFence {
 // SAFETY: done once all work of the stream was seen to have completed, or all work of its context from before the wait began.
 unsafe impl Fence for ContextFence {
     fn is_complete(&self) -> Result<bool> {
-        if self.was_complete || self.has_waited() {
-            return Ok(true);
-        }
-        Err(Error::device_failed(self.refused.clone()))
+        if self.has_waited() { Ok(true) } else { Err(Error::device_failed(self.refused.clone())) }
     }
 
     /// Fails only if the driver refuses: the host could otherwise touch bytes that the work still uses.
     fn wait(&self) -> Result<()> {
         let mut waits = self.context.waits.lock();
-        if self.was_complete || waits.ended >= self.first {
+        if waits.ended >= self.first {
             return Ok(());
         }
         if waits.refused >= self.first {

@@ -106,7 +106,7 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
 ///
 /// The event is alive.
 pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
-    // Not waited for without an answer: it may be one of a capture, which a wait would spoil.
+    // Not waited for without an answer: it may be one of a capture, which a wait would invalidate.
     if context.query_now(Event(event)).or_else(|_| context.query_now(Event(event)))? {
         return Ok(None);
     }

@@ -37,7 +37,7 @@ use crate::backend;
 use crate::driver::calls;
 use crate::driver::code::{Code, Failed};
 use crate::error::{Error, ErrorKind, Result};
-use crate::in_flight::{FenceKind, SharedFence, StreamId};
+use crate::in_flight::{SharedFence, StreamId};
 
 mod answer;
 mod context;
@@ -54,7 +54,7 @@ pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
 pub use raw::{RawMem, RawStream};
 pub(crate) use raw::{fence_behind_event_handle, fence_behind_stream, require_driver};
 pub(crate) use stream::work_id;
-pub(crate) use timeline::held_bytes as timeline_bytes;
+pub(crate) use timeline::{held_bytes as timeline_bytes, turn_off as turn_timelines_off};
 
 // SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
 // an error that it returns for invalid arguments only.
@@ -64,20 +64,9 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
     }
 
     unsafe fn enqueue(&mut self, stream: &S, source: *const u8, len: usize) -> Result<SharedFence, CopyFailure> {
-        // SAFETY: the caller's promise.
-        unsafe { CopyTarget::enqueue_with(self, stream, source, len, FenceKind::Timeline) }
-    }
-
-    unsafe fn enqueue_with(
-        &mut self,
-        stream: &S,
-        source: *const u8,
-        len: usize,
-        kind: FenceKind,
-    ) -> Result<SharedFence, CopyFailure> {
         let (stream, may_wait) = (stream.borrow(), self.stream().context().is_managing_stream_synchronization());
         // SAFETY: the caller's promise; `len` bytes fit.
-        unsafe { copy_on(stream, HostSide::Source(source), len, kind, may_wait, || self.device_ptr_mut(stream)) }
+        unsafe { copy_on(stream, HostSide::Source(source), len, may_wait, || self.device_ptr_mut(stream)) }
     }
 }
 
@@ -89,9 +78,8 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
 
     unsafe fn fetch(&self, stream: &S, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
         let (stream, may_wait) = (stream.borrow(), self.stream().context().is_managing_stream_synchronization());
-        let (target, kind) = (HostSide::Target(target), FenceKind::Timeline);
         // SAFETY: the caller's promise; there are `len` bytes.
-        unsafe { copy_on(stream, target, len, kind, may_wait, || self.device_ptr(stream)) }
+        unsafe { copy_on(stream, HostSide::Target(target), len, may_wait, || self.device_ptr(stream)) }
     }
 }
 
@@ -113,7 +101,7 @@ fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
     if is_capturing(stream).or_else(|_| is_capturing(stream))? {
         return Err(ErrorKind::Capture.into());
     }
-    Ok(put(Prepared::new(stream, context, FenceKind::Timeline), stream, context))
+    Ok(put(Prepared::new(stream, context), stream, context))
 }
 
 /// Gives the device with this ordinal access to memory of a pool that has another device. Precedes each copy.
@@ -152,7 +140,6 @@ unsafe fn copy_on<'a>(
     stream: &CudaStream,
     host: HostSide,
     len: usize,
-    kind: FenceKind,
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
 ) -> Result<SharedFence, CopyFailure> {
@@ -164,7 +151,7 @@ unsafe fn copy_on<'a>(
         (address, record, stream.context().check_err().map_err(Failed::from))
     };
     // SAFETY: the caller's promise.
-    unsafe { copy_behind((stream.into(), context), host, len, kind, may_wait, wait) }
+    unsafe { copy_behind((stream.into(), context), host, len, may_wait, wait) }
 }
 
 /// A refusal before anything is enqueued.
@@ -182,7 +169,6 @@ unsafe fn copy_behind<R>(
     (stream, context): (Stream, &'static ContextState),
     host: HostSide,
     len: usize,
-    kind: FenceKind,
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, R, Result<(), Failed>),
 ) -> Result<SharedFence, CopyFailure> {
@@ -206,7 +192,7 @@ unsafe fn copy_behind<R>(
         return Err(refusal);
     }
     // All calls that can be refused come before the copy.
-    let prepared = Prepared::new(stream, context, kind).map_err(refused)?;
+    let prepared = Prepared::new(stream, context).map_err(refused)?;
     let copied = match host {
         // SAFETY: the caller promises both sides.
         HostSide::Source(source) => unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) },
@@ -236,9 +222,9 @@ enum Prepared {
 
 impl Prepared {
     /// A fence for the stream, which does not capture. Its context is current.
-    fn new(stream: Stream, context: &'static ContextState, kind: FenceKind) -> Result<Self, Failed> {
+    fn new(stream: Stream, context: &'static ContextState) -> Result<Self, Failed> {
         let id = context.stream_id(stream);
-        match id.filter(|_| kind == FenceKind::Timeline).and_then(|id| Some((context.timeline(id)?, id))) {
+        match id.and_then(|id| Some((context.timeline(id)?, id))) {
             Some((timeline, id)) => Ok(Self::Timeline(timeline, id)),
             None => EventFence::new(id, context).map(Self::Event),
         }

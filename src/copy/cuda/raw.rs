@@ -24,7 +24,7 @@ use crate::driver::code::Failed;
 use crate::driver::device::Device;
 use crate::driver::{self, CurrentContext, calls};
 use crate::error::{Error, ErrorKind, Result, SourceError};
-use crate::in_flight::{FenceKind, SharedFence};
+use crate::in_flight::SharedFence;
 
 /// A stream of other code, without a cudarc object.
 ///
@@ -44,8 +44,8 @@ pub struct RawStream {
 }
 
 impl RawStream {
-    /// The stream with this handle, of the driver or the runtime. Null and the other default-stream handles refer to the
-    /// context that is current on the thread that uses this.
+    /// The stream with this handle, of the driver or the runtime. Null and the other default-stream handles refer to the thread that uses
+    /// this, and to its current context.
     ///
     /// # Safety
     ///
@@ -135,19 +135,8 @@ unsafe impl CopyTarget<RawStream> for RawMem {
         source: *const u8,
         len: usize,
     ) -> Result<SharedFence, CopyFailure> {
-        // SAFETY: the caller's promise.
-        unsafe { CopyTarget::enqueue_with(self, stream, source, len, FenceKind::Timeline) }
-    }
-
-    unsafe fn enqueue_with(
-        &mut self,
-        stream: &RawStream,
-        source: *const u8,
-        len: usize,
-        kind: FenceKind,
-    ) -> Result<SharedFence, CopyFailure> {
         // SAFETY: the caller promises the source, `from_raw` the target; `len` bytes fit.
-        unsafe { copy_on(*stream, self.address, HostSide::Source(source), len, kind) }
+        unsafe { copy_on(*stream, self.address, HostSide::Source(source), len) }
     }
 }
 
@@ -159,7 +148,7 @@ unsafe impl CopySource<RawStream> for RawMem {
 
     unsafe fn fetch(&self, stream: &RawStream, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
         // SAFETY: the caller promises the target, `from_raw` the source; there are `len` bytes.
-        unsafe { copy_on(*stream, self.address, HostSide::Target(target), len, FenceKind::Timeline) }
+        unsafe { copy_on(*stream, self.address, HostSide::Target(target), len) }
     }
 }
 
@@ -173,7 +162,6 @@ unsafe fn copy_on(
     address: sys::CUdeviceptr,
     host: HostSide,
     len: usize,
-    kind: FenceKind,
 ) -> Result<SharedFence, CopyFailure> {
     let _entered = raw.enter().map_err(CopyFailure::Refused)?;
     // SAFETY: alive (`RawStream::new`).
@@ -184,7 +172,7 @@ unsafe fn copy_on(
     }
     let _current = context.enter().map_err(|failed| refused(len, failed))?;
     // SAFETY: the caller's promise.
-    unsafe { copy_behind((stream, context), host, len, kind, false, || (address, (), Ok(()))) }
+    unsafe { copy_behind((stream, context), host, len, false, || (address, (), Ok(()))) }
 }
 
 /// A fence after all work so far on `stream`; null is the default stream of the current context.

@@ -63,7 +63,7 @@ impl OwnStream {
 }
 
 /// The number of the stream's identity, which is unique for the life of the process. Queried each time, since the handle may belong
-/// to another stream by now. The context is current, and the stream does not capture: the driver would refuse.
+/// to another stream by now. The context is current.
 pub(super) fn id_number(stream: sys::CUstream) -> Option<u64> {
     let mut id = 0;
     // SAFETY: a live stream, and memory for a number.

@@ -74,7 +74,7 @@ impl fmt::Debug for PartitionCore {
 
 impl Core {
     /// A new partition of this pool.
-    pub(crate) fn partition(self: &Arc<Self>, name: &str, max_bytes: u64) -> Arc<PartitionCore> {
+    pub(crate) fn partition(self: &Arc<Self>, name: &str, max_bytes: Option<u64>) -> Arc<PartitionCore> {
         self.log.partition(name, max_bytes, self.memory.max_bytes());
         let partition = Arc::new_cyclic(|partition: &Weak<PartitionCore>| PartitionCore {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
@@ -137,8 +137,8 @@ impl PartitionCore {
     }
 
     /// Changes the limit.
-    pub(crate) fn set_max_bytes(&self, max_bytes: u64) {
-        self.budget.set_max_bytes(Some(max_bytes));
+    pub(crate) fn set_max_bytes(&self, max_bytes: Option<u64>) {
+        self.budget.set_max_bytes(max_bytes);
         self.waiters.wake_all();
     }
 

@@ -173,7 +173,7 @@ impl Core {
 
     /// The statistics of a pool or partition that has counted nothing.
     pub(super) fn empty_stats(&self, name: Option<String>, number: u64) -> Stats {
-        let (preset, source) = (self.config.preset.name(), self.memory.source());
+        let (preset, source) = (self.config.preset, self.memory.source());
         Stats { name, number, preset, backend: source.name(), is_pinned: source.is_pinned(), ..Stats::default() }
     }
 

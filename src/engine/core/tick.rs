@@ -6,6 +6,8 @@
 //! One thread at a time runs a tick; a thread that finds another thread running one continues without waiting. So the lock held
 //! during a tick, slow calls included, makes no thread wait.
 
+use std::time::{Duration, Instant};
+
 use super::{Block, Core};
 use crate::backend::Source;
 use crate::engine::memory::PoolView;
@@ -110,7 +112,8 @@ impl Core {
 
     /// Reads the clock and returns the time. Does what is due if the maintenance thread does not.
     pub(super) fn tick_if_alone(&self) -> u64 {
-        self.tick_after(if self.thread.is_some() { LATE_US } else { 0 })
+        let is_maintained = self.thread.is_some() || self.config.code.maintained_by_caller;
+        self.tick_after(if is_maintained { LATE_US } else { 0 })
     }
 
     /// Reads the clock and returns the time. Does what has been due for `patience_us`; that may be slow calls.
@@ -262,6 +265,11 @@ impl Maintained for Core {
 }
 
 impl Core {
+    /// Time until the maintenance thread would check again.
+    pub(crate) fn maintenance_period(&self) -> Option<Duration> {
+        self.pace().period(Instant::now())
+    }
+
     /// The pace for changes by time alone: an idle buffer expires, free memory becomes due. Under `tensorflow` nothing expires.
     fn pace_of_idle(&self) -> Pace {
         let (idle_bytes, supply) = (self.idle.bytes(), self.memory.supply());

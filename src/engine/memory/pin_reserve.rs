@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
 use super::books::Step;
-use super::shape::{Mapping, held};
+use super::shape::{GRANULE_BYTES, Mapping, held};
 use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
 use crate::quota::{LimitLevel, QuotaExceeded};
 use crate::report::Growth;
@@ -20,6 +20,8 @@ const STEP_BYTES: u64 = 8 << 20;
 const REGION_BYTES: u64 = 64 << 20;
 /// Longest wait of a step for calls of other threads.
 const STEP_PATIENCE: Duration = Duration::from_millis(100);
+/// A refused slice is halved down to this.
+const SLICE_BYTES_MIN: u64 = 16 << 20;
 
 impl ArenaSupply {
     /// Pins a reserve of `bytes` (policy-R10) before it returns. If a limit refuses it, calls `make_room` with the bytes that may
@@ -58,16 +60,16 @@ impl ArenaSupply {
     }
 
     /// Pins `bytes` in dedicated ranges, in slices if the source specifies a length for them. Returns their addresses. If the source
-    /// refuses a slice, these are fewer than requested, and a log line says so. A slow call.
+    /// refuses even short slices, these are fewer than requested, and a log line says so. A slow call.
     fn pin_slices(&self, bytes: u64) -> Result<Vec<Place>, Refusal> {
         let len = self.claim_reserve(bytes)?;
         self.books().add_request(len);
         self.restart_reports();
-        let slice_bytes = self.source.reserve_slice_bytes().unwrap_or(len);
-        let (are_several, pin_threads) = (len > slice_bytes, self.settings.pin_threads);
+        let slices = Slices::new(len, self.source.reserve_slice_bytes());
+        let (are_several, pin_threads) = (len > slices.slice_bytes, self.settings.pin_threads);
         let threads = if are_several { touching_threads(pin_threads) } else { pin_threads };
-        let slices = Mutex::new(Slices { places: Vec::new(), left_bytes: len, refusal: None });
-        let next = || slices.lock().next(slice_bytes);
+        let slices = Mutex::new(slices);
+        let next = || slices.lock().next();
         let pin = |progress: &dyn Fn(usize)| {
             while let Some(bytes) = next() {
                 let pinned = self.pin_region((bytes, threads), progress);
@@ -80,7 +82,7 @@ impl ArenaSupply {
             let _second = are_several.then(|| scope.spawn(c"pinpool-reserve", || pin(&|_| ())));
             pin(&|done| self.report_progress(done as u64));
         });
-        let Slices { places, left_bytes, refusal } = slices.into_inner();
+        let Slices { places, left_bytes, refusal, .. } = slices.into_inner();
         if left_bytes > 0 {
             let mut books = self.books();
             books.unclaim_reserve(self.reserved_bytes(left_bytes));
@@ -194,14 +196,22 @@ unsafe impl Send for Place {}
 struct Slices {
     places: Vec<Place>,
     left_bytes: u64,
+    slice_bytes: u64,
+    min_bytes: u64,
     /// The reason that no further slice is pinned.
     refusal: Option<Refusal>,
 }
 
 impl Slices {
+    /// `bytes` in slices of this length, or in one piece.
+    fn new(bytes: u64, slice_bytes: Option<u64>) -> Self {
+        let (slice_bytes, min_bytes) = slice_bytes.map_or((bytes, bytes), |slice_bytes| (slice_bytes, SLICE_BYTES_MIN));
+        Self { places: Vec::new(), left_bytes: bytes, slice_bytes, min_bytes, refusal: None }
+    }
+
     /// The length of the next slice, for the caller to pin.
-    fn next(&mut self, slice_bytes: u64) -> Option<u64> {
-        let bytes = self.left_bytes.min(slice_bytes);
+    fn next(&mut self) -> Option<u64> {
+        let bytes = self.left_bytes.min(self.slice_bytes);
         if bytes == 0 || self.refusal.is_some() {
             return None;
         }
@@ -215,8 +225,39 @@ impl Slices {
             Ok(place) => self.places.push(place),
             Err(refusal) => {
                 self.left_bytes += bytes;
-                self.refusal = Some(refusal);
+                if bytes > self.min_bytes {
+                    self.slice_bytes = (bytes / 2).next_multiple_of(GRANULE_BYTES).max(self.min_bytes);
+                } else {
+                    self.refusal = Some(refusal);
+                }
             }
         }
+    }
+}
+
+#[cfg(all(test, not(pinpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::backend::SourceError;
+
+    #[test]
+    fn a_refused_slice_is_halved_down_to_a_least_one_and_the_rest_is_left() {
+        const MIB: u64 = 1 << 20;
+        let mut slices = Slices::new(600 * MIB, Some(256 * MIB));
+        let place = Place(NonNull::dangling(), 0);
+        assert_eq!((slices.next(), slices.next()), (Some(256 * MIB), Some(256 * MIB)));
+        slices.record(256 * MIB, Ok(place));
+        let refused = || Err(Refusal::Source(SourceError::new("test", "refused")));
+        slices.record(256 * MIB, refused());
+        for mib in [128, 64, 32, 16] {
+            assert_eq!(slices.next(), Some(mib * MIB));
+            slices.record(mib * MIB, refused());
+        }
+        assert_eq!((slices.next(), slices.left_bytes, slices.places.len()), (None, 344 * MIB, 1));
+        assert!(slices.refusal.is_some());
+        let mut whole = Slices::new(600 * MIB, None);
+        assert_eq!(whole.next(), Some(600 * MIB));
+        whole.record(600 * MIB, refused());
+        assert_eq!(whole.next(), None, "one piece is not halved");
     }
 }

@@ -33,7 +33,8 @@ impl Memory {
         let (by, needed_bytes, found, remedy) = match refusal {
             Refusal::QuotaExceeded { needed_bytes, over: QuotaExceeded { level: LimitLevel::Shared, .. } } => {
                 let (found, remedy) = self.budget.shared_in_words(*needed_bytes);
-                (RefusedBy::Shared, *needed_bytes, found, remedy.to_owned())
+                let by_others = self.budget.is_held_by_others();
+                (RefusedBy::Shared { by_others }, *needed_bytes, found, remedy.to_owned())
             }
             Refusal::QuotaExceeded {
                 needed_bytes,

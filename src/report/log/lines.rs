@@ -93,7 +93,7 @@ lines! {
     Info(limit) limit_changed(from: Option<u64> as Limit, to: Option<u64> as Limit, why: &str) "max={from}->{to}: {why}";
 
     /// A partition was created. To do: nothing; if the pool's limit is lower, it applies.
-    Info(limit) partition(name: &str, max: u64 as Size, pool: Option<u64> as Limit) "name={name} max={max} pool_max={pool}";
+    Info(limit) partition(name: &str, max: Option<u64> as Limit, pool: Option<u64> as Limit) "name={name} max={max} pool_max={pool}";
 
     /// A request joins the wait queue. To do: nothing.
     Trace(wait) waiting(request: u64, rounded: u64) "request={request}B rounded={rounded}B";

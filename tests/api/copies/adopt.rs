@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Waker};
 
 use crate::valid_stats::valid_stats;
-use pinpool::{Backend, PinnedBuf, Pool, Preset, Request};
+use pinpool::{Backend, PinnedBuf, PinnedBy, Pool, Preset, Request};
 use pinpool_testing::{SinkMem, SinkStream};
 
 const BYTES: usize = 10_000;
@@ -31,7 +31,7 @@ impl Frames {
             returned.fetch_add(1, Ordering::SeqCst);
         };
         // SAFETY: the call owns the frame, and nothing else uses its bytes.
-        unsafe { pool.adopt(memory, is_pinned, on_return) }.unwrap()
+        unsafe { pool.adopt(memory, is_pinned.then_some(PinnedBy::Driver), on_return) }.unwrap()
     }
 
     fn returned(&self) -> u32 {
@@ -108,10 +108,10 @@ fn a_call_that_panics_harms_nothing_and_one_that_uses_the_pool_does_not_hang() {
     let mut frame = vec![0; BYTES];
     let memory = NonNull::from(frame.as_mut_slice());
     // SAFETY: `frame` outlives the buffer and is not used meanwhile.
-    drop(unsafe { pool.adopt(memory, false, || panic!("of a user")) }.unwrap());
+    drop(unsafe { pool.adopt(memory, None, || panic!("of a user")) }.unwrap());
     let other = pool.clone();
     // SAFETY: as above.
-    drop(unsafe { pool.adopt(memory, false, move || drop(other.get(BYTES).unwrap())) }.unwrap());
+    drop(unsafe { pool.adopt(memory, None, move || drop(other.get(BYTES).unwrap())) }.unwrap());
     let stats = valid_stats(&pool);
     assert_eq!((stats.requests.adopted, stats.requests.served, stats.requests.returned), (0, 1, 1));
 }
@@ -124,7 +124,7 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
     let none = NonNull::slice_from_raw_parts(NonNull::dangling(), 0);
     // SAFETY: no bytes.
     let buf = unsafe {
-        pool.adopt(none, false, move || {
+        pool.adopt(none, None, move || {
             returned.fetch_add(1, Ordering::SeqCst);
         })
     }
@@ -134,7 +134,7 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
     assert_eq!(frames.returned(), 1);
     let all = NonNull::slice_from_raw_parts(NonNull::dangling(), usize::MAX);
     // SAFETY: refused, so never used.
-    assert!(unsafe { pool.adopt(all, false, || ()) }.unwrap_err().is_request());
+    assert!(unsafe { pool.adopt(all, None, || ()) }.unwrap_err().is_request());
 }
 
 #[cfg(feature = "observe")]
@@ -253,7 +253,7 @@ fn in_a_child_of_fork_it_is_refused_and_stays_where_it_is() {
         crate::child::in_a_child(|| {
             let none = NonNull::slice_from_raw_parts(NonNull::dangling(), 0);
             // SAFETY: no bytes.
-            let refused = unsafe { pool.adopt(none, false, || ()) };
+            let refused = unsafe { pool.adopt(none, None, || ()) };
             let held = [
                 ("adopting is refused", refused.is_err_and(|error| error.is_forked())),
                 ("pinned memory cannot be read", pinned.wait_slice().is_err()),

@@ -51,6 +51,7 @@ fn a_task_gets_a_buffer_at_a_multiple_of_its_alignment_at_once_and_after_a_wait(
     let served = run(get).unwrap();
     assert!(served.as_ptr().addr().is_multiple_of(align) && served.len() == 5 * MIB);
     assert!(run(pool.get_async(Request::new(10).align(3))).unwrap_err().is_request());
+    assert!(pool.try_get(Request::new(10).align(3)).unwrap_err().is_request());
 }
 
 #[test]

@@ -149,6 +149,8 @@ fn a_limit_changes_while_the_pool_runs() {
     let error = outcome(pp_set_max_bytes(pool.0, 0), ()).unwrap_err();
     assert!(error.0 == pp_status::PP_INVALID_ARGUMENT && error.1.contains("max_bytes=0"), "{error:?}");
     assert_eq!(stats(pool)["limits"]["max_bytes"], 8 << 20);
+    outcome(pp_set_max_bytes(pool.0, PP_NO_LIMIT), ()).unwrap();
+    assert!(stats(pool)["limits"]["max_bytes"].is_null());
     close(pool);
 }
 

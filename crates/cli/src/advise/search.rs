@@ -66,7 +66,7 @@ impl BetterSettings {
 
 #[derive(Debug, Serialize)]
 pub(super) struct Advice {
-    pub(super) gets: u64,
+    pub(super) requests: u64,
     pub(super) peak_requested_bytes: u64,
     pub(super) as_given: Column,
     /// `None`: keep the given settings.
@@ -133,7 +133,7 @@ impl<'a> Search<'a> {
         }
         frontier.sort_by_key(|point| point.max_bytes);
         Ok(Advice {
-            gets: self.workload.gets,
+            requests: self.workload.gets,
             peak_requested_bytes: self.workload.peak_requested_bytes(),
             as_given,
             lost_seconds_range: advised.as_ref().map(|better: &BetterSettings| self.costs.lost_range(&better.cost)),

@@ -59,7 +59,7 @@ pub(crate) struct Args {
     containers: bool,
 
     /// Synthetic files, without PATHS [default: 10000]
-    #[arg(long, value_name = "N", conflicts_with = "paths", value_parser = clap::value_parser!(u64).range(..=1 << 24))]
+    #[arg(long, value_name = "N", conflicts_with = "paths", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     synthetic: Option<u64>,
 
     /// Reader threads [default: one for each core]
@@ -75,16 +75,16 @@ pub(crate) struct Args {
     streams: u64,
 
     /// Most files (or container samples) in a batch
-    #[arg(long, value_name = "N")]
-    batch_files: Option<NonZeroU64>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    batch_files: Option<u64>,
 
     /// Most bytes in a batch [default: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = batch_bytes)]
     batch_bytes: Option<NonZeroU64>,
 
     /// Passes over the files
-    #[arg(long, value_name = "N", default_value = "1")]
-    epochs: NonZeroU64,
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    epochs: u64,
 
     /// Shuffle each epoch, reproducibly from this seed
     #[arg(long, value_name = "SEED")]
@@ -225,11 +225,11 @@ impl Args {
         let mut options = LoadOptions::default();
         options.workers = given(self.workers).unwrap_or(options.workers);
         options.prefetch = given(self.prefetch);
-        options.batch_samples = self.batch_files;
+        options.batch_samples = self.batch_files.and_then(NonZeroU64::new);
         if self.batch_bytes.is_some() || self.batch_files.is_some() {
             options.batch_bytes = self.batch_bytes;
         }
-        options.epochs = self.epochs.get();
+        options.epochs = self.epochs;
         options.shuffle_seed = self.shuffle;
         options.verify = self.verify;
         options.strict = self.strict;

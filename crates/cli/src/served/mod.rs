@@ -10,7 +10,6 @@ mod host;
 pub(crate) mod metrics;
 pub(crate) mod socket;
 
-use std::cmp::Ordering;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -26,10 +25,6 @@ pub(crate) fn pools(object: &Value) -> &[Value] {
     object["pools"].as_array().map_or(&[][..], Vec::as_slice)
 }
 
-pub(crate) fn is_alarm(pool: &Value) -> bool {
-    pool["why"]["is_alarm"].as_bool().unwrap_or(false)
-}
-
 /// Marks unpinned pools in a process with pinned pools as alarms: a pool cannot detect this.
 pub(crate) fn mark_unpinned(object: &mut Value) {
     let Some(pools) = object["pools"].as_array_mut() else { return };
@@ -37,26 +32,6 @@ pub(crate) fn mark_unpinned(object: &mut Value) {
     for pool in pools.iter_mut().filter(|pool| has_pinned && pool["why"]["cause"] == Cause::NotPinned.name()) {
         pool["why"]["is_alarm"] = true.into();
     }
-}
-
-/// The pools of a process: problems first, then by time lost, then by bytes held.
-pub(crate) fn worst_first(object: &Value) -> Vec<&Value> {
-    let mut pools: Vec<_> = pools(object).iter().collect();
-    pools.sort_by(|one, other| by_badness(one, other));
-    pools
-}
-
-pub(crate) fn by_badness(one: &Value, other: &Value) -> Ordering {
-    let lost = |pool: &Value| lost_share(pool).unwrap_or(-1.0);
-    let held = |pool: &Value| pool["snapshot"]["held_bytes"].as_u64().unwrap_or(0);
-    is_alarm(other).cmp(&is_alarm(one)).then(lost(other).total_cmp(&lost(one))).then(held(other).cmp(&held(one)))
-}
-
-/// Seconds lost per second in the last window, summed over threads; `None` if the process does not report it.
-pub(crate) fn lost_share(pool: &Value) -> Option<f64> {
-    let seconds = |name: &str| pool["why"][name].as_f64();
-    let (lost, of) = (seconds("lost_seconds")?, seconds("of_seconds")?);
-    Some(if of > 0.0 { lost / of } else { 0.0 })
 }
 
 /// Returns true for a process id (unless a file has that name) and for a socket.
@@ -75,6 +50,7 @@ pub(crate) fn name_of(pool: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::series::Series;
 
     #[test]
     fn an_unpinned_pool_comes_first_if_others_are_pinned() {
@@ -87,11 +63,14 @@ mod tests {
         let alone = pool("c", false, "not_pinned", 0.0);
         let mut object = serde_json::json!({ "pools": [pool("a", true, "healthy", 1.0), alone] });
         mark_unpinned(&mut object);
-        assert_eq!(worst_first(&object).into_iter().map(name_of).collect::<Vec<_>>(), ["c", "a"]);
-        assert!(is_alarm(&pools(&object)[1]));
+        let is_alarm = |object: &Value, at: usize| object["pools"][at]["why"]["is_alarm"] == true;
+        let mut series = Series::default();
+        series.add(0.0, &object);
+        assert_eq!(series.diagnoses.iter().map(|one| &*one.pool).collect::<Vec<_>>(), ["c", "a"]);
+        assert!(is_alarm(&object, 1));
         // Without a GPU all are unpinned.
         let mut object = serde_json::json!({ "pools": [pool("a", false, "not_pinned", 1.0)] });
         mark_unpinned(&mut object);
-        assert!(!is_alarm(&pools(&object)[0]));
+        assert!(!is_alarm(&object, 0));
     }
 }

@@ -12,7 +12,6 @@ mod session;
 
 use std::error::Error;
 use std::io::{self, IsTerminal};
-use std::slice;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -21,10 +20,11 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::Value;
 
 use self::session::Session;
+use crate::diagnosis::DiagnosisText;
 use crate::interrupt::stop_at_interrupt;
 use crate::series::Series;
+use crate::served::on_host;
 use crate::served::socket::{Objects, first};
-use crate::served::{name_of, on_host, pools, worst_first};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::{Terminal, one_line, to_stdout};
 
@@ -83,22 +83,19 @@ fn show_target(target: &str, is_json: bool, is_live: bool, stop: &StopFlag) -> R
     if is_live {
         return show(object, &objects, stop);
     }
-    if pools(&object).is_empty() {
+    let series = Series::once(&object);
+    if series.pools.is_empty() {
         return Err(format!("{target}: the process has no pool now").into());
     }
-    let texts: Vec<_> = worst_first(&object).into_iter().map(text_of).collect();
+    let texts: Vec<_> = series.diagnoses.iter().map(|one| text_of(&series, one)).collect();
     Ok(to_stdout(&texts.join("\n"))?)
 }
 
 /// Diagnosis, statistics and owners of one pool, as the process prints them.
-fn text_of(pool: &Value) -> String {
-    let lines = pool["why"]["lines"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let texts = [lines.collect::<Vec<_>>().join("\n")];
-    let texts = texts.iter().map(String::as_str).chain(["table", "dump"].map(|name| pool[name].as_str().unwrap_or("")));
-    let texts: Vec<_> = texts.filter(|text| !text.is_empty()).collect();
-    let text = if texts.is_empty() { "the process runs another version of pinpool" } else { &texts.join("\n\n") };
-    let text = text.lines().map(one_line).collect::<Vec<_>>().join("\n");
-    format!("{}: {text}\n", name_of(pool))
+fn text_of(series: &Series, of: &DiagnosisText) -> String {
+    let statistics = series.latest(of).map_or("", |(pool, _)| &pool.text);
+    let text = format!("{}: {}\n\n{statistics}", of.pool, of.lines.join("\n"));
+    text.trim_end().lines().map(|line| one_line(line) + "\n").collect()
 }
 
 fn print_host(is_json: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
@@ -108,7 +105,7 @@ fn print_host(is_json: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> 
     let text = if is_json {
         format!("{}\n", serde_json::json!({ "processes": objects, "shared_limits": limits }))
     } else {
-        overview::of_host(&objects, &limits)
+        overview::of_host(&objects.iter().map(Series::once).collect::<Vec<_>>(), &limits)
     };
     to_stdout(&text)?;
     if silent.is_empty() { Ok(()) } else { Err(silent.join("; ").into()) }
@@ -120,7 +117,7 @@ fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
         let (objects, mut silent) = on_host();
         let (limits, unreadable) = overview::shared_limits();
         silent.extend(unreadable);
-        let text = overview::of_host(&objects, &limits);
+        let text = overview::of_host(&objects.iter().map(Series::once).collect::<Vec<_>>(), &limits);
         session.screen.draw(|frame| overview::draw(frame, &text, &silent.join("; "), "q or Ctrl-C ends"))?;
         if session.next_key(QUERY_EVERY)?.is_some_and(ends) {
             return Ok(());
@@ -130,20 +127,21 @@ fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
 }
 
 /// Draws until a key, a signal or the end of the process.
-fn show(mut object: Value, objects: &Objects, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
+fn show(object: Value, objects: &Objects, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let mut session = Session::begin()?;
     let (begun, mut series) = (Instant::now(), Series::default());
     series.add(0.0, &object);
     let (mut pool, mut has_table) = (0, series.pools.len() > 1);
     while !stop.is_raised() {
         if let Ok(next) = objects.try_recv() {
-            object = next?;
-            series.add(begun.elapsed().as_secs_f64(), &object);
+            series.add(begun.elapsed().as_secs_f64(), &next?);
             series.keep_running(POINTS_MAX);
         }
         session.screen.draw(|frame| match has_table {
-            true => overview::draw(frame, &overview::of(slice::from_ref(&object)), "", "a: one pool; q or Ctrl-C ends"),
-            false => screen::draw(frame, &series, pool, &object["process"]),
+            true => {
+                overview::draw(frame, &overview::of(std::slice::from_ref(&series)), "", "a: one pool; q or Ctrl-C ends")
+            }
+            false => screen::draw(frame, &series, pool),
         })?;
         if let Some(key) = session.next_key(Duration::from_millis(100))? {
             match key.code {

@@ -9,10 +9,9 @@ use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
-use serde_json::Value;
 
-use crate::series::snapshot_of;
-use crate::served::{by_badness, lost_share, name_of, pools};
+use crate::diagnosis::DiagnosisText;
+use crate::series::{Series, badness, by_badness};
 
 const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "limit", "in use", "oldest owner", "why"];
 /// Shown if a process runs another version and does not send a value.
@@ -21,20 +20,20 @@ const UNKNOWN: &str = "?";
 const CELL: usize = 24;
 
 /// The pools of these processes.
-pub(super) fn of(objects: &[Value]) -> String {
-    let mut rows: Vec<_> =
-        objects.iter().flat_map(|object| pools(object).iter().map(move |pool| (object, pool))).collect();
+pub(super) fn of(processes: &[Series]) -> String {
+    let of = |of: &Series| of.diagnoses.iter().filter_map(|one| Some((badness(of, one), row(of, one)?))).collect();
+    let mut rows: Vec<_> = processes.iter().flat_map::<Vec<_>, _>(of).collect();
     if rows.is_empty() {
         return "no process serves a pool: start one with PINPOOL_SOCKET=1\n".to_owned();
     }
-    rows.sort_by(|(_, one), (_, other)| by_badness(one, other));
-    let cells = rows.iter().map(|(object, pool)| row(object, pool));
+    rows.sort_by(|(one, _), (other, _)| by_badness(*one, *other));
+    let cells = rows.into_iter().map(|(_, row)| row);
     columns_left(&std::iter::once(HEAD.map(str::to_owned).to_vec()).chain(cells).collect::<Vec<_>>())
 }
 
 /// The pools of these processes, and the shared limits, each after an empty line.
-pub(super) fn of_host(objects: &[Value], limits: &[SharedLimitReport]) -> String {
-    of(objects) + &limits.iter().map(|limit| format!("\n{}", text(limit))).collect::<String>()
+pub(super) fn of_host(processes: &[Series], limits: &[SharedLimitReport]) -> String {
+    of(processes) + &limits.iter().map(|limit| format!("\n{}", text(limit))).collect::<String>()
 }
 
 /// The shared limits of this user that have an owner, and errors for those that cannot be read.
@@ -63,23 +62,23 @@ fn text(report: &SharedLimitReport) -> String {
     head + &columns(&rows)
 }
 
-fn row(object: &Value, pool: &Value) -> Vec<String> {
-    let now = snapshot_of(pool);
+fn row(series: &Series, of: &DiagnosisText) -> Option<Vec<String>> {
+    let (_, now) = series.latest(of)?;
     let oldest = now.holders.iter().filter_map(|holder| Some((holder.oldest?, &holder.tag))).max();
-    let cause = pool["why"]["cause"].as_str();
-    let line = pool["why"]["lines"][0].as_str().unwrap_or_default();
-    let found = cause.and_then(|cause| line.strip_prefix(cause)?.strip_prefix(": ")).unwrap_or(line);
-    vec![
-        object["process"].to_string(),
-        cut(&name_of(pool)),
-        lost_share(pool).map_or_else(|| UNKNOWN.to_owned(), |share| format!("{:.1} %", share * 100.0)),
-        one_line(cause.unwrap_or(UNKNOWN)),
+    let line = of.lines.first().map_or("", String::as_str);
+    let found = line.strip_prefix(&of.cause).and_then(|found| found.strip_prefix(": ")).unwrap_or(line);
+    let unknown = || UNKNOWN.to_owned();
+    Some(vec![
+        series.process.map_or_else(unknown, |process| process.to_string()),
+        cut(&of.pool),
+        of.lost_share.map_or_else(unknown, |share| format!("{:.1} %", share * 100.0)),
+        if of.cause.is_empty() { unknown() } else { of.cause.clone() },
         Size(now.held_bytes).to_string(),
         in_words(now.max_bytes),
         Size(now.used_bytes).to_string(),
         oldest.map_or_else(|| "-".to_owned(), |(age, tag)| format!("{} {}", cut(tag), Time(age))),
-        one_line(found),
-    ]
+        found.to_owned(),
+    ])
 }
 
 fn in_words(max_bytes: Option<u64>) -> String {
@@ -123,7 +122,7 @@ mod tests {
         };
         let one = serde_json::json!({ "process": 1, "pools": [pool("calm", false, 0.1), pool("slow", false, 5.0)] });
         let other = serde_json::json!({ "process": 22, "pools": [pool("leaky", true, 0.0)] });
-        let text = of(&[one, other]);
+        let text = of(&[one, other].map(|object| Series::once(&object)));
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "pid  pool   lost    cause  held    limit  in use  oldest owner  why");
         assert_eq!(lines[1], "22   leaky  0.0 %   x      3.0MiB  none   1.0MiB  a\\nb 9.0s     of leaky");

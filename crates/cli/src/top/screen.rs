@@ -9,7 +9,6 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Sparkline};
-use serde_json::Value;
 
 use crate::series::{PoolSeries, Series, lost_ns};
 use pinpool_cli::table::grouped;
@@ -27,7 +26,7 @@ const HEIGHT: u16 = 20;
 const TO_DO: &str = "  to do: ";
 
 /// Draws one pool of a process.
-pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize, process: &Value) {
+pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize) {
     let (no_pool, nothing) = (PoolSeries::default(), Snapshot::default());
     let pool = series.pools.get(at).or(series.pools.first()).unwrap_or(&no_pool);
     let (elapsed, now) = pool.points.last().map_or((0.0, &nothing), |(x, now)| (*x, now));
@@ -55,6 +54,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize, process: &
     .areas(area);
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let elapsed = Time(Duration::from_secs_f64(elapsed));
+    let process = series.process.map_or_else(String::new, |process| process.to_string());
     let title = format!(" {}: {}  process {process}{place}  observed for {elapsed}", pool.name, one_line(&pool.kind));
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);
@@ -242,7 +242,8 @@ mod tests {
         let lines =
             ["leak: 9 buffers of loader/images are out", "  3.0 s lost", "  to do: put them back"].map(str::to_owned);
         let (name, cause) = ("train".to_owned(), "leak".to_owned());
-        let diagnosis = DiagnosisText { pool: name.clone(), cause, is_alarm: true, lines: lines.to_vec() };
+        let diagnosis =
+            DiagnosisText { pool: name.clone(), cause, is_alarm: true, lost_share: None, lines: lines.to_vec() };
         let before = Snapshot { gets: 100, misses: 50, ..Snapshot::default() };
         let oldest = Some(Duration::from_secs(125));
         let tag = "loader\nimages".to_owned();
@@ -264,14 +265,15 @@ mod tests {
             ..before.clone()
         };
         let points = vec![(0.0, before), (1.0, now)];
-        let pool = PoolSeries { name, kind: "adaptive on sim".to_owned(), points, is_running: true };
-        Series { pools: vec![pool], diagnoses: vec![diagnosis], ..Series::default() }
+        let pool =
+            PoolSeries { name, kind: "adaptive on sim".to_owned(), points, is_running: true, ..PoolSeries::default() };
+        Series { process: Some(0), pools: vec![pool], diagnoses: vec![diagnosis], ..Series::default() }
     }
 
     /// The rows, and all red text.
     fn drawn(width: u16, height: u16) -> (Vec<String>, String) {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, &series(), 0, &0.into())).unwrap();
+        terminal.draw(|frame| draw(frame, &series(), 0)).unwrap();
         let buffer = terminal.backend().buffer().clone();
         let row = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
         let red = buffer.content.iter().filter(|cell| cell.fg == Color::Red).map(|cell| cell.symbol()).collect();

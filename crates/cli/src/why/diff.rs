@@ -25,9 +25,9 @@ const ROWS: [(&str, &str); 8] = [
     ("lost", "lost_seconds"),
     ("  waiting", "waiting_seconds"),
     ("  pinning", "pinning_seconds"),
-    ("  remapping", "moving_seconds"),
-    ("requests", "gets"),
-    ("  waited", "short_gets"),
+    ("  remapping", "remapping_seconds"),
+    ("requests", "requests"),
+    ("  waited", "requests_waited"),
 ];
 
 /// Pools are matched by name, or by number if they have no name.
@@ -75,8 +75,8 @@ fn numbers(of: &PoolDiagnosis) -> Value {
     let [total, waiting, pinning, moving] =
         [lost.total_ns(), lost.waiting_ns, lost.pinning_ns, lost.moving_ns].map(|ns| ns as f64 / 1e9);
     json!({
-        "cause": of.diagnosis.cause.name(), "gets": of.gets, "short_gets": of.short_gets, "seconds": lost.of_us as f64 / 1e6,
-        "lost_seconds": total, "waiting_seconds": waiting, "pinning_seconds": pinning, "moving_seconds": moving,
+        "cause": of.diagnosis.cause.name(), "requests": of.gets, "requests_waited": of.short_gets, "seconds": lost.of_us as f64 / 1e6,
+        "lost_seconds": total, "waiting_seconds": waiting, "pinning_seconds": pinning, "remapping_seconds": moving,
     })
 }
 

@@ -37,7 +37,7 @@ fn the_slower_pool_is_shown_with_the_changed_setting() {
     let (fast, slow) = (recorded(dir.path().join("a.gz"), false), recorded(dir.path().join("b.gz"), true));
     let figures = diff(&fast, &slow, &["--json"]).figures();
     let pool = &figures["pools"][0];
-    assert_eq!((&pool["pool"], &pool["before"]["gets"]), (&"train".into(), &40.into()), "{figures}");
+    assert_eq!((&pool["pool"], &pool["before"]["requests"]), (&"train".into(), &40.into()), "{figures}");
     assert!(pool["after"]["pinning_seconds"].as_f64() > pool["before"]["pinning_seconds"].as_f64(), "{figures}");
     let text = diff(&fast, &slow, &[]).stdout;
     assert!(text.contains("\ntrain\n") && text.contains("PINPOOL_PRESET"), "{text}");

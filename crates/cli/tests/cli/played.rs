@@ -40,8 +40,8 @@ fn several_pools_are_advised_one_by_one() {
     let advice = |args: &[&str]| ran("advise", &path, args);
     let worst = advice(&["--json"]);
     worst.check_stderr("it has 2 pools; the advice is for train, which lost most (--pool names another)");
-    assert_eq!(number(&worst.figures(), "gets"), 120, "{}", worst.stdout);
-    assert_eq!(number(&advice(&["--json", "--pool", "quiet"]).figures(), "gets"), 100);
+    assert_eq!(number(&worst.figures(), "requests"), 120, "{}", worst.stdout);
+    assert_eq!(number(&advice(&["--json", "--pool", "quiet"]).figures(), "requests"), 100);
     advice(&["--pool", "none"]).check_stderr("it has no such pool with requests; it has train, quiet");
 }
 

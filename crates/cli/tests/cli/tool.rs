@@ -306,7 +306,7 @@ fn an_empty_directory_exits_with_4() {
 
 #[test]
 fn wrong_arguments_are_refused_with_the_usage_status() {
-    let wrong: [&[&str]; 14] = [
+    let wrong: [&[&str]; 15] = [
         &[],
         &["frobnicate"],
         &["load", "--frobnicate"],
@@ -315,6 +315,7 @@ fn wrong_arguments_are_refused_with_the_usage_status() {
         &["load", "--batch-files", "0"],
         &["load", "--epochs", "0"],
         &["load", "--workers", "0"],
+        &["load", "--synthetic", "0"],
         &["load", "--set", "MAX_BYTES=99999999999GiB"],
         &["load", "--set", "MAX_BYTES=0"],
         &["load", "--synthetic", "4294967295"],
@@ -325,6 +326,9 @@ fn wrong_arguments_are_refused_with_the_usage_status() {
     for args in wrong {
         let ran = run(args);
         assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""), "{args:?}\n{}", ran.stderr);
+        if args.last() == Some(&"0") {
+            assert!(ran.stderr.contains(" is not in 1..") || ran.stderr.contains("less than 1B"), "{}", ran.stderr);
+        }
         assert!(
             ran.stderr.contains("Usage") || ran.stderr.contains("error: invalid value"),
             "{args:?}\n{}",

@@ -35,7 +35,7 @@ pub struct Image {
     width: u32,
     layout: Layout,
     fit: Fit,
-    pixels_max: usize,
+    max_pixels: usize,
 }
 
 /// Most scratch memory that a thread keeps: 22 million pixels. The memory of a larger image is freed afterwards.
@@ -65,18 +65,18 @@ impl Image {
     pub fn new(height: u32, width: u32, layout: Layout, fit: Fit) -> Option<Self> {
         let pixels = u64::from(height) * u64::from(width);
         let fits = usize::try_from(pixels).is_ok_and(|pixels| (1..=pixels::PIXELS_MAX).contains(&pixels));
-        fits.then_some(Self { height, width, layout, fit, pixels_max: pixels::PIXELS_MAX })
+        fits.then_some(Self { height, width, layout, fit, max_pixels: pixels::PIXELS_MAX })
     }
 
     /// Refuses encoded images of more than `most` pixels. Decoding takes 3 bytes per pixel, and 4 more for an interlaced PNG.
     #[must_use]
-    pub fn pixels_max(self, most: usize) -> Self {
-        Self { pixels_max: most.min(pixels::PIXELS_MAX), ..self }
+    pub fn max_pixels(self, most: usize) -> Self {
+        Self { max_pixels: most.min(pixels::PIXELS_MAX), ..self }
     }
 
     fn decode_with(&self, scratch: &mut Scratch, encoded: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
         let Scratch { pixels, resized, resizer } = scratch;
-        let (width, height) = pixels::decode(encoded, self.pixels_max, pixels)?;
+        let (width, height) = pixels::decode(encoded, self.max_pixels, pixels)?;
         let is_of_size = (width, height) == (self.width as usize, self.height as usize);
         match (self.layout, is_of_size) {
             (Layout::Hwc, false) => self.resize(resizer, pixels, (width, height), into),
@@ -261,11 +261,11 @@ mod tests {
     fn an_image_over_the_limit_is_refused_with_the_limit() {
         let image = Image::new(1, 1, Layout::Hwc, Fit::Stretch).unwrap();
         let file = encoded(20, 10, png::ColorType::Grayscale, &[7; 200]);
-        assert_eq!(decoded(image.pixels_max(200), &file), [7; 3]);
-        let error = image.pixels_max(199).decode(&file, &mut [0; 3]).unwrap_err();
-        let text = "an image of 20 x 10 pixels: the limit is 199 (pixels_max, up to 178956970); raise it, or leave the file out";
+        assert_eq!(decoded(image.max_pixels(200), &file), [7; 3]);
+        let error = image.max_pixels(199).decode(&file, &mut [0; 3]).unwrap_err();
+        let text = "an image of 20 x 10 pixels: the limit is 199 (max_pixels, up to 178956970); raise it, or leave the file out";
         assert_eq!(error.to_string(), text);
-        assert_eq!(image.pixels_max(usize::MAX), image, "never above the most that any image may have");
+        assert_eq!(image.max_pixels(usize::MAX), image, "never above the most that any image may have");
     }
 
     #[test]

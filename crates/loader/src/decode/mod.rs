@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The length of each result is known in advance, so that a batch is one array. A header cannot make the decoders allocate more than
-//! [`Image::pixels_max`] permits. Each thread keeps at most 64 MiB of scratch memory for the next image.
+//! [`Image::max_pixels`] permits. Each thread keeps at most 64 MiB of scratch memory for the next image.
 
 #[cfg(feature = "decode")]
 mod image;

@@ -35,7 +35,7 @@ fn check((width, height): Size, most: usize) -> Result<Size, DecodeError> {
     if is_small {
         return Ok((width, height));
     }
-    let limit = format!("{most} (pixels_max, up to {PIXELS_MAX}); raise it, or leave the file out");
+    let limit = format!("{most} (max_pixels, up to {PIXELS_MAX}); raise it, or leave the file out");
     Err(format!("an image of {width} x {height} pixels: the limit is {limit}").into())
 }
 

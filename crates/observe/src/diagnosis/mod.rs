@@ -14,6 +14,7 @@
 //! | `leak` | over three windows one tag holds more and more buffers, none is returned, and requests come no faster |
 //! | | if these are the first three windows: the tag holds most memory, and most other buffers return |
 //! | `other_process` | more than 2 of 1000 requests waited (at least 3, or a hundredth of the time) for memory of other processes |
+//! | | if this pool holds more and keeps most of it for the whole window, the cause is `limit_too_small` |
 //! | `slow_consumer` | requests waited, but serving all of them would use at most a quarter more memory, and buffers are out for long |
 //! | `limit_too_small` | requests waited, and some failed, no buffer is returned, threads wait for each other, or few requests wait long |
 //! | `pool_full` | requests waited otherwise |

@@ -32,8 +32,8 @@ pub enum RefusedBy {
     Limit { could_fit: bool },
     /// Earlier requests are waiting; the first needs this many bytes.
     Queue { first_bytes: u64 },
-    /// A limit that other pools share.
-    Shared,
+    /// A limit that other pools share; whether other processes hold most of it.
+    Shared { by_others: bool },
     /// The driver or the kernel, with its error number.
     Source { code: Option<i64> },
 }
@@ -54,8 +54,8 @@ impl Refused {
     pub fn cause(&self) -> Cause {
         match self.by {
             RefusedBy::Source { .. } => Cause::MemoryRefused,
-            RefusedBy::Shared => Cause::OtherProcess,
-            RefusedBy::Limit { .. } | RefusedBy::Queue { .. } => Cause::LimitTooSmall,
+            RefusedBy::Shared { by_others: true } => Cause::OtherProcess,
+            RefusedBy::Shared { .. } | RefusedBy::Limit { .. } | RefusedBy::Queue { .. } => Cause::LimitTooSmall,
         }
     }
 }
@@ -169,7 +169,7 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
                 ),
             );
         }
-        Some(RefusedBy::Shared) => {
+        Some(RefusedBy::Shared { .. }) => {
             return cause(
                 shortage.refused.map_or_else(String::new, |refused| refused.found.clone()),
                 remedy.to_owned(),

@@ -230,6 +230,23 @@ fn memory_held_by_other_processes_is_blamed_on_them() {
 }
 
 #[test]
+fn a_pool_that_keeps_most_of_a_shared_limit_names_itself() {
+    let short = |of: &mut Snapshot, others_bytes: u64, oldest_s: u64| {
+        held(of, "cache", 3072, oldest_s);
+        (of.short_gets, of.held_bytes) = (of.short_gets + 100, 3 * GIB);
+        (of.limit, of.others_bytes, of.needed_bytes) = (Some(LIMIT.into()), Some(others_bytes), 3 * GIB);
+    };
+    let mut run = Run::new();
+    let diagnosis = run.window(|of| short(of, GIB, 30));
+    assert_eq!((diagnosis.cause, diagnosis.is_alarm), (Cause::LimitTooSmall, true), "{diagnosis}");
+    assert!(
+        diagnosis.advice.is_some_and(|advice| advice.starts_with("return the buffers of tag cache (3.0GiB) sooner"))
+    );
+    assert_eq!(run.cause(|of| short(of, GIB, 1)), Cause::OtherProcess, "its buffers return");
+    assert_eq!(run.cause(|of| short(of, 4 * GIB, 30)), Cause::OtherProcess, "others hold more");
+}
+
+#[test]
 fn repeated_pinning_and_unpinning_is_thrashing_but_a_burst_is_not() {
     let mut run = Run::new();
     run.window(|of| of.held_bytes = GIB);

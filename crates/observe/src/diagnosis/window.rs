@@ -176,6 +176,10 @@ impl<'a> Window<'a> {
         if let Some(others_bytes) = self.missing_at_others() {
             let (own, others) = (Size(now.held_bytes), Size(others_bytes));
             let found = format!("{short}: this pool holds {own} of the shared limit, other processes {others}");
+            if let Some(holder) = self.hoarded().filter(|_| now.held_bytes > others_bytes) {
+                let advice = format!("return the buffers of {holder} sooner, or raise {limit} for all processes");
+                return Some(self.alarm(Cause::LimitTooSmall, found, advice));
+            }
             let advice =
                 format!("raise {limit} for all of them, or reduce what they hold (`pinpool top --all` lists it)");
             return Some(self.alarm(Cause::OtherProcess, found, advice));
@@ -250,6 +254,16 @@ impl<'a> Window<'a> {
         let Snapshot { needed_bytes, max_bytes, others_bytes, .. } = self.now;
         let is_theirs = *needed_bytes > 0 && max_bytes.is_none_or(|own| *needed_bytes <= own);
         (*others_bytes).max(self.before.others_bytes).filter(|&bytes| bytes > 0 && is_theirs)
+    }
+
+    /// Who holds most of this pool, if most of it was kept for the whole window.
+    fn hoarded(&self) -> Option<String> {
+        let Self { now, of, .. } = self;
+        let window = Duration::from_micros(self.lost.of_us);
+        let kept = now.holders.iter().filter(|holder| holder.oldest.map_or(of.puts < now.used, |age| age >= window));
+        let kept_bytes: u64 = kept.clone().map(|holder| holder.bytes).sum();
+        let most = kept.max_by_key(|holder| holder.bytes).filter(|_| kept_bytes > now.held_bytes / 2)?;
+        Some(format!("tag {} ({})", most.tag, Size(most.bytes)))
     }
 
     fn refused(&self, short: String) -> WindowDiagnosis {

@@ -5,6 +5,7 @@
 //!                              └─ at the limit ─▶ wait at the end of the queue; a fallback if larger than the limit
 //!  put      poll the pool ─▶ return the buffer, or leave the queue ─▶ serve
 //!  advance  in steps of at most a second: advance the clock ─▶ poll the pool ─▶ compact ─▶ serve
+//!  poll     run what is due; for a recording only as often as the maintenance thread does
 //!  compact  run the compaction steps that the maintenance thread had time for
 //!  serve    retry the head of the queue until it must wait; a request that timed out becomes a fallback
 //! ```
@@ -23,13 +24,15 @@ use super::sim::SimSource;
 use super::workload::Workload;
 use crate::format::DEFAULT_ALIGN;
 use crate::threads::StepId;
-use pinpool::unstable::{ManualClock, compaction_step, run_due};
+use pinpool::unstable::{ManualClock, compaction_step, maintenance_period, run_due};
 use pinpool::{Error, PinnedBuf, Pool};
 
 mod steps;
 
 /// Longest time between two polls of the pool.
 const POLL_EVERY_US: u64 = 1_000_000;
+/// Shortest time between two polls in which anything may be due.
+const TICK_EVERY_US: u64 = 10_000;
 /// Time after the last return at which the pinned bytes are read.
 const SETTLING_US: u64 = 60_000_000;
 
@@ -45,6 +48,8 @@ pub(super) struct Player<'a> {
     pool: Pool,
     clock: ManualClock,
     source: Arc<SimSource>,
+    /// When the maintenance thread of the program runs next; 0 for a trace of requests.
+    next_poll_us: u64,
     /// When the maintenance thread has finished its compaction.
     compacted_ns: u64,
     max_bytes: Option<u64>,
@@ -91,6 +96,7 @@ impl<'a> Player<'a> {
             pool,
             clock,
             source,
+            next_poll_us: 0,
             compacted_ns: 0,
             max_bytes: replay.max_bytes,
             wait_us: u64::try_from(replay.wait.as_micros()).unwrap_or(u64::MAX),
@@ -149,8 +155,21 @@ impl<'a> Player<'a> {
         }
     }
 
-    fn get(&mut self, name: usize, bytes: u64, step: StepId) -> Result<(), Error> {
+    /// Runs what is due: for a recording, at the pace of the maintenance thread.
+    fn poll(&mut self) {
+        let now_us = self.clock.now_us();
+        if now_us < self.next_poll_us {
+            return;
+        }
         run_due(&self.pool);
+        if self.workload.is_closed {
+            let period = maintenance_period(&self.pool).and_then(|period| u64::try_from(period.as_micros()).ok());
+            self.next_poll_us = now_us + period.unwrap_or(POLL_EVERY_US).clamp(TICK_EVERY_US, POLL_EVERY_US);
+        }
+    }
+
+    fn get(&mut self, name: usize, bytes: u64, step: StepId) -> Result<(), Error> {
+        self.poll();
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let ticket = Ticket { name, bytes, since_us: self.clock.now_us(), step };
         let buffer = if self.queue.is_empty() { self.try_get(&ticket)? } else { None };
@@ -174,7 +193,7 @@ impl<'a> Player<'a> {
     }
 
     fn put(&mut self, name: usize) -> Result<(), Error> {
-        run_due(&self.pool);
+        self.poll();
         if let Some(Some(buffer)) = self.held.remove(&name) {
             self.requested_bytes -= buffer.len() as u64;
         } else if let Some(at) = self.queue.iter().position(|ticket| ticket.name == name)
@@ -200,12 +219,13 @@ impl<'a> Player<'a> {
                 return Ok(());
             }
             let settled_us = self.report.ended_us + SETTLING_US;
-            let stops_us = [Some(now_us + POLL_EVERY_US), Some(settled_us), self.expires_us()].into_iter().flatten();
+            let polls_us = if self.workload.is_closed { self.next_poll_us } else { now_us + POLL_EVERY_US };
+            let stops_us = [Some(polls_us), Some(settled_us), self.expires_us()].into_iter().flatten();
             let next_us = stops_us.filter(|&stop_us| stop_us > now_us).fold(end_us, u64::min);
             let step_us = next_us - now_us;
             self.pinned_byte_us += u128::from(self.pool.stats().memory.held_bytes) * u128::from(step_us);
             self.clock.advance_us(step_us);
-            run_due(&self.pool);
+            self.poll();
             self.compact(now_us);
             self.serve()?;
             (self.observe)(&self.pool);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::Pool;
+use pinpool::{Pool, Preset};
 use pinpool_replay::{Replay, ReplayReport, SourceKind, TraceReader, Workload};
 use serde_json::Value;
 
@@ -173,10 +173,10 @@ fn a_replay_under_tensorflows_policy_costs_as_much_as_tensorflows_pool() {
     let replay = with("ROUNDING=exact");
     let report = replay.play(&seed).unwrap();
     // The statistics match seed.expected, recorded from TensorFlow's pool.
-    assert_eq!((report.preset, report.page_locks, report.bytes_locked), ("tensorflow", 11_256, 507_645_600));
+    assert_eq!((report.preset, report.page_locks, report.bytes_locked), (Preset::TensorFlow, 11_256, 507_645_600));
     assert_eq!((report.evicted, report.pool_size_limit, report.raises), (11_000, 281, 11));
     let adaptive = Replay::default().play(&seed).unwrap();
-    assert_eq!((adaptive.gets, adaptive.preset), (report.gets, "adaptive"));
+    assert_eq!((adaptive.gets, adaptive.preset), (report.gets, Preset::Adaptive));
     assert!(adaptive.page_locks < 100, "{adaptive:?}");
 }
 

@@ -82,7 +82,7 @@ fn a_ticket_is_received_once_and_by_its_own_buffers_alone() {
     drop(held);
     refused(&slabs, &ticket, "received before, and its buffer was returned");
     let again: Vec<_> = (0..2).map(|_| sent(&worker, b"b", 0)).collect();
-    refused(&slabs, &ticket, "in use 2 by now");
+    refused(&slabs, &ticket, "the buffer has generation 2");
     let mut forged = again[0].to_bytes();
     forged[24] = 99;
     refused(&slabs, &Ticket::from_bytes(&forged).unwrap(), "length");
@@ -237,18 +237,23 @@ fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
         let error = SlabWorker::attach(descriptor).unwrap_err();
         assert!(error.is_shared() && error.to_string().contains(words), "{words}: {error}");
     };
-    refused(File::open("/dev/null").unwrap().into(), "no memory file");
+    refused(File::open("/dev/null").unwrap().into(), "not a memory file");
     refused(tempfile::tempfile().unwrap().into(), "");
     refused(memory_file(0, 1 << 20), "F_SEAL_SHRINK");
     let shrink = libc::F_SEAL_SHRINK;
     refused(memory_file(shrink, 0), "empty");
     refused(memory_file(shrink, 100), "less than a header");
-    refused(memory_file(shrink, 1 << 20), "none of shared buffers");
+    refused(memory_file(shrink, 1 << 20), "does not contain shared buffers");
     refused(memory_file(shrink | libc::F_SEAL_WRITE, 1 << 20), "F_SEAL_WRITE");
     refused(changed(&slabs, |bytes| bytes[8] = 9), "version 9");
-    refused(changed(&slabs, |bytes| bytes.truncate(4096)), "cut off");
-    refused(changed(&slabs, |bytes| bytes[12] = 0), "not complete");
-    refused(changed(&slabs, |bytes| bytes[56] = 200), "do not fit together");
+    refused(
+        changed(&slabs, |bytes| bytes.truncate(4096)),
+        "the file has 4096 B and the header claims 2 buffers of 100 B",
+    );
+    refused(changed(&slabs, |bytes| bytes[0] = 0), "does not contain shared buffers");
+    for (at, value) in [(12, 0), (12, 200), (31, 255)] {
+        refused(changed(&slabs, |bytes| bytes[at] = value), "it is truncated or damaged");
+    }
     let error = SlabWorker::attach(changed(&slabs, |_| {})).unwrap_err();
     assert!(error.is_peer(), "a copy has no trainer: {error}");
     for (bytes, buffers) in [(0, 1), (1, 0), (1, 1 << 20), (usize::MAX, 2), (usize::MAX / 2, 3)] {

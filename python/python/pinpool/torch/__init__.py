@@ -10,7 +10,8 @@ show the pool.
 The C++ interface of torch's host allocator differs between versions of torch. Wheels contain `host_allocator.cpp`, which implements it,
 compiled for the versions known when `build_wheels.sh` built them. Otherwise, and always after `pip install ./python`, the first call
 compiles it (about 10 s) and keeps it in torch's extension cache (`TORCH_EXTENSIONS_DIR`). This needs a C++ compiler and
-`pip install ninja setuptools`, but no CUDA toolkit.
+`pip install ninja setuptools`, but no CUDA toolkit. If a compilation was killed, delete the file `lock` in its folder there, because torch
+waits for that file to disappear.
 
 The pool does not serve memory requested while a CUDA graph is captured (torch keeps it with the graph), memory pinned before `install`,
 and memory that other libraries register with `cudaHostRegister`.
@@ -19,9 +20,11 @@ and memory that other libraries register with `cudaHostRegister`.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sysconfig
 import threading
@@ -57,8 +60,9 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
     Args:
         pool: a `pinpool.Pool`; by default a new one.
         settings: settings of a new `pinpool.Pool`, with other defaults: `max_bytes` is three quarters of the memory of the cgroup or
-            machine, divided by `LOCAL_WORLD_SIZE` (a log line states it); `backend` is "gpu", so that memory is never pageable; `device`
-            is torch's current GPU if torch has started CUDA, else the GPU of `LOCAL_RANK`, else 0.
+            machine, divided by `LOCAL_WORLD_SIZE` (a log line states it), so several processes of a launcher that does not set this
+            variable need `max_bytes`; `backend` is "gpu", so that memory is never pageable; `device` is torch's current GPU if torch has
+            started CUDA, else the GPU of `LOCAL_RANK`, else 0.
 
     Raises:
         PinpoolError: torch is missing, older than 2.11, or built for ROCm; or another pool is installed.
@@ -73,7 +77,7 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
             raise PinpoolError("a pool serves torch's pinned memory already: call pinpool.torch.uninstall() first")
         shim = _load()
         if pool is None:
-            pool = _pinpool_pool(**settings)
+            pool = _new_pool(**settings)
         _warn_of_ignored_settings()
         error = ctypes.create_string_buffer(1024)
         functions = ctypes.c_void_p(_pinpool._torch_functions(pool))
@@ -108,10 +112,11 @@ def pool() -> Pool | None:
     return _installed
 
 
-def _pinpool_pool(**settings: Any) -> Pool:
-    if "device" not in settings and not os.environ.get("PINPOOL_DEVICE"):
+def _new_pool(**settings: Any) -> Pool:
+    environ = os.environ if settings.get("env", True) else {}
+    if settings.get("device") is None and not environ.get("PINPOOL_DEVICE"):
         settings["device"] = _device()
-    if settings.get("backend") is None and os.environ.get("PINPOOL_BACKEND", "auto") in ("", "auto"):
+    if settings.get("backend") is None and environ.get("PINPOOL_BACKEND", "auto") in ("", "auto"):
         settings["backend"] = "gpu"
     chosen = _limit.choose(settings, os.environ, _pinpool._host_memory())
     if chosen is not None:
@@ -158,7 +163,7 @@ def _load() -> ctypes.CDLL:
         )
     if torch.version.hip is not None:
         raise PinpoolError(f"torch {torch.__version__} is built for ROCm, and pinpool pins memory with CUDA: install a CUDA build of torch")
-    shim = _of_the_wheel(torch.__version__) or ctypes.CDLL(_compiled(torch.__version__))
+    shim = _prebuilt_shim(torch.__version__) or ctypes.CDLL(_compile_shim(torch.__version__))
     shim.pinpool_torch_install.restype = ctypes.c_int
     shim.pinpool_torch_uninstall.restype = ctypes.c_size_t
     _shim = shim
@@ -167,7 +172,7 @@ def _load() -> ctypes.CDLL:
     return shim
 
 
-def _of_the_wheel(version: str) -> ctypes.CDLL | None:
+def _prebuilt_shim(version: str) -> ctypes.CDLL | None:
     """The allocator that the wheel contains for this version of torch."""
     release = re.fullmatch(r"(\d+)\.(\d+)\.\d+(?:\+.*)?", version)
     path = _SHIMS / f"torch_{release[1]}_{release[2]}.so" if release else None
@@ -181,20 +186,22 @@ def _of_the_wheel(version: str) -> ctypes.CDLL | None:
         return None
 
 
-def _compiled(version: str) -> str:
-    """The path of the allocator compiled for this version of torch."""
+def _compile_shim(version: str) -> str:
+    """Compiles the allocator for this version of torch, and returns its path."""
     global _failures
-    # torch would not repeat a failed build of the same name.
+    # torch keeps one library per name. It would not repeat a failed build, and two versions of pinpool would load the same one.
     again = f"_{_failures}" if _failures else ""
+    source = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
     search = os.environ.get("PATH")
     _log.info("torch compiling: compiling the allocator for torch %s once, which takes about ten seconds", version)
     try:
         from torch.utils import cpp_extension
 
-        # pip installs ninja there, whether or not the environment of this interpreter is activated.
-        os.environ["PATH"] = os.pathsep.join([search or os.defpath, sysconfig.get_path("scripts")])
+        if shutil.which("ninja") is None:
+            # pip installs it there, whether or not the environment of this interpreter is activated.
+            os.environ["PATH"] = os.pathsep.join([search or os.defpath, sysconfig.get_path("scripts")])
         library: str = cpp_extension.load(
-            name=f"pinpool_torch_{re.sub(r'[^0-9A-Za-z_]', '_', version)}{again}",
+            name=f"pinpool_torch_{re.sub(r'[^0-9A-Za-z_]', '_', version)}_{source}{again}",
             sources=[os.fspath(_SOURCE)],
             extra_cflags=["-O2"],
             is_python_module=False,

@@ -207,11 +207,9 @@ class HostAllocator final : public at::HostAllocator {
       history_.add(TraceEntry::OOM, nullptr, bytes, context);
       TORCH_CHECK_WITH(OutOfMemoryError, false, "pinpool: ", error);
     }
-    {
-      const std::lock_guard<std::mutex> guard(blocks_mutex_);
-      blocks_.emplace(address, Block{handle, bytes, {}, context});
-      requests_.increase(1);
-      bytes_.increase(bytes);
+    if (!add({handle, bytes, {}, context}, address)) {
+      functions_.put(handle, nullptr, 0);
+      return own_->allocate(bytes);
     }
     history_.add(TraceEntry::ALLOC, address, bytes, std::move(context));
     // The context is the address, as raw_allocate requires.
@@ -394,6 +392,18 @@ class HostAllocator final : public at::HostAllocator {
  private:
   using Blocks = std::map<void*, Block>;
 
+  // Returns false after `pass_on`: the caller of `uninstall` may have counted the blocks already, and then nothing would track this one.
+  bool add(Block block, void* address) {
+    const std::lock_guard<std::mutex> guard(blocks_mutex_);
+    if (passes_on()) {
+      return false;
+    }
+    requests_.increase(1);
+    bytes_.increase(block.bytes);
+    blocks_.emplace(address, std::move(block));
+    return true;
+  }
+
   // The caller holds the lock.
   void forget_capture(c10::MempoolId_t pool) {
     const auto of_pool = [&](const auto& capture) { return capture.first == pool; };
@@ -544,6 +554,7 @@ int pinpool_torch_install(const pinpool_torch_functions* functions, char* error,
     installed.store(allocator, std::memory_order_release);
     at::setHostAllocator(kDevice, allocator, kPriority);
     if (at::getHostAllocator(kDevice) != allocator) {
+      allocator->pass_on(); // It is not installed, so a later call may try again.
       std::snprintf(error, error_bytes, "another allocator of pinned memory with a higher priority is installed");
       return 1;
     }

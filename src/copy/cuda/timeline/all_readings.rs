@@ -109,7 +109,7 @@ impl Stream {
             Step::KeepReading => self.old = self.done,
         }
         self.seen = sequence.seen();
-        assert!(self.seen <= self.done, "a copy that is not over counts as over");
+        assert!(self.seen <= self.done, "a copy that is not complete counts as complete");
         self
     }
 

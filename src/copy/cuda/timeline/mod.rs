@@ -69,6 +69,13 @@ pub(crate) fn held_bytes() -> u64 {
     HELD_BYTES.load(Ordering::Relaxed)
 }
 
+/// Whether copies record events instead, as with a driver that writes no words: for tests and benches.
+static ARE_OFF: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn turn_off(are_off: bool) {
+    ARE_OFF.store(are_off, Ordering::Relaxed);
+}
+
 /// The timelines in use in this process, by the numbers of their streams' ids.
 static TIMELINES: OfProcess<Mutex<BTreeMap<u64, &'static Timeline>>> = OfProcess::new(Mutex::default);
 
@@ -122,7 +129,10 @@ impl Timeline {
 
     /// The timeline of the stream with this id, if it has one.
     pub(super) fn known(id: u64) -> Option<&'static Self> {
-        // Relaxed: `write` checks under the lock.
+        // Relaxed, here and below: a switch; and `write` checks the id under the lock.
+        if ARE_OFF.load(Ordering::Relaxed) {
+            return None;
+        }
         let is_it = |timeline: &&Self| timeline.id.load(Ordering::Relaxed) == id;
         if let Some(last) = LAST.get().filter(is_it) {
             return Some(last);
@@ -171,8 +181,9 @@ impl TimelinePages {
         if let Some(known) = Timeline::known(id.number()) {
             return Some(known).filter(is_own);
         }
-        // Relaxed: a hint.
-        if self.are_refused.load(Ordering::Relaxed) || driver::symbol(c"cuStreamWriteValue32_v2").is_none() {
+        // Relaxed: hints.
+        let are_refused = self.are_refused.load(Ordering::Relaxed) || ARE_OFF.load(Ordering::Relaxed);
+        if are_refused || driver::symbol(c"cuStreamWriteValue32_v2").is_none() {
             return None;
         }
         // Made before any thread waits, since waiters query it (timeline-I3).

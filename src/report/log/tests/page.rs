@@ -119,7 +119,7 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.pressure_ended());
     add(&|| log.lowered(110, 100));
     add(&|| log.limit_changed(Some(24 * MIB), Some(64 * MIB), "set_max_bytes"));
-    add(&|| log.partition("eval", 16 * MIB, Some(8 * MIB)));
+    add(&|| log.partition("eval", Some(16 * MIB), Some(8 * MIB)));
     add(&|| log.waiting(500_000, 524_288));
     add(&|| log.waited(500_000, Duration::from_micros(5_130), true));
     add(&|| log.full(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));

@@ -23,7 +23,13 @@ pub(super) fn diagnoses(found: &LogContent, history: &History) -> Vec<DiagnosisT
         let advice = trend.advice(pool).join("\n  ");
         let lines = format!("{cause}: {advice}").lines().map(str::to_owned).collect();
         let origin = pool.origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"));
-        DiagnosisText { pool: format!("pool {number}{origin}"), cause, is_alarm: trend == Trend::Thrashing, lines }
+        DiagnosisText {
+            pool: format!("pool {number}{origin}"),
+            cause,
+            is_alarm: trend == Trend::Thrashing,
+            lost_share: None,
+            lines,
+        }
     };
     let mut all: Vec<_> = match found.diagnoses.is_empty() {
         true => history.pools.iter().zip(1..).map(of_trend).collect(),
