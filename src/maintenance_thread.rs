@@ -304,11 +304,12 @@ impl MaintenanceThread {
             pace.set(one.pace().max(pace.get()));
             deadline.set(one.deadline().into_iter().chain(deadline.get()).min());
         };
-        let maintain = |one: &dyn Maintained| {
+        let is_current = self.call_each(number, |one| {
             // A panic is reported by the process's hook and stops nothing else.
             caught(|| one.maintain());
-        };
-        if !self.call_each(number, maintain) || !self.call_each(number, check) {
+            check(one);
+        });
+        if !is_current {
             return None;
         }
         // Relaxed: ordered by the barrier (maint-I1).

@@ -15,7 +15,7 @@ use crate::errors::with_text;
 /// The error of a stream for which no fence could be recorded.
 pub(crate) struct Unfenced {
     pub(crate) error: PyErr,
-    /// Whether the stream may have work. Its end is unknown.
+    /// The stream may have work that ends at an unknown time.
     pub(crate) may_run: bool,
 }
 
@@ -72,11 +72,11 @@ impl Stream {
         // SAFETY: the documentation requires a live stream.
         let stream = unsafe { raw(self.handle) };
         let marked = match self.device {
-            Some(device) => stream.on_device(device).mark(),
+            Some(device) => stream.on_device(device).record_fence(),
             // A default stream, on a thread without a current context.
-            None => stream.mark().or_else(|error| {
+            None => stream.record_fence().or_else(|error| {
                 if error.is_request() && self.handle <= PER_THREAD {
-                    stream.on_device(pool_device).mark()
+                    stream.on_device(pool_device).record_fence()
                 } else {
                     Err(error)
                 }

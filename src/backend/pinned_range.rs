@@ -24,7 +24,7 @@ pub enum PinnedBy {
     Kernel,
 }
 
-/// What pins a region.
+/// The owner of a pin.
 #[derive(Debug)]
 pub(crate) enum PinnedRange {
     /// Nothing pins it.

@@ -25,7 +25,7 @@ use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
 use crate::driver::calls;
 use crate::driver::device::Device;
-use crate::driver::virtual_memory::attribute;
+use crate::driver::vmm::attribute;
 use crate::error::{Retry, SourceError};
 use pinpool_os::sync::{Condvar, Mutex};
 

@@ -23,7 +23,7 @@ pub struct PendingBuf {
 }
 
 impl PendingBuf {
-    /// Whether the copy has completed. Does not wait.
+    /// Returns whether the copy has completed. Does not wait.
     ///
     /// # Errors
     ///
@@ -231,7 +231,7 @@ impl PinnedBuf {
     /// [`Error::is_device`] if no fence can be recorded on the stream, [`Error::is_capture`] if it is capturing a graph. The memory
     /// is never reused, unless [`CopyError::into_buf`] takes the buffer out of the error.
     pub fn release_after<S: CopyStream + ?Sized>(self, stream: &S) -> Result<(), CopyError> {
-        self.release_behind(|| stream.mark().map(Some))
+        self.release_behind(|| stream.record_fence().map(Some))
     }
 
     /// Consumes the buffer as [`release_after`](PinnedBuf::release_after) does, for the work that `event` covers now: all work
@@ -251,7 +251,7 @@ impl PinnedBuf {
 
     /// Records that the work enqueued so far on another library's stream uses the buffer, which returns to the pool only when that
     /// work has also completed. Takes the raw handle of the driver or the runtime (`cudaStream_t` is the same). A default stream, such
-    /// as null, is that of this thread and its current context. For cudarc streams use [`release_after`](PinnedBuf::release_after).
+    /// as null, belongs to this thread and its current context. For cudarc streams use [`release_after`](PinnedBuf::release_after).
     ///
     /// # Errors
     ///
@@ -294,15 +294,15 @@ impl PinnedBuf {
         self.record_work(event.addr(), || unsafe { copy::cuda::fence_behind_event_handle(event) })
     }
 
-    /// Records the fence that `mark` makes behind work of the stream or event `handle`, which may write to the buffer.
+    /// Records the fence that `make_fence` returns behind work of the stream or event `handle`, which may write to the buffer.
     #[cfg(feature = "cuda")]
-    fn record_work(&mut self, handle: usize, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
+    fn record_work(&mut self, handle: usize, make_fence: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
         block.check_process()?;
-        let (id, marked) = (copy::cuda::work_id(handle), mark());
+        let (id, made) = (copy::cuda::work_id(handle), make_fence());
         let fences = &mut block.state_mut().copy_fences;
         fences.forget_completed();
-        match marked {
+        match made {
             Ok(fence) => {
                 fences.forget_unfenced(id);
                 fence.into_iter().for_each(|fence| fences.record_write(fence));
@@ -323,12 +323,12 @@ impl PinnedBuf {
         }
     }
 
-    /// Consumes the buffer; it is reused after the fence that `mark` makes, or at once if there is none.
-    fn release_behind(mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<(), CopyError> {
+    /// Consumes the buffer; it is reused after the fence that `make_fence` returns, or at once if there is none.
+    fn release_behind(mut self, make_fence: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<(), CopyError> {
         // Not by the length: others may still use the memory of a buffer that was truncated to nothing.
         let Some(block) = &*self.block else { return Ok(()) };
         block.check_process().map_err(|error| CopyError { error, buf: None })?;
-        match mark() {
+        match make_fence() {
             Ok(Some(fence)) => {
                 if let Some(block) = self.block.take() {
                     block.put_after(fence);

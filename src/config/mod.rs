@@ -63,7 +63,7 @@ impl From<Option<u64>> for Limit {
     }
 }
 
-/// What a request does when its wait times out.
+/// The outcome of a request if its wait times out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnFull {

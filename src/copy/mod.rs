@@ -111,7 +111,7 @@ pub unsafe trait CopyStream {
     /// # Errors
     ///
     /// [`Error::is_device`] if no fence can be recorded, [`Error::is_capture`] if the stream is capturing a graph.
-    fn mark(&self) -> Result<Arc<dyn Fence>>;
+    fn record_fence(&self) -> Result<Arc<dyn Fence>>;
 }
 
 /// Why a copy was not enqueued, failed, or cannot be tracked.

@@ -28,8 +28,8 @@ macro_rules! calls {
         /// # Safety
         ///
         /// The driver's manual states the conditions of this call.
-        $vis unsafe fn $function($($arg: $type),*) -> Result<(), crate::driver::code::Failed> {
-            use crate::driver::code::{Code, Failed};
+        $vis unsafe fn $function($($arg: $type),*) -> Result<(), super::code::Failed> {
+            use super::code::{Code, Failed};
             type Call = unsafe extern "C" fn($($type),*) -> c_int;
             /// `None` if this driver does not have the function.
             static FOUND: std::sync::OnceLock<Option<Call>> = std::sync::OnceLock::new();
@@ -37,7 +37,7 @@ macro_rules! calls {
                 Some(call) => *call,
                 None => {
                     // SAFETY: the driver exports this name with these arguments (its header), and is never unloaded.
-                    let found = crate::driver::symbol($name).map(|found| unsafe { std::mem::transmute::<std::ptr::NonNull<_>, Call>(found) });
+                    let found = super::library::symbol($name).map(|found| unsafe { std::mem::transmute::<std::ptr::NonNull<_>, Call>(found) });
                     *FOUND.get_or_init(|| found)
                 }
             };
@@ -127,7 +127,7 @@ calls! {
         c"cuMemcpyDtoHAsync_v2"(target: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream);
 }
 
-/// Whether the device has a primary context; makes none.
+/// Returns whether the device has a primary context; makes none.
 pub(crate) fn is_primary_active(device: CUdevice) -> Result<bool, Failed> {
     let (mut flags, mut is_active) = (0, 0);
     // SAFETY: both take results; the driver refuses a device that it does not know.
@@ -153,7 +153,7 @@ pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, Failed> {
     unsafe { exchange_capture_mode_call(&raw mut mode) }.map(|()| mode)
 }
 
-/// Whether the stream captures a graph. The query invalidates no capture.
+/// Returns whether the stream captures a graph. The query invalidates no capture.
 ///
 /// # Safety
 ///

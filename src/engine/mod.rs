@@ -28,7 +28,7 @@ mod user_block;
 mod wait_queue;
 
 pub(crate) use self::core::{AutoLimit, BlockRequest, CachedShard, Core, PartitionCore};
-pub(crate) use self::memory::{Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, Pageable, granule_bytes};
+pub(crate) use self::memory::{Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, granule_bytes};
 pub(crate) use self::meter::clock::Timekeeper;
 pub(crate) use self::meter::owners::Tag;
 pub(crate) use self::user_block::Block;

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The module owns the items in flight. It blocks a caller only in a wait, and it never frees or reuses an
-//! item: completed and lost items leave by return value. Two streams with one number cost at most a delay, since each item waits for
+//! item: completed and failed items leave by return value. Two streams with one number cost at most a delay, since each item waits for
 //! its own fences.
 //!
 //! A user may implement a fence, and a query may call a driver. So fences are queried and dropped without a lock: one thread at a
@@ -72,7 +72,7 @@ pub(crate) struct Swept<T> {
     /// Items with completed copies, in the order found. A few need no allocation.
     pub(crate) completed: SmallVec<[T; 8]>,
     /// Items with copies that may run for an unknown time (in-flight-I2).
-    pub(crate) lost: Vec<LostItem<T>>,
+    pub(crate) failed: Vec<FailedItem<T>>,
 }
 
 /// The items at the end of a pool, after a last query.
@@ -89,7 +89,7 @@ pub(crate) struct Ended<T> {
 
 /// An item with a fence that failed.
 #[derive(Debug)]
-pub(crate) struct LostItem<T> {
+pub(crate) struct FailedItem<T> {
     pub(crate) item: T,
     pub(crate) error: Error,
     /// To be queried again; `None` if that is useless.
@@ -212,7 +212,7 @@ impl<T> InFlight<T> {
 
     /// Returns the completed items. Skips the queues that other threads are querying.
     pub(crate) fn sweep(&self, scope: QueryScope) -> Swept<T> {
-        let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
+        let mut swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
         let (mut fences, mut pending) = (SmallVec::<[SharedFence; 8]>::new(), SmallVec::<[u64; 4]>::new());
         let (mut bytes, mut queues) = (0, self.queues.lock());
         for queue in &mut queues.queues {
@@ -262,7 +262,7 @@ impl<T> InFlight<T> {
             self.publish(queues.counts);
             (std::mem::take(&mut queues.queues), std::mem::take(&mut queues.failed))
         };
-        let swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
+        let swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
         let mut ended = Ended { swept, abandoned: Vec::new(), recovered: Vec::new(), failed: Vec::new() };
         for Queue { copies, is_claimed, .. } in queues {
             for copy in copies {
@@ -270,7 +270,7 @@ impl<T> InFlight<T> {
                 match if is_claimed { Ok(false) } else { query(&*fence) } {
                     Ok(true) => ended.swept.completed.push(item),
                     Ok(false) => ended.abandoned.push(item),
-                    Err(Refusal { error, .. }) => ended.swept.lost.push(LostItem { item, error, fence: None }),
+                    Err(Refusal { error, .. }) => ended.swept.failed.push(FailedItem { item, error, fence: None }),
                 }
                 discard(fence);
             }
@@ -308,11 +308,11 @@ impl<T> InFlight<T> {
         let most = most.min(queues.failed.len());
         let queried: Vec<_> = queues.failed.drain(..most).collect();
         drop(queues);
-        let (mut over, mut lost, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut completed, mut leaked, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for (item, fence) in queried {
             match query(&*fence) {
-                Ok(true) => over.push(item),
-                Err(refusal) if refusal.is_final => lost.push(item),
+                Ok(true) => completed.push(item),
+                Err(refusal) if refusal.is_final => leaked.push(item),
                 _ => {
                     unknown.push((item, fence));
                     continue;
@@ -326,20 +326,20 @@ impl<T> InFlight<T> {
             drop(queues);
             for (item, fence) in unknown {
                 discard(fence);
-                lost.push(item);
+                leaked.push(item);
             }
         } else {
-            let left = (over.len() + lost.len()) as u64;
+            let left = (completed.len() + leaked.len()) as u64;
             queues.counts.held -= left;
             queues.counts.failed -= left;
             self.publish(queues.counts);
             queues.failed.extend(unknown);
         }
-        (over, lost)
+        (completed, leaked)
     }
 }
 
-impl<T> LostItem<T> {
+impl<T> FailedItem<T> {
     /// Discards a fence that is not queried again. No lock is held.
     fn new(item: T, fence: SharedFence, refusal: Refusal) -> Self {
         let Refusal { error, is_final } = refusal;
@@ -385,7 +385,7 @@ impl<T> Claim<'_, T> {
                     discard(fence);
                     swept.completed.push(item);
                 }
-                Err(refusal) => swept.lost.push(LostItem::new(item, fence, refusal)),
+                Err(refusal) => swept.failed.push(FailedItem::new(item, fence, refusal)),
             }
         }
     }
@@ -429,7 +429,7 @@ mod tests {
         let in_flight = InFlight::new();
         let broken = [1, 2, 3].map(|item| insert(&in_flight, item, item.into()));
         broken.iter().for_each(|fence| fence.fail());
-        for LostItem { item, fence, .. } in in_flight.sweep(QueryScope::Unknown).lost {
+        for FailedItem { item, fence, .. } in in_flight.sweep(QueryScope::Unknown).failed {
             in_flight.quarantine(item, fence.unwrap()).unwrap();
         }
         assert_eq!((in_flight.query_failed(usize::MAX).0, in_flight.failed(), in_flight.count()), (Vec::new(), 3, 0));
@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(completed(&in_flight), (1..=64).collect::<Vec<_>>());
         assert_eq!((in_flight.count(), in_flight.bytes()), (1, 1));
         let failed = in_flight.sweep(QueryScope::All);
-        assert_eq!((failed.completed.len(), failed.lost.len()), (0, 1), "the device has failed");
+        assert_eq!((failed.completed.len(), failed.failed.len()), (0, 1), "the device has failed");
     }
 
     #[test]
@@ -543,9 +543,9 @@ mod tests {
         let (claim, first) = in_flight.claim(1).unwrap();
         assert_eq!(in_flight.end().abandoned, [1], "another thread is querying it");
         let later = insert(&in_flight, 2, 1);
-        let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
+        let mut swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
         claim.sweep(first, QueryScope::Unknown, &mut swept);
-        assert!(swept.completed.is_empty() && swept.lost.is_empty());
+        assert!(swept.completed.is_empty() && swept.failed.is_empty());
         drop(claim);
         later.finish();
         assert_eq!(completed(&in_flight), [2]);
@@ -559,8 +559,11 @@ mod tests {
         behind.finish();
         broken.fail();
         assert!(in_flight.oldest(0).is_some());
-        let Ended { swept: Swept { completed, lost }, abandoned, .. } = in_flight.end();
-        assert_eq!((completed.as_slice(), lost[0].item, abandoned.as_slice()), ([2].as_slice(), 3, [1, 4].as_slice()));
+        let Ended { swept: Swept { completed, failed }, abandoned, .. } = in_flight.end();
+        assert_eq!(
+            (completed.as_slice(), failed[0].item, abandoned.as_slice()),
+            ([2].as_slice(), 3, [1, 4].as_slice())
+        );
         assert!(in_flight.oldest(0).is_none());
         assert_eq!((in_flight.count(), in_flight.bytes()), (0, 0));
     }

@@ -66,7 +66,7 @@ fn insert(in_flight: &Items, copied: &Arc<Copied>) {
 
 /// Uses what a sweep returned. Returns how many that are.
 fn reuse(swept: Swept<Arc<Copied>>) -> usize {
-    assert!(swept.lost.is_empty());
+    assert!(swept.failed.is_empty());
     swept.completed.iter().for_each(|copied| copied.reuse());
     swept.completed.len()
 }

@@ -8,9 +8,9 @@ use crate::error::{ErrorKind, Result};
 impl Pool {
     /// Pins `bytes` now, by the fastest method of the backend, and keeps them until the pool ends. Logs its progress. A slow call.
     ///
-    /// With `PINPOOL_RESERVE_WAIT=0` it returns after about 8 MiB, and a thread of the pool pins the
-    /// rest in steps of about 8 MiB (64 MiB on `register` and `cuda`, which is also the longest buffer there). Requests have
-    /// priority, and the memory that they pin meanwhile becomes part of the reserve. A limit below the reserve pauses it. If the
+    /// With `PINPOOL_RESERVE_WAIT=0` it returns after about 8 MiB, and the maintenance thread pins the
+    /// rest in steps of about 8 MiB (64 MiB on `register` and `cuda`, which is also the longest buffer there). The memory that requests
+    /// pin meanwhile becomes part of the reserve. A limit below the reserve pauses it. If the
     /// driver or the kernel refuses a step, the rest is abandoned with a warning; call this again once the cause is fixed.
     /// [`MemoryStats::reserve_fraction`](crate::stats::MemoryStats::reserve_fraction) shows the progress, and
     /// [`wait_reserved`](Self::wait_reserved) waits for completion.

@@ -10,7 +10,7 @@ use crate::backend::{self, Backend, Chosen, Source, VirtualMemory};
 use crate::config::env::{self, VariableReport};
 use crate::config::{Config, Limit, OnFull, Preset, SharedLimitName};
 use crate::engine::{
-    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, Pageable, Timekeeper, granule_bytes,
+    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, OneEach, Timekeeper, granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::quota::{Budget, Claim, Member};
@@ -75,7 +75,7 @@ impl PoolStart {
 
         let recorder = self.recorder(config, &*chosen.source)?;
         let source = CalledSource::new(chosen.source, recorder.clone());
-        let pageable = (config.on_full == OnFull::Pageable).then(|| Pageable::new(max_bytes));
+        let pageable = (config.on_full == OnFull::Pageable).then(|| OneEach::pageable(max_bytes));
         let memory = self.memory(config, source, Budget::of_pool(max_bytes, member, shared), pageable)?;
         let time = Timekeeper::new(self.clock.clone());
         let core = Core::new(config.clone(), memory, time, log.clone(), recorder, limit);
@@ -152,13 +152,7 @@ impl PoolStart {
         Ok(None)
     }
 
-    fn memory(
-        &self,
-        config: &Config,
-        source: CalledSource,
-        claim: Claim,
-        pageable: Option<Pageable>,
-    ) -> Result<Memory> {
+    fn memory(&self, config: &Config, source: CalledSource, claim: Claim, pageable: Option<OneEach>) -> Result<Memory> {
         let log = self.log.clone();
         if config.preset == Preset::TensorFlow {
             return Ok(Memory::one_each(source, claim, pageable, log));

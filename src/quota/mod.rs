@@ -6,7 +6,7 @@
 //!     └─ process (the `auto` pools together) or host (`PINPOOL_LEDGER`)
 //!
 //!   claim(n) ─┬▶ Claim ──▶ the slow call; dropping the claim returns the bytes
-//!             └▶ QuotaExceeded: the level that refused, and its shortfall
+//!             └▶ QuotaExceeded: the level that refused
 //! ```
 //!
 //! Pageable memory has a separate budget. Never calls a source and never waits.
@@ -54,8 +54,8 @@ pub(crate) enum LimitLevel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QuotaExceeded {
     pub(crate) level: LimitLevel,
-    /// Bytes that would have to be returned to that level.
-    pub(crate) shortfall: u64,
+    /// The bytes of the refused claim.
+    pub(crate) bytes: u64,
     /// Whether it would fit if nothing else were claimed.
     pub(crate) could_fit: bool,
 }
@@ -174,9 +174,7 @@ impl Budget {
         let max_bytes = self.max_bytes.load(Ordering::Relaxed);
         let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= max_bytes);
         let grown = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        // At least 1: a sum can overflow without a limit.
-        let missing_bytes = |used: u64| used.saturating_add(bytes).saturating_sub(max_bytes).max(1);
-        grown.map(drop).map_err(|used| self.permanent_refusal(bytes).unwrap_or_else(|| self.full(missing_bytes(used))))
+        grown.map(drop).map_err(|_| self.refusal(bytes))
     }
 
     fn release(&self, bytes: u64) {
@@ -193,10 +191,14 @@ impl Budget {
         }
     }
 
+    /// The refusal of `bytes`, which this budget has no room for now: by the first limit that is lower, else by this budget.
+    pub(crate) fn refusal(&self, bytes: u64) -> QuotaExceeded {
+        self.permanent_refusal(bytes).unwrap_or_else(|| self.full(bytes))
+    }
+
     /// Why `bytes` can never be claimed: the first limit that is lower.
-    pub(crate) fn permanent_refusal(&self, bytes: u64) -> Option<QuotaExceeded> {
-        let over_bytes = bytes.saturating_sub(self.limit());
-        let here = (over_bytes > 0).then_some(QuotaExceeded { could_fit: false, ..self.full(over_bytes) });
+    fn permanent_refusal(&self, bytes: u64) -> Option<QuotaExceeded> {
+        let here = (bytes > self.limit()).then_some(QuotaExceeded { could_fit: false, ..self.full(bytes) });
         here.or_else(|| Some(self.shared_refusal(bytes)).filter(|over| !over.could_fit))
     }
 
@@ -208,7 +210,7 @@ impl Budget {
     /// The refusal of the level that has no room for `bytes` now.
     pub(crate) fn current_refusal(&self, bytes: u64) -> QuotaExceeded {
         let shared = self.current_shared_refusal(bytes).filter(|_| bytes <= self.own_room_bytes());
-        shared.unwrap_or_else(|| self.full(bytes.saturating_sub(self.own_room_bytes())))
+        shared.unwrap_or_else(|| self.full(bytes))
     }
 
     /// The refusal of the shared limit if it has no room for `bytes` now.
@@ -221,14 +223,14 @@ impl Budget {
         self.limit().min(self.host().map_or(u64::MAX, |host| host.max_bytes()))
     }
 
-    /// The refusal of this budget, which has no room now.
-    pub(crate) fn full(&self, shortfall: u64) -> QuotaExceeded {
-        QuotaExceeded { level: self.level, shortfall, could_fit: true }
+    /// The refusal of `bytes` by this budget, which has no room now.
+    pub(crate) fn full(&self, bytes: u64) -> QuotaExceeded {
+        QuotaExceeded { level: self.level, bytes, could_fit: true }
     }
 
     /// The refusal of the shared limit, which has no room for `bytes`.
     fn shared_refusal(&self, bytes: u64) -> QuotaExceeded {
-        QuotaExceeded { level: LimitLevel::Shared, shortfall: bytes, could_fit: bytes <= self.highest_claim_bytes() }
+        QuotaExceeded { level: LimitLevel::Shared, bytes, could_fit: bytes <= self.highest_claim_bytes() }
     }
 
     fn limit(&self) -> u64 {
@@ -301,7 +303,7 @@ impl Budget {
         self.shared(SharedLimit::owed_bytes, Process::shortfall_bytes)
     }
 
-    /// Whether other processes hold most of what is held under the shared limit.
+    /// Returns true if other processes hold more of the shared limit than this one.
     pub(crate) fn is_held_by_others(&self) -> bool {
         let owners = self.host().map_or_else(Vec::new, |host| host.report().owners);
         let held =
@@ -433,16 +435,16 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_level_and_what_is_missing_there_and_a_return_tells_the_watcher() {
+    fn a_refusal_names_the_level_and_the_claim_and_a_return_tells_the_watcher() {
         let told = Arc::new(Counting::default());
         let watcher: Weak<Counting> = Arc::downgrade(&told);
         let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(Some(50), watcher));
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
         let held = partition.claim(30).unwrap();
-        let expected = |level, shortfall, could_fit| QuotaExceeded { level, shortfall, could_fit };
-        assert_eq!(over(&partition, 25), expected(LimitLevel::Partition, 5, true));
-        assert_eq!(over(&partition, 51), expected(LimitLevel::Partition, 1, false));
-        assert_eq!(over(&pool, 101), expected(LimitLevel::Pool, 1, false));
+        let expected = |level, bytes, could_fit| QuotaExceeded { level, bytes, could_fit };
+        assert_eq!(over(&partition, 25), expected(LimitLevel::Partition, 25, true));
+        assert_eq!(over(&partition, 51), expected(LimitLevel::Partition, 51, false));
+        assert_eq!(over(&pool, 101), expected(LimitLevel::Pool, 101, false));
         let told = || told.0.load(std::sync::atomic::Ordering::SeqCst);
         assert_eq!(told(), 0, "a claim that was refused tells nobody");
         drop(held);
@@ -455,7 +457,7 @@ mod tests {
         let (mut first, mut second) = (pool.empty_claim(), pool.empty_claim());
         first.resize(60).unwrap();
         second.resize(40).unwrap();
-        assert_eq!(second.resize(41).unwrap_err().shortfall, 1);
+        assert_eq!(second.resize(41).unwrap_err().bytes, 1);
         assert_eq!((first.bytes(), second.bytes(), pool.used_bytes()), (60, 40, 100));
         first.resize(50).unwrap();
         second.resize(50).unwrap();
@@ -479,11 +481,11 @@ mod tests {
         let (mut pool, other) = (automatic("unit-shared", 100), automatic("unit-shared", 100));
         pool.resize(70).unwrap();
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
-        let expected = |level, shortfall, could_fit| QuotaExceeded { level, shortfall, could_fit };
+        let expected = |level, bytes, could_fit| QuotaExceeded { level, bytes, could_fit };
         assert_eq!(over(other.budget(), 31), expected(LimitLevel::Shared, 31, true));
-        assert_eq!(over(other.budget(), 101), expected(LimitLevel::Pool, 1, false));
+        assert_eq!(over(other.budget(), 101), expected(LimitLevel::Pool, 101, false));
         assert_eq!((other.budget().used_bytes(), pool.budget().used_bytes()), (0, 70));
-        assert_eq!(over(pool.budget(), 31), expected(LimitLevel::Pool, 1, true), "its own limit refuses first");
+        assert_eq!(over(pool.budget(), 31), expected(LimitLevel::Pool, 31, true), "its own limit refuses first");
         let claim = other.budget().claim(30).unwrap();
         assert_eq!((other.budget().own_room_bytes(), other.budget().room_for(1)), (70, 0));
         assert_eq!(pool.resize(75).unwrap_err(), expected(LimitLevel::Shared, 5, true));
@@ -508,7 +510,7 @@ mod tests {
     fn the_level_that_lacks_room_is_named() {
         let (pool, mut other) = (automatic("unit-lacking", 80), automatic("unit-lacking", 80));
         let budget = pool.budget();
-        assert_eq!((budget.highest_claim_bytes(), budget.current_refusal(81).shortfall), (80, 1));
+        assert_eq!((budget.highest_claim_bytes(), budget.current_refusal(81).bytes), (80, 81));
         assert_eq!(
             (budget.permanent_refusal(81).map(|over| over.level), budget.permanent_refusal(80)),
             (Some(LimitLevel::Pool), None)
@@ -519,7 +521,7 @@ mod tests {
             (LimitLevel::Pool, LimitLevel::Shared)
         );
         assert_eq!(
-            (budget.current_shared_refusal(30), budget.current_shared_refusal(31).map(|over| over.shortfall)),
+            (budget.current_shared_refusal(30), budget.current_shared_refusal(31).map(|over| over.bytes)),
             (None, Some(31))
         );
     }

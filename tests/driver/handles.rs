@@ -223,11 +223,11 @@ fn a_default_stream_of_a_named_gpu_is_that_of_its_primary_context() {
     // SAFETY: the context is alive.
     unsafe { result::ctx::set_current(other) }.unwrap();
     // SAFETY: default streams live as long as their contexts.
-    let fence = unsafe { RawStream::new(ptr::null_mut()) }.on_device(0).mark().unwrap();
+    let fence = unsafe { RawStream::new(ptr::null_mut()) }.on_device(0).record_fence().unwrap();
     assert!(!fence.is_complete().unwrap(), "work of the primary context");
     assert_eq!(current(), Some(other));
     context.bind_to_thread().unwrap();
-    assert_eq!(fence.stream_id(), stream.mark().unwrap().stream_id());
+    assert_eq!(fence.stream_id(), stream.record_fence().unwrap().stream_id());
     drop(gate);
     fence.wait().unwrap();
     driver.renew_contexts();
@@ -252,8 +252,8 @@ fn a_default_stream_is_that_of_the_gpu_that_is_named() {
     // SAFETY: default streams live as long as their contexts.
     let current = unsafe { RawStream::new(ptr::null_mut()) };
     let named = current.on_device(1);
-    current.mark().unwrap().wait().unwrap();
-    let fence = named.mark().unwrap();
+    current.record_fence().unwrap().wait().unwrap();
+    let fence = named.record_fence().unwrap();
     assert!(!fence.is_complete().unwrap(), "work of the other GPU");
     assert_eq!(self::current().map(|context| context.addr()), Some(contexts[0].cu_ctx().addr()));
     pool.get(LEN).unwrap().release_after(&named).unwrap();
@@ -266,7 +266,7 @@ fn a_default_stream_is_that_of_the_gpu_that_is_named() {
     let raw = unsafe { RawStream::new(stream.cu_stream().cast()) };
     begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
     assert!(raw.is_capturing());
-    assert!(raw.mark().unwrap_err().to_string().contains("capturing a graph"));
+    assert!(raw.record_fence().unwrap_err().to_string().contains("capturing a graph"));
     end_capture(&stream).unwrap();
     assert!(!raw.is_capturing());
 }

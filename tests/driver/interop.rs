@@ -318,7 +318,7 @@ fn a_timeline_word_serves_one_stream_after_another() {
     let (driver, context, _) = start();
     let pool = tensorflow().build().unwrap();
     let pages = driver.counts().host_allocations;
-    let first = context.new_stream().unwrap().mark().unwrap();
+    let first = context.new_stream().unwrap().record_fence().unwrap();
     let first_id = first.stream_id();
     for round in 0..300 {
         let stream = context.new_stream().unwrap();

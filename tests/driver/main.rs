@@ -27,6 +27,7 @@
 //!
 //! One process has one driver, so tests take turns ([`mock_driver::MockDriver::load`]). A test that needs a driver from its
 //! first call on, or a fork, runs again as a child ([`child::alone`]).
+#![cfg(feature = "cuda")]
 
 mod access;
 mod adopt;

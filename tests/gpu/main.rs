@@ -28,6 +28,7 @@
 //!
 //! Each scenario is one function over a backend. Never loads the mock driver: a process has one driver, here the machine's
 //! driver.
+#![cfg(feature = "cuda")]
 #![allow(clippy::print_stdout)] // Prints the outcome for each fact.
 #![allow(unsafe_code)] // The contract suite, the facts about the driver, and work that the pool does not track.
 

@@ -271,7 +271,7 @@ unsafe impl CopySource<SimStream> for SimTarget {
 
 // SAFETY: the mark is over after all that was enqueued before it.
 unsafe impl CopyStream for SimStream {
-    fn mark(&self) -> Result<Arc<dyn Fence>> {
+    fn record_fence(&self) -> Result<Arc<dyn Fence>> {
         let buffer = {
             let mut device = self.site.device();
             if device.streams[self.index].has_failed || std::mem::take(&mut device.streams[self.index].is_unknown) {

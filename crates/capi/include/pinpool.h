@@ -107,10 +107,10 @@ typedef enum {
   PP_LOG_TRACE = 5,
 } pp_log_level;
 
-/** What a CUevent of the CUDA driver and a cudaEvent_t of its runtime point to. */
+/** The target of a CUevent of the CUDA driver and of a cudaEvent_t of its runtime. */
 typedef struct CUevent_st CUevent_st;
 
-/** What a CUstream of the CUDA driver and a cudaStream_t of its runtime point to. */
+/** The target of a CUstream of the CUDA driver and of a cudaStream_t of its runtime. */
 typedef struct CUstream_st CUstream_st;
 
 /** A pool. An opaque handle; do not dereference it. Any thread may use it at any time. */
@@ -349,7 +349,7 @@ pp_status pp_put(pp_pool *pool,
  * CUstream or a cudaStream_t. The stream may be destroyed after this call, its context only after the work has completed.
  *
  * NULL is the legacy default stream, also in code compiled with `--default-stream per-thread`, which passes
- * `cudaStreamPerThread`. Default streams are those of the calling thread and its current context: call this on the thread that
+ * `cudaStreamPerThread`. Default streams belong to the calling thread and its current context: call this on the thread that
  * enqueued the work, with the same device current, or use pp_put_after_event.
  *
  * - PP_DEVICE: the driver refused to mark the work, for example on NULL while another stream captures a graph. Call this function
@@ -381,7 +381,7 @@ pp_status pp_put_after_event(pp_pool *pool,
 
 /**
  * Stores in `is_pinned` whether the buffer at `ptr` is pinned: 1 or 0. It is 0 with the backend heap, and for the pageable
- * memory of a full pool (PINPOOL_ON_FULL=pageable).
+ * memory of a full pool (PINPOOL_ON_FULL=pageable). It is 1 with the backend mlock, although CUDA copies that memory as pageable.
  *
  * - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
  */

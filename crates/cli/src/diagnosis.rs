@@ -1,5 +1,7 @@
 //! The diagnosis of a pool as text: of a process, a recording or a line of a log.
 
+use std::cmp::Ordering;
+
 use pinpool_observe::diagnosis::{Cause, PoolDiagnosis};
 use serde_json::Value;
 
@@ -8,7 +10,7 @@ use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::one_line;
 
 /// The diagnosis of one pool.
-#[derive(Debug, Clone, serde::Serialize)]
+#[derive(Debug, Clone, Default, serde::Serialize)]
 pub(crate) struct DiagnosisText {
     pub(crate) pool: String,
     pub(crate) cause: String,
@@ -16,8 +18,19 @@ pub(crate) struct DiagnosisText {
     /// Seconds lost per second in the last window, summed over threads; `None` if unknown.
     #[serde(skip)]
     pub(crate) lost_share: Option<f64>,
+    #[serde(skip)]
+    pub(crate) held_bytes: u64,
     /// The cause and its finding, the seconds lost, the evidence and the advice.
     pub(crate) lines: Vec<String>,
+}
+
+impl DiagnosisText {
+    /// Problems first, then by time lost, then by bytes held.
+    pub(crate) fn worst_first(&self, other: &Self) -> Ordering {
+        let lost = |of: &Self| of.lost_share.unwrap_or(-1.0);
+        let by_alarm = other.is_alarm.cmp(&self.is_alarm);
+        by_alarm.then(lost(other).total_cmp(&lost(self))).then(other.held_bytes.cmp(&self.held_bytes))
+    }
 }
 
 /// The diagnosis in the statistics of a process.
@@ -31,7 +44,8 @@ pub(crate) fn from_process(pool: &Value) -> DiagnosisText {
     let is_alarm = why["is_alarm"].as_bool().unwrap_or(false);
     let [lost, of] = ["lost_seconds", "of_seconds"].map(|name| why[name].as_f64());
     let lost_share = lost.zip(of).map(|(lost, of)| if of > 0.0 { lost / of } else { 0.0 });
-    DiagnosisText { pool: name_of(pool), cause: text(&why["cause"]), is_alarm, lost_share, lines }
+    let held_bytes = pool["snapshot"]["held_bytes"].as_u64().unwrap_or(0);
+    DiagnosisText { pool: name_of(pool), cause: text(&why["cause"]), is_alarm, lost_share, held_bytes, lines }
 }
 
 /// The diagnosis in a line of pinpool's log.
@@ -50,19 +64,20 @@ pub(crate) fn from_log_line(line: &[u8]) -> Option<DiagnosisText> {
     let lines: Vec<_> = [one_line(found.trim_end())].into_iter().chain(advice).collect();
     // Sizes that cost nothing come without a recommendation.
     let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && lines.len() > 1);
-    Some(DiagnosisText { pool, cause: cause.name().to_owned(), is_alarm, lost_share: None, lines })
+    Some(DiagnosisText { pool, cause: cause.name().to_owned(), is_alarm, lines, ..DiagnosisText::default() })
 }
 
 /// The diagnosis of a recorded pool.
 pub(crate) fn from_recording(of_pool: &PoolDiagnosis, has_ended: bool) -> DiagnosisText {
-    let PoolDiagnosis { name, diagnosis, gets, short_gets, .. } = of_pool;
+    let PoolDiagnosis { name, diagnosis, requests, delayed_requests, .. } = of_pool;
     let mut lines = diagnosis.lines();
-    let all = format!("  in the whole recording, {} of {} requests waited", grouped(*short_gets), grouped(*gets));
+    let all =
+        format!("  in the whole recording, {} of {} requests waited", grouped(*delayed_requests), grouped(*requests));
     lines.insert(1, all);
     if !has_ended {
         lines
             .insert(1, "  the end of the pool is not recorded: its process was killed, or is still running".to_owned());
     }
     let (cause, is_alarm) = (diagnosis.cause.name().to_owned(), diagnosis.is_alarm);
-    DiagnosisText { pool: name.clone(), cause, is_alarm, lost_share: None, lines }
+    DiagnosisText { pool: name.clone(), cause, is_alarm, lines, ..DiagnosisText::default() }
 }

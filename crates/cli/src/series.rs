@@ -1,6 +1,5 @@
 //! The model of all commands: the pools of a recording, a running process or a log, with their snapshots and diagnoses.
 
-use std::cmp::Ordering;
 use std::error::Error;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -125,6 +124,7 @@ impl Series {
         }
         self.process = object["process"].as_u64();
         self.diagnoses = pools(object).iter().map(from_process).collect();
+        self.diagnoses.sort_by(DiagnosisText::worst_first);
         for object in pools(object) {
             let name = name_of(object);
             let known = self.pools.iter().position(|pool| pool.name == name);
@@ -143,9 +143,6 @@ impl Series {
             // Empty if the process runs another version of pinpool.
             pool.points.push((x, snapshot.unwrap_or_default()));
         }
-        let mut worst: Vec<_> = self.diagnoses.iter().map(|one| (badness(self, one), one.clone())).collect();
-        worst.sort_by(|(one, _), (other, _)| by_badness(*one, *other));
-        self.diagnoses = worst.into_iter().map(|(_, one)| one).collect();
     }
 
     /// The pool of a diagnosis, and its last snapshot.
@@ -179,19 +176,6 @@ impl PoolSeries {
     }
 }
 
-/// How bad a diagnosis is: whether it is an alarm, the time lost, and the bytes held.
-pub(crate) type Badness = (bool, f64, u64);
-
-pub(crate) fn badness(series: &Series, of: &DiagnosisText) -> Badness {
-    let held_bytes = series.latest(of).map_or(0, |(_, now)| now.held_bytes);
-    (of.is_alarm, of.lost_share.unwrap_or(-1.0), held_bytes)
-}
-
-/// The worst first.
-pub(crate) fn by_badness(one: Badness, other: Badness) -> Ordering {
-    other.0.cmp(&one.0).then(other.1.total_cmp(&one.1)).then(other.2.cmp(&one.2))
-}
-
 /// Time lost so far, summed over all threads.
 pub(crate) fn lost_ns(of: &Snapshot) -> u64 {
     of.waiting_ns.saturating_add(of.pinning_ns).saturating_add(of.moving_ns)
@@ -213,16 +197,16 @@ mod tests {
     #[test]
     fn rates_are_per_second_and_ended_pools_are_forgotten() {
         let mut series = Series::default();
-        let pool = |name: &str, gets: u64| json!({ "name": name, "snapshot": { "gets": gets } });
+        let pool = |name: &str, requests: u64| json!({ "name": name, "snapshot": { "requests": requests } });
         series.add(0.0, &json!({ "pools": [pool("a", 1000), pool("b", 1)] }));
-        assert_eq!((series.pools.len(), series.pools[0].rate(|now| now.gets)), (2, 0.0));
+        assert_eq!((series.pools.len(), series.pools[0].rate(|now| now.requests)), (2, 0.0));
         series.add(0.5, &json!({ "pools": [pool("a", 1100)] }));
         series.add(2.5, &json!({ "pools": [pool("a", 1102)] }));
-        assert_eq!(series.pools[0].rates(|now| now.gets).collect::<Vec<_>>(), [200.0, 1.0]);
+        assert_eq!(series.pools[0].rates(|now| now.requests).collect::<Vec<_>>(), [200.0, 1.0]);
         let held: Vec<_> = series.pools[1].points.iter().map(|(_, of)| of.max_bytes).collect();
         assert_eq!(held, [None, Some(0), Some(0)], "it has ended");
         series.keep_running(2);
         assert_eq!((series.pools.len(), series.pools[0].points.len()), (1, 2));
-        assert!((series.pools[0].rate(|now| now.gets) - 1.0).abs() < 1e-9);
+        assert!((series.pools[0].rate(|now| now.requests) - 1.0).abs() < 1e-9);
     }
 }

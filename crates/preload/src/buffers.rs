@@ -39,8 +39,8 @@ pub(crate) fn forget(context: &Arc<Context>) {
     starts.iter().filter_map(|start| buffers.remove(start)).for_each(|out| std::mem::forget(out.buf));
 }
 
-/// Requests memory for the program from the pool of the current context. A reason, if it cannot: then the driver's own function
-/// serves.
+/// Requests memory for the program from the pool of the current context. Fails with the reason for calling the driver's own function
+/// instead.
 pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     if !process::may_be_served() {
         return Err(Reason::Forked);
@@ -69,8 +69,8 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     Ok(start.cast())
 }
 
-/// A buffer, without a wait for what the program holds; for work that is not complete, as long as `PINPOOL_WAIT` says. While a
-/// stream captures, what was freed since then stays in flight, so there is no wait; nor for a second after one without success.
+/// A buffer. Waits up to `PINPOOL_WAIT` for running work, not for memory that the program holds. Does not wait while a stream captures,
+/// since memory freed since then stays in flight, nor for a second after a wait that timed out.
 fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
     let mut got = pool.get_with(Request::new(bytes).timeout(Duration::ZERO));
     if got.as_ref().is_err_and(pinpool::Error::is_limit) && context.may_wait() && pool.stats().copies.in_flight > 0 {
@@ -122,7 +122,7 @@ pub(crate) enum FreeOutcome {
     Failed(Code),
     /// Inside the memory of a pool, not at the beginning of a buffer.
     Unknown,
-    /// Not of a pool.
+    /// Not memory of a pool.
     Foreign,
 }
 
@@ -140,12 +140,12 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     contexts::record_current();
     let fence = Arc::new(ProcessFence::behind(driver, contexts::all()));
     let outcome = if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
-    // Never an error: a fence that fails is the pool's to count, to log and to ask again.
+    // A failed fence is no error here: the pool counts it, logs it and queries it again.
     let _behind = out.buf.release_after(&FenceStream(fence));
     outcome.map_or_else(FreeOutcome::Failed, |()| FreeOutcome::Done)
 }
 
-/// Whether a free waits.
+/// Returns whether a free waits.
 fn waits() -> bool {
     static WAITS: OnceLock<bool> = OnceLock::new();
     *WAITS.get_or_init(|| env::var_os(SYNC).is_some_and(|value| value == "1"))

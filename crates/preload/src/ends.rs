@@ -11,7 +11,7 @@ pub(crate) fn destroy(handle: usize, end: impl FnOnce() -> Code) -> Code {
     end_by(|context| context.handle() == handle, end, |code| code == 0)
 }
 
-/// Resets a device by `reset`: its primary context ends, and whatever is under its handle later is another.
+/// Resets a device by `reset`: its primary context ends, and a later context with its handle is another one.
 pub(crate) fn reset(device: c_int, reset: impl FnOnce() -> Code) -> Code {
     end_by(|context| context.may_be_primary_of(device), reset, |code| code == 0)
 }

@@ -48,7 +48,7 @@ impl ProcessFence {
         Self { driver, state: Mutex::new(state) }
     }
 
-    /// Whether the work has completed. `false` while that is unknown.
+    /// Returns whether the work has completed. `false` while that is unknown.
     fn is_completed(&self) -> Result<bool, Code> {
         // Held during the queries: one thread at a time queries one buffer.
         let mut state = self.state.lock();
@@ -177,7 +177,7 @@ pub(crate) struct FenceStream(pub(crate) Arc<ProcessFence>);
 
 // SAFETY: the fence is made by the free, and represents all work before it.
 unsafe impl CopyStream for FenceStream {
-    fn mark(&self) -> pinpool::Result<Arc<dyn Fence>> {
+    fn record_fence(&self) -> pinpool::Result<Arc<dyn Fence>> {
         Ok(self.0.clone())
     }
 }

@@ -205,7 +205,7 @@ hooks! {
         real => proc_address(real(name, out, version, flags), name, out, version, flags);
 }
 
-/// Memory from a pool, else from the driver by `real`. Bad arguments are the driver's to refuse.
+/// Memory from a pool, else from the driver by `real`. The driver refuses invalid arguments.
 fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code {
     let Some(place) = NonNull::new(out).filter(|_| bytes > 0) else { return real() };
     match buffers::get(bytes, flags) {

@@ -67,7 +67,7 @@ impl fmt::Display for Reason {
 /// Logs that memory comes from the driver itself, once for each reason.
 pub(crate) fn passed_through(reason: &Reason) {
     static TOLD: Mutex<Vec<Discriminant<Reason>>> = Mutex::new(Vec::new());
-    // No context is the driver's to refuse. A child of a fork does not log: its parent's threads may have held a lock.
+    // The driver refuses a call without a context. A child of a fork does not log: its parent's threads may have held a lock.
     if matches!(reason, Reason::NoPool | Reason::Blind | Reason::NoContext | Reason::Forked) {
         return;
     }
@@ -139,7 +139,7 @@ pub(crate) fn init() {
     });
 }
 
-/// Whether the statistics are wanted at the end of the process.
+/// Returns whether the statistics are wanted at the end of the process.
 pub(crate) fn wants_statistics() -> bool {
     env::var_os(STATS).is_some_and(|value| value == "1")
 }

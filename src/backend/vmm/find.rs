@@ -12,7 +12,7 @@ use super::VmmSource;
 use super::table::GranuleTable;
 use crate::driver::device::{self, Device};
 use crate::driver::state;
-use crate::driver::virtual_memory::{self as driver, MemoryLocation, attribute};
+use crate::driver::vmm::{self as driver, MemoryLocation, attribute};
 use crate::error::SourceError;
 use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::process::AtomicBool;

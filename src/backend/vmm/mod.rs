@@ -36,7 +36,7 @@ use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrang
 use crate::arena::GranuleSizes;
 use crate::driver::code::{Code, Failed};
 use crate::driver::device::Device;
-use crate::driver::virtual_memory::{self as driver, MemoryLocation};
+use crate::driver::vmm::{self as driver, MemoryLocation};
 use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::SourceError;
 use crate::report::Finding;

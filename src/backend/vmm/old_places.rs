@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use super::table::{Granule, bytes_of};
 use crate::driver::code::Failed;
-use crate::driver::virtual_memory as driver;
+use crate::driver::vmm as driver;
 use pinpool_os::sync::{Condvar, Mutex};
 
 /// Adjacent granules at addresses that they have left.

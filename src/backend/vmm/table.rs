@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 
 use crate::driver::code::Failed;
 use crate::driver::device::Device;
-use crate::driver::virtual_memory::{self as driver, AccessDescriptor, GranuleHandle, MemoryLocation};
+use crate::driver::vmm::{self as driver, AccessDescriptor, GranuleHandle, MemoryLocation};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;

@@ -19,8 +19,8 @@
 //! - **host-slice-I2**: once that borrow has ended, a fence without a record is an error until all work of the
 //!   [context](super::context_fence) has completed: the end of the copy is unknown. If the event was recorded into a graph, so was the copy; that
 //!   is an error permanently.
-//! - **host-slice-I3**: a copy is not waited for only if the stream's [id](super::stream::id_number) shows that the next one comes
-//!   behind it.
+//! - **host-slice-I3**: a copy is waited for unless the stream's [id](super::stream::id_number) shows that the next copy follows it on
+//!   the same stream.
 #![allow(unsafe_code)] // Hands an event to cudarc, and calls the driver.
 
 use std::mem::ManuallyDrop;
@@ -50,14 +50,14 @@ impl HostSliceFence {
     /// copy into a graph has a fence that is never done.
     pub(crate) fn new(stream: &CudaStream) -> Option<Self> {
         let _saved = SavedError::take(stream.context());
-        // What the driver refuses once it may do the next time.
+        // The driver may refuse a call once and accept it the next time.
         match TrackedCopy::new(stream).or_else(|_| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
             Some(tracked) => Some(Self { shared: tracked.clone(), tracked: Some(tracked) }),
             None => Some(Self { shared: Arc::new(UnknownEnd(ErrorKind::Capture.to_string())), tracked: None }),
         }
     }
 
-    /// What cudarc drops when the copy is enqueued.
+    /// The guard that cudarc drops once it has enqueued the copy.
     ///
     /// # Safety
     ///
@@ -155,7 +155,7 @@ unsafe impl Fence for TrackedCopy {
     fn is_complete(&self) -> Result<bool> {
         match self.record()? {
             Some(Record::Present) => self.answer.or_query(|| self.context.is_complete(self.event())),
-            Some(Record::Missing(idle)) => idle.is_complete(),
+            Some(Record::Missing(fence)) => fence.is_complete(),
             None => Ok(false),
         }
     }
@@ -164,7 +164,7 @@ unsafe impl Fence for TrackedCopy {
         loop {
             match self.record()? {
                 Some(Record::Present) => return self.answer.or_wait(|| self.context.wait_for(self.event())),
-                Some(Record::Missing(idle)) => return idle.wait(),
+                Some(Record::Missing(fence)) => return fence.wait(),
                 None => std::thread::sleep(CAPTURE_PAUSE),
             }
         }

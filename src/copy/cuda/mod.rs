@@ -7,8 +7,8 @@
 //! ```
 //!
 //! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time. A copy that
-//! failed for another reason than its arguments may be running: a fence goes behind it all the same. That is a number that the
-//! stream writes (`timeline`), else an event; if the driver refuses both, the stream is waited for (`context_fence`).
+//! failed for another reason than its arguments may be running, so it gets a fence too. A fence is a number that the stream writes
+//! (`timeline`), else an event; if the driver refuses both, the pool waits for the stream (`context_fence`).
 //!
 //! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
 //! makes the stream part of that capture. If the memory waits at all, this is checked before as well: a capturing stream
@@ -85,23 +85,23 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
 
 // SAFETY: the fence follows all work enqueued so far (event-I1).
 unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
-    fn mark(&self) -> Result<SharedFence> {
+    fn record_fence(&self) -> Result<SharedFence> {
         let stream = self.borrow();
         // The driver may refuse a call once and accept it the next time.
         let enter = || ContextState::enter_of(stream.context());
         let (context, _current) = enter().or_else(|_| enter())?;
-        mark(stream.into(), context)
+        fence_behind_work(stream.into(), context)
     }
 }
 
 /// A fence after all work enqueued so far on the stream; the stream's context is current. If the
 /// stream is capturing, the call fails permanently: each launch of the graph uses the memory, even after the capture has ended.
-fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
+fn fence_behind_work(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
     // The driver may refuse a call once and accept it the next time.
     if is_capturing(stream).or_else(|_| is_capturing(stream))? {
         return Err(ErrorKind::Capture.into());
     }
-    Ok(put(Prepared::new(stream, context), stream, context))
+    Ok(enqueue_fence(Prepared::new(stream, context), stream, context))
 }
 
 /// Gives the device with this ordinal access to memory of a pool that has another device. Precedes each copy.
@@ -112,7 +112,7 @@ pub(crate) fn ensure_access(ordinal: usize, start: *const u8, len: usize) -> Res
     })
 }
 
-/// The address at which the device of this context sees pinned memory.
+/// The device address of pinned memory in this context.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let failed = |failed: Failed| Error::copy_refused(len, failed.to_string());
     ensure_access(context.ordinal(), start, len)?;
@@ -207,7 +207,7 @@ unsafe fn copy_behind<R>(
     // The device memory records our use of it before our fence, so that the fence is the last of this copy's work. An error
     // of that record is for the memory's next user, and stays in the context.
     drop(record);
-    let fence = put(Ok(prepared), stream, context);
+    let fence = enqueue_fence(Ok(prepared), stream, context);
     match copied {
         Ok(()) => Ok(fence),
         Err(failed) => Err(CopyFailure::Failed(failed.into(), fence)),
@@ -232,7 +232,7 @@ impl Prepared {
 }
 
 /// Enqueues a fence after all work so far on the stream. If the driver refuses all of them, waits for the stream.
-fn put(prepared: Result<Prepared, Failed>, stream: Stream, context: &'static ContextState) -> SharedFence {
+fn enqueue_fence(prepared: Result<Prepared, Failed>, stream: Stream, context: &'static ContextState) -> SharedFence {
     let event = match prepared {
         Ok(Prepared::Timeline(timeline, id)) => match timeline.write(id.number(), stream.handle) {
             Some(fence) => return Arc::new(fence),

@@ -18,7 +18,7 @@ use super::context::ContextState;
 use super::event::behind_event;
 use super::stream::{PER_THREAD, Stream, id_number, is_default};
 use super::timeline::Timeline;
-use super::{HostSide, copy_behind, mark, refused};
+use super::{HostSide, copy_behind, fence_behind_work, refused};
 use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::driver::code::Failed;
 use crate::driver::device::Device;
@@ -34,7 +34,7 @@ use crate::in_flight::SharedFence;
 /// /// `stream` is a `cudaStream_t` or a `CUstream` with work that uses the buffer.
 /// fn release(buf: PinnedBuf, stream: *mut std::ffi::c_void) -> pinpool::Result<()> {
 ///     // SAFETY: the caller keeps the stream until its work has completed.
-///     buf.release_after(&unsafe { RawStream::new(stream) })
+///     Ok(buf.release_after(&unsafe { RawStream::new(stream) })?)
 /// }
 /// ```
 #[derive(Debug, Clone, Copy)]
@@ -57,13 +57,13 @@ impl RawStream {
         Self { handle: handle.cast(), device: None }
     }
 
-    /// For a default stream: that of the primary context of the GPU with this ordinal, whatever context is current.
+    /// The GPU with this ordinal, for the default stream of its primary context, whatever context is current.
     #[must_use]
     pub fn on_device(self, ordinal: u32) -> Self {
         Self { device: Some(ordinal), ..self }
     }
 
-    /// Whether the stream, or a stream that waits for it, captures a graph. `false` if the driver does not say.
+    /// Returns whether the stream, or a stream that waits for it, captures a graph. `false` if the driver does not say.
     #[must_use]
     pub fn is_capturing(self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
@@ -83,7 +83,7 @@ impl RawStream {
 
 // SAFETY: the fence follows all work enqueued so far (event-I1).
 unsafe impl CopyStream for RawStream {
-    fn mark(&self) -> Result<SharedFence> {
+    fn record_fence(&self) -> Result<SharedFence> {
         let _entered = self.enter()?;
         // SAFETY: alive (`new`).
         unsafe { fence_behind_stream(self.handle) }
@@ -189,7 +189,7 @@ pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<Shared
     let (stream, context) = unsafe { stream_of(stream) }?;
     // The driver may refuse a call once and accept it the next time.
     let _current = context.enter().or_else(|_| context.enter())?;
-    mark(stream, context)
+    fence_behind_work(stream, context)
 }
 
 /// A fence after all work so far on a stream with a timeline. `None` if the stream has none or captures, or if the driver refuses.

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, Core};
-use crate::engine::memory::{Attempt, BlockMemory, Deadlines, Refusal, SlowCalls, Stop};
+use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::engine::meter::usage_report;
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, NoMemory, Result};
 use crate::in_flight::QueryScope;
-use crate::report::is_power_of_ten;
+use crate::quota::LimitLevel;
+use crate::report::{FailedRequest, is_power_of_ten};
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;
@@ -50,8 +51,7 @@ impl Core {
         let calls = if keep_alive.is_some() {
             SlowCalls::None
         } else {
-            let deadline = deadline(begun, wait);
-            SlowCalls::Until(Deadlines { plans: deadline, calls: deadline.max(begun + CALL_PATIENCE) })
+            SlowCalls::Until(deadline(begun, wait.max(CALL_PATIENCE)))
         };
         let served = match self
             .take_completed(wanted.class)
@@ -162,8 +162,7 @@ impl Core {
         self.evict_over_limit(None);
         let supply = self.memory.supply();
         let pass = self.waiters.try_pass(|first| (supply.room_to_pass(first), supply.bytes_to_pass(class)));
-        let needed_bytes = class.bytes as u64;
-        pass.map_err(|(waiting, first_bytes)| Refusal::Queued { needed_bytes, waiting, first_bytes })
+        pass.map_err(|(waiting, first_bytes)| Refusal::Queued { waiting, first_bytes })
     }
 
     /// A block of new pinned `memory`.
@@ -227,6 +226,33 @@ impl Core {
         let nth = self.counters.failed_requests.add(1);
         let late = || ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into();
         Err(refusal.map_or_else(late, |refusal| self.refused(wanted, refusal, nth)))
+    }
+
+    /// The error of a failed request: the `nth` of the pool, 0 for a reserve. Logs the first and each power of ten.
+    pub(super) fn refused(&self, wanted: &BlockRequest, refusal: Refusal, nth: u64) -> Error {
+        if self.is_closed() {
+            return ErrorKind::Closed.into();
+        }
+        let is_by_partition = matches!(&refusal, Refusal::Limit(over) if over.level == LimitLevel::Partition);
+        let partition = wanted.partition.as_ref().filter(|_| is_by_partition);
+        let stats = partition.map_or_else(|| self.stats(), |partition| partition.stats());
+        let asked_bytes = wanted.len as u64;
+        let refused = self.memory.explain(&refusal, wanted.class);
+        let tag = wanted.tag.as_ref().map(|tag| tag.name().to_owned());
+        let request = FailedRequest { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
+        let mut dump = self.dump_of(&stats, Some(request));
+        if is_by_partition {
+            dump.limit = self.memory.limit_name(LimitLevel::Partition);
+        }
+        if nth > 0 {
+            *self.diagnosis.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
+        }
+        if is_power_of_ten(nth) {
+            self.log.out_of_memory(&dump);
+        }
+        let no_memory = NoMemory { asked_bytes, refused, usage: usage_report(&stats), report: dump.body() };
+        let is_by_source = matches!(refusal, Refusal::Source(_));
+        if is_by_source { ErrorKind::Backend(no_memory) } else { ErrorKind::Limit(no_memory) }.into()
     }
 
     /// A pageable block, if this pool may return one and its limit leaves room.

@@ -19,7 +19,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::queue::Reason;
 use super::{Block, Core};
 use crate::config::Limit;
 use crate::engine::memory::{PoolView, Refusal, SlowCalls};
@@ -27,6 +26,7 @@ use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::quota::{Budget, BudgetOwner};
 use crate::shared_limit::{SharedLimitReport, Want};
+use crate::size_class::Class;
 use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_observe::record::Event;
 use pinpool_os::fork::OfProcess;
@@ -196,7 +196,7 @@ impl Core {
             let Some(core) = core.upgrade() else { return false };
             core.room_was_made();
             if is_wanted {
-                core.update_slow_path();
+                core.update_slow_path(None);
                 core.notice(Pace::Copies);
             }
             core.resume_reserve();
@@ -207,12 +207,13 @@ impl Core {
 
     /// The head of the queue was refused for this reason. Returns whether to try again at once: its demand was published just now, and
     /// earlier releases notified nobody.
-    pub(super) fn publish_demand(&self, refusal: &Refusal) -> bool {
-        let Some((needed_bytes, shortfall)) = refusal.by_shared_limit() else {
+    pub(super) fn publish_demand(&self, refusal: &Refusal, class: Class) -> bool {
+        let Some(shortfall) = refusal.by_shared_limit() else {
             // Memory of other owners would not help any more.
             self.clear_demand();
             return false;
         };
+        let needed_bytes = self.memory.supply().block_bytes(class);
         self.budget().set_want(&self.wanted_of_shared_limit, shortfall, needed_bytes) < shortfall
     }
 
@@ -228,7 +229,7 @@ impl Core {
     /// has room now; or whether it may have, if no such `calls` may be made. A slow call.
     pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
         let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
-        shared.is_some_and(|(_, shortfall)| calls == SlowCalls::None || self.budget().reclaim_from_others(shortfall))
+        shared.is_some_and(|shortfall| calls == SlowCalls::None || self.budget().reclaim_from_others(shortfall))
     }
 
     /// Releases idle memory while other owners lack it.
@@ -239,18 +240,12 @@ impl Core {
                 break;
             }
         }
-        self.update_slow_path();
+        self.update_slow_path(None);
     }
 
     /// Reports the idle bytes to the host's limit.
     pub(super) fn record_idle(&self) {
         self.budget().host().iter().for_each(|host| host.record_idle(self.memory.supply().idle_bytes(self)));
-    }
-
-    /// Hits and returns take the slow path as long as other owners want memory.
-    pub(super) fn update_slow_path(&self) {
-        let is_wanted = || self.budget().is_wanted();
-        self.slow_path_flag.change(Reason::SharedLimit, is_wanted, |required| self.idle.set_slow_path(required));
     }
 
     /// For a return while other owners want memory: releases `block` if they have priority, which is a slow call, and returns it
@@ -265,7 +260,7 @@ impl Core {
         // Another return makes room, which may be enough.
         let Some(_making_room) = self.making_room.try_lock() else { return Some(block) };
         if self.budget().owed_bytes() == 0 {
-            self.update_slow_path();
+            self.update_slow_path(None);
             return Some(block);
         }
         self.counters.made_room.add(1);
@@ -293,11 +288,10 @@ impl Core {
             let added = add();
             // A request that can never fit is no reason for others to release memory.
             let refused = added.as_ref().err().and_then(Refusal::by_shared_limit);
-            let Some((needed_bytes, shortfall)) = refused.filter(|_| Instant::now() < until && !self.is_closed())
-            else {
+            let Some(shortfall) = refused.filter(|_| Instant::now() < until && !self.is_closed()) else {
                 break added;
             };
-            let is_told = self.budget().set_want(&want, shortfall, needed_bytes) >= shortfall;
+            let is_told = self.budget().set_want(&want, shortfall, shortfall) >= shortfall;
             if !self.budget().reclaim_from_others(shortfall) && is_told {
                 std::thread::sleep(RESERVE_PATIENCE);
             }

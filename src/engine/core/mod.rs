@@ -7,6 +7,7 @@
 //! | `put.rs` | a return, completed copies, evictions, blocks that are never reused, the end |
 //! | `fast_path.rs` | hits and returns in a cached shard |
 //! | `tick.rs` | periodic work |
+//! | `pool_view.rs` | the pool, as its memory sees it |
 //! | `limits.rs`, `partition.rs` | the limit `auto` and the shared limit; a partition |
 //! | `report.rs`, `record.rs` | statistics, dump, diagnosis; recordings and call stacks |
 //!
@@ -66,6 +67,7 @@ mod fast_path;
 mod get;
 mod limits;
 mod partition;
+mod pool_view;
 mod put;
 mod queue;
 mod record;

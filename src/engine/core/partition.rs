@@ -142,11 +142,6 @@ impl PartitionCore {
         self.waiters.wake_all();
     }
 
-    /// Claims `needed_bytes`.
-    pub(super) fn claim(&self, needed_bytes: u64) -> Result<Claim, Refusal> {
-        self.budget.claim(needed_bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes, over })
-    }
-
     /// A buffer of this partition. Waits for its claim, and then as a request of the pool.
     pub(crate) fn get(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         let begun = Instant::now();
@@ -164,7 +159,7 @@ impl PartitionCore {
         let claim = if self.waiters.has_waiters() {
             None
         } else {
-            self.claim(self.core.memory.supply().block_bytes(wanted.class)).ok()
+            self.budget.claim(self.core.memory.supply().block_bytes(wanted.class)).ok()
         }?;
         let mut block = self.core.try_get_of_pool(wanted.class)?;
         self.charge(&mut block, claim);
@@ -193,7 +188,7 @@ impl PartitionCore {
         let needed_bytes = self.core.memory.supply().block_bytes(wanted.class);
         let claimed = if self.waiters.has_waiters() {
             // Earlier requests have priority.
-            Err(self.budget.permanent_refusal(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes)))
+            Err(self.budget.refusal(needed_bytes))
         } else {
             self.budget.claim(needed_bytes)
         };
@@ -201,13 +196,12 @@ impl PartitionCore {
             Ok(claim) => return Ok(FirstAttempt::Served(claim)),
             Err(over) => over,
         };
-        let refusal = Refusal::QuotaExceeded { needed_bytes, over };
         if wait.is_zero() || !over.could_fit {
-            return Err(self.refuse(wanted, refusal));
+            return Err(self.refuse(wanted, over.into()));
         }
         self.core.log.waiting(wanted.len as u64, wanted.class.bytes as u64);
         let waiter = Waiter::new(wanted.clone(), wanted.class, (Instant::now(), wait), keep_alive);
-        Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, Some(refusal))))
+        Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, Some(over.into()))))
     }
 
     fn refuse(&self, wanted: &BlockRequest, refusal: Refusal) -> crate::Error {
@@ -278,7 +272,7 @@ impl Server for PartitionCore {
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, _: Instant) -> Result<Claim, Refusal> {
         // Pairs with the fence of a return (quota-I3).
         fence(Ordering::SeqCst);
-        self.claim(self.core.memory.supply().block_bytes(waiter.class))
+        Ok(self.budget.claim(self.core.memory.supply().block_bytes(waiter.class))?)
     }
 
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, claim: Option<Claim>) -> Result<Claim> {
@@ -287,7 +281,7 @@ impl Server for PartitionCore {
         claim.ok_or_else(|| {
             self.counts.timeouts.add(u64::from(!self.is_closed()));
             let needed_bytes = self.core.memory.supply().block_bytes(wanted.class);
-            let full = || Refusal::QuotaExceeded { needed_bytes, over: self.budget.full(needed_bytes) };
+            let full = || self.budget.full(needed_bytes).into();
             self.refuse(wanted, ticket.waiter().refusal().unwrap_or_else(full))
         })
     }

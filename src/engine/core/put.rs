@@ -12,7 +12,7 @@ use crate::engine::block::BlockBody;
 use crate::engine::cache::thread_cache::Entry;
 use crate::engine::cache::{Evicted, LoweredLimit};
 use crate::error::Error;
-use crate::in_flight::{Ended, Fences, LostItem, QueryScope, SharedFence, Swept};
+use crate::in_flight::{Ended, FailedItem, Fences, QueryScope, SharedFence, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::stats::EvictionReason;
@@ -185,7 +185,7 @@ impl Core {
     }
 
     pub(super) fn complete(&self, swept: Swept<Block>) {
-        if swept.completed.is_empty() && swept.lost.is_empty() {
+        if swept.completed.is_empty() && swept.failed.is_empty() {
             return;
         }
         let mut completed = swept.completed;
@@ -194,7 +194,10 @@ impl Core {
             self.record_of(&block, |id| Event::Completed { id });
             self.finish_put(block);
         }
-        swept.lost.into_iter().for_each(|LostItem { item, error, fence }| self.quarantine_or_leak(item, fence, &error));
+        swept
+            .failed
+            .into_iter()
+            .for_each(|FailedItem { item, error, fence }| self.quarantine_or_leak(item, fence, &error));
     }
 
     /// The copies of `blocks` have completed: records how long each was in flight.

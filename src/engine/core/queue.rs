@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::get::{CALL_PATIENCE, QueuePlace};
 use super::report::nanos;
 use super::{Block, BlockRequest, Core};
-use crate::engine::memory::{Deadlines, Refusal, SlowCalls, Stop};
+use crate::engine::memory::{Refusal, SlowCalls, Stop};
 use crate::engine::wait_queue::{Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{Result, Retry};
 use crate::maintenance_thread::pause_for_copies;
@@ -27,7 +27,7 @@ impl Server for Core {
     }
 
     fn require_slow_path(&self, is_waiting: bool) {
-        self.slow_path_flag.change(Reason::Waiting, || is_waiting, |required| self.idle.set_slow_path(required));
+        self.update_slow_path(Some(is_waiting));
     }
 
     fn sweep(&self) {
@@ -37,7 +37,7 @@ impl Server for Core {
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> std::result::Result<Block, Refusal> {
         let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
             // The attempt without calls has counted the miss.
-            let calls = SlowCalls::After(Deadlines { plans: waiter.begun, calls: waiter.begun + CALL_PATIENCE });
+            let calls = SlowCalls::After(waiter.begun + CALL_PATIENCE);
             let served = self
                 .try_get_of_pool(waiter.class)
                 .map_or_else(|| self.acquire(&waiter.request, calls, QueuePlace::NotQueued), Ok);
@@ -47,18 +47,18 @@ impl Server for Core {
             return Ok(block);
         }
         if !self.memory.supply().could_hold(class) {
-            return self.fall_back(class.bytes, class).ok_or_else(|| self.memory.refusal_for_good(class));
+            let refusal = || self.memory.budget().refusal(class.bytes as u64).into();
+            return self.fall_back(class.bytes, class).ok_or_else(refusal);
         }
         let begun = Instant::now();
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) {
             // May stop without a refusal.
-            self.acquire(&waiter.request, SlowCalls::Held(Deadlines::both(until)), QueuePlace::Head)
-                .map_err(|_| refused)
+            self.acquire(&waiter.request, SlowCalls::Held(until), QueuePlace::Head).map_err(|_| refused)
         } else {
-            let calls = SlowCalls::Until(Deadlines::both(until));
+            let calls = SlowCalls::Until(until);
             let attempt = || self.acquire(&waiter.request, calls, QueuePlace::Head).map_err(expect_refusal);
             match attempt() {
-                Err(refusal) if self.publish_demand(&refusal) => attempt(),
+                Err(refusal) if self.publish_demand(&refusal, class) => attempt(),
                 acquired => acquired,
             }
         };
@@ -122,38 +122,35 @@ fn expect_refusal(stop: Stop) -> Refusal {
     stop.refusal().unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
 }
 
-/// The reasons for which hits and returns of a pool take the slow path.
+/// Whether hits and returns of a pool take the slow path: while a request waits, or other owners want memory.
 #[derive(Debug, Default)]
 pub(super) struct SlowPathFlag {
-    /// One for each [`Reason`]. Locked while the shards are set, so that they are set in order.
-    reasons: Mutex<[bool; 2]>,
+    /// A request waits, and the shards have the flag. Locked while they are set, so that they are set in order.
+    state: Mutex<(bool, bool)>,
     is_for_shared_limit: AtomicBool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reason {
-    Waiting,
-    SharedLimit,
-}
-
 impl SlowPathFlag {
-    /// Sets `reason` to the result of `holds`. Calls `tell` if hits and returns must change their path. Both are called under one
-    /// lock, so that concurrent changes have an order.
-    pub(super) fn change(&self, reason: Reason, holds: impl FnOnce() -> bool, tell: impl FnOnce(bool)) {
-        let mut reasons = self.reasons.lock();
-        let before = reasons.contains(&true);
-        reasons[reason as usize] = holds();
-        // Relaxed: a return that takes the slow path because of this sees it by the lock of its shard.
-        self.is_for_shared_limit.store(reasons[Reason::SharedLimit as usize], Ordering::Relaxed);
-        let now = reasons.contains(&true);
-        if before != now {
-            tell(now);
-        }
-    }
-
     #[inline]
     pub(super) fn is_for_shared_limit(&self) -> bool {
         self.is_for_shared_limit.load(Ordering::Relaxed)
+    }
+}
+
+impl Core {
+    /// Sets the flag in the shards if the reasons for it have come or gone. `is_waiting` if the queue has changed.
+    pub(super) fn update_slow_path(&self, is_waiting: Option<bool>) {
+        let mut state = self.slow_path_flag.state.lock();
+        let is_wanted = self.memory.budget().is_wanted();
+        // Relaxed: a return that takes the slow path because of this sees it by the lock of its shard.
+        self.slow_path_flag.is_for_shared_limit.store(is_wanted, Ordering::Relaxed);
+        let (was_waiting, was_required) = *state;
+        let is_waiting = is_waiting.unwrap_or(was_waiting);
+        let is_required = is_wanted || is_waiting;
+        if is_required != was_required {
+            self.idle.set_slow_path(is_required);
+        }
+        *state = (is_waiting, is_required);
     }
 }
 
@@ -191,27 +188,5 @@ impl Backoff {
             Retry::Later => self.0.lock().is_some_and(|(until, _)| now_us < until),
             Retry::Never => true,
         }
-    }
-}
-
-#[cfg(all(test, not(pinpool_loom)))]
-mod tests {
-    use std::cell::RefCell;
-
-    use super::*;
-
-    #[test]
-    fn the_shards_are_told_when_the_first_reason_comes_and_the_last_one_goes() {
-        let (flag, told) = (SlowPathFlag::default(), RefCell::new(Vec::new()));
-        let change = |reason, holds| flag.change(reason, || holds, |now| told.borrow_mut().push(now));
-        change(Reason::Waiting, true);
-        change(Reason::SharedLimit, true);
-        assert!(flag.is_for_shared_limit());
-        change(Reason::Waiting, false);
-        change(Reason::SharedLimit, true);
-        assert_eq!(*told.borrow(), [true]);
-        change(Reason::SharedLimit, false);
-        assert!(!flag.is_for_shared_limit());
-        assert_eq!(*told.borrow(), [true, false]);
     }
 }

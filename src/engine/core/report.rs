@@ -10,15 +10,13 @@ use std::sync::Arc;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-use super::{BlockRequest, Core};
+use super::Core;
 use crate::copy;
-use crate::engine::memory::Refusal;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
 use crate::engine::meter::usage_report;
-use crate::error::{Error, ErrorKind, NoMemory};
 use crate::policy::Window;
-use crate::quota::{LimitLevel, QuotaExceeded};
-use crate::report::{Dump, FailedRequest, Host, Owner, StillOut, is_power_of_ten};
+use crate::quota::LimitLevel;
+use crate::report::{Dump, FailedRequest, Host, Owner, StillOut};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{CallStats, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
@@ -60,34 +58,6 @@ impl Core {
     /// The memory of the pool, by holder.
     pub(crate) fn dump(&self) -> Dump {
         self.dump_of(&self.stats(), None)
-    }
-
-    /// The error of a failed request: the `nth` of the pool, 0 for a reserve. Logs the first and each power of ten.
-    pub(super) fn refused(&self, wanted: &BlockRequest, refusal: Refusal, nth: u64) -> Error {
-        if self.is_closed() {
-            return ErrorKind::Closed.into();
-        }
-        let is_by_partition =
-            matches!(&refusal, Refusal::QuotaExceeded { over: QuotaExceeded { level: LimitLevel::Partition, .. }, .. });
-        let partition = wanted.partition.as_ref().filter(|_| is_by_partition);
-        let stats = partition.map_or_else(|| self.stats(), |partition| partition.stats());
-        let asked_bytes = wanted.len as u64;
-        let refused = self.memory.explain(&refusal, wanted.class);
-        let tag = wanted.tag.as_ref().map(|tag| tag.name().to_owned());
-        let request = FailedRequest { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
-        let mut dump = self.dump_of(&stats, Some(request));
-        if is_by_partition {
-            dump.limit = self.memory.limit_name(LimitLevel::Partition);
-        }
-        if nth > 0 {
-            *self.diagnosis.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
-        }
-        if is_power_of_ten(nth) {
-            self.log.out_of_memory(&dump);
-        }
-        let no_memory = NoMemory { asked_bytes, refused, usage: usage_report(&stats), report: dump.body() };
-        let is_by_source = matches!(refusal, Refusal::Source(_));
-        if is_by_source { ErrorKind::Backend(no_memory) } else { ErrorKind::Limit(no_memory) }.into()
     }
 
     /// Logs the totals and the buffers that users still hold.
@@ -293,7 +263,7 @@ impl Core {
         let holder = |owner: &Owner| Holder { place: place(&owner.tag), ..owner.holder() };
         let classes = if is_direct { self.class_stats() } else { Vec::new() };
         Snapshot {
-            gets: stats.requests.served + stats.requests.failed,
+            requests: stats.requests.served + stats.requests.failed,
             misses: stats.requests.misses,
             // Under `tensorflow` a buffer that was evicted earlier is one too few, not one of another size.
             new_lengths: if is_direct {
@@ -301,11 +271,11 @@ impl Core {
             } else {
                 self.counters.new_lengths()
             },
-            puts: stats.requests.returned,
+            returns: stats.requests.returned,
             evicted: stats.memory.evictions.over_limit,
-            short_gets: self.diagnosis.short_requests.load(Ordering::Relaxed),
+            delayed_requests: self.diagnosis.short_requests.load(Ordering::Relaxed),
             own_waits: self.diagnosis.own_waits.load(Ordering::Relaxed),
-            failed_gets: stats.requests.failed,
+            failed_requests: stats.requests.failed,
             is_by_source: self.diagnosis.is_by_source.load(Ordering::Relaxed),
             waiting: stats.requests.waiting,
             waiting_ns: self::nanos(waited)

@@ -8,13 +8,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Block, Core};
+use super::Core;
 use crate::backend::Source;
-use crate::engine::memory::PoolView;
 use crate::in_flight::PendingGroup;
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::report::{self, Growth};
-use crate::stats::{EvictionReason, SourceCalls};
+use crate::stats::SourceCalls;
 use pinpool_observe::diagnosis::STUCK_AFTER;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::sync::process::{AtomicU64, AtomicUsize, Ordering};
@@ -196,45 +195,6 @@ impl Core {
         // Relaxed: a thread that sees an old value logs a finding twice.
         let logged = self.ticks.findings.swap(findings.len(), Ordering::Relaxed);
         findings.iter().skip(logged).for_each(|finding| self.log.found(finding));
-    }
-}
-
-impl PoolView for Core {
-    fn idle_bytes(&self) -> u64 {
-        self.idle.bytes()
-    }
-
-    fn idle_buffers(&self) -> u64 {
-        self.idle.count()
-    }
-
-    fn release_oldest(&self, why: EvictionReason) -> bool {
-        let oldest = self.idle.reclaim();
-        let is_found = oldest.is_some();
-        oldest.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
-        self.close_if_unused();
-        is_found
-    }
-
-    fn has_copies(&self) -> bool {
-        self.in_flight.count() > 0
-    }
-
-    fn complete_copies(&self) {
-        Self::complete_copies(self);
-    }
-
-    fn now_us(&self) -> u64 {
-        self.time.read_us()
-    }
-
-    fn waiting_bytes(&self) -> Vec<u64> {
-        self.waiters.waiting_bytes()
-    }
-
-    fn room_was_made(&self) {
-        self.backoff.end();
-        self.wake_waiters();
     }
 }
 

@@ -1,7 +1,7 @@
 //! Preset `adaptive`: an arena over a source, and the lock around its books.
 //!
 //! Only completely free memory is released, which no copy uses, so a release needs no lock against copies. If a release waits for
-//! the device ([`Source::release_waits`]), it blocks every enqueue meanwhile. It happens only:
+//! the device ([`Source::release_waits`](crate::backend::Source::release_waits)), it blocks every enqueue meanwhile. It happens only:
 //!
 //! - in `trim` and `clear`, and when a limit is lowered or exceeded
 //! - at the limit, if a request cannot be served otherwise, or a request of another pool or process under a shared limit
@@ -11,26 +11,29 @@
 //! Until then idle memory is reused, and counts as `awaiting_release_bytes` when it is due. While the end of a copy is unknown,
 //! nothing is released at all, because a release would wait for that copy.
 //!
-//! - arena-supply-I1: the claim, which includes all bytes that the system adds ([`Source::held_bytes`]), changes under the lock,
-//!   before the source is called, and only within the limits.
+//! - arena-supply-I1: the claim, which includes all bytes that the system adds
+//!   ([`Source::held_bytes`](crate::backend::Source::held_bytes)), changes under the lock, before the source is called, and only
+//!   within the limits.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-use super::PoolView;
-use super::block_memory::Refusal;
+use super::block_memory::{Attempt, BlockMemory, SlowCalls, Stop};
 use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::PressureWatch;
-use super::reserve::Reserve;
-use super::shape::{GrowthShape, arena_over, held};
+use super::shape::{GrowthShape, arena_over};
+use super::{PoolView, Supply};
 use crate::arena::Retention;
-use crate::backend::{PAGE_BYTES, SourceError};
+use crate::backend::SourceError;
 use crate::quota::{Budget, Claim};
 use crate::report::PoolLog;
-use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
+use crate::shared_limit::Want;
+use crate::size_class::Class;
+use crate::stats::{SourceCalls, Stats};
+use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
 
 /// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
 const VARIED_GRANULES: u64 = 2;
@@ -61,8 +64,6 @@ pub(crate) struct ArenaSupply {
     pub(super) idle_polls: AtomicU32,
     pool: OnceLock<Weak<dyn PoolView>>,
     pub(super) pressure: PressureWatch,
-    /// A thread is releasing what is due.
-    pub(super) is_releasing: AtomicBool,
     pub(super) reserve: Reserve,
 }
 
@@ -70,6 +71,33 @@ impl std::fmt::Debug for ArenaSupply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ArenaSupply").field("source", &self.source.name()).finish_non_exhaustive()
     }
+}
+
+/// The pinning of reserves.
+#[derive(Debug, Default)]
+pub(super) struct Reserve {
+    pub(super) progress: plain::Mutex<Progress>,
+    /// Notified when the progress changes.
+    pub(super) changed: plain::Condvar,
+    /// Locked while a thread makes a step.
+    pub(super) step: plain::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pub(super) is_cancelled: bool,
+    /// The error that stopped it.
+    pub(super) stopped: Option<SourceError>,
+    /// Bytes that the next step needs and the limit had no room for.
+    pub(super) lacks_bytes: Option<u64>,
+    /// The bytes that other owners of the shared limit should release for it.
+    pub(super) want: Want,
+    /// The log has said that it waits for room.
+    pub(super) has_told_lack: bool,
+    /// When the pinning in the background began, and the bytes pinned then.
+    pub(super) begun: Option<(Instant, u64)>,
+    /// Quarters that the log has reported.
+    pub(super) reported: u128,
 }
 
 /// Settings of an arena.
@@ -81,6 +109,158 @@ pub(crate) struct ArenaSettings {
     /// The maintenance thread pins a reserve that is not waited for.
     pub(crate) background_thread: bool,
     pub(crate) retention: Retention,
+}
+
+impl Supply for ArenaSupply {
+    fn find(&self, attempt: Attempt, pool: &dyn PoolView, take_idle: &dyn Fn() -> bool) -> Result<BlockMemory, Stop> {
+        let Attempt { class, now_us, calls } = attempt;
+        let bytes = class.bytes as u64;
+        if !matches!(calls, SlowCalls::After(..) | SlowCalls::Held(..)) {
+            let mut books = self.books();
+            let memory = books.carve_missed(bytes, now_us, || pool.idle_bytes());
+            let changed = self.record_demand(&books, now_us);
+            self.record_holes(&books, now_us);
+            drop(books);
+            self.log.sizes_changed(changed);
+            if let Some(memory) = memory {
+                self.log.carved(bytes);
+                return Ok(memory);
+            }
+        }
+        // A request that can never fit is no reason to release idle blocks.
+        if !self.could_hold(class) {
+            return Err(self.no_space(bytes, pool.idle_bytes()).into());
+        }
+        let mut search = self.begin_search(attempt, pool);
+        loop {
+            let idle_bytes = pool.idle_bytes();
+            let mut books = self.books();
+            if let Some(memory) = books.carve(bytes) {
+                return Ok(memory);
+            }
+            // The last round may have waited, and a buffer may have been returned meanwhile.
+            if take_idle() {
+                return Err(Stop::FoundIdle);
+            }
+            if search.to_release > 0 && idle_bytes > 0 && books.could_cover(bytes, idle_bytes) {
+                drop(books);
+                search.release_oldest();
+                continue;
+            }
+            search.room = self.budget.room_for(self.grown_bytes(bytes));
+            let limits = self.limits(&books, &search);
+            match books.plan_growth(bytes, limits) {
+                Ok(plan) if calls == SlowCalls::None => {
+                    books.give_up(plan);
+                    return Err(Stop::NeedsCall);
+                }
+                Ok(plan) => {
+                    if let Some(memory) = self.grow(books, plan, &mut search)? {
+                        return Ok(memory);
+                    }
+                }
+                Err((no_space, over)) => {
+                    search.over = over;
+                    if no_space.transit_bytes > 0 {
+                        if !self.wait_finished(books, calls.deadline()) {
+                            return Err(self.refusal(search).into());
+                        }
+                    } else if !self.make_room(books, limits, &mut search) {
+                        let memory = self.books().carve_in_other_regions(bytes);
+                        return memory.ok_or_else(|| self.refusal(search).into());
+                    }
+                }
+            }
+        }
+    }
+
+    /// A pool closes once its last block is counted as returned, which may be before another thread returns that block's memory.
+    /// So the later of `close` and this call tears down.
+    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)> {
+        // A block is made by the supply of its pool.
+        let BlockMemory::Carved { ptr, bytes, .. } = memory else { return Ok(()) };
+        let mut books = self.books();
+        let is_unused = books.give(ptr, bytes, now_us);
+        self.record_holes(&books, now_us);
+        drop(books);
+        if is_unused {
+            self.teardown(now_us);
+        }
+        Ok(())
+    }
+
+    fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
+        self.release_for_others(bytes, pool, now_us)
+    }
+
+    fn close(&self, now_us: u64) {
+        self.books().is_closed = true;
+        self.teardown(now_us);
+    }
+
+    fn could_hold(&self, class: Class) -> bool {
+        self.could_hold_bytes(class.bytes as u64)
+    }
+
+    fn may_grow(&self) -> bool {
+        self.settings.may_grow
+    }
+
+    /// In whole granules.
+    fn room_to_pass(&self, first: Class) -> u64 {
+        let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
+        match self.budget.max_bytes().filter(|_| !is_discrete && self.settings.may_grow) {
+            Some(max_bytes) => {
+                let granules = (max_bytes / granule_bytes).saturating_sub((first.bytes as u64).div_ceil(granule_bytes));
+                granules * granule_bytes
+            }
+            None => 0,
+        }
+    }
+
+    /// All the granules that it may touch.
+    fn bytes_to_pass(&self, class: Class) -> u64 {
+        let granule_bytes = self.shape.ample_bytes;
+        ((class.bytes as u64).div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
+    }
+
+    fn block_bytes(&self, class: Class) -> u64 {
+        class.bytes as u64
+    }
+
+    fn all_block_bytes(&self) -> u64 {
+        self.books().arena.stats().live_bytes
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.books().held_bytes()
+    }
+
+    fn claimed_by_others(&self) -> u64 {
+        self.books().claimed_by_others()
+    }
+
+    fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
+        let buffer_bytes = pool.idle_bytes();
+        let books = self.books();
+        let arena = books.arena.stats();
+        let free_bytes = arena.hole_bytes.saturating_sub(arena.reserve_hole_bytes);
+        let kept_bytes = books.arena.kept_bytes();
+        (free_bytes + buffer_bytes).min(books.arena.committed_outside_reserves().saturating_sub(kept_bytes))
+    }
+
+    fn longest_free_bytes(&self) -> u64 {
+        self.books().arena.longest_hole_bytes()
+    }
+
+    fn calls(&self) -> SourceCalls {
+        self.books().calls
+    }
+
+    fn fill(&self, stats: &mut Stats) {
+        self.books().fill(stats);
+        stats.memory.reserve_eta = self.reserve_eta();
+    }
 }
 
 impl ArenaSupply {
@@ -115,7 +295,6 @@ impl ArenaSupply {
             idle_polls: AtomicU32::new(u32::MAX),
             pool: OnceLock::new(),
             pressure: PressureWatch::new(pressure),
-            is_releasing: AtomicBool::new(false),
             reserve: Reserve::default(),
         })
     }
@@ -137,67 +316,6 @@ impl ArenaSupply {
     /// Waits until a plan of another thread is finished. Returns false if none was by `until`.
     pub(super) fn wait_finished(&self, books: MutexGuard<'_, Books>, until: Instant) -> bool {
         !self.finished.wait_until(books, until).1
-    }
-
-    /// Returns whether a block of `bytes` could be held if everything else were released.
-    pub(super) fn could_hold_bytes(&self, bytes: u64) -> bool {
-        let is_addressable = bytes <= self.shape.longest_bytes;
-        self.fits(bytes) && (is_addressable || bytes <= self.books().reserve_bytes().1)
-    }
-
-    /// Returns whether the limit leaves room for a block of `bytes` if everything else is released.
-    fn fits(&self, bytes: u64) -> bool {
-        let books = self.books();
-        let (reserve_bytes, largest_reserve_bytes) = books.reserve_bytes();
-        let room_bytes = self.budget.highest_claim_bytes().saturating_sub(reserve_bytes);
-        let to_come_bytes = books.reserve_in_granules();
-        drop(books);
-        let GrowthShape { sizes, is_discrete, .. } = self.shape;
-        let fits_by_growth = self.grown_bytes(bytes) <= room_bytes;
-        let fits_by_reserve = !is_discrete && sizes.up(bytes) <= to_come_bytes.min(room_bytes);
-        bytes <= largest_reserve_bytes || fits_by_growth && (self.settings.may_grow || fits_by_reserve)
-    }
-
-    /// The bytes to claim for a block of `bytes` that has no committed memory.
-    pub(super) fn grown_bytes(&self, bytes: u64) -> u64 {
-        let GrowthShape { sizes, is_discrete, .. } = self.shape;
-        if is_discrete { self.alone_bytes(bytes) } else { sizes.up(bytes) }
-    }
-
-    /// The bytes that the system holds for a block of `bytes` alone.
-    pub(super) fn alone_bytes(&self, bytes: u64) -> u64 {
-        if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
-    }
-
-    /// The reason that no plan gives a block of `bytes` memory while `idle_bytes` are idle in the pool.
-    pub(super) fn no_space(&self, bytes: u64, idle_bytes: u64) -> Refusal {
-        let refused = |over| Refusal::QuotaExceeded { needed_bytes: bytes, over };
-        if !self.settings.may_grow {
-            return refused(self.budget.full(bytes));
-        }
-        let books = self.books();
-        // Idle memory of this pool is used first, and is claimed already.
-        let reusable_bytes = idle_bytes.saturating_add(books.arena.stats().idle_bytes);
-        let missing_bytes = books.arena.missing_bytes(bytes, PAGE_BYTES as u64);
-        drop(books);
-        let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
-        let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
-        if self.fits(bytes) && !(is_addressable && has_limit) {
-            let longest_bytes = self.shape.longest_bytes;
-            let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");
-            let remedy = self.shape.address_remedy.unwrap_or("request less at once, or return buffers first");
-            return Refusal::Source(SourceError::new("arena", what).with_remedy(remedy));
-        }
-        // A part of the best place may be committed; idle granules elsewhere move there.
-        let grown_bytes = self.grown_bytes(bytes);
-        let missing_bytes = missing_bytes.filter(|_| !self.shape.is_discrete).unwrap_or(grown_bytes);
-        let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
-        let own_bytes = self.budget.own_room_bytes();
-        // There may have been room although no plan was found: idle memory may lie elsewhere.
-        let wanted = [(claimed_bytes, own_bytes), (grown_bytes, own_bytes.saturating_add(reusable_bytes))];
-        let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
-        let over = shared.filter_map(|&(bytes, _)| self.budget.current_shared_refusal(bytes)).next();
-        refused(over.unwrap_or_else(|| self.budget.full(claimed_bytes.saturating_sub(own_bytes))))
     }
 
     /// Divides the time for which free memory is kept, because memory is short; `None` restores the setting.

@@ -38,51 +38,31 @@ pub(crate) struct Attempt {
     pub(crate) calls: SlowCalls,
 }
 
-/// How long an attempt waits for other threads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Deadlines {
-    /// The end of the wait for their plans.
-    pub(crate) plans: Instant,
-    /// The end of the wait for their source calls.
-    pub(crate) calls: Instant,
-}
-
-impl Deadlines {
-    /// One deadline for both.
-    pub(crate) fn both(until: Instant) -> Self {
-        Self { plans: until, calls: until }
-    }
-}
-
-/// The source calls that an attempt may make.
+/// The source calls that an attempt may make, and how long it waits for calls of other threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlowCalls {
     /// None: a task polls it.
     None,
     /// All.
-    Until(Deadlines),
+    Until(Instant),
     /// As `Until`, for a request that an attempt without calls has counted as a miss.
-    After(Deadlines),
+    After(Instant),
     /// As `After`, without requesting memory from the source, which refused the last call too recently.
-    Held(Deadlines),
+    Held(Instant),
 }
 
 impl SlowCalls {
-    /// How long the attempt waits for other threads.
-    pub(crate) fn deadlines(self) -> Deadlines {
+    /// The end of the wait for other threads.
+    pub(crate) fn deadline(self) -> Instant {
         match self {
-            Self::None => Deadlines::both(Instant::now()),
-            Self::Until(deadlines) | Self::After(deadlines) | Self::Held(deadlines) => deadlines,
+            Self::None => Instant::now(),
+            Self::Until(deadline) | Self::After(deadline) | Self::Held(deadline) => deadline,
         }
     }
 
-    /// The same calls, without a wait for plans of other threads.
+    /// The same calls, without a wait for other threads.
     pub(crate) fn without_waiting(self) -> Self {
-        if let Self::Until(Deadlines { calls, .. }) = self {
-            Self::Until(Deadlines { plans: Instant::now(), calls })
-        } else {
-            self
-        }
+        if let Self::Until(_) = self { Self::Until(Instant::now()) } else { self }
     }
 }
 
@@ -108,27 +88,31 @@ impl From<Refusal> for Stop {
     }
 }
 
-/// The reason that there is no memory.
+/// The reason that there is no memory: numbers from the claim or call that failed. [`Memory::explain`](super::Memory::explain) words
+/// it when it is shown, since the head of the queue fails again and again.
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {
-    /// A block of `needed_bytes` would exceed a limit.
-    QuotaExceeded { needed_bytes: u64, over: QuotaExceeded },
+    /// A limit has no room.
+    Limit(QuotaExceeded),
     /// Earlier requests wait, the first of them for `first_bytes`, and there is no room in addition to it.
-    Queued { needed_bytes: u64, waiting: u64, first_bytes: u64 },
+    Queued { waiting: u64, first_bytes: u64 },
     /// The source failed.
     Source(SourceError),
 }
 
 impl Refusal {
-    /// The bytes needed and the bytes missing, if a shared limit refused that could hold the request.
-    pub(crate) fn by_shared_limit(&self) -> Option<(u64, u64)> {
+    /// The bytes of the claim, if a shared limit refused it that could hold it.
+    pub(crate) fn by_shared_limit(&self) -> Option<u64> {
         match *self {
-            Self::QuotaExceeded {
-                needed_bytes,
-                over: QuotaExceeded { level: LimitLevel::Shared, shortfall, could_fit: true },
-            } => Some((needed_bytes, shortfall)),
+            Self::Limit(QuotaExceeded { level: LimitLevel::Shared, bytes, could_fit: true }) => Some(bytes),
             _ => None,
         }
+    }
+}
+
+impl From<QuotaExceeded> for Refusal {
+    fn from(over: QuotaExceeded) -> Self {
+        Self::Limit(over)
     }
 }
 

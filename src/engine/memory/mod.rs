@@ -9,9 +9,9 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | the memory of a pool; the interface of its two supplies |
-//! | `arena_supply.rs` | `adaptive`: an arena over a source, and the lock around its books |
+//! | `arena_supply.rs` | `adaptive`: an arena over a source as a supply, with the attempts of a miss; the lock around its books |
 //! | `books` | the content of that lock: arena, addresses, demand, reserve, claims |
-//! | `find.rs` | the attempts of a miss, in their order; growth; returned blocks |
+//! | `search.rs` | the steps of these attempts: growth, room, limits, the reason for a refusal |
 //! | `carry_out.rs`, `called_source.rs` | the steps of a plan on the source; calls recorded, panics caught |
 //! | `compaction.rs`, `release.rs` | plans that move and release memory |
 //! | `reserve.rs`, `pin_reserve.rs` | a reserve: its progress in the background; its steps |
@@ -26,6 +26,7 @@
 
 use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use crate::backend::{Source, SourceError};
 use crate::quota::{Budget, Claim};
@@ -40,20 +41,19 @@ mod books;
 mod called_source;
 mod carry_out;
 mod compaction;
-mod find;
 mod one_each;
 mod pin_reserve;
 mod pressure;
 mod refusal;
 mod release;
 mod reserve;
+mod search;
 mod shape;
 
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
-pub(crate) use block_memory::{Adopted, Attempt, BlockMemory, Deadlines, Refusal, SlowCalls, Stop};
+pub(crate) use block_memory::{Adopted, Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 pub(crate) use called_source::CalledSource;
-use one_each::OneEach;
-pub(crate) use one_each::Pageable;
+pub(crate) use one_each::OneEach;
 pub(crate) use shape::granule_bytes;
 
 /// The memory of one pool: a supply of pinned memory, pageable memory for requests without room, and memory that users have pinned
@@ -66,7 +66,7 @@ pub(crate) struct Memory {
     supply: Arc<dyn Supply>,
     /// The supply, if it is an arena, which has a reserve and free memory.
     arena: Option<Arc<ArenaSupply>>,
-    pageable: Option<Pageable>,
+    pageable: Option<OneEach>,
     /// Bytes of users that are pinned under the same limit. Relaxed: a statistic.
     external_bytes: AtomicU64,
     /// The bytes that the process may lock, read when a request first finds no memory.
@@ -75,13 +75,13 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// One acquisition of `source` for each block, which `claim` claims.
-    pub(crate) fn one_each(source: CalledSource, claim: Claim, pageable: Option<Pageable>, log: Arc<PoolLog>) -> Self {
-        let supply = Arc::new(OneEach::new(source.clone(), claim, log.clone()));
+    pub(crate) fn one_each(source: CalledSource, claim: Claim, pageable: Option<OneEach>, log: Arc<PoolLog>) -> Self {
+        let supply = Arc::new(OneEach::new(source.clone(), claim, Some(log.clone())));
         let (budget, external_bytes, lock_limit) = (supply.budget.clone(), AtomicU64::new(0), OnceLock::new());
         Self { source, budget, log, supply, arena: None, pageable, external_bytes, lock_limit }
     }
 
-    pub(crate) fn of_arena(arena: ArenaSupply, pageable: Option<Pageable>) -> Self {
+    pub(crate) fn of_arena(arena: ArenaSupply, pageable: Option<OneEach>) -> Self {
         let (source, budget, log) = (arena.source.clone(), arena.budget.clone(), arena.log.clone());
         let (arena, external_bytes, lock_limit) = (Arc::new(arena), AtomicU64::new(0), OnceLock::new());
         Self { source, budget, log, supply: arena.clone(), arena: Some(arena), pageable, external_bytes, lock_limit }
@@ -117,7 +117,7 @@ impl Memory {
     pub(in crate::engine) fn set_max_bytes(&self, max_bytes: Option<u64>) {
         self.budget.set_max_bytes(max_bytes);
         if let Some(pageable) = &self.pageable {
-            pageable.follow(max_bytes);
+            pageable.budget.set_max_bytes(max_bytes);
         }
     }
 
@@ -127,7 +127,9 @@ impl Memory {
 
     /// Pageable memory for `class`, if this pool may return it and its limit leaves room.
     pub(in crate::engine) fn find_pageable(&self, class: Class) -> Option<BlockMemory> {
-        self.pageable.as_ref()?.acquire(class)
+        let memory = self.pageable.as_ref()?.acquire(class.bytes, SlowCalls::Until(Instant::now())).ok()?;
+        let BlockMemory::Region { region, claim } = memory else { return None };
+        Some(BlockMemory::Pageable { region, claim })
     }
 
     /// Returns whether pageable memory for `class` fits under its limit if none is held.
@@ -137,7 +139,7 @@ impl Memory {
 
     /// Claims `bytes` for memory that is held in addition to the blocks.
     pub(in crate::engine) fn claim_external(&self, bytes: u64) -> Result<Claim, Refusal> {
-        let claim = self.budget.claim(bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes: bytes, over })?;
+        let claim = self.budget.claim(bytes)?;
         self.external_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(claim)
     }
@@ -171,7 +173,7 @@ impl Memory {
 
     /// Bytes in blocks, pinned or not.
     pub(in crate::engine) fn own_bytes(&self) -> u64 {
-        self.supply.all_block_bytes() + self.pageable.as_ref().map_or(0, Pageable::held_bytes)
+        self.supply.all_block_bytes() + self.pageable.as_ref().map_or(0, Supply::all_block_bytes)
     }
 
     /// Fills in what the supply and pageable memory count.
@@ -179,7 +181,7 @@ impl Memory {
         self.supply.fill(stats);
         stats.memory.external_bytes = self.external_bytes.load(Ordering::Relaxed);
         if let Some(pageable) = &self.pageable {
-            pageable.fill(stats);
+            stats.memory.pageable_bytes = pageable.all_block_bytes();
         }
         let calls = self.supply.calls();
         (stats.memory.pin, stats.memory.unpin, stats.memory.remap) = (calls.pin, calls.unpin, calls.remap);

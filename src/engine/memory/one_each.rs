@@ -1,5 +1,5 @@
-//! Supplies without an arena, which make one acquisition for each block and keep no memory: [`OneEach`] under `tensorflow`, with a
-//! release for each eviction, and [`Pageable`], pageable memory for requests without room for pinned memory.
+//! A supply without an arena, which makes one acquisition for each block and keeps no memory: under `tensorflow`, with a release for
+//! each eviction, and of pageable memory, for requests without room for pinned memory.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,13 +7,12 @@ use std::time::Instant;
 use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use super::called_source::CalledSource;
 use super::{PoolView, Supply, release_while};
-use crate::backend::{HeapSource, Region, Source, SourceError};
+use crate::backend::{HeapSource, Region, SourceError};
 use crate::quota::{Budget, Claim};
 use crate::report::{Growth, PoolLog};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// A source under a limit.
 #[derive(Debug)]
@@ -25,7 +24,8 @@ pub(crate) struct OneEach {
     /// Regions that the source refused to release; their release is tried again.
     refused: Mutex<Vec<(Region, Claim)>>,
     counts: Box<Mutex<CallCounts>>,
-    log: Arc<PoolLog>,
+    /// `None` for pageable memory.
+    log: Option<Arc<PoolLog>>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,20 +38,25 @@ struct CallCounts {
 }
 
 impl OneEach {
-    pub(crate) fn new(source: CalledSource, claim: Claim, log: Arc<PoolLog>) -> Self {
+    /// Pageable memory, at most `max_bytes` at one time.
+    pub(crate) fn pageable(max_bytes: Option<u64>) -> Self {
+        Self::new(CalledSource::new(Arc::new(HeapSource::new()), None), Budget::new(max_bytes).empty_claim(), None)
+    }
+
+    pub(crate) fn new(source: CalledSource, claim: Claim, log: Option<Arc<PoolLog>>) -> Self {
         let (budget, base) = (claim.budget().clone(), Mutex::new(Some(claim)));
         Self { source, budget, base, refused: Mutex::default(), counts: Box::default(), log }
     }
 
     /// Acquires `class_bytes`, as far as `calls` allow. A slow call.
-    fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
+    pub(super) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
-        let claim = self.budget.claim(needed_bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes, over })?;
+        let claim = self.budget.claim(needed_bytes).map_err(Refusal::from)?;
         if matches!(calls, SlowCalls::None | SlowCalls::Held(..)) {
             return Err(Stop::NeedsCall);
         }
         let begun = Instant::now();
-        let acquired = self.source.acquire(class_bytes, Some(calls.deadlines().calls));
+        let acquired = self.source.acquire(class_bytes, Some(calls.deadline()));
         let took = begun.elapsed();
         let mut counts = self.counts.lock();
         counts.calls.pin.record(class_bytes as u64, took, acquired.is_ok());
@@ -60,21 +65,18 @@ impl OneEach {
         counts.peak_bytes = counts.peak_bytes.max(counts.held_bytes);
         let held_bytes = counts.held_bytes;
         drop(counts);
-        self.log.acquired(&Growth {
-            asked_bytes: class_bytes as u64,
-            held_before_bytes: held_bytes.saturating_sub(needed_bytes),
-            held_bytes,
-            pin_calls: 1,
-            took,
-            max_bytes: self.budget.max_bytes(),
-        });
+        if let Some(log) = &self.log {
+            let (asked_bytes, held_before_bytes) = (class_bytes as u64, held_bytes.saturating_sub(needed_bytes));
+            let max_bytes = self.budget.max_bytes();
+            log.acquired(&Growth { asked_bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes });
+        }
         Ok(BlockMemory::Region { region, claim })
     }
 
     /// Releases `region`. On failure its bytes stay held until a later release; returns their number with the reason. A slow
     /// call.
     #[allow(unsafe_code)] // Memory leaves the pool.
-    fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
+    pub(super) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
         let class_bytes = region.len_bytes() as u64;
         let again = Region::new(region.start(), region.len_bytes(), region.id());
         let begun = Instant::now();
@@ -116,9 +118,7 @@ impl Supply for OneEach {
             }
             let refusal = match self.acquire(class.bytes, calls) {
                 // A request that can never fit is no reason to release idle blocks.
-                Err(Stop::Refused(Refusal::QuotaExceeded { over, needed_bytes })) if over.could_fit => {
-                    Refusal::QuotaExceeded { over, needed_bytes }
-                }
+                Err(Stop::Refused(Refusal::Limit(over))) if over.could_fit => Refusal::from(over),
                 acquired => return acquired,
             };
             let left = to_release.get_or_insert_with(|| pool.idle_buffers());
@@ -203,66 +203,5 @@ impl Supply for OneEach {
         (stats.memory.held_bytes, stats.memory.peak_held_bytes) = (held_bytes, peak_bytes);
         stats.memory.quarantined_bytes += stuck_bytes;
         stats.memory.mappings = calls.pin.count.saturating_sub(calls.unpin.count);
-    }
-}
-
-/// Pageable memory of one pool, under a separate limit.
-#[derive(Debug)]
-pub(crate) struct Pageable {
-    source: HeapSource,
-    /// Follows the limit of the pool.
-    budget: Arc<Budget>,
-    /// Bytes of memory that exists. Relaxed: a statistic.
-    held_bytes: AtomicU64,
-}
-
-impl Pageable {
-    /// At most `max_bytes` at one time.
-    pub(crate) fn new(max_bytes: Option<u64>) -> Self {
-        Self { source: HeapSource::new(), budget: Budget::new(max_bytes), held_bytes: AtomicU64::new(0) }
-    }
-
-    /// The pool's limit has changed.
-    pub(in crate::engine) fn follow(&self, limit_bytes: Option<u64>) {
-        self.budget.set_max_bytes(limit_bytes);
-    }
-
-    /// Returns whether a block of `class` fits when nothing else is held.
-    pub(in crate::engine) fn could_hold(&self, class: Class) -> bool {
-        self.budget.could_hold(self.source.held_bytes(class.bytes) as u64)
-    }
-
-    /// `None` over the limit, or if the system refuses. A slow call.
-    pub(in crate::engine) fn acquire(&self, class: Class) -> Option<BlockMemory> {
-        let claim = self.budget.claim(self.source.held_bytes(class.bytes) as u64).ok()?;
-        let region = self.source.acquire(class.bytes).ok()?;
-        self.held_bytes.fetch_add(claim.bytes(), Ordering::Relaxed);
-        Some(BlockMemory::Pageable { region, claim })
-    }
-
-    /// On failure the bytes stay held; returns their number with the reason. A slow call.
-    #[allow(unsafe_code)] // Memory leaves the pool.
-    pub(in crate::engine) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
-        // SAFETY: the region came from this source, and its block was given up by value, so nothing uses it (core-I1).
-        let released = unsafe { self.source.release(region) };
-        let bytes = claim.bytes();
-        match released {
-            Ok(()) => {
-                self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
-                Ok(())
-            }
-            Err(error) => {
-                claim.leak();
-                Err((bytes, error))
-            }
-        }
-    }
-
-    pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
-        stats.memory.pageable_bytes = self.held_bytes();
-    }
-
-    pub(in crate::engine) fn held_bytes(&self) -> u64 {
-        self.held_bytes.load(Ordering::Relaxed)
     }
 }

@@ -35,12 +35,10 @@ impl ArenaSupply {
         let pinned = self.pin_slices(bytes).or_else(|refusal| {
             let to_bytes = match &refusal {
                 // Idle memory of this pool makes room under the shared limit.
-                Refusal::QuotaExceeded { over: QuotaExceeded { level: LimitLevel::Shared, shortfall, .. }, .. } => {
-                    Some(self.books().held_bytes().saturating_sub(*shortfall))
+                Refusal::Limit(QuotaExceeded { level: LimitLevel::Shared, bytes, .. }) => {
+                    Some(self.books().held_bytes().saturating_sub(*bytes))
                 }
-                Refusal::QuotaExceeded { needed_bytes, .. } => {
-                    self.budget.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(*needed_bytes))
-                }
+                Refusal::Limit(over) => self.budget.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(over.bytes)),
                 _ => None,
             };
             make_room(to_bytes.ok_or(refusal)?);
@@ -109,7 +107,7 @@ impl ArenaSupply {
         let is_short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));
         let Some(&first_bytes) = waiting.first().filter(|_| is_short) else { return Ok(len) };
         self.books().unclaim_reserve(self.reserved_bytes(len));
-        Err(Refusal::Queued { needed_bytes: bytes, waiting: waiting.len() as u64, first_bytes })
+        Err(Refusal::Queued { waiting: waiting.len() as u64, first_bytes })
     }
 
     /// Pins claimed `bytes` of a reserve with this number of threads. If that fails, they stay claimed.
@@ -166,7 +164,7 @@ impl ArenaSupply {
         match pinned {
             Ok(_) => {}
             Err(Refusal::Source(error)) => return Step::Failed(error),
-            Err(Refusal::QuotaExceeded { .. } | Refusal::Queued { .. }) => return self.books().without_room(bytes),
+            Err(Refusal::Limit(_) | Refusal::Queued { .. }) => return self.books().without_room(bytes),
         }
         if self.books().is_unused() {
             // The pool has ended while this region was being pinned.

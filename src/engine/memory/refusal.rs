@@ -20,53 +20,44 @@ impl Memory {
         }
     }
 
-    /// The refusal of a block of `class` that can never be held.
-    pub(in crate::engine) fn refusal_for_good(&self, class: Class) -> Refusal {
-        let needed_bytes = class.bytes as u64;
-        let over = self.budget.permanent_refusal(needed_bytes).unwrap_or_else(|| self.budget.full(needed_bytes));
-        Refusal::QuotaExceeded { needed_bytes, over }
-    }
-
     /// The refusal of a request of `class` in words. The error, the log lines, the dump and the diagnosis print the result.
     pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> Refused {
         let limit = |level| self.limit_name(level);
-        let (by, needed_bytes, found, remedy) = match refusal {
-            Refusal::QuotaExceeded { needed_bytes, over: QuotaExceeded { level: LimitLevel::Shared, .. } } => {
-                let (found, remedy) = self.budget.shared_in_words(*needed_bytes);
+        let needed_bytes = self.supply.block_bytes(class);
+        let (by, found, remedy) = match refusal {
+            Refusal::Limit(QuotaExceeded { level: LimitLevel::Shared, .. }) => {
+                let (found, remedy) = self.budget.shared_in_words(needed_bytes);
                 let by_others = self.budget.is_held_by_others();
-                (RefusedBy::Shared { by_others }, *needed_bytes, found, remedy.to_owned())
+                (RefusedBy::Shared { by_others }, found, remedy.to_owned())
             }
-            Refusal::QuotaExceeded {
-                needed_bytes,
-                over: QuotaExceeded { level: LimitLevel::Partition, could_fit, .. },
-            } => {
+            Refusal::Limit(QuotaExceeded { level: LimitLevel::Partition, could_fit, .. }) => {
                 let found = if *could_fit { "the partition is full" } else { "exceeds the limit of the partition" };
                 let remedy = if *could_fit { "return its buffers sooner" } else { "request less" };
                 let by = RefusedBy::Limit { could_fit: *could_fit };
-                (by, *needed_bytes, found.to_owned(), format!("{remedy} or make the partition larger"))
+                (by, found.to_owned(), format!("{remedy} or make the partition larger"))
             }
-            Refusal::QuotaExceeded { needed_bytes, over: over @ QuotaExceeded { level: LimitLevel::Pool, .. } } => {
-                let could_fit = over.could_fit && self.supply.could_hold(class);
-                let limit = limit(over.level);
+            Refusal::Limit(QuotaExceeded { level: LimitLevel::Pool, could_fit, .. }) => {
+                let could_fit = *could_fit && self.supply.could_hold(class);
+                let limit = limit(LimitLevel::Pool);
                 let found = match self.max_bytes().map(Size) {
                     Some(max) if !could_fit => format!("exceeds the pool limit of {max} ({limit})"),
                     Some(max) => format!("the pool limit of {max} is reached ({limit})"),
                     None => format!("the pool limit is reached ({limit})"),
                 };
-                (RefusedBy::Limit { could_fit }, *needed_bytes, found, self.remedy(could_fit).to_owned())
+                (RefusedBy::Limit { could_fit }, found, self.remedy(could_fit).to_owned())
             }
-            Refusal::Queued { needed_bytes, waiting, first_bytes } => {
+            Refusal::Queued { waiting, first_bytes } => {
                 let are = if *waiting == 1 { "request is waiting and has" } else { "requests are waiting and have" };
                 let found = format!("{waiting} earlier {are} priority, the first for {}", Size(*first_bytes));
                 let remedy = "wait longer (PINPOOL_WAIT), return buffers sooner or raise";
                 let remedy = format!("{remedy} {}", limit(LimitLevel::Pool));
-                (RefusedBy::Queue { first_bytes: *first_bytes }, *needed_bytes, found, remedy)
+                (RefusedBy::Queue { first_bytes: *first_bytes }, found, remedy)
             }
             Refusal::Source(error) => {
                 let (text, remedy) = error.clone().split();
                 let found = format!("backend `{}`: {text}", self.source().name());
                 let by = RefusedBy::Source { code: error.code() };
-                (by, class.bytes as u64, found, remedy.unwrap_or_default().to_owned())
+                (by, found, remedy.unwrap_or_default().to_owned())
             }
         };
         Refused { by, needed_bytes, found, remedy }

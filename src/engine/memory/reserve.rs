@@ -1,9 +1,9 @@
 //! The progress of a reserve (policy-R10), and a reserve that is pinned in the background: after the first step the maintenance
-//! thread pins the rest, and requests have priority.
+//! thread pins the rest, while requests pin what they need.
 //!
 //! ```text
 //!   begin: [lock: request, plan] ─▶ first step ─▶ returns
-//!   each round of the thread: a request needs memory? ─yes─▶ the next round
+//!   each round of the thread:
 //!                    [lock: plan] ─▶ step (no lock) ─▶ [lock: finish] ─▶ the next round, until the reserve is complete
 //!                       └─ no room: pauses; a tick or a higher limit resumes it
 //!                       └─ refused: ends with a warning; the pool continues with what it has
@@ -11,17 +11,14 @@
 //!
 //! Without background threads (`background_thread(false)`) each `Pool::maintain` makes one step.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::arena_supply::ArenaSupply;
+use super::arena_supply::{ArenaSupply, Progress};
 use super::block_memory::Refusal;
 use super::books::Step;
 use crate::backend::SourceError;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::report;
-use crate::shared_limit::Want;
-use pinpool_os::sync::plain::{Condvar, Mutex};
 
 /// Between two checks of a thread that waits for the reserve: memory that requests commit becomes part of it, and notifies nobody.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
@@ -29,35 +26,6 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
 /// Progress reports of a reserve in the log.
 const REPORTS: u128 = 4;
-
-/// The pinning of reserves.
-#[derive(Debug, Default)]
-pub(super) struct Reserve {
-    progress: Mutex<Progress>,
-    /// Notified when the progress changes.
-    changed: Condvar,
-    /// Locked while a thread makes a step.
-    step: Mutex<()>,
-    /// Requests that need new memory: steps wait for them.
-    requests: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Progress {
-    is_cancelled: bool,
-    /// The error that stopped it.
-    stopped: Option<SourceError>,
-    /// Bytes that the next step needs and the limit had no room for.
-    lacks_bytes: Option<u64>,
-    /// The bytes that other owners of the shared limit should release for it.
-    want: Want,
-    /// The log has said that it waits for room.
-    has_told_lack: bool,
-    /// When the pinning in the background began, and the bytes pinned then.
-    begun: Option<(Instant, u64)>,
-    /// Quarters that the log has reported.
-    reported: u128,
-}
 
 impl Progress {
     /// How soon the next step is due.
@@ -72,23 +40,7 @@ impl Progress {
     }
 }
 
-/// A request that needs new memory, until the drop.
-pub(super) struct RequestFirst<'arena>(&'arena AtomicU64);
-
-impl Drop for RequestFirst<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl ArenaSupply {
-    /// A request needs new memory until the result is dropped.
-    pub(super) fn before_reserve(&self) -> RequestFirst<'_> {
-        // Relaxed: a hint for the order of two threads, which may come in either.
-        self.reserve.requests.fetch_add(1, Ordering::Relaxed);
-        RequestFirst(&self.reserve.requests)
-    }
-
     /// Requests a reserve of `bytes` and pins its first step. The rest follows while the pool is in use. A slow call.
     pub(in crate::engine) fn begin_reserve(&self, bytes: u64) -> Result<(), Refusal> {
         let mut books = self.books();
@@ -144,9 +96,7 @@ impl ArenaSupply {
 
     /// Makes one step, if one is due, and logs its result. Returns whether another step is due now. A slow call.
     pub(in crate::engine) fn reserve_turn(&self) -> bool {
-        // Relaxed: as in `before_reserve`.
-        let has_requests = self.reserve.requests.load(Ordering::Relaxed) > 0;
-        if has_requests || self.reserve_pace() != Pace::Compaction {
+        if self.reserve_pace() != Pace::Compaction {
             return false;
         }
         match self.step() {

@@ -116,11 +116,11 @@ mod models {
 
         fn get(&self) -> Option<BlockMemory> {
             let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
-            let calls = SlowCalls::Until(Deadlines::both(Instant::now()));
+            let calls = SlowCalls::Until(Instant::now());
             match self.arena.find(Attempt { class, now_us: 0, calls }, &NoBlocks, &|| false) {
                 Ok(memory) => Some(memory),
                 refused => {
-                    assert!(matches!(refused, Err(Stop::Refused(Refusal::QuotaExceeded { .. }))), "{refused:?}");
+                    assert!(matches!(refused, Err(Stop::Refused(Refusal::Limit(_)))), "{refused:?}");
                     None
                 }
             }
@@ -204,7 +204,7 @@ mod end {
             let source = Arc::new(CountedHeap::new(true));
             let arena = arena(source.clone(), "closing test", None);
             let class = Rounding::Eighths.class(4096, 4096).unwrap();
-            let calls = SlowCalls::Until(Deadlines::both(Instant::now()));
+            let calls = SlowCalls::Until(Instant::now());
             let found = arena.find(Attempt { class, now_us: 0, calls }, &NoBlocks, &|| false).unwrap();
             if is_leaked {
                 arena.count_quarantined();

@@ -12,14 +12,7 @@ use crate::policy::Check;
 /// All pools of a process share one, as in TensorFlow, unless
 /// [`PoolBuilder::unstable_log_sampler`](crate::PoolBuilder::unstable_log_sampler) sets another.
 #[derive(Debug, Clone)]
-pub struct LogSampler(Checks);
-
-/// Where checks are counted.
-#[derive(Debug, Clone)]
-enum Checks {
-    OfProcess,
-    Own(Arc<AtomicU64>),
-}
+pub struct LogSampler(Option<Arc<AtomicU64>>);
 
 /// Not a lazy cell: a child forked while another thread initializes it would wait forever.
 static CHECKS_OF_PROCESS: AtomicU64 = AtomicU64::new(0);
@@ -27,20 +20,17 @@ static CHECKS_OF_PROCESS: AtomicU64 = AtomicU64::new(0);
 impl LogSampler {
     /// The sampler that pools share by default.
     pub(crate) fn process() -> Self {
-        Self(Checks::OfProcess)
+        Self(None)
     }
 
     /// A new sampler, which selects the first check that it counts.
     #[allow(clippy::new_without_default)] // A default would be `LogSampler::process()`.
     pub fn new() -> Self {
-        Self(Checks::Own(Arc::new(AtomicU64::new(0))))
+        Self(Some(Arc::default()))
     }
 
     fn next_is_printed(&self, every: u64) -> bool {
-        let checks = match &self.0 {
-            Checks::OfProcess => &CHECKS_OF_PROCESS,
-            Checks::Own(checks) => checks,
-        };
+        let checks = self.0.as_deref().unwrap_or(&CHECKS_OF_PROCESS);
         // Relaxed: checks are only counted.
         checks.fetch_add(1, Ordering::Relaxed).is_multiple_of(every.max(1))
     }
@@ -53,7 +43,7 @@ impl LogSampler {
 pub struct CheckReport {
     /// The counters and the decision.
     pub check: Check,
-    /// Whether it is printed.
+    /// True if it is printed.
     pub printed: bool,
 }
 

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::SourceError;
 use crate::report::{Finding, Severity};
@@ -114,48 +114,42 @@ impl PoolLog {
     /// Logs settings without effect; without a logger, once to standard error.
     #[track_caller]
     pub(crate) fn unused_variables(&self, unused: &[String]) {
-        // A `Once` in progress in a parent would block its forked child forever.
-        static WAS_PRINTED: AtomicBool = AtomicBool::new(false);
         for unused in unused {
             self.setting(unused);
         }
-        if has_no_logger() && !unused.is_empty() && !WAS_PRINTED.swap(true, Ordering::Relaxed) {
-            unused.iter().for_each(|unused| self.print_to_stderr(format_args!("setting: {unused}")));
+        if !unused.is_empty() {
+            self.print_once("setting", "setting", unused);
         }
     }
 
     /// Logs a problem of the machine; without a logger, once for each kind to standard error.
     #[track_caller]
     pub(crate) fn found(&self, finding: &Finding) {
-        static PRINTED: OfProcess<plain::Mutex<Vec<&'static str>>> = OfProcess::new(plain::Mutex::default);
         match finding.severity {
             Severity::Ok | Severity::Note => return,
             Severity::Warning => self.machine(log::Level::Warn, finding),
             Severity::Error => self.machine(log::Level::Error, finding),
         }
-        if has_no_logger() {
-            let mut printed = PRINTED.get().lock();
-            let is_new = !printed.contains(&finding.check);
-            printed.extend(is_new.then_some(finding.check));
-            drop(printed);
-            if is_new {
-                self.print_to_stderr(format_args!("machine: {finding}"));
-            }
+        self.print_once(finding.check, "machine", &[finding]);
+    }
+
+    /// Writes lines to standard error, unless the program has a logger or lines of this kind were written.
+    fn print_once(&self, kind: &'static str, event: &str, lines: &[impl fmt::Display]) {
+        static PRINTED: OfProcess<plain::Mutex<Vec<&'static str>>> = OfProcess::new(plain::Mutex::default);
+        let mut printed = PRINTED.get().lock();
+        if log::max_level() != log::LevelFilter::Off || printed.contains(&kind) {
+            return;
+        }
+        printed.push(kind);
+        drop(printed);
+        for line in lines {
+            // A failed write has nowhere else to go.
+            let _ = writeln!(io::stderr(), "pinpool: {self}{event}: {line}");
         }
     }
-
-    /// Writes a line to standard error.
-    fn print_to_stderr(&self, line: fmt::Arguments<'_>) {
-        // A failed write has nowhere else to go.
-        let _ = writeln!(io::stderr(), "pinpool: {self}{line}");
-    }
 }
 
-fn has_no_logger() -> bool {
-    log::max_level() == log::LevelFilter::Off
-}
-
-/// Whether the `nth` event of its kind is logged: the first, the tenth, the hundredth.
+/// Returns true if the `nth` event of a kind is logged: the first, the tenth, the hundredth.
 pub(crate) fn is_power_of_ten(nth: u64) -> bool {
     nth.checked_ilog10().is_some_and(|digits| nth == 10u64.pow(digits))
 }

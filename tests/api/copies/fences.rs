@@ -58,7 +58,7 @@ struct Marking(Arc<dyn Fence>);
 
 // SAFETY: there is no work.
 unsafe impl CopyStream for Marking {
-    fn mark(&self) -> Result<Arc<dyn Fence>> {
+    fn record_fence(&self) -> Result<Arc<dyn Fence>> {
         Ok(self.0.clone())
     }
 }

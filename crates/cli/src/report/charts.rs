@@ -43,8 +43,8 @@ fn add(mut sum: Snapshot, of: &Snapshot) -> Snapshot {
         (&mut sum.idle_bytes, of.idle_bytes),
         (&mut sum.free_bytes, of.free_bytes),
         (&mut sum.held_bytes, of.held_bytes),
-        (&mut sum.gets, of.gets),
-        (&mut sum.misses, of.misses + of.failed_gets),
+        (&mut sum.requests, of.requests),
+        (&mut sum.misses, of.misses + of.failed_requests),
         (&mut sum.evicted, of.evicted),
         (&mut sum.pin_calls, of.pin_calls),
         (&mut sum.waiting_ns, of.waiting_ns),
@@ -239,9 +239,9 @@ impl<'a> Charts<'a> {
 
     fn facts(&self) -> Vec<(&'static str, String)> {
         let Some((end, last)) = self.samples.last() else { return Vec::new() };
-        let mut facts = vec![("requests", grouped(last.gets)), ("evictions", grouped(last.evicted))];
-        if last.gets > 0 {
-            facts.insert(1, ("hit rate", percent(last.gets.saturating_sub(last.misses), last.gets)));
+        let mut facts = vec![("requests", grouped(last.requests)), ("evictions", grouped(last.evicted))];
+        if last.requests > 0 {
+            facts.insert(1, ("hit rate", percent(last.requests.saturating_sub(last.misses), last.requests)));
         }
         let held = self.peak(|of| of.held_bytes);
         if held > 0 {

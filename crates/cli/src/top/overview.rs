@@ -11,7 +11,7 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 
 use crate::diagnosis::DiagnosisText;
-use crate::series::{Series, badness, by_badness};
+use crate::series::Series;
 
 const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "limit", "in use", "oldest owner", "why"];
 /// Shown if a process runs another version and does not send a value.
@@ -21,13 +21,12 @@ const CELL: usize = 24;
 
 /// The pools of these processes.
 pub(super) fn of(processes: &[Series]) -> String {
-    let of = |of: &Series| of.diagnoses.iter().filter_map(|one| Some((badness(of, one), row(of, one)?))).collect();
-    let mut rows: Vec<_> = processes.iter().flat_map::<Vec<_>, _>(of).collect();
+    let mut rows: Vec<_> = processes.iter().flat_map(|of| of.diagnoses.iter().map(move |one| (of, one))).collect();
     if rows.is_empty() {
         return "no process serves a pool: start one with PINPOOL_SOCKET=1\n".to_owned();
     }
-    rows.sort_by(|(one, _), (other, _)| by_badness(*one, *other));
-    let cells = rows.into_iter().map(|(_, row)| row);
+    rows.sort_by(|(_, one), (_, other)| one.worst_first(other));
+    let cells = rows.into_iter().filter_map(|(series, of)| row(series, of));
     columns_left(&std::iter::once(HEAD.map(str::to_owned).to_vec()).chain(cells).collect::<Vec<_>>())
 }
 

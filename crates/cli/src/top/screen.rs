@@ -148,22 +148,22 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapsh
         format!("{name:<10}{:>9} /s {:>13} total", rate(pool.rate(counter)), grouped(counter(now)))
     };
     let left = [
-        row("requests", |now| now.gets),
+        row("requests", |now| now.requests),
         row("misses", |now| now.misses),
         row("pins", |now| now.pin_calls),
         row("evictions", |now| now.evicted),
-        row("short", |now| now.short_gets),
+        row("delayed", |now| now.delayed_requests),
     ];
-    let hit_rate = |hits: f64, gets: f64| percent((gets > 0.0).then(|| (hits / gets * 100.0).min(100.0)));
-    let recent = hit_rate(pool.rate(hits), pool.rate(|now| now.gets));
-    let all = hit_rate(hits(now) as f64, now.gets as f64);
+    let hit_rate = |hits: f64, requests: f64| percent((requests > 0.0).then(|| (hits / requests * 100.0).min(100.0)));
+    let recent = hit_rate(pool.rate(hits), pool.rate(|now| now.requests));
+    let all = hit_rate(hits(now) as f64, now.requests as f64);
     let limit = now.pool_size_limit.map_or_else(|| "none".to_owned(), |limit| format!("{} buffers", grouped(limit)));
     let right = [
         format!("hit rate   {recent}, all {all}"),
         format!("idle limit {limit}"),
         format!("used       {} buffers", grouped(now.used)),
         format!("waiting    {}", grouped(now.waiting)),
-        format!("failed     {}", grouped(now.failed_gets)),
+        format!("failed     {}", grouped(now.failed_requests)),
     ];
     let [left_area, right_area] = Layout::horizontal([Constraint::Length(45), Constraint::Min(0)]).areas(inner);
     frame.render_widget(Paragraph::new(left.map(Line::raw).to_vec()), left_area);
@@ -171,7 +171,7 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapsh
 }
 
 fn hits(now: &Snapshot) -> u64 {
-    now.gets.saturating_sub(now.misses + now.failed_gets)
+    now.requests.saturating_sub(now.misses + now.failed_requests)
 }
 
 /// The diagnosis in `room` lines: all of it, or as much of the cause and recommendation as fits.
@@ -242,9 +242,14 @@ mod tests {
         let lines =
             ["leak: 9 buffers of loader/images are out", "  3.0 s lost", "  to do: put them back"].map(str::to_owned);
         let (name, cause) = ("train".to_owned(), "leak".to_owned());
-        let diagnosis =
-            DiagnosisText { pool: name.clone(), cause, is_alarm: true, lost_share: None, lines: lines.to_vec() };
-        let before = Snapshot { gets: 100, misses: 50, ..Snapshot::default() };
+        let diagnosis = DiagnosisText {
+            pool: name.clone(),
+            cause,
+            is_alarm: true,
+            lines: lines.to_vec(),
+            ..DiagnosisText::default()
+        };
+        let before = Snapshot { requests: 100, misses: 50, ..Snapshot::default() };
         let oldest = Some(Duration::from_secs(125));
         let tag = "loader\nimages".to_owned();
         let now = Snapshot {
@@ -254,7 +259,7 @@ mod tests {
             idle_bytes: 200 << 20,
             free_bytes: 124 << 20,
             max_bytes: Some(2 << 30),
-            gets: 4100,
+            requests: 4100,
             misses: 90,
             pin_calls: 12,
             pinning_ns: 250_000_000,

@@ -36,7 +36,7 @@ pub(super) struct Leak {
 #[derive(Debug)]
 struct Observation {
     at_us: u64,
-    gets: u64,
+    requests: u64,
     holders: Vec<Holder>,
 }
 
@@ -57,9 +57,9 @@ impl Growth {
     /// Adds the end of a window. Returns the leak, if any; an earlier one persists until some of its buffers return.
     pub(super) fn add(&mut self, now_us: u64, now: &Snapshot) -> Option<Leak> {
         if self.seen.is_empty() {
-            self.seen.push_back(Observation { at_us: 0, gets: 0, holders: Vec::new() });
+            self.seen.push_back(Observation { at_us: 0, requests: 0, holders: Vec::new() });
         }
-        self.seen.push_back(Observation { at_us: now_us, gets: now.gets, holders: now.holders.clone() });
+        self.seen.push_back(Observation { at_us: now_us, requests: now.requests, holders: now.holders.clone() });
         if self.seen.len() > SEEN_MAX {
             self.seen.pop_front();
         }
@@ -105,15 +105,16 @@ impl Growth {
         let steps: Vec<u64> = counts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
         let (first_step, last_step) = (*steps.first()?, *steps.last()?);
         let is_growing = steps.iter().all(|&step| step > 0) && last_step * 2 >= first_step;
-        let gets: Vec<u64> = ends.windows(2).map(|pair| pair[1].gets.saturating_sub(pair[0].gets)).collect();
+        let requests: Vec<u64> =
+            ends.windows(2).map(|pair| pair[1].requests.saturating_sub(pair[0].requests)).collect();
         let (begin, end) = (ends.first()?, ends.last()?);
         // More requests hold more buffers: growth that load explains by half is no leak.
-        let (first_gets, more_gets) = (*gets.first()?, gets.last()?.saturating_sub(*gets.first()?));
+        let (first_requests, more_requests) = (*requests.first()?, requests.last()?.saturating_sub(*requests.first()?));
         let (first_count, more_count) = (*counts.first()?, holder.buffers.saturating_sub(*counts.first()?));
-        let is_explained = more_gets * 2 * first_count >= more_count * first_gets;
-        let is_more_load = more_gets > 0 && (more_gets > first_gets / LOAD_PART || is_explained);
+        let is_explained = more_requests * 2 * first_count >= more_count * first_requests;
+        let is_more_load = more_requests > 0 && (more_requests > first_requests / LOAD_PART || is_explained);
         let over = Duration::from_micros(end.at_us.saturating_sub(begin.at_us));
-        let is_built = more_count * 2 > end.gets - begin.gets || holder.bytes <= held_bytes / 2;
+        let is_built = more_count * 2 > end.requests - begin.requests || holder.bytes <= held_bytes / 2;
         let (since, before) = match begin.of(&holder.tag) {
             Some(before) => (begin, before.clone()),
             // The tag began with the pool, and its oldest buffer is from the first window.

@@ -71,7 +71,7 @@ const WINDOW_US: u64 = 10_000_000;
 /// Windows are remembered for this long, since a burst may end before a user asks.
 const PAST_US: u64 = 300_000_000;
 /// Fewest requests of a window: fewer show no rate.
-const GETS_MIN: u64 = 20;
+const REQUESTS_MIN: u64 = 20;
 /// The key with the largest sum; of equal ones the greatest.
 pub fn largest<K: Ord>(parts: impl IntoIterator<Item = (K, u64)>) -> Option<K> {
     let mut sums = BTreeMap::new();
@@ -149,8 +149,8 @@ impl Monitor {
 
     /// Adds a snapshot; returns a diagnosis if a window ends.
     pub fn add(&mut self, now_us: u64, now: Snapshot) -> Option<&WindowDiagnosis> {
-        let gets = now.gets.saturating_sub(self.last.gets);
-        let is_still = gets < GETS_MIN && now.waiting == 0 && !window::is_stuck(&now);
+        let requests = now.requests.saturating_sub(self.last.requests);
+        let is_still = requests < REQUESTS_MIN && now.waiting == 0 && !window::is_stuck(&now);
         if !self.is_due(now_us) || is_still {
             return None;
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::snapshot::Snapshot;
 use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
-use super::{GETS_MIN, Monitor};
+use super::{Monitor, REQUESTS_MIN};
 use crate::record::Recording;
 
 /// A pool of a recording.
@@ -16,9 +16,9 @@ pub struct PoolDiagnosis {
     pub name: String,
     /// The diagnosis of the windows that cost most, with the time lost over the whole recording.
     pub diagnosis: WindowDiagnosis,
-    pub gets: u64,
+    pub requests: u64,
     /// Requests that found no memory at once.
-    pub short_gets: u64,
+    pub delayed_requests: u64,
 }
 
 /// The diagnosis of each pool with enough requests, alarms first, then those that lost most time. A pool without snapshots has none: its
@@ -32,10 +32,10 @@ pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
         .into_iter()
         .filter_map(|(pool, series)| {
             let diagnosis = diagnose_series(&series)?;
-            let Snapshot { gets, short_gets, .. } = series.last()?.1;
+            let Snapshot { requests, delayed_requests, .. } = series.last()?.1;
             let name = recording.pool(pool).and_then(|pool| pool.fact("name"));
             let name = name.map_or_else(|| format!("pool {pool}"), str::to_owned);
-            Some(PoolDiagnosis { pool, name, diagnosis, gets, short_gets })
+            Some(PoolDiagnosis { pool, name, diagnosis, requests, delayed_requests })
         })
         .collect();
     // An unpinned pool next to pinned ones of the process is a mistake.
@@ -57,7 +57,7 @@ fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
     }
     let mut seen = end.clone();
     if monitor.latest().is_none() {
-        if end.gets < GETS_MIN && end.failure.is_none() {
+        if end.requests < REQUESTS_MIN && end.failure.is_none() {
             return None;
         }
         // At its end a pool holds less than before.
@@ -83,8 +83,15 @@ mod tests {
     /// Snapshots each second of a pool with 20 requests a second.
     fn series(seconds: u64, at: impl Fn(u64, Snapshot) -> Snapshot) -> Vec<(u64, Snapshot)> {
         let of = |second: u64| {
-            let (gets, is_pinned) = (20 * second, true);
-            let held = Snapshot { gets, puts: gets, is_pinned, used: 8, used_bytes: 8 * MIB, ..Snapshot::default() };
+            let (requests, is_pinned) = (20 * second, true);
+            let held = Snapshot {
+                requests,
+                returns: requests,
+                is_pinned,
+                used: 8,
+                used_bytes: 8 * MIB,
+                ..Snapshot::default()
+            };
             (second * 1_000_000, at(second, Snapshot { held_bytes: 8 * MIB, ..held }))
         };
         (1..=seconds).map(of).collect()
@@ -95,9 +102,17 @@ mod tests {
         let short = series(60, |second, now| {
             let waited = second.clamp(20, 40) - 20;
             let (limit, max_bytes) = (Some("PINPOOL_MAX_BYTES".into()), Some(8 * MIB));
-            let (short_gets, waiting_ns) = (waited * 10, waited * 1_000_000_000);
+            let (delayed_requests, waiting_ns) = (waited * 10, waited * 1_000_000_000);
             let needed_bytes = 12 * MIB;
-            Snapshot { short_gets, own_waits: short_gets, waiting_ns, limit, max_bytes, needed_bytes, ..now }
+            Snapshot {
+                delayed_requests,
+                own_waits: delayed_requests,
+                waiting_ns,
+                limit,
+                max_bytes,
+                needed_bytes,
+                ..now
+            }
         });
         let diagnosis = diagnose_series(&short).unwrap();
         assert_eq!((diagnosis.cause, diagnosis.is_alarm), (Cause::LimitTooSmall, true), "{diagnosis}");
@@ -112,7 +127,7 @@ mod tests {
             let waiting_ns = (refused * 500 + own * 100) * 1_000_000;
             let is_by_source = second <= 20;
             let limit = Some("PINPOOL_MAX_BYTES".into());
-            Snapshot { short_gets: second * 10, own_waits: own * 10, waiting_ns, is_by_source, limit, ..now }
+            Snapshot { delayed_requests: second * 10, own_waits: own * 10, waiting_ns, is_by_source, limit, ..now }
         });
         let mut process = Monitor::default();
         short.iter().for_each(|(at_us, now)| _ = process.add(*at_us, now.clone()));
@@ -131,7 +146,7 @@ mod tests {
         let diagnosis = diagnose_series(&empty_at_the_end).unwrap();
         assert_eq!(diagnosis.cause, Cause::Healthy);
         assert!(diagnosis.found.contains("8.0MiB held"), "{diagnosis}");
-        assert_eq!(diagnose_series(&series(8, |_, now| Snapshot { gets: 19, ..now })), None, "too few requests");
+        assert_eq!(diagnose_series(&series(8, |_, now| Snapshot { requests: 19, ..now })), None, "too few requests");
     }
 
     #[test]

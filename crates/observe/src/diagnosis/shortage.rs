@@ -393,7 +393,7 @@ mod tests {
             let oldest = Some(Duration::from_secs(10 * n));
             let holder =
                 Holder { tag: "labels".to_owned(), buffers: 10 * n, bytes: n * GIB, oldest, aged: 0, place: None };
-            let now = super::super::Snapshot { gets: 1000 * n, holders: vec![holder], ..Default::default() };
+            let now = super::super::Snapshot { requests: 1000 * n, holders: vec![holder], ..Default::default() };
             monitor.add(10_000_000 * n, now);
         }
         let diagnosis = monitor.latest();

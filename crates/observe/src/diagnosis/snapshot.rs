@@ -30,18 +30,18 @@ pub struct Holder {
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Snapshot {
     /// Served or failed.
-    pub gets: u64,
+    pub requests: u64,
     pub misses: u64,
     /// Misses of lengths that were not requested recently; if an eviction is a release, of sizes without any buffer.
     pub new_lengths: u64,
-    pub puts: u64,
+    pub returns: u64,
     pub evicted: u64,
     /// Requests that were not served immediately.
-    pub short_gets: u64,
+    pub delayed_requests: u64,
     /// Such requests of threads that had just returned a buffer, which therefore wait for each other.
     pub own_waits: u64,
     /// Requests that failed.
-    pub failed_gets: u64,
+    pub failed_requests: u64,
     /// The backend refused the last refused request, and not a limit.
     pub is_by_source: bool,
     /// Requests that wait now.
@@ -98,7 +98,7 @@ impl Snapshot {
             };
         }
         counted! {
-            gets misses new_lengths puts evicted short_gets own_waits failed_gets waiting_ns pin_calls pinned_bytes unpinned_bytes
+            requests misses new_lengths returns evicted delayed_requests own_waits failed_requests waiting_ns pin_calls pinned_bytes unpinned_bytes
             pinning_ns moving_ns
         }
     }

@@ -24,8 +24,8 @@ impl Run {
 
     fn window(&mut self, change: impl FnOnce(&mut Snapshot)) -> WindowDiagnosis {
         self.now_us += WINDOW_US;
-        self.now.gets += 1000;
-        self.now.puts += 1000;
+        self.now.requests += 1000;
+        self.now.returns += 1000;
         change(&mut self.now);
         self.monitor.add(self.now_us, self.now.clone()).unwrap().clone()
     }
@@ -66,7 +66,7 @@ fn a_pool_warms_up_and_becomes_healthy_with_one_line_each() {
     assert_eq!(run.cause(drifting), Cause::Healthy);
     // The memory of the first requests serves the thousand that follow.
     assert_eq!(Run::new().cause(growing(GIB, 8)), Cause::Healthy);
-    let first = Snapshot { gets: 1, misses: 1, new_lengths: 1, held_bytes: 2 * MIB, ..Snapshot::default() };
+    let first = Snapshot { requests: 1, misses: 1, new_lengths: 1, held_bytes: 2 * MIB, ..Snapshot::default() };
     assert_eq!(Monitor::default().why(0, &first).cause, Cause::WarmingUp, "before a window has ended");
 }
 
@@ -74,7 +74,7 @@ fn a_pool_warms_up_and_becomes_healthy_with_one_line_each() {
 fn a_limit_too_small_names_the_need_rounded_up() {
     let mut run = Run::new();
     let short = |of: &mut Snapshot| {
-        (of.short_gets, of.own_waits) = (of.short_gets + 300, of.own_waits + 300);
+        (of.delayed_requests, of.own_waits) = (of.delayed_requests + 300, of.own_waits + 300);
         (of.used_bytes, of.used) = (4 * GIB, 8);
         of.needed_bytes = 6 * GIB + 200 * MIB;
     };
@@ -87,7 +87,7 @@ fn a_limit_too_small_names_the_need_rounded_up() {
         of.needed_bytes = 7 * GIB;
     };
     assert!(run.logged(more).unwrap().contains("to 7.0GiB"));
-    assert_eq!(run.logged(|of| of.short_gets += 2), None, "tolerable, and not yet calm");
+    assert_eq!(run.logged(|of| of.delayed_requests += 2), None, "tolerable, and not yet calm");
 }
 
 #[test]
@@ -95,8 +95,8 @@ fn a_slow_consumer_is_not_advised_to_use_more_memory() {
     let mut run = Run::new();
     let queued = |of: &mut Snapshot| {
         // 32 buffers fill the limit, and 20 a second return; one request waits for the next.
-        (of.gets, of.puts) = (of.gets - 800, of.puts - 800);
-        of.short_gets += 190;
+        (of.requests, of.returns) = (of.requests - 800, of.returns - 800);
+        of.delayed_requests += 190;
         held(of, "queue", 32, 2);
         (of.used_bytes, of.max_bytes, of.needed_bytes) = (256 * MIB, Some(256 * MIB), 264 * MIB);
     };
@@ -119,9 +119,9 @@ fn a_slow_consumer_is_not_advised_to_use_more_memory() {
     };
     assert_eq!(other(threads), Cause::PoolFull);
     // Refused requests: the program continues, and no queue delays it.
-    assert_eq!(other(|of| (of.gets, of.failed_gets) = (of.gets + 150, 150)), Cause::LimitTooSmall);
+    assert_eq!(other(|of| (of.requests, of.failed_requests) = (of.requests + 150, 150)), Cause::LimitTooSmall);
     // Threads that return their own buffers wait for memory, however little is missing.
-    assert_eq!(other(|of| of.own_waits = of.short_gets), Cause::LimitTooSmall);
+    assert_eq!(other(|of| of.own_waits = of.delayed_requests), Cause::LimitTooSmall);
     // A device that reads is what they wait for.
     assert_eq!(other(|of| of.in_flight_bytes = 200 * MIB), Cause::PoolFull);
 }
@@ -130,7 +130,7 @@ fn a_slow_consumer_is_not_advised_to_use_more_memory() {
 fn a_loader_before_a_busy_device_is_told_both_possibilities_and_loses_nothing() {
     let mut run = Run::new();
     let diagnosis = run.window(|of| {
-        (of.short_gets, of.waiting_ns) = (1000, 9_900_000_000);
+        (of.delayed_requests, of.waiting_ns) = (1000, 9_900_000_000);
         held(of, "batches", 4, 0);
         (of.held_bytes, of.max_bytes, of.needed_bytes) = (4 * MIB, Some(4 * MIB), 5 * MIB);
     });
@@ -145,13 +145,14 @@ fn a_loader_before_a_busy_device_is_told_both_possibilities_and_loses_nothing() 
 fn a_source_refusal_is_not_blamed_on_the_limit() {
     let mut run = Run::new();
     let refused = |of: &mut Snapshot| {
-        (of.short_gets, of.failed_gets, of.is_by_source) = (of.short_gets + 300, 300, true);
+        (of.delayed_requests, of.failed_requests, of.is_by_source) = (of.delayed_requests + 300, 300, true);
         (of.held_bytes, of.used_bytes, of.needed_bytes) = (GIB, GIB, 2 * GIB);
     };
     let diagnosis = run.window(refused);
     assert_eq!((diagnosis.cause, diagnosis.is_alarm, diagnosis.setting), (Cause::MemoryRefused, true, None));
     // Requests that wait for the source through a whole window.
-    let waiting = |of: &mut Snapshot| (of.gets, of.puts, of.waiting) = (of.gets - 1000, of.puts - 1000, 1);
+    let waiting =
+        |of: &mut Snapshot| (of.requests, of.returns, of.waiting) = (of.requests - 1000, of.returns - 1000, 1);
     assert_eq!(run.cause(waiting), Cause::MemoryRefused);
 }
 
@@ -176,7 +177,7 @@ fn a_leak_is_reported_within_a_minute_with_tag_rate_age_and_forecast() {
     // At the limit it stops growing and is still a leak.
     let full = |of: &mut Snapshot| {
         held(of, "loader/labels", 396, 70);
-        of.short_gets += 500;
+        of.delayed_requests += 500;
     };
     assert_eq!(run.cause(full), Cause::Leak);
     // Some came back.
@@ -214,7 +215,7 @@ fn buffers_without_ages_are_a_leak_after_longer_growth() {
 fn memory_held_by_other_processes_is_blamed_on_them() {
     let mut run = Run::new();
     let short = |of: &mut Snapshot| {
-        of.short_gets += 100;
+        of.delayed_requests += 100;
         (of.limit, of.others_bytes) = (Some("PINPOOL_LEDGER_MAX_BYTES".into()), Some(3 * GIB));
         of.needed_bytes = GIB;
     };
@@ -224,7 +225,7 @@ fn memory_held_by_other_processes_is_blamed_on_them() {
     // The need exceeds the pool's own limit.
     let own = |of: &mut Snapshot| {
         short(of);
-        (of.needed_bytes, of.failed_gets) = (5 * GIB, of.failed_gets + 1);
+        (of.needed_bytes, of.failed_requests) = (5 * GIB, of.failed_requests + 1);
     };
     assert_eq!(run.cause(own), Cause::LimitTooSmall);
 }
@@ -233,7 +234,7 @@ fn memory_held_by_other_processes_is_blamed_on_them() {
 fn a_pool_that_keeps_most_of_a_shared_limit_names_itself() {
     let short = |of: &mut Snapshot, others_bytes: u64, oldest_s: u64| {
         held(of, "cache", 3072, oldest_s);
-        (of.short_gets, of.held_bytes) = (of.short_gets + 100, 3 * GIB);
+        (of.delayed_requests, of.held_bytes) = (of.delayed_requests + 100, 3 * GIB);
         (of.limit, of.others_bytes, of.needed_bytes) = (Some(LIMIT.into()), Some(others_bytes), 3 * GIB);
     };
     let mut run = Run::new();
@@ -312,15 +313,15 @@ fn recurring_sizes_are_healthy_unless_calls_take_time() {
 fn few_waiting_requests_matter_only_for_their_time() {
     let mut run = Run::new();
     run.window(|of| of.held_bytes = GIB);
-    let short = |gets: u64, waiting_ns: u64| {
+    let short = |requests: u64, waiting_ns: u64| {
         move |of: &mut Snapshot| {
-            (of.gets, of.puts) = (of.gets - 900, of.puts - 900);
-            (of.short_gets, of.waiting_ns) = (of.short_gets + gets, of.waiting_ns + waiting_ns);
+            (of.requests, of.returns) = (of.requests - 900, of.returns - 900);
+            (of.delayed_requests, of.waiting_ns) = (of.delayed_requests + requests, of.waiting_ns + waiting_ns);
             of.needed_bytes = 5 * GIB;
         }
     };
-    let causes =
-        [(2, 99_000_000), (2, 100_000_000), (3, 0)].map(|(gets, waiting_ns)| run.cause(short(gets, waiting_ns)));
+    let causes = [(2, 99_000_000), (2, 100_000_000), (3, 0)]
+        .map(|(requests, waiting_ns)| run.cause(short(requests, waiting_ns)));
     assert_eq!(causes, [Cause::Healthy, Cause::PoolFull, Cause::PoolFull]);
 }
 
@@ -331,7 +332,7 @@ fn a_stuck_copy_takes_precedence() {
         move |of: &mut Snapshot| {
             of.oldest_copy = Some(Duration::from_secs(seconds));
             of.oldest_copy_stream = Some(0x10);
-            of.short_gets += 500;
+            of.delayed_requests += 500;
             of.needed_bytes = 6 * GIB;
         }
     };
@@ -353,14 +354,15 @@ fn unpinned_memory_matters_once_something_is_copied() {
 #[test]
 fn few_requests_show_no_rate_unless_all_wait() {
     let mut monitor = Monitor::default();
-    let sample = Snapshot { gets: GETS_MIN - 1, short_gets: 10, limit: Some(LIMIT.into()), ..Snapshot::default() };
+    let sample =
+        Snapshot { requests: REQUESTS_MIN - 1, delayed_requests: 10, limit: Some(LIMIT.into()), ..Snapshot::default() };
     assert_eq!(monitor.add(WINDOW_US, sample.clone()), None);
-    let early = Snapshot { gets: 100, ..sample.clone() };
+    let early = Snapshot { requests: 100, ..sample.clone() };
     assert_eq!(monitor.add(WINDOW_US - 1, early), None, "the window is not over");
-    let seen = monitor.add(2 * WINDOW_US, Snapshot { gets: GETS_MIN, ..sample.clone() });
+    let seen = monitor.add(2 * WINDOW_US, Snapshot { requests: REQUESTS_MIN, ..sample.clone() });
     assert!(seen.is_some_and(|seen| seen.found.starts_with("10 of 20 requests")), "they count later");
     // All requests of the window wait, and none is served.
-    let waiting = Snapshot { gets: GETS_MIN, waiting: 3, ..sample };
+    let waiting = Snapshot { requests: REQUESTS_MIN, waiting: 3, ..sample };
     let seen = monitor.add(3 * WINDOW_US, waiting.clone()).unwrap();
     assert_eq!((seen.cause, seen.found.as_str()), (Cause::LimitTooSmall, "3 requests waiting, none served"));
     // The known need is below the held bytes: the limit that refused must be raised all the same.
@@ -376,7 +378,7 @@ fn an_alternating_diagnosis_is_logged_less_and_less_often() {
     // A day in which every second minute is short.
     for n in 0..8640 {
         let is_short = n / 6 % 2 == 0;
-        logged += u64::from(run.logged(|of| of.short_gets += if is_short { 500 } else { 0 }).is_some());
+        logged += u64::from(run.logged(|of| of.delayed_requests += if is_short { 500 } else { 0 }).is_some());
     }
     assert!((2..=4).contains(&logged), "{logged}");
 }
@@ -386,8 +388,8 @@ fn a_pausing_consumer_needs_the_buffers_filled_during_a_pause() {
     let mut run = Run::new();
     // 40 buffers of 1 MiB a second; in a pause of 5 s four threads wait for 3.4 s each.
     let paused = |of: &mut Snapshot| {
-        (of.gets, of.puts) = (of.gets - 736, of.puts - 736);
-        (of.short_gets, of.waiting_ns) = (of.short_gets + 4, of.waiting_ns + 13_600_000_000);
+        (of.requests, of.returns) = (of.requests - 736, of.returns - 736);
+        (of.delayed_requests, of.waiting_ns) = (of.delayed_requests + 4, of.waiting_ns + 13_600_000_000);
         (of.used, of.used_bytes) = (4, 4 * MIB);
         (of.max_bytes, of.needed_bytes) = (Some(64 * MIB), 68 * MIB);
     };
@@ -399,7 +401,7 @@ fn a_pausing_consumer_needs_the_buffers_filled_during_a_pause() {
     // If most requests wait, the consumer is slow.
     let busy = |of: &mut Snapshot| {
         paused(of);
-        of.short_gets += 200;
+        of.delayed_requests += 200;
     };
     assert_ne!(run.cause(busy), Cause::LimitTooSmall);
 }
@@ -408,7 +410,7 @@ fn a_pausing_consumer_needs_the_buffers_filled_during_a_pause() {
 fn a_past_alarm_is_reported_for_five_minutes() {
     let mut run = Run::new();
     let short = |of: &mut Snapshot| {
-        (of.short_gets, of.own_waits) = (of.short_gets + 300, of.own_waits + 300);
+        (of.delayed_requests, of.own_waits) = (of.delayed_requests + 300, of.own_waits + 300);
         (of.waiting_ns, of.needed_bytes) = (of.waiting_ns + 5_000_000_000, 5 * GIB);
     };
     assert_eq!(run.cause(short), Cause::LimitTooSmall);

@@ -98,11 +98,11 @@ impl<'a> Window<'a> {
         let [pinned, unpinned] = [of.pinned_bytes, of.unpinned_bytes].map(Size);
         let [used, in_flight, idle, free] =
             [now.used_bytes, now.in_flight_bytes, now.idle_bytes, now.free_bytes].map(Size);
-        let (gets, calls) = (counted(of.gets, "request"), counted(of.pin_calls, "call"));
+        let (requests, calls) = (counted(of.requests, "request"), counted(of.pin_calls, "call"));
         let max = now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", Size(bytes)));
         let (held, buffers) = (Size(now.held_bytes), counted(now.used, "buffer"));
         let evidence = vec![
-            format!("this window: {gets}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
+            format!("this window: {requests}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
             format!("{held} held{max}: {used} in {buffers}, {in_flight} in flight, {idle} idle, {free} free"),
         ];
         WindowDiagnosis { cause, is_alarm: false, found, evidence, advice: None, setting: None, lost: *lost, size: 0 }
@@ -159,18 +159,18 @@ impl<'a> Window<'a> {
 
     /// Requests that found no memory at once.
     fn shortage(&self) -> Option<WindowDiagnosis> {
-        let Self { now, of: Snapshot { short_gets, .. }, .. } = self;
-        let gets = self.of.gets.max(*short_gets);
+        let Self { now, of: Snapshot { delayed_requests, .. }, .. } = self;
+        let requests = self.of.requests.max(*delayed_requests);
         // Requests that still wait are not counted.
-        let is_short = is_high(*short_gets, gets)
-            && (*short_gets >= SHORT_MIN || self.lost.waiting_ns / 1000 >= self.lost.of_us / WAITED_PART);
-        if !is_short && (now.waiting == 0 || self.of.puts > 0) {
+        let is_short = is_high(*delayed_requests, requests)
+            && (*delayed_requests >= SHORT_MIN || self.lost.waiting_ns / 1000 >= self.lost.of_us / WAITED_PART);
+        if !is_short && (now.waiting == 0 || self.of.returns > 0) {
             return None;
         }
-        let short = match short_gets {
+        let short = match delayed_requests {
             0 => format!("{} waiting, none served", counted(now.waiting, "request")),
-            _ if self.of.failed_gets > 0 => format!("{short_gets} of {gets} requests waited or failed"),
-            _ => format!("{short_gets} of {gets} requests waited"),
+            _ if self.of.failed_requests > 0 => format!("{delayed_requests} of {requests} requests waited or failed"),
+            _ => format!("{delayed_requests} of {requests} requests waited"),
         };
         let Some(limit) = now.limit.as_deref().filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
         if let Some(others_bytes) = self.missing_at_others() {
@@ -191,7 +191,7 @@ impl<'a> Window<'a> {
             return Some(diagnosis);
         }
         // Without these signs the consumer may have been busy all the time.
-        if !self.is_of_one_thread() && self.of.failed_gets == 0 && self.of.puts > 0 {
+        if !self.is_of_one_thread() && self.of.failed_requests == 0 && self.of.returns > 0 {
             return Some(self.full(&short, limit));
         }
         // The need does not include gaps and overhead: a limit that refused is too small.
@@ -212,14 +212,15 @@ impl<'a> Window<'a> {
     /// would have filled meanwhile bridge the pause.
     fn pause(&self, short: &str, limit: &str) -> Option<WindowDiagnosis> {
         let Self { now, of, lost, .. } = self;
-        let waits = of.short_gets.max(now.waiting);
+        let waits = of.delayed_requests.max(now.waiting);
         let wait_ns = lost.waiting_ns.checked_div(waits)?;
-        if of.failed_gets > 0 || self.is_of_one_thread() || wait_ns < PAUSE_NS || waits > of.gets / PAUSED_PART {
+        if of.failed_requests > 0 || self.is_of_one_thread() || wait_ns < PAUSE_NS || waits > of.requests / PAUSED_PART
+        {
             return None;
         }
         let running_us = lost.of_us.saturating_sub(wait_ns / 1000).max(lost.of_us / PAUSED_PART).max(1);
-        let missed_gets = u128::from(of.gets) * u128::from(wait_ns / 1000) / u128::from(running_us);
-        let more_bytes = u64::try_from(missed_gets * u128::from(mean_bytes(now))).unwrap_or(u64::MAX);
+        let missed_requests = u128::from(of.requests) * u128::from(wait_ns / 1000) / u128::from(running_us);
+        let more_bytes = u64::try_from(missed_requests * u128::from(mean_bytes(now))).unwrap_or(u64::MAX);
         let needed_bytes = now.max_bytes?.saturating_add(more_bytes).max(now.needed_bytes);
         let found = format!("{short}, {} each, because the consumer pauses", seconds(wait_ns));
         Some(self.too_small(found, limit, needed_bytes, " to bridge such a pause"))
@@ -227,7 +228,7 @@ impl<'a> Window<'a> {
 
     /// A full pool: ordinary if the consumer is always busy.
     fn full(&self, short: &str, limit: &str) -> WindowDiagnosis {
-        let found = format!("{short}, and {} buffers are returned per second", self.puts_a_second());
+        let found = format!("{short}, and {} buffers are returned per second", self.returns_per_second());
         let advice = format!(
             "if the consumer is always busy, do nothing: more memory only lengthens its queue; if it waits for buffers, raise {limit} \
              (`pinpool advise RECORDING` shows which)"
@@ -241,11 +242,11 @@ impl<'a> Window<'a> {
 
     /// Threads return what they requested, so the waiting threads are the users of the buffers.
     fn is_of_one_thread(&self) -> bool {
-        self.of.own_waits > self.of.short_gets / 2
+        self.of.own_waits > self.of.delayed_requests / 2
     }
 
-    fn puts_a_second(&self) -> String {
-        let tenths = self.of.puts.saturating_mul(10_000_000) / self.lost.of_us.max(1);
+    fn returns_per_second(&self) -> String {
+        let tenths = self.of.returns.saturating_mul(10_000_000) / self.lost.of_us.max(1);
         format!("{}.{}", tenths / 10, tenths % 10)
     }
 
@@ -256,11 +257,11 @@ impl<'a> Window<'a> {
         (*others_bytes).max(self.before.others_bytes).filter(|&bytes| bytes > 0 && is_theirs)
     }
 
-    /// Who holds most of this pool, if most of it was kept for the whole window.
+    /// The largest holder among those that kept their buffers for the whole window, if these hold most of the pool.
     fn hoarded(&self) -> Option<String> {
         let Self { now, of, .. } = self;
         let window = Duration::from_micros(self.lost.of_us);
-        let kept = now.holders.iter().filter(|holder| holder.oldest.map_or(of.puts < now.used, |age| age >= window));
+        let kept = now.holders.iter().filter(|holder| holder.oldest.map_or(of.returns < now.used, |age| age >= window));
         let kept_bytes: u64 = kept.clone().map(|holder| holder.bytes).sum();
         let most = kept.max_by_key(|holder| holder.bytes).filter(|_| kept_bytes > now.held_bytes / 2)?;
         Some(format!("tag {} ({})", most.tag, Size(most.bytes)))
@@ -288,15 +289,15 @@ impl<'a> Window<'a> {
         let is_copying = now.in_flight_bytes > now.used_bytes / 8;
         if !is_full
             || is_copying
-            || self.of.failed_gets > 0
+            || self.of.failed_requests > 0
             || self.is_of_one_thread()
             || overhang_bytes > max_bytes / OVERHANG_PART
-            || self.of.puts == 0
+            || self.of.returns == 0
         {
             return None;
         }
         // By Little's law.
-        let out_ns = now.used.saturating_mul(self.lost.of_us).saturating_mul(1000) / self.of.puts;
+        let out_ns = now.used.saturating_mul(self.lost.of_us).saturating_mul(1000) / self.of.returns;
         if u128::from(out_ns) < QUEUED.as_nanos() {
             return None;
         }
@@ -304,7 +305,7 @@ impl<'a> Window<'a> {
         let of = holder.map_or_else(String::new, |holder| format!(" (mostly tag {})", holder.tag));
         let found = format!(
             "{short}, and {} buffers are returned per second, each after {}{of}",
-            self.puts_a_second(),
+            self.returns_per_second(),
             seconds(out_ns)
         );
         let advice = "make the consumer faster, or queue fewer buffers; more memory lengthens the queue without raising throughput";
@@ -316,15 +317,15 @@ impl<'a> Window<'a> {
 
     /// Memory is pinned and unpinned, or evicted and missed, repeatedly.
     fn back_and_forth(&self, churned: u32, again: Option<Repinned>) -> Option<WindowDiagnosis> {
-        let Self { now, of: Snapshot { misses, gets, new_lengths, .. }, .. } = self;
-        let missed = || format!("{misses} of {gets} requests missed");
-        let is_varied = *new_lengths > gets / 2;
+        let Self { now, of: Snapshot { misses, requests, new_lengths, .. }, .. } = self;
+        let missed = || format!("{misses} of {requests} requests missed");
+        let is_varied = *new_lengths > requests / 2;
         if let Some(size_limit) = now.pool_size_limit
-            && is_high(*misses, *gets)
-            && is_high(self.of.evicted, self.of.puts)
+            && is_high(*misses, *requests)
+            && is_high(self.of.evicted, self.of.returns)
         {
             // Buffers of sizes that do not recur do not help.
-            if is_varied && *misses > gets / 10 * 8 {
+            if is_varied && *misses > requests / 10 * 8 {
                 let found = format!("{}, each with a pin call, because no idle buffer had their size", missed());
                 let advice = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes".to_owned();
                 return Some(self.alarm(Cause::SizesNeverRecur, found, advice));
@@ -352,7 +353,7 @@ impl<'a> Window<'a> {
             (diagnosis.setting, diagnosis.size) = (Some(("PINPOOL_RESERVE", kept_bytes)), kept_bytes);
             return Some(diagnosis);
         }
-        if *misses <= gets / 2 || self.is_warming_up() {
+        if *misses <= requests / 2 || self.is_warming_up() {
             return None;
         }
         // Pin calls far below the limit are growth, or memory that was idle (`churn.rs`).
@@ -386,7 +387,7 @@ impl<'a> Window<'a> {
 
     fn is_warming_up(&self) -> bool {
         let is_first = self.most_held_bytes == 0 || self.of.new_lengths <= self.of.misses / 2;
-        self.is_growing() && is_first && !self.are_buffers_larger() && self.of.misses > self.of.gets / WARM_PART
+        self.is_growing() && is_first && !self.are_buffers_larger() && self.of.misses > self.of.requests / WARM_PART
     }
 
     /// Returns true if the pool holds more only because its buffers have become larger.
@@ -414,9 +415,9 @@ impl<'a> Window<'a> {
                 ..self.diagnosis(Cause::NotPinned, found)
             };
         }
-        let served = self.of.gets.saturating_sub(self.of.pin_calls);
+        let served = self.of.requests.saturating_sub(self.of.pin_calls);
         let found =
-            format!("{served} of {} requests were served immediately, {} held", self.of.gets, Size(now.held_bytes));
+            format!("{served} of {} requests were served immediately, {} held", self.of.requests, Size(now.held_bytes));
         self.diagnosis(Cause::Healthy, found)
     }
 }

@@ -2,7 +2,7 @@
 //! few steps of a stream.
 
 #![allow(clippy::cast_possible_truncation)] // The low half is meant.
-#![allow(clippy::print_stdout)] // How much was run.
+#![allow(clippy::print_stdout)] // The number of runs.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn numbers_at_wraps() -> impl Iterator<Item = u64> {
     (0..8).flat_map(|half| (0..7).map(move |step| (half * SEQUENCE_WINDOW + step).saturating_sub(3))).chain([FIRST])
 }
 
-/// What `update` returns for a word that holds the low half of `number`.
+/// The result of `update` for a word that holds the low half of `number`.
 fn read(seen: u64, number: u64) -> u64 {
     let sequence = Sequence::new(seen);
     let reached = sequence.update(|| number as u32);

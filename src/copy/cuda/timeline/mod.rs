@@ -7,8 +7,7 @@
 //! ```
 //!
 //! One load covers all earlier copies of the stream. The words serve all pools of the process. Events are used instead for a stream
-//! without an [id](super::stream::id_number), and if the driver lacks or refuses `cuStreamWriteValue32_v2`. That function is found by name,
-//! since cudarc binds it only in some versions.
+//! without an [id](super::stream::id_number), and if the driver lacks or refuses `cuStreamWriteValue32_v2`.
 //!
 //! Invariants:
 //!
@@ -43,23 +42,23 @@ use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Between two queries whether the device is well.
+/// Time between two health queries of a device.
 const HEALTH_EVERY_US: u64 = 1000;
 const WORDS_BYTES: usize = 4096;
-/// A word has a cache line to itself, so that no stream disturbs another's readers.
+/// Each word has its own cache line, to avoid false sharing.
 const WORD_STEP: usize = 64;
 /// Reads before a waiter starts to yield, and reads before it starts to sleep.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 200;
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
-/// Most numbers assigned and not yet seen.
+/// Limit of the numbers assigned and not yet seen.
 const SEQUENCE_WINDOW: u64 = 1 << 31;
 /// Marks a free word. Drivers number streams from small numbers.
 const NO_STREAM: u64 = u64::MAX;
 /// Shortly before the first wrap of the low half, so that every program passes one.
 const FIRST: u64 = (1 << 32) - 64;
 
-/// Pinned for timelines, by this process.
+/// Bytes that this process has pinned for timelines.
 static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Pinned bytes of the timelines of this process. They belong to contexts, as long as the process lives, and to no pool: each page
@@ -96,18 +95,18 @@ pub(super) struct TimelinePages {
     health: DeviceHealth,
 }
 
-/// When the device was last queried, and what it answered.
+/// The time and the answer of the last health query.
 #[derive(Debug, Default)]
 struct DeviceHealth {
     queried_us: AtomicU64,
-    /// The code of a failure that stays, or 0.
+    /// The code of a permanent failure, or 0.
     answer: AtomicU32,
 }
 
 /// A word and the progress of the stream that uses it. Never freed. When its stream has written all of its numbers, another stream
 /// may continue from there, so a fence needs no reference count: its number stays reached.
 #[derive(Debug)]
-#[repr(align(64))] // Streams disturb each other's threads no more than their words do.
+#[repr(align(64))] // Avoids false sharing between streams.
 pub(super) struct Timeline {
     /// The word that the stream writes (timeline-I2), and its device address.
     word: &'static AtomicU32,
@@ -259,7 +258,7 @@ impl TimelinePages {
 }
 
 impl DeviceHealth {
-    /// Fails if the device failed when it was last queried, which is now if a query is due (timeline-I3).
+    /// Queries the device if a query is due, and fails if the last query failed (timeline-I3).
     fn check(&self, context: &StreamContext) -> Result<(), Failed> {
         // Relaxed, here and below: elects one caller, and a code without other data.
         let (now_us, queried_us) = (monotonic_us(), self.queried_us.load(Ordering::Relaxed));

@@ -159,22 +159,11 @@ impl<T> ThreadCache<T> {
         })
     }
 
-    /// Puts `entry` back, by the thread at `slot`; returns it if the limit is 0, the cache is sealed or does not know the class.
-    pub(in crate::engine) fn put(&self, slot: u16, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
-        if self.limit() == 0 || !self.occupancy.has_class(entry.class()) {
-            return Err(entry);
-        }
-        let owner = self.shard_of(entry.owner);
-        let shard = &self.shards[owner];
-        if owner == self.shard_of(slot) { shard.put(entry) } else { shard.put_remote(entry) }
-    }
-
-    /// Returns `entry` to its owner shard, which belongs to another thread.
-    pub(in crate::engine) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
-        if self.limit() == 0 {
-            return Err(entry);
-        }
-        self.shards[self.shard_of(entry.owner)].put_remote(entry)
+    /// The shard that keeps `entry` when it is returned: the shard of the thread that took it last. `None` if the limit is 0, or the
+    /// cache does not know the class.
+    pub(in crate::engine) fn owner(&self, entry: &Entry<T>) -> Option<&Shard<T>> {
+        let may_keep = self.limit() > 0 && self.occupancy.has_class(entry.class());
+        may_keep.then(|| &self.shards[self.shard_of(entry.owner)])
     }
 
     /// Removes the buffer returned longest ago if more are idle than the limit allows.
@@ -247,6 +236,15 @@ impl<T> ThreadCache<T> {
             hits: sum.hits + shard.hits,
             puts: sum.puts + shard.puts,
         })
+    }
+
+    /// A return of `entry` by the thread at `slot`.
+    #[cfg(test)]
+    fn put(&self, slot: u16, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+        match self.owner(&entry) {
+            Some(owner) => owner.put(&self.shards[self.shard_of(slot)], entry),
+            None => Err(entry),
+        }
     }
 
     /// At rest: recounts everything and compares it with the counters. The error names the first number that does not agree.

@@ -194,20 +194,24 @@ impl<T> Shard<T> {
         Some(entry)
     }
 
-    /// The owner's put, of a class that exists; returns `entry` if the shard is sealed.
-    pub(super) fn put(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+    /// A return by a thread with the shard `own`, of a class that exists; returns `entry` if the shard is sealed.
+    pub(in crate::engine) fn put(&self, own: &Self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+        if !ptr::eq(self, own) {
+            return self.put_remote(entry);
+        }
         self.own.free_list.with(|list| {
             if self.remote.is_sealed() {
                 return Err(entry);
             }
             self.collect(list);
-            self.push(list, entry);
+            list.push(entry, |entry| self.set_occupied(entry));
+            self.add_idle(1);
             Ok(())
         })
     }
 
     /// A return by another thread; never waits. Returns `entry` if the shard is sealed.
-    pub(super) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+    pub(in crate::engine) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         let class = entry.class();
         self.remote.push(entry)?;
         // After the push: see the order in `occupancy`.
@@ -263,14 +267,17 @@ impl<T> Shard<T> {
         Some(entry)
     }
 
-    /// Pushes `entry`, of a class that exists.
-    fn push(&self, list: &mut FreeList<T>, entry: Box<Entry<T>>) {
-        list.push(entry, |entry| self.occupancy.set(entry.class(), self.index.into()));
-        self.add_idle(1);
+    /// Pushes `entries`, of classes that exist.
+    fn push_all(&self, list: &mut FreeList<T>, entries: Entries<T>) {
+        for entry in entries {
+            list.push(entry, |entry| self.set_occupied(entry));
+            self.add_idle(1);
+        }
     }
 
-    fn push_all(&self, list: &mut FreeList<T>, entries: Entries<T>) {
-        entries.for_each(|entry| self.push(list, entry));
+    /// This shard may hold entries of the class of `entry` from now on.
+    fn set_occupied(&self, entry: &Entry<T>) {
+        self.occupancy.set(entry.class(), self.index.into());
     }
 
     /// Moves the remote list's entries into the free list.

@@ -36,7 +36,7 @@ impl Books {
         check_length(bytes)?;
         let requested_bytes = self.requested_bytes.saturating_add(bytes);
         if self.budget.max_bytes().is_some_and(|max_bytes| requested_bytes > max_bytes) {
-            return Err(Refusal::QuotaExceeded { needed_bytes: bytes, over: self.budget.full(bytes) });
+            return Err(self.budget.full(bytes).into());
         }
         self.add_request(bytes);
         Ok(())
@@ -128,13 +128,12 @@ impl Books {
         let room = self.budget.room_for(needed_bytes);
         let fits = |&whole: &u64| held_bytes(whole) <= room;
         let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
-        let refusal = |over| Refusal::QuotaExceeded { needed_bytes, over };
-        let bytes = fitting.ok_or_else(|| refusal(self.budget.current_refusal(needed_bytes)))?;
+        let bytes = fitting.ok_or_else(|| self.budget.current_refusal(needed_bytes))?;
         check_length(bytes)?;
         self.pending_bytes += held_bytes(bytes);
         let claimed = self.update_claim();
         self.pending_bytes -= if claimed.is_ok() { 0 } else { held_bytes(bytes) };
-        claimed.map(|()| bytes).map_err(refusal)
+        Ok(claimed.map(|()| bytes)?)
     }
 
     /// Ends the rest of a claim of [`claim_reserve`](Self::claim_reserve).

@@ -42,16 +42,16 @@ fn examples() -> Vec<captured::Line> {
         monitor.add(10_000_000, now).expect("a window ends").clone()
     };
     let healthy = diagnosed(Snapshot {
-        gets: 1000,
+        requests: 1000,
         is_pinned: true,
         held_bytes: MIB,
         most_held_bytes: MIB,
         ..Default::default()
     });
     let too_small = diagnosed(Snapshot {
-        gets: 21_397,
-        short_gets: 3_327,
-        failed_gets: 1,
+        requests: 21_397,
+        delayed_requests: 3_327,
+        failed_requests: 1,
         waiting_ns: 6_400_000_000,
         needed_bytes: 27 * MIB,
         max_bytes: Some(24 * MIB),

@@ -27,8 +27,8 @@ pub(super) fn diagnoses(found: &LogContent, history: &History) -> Vec<DiagnosisT
             pool: format!("pool {number}{origin}"),
             cause,
             is_alarm: trend == Trend::Thrashing,
-            lost_share: None,
             lines,
+            ..DiagnosisText::default()
         }
     };
     let mut all: Vec<_> = match found.diagnoses.is_empty() {
@@ -46,7 +46,7 @@ pub(super) fn series(found: LogContent, history: &History) -> Series {
         curves[entry.pool].add(message, entry);
     }
     let pool = |(at, curve): (usize, Curve)| {
-        let x = |at: usize, of: &Snapshot| if curve.has_requests { of.gets as f64 } else { at as f64 + 1.0 };
+        let x = |at: usize, of: &Snapshot| if curve.has_requests { of.requests as f64 } else { at as f64 + 1.0 };
         let points = curve.points.into_iter().enumerate().map(|(at, of)| (x(at, &of), of)).collect();
         PoolSeries { name: format!("pool {}", at + 1), points, ..PoolSeries::default() }
     };
@@ -86,22 +86,22 @@ impl Curve {
                     self.close_window();
                 }
                 (self.window, self.has_requests) = (window, true);
-                let gets = self.before.0.saturating_add(window.0);
+                let requests = self.before.0.saturating_add(window.0);
                 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
-                let misses = (counters.unsatisfied_rate * gets as f64) as u64;
+                let misses = (counters.unsatisfied_rate * requests as f64) as u64;
                 let evicted = self.before.1.saturating_add(window.1);
-                Snapshot { gets, misses, evicted, pool_size_limit: entry.limit.or(last.pool_size_limit), ..last }
+                Snapshot { requests, misses, evicted, pool_size_limit: entry.limit.or(last.pool_size_limit), ..last }
             }
             Numbers::Raise { to, .. } => {
                 self.close_window();
-                Snapshot { gets: self.before.0, pool_size_limit: Some(to), ..last }
+                Snapshot { requests: self.before.0, pool_size_limit: Some(to), ..last }
             }
         };
         self.points.push(point);
     }
 
     fn close_window(&mut self) {
-        let (gets, evicted) = std::mem::take(&mut self.window);
-        self.before = (self.before.0.saturating_add(gets), self.before.1.saturating_add(evicted));
+        let (requests, evicted) = std::mem::take(&mut self.window);
+        self.before = (self.before.0.saturating_add(requests), self.before.1.saturating_add(evicted));
     }
 }

@@ -1,0 +1,44 @@
+//! A pool, as its memory sees it: idle blocks that make room, and requests that wait.
+
+use super::{Block, Core};
+use crate::engine::memory::PoolView;
+use crate::stats::EvictionReason;
+
+impl PoolView for Core {
+    fn idle_bytes(&self) -> u64 {
+        self.idle.bytes()
+    }
+
+    fn idle_buffers(&self) -> u64 {
+        self.idle.count()
+    }
+
+    fn release_oldest(&self, why: EvictionReason) -> bool {
+        let oldest = self.idle.reclaim();
+        let is_found = oldest.is_some();
+        oldest.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
+        self.close_if_unused();
+        is_found
+    }
+
+    fn has_copies(&self) -> bool {
+        self.in_flight.count() > 0
+    }
+
+    fn complete_copies(&self) {
+        Self::complete_copies(self);
+    }
+
+    fn now_us(&self) -> u64 {
+        self.time.read_us()
+    }
+
+    fn waiting_bytes(&self) -> Vec<u64> {
+        self.waiters.waiting_bytes()
+    }
+
+    fn room_was_made(&self) {
+        self.backoff.end();
+        self.wake_waiters();
+    }
+}

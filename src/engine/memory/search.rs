@@ -1,0 +1,270 @@
+//! The search of one request for memory of the arena, in the loop of [`ArenaSupply::find`](super::Supply::find): growth, room that is
+//! made, what the limits permit, and the reason that nothing was found.
+//!
+//! - find-I1: no more idle blocks are released than were idle at the start, or when copies were swept for the first time. So a
+//!   search ends although other threads return blocks meanwhile.
+//! - find-I2: a request is refused for lack of room only after a sweep, and with no idle block left that would help.
+
+use std::time::Instant;
+
+use super::PoolView;
+use super::arena_supply::ArenaSupply;
+use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls};
+use super::books::Books;
+use super::carry_out::Executor;
+use super::shape::{GrowthShape, held};
+use crate::arena::{GrowthLimits, Plan};
+use crate::backend::{PAGE_BYTES, SourceError};
+use crate::quota::QuotaExceeded;
+use crate::report::Growth;
+use crate::stats::EvictionReason;
+use pinpool_os::sync::MutexGuard;
+
+/// Longest commit while copies are pending: registering this much delays other threads' enqueues by 0.7 to 0.8 ms.
+const STEP_DURING_COPIES_BYTES: u64 = 8 << 20;
+
+/// How much a plan may request from the source. Less after each refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CommitSize {
+    /// Memory for later requests too.
+    Ample,
+    /// This one buffer alone.
+    OneBuffer,
+    /// Only what is committed already.
+    Nothing,
+}
+
+/// The search for memory of one request.
+pub(super) struct Search<'pool> {
+    attempt: Attempt,
+    bytes: u64,
+    pool: &'pool dyn PoolView,
+    /// Commits are short, since registering much at once delays enqueues.
+    is_short_step: bool,
+    commit: CommitSize,
+    /// Idle blocks that may still be released.
+    pub(super) to_release: u64,
+    has_swept: bool,
+    /// Nothing else has served the request: a plan may release regions, which waits for the device.
+    may_release_regions: bool,
+    /// The bytes that the limits left for the last plan.
+    pub(super) room: u64,
+    /// A claim of the last plan was refused.
+    pub(super) over: Option<QuotaExceeded>,
+    /// The source refused memory for this buffer alone.
+    source: Option<SourceError>,
+}
+
+impl ArenaSupply {
+    pub(super) fn begin_search<'pool>(&self, attempt: Attempt, pool: &'pool dyn PoolView) -> Search<'pool> {
+        Search {
+            attempt,
+            bytes: attempt.class.bytes as u64,
+            pool,
+            is_short_step: self.source.release_waits() && pool.has_copies(),
+            commit: if matches!(attempt.calls, SlowCalls::Held(_)) { CommitSize::Nothing } else { CommitSize::Ample },
+            to_release: pool.idle_buffers(),
+            has_swept: false,
+            may_release_regions: false,
+            room: u64::MAX,
+            over: None,
+            source: None,
+        }
+    }
+
+    /// Carries out `plan` for a block. If the source refuses, the next plan requests less; after two refusals the request is
+    /// refused, since a buffer that other threads return is found in the wait queue.
+    pub(super) fn grow(
+        &self,
+        books: MutexGuard<'_, Books>,
+        plan: Plan,
+        search: &mut Search<'_>,
+    ) -> Result<Option<BlockMemory>, Refusal> {
+        let Search { bytes, attempt: Attempt { now_us, calls, .. }, .. } = *search;
+        let (ptr, surplus_bytes) = (plan.ptr(), plan.surplus_bytes());
+        let finished = self.carry_out(books, plan, now_us, calls.deadline(), Some(bytes));
+        self.record_old_places();
+        let mut books = self.books();
+        self.record_holes(&books, now_us);
+        let error = match finished {
+            Ok(is_granted) => {
+                books.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.is_discrete);
+                let memory = ptr.filter(|_| is_granted).and_then(|ptr| books.memory_at(ptr, bytes));
+                let not_granted = || Refusal::Source(SourceError::new("arena", "a plan was made and not granted"));
+                return memory.map(Some).ok_or_else(not_granted);
+            }
+            Err(error) => error,
+        };
+        search.commit = match search.commit {
+            CommitSize::Nothing => return Err(Refusal::Source(error)),
+            CommitSize::Ample if surplus_bytes > 0 => CommitSize::OneBuffer,
+            CommitSize::Ample | CommitSize::OneBuffer => {
+                search.source = Some(error);
+                CommitSize::Nothing
+            }
+        };
+        Ok(None)
+    }
+
+    /// There is no plan: completes copies, then releases the oldest idle block, then permits the release of regions (policy-R8).
+    /// False if nothing is left to do.
+    pub(super) fn make_room(
+        &self,
+        books: MutexGuard<'_, Books>,
+        limits: GrowthLimits,
+        search: &mut Search<'_>,
+    ) -> bool {
+        let arena = books.arena.stats();
+        // Bytes that the source adds to a region are released with it.
+        let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
+        let lacking_bytes = self.alone_bytes(search.bytes).saturating_sub(available_bytes);
+        let has_regions = !limits.may_decommit_regions && arena.idle_bytes > 0;
+        drop(books);
+        search.pool.complete_copies();
+        let idle_bytes = search.pool.idle_bytes();
+        if !std::mem::replace(&mut search.has_swept, true) {
+            search.to_release = search.pool.idle_buffers();
+        }
+        if search.to_release > 0 && idle_bytes > 0 && idle_bytes >= lacking_bytes {
+            search.release_oldest();
+            return true;
+        }
+        has_regions && !std::mem::replace(&mut search.may_release_regions, true)
+    }
+
+    /// The reason that the search found nothing.
+    pub(super) fn refusal(&self, search: Search<'_>) -> Refusal {
+        match search {
+            Search { source: Some(error), .. } => Refusal::Source(error),
+            Search { over: Some(over), .. } => over.into(),
+            Search { bytes, pool, .. } => self.no_space(bytes, pool.idle_bytes()),
+        }
+    }
+
+    /// The limits of the next plan.
+    pub(super) fn limits(&self, books: &Books, search: &Search<'_>) -> GrowthLimits {
+        let room_bytes = search.room;
+        let commit_bytes = match search.commit {
+            CommitSize::Nothing => 0,
+            _ if self.settings.may_grow => room_bytes,
+            // The part of the reserve that is still to come.
+            _ => room_bytes.min(books.reserve_to_come()),
+        };
+        let (step_bytes, largest_bytes) = match search.commit {
+            CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
+            _ if search.is_short_step => {
+                (STEP_DURING_COPIES_BYTES, books.demand.largest_missed_bytes(search.attempt.now_us))
+            }
+            _ => (u64::MAX, books.demand.largest_missed_bytes(search.attempt.now_us)),
+        };
+        let nothing_else = search.may_release_regions || search.commit == CommitSize::Nothing;
+        GrowthLimits {
+            commit_bytes,
+            over_bytes: self.budget.over_bytes(),
+            may_decommit_regions: !self.source.release_waits() || nothing_else && !self.may_never_release(),
+            step_bytes,
+            largest_bytes,
+            known_bytes: books.demand.largest_held_bytes(search.attempt.now_us),
+        }
+    }
+}
+
+impl ArenaSupply {
+    /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `asked_bytes` if that is known.
+    /// Returns whether the plan's block was granted. Slow calls.
+    pub(super) fn carry_out(
+        &self,
+        mut books: MutexGuard<'_, Books>,
+        plan: Plan,
+        now_us: u64,
+        until: Instant,
+        asked_bytes: Option<u64>,
+    ) -> Result<bool, SourceError> {
+        let executor = Executor::new(&mut books.mappings, &plan);
+        drop(books);
+        let executed = executor.execute(&self.source, &plan, until);
+        let (pin_calls, took) = (executed.0.calls.pin.count, executed.0.calls.time());
+        let mut books = self.books();
+        let held_before_bytes = books.held_bytes();
+        let finished = books.finish_plan(plan, executed, now_us);
+        let (held_bytes, max_bytes) = (books.held_bytes(), self.budget.max_bytes());
+        drop(books);
+        self.finished.notify_all();
+        if pin_calls > 0 {
+            let asked_bytes = asked_bytes.unwrap_or(held_bytes.saturating_sub(held_before_bytes));
+            self.log.acquired(&Growth { asked_bytes, held_before_bytes, held_bytes, pin_calls, took, max_bytes });
+        }
+        finished
+    }
+}
+
+/// What fits, and why something does not.
+impl ArenaSupply {
+    /// Returns whether a block of `bytes` could be held if everything else were released.
+    pub(super) fn could_hold_bytes(&self, bytes: u64) -> bool {
+        let is_addressable = bytes <= self.shape.longest_bytes;
+        self.fits(bytes) && (is_addressable || bytes <= self.books().reserve_bytes().1)
+    }
+
+    /// Returns whether the limit leaves room for a block of `bytes` if everything else is released.
+    fn fits(&self, bytes: u64) -> bool {
+        let books = self.books();
+        let (reserve_bytes, largest_reserve_bytes) = books.reserve_bytes();
+        let room_bytes = self.budget.highest_claim_bytes().saturating_sub(reserve_bytes);
+        let to_come_bytes = books.reserve_in_granules();
+        drop(books);
+        let GrowthShape { sizes, is_discrete, .. } = self.shape;
+        let fits_by_growth = self.grown_bytes(bytes) <= room_bytes;
+        let fits_by_reserve = !is_discrete && sizes.up(bytes) <= to_come_bytes.min(room_bytes);
+        bytes <= largest_reserve_bytes || fits_by_growth && (self.settings.may_grow || fits_by_reserve)
+    }
+
+    /// The bytes to claim for a block of `bytes` that has no committed memory.
+    pub(super) fn grown_bytes(&self, bytes: u64) -> u64 {
+        let GrowthShape { sizes, is_discrete, .. } = self.shape;
+        if is_discrete { self.alone_bytes(bytes) } else { sizes.up(bytes) }
+    }
+
+    /// The bytes that the system holds for a block of `bytes` alone.
+    pub(super) fn alone_bytes(&self, bytes: u64) -> u64 {
+        if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
+    }
+
+    /// The reason that no plan gives a block of `bytes` memory while `idle_bytes` are idle in the pool.
+    pub(super) fn no_space(&self, bytes: u64, idle_bytes: u64) -> Refusal {
+        if !self.settings.may_grow {
+            return self.budget.full(bytes).into();
+        }
+        let books = self.books();
+        // Idle memory of this pool is used first, and is claimed already.
+        let reusable_bytes = idle_bytes.saturating_add(books.arena.stats().idle_bytes);
+        let missing_bytes = books.arena.missing_bytes(bytes, PAGE_BYTES as u64);
+        drop(books);
+        let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
+        let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
+        if self.fits(bytes) && !(is_addressable && has_limit) {
+            let longest_bytes = self.shape.longest_bytes;
+            let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");
+            let remedy = self.shape.address_remedy.unwrap_or("request less at once, or return buffers first");
+            return Refusal::Source(SourceError::new("arena", what).with_remedy(remedy));
+        }
+        // A part of the best place may be committed; idle granules elsewhere move there.
+        let grown_bytes = self.grown_bytes(bytes);
+        let missing_bytes = missing_bytes.filter(|_| !self.shape.is_discrete).unwrap_or(grown_bytes);
+        let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
+        let own_bytes = self.budget.own_room_bytes();
+        // There may have been room although no plan was found: idle memory may lie elsewhere.
+        let wanted = [(claimed_bytes, own_bytes), (grown_bytes, own_bytes.saturating_add(reusable_bytes))];
+        let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
+        let over = shared.filter_map(|&(bytes, _)| self.budget.current_shared_refusal(bytes)).next();
+        over.unwrap_or_else(|| self.budget.full(claimed_bytes)).into()
+    }
+}
+
+impl Search<'_> {
+    /// Releases the block that has been idle longest, unless another thread was faster.
+    pub(super) fn release_oldest(&mut self) {
+        self.to_release -= 1;
+        self.pool.release_oldest(EvictionReason::Reclaimed);
+    }
+}
