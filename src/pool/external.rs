@@ -150,7 +150,7 @@ impl<O: Send + 'static> ExternalMemory<O> {
         &self.held.owner
     }
 
-    /// What pinned the memory; `None` if the pool's memory is not pinned.
+    /// The component that pinned the memory; `None` if the pool's memory is not pinned.
     pub fn pinned_by(&self) -> Option<PinnedBy> {
         self.held.lock.pinned_by()
     }

@@ -193,7 +193,7 @@ pub unsafe extern "C" fn pp_adopt(
         let call = slots::enter(pool)?;
         if call.table().is_out(ptr.addr()) {
             return Err(Failure::argument(format!(
-                "a buffer at {ptr:p} is in use: put it before its memory is adopted again"
+                "a buffer at {ptr:p} is in use: return it before its memory is adopted again"
             )));
         }
         let (memory, adopted) = (NonNull::slice_from_raw_parts(start, bytes), Adopted { on_return, ptr, user_data });
