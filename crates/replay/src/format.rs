@@ -270,7 +270,10 @@ impl TraceReader {
     }
 
     fn request(&mut self, id: u64, bytes: u64, align: usize) -> Result<Option<Record>, String> {
-        if id == STEPS_ID || self.held.contains_key(&id) {
+        if id == STEPS_ID {
+            return Err(format!("buffer {id} is the buffer of `r` and `s` lines; use a smaller number"));
+        }
+        if self.held.contains_key(&id) {
             return Err(format!("buffer {id} is held already"));
         }
         self.align = align;
