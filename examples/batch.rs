@@ -1,5 +1,6 @@
-#![allow(clippy::print_stdout)] // The example prints its result.
 //! Many small tensors in one buffer: one request, several writers, one copy.
+
+#![allow(clippy::print_stdout)] // The example prints its result.
 
 use std::thread;
 

@@ -1,5 +1,6 @@
-#![allow(clippy::print_stdout)] // The example prints its result.
 //! Tracked pool buffers in a cudarc program, on a machine with a GPU or with a mock libcuda.
+
+#![allow(clippy::print_stdout)] // The example prints its result.
 
 use pinpool::Pool;
 use pinpool::cudarc::driver::CudaContext;
@@ -9,26 +10,26 @@ const NUMBERS: usize = 1 << 20;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // cudarc panics without a driver, so check for one first.
     if !pinpool::cuda_is_present() {
-        println!("skipped: no CUDA driver here");
+        println!("skipped: no CUDA driver");
         return Ok(());
     }
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
     let pool = Pool::builder().build()?;
 
-    // By the pool: the copy takes the buffer, which returns to the pool when the copy ends.
+    // A copy through the pool takes the buffer, which returns to the pool when the copy has completed.
     let mut device = stream.alloc_zeros::<f32>(NUMBERS)?;
     let mut batch = pool.get(NUMBERS * size_of::<f32>())?;
     batch.wait_cast_mut::<f32>()?.fill(1.5);
     batch.copy_to(&stream, &mut device)?;
 
-    // By cudarc: its copy records an event on the buffer, and the drop of the buffer waits for that event.
+    // A copy through cudarc records an event on the buffer; dropping the buffer waits for that event.
     let mut batch = pool.get(NUMBERS * size_of::<f32>())?;
     batch.wait_cast_mut::<f32>()?.fill(2.5);
     stream.memcpy_htod(&batch.elements::<f32>()?, &mut device)?;
     drop(batch);
 
-    // Copy back: the bytes can be read when the copy has completed.
+    // A copy from the device: the bytes can be read once it has completed.
     let mut results = pool.get(NUMBERS * size_of::<f32>())?;
     stream.memcpy_dtoh(&device, &mut results.elements_mut::<f32>()?)?;
     results.wait()?;

@@ -1,6 +1,7 @@
-#![allow(clippy::print_stdout)] // The example prints its result.
 //! Measures the delay of a single-threaded runtime by a miss of 1 GiB. One task repeatedly sleeps for 1 ms and records its longest
 //! interval: once while another task awaits the request, and once while that task sleeps equally long.
+
+#![allow(clippy::print_stdout)] // The example prints its result.
 
 use std::cell::Cell;
 use std::future::Future;

@@ -1,8 +1,9 @@
-#![allow(clippy::print_stdout)] // The example prints its result.
 //! Reads a file into a pinned buffer without the page cache (`O_DIRECT`).
 //!
 //! Address, length and file offset must be multiples of the device's block size, at most 4096 bytes. Pool buffers are
 //! page-aligned, so only the length needs rounding.
+
+#![allow(clippy::print_stdout)] // The example prints its result.
 
 use std::fs::OpenOptions;
 use std::io::Read;
@@ -27,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut buf = pool.get(len.next_multiple_of(BLOCK_BYTES))?;
     let target = buf.wait_slice_mut()?;
     let mut filled = 0;
-    // The last read ends within a page, at the end of the file; the next read returns 0.
+    // The last read may end within a block, at the end of the file; the next read returns 0.
     while filled < len {
         match file.read(&mut target[filled..])? {
             0 => break,

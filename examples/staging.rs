@@ -1,5 +1,6 @@
-#![allow(clippy::print_stdout)] // The example prints its result.
 //! Copies a file through a pinned buffer to a device; without a GPU, to the host sink.
+
+#![allow(clippy::print_stdout)] // The example prints its result.
 
 use std::fs::File;
 use std::io::Read;

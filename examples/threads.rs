@@ -1,5 +1,6 @@
-#![allow(clippy::print_stdout)] // The example prints its result.
 //! Several threads fill buffers of one pool and pass them to the copying thread.
+
+#![allow(clippy::print_stdout)] // The example prints its result.
 
 use std::sync::mpsc::sync_channel;
 use std::thread;

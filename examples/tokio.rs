@@ -1,7 +1,7 @@
+//! The pool in an asynchronous runtime: two tasks on one worker thread. One task fills buffers; the other copies them to a device and
+//! awaits each copy. Neither blocks the thread: a task is woken when its request is served or its copy completes.
+
 #![allow(clippy::print_stdout)] // The example prints its result.
-//! The pool under an asynchronous runtime: two tasks on one worker thread. One fills buffers; the other copies
-//! them to a device and awaits each copy. Neither blocks the thread: a task is woken when its
-//! request is served, or when its copy completes.
 
 use pinpool::{PinnedBuf, Pool};
 use pinpool_testing::{SinkMem, SinkStream};

@@ -1,8 +1,9 @@
-#![allow(clippy::print_stdout)] // The example prints its result.
-//! The pool's log lines under `tracing`: its bridge for the `log` crate receives them, with the name of the pool in brackets.
+//! The log lines of the pool in `tracing`, whose bridge for the `log` crate receives them. The name of the pool is in brackets.
 //!
 //! `cargo run --example tracing` prints, among others, `INFO ... pool[loader] created: preset=adaptive ...`, a `WARN` with the owners of
 //! the memory when a request fails, and the totals at the end.
+
+#![allow(clippy::print_stdout)] // The example prints its result.
 
 use std::time::Duration;
 

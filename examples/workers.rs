@@ -1,6 +1,6 @@
 //! Worker processes that fill pinned buffers of their trainer: no byte is copied between processes.
 //!
-//! `cargo run --example workers -- [WORKERS] [BATCHES]`. One worker kills itself, and the buffer that it was filling becomes free.
+//! `cargo run --example workers -- [WORKERS] [BATCHES]`. One worker aborts while it fills a buffer, which then becomes free.
 
 #![allow(clippy::print_stdout)] // The example prints its result.
 
@@ -18,8 +18,8 @@ use pinpool_testing::{SinkMem, SinkStream};
 const BYTES: usize = 4 << 20;
 const LONG: Duration = Duration::from_secs(30);
 
-/// The worker: its arguments are the trainer's process id and descriptor, and its standard input is a socket. It receives batch
-/// numbers and sends tickets.
+/// The worker process. Its arguments are the process id and the descriptor of the trainer, and its standard input is a socket on which
+/// it receives batch numbers and sends tickets.
 fn work(trainer: &str, descriptor: &str, dies: bool) -> Result<(), Box<dyn Error>> {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     let worker = SlabWorker::attach_to_process(trainer.parse()?, descriptor.parse()?)?;
@@ -56,30 +56,29 @@ fn main() -> Result<(), Box<dyn Error>> {
     {
         return work(trainer, descriptor, !dies.is_empty());
     }
-    let count: usize = args.first().map_or(Ok(4), |count| count.parse())?;
+    let count = args.first().map_or(Ok(4), |count| count.parse::<usize>())?.max(1);
     let batches: u64 = args.get(1).map_or(Ok(40), |count| count.parse())?;
     let pool = Pool::builder().build()?;
-    let slabs = SharedSlabs::new(&pool, BYTES, 2 * count.max(1))?;
+    let slabs = SharedSlabs::new(&pool, BYTES, 2 * count)?;
     let (stream, mut replaced) = (SinkStream::new()?, 0);
-    let mut workers =
-        (0..count.max(1)).map(|at| start(&slabs, at == 7 % count.max(1))).collect::<Result<Vec<_>, _>>()?;
+    let mut workers = (0..count).map(|at| start(&slabs, at == 7 % count)).collect::<Result<Vec<_>, _>>()?;
     for batch in 0..batches {
         let at = usize::try_from(batch)? % workers.len();
         let mut bytes = [0; Ticket::BYTES];
         loop {
             let Worker { socket, process } = &mut workers[at];
-            let asked = socket.write_all(&batch.to_le_bytes());
-            if asked.and_then(|()| socket.read_exact(&mut bytes)).is_ok() {
+            let requested = socket.write_all(&batch.to_le_bytes());
+            if requested.and_then(|()| socket.read_exact(&mut bytes)).is_ok() {
                 break;
             }
-            // A closed socket means that the worker is dead; another worker makes the batch.
+            // A closed socket means that the worker has died; a new worker fills the batch.
             process.wait()?;
             replaced += 1;
             workers[at] = start(&slabs, false)?;
         }
         let buf = slabs.receive(&Ticket::from_bytes(&bytes)?)?;
         let mut device = SinkMem::new(buf.len());
-        buf.copy_to(&stream, &mut device)?; // available to the workers again when the copy completes
+        buf.copy_to(&stream, &mut device)?; // the buffer is free again when the copy has completed
         stream.synchronize()?;
         assert!(device.read().iter().all(|&byte| byte == batch.to_le_bytes()[0]), "batch {batch}");
     }

@@ -14,7 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call of the pool failed.
 ///
-/// Its text is for people and may change. Code branches on the `is_...` methods; converting it to an [`io::Error`] chooses a kind
+/// The text is for people and may change. Code branches on the `is_...` methods; converting it to an [`io::Error`] chooses a kind
 /// that matches them. The content is boxed so that a `Result<PinnedBuf, Error>` is small.
 #[derive(thiserror::Error)]
 #[error(transparent)]

@@ -88,7 +88,7 @@ pub use pool::{ExternalMemory, GetFuture, Partition, Pool, PoolBuilder, Request}
 pub use report::{Cause, Diagnosis, Dump, Owner, SuggestedSetting};
 pub use stats::Stats;
 
-/// Whether a CUDA driver can be loaded. Check it before using cudarc, which panics without a driver.
+/// Returns whether a CUDA driver can be loaded. Check it before using cudarc, which panics without a driver.
 #[must_use]
 pub fn cuda_is_present() -> bool {
     #[cfg(feature = "cuda")]

@@ -34,7 +34,7 @@ const LIMIT_DIVISOR: u64 = 4;
 /// are too small for merging them to save a granule.
 const KEPT_ALWAYS_BYTES: usize = 256 << 10;
 
-/// Whether a returned buffer of this many bytes goes to the arena instead of staying idle, if sizes may vary (policy-R3).
+/// Returns whether a returned buffer of this many bytes goes to the arena instead of staying idle, if sizes may vary (policy-R3).
 #[inline(always)]
 pub(crate) fn goes_to_arena(bytes: usize, is_varied: impl FnOnce() -> bool) -> bool {
     bytes > KEPT_ALWAYS_BYTES && is_varied()
@@ -67,7 +67,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// What was counted after `earlier`.
+    /// The counts after `earlier`.
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
             get_from_pool: self.get_from_pool - earlier.get_from_pool,

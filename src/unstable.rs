@@ -17,7 +17,7 @@ pub mod fast_path {
     use crate::buffer::PinnedBuf;
     use crate::pool::Pool;
 
-    /// Whether requests and returns of the calling thread may take the fast path: the preset has one, and no request waits.
+    /// Returns whether requests and returns of the calling thread may take the fast path: the preset has one, and no request waits.
     pub fn is_open(pool: &Pool) -> bool {
         pool.core().has_fast_path()
     }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Photos decoded to 224 x 224 by pinpool_loader and by torch's DataLoader over Pillow: samples/s and CPU seconds.
 
-    pip install ./python numpy torch pillow webdataset
+    pip install './python[torch]' pillow webdataset
     python python/benches/loader.py [--images 1600] [--epochs 3] [--rounds 3]
 
 Writes the photos to a temporary folder first, as files and as four tar shards, and reads them from the page cache. Each loader runs in a
@@ -75,22 +75,22 @@ class Photos:
 # Each yields a function that makes an iterable of the batches of one epoch.
 
 
-def torchs(root, workers, collate=None):
+def torch_loader(root, workers, collate=None):
     from torch.utils.data import DataLoader
 
     loader = DataLoader(Photos(root), BATCH, num_workers=workers, persistent_workers=True, collate_fn=collate)
     return lambda: loader
 
 
-def collated(root, workers):
+def shared_collate(root, workers):
     import pinpool
 
     shared = pinpool.SharedPool(BATCH * SIDE * SIDE * 3, 2 * workers + 3, library="numpy")
-    loader = torchs(root, workers, shared.collate)()
+    loader = torch_loader(root, workers, shared.collate)()
     return lambda: shared.batches(loader)
 
 
-def webdatasets(root, workers):
+def webdataset_loader(root, workers):
     import webdataset
     from torch.utils.data import DataLoader, default_collate
 
@@ -101,7 +101,7 @@ def webdatasets(root, workers):
     return lambda: loader
 
 
-def pinpools(root, workers, paths):
+def pinpool_files(root, workers, paths):
     import pinpool_loader
 
     loader = pinpool_loader.Loader(f"{root}/{paths}", batch_size=BATCH, workers=workers, decode={"jpg": pinpool_loader.Image(SIDE, SIDE)})
@@ -109,11 +109,11 @@ def pinpools(root, workers, paths):
 
 
 LOADERS = {
-    "DataLoader, persistent": torchs,
-    "webdataset, DataLoader": webdatasets,
-    "DataLoader, shared.collate": collated,
-    "Loader, decode=, files": lambda root, workers: pinpools(root, workers, "photos"),
-    "Loader, decode=, tar": lambda root, workers: pinpools(root, workers, "*.tar"),
+    "DataLoader, persistent": torch_loader,
+    "webdataset, DataLoader": webdataset_loader,
+    "DataLoader, shared.collate": shared_collate,
+    "Loader, decode=, files": lambda root, workers: pinpool_files(root, workers, "photos"),
+    "Loader, decode=, tar": lambda root, workers: pinpool_files(root, workers, "*.tar"),
 }
 
 

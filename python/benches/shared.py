@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """torch's DataLoader with and without pinpool's shared buffers: GB/s and CPU seconds.
 
-    pip install ./python numpy torch
+    pip install './python[torch]'
     python python/benches/shared.py [--workers 4] [--batches 200] [--rounds 3] [--megabytes 8]
 
 A sample is a copy of prepared random bytes, and a batch has 16 samples. All loaders have the same number of worker processes (fork) and
@@ -12,7 +12,7 @@ several rounds; the table has the median round of each.
 | --- | --- |
 | `torch` + `shared.collate` | pinned, in the memory that the worker wrote |
 | `torch` | pageable, in memory that the worker shares by a file descriptor |
-| `torch`, copied to pinned | the same, then copied into a buffer of a pool, as `pin_memory=True` does in a thread |
+| `torch`, copied to pinned | the same, then copied into a buffer of a pool by a thread, as `pin_memory=True` does |
 
 CPU seconds are those of the process and its workers. "copied" counts the bytes that the trainer copies between host buffers.
 """
@@ -21,10 +21,12 @@ import argparse
 import gc
 import json
 import os
+import queue
 import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 BATCH = 16
@@ -49,23 +51,23 @@ def described(shared):
     return f"{shared.pinned_by}, hugetlb pages" if shared.hugetlb else shared.pinned_by
 
 
-def torchs(samples, workers, **settings):
+def torch_loader(samples, workers, **settings):
     from torch.utils.data import DataLoader
 
     return DataLoader(samples, batch_size=BATCH, num_workers=workers, prefetch_factor=2, **settings)
 
 
-def with_torch_and_tickets(samples, workers, hugetlb):
+def with_shared_collate(samples, workers, hugetlb):
     import pinpool
 
     shared = pinpool.SharedPool(BATCH * samples.sample_bytes, 3 * workers + 3, hugetlb=hugetlb, library="numpy")
-    loader = torchs(samples, workers, collate_fn=shared.collate)
+    loader = torch_loader(samples, workers, collate_fn=shared.collate)
     yield described(shared)
     yield from shared.batches(loader)
 
 
 def with_torch(samples, workers, _hugetlb):
-    loader = torchs(samples, workers)
+    loader = torch_loader(samples, workers)
     yield "none"
     for batch in loader:
         yield batch.numpy()
@@ -75,17 +77,25 @@ def with_torch_copied(samples, workers, _hugetlb):
     import numpy as np
     import pinpool
 
-    pool, loader = pinpool.Pool(), torchs(samples, workers)
+    pool, loader, copied = pinpool.Pool(), torch_loader(samples, workers), queue.Queue(1)
     pool.get(BATCH * samples.sample_bytes).release()
     yield pool.stats()["backend"]
-    for batch in loader:
-        array = pool.empty(tuple(batch.shape), np.uint8)
-        np.copyto(array, batch.numpy())
+
+    def copy():
+        for batch in loader:
+            array = pool.empty(tuple(batch.shape), np.uint8)
+            np.copyto(array, batch.numpy())
+            copied.put(array)
+            del array
+        copied.put(None)
+
+    threading.Thread(target=copy, daemon=True).start()
+    while (array := copied.get()) is not None:
         yield array
 
 
 LOADERS = {
-    "torch + shared.collate": (with_torch_and_tickets, False),
+    "torch + shared.collate": (with_shared_collate, False),
     "torch": (with_torch, False),
     "torch, copied to pinned": (with_torch_copied, True),
 }
@@ -100,7 +110,7 @@ def run(name, arguments):
     sample_bytes = arguments.megabytes * (1 << 20) // BATCH
     samples = Samples(arguments.batches, sample_bytes)
     make, copies = LOADERS[name]
-    batches = make(samples, arguments.workers, False if arguments.no_hugetlb else None)
+    batches = make(samples, arguments.workers, "off" if arguments.no_hugetlb else "auto")
     pinned_by = next(batches)
     begun, cpu, own = time.perf_counter(), cpu_seconds(), resource.getrusage(resource.RUSAGE_SELF)
     count = checked = copied = 0

@@ -1,5 +1,5 @@
-"""One epoch of WebDataset shards with Ray Data: worker processes read the shards, and the trainer stacks the rows in pinned memory
-with `shared.collate`. Ray restarts a worker that died; every sample is delivered exactly once.
+"""One epoch of WebDataset shards with Ray Data: worker processes read the shards, and the trainer copies the rows to pinned memory.
+Ray restarts a worker that died; every sample is delivered exactly once.
 
     pip install ./python "ray[data]"
     python python/examples/ray_data.py DIRECTORY_OF_TARS
@@ -73,7 +73,7 @@ def main() -> int:
             print(f"{directory}: no .tar file", file=sys.stderr)
             return 1
 
-        shared = pinpool.SharedPool(BATCH * (SAMPLE + 1024), 3, library="numpy")
+        pool = pinpool.Pool(max_bytes="64MiB")
         ray.init(num_cpus=args.workers, include_dashboard=False)
         try:
             dataset = ray.data.from_items([{"shard": shard} for shard in shards])
@@ -87,14 +87,14 @@ def main() -> int:
             workers: set[int] = set()
             killed = None
             for rows in samples.iter_batches(batch_size=BATCH):
-                # The batch is in pinned memory. Copy it to the GPU here, then call pinpool.record_stream(batch["data"], stream).
-                batch = shared.unpack(shared.collate([dict(zip(rows, row)) for row in zip(*rows.values())]))
-                for key, data, length in zip(batch["key"], batch["data"], batch["length"]):
+                # Pinned memory: copy it to the GPU here, then call pinpool.record_stream(batch, stream).
+                batch = np.stack(rows["data"], out=pool.empty((len(rows["data"]), SAMPLE), np.uint8))
+                for key, data, length in zip(rows["key"], batch, rows["length"]):
                     digests[str(key)] = hashlib.sha256(data[:length]).hexdigest()
-                delivered.update(map(str, batch["key"]))
-                workers.update(batch["worker"].tolist())
+                delivered.update(map(str, rows["key"]))
+                workers.update(rows["worker"].tolist())
                 if args.kill and killed is None and expected and len(delivered) * 4 >= len(expected):
-                    killed = int(batch["worker"][-1])
+                    killed = int(rows["worker"][-1])
                     os.kill(killed, signal.SIGKILL)
                 del batch, data
         finally:
@@ -103,7 +103,8 @@ def main() -> int:
     twice = [key for key, times in delivered.items() if times > 1]
     print(f"{len(delivered)} samples of {len(shards)} shards from {len(workers)} worker processes", end="")
     print(f", one of them killed ({killed})" if killed else "")
-    print(f"pinned by {shared.pinned_by}, {shared.counts()}")
+    stats = pool.stats()
+    print(f"pinned by {stats['backend']}, {stats['memory']['in_use']} buffers in use")
     if twice:
         print(f"{len(twice)} samples came more than once, the first: {twice[0]}", file=sys.stderr)
         return 1

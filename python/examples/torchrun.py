@@ -1,7 +1,7 @@
 """A training loop under torchrun: the workers of each rank fill pinned memory, and all ranks of the host share one limit.
-If a rank dies, torchrun restarts all ranks, and each continues after its last completed step.
+If a rank dies, torchrun restarts all ranks, and they continue after the step of the last checkpoint.
 
-    pip install ./python torch
+    pip install './python[torch]'
     torchrun --standalone --nproc-per-node 4 --max-restarts 3 python/examples/torchrun.py DIRECTORY --out RUN
 """
 
@@ -42,7 +42,7 @@ class Files:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("directory", type=Path, help="files of equal length")
-    parser.add_argument("--out", type=Path, required=True, help="where checkpoints and the list of samples are written")
+    parser.add_argument("--out", type=Path, required=True, help="where the checkpoint with the list of samples is written")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--die", type=int, metavar="RANK", help="this rank kills itself after its third step, once")
     args = parser.parse_args()
@@ -51,14 +51,22 @@ def main() -> int:
         print("RANK is not set: start this with torchrun", file=sys.stderr)
         return 2
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # torchrun's store outlives a restart, so each attempt has its own keys.
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    store = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    torch.distributed.init_process_group("gloo", store=torch.distributed.PrefixStore(attempt, store), rank=rank, world_size=world)
     args.out.mkdir(parents=True, exist_ok=True)
-    checkpoint = args.out / f"rank{rank}.json"
+    # One checkpoint for all ranks, so that they continue at the same step.
+    checkpoint = args.out / "checkpoint.json"
     saved: dict[str, Any] = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"epoch": 0, "step": 0, "trained": []}
 
     dataset: Any = Files(args.directory)
     sampler: Any = DistributedSampler(dataset, num_replicas=world, rank=rank, shuffle=True)
-    gpus = torch.cuda.device_count()
-    device = int(os.environ["LOCAL_RANK"]) % gpus if gpus else None  # Otherwise each rank would start CUDA on GPU 0.
+    device = None
+    if gpus := torch.cuda.device_count():
+        # A launcher may make only one GPU visible to each rank.
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
+        device = torch.cuda.current_device()
     shared = pinpool.SharedPool("1MiB", 4, pool=pinpool.Pool(name=f"rank{rank}", device=device))
     steps = 0
     for epoch in range(saved["epoch"], args.epochs):
@@ -67,17 +75,22 @@ def main() -> int:
         loader = DataLoader(dataset, BATCH, sampler=left, num_workers=1, collate_fn=shared.collate)
         for _files, numbers in shared.batches(loader):
             # The copy to the GPU, pinpool.record_stream(_files, stream) and the training step belong here.
-            saved["trained"] += [[epoch, number] for number in numbers.tolist()]
+            trained: list[Any] = [None] * world
+            torch.distributed.all_gather_object(trained, [[epoch, number] for number in numbers.tolist()])
+            saved["trained"] += [sample for of_rank in trained for sample in of_rank]
             saved["epoch"], saved["step"] = epoch, saved["step"] + 1
-            # The position is written atomically; a real program saves the model in the same checkpoint.
-            partial = checkpoint.with_suffix(".new")
-            partial.write_text(json.dumps(saved))
-            partial.replace(checkpoint)
+            if rank == 0:
+                # Written atomically; a real program saves the model in the same checkpoint.
+                partial = checkpoint.with_suffix(".new")
+                partial.write_text(json.dumps(saved))
+                partial.replace(checkpoint)
+            torch.distributed.barrier()
             steps += 1
-            if rank == args.die and steps == 3 and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+            if rank == args.die and steps == 3 and attempt == "0":
                 os.kill(os.getpid(), signal.SIGKILL)
         saved["step"] = 0
-    print(f"rank {rank} of {world}: {len(saved['trained'])} samples, {steps} steps in this process")
+    print(f"rank {rank} of {world}: {len(saved['trained'])} samples of all ranks, {steps} steps in this process")
+    torch.distributed.destroy_process_group()
     return 0
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The workers of torch's DataLoader write batches directly into pinned memory.
 
-    pip install ./python torch
+    pip install './python[torch]'
     python python/examples/workers.py --workers 4
 """
 
@@ -38,12 +38,13 @@ def main() -> None:
     loader = DataLoader(dataset, batch_size=BATCH, num_workers=arguments.workers, collate_fn=shared.collate)
     seen: list[int] = []
     for images, labels in shared.batches(loader):
+        inputs = images
         if torch.cuda.is_available():
-            _inputs = images.to("cuda", non_blocking=True)
+            inputs = images.to("cuda", non_blocking=True)
             pinpool.record_stream(images, torch.cuda.current_stream())
-        assert (images[:, 0, 0, 0] == labels % 256).all()
+        assert (inputs[:, 0, 0, 0].cpu() == labels % 256).all()
         seen.extend(labels.tolist())
-        del images, labels
+        del images, inputs, labels
     assert seen == list(range(LENGTH)), "every sample comes once, in order"
     print(f"{len(seen)} samples, pinned by {shared.pinned_by}, {shared.counts()}")
 

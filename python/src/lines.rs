@@ -113,7 +113,7 @@ pub(crate) fn start() {
     }
 }
 
-/// Whether this is the main thread, or in a forked child the thread that forked.
+/// True on the main thread, and in a forked child on the thread that forked.
 #[allow(unsafe_code)]
 fn is_first_thread() -> bool {
     // SAFETY: the functions take no arguments and cannot fail.

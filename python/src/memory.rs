@@ -25,17 +25,17 @@ use crate::errors::{ReleasedError, exception};
 use crate::stream::Unfenced;
 use crate::unlocked::unlocked;
 
-/// What buffers need to know about their pool.
+/// Properties of the pool of a buffer.
 #[derive(Debug)]
 pub(crate) struct Origin {
     /// Ordinal of the GPU that receives copies.
     pub(crate) device: u32,
-    /// Whether CUDA pins the memory of the pool.
+    /// True if CUDA pins the memory of the pool.
     pub(crate) is_cuda_pinned: bool,
-    /// Whether a hit and a return only move the buffer between lists.
+    /// True if a hit and a return only move the buffer between lists.
     is_short: bool,
     may_fall_back: bool,
-    /// Whether a stream was recorded on any buffer. From then on, requests and returns may call the driver.
+    /// True once a stream was recorded on any buffer. From then on, requests and returns may call the driver.
     has_streams: AtomicBool,
     /// The pool, after its last Python object was dropped. Keeping it avoids a warning about buffers that outlive their pool, because
     /// Python drops objects in any order.
@@ -75,13 +75,13 @@ impl Origin {
         }
     }
 
-    /// Whether a hit is short enough to keep the GIL.
+    /// True if a hit is short enough to keep the GIL.
     pub(crate) fn keeps_gil_on_hit(&self) -> bool {
         // Relaxed: the flag guards no other memory.
         self.is_short && !self.has_streams.load(Ordering::Relaxed)
     }
 
-    /// Whether a return of `buf` is short enough to keep the GIL. A return of a pageable buffer releases memory.
+    /// True if a return of `buf` is short enough to keep the GIL. A return of a pageable buffer releases memory.
     fn keeps_gil_on_return(&self, buf: &PinnedBuf) -> bool {
         self.keeps_gil_on_hit() && (buf.is_pinned() || !self.may_fall_back)
     }
@@ -98,9 +98,9 @@ struct State {
     /// `None` after the return.
     buf: Option<PinnedBuf>,
     views: usize,
-    /// Whether it was released, so there can be no new views.
+    /// The buffer was released, so there can be no new views.
     is_closed: bool,
-    /// Whether there may be uncounted views while references exist.
+    /// There may be uncounted views while references exist.
     is_exposed: bool,
     streams: Vec<Arc<dyn Fence>>,
 }

@@ -15,7 +15,7 @@ use crate::errors::with_text;
 /// The error of a stream for which no fence could be recorded.
 pub(crate) struct Unfenced {
     pub(crate) error: PyErr,
-    /// Whether the stream may have work. Its end is unknown.
+    /// The stream may have work that ends at an unknown time.
     pub(crate) may_run: bool,
 }
 

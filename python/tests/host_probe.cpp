@@ -11,6 +11,15 @@
 
 #define PROBE_HAS_HISTORY (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15))
 
+extern "C" {
+
+// Set by the tests.
+int probe_is_capturing = 0;
+int probe_refuses_streams = 0;
+int probe_is_lost = 0;
+
+} // extern "C"
+
 namespace {
 
 at::HostAllocator* allocator() {
@@ -18,9 +27,6 @@ at::HostAllocator* allocator() {
 }
 
 std::string calls;
-bool is_capturing = false;
-bool refuses_streams = false;
-bool is_lost = false;
 void (*during_get)() = nullptr;
 
 // A device whose streams have handles 100 above their ids, and are all captured or none.
@@ -47,12 +53,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return 2;
   }
   void* getStreamNativeHandle(const c10::Stream stream) const override {
-    TORCH_CHECK(!is_lost, "the device is lost");
+    TORCH_CHECK(!probe_is_lost, "the device is lost");
     return reinterpret_cast<void*>(100 + stream.id());
   }
 #if PROBE_HAS_HISTORY
   bool isStreamCapturing(const c10::Stream&) const override {
-    return is_capturing;
+    return probe_is_capturing != 0;
   }
 #endif
 };
@@ -66,18 +72,6 @@ extern "C" {
 // Before anything else: torch has a device.
 void probe_use_device() {
   c10::impl::device_guard_impl_registry[static_cast<size_t>(Guard::kCuda)].store(&guard);
-}
-
-void probe_set_capturing(int yes) {
-  is_capturing = yes != 0;
-}
-
-void probe_refuse_streams(int yes) {
-  refuses_streams = yes != 0;
-}
-
-void probe_lose_device(int yes) {
-  is_lost = yes != 0;
 }
 
 // The allocation, to be freed by probe_free; null if it failed, and then the text is in error.
@@ -193,7 +187,7 @@ int probe_pool_get(void*, size_t bytes, void** block, void** address, char* erro
 }
 
 int probe_pool_put(void* block, const probe_stream* streams, size_t count) {
-  if (refuses_streams && count > 0) {
+  if (probe_refuses_streams && count > 0) {
     calls += "refused\n";
     return 1;
   }
@@ -213,7 +207,7 @@ void probe_pool_trim(void*) {
 void probe_pool_totals(void*, void*) {}
 
 int probe_pool_is_capturing(const void*) {
-  return is_capturing;
+  return probe_is_capturing;
 }
 
 // What was asked since the last call of this.

@@ -59,14 +59,9 @@ class Probe:
     def allocator(self):
         return self.library.probe_allocator()
 
-    def set_capturing(self, yes):
-        self.library.probe_set_capturing(int(yes))
-
-    def refuse_streams(self, yes):
-        self.library.probe_refuse_streams(int(yes))
-
-    def lose_device(self, yes):
-        self.library.probe_lose_device(int(yes))
+    def set(self, name, yes):
+        """`name`: "is_capturing", "refuses_streams" or "is_lost"."""
+        ctypes.c_int.in_dll(self.library, f"probe_{name}").value = int(yes)
 
     def empty_cache(self):
         self.library.probe_empty_cache()

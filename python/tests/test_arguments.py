@@ -11,37 +11,64 @@ import pinpool
 import pinpool_loader
 
 
+def load(pool, **settings):
+    return pinpool_loader.Loader(__file__, pool=pool, **settings)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
+        (lambda pool: pinpool.Pool("64MiB"), TypeError, "positional"),
+        (lambda pool: pinpool.Pool(wait=[]), TypeError, "wait must be a str, a number, .* not a list"),
+        (lambda pool: pinpool.Pool(purple="1GiB"), TypeError, r'"purple" is not a setting of a pool; they are name, env, max_bytes, .*zero,'),
+        (lambda pool: pinpool.Pool(max_bytes="lots"), pinpool.SettingError, "PINPOOL_MAX_BYTES=lots: .*like 2GiB"),
+        (lambda pool: pinpool.Pool(max_bytes=1024, reserve=2048), ValueError, "PINPOOL_RESERVE=2KiB: exceeds PINPOOL_MAX_BYTES=1KiB"),
+        (lambda pool: load(pool, batch_size=0), ValueError, "batch_size must be 1 or more, not 0"),
+        (lambda pool: load(pool, batch_bytes="much"), ValueError, "much"),
+        (lambda pool: load(pool, workers=5000), ValueError, "workers must be at most 1024, not 5000"),
+        (lambda pool: load(pool, prefetch=0), ValueError, "prefetch must be 1 or more, not 0"),
+        (lambda pool: load(pool, epochs=-1), ValueError, "epochs must be 1 or more, not -1"),
+        (lambda pool: load(pool, rank=2, world_size=2), ValueError, "rank must be less than world_size=2, not 2"),
+        (lambda pool: load(pool, seed=-3), ValueError, "seed must be 0 or more, not -3"),
+        (lambda pool: load(pool, on_error="ignore"), ValueError, "on_error must be 'raise' or 'skip', not 'ignore'"),
+        (lambda pool: load(3), TypeError, "pool must be a pinpool.Pool, not 3"),
+        (lambda pool: load(pool, map=3), TypeError, "map must be a function of a batch, not 3"),
+        (lambda pool: load(pool, map_workers="2"), TypeError, "map_workers must be a whole number, not '2'"),
+        (lambda pool: load(pool, labels=3), TypeError, "labels must be the name of a field, such as 'cls', not 3"),
         (lambda pool: pinpool.Pool(name=3), TypeError, "name must be a str, not 3"),
         (lambda pool: pool.get(1.5), TypeError, "invalid size n=1.5: must be a whole number, or text"),
         (lambda pool: pool.get(None), TypeError, "invalid size n=None: must be a whole number"),
         (lambda pool: pool.get(True), TypeError, "invalid size n=True: must be a whole number"),
+        (lambda pool: pool.get(-1), ValueError, "invalid size n=-1: must be 0 or more"),
+        (lambda pool: pool.trim(np.int64(-5)), ValueError, "invalid size to_bytes=-5: must be 0 or more"),
+        (lambda pool: pool.get(2**63), pinpool.RequestError, "cannot allocate .*: a buffer holds at most"),
+        (lambda pool: pool.get("17179869183GiB"), pinpool.RequestError, "must be at most|a buffer holds at most"),
+        (lambda pool: pool.get(1, timeout=float("nan")), ValueError, "timeout must be 0 or more seconds, not NaN"),
+        (lambda pool: pool.get(1, timeout="soon"), pinpool.SettingError, "timeout: `soon` is not a time"),
         (lambda pool: pool.trim(2**80), pinpool.RequestError, "invalid size to_bytes=1208925819614629174706176: must be at most"),
         (lambda pool: pool.set_max_bytes("few"), pinpool.RequestError, "max_bytes: `few` is not a size"),
         (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout must be a number of seconds, a timedelta or text such as .*, not \[\]"),
         (lambda pool: pinpool.Pool(env=False, max_bytes=True), pinpool.SettingError, "MAX_BYTES=on: not a size"),
         (lambda pool: pinpool.Pool(max_byte=1), TypeError, r'"max_byte" is not a setting of a pool; did you mean max_bytes\?'),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, batch_size=True), TypeError, "batch_size must be a whole number, not True"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle="yes"), TypeError, "shuffle must be True or False, not 'yes'"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle=1), TypeError, "shuffle must be True or False, not 1"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, labels="cls", label_type="int"), TypeError, "label_type must be a function of .*, not 'int'"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, num_workers=2), TypeError, "no argument num_workers=; workers= is"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, collate_fn=list), TypeError, "no argument collate_fn=; map= takes"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, batchsize=2), TypeError, "no argument batchsize=$"),
-        (lambda pool: next(iter(pinpool_loader.Loader(__file__, pool=pool)))["jpg"], TypeError, r"batch.field\('jpg'\)"),
+        (lambda pool: load(pool, batch_size=True), TypeError, "batch_size must be a whole number, not True"),
+        (lambda pool: load(pool, shuffle="yes"), TypeError, "shuffle must be True or False, not 'yes'"),
+        (lambda pool: load(pool, shuffle=1), TypeError, "shuffle must be True or False, not 1"),
+        (lambda pool: load(pool, labels="cls", label_type="int"), TypeError, "label_type must be a function of .*, not 'int'"),
+        (lambda pool: load(pool, num_workers=2), TypeError, "no argument num_workers=; workers= is"),
+        (lambda pool: load(pool, collate_fn=list), TypeError, "no argument collate_fn=; map= takes"),
+        (lambda pool: load(pool, batchsize=2), TypeError, "no argument batchsize=$"),
+        (lambda pool: next(iter(load(pool)))["jpg"], TypeError, r"batch.field\('jpg'\)"),
         (lambda pool: pinpool.SharedPool(100, 2.5, pool=pool), TypeError, "buffers must be a whole number, not 2.5"),
         (lambda pool: pinpool.SharedPool(100, 2, pool=pool, hugetlb=True), ValueError, "hugetlb must be 'off' or 'auto', not True"),
         (lambda pool: pinpool.SharedPool(100, 2, pool=pool, library="jax"), ValueError, "library must be 'numpy' or 'torch', not 'jax'"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, device="cuda:0"), TypeError, "no argument device=; .*non_blocking=True"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, progress=True), TypeError, "no argument progress=; .*tqdm"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, even=1.5), TypeError, "even must be True or False, not 1.5"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, drop_last="no"), TypeError, "drop_last must be True or False, not 'no'"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, even=True), ValueError, "even= needs batch_size=, without"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, rank="0"), TypeError, "rank must be a whole number, not '0'"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, world_size=True), TypeError, "world_size must be a whole number, not True"),
-        (lambda pool: pinpool_loader.Loader(__file__, pool=pool).state(), AttributeError, "use state_dict"),
+        (lambda pool: load(pool, device="cuda:0"), TypeError, "no argument device=; .*non_blocking=True"),
+        (lambda pool: load(pool, progress=True), TypeError, "no argument progress=; .*tqdm"),
+        (lambda pool: load(pool, even=1.5), TypeError, "even must be True or False, not 1.5"),
+        (lambda pool: load(pool, drop_last="no"), TypeError, "drop_last must be True or False, not 'no'"),
+        (lambda pool: load(pool, even=True), ValueError, "even= needs batch_size=, without"),
+        (lambda pool: load(pool, rank="0"), TypeError, "rank must be a whole number, not '0'"),
+        (lambda pool: load(pool, world_size=True), TypeError, "world_size must be a whole number, not True"),
+        (lambda pool: load(pool).state(), AttributeError, "use state_dict"),
         (lambda pool: pinpool_loader.Image(224), TypeError, "give the height and the width"),
         (lambda pool: pinpool_loader.Image(224, 224, dtype="float32"), TypeError, "no argument dtype=: images are uint8"),
         (lambda pool: pinpool_loader.Image(224, "224"), TypeError, "width must be a whole number, not '224'"),
@@ -88,16 +115,6 @@ def test_a_pool_names_a_gpu(pool):
         pinpool.Pool(env=False, backend="heap", device=device)
     with pytest.raises(pinpool.SettingError, match="DEVICE=first: not a device number"):
         pinpool.Pool(env=False, backend="heap", device="first")
-
-
-def test_a_tensor_may_have_a_dtype_of_numpy(pool):
-    torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match="dtype torch.float32 belongs to torch: pass library='torch'"):
-        pool.empty((3, 4), torch.float32)
-    for dtype in (np.float32, np.dtype("f4"), "float32", torch.float32):
-        assert pool.empty(3, dtype, library="torch").dtype == torch.float32
-    with pytest.raises(TypeError, match="'str96' is unknown to torch"):
-        pool.empty(3, np.dtype("<U3"), library="torch")
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="the module has another name from 3.13 on")

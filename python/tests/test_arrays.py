@@ -79,9 +79,13 @@ def test_torch_tensors(pool):
     assert in_use(pool) == 1 and part.sum() == 8
     del part
     assert in_use(pool) == 0
-    assert pool.empty(3, "int64", library="torch").dtype == torch.int64
-    with pytest.raises(TypeError, match="unknown to torch"):
-        pool.empty(3, "f4", library="torch")
+    for dtype in (np.float32, np.dtype("f4"), "float32", torch.float32):
+        assert pool.empty(3, dtype, library="torch").dtype == torch.float32
+    with pytest.raises(TypeError, match="dtype torch.float32 belongs to torch: pass library='torch'"):
+        pool.empty((3, 4), torch.float32)
+    for unknown in ("f4", np.dtype("<U3")):
+        with pytest.raises(TypeError, match="is unknown to torch"):
+            pool.empty(3, unknown, library="torch")
     buf = pool.get(64)
     tensor = torch.from_dlpack(buf)
     with pytest.raises(BufferError):

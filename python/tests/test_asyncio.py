@@ -1,12 +1,11 @@
 """`Pool.aget`."""
 
 import asyncio
-import threading
 
 import pytest
 
 import pinpool
-from conftest import in_use, until
+from conftest import in_use
 
 
 @pytest.fixture
@@ -45,19 +44,6 @@ def test_the_loop_runs_while_a_task_waits_and_a_return_wakes_it(pool):
 
     assert run(task()) == 32 << 20
     assert in_use(pool) == 0
-
-
-def test_a_release_by_another_thread_wakes_a_task(pool):
-    held = pool.get("60MiB")
-
-    def put():
-        until(lambda: pool.stats()["requests"]["waiting"] > 0)
-        held.release()
-
-    thread = threading.Thread(target=put)
-    thread.start()
-    assert len(run(pool.aget("32MiB", timeout=300))) == 32 << 20
-    thread.join()
 
 
 def test_an_awaited_request_that_times_out_raises_timeout_error(pool):

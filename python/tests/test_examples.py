@@ -29,13 +29,7 @@ def test_ray_data_delivers_each_sample_once_though_a_worker_is_killed():
     out, _ = run(EXAMPLES / "ray_data.py", "--kill")
     assert "4000 samples of 40 shards from 5 worker processes, one of them killed" in out
     assert "each sample came exactly once, with the bytes that were written" in out
-    assert "{'free': 3, 'filling': 0, 'sent': 0, 'held': 0}" in out
-
-
-@needs("ray", "'ray[data]'")
-def test_ray_data_names_a_directory_without_shards(tmp_path):
-    out, err = run(EXAMPLES / "ray_data.py", tmp_path, expect=1)
-    assert out == "" and f"{tmp_path}: no .tar file" in err
+    assert "0 buffers in use" in out
 
 
 @needs("torch", "torch")
@@ -47,17 +41,11 @@ def test_ranks_under_torchrun_continue_after_one_died(tmp_path):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--max-restarts", "3")
     out, _ = run(*torchrun, EXAMPLES / "torchrun.py", samples, "--out", tmp_path / "run", "--epochs", "2", "--die", "2")
     # The first process completed three of the 14 steps.
-    assert "rank 2 of 4: 100 samples, 11 steps in this process" in out
-    saved = [json.loads((tmp_path / "run" / f"rank{rank}.json").read_text()) for rank in range(4)]
-    trained = collections.Counter(tuple(sample) for rank in saved for sample in rank["trained"])
+    for rank in range(4):
+        assert f"rank {rank} of 4: 400 samples of all ranks, 11 steps in this process" in out
+    saved = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
+    trained = collections.Counter(map(tuple, saved["trained"]))
     assert len(trained) == 400 and set(trained.values()) == {1}
-
-
-def test_a_rank_without_torchrun_is_an_error(tmp_path, monkeypatch):
-    pytest.importorskip("torch")
-    monkeypatch.delenv("RANK", raising=False)
-    _, err = run(EXAMPLES / "torchrun.py", tmp_path, "--out", tmp_path / "run", expect=2)
-    assert err == "RANK is not set: start this with torchrun\n"
 
 
 @needs("torch", "torch")

@@ -1,4 +1,4 @@
-"""Ctrl-C ends every call that may block, and the process can exit afterwards. For `Pool.get` see test_processes.py."""
+"""Ctrl-C ends every call that may block, and the process can exit afterwards."""
 
 import subprocess
 import sys
@@ -31,6 +31,11 @@ SETUP = """
 """
 
 PLACES = {
+    "get": """
+        held = pool.get("7MiB")
+        blocked.set()
+        pool.get("6MiB")
+    """,
     "aget": """
         held = pool.get("7MiB")
         blocked.set()
@@ -91,5 +96,6 @@ def test_ctrl_c_ends_a_call_that_blocks(place):
         pytest.importorskip("torch")
     body = textwrap.indent(textwrap.dedent(PLACES[place]), "    ")
     code = textwrap.dedent(SETUP) + f"try:\n{body}\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
+    code += "assert pool.stats()['requests']['waiting'] == 0\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr

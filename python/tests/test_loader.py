@@ -184,13 +184,6 @@ def test_after_break_the_next_for_starts_an_epoch(files, pool):
     assert len(list(loader)) == len(loader) == 7
 
 
-def test_a_state_at_the_last_batch_is_that_of_the_next_epoch(files, pool):
-    loader = load(files, pool)
-    for batch in loader:
-        state = loader.state_dict()
-    assert batch.index == 6 and [(batch.epoch, batch.index) for batch in load(files, pool, state=state)] == [(1, at) for at in range(7)]
-
-
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("settings", [{"even": True}, {"drop_last": True}, {"even": True, "drop_last": True}], ids=str)
 @pytest.mark.parametrize("samples", [99, 100, 101, 102])
@@ -348,33 +341,6 @@ def test_missing_and_empty_paths_are_named(tmp_path, pool):
         pinpool_loader.Loader(tmp_path / "bad.tar", pool=pool)
 
 
-@pytest.mark.parametrize(
-    ("settings", "kind", "said"),
-    [
-        ({"batch_size": 0}, ValueError, "batch_size must be 1 or more, not 0"),
-        ({"batch_size": 1.5}, TypeError, "batch_size must be a whole number, not 1.5"),
-        ({"batch_bytes": "much"}, ValueError, "much"),
-        ({"workers": 0}, ValueError, "workers must be 1 or more, not 0"),
-        ({"workers": 5000}, ValueError, "workers must be at most 1024, not 5000"),
-        ({"prefetch": 0}, ValueError, "prefetch must be 1 or more, not 0"),
-        ({"epochs": -1}, ValueError, "epochs must be 1 or more, not -1"),
-        ({"rank": 2, "world_size": 2}, ValueError, "rank must be less than world_size=2, not 2"),
-        ({"world_size": 0}, ValueError, "world_size must be 1 or more, not 0"),
-        ({"seed": -3}, ValueError, "seed must be 0 or more, not -3"),
-        ({"on_error": "ignore"}, ValueError, "on_error must be 'raise' or 'skip', not 'ignore'"),
-        ({"pool": 3}, TypeError, "pool must be a pinpool.Pool, not 3"),
-        ({"map": 3}, TypeError, "map must be a function of a batch, not 3"),
-        ({"map_workers": 0}, ValueError, "map_workers must be 1 or more, not 0"),
-        ({"map_workers": "2"}, TypeError, "map_workers must be a whole number, not '2'"),
-        ({"labels": 3}, TypeError, "labels must be the name of a field, such as 'cls', not 3"),
-        ({"labels": ""}, TypeError, "labels must be .*, not ''"),
-    ],
-)
-def test_bad_settings_are_named(files, pool, settings, kind, said):
-    with pytest.raises(kind, match=said):
-        pinpool_loader.Loader(files, **{"pool": pool, **settings})
-
-
 @pytest.mark.parametrize(("paths", "said"), [(3, "paths must be"), (b"x", "not b'x'"), (None, "not None"), ([".", b"x"], "each of paths.*os.fsdecode")])
 def test_paths_are_paths(paths, said, pool):
     with pytest.raises(TypeError, match=said):
@@ -439,17 +405,6 @@ def test_a_loader_of_the_parent_is_refused_in_a_child(files, alone):
         print(sum(1 for _ in batches))
         """)
     assert out.split() == ["refused", "True"] * 2 + ["19"]
-
-
-def test_a_process_may_end_in_the_middle_of_a_load(files, alone):
-    alone(f"""
-        import pinpool
-        import pinpool_loader
-        pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
-        loader = pinpool_loader.Loader({str(files)!r}, batch_size=1, pool=pool)
-        batches = iter(loader)
-        kept = next(batches)[0]
-        """)
 
 
 def test_a_loader_creates_its_own_pool(files):

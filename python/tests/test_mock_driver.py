@@ -406,21 +406,3 @@ def test_a_torch_block_with_a_refused_stream_is_kept(with_mock_driver):
     settled(pool, (0, 0, 1))
     assert pool.stats()["memory"]["quarantined"] == 0
     """)
-
-
-def test_a_launcher_that_only_forks_does_not_start_the_driver(with_mock_driver):
-    with_mock_driver("""
-    pool = pinpool.Pool(env=False)
-    child = os.fork()
-    if child == 0:
-        own = pinpool.Pool(env=False, backend="gpu")
-        os._exit(0 if own.get(SIZE).is_pinned and pool.get(SIZE).is_pinned else 1)
-    assert os.waitpid(child, 0)[1] == 0, "the child has no CUDA"
-    assert cuda.mock_driver_calls(b"cuInit") == 0
-    assert pool.get(SIZE).is_pinned and pool.stats()["backend"] == "vmm"
-    del pool
-    """, """
-import ctypes, os, pinpool
-cuda, SIZE = ctypes.CDLL("libcuda.so"), 65536
-cuda.mock_driver_wrong_uses.restype = ctypes.c_size_t
-""")

@@ -45,41 +45,6 @@ def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(alone, attempt
     assert out == "ended\n"
 
 
-def test_an_uncaught_exception_ends_the_program_normally(alone):
-    _, err = alone(
-        """
-        import pinpool
-        pool = pinpool.Pool(env=False, backend="heap")
-        with pool.get(10) as buf:
-            raise SystemExit(3)
-        """,
-        expect=3,
-    )
-    assert err == ""
-
-
-def test_ctrl_c_ends_a_wait(alone):
-    out, _ = alone(
-        """
-        import os, signal, threading, time, pinpool
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
-        pool = pinpool.Pool(env=False, backend="heap", max_bytes="8MiB")
-        held = pool.get("7MiB")
-        def interrupt():
-            while pool.stats()["requests"]["waiting"] == 0: time.sleep(0.001)
-            os.kill(os.getpid(), signal.SIGINT)
-        threading.Thread(target=interrupt).start()
-        try:
-            pool.get("6MiB", timeout=1000)
-        except KeyboardInterrupt:
-            print("interrupted", pool.stats()["requests"]["waiting"])
-        held.release()
-        print(len(pool.get("6MiB")))
-        """
-    )
-    assert out == f"interrupted 0\n{6 << 20}\n"
-
-
 FORK = """
     import logging, multiprocessing, os, sys, warnings, pinpool
     warnings.simplefilter("ignore")
@@ -118,62 +83,3 @@ def test_the_parents_pool_raises_fork_error_in_a_child(alone):
     )
     assert out == "copy of the parent's bytes: abc\n10\nstatus 0\nxyz 1 5000\n", err
     assert "pool[child] created: preset=adaptive" in err, "log lines come in the child as well"
-
-
-def test_a_child_that_is_forked_while_threads_use_the_pool_ends(alone):
-    out, _ = alone(
-        FORK
-        + """
-    import threading
-    stop = threading.Event()
-    def use():
-        while not stop.is_set():
-            with pool.get(1000): pass
-            pool.stats()
-    threads = [threading.Thread(target=use) for _ in range(3)]
-    [thread.start() for thread in threads]
-    for _ in range(20):
-        child = os.fork()
-        if child == 0:
-            try: pool.get(1000)
-            except pinpool.ForkError: os._exit(7)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    stop.set(); [thread.join() for thread in threads]
-    print("ended")
-    """
-    )
-    assert out == "ended\n"
-
-
-def test_children_forked_while_threads_wait_use_new_pools(alone):
-    out, _ = alone(
-        """
-    import multiprocessing, os, threading, warnings, pinpool
-    warnings.simplefilter("ignore")
-    def narrow():
-        return pinpool.Pool(env=False, backend="heap", max_bytes="8MiB", wait=0.2)
-    pool, stop = narrow(), threading.Event()
-    def use(pool, times):
-        while times and not stop.is_set():
-            times -= 1
-            try:
-                with pool.get(3 << 20): pass
-            except pinpool.LimitError: pass
-    def child():
-        own = narrow()
-        threads = [threading.Thread(target=use, args=(own, 50)) for _ in range(4)]
-        [thread.start() for thread in threads]; [thread.join() for thread in threads]
-        os._exit(7 if own.stats()["memory"]["in_use"] == 0 else 1)
-    threads = [threading.Thread(target=use, args=(pool, -1)) for _ in range(4)]
-    [thread.start() for thread in threads]
-    context = multiprocessing.get_context("fork")
-    for _ in range(30):
-        process = context.Process(target=child)
-        process.start(); process.join(300)
-        assert process.exitcode == 7, process.exitcode
-    stop.set(); [thread.join() for thread in threads]
-    print("ended")
-    """
-    )
-    assert out == "ended\n"

@@ -65,16 +65,6 @@ def test_samples_of_shards_have_keys_fields_and_labels_in_order(shards, pool):
         assert [view.tobytes() for view in batches[1].field("jpg")] == [image(shard, 3), image(shard, 4)]
 
 
-def test_fields_are_views_that_keep_the_memory(shards, pool):
-    batch = next(iter(pinpool_loader.Loader(shards[1], batch_size=2, pool=pool)))
-    field = batch.fields[1]["jpg"]
-    assert field.ctypes.data == batch.buffer.ptr + batch.offsets[1] and field.base is not None
-    del batch
-    assert in_use(pool) == 1 and field.tobytes() == image(1, 1)
-    del field
-    assert in_use(pool) == 0
-
-
 def test_missing_fields_are_named(shards, tmp_path, pool):
     [batch] = pinpool_loader.Loader(shards[0], pool=pool)
     assert batch.labels == keys_of(0), "without labels= the label is the name"
@@ -146,18 +136,6 @@ def test_label_type_converts_the_text(tmp_path, pool):
 
 def interrupted(_text):
     raise KeyboardInterrupt
-
-
-def test_shuffled_shards_are_mixed_and_resume_in_the_middle(shards, pool):
-    settings = {"batch_size": 3, "shuffle": True, "seed": 4, "epochs": 2, "labels": "cls", "pool": pool}
-    whole = [batch.labels for batch in pinpool_loader.Loader(shards, **settings)]
-    assert len(whole) == 14 and sorted(sum(whole[:7], [])) == sorted(sum(whole[7:], [])) == sorted(10 * n + s for n in range(5) for s in range(4))
-    assert whole[:7] != whole[7:]
-    loader = pinpool_loader.Loader(shards, **settings)
-    for number, _ in enumerate(loader):
-        if number == 3:
-            break
-    assert [batch.labels for batch in pinpool_loader.Loader(shards, state=loader.state_dict(), **settings)] == whole[4:]
 
 
 @pytest.mark.parametrize("labels", [None, "cls"])

@@ -129,12 +129,23 @@ def test_a_pool_without_a_gpu_backend_is_refused(stand_in):
     assert not pinpool.torch.is_installed()
 
 
-def test_a_torch_for_rocm_is_refused_in_one_sentence(monkeypatch):
-    torch, utils = types.ModuleType("torch"), types.ModuleType("torch.utils")
-    torch.__version__, torch.version, torch.utils = "2.11.0+rocm6.4", types.SimpleNamespace(hip="6.4", cuda=None), utils
-    utils.cpp_extension = types.ModuleType("torch.utils.cpp_extension")
+@pytest.mark.parametrize(
+    ("version", "hip", "said"),
+    [("2.11.0+rocm6.4", "6.4", "built for ROCm, and pinpool pins memory with CUDA"), ("2.3.1+cu118", None, "2.3.1.* is too old .*2.11 or newer")],
+)
+def test_another_torch_is_refused_in_one_sentence(monkeypatch, version, hip, said):
+    torch = types.ModuleType("torch")
+    torch.__version__, torch.version = version, types.SimpleNamespace(hip=hip)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setitem(sys.modules, "torch.utils", utils)
-    with pytest.raises(pinpool.PinpoolError, match="built for ROCm, and pinpool pins memory with CUDA"):
+    monkeypatch.setattr(pinpool.torch, "_shim", None)
+    with pytest.raises(pinpool.PinpoolError, match=said):
         pinpool.torch.install()
     assert not pinpool.torch.is_installed()
+
+
+def test_a_second_pool_and_a_pool_with_settings_are_refused(stand_in, pool):
+    with pytest.raises(TypeError, match="not both: max_bytes"):
+        pinpool.torch.install(pool, max_bytes="1GiB")
+    assert pinpool.torch.install(pool) is pool
+    with pytest.raises(pinpool.PinpoolError, match="uninstall"):
+        pinpool.torch.install(pool)

@@ -7,7 +7,6 @@ import pytest
 
 import pinpool
 
-import pinpool_loader
 from conftest import until
 
 torch = pytest.importorskip("torch")
@@ -44,24 +43,6 @@ class Drawn(Images):
 
     def __getitem__(self, index):
         return np.array([index, random.getrandbits(50), np.random.randint(1 << 50), int(torch.randint(1 << 50, (1,)))])
-
-
-class Files(IterableDataset):
-    """Batches of pinpool's own loader, made in the worker."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __iter__(self):
-        yield from pinpool_loader.Loader(self.folder, batch_size=4, pool=pinpool.Pool(env=False, backend="heap"))
-
-
-def test_batches_of_the_loader_come_out_of_a_worker_of_torch(tmp_path):
-    for number in range(10):
-        (tmp_path / f"{number}.bin").write_bytes(bytes([number]) * 5)
-    batches = list(DataLoader(Files(tmp_path), batch_size=None, num_workers=1, timeout=300))
-    assert [bytes(view)[0] for batch in batches for view in batch] == list(range(10))
-    assert batches[2].keys == [str(tmp_path / f"{number}.bin") for number in (8, 9)]
 
 
 @pytest.fixture

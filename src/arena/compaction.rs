@@ -26,7 +26,7 @@ const TRANSIT_SHARE: u64 = 128;
 const PLACES_TRIED: usize = 16;
 
 impl Arena {
-    /// Whether a hole for `wanted_bytes`, or for all that is idle if that is less, is more than a step away.
+    /// Returns whether a hole for `wanted_bytes`, or for all that is idle if that is less, is more than a step away.
     pub(crate) fn lacks_hole(&self, wanted_bytes: u64) -> bool {
         let GrowthMode::Granules(granule_bytes) = self.growth else { return false };
         let most_bytes = wanted_bytes.min(self.idle.bytes()).next_multiple_of(granule_bytes);

@@ -23,14 +23,14 @@ const NEW_STEP_SHARE: u64 = 28;
 const STEP_BYTES_MAX: u64 = 64 << 20;
 const STEP_FACTOR: u64 = 9;
 
-/// What a placement may do.
+/// The limits of a placement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct GrowthLimits {
     /// Bytes that may be committed beyond those claimed now; `u64::MAX` without a limit.
     pub(crate) commit_bytes: u64,
     /// Bytes claimed now beyond a limit that was lowered: what is decommitted makes up for these before it makes room.
     pub(crate) over_bytes: u64,
-    /// Whether discrete regions may be decommitted now, because no copy is in flight.
+    /// Discrete regions may be decommitted now, because no copy is in flight.
     pub(crate) may_decommit_regions: bool,
     /// Longest step, and longest discrete region, that is committed at once unless a single buffer needs more. Regions are
     /// short while copies run, because committing delays them; 0 once the source has refused more than one buffer.
@@ -149,7 +149,7 @@ impl Arena {
         Ok(Plan { surplus_bytes, ..self.plan(buffer, steps, idle_before) })
     }
 
-    /// What is committed beyond what the buffer misses, behind the last of its granules (policy-R7).
+    /// The bytes to commit in addition to those that the buffer misses, behind the last of its granules (policy-R7).
     fn surplus(&self, origins: &GranuleOrigins, limits: GrowthLimits) -> u64 {
         let to_commit = |(targets, remapped): &(Vec<Extent>, u64)| {
             targets.iter().map(|target| target.bytes()).sum::<u64>().saturating_sub(*remapped)

@@ -23,7 +23,7 @@
 //!
 //! # Invariants
 //!
-//! [`Arena::validate`] recounts them.
+//! `Arena::validate` recounts them.
 //!
 //! - **arena-I1**: Holes, uncommitted extents, live buffers and extents in transit tile every range without overlap.
 //! - **arena-I2**: Committed bytes + bytes being committed + uncommitted bytes are the length of all ranges.
@@ -101,14 +101,14 @@ struct ArenaRange {
     grid: Grid,
 }
 
-/// What the arena holds, in bytes.
+/// The sizes of the arena, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct ArenaStats {
     /// Committed now, as far as plans are finished; granules being decommitted count until that is finished.
     pub(crate) committed_bytes: u64,
     /// Committed with its overhead, plus what unfinished plans may add at their worst moment.
     pub(crate) claimed_bytes: u64,
-    /// What the system holds for the discrete regions beyond their bytes.
+    /// Bytes that the system holds for discrete regions in addition to their length.
     pub(crate) overhead_bytes: u64,
     /// In buffers, including buffers of unfinished plans.
     pub(crate) live_bytes: u64,
@@ -202,7 +202,7 @@ impl Arena {
         Self { region_cost: RegionCost(Box::new(held_bytes)), ..self }
     }
 
-    /// What the system holds for `bytes` of granules, or for a region of `bytes`.
+    /// The bytes that the system holds for granules, or a region, of `bytes`.
     fn held_bytes(&self, bytes: u64) -> u64 {
         match self.growth {
             GrowthMode::Granules(_) => bytes,

@@ -28,7 +28,7 @@ impl Step {
         if let Self::Remap { from, .. } = *self { from.bytes() } else { 0 }
     }
 
-    /// What a decommit returns; `None` for other steps.
+    /// The extent that a decommit returns; `None` for other steps.
     pub(super) fn decommitted(&self) -> Option<Extent> {
         if let Self::Decommit { extent } = *self { Some(extent) } else { None }
     }
@@ -85,7 +85,7 @@ impl PlanOutcome {
         }
     }
 
-    /// Whether this step is a remap with a quarantined source.
+    /// Returns whether this step is a remap with a quarantined source.
     pub(super) fn has_lost(self, step: usize) -> bool {
         matches!(self, PlanOutcome::Lost { done, remaps } if (done..done + remaps).contains(&step))
     }

@@ -306,7 +306,7 @@ pub(crate) fn default_device() -> u32 {
     0
 }
 
-/// Whether a choice that tries the driver's backends would be the first to start the driver in this process.
+/// Returns whether a choice that tries the driver's backends would be the first to start the driver in this process.
 pub(crate) fn may_start_driver() -> bool {
     #[cfg(feature = "cuda")]
     return crate::driver::is_present() && !crate::driver::is_started();

@@ -45,7 +45,7 @@ impl HugeTlb {
         }
     }
 
-    /// Whether the user requested this page size.
+    /// Returns whether the user requested this page size.
     pub(crate) fn is_required(self) -> bool {
         matches!(self, Self::Of2MiB | Self::Of1GiB)
     }

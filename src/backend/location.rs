@@ -97,7 +97,7 @@ impl Machine {
     }
 }
 
-/// What a node lacks. Unreadable properties count as present.
+/// The resource that a node lacks. Unreadable properties count as present.
 fn lack(node: &MemoryNode) -> Option<&'static str> {
     match (node.memory_bytes, node.cpus.as_deref()) {
         (Some(0), _) => Some("memory"),

@@ -140,7 +140,7 @@ pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
     inherit(region, false)
 }
 
-/// Whether children of `fork` get the pages of `region`, as they do by default.
+/// Returns whether children of `fork` get the pages of `region`, as they do by default.
 pub(super) fn inherit(region: &Region, is_inherited: bool) -> Result<(), SourceError> {
     if cfg!(miri) {
         return Ok(());

@@ -15,16 +15,16 @@ use super::register::RegisterSource;
 use super::source::Region;
 use crate::error::SourceError;
 
-/// What pinned memory, and so whether a device can copy from it at full speed.
+/// The component that pinned memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PinnedBy {
     /// The CUDA driver: `cuMemHostRegister`, `cuMemHostAlloc` or virtual memory.
     Driver,
-    /// The kernel: `mlock`.
+    /// The kernel: `mlock`. CUDA copies such memory as pageable memory.
     Kernel,
 }
 
-/// What pins a region.
+/// The owner of a pin.
 #[derive(Debug)]
 pub(crate) enum PinnedRange {
     /// Nothing pins it.

@@ -153,12 +153,12 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Whether the memory is for copies to a GPU, so that ordinary memory cannot replace it.
+    /// Returns whether the memory is for copies to a GPU, so that ordinary memory cannot replace it.
     fn needs_gpu(&self) -> bool {
         false
     }
 
-    /// Whether a release waits for all work of the device and blocks enqueues meanwhile, as `cuMemFreeHost` does. The pool then
+    /// Returns whether a release waits for all work of the device and blocks enqueues meanwhile, as `cuMemFreeHost` does. The pool then
     /// releases memory only on request, at the limit, under memory pressure and when it ends.
     fn release_waits(&self) -> bool {
         false

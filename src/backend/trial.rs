@@ -85,7 +85,7 @@ fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Trial,
     copied.and(released).map(|()| Trial { bytes, took, untested })
 }
 
-/// Whether the device had no memory for the test copy. A framework may have taken all of it, and some devices have no memory
+/// Returns whether the device had no memory for the test copy. A framework may have taken all of it, and some devices have no memory
 /// pools; both copy from pinned memory all the same.
 #[cfg(feature = "cuda")]
 fn is_without_device_memory(error: &SourceError) -> bool {
@@ -98,7 +98,7 @@ fn is_without_device_memory(_error: &SourceError) -> bool {
     false
 }
 
-/// What is unknown after the trial of `backend`.
+/// The finding that the trial of `backend` made no test copy.
 pub(super) fn untested(backend: &str, error: &SourceError) -> Finding {
     Finding::warning("gpu", format!("backend {backend} is used without a test copy: {error}"))
         .remedy("run `pinpool doctor` when the GPU has free memory")

@@ -23,7 +23,7 @@ pub struct PendingBuf {
 }
 
 impl PendingBuf {
-    /// Whether the copy has completed. Does not wait.
+    /// Returns whether the copy has completed. Does not wait.
     ///
     /// # Errors
     ///
@@ -251,7 +251,7 @@ impl PinnedBuf {
 
     /// Records that the work enqueued so far on another library's stream uses the buffer, which returns to the pool only when that
     /// work has also completed. Takes the raw handle of the driver or the runtime (`cudaStream_t` is the same). A default stream, such
-    /// as null, is that of this thread and its current context. For cudarc streams use [`release_after`](PinnedBuf::release_after).
+    /// as null, belongs to this thread and its current context. For cudarc streams use [`release_after`](PinnedBuf::release_after).
     ///
     /// # Errors
     ///

@@ -164,7 +164,7 @@ macro_rules! views {
                 self.part.len()
             }
 
-            /// Whether the view has no elements.
+            /// Returns whether the view has no elements.
             pub fn is_empty(&self) -> bool {
                 self.len() == 0
             }

@@ -188,7 +188,7 @@ impl PinnedBuf {
         self.block.as_ref().is_some_and(Block::is_plain)
     }
 
-    /// Whether the length is zero.
+    /// Returns whether the length is zero.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -207,7 +207,8 @@ impl PinnedBuf {
         self.block.as_ref().map_or(0, |block| block.class_bytes() - block.skip_bytes())
     }
 
-    /// Whether the memory is pinned. False for `heap`, for pageable memory of a full pool, and for empty buffers.
+    /// Returns whether the memory is pinned. False for `heap`, for pageable memory of a full pool, and for empty buffers; true for `mlock`,
+    /// which CUDA copies as pageable memory.
     pub fn is_pinned(&self) -> bool {
         self.block.as_ref().is_some_and(Block::is_pinned)
     }
@@ -377,7 +378,7 @@ impl PinnedBuf {
         }
     }
 
-    /// Whether no recorded copy uses the bytes. Forgets completed copies.
+    /// Returns whether no recorded copy uses the bytes. Forgets completed copies.
     #[inline]
     fn is_free(&mut self) -> bool {
         let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.is_complete().unwrap_or(false);

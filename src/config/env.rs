@@ -37,7 +37,7 @@ const RETIRED: [(&str, &str); 12] = [
     ("WRITE_COMBINED", "pool memory is always cached; allocate write-combined memory with cuMemHostAlloc"),
 ];
 
-/// Prefixes of variables, without `PINPOOL_`, that do not configure a pool: those of `pinpool run`, of its preloaded library, and of
+/// Prefixes of variables, without `PINPOOL_`, that do not configure a pool: the prefixes of `pinpool run`, of its preloaded library, and of
 /// the GPU tests.
 const OF_NO_POOL: [&str; 3] = ["PRELOAD_", "REQUIRE_GPU", "GPU_"];
 
@@ -58,7 +58,7 @@ pub struct Variable {
     pub name: &'static str,
     /// The heading in the settings table.
     pub group: &'static str,
-    /// What it does.
+    /// The effect, in one sentence.
     pub meaning: &'static str,
     default: fn() -> String,
     read: fn(&mut Settings, &str) -> Result<(), ParseError>,
@@ -73,7 +73,7 @@ impl Variable {
         (self.default)()
     }
 
-    /// The error for an invalid value; `from` names where it comes from.
+    /// The error for an invalid value; `from` names the origin of the value.
     fn invalid_value(&self, text: &str, error: &ParseError, from: &str) -> Error {
         let why = format!("{}; correct it, or leave it out for the default {}{from}", error.problem(), self.default());
         setting_error(self.name, text, why)
@@ -120,7 +120,7 @@ pub(crate) fn full_name(name: &str) -> String {
     if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") }
 }
 
-/// Whether a pool has the setting called `name`, or had it in an earlier version.
+/// Returns whether a pool has the setting called `name`, or had it in an earlier version.
 pub fn is_known(name: &str) -> bool {
     find(name).is_some()
         || IN_CODE.iter().any(|(in_code, _)| *in_code == name)
@@ -164,7 +164,7 @@ pub fn check(name: &str, text: &str) -> Result<()> {
     set(&mut Settings::default(), name, text)
 }
 
-/// What replaces the retired variable of this name.
+/// The replacement of the retired variable of this name.
 fn retired(word: &str) -> Option<String> {
     let (_, instead) = RETIRED.iter().find(|(retired, _)| *retired == word)?;
     Some(format!("retired and ignored; {instead}"))
@@ -209,11 +209,11 @@ pub struct VariableReport {
     pub name: &'static str,
     /// The value in effect.
     pub value: String,
-    /// Its origin: `builder` for code, `variable`, `implied` by another setting, or `default`.
+    /// The origin of the value: `builder` for code, `variable`, `implied` by another setting, or `default`.
     pub origin: &'static str,
     /// The default.
     pub default: String,
-    /// What it does.
+    /// The effect, in one sentence.
     pub meaning: &'static str,
 }
 
@@ -232,7 +232,7 @@ pub struct EnvReport {
 }
 
 impl EnvReport {
-    /// Whether code or the environment sets the setting of the variable `name`.
+    /// Returns whether code or the environment sets the setting of the variable `name`.
     pub fn is_set(&self, name: &str) -> bool {
         self.variables.iter().any(|of| of.name == name && ["builder", "variable"].contains(&of.origin))
     }
@@ -338,7 +338,7 @@ fn process_pairs() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
 }
 
-/// Whether the environment shows that this process is one of several on its host: a rank of torchrun, or a process of Ray.
+/// Returns whether the environment shows that this process is one of several on its host: a rank of torchrun, or a process of Ray.
 /// [`SharedLimitName::Auto`] attaches a pool to the shared limit then.
 pub fn is_one_of_several() -> bool {
     shows_several(process_pairs())

@@ -63,21 +63,21 @@ impl From<Option<u64>> for Limit {
     }
 }
 
-/// What a request does when its wait times out.
+/// The outcome of a request if its wait times out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnFull {
-    /// It fails.
+    /// An error.
     #[default]
     Error,
-    /// It returns pageable memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned) is false.
+    /// Pageable memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned) is false.
     Pageable,
 }
 
 /// Settings that have no variable.
 #[derive(Debug, Clone, Default)]
 pub struct CodeSettings {
-    /// Whether the maintenance thread maintains the pool; `None` for yes.
+    /// Use of the maintenance thread; `None` for yes.
     pub background_thread: Option<bool>,
     /// The caller maintains the pool as that thread does, so requests do not.
     pub maintained_by_caller: bool,
@@ -85,7 +85,7 @@ pub struct CodeSettings {
     pub call_stacks: u64,
     /// Threads that touch new memory; `None` for one per core that the process may use.
     pub pin_threads: Option<usize>,
-    /// How long a closing pool waits for copies in flight; `None` for 30 s.
+    /// Longest wait of a closing pool for copies in flight; `None` for 30 s.
     pub close_wait: Option<Duration>,
     /// A file to read memory pressure from; `None` for the kernel's reports.
     pub pressure: Option<PathBuf>,

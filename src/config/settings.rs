@@ -113,7 +113,7 @@ macro_rules! fields {
         #[doc = $doc:literal]
         $variable:literal = $default:expr, $name:ident $(($argument:ty))?: $type:ty as $format:expr;
     )+)+) => {
-        /// What code or environment set; `None` if they set nothing.
+        /// The values that code or the environment set; `None` if they set none.
         #[derive(Debug, Clone, Default)]
         pub(crate) struct Settings {
             $($(pub(crate) $name: Option<$type>,)+)+
@@ -242,7 +242,7 @@ impl Config {
         wrong.map(|&(name, _, why)| setting_error(name, self.value_of(name), why)).collect()
     }
 
-    /// Whether the maintenance thread serves the pool. Miri mistakes a thread that does not end for a leak.
+    /// Returns whether the maintenance thread serves the pool. Miri mistakes a thread that does not end for a leak.
     pub(crate) fn uses_maintenance_thread(&self) -> bool {
         self.code.background_thread != Some(false) && !cfg!(miri)
     }

@@ -73,7 +73,7 @@ impl Completion {
         }
     }
 
-    /// Whether the copy has completed. Does not wait.
+    /// Returns whether the copy has completed. Does not wait.
     ///
     /// # Errors
     ///

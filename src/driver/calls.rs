@@ -127,7 +127,7 @@ calls! {
         c"cuMemcpyDtoHAsync_v2"(target: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream);
 }
 
-/// Whether the device has a primary context; makes none.
+/// Returns whether the device has a primary context; makes none.
 pub(crate) fn is_primary_active(device: CUdevice) -> Result<bool, Failed> {
     let (mut flags, mut is_active) = (0, 0);
     // SAFETY: both take results; the driver refuses a device that it does not know.
@@ -153,7 +153,7 @@ pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, Failed> {
     unsafe { exchange_capture_mode_call(&raw mut mode) }.map(|()| mode)
 }
 
-/// Whether the stream captures a graph. The query invalidates no capture.
+/// Returns whether the stream captures a graph. The query invalidates no capture.
 ///
 /// # Safety
 ///

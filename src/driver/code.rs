@@ -35,28 +35,28 @@ impl Code {
         if result == 0 { Ok(()) } else { Err(Self(result)) }
     }
 
-    /// The number as errors of sources have it.
+    /// The number in the type that [`SourceError`] uses.
     pub(crate) fn number(self) -> i64 {
         i64::from(self.0)
     }
 
-    /// Whether a call was refused because a stream captures a graph. The same call succeeds later, so nothing is known to have
+    /// Returns whether a call was refused because a stream captures a graph. The same call succeeds later, so nothing is known to have
     /// failed.
     pub(crate) fn is_forbidden_by_capture(self) -> bool {
         is_forbidden_by_capture(self.number())
     }
 
-    /// Whether this is one of CUDA's errors about stream capture, 900 to 908.
+    /// Returns whether this is one of CUDA's errors about stream capture, 900 to 908.
     pub(crate) fn is_of_capture(self) -> bool {
         matches!(self.0, 900..=908)
     }
 
-    /// Whether the context has ended.
+    /// Returns whether the context has ended.
     pub(crate) fn is_of_ended_context(self) -> bool {
         matches!(self, Self::INVALID_CONTEXT | Self::CONTEXT_IS_DESTROYED)
     }
 
-    /// Whether the driver must not be queried again about the same work. True for three kinds of codes:
+    /// Returns whether the driver must not be queried again about the same work. True for three kinds of codes:
     ///
     /// - Errors after which, by their text in `cuda.h` (CUDA 13.1), "the process must be terminated and relaunched": every later
     ///   call returns the same error.
@@ -73,7 +73,7 @@ impl Code {
     }
 }
 
-/// Whether a call was refused because a stream captures a graph: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and
+/// Returns whether a call was refused because a stream captures a graph: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and
 /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`. The same call succeeds later, so nothing is known to have failed.
 pub(crate) fn is_forbidden_by_capture(code: i64) -> bool {
     matches!(code, 900 | 901)
@@ -84,7 +84,7 @@ pub(crate) fn is_forbidden_by_capture(code: i64) -> bool {
 pub(crate) struct Failed(pub(crate) &'static str, pub(crate) Code);
 
 impl Failed {
-    /// The function with this name, which may have a version.
+    /// The failure of the function with this name. A version at the end of the name (`_v2`) is left out.
     pub(crate) fn new(name: &'static CStr, code: Code) -> Self {
         Self(name.to_str().unwrap_or_default().trim_end_matches("_v2"), code)
     }
@@ -105,7 +105,7 @@ impl From<Failed> for Error {
     }
 }
 
-/// With a remedy if the call pins and memory is short.
+/// Adds a remedy if the call pins memory and memory is short.
 impl From<Failed> for SourceError {
     fn from(Failed(call, code): Failed) -> Self {
         let retry = match code {

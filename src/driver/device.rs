@@ -58,7 +58,7 @@ impl Device {
                 .with_remedy("set PINPOOL_DEVICE, or check CUDA_VISIBLE_DEVICES")
         })?;
         let handle = calls::device(number)?;
-        // Threads that come at once may each add one; later calls find the last.
+        // Concurrent threads may each add one; later calls find the last.
         Ok(Self::found(ordinal).unwrap_or_else(|| {
             let device = Arc::new(Self { ordinal, handle, context: OnceLock::new() });
             DEVICES.get().lock().push(device.clone());
@@ -108,7 +108,7 @@ impl Device {
         self.enter().map(|(current, relaxed)| (Some(current), relaxed))
     }
 
-    /// Whether the device has a primary context, made by this process: entering it costs nothing more.
+    /// Returns whether the device has a primary context, made by this process: entering it costs nothing more.
     pub(crate) fn is_active(&self) -> bool {
         self.context.get().is_some() || calls::is_primary_active(self.handle).is_ok_and(|is_active| is_active)
     }
@@ -150,7 +150,7 @@ pub(crate) fn in_use() -> Option<u32> {
     (0..devices).find(|&device| calls::is_primary_active(device.cast_signed()).is_ok_and(|is_active| is_active))
 }
 
-/// How many devices the driver lists.
+/// The number of devices that the driver lists.
 pub(crate) fn count() -> Result<c_int, SourceError> {
     Ok(calls::device_count()?)
 }

@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 
 use pinpool_os::sync::process::{AtomicPtr, Ordering};
 
-/// Whether there is a driver to load. Never panics, and exists under every linking feature, unlike cudarc's own check.
+/// Returns whether there is a driver to load. Never panics, and exists under every linking feature, unlike cudarc's own check.
 pub(crate) fn is_present() -> bool {
     library().is_some()
 }
@@ -48,7 +48,7 @@ fn choose() -> Option<Handle> {
     std::iter::once(first).chain(opened).find(|&library| !is_stub(library)).or(Some(first))
 }
 
-/// Whether this is a toolkit's stub for linking. A driver reports its version even before it is started.
+/// Returns whether this is a toolkit's stub for linking. A driver reports its version even before it is started.
 fn is_stub(library: Handle) -> bool {
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
     let Some(found) = symbol_of(library, c"cuDriverGetVersion") else { return true };
@@ -76,13 +76,13 @@ pub(crate) fn symbol_before(name: &CStr) -> Option<NonNull<c_void>> {
     symbol_of(open(c"libcuda.so", 0)?, name).filter(|&found| found != own)
 }
 
-/// Whether a driver is loaded in this process; loads none.
+/// Returns whether a driver is loaded in this process; loads none.
 pub(crate) fn is_loaded() -> bool {
     // The handle stays open, as the handle of `library` does.
     LIBRARIES.into_iter().any(|(library, _)| open(library, libc::RTLD_NOLOAD).is_some())
 }
 
-/// Whether a driver is mapped in this process, for background threads. They must not call `dlopen`: a child forked meanwhile
+/// Returns whether a driver is mapped in this process, for background threads. They must not call `dlopen`: a child forked meanwhile
 /// inherits the loader's lock and its pointer to the unmapped `ld.so.cache`, and crashes when it loads a library.
 pub(crate) fn is_mapped() -> bool {
     let name = b"/libcuda.so";

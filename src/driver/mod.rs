@@ -70,12 +70,12 @@ impl Context {
         }
     }
 
-    /// Whether the handle now refers to another context. `false` if the context ended without a successor.
+    /// Returns whether the handle now refers to another context. `false` if the context ended without a successor.
     pub(crate) fn is_replaced(self) -> bool {
         matches!((self.id, context_id(self.handle)), (Some(id), Some(Ok(now))) if now != id)
     }
 
-    /// Whether the driver confirms that this context is current on the thread: one call. If so, the context has not ended.
+    /// Returns whether the driver confirms that this context is current on the thread: one call. If so, the context has not ended.
     pub(crate) fn is_current(self) -> bool {
         let mut current = 0;
         // SAFETY: null is the current context; `current` takes the result.
@@ -99,7 +99,7 @@ impl Context {
 /// The number of a context; `None` if the driver has no numbers.
 fn context_id(context: sys::CUcontext) -> Option<Result<u64, Failed>> {
     let mut id = 0;
-    // SAFETY: `id` takes the result. The driver refuses handles that are no contexts.
+    // SAFETY: `id` takes the result. The driver refuses invalid handles.
     let mut query = || unsafe { calls::context_id(context, &raw mut id) };
     // The driver may refuse a call once and accept it the next time.
     let answer = query().or_else(|failed| if failed.1.is_of_ended_context() { Err(failed) } else { query() });
@@ -109,7 +109,7 @@ fn context_id(context: sys::CUcontext) -> Option<Result<u64, Failed>> {
     }
 }
 
-/// Whether the driver has been started in this process.
+/// Returns whether the driver has been started in this process.
 pub(crate) fn is_started() -> bool {
     !matches!(calls::current_context(), Err(Failed(_, Code::NOT_INITIALIZED)))
 }
@@ -122,7 +122,7 @@ pub(crate) struct CurrentContext {
 }
 
 impl CurrentContext {
-    /// The context that is wanted is current already.
+    /// For a context that is current already.
     pub(crate) fn unchanged() -> Self {
         Self { previous: None }
     }

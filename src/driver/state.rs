@@ -1,4 +1,4 @@
-//! Whether there is a driver and a device, and if not, the known causes, each with a remedy.
+//! Checks for a driver and a device. If one is missing, reports the known cause and a remedy.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};

@@ -21,7 +21,7 @@ use pinpool_os::unwind::caught;
 /// complete in the order in which their copies were enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait Fence: Send + Sync + fmt::Debug {
-    /// Whether the copy has completed. Does not wait.
+    /// Returns whether the copy has completed. Does not wait.
     ///
     /// # Errors
     ///
@@ -162,7 +162,7 @@ pub(super) fn discard(fence: SharedFence) {
 #[derive(Debug, Default)]
 pub(crate) struct CopyFences(OnceLock<Box<Mutex<Vec<Access>>>>);
 
-/// What one copy does with the buffer.
+/// The use of a buffer by one copy.
 #[derive(Debug, Clone)]
 struct Access {
     fence: SharedFence,
@@ -250,7 +250,7 @@ impl CopyFences {
         }
     }
 
-    /// Whether all copies have completed. Forgets completed copies.
+    /// Returns whether all copies have completed. Forgets completed copies.
     pub(crate) fn is_complete(&mut self) -> Result<bool> {
         let Some(accesses) = self.0.get_mut().map(|accesses| accesses.get_mut()) else { return Ok(true) };
         let mut first_failure = None;

@@ -92,7 +92,7 @@ impl<T> Queues<T> {
 }
 
 impl QueryScope {
-    /// Whether a fence is queried after a load with this result.
+    /// Returns whether a fence is queried after a load with this result.
     pub(super) fn includes(self, known: Option<bool>) -> bool {
         match self {
             Self::Nothing => false,

@@ -104,8 +104,8 @@ impl PoolBuilder {
         report
     }
 
-    /// Whether the process's maintenance thread serves the pool (the default), so that idle memory is released and statistics are
-    /// current while the program makes no calls. Without a background thread, call [`Pool::maintain`] periodically.
+    /// Lets the process's maintenance thread serve the pool (the default), so that idle memory is released and statistics are current
+    /// while the program makes no calls. Without a background thread, call [`Pool::maintain`] periodically.
     pub fn background_thread(mut self, polls: bool) -> Self {
         self.settings.code.background_thread = Some(polls);
         self

@@ -150,7 +150,7 @@ impl<O: Send + 'static> ExternalMemory<O> {
         &self.held.owner
     }
 
-    /// What pinned the memory; `None` if the pool's memory is not pinned.
+    /// The component that pinned the memory; `None` if the pool's memory is not pinned.
     pub fn pinned_by(&self) -> Option<PinnedBy> {
         self.held.lock.pinned_by()
     }
@@ -174,7 +174,7 @@ impl<O: Send + 'static> Drop for ExternalMemory<O> {
             lost::keep(held);
             return;
         }
-        // SAFETY: the region was pinned by `pin`, whose caller promises that no device uses it any more.
+        // SAFETY: the region was pinned by `pin`, and the caller of `pin` promises that no device uses it any more.
         if unsafe { held.lock.end(&held.region) }.is_err() {
             // A device may use the memory (pinned-range-I1).
             lost::keep(held);

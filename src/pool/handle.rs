@@ -27,11 +27,11 @@ pub(super) struct Handle {
     pub(super) part: Option<Part>,
 }
 
-/// What requests of this handle are counted under: a partition, a tag, or both.
+/// The partition, the tag, or both, under which requests of this handle are counted.
 pub(super) struct Part {
     pub(super) partition: Option<Arc<PartitionCore>>,
     pub(super) tag: Option<Arc<Tag>>,
-    /// Seals the core only when all handles are dropped.
+    /// Keeps the pool from being sealed while this handle exists.
     pub(super) _pool: Pool,
 }
 

@@ -12,8 +12,8 @@ use crate::stats::Stats;
 
 /// A part of a pool with its own limit and wait queue ([`Pool::partition`]). Cheap to clone; keeps its pool alive.
 ///
-/// Requests above its limit wait in its own queue, so they delay no other user of the pool. Below the limit they are requests of
-/// the pool and wait in the pool's queue. Its buffers are tagged with its name and become idle in the pool. Requests take the slow
+/// Requests above the limit of the partition wait in its queue, so they delay no other user of the pool. Below that limit they are
+/// requests of the pool and wait in the pool's queue. Buffers are tagged with the name of the partition and become idle in the pool. Requests take the slow
 /// path, as [tagged](Pool::tagged) ones do.
 ///
 /// ```
@@ -88,21 +88,21 @@ impl Partition {
         Ok(())
     }
 
-    /// Makes its waiting and later requests fail with [`is_closed`](crate::Error::is_closed). Requests that already wait for memory
-    /// of the pool are served, and buffers in use remain valid.
+    /// Makes waiting and later requests of the partition fail with [`is_closed`](crate::Error::is_closed). Requests that already
+    /// wait for memory of the pool are served, and buffers in use remain valid.
     pub fn close(&self) {
         if !self.requests.core().is_forked() {
             self.core.close();
         }
     }
 
-    /// Its own requests, waits, bytes and limit; everything else is 0 ([`Stats`]).
+    /// Statistics of the partition: requests, waits, bytes and the limit; everything else is 0 ([`Stats`]).
     pub fn stats(&self) -> Stats {
         self.requests.core().complete_by_loads();
         self.core.stats()
     }
 
-    /// The name of the pool, `/`, and its own name.
+    /// The name of the pool, `/`, and the name of the partition.
     pub fn name(&self) -> &str {
         self.core.name()
     }

@@ -1,4 +1,4 @@
-//! What [`Pool::get_with`] and [`Pool::get_async`] take.
+//! A request with its options.
 
 use std::time::Duration;
 

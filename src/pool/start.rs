@@ -22,7 +22,7 @@ use pinpool_observe::record::{PoolDescription, SET_IN_CODE, Unrecorded, count_fa
 use pinpool_os::host::limits;
 use pinpool_os::words::Size;
 
-/// What a pool is created from.
+/// The resolved settings that a pool starts with.
 pub(super) struct PoolStart {
     pub(super) config: Config,
     pub(super) is_device_set: bool,
@@ -33,8 +33,8 @@ pub(super) struct PoolStart {
 }
 
 impl PoolStart {
-    /// Whether the backend can be chosen at the first use of the pool: no step can fail, nothing is reserved, and the driver, which the
-    /// choice would start, has not been started.
+    /// Returns whether the backend can be chosen at the first use of the pool: no step can fail, nothing is reserved, and the driver,
+    /// which the choice would start, has not been started.
     pub(super) fn may_start_later(&self) -> bool {
         let Config { backend, reserve_bytes, trace, numa_node, .. } = &self.config;
         matches!(backend, Backend::Auto)

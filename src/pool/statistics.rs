@@ -14,7 +14,7 @@ impl Pool {
         self.core().dump()
     }
 
-    /// What costs the pool time, and what helps, for the last window of at least 10 s and 20 requests.
+    /// The main cause of lost time in the last window of at least 10 s and 20 requests, and a recommendation.
     ///
     /// The background thread or [`maintain`](Pool::maintain) evaluates windows and logs changes of the diagnosis.
     pub fn diagnose(&self) -> Diagnosis {

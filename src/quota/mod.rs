@@ -303,7 +303,7 @@ impl Budget {
         self.shared(SharedLimit::owed_bytes, Process::shortfall_bytes)
     }
 
-    /// Whether other processes hold most of what is held under the shared limit.
+    /// Returns true if other processes hold more of the shared limit than this one.
     pub(crate) fn is_held_by_others(&self) -> bool {
         let owners = self.host().map_or_else(Vec::new, |host| host.report().owners);
         let held =

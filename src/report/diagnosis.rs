@@ -1,4 +1,4 @@
-//! The diagnosis of a pool: what costs it time, and what helps.
+//! The diagnosis of a pool.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 pub use pinpool_observe::diagnosis::Cause;
 use pinpool_observe::diagnosis::WindowDiagnosis;
 
-/// What costs a pool time, and what helps ([`Pool::diagnose`](crate::Pool::diagnose)).
+/// The main cause of lost time, and a recommendation ([`Pool::diagnose`](crate::Pool::diagnose)).
 ///
 /// Displays as several lines: the cause and what was measured, the evidence, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,11 +14,11 @@ use pinpool_observe::diagnosis::WindowDiagnosis;
 pub struct Diagnosis {
     /// The cause that costs most.
     pub cause: Cause,
-    /// Whether the cause is a fault that can be fixed.
+    /// True if the cause is a fault that can be fixed.
     pub is_alarm: bool,
-    /// What was measured, in one sentence.
+    /// The measurement, in one sentence.
     pub found: String,
-    /// What to do; `None` if there is nothing to do.
+    /// The recommendation, if there is one.
     pub advice: Option<String>,
     /// A setting that helps.
     pub setting: Option<SuggestedSetting>,

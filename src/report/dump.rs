@@ -1,4 +1,4 @@
-//! What a pool holds and for whom, as text: the report of a failed request, and of [`Pool::dump`](crate::Pool::dump).
+//! A pool's memory and its holders as text: the report of a failed request and of [`Pool::dump`](crate::Pool::dump).
 //!
 //! ```text
 //!   out_of_memory: the request, and why it failed
@@ -26,7 +26,7 @@ use pinpool_os::words::{Size, Time};
 /// Owners that are listed one by one.
 const LISTED: usize = 10;
 
-/// What one tag of a pool holds ([`Pool::tagged`](crate::Pool::tagged)).
+/// The buffers of one tag ([`Pool::tagged`](crate::Pool::tagged)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Owner {
@@ -87,7 +87,7 @@ pub(crate) struct FailedRequest {
     pub(crate) refused: Refused,
 }
 
-/// What a pool holds and for whom: a snapshot, as [`Pool::dump`](crate::Pool::dump) takes it.
+/// A snapshot of a pool's memory and its holders, from [`Pool::dump`](crate::Pool::dump).
 ///
 /// Displays as several lines: who asked for what if a request failed, the largest owners, the bytes by state with their limits,
 /// what the system has left, and, if a request failed or would soon, the likely cause and what to change.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How much a finding matters.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {
@@ -40,13 +40,13 @@ impl fmt::Display for Severity {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was checked, such as `gpu`, `pinning` or `cgroup`.
+    /// The subject of the check, such as `gpu`, `pinning` or `cgroup`.
     pub check: &'static str,
-    /// How much it matters.
+    /// The severity.
     pub severity: Severity,
-    /// What was found, with its numbers.
+    /// The result, with its numbers.
     pub found: String,
-    /// What to do about it, in one sentence; `None` if there is nothing to do.
+    /// The recommendation, in one sentence, if there is one.
     pub remedy: Option<String>,
 }
 

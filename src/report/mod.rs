@@ -1,4 +1,4 @@
-//! What people read: log lines, the report of a pool's memory, findings about the machine, and the diagnosis.
+//! Texts for people: log lines, the report of a pool's memory, findings about the machine, and the diagnosis.
 //!
 //! | file | contains |
 //! | --- | --- |

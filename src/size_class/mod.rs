@@ -46,7 +46,7 @@ const LARGE_STEPS: u32 = 64;
 const LARGE_STEP_SHIFT: u32 = 21;
 /// Above this, which no host can hold, a class is a power of two.
 const HUGE_BYTES: usize = 1 << 40;
-/// What is added to the steps and doublings of a large class, and the first class above `HUGE_BYTES`.
+/// The number added to the steps and doublings of a large class, and the first class above `HUGE_BYTES`.
 const LARGE_INDEX: u32 =
     8 + 8 * (LARGE_BYTES / EVEN_STEPS_BYTES).ilog2() - (1 << (LARGE_BYTES.ilog2() - LARGE_STEP_SHIFT));
 const HUGE_INDEX: u32 = LARGE_INDEX + LARGE_STEPS * (HUGE_BYTES.ilog2() - LARGE_STEP_SHIFT - LARGE_STEPS.ilog2() + 1);

@@ -1,4 +1,4 @@
-//! What a backend's calls did, and how long they took.
+//! Counts, bytes and durations of a backend's calls.
 
 use std::time::Duration;
 

@@ -7,11 +7,11 @@ use super::Histogram;
 /// One statistic of a snapshot.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Statistic {
-    /// Its group and name, as `memory.pin.count`.
+    /// Group and name: `memory.pin.count`.
     pub path: String,
     /// One line that explains it.
     pub help: &'static str,
-    /// How values from several moments compare.
+    /// Gauge, counter or another kind.
     pub kind: Kind,
     /// The unit of the value.
     pub unit: Unit,
@@ -19,7 +19,7 @@ pub struct Statistic {
     pub value: Value,
 }
 
-/// How values of a statistic from several moments compare.
+/// The kind of a statistic, as Prometheus distinguishes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// May rise and fall.

@@ -72,13 +72,13 @@ pub struct Stats {
     pub name: Option<String>,
     /// Number of the pool or partition, unique within the process.
     pub number: u64,
-    /// Whether this is a [partition](crate::Pool::partition).
+    /// True for a [partition](crate::Pool::partition).
     pub is_partition: bool,
     /// The preset, `PINPOOL_PRESET`.
     pub preset: Preset,
     /// Name of the backend, as in `PINPOOL_BACKEND`.
     pub backend: &'static str,
-    /// Whether the backend's memory is pinned.
+    /// True if the backend's memory is pinned.
     pub is_pinned: bool,
     /// Requests for buffers.
     pub requests: RequestStats,

@@ -2,7 +2,9 @@
 
 #[cfg(feature = "observe")]
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -79,6 +81,15 @@ pub(crate) fn until_waits(pool: &impl Requests, waits: u64) {
     while pool.stats().requests.waits < waits {
         thread::yield_now();
     }
+}
+
+pub(crate) fn poll(get: &mut GetFuture) -> Poll<Result<PinnedBuf, Error>> {
+    Pin::new(get).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Runs all tasks on the thread that calls.
+pub(crate) fn run<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
 pub(crate) fn faulty_heap() -> Arc<FaultSource> {

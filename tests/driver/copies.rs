@@ -15,7 +15,7 @@ use crate::fixture::{MIB, begin_capture, end_capture, filled, start, stream_and_
 use crate::valid_stats::valid_stats;
 
 #[test]
-fn every_fact_about_the_driver_holds_on_the_double() {
+fn every_fact_about_the_driver_holds_on_the_mock_driver() {
     let (driver, context, _pool) = start();
     driver_facts::check(&context);
     assert_eq!(driver.wrong_uses().len(), 2, "{:?}", driver.wrong_uses());

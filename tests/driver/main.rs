@@ -1,29 +1,29 @@
 //! The CUDA path without a GPU: unmodified cudarc over the mock driver.
 //!
-//! | module | holds |
+//! | module | tests |
 //! | --- | --- |
-//! | `access` | which devices may reach the memory |
-//! | `adopt` | memory of users: pinned, copied from, unlocked after the last copy or never |
-//! | `limit` | what the driver holds against the limit, byte for byte |
-//! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |
-//! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
-//! | `sources` | the contract of `vmm` and `register`, and each failing step |
-//! | `moves` | granules that a request moves: what it waits for, and what comes later |
-//! | `reserves` | reserves where nothing can be registered |
-//! | `handles` | streams and events of other code, known by their handles |
-//! | `granules` | granules of several sizes, and how many mappings a pool makes |
-//! | `held_queries`, `held_registrations`, `held_statistics` | a thread that is in a call of the driver |
-//! | `each_call_fails` | every call of the driver, failed at each of its first times |
+//! | `access` | which devices can access the memory |
+//! | `adopt` | user memory: pinned, copied from, and unpinned after its last copy, or never |
+//! | `limit` | the pinned bytes that the driver counts, against the limit |
+//! | `copies`, `tracked_copies` | copies made by the pool, and every common way to start one |
+//! | `interop` | copies by cudarc, untracked work, handles of other frameworks, timelines |
+//! | `sources` | the contract of `vmm` and `register`, and each step that can fail |
+//! | `moves` | remapped granules: the calls that a request waits for, and those that come later |
+//! | `reserves` | reserves, also on drivers that register no memory |
+//! | `handles` | streams and events that are known by their handles |
+//! | `granules` | granules of several sizes, and the number of mappings |
+//! | `held_queries`, `held_registrations`, `held_statistics` | a thread inside a driver call delays no other thread |
+//! | `each_call_fails` | each driver call fails at each of its first times |
 //! | `refusals` | calls that are refused once, or while a stream captures a graph |
 //! | `pools` | pools over each backend |
 //! | `releases` | when `register` and `cuda` release memory |
-//! | `several_gpus` | copies of other libraries on any GPU, contexts on no other |
-//! | `seeds` | drawn runs over the deviations of the mock driver |
-//! | `resets` | a reset of the device under a pool |
-//! | `old_drivers`, `fork` | processes that lack functions, or are children |
-//! | `fall_through` | what `auto` takes when a step of a trial is refused |
-//! | `stub` | a toolkit's stub of libcuda before the driver, and a driver that is loaded already |
-//! | `unused_gpu` | what is said when there is a driver and no device to use |
+//! | `several_gpus` | copies by other libraries on any GPU, and no context on an unused one |
+//! | `seeds` | random runs over an adversarial driver |
+//! | `resets` | a device reset under a pool |
+//! | `old_drivers`, `fork` | drivers that lack functions, and forked processes |
+//! | `fall_through` | the backend that `auto` chooses if a trial step is refused |
+//! | `stub` | a toolkit's libcuda stub before the driver, and a driver that is loaded already |
+//! | `unused_gpu` | warnings about a GPU that is present and not used |
 //!
 //! One process has one driver, so tests take turns ([`mock_driver::MockDriver::load`]). A test that needs a driver from its
 //! first call on, or a fork, runs again as a child ([`child::alone`]).

@@ -51,20 +51,15 @@ fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
     let mut lines = mem::take(&mut *player.diagnostics.lock());
     lines.extend(player.pools.iter().map(|pool| counters(pool).to_string()));
     for (name, stream) in [("outcome", player.outcome), ("buffers", player.buffers)] {
-        let hex: String = stream.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String = stream.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         lines.push(format!("{name} sha256 {hex}"));
     }
     Ok(lines.join("\n") + "\n")
 }
 
-/// A stream of outcomes; only its digest is kept.
-#[derive(Default)]
-struct OutcomeStream(Sha256);
-
-impl OutcomeStream {
-    fn line(&mut self, text: impl Display) {
-        self.0.update(format!("{text}\n"));
-    }
+/// Adds a line to a stream, of which only the digest is kept.
+fn add_line(stream: &mut Sha256, text: impl Display) {
+    stream.update(format!("{text}\n"));
 }
 
 /// The pools of a trace and the buffers that it holds.
@@ -76,9 +71,9 @@ struct Player {
     source: Arc<SimSource>,
     diagnostics: Arc<Mutex<Vec<String>>>,
     /// The outcome of each request, return and clear.
-    outcome: OutcomeStream,
+    outcome: Sha256,
     /// The buffers of these outcomes.
-    buffers: OutcomeStream,
+    buffers: Sha256,
 }
 
 impl Player {
@@ -117,8 +112,8 @@ impl Player {
             held: HashMap::new(),
             source,
             diagnostics,
-            outcome: OutcomeStream::default(),
-            buffers: OutcomeStream::default(),
+            outcome: Sha256::default(),
+            buffers: Sha256::default(),
         })
     }
 
@@ -132,12 +127,12 @@ impl Player {
                 let missed = self.source.take_calls().pins > 0;
                 match buffer.id() {
                     None => {
-                        self.outcome.line('z');
-                        self.buffers.line("g -");
+                        add_line(&mut self.outcome, 'z');
+                        add_line(&mut self.buffers, "g -");
                     }
                     Some(id) => {
-                        self.outcome.line(if missed { 'm' } else { 'h' });
-                        self.buffers.line(format_args!("g {id}"));
+                        add_line(&mut self.outcome, if missed { 'm' } else { 'h' });
+                        add_line(&mut self.buffers, format_args!("g {id}"));
                     }
                 }
                 self.held.insert(id, buffer);
@@ -149,7 +144,7 @@ impl Player {
             }
             Event::Cleared => {
                 pool.clear();
-                self.outcome.line(format_args!("c {}", self.source.take_calls().released.len()));
+                add_line(&mut self.outcome, format_args!("c {}", self.source.take_calls().released.len()));
             }
             // No other event is in a text; TensorFlow's policy does not depend on time.
             _ => {}
@@ -159,16 +154,16 @@ impl Player {
 
     fn put(&mut self, buffer: PinnedBuf) {
         if buffer.is_empty() {
-            return self.outcome.line('z');
+            return add_line(&mut self.outcome, 'z');
         }
         drop(buffer);
         let mark = if self.is_unpooled { 'd' } else { 'e' };
         let mut outcome = "p".to_owned();
         for (id, class_bytes) in self.source.take_calls().released {
             outcome += &format!(" {mark}:{class_bytes}");
-            self.buffers.line(format_args!("{mark} {id}"));
+            add_line(&mut self.buffers, format_args!("{mark} {id}"));
         }
-        self.outcome.line(outcome);
+        add_line(&mut self.outcome, outcome);
     }
 }
 

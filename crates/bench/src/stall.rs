@@ -108,7 +108,7 @@ impl StallArgs {
                 "max_us": max_us(phase),
             })
         };
-        // How much longer the longest enqueue is than the longest at rest.
+        // The longest enqueue minus the longest at rest.
         let beyond_rest = |phase: usize| rounded((max_us(phase) - max_us(REST_PHASE)).max(0.0));
         Ok(json!({
             "backend": name,

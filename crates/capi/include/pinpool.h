@@ -107,10 +107,10 @@ typedef enum {
   PP_LOG_TRACE = 5,
 } pp_log_level;
 
-/** What a CUevent of the CUDA driver and a cudaEvent_t of its runtime point to. */
+/** The target of a CUevent of the CUDA driver and of a cudaEvent_t of its runtime. */
 typedef struct CUevent_st CUevent_st;
 
-/** What a CUstream of the CUDA driver and a cudaStream_t of its runtime point to. */
+/** The target of a CUstream of the CUDA driver and of a cudaStream_t of its runtime. */
 typedef struct CUstream_st CUstream_st;
 
 /** A pool. An opaque handle; do not dereference it. Any thread may use it at any time. */
@@ -193,9 +193,8 @@ pp_status pp_pool_open(const char *config,
 
 /**
  * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
- * pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. A partition
- * has pp_get, pp_get_aligned, pp_get_timeout, pp_try_get, the functions that put, pp_set_max_bytes and pp_stats_json; other
- * functions return PP_BAD_SETTING for it.
+ * pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. pp_get_tagged,
+ * pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition return PP_BAD_SETTING for a partition.
  *
  * - PP_BAD_SETTING: `pool` is a partition.
  * - PP_TOO_MANY_POOLS: 4096 pools are open.
@@ -210,9 +209,9 @@ pp_status pp_partition(pp_pool *pool,
 /**
  * Closes a pool. Running calls of other threads continue and succeed; later calls return PP_UNKNOWN_POOL.
  *
- * Buffers in use stay valid; put them with the same handle, which is unknown after the last one. The last call or put releases
- * all memory, and waits up to 30 s for copies in flight: if no buffer is in use, that is this call. May be called from a log
- * callback.
+ * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last of them. The call that ends
+ * the last use releases all memory and waits up to 30 s for copies in flight: this call if no buffer is in use, otherwise the
+ * return of the last buffer. May be called from a log callback.
  *
  * A process may exit without closing its pools.
  */
@@ -229,9 +228,9 @@ pp_status pp_pool_close(pp_pool *pool);
 pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 
 /**
- * Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
- * are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool. PP_NO_LIMIT removes
- * the limit.
+ * Changes the limit on all pinned bytes, in use and idle; PP_NO_LIMIT removes it. A lower limit releases idle memory now, and buffers
+ * in use when they are returned; a higher limit serves waiting requests. A partition has its own limit, within the limit of its
+ * pool.
  *
  * - PP_INVALID_ARGUMENT: 0 bytes.
  */
@@ -349,7 +348,7 @@ pp_status pp_put(pp_pool *pool,
  * CUstream or a cudaStream_t. The stream may be destroyed after this call, its context only after the work has completed.
  *
  * NULL is the legacy default stream, also in code compiled with `--default-stream per-thread`, which passes
- * `cudaStreamPerThread`. Default streams are those of the calling thread and its current context: call this on the thread that
+ * `cudaStreamPerThread`. Default streams belong to the calling thread and its current context: call this on the thread that
  * enqueued the work, with the same device current, or use pp_put_after_event.
  *
  * - PP_DEVICE: the driver refused to mark the work, for example on NULL while another stream captures a graph. Call this function
@@ -381,7 +380,7 @@ pp_status pp_put_after_event(pp_pool *pool,
 
 /**
  * Stores in `is_pinned` whether the buffer at `ptr` is pinned: 1 or 0. It is 0 with the backend heap, and for the pageable
- * memory of a full pool (PINPOOL_ON_FULL=pageable).
+ * memory of a full pool (PINPOOL_ON_FULL=pageable). It is 1 with the backend mlock, although CUDA copies that memory as pageable.
  *
  * - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
  */

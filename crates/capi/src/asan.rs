@@ -33,7 +33,7 @@ fn function(name: &CStr) -> Option<MarkRegion> {
     unsafe { std::mem::transmute::<*mut c_void, Option<MarkRegion>>(found) }
 }
 
-/// Whether the program uses the sanitizer.
+/// Returns whether the program uses the sanitizer.
 pub(crate) fn is_present() -> bool {
     sanitizer().is_some()
 }

@@ -14,13 +14,13 @@ use crate::slots::{self, Call};
 use crate::status::pp_status;
 use crate::table::Owner;
 
-/// What a CUstream of the CUDA driver and a cudaStream_t of its runtime point to.
+/// The target of a CUstream of the CUDA driver and of a cudaStream_t of its runtime.
 #[derive(Debug)]
 pub struct CUstream_st {
     _private: [u8; 0],
 }
 
-/// What a CUevent of the CUDA driver and a cudaEvent_t of its runtime point to.
+/// The target of a CUevent of the CUDA driver and of a cudaEvent_t of its runtime.
 #[derive(Debug)]
 pub struct CUevent_st {
     _private: [u8; 0],
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn pp_adopt(
         let call = slots::enter(pool)?;
         if call.table().is_out(ptr.addr()) {
             return Err(Failure::argument(format!(
-                "a buffer at {ptr:p} is in use: put it before its memory is adopted again"
+                "a buffer at {ptr:p} is in use: return it before its memory is adopted again"
             )));
         }
         let (memory, adopted) = (NonNull::slice_from_raw_parts(start, bytes), Adopted { on_return, ptr, user_data });
@@ -227,7 +227,7 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// CUstream or a cudaStream_t. The stream may be destroyed after this call, its context only after the work has completed.
 ///
 /// NULL is the legacy default stream, also in code compiled with `--default-stream per-thread`, which passes
-/// `cudaStreamPerThread`. Default streams are those of the calling thread and its current context: call this on the thread that
+/// `cudaStreamPerThread`. Default streams belong to the calling thread and its current context: call this on the thread that
 /// enqueued the work, with the same device current, or use pp_put_after_event.
 ///
 /// - PP_DEVICE: the driver refused to mark the work, for example on NULL while another stream captures a graph. Call this function
@@ -298,7 +298,7 @@ fn put_recorded(
 }
 
 /// Stores in `is_pinned` whether the buffer at `ptr` is pinned: 1 or 0. It is 0 with the backend heap, and for the pageable
-/// memory of a full pool (PINPOOL_ON_FULL=pageable).
+/// memory of a full pool (PINPOOL_ON_FULL=pageable). It is 1 with the backend mlock, although CUDA copies that memory as pageable.
 ///
 /// - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
 ///

@@ -61,7 +61,7 @@ static CURRENT: AtomicPtr<Sink> = AtomicPtr::new(ptr::null_mut());
 static NEWEST: AtomicPtr<Sink> = AtomicPtr::new(ptr::null_mut());
 
 thread_local! {
-    /// How many callbacks this thread is in.
+    /// Number of callbacks that this thread is running.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 

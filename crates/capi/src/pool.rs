@@ -50,9 +50,8 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 }
 
 /// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
-/// pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. A partition
-/// has pp_get, pp_get_aligned, pp_get_timeout, pp_try_get, the functions that put, pp_set_max_bytes and pp_stats_json; other
-/// functions return PP_BAD_SETTING for it.
+/// pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. pp_get_tagged,
+/// pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition return PP_BAD_SETTING for a partition.
 ///
 /// - PP_BAD_SETTING: `pool` is a partition.
 /// - PP_TOO_MANY_POOLS: 4096 pools are open.
@@ -102,9 +101,9 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
 
 /// Closes a pool. Running calls of other threads continue and succeed; later calls return PP_UNKNOWN_POOL.
 ///
-/// Buffers in use stay valid; put them with the same handle, which is unknown after the last one. The last call or put releases
-/// all memory, and waits up to 30 s for copies in flight: if no buffer is in use, that is this call. May be called from a log
-/// callback.
+/// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last of them. The call that ends
+/// the last use releases all memory and waits up to 30 s for copies in flight: this call if no buffer is in use, otherwise the
+/// return of the last buffer. May be called from a log callback.
 ///
 /// A process may exit without closing its pools.
 #[unsafe(no_mangle)]
@@ -127,9 +126,9 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     })
 }
 
-/// Changes the limit on all pinned bytes, in use and idle. A lower limit releases idle memory now, and buffers in use when they
-/// are put; a higher limit serves waiting requests. A partition has its own limit, within the limit of its pool. PP_NO_LIMIT removes
-/// the limit.
+/// Changes the limit on all pinned bytes, in use and idle; PP_NO_LIMIT removes it. A lower limit releases idle memory now, and buffers
+/// in use when they are returned; a higher limit serves waiting requests. A partition has its own limit, within the limit of its
+/// pool.
 ///
 /// - PP_INVALID_ARGUMENT: 0 bytes.
 #[unsafe(no_mangle)]

@@ -48,7 +48,7 @@ pub(crate) enum Unknown {
 #[derive(Debug)]
 pub(crate) struct Table {
     shards: Box<[CachePadded<Mutex<Shard>>]>,
-    /// Whether AddressSanitizer is informed of the buffers in use.
+    /// True if AddressSanitizer is informed of the buffers in use.
     uses_sanitizer: AtomicBool,
 }
 
@@ -62,7 +62,7 @@ impl Table {
         self.uses_sanitizer.store(asan::is_present() && !zeroes, Ordering::Relaxed);
     }
 
-    /// Whether AddressSanitizer is informed of a buffer of this owner.
+    /// Returns whether AddressSanitizer is informed of a buffer of this owner.
     #[inline]
     fn marks(&self, owner: Owner) -> bool {
         owner == Owner::Pool && self.uses_sanitizer.load(Ordering::Relaxed)
@@ -155,12 +155,12 @@ impl Table {
         Err(self.inside(address))
     }
 
-    /// Whether a buffer in use begins there.
+    /// Returns whether a buffer in use begins at this address.
     pub(crate) fn is_out(&self, address: usize) -> bool {
         locked(self.shard(address)).contains_key(&address)
     }
 
-    /// Whether a buffer is in use.
+    /// Returns whether a buffer is in use.
     pub(crate) fn is_empty(&self) -> bool {
         self.shards.iter().all(|shard| locked(shard).is_empty())
     }

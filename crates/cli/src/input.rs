@@ -45,7 +45,7 @@ pub(crate) fn read_workload(
     let workload = if is_recording(&input) {
         let mut recording = read_recording(path, input)?;
         choose(&mut recording)?;
-        Workload::of(&recording)
+        Workload::from_recording(&recording)
     } else {
         Workload::read_file(input)
     };

@@ -1,9 +1,4 @@
-//! Text tables: lists of names and values, aligned columns, grouped digits.
-
-/// A line for each value, behind its name.
-pub fn list(rows: &[(&str, String)]) -> String {
-    rows.iter().map(|(name, value)| format!("{name:<18} {value}\n")).collect()
-}
+//! Text tables: aligned columns, grouped digits.
 
 /// Lines of cells in columns; the first column is aligned left, the others right. Every row has the same length.
 pub fn columns(rows: &[Vec<String>]) -> String {

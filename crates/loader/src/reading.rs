@@ -410,7 +410,7 @@ mod tests {
         thread::scope(|scope| {
             let waiting = scope.spawn(|| ahead.wait_for_completion(0));
             ahead.set_wanted(true);
-            // Whether it waited or came late: wanted and alone, it does not wait again.
+            // A batch that is wanted and alone does not wait again, even if its worker came late.
             let _ = waiting.join().unwrap();
         });
         assert!(!ahead.wait_for_completion(0));

@@ -71,7 +71,7 @@ pub struct Reporter {
     reported: Mutex<Reported>,
 }
 
-/// What has been reported so far.
+/// The last report.
 #[derive(Debug, Default)]
 struct Reported {
     /// Durations by number of the pool and name of the metric. Partitions may share a name, but not a number.

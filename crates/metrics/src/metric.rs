@@ -12,7 +12,7 @@ use serde_json::Value;
 /// One metric.
 #[derive(Debug)]
 pub(crate) struct Metric {
-    /// Its name in the facade.
+    /// The name in the facade.
     pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) unit: Unit,
@@ -69,7 +69,7 @@ impl std::convert::From<Statistic> for Metric {
 }
 
 impl Metric {
-    /// Its name in Prometheus: with its unit, and with `_total` if it is a counter.
+    /// The name in Prometheus: with the unit, and with `_total` if it is a counter.
     pub(crate) fn prometheus_name(&self) -> String {
         let mut name = self.name.replace('.', "_");
         for (suffix, applies) in [

@@ -4,7 +4,7 @@
 //! {"process":4711,"pools":[{"name":"train","preset":"adaptive", ..., "owners":[{"tag":"images", ...}]}, ...]}
 //! ```
 //!
-//! Each object in `pools` contains the statistics, the largest owners (`tag`, `buffers`, `bytes`, `asked_bytes`, and `oldest_seconds`, which
+//! Each object in `pools` contains the statistics, the largest owners (`tag`, `buffers`, `bytes`, `requested_bytes`, and `oldest_seconds`, which
 //! is `null` for untagged buffers), `why` (the diagnosis), `snapshot` (the input of the diagnosis), and the texts `table` and `dump`.
 //!
 //! One thread serves all sockets of the process and reads the statistics only while there are readers, so requests and returns cost nothing.

@@ -20,12 +20,12 @@ impl FileId {
         Self { device: metadata.dev(), inode: metadata.ino() }
     }
 
-    /// What is at `path`; a link is itself.
+    /// The file at `path`; a link is not followed.
     pub fn at(path: &Path) -> io::Result<Self> {
         fs::symlink_metadata(path).map(|metadata| Self::from_metadata(&metadata))
     }
 
-    /// What `descriptor` is open on. Allocates nothing and takes no lock.
+    /// The file that `descriptor` is open on. Allocates nothing and takes no lock.
     #[cfg_attr(not(target_os = "linux"), allow(clippy::cast_sign_loss))]
     #[allow(clippy::unnecessary_cast)] // The types vary by target.
     pub fn of_descriptor(descriptor: i32) -> io::Result<Self> {

@@ -29,7 +29,7 @@ impl ForkGeneration {
         Self(current())
     }
 
-    /// Whether the object was created in a parent of this process.
+    /// Returns whether the object was created in a parent of this process.
     #[inline(always)]
     pub fn is_stale(self) -> bool {
         current() != self.0

@@ -105,7 +105,7 @@ fn remove_left_behind(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a process has the socket at `path` open. Connects a datagram socket: an open stream socket refuses it because of its
+/// Returns whether a process has the socket at `path` open. Connects a datagram socket: an open stream socket refuses it because of its
 /// type, a stale socket refuses every connection. A stream socket would wait until earlier connections are accepted.
 fn is_listened_on(path: &Path) -> io::Result<bool> {
     let asked = UnixDatagram::unbound()?.connect(path);

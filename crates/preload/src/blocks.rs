@@ -26,7 +26,7 @@ impl Blocks {
         self.0.remove(&start);
     }
 
-    /// Whether the address lies in a block.
+    /// Returns whether the address lies in a block.
     pub(crate) fn contains(&self, address: usize) -> bool {
         self.0.range(..=address).next_back().is_some_and(|(start, block)| address - start < block.bytes)
     }

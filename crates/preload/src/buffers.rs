@@ -145,7 +145,7 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     outcome.map_or_else(FreeOutcome::Failed, |()| FreeOutcome::Done)
 }
 
-/// Whether a free waits.
+/// Returns whether a free waits.
 fn waits() -> bool {
     static WAITS: OnceLock<bool> = OnceLock::new();
     *WAITS.get_or_init(|| env::var_os(SYNC).is_some_and(|value| value == "1"))

@@ -37,7 +37,7 @@ impl Capture {
     }
 }
 
-/// Whether the handle refers to a default stream of the current context.
+/// Returns whether the handle refers to a default stream of the current context.
 pub(crate) fn is_default(stream: usize) -> bool {
     stream <= PER_THREAD
 }
@@ -47,7 +47,7 @@ static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 /// Set once a record failed because of a capture that no hook saw.
 static IS_BLIND: AtomicBool = AtomicBool::new(false);
 
-/// Whether any stream captures.
+/// Returns whether any stream captures.
 pub(crate) fn are_under_way() -> bool {
     !CAPTURES.lock().is_empty()
 }
@@ -97,7 +97,7 @@ pub(crate) fn without_captures<R>(record: impl FnOnce() -> R) -> Option<R> {
     (captures.is_empty() && !is_blind()).then(record)
 }
 
-/// Whether there are captures that this module does not see, so that no record may be made any more.
+/// Returns whether there are captures that this module does not see, so that no record may be made any more.
 pub(crate) fn is_blind() -> bool {
     // Relaxed: publishes nothing.
     IS_BLIND.load(Ordering::Relaxed)

@@ -1,7 +1,7 @@
 //! The contexts that the program uses: each with its pool, its idle events, and whether it is still there.
 //!
-//! A context is recorded when it is retained, created or made current, or if it is current at a request, a free or the creation of a stream. Memory is
-//! portable, so the work of any context may use it, and a free records an event in each.
+//! A context is recorded when it is retained, created or made current, or if it is current at a request, a free or the creation of a
+//! stream. Memory is portable, so the work of any context may use it, and a free records an event in each.
 //!
 //! The end of a context (destroyed, its primary context reset or released for the last time) excludes calls that use it: they
 //! enter [`Alive`], and the end of `Alive` waits for them while the driver works.
@@ -89,7 +89,7 @@ impl Context {
         if let PoolState::Ready(pool) = &*self.pool.try_lock()? { Some(pool.clone()) } else { None }
     }
 
-    /// Whether a request may wait for memory: not while a stream captures, nor soon after a wait without success.
+    /// Returns whether a request may wait for memory: not while a stream captures, nor soon after a wait without success.
     pub(crate) fn may_wait(&self) -> bool {
         !captures::are_under_way() && self.timed_out_at.lock().is_none_or(|at| at.elapsed() >= NO_WAIT)
     }
@@ -118,7 +118,7 @@ impl Context {
         }
     }
 
-    /// Whether it may be the primary context of this device.
+    /// Returns whether it may be the primary context of this device.
     pub(crate) fn may_be_primary_of(&self, device: c_int) -> bool {
         // Acquire, with the Release in `record_made`.
         !self.is_made.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)

@@ -91,7 +91,7 @@ impl Driver {
         Ok(DRIVER.get_or_init(|| Self(functions)))
     }
 
-    /// Whether it can put an event behind all work of a context.
+    /// Returns whether it can put an event behind all work of a context.
     pub(crate) fn records_contexts(&self) -> bool {
         self.0.record_context.is_some()
     }
@@ -126,7 +126,7 @@ impl Driver {
         value(|device| unsafe { (self.0.device)(device) })
     }
 
-    /// Whether the device has a primary context.
+    /// Returns whether the device has a primary context.
     pub(crate) fn has_primary(&self, device: c_int) -> bool {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: two valid out-pointers.
@@ -185,7 +185,7 @@ impl Driver {
         check(unsafe { record(context, event) })
     }
 
-    /// Whether all work before the event's record has completed.
+    /// Returns whether all work before the event's record has completed.
     pub(crate) fn is_complete(&self, event: usize) -> Result<bool, Code> {
         // SAFETY: an event of a live context.
         match unsafe { (self.0.event_query)(event) } {
@@ -200,7 +200,7 @@ impl Driver {
         check(unsafe { (self.0.event_wait)(event) })
     }
 
-    /// Whether a stream that is ordered with the default stream of the current context captures. The query invalidates no capture.
+    /// Returns whether a stream that is ordered with the default stream of the current context captures. The query invalidates no capture.
     pub(crate) fn is_default_stream_blocked(&self) -> bool {
         let mut status = 0;
         // SAFETY: a stream that always exists, and a valid out-pointer.

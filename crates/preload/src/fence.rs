@@ -48,7 +48,7 @@ impl ProcessFence {
         Self { driver, state: Mutex::new(state) }
     }
 
-    /// Whether the work has completed. `false` while that is unknown.
+    /// Returns whether the work has completed. `false` while that is unknown.
     fn is_completed(&self) -> Result<bool, Code> {
         // Held during the queries: one thread at a time queries one buffer.
         let mut state = self.state.lock();

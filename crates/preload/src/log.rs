@@ -139,7 +139,7 @@ pub(crate) fn init() {
     });
 }
 
-/// Whether the statistics are wanted at the end of the process.
+/// Returns whether the statistics are wanted at the end of the process.
 pub(crate) fn wants_statistics() -> bool {
     env::var_os(STATS).is_some_and(|value| value == "1")
 }

@@ -44,7 +44,7 @@ pub(crate) fn look_up(handle: *mut c_void, name: &CStr) -> Option<NonNull<c_void
     NonNull::new(unsafe { real(handle, name.as_ptr()) })
 }
 
-/// Whether the address lies in this library.
+/// Returns whether the address lies in this library.
 pub(crate) fn is_own(address: *const c_void) -> bool {
     let own = image_of(is_own as *const c_void).map(|image| image.dli_fbase);
     own.is_some() && image_of(address).map(|image| image.dli_fbase) == own

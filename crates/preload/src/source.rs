@@ -20,12 +20,12 @@ use pinpool_os::sync::plain::Mutex;
 /// The blocks of all pools, by their first byte.
 static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks::new());
 
-/// Whether the address lies in a block of a pool.
+/// Returns whether the address lies in a block of a pool.
 pub(crate) fn is_inside(address: usize) -> bool {
     BLOCKS.lock().contains(address)
 }
 
-/// Whether the address lies in a block of a pool, for a forked child. There another thread of the parent may have
+/// Returns whether the address lies in a block of a pool, for a forked child. There another thread of the parent may have
 /// held the lock: then the address counts as inside.
 pub(crate) fn is_inside_of_parent(address: usize) -> bool {
     BLOCKS.try_lock().is_none_or(|blocks| blocks.contains(address))

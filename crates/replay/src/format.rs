@@ -33,7 +33,7 @@ use pinpool_observe::record::{Event, Record};
 
 /// The alignment of a request that names none.
 pub(crate) const DEFAULT_ALIGN: usize = 4;
-/// The buffer of `r` and `s` lines.
+/// The buffer of `r` and `s` lines; no other line may name it.
 const STEPS_ID: u64 = u64::MAX;
 
 /// Settings in the header of a trace.
@@ -160,7 +160,7 @@ impl TraceReader {
         Ok(reader)
     }
 
-    /// The settings of the trace.
+    /// The settings in the header.
     pub fn header(&self) -> &TraceHeader {
         &self.header
     }
@@ -223,12 +223,12 @@ impl TraceReader {
         Ok(())
     }
 
-    /// A record of this moment.
+    /// A record at the current time.
     pub(super) fn record(&self, pool: u32, event: Event) -> Record {
         Record { time_ns: self.time_ns, thread: 0, pool, event }
     }
 
-    /// The next record of the current line; `None` if it has no more.
+    /// The next record of the current line, if any.
     fn next_in_line(&mut self) -> Result<Option<Record>, String> {
         if std::mem::take(&mut self.is_pending) {
             return self.perform();
@@ -270,7 +270,10 @@ impl TraceReader {
     }
 
     fn request(&mut self, id: u64, bytes: u64, align: usize) -> Result<Option<Record>, String> {
-        if id == STEPS_ID || self.held.contains_key(&id) {
+        if id == STEPS_ID {
+            return Err(format!("buffer {id} is the buffer of `r` and `s` lines; use a smaller number"));
+        }
+        if self.held.contains_key(&id) {
             return Err(format!("buffer {id} is held already"));
         }
         self.align = align;

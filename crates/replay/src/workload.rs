@@ -77,7 +77,7 @@ impl Workload {
     pub fn read_file(input: Input) -> Result<Self, TraceError> {
         let (is_recording, is_pickle) = (Recording::is_begun_by(input.first()), input.first().starts_with(&[0x80]));
         match input.into_bytes() {
-            bytes if is_recording => Self::of(&Recording::read(bytes)?),
+            bytes if is_recording => Self::from_recording(&Recording::read(bytes)?),
             _ if is_pickle => Err(TraceError::Pickle),
             bytes => Self::read(&mut TraceReader::new(bytes)?),
         }
@@ -88,7 +88,7 @@ impl Workload {
     /// # Errors
     ///
     /// If it lasts longer than a year.
-    pub fn of(recording: &Recording) -> Result<Self, TraceError> {
+    pub fn from_recording(recording: &Recording) -> Result<Self, TraceError> {
         // Whole microseconds, as in a text trace.
         Self::begun_at(recording.records.first().map_or(0, |record| record.time_ns / 1_000 * 1_000), recording, true)
     }

@@ -22,7 +22,7 @@ use pinpool_shm::file::EventCount;
 const MAGIC: u64 = u64::from_le_bytes(*b"pinslabs");
 /// Increased with each change of this file's structures or of the protocol.
 const VERSION: u32 = 2;
-/// Worker slots in addition to the slots of dead workers with sent buffers.
+/// Worker slots in addition to one for each buffer, since the slot of a dead worker is kept until its sent buffers are received.
 const SPARE_SLOTS: u32 = 256;
 const BUFFERS_MAX: usize = 1 << 15;
 
@@ -37,7 +37,7 @@ struct Numbers {
     buffer_bytes: AtomicU64,
 }
 
-/// A separate cache line, so that processes that use one do not slow processes that use another.
+/// A separate cache line, so that processes that write to one field do not delay processes that read another.
 #[derive(Debug)]
 #[repr(C, align(128))]
 struct Line<T>(T);
@@ -117,7 +117,7 @@ pub(super) struct Entry {
     pub(super) len: AtomicU64,
     /// The number that its worker passed to `send`.
     pub(super) tag: AtomicU64,
-    /// Its sequence number among all sent buffers.
+    /// Sequence number among all sent buffers.
     pub(super) order: AtomicU64,
 }
 
@@ -129,7 +129,7 @@ unsafe impl Shared for Entry {}
 /// The layout that the numbers of the header determine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Geometry {
-    /// Different for each file, so that a ticket of another file is detected.
+    /// Different for each file, to detect a ticket of another file.
     pub(super) id: u64,
     pub(super) buffer_bytes: usize,
     pub(super) stride: usize,
@@ -167,7 +167,7 @@ fn wrong(why: impl Into<String>) -> crate::Error {
     ErrorKind::Shared(why.into()).into()
 }
 
-/// A number that two files rarely share.
+/// A random number.
 fn new_id() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     // Seeded from the system's random numbers.

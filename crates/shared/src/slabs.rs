@@ -16,7 +16,7 @@ use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::Ordering;
 use pinpool_shm::file::LockFile;
 
-/// Buffers that worker processes fill and that this process copies to a device. This process pins their memory once.
+/// Buffers that worker processes fill and this process copies to a device. This process pins their memory once.
 ///
 /// A received buffer is a [`PinnedBuf`]. Once it is dropped and its copies have completed, workers can fill it again. Its bytes were
 /// written by another process, which must follow the protocol by using [`SlabWorker`](super::SlabWorker).
@@ -105,7 +105,7 @@ impl SharedSlabs {
         self.hold(view, ticket.index(), entry, sent)?.ok_or_else(|| ticket.error("another thread has just received it"))
     }
 
-    /// `None` if another thread was faster.
+    /// Receives the buffer; `None` if another thread was faster.
     fn hold(&self, view: View<'_>, index: usize, entry: &Entry, sent: State) -> Result<Option<PinnedBuf>> {
         let len =
             usize::try_from(entry.len.load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(view.geometry.buffer_bytes);
@@ -131,8 +131,8 @@ impl SharedSlabs {
         view.header()?.sent().wait(slice, || begun.elapsed() >= timeout, || self.oldest(|_| true))
     }
 
-    /// Receives the oldest buffer sent by a worker that has since died and whose ticket may be lost; `None` if there is none. Its bytes
-    /// are complete. Call it only when no more tickets of that worker can arrive.
+    /// Receives the oldest buffer that a dead worker sent and that was not received, without its ticket; `None` if there is none. The
+    /// bytes are complete. Call it only when no more tickets of that worker can arrive.
     ///
     /// # Errors
     ///
@@ -202,7 +202,7 @@ impl SharedSlabs {
         self.geometry.buffers
     }
 
-    /// What pins the memory; `None` if the pool's memory is not pinned.
+    /// The backend that pins the memory; `None` if the pool's memory is not pinned.
     pub fn pinned_by(&self) -> Option<PinnedBy> {
         self.lender.pinned_by()
     }

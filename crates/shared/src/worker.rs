@@ -15,7 +15,7 @@ use pinpool_os::fork::{self, ForkGeneration};
 use pinpool_os::sync::process::{AtomicUsize, Ordering};
 use pinpool_shm::file::LockFile;
 
-/// How often a waiting process checks whether others have died.
+/// Time between two checks of a waiting process for dead processes.
 pub(super) const CHECK_EVERY: Duration = Duration::from_millis(20);
 /// The trainer's slot among the file's locks.
 pub(super) const TRAINER: usize = 0;
@@ -72,7 +72,7 @@ struct Attached {
     file: SlabFile,
     owners: LockFile,
     slot: u16,
-    /// The first buffer that a search for a free one checks.
+    /// Where the next search for a free buffer begins.
     next: AtomicUsize,
     generation: ForkGeneration,
 }
@@ -323,7 +323,7 @@ impl Drop for SlabBuf {
         }
         let view = attached.file.view();
         let Some(entry) = view.entry(self.index) else { return };
-        // Fails after a send.
+        // Fails if the buffer was sent.
         if entry.state.step(self.state, Use::Free)
             && let Ok(header) = view.header()
         {

@@ -37,9 +37,9 @@ struct Progress {
     /// A child of `fork` has no worker.
     generation: ForkGeneration,
     id: StreamId,
-    /// Copies enqueued; the next one's number.
+    /// Number of enqueued copies, which is also the number of the next copy.
     enqueued: AtomicU64,
-    /// Completed copies: all copies with a lower number.
+    /// Number of completed copies: all copies with a lower number have completed.
     done: AtomicU64,
     state: Mutex<WorkerState>,
     changed: Condvar,
@@ -80,7 +80,7 @@ pub struct SinkMem {
     copies: Mutex<Vec<Arc<dyn Fence>>>,
 }
 
-/// Holds a stream before its next copy until it is dropped.
+/// Keeps a stream from starting its next copy until it is dropped.
 #[derive(Debug)]
 #[must_use = "the stream runs on when the gate is dropped"]
 pub struct SinkGate(Arc<Progress>);
@@ -116,13 +116,13 @@ impl SinkStream {
         Ok(Self { queue, progress })
     }
 
-    /// Holds the stream before its next copy.
+    /// Keeps the stream from starting its next copy.
     pub fn hold(&self) -> SinkGate {
         self.progress.state.lock().gates += 1;
         SinkGate(self.progress.clone())
     }
 
-    /// From now on every copy of this stream that has not completed fails, as when a device is lost.
+    /// Makes every copy of this stream that has not completed fail, as if the device were lost.
     pub fn fail(&self) {
         let mut state = self.progress.state.lock();
         // A running copy ends first: nothing may be written after a failure is visible (sink-I1).

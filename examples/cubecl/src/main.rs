@@ -23,14 +23,14 @@ impl AllocationController for PinnedBytes {
 
     unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         let bytes = self.0.wait_slice_mut().map_err(|error| AccessError::Read(error.to_string()))?;
-        // SAFETY: bytes are bytes that may be uninitialized; the caller writes none that are.
+        // SAFETY: both types have the same layout, and the caller writes initialized bytes only.
         Ok(unsafe { &mut *(std::ptr::from_mut::<[u8]>(bytes) as *mut [MaybeUninit<u8>]) })
     }
 
     fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
         // SAFETY: CubeCL keeps the buffer, unchanged, until the copies that it starts from the slice are complete.
         let bytes = unsafe { self.0.wait_slice_untracked() }.map_err(|error| AccessError::Read(error.to_string()))?;
-        // SAFETY: initialized bytes are bytes that may be uninitialized.
+        // SAFETY: both types have the same layout, and the bytes are initialized.
         Ok(unsafe { &*(std::ptr::from_ref(bytes) as *const [MaybeUninit<u8>]) })
     }
 }
@@ -63,6 +63,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let back = through_device(bytes(batch))?;
     println!("sum {}", bytemuck::cast_slice::<u8, f32>(&back).iter().sum::<f32>());
     drop(back);
-    println!("{} of {} buffers are put back", pool.stats().requests.returned, pool.stats().requests.served);
+    println!("{} of {} buffers have returned", pool.stats().requests.returned, pool.stats().requests.served);
     Ok(())
 }

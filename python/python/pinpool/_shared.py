@@ -284,7 +284,7 @@ class SharedPool:
 
     @property
     def hugetlb(self) -> bool:
-        """Whether the memory is in hugetlb pages."""
+        """True if the memory is in hugetlb pages."""
         return self._trainer().is_hugetlb()
 
     def stats(self) -> dict[str, Any]:

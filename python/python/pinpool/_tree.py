@@ -161,7 +161,7 @@ def choose_library(library: Literal["numpy", "torch"] | None) -> Literal["numpy"
 
 
 def _is_plain(tensor):
-    """Whether the tensor is an ordinary dense one."""
+    """Returns True for an ordinary dense tensor."""
     import torch
 
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized

@@ -30,7 +30,7 @@ impl ParseError {
         Self { value: value.into(), problem: problem.into() }
     }
 
-    /// What is wrong with the value: `not a size (like 64MiB)`.
+    /// The problem of the value: `not a size (like 64MiB)`.
     #[doc(hidden)]
     pub fn problem(&self) -> &str {
         &self.problem

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 pub(super) struct FinalStatus(OnceLock<Result<(), String>>);
 
 impl FinalStatus {
-    /// Whether the driver refuses the handle permanently.
+    /// Returns whether the driver refuses the handle permanently.
     pub(super) fn is_refused(&self) -> bool {
         self.0.get().is_some_and(Result::is_err)
     }

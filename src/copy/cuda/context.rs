@@ -1,4 +1,4 @@
-//! What the copies of one context share: [`StreamContext`] for queries and waits, the [`TimelinePages`] that streams write, and the
+//! The state that the copies of one context share: [`StreamContext`] for queries and waits, the [`TimelinePages`] that streams write, and the
 //! [`OwnContext`] by which slices are lent to cudarc.
 //!
 //! **context-I1**: a `ContextState` is never freed, so its address identifies only this context. It keeps a context object or a primary
@@ -35,7 +35,7 @@ std::thread_local! {
     static LAST: Cell<Option<&'static ContextState>> = const { Cell::new(None) };
 }
 
-/// What the copies of one context share.
+/// The state that the copies of one context share.
 pub(super) struct ContextState {
     pub(super) streams: StreamContext,
     /// Keeps the context for as long as this lives; `None` if it was found by its handle alone.
@@ -129,7 +129,7 @@ impl ContextState {
         usize::try_from(self.device).unwrap_or_default()
     }
 
-    /// Whether this is the state of the context that has this handle now. One of a context that ended without a successor
+    /// Returns whether this is the state of the context that has this handle now. One of a context that ended without a successor
     /// counts, so that a program which continues to use it does not make a state at each call: those calls fail.
     fn is_of(&self, handle: sys::CUcontext) -> bool {
         let Self { streams: StreamContext { context, .. }, .. } = self;
@@ -164,13 +164,13 @@ impl ContextState {
         Some(self.streams.stream_id(number))
     }
 
-    /// Whether the event has completed. Also queries a stalled driver.
+    /// Returns whether the event has completed. Also queries a stalled driver.
     pub(super) fn query_now(&self, event: Event) -> Result<bool, Failed> {
         // SAFETY: a live event (context-I2).
         self.streams.query(|| unsafe { calls::event_query(event.0) })
     }
 
-    /// Whether the event of a fence has completed. `false` if the driver is stalled, or if a capture forbids the query.
+    /// Returns whether the event of a fence has completed. `false` if the driver is stalled, or if a capture forbids the query.
     pub(super) fn is_complete(&self, event: Event) -> Result<bool, Failed> {
         match driver_watchdog::query(|| self.query_now(event)).unwrap_or(Ok(false)) {
             Err(Failed(_, error)) if error.is_forbidden_by_capture() => Ok(false),

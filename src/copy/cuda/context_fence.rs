@@ -1,4 +1,4 @@
-//! Work for which the driver refused every fence. It has completed once its stream was seen idle, or later once all work of its
+//! Work for which the driver refused every fence. It has completed once a query finds its stream idle, or once all work of its
 //! context has completed.
 //!
 //! ```text
@@ -60,7 +60,7 @@ pub(super) struct StreamContext {
 }
 
 impl StreamContext {
-    /// Of a context that is never destroyed, except by a reset (context-I1).
+    /// The state of a context that is never destroyed, except by a reset (context-I1).
     pub(super) fn new(context: Context) -> Self {
         Self { context, idle_stream: OnceLock::new(), waits: Mutex::default() }
     }
@@ -71,12 +71,12 @@ impl StreamContext {
         unsafe { self.context.enter() }
     }
 
-    /// The identity of its stream with this number.
+    /// The identity of the stream of this context with this number.
     pub(super) fn stream_id(&self, number: u64) -> StreamId {
         StreamId::of_driver(ptr::from_ref(self).addr(), number)
     }
 
-    /// The stream on which no work ever runs, so that a query returns at once whether the device works. The context is current at
+    /// A stream on which no work ever runs, so that a query of it shows at once whether the device works. The context is current at
     /// the first call.
     pub(super) fn idle_stream(&self) -> Result<OwnStream, Failed> {
         if let Some(stream) = self.idle_stream.get() {
@@ -157,7 +157,7 @@ impl ContextFence {
         Self { refused, context, first }
     }
 
-    /// Whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
+    /// Returns whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
     fn has_waited(&self) -> bool {
         let context = self.context;
         let mut waits = context.waits.lock();

@@ -76,8 +76,7 @@ impl Drop for EventFence {
     }
 }
 
-// SAFETY: event-I1: the event is recorded once. Events of one stream complete in order, and
-// one id is one stream (`stream::id`).
+// SAFETY: event-I1: the event is recorded once. Events of one stream complete in order, and one id is one stream (`id_number`).
 unsafe impl Fence for EventFence {
     fn is_complete(&self) -> Result<bool> {
         self.answer.or_query(|| self.context.is_complete(self.event))

@@ -155,7 +155,7 @@ unsafe impl Fence for TrackedCopy {
     fn is_complete(&self) -> Result<bool> {
         match self.record()? {
             Some(Record::Present) => self.answer.or_query(|| self.context.is_complete(self.event())),
-            Some(Record::Missing(idle)) => idle.is_complete(),
+            Some(Record::Missing(fence)) => fence.is_complete(),
             None => Ok(false),
         }
     }
@@ -164,7 +164,7 @@ unsafe impl Fence for TrackedCopy {
         loop {
             match self.record()? {
                 Some(Record::Present) => return self.answer.or_wait(|| self.context.wait_for(self.event())),
-                Some(Record::Missing(idle)) => return idle.wait(),
+                Some(Record::Missing(fence)) => return fence.wait(),
                 None => std::thread::sleep(CAPTURE_PAUSE),
             }
         }

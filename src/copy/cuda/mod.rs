@@ -7,8 +7,8 @@
 //! ```
 //!
 //! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time. A copy that
-//! failed for another reason than its arguments may be running: a fence goes behind it all the same. That is a number that the
-//! stream writes (`timeline`), else an event; if the driver refuses both, the stream is waited for (`context_fence`).
+//! failed for another reason than its arguments may be running, so it gets a fence too. A fence is a number that the stream writes
+//! (`timeline`), else an event; if the driver refuses both, the pool waits for the stream (`context_fence`).
 //!
 //! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
 //! makes the stream part of that capture. If the memory waits at all, this is checked before as well: a capturing stream
@@ -112,7 +112,7 @@ pub(crate) fn ensure_access(ordinal: usize, start: *const u8, len: usize) -> Res
     })
 }
 
-/// The address at which the device of this context sees pinned memory.
+/// The device address of pinned memory in this context.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let failed = |failed: Failed| Error::copy_refused(len, failed.to_string());
     ensure_access(context.ordinal(), start, len)?;

@@ -57,13 +57,13 @@ impl RawStream {
         Self { handle: handle.cast(), device: None }
     }
 
-    /// For a default stream: that of the primary context of the GPU with this ordinal, whatever context is current.
+    /// The GPU with this ordinal, for the default stream of its primary context, whatever context is current.
     #[must_use]
     pub fn on_device(self, ordinal: u32) -> Self {
         Self { device: Some(ordinal), ..self }
     }
 
-    /// Whether the stream, or a stream that waits for it, captures a graph. `false` if the driver does not say.
+    /// Returns whether the stream, or a stream that waits for it, captures a graph. `false` if the driver does not say.
     #[must_use]
     pub fn is_capturing(self) -> bool {
         let Ok(_entered) = self.enter() else { return false };

@@ -13,9 +13,9 @@ use crate::driver::calls;
 use crate::driver::code::Failed;
 use crate::in_flight::WorkId;
 
-/// The last of the handles that stand for a stream of the calling context or thread, instead of naming one.
+/// The largest handle of a default stream, which belongs to the calling thread or context.
 pub(super) const PER_THREAD: usize = 2;
-/// Null stands for the same stream.
+/// Null is the same stream.
 const LEGACY: usize = 1;
 
 /// A stream by its handle.
@@ -26,12 +26,12 @@ pub(super) struct Stream {
     pub(super) green: sys::CUcontext,
 }
 
-/// Whether the handle refers to a stream of the calling context or thread, instead of naming one.
+/// Returns whether the handle refers to a stream of the calling context or thread, instead of naming one.
 pub(super) fn is_default(handle: usize) -> bool {
     handle <= PER_THREAD
 }
 
-/// What the handle of a stream or event refers to on this thread, with its current context.
+/// The identity of a stream or event handle on this thread, with the current context.
 pub(crate) fn work_id(handle: usize) -> WorkId {
     if !is_default(handle) {
         return (handle, 0, None);

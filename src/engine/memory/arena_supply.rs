@@ -1,7 +1,7 @@
 //! Preset `adaptive`: an arena over a source, and the lock around its books.
 //!
 //! Only completely free memory is released, which no copy uses, so a release needs no lock against copies. If a release waits for
-//! the device ([`Source::release_waits`]), it blocks every enqueue meanwhile. It happens only:
+//! the device ([`Source::release_waits`](crate::backend::Source::release_waits)), it blocks every enqueue meanwhile. It happens only:
 //!
 //! - in `trim` and `clear`, and when a limit is lowered or exceeded
 //! - at the limit, if a request cannot be served otherwise, or a request of another pool or process under a shared limit
@@ -11,8 +11,9 @@
 //! Until then idle memory is reused, and counts as `awaiting_release_bytes` when it is due. While the end of a copy is unknown,
 //! nothing is released at all, because a release would wait for that copy.
 //!
-//! - arena-supply-I1: the claim, which includes all bytes that the system adds ([`Source::held_bytes`]), changes under the lock,
-//!   before the source is called, and only within the limits.
+//! - arena-supply-I1: the claim, which includes all bytes that the system adds
+//!   ([`Source::held_bytes`](crate::backend::Source::held_bytes)), changes under the lock, before the source is called, and only
+//!   within the limits.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -43,7 +43,7 @@ impl LogSampler {
 pub struct CheckReport {
     /// The counters and the decision.
     pub check: Check,
-    /// Whether it is printed.
+    /// True if it is printed.
     pub printed: bool,
 }
 

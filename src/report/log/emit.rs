@@ -83,7 +83,7 @@ pub(super) fn line(target: &'static str, level: log::Level, line: fmt::Arguments
     }
 }
 
-/// Whether the program logs lines of this level.
+/// Returns true if the program logs lines of this level.
 #[inline]
 pub(super) fn is_wanted(level: log::Level) -> bool {
     level <= log::STATIC_MAX_LEVEL && level <= log::max_level()

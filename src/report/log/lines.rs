@@ -125,7 +125,7 @@ lines! {
     /// line; for a `leak`, find who holds the tag's buffers.
     level(diagnosis) diagnosis(level: Level, found: &WindowDiagnosis) "{found}";
 
-    /// The rest is pinned while the program runs. To do: nothing.
+    /// The rest of the reserve is pinned while the program runs. To do: nothing.
     Info(reserve) reserve_started(pinned: u64 as Size, of: u64 as Size)
         "pinning the rest in the background pinned={pinned} of={of}";
 
@@ -133,7 +133,7 @@ lines! {
     Info(reserve) reserve_progress(pinned: u64 as Size, of: u64 as Size, left: Option<Duration> as time_left)
         "pinned={pinned} of={of}{left}";
 
-    /// The reserve is complete. To do: nothing.
+    /// The reserve is pinned completely. To do: nothing.
     Info(reserve) reserve_complete(pinned: u64 as Size, time: Duration as Time, node: Option<u32> as numa_node)
         "pinned={pinned} time={time}{node}";
 
@@ -146,7 +146,7 @@ lines! {
     Warn(reserve) reserve_paused(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as Limit)
         "waiting for room in the limit pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
 
-    /// The rest was refused; the pool continues without it. To do: fix the reason in the line, then call `Pool::reserve`.
+    /// The backend refused the rest of the reserve; the pool continues without it. To do: fix the reason in the line, then call `Pool::reserve`.
     Warn(reserve) reserve_stopped(pinned: u64 as Size, of: u64 as Size, error: &SourceError)
         "pinned={pinned} of={of}: {error}; fix this and call Pool::reserve, or lower PINPOOL_RESERVE";
 
@@ -215,12 +215,12 @@ lines! {
     #[cfg(feature = "observe")]
     Info(trace) trace_started(path: &Path as shown) "recording to path={path}";
 
-    /// The file of the recording existed and was renamed. To do: put `%p` into the name to keep all.
+    /// A recording of another process was at the path and was renamed. To do: put `%p` into the name to keep all.
     #[cfg(feature = "observe")]
     Warn(trace) trace_renamed(path: &Path as shown, earlier: &Path as shown) "the previous recording was renamed path={path} \
         renamed={earlier}; the next one replaces it; put %p (the process id) into the name to keep all";
 
-    /// Another process or thread has the file. To do: follow the remedy in the line.
+    /// Another process or thread writes the file, so nothing is recorded. To do: follow the remedy in the line.
     #[cfg(feature = "observe")]
     Warn(trace) trace_taken(path: &Path as shown, why: &str) "path={path}: {why}";
 

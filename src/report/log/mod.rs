@@ -149,7 +149,7 @@ impl PoolLog {
     }
 }
 
-/// Whether the `nth` event of its kind is logged: the first, the tenth, the hundredth.
+/// Returns true if the `nth` event of a kind is logged: the first, the tenth, the hundredth.
 pub(crate) fn is_power_of_ten(nth: u64) -> bool {
     nth.checked_ilog10().is_some_and(|digits| nth == 10u64.pow(digits))
 }

@@ -30,7 +30,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// What a pool holds, as keys and values.
+/// The bytes of a pool by state, as keys and values.
 pub(super) struct Usage<'a>(pub(super) &'a UsageReport);
 
 impl fmt::Display for Usage<'_> {

@@ -1,12 +1,9 @@
 //! Panics of what users pass in: a listener, a log sink, a fence, a source. The pool stays intact and its statistics correct.
 #![allow(unsafe_code)] // Implements the unsafe trait of sources.
 
-use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -14,11 +11,11 @@ use pinpool::SourceError;
 use pinpool::source::{Region, Source};
 use pinpool::unstable::CheckReport;
 use pinpool::unstable::backend::HeapSource;
-use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Preset, Request};
+use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{listen, panic_at, panics};
-use crate::fixture::{LONG, over_sim, until_waits};
+use crate::fixture::{LONG, over_sim, poll, until_waits};
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::valid_stats::valid_stats;
 
@@ -49,10 +46,6 @@ fn checked(max_bytes: u64, preset: Preset) -> (Pool, Arc<AtomicU64>) {
 fn evict_999(pool: &Pool) {
     (0..999).for_each(|_| drop([pool.get(MIB).unwrap(), pool.get(MIB).unwrap()]));
     assert_eq!(valid_stats(pool).memory.evictions.over_limit, 999);
-}
-
-fn poll(get: &mut GetFuture) -> Poll<pinpool::Result<PinnedBuf>> {
-    Pin::new(get).poll(&mut Context::from_waker(Waker::noop()))
 }
 
 #[test]

@@ -12,7 +12,7 @@ use pinpool_replay::SimSource;
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
-use crate::fixture::{LONG, over_sim};
+use crate::fixture::{LONG, over_sim, run};
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
@@ -279,8 +279,7 @@ fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
         assert_eq!(pools.each_ref().map(|pool| valid_stats(pool).requests.waits), [0, 0]);
         // A task does not release memory on its thread, and does not wait for a tick either.
         let (pool, other) = (&pools[1], &pools[0]);
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        drop(runtime.block_on(pool.get_async(Request::new(60 * MIB).timeout(LONG))).unwrap());
+        drop(run(pool.get_async(Request::new(60 * MIB).timeout(LONG))).unwrap());
         assert_eq!((valid_stats(pool).requests.waits, valid_stats(other).memory.held_bytes <= 40 << 20), (0, true));
     }
 }

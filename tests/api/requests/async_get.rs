@@ -12,17 +12,12 @@ use pinpool::{Backend, GetFuture, OnFull, Pool, Preset, Request};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
-use crate::fixture::{LONG, Requests, over, over_sim, until_waits};
+use crate::fixture::{LONG, Requests, over, over_sim, run, until_waits};
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
 /// A wait that a test sees the end of.
 const SHORT: Duration = Duration::from_millis(30);
-
-/// All tasks on the thread that calls.
-fn run<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
-}
 
 #[derive(Debug, Default)]
 struct Counting(AtomicUsize);

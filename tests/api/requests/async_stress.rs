@@ -1,15 +1,13 @@
 //! Gets of tasks that are dropped, moved and polled at any time.
 
-use std::future::Future;
-use std::pin::{Pin, pin};
 use std::sync::mpsc;
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Backend, GetFuture, PinnedBuf, Pool, Request};
+use pinpool::{Backend, GetFuture, Pool, Request};
 
-use crate::fixture::LONG;
+use crate::fixture::{LONG, poll, run};
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
@@ -19,10 +17,6 @@ fn pool(max_bytes: u64) -> Pool {
         .without_env()
         .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))));
     builder.max_bytes(Some(max_bytes)).wait(LONG).unstable_pressure("/dev/null").build().unwrap()
-}
-
-fn poll(get: &mut GetFuture) -> Poll<pinpool::Result<PinnedBuf>> {
-    Pin::new(get).poll(&mut Context::from_waker(Waker::noop()))
 }
 
 fn check_at_rest(pool: &Pool) {
@@ -75,7 +69,7 @@ fn thousands_of_tasks_at_once_are_served_in_order() {
     let pool = pool(2 << 20);
     let held = pool.get(2 * MIB).unwrap();
     let mut served = Vec::new();
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    run(async {
         let (pass, mut passed) = tokio::sync::mpsc::unbounded_channel();
         for task in 0..tasks {
             let (pool, pass) = (pool.clone(), pass.clone());
@@ -116,7 +110,7 @@ fn a_future_polled_after_it_was_ready_begins_another_get() {
 fn a_waiting_future_outlives_the_last_handle_of_its_pool() {
     let pool = pool(2 << 20);
     let held = pool.get(2 * MIB).unwrap();
-    let mut get = pin!(pool.get_async(2 * MIB));
+    let mut get = pool.get_async(2 * MIB);
     assert!(poll(&mut get).is_pending());
     drop(pool);
     drop(held);

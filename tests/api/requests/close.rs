@@ -1,25 +1,19 @@
 //! `Pool::close`: requests that wait and later ones fail, and buffers in use stay valid.
 
-use std::future::Future;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 use std::thread;
 
-use pinpool::{Backend, GetFuture, OnFull, PinnedBuf, Request, Result};
+use pinpool::{Backend, OnFull, Request};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log;
-use crate::fixture::{LONG, both_presets, over_sim, until_waits};
+use crate::fixture::{LONG, both_presets, over_sim, poll, until_waits};
 use crate::valid_stats::{stats_when, valid_stats};
 
 const MIB: usize = 1 << 20;
-
-fn poll(get: Pin<&mut GetFuture>) -> Poll<Result<PinnedBuf>> {
-    get.poll(&mut Context::from_waker(Waker::noop()))
-}
 
 #[test]
 fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
@@ -29,21 +23,21 @@ fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
         let tagged = pool.tagged("tag");
         thread::scope(|scope| {
             // The first in line is a task that nobody polls.
-            let mut unpolled = pin!(pool.get_async(MIB));
-            assert!(poll(unpolled.as_mut()).is_pending());
+            let mut unpolled = pool.get_async(MIB);
+            assert!(poll(&mut unpolled).is_pending());
             let waiting = [2, 1].map(|mib| {
                 let pool = &pool;
                 scope.spawn(move || pool.get_with(Request::new(mib * MIB).timeout(LONG)).map(drop))
             });
             until_waits(&pool, 3);
-            let mut task = pin!(pool.get_async(MIB));
-            assert!(poll(task.as_mut()).is_pending());
+            let mut task = pool.get_async(MIB);
+            assert!(poll(&mut task).is_pending());
             pool.close();
             for thread in waiting {
                 assert!(thread.join().unwrap().unwrap_err().is_closed());
             }
-            for task in [task, unpolled] {
-                let Poll::Ready(Err(error)) = poll(task) else { panic!("the task still waits") };
+            for mut task in [task, unpolled] {
+                let Poll::Ready(Err(error)) = poll(&mut task) else { panic!("the task still waits") };
                 assert!(error.is_closed() && error.to_string().contains("Pool::close"), "{error}");
             }
         });
@@ -56,7 +50,7 @@ fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
         ] {
             assert!(error.is_closed(), "{error}");
         }
-        assert!(matches!(poll(pin!(pool.get_async(MIB))), Poll::Ready(Err(error)) if error.is_closed()));
+        assert!(matches!(poll(&mut pool.get_async(MIB)), Poll::Ready(Err(error)) if error.is_closed()));
         pool.close();
         drop(held);
         let stats = valid_stats(&pool);
@@ -114,13 +108,13 @@ fn a_task_whose_driver_call_runs_fails_and_the_memory_of_the_call_is_not_kept() 
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let pool = over_sim(8 << 20).backend(Backend::Source(source.clone())).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);
-    let mut get = pin!(pool.get_async(MIB));
-    assert!(poll(get.as_mut()).is_pending());
+    let mut get = pool.get_async(MIB);
+    assert!(poll(&mut get).is_pending());
     gate.wait_for(1);
     let closing = thread::scope(|scope| {
         // Idle memory is released by this call, which waits for the driver.
         let closing = scope.spawn(|| pool.close());
-        while !matches!(poll(get.as_mut()), Poll::Ready(Err(ref error)) if error.is_closed()) {
+        while !matches!(poll(&mut get), Poll::Ready(Err(ref error)) if error.is_closed()) {
             thread::yield_now();
         }
         drop(gate);

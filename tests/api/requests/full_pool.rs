@@ -8,14 +8,10 @@ use std::time::Duration;
 use pinpool::{PinnedBuf, Request};
 use pinpool_testing::{SinkMem, SinkStream};
 
-use crate::fixture::{Requests, both_presets, over_sim};
+use crate::fixture::{Requests, both_presets, over_sim, run};
 use crate::valid_stats::valid_stats;
 
 const MIB: usize = 1 << 20;
-
-fn run<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
-}
 
 /// A request of `waiting` that needs the memory of `held` is served when the copy of `held`, which starts later, ends.
 fn a_copy_serves(waiting: &impl Requests, held: PinnedBuf) {

@@ -7,9 +7,9 @@
 //! ```text
 //!   the program's cu* calls                     the test, by `control`
 //!            │                                             │
-//!   ┌── call: counted, held, delayed, failed ◄──── faults ─┤      (one enqueue at a time)
+//!   ┌── call: counted, held, failed ◄───────── faults ─────┤      (one enqueue at a time)
 //!   │  context  event  memory  device_memory  virtual_memory  stream/calls  capture  symbols
-//!   │        └─────────┴──────► stream: a worker each, gates ◄─┤
+//!   │        └─────────┴────────► stream: a worker each, gates ◄─┤
 //!   │                              │                             │
 //!   └── address_space ◄──── copy: bytes move when the work runs  ├── counts: pinned bytes, misuse, the report
 //!                                                                └── settings of the environment

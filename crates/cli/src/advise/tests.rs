@@ -266,7 +266,7 @@ fn advised_for(held: u64, bytes: impl Fn(u64) -> u64, facts: &[(&str, &str)]) ->
         acts.push(Act { at_ns: put_ns, thread: CONSUMER, name, op: Op::Put { copies_ns: 0 } });
     }
     acts.sort_by_key(|act| act.at_ns);
-    let workload = Workload::of(&Run::of(&acts).record_all(Some(6 << 30), facts)).unwrap();
+    let workload = Workload::from_recording(&Run::of(&acts).record_all(Some(6 << 30), facts)).unwrap();
     let progress = ProgressBar::hidden();
     let settings = Search::new(&workload, &[], &progress).advise().unwrap().advised?.settings;
     Some(settings.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
@@ -309,7 +309,7 @@ fn memory_repinned_for_each_evaluation_gets_a_reserve() {
     let pin = |bytes: u64| Event::Pin { address: 1, bytes, took_ns: 2 * bytes, failed: false };
     let pins = (1..9).map(|n| Record { time_ns: 0, thread: 200, pool: 0, event: pin(2 * n * MIB) });
     recording.records.splice(0..0, pins);
-    let workload = Workload::of(&recording).unwrap();
+    let workload = Workload::from_recording(&recording).unwrap();
     let better = super::search(&workload, &[], &ProgressBar::hidden()).unwrap().advised.unwrap();
     assert!(better.settings.iter().any(|(name, _)| *name == "PINPOOL_RESERVE"), "{better:?}");
     assert_eq!(better.cost.outcome.page_locks, 1, "{better:?}");
@@ -319,7 +319,8 @@ fn memory_repinned_for_each_evaluation_gets_a_reserve() {
 fn settings_made_in_code_are_not_advised_as_variables() {
     let lines = |set_in_code| {
         let acts = [Act { at_ns: 0, thread: 0, name: 1, op: Op::Get { bytes: MIB } }];
-        let workload = Workload::of(&Run::of(&acts).record_all(None, &[("set_in_code", set_in_code)])).unwrap();
+        let workload =
+            Workload::from_recording(&Run::of(&acts).record_all(None, &[("set_in_code", set_in_code)])).unwrap();
         let advised = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_MAX_BYTES", "7")];
         let advised = advised.map(|(name, value)| (name.to_owned(), value.to_owned()));
         super::AdvisedSettings::of(&workload, advised).lines()
@@ -356,7 +357,7 @@ fn full_pool(last_bytes: u64) -> Workload {
     let facts = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_WAIT", "30s")];
     let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
     let pools = vec![PoolDescription { number: 0, facts }];
-    Workload::of(&Recording { records, pools, ..Recording::default() }).unwrap()
+    Workload::from_recording(&Recording { records, pools, ..Recording::default() }).unwrap()
 }
 
 #[test]
@@ -421,7 +422,7 @@ fn of_random(seed: u64) -> Result<Outcome, String> {
     let percent = one_of(&["40", "75", "100", "120", "150", "1000", ""]).parse().ok();
     let max_bytes = percent.map(|percent: u64| (peak_bytes(&acts) / 100 * percent).max(MIB));
     let recording = Run::of(&acts).record_all(max_bytes, &facts);
-    outcome(&format!("seed {seed}, {facts:?}, under {max_bytes:?}"), &Workload::of(&recording).unwrap())
+    outcome(&format!("seed {seed}, {facts:?}, under {max_bytes:?}"), &Workload::from_recording(&recording).unwrap())
 }
 
 #[test]

@@ -7,7 +7,7 @@ use pinpool_loader::{LoadOutcome, LoadSummary};
 use serde_json::{Value, json};
 
 use super::failures::Failures;
-use pinpool_cli::table::{grouped, list};
+use pinpool_cli::table::{columns_left, grouped};
 
 /// A finished load.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl LoadReport<'_> {
         let locked = if stats.is_pinned { "pinned" } else { "not pinned" };
         let verified = if self.verify { n(summary.verified_batches) } else { "not requested (--verify)".to_owned() };
         let [elapsed, listing] = [summary.elapsed, self.listing].map(|time| time.as_secs_f64());
-        let rows = list(&[
+        let rows = [
             ("copied to", self.sink.clone()),
             ("epochs", n(summary.epochs)),
             ("files", n(summary.files)),
@@ -81,7 +81,8 @@ impl LoadReport<'_> {
             ("most in flight", format!("{} batches", n(summary.max_in_flight_batches))),
             ("pool", format!("{} ({locked})", stats.backend)),
             ("pinned at the end", format!("{} bytes", n(self.pinned_bytes))),
-        ]);
-        format!("{}\n\n{stats}\n", rows.trim_end())
+        ];
+        let rows = columns_left(&rows.map(|(name, value)| vec![name.to_owned(), value]));
+        format!("{rows}\n{stats}\n")
     }
 }

@@ -54,7 +54,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize) {
     .areas(area);
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let elapsed = Time(Duration::from_secs_f64(elapsed));
-    let process = series.process.map_or_else(String::new, |process| process.to_string());
+    let process = series.process.unwrap_or(0);
     let title = format!(" {}: {}  process {process}{place}  observed for {elapsed}", pool.name, one_line(&pool.kind));
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);
@@ -152,7 +152,7 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapsh
         row("misses", |now| now.misses),
         row("pins", |now| now.pin_calls),
         row("evictions", |now| now.evicted),
-        row("short", |now| now.delayed_requests),
+        row("delayed", |now| now.delayed_requests),
     ];
     let hit_rate = |hits: f64, requests: f64| percent((requests > 0.0).then(|| (hits / requests * 100.0).min(100.0)));
     let recent = hit_rate(pool.rate(hits), pool.rate(|now| now.requests));

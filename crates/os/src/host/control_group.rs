@@ -77,7 +77,7 @@ impl ControlGroup {
         Some(GroupLimit { bytes: field(&files.read(&file)?, "hierarchical_memory_limit")?, file })
     }
 
-    /// What is left of `limit` once all droppable page cache is dropped.
+    /// The bytes left under `limit` once all droppable page cache is dropped.
     pub(super) fn available_bytes(&self, files: &Files, limit: &GroupLimit) -> u64 {
         let usage = match self.version {
             CgroupVersion::V1 => "memory.usage_in_bytes",
@@ -111,7 +111,7 @@ impl ControlGroup {
         Some(LimitHits { reclaimed: count("max").saturating_add(count("high")), out_of_memory: count("oom") })
     }
 
-    /// Whether the memory of descendants counts here: always in version 2 and since Linux 5.11.
+    /// Returns whether the memory of descendants counts here: always in version 2 and since Linux 5.11.
     pub(super) fn accounts_descendants(&self, files: &Files) -> bool {
         self.version == CgroupVersion::V2 || files.number(self.file("memory.use_hierarchy")) != Some(0)
     }

@@ -18,7 +18,7 @@ use super::files::field;
 pub struct HostMemory {
     /// All of it.
     pub total_bytes: u64,
-    /// What is free or can be reclaimed now; at most the total.
+    /// Bytes that are free or can be reclaimed now; at most the total.
     pub available_bytes: u64,
     /// The limit that sets the total.
     pub origin: LimitOrigin,

@@ -60,7 +60,7 @@ fn a_recording_with_lost_records_replays_the_rest() {
     drop(pool);
     let recording = Recording::open(&path).unwrap();
     assert!(recording.lost > 0, "all of them found room: the test needs more");
-    let workload = Workload::of(&recording).unwrap();
+    let workload = Workload::from_recording(&recording).unwrap();
     assert_eq!(workload.gets, count(&recording, |event| matches!(event, Event::Get { .. })));
 }
 
@@ -140,7 +140,7 @@ fn written(limit_mib: u64, events: &[(u64, u32, Event)]) -> Workload {
     };
     let records: Vec<_> = events.into_iter().flat_map(marked).map(|event| record(&event)).collect();
     let pools = vec![PoolDescription { number: 0, facts: Vec::new() }];
-    Workload::of(&Recording { records, pools, ..Recording::default() }).unwrap()
+    Workload::from_recording(&Recording { records, pools, ..Recording::default() }).unwrap()
 }
 
 fn get_of(id: u64, took_ms: u64) -> Event {

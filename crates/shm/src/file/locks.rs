@@ -97,7 +97,7 @@ impl LockFile {
         Ok(Self { file: ManuallyDrop::new(file), mark, listed, generation: ForkGeneration::now() })
     }
 
-    /// Whether the descriptor still refers to this description.
+    /// Returns whether the descriptor still refers to this description.
     pub fn is_open(&self) -> bool {
         mark_of(self.file().as_raw_fd()) == self.mark
     }
@@ -135,12 +135,12 @@ impl LockFile {
         let _ = self.set(NONE, byte_of(index));
     }
 
-    /// Whether another description has slot `index` locked.
+    /// Returns whether another description has slot `index` locked.
     pub fn is_slot_locked(&self, index: usize) -> io::Result<bool> {
         self.is_locked(byte_of(index), 1)
     }
 
-    /// Whether another description has any slot locked.
+    /// Returns whether another description has any slot locked.
     pub(crate) fn has_owner(&self) -> io::Result<bool> {
         self.is_locked(byte_of(0), SLOTS_MAX)
     }

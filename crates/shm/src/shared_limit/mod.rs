@@ -88,7 +88,7 @@ struct Attached {
     place: Mutex<Place>,
 }
 
-/// What an owner holds and wants.
+/// The state of this owner.
 #[derive(Debug, Default)]
 struct Place {
     /// With the sum of all wants.
@@ -185,12 +185,12 @@ impl SharedLimit {
         })
     }
 
-    /// Whether other owners want memory; some of them may be dead.
+    /// Returns whether other owners want memory; some of them may be dead.
     pub fn is_wanted(&self) -> bool {
         self.0.with(|place| self.0.wanted_by_others(place) > 0)
     }
 
-    /// What living owners want and the limit has no room for.
+    /// The bytes that other living owners want and the limit has no room for.
     pub fn others_lack(&self) -> u64 {
         self.0.with(|place| {
             if self.0.wanted_by_others(place) > 0 {
@@ -200,7 +200,7 @@ impl SharedLimit {
         })
     }
 
-    /// What a returned buffer of this owner must make room for, because others lack it and this owner has more than an even share;
+    /// The bytes that a returned buffer of this owner must make room for, because others lack it and this owner has more than an even share;
     /// else 0.
     pub fn owed_bytes(&self) -> u64 {
         let Attached { slots, own, .. } = &*self.0;
@@ -287,7 +287,7 @@ impl Attached {
         place.loss
     }
 
-    /// Whether this owner still has its slot: without its lock the slot is free for others.
+    /// Returns whether this owner still has its slot: without its lock the slot is free for others.
     fn write(&self, place: &Place, word: usize, value: u64) -> bool {
         let is_own = place.loss != Some(Loss::Closed);
         if is_own {
@@ -324,12 +324,12 @@ impl Attached {
         has_cleared
     }
 
-    /// What other owners want; some of them may be dead. Nothing after a loss, as they cannot claim it.
+    /// The bytes that other owners want, dead ones included; 0 after a loss, since they cannot claim this owner's.
     fn wanted_by_others(&self, place: &Place) -> u64 {
         if place.loss.is_some() { 0 } else { self.slots.wanted_beside(self.own) }
     }
 
-    /// What other owners want and the limit has no room for.
+    /// The bytes that other owners want and the limit has no room for.
     fn others_lack(&self, place: &Place) -> u64 {
         match self.wanted_by_others(place) {
             0 => 0,

@@ -19,9 +19,9 @@ pub const LISTED: usize = 8;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct SharedLimitReport {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its limit in bytes, set by its first owner; `None` without one.
+    /// The limit in bytes, as the first owner set it; `None` for no limit.
     pub max_bytes: Option<u64>,
     /// Bytes that all owners hold.
     pub held_bytes: u64,
@@ -34,11 +34,11 @@ pub struct SharedLimitReport {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct SharedLimitOwner {
-    /// Its process number, which is valid in its own namespace only.
+    /// The process ID, valid only in the namespace of that process.
     pub pid: u32,
-    /// Whether it is the pool that made this report.
+    /// The pool that made this report is this owner.
     pub is_own: bool,
-    /// Whether that process is in another namespace than this one.
+    /// The process is in another PID namespace.
     pub is_elsewhere: bool,
     /// Name of the pool; empty if it has none.
     pub pool: String,
@@ -66,7 +66,7 @@ impl SharedLimitReport {
         Self { name: name.to_owned(), max_bytes, held_bytes, owners }
     }
 
-    /// What the others hold, for an error.
+    /// The holdings of the others, for an error.
     pub fn others_in_words(&self) -> String {
         let others: Vec<_> = self.owners.iter().filter(|owner| !owner.is_own).collect();
         let mut texts: Vec<_> = others.iter().take(LISTED).map(ToString::to_string).collect();

@@ -8,7 +8,7 @@
 //! A request that needs more than the level would never be served while the others use their parts. If it has waited longest, the
 //! others' level is computed from the rest of the limit, so such requests are served in turn.
 
-/// What an owner holds and wants.
+/// The bytes that an owner holds and wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
     pub held_bytes: u64,
@@ -51,7 +51,7 @@ pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_byt
     room_bytes.min(to_level_bytes).max(room_bytes.saturating_sub(before_bytes))
 }
 
-/// Whether the owner `own` must release what is returned to it while `others` lack room.
+/// Returns whether the owner `own` must release what is returned to it while `others` lack room.
 pub fn gives(own: &Demand, others: &[Demand], max_bytes: u64) -> bool {
     let (level_bytes, is_turn) = level(own, others, max_bytes);
     let has_less = |other: &Demand| other.wanted_bytes > 0 && other.bytes() < own.held_bytes;

@@ -133,7 +133,7 @@ impl Slots {
         wake(self.events(), i32::MAX);
     }
 
-    /// Whether another living owner has slot `index`. If the system cannot tell, it counts as alive.
+    /// Returns whether another living owner has slot `index`. If the system cannot tell, it counts as alive.
     pub(super) fn is_owned(&self, index: usize) -> bool {
         self.locks.is_slot_locked(index).unwrap_or(true)
     }
@@ -146,12 +146,12 @@ impl Slots {
         self.max_bytes().saturating_sub(self.sum(HELD, 0..SLOTS))
     }
 
-    /// What all owners except `own` want.
+    /// The bytes that all owners except `own` want.
     pub(super) fn wanted_beside(&self, own: usize) -> u64 {
         self.sum(WANTED, (0..SLOTS).filter(|&index| index != own))
     }
 
-    /// What all owners except `own` hold and want.
+    /// The bytes that each owner except `own` holds and wants.
     pub(super) fn demands_beside(&self, own: usize) -> Vec<Demand> {
         let demand = |index| {
             let [held_bytes, wanted_bytes, needed_bytes] = [HELD, WANTED, NEEDED].map(|word| self.get(index, word));
@@ -234,7 +234,7 @@ fn open(path: &Path, is_created: bool) -> Result<(LockFile, Metadata), String> {
     Ok((locks, metadata))
 }
 
-/// Whether `path` still leads to the file that was opened.
+/// Returns whether `path` still leads to the file that was opened.
 fn is_still(path: &Path, opened: &Metadata) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (opened.dev(), opened.ino()))
 }

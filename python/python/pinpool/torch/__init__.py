@@ -8,9 +8,9 @@ records each non-blocking copy, and the pool reuses a block only after these cop
 show the pool.
 
 The C++ interface of torch's host allocator differs between versions of torch. Wheels contain `host_allocator.cpp`, which implements it,
-compiled for the versions known when `build_wheels.sh` built them. Otherwise, and always after `pip install ./python`, the first call
-compiles it (about 10 s) and keeps it in torch's extension cache (`TORCH_EXTENSIONS_DIR`). This needs a C++ compiler and
-`pip install ninja setuptools`, but no CUDA toolkit. If a compilation was killed, delete the file `lock` in its folder there, because torch
+compiled for the versions known when `build_wheels.sh` built them. Otherwise, and always after an installation from a clone, the first
+call compiles it (about 10 s) and keeps it in torch's extension cache (`TORCH_EXTENSIONS_DIR`). This needs a C++ compiler and
+`pip install ninja setuptools` (the extra `torch`), but no CUDA toolkit. If a compilation was killed, delete the file `lock` in its folder there, because torch
 waits for that file to disappear.
 
 The pool does not serve memory requested while a CUDA graph is captured (torch keeps it with the graph), memory pinned before `install`,

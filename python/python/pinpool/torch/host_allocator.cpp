@@ -62,7 +62,7 @@ struct pinpool_torch_functions {
   int (*put)(void* block, const pinpool_torch_stream* streams, size_t count);
   void (*trim)(void* pool);
   void (*totals)(void* pool, pinpool_torch_totals* totals);
-  // Whether the stream captures a graph; 0 if that is unknown.
+  // Returns 1 if the stream captures a graph; 0 also if that is unknown.
   int (*is_capturing)(const pinpool_torch_stream* stream);
 };
 
@@ -392,7 +392,7 @@ class HostAllocator final : public at::HostAllocator {
  private:
   using Blocks = std::map<void*, Block>;
 
-  // Returns false after `pass_on`: the caller of `uninstall` may have counted the blocks already, and then nothing would track this one.
+  // Returns false after `pass_on`: `uninstall` may have counted the blocks already, and then nothing would track this one.
   bool add(Block block, void* address) {
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
     if (passes_on()) {
@@ -428,7 +428,7 @@ class HostAllocator final : public at::HostAllocator {
     return totals;
   }
 
-  // Whether the current stream is captured into a graph with a memory pool.
+  // True if the current stream is captured into a graph with a memory pool.
   bool is_for_a_capture() const {
     if (!any_capture_.load(std::memory_order_acquire)) {
       return false;

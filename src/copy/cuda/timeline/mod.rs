@@ -7,8 +7,7 @@
 //! ```
 //!
 //! One load covers all earlier copies of the stream. The words serve all pools of the process. Events are used instead for a stream
-//! without an [id](super::stream::id_number), and if the driver lacks or refuses `cuStreamWriteValue32_v2`. That function is found by name,
-//! since cudarc binds it only in some versions.
+//! without an [id](super::stream::id_number), and if the driver lacks or refuses `cuStreamWriteValue32_v2`.
 //!
 //! Invariants:
 //!

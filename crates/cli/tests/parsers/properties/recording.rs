@@ -13,7 +13,7 @@ pub(crate) fn recording(data: &[u8]) {
     assert!(recording.records.is_sorted_by_key(|record| record.time_ns));
     let gets = recording.records.iter().filter(|record| matches!(record.event, Event::Get { bytes: 1.., .. })).count();
     // Too long or too large is an error; else each get is one.
-    if let Ok(workload) = Workload::of(&recording) {
+    if let Ok(workload) = Workload::from_recording(&recording) {
         assert_eq!(workload.gets, gets as u64);
     }
     // Each cut of it is a recording that has fewer records.
