@@ -174,7 +174,7 @@ impl<O: Send + 'static> Drop for ExternalMemory<O> {
             lost::keep(held);
             return;
         }
-        // SAFETY: the region was pinned by `pin`, whose caller promises that no device uses it any more.
+        // SAFETY: the region was pinned by `pin`, and the caller of `pin` promises that no device uses it any more.
         if unsafe { held.lock.end(&held.region) }.is_err() {
             // A device may use the memory (pinned-range-I1).
             lost::keep(held);

@@ -4,10 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
+use pinpool_loader::StopFlag;
 use pinpool_observe::stats_socket::path_of;
 use serde_json::Value;
 
-use super::socket::statistics_of;
+use super::socket::first;
 
 /// The statistics of each process, ordered by id, and the errors of the others. Processes that have just ended are skipped.
 pub(crate) fn on_host() -> (Vec<Value>, Vec<String>) {
@@ -20,7 +21,7 @@ pub(crate) fn on_host() -> (Vec<Value>, Vec<String>) {
 
 /// The statistics of these processes, and the errors of the others. All are queried at once, so that none delays the others.
 pub(crate) fn all_of(targets: &[String], skips_ended: bool) -> (Vec<Value>, Vec<String>) {
-    let ask = |target: &String| statistics_of(target).map_err(|error| error.to_string());
+    let ask = |target: &String| first(target, &StopFlag::new()).map_err(|error| error.to_string());
     let answers: Vec<_> = thread::scope(|scope| {
         let asked: Vec<_> = targets.iter().map(|target| scope.spawn(move || ask(target))).collect();
         asked.into_iter().filter_map(|asked| asked.join().ok()).collect()
@@ -28,7 +29,7 @@ pub(crate) fn all_of(targets: &[String], skips_ended: bool) -> (Vec<Value>, Vec<
     let (mut objects, mut silent) = (Vec::new(), Vec::new());
     for (target, answer) in targets.iter().zip(answers) {
         match answer {
-            Ok(object) => objects.push(object),
+            Ok((object, _)) => objects.push(object),
             Err(_) if skips_ended && !Path::new("/proc").join(target).exists() => {}
             Err(why) => silent.push(why),
         }

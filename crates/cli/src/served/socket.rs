@@ -23,20 +23,11 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The statistics that a process sends. An error is the last item.
 pub(crate) type Objects = Receiver<Result<Value, String>>;
 
-/// The first object that the process sends: its id and the statistics of its pools.
+/// The first object that the process sends (its id and the statistics of its pools), and a channel for further ones.
 ///
 /// # Errors
 ///
-/// If no process of this user serves statistics there, or none arrive in time.
-pub(crate) fn statistics_of(target: &str) -> Result<Value, Box<dyn Error>> {
-    Ok(first(target, &StopFlag::new())?.0)
-}
-
-/// The first object, and a channel for further ones.
-///
-/// # Errors
-///
-/// The errors of [`statistics_of`], and an error if `stop` is raised first.
+/// If no process of this user serves statistics there, none arrive in time, or `stop` is raised first.
 pub(crate) fn first(target: &str, stop: &StopFlag) -> Result<(Value, Objects), Box<dyn Error>> {
     let path = target.parse().map_or_else(|_| PathBuf::from(target), path_of);
     let in_socket = |why: String| format!("{}: {why}", path.display());
@@ -146,7 +137,7 @@ mod tests {
                 reader.write_all(line).is_err()
             })
         });
-        assert_eq!(statistics_of(path.to_str().unwrap()).unwrap()["process"], 5);
+        assert_eq!(first(path.to_str().unwrap(), &StopFlag::new()).unwrap().0["process"], 5);
         assert!(serving.join().unwrap());
     }
 

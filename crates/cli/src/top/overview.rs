@@ -66,12 +66,11 @@ fn row(series: &Series, of: &DiagnosisText) -> Option<Vec<String>> {
     let oldest = now.holders.iter().filter_map(|holder| Some((holder.oldest?, &holder.tag))).max();
     let line = of.lines.first().map_or("", String::as_str);
     let found = line.strip_prefix(&of.cause).and_then(|found| found.strip_prefix(": ")).unwrap_or(line);
-    let unknown = || UNKNOWN.to_owned();
     Some(vec![
-        series.process.map_or_else(unknown, |process| process.to_string()),
+        series.process.unwrap_or(0).to_string(),
         cut(&of.pool),
-        of.lost_share.map_or_else(unknown, |share| format!("{:.1} %", share * 100.0)),
-        if of.cause.is_empty() { unknown() } else { of.cause.clone() },
+        of.lost_share.map_or_else(|| UNKNOWN.to_owned(), |share| format!("{:.1} %", share * 100.0)),
+        of.cause.clone(),
         Size(now.held_bytes).to_string(),
         in_words(now.max_bytes),
         Size(now.used_bytes).to_string(),

@@ -54,7 +54,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize) {
     .areas(area);
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let elapsed = Time(Duration::from_secs_f64(elapsed));
-    let process = series.process.map_or_else(String::new, |process| process.to_string());
+    let process = series.process.unwrap_or(0);
     let title = format!(" {}: {}  process {process}{place}  observed for {elapsed}", pool.name, one_line(&pool.kind));
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);

@@ -80,10 +80,7 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
         targets if args.lines => return lines::run(targets, args.json, args.all, terminal),
         [before, after] => return diff::run(before, after, args.json, terminal),
         [target] => target,
-        _ => {
-            let why = "name one target, two recordings to compare, or logs with --lines";
-            return Err(ExitError::Settings.because(why));
-        }
+        _ => return Err(ExitError::Settings.because("name one target, two recordings to compare, or --lines")),
     };
     let Series { diagnoses, warning, .. } = read_series(target, Duration::ZERO, &StopFlag::new())?;
     if diagnoses.is_empty() {

@@ -257,14 +257,13 @@ impl<'a> Window<'a> {
         (*others_bytes).max(self.before.others_bytes).filter(|&bytes| bytes > 0 && is_theirs)
     }
 
-    /// The largest holder among those that kept their buffers for the whole window, if these hold most of the pool.
+    /// The largest holder, if it holds most of the pool and kept buffers for the whole window.
     fn hoarded(&self) -> Option<String> {
-        let Self { now, of, .. } = self;
+        let largest = self.now.holders.iter().max_by_key(|holder| holder.bytes)?;
         let window = Duration::from_micros(self.lost.of_us);
-        let kept = now.holders.iter().filter(|holder| holder.oldest.map_or(of.returns < now.used, |age| age >= window));
-        let kept_bytes: u64 = kept.clone().map(|holder| holder.bytes).sum();
-        let most = kept.max_by_key(|holder| holder.bytes).filter(|_| kept_bytes > now.held_bytes / 2)?;
-        Some(format!("tag {} ({})", most.tag, Size(most.bytes)))
+        let is_kept = largest.oldest.map_or(self.of.returns < self.now.used, |age| age >= window);
+        let is_most = largest.bytes > self.now.held_bytes / 2;
+        (is_kept && is_most).then(|| format!("tag {} ({})", largest.tag, Size(largest.bytes)))
     }
 
     fn refused(&self, short: String) -> WindowDiagnosis {

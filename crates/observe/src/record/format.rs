@@ -55,7 +55,7 @@ pub(super) fn head() -> Vec<u8> {
 #[derive(Debug, Default)]
 pub(super) struct BlockWriter {
     items: Vec<u8>,
-    records: u64,
+    pub(super) records: u64,
 }
 
 impl BlockWriter {
@@ -68,11 +68,6 @@ impl BlockWriter {
     /// Returns true if the block should be closed.
     pub(super) fn is_full(&self) -> bool {
         self.items.len() >= BLOCK_BYTES
-    }
-
-    /// Records in the block.
-    pub(super) fn records(&self) -> u64 {
-        self.records
     }
 
     pub(super) fn is_empty(&self) -> bool {

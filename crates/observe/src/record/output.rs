@@ -34,7 +34,7 @@ impl Output {
         if block.is_empty() {
             return 0;
         }
-        let records = block.records();
+        let records = block.records;
         let mut bytes = std::mem::take(&mut self.head);
         bytes.extend(block.finish());
         let Some(file) = &self.file else { return 0 };

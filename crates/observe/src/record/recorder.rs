@@ -39,10 +39,6 @@ impl Recorder {
             _ => path.to_owned(),
         };
         let (writer, pool, earlier) = Writer::of(&path)?;
-        Ok((Self::begin(writer, pool, description), earlier))
-    }
-
-    fn begin(writer: Arc<Writer>, pool: u32, description: PoolDescription) -> Arc<Self> {
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let begun = since_1970.as_secs_f64() - writer.begun.elapsed().as_secs_f64();
         let mut facts = description.facts;
@@ -52,7 +48,7 @@ impl Recorder {
         writer.describe(PoolDescription { number: pool, facts });
         let (is_ended, generation) = (AtomicBool::new(false), ForkGeneration::now());
         let begun = writer.begun;
-        Arc::new(Self { writer, begun, pool, is_ended, next_us: AtomicU64::new(0), generation })
+        Ok((Arc::new(Self { writer, begun, pool, is_ended, next_us: AtomicU64::new(0), generation }), earlier))
     }
 
     /// Assigns a number to a tag.

@@ -164,7 +164,8 @@ impl Writer {
         let mut opened = lock_until(TRACE_FILES.get(), until).ok_or(Unrecorded::Busy)?;
         let known = opened.iter().position(|file| file.path == path);
         if let Some(index) = known
-            && let Some(writer) = opened[index].writer.upgrade().filter(|writer| !writer.is_closed())
+            && let Some(writer) =
+                opened[index].writer.upgrade().filter(|writer| !writer.is_closed.load(Ordering::Relaxed))
         {
             writer.open_pools.fetch_add(1, Ordering::Relaxed);
             opened[index].pools += 1;
@@ -219,10 +220,6 @@ impl Writer {
         Some(opened)
     }
 
-    fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::Relaxed)
-    }
-
     /// Adds a record of the calling thread; never waits.
     #[inline]
     pub(super) fn push(&self, record: Record) {
@@ -270,11 +267,6 @@ impl Writer {
         self.names.lock().stacks.number(stack.clone(), STACKS_MAX)
     }
 
-    /// Records that are neither written nor counted as lost.
-    fn pending(&self) -> u64 {
-        self.queue.len() as u64 + self.unqueued.load(Ordering::Relaxed)
-    }
-
     /// Waits until the records of the pool, which has ended, are in the file.
     pub(super) fn end(&self, pool: u32) -> Recorded {
         let (answer, answered) = bounded(1);
@@ -289,7 +281,9 @@ impl Writer {
                 RecvTimeoutError::Timeout => format!("the disk has not taken the last records within {PATIENCE:?}"),
                 RecvTimeoutError::Disconnected => "the thread that writes it has ended".to_owned(),
             };
-            let lost = self.lost.load(Ordering::Relaxed) + self.pending();
+            // Including records that are neither written nor counted as lost.
+            let pending = self.queue.len() as u64 + self.unqueued.load(Ordering::Relaxed);
+            let lost = self.lost.load(Ordering::Relaxed) + pending;
             Recorded { records: self.written.load(Ordering::Relaxed), lost, failure: Some(failure) }
         })
     }
@@ -351,7 +345,10 @@ impl Run {
                 }
                 Ok(Command::End(pool, answer)) => {
                     self.write();
-                    self.end_pool(pool);
+                    let end = self.record(pool, Event::End);
+                    self.block.add(&end);
+                    let written = self.output.write(&mut self.block);
+                    self.writer.written.fetch_add(written, Ordering::Relaxed);
                     let last = self.writer.end_one();
                     let is_last = last.is_some();
                     if let Some(mut opened) = last {
@@ -427,14 +424,6 @@ impl Run {
     fn record(&self, pool: u32, event: Event) -> Item {
         let time_ns = u64::try_from(self.writer.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Item::Record(Record { time_ns, thread: 0, pool, event })
-    }
-
-    /// Writes that the pool has ended.
-    fn end_pool(&mut self, pool: u32) {
-        let end = self.record(pool, Event::End);
-        self.block.add(&end);
-        let written = self.output.write(&mut self.block);
-        self.writer.written.fetch_add(written, Ordering::Relaxed);
     }
 }
 

@@ -39,7 +39,8 @@ pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history
         writeln!(out, "{row}")?;
     }
     let (raises_printed, raises_silent) = history.raises();
-    let last = last_pool(history);
+    // The pool of the last message.
+    let last = history.entries.last().and_then(|entry| history.pools.get(entry.pool));
     let pool = |(number, pool): (usize, &PoolHistory)| {
         let trend = Trend::of(pool);
         json!({
@@ -54,11 +55,6 @@ pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history
         "limit": last.and_then(|pool| pool.limit), "pools": (1..).zip(&history.pools).map(pool).collect::<Vec<_>>(),
     });
     writeln!(out, "{summary}")
-}
-
-/// The pool of the last message.
-fn last_pool(history: &History) -> Option<&PoolHistory> {
-    history.pools.get(history.entries.last()?.pool)
 }
 
 /// A row for each message, and the conclusion.

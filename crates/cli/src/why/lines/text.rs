@@ -62,21 +62,17 @@ impl<R: Read> Pieces<R> {
         self.is_inside_line = ended_by != Some(b'\n');
         self.piece_bytes += bytes.len() as u64;
         if self.piece_bytes > LONGEST_PIECE_BYTES {
-            return Err(too_long(self.line));
+            let (line, most) = (self.line, LONGEST_PIECE_BYTES >> 20);
+            return Err(io::Error::other(format!(
+                "line {line} is longer than {most} MiB, the longest line that is read; split a notebook on one line with \
+                 `jq . FILE | pinpool why --lines -`"
+            )));
         }
         if ended_by.is_some() {
             self.piece_bytes = 0;
         }
         Ok(Some(Piece { line: self.line, bytes }))
     }
-}
-
-fn too_long(line: u64) -> io::Error {
-    let most = LONGEST_PIECE_BYTES >> 20;
-    io::Error::other(format!(
-        "line {line} is longer than {most} MiB, the longest line that is read; split a notebook on one line with \
-         `jq . FILE | pinpool why --lines -`"
-    ))
 }
 
 #[cfg(test)]

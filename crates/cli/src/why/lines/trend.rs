@@ -39,7 +39,8 @@ impl Trend {
             return Self::Unknown;
         }
         let Some(last) = deciding(pool) else { return Self::TooShort };
-        if !is_raise_due(last) && !pool.is_raised() {
+        let is_raise_due = last.eviction_rate > TOLERABLE_RATE && last.unsatisfied_rate > TOLERABLE_RATE;
+        if !is_raise_due && !pool.is_raised() {
             return Self::Steady;
         }
         let raises = pool.printed_raises + pool.silent_raises;
@@ -106,8 +107,4 @@ impl Trend {
             )],
         }
     }
-}
-
-fn is_raise_due(counters: &Counters) -> bool {
-    counters.eviction_rate > TOLERABLE_RATE && counters.unsatisfied_rate > TOLERABLE_RATE
 }
