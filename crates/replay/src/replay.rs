@@ -132,7 +132,8 @@ impl Replay {
         let checks = Arc::<Mutex<Checks>>::default();
         let source = Arc::new(SimSource::of(self.source, SimSource::DEFAULT_TOTAL_BYTES));
         let pool = self.pool(clock.clone(), source.clone(), checks.clone(), workload.is_closed)?;
-        let mut report = Player::new(self, (pool, clock, source), workload, observe).play()?;
+        let mut report =
+            Player::new((self.max_bytes, self.wait, self.source), (pool, clock, source), workload, observe).play()?;
         let (count, last) = *checks.lock();
         (report.checks, report.last_lines) = (count, last.map(|last| last.to_string()));
         Ok(report)

@@ -131,8 +131,8 @@ impl SharedSlabs {
         view.header()?.sent().wait(slice, || begun.elapsed() >= timeout, || self.oldest(|_| true))
     }
 
-    /// Receives the oldest buffer that a dead worker sent and nobody has received, although its ticket may be lost; `None` if there
-    /// is none. Its bytes are complete. Call it only when no more tickets of that worker can arrive.
+    /// Receives the oldest buffer that a dead worker sent and that was not received, without its ticket; `None` if there is none. The
+    /// bytes are complete. Call it only when no more tickets of that worker can arrive.
     ///
     /// # Errors
     ///

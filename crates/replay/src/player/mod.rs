@@ -14,16 +14,17 @@
 //! memory come from the pool. A trace of requests is replayed open-loop: it continues while requests wait. A recording contains the
 //! program's threads: if requests waited, or may wait at the limit of the replay, their threads block (`steps.rs`).
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
-use self::steps::Schedule;
-use super::replay::Replay;
+use self::steps::{Due, Schedule};
 use super::report::ReplayReport;
-use super::sim::SimSource;
+use super::sim::{SimSource, SourceKind};
 use super::workload::Workload;
 use crate::format::DEFAULT_ALIGN;
-use crate::threads::StepId;
+use crate::threads::{Op, Step, StepId};
 use pinpool::unstable::{ManualClock, compaction_step, maintenance_period, run_due};
 use pinpool::{Error, PinnedBuf, Pool};
 
@@ -86,25 +87,25 @@ struct Ticket {
 
 impl<'a> Player<'a> {
     pub(super) fn new(
-        replay: &Replay,
+        (max_bytes, wait, kind): (Option<u64>, Duration, SourceKind),
         (pool, clock, source): (Pool, ManualClock, Arc<SimSource>),
         workload: &'a Workload,
         observe: Observe<'a>,
     ) -> Self {
-        let is_closed = workload.is_closed && (workload.has_waited || replay.max_bytes.is_some());
+        let is_closed = workload.is_closed && (workload.has_waited || max_bytes.is_some());
         Self {
             pool,
             clock,
             source,
             next_poll_us: 0,
             compacted_ns: 0,
-            max_bytes: replay.max_bytes,
-            wait_us: u64::try_from(replay.wait.as_micros()).unwrap_or(u64::MAX),
+            max_bytes,
+            wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
             queue: VecDeque::new(),
             schedule: Schedule::new(&workload.threads, is_closed),
             now_ns: 0,
-            report: ReplayReport { source: replay.source.name(), ..ReplayReport::default() },
+            report: ReplayReport { source: kind.name(), ..ReplayReport::default() },
             page_locks_at_half: 0,
             pinned_byte_us: 0,
             requested_bytes: 0,
@@ -318,5 +319,60 @@ impl<'a> Player<'a> {
             released_bytes: stats.memory.unpin.bytes,
             ..self.report
         })
+    }
+}
+
+impl Player<'_> {
+    /// Performs the steps of all threads.
+    fn play_steps(&mut self) -> Result<(), Error> {
+        while self.schedule.is_closed || !self.schedule.due.is_empty() {
+            if self.schedule.due.is_empty() && !self.queue.is_empty() {
+                self.schedule.return_held(self.clock.now_us() * 1_000);
+            }
+            let next_us = self.schedule.due.peek().map(|Reverse((at_ns, ..))| at_ns / 1_000);
+            let stops_us = [next_us, self.expires_us()].into_iter().flatten();
+            let Some(stop_us) = stops_us.filter(|&stop_us| stop_us < u64::MAX).min() else { break };
+            let now_us = self.clock.now_us();
+            self.now_ns = stop_us * 1_000;
+            match stop_us > now_us {
+                true => self.advance(stop_us - now_us)?,
+                false if next_us.is_none_or(|next_us| next_us > now_us) => self.serve()?,
+                false => {}
+            }
+            if next_us.is_some_and(|next_us| next_us <= self.clock.now_us())
+                && let Some(Reverse((at_ns, _, due))) = self.schedule.due.pop()
+            {
+                self.now_ns = at_ns;
+                self.perform(due)?;
+                (self.observe)(&self.pool);
+            }
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, due: Due) -> Result<(), Error> {
+        let step = match due {
+            Due::Free(name) => return self.put(name),
+            Due::Ready(step) => {
+                self.schedule.ready(step, self.now_ns);
+                return Ok(());
+            }
+            Due::Step(step) => step,
+        };
+        let Step { line, operation, free_after_ns, .. } = self.schedule.threads[step.0].steps[step.1];
+        match (operation, free_after_ns) {
+            (Op::Get { name, bytes }, _) => return self.get(name, bytes, step),
+            (Op::Put { name }, Some(0)) => self.put(name)?,
+            (Op::Put { name }, Some(after_ns)) => {
+                self.schedule.due.push(Reverse((self.now_ns + after_ns, line, Due::Free(name))));
+            }
+            (Op::Put { .. }, None) => {}
+            (Op::Clear, _) => {
+                self.pool.clear();
+                self.serve()?;
+            }
+        }
+        self.schedule.finish(step, self.now_ns);
+        Ok(())
     }
 }

@@ -15,13 +15,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
-use super::Player;
 use crate::threads::{Op, Step, StepId};
-use pinpool::Error;
 
 /// An event of the schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Due {
+pub(super) enum Due {
     Step(StepId),
     /// A return with a filled buffer.
     Ready(StepId),
@@ -30,8 +28,8 @@ enum Due {
 }
 
 /// A thread and its progress.
-struct Thread<'a> {
-    steps: &'a [Step],
+pub(super) struct Thread<'a> {
+    pub(super) steps: &'a [Step],
     /// For each step.
     is_done: Vec<bool>,
     place: usize,
@@ -46,9 +44,9 @@ struct Thread<'a> {
 /// The next step of each thread.
 pub(super) struct Schedule<'a> {
     pub(super) is_closed: bool,
-    threads: Vec<Thread<'a>>,
+    pub(super) threads: Vec<Thread<'a>>,
     /// Events by time; simultaneous events in recorded order.
-    due: BinaryHeap<Reverse<(u64, u64, Due)>>,
+    pub(super) due: BinaryHeap<Reverse<(u64, u64, Due)>>,
     /// When each request was served.
     got_ns: HashMap<usize, u64>,
     /// The step that returns a buffer of another thread.
@@ -90,7 +88,7 @@ impl<'a> Schedule<'a> {
     }
 
     /// Records that a thread completed a step.
-    fn finish(&mut self, (thread, place): StepId, now_ns: u64) {
+    pub(super) fn finish(&mut self, (thread, place): StepId, now_ns: u64) {
         self.threads[thread].is_done[place] = true;
         self.threads[thread].ended_ns = now_ns;
         self.plan(thread, now_ns);
@@ -135,7 +133,7 @@ impl<'a> Schedule<'a> {
     }
 
     /// Records that the buffer of a return is filled.
-    fn ready(&mut self, (thread, place): StepId, now_ns: u64) {
+    pub(super) fn ready(&mut self, (thread, place): StepId, now_ns: u64) {
         self.threads[thread].ready.insert(place);
         if std::mem::take(&mut self.threads[thread].is_idle) {
             self.plan(thread, now_ns);
@@ -159,7 +157,7 @@ impl<'a> Schedule<'a> {
     }
 
     /// Lets idle threads return buffers that they hold.
-    fn return_held(&mut self, now_ns: u64) {
+    pub(super) fn return_held(&mut self, now_ns: u64) {
         for (at, thread) in self.threads.iter_mut().enumerate().filter(|(_, thread)| thread.is_idle) {
             let puts = thread.steps.iter().enumerate().skip(thread.searched_until);
             let mut puts = puts.take_while(|(_, step)| matches!(step.operation, Op::Put { .. }));
@@ -177,60 +175,5 @@ impl Thread<'_> {
     fn due_return(&self, at: usize, place: usize, now_ns: u64) -> Reverse<(u64, u64, Due)> {
         let Step { line, gap_ns, .. } = self.steps[place];
         Reverse((self.ended_ns.saturating_add(gap_ns).max(now_ns), line, Due::Step((at, place))))
-    }
-}
-
-impl Player<'_> {
-    /// Performs the steps of all threads.
-    pub(super) fn play_steps(&mut self) -> Result<(), Error> {
-        while self.schedule.is_closed || !self.schedule.due.is_empty() {
-            if self.schedule.due.is_empty() && !self.queue.is_empty() {
-                self.schedule.return_held(self.clock.now_us() * 1_000);
-            }
-            let next_us = self.schedule.due.peek().map(|Reverse((at_ns, ..))| at_ns / 1_000);
-            let stops_us = [next_us, self.expires_us()].into_iter().flatten();
-            let Some(stop_us) = stops_us.filter(|&stop_us| stop_us < u64::MAX).min() else { break };
-            let now_us = self.clock.now_us();
-            self.now_ns = stop_us * 1_000;
-            match stop_us > now_us {
-                true => self.advance(stop_us - now_us)?,
-                false if next_us.is_none_or(|next_us| next_us > now_us) => self.serve()?,
-                false => {}
-            }
-            if next_us.is_some_and(|next_us| next_us <= self.clock.now_us())
-                && let Some(Reverse((at_ns, _, due))) = self.schedule.due.pop()
-            {
-                self.now_ns = at_ns;
-                self.perform(due)?;
-                (self.observe)(&self.pool);
-            }
-        }
-        Ok(())
-    }
-
-    fn perform(&mut self, due: Due) -> Result<(), Error> {
-        let step = match due {
-            Due::Free(name) => return self.put(name),
-            Due::Ready(step) => {
-                self.schedule.ready(step, self.now_ns);
-                return Ok(());
-            }
-            Due::Step(step) => step,
-        };
-        let Step { line, operation, free_after_ns, .. } = self.schedule.threads[step.0].steps[step.1];
-        match (operation, free_after_ns) {
-            (Op::Get { name, bytes }, _) => return self.get(name, bytes, step),
-            (Op::Put { name }, Some(0)) => self.put(name)?,
-            (Op::Put { name }, Some(after_ns)) => {
-                self.schedule.due.push(Reverse((self.now_ns + after_ns, line, Due::Free(name))));
-            }
-            (Op::Put { .. }, None) => {}
-            (Op::Clear, _) => {
-                self.pool.clear();
-                self.serve()?;
-            }
-        }
-        self.schedule.finish(step, self.now_ns);
-        Ok(())
     }
 }
