@@ -68,11 +68,10 @@
 //! # }
 //! ```
 //!
-//! - **loader-I1**: a run holds at most `prefetch` buffers ahead of the copies and one for each lane of the destination. Each
-//!   has at most `batch_bytes`, rounded up to a class of the pool (less than an eighth more, above 16 MiB less than 2 MiB or a 64th). So a run holds at most
-//!   `(prefetch + lanes) * batch_bytes` of the pool, for files of any length. The destination allocates another `lanes *
-//!   batch_bytes`. A [`BatchReader`] holds at most `prefetch` buffers that it has not returned. Compressed files add a
-//!   decoder each while they are open (compressed-I1, turn-I2).
+//! - **loader-I1**: a run holds at most `(prefetch + lanes) * batch_bytes` of the pool, for files of any length: `prefetch` buffers
+//!   ahead of the copies and one for each lane of the destination, each rounded up to a size class (by less than an eighth; above
+//!   16 MiB by less than 2 MiB or a 64th). The destination allocates another `lanes * batch_bytes`. A [`BatchReader`] holds at most
+//!   `prefetch` buffers that it has not returned. Each open compressed file adds a decoder.
 //! - **loader-I2**: a sample that cannot be loaded is skipped and reported: once to the [`Observer`], or with its batch in
 //!   [`LoadedBatch::failures`].
 

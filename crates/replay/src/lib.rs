@@ -11,7 +11,7 @@
 //! | `priced.rs` | the time that remaps would take on a device |
 //! | `replay.rs` | the settings of a replay and its pool |
 //! | `sim.rs` | simulated memory |
-//! | `player/mod.rs`, `player/steps.rs` | the player: virtual time and counters; the steps of threads |
+//! | `player/mod.rs`, `player/steps.rs` | the player: virtual time and counters; the schedule of the steps |
 //! | `report.rs` | what a replay cost, and whether it matches the recording |
 //! | `cost.rs` | the duration of driver calls, fitted to a recording |
 

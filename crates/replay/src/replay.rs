@@ -133,7 +133,7 @@ impl Replay {
         let source = Arc::new(SimSource::of(self.source, SimSource::DEFAULT_TOTAL_BYTES));
         let pool = self.pool(clock.clone(), source.clone(), checks.clone(), workload.is_closed)?;
         let mut report =
-            Player::new((self.max_bytes, self.wait, self.source), (pool, clock, source), workload, observe).play()?;
+            Player::new((self.source, self.max_bytes, self.wait), (pool, clock, source), workload, observe).play()?;
         let (count, last) = *checks.lock();
         (report.checks, report.last_lines) = (count, last.map(|last| last.to_string()));
         Ok(report)

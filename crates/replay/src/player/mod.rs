@@ -87,7 +87,7 @@ struct Ticket {
 
 impl<'a> Player<'a> {
     pub(super) fn new(
-        (max_bytes, wait, kind): (Option<u64>, Duration, SourceKind),
+        (kind, max_bytes, wait): (SourceKind, Option<u64>, Duration),
         (pool, clock, source): (Pool, ManualClock, Arc<SimSource>),
         workload: &'a Workload,
         observe: Observe<'a>,
@@ -320,9 +320,7 @@ impl<'a> Player<'a> {
             ..self.report
         })
     }
-}
 
-impl Player<'_> {
     /// Performs the steps of all threads.
     fn play_steps(&mut self) -> Result<(), Error> {
         while self.schedule.is_closed || !self.schedule.due.is_empty() {
