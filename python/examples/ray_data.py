@@ -88,7 +88,7 @@ def main() -> int:
             killed = None
             for rows in samples.iter_batches(batch_size=BATCH):
                 # Pinned memory: copy it to the GPU here, then call pinpool.record_stream(batch, stream).
-                batch = np.stack(rows["data"], out=pool.empty((len(rows["data"]), SAMPLE), np.uint8))
+                batch = np.stack(list(rows["data"]), out=pool.empty((len(rows["data"]), SAMPLE), np.uint8))
                 for key, data, length in zip(rows["key"], batch, rows["length"]):
                     digests[str(key)] = hashlib.sha256(data[:length]).hexdigest()
                 delivered.update(map(str, rows["key"]))

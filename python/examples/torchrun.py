@@ -19,6 +19,7 @@ os.environ.setdefault("PINPOOL_MAX_BYTES", "256MiB")
 
 import numpy as np
 import torch
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, DistributedSampler
 
 import pinpool
@@ -53,8 +54,8 @@ def main() -> int:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # torchrun's store outlives a restart, so each attempt has its own keys.
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    store = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    torch.distributed.init_process_group("gloo", store=torch.distributed.PrefixStore(attempt, store), rank=rank, world_size=world)
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    torch.distributed.init_process_group("gloo", store=PrefixStore(attempt, store), rank=rank, world_size=world)
     args.out.mkdir(parents=True, exist_ok=True)
     # One checkpoint for all ranks, so that they continue at the same step.
     checkpoint = args.out / "checkpoint.json"
