@@ -133,7 +133,8 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
         // SAFETY: the caller's array.
         let streams = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(streams, count) } };
         // SAFETY: torch never destroys its streams.
-        let marked = streams.iter().map(|stream| unsafe { stream.as_raw() }.record_fence()).collect::<Result<Vec<_>, _>>();
+        let marked =
+            streams.iter().map(|stream| unsafe { stream.as_raw() }.record_fence()).collect::<Result<Vec<_>, _>>();
         let warn = |why: &pinpool::Error| {
             WARNED.call_once(|| {
                 log::warn!("torch waiting: a freed block is kept, because its stream cannot be recorded: {why}")

@@ -22,6 +22,13 @@ impl Arena {
         self.release(selected)
     }
 
+    /// Whether [`Arena::release_due`] would return a plan, unless what is due is kept but for a part of a granule.
+    pub(crate) fn is_release_due(&self, now_us: u64) -> bool {
+        now_us >= self.next_release_us
+            && self.releasable_bytes() > 0
+            && self.retention.due(&self.idle, now_us).next().is_some()
+    }
+
     /// Bytes of the idle granules that are due at `now_us`.
     pub(crate) fn due_bytes(&self, now_us: u64) -> u64 {
         let due: u64 = self.retention.due(&self.idle, now_us).map(|run| run.extent.bytes()).sum();

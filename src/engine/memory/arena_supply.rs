@@ -64,6 +64,8 @@ pub(crate) struct ArenaSupply {
     pub(super) idle_polls: AtomicU32,
     pool: OnceLock<Weak<dyn PoolView>>,
     pub(super) pressure: PressureWatch,
+    /// A thread is releasing what is due.
+    pub(super) is_releasing: AtomicBool,
     pub(super) reserve: Reserve,
 }
 
@@ -295,6 +297,7 @@ impl ArenaSupply {
             idle_polls: AtomicU32::new(u32::MAX),
             pool: OnceLock::new(),
             pressure: PressureWatch::new(pressure),
+            is_releasing: AtomicBool::new(false),
             reserve: Reserve::default(),
         })
     }

@@ -2,6 +2,7 @@
 //!
 //! Every release is a plan: made under the lock, carried out without it, finished under it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -12,8 +13,10 @@ use super::shape::Mapping;
 use super::{Memory, PoolView, release_while};
 use crate::arena::Plan;
 use crate::backend::{PAGE_BYTES, SourceError};
+use crate::maintenance_thread::MaintenanceThread;
 use crate::stats::EvictionReason;
 use pinpool_os::host::Pressure;
+use pinpool_os::threads;
 
 /// While memory is short, free memory is kept for a fourth of the time.
 const RETENTION_DIVISOR: u64 = 4;
@@ -49,7 +52,7 @@ impl Memory {
 impl ArenaSupply {
     /// A tick of `pool`: follows the pressure on memory, and releases what is due. While pressure is severe, releases everything
     /// idle, and calls `trim_all` to release free memory. May make slow calls.
-    pub(in crate::engine) fn tick(&self, pool: &dyn PoolView, now_us: u64, trim_all: impl FnOnce()) {
+    pub(in crate::engine) fn tick(self: &Arc<Self>, pool: &dyn PoolView, now_us: u64, trim_all: impl FnOnce()) {
         let Some(mut watch) = self.pressure.0.try_lock() else { return };
         if let Some(pressure) = watch.pressure_change(now_us) {
             self.shorten_retention((pressure != Pressure::Calm).then_some(RETENTION_DIVISOR));
@@ -64,12 +67,38 @@ impl ArenaSupply {
         self.resume_reserve();
     }
 
-    /// Releases what is due (policy-R9).
-    fn release_due(&self, now_us: u64) -> Result<(), SourceError> {
+    /// Releases what is due (policy-R9), soon: if that calls a driver, a dedicated thread does it, so that no request or
+    /// return pays for it. That thread ends after one round.
+    pub(in crate::engine) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
         if !self.may_release_by_time() {
             self.count_overdue(now_us);
             return Ok(());
         }
+        // Relaxed: a thread that sees an old value finds nothing due.
+        if self.is_releasing.load(Ordering::Relaxed) || !self.books().arena.is_release_due(now_us) {
+            return Ok(());
+        }
+        if !self.source.needs_gpu() {
+            return self.release(now_us, |books| books.plan_due(now_us));
+        }
+        // Acquire, with the Release below: the threads of two rounds run one after the other.
+        if self.is_releasing.swap(true, Ordering::Acquire) {
+            return Ok(());
+        }
+        let supply = self.clone();
+        let release = move || {
+            // `None`: the process exits.
+            let call = MaintenanceThread::of_process().enter();
+            let release = || supply.release(now_us, |books| books.plan_due(now_us));
+            let released = if call.is_some() { release() } else { Ok(()) };
+            drop(call);
+            supply.is_releasing.store(false, Ordering::Release);
+            supply.log.release_error(released);
+        };
+        if threads::spawn(c"pinpool-reclaim", release).is_ok() {
+            return Ok(());
+        }
+        self.is_releasing.store(false, Ordering::Release);
         self.release(now_us, |books| books.plan_due(now_us))
     }
 
