@@ -57,7 +57,7 @@ fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
     Ok(lines.join("\n") + "\n")
 }
 
-/// Adds a line to a stream, of which only the digest is kept.
+/// Adds a line to a stream. Only its digest is kept.
 fn add_line(stream: &mut Sha256, text: impl Display) {
     stream.update(format!("{text}\n"));
 }

@@ -93,7 +93,7 @@ pub struct TraceReader {
     line: u64,
     /// The last line.
     text: String,
-    /// `true` if the operation of that line was not performed yet.
+    /// `true` if its operation was not performed yet.
     is_pending: bool,
     repeats: u64,
     steps: Steps,
@@ -242,7 +242,7 @@ impl TraceReader {
         self.get(STEPS_ID, bytes)
     }
 
-    /// Performs the operation of the line.
+    /// Performs the operation of the current text line.
     fn perform(&mut self) -> Result<Option<Record>, String> {
         let text = self.text.clone();
         match *text.split(' ').collect::<Vec<_>>() {
