@@ -78,7 +78,7 @@ pub(crate) enum Pace {
     Active,
     /// A waker waits for a copy.
     Copies,
-    /// A request will need a hole that does not exist yet.
+    /// A request will need a hole that does not exist yet, or a reserve is being pinned.
     Compaction,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct GrowthLimits {
     pub(crate) commit_bytes: u64,
     /// Bytes claimed now beyond a limit that was lowered: what is decommitted makes up for these before it makes room.
     pub(crate) over_bytes: u64,
-    /// Discrete regions may be decommitted now, because no copy is in flight.
+    /// Discrete regions may be decommitted now: that does not wait for the device, or nothing else makes room.
     pub(crate) may_decommit_regions: bool,
     /// Longest step, and longest discrete region, that is committed at once unless a single buffer needs more. Regions are
     /// short while copies run, because committing delays them; 0 once the source has refused more than one buffer.

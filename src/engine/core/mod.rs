@@ -1,4 +1,4 @@
-//! The order of steps: each module decides under its own lock, and slow calls are made under none.
+//! The order of steps: each module decides under its own lock, and slow calls are made under none of these locks.
 //!
 //! | file | contents |
 //! | --- | --- |

@@ -119,7 +119,7 @@ impl Server for Core {
 
 /// The refusal of an attempt that makes driver calls.
 fn expect_refusal(stop: Stop) -> Refusal {
-    stop.refusal().unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
+    stop.refusal().unwrap_or_else(|| unreachable!("an attempt that may make driver calls stopped because it needs one"))
 }
 
 /// Whether hits and returns of a pool take the slow path: while a request waits, or other owners want memory.

@@ -209,7 +209,7 @@ impl Maintained for Core {
             arena.reserve_turn();
             arena.compact(self.time.now_us()) || arena.reserve_pace() == Pace::Compaction
         });
-        // Then the thread runs more often than anything else is due.
+        // While it compacts or pins a reserve, the thread runs more often than other work is due.
         if !is_compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
             self.run_due();
         } else {
