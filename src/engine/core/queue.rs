@@ -35,13 +35,9 @@ impl Server for Core {
     }
 
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> std::result::Result<Block, Refusal> {
-        let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
-            // The attempt without calls has counted the miss.
-            let calls = SlowCalls::After(waiter.begun + CALL_PATIENCE);
-            let served = self
-                .try_get_of_pool(waiter.class)
-                .map_or_else(|| self.acquire(&waiter.request, calls, QueuePlace::NotQueued), Ok);
-            return served.map_err(expect_refusal);
+        let class = waiter.class;
+        let Some(refused) = waiter.refusal() else {
+            return self.serve_first(waiter).map_err(expect_refusal);
         };
         if let Some(block) = self.take(class) {
             return Ok(block);
@@ -114,6 +110,18 @@ impl Server for Core {
             self.clear_demand();
         }
         self.counters.waits.record(waited);
+    }
+}
+
+impl Core {
+    /// The first attempt with driver calls of a request that stopped because it needed one.
+    fn serve_first(self: &Arc<Self>, waiter: &Waiter<Self>) -> std::result::Result<Block, Stop> {
+        // The attempt without calls has counted the miss.
+        let calls = SlowCalls::After(waiter.begun + CALL_PATIENCE);
+        match self.try_get_of_pool(waiter.class) {
+            Some(block) => Ok(block),
+            None => self.acquire(&waiter.request, calls, QueuePlace::NotQueued),
+        }
     }
 }
 
