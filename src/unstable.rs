@@ -1,4 +1,4 @@
-//! Additional interfaces for the tools, benches and tests of this repository. Unstable: they change without notice.
+//! Additional interfaces for the other crates of this repository. Unstable: they change without notice.
 
 /// All backends, including those that a setting chooses, and the trial of one.
 pub mod backend {

@@ -48,7 +48,7 @@ class Samples:
 
 
 def described(shared):
-    return f"{shared.pinned_by}, hugetlb pages" if shared.hugetlb else shared.pinned_by
+    return f"{shared.pinned_by}, hugetlb pages" if shared.is_hugetlb else shared.pinned_by
 
 
 def torch_loader(samples, workers, **settings):

@@ -100,7 +100,7 @@ pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
 impl Files {
     /// Lists `paths`. A count of 0 means no limit.
     #[new]
-    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world_size, even, drop_last, labels=None, decode=vec![]))]
+    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, threads, prefetch, seed, rank, world_size, even, drop_last, labels=None, decode=vec![]))]
     #[allow(clippy::too_many_arguments)] // One call, by keyword.
     fn new(
         py: Python<'_>,
@@ -109,7 +109,7 @@ impl Files {
         containers: bool,
         batch_size: u64,
         batch_bytes: u64,
-        workers: usize,
+        threads: usize,
         prefetch: usize,
         seed: Option<u64>,
         rank: u64,
@@ -126,7 +126,7 @@ impl Files {
         let mut options = LoadOptions::default();
         options.batch_samples = NonZeroU64::new(batch_size);
         options.batch_bytes = NonZeroU64::new(batch_bytes);
-        options.workers = NonZeroUsize::new(workers).unwrap_or(options.workers);
+        options.workers = NonZeroUsize::new(threads).unwrap_or(options.workers);
         options.prefetch = NonZeroUsize::new(prefetch);
         options.shuffle_seed = seed;
         options.shard = Some(shard);

@@ -46,7 +46,7 @@ const BACKGROUND_THREAD: &str = "background_thread";
 ///     max_idle_bytes: most bytes kept in idle buffers and free memory.
 ///     ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": processes of
 ///         torchrun and Ray share one limit, also those of different jobs.
-///     wait: how long a request waits when the pool is full (default 30 s).
+///     wait: how long a request waits when the pool is full (default 30 s; 100 ms with `on_full="pageable"`, 0 under "tensorflow").
 ///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, up to the limit once more).
 ///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
@@ -57,10 +57,10 @@ const BACKGROUND_THREAD: &str = "background_thread";
 ///     trace: path of a recording for the command `pinpool`.
 ///     socket: path of a Unix socket that serves statistics, or 1 for a default path.
 ///     preset: policy: "adaptive" (the default), or "tensorflow" (reproduces TensorFlow's PoolAllocator).
-///     pool_size_limit: most idle buffers kept at the start ("tensorflow"; default 100).
-///     auto_resize: whether that number grows while evictions and misses are frequent ("tensorflow"; the default).
+///     pool_size_limit: most idle buffers kept at the start (default 100).
+///     auto_resize: whether that number grows while evictions and misses are frequent (the default).
 ///     rounding: size classes: "eighths" ("adaptive"), "pow2" or "exact" ("tensorflow").
-///     log_every: one rate check in this many is logged ("tensorflow"; default 10).
+///     log_every: one rate check in this many is logged (default 10).
 ///     hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
 ///     growth: whether the pool may pin more than its reserve (the default).
 ///     zero: whether buffers are zeroed before another user gets them (default False).
@@ -206,6 +206,7 @@ impl Pool {
     ///     TimeoutError: the pool was full until the timeout.
     ///     LimitError: the pool is full and the timeout is 0, or the request exceeds the limit (`max_bytes`).
     ///     RequestError: the length is invalid.
+    ///     TypeError, ValueError: `n` or `timeout` has a wrong type, or `timeout` is not a time.
     ///     BackendError: the driver or the kernel refused to pin memory.
     ///     ForkError: the pool belongs to the parent of this process.
     #[pyo3(signature = (n, *, timeout=None))]

@@ -32,7 +32,7 @@ pub(crate) struct Stream {
 
 fn handle(value: &Bound<'_, PyAny>) -> PyResult<usize> {
     value.extract().map_err(|_| {
-        PyValueError::new_err(format!("{value} is not a CUDA stream handle: pass 0 or the address of a stream"))
+        PyValueError::new_err(format!("{value} is not a CUDA stream handle: pass 0, 1, 2 or the address of a stream"))
     })
 }
 

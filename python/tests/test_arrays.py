@@ -1,11 +1,12 @@
 """`Pool.empty`: arrays and tensors in pinned memory."""
 
-import importlib.util
+import sys
 
 import numpy as np
 import pytest
 
-import pinpool
+import pinpool.torch
+import pinpool_loader
 from conftest import in_use
 
 
@@ -63,10 +64,16 @@ def test_order_and_library_are_checked(pool):
         pool.empty(3, library="jax")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
-def test_a_tensor_without_torch_raises_import_error(pool):
-    with pytest.raises(ImportError, match="needs PyTorch.*pip install torch"):
-        pool.empty(3, library="torch")
+def test_without_torch_each_call_that_needs_it_raises_import_error(tmp_path, pool, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(pinpool.torch, "_shim", None)
+    (tmp_path / "a").write_bytes(b"a")
+    (batch,) = pinpool_loader.Loader(tmp_path, pool=pool)
+    for call in (lambda: pool.empty(3, library="torch"), batch.tensors):
+        with pytest.raises(ImportError, match="needs PyTorch.*pip install torch"):
+            call()
+    with pytest.raises(ImportError, match="torch cannot be imported.*pip install 'torch>=2.11'"):
+        pinpool.torch.install()
 
 
 def test_torch_tensors(pool):

@@ -97,7 +97,7 @@ def test_a_sample_of_a_shard_has_arrays_labels_and_its_other_fields(tmp_path):
         }
     write_tar(tmp_path / "shard.tar", members)
     decode = {"jpg;png": pinpool_loader.Image(40, 40)}
-    settings = {"batch_size": 4, "labels": "cls", "workers": 2, "decode": decode}
+    settings = {"batch_size": 4, "labels": "cls", "threads": 2, "decode": decode}
     batches = list(pinpool_loader.Loader(tmp_path / "shard.tar", pool=pool(), **settings))
     assert [len(batch) for batch in batches] == [4, 1]
     for batch in batches:
@@ -220,7 +220,7 @@ def test_braces_and_patterns_name_files_in_order(tmp_path):
 def test_a_directory_of_only_shards_is_opened(tmp_path):
     for number in range(3):
         write_tar(tmp_path / f"{number}.tar", {f"{number}{sample}.txt": b"x" for sample in range(4)})
-    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool()).samples == 12
+    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool()).num_samples == 12
     (tmp_path / "README").write_bytes(b"about the shards")
-    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool()).samples == 4
-    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool(), containers=True).samples == 13
+    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool()).num_samples == 4
+    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool(), containers=True).num_samples == 13

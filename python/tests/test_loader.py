@@ -35,7 +35,7 @@ def path_of(files, number):
 
 
 def load(files, pool, **settings):
-    return pinpool_loader.Loader(files, pool=pool, **{"batch_size": 3, "workers": 2, **settings})
+    return pinpool_loader.Loader(files, pool=pool, **{"batch_size": 3, "threads": 2, **settings})
 
 
 def contents(batches):
@@ -58,7 +58,7 @@ def test_batches_have_the_samples_their_keys_and_their_labels(files, pool):
             assert batch.is_whole(at) and batch.starts[at] == 0
             seen += 1
         assert batch.nbytes == sum(map(len, batch)) == batch.buffer.nbytes
-    assert (seen, loader.samples, loader.nbytes, len(loader)) == (20, 20, sum(range(20)) * 37, 7)
+    assert (seen, loader.num_samples, loader.nbytes, len(loader)) == (20, 20, sum(range(20)) * 37, 7)
 
 
 def test_samples_are_views_of_pinned_memory_without_a_copy(files, pool):
@@ -92,7 +92,7 @@ def test_a_loop_holds_one_batch_at_a_time(tmp_path):
     for number in range(10):
         (tmp_path / str(number)).write_bytes(bytes(1000))
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
-    for batch in pinpool_loader.Loader(tmp_path, batch_size=1, prefetch=1, workers=1, pool=pool):
+    for batch in pinpool_loader.Loader(tmp_path, batch_size=1, prefetch=1, threads=1, pool=pool):
         # This batch and one read ahead.
         assert pool.stats()["memory"]["in_use"] <= 2
     del batch
@@ -153,11 +153,11 @@ def by_kept_iterator(loader):
 KEPT = []
 
 
-@pytest.mark.parametrize("map_workers", [None, 2])
+@pytest.mark.parametrize("map_threads", [None, 2])
 @pytest.mark.parametrize("loop", [by_exhaustion, by_zip, by_islice, by_next, by_kept_iterator])
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_every_for_is_a_whole_pass_however_the_loop_ends(files, pool, loop, epochs, map_workers):
-    mapped = {"map": lambda batch: batch, "map_workers": map_workers} if map_workers else {}
+def test_every_for_is_a_whole_pass_however_the_loop_ends(files, pool, loop, epochs, map_threads):
+    mapped = {"map": lambda batch: batch, "map_threads": map_threads} if map_threads else {}
     loader = load(files, pool, epochs=epochs, shuffle=True, **mapped)
     for time in range(3):
         batches = loop(loader)
@@ -222,8 +222,8 @@ def test_random_numbers_of_a_batch_are_the_same_in_each_run(files, pool):
     def drawn(**settings):
         return list(load(files, pool, epochs=2, map=lambda batch: batch.rng().random(), **settings))
 
-    first = drawn(seed=1, map_workers=1)
-    assert len(set(first)) == 14 and drawn(seed=1, map_workers=4, workers=1) == first
+    first = drawn(seed=1, map_threads=1)
+    assert len(set(first)) == 14 and drawn(seed=1, map_threads=4, threads=1) == first
     assert not set(first) & set(drawn(seed=2)) and first[0] == np.random.default_rng((1, 0, 0)).random()
     [batch] = load(files, pool, batch_size=20, seed=5)
     assert pickle.loads(pickle.dumps(batch)).rng().random() == batch.rng().random()

@@ -43,7 +43,7 @@ def test_results_come_in_order_from_several_threads(folder):
 
 def test_the_state_follows_the_loop_and_not_the_read_ahead(folder):
     begun = []
-    loading = loader(folder, lambda batch: begun.append(batch.number) or first_bytes(batch), map_workers=3, shuffle=True)
+    loading = loader(folder, lambda batch: begun.append(batch.number) or first_bytes(batch), map_threads=3, shuffle=True)
     plain = [first_bytes(batch) for batch in loader(folder, None, shuffle=True)]
     for number, result in enumerate(loading):
         assert result == plain[number]
@@ -95,7 +95,7 @@ def test_a_failure_keeps_its_position_and_the_state_before_it(folder):
 
 
 def test_memory_returns_with_the_result(folder):
-    loading = loader(folder, lambda batch: batch, map_workers=1, prefetch=1, workers=1)
+    loading = loader(folder, lambda batch: batch, map_threads=1, prefetch=1, threads=1)
     pool = loading.pool
     results = iter(loading)
     held = next(results)

@@ -16,7 +16,7 @@ MOCK_DRIVER = next((place for place in PLACES if place.is_file()), None)
 pytestmark = pytest.mark.skipif(MOCK_DRIVER is None, reason=f"the mock driver is not built: {__doc__.split(chr(10))[2]}")
 
 PRELUDE = """
-import asyncio, ctypes, gc, os, threading, time
+import asyncio, ctypes, gc, os, pathlib, threading, time
 import numpy as np
 import pinpool
 
@@ -198,10 +198,11 @@ def test_one_call_records_the_stream_for_all_arrays_of_a_batch(with_mock_driver)
         """
         pool, stream = pool_of(), new_stream()
         array, other = pool.empty((4, SIZE), "uint8"), pool.empty(9, "uint8")
-        batch = {"images": (array[0], array[1]), "meta": [other, np.zeros(3), np.empty(0), "name", 7, None]}
+        meta = [other, np.zeros(3), np.empty(0), "name", 7, None, pathlib.Path("a"), object()]  # Objects without arrays are skipped.
+        batch = {"images": (array[0], array[1]), "meta": meta}
         hold(stream)
         pinpool.record_stream(batch, stream)
-        del batch, array, other
+        del batch, meta, array, other
         assert held_back(pool) == (2, 0, 0)
         let_run(stream)
         settled(pool, (0, 0, 2))

@@ -1,6 +1,7 @@
 """Streams without a driver."""
 
 import ctypes.util
+import pathlib
 
 import numpy as np
 import pytest
@@ -68,6 +69,6 @@ def test_record_stream_finds_the_buffer_of_an_array(pool):
         pinpool.record_stream(array[1:].reshape(-1)[2:], 0)
     pinpool.record_stream([np.empty(0), {"name": ("a", 1.5, None)}, np.zeros(3)], 0)
     pinpool.record_stream(pool.empty(0), 0)
-    for other in (np.zeros(3), np.zeros(3)[1:], memoryview(b"abc"), None, 7, [array, object()]):
+    for other in (np.zeros(3), np.zeros(3)[1:], memoryview(b"abc"), None, 7, [np.zeros(3), object()], {"path": pathlib.Path("a")}):
         with pytest.raises(TypeError, match="is not in a pool buffer: pass an array from pool.empty"):
             pinpool.record_stream(other, 0)

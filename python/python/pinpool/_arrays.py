@@ -20,17 +20,26 @@ def record_stream(batch: Any, stream: Any) -> None:
 
     Args:
         batch: an array or tensor over a buffer of a pool: from `pool.empty`, a batch, `torch.from_dlpack(buf)` or `np.asarray(buf)`,
-            or a view of one. One call covers all arrays of the same buffer. Also a dict, list or tuple of arrays, tensors, numbers and
-            text, in which host memory outside pools is ignored. Empty arrays are ignored.
+            or a view of one. One call covers all arrays of the same buffer. Also a dict, list or tuple of them, in which other values and
+            host memory outside pools are ignored: arrays within other objects, such as dataclasses, need calls of their own. Empty arrays
+            are ignored.
         stream: as for `Buffer.record_stream`.
 
     Raises:
-        TypeError: `batch` is not in a buffer of a pool, or `stream` is not a stream.
+        TypeError: `batch` is not in a buffer of a pool, contains a GPU tensor, or contains other objects and no array of a pool; or
+            `stream` is not a stream.
         BackendError, DeviceError, RequestError: as for `Buffer.record_stream`.
     """
+    import numpy as np
+
     if isinstance(batch, (Mapping, list, tuple)):
-        for address in {address for array in _arrays_in(batch) if (address := _address(array))}:
-            _pinpool._record_stream(address, stream)
+        arrays, others = [], []
+        for value in _values_in(batch):
+            (arrays if is_tensor(value) or isinstance(value, (np.ndarray, memoryview, _pinpool.Buffer)) else others).append(value)
+        addresses = {address for array in arrays if (address := _address(array))}
+        found = [_pinpool._record_stream(address, stream) for address in addresses]
+        if others and not any(found):
+            raise _not_in_a_pool(others[0])
     elif (address := _address(batch)) and not _pinpool._record_stream(address, stream):
         raise _not_in_a_pool(batch)
 
@@ -41,17 +50,15 @@ def _not_in_a_pool(value):
     )
 
 
-def _arrays_in(value):
-    """Yields the arrays of a nested container. Raises TypeError for an object that may have arrays of its own."""
+def _values_in(value):
+    """Yields the values of a nested container, without those that have no arrays: numbers, text and None."""
     import numpy as np
 
     if isinstance(value, (Mapping, list, tuple)):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _arrays_in(item)
-    elif is_tensor(value) or isinstance(value, (np.ndarray, _pinpool.Buffer)):
-        yield value
+            yield from _values_in(item)
     elif not isinstance(value, (str, bytes, int, float, complex, np.generic, type(None))):
-        raise _not_in_a_pool(value)
+        yield value
 
 
 def is_tensor(value):
@@ -73,9 +80,9 @@ def _address(array):
 
 def empty(pool, shape, dtype, order, library, timeout):
     if library == "numpy":
-        return _numpy(pool, shape, dtype, order, timeout)
+        return _empty_array(pool, shape, dtype, order, timeout)
     if library == "torch":
-        return _torch(pool, shape, dtype, order, timeout)
+        return _empty_tensor(pool, shape, dtype, order, timeout)
     raise ValueError(f"library must be 'numpy' or 'torch', not {library!r}")
 
 
@@ -90,7 +97,7 @@ def _lengths(shape):
     return lengths
 
 
-def _numpy(pool, shape, dtype, order, timeout):
+def _empty_array(pool, shape, dtype, order, timeout):
     import numpy as np
 
     if type(dtype).__module__ == "torch":
@@ -108,7 +115,7 @@ def _numpy(pool, shape, dtype, order, timeout):
     return np.ndarray(lengths, dtype, np.frombuffer(buf, np.uint8), order=order)
 
 
-def _torch(pool, shape, dtype, order, timeout):
+def _empty_tensor(pool, shape, dtype, order, timeout):
     try:
         import torch
     except ImportError as error:

@@ -30,7 +30,7 @@ class BackendError(PinpoolError, RuntimeError):
 
 
 class DeviceError(PinpoolError, RuntimeError):
-    """The device failed. It is unknown whether its work has completed, so the memory is never reused."""
+    """The device failed, or a stream captures a graph. It is unknown when the work completes, so the memory is never reused."""
 
 
 class ForkError(PinpoolError, RuntimeError):

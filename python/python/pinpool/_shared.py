@@ -107,7 +107,8 @@ class SharedPool:
                 wait while the trainer validates or saves.
 
         Raises:
-            TimeoutError: no buffer became free.
+            TimeoutError: no buffer became free in time. LimitError if `timeout` is 0.
+            ReleasedError: this process has closed the shared pool.
             RequestError: `n` exceeds `buffer_bytes`.
             PeerError: the trainer has ended or closed the shared pool.
         """
@@ -168,6 +169,8 @@ class SharedPool:
 
         Raises:
             TicketError: the buffer was received before, or belongs to another shared pool.
+            ReleasedError: the shared pool was closed.
+            TypeError: this process is a worker.
         """
         trainer = self._trainer()
         if not isinstance(ticket, Packed):
@@ -283,7 +286,7 @@ class SharedPool:
         return self._trainer().pinned_by()
 
     @property
-    def hugetlb(self) -> bool:
+    def is_hugetlb(self) -> bool:
         """True if the memory is in hugetlb pages."""
         return self._trainer().is_hugetlb()
 

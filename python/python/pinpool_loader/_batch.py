@@ -31,7 +31,7 @@ class RawBatch(NamedTuple):
     buffer: Any
     parts: list[tuple[int, int, int, int]]
     #: Offset of each decoded field in the buffer; empty if there are no samples.
-    starts: list[int]
+    field_offsets: list[int]
     labels: list[Any] | None
     failures: list[tuple[str, bool]]
 
@@ -77,7 +77,7 @@ class Batch:
     def __init__(self, raw: RawBatch, labels: list[Any], failures: list[str], source: BatchSource) -> None:
         self.number, self.epoch, self.index, self.buffer, self._parts = raw.number, raw.epoch, raw.index, raw.buffer, raw.parts
         self._source, self.labels, self.failures = source, labels, failures
-        self._arrays = dict(zip(source.decoded, raw.starts or [0] * len(source.decoded)))
+        self._arrays = dict(zip(source.decoded, raw.field_offsets or [0] * len(source.decoded)))
 
     def rng(self) -> np.random.Generator:
         """Returns a random number generator seeded by the loader's seed, the epoch, the index of the batch and the rank.

@@ -27,11 +27,11 @@ _ORDER = "shuffle=, seed=, rank= and world_size= choose the order"
 _MAP = "map= takes a function of a batch"
 _WORLD = "world_size= is the number of processes, and rank= the number of this one"
 _THREADS = "the loader has threads and no worker processes; map= applies a function to each batch, with random numbers from batch.rng()"
-#: Arguments of torch's DataLoader, torchvision's ImageFolder and earlier versions, and what to use instead.
+#: Arguments of other loaders, and what to use instead.
 _HINTS = {
     "dataset": "the first argument names files: Loader('photos', batch_size=64)",
     "root": "the first argument names files: Loader('photos', batch_size=64)",
-    "num_workers": "workers= is the number of threads that read",
+    "num_workers": "threads= is the number of threads that read",
     "prefetch_factor": "prefetch= is the number of batches that are read ahead",
     "collate_fn": _MAP,
     "transform": _MAP + "; batch.rng() draws the random numbers of an augmentation",
@@ -60,7 +60,7 @@ class _Settings(TypedDict, total=False):
 
     batch_size: int | None
     batch_bytes: int | str | None
-    workers: int | None
+    threads: int | None
     prefetch: int | None
     shuffle: bool
     seed: int
@@ -75,7 +75,7 @@ class _Settings(TypedDict, total=False):
     decode: Mapping[str, Image] | None
     labels: str | None
     label_type: Callable[[str], Any] | None
-    map_workers: int
+    map_threads: int
     on_error: Literal["raise", "skip"]
 
 
@@ -95,8 +95,8 @@ class Loader(Generic[T]):
         batch_size: maximum number of samples per batch.
         batch_bytes: maximum number of bytes per batch, or text such as "16MiB" (the default if `batch_size` is not given either). A longer sample
             comes in parts.
-        workers: threads that read and decode (default: one per core).
-        prefetch: batches read ahead (default: two per worker).
+        threads: number of threads that read and decode (default: one per core).
+        prefetch: batches read ahead (default: two per thread).
         shuffle: whether each epoch has another order, determined by `seed`.
         seed: seed of the order and of `Batch.rng`.
         rank, world_size: the number of this process, and the number of processes (data-parallel ranks). Each process gets every
@@ -114,7 +114,7 @@ class Loader(Generic[T]):
         label_type: function from the text of the field, or the name of the directory, to the label (default for `labels`: int).
         map: function of a batch; the `for` yields its results, in order, instead of batches. `batch.rng()` is its source of random
             numbers.
-        map_workers: threads that run `map` ahead of the loop. They run one at a time except in calls that release the GIL, as many of
+        map_threads: number of threads that run `map` ahead of the loop. They run one at a time except in calls that release the GIL, as many of
             NumPy and torch do.
         on_error: "raise", or "skip" to leave out samples that cannot be read and list them in `failures`.
 
@@ -129,10 +129,10 @@ class Loader(Generic[T]):
     @overload
     def __init__(self, paths: _Paths, *, map: Callable[[Batch], T], **settings: Unpack[_Settings]) -> None: ...
     def __init__(
-        self, paths: Any, *, batch_size: Any = None, batch_bytes: Any = None, workers: Any = None, prefetch: Any = None,
+        self, paths: Any, *, batch_size: Any = None, batch_bytes: Any = None, threads: Any = None, prefetch: Any = None,
         shuffle: Any = False, seed: Any = 0, rank: Any = 0, world_size: Any = 1, drop_last: Any = False, even: Any = False, epochs: Any = 1,
         state: Any = None, pool: Any = None, containers: Any = False, decode: Any = None, labels: Any = None, label_type: Any = None,
-        map: Any = None, map_workers: Any = 2, on_error: Any = "raise", **others: Any,
+        map: Any = None, map_threads: Any = 2, on_error: Any = "raise", **others: Any,
     ) -> None:  # fmt: skip
         for name in others:
             raise TypeError(f"Loader has no argument {name}=" + (f"; {_HINTS[name]}" if name in _HINTS else ""))
@@ -146,7 +146,7 @@ class Loader(Generic[T]):
             raise TypeError(f"map must be a function of a batch, not {map!r}")
         if pool is not None and not isinstance(pool, Pool):
             raise TypeError(f"pool must be a pinpool.Pool, not {pool!r}")
-        self._map, self._map_workers = map, checked_int("map_workers", map_workers, 1, 1024)
+        self._map, self._map_threads = map, checked_int("map_threads", map_threads, 1, 1024)
         decoded = _decode.decoders(decode)
         drop_last, even = checked_bool("drop_last", drop_last), checked_bool("even", even)
         needy = "decode=" if decoded else "drop_last=" if drop_last else "even=" if even else None
@@ -165,7 +165,7 @@ class Loader(Generic[T]):
         self._pool = Pool(name="loader") if pool is None else pool
         self._files = _pinpool.Files(
             self._pool, listed, checked_bool("containers", containers), batch_size=batch_size, batch_bytes=batch_bytes,
-            workers=0 if workers is None else checked_int("workers", workers, 1, 1024),
+            threads=0 if threads is None else checked_int("threads", threads, 1, 1024),
             prefetch=0 if prefetch is None else checked_int("prefetch", prefetch, 1, 65536),
             seed=seed if shuffle else None,
             rank=rank, world_size=world_size, even=even, drop_last=drop_last,
@@ -231,7 +231,7 @@ class Loader(Generic[T]):
         return self._pool
 
     @property
-    def samples(self) -> int:
+    def num_samples(self) -> int:
         """Number of samples of an epoch, over all ranks."""
         return len(self._files)
 
@@ -274,7 +274,7 @@ class Loader(Generic[T]):
         runner = None
         if (function := self._map) is not None:
             # The position travels with each result, because `state_dict()` must not count results ahead of the loop.
-            batches = runner = MapRunner(lambda taken: (function(taken[0]), taken[1]), batches, self._map_workers)
+            batches = runner = MapRunner(lambda taken: (function(taken[0]), taken[1]), batches, self._map_threads)
 
         def hand_out(taken: tuple[Any, _Position]) -> Any:
             made, self._position = taken
@@ -381,7 +381,7 @@ class Loader(Generic[T]):
             raise AttributeError(f"a Loader has no attribute {name!r}" + (f": use {instead}" if instead else ""))
 
     def __repr__(self) -> str:
-        return f"<pinpool_loader.Loader of {self.samples} samples, {self.nbytes} B, in epoch {self._position[0]}>"
+        return f"<pinpool_loader.Loader of {self.num_samples} samples, {self.nbytes} B, in epoch {self._position[0]}>"
 
 
 def _failure_text(failures: list[str]) -> str:

@@ -65,9 +65,10 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
             started CUDA, else the GPU of `LOCAL_RANK`, else 0.
 
     Raises:
-        PinpoolError: torch is missing, older than 2.11, or built for ROCm; or another pool is installed.
+        ImportError: torch cannot be imported.
+        PinpoolError: torch is older than 2.11 or built for ROCm; or a pool is installed already.
         BackendError: no GPU backend works, or the allocator does not compile.
-        TypeError: both a pool and settings are given.
+        TypeError, SettingError: both a pool and settings are given, or a setting is unknown or invalid.
     """
     global _installed
     if pool is not None and settings:
@@ -154,7 +155,7 @@ def _load() -> ctypes.CDLL:
     try:
         import torch
     except ImportError as why:
-        raise PinpoolError(f"torch cannot be imported ({why}): pip install 'torch>={_dotted(OLDEST)}'") from why
+        raise ImportError(f"torch cannot be imported ({why}): pip install 'torch>={_dotted(OLDEST)}'") from why
     found = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
     if found < OLDEST:
         raise PinpoolError(

@@ -16,8 +16,8 @@ _NUMERATOR, _DENOMINATOR = 3, 4
 #: Limits are multiples of this many bytes, as for `max_bytes="auto"`.
 _GRANULE = 2 << 20
 #: Settings with which this default does not apply: the preset may be "tensorflow", which has no limit, and a shared limit has its own.
-_DECIDES = ("max_bytes", "preset", "ledger")
-_VARIABLES = tuple(f"PINPOOL_{name.upper()}" for name in _DECIDES)
+_OVERRIDES = ("max_bytes", "preset", "ledger")
+_VARIABLES = tuple(f"PINPOOL_{name.upper()}" for name in _OVERRIDES)
 
 
 def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str] | None) -> tuple[int, str] | None:
@@ -29,7 +29,7 @@ def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str
         memory: the memory of the cgroup or machine in bytes, and where that number comes from.
     """
     reads_variables = settings.get("env", True)
-    decided = any(settings.get(name) is not None for name in _DECIDES)
+    decided = any(settings.get(name) is not None for name in _OVERRIDES)
     if decided or memory is None or (reads_variables and any(environ.get(name) for name in _VARIABLES)):
         return None
     total, origin = memory
