@@ -159,7 +159,7 @@ predicates! {
     is_limit, Limit = Limit | Late;
     /// The driver or the kernel refused, or the chosen backend is not available.
     is_backend, Backend = Backend | Unavailable;
-    /// Two settings contradict each other, or a setting is out of range.
+    /// A setting is unknown or invalid, contradicts another, or needs a feature that this build lacks.
     is_setting, Setting = Setting;
     /// A copy was refused before anything was enqueued.
     is_copy, Copy = Copy;
@@ -272,6 +272,7 @@ pub struct SourceError {
 
 /// When a refused call may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Retry {
     /// As soon as another call or a stream capture ends.
     Soon,

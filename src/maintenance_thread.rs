@@ -78,15 +78,15 @@ pub(crate) enum Pace {
     Active,
     /// A waker waits for a copy.
     Copies,
-    /// A request will need a hole that does not exist yet.
-    Compaction,
+    /// A request will need a hole that does not exist yet, or a reserve is being pinned.
+    Steps,
 }
 
 impl Pace {
     /// Between two rounds, if the thread was last woken at `since`.
     pub(crate) fn period(self, since: Instant) -> Option<Duration> {
         match self {
-            Self::Compaction => Some(Duration::from_micros(200)),
+            Self::Steps => Some(Duration::from_micros(200)),
             Self::Copies => Some(pause_for_copies(since)),
             Self::Active => Some(Duration::from_millis(100)),
             Self::Quiet => Some(Duration::from_secs(1)),
@@ -126,7 +126,9 @@ impl Maintained for Reminded {
         let is_met = || self.condition.as_ref().is_some_and(|condition| condition());
         if self.is_pending() && (is_late() || is_met()) {
             let waker = self.waker.lock().take();
-            waker.into_iter().for_each(Waker::wake);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
         }
     }
 
@@ -249,7 +251,7 @@ impl MaintenanceThread {
             return Ok(());
         }
         // Others need not wake a thread that has not begun.
-        self.pace.store(Pace::Compaction as u32, Ordering::Relaxed);
+        self.pace.store(Pace::Steps as u32, Ordering::Relaxed);
         let stuck = schedule.call.filter(Call::is_stuck);
         if schedule.is_running && stuck.is_none() {
             return Ok(());
@@ -467,7 +469,7 @@ mod tests {
 
         fn pace(&self) -> Pace {
             let pace = self.pace.load(Ordering::SeqCst);
-            [Pace::Compaction, Pace::Copies, Pace::Active, Pace::Quiet, Pace::Never]
+            [Pace::Steps, Pace::Copies, Pace::Active, Pace::Quiet, Pace::Never]
                 .into_iter()
                 .find(|&one| one as u32 == pace)
                 .unwrap()

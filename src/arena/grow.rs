@@ -30,7 +30,7 @@ pub(crate) struct GrowthLimits {
     pub(crate) commit_bytes: u64,
     /// Bytes claimed now beyond a limit that was lowered: what is decommitted makes up for these before it makes room.
     pub(crate) over_bytes: u64,
-    /// Discrete regions may be decommitted now, because no copy is in flight.
+    /// Discrete regions may be decommitted now: that does not wait for the device, or nothing else makes room.
     pub(crate) may_decommit_regions: bool,
     /// Longest step, and longest discrete region, that is committed at once unless a single buffer needs more. Regions are
     /// short while copies run, because committing delays them; 0 once the source has refused more than one buffer.
@@ -126,13 +126,15 @@ impl Arena {
         let surplus_bytes = self.surplus(&origins, limits);
         if let (Some(last), Some(group)) = (targets.last_mut(), origins.by_size.last_mut()) {
             last.end += surplus_bytes;
-            group.0.last_mut().into_iter().for_each(|last| last.end += surplus_bytes);
+            if let Some(last) = group.targets.last_mut() {
+                last.end += surplus_bytes;
+            }
         }
         targets.iter().for_each(|&target| self.take_target(target));
         let (mut moves, mut commits) = (Vec::new(), Vec::new());
-        for (targets, remapped) in origins.by_size {
+        for SizeGroup { targets, remapped_bytes } in origins.by_size {
             let sources =
-                targets.first().map_or_else(Vec::new, |&of_size| self.longest_idle_of_size(of_size, remapped));
+                targets.first().map_or_else(Vec::new, |&of_size| self.longest_idle_of_size(of_size, remapped_bytes));
             for &source in &sources {
                 self.take_idle(source, &mut idle_before);
             }
@@ -151,15 +153,17 @@ impl Arena {
 
     /// The bytes to commit in addition to those that the buffer misses, behind the last of its granules (policy-R7).
     fn surplus(&self, origins: &GranuleOrigins, limits: GrowthLimits) -> u64 {
-        let to_commit = |(targets, remapped): &(Vec<Extent>, u64)| {
-            targets.iter().map(|target| target.bytes()).sum::<u64>().saturating_sub(*remapped)
+        let to_commit = |group: &SizeGroup| {
+            let bytes = group.targets.iter().map(|target| target.bytes()).sum::<u64>();
+            bytes.saturating_sub(group.remapped_bytes)
         };
         let commit: u64 = origins.by_size.iter().map(to_commit).sum();
         let Some(group) = origins.by_size.last().filter(|&group| to_commit(group) > 0 && origins.decommitted == 0)
         else {
             return 0;
         };
-        let Some((last, run)) = group.0.last().and_then(|&last| Some((last, self.uncommitted.around(last)?))) else {
+        let Some((last, run)) = group.targets.last().and_then(|&last| Some((last, self.uncommitted.around(last)?)))
+        else {
             return 0;
         };
         let (of_size, granule_bytes) = self.all_of_size(last);
@@ -213,7 +217,7 @@ impl Arena {
             let remapped = wanted.min(idle);
             (spare, over_limit) = (spare.saturating_sub(remapped), over_limit.saturating_sub(remapped));
             (idle_elsewhere, to_commit) = (idle_elsewhere - remapped, to_commit - remapped);
-            by_size.push((of_size, remapped));
+            by_size.push(SizeGroup { targets: of_size, remapped_bytes: remapped });
             largest_bytes = granule_bytes;
         }
         // Granules of other sizes cannot move here: they are decommitted to make room, or because they are spare.
@@ -326,10 +330,16 @@ impl Arena {
 
 /// The origin of the granules that a buffer lacks.
 struct GranuleOrigins {
-    /// The targets by the size of their granules, each with the bytes that are remapped there.
-    by_size: Vec<(Vec<Extent>, u64)>,
+    by_size: Vec<SizeGroup>,
     /// Bytes of idle granules that are decommitted, for lack of room and of idle ones of the right size.
     decommitted: u64,
+}
+
+/// Targets with one size of granules.
+struct SizeGroup {
+    targets: Vec<Extent>,
+    /// Bytes of idle granules that are remapped there.
+    remapped_bytes: u64,
 }
 
 /// Remaps `sources` to `targets`, lowest first, and commits the targets that are left.

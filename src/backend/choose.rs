@@ -108,13 +108,13 @@ pub(crate) struct PinOptions<'a> {
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only `register` keeps the number.
     pub(crate) threads: usize,
     /// Whether an arena is between the pool and the source, so that few and large pieces are pinned.
-    pub(crate) arena: bool,
+    pub(crate) has_arena: bool,
     /// The limit in bytes, if the user set one.
     pub(crate) max_bytes: Option<u64>,
     /// For whole regions of `vmm`, `register`, `mlock` and `heap`.
     pub(crate) hugetlb: HugeTlb,
     /// Sources of the driver that are not to be tried in this process, each with the reason.
-    pub(crate) not_here: &'a [(&'static str, String)],
+    pub(crate) excluded: &'a [(&'static str, String)],
 }
 
 impl Default for PinOptions<'_> {
@@ -124,10 +124,10 @@ impl Default for PinOptions<'_> {
             device: 0,
             node: None,
             threads: 0,
-            arena: false,
+            has_arena: false,
             max_bytes: None,
             hugetlb: HugeTlb::Off,
-            not_here: &[],
+            excluded: &[],
         }
     }
 }
@@ -150,7 +150,7 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
     let mut chosen = match backend {
         Backend::Heap => Chosen::new(host_source(HeapSource::new(), options)),
         Backend::Source(source) => Chosen::new(source.clone()),
-        Backend::Auto if is_linux => best(options),
+        Backend::Auto if is_linux => best_available(options),
         Backend::Auto => {
             let found = Finding::warning("pinning", "memory is not pinned, which needs Linux")
                 .remedy("set PINPOOL_BACKEND=heap to accept this");
@@ -162,7 +162,7 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
             let reasons = passed_over.iter().map(|(name, why)| format!("{name}: {why}"));
             unavailable([gpu].into_iter().chain(remedy).chain(reasons).collect::<Vec<_>>().join("; "))
         })?,
-        Backend::Vmm | Backend::Register if !options.arena => {
+        Backend::Vmm | Backend::Register if !options.has_arena => {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is a separate allocation and each eviction \
                        a release, which this backend makes slower than cuda does";
             let (name, value) = ("PINPOOL_BACKEND", backend.name().to_owned());
@@ -214,8 +214,8 @@ fn host_source(source: HeapSource, options: PinOptions<'_>) -> Arc<HeapSource> {
 }
 
 /// The driver's sources that suit a pool with or without an arena, best first.
-fn driver_sources(arena: bool) -> &'static [&'static str] {
-    if arena { &["vmm", "register", "cuda"] } else { &["cuda"] }
+fn driver_sources(has_arena: bool) -> &'static [&'static str] {
+    if has_arena { &["vmm", "register", "cuda"] } else { &["cuda"] }
 }
 
 /// Backends that do not work here, each with the reason.
@@ -224,7 +224,7 @@ type PassedOver = Vec<(&'static str, String)>;
 /// The best source of the driver that works, or those that do not work, each with the reason.
 fn best_of_driver(options: PinOptions<'_>) -> Result<Chosen, PassedOver> {
     let mut passed_over = Vec::new();
-    for &name in driver_sources(options.arena) {
+    for &name in driver_sources(options.has_arena) {
         match tried_source(name, options) {
             Ok(chosen) => return Ok(Chosen { passed_over, ..chosen }),
             Err(why) => passed_over.push((name, why)),
@@ -233,7 +233,8 @@ fn best_of_driver(options: PinOptions<'_>) -> Result<Chosen, PassedOver> {
     Err(passed_over)
 }
 
-fn best(options: PinOptions<'_>) -> Chosen {
+/// The best source that works; `heap` if no other does.
+fn best_available(options: PinOptions<'_>) -> Chosen {
     let mut passed_over = match best_of_driver(options) {
         Ok(chosen) => return chosen,
         Err(passed_over) => passed_over,
@@ -267,8 +268,8 @@ fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Chosen, S
 
 /// The finding about a present GPU that serves no backend; `None` if there is none.
 fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -> Option<Finding> {
-    let not_here = options.not_here.iter().find(|(not, _)| *not == "gpu");
-    let gpu = not_here.map_or_else(|| gpu(options.device), |(name, why)| Finding::warning(name, why.clone()));
+    let excluded = options.excluded.iter().find(|(not, _)| *not == "gpu");
+    let gpu = excluded.map_or_else(|| gpu(options.device), |(name, why)| Finding::warning(name, why.clone()));
     match (gpu.severity, passed_over.last()) {
         (Severity::Note, _) => None,
         (Severity::Ok, Some((name, why))) => {
@@ -339,8 +340,8 @@ pub(crate) fn driver_source(name: &str, options: PinOptions<'_>, insists: bool) 
     use super::register::RegisterSource;
     use super::vmm::VmmSource;
 
-    let PinOptions { root, device, node, threads, not_here, max_bytes, .. } = options;
-    if let Some((_, why)) = not_here.iter().find(|(not, _)| *not == name) {
+    let PinOptions { root, device, node, threads, excluded, max_bytes, .. } = options;
+    if let Some((_, why)) = excluded.iter().find(|(not, _)| *not == name) {
         return Err(why.clone());
     }
     match name {
@@ -366,9 +367,9 @@ mod tests {
 
     #[test]
     fn auto_always_finds_a_source_and_gives_the_reasons_against_better_ones() {
-        for arena in [true, false] {
-            let chosen = choose(&Backend::Auto, PinOptions { arena, ..PinOptions::default() }).unwrap();
-            let order: Vec<&str> = driver_sources(arena).iter().copied().chain(["mlock", "heap"]).collect();
+        for has_arena in [true, false] {
+            let chosen = choose(&Backend::Auto, PinOptions { has_arena, ..PinOptions::default() }).unwrap();
+            let order: Vec<&str> = driver_sources(has_arena).iter().copied().chain(["mlock", "heap"]).collect();
             let rank = order.iter().position(|&name| name == chosen.source.name()).unwrap();
             let passed_over: Vec<&str> = chosen.passed_over.iter().map(|(name, _)| *name).collect();
             assert_eq!(passed_over, order[..rank]);
@@ -380,7 +381,7 @@ mod tests {
 
     #[test]
     fn without_linux_memory_is_not_pinned_and_backends_that_pin_are_refused() {
-        let options = PinOptions { arena: true, ..PinOptions::default() };
+        let options = PinOptions { has_arena: true, ..PinOptions::default() };
         let choose = |backend: &Backend| choose_on(backend, options, false);
         let chosen = choose(&Backend::Auto).unwrap();
         assert_eq!((chosen.source.name(), chosen.findings[0].severity), ("heap", Severity::Warning));

@@ -87,7 +87,7 @@ impl Drop for Refused {
     }
 }
 
-/// The same as for [`Error`].
+/// Prints as its [`Error`] does.
 impl fmt::Debug for CopyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)

@@ -46,7 +46,9 @@ type ReadCode = fn(&mut CodeSettings, &str) -> Result<(), ParseError>;
 
 /// Settings that code can set from text but that have no variable.
 pub static IN_CODE: &[(&str, ReadCode)] = &[
-    ("background_thread", |code, text| (SWITCH.parse)(text).map(|polls| code.background_thread = Some(polls))),
+    ("background_thread", |code, text| {
+        (SWITCH.parse)(text).map(|is_enabled| code.background_thread = Some(is_enabled))
+    }),
     #[cfg(feature = "observe")]
     ("call_stacks", |code, text| (COUNT.parse)(text).map(|every| code.call_stacks = every)),
 ];

@@ -37,7 +37,8 @@ pub use crate::shared_limit::SharedLimitName;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {
-    /// A quarter of the memory of the cgroup or, without one, of the machine. All pools of the process with this limit share it.
+    /// A quarter of the memory of the cgroup or, without one, of the machine, at most what is available. All pools of the process with
+    /// this limit share it.
     Auto,
     /// This many bytes.
     Bytes(u64),

@@ -86,23 +86,23 @@ pub(crate) type Fences = SmallVec<[SharedFence; 1]>;
 
 /// Why a fence did not answer.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(super) struct FenceFailure {
     pub(super) error: Error,
     /// It panicked, and is not queried again: the panic hook of the process reports each panic.
     pub(super) is_final: bool,
 }
 
 /// Queries a fence, which may be a user's. A panic counts as a failure, so that nothing but the memory is lost.
-pub(super) fn query(fence: &dyn Fence) -> Result<bool, Refusal> {
+pub(super) fn query(fence: &dyn Fence) -> Result<bool, FenceFailure> {
     match caught(|| fence.is_complete()) {
-        Some(answer) => answer.map_err(|error| Refusal { error, is_final: false }),
-        None => Err(Refusal { error: Error::device_failed("the fence of a copy panicked"), is_final: true }),
+        Some(answer) => answer.map_err(|error| FenceFailure { error, is_final: false }),
+        None => Err(FenceFailure { error: Error::device_failed("the fence of a copy panicked"), is_final: true }),
     }
 }
 
 /// Queries a fence as [`query`] does, for callers that treat all failures alike.
 pub(crate) fn is_complete(fence: &dyn Fence) -> Result<bool> {
-    query(fence).map_err(|refusal| refusal.error)
+    query(fence).map_err(|failure| failure.error)
 }
 
 /// Several fences as one: the failure of one outweighs the others (in-flight-I2).

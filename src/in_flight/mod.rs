@@ -45,7 +45,7 @@ mod queues;
 pub(crate) use fence::WorkId;
 pub(crate) use fence::{CopyFences, Fences, SharedFence, is_complete};
 pub use fence::{Fence, StreamId};
-use fence::{Refusal, all_of, discard, query, stream_id_of};
+use fence::{FenceFailure, all_of, discard, query, stream_id_of};
 use queues::{Candidate, Counts, PendingCopy, Queue, Queues};
 pub(crate) use queues::{PendingGroup, QueryScope};
 
@@ -55,13 +55,13 @@ pub(crate) struct InFlight<T> {
     /// Held while items move; no fence is called under it.
     queues: Mutex<Queues<T>>,
     /// The [`Counts`], for readers without the lock. Written under it.
-    count: AtomicU64,
+    held: AtomicU64,
     quarantined: AtomicU64,
     bytes: AtomicU64,
 }
 
 /// Permits one thread to query a queue, until this is dropped.
-struct Claim<'a, T> {
+struct QueueClaim<'a, T> {
     in_flight: &'a InFlight<T>,
     key: u64,
 }
@@ -106,7 +106,7 @@ impl<T> InFlight<T> {
                 counts: Counts::default(),
                 has_ended: false,
             }),
-            count: AtomicU64::new(0),
+            held: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             quarantined: AtomicU64::new(0),
         }
@@ -130,7 +130,7 @@ impl<T> InFlight<T> {
     /// a load and a store of the counter by one thread.
     fn publish(&self, Counts { held, quarantined, bytes }: Counts) {
         // Relaxed: as in `held`.
-        self.count.store(held, Ordering::Relaxed);
+        self.held.store(held, Ordering::Relaxed);
         self.quarantined.store(quarantined, Ordering::Relaxed);
         self.bytes.store(bytes, Ordering::Relaxed);
     }
@@ -145,7 +145,7 @@ impl<T> InFlight<T> {
     #[inline]
     pub(crate) fn held(&self) -> u64 {
         // Relaxed: callers that see an item here and lock the queues find it there, or that it has left since.
-        self.count.load(Ordering::Relaxed)
+        self.held.load(Ordering::Relaxed)
     }
 
     /// Items that are quarantined.
@@ -181,7 +181,7 @@ impl<T> InFlight<T> {
     }
 
     /// The process was stopped for this long. That time does not count towards the age of any copy.
-    pub(crate) fn leave_out(&self, stopped_us: u64, now_us: u64) {
+    pub(crate) fn discount_pause(&self, stopped_us: u64, now_us: u64) {
         for copy in self.queues.lock().queues.iter_mut().flat_map(|queue| &mut queue.copies) {
             copy.since_us = copy.since_us.saturating_add(stopped_us).min(now_us);
         }
@@ -244,12 +244,12 @@ impl<T> InFlight<T> {
     }
 
     /// Claims a queue, with its first candidate; `None` if it is empty, or another thread has claimed it.
-    fn claim(&self, key: u64) -> Option<(Claim<'_, T>, Candidate)> {
+    fn claim(&self, key: u64) -> Option<(QueueClaim<'_, T>, Candidate)> {
         let mut queues = self.queues.lock();
         let queue = queues.find(key).filter(|queue| !queue.is_claimed)?;
         let first = queue.head()?;
         queue.is_claimed = true;
-        Some((Claim { in_flight: self, key }, first))
+        Some((QueueClaim { in_flight: self, key }, first))
     }
 
     /// Removes all items, for the end of a pool. Queries each, since a completed item may be behind a stuck item of another stream with
@@ -270,7 +270,7 @@ impl<T> InFlight<T> {
                 match if is_claimed { Ok(false) } else { query(&*fence) } {
                     Ok(true) => ended.swept.completed.push(item),
                     Ok(false) => ended.abandoned.push(item),
-                    Err(Refusal { error, .. }) => ended.swept.failed.push(FailedItem { item, error, fence: None }),
+                    Err(FenceFailure { error, .. }) => ended.swept.failed.push(FailedItem { item, error, fence: None }),
                 }
                 discard(fence);
             }
@@ -312,7 +312,7 @@ impl<T> InFlight<T> {
         for (item, fence) in queried {
             match query(&*fence) {
                 Ok(true) => completed.push(item),
-                Err(refusal) if refusal.is_final => leaked.push(item),
+                Err(failure) if failure.is_final => leaked.push(item),
                 _ => {
                     unknown.push((item, fence));
                     continue;
@@ -341,8 +341,8 @@ impl<T> InFlight<T> {
 
 impl<T> FailedItem<T> {
     /// Discards a fence that is not queried again. No lock is held.
-    fn new(item: T, fence: SharedFence, refusal: Refusal) -> Self {
-        let Refusal { error, is_final } = refusal;
+    fn new(item: T, fence: SharedFence, failure: FenceFailure) -> Self {
+        let FenceFailure { error, is_final } = failure;
         let fence = if is_final {
             discard(fence);
             None
@@ -353,7 +353,7 @@ impl<T> FailedItem<T> {
     }
 }
 
-impl<T> Claim<'_, T> {
+impl<T> QueueClaim<'_, T> {
     /// Queries the queue from its `first` candidate on.
     fn sweep(&self, first: Candidate, scope: QueryScope, swept: &mut Swept<T>) {
         let mut next = Some(first);
@@ -366,7 +366,7 @@ impl<T> Claim<'_, T> {
             let end = match state {
                 Ok(false) => return,
                 Ok(true) => Ok(()),
-                Err(refusal) => Err(refusal),
+                Err(failure) => Err(failure),
             };
             let mut queues = self.in_flight.queues.lock();
             // The end of the pool may have abandoned it.
@@ -385,13 +385,13 @@ impl<T> Claim<'_, T> {
                     discard(fence);
                     swept.completed.push(item);
                 }
-                Err(refusal) => swept.failed.push(FailedItem::new(item, fence, refusal)),
+                Err(failure) => swept.failed.push(FailedItem::new(item, fence, failure)),
             }
         }
     }
 }
 
-impl<T> Drop for Claim<'_, T> {
+impl<T> Drop for QueueClaim<'_, T> {
     fn drop(&mut self) {
         if let Some(queue) = self.in_flight.queues.lock().find(self.key) {
             queue.is_claimed = false;
@@ -482,11 +482,11 @@ mod tests {
     fn time_that_the_process_did_not_run_makes_no_copy_old() {
         let in_flight = InFlight::new();
         in_flight.insert(1, 10, behind([Arc::new(ScriptedFence::on(7))]), 1_000);
-        in_flight.leave_out(40_000, 41_200);
+        in_flight.discount_pause(40_000, 41_200);
         assert_eq!(in_flight.oldest(41_200).map(|group| group.age), Some(Duration::from_micros(200)));
         assert_eq!(in_flight.newly_stuck(41_200, Duration::from_micros(500)), []);
         // A copy that began meanwhile is not younger than it is.
-        in_flight.leave_out(60_000, 50_000);
+        in_flight.discount_pause(60_000, 50_000);
         assert_eq!(in_flight.oldest(50_000).map(|group| group.age), Some(Duration::ZERO));
     }
 

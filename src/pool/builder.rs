@@ -106,8 +106,8 @@ impl PoolBuilder {
 
     /// Lets the process's maintenance thread serve the pool (the default), so that idle memory is released and statistics are current
     /// while the program makes no calls. Without a background thread, call [`Pool::maintain`] periodically.
-    pub fn background_thread(mut self, polls: bool) -> Self {
-        self.settings.code.background_thread = Some(polls);
+    pub fn background_thread(mut self, is_enabled: bool) -> Self {
+        self.settings.code.background_thread = Some(is_enabled);
         self
     }
 
@@ -192,9 +192,9 @@ impl PoolBuilder {
     /// `register` and `cuda` waits for the device's work. A backend that is set explicitly is tried by the first request, except
     /// `vmm`, which is tried here.
     ///
-    /// If the process has not started the driver, the first call that needs memory or statistics tries the backends on its own
-    /// thread, so that children forked before it have CUDA; a pool with a reserve, a recording, a NUMA node or a shared limit tries
-    /// them here.
+    /// If the process has not started the driver, the first call that needs memory or statistics tries the backends on the
+    /// calling thread, so that children forked before it have CUDA; a pool with a reserve, a recording, a NUMA node, a shared limit or
+    /// another backend than `auto` tries them here.
     ///
     /// # Errors
     ///

@@ -65,16 +65,16 @@ pub(super) fn pin_options<'a>(
     config: &Config,
     root: &'a Path,
     max_bytes: Option<u64>,
-    not_here: &'a [(&'static str, String)],
+    excluded: &'a [(&'static str, String)],
 ) -> PinOptions<'a> {
     PinOptions {
         root,
         device: config.device,
         node: config.numa_node,
         threads: config.pin_threads_on_host(),
-        arena: config.preset == Preset::Adaptive,
+        has_arena: config.preset == Preset::Adaptive,
         max_bytes,
         hugetlb: config.hugetlb,
-        not_here,
+        excluded,
     }
 }

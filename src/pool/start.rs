@@ -114,7 +114,9 @@ impl PoolStart {
         }
         log.created(&text);
         chosen.findings.iter().for_each(|finding| log.found(finding));
-        chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limit(limit_bytes));
+        if let Some(limit_bytes) = chosen.lock_limit_bytes {
+            log.lock_limit(limit_bytes);
+        }
     }
 
     #[cfg(not(feature = "observe"))]

@@ -183,7 +183,9 @@ impl Budget {
         match self.level {
             LimitLevel::Partition => {
                 fence(Ordering::SeqCst);
-                self.owner().iter().for_each(|owner| owner.bytes_returned());
+                if let Some(owner) = self.owner() {
+                    owner.bytes_returned();
+                }
             }
             // The caller holds locks of the pool, so another thread wakes the requests of other pools.
             _ if self.is_auto() && self.is_wanted() => process::wake_thread(),
@@ -369,7 +371,9 @@ impl Claim {
 
     fn release(&self, bytes: u64) {
         self.budget.release(bytes);
-        self.host.iter().for_each(|host| host.release(bytes));
+        if let Some(host) = &self.host {
+            host.release(bytes);
+        }
     }
 
     /// The budget under which it is made.

@@ -101,7 +101,7 @@ typedef enum {
   PP_LOG_WARN = 2,
   /** Creation and end of pools, growth, TensorFlow's lines. */
   PP_LOG_INFO = 3,
-  /** Driver calls. */
+  /** Each growth, the end of each wait, releases for other pools. */
   PP_LOG_DEBUG = 4,
   /** Everything. */
   PP_LOG_TRACE = 5,
@@ -178,8 +178,8 @@ pp_status pp_set_log(pp_log_fn callback,
  *
  * With NULL or "" only the PINPOOL_* variables of the environment apply. Everything else has its default.
  *
- * Tests the backends and may pin memory (`reserve=`), so it may take seconds. All pools of a process share one thread, which
- * releases idle memory, unless `background_thread=0`.
+ * May test the backends, else the first call that needs memory does, and may pin memory (`reserve=`), so it may take seconds.
+ * All pools of a process share one thread, which releases idle memory, unless `background_thread=0`.
  *
  * - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
  * - PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another.

@@ -31,7 +31,7 @@ pub enum pp_log_level {
     PP_LOG_WARN = 2,
     /// Creation and end of pools, growth, TensorFlow's lines.
     PP_LOG_INFO = 3,
-    /// Driver calls.
+    /// Each growth, the end of each wait, releases for other pools.
     PP_LOG_DEBUG = 4,
     /// Everything.
     PP_LOG_TRACE = 5,

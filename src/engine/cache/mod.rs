@@ -3,7 +3,7 @@
 //! | preset | file | reuse | eviction | lock |
 //! | --- | --- | --- | --- | --- |
 //! | `tensorflow` | `tensorflow.rs` | oldest of the class first | oldest of all first | one |
-//! | `adaptive` | `thread_cache` | newest of the class first | oldest of all first | one per thread |
+//! | `adaptive` | `thread_cache` | newest of the class first | oldest of all first | one per shard |
 //!
 //! One structure cannot serve both: TensorFlow's order is one list for the whole process, and maintaining it costs every return
 //! a lock that all threads share. `tensorflow` enforces the count limit at each return; `adaptive` at the next miss, slow return

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::{Block, BlockRequest, Core};
 use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::engine::meter::usage_report;
-use crate::engine::wait_queue::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
+use crate::engine::wait_queue::{Behind, FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{Error, ErrorKind, NoMemory, Result};
 use crate::in_flight::QueryScope;
 use crate::quota::LimitLevel;
@@ -53,10 +53,11 @@ impl Core {
         } else {
             SlowCalls::Until(deadline(begun, wait.max(CALL_PATIENCE)))
         };
-        let served = match self
-            .take_completed(wanted.class)
-            .map_or_else(|| self.acquire(wanted, calls, QueuePlace::NotQueued), Ok)
-        {
+        let found = match self.take_completed(wanted.class) {
+            Some(block) => Ok(block),
+            None => self.acquire(wanted, calls, QueuePlace::NotQueued),
+        };
+        let served = match found {
             Ok(block) => Ok(block),
             Err(Stop::Refused(refusal)) if !self.may_wait(wanted, wait, &refusal) => {
                 self.give_up(wanted, Some(refusal), wait)
@@ -131,8 +132,11 @@ impl Core {
             },
             found => found,
         };
-        let mut block = match idle.take().map_or_else(|| found.map(|memory| self.new_pinned_block(memory, attempt)), Ok)
-        {
+        let made = match idle.take() {
+            Some(block) => Ok(block),
+            None => found.map(|memory| self.new_pinned_block(memory, attempt)),
+        };
+        let mut block = match made {
             Ok(block) => block,
             Err(stop) => {
                 self.record_stop(&stop, calls);
@@ -162,7 +166,7 @@ impl Core {
         self.evict_over_limit(None);
         let supply = self.memory.supply();
         let pass = self.waiters.try_pass(|first| (supply.room_to_pass(first), supply.bytes_to_pass(class)));
-        pass.map_err(|(waiting, first_bytes)| Refusal::Queued { waiting, first_bytes })
+        pass.map_err(|Behind { waiting, first_bytes }| Refusal::Queued { waiting, first_bytes })
     }
 
     /// A block of new pinned `memory`.

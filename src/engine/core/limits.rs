@@ -126,14 +126,14 @@ impl Core {
     pub(crate) fn set_limit(&self, limit: Limit) {
         let budget = self.memory.budget();
         budget.set_auto(limit == Limit::Auto);
-        let (max_bytes, _) = self.limit.set(limit, budget.auto_bytes());
+        let (max_bytes, _) = self.auto_limit.set(limit, budget.auto_bytes());
         self.apply_limit(max_bytes, if limit == Limit::Auto { "auto" } else { "set_max_bytes" });
     }
 
     /// Sets the limit again, if it is `auto` and a cgroup limit has changed.
     pub(super) fn follow_limit(&self, now_us: u64) {
         if let Some((max_bytes, why)) =
-            self.limit.change(self.time.of_process_us(now_us), || self.memory.budget().auto_bytes())
+            self.auto_limit.change(self.time.of_process_us(now_us), || self.memory.budget().auto_bytes())
         {
             self.apply_limit(max_bytes, &why);
         }
@@ -153,9 +153,7 @@ impl Core {
         self.notice(Pace::Active);
         self.room_was_made();
     }
-}
 
-impl Core {
     /// There may be more room: the maintenance thread, or the next call of `maintain`, continues a reserve that waits for it.
     pub(super) fn resume_reserve(&self) {
         let Some(arena) = self.memory.arena() else { return };
@@ -245,7 +243,9 @@ impl Core {
 
     /// Reports the idle bytes to the host's limit.
     pub(super) fn record_idle(&self) {
-        self.budget().host().iter().for_each(|host| host.record_idle(self.memory.supply().idle_bytes(self)));
+        if let Some(host) = self.budget().host() {
+            host.record_idle(self.memory.supply().idle_bytes(self));
+        }
     }
 
     /// For a return while other owners want memory: releases `block` if they have priority, which is a slow call, and returns it

@@ -1,4 +1,4 @@
-//! The order of steps: each module decides under its own lock, and slow calls are made under none.
+//! The order of steps: each module decides under its own lock, and slow calls are made under none of these locks.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -122,11 +122,11 @@ pub(crate) struct Core {
     waiting_partitions: AtomicU64,
     owners: Owners,
     diagnosis: DiagnosisState,
-    /// Where its limit comes from, and the memory of the system.
-    limit: AutoLimit,
+    /// Where the limit comes from, and the memory of the system.
+    auto_limit: AutoLimit,
     /// The entry at the socket that serves statistics.
     #[cfg(feature = "observe")]
-    showing: std::sync::OnceLock<pinpool_observe::stats_socket::ServedPool>,
+    served_pool: std::sync::OnceLock<pinpool_observe::stats_socket::ServedPool>,
 }
 
 impl Core {
@@ -136,7 +136,7 @@ impl Core {
         time: Timekeeper,
         log: Arc<PoolLog>,
         recorder: Option<Arc<Recorder>>,
-        limit: AutoLimit,
+        auto_limit: AutoLimit,
     ) -> Arc<Self> {
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
@@ -170,9 +170,9 @@ impl Core {
             waiting_partitions: AtomicU64::new(0),
             owners: Owners::default(),
             diagnosis: DiagnosisState::default(),
-            limit,
+            auto_limit,
             #[cfg(feature = "observe")]
-            showing: std::sync::OnceLock::new(),
+            served_pool: std::sync::OnceLock::new(),
             log,
             config,
         });
@@ -200,7 +200,7 @@ impl Core {
     /// The pace that is needed after memory was carved or returned.
     fn pace_of_change(&self) -> Pace {
         match self.memory.arena() {
-            Some(arena) if arena.lacks_hole() => Pace::Compaction,
+            Some(arena) if arena.lacks_hole() => Pace::Steps,
             _ => Pace::Quiet,
         }
     }

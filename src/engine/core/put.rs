@@ -219,7 +219,9 @@ impl Core {
         self.record_of(&block, |id| Event::Leaked { id });
         self.counters.quarantined_bytes.add(held_bytes);
         let lost = self.counters.quarantined.add(1);
-        self.memory.arena().into_iter().for_each(|arena| arena.count_quarantined());
+        if let Some(arena) = self.memory.arena() {
+            arena.count_quarantined();
+        }
         let keeps_all = self.memory.arena().is_some_and(|arena| arena.may_never_release());
         let leaked = match fence {
             Some(fence) => self.in_flight.quarantine(block, fence).err(),
@@ -265,7 +267,9 @@ impl Core {
         self.counters.quarantined.subtract(buffers);
         self.counters.quarantined_bytes.subtract(bytes);
         self.log.responding(buffers, bytes);
-        self.memory.arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
+        if let Some(arena) = self.memory.arena() {
+            arena.count_recovered(buffers);
+        }
         for block in blocks {
             self.record_new(&block);
             self.finish_put(block);
@@ -350,7 +354,9 @@ impl Core {
     /// No handle is left. Idle blocks are released now, others when they are returned.
     pub(crate) fn seal(&self) {
         // From now on returns release their blocks, and nothing is idle.
-        self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
+        if let Some(arena) = self.memory.arena() {
+            arena.cancel_reserve();
+        }
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
         }
@@ -369,7 +375,9 @@ impl Core {
     pub(crate) fn refuse_requests(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         self.end_memory(SourceError::new("the pool", "is closed"));
-        self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
+        if let Some(arena) = self.memory.arena() {
+            arena.cancel_reserve();
+        }
         self.trim(0);
         self.waiters.wake_all();
         self.existing_partitions().iter().for_each(|partition| partition.close());
@@ -414,7 +422,9 @@ impl Core {
         }
         // A release that waits for the device would wait for a stuck copy.
         let may_release = abandoned.is_empty() || !self.memory.source().release_waits();
-        abandoned.iter().filter_map(|_| self.memory.arena()).for_each(|arena| arena.count_quarantined());
+        if let Some(arena) = self.memory.arena() {
+            abandoned.iter().for_each(|_| arena.count_quarantined());
+        }
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(lost::keep);
         if may_release {

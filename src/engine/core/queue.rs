@@ -35,13 +35,9 @@ impl Server for Core {
     }
 
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> std::result::Result<Block, Refusal> {
-        let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
-            // The attempt without calls has counted the miss.
-            let calls = SlowCalls::After(waiter.begun + CALL_PATIENCE);
-            let served = self
-                .try_get_of_pool(waiter.class)
-                .map_or_else(|| self.acquire(&waiter.request, calls, QueuePlace::NotQueued), Ok);
-            return served.map_err(expect_refusal);
+        let class = waiter.class;
+        let Some(refused) = waiter.refusal() else {
+            return self.serve_first(waiter).map_err(expect_refusal);
         };
         if let Some(block) = self.take(class) {
             return Ok(block);
@@ -117,9 +113,21 @@ impl Server for Core {
     }
 }
 
+impl Core {
+    /// The first attempt with driver calls of a request that stopped because it needed one.
+    fn serve_first(self: &Arc<Self>, waiter: &Waiter<Self>) -> std::result::Result<Block, Stop> {
+        // The attempt without calls has counted the miss.
+        let calls = SlowCalls::After(waiter.begun + CALL_PATIENCE);
+        match self.try_get_of_pool(waiter.class) {
+            Some(block) => Ok(block),
+            None => self.acquire(&waiter.request, calls, QueuePlace::NotQueued),
+        }
+    }
+}
+
 /// The refusal of an attempt that makes driver calls.
 fn expect_refusal(stop: Stop) -> Refusal {
-    stop.refusal().unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
+    stop.refusal().unwrap_or_else(|| unreachable!("an attempt that may make driver calls stopped because it needs one"))
 }
 
 /// Whether hits and returns of a pool take the slow path: while a request waits, or other owners want memory.

@@ -94,7 +94,7 @@ impl Core {
     }
 
     fn host_memory(&self) -> Option<Host> {
-        let memory = self.limit.memory(self.time.of_process_us(self.time.coarse_us()))?;
+        let memory = self.auto_limit.memory(self.time.of_process_us(self.time.coarse_us()))?;
         Some(Host {
             total_bytes: memory.total_bytes,
             available_bytes: memory.available_bytes,
@@ -358,10 +358,10 @@ impl Core {
         let path = if is_derived { stats_socket::path_of(self.process) } else { path.clone() };
         let pool: Weak<Self> = Arc::downgrade(self);
         match stats_socket::serve(&path, pool) {
-            Ok(showing) => {
+            Ok(served_pool) => {
                 self.log.socket_opened(&path);
                 // Set once, when the pool is made.
-                let _ = self.showing.set(showing);
+                let _ = self.served_pool.set(served_pool);
             }
             Err(error) => self.log.socket_failed(&path, &error.to_string()),
         }

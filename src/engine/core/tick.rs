@@ -156,7 +156,7 @@ impl Core {
         }
         // The thread runs several times a second. If it did not, the process was stopped, and that time does not count.
         if self.thread.is_some() && late_us > LATE_US {
-            self.in_flight.leave_out(late_us, now_us);
+            self.in_flight.discount_pause(late_us, now_us);
         }
         for PendingGroup { buffers, age, stream, bytes } in self.in_flight.newly_stuck(now_us, STUCK_AFTER) {
             self.log.stuck(buffers, bytes, age, stream.unwrap_or_default());
@@ -207,9 +207,9 @@ impl Maintained for Core {
         }
         let is_compacting = self.memory.arena().is_some_and(|arena| {
             arena.reserve_turn();
-            arena.compact(self.time.now_us()) || arena.reserve_pace() == Pace::Compaction
+            arena.compact(self.time.now_us()) || arena.reserve_pace() == Pace::Steps
         });
-        // Then the thread runs more often than anything else is due.
+        // While it compacts or pins a reserve, the thread runs more often than other work is due.
         if !is_compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
             self.run_due();
         } else {
@@ -243,9 +243,9 @@ impl Core {
             };
         };
         if arena.is_compacting() {
-            return Pace::Compaction;
+            return Pace::Steps;
         }
-        if idle_bytes > 0 || arena.ages() {
+        if idle_bytes > 0 || arena.has_aging_memory() {
             return if self.memory.own_bytes() > idle_bytes { Pace::Active } else { Pace::Quiet };
         }
         // A return that keeps its buffer wakes no thread, although it makes a buffer idle. Free memory is released if memory is short.

@@ -55,7 +55,7 @@ pub(crate) struct ArenaSupply {
     /// Blocks with copies that end at an unknown time, or never.
     pub(super) quarantined: AtomicU64,
     /// The log says that idle memory stays.
-    pub(super) told_idle: AtomicBool,
+    pub(super) has_logged_idle: AtomicBool,
     /// Sizes vary, as of the last miss or tick (policy-R12).
     pub(super) is_varied: AtomicBool,
     /// Set if the holes changed and none is as long as is wanted (policy-R13), until a compaction begins.
@@ -95,7 +95,7 @@ pub(super) struct Progress {
     /// The bytes that other owners of the shared limit should release for it.
     pub(super) want: Want,
     /// The log has said that it waits for room.
-    pub(super) has_told_lack: bool,
+    pub(super) has_logged_lack: bool,
     /// When the pinning in the background began, and the bytes pinned then.
     pub(super) begun: Option<(Instant, u64)>,
     /// Quarters that the log has reported.
@@ -291,7 +291,7 @@ impl ArenaSupply {
             finished: Condvar::default(),
             is_short: AtomicBool::new(false),
             quarantined: AtomicU64::new(0),
-            told_idle: AtomicBool::new(false),
+            has_logged_idle: AtomicBool::new(false),
             is_varied: AtomicBool::new(false),
             lacks_hole: AtomicBool::new(false),
             idle_polls: AtomicU32::new(u32::MAX),
@@ -330,7 +330,7 @@ impl ArenaSupply {
     }
 
     /// Returns whether some free memory will become due.
-    pub(in crate::engine) fn ages(&self) -> bool {
+    pub(in crate::engine) fn has_aging_memory(&self) -> bool {
         let books = self.books();
         let releasable_bytes = books.arena.releasable_bytes();
         releasable_bytes > 0 && (self.may_release_by_time() || books.overdue_bytes < releasable_bytes)

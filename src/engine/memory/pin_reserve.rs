@@ -151,7 +151,7 @@ impl ArenaSupply {
     fn region_step(&self, has_copies: bool, now_us: u64) -> Step {
         let books = self.books();
         let (to_come, is_first, is_closed) =
-            (books.reserve_to_come(), books.reserve_progress().0 == 0, books.is_closed);
+            (books.reserve_to_come(), books.reserve_progress().pinned_bytes == 0, books.is_closed);
         drop(books);
         if to_come == 0 || is_closed {
             return Step::Done;

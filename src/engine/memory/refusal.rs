@@ -47,10 +47,13 @@ impl Memory {
                 (RefusedBy::Limit { could_fit }, found, self.remedy(could_fit).to_owned())
             }
             Refusal::Queued { waiting, first_bytes } => {
-                let are = if *waiting == 1 { "request is waiting and has" } else { "requests are waiting and have" };
-                let found = format!("{waiting} earlier {are} priority, the first for {}", Size(*first_bytes));
-                let remedy = "wait longer (PINPOOL_WAIT), return buffers sooner or raise";
-                let remedy = format!("{remedy} {}", limit(LimitLevel::Pool));
+                let requests = match *waiting {
+                    1 => "1 earlier request is waiting and has".to_owned(),
+                    waiting => format!("{waiting} earlier requests are waiting and have"),
+                };
+                let found = format!("{requests} priority, the first for {}", Size(*first_bytes));
+                let limit = limit(LimitLevel::Pool);
+                let remedy = format!("wait longer (PINPOOL_WAIT), return buffers sooner or raise {limit}");
                 (RefusedBy::Queue { first_bytes: *first_bytes }, found, remedy)
             }
             Refusal::Source(error) => {

@@ -168,7 +168,7 @@ impl ArenaSupply {
     /// Counts memory that is due but is kept, because its release would wait for the device.
     pub(in crate::engine) fn count_overdue(&self, now_us: u64) {
         let overdue_bytes = self.books().count_overdue(now_us);
-        if overdue_bytes > 0 && !self.told_idle.swap(true, Ordering::Relaxed) {
+        if overdue_bytes > 0 && !self.has_logged_idle.swap(true, Ordering::Relaxed) {
             self.log.idle_kept(overdue_bytes, self.source.name());
         }
     }

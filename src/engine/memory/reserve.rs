@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::arena_supply::{ArenaSupply, Progress};
 use super::block_memory::Refusal;
-use super::books::Step;
+use super::books::{ReserveProgress, Step};
 use crate::backend::SourceError;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::report;
@@ -35,7 +35,7 @@ impl Progress {
         } else if self.lacks_bytes.is_some() {
             Pace::Quiet
         } else {
-            Pace::Compaction
+            Pace::Steps
         }
     }
 }
@@ -45,22 +45,24 @@ impl ArenaSupply {
     pub(in crate::engine) fn begin_reserve(&self, bytes: u64) -> Result<(), Refusal> {
         let mut books = self.books();
         books.request_reserve(bytes)?;
-        let pinned_bytes = books.reserve_progress().0;
+        let pinned_bytes = books.reserve_progress().pinned_bytes;
         drop(books);
         let mut progress = self.reserve.progress.lock();
         let is_first = progress.begun.is_none();
         progress.begun.get_or_insert((Instant::now(), pinned_bytes));
-        (progress.stopped, progress.lacks_bytes, progress.reported) = (None, None, 0);
-        progress.has_told_lack = false;
+        progress.stopped = None;
+        progress.lacks_bytes = None;
+        progress.reported = 0;
+        progress.has_logged_lack = false;
         drop(progress);
         if is_first && let Step::Failed(error) = self.step() {
             self.books().request_less(bytes);
             self.reserve.progress.lock().begun = None;
             return Err(Refusal::Source(error));
         }
-        let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
-        self.log.reserve_started(pinned_bytes, asked_bytes);
-        if pinned_bytes >= asked_bytes {
+        let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
+        self.log.reserve_started(pinned_bytes, target_bytes);
+        if pinned_bytes >= target_bytes {
             self.end_reserve();
         }
         Ok(())
@@ -74,11 +76,11 @@ impl ArenaSupply {
     /// The time until the reserve is complete, at the rate so far; `None` if no reserve is in progress or the rate is unknown.
     pub(super) fn reserve_eta(&self) -> Option<Duration> {
         let progress = self.reserve.progress.lock();
-        let (at, before_bytes) = progress.begun.filter(|_| progress.pace() == Pace::Compaction)?;
+        let (at, before_bytes) = progress.begun.filter(|_| progress.pace() == Pace::Steps)?;
         drop(progress);
-        let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
+        let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
         let done_bytes = u128::from(pinned_bytes.checked_sub(before_bytes).filter(|&bytes| bytes > 0)?);
-        let left_bytes = u128::from(asked_bytes.saturating_sub(pinned_bytes));
+        let left_bytes = u128::from(target_bytes.saturating_sub(pinned_bytes));
         let micros = at.elapsed().as_micros().saturating_mul(left_bytes) / done_bytes;
         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
@@ -96,7 +98,7 @@ impl ArenaSupply {
 
     /// Makes one step, if one is due, and logs its result. Returns whether another step is due now. A slow call.
     pub(in crate::engine) fn reserve_turn(&self) -> bool {
-        if self.reserve_pace() != Pace::Compaction {
+        if self.reserve_pace() != Pace::Steps {
             return false;
         }
         match self.step() {
@@ -104,7 +106,9 @@ impl ArenaSupply {
                 self.update_want(false);
                 self.report_progress(0);
                 // Waiting requests may fit into what is there now.
-                self.pool().iter().for_each(|pool| pool.room_was_made());
+                if let Some(pool) = self.pool() {
+                    pool.room_was_made();
+                }
                 if self.books().reserve_to_come() > 0 {
                     return true;
                 }
@@ -115,11 +119,11 @@ impl ArenaSupply {
             Step::NoRoom(lacks_bytes) => {
                 let mut progress = self.reserve.progress.lock();
                 progress.lacks_bytes = Some(lacks_bytes);
-                let is_told = std::mem::replace(&mut progress.has_told_lack, true);
+                let was_logged = std::mem::replace(&mut progress.has_logged_lack, true);
                 drop(progress);
-                if !is_told {
-                    let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
-                    self.log.reserve_paused(pinned_bytes, asked_bytes, self.budget.max_bytes());
+                if !was_logged {
+                    let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
+                    self.log.reserve_paused(pinned_bytes, target_bytes, self.budget.max_bytes());
                 }
                 // Earlier releases notified nobody.
                 if self.update_want(true) && self.books().could_go_on(lacks_bytes) {
@@ -130,8 +134,8 @@ impl ArenaSupply {
             Step::Failed(error) => {
                 self.reserve.progress.lock().stopped = Some(error.clone());
                 self.update_want(false);
-                let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
-                self.log.reserve_stopped(pinned_bytes, asked_bytes, &error);
+                let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
+                self.log.reserve_stopped(pinned_bytes, target_bytes, &error);
             }
         }
         self.reserve.changed.notify_all();
@@ -159,15 +163,15 @@ impl ArenaSupply {
 
     /// Logs each quarter of all reserves that is pinned, with `unfinished_bytes` of a call in progress.
     pub(super) fn report_progress(&self, unfinished_bytes: u64) {
-        let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
+        let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
         let pinned_bytes = pinned_bytes + unfinished_bytes;
-        let reached = u128::from(pinned_bytes) * REPORTS / u128::from(asked_bytes.max(1));
+        let reached = u128::from(pinned_bytes) * REPORTS / u128::from(target_bytes.max(1));
         let mut progress = self.reserve.progress.lock();
         let is_new = reached > progress.reported && reached < REPORTS;
         progress.reported = progress.reported.max(reached);
         drop(progress);
         if is_new {
-            self.log.reserve_progress(pinned_bytes, asked_bytes, self.reserve_eta());
+            self.log.reserve_progress(pinned_bytes, target_bytes, self.reserve_eta());
         }
         self.reserve.changed.notify_all();
     }
@@ -186,7 +190,7 @@ impl ArenaSupply {
         self.update_want(false);
         self.reserve.changed.notify_all();
         let Some((at, before_bytes)) = begun else { return };
-        let done_bytes = self.books().reserve_progress().0.saturating_sub(before_bytes);
+        let done_bytes = self.books().reserve_progress().pinned_bytes.saturating_sub(before_bytes);
         self.log.reserve_complete(done_bytes, at.elapsed(), self.source.numa_node());
     }
 
@@ -212,8 +216,8 @@ impl ArenaSupply {
     pub(in crate::engine) fn await_reserve(&self, until: Instant) -> Result<bool, SourceError> {
         loop {
             let is_due = !self.settings.background_thread && self.reserve_turn();
-            let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
-            if pinned_bytes >= asked_bytes {
+            let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
+            if pinned_bytes >= target_bytes {
                 return Ok(true);
             }
             let progress = self.reserve.progress.lock();

@@ -35,7 +35,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::waiter::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
+pub(crate) use self::waiter::{Behind, FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use super::meter::Counter;
 use crate::maintenance_thread::MaintenanceThread;
 use crate::size_class::Class;
@@ -194,7 +194,9 @@ impl<S: Server> WaitQueue<S> {
             next = state.head().filter(|_| head_before.is_some()).cloned();
         }
         drop(state);
-        next.iter().for_each(|next| self.wake(next));
+        if let Some(next) = next {
+            self.wake(&next);
+        }
         result
     }
 
@@ -232,7 +234,9 @@ impl<S: Server> WaitQueue<S> {
             state.remove(waiter);
             waiter.end(item)
         });
-        left.into_iter().for_each(|item| server.take_back(item));
+        if let Some(item) = left {
+            server.take_back(item);
+        }
     }
 
     /// Searches for memory for `waiter` if it is the head, or deferred. Ends its wait if it is served, late, or hopeless.
@@ -367,24 +371,23 @@ impl<S: Server> WaitQueue<S> {
             head.hand(item.take()?);
             state.waiters.pop_front()
         });
-        served.iter().for_each(|(_, head)| head.wake());
+        if let Some((_, head)) = served {
+            head.wake();
+        }
         item
     }
 
     /// Lets a request search for memory: no request waits (0), or it passes the head, which has this number. `bytes_next_to` returns
-    /// for the class of the head what the limit leaves next to it, and what the request needs of that.
-    ///
-    /// # Errors
-    ///
-    /// It may not: how many requests wait, and the bytes of the head.
-    pub(super) fn try_pass(&self, bytes_next_to: impl FnOnce(Class) -> (u64, u64)) -> Result<u64, (u64, u64)> {
+    /// for the class of the head what the limit leaves next to it, and what the request needs of that. Otherwise returns the
+    /// requests that come first.
+    pub(super) fn try_pass(&self, bytes_next_to: impl FnOnce(Class) -> (u64, u64)) -> Result<u64, Behind> {
         if !self.has_waiters() {
             return Ok(0);
         }
         let mut state = self.state.lock();
         let Some(&(number, ref head)) = state.waiters.front() else { return Ok(0) };
         let (room_bytes, needed_bytes) = bytes_next_to(head.class);
-        let behind = (state.waiters.len() as u64, head.class.bytes as u64);
+        let behind = Behind { waiting: state.waiters.len() as u64, first_bytes: head.class.bytes as u64 };
         let passed_bytes = state.passed_bytes.checked_add(needed_bytes);
         state.passed_bytes = passed_bytes.filter(|&sum| needed_bytes > 0 && sum <= room_bytes).ok_or(behind)?;
         Ok(number)
@@ -404,7 +407,9 @@ impl<S: Server> WaitQueue<S> {
     /// Has the head checked again.
     pub(super) fn wake_head(&self) {
         let head = self.state.lock().head().cloned();
-        head.iter().for_each(|head| self.wake(head));
+        if let Some(head) = head {
+            self.wake(&head);
+        }
     }
 }
 

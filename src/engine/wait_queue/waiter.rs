@@ -178,6 +178,15 @@ impl<S: Server> Waiter<S> {
     }
 }
 
+/// The requests before one that may not pass the head.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Behind {
+    /// How many wait.
+    pub(in crate::engine) waiting: u64,
+    /// Bytes of the head.
+    pub(in crate::engine) first_bytes: u64,
+}
+
 /// The outcome of the first attempt of a request.
 #[derive(Debug)]
 pub(crate) enum FirstAttempt<S: Server> {

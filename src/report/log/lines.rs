@@ -164,9 +164,9 @@ lines! {
     /// The pool could not join the shared limit and uses only its own. To do: fix the reason in the line.
     Warn(shared_limit) shared_limit_unused(why: &str) "the pool has only its own limit: {why}";
 
-    /// Idle memory was released for another process. To do: nothing.
+    /// Idle memory was released for another pool. To do: nothing.
     Debug(shared_limit) shared_limit_released(name: &str, bytes: u64)
-        "idle memory was released for another process name={name} bytes={bytes}B";
+        "idle memory was released for another pool name={name} bytes={bytes}B";
 
     /// The file of the shared limit was removed, or its descriptor closed; buffers stay valid. To do: restart all its processes; exclude
     /// the file from cleaners of `/dev/shm` (`RemoveIPC=no`), the descriptor from `closefrom`.
@@ -198,7 +198,7 @@ lines! {
 
     /// The driver did not release memory. To do: check the device.
     Error(release) release_failed(bytes: u64 as Size, error: &SourceError)
-        "memory stays allocated until the process ends bytes={bytes}: {error}";
+        "memory stays allocated and counted bytes={bytes}: {error}";
 
     /// The device was reset. To do: create a new pool.
     Error(release) device_lost(why: &SourceError) "this pool can no longer allocate: {why}";

@@ -23,7 +23,7 @@ use crate::stats::{SourceCalls, Stats};
 
 mod reserve;
 
-pub(in crate::engine) use reserve::Step;
+pub(in crate::engine) use reserve::{ReserveProgress, Step};
 
 /// Time between a step towards a compaction target that failed and the next one.
 const COMPACT_AFTER_FAILURE_US: u64 = 1_000_000;
@@ -317,7 +317,8 @@ impl Books {
         stats.memory.free_bytes = arena.hole_bytes;
         stats.memory.transit_bytes = arena.transit_bytes;
         stats.memory.overhead_bytes = arena.overhead_bytes + self.reserve_overhead_bytes;
-        (stats.memory.reserve_bytes, stats.memory.reserve_target_bytes) = self.reserve_progress();
+        let reserve = self.reserve_progress();
+        (stats.memory.reserve_bytes, stats.memory.reserve_target_bytes) = (reserve.pinned_bytes, reserve.target_bytes);
         stats.memory.awaiting_release_bytes = self.overdue_bytes.min(self.arena.releasable_bytes());
         stats.memory.smaller_regions = self.smaller_regions;
         stats.memory.mappings = arena.mappings;

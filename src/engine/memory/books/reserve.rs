@@ -21,6 +21,12 @@ pub(in crate::engine) enum Step {
     Failed(SourceError),
 }
 
+/// The bytes of all reserves.
+pub(in crate::engine) struct ReserveProgress {
+    pub(in crate::engine) pinned_bytes: u64,
+    pub(in crate::engine) target_bytes: u64,
+}
+
 /// Refuses `bytes` if they exceed the length of a reserve.
 fn check_length(bytes: u64) -> Result<(), Refusal> {
     if bytes <= RANGE_BYTES_MAX {
@@ -52,15 +58,15 @@ impl Books {
         self.requested_bytes -= bytes.min(self.reserve_to_come());
     }
 
-    /// Bytes of all reserves that are pinned, and bytes requested.
-    pub(in crate::engine) fn reserve_progress(&self) -> (u64, u64) {
-        (self.reserve_bytes + self.arena.kept_bytes(), self.requested_bytes)
+    pub(in crate::engine) fn reserve_progress(&self) -> ReserveProgress {
+        let pinned_bytes = self.reserve_bytes + self.arena.kept_bytes();
+        ReserveProgress { pinned_bytes, target_bytes: self.requested_bytes }
     }
 
     /// Bytes requested that are neither pinned nor being pinned.
     pub(in crate::engine) fn reserve_to_come(&self) -> u64 {
-        let (pinned_bytes, requested_bytes) = self.reserve_progress();
-        requested_bytes.saturating_sub(pinned_bytes + self.pending_bytes)
+        let ReserveProgress { pinned_bytes, target_bytes } = self.reserve_progress();
+        target_bytes.saturating_sub(pinned_bytes + self.pending_bytes)
     }
 
     /// The longest buffer that the granules of the complete reserve could hold.
@@ -151,7 +157,7 @@ impl Books {
         self.mappings.add(range, Mapping::Region(region));
         self.reserve_bytes += bytes;
         // A region is whole granules.
-        self.requested_bytes = self.requested_bytes.max(self.reserve_progress().0);
+        self.requested_bytes = self.requested_bytes.max(self.reserve_progress().pinned_bytes);
         self.reserve_overhead_bytes += held_bytes - bytes;
         self.lower_claim();
         self.record_peak();
