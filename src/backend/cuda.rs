@@ -1,7 +1,6 @@
 //! Memory that the CUDA driver pins: `cuMemHostAlloc`, portable (every context may copy from it) and cached.
 //!
-//! Never write-combined: that gains nothing for copies, and reading such memory on the host is very slow. The driver is loaded
-//! at run time.
+//! Never write-combined: reading such memory on the host is very slow. The driver is loaded at run time.
 //!
 //! ```text
 //!   the driver's block    [ ... |<------- len_bytes ------->| ... ]     a small block begins anywhere in a page

@@ -73,7 +73,7 @@ impl RegisterSource {
     /// Makes the source as [`new`](Self::new) does, from the machine below `root`.
     pub(super) fn on_machine(root: &Path, ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
         let device = Device::find(ordinal)?;
-        if device.attribute(attribute::REGISTERS_HOST_MEMORY).is_none_or(|value| value == 0) {
+        if device.attribute(attribute::HOST_REGISTER_SUPPORTED).is_none_or(|value| value == 0) {
             return Err(SourceError::new("cuDeviceGetAttribute", "the device registers no host memory"));
         }
         let node = node.or_else(|| device.numa_node(root));

@@ -172,7 +172,7 @@ impl Core {
     /// A block of new pinned `memory`.
     fn new_pinned_block(self: &Arc<Self>, memory: BlockMemory, Attempt { class, now_us, .. }: Attempt) -> Block {
         self.idle.count_allocated(now_us);
-        self.classes.made(class);
+        self.classes.count_miss(class);
         self.new_block(memory, class)
     }
 

@@ -244,8 +244,8 @@ impl Core {
     }
 
     /// Queries at most `most` failed fences again, and reuses the blocks with completed copies.
-    pub(super) fn query_failed(&self, most: usize) {
-        let Requeried { completed, lost } = self.in_flight.query_failed(most);
+    pub(super) fn query_quarantined(&self, most: usize) {
+        let Requeried { completed, lost } = self.in_flight.query_quarantined(most);
         lost.into_iter().for_each(|block| self.leak_block(block));
         self.recover(completed);
     }
