@@ -393,7 +393,9 @@ fn stop_at_exit(calls_driver: bool) {
     static IS_REGISTERED: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
     extern "C" fn stop() {
         // A child of `fork` has no such thread.
-        OF_PROCESS.get_if_made().into_iter().for_each(MaintenanceThread::stop);
+        if let Some(thread) = OF_PROCESS.get_if_made() {
+            thread.stop();
+        }
     }
     let is_registered = &IS_REGISTERED[usize::from(calls_driver)];
     // Relaxed: two registrations do no harm. No `Once`: a child of `fork` would wait for a thread that it does not have.

@@ -269,7 +269,8 @@ mod tests {
         /// Against a list that is searched and summed again at each step.
         #[test]
         fn ghosts_equal_a_plain_list(ops in prop::collection::vec((any::<bool>(), 1..6u64, 0..20u64), 0..400)) {
-            let (mut demand, mut list): (Demand, Vec<u64>) = Default::default();
+            let mut demand = Demand::default();
+            let mut list = Vec::<u64>::new();
             for (is_given, bytes, hole_bytes) in ops {
                 if is_given {
                     demand.given(bytes, hole_bytes);

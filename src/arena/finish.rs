@@ -45,10 +45,14 @@ impl Arena {
         for extent in not_free {
             let Some(before) = rest else { break };
             let [left, right] = before.without(extent);
-            left.into_iter().for_each(|left| self.add_hole(left, now_us));
+            if let Some(left) = left {
+                self.add_hole(left, now_us);
+            }
             rest = right;
         }
-        rest.into_iter().for_each(|last| self.add_hole(last, now_us));
+        if let Some(last) = rest {
+            self.add_hole(last, now_us);
+        }
         if !granted {
             // Granules that are idle again get their old age back, except those that failed to decommit: they are idle
             // since now, so that they are tried again last and block no others.

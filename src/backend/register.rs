@@ -166,7 +166,9 @@ impl RegisterSource {
         state.is_running = true;
         let pause = state.last_end.and_then(|last_end| PAUSE.checked_sub(last_end.elapsed()));
         drop(state);
-        pause.into_iter().for_each(thread::sleep);
+        if let Some(pause) = pause {
+            thread::sleep(pause);
+        }
         // SAFETY: whole pages of a mapping of this source; a context is current on this thread.
         let registered = unsafe { calls::host_register(region.start().as_ptr().cast(), bytes, FLAGS) };
         *self.registering.lock() = Registering { is_running: false, last_end: Some(Instant::now()) };

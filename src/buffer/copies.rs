@@ -305,7 +305,9 @@ impl PinnedBuf {
         match made {
             Ok(fence) => {
                 fences.forget_unfenced(id);
-                fence.into_iter().for_each(|fence| fences.record_write(fence));
+                if let Some(fence) = fence {
+                    fences.record_write(fence);
+                }
                 Ok(())
             }
             // Without a driver there is no such work.

@@ -278,7 +278,9 @@ impl<E> Block<E> {
 
     /// Sets the call stack of its request, if the block has a holder.
     pub(super) fn set_stack(&self, stack: Arc<CallStack>) {
-        self.0.holder.iter().for_each(|holder| holder.set_stack(stack.clone()));
+        if let Some(holder) = &self.0.holder {
+            holder.set_stack(stack);
+        }
     }
 
     /// No user has the block any more, and no copy uses it.

@@ -139,7 +139,9 @@ impl PoolStart {
         facts.push((SET_IN_CODE.to_owned(), set_in_code.join(" ")));
         let why = match Recorder::open(path, PoolDescription { number: 0, facts }) {
             Ok((recorder, earlier)) => {
-                earlier.iter().for_each(|earlier| log.trace_renamed(recorder.path(), earlier));
+                if let Some(earlier) = &earlier {
+                    log.trace_renamed(recorder.path(), earlier);
+                }
                 log.trace_started(recorder.path());
                 return Ok(Some(recorder));
             }
@@ -192,7 +194,9 @@ impl PoolStart {
                 let others = report.owners.len().saturating_sub(1);
                 log.shared_limit_joined(name, report.max_bytes, report.held_bytes, others);
                 let other_bytes = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes));
-                other_bytes.iter().for_each(|&bytes| log.shared_limit_differs(name, report.max_bytes, bytes));
+                if let Some(bytes) = other_bytes {
+                    log.shared_limit_differs(name, report.max_bytes, bytes);
+                }
                 Ok(Some(shared))
             }
             // This shared limit was not requested by name.

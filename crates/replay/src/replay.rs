@@ -51,8 +51,7 @@ pub struct Replay {
 
 impl Default for Replay {
     fn default() -> Self {
-        let (source, variables) = Default::default();
-        Self { source, max_bytes: None, wait: Duration::from_millis(100), variables }
+        Self { source: Default::default(), max_bytes: None, wait: Duration::from_millis(100), variables: Vec::new() }
     }
 }
 

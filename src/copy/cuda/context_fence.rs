@@ -172,7 +172,9 @@ impl ContextFence {
                 let waited = MaintenanceThread::of_process().enter().map(|_call| context.wait_for_all());
                 let mut waits = context.waits.lock();
                 waits.is_waiting = false;
-                waited.into_iter().for_each(|waited| waits.end(number, waited));
+                if let Some(waited) = waited {
+                    waits.end(number, waited);
+                }
             };
             if threads::spawn(c"pinpool-wait", waiting).is_err() {
                 context.waits.lock().is_waiting = false;

@@ -166,7 +166,9 @@ impl<T> Idle<T> {
     pub(super) fn seal(&self) -> Vec<Box<Entry<T>>> {
         let mut state = self.state.lock();
         state.sealed = true;
-        self.cache.iter().for_each(ThreadCache::seal);
+        if let Some(cache) = &self.cache {
+            cache.seal();
+        }
         self.drain(state)
     }
 
@@ -184,12 +186,16 @@ impl<T> Idle<T> {
 
     /// The clock was read: it is `now_us`, and all earlier returns were made by `put_by_us`.
     pub(super) fn tick(&self, now_us: u64, put_by_us: u64) {
-        self.cache.iter().for_each(|cache| cache.tick(now_us, put_by_us));
+        if let Some(cache) = &self.cache {
+            cache.tick(now_us, put_by_us);
+        }
     }
 
     /// While `required`, each hit and return takes the slow path. A take finds what was returned before.
     pub(super) fn set_slow_path(&self, required: bool) {
-        self.cache.iter().for_each(|cache| cache.set_slow_path(required));
+        if let Some(cache) = &self.cache {
+            cache.set_slow_path(required);
+        }
     }
 
     /// Idle buffers of `class`. Walks them.

@@ -16,7 +16,9 @@ impl PoolView for Core {
     fn release_oldest(&self, why: EvictionReason) -> bool {
         let oldest = self.idle.reclaim();
         let is_found = oldest.is_some();
-        oldest.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
+        if let Some(entry) = oldest {
+            self.evict(Block::from_entry(entry), why);
+        }
         self.close_if_unused();
         is_found
     }

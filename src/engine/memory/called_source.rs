@@ -177,7 +177,9 @@ impl CalledSource {
                 Err(RemapError::Lost(_)) => Some(unpin(old, bytes, took_ns, &Ok(()))),
                 Err(RemapError::Kept(_)) => None,
             };
-            self.recorder.iter().zip(event).for_each(|(recorder, event)| recorder.record(event));
+            if let (Some(recorder), Some(event)) = (&self.recorder, event) {
+                recorder.record(event);
+            }
             took_ns = 0;
             to = to.saturating_add(piece.bytes);
         }

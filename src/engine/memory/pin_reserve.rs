@@ -53,7 +53,9 @@ impl ArenaSupply {
             each.fold([0; 2], |[hugetlb, transparent], more| [hugetlb + more[0], transparent + more[1]])
         };
         if hugetlb.is_required() {
-            too_few(hugetlb, huge()[0], pinned_bytes).iter().for_each(|lack| self.log.huge_pages(lack));
+            if let Some(lack) = too_few(hugetlb, huge()[0], pinned_bytes) {
+                self.log.huge_pages(&lack);
+            }
         }
         self.log.reserve_pinned(bytes.min(pinned_bytes), || huge().iter().sum(), self.source.numa_node());
         Ok(())

@@ -237,7 +237,9 @@ impl ArenaSupply {
         // arena had a range for it (books-I1).
         let released = unsafe { mapping.release(&self.source) };
         let (took, has_succeeded) = (begun.elapsed(), released.is_ok());
-        region_bytes.into_iter().for_each(|bytes| self.books().calls.unpin.record(bytes, took, has_succeeded));
+        if let Some(bytes) = region_bytes {
+            self.books().calls.unpin.record(bytes, took, has_succeeded);
+        }
         released
     }
 }

@@ -178,19 +178,18 @@ impl Writer {
         let (pools, names, begun) =
             before.map_or_else(|| (0, Named::default(), Instant::now()), |file| (file.pools, file.names, file.begun));
         let (commands, received) = bounded(4096);
-        let (is_woken, is_closed, unqueued, written, lost) = Default::default();
         let writer = Arc::new(Self {
             path: path.to_owned(),
             begun,
             queue: ArrayQueue::new(CAPACITY),
             commands,
-            is_woken,
-            is_closed,
+            is_woken: Default::default(),
+            is_closed: Default::default(),
             open_pools: AtomicU32::new(1),
             names: Mutex::new(names),
-            unqueued,
-            written,
-            lost,
+            unqueued: Default::default(),
+            written: Default::default(),
+            lost: Default::default(),
         });
         let is_compressed = path.extension().is_some_and(|extension| extension == "gz");
         let head = if is_continued { Vec::new() } else { head() };
