@@ -50,8 +50,7 @@ impl CudaSource {
     ///
     /// There is no driver, no such device, or the driver refuses to start.
     pub fn new(ordinal: u32) -> Result<Self, SourceError> {
-        let (ids, shifted) = Default::default();
-        Ok(Self { device: Device::find(ordinal)?, ids, shifted })
+        Ok(Self { device: Device::find(ordinal)?, ids: Default::default(), shifted: Default::default() })
     }
 
     /// The block that contains this region; forgets it.
@@ -110,8 +109,8 @@ unsafe impl Source for CudaSource {
         true
     }
 
-    fn gone(&self) -> Option<SourceError> {
-        self.device.gone()
+    fn device_lost(&self) -> Option<SourceError> {
+        self.device.loss()
     }
 
     fn release_waits(&self) -> bool {

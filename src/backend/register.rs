@@ -83,8 +83,15 @@ impl RegisterSource {
     pub(super) fn on_device(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
         let placement = node.and_then(|node| NodePlacement::on(root, node));
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        let (ids, hugetlb, registering, registered) = Default::default();
-        Self { device, placement, ids, threads, hugetlb, registering, registered }
+        Self {
+            device,
+            placement,
+            ids: Default::default(),
+            threads,
+            hugetlb: Default::default(),
+            registering: Default::default(),
+            registered: Default::default(),
+        }
     }
 
     /// Touches acquired memory with this many threads instead of one for each core.
@@ -207,8 +214,8 @@ unsafe impl Source for RegisterSource {
         true
     }
 
-    fn gone(&self) -> Option<SourceError> {
-        self.device.gone()
+    fn device_lost(&self) -> Option<SourceError> {
+        self.device.loss()
     }
 
     fn release_waits(&self) -> bool {

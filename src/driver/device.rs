@@ -92,7 +92,7 @@ impl Device {
     }
 
     /// The error of each call from now on, if a reset of the device has ended the context, and the memory with it.
-    pub(crate) fn gone(&self) -> Option<SourceError> {
+    pub(crate) fn loss(&self) -> Option<SourceError> {
         let context = self.context.get()?;
         let has_ended =
             driver_watchdog::query(|| matches!(context.check(), Err(Failed { code: Code::CONTEXT_IS_DESTROYED, .. })));

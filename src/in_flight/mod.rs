@@ -87,6 +87,15 @@ pub(crate) struct Ended<T> {
     pub(crate) failed: Vec<T>,
 }
 
+/// Quarantined items with a fence that was queried again.
+#[derive(Debug)]
+pub(crate) struct Requeried<T> {
+    /// Items with completed copies.
+    pub(crate) completed: Vec<T>,
+    /// Items with a fence that is not queried again.
+    pub(crate) lost: Vec<T>,
+}
+
 /// An item with a fence that failed.
 #[derive(Debug)]
 pub(crate) struct FailedItem<T> {
@@ -298,21 +307,21 @@ impl<T> InFlight<T> {
         Ok(())
     }
 
-    /// Queries the fences of at most `most` quarantined items again, under no lock. Returns the items with completed copies, and the
-    /// items that are not queried again. They count as quarantined meanwhile.
-    pub(crate) fn query_quarantined(&self, most: usize) -> (Vec<T>, Vec<T>) {
+    /// Queries the fences of at most `most` quarantined items again, under no lock. They count as quarantined
+    /// meanwhile.
+    pub(crate) fn query_quarantined(&self, most: usize) -> Requeried<T> {
         if self.quarantined() == 0 {
-            return (Vec::new(), Vec::new());
+            return Requeried { completed: Vec::new(), lost: Vec::new() };
         }
         let mut queues = self.queues.lock();
         let most = most.min(queues.quarantined.len());
         let queried: Vec<_> = queues.quarantined.drain(..most).collect();
         drop(queues);
-        let (mut completed, mut leaked, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut completed, mut lost, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for (item, fence) in queried {
             match query(&*fence) {
                 Ok(true) => completed.push(item),
-                Err(failure) if failure.is_final => leaked.push(item),
+                Err(failure) if failure.is_final => lost.push(item),
                 _ => {
                     unknown.push((item, fence));
                     continue;
@@ -326,16 +335,16 @@ impl<T> InFlight<T> {
             drop(queues);
             for (item, fence) in unknown {
                 discard(fence);
-                leaked.push(item);
+                lost.push(item);
             }
         } else {
-            let left = (completed.len() + leaked.len()) as u64;
+            let left = (completed.len() + lost.len()) as u64;
             queues.counts.held -= left;
             queues.counts.quarantined -= left;
             self.publish(queues.counts);
             queues.quarantined.extend(unknown);
         }
-        (completed, leaked)
+        Requeried { completed, lost }
     }
 }
 
@@ -433,12 +442,12 @@ mod tests {
             in_flight.quarantine(item, fence.unwrap()).unwrap();
         }
         assert_eq!(
-            (in_flight.query_quarantined(usize::MAX).0, in_flight.quarantined(), in_flight.count()),
+            (in_flight.query_quarantined(usize::MAX).completed, in_flight.quarantined(), in_flight.count()),
             (Vec::new(), 3, 0)
         );
         broken[1].finish();
-        assert!(in_flight.query_quarantined(1).0.is_empty());
-        assert_eq!((in_flight.query_quarantined(1).0, in_flight.held()), (vec![2], 2), "one after the other");
+        assert!(in_flight.query_quarantined(1).completed.is_empty());
+        assert_eq!((in_flight.query_quarantined(1).completed, in_flight.held()), (vec![2], 2), "one after the other");
         broken[0].finish();
         let Ended { recovered, failed, .. } = in_flight.end();
         assert_eq!((recovered, failed, in_flight.held(), in_flight.quarantined()), (vec![1], vec![3], 0, 0));

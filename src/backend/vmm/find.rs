@@ -101,17 +101,16 @@ impl VmmSource {
         }
         let devices = u32::try_from(device::count()?).unwrap_or(1);
         let granules = GranuleTable::new(device.clone(), node, devices);
-        let (ids, unreleased, old_places) = Default::default();
         let registers_nothing = device.attribute(attribute::HOST_REGISTER_SUPPORTED) == Some(0);
         let registers_nothing = AtomicBool::new(registers_nothing);
         let mut source = Self {
             device,
             location: node,
             makes_context: false,
-            ids,
+            ids: Default::default(),
             granules,
-            unreleased,
-            old_places,
+            unreleased: Default::default(),
+            old_places: Default::default(),
             reserves,
             registers_nothing,
             untested: None,

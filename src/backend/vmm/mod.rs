@@ -255,8 +255,8 @@ unsafe impl Source for VmmSource {
         true
     }
 
-    fn gone(&self) -> Option<SourceError> {
-        self.device.gone()
+    fn device_lost(&self) -> Option<SourceError> {
+        self.device.loss()
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {

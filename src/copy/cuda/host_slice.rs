@@ -28,9 +28,9 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 
-use super::answer::FinalStatus;
 use super::context::{ContextState, Event};
 use super::context_fence::{CAPTURE_PAUSE, ContextFence};
+use super::final_status::FinalStatus;
 use super::stream::{SavedError, Stream, is_capturing};
 use crate::copy::UnknownEnd;
 use crate::driver::code::{Code, Failed};

@@ -43,10 +43,10 @@ use crate::driver::code::{Code, Failed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::{SharedFence, StreamId};
 
-mod answer;
 mod context;
 mod context_fence;
 mod event;
+mod final_status;
 mod host_slice;
 mod own_context;
 mod raw;

@@ -99,7 +99,7 @@ pub(crate) struct Core {
     memory: Memory,
     recorder: Option<Arc<Recorder>>,
     /// The reason that all pinned memory is gone: then nothing is kept any more, and no request is served.
-    gone: OnceLock<SourceError>,
+    memory_ended: OnceLock<SourceError>,
     pub(super) in_flight: InFlight<Block>,
     waiters: WaitQueue<Self>,
     time: Timekeeper,
@@ -153,7 +153,7 @@ impl Core {
             classes: Classes::default(),
             memory,
             recorder,
-            gone: OnceLock::new(),
+            memory_ended: OnceLock::new(),
             in_flight: InFlight::new(),
             waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
@@ -191,9 +191,9 @@ impl Core {
     }
 
     /// The pool needs ticks at `pace` from now on. A load if the thread already runs as often.
-    fn notice(&self, pace: Pace) {
+    fn request_pace(&self, pace: Pace) {
         if let Some(thread) = self.thread {
-            self.log.thread_started(thread.notice(pace));
+            self.log.thread_started(thread.request_pace(pace));
         }
     }
 

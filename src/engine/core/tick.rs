@@ -185,8 +185,8 @@ impl Core {
     /// Ends the memory of the pool if a device reset has invalidated it, and logs new findings about the device. A slow call.
     pub(super) fn watch_device(&self) {
         let source = self.memory.source();
-        if self.gone.get().is_none()
-            && let Some(why) = source.gone()
+        if self.memory_ended.get().is_none()
+            && let Some(why) = source.device_lost()
             && self.end_memory(why.clone())
         {
             self.log.device_lost(&why);
