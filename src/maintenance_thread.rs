@@ -227,7 +227,7 @@ impl MaintenanceThread {
     ///
     /// No thread could be started. Reported once for each pool that is added.
     #[inline]
-    pub(crate) fn notice(&'static self, pace: Pace) -> io::Result<()> {
+    pub(crate) fn request_pace(&'static self, pace: Pace) -> io::Result<()> {
         // SeqCst: maint-I1.
         fence(Ordering::SeqCst);
         // Relaxed: the barrier orders it.
@@ -525,7 +525,7 @@ mod tests {
         let pool = FakePool::at(Pace::Active);
         added(thread, &pool);
         assert!(!thread.schedule.lock().is_running, "nothing was noticed yet");
-        thread.notice(Pace::Quiet).unwrap();
+        thread.request_pace(Pace::Quiet).unwrap();
         wait_until("looks again and again", || pool.looks() >= 3);
         pool.pace.store(Pace::Never as u32, Ordering::SeqCst);
         wait_until("sleeps", || thread.pace.load(Ordering::SeqCst) == Pace::Never as u32);
@@ -534,7 +534,7 @@ mod tests {
         assert_eq!(pool.looks(), looks);
         // What a miss does.
         pool.pace.store(Pace::Quiet as u32, Ordering::SeqCst);
-        thread.notice(Pace::Quiet).unwrap();
+        thread.request_pace(Pace::Quiet).unwrap();
         wait_until("woken", || pool.looks() > looks);
         thread.remove(Arc::as_ptr(&pool).cast());
         wait_until("ends after the last pool", || !thread.schedule.lock().is_running);
@@ -547,7 +547,7 @@ mod tests {
         let sound = FakePool::at(Pace::Active);
         added(thread, &sound);
         added(thread, &broken);
-        thread.notice(Pace::Active).unwrap();
+        thread.request_pace(Pace::Active).unwrap();
         wait_until("both again and again", || broken.looks() >= 2 && sound.looks() >= 2);
     }
 
@@ -574,7 +574,7 @@ mod tests {
         let hanging = Arc::new(HangingPool(Mutex::new(false), Condvar::default(), AtomicUsize::new(0)));
         let pool: Weak<HangingPool> = Arc::downgrade(&hanging);
         thread.add(pool, false);
-        thread.notice(Pace::Active).unwrap();
+        thread.request_pace(Pace::Active).unwrap();
         wait_until("it hangs", || hanging.2.load(Ordering::SeqCst) == 1);
         let sound = FakePool::at(Pace::Active);
         added(thread, &sound);
@@ -600,7 +600,7 @@ mod tests {
         for round in 0..500 {
             let looks = pool.looks();
             pool.pace.store(Pace::Copies as u32, Ordering::SeqCst);
-            thread.notice(Pace::Copies).unwrap();
+            thread.request_pace(Pace::Copies).unwrap();
             wait_until("polled", || pool.looks() > looks);
             pool.pace.store(Pace::Never as u32, Ordering::SeqCst);
             (0..round % 64).for_each(|_| std::hint::spin_loop());
@@ -612,11 +612,11 @@ mod tests {
         let thread = record();
         let pool = FakePool::at(Pace::Active);
         added(thread, &pool);
-        thread.notice(Pace::Active).unwrap();
+        thread.request_pace(Pace::Active).unwrap();
         wait_until("it looks", || pool.looks() > 0);
         thread.stop();
         let looks = pool.looks();
-        thread.notice(Pace::Copies).unwrap();
+        thread.request_pace(Pace::Copies).unwrap();
         thread::sleep(Duration::from_millis(250));
         assert_eq!(pool.looks(), looks);
     }

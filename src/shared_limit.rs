@@ -30,7 +30,7 @@ pub fn report(name: &str) -> Result<Option<SharedLimitReport>> {
 }
 
 /// Why a pool can no longer grow under its shared limit.
-pub(crate) fn loss_in_words(loss: Loss) -> &'static str {
+pub(crate) fn describe_loss(loss: Loss) -> &'static str {
     match loss {
         Loss::Removed => "its file in /dev/shm was removed",
         Loss::Closed => "this process has closed its descriptor",

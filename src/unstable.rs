@@ -76,8 +76,8 @@ pub fn compaction_step(pool: &Pool) -> bool {
     pool.core().compaction_step()
 }
 
-/// Makes the copies of this process record events instead of writing to timelines, for tests and benches.
+/// Sets whether the copies of this process write to timelines; if not, they record events. For tests and benches.
 #[cfg(feature = "cuda")]
-pub fn turn_timelines_off(are_off: bool) {
-    crate::copy::cuda::turn_timelines_off(are_off);
+pub fn set_timelines_enabled(is_enabled: bool) {
+    crate::copy::cuda::set_timelines_enabled(is_enabled);
 }

@@ -1,7 +1,6 @@
 //! Memory that the CUDA driver pins: `cuMemHostAlloc`, portable (every context may copy from it) and cached.
 //!
-//! Never write-combined: that gains nothing for copies, and reading such memory on the host is very slow. The driver is loaded
-//! at run time.
+//! Never write-combined: reading such memory on the host is very slow. The driver is loaded at run time.
 //!
 //! ```text
 //!   the driver's block    [ ... |<------- len_bytes ------->| ... ]     a small block begins anywhere in a page
@@ -51,8 +50,7 @@ impl CudaSource {
     ///
     /// There is no driver, no such device, or the driver refuses to start.
     pub fn new(ordinal: u32) -> Result<Self, SourceError> {
-        let (ids, shifted) = Default::default();
-        Ok(Self { device: Device::find(ordinal)?, ids, shifted })
+        Ok(Self { device: Device::find(ordinal)?, ids: Default::default(), shifted: Default::default() })
     }
 
     /// The block that contains this region; forgets it.
@@ -111,8 +109,8 @@ unsafe impl Source for CudaSource {
         true
     }
 
-    fn gone(&self) -> Option<SourceError> {
-        self.device.gone()
+    fn device_lost(&self) -> Option<SourceError> {
+        self.device.loss()
     }
 
     fn release_waits(&self) -> bool {

@@ -73,7 +73,7 @@ impl RegisterSource {
     /// Makes the source as [`new`](Self::new) does, from the machine below `root`.
     pub(super) fn on_machine(root: &Path, ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
         let device = Device::find(ordinal)?;
-        if device.attribute(attribute::REGISTERS_HOST_MEMORY).is_none_or(|value| value == 0) {
+        if device.attribute(attribute::HOST_REGISTER_SUPPORTED).is_none_or(|value| value == 0) {
             return Err(SourceError::new("cuDeviceGetAttribute", "the device registers no host memory"));
         }
         let node = node.or_else(|| device.numa_node(root));
@@ -83,8 +83,15 @@ impl RegisterSource {
     pub(super) fn on_device(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
         let placement = node.and_then(|node| NodePlacement::on(root, node));
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        let (ids, hugetlb, registering, registered) = Default::default();
-        Self { device, placement, ids, threads, hugetlb, registering, registered }
+        Self {
+            device,
+            placement,
+            ids: Default::default(),
+            threads,
+            hugetlb: Default::default(),
+            registering: Default::default(),
+            registered: Default::default(),
+        }
     }
 
     /// Touches acquired memory with this many threads instead of one for each core.
@@ -207,8 +214,8 @@ unsafe impl Source for RegisterSource {
         true
     }
 
-    fn gone(&self) -> Option<SourceError> {
-        self.device.gone()
+    fn device_lost(&self) -> Option<SourceError> {
+        self.device.loss()
     }
 
     fn release_waits(&self) -> bool {

@@ -166,7 +166,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
 
     /// The error if a device reset has ended all memory of this source. The maintenance thread calls this at least once a second.
     #[doc(hidden)]
-    fn gone(&self) -> Option<SourceError> {
+    fn device_lost(&self) -> Option<SourceError> {
         None
     }
 

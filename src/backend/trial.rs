@@ -71,7 +71,9 @@ fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Trial,
     let (is_complete, copied) =
         device.map_or((true, Ok(())), |device| unsafe { super::word_copy::check(device, region.start()) });
     #[cfg(not(feature = "cuda"))]
-    let (is_complete, copied) = device.map_or((true, Ok(())), |_| (true, Ok(())));
+    let _unused = device;
+    #[cfg(not(feature = "cuda"))]
+    let (is_complete, copied): (bool, Result<(), SourceError>) = (true, Ok(()));
     // Never released if the device may still use it.
     let released = match is_complete {
         // SAFETY: acquired above from this source; no reference into it exists and the copy has completed.

@@ -16,8 +16,8 @@ const WORD: u64 = 0x7072_6f62_6564_2131;
 /// The call that allocates device memory for the word. Its failure says nothing about host memory.
 pub(super) const ALLOCATION: &str = "cuMemAllocAsync";
 
-/// Copies the first word at `start` to the device and back into the second, and returns the first call that failed. The flag says
-/// whether the device is done with the words: if not, their memory must not be released.
+/// Copies the first word at `start` to the device and back into the second. Returns whether the device is done with the words (if
+/// not, their memory must not be released), and the first call that failed.
 ///
 /// # Safety
 ///

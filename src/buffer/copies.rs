@@ -45,7 +45,7 @@ impl PendingBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`is_complete`](PendingBuf::is_complete); the memory is then never reused.
+    /// The errors of [`is_complete`](PendingBuf::is_complete); the memory is then quarantined until its fence confirms that the copy has completed.
     pub fn wait(self) -> Result<PinnedBuf> {
         self.copy.completion().wait()?;
         Ok(self.buf)

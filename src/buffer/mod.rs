@@ -105,7 +105,7 @@ struct Aligned;
 ///
 /// # When a device fails
 ///
-/// After a device failure it is unknown whether a copy has completed, so the buffer's memory is never reused.
+/// After a device failure it is unknown whether a copy has completed: the memory is quarantined until its fence confirms that.
 /// [`wait`](PinnedBuf::wait) returns that failure. If the copy wrote *into* the buffer, its bytes may still change, and
 /// every access to them is an error, never an empty slice. In a forked child access fails if the memory belongs to the GPU
 /// driver, since children do not inherit it.
@@ -243,7 +243,7 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// [`Error::is_device`](crate::Error::is_device) if a device failed, so it is unknown whether a copy has completed. The
-    /// memory is never reused.
+    /// memory is quarantined until its fence confirms that.
     pub fn wait(&mut self) -> Result<()> {
         let Some(block) = self.block.as_mut().filter(|block| !block.is_forked()) else { return Ok(()) };
         block.state_mut().copy_fences.wait_for_all()

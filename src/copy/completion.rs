@@ -11,8 +11,9 @@ use crate::error::Result;
 use crate::in_flight::{SharedFence, is_complete};
 use crate::maintenance_thread::{MaintenanceThread, Reminder};
 
-/// First and longest pause between two queries of a wait with a time limit.
-const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
+// Pauses between two queries of a wait with a time limit.
+const FIRST_PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// A handle to a copy in flight, to query or wait for its end. Dropping it has no effect on the copy: the pool keeps the
 /// buffer until the copy completes in any case.
@@ -100,14 +101,14 @@ impl Completion {
     /// The errors of [`is_complete`](Completion::is_complete).
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
         let begun = Instant::now();
-        let [mut pause, longest] = PAUSES;
+        let mut pause = FIRST_PAUSE;
         while !self.is_complete()? {
             let left = timeout.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 return Ok(false);
             }
             thread::sleep(pause.min(left));
-            pause = (pause * 2).min(longest);
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
         self.record_end();
         Ok(true)

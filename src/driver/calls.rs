@@ -20,6 +20,9 @@ pub(crate) const NON_BLOCKING: c_uint = 1;
 pub(crate) const WITHOUT_TIMING: c_uint = 2;
 const CAPTURES_NOTHING: c_int = 0;
 
+/// `CUgreenCtx`, which bindings before CUDA 12.4 lack.
+pub(crate) type GreenContext = *mut c_void;
+
 /// Defines functions that find the driver's function once.
 macro_rules! calls {
     ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),* $(,)?);)*) => {$(
@@ -104,11 +107,11 @@ calls! {
     pub(crate) stream_id = c"cuStreamGetId"(stream: CUstream, out: *mut u64);
     is_capturing_call = c"cuStreamIsCapturing"(stream: CUstream, status: *mut c_int);
     stream_context_call = c"cuStreamGetCtx"(stream: CUstream, out: *mut CUcontext);
-    stream_contexts_call = c"cuStreamGetCtx_v2"(stream: CUstream, out: *mut CUcontext, green: *mut CUcontext);
+    stream_contexts_call = c"cuStreamGetCtx_v2"(stream: CUstream, out: *mut CUcontext, green: *mut GreenContext);
     pub(crate) stream_write_value = c"cuStreamWriteValue32_v2"(stream: CUstream, address: u64, value: u32, flags: c_uint);
 
     pub(crate) event_destroy = c"cuEventDestroy_v2"(event: CUevent);
-    pub(crate) green_record_event = c"cuGreenCtxRecordEvent"(green: CUcontext, event: CUevent);
+    pub(crate) green_record_event = c"cuGreenCtxRecordEvent"(green: GreenContext, event: CUevent);
     pub(crate) event_record = c"cuEventRecord"(event: CUevent, stream: CUstream);
     pub(crate) event_query = c"cuEventQuery"(event: CUevent);
     pub(crate) event_elapsed = c"cuEventElapsedTime"(out: *mut f32, first: CUevent, last: CUevent);
@@ -170,12 +173,12 @@ pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Failed> {
 /// # Safety
 ///
 /// It is alive.
-pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, CUcontext), Failed> {
+pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, GreenContext), Failed> {
     let (mut context, mut green) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: the caller's promise; two valid out-pointers.
     match unsafe { stream_contexts_call(stream, &raw mut context, &raw mut green) } {
         // SAFETY: as above.
-        Err(Failed(_, Code::NOT_FOUND)) => unsafe { stream_context_call(stream, &raw mut context) },
+        Err(Failed { code: Code::NOT_FOUND, .. }) => unsafe { stream_context_call(stream, &raw mut context) },
         answer => answer,
     }
     .map(|()| (context, green))

@@ -9,7 +9,7 @@ use cudarc::driver::DriverError;
 use crate::error::{Error, Retry, SourceError};
 
 const SHORT_OF_MEMORY: &str =
-    "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES, or raise its cgroup's limit";
+    "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES, or raise the memory limit of the cgroup";
 
 /// An error of the driver: any number but 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,8 @@ impl Code {
     /// returns, the memory stays quarantined until the driver confirms the end of the work, and the handle is still the pool's, so
     /// only a query costs. A temporary error that counted as permanent would leak the memory.
     pub(crate) fn is_permanent(self) -> bool {
+        // CONTAINED, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK,
+        // MPS_CLIENT_TERMINATED, EXTERNAL_DEVICE.
         let ends_process = matches!(self.0, 226 | 700 | 702 | 710 | 714..=719 | 721 | 810 | 911);
         let is_in_graph = self.0 == 907;
         ends_process || is_in_graph || self.is_of_ended_context() || self == Self::INVALID_HANDLE
@@ -81,18 +83,21 @@ pub(crate) fn is_forbidden_by_capture(code: i64) -> bool {
 
 /// A driver call that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Failed(pub(crate) &'static str, pub(crate) Code);
+pub(crate) struct Failed {
+    pub(crate) call: &'static str,
+    pub(crate) code: Code,
+}
 
 impl Failed {
     /// The failure of the function with this name. A version at the end of the name (`_v2`) is left out.
     pub(crate) fn new(name: &'static CStr, code: Code) -> Self {
-        Self(name.to_str().unwrap_or_default().trim_end_matches("_v2"), code)
+        Self { call: name.to_str().unwrap_or_default().trim_end_matches("_v2"), code }
     }
 }
 
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(call, code) = self;
+        let Self { call, code } = self;
         write!(f, "{call} failed: {code} (code {})", code.number())?;
         let in_capture = "; another stream captures a graph: use the default stream once that capture has ended";
         if *code == Code::CAPTURE_IMPLICIT { f.write_str(in_capture) } else { Ok(()) }
@@ -107,11 +112,10 @@ impl From<Failed> for Error {
 
 /// Adds a remedy if the call pins memory and memory is short.
 impl From<Failed> for SourceError {
-    fn from(Failed(call, code): Failed) -> Self {
+    fn from(Failed { call, code }: Failed) -> Self {
         let retry = match code {
             Code::INVALID_VALUE => Retry::Never,
-            // Not permitted during a stream capture.
-            Code(900 | 901) => Retry::Soon,
+            code if code.is_forbidden_by_capture() => Retry::Soon,
             _ => Retry::Later,
         };
         let error = Self::new(call, code.to_string()).with_code(code.number()).with_retry(retry);
@@ -124,7 +128,7 @@ impl From<Failed> for SourceError {
 /// An error of a call that cudarc itself made.
 impl From<DriverError> for Failed {
     fn from(error: DriverError) -> Self {
-        Self("a cudarc call", Code(error.0 as c_int))
+        Self { call: "a cudarc call", code: Code(error.0 as c_int) }
     }
 }
 

@@ -1,5 +1,5 @@
-//! A device of the CUDA driver, for the sources that pin memory through it. A `CUdevice` is used as an ordinal and the reverse: drivers
-//! number their devices from 0, in the order in which they list them.
+//! A device of the CUDA driver, for the sources that pin memory through it. A `CUdevice` is taken to equal its ordinal: drivers
+//! number devices from 0 in list order.
 //!
 //! The device's primary context is retained when memory is first acquired, not before: finding a device creates no
 //! context. It stays retained until the process ends, since a copy that never completes keeps memory of a pool alive after
@@ -36,7 +36,7 @@ pub(crate) struct Device {
 
 impl Device {
     /// The device that this process has found before, else [`find`](Self::find).
-    pub(crate) fn known(ordinal: u32) -> Result<Arc<Self>, SourceError> {
+    pub(crate) fn find_known(ordinal: u32) -> Result<Arc<Self>, SourceError> {
         Self::found(ordinal).map_or_else(|| Self::find(ordinal), Ok)
     }
 
@@ -84,7 +84,7 @@ impl Device {
             }
         };
         let refused = |error| match error {
-            Failed(_, Code::CONTEXT_IS_DESTROYED) => was_reset(),
+            Failed { code: Code::CONTEXT_IS_DESTROYED, .. } => was_reset(),
             failed => failed.into(),
         };
         // SAFETY: the context is retained and never released.
@@ -92,10 +92,10 @@ impl Device {
     }
 
     /// The error of each call from now on, if a reset of the device has ended the context, and the memory with it.
-    pub(crate) fn gone(&self) -> Option<SourceError> {
+    pub(crate) fn loss(&self) -> Option<SourceError> {
         let context = self.context.get()?;
         let has_ended =
-            driver_watchdog::query(|| matches!(context.check(), Err(Failed(_, Code::CONTEXT_IS_DESTROYED))));
+            driver_watchdog::query(|| matches!(context.check(), Err(Failed { code: Code::CONTEXT_IS_DESTROYED, .. })));
         has_ended.unwrap_or(false).then(was_reset)
     }
 

@@ -65,8 +65,8 @@ impl Context {
         match (self.id, context_id(self.handle)) {
             (None, _) | (_, None) => Ok(()),
             (Some(id), Some(Ok(now))) if now == id => Ok(()),
-            (_, Some(Err(failed))) if !failed.1.is_of_ended_context() => Err(failed),
-            _ => Err(Failed("cuCtxGetId", Code::CONTEXT_IS_DESTROYED)),
+            (_, Some(Err(failed))) if !failed.code.is_of_ended_context() => Err(failed),
+            _ => Err(Failed { call: "cuCtxGetId", code: Code::CONTEXT_IS_DESTROYED }),
         }
     }
 
@@ -102,16 +102,16 @@ fn context_id(context: sys::CUcontext) -> Option<Result<u64, Failed>> {
     // SAFETY: `id` takes the result. The driver refuses invalid handles.
     let mut query = || unsafe { calls::context_id(context, &raw mut id) };
     // The driver may refuse a call once and accept it the next time.
-    let answer = query().or_else(|failed| if failed.1.is_of_ended_context() { Err(failed) } else { query() });
+    let answer = query().or_else(|failed| if failed.code.is_of_ended_context() { Err(failed) } else { query() });
     match answer {
-        Err(Failed(_, Code::NOT_FOUND | Code::NOT_SUPPORTED)) => None,
+        Err(Failed { code: Code::NOT_FOUND | Code::NOT_SUPPORTED, .. }) => None,
         answer => Some(answer.map(|()| id)),
     }
 }
 
 /// Returns whether the driver has been started in this process.
 pub(crate) fn is_started() -> bool {
-    !matches!(calls::current_context(), Err(Failed(_, Code::NOT_INITIALIZED)))
+    !matches!(calls::current_context(), Err(Failed { code: Code::NOT_INITIALIZED, .. }))
 }
 
 /// Makes a context current on this thread; dropping it restores the previous one.
@@ -146,8 +146,8 @@ impl CurrentContext {
 impl Drop for CurrentContext {
     fn drop(&mut self) {
         if let Some(previous) = self.previous {
-            // SAFETY: it was current on this thread before. If this fails, the pool's context stays current. That is harmless except
-            // for a caller that expects no context.
+            // SAFETY: it was current on this thread before. If this fails, the pool's context stays current, which
+            // misleads a caller that expects another or none.
             let _ignored = unsafe { calls::set_current(previous) };
         }
     }

@@ -27,7 +27,7 @@ pub(crate) fn init_once() -> Result<(), (&'static str, c_int)> {
 /// `cuInit`. On failure returns the meaning and the driver's code.
 pub(crate) fn init() -> Result<(), (&'static str, c_int)> {
     // SAFETY: may be called at any time, any number of times; 0 is the only flag there is.
-    unsafe { calls::init(0) }.map_err(|Failed(_, Code(code))| (meaning(code), code))?;
+    unsafe { calls::init(0) }.map_err(|Failed { code: Code(code), .. }| (meaning(code), code))?;
     IS_STARTED.get().store(true, Ordering::Relaxed);
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Virtual host memory of the driver: reserving addresses, creating granules, and mapping one to the other.
 //!
 //! The types and numbers are defined here as in the driver's header, and the functions are found by name: bindings older
-//! than CUDA 12.2 have neither, and later ones changed the layout of a location twice. Results are plain numbers, because a
+//! than CUDA 12.2 lack the host locations, and later ones changed the layout of a location twice. Results are plain numbers, because a
 //! Rust enumeration must never hold a value that it does not list.
 //!
 //! Never decides what is mapped, and holds no state.
@@ -19,12 +19,20 @@ pub(crate) type GranuleHandle = u64;
 pub(crate) mod attribute {
     use std::ffi::c_int;
 
-    pub(crate) const REGISTERS_HOST_MEMORY: c_int = 99;
-    pub(crate) const VIRTUAL_MEMORY: c_int = 102;
+    pub(crate) const HOST_REGISTER_SUPPORTED: c_int = 99;
+    pub(crate) const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
     pub(crate) const HOST_NUMA_ID: c_int = 134;
-    pub(crate) const HOST_NUMA_VIRTUAL_MEMORY: c_int = 141;
-    pub(crate) const HOST_VIRTUAL_MEMORY: c_int = 145;
+    pub(crate) const HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 141;
+    pub(crate) const HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 145;
 }
+
+// Values of `CUmemLocationType`, `CUmemAllocationType`, `CUmemAccess_flags` and `CUmemAllocationGranularity_flags`.
+const LOCATION_DEVICE: c_int = 1;
+const LOCATION_HOST: c_int = 2;
+const LOCATION_HOST_NUMA: c_int = 3;
+const ALLOCATION_PINNED: c_int = 1;
+const ACCESS_READ_WRITE: c_int = 3;
+const GRANULARITY_MINIMUM: c_int = 0;
 
 /// `CUmemLocation`.
 #[derive(Debug, Clone, Copy)]
@@ -36,16 +44,16 @@ pub(crate) struct MemoryLocation {
 
 impl MemoryLocation {
     pub(crate) fn device(id: c_int) -> Self {
-        Self { kind: 1, id }
+        Self { kind: LOCATION_DEVICE, id }
     }
 
     /// The host, whichever its nodes.
     pub(crate) fn host() -> Self {
-        Self { kind: 2, id: 0 }
+        Self { kind: LOCATION_HOST, id: 0 }
     }
 
     pub(crate) fn host_node(id: c_int) -> Self {
-        Self { kind: 3, id }
+        Self { kind: LOCATION_HOST_NUMA, id }
     }
 }
 
@@ -62,7 +70,7 @@ struct AllocationProperties {
 
 impl AllocationProperties {
     fn pinned(location: MemoryLocation) -> Self {
-        Self { kind: 1, handle_types: 0, location, windows: 0, flags: [0; 8] }
+        Self { kind: ALLOCATION_PINNED, handle_types: 0, location, windows: 0, flags: [0; 8] }
     }
 }
 
@@ -76,7 +84,7 @@ pub(crate) struct AccessDescriptor {
 
 impl AccessDescriptor {
     pub(crate) fn read_write(location: MemoryLocation) -> Self {
-        Self { location, flags: 3 }
+        Self { location, flags: ACCESS_READ_WRITE }
     }
 }
 
@@ -120,7 +128,7 @@ pub(crate) fn granularity(location: MemoryLocation) -> Result<usize, Failed> {
     let mut bytes = 0;
     let properties = AllocationProperties::pinned(location);
     // SAFETY: `bytes` takes the result, and the properties live as long as the call.
-    unsafe { granularity_call(&raw mut bytes, &raw const properties, 0) }?;
+    unsafe { granularity_call(&raw mut bytes, &raw const properties, GRANULARITY_MINIMUM) }?;
     Ok(bytes)
 }
 

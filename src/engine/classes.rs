@@ -36,7 +36,7 @@ struct ClassTotals {
 
 impl Classes {
     /// A request of `class` missed and has a new buffer.
-    pub(super) fn made(&self, class: Class) {
+    pub(super) fn count_miss(&self, class: Class) {
         let mut table = self.0.lock();
         let row = table.row(class.bytes);
         row.misses += 1;

@@ -3,7 +3,7 @@
 //! ```text
 //!   pool, buffer
 //!      │
-//!   user_block ─▶ core ─▶ in_flight, wait_queue, meter
+//!   buffer_calls ─▶ core ─▶ in_flight, wait_queue, meter
 //!                   ├───▶ cache, memory
 //!                   └───▶ block (generic over its owner, so that nothing below the core knows it)
 //! ```
@@ -15,22 +15,22 @@
 //! | `memory` | where memory comes from and returns to |
 //! | `wait_queue` | the requests that wait for room |
 //! | `meter` | the time, counters, and who holds the buffers of each tag |
-//! | `block.rs`, `user_block.rs` | memory with its class, buffer state and owner; what a buffer calls on it |
+//! | `block.rs`, `buffer_calls.rs` | memory with its class, buffer state and owner; what a buffer calls on it |
 //! | `classes.rs` | the pinned buffers of each class |
 
 mod block;
+mod buffer_calls;
 mod cache;
 mod classes;
 mod core;
 mod memory;
 mod meter;
-mod user_block;
 mod wait_queue;
 
+pub(crate) use self::buffer_calls::Block;
 pub(crate) use self::core::{AutoLimit, BlockRequest, CachedShard, Core, PartitionCore};
 pub(crate) use self::memory::{Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, granule_bytes};
 pub(crate) use self::meter::clock::Timekeeper;
 pub(crate) use self::meter::owners::Tag;
-pub(crate) use self::user_block::Block;
 pub(crate) use self::wait_queue::{FirstAttempt, WaitTicket};
 pub use meter::clock::ManualClock;

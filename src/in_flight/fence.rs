@@ -213,8 +213,8 @@ impl CopyFences {
 
     fn read_on(&mut self, stream: StreamId) -> Option<&mut SharedFence> {
         let accesses = self.0.get_mut()?.get_mut();
-        let is_it = |each: &&mut Access| each.kind == AccessKind::Read && each.is_on(Some(stream));
-        accesses.iter_mut().find(is_it).map(|each| &mut each.fence)
+        let is_read = |each: &&mut Access| each.kind == AccessKind::Read && each.is_on(Some(stream));
+        accesses.iter_mut().find(is_read).map(|each| &mut each.fence)
     }
 
     /// Records a copy into the buffer.

@@ -56,7 +56,7 @@ pub(crate) struct InFlight<T> {
     queues: Mutex<Queues<T>>,
     /// The [`Counts`], for readers without the lock. Written under it.
     held: AtomicU64,
-    failed: AtomicU64,
+    quarantined: AtomicU64,
     bytes: AtomicU64,
 }
 
@@ -87,6 +87,15 @@ pub(crate) struct Ended<T> {
     pub(crate) failed: Vec<T>,
 }
 
+/// Quarantined items with a fence that was queried again.
+#[derive(Debug)]
+pub(crate) struct Requeried<T> {
+    /// Items with completed copies.
+    pub(crate) completed: Vec<T>,
+    /// Items with a fence that is not queried again.
+    pub(crate) lost: Vec<T>,
+}
+
 /// An item with a fence that failed.
 #[derive(Debug)]
 pub(crate) struct FailedItem<T> {
@@ -102,13 +111,13 @@ impl<T> InFlight<T> {
             queues: Mutex::new(Queues {
                 queues: Vec::new(),
                 last_number: 0,
-                failed: VecDeque::new(),
+                quarantined: VecDeque::new(),
                 counts: Counts::default(),
                 has_ended: false,
             }),
             held: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
+            quarantined: AtomicU64::new(0),
         }
     }
 
@@ -128,17 +137,17 @@ impl<T> InFlight<T> {
 
     /// Stores the counts for readers without the lock, which is held. Stores only: loom does not run a reader of a counter between
     /// a load and a store of the counter by one thread.
-    fn publish(&self, Counts { held, failed, bytes }: Counts) {
+    fn publish(&self, Counts { held, quarantined, bytes }: Counts) {
         // Relaxed: as in `held`.
         self.held.store(held, Ordering::Relaxed);
-        self.failed.store(failed, Ordering::Relaxed);
+        self.quarantined.store(quarantined, Ordering::Relaxed);
         self.bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Items in flight.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
-        self.held().saturating_sub(self.failed())
+        self.held().saturating_sub(self.quarantined())
     }
 
     /// Items in flight or quarantined.
@@ -150,9 +159,9 @@ impl<T> InFlight<T> {
 
     /// Items that are quarantined.
     #[inline]
-    pub(crate) fn failed(&self) -> u64 {
+    pub(crate) fn quarantined(&self) -> u64 {
         // Relaxed: a hint and a statistic.
-        self.failed.load(Ordering::Relaxed)
+        self.quarantined.load(Ordering::Relaxed)
     }
 
     /// Bytes in flight.
@@ -163,7 +172,7 @@ impl<T> InFlight<T> {
 
     pub(crate) fn fill(&self, stats: &mut Stats) {
         (stats.copies.in_flight, stats.copies.in_flight_bytes) = (self.count(), self.bytes());
-        stats.memory.buffers = stats.memory.buffers.saturating_sub(self.failed());
+        stats.memory.buffers = stats.memory.buffers.saturating_sub(self.quarantined());
     }
 
     /// Calls `see` with each item. Under a lock, so it calls nothing else.
@@ -255,12 +264,12 @@ impl<T> InFlight<T> {
     /// Removes all items, for the end of a pool. Queries each, since a completed item may be behind a stuck item of another stream with
     /// the same number. Skips queues that another thread is querying, which may be blocked in the driver.
     pub(crate) fn end(&self) -> Ended<T> {
-        let (queues, failed) = {
+        let (queues, quarantined) = {
             let mut queues = self.queues.lock();
             queues.has_ended = true;
             queues.counts = Counts::default();
             self.publish(queues.counts);
-            (std::mem::take(&mut queues.queues), std::mem::take(&mut queues.failed))
+            (std::mem::take(&mut queues.queues), std::mem::take(&mut queues.quarantined))
         };
         let swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
         let mut ended = Ended { swept, abandoned: Vec::new(), recovered: Vec::new(), failed: Vec::new() };
@@ -275,7 +284,7 @@ impl<T> InFlight<T> {
                 discard(fence);
             }
         }
-        for (item, fence) in failed {
+        for (item, fence) in quarantined {
             let is_complete = matches!(query(&*fence), Ok(true));
             discard(fence);
             if is_complete { ended.recovered.push(item) } else { ended.failed.push(item) }
@@ -291,28 +300,28 @@ impl<T> InFlight<T> {
             discard(fence);
             return Err(item);
         }
-        queues.failed.push_back((item, fence));
+        queues.quarantined.push_back((item, fence));
         queues.counts.held += 1;
-        queues.counts.failed += 1;
+        queues.counts.quarantined += 1;
         self.publish(queues.counts);
         Ok(())
     }
 
-    /// Queries the fences of at most `most` quarantined items again, under no lock. Returns the items with completed copies, and the
-    /// items that are not queried again. They count as quarantined meanwhile.
-    pub(crate) fn query_failed(&self, most: usize) -> (Vec<T>, Vec<T>) {
-        if self.failed() == 0 {
-            return (Vec::new(), Vec::new());
+    /// Queries the fences of at most `most` quarantined items again, under no lock. They count as quarantined
+    /// meanwhile.
+    pub(crate) fn query_quarantined(&self, most: usize) -> Requeried<T> {
+        if self.quarantined() == 0 {
+            return Requeried { completed: Vec::new(), lost: Vec::new() };
         }
         let mut queues = self.queues.lock();
-        let most = most.min(queues.failed.len());
-        let queried: Vec<_> = queues.failed.drain(..most).collect();
+        let most = most.min(queues.quarantined.len());
+        let queried: Vec<_> = queues.quarantined.drain(..most).collect();
         drop(queues);
-        let (mut completed, mut leaked, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut completed, mut lost, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for (item, fence) in queried {
             match query(&*fence) {
                 Ok(true) => completed.push(item),
-                Err(failure) if failure.is_final => leaked.push(item),
+                Err(failure) if failure.is_final => lost.push(item),
                 _ => {
                     unknown.push((item, fence));
                     continue;
@@ -326,16 +335,16 @@ impl<T> InFlight<T> {
             drop(queues);
             for (item, fence) in unknown {
                 discard(fence);
-                leaked.push(item);
+                lost.push(item);
             }
         } else {
-            let left = (completed.len() + leaked.len()) as u64;
+            let left = (completed.len() + lost.len()) as u64;
             queues.counts.held -= left;
-            queues.counts.failed -= left;
+            queues.counts.quarantined -= left;
             self.publish(queues.counts);
-            queues.failed.extend(unknown);
+            queues.quarantined.extend(unknown);
         }
-        (completed, leaked)
+        Requeried { completed, lost }
     }
 }
 
@@ -432,13 +441,16 @@ mod tests {
         for FailedItem { item, fence, .. } in in_flight.sweep(QueryScope::Unknown).failed {
             in_flight.quarantine(item, fence.unwrap()).unwrap();
         }
-        assert_eq!((in_flight.query_failed(usize::MAX).0, in_flight.failed(), in_flight.count()), (Vec::new(), 3, 0));
+        assert_eq!(
+            (in_flight.query_quarantined(usize::MAX).completed, in_flight.quarantined(), in_flight.count()),
+            (Vec::new(), 3, 0)
+        );
         broken[1].finish();
-        assert!(in_flight.query_failed(1).0.is_empty());
-        assert_eq!((in_flight.query_failed(1).0, in_flight.held()), (vec![2], 2), "one after the other");
+        assert!(in_flight.query_quarantined(1).completed.is_empty());
+        assert_eq!((in_flight.query_quarantined(1).completed, in_flight.held()), (vec![2], 2), "one after the other");
         broken[0].finish();
         let Ended { recovered, failed, .. } = in_flight.end();
-        assert_eq!((recovered, failed, in_flight.held(), in_flight.failed()), (vec![1], vec![3], 0, 0));
+        assert_eq!((recovered, failed, in_flight.held(), in_flight.quarantined()), (vec![1], vec![3], 0, 0));
         assert_eq!(in_flight.quarantine(4, broken[2].clone()), Err(4), "the pool has ended");
     }
 

@@ -25,7 +25,7 @@ pub(super) struct Queues<T> {
     pub(super) queues: Vec<Queue<T>>,
     pub(super) last_number: u64,
     /// Items with a failed fence, the one queried longest ago first.
-    pub(super) failed: VecDeque<(T, SharedFence)>,
+    pub(super) quarantined: VecDeque<(T, SharedFence)>,
     pub(super) counts: Counts,
     /// The pool has ended, and nothing is queried again.
     pub(super) has_ended: bool,
@@ -36,7 +36,7 @@ pub(super) struct Counts {
     /// Items in the queues or quarantined (in-flight-I4).
     pub(super) held: u64,
     /// Items that are quarantined.
-    pub(super) failed: u64,
+    pub(super) quarantined: u64,
     /// Bytes in the queues.
     pub(super) bytes: u64,
 }

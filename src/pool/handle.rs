@@ -24,11 +24,11 @@ pub(super) struct Handle {
     pub(super) start: Arc<PoolStart>,
     generation: ForkGeneration,
     /// `None` for the pool itself.
-    pub(super) part: Option<Part>,
+    pub(super) scope: Option<RequestScope>,
 }
 
 /// The partition, the tag, or both, under which requests of this handle are counted.
-pub(super) struct Part {
+pub(super) struct RequestScope {
     pub(super) partition: Option<Arc<PartitionCore>>,
     pub(super) tag: Option<Arc<Tag>>,
     /// Keeps the pool from being sealed while this handle exists.
@@ -37,7 +37,7 @@ pub(super) struct Part {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.part.is_some() {
+        if self.scope.is_some() {
             return;
         }
         for core in self.cores.iter().filter_map(OnceLock::get) {
@@ -52,10 +52,10 @@ impl Drop for Handle {
 }
 
 impl Handle {
-    pub(super) fn new(start: Arc<PoolStart>, part: Option<Part>) -> Self {
+    pub(super) fn new(start: Arc<PoolStart>, scope: Option<RequestScope>) -> Self {
         // Neither null, which a thread without a cached pool has, nor the address of any core.
         let address = AtomicPtr::new(ptr::without_provenance_mut(1));
-        Self { address, cores: Default::default(), start, generation: ForkGeneration::now(), part }
+        Self { address, cores: Default::default(), start, generation: ForkGeneration::now(), scope }
     }
 
     /// The core, if it has started.
@@ -79,7 +79,7 @@ impl Handle {
     pub(super) fn started_core(&self, start: impl FnOnce() -> Arc<Core>) -> &Arc<Core> {
         self.cores[usize::from(self.generation.is_stale())].get_or_init(|| {
             let core = start();
-            if self.part.is_none() {
+            if self.scope.is_none() {
                 // Requests with a tag or partition take the slow path.
                 self.address.store(Arc::as_ptr(&core).cast_mut(), Ordering::Relaxed);
             }

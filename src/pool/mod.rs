@@ -26,7 +26,7 @@ mod statistics;
 pub use builder::PoolBuilder;
 pub use external::ExternalMemory;
 pub use get_future::GetFuture;
-use handle::{Handle, Part};
+use handle::{Handle, RequestScope};
 pub use partition::Partition;
 pub use request::Request;
 
@@ -83,11 +83,11 @@ impl Pool {
     /// The partition that requests claim from, in the handle of a [`Partition`].
     #[inline]
     fn partition_core(&self) -> Option<&Arc<PartitionCore>> {
-        self.handle.part.as_ref()?.partition.as_ref()
+        self.handle.scope.as_ref()?.partition.as_ref()
     }
 
-    fn part_tag(&self) -> Option<&Arc<Tag>> {
-        self.handle.part.as_ref()?.tag.as_ref()
+    fn scope_tag(&self) -> Option<&Arc<Tag>> {
+        self.handle.scope.as_ref()?.tag.as_ref()
     }
 
     fn check_open(&self) -> Result<()> {
@@ -133,7 +133,7 @@ impl Pool {
 
     #[inline(never)]
     fn get_slow(&self, len: usize) -> Result<PinnedBuf> {
-        if self.handle.part.is_none()
+        if self.handle.scope.is_none()
             && let Some(block) = self.core().take_remote_or_second(len)
         {
             return Ok(PinnedBuf::over_plain(block, len));
@@ -196,7 +196,7 @@ impl Pool {
         self.check_open()?;
         let Request { len, align, .. } = request;
         let class = self.core().config().rounding.class(len, align)?;
-        let (tag, partition) = (self.part_tag().cloned(), self.partition_core().cloned());
+        let (tag, partition) = (self.scope_tag().cloned(), self.partition_core().cloned());
         Ok((len > 0).then_some(BlockRequest { len, class, tag, partition }))
     }
 
@@ -240,16 +240,16 @@ impl Pool {
     pub fn tagged(&self, tag: &str) -> Self {
         // In a forked child the lock may be held by a thread that does not exist here; requests fail anyway.
         let tag = if self.core().is_forked() { None } else { self.core().tag(tag) };
-        self.part(self.partition_core().cloned(), tag.or_else(|| self.part_tag().cloned()))
+        self.scoped(self.partition_core().cloned(), tag.or_else(|| self.scope_tag().cloned()))
     }
 
     /// The tag of this handle's buffers, as reports show it ([`tagged`](Self::tagged)).
     pub fn tag(&self) -> Option<&str> {
-        self.part_tag().map(|tag| tag.name())
+        self.scope_tag().map(|tag| tag.name())
     }
 
-    fn part(&self, partition: Option<Arc<PartitionCore>>, tag: Option<Arc<Tag>>) -> Self {
-        let handle = Handle::new(self.handle.start.clone(), Some(Part { partition, tag, _pool: self.clone() }));
+    fn scoped(&self, partition: Option<Arc<PartitionCore>>, tag: Option<Arc<Tag>>) -> Self {
+        let handle = Handle::new(self.handle.start.clone(), Some(RequestScope { partition, tag, _pool: self.clone() }));
         handle.started_core(|| self.core().clone());
         Self { handle: Arc::new(handle) }
     }

@@ -40,7 +40,7 @@ impl fmt::Debug for Partition {
 impl Partition {
     pub(super) fn new(pool: &Pool, core: Arc<PartitionCore>) -> Self {
         let tag = core.tag().cloned();
-        Self { requests: pool.part(Some(core.clone()), tag), core }
+        Self { requests: pool.scoped(Some(core.clone()), tag), core }
     }
 
     /// Requests a buffer as [`Pool::get`] does.

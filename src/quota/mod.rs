@@ -23,7 +23,7 @@ mod process;
 use pinpool_os::words::Size;
 use std::sync::{Arc, OnceLock, Weak};
 
-use crate::shared_limit::{SharedLimit, SharedLimitReport, Want, loss_in_words};
+use crate::shared_limit::{SharedLimit, SharedLimitReport, Want, describe_loss};
 use pinpool_os::lost;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
 pub(crate) use process::Member;
@@ -314,7 +314,7 @@ impl Budget {
     }
 
     /// Why the shared limit has no room for `needed_bytes`, and what helps.
-    pub(crate) fn shared_in_words(&self, needed_bytes: u64) -> (String, &'static str) {
+    pub(crate) fn describe_shared(&self, needed_bytes: u64) -> (String, &'static str) {
         let is_too_large = needed_bytes > self.highest_claim_bytes();
         let Some(host) = self.host() else {
             let remedy = if is_too_large {
@@ -323,16 +323,16 @@ impl Budget {
                 "return buffers in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size, which applies \
                  to each pool"
             };
-            return (self.process_in_words(), remedy);
+            return (self.describe_process(), remedy);
         };
         if let Some(loss) = host.loss() {
-            let (name, why) = (host.name(), loss_in_words(loss));
+            let (name, why) = (host.name(), describe_loss(loss));
             let found = format!("PINPOOL_LEDGER={name}: {why}, so this pool can no longer grow");
             return (found, "return buffers to this pool, or restart all processes that share the limit");
         }
         let report = host.report();
         let SharedLimitReport { name, max_bytes, held_bytes, .. } = &report;
-        let (max_bytes, others) = (max_bytes.unwrap_or(u64::MAX), report.others_in_words());
+        let (max_bytes, others) = (max_bytes.unwrap_or(u64::MAX), report.describe_others());
         let (max, held) = (Size(max_bytes), Size(*held_bytes));
         let found = if is_too_large {
             format!("exceeds the shared limit {name} of {max}; {held} are held ({others})")

@@ -167,7 +167,7 @@ impl Budget {
     }
 
     /// The bytes of the `auto` pools, for an error.
-    pub(super) fn process_in_words(&self) -> String {
+    pub(super) fn describe_process(&self) -> String {
         let mut others = self.others();
         others.retain(|other| other.used_bytes() > 0);
         others.sort_by_key(|other| std::cmp::Reverse(other.used_bytes()));

@@ -80,7 +80,7 @@ unsafe impl Source for CountingSource {
         true
     }
 
-    fn gone(&self) -> Option<SourceError> {
+    fn device_lost(&self) -> Option<SourceError> {
         self.looks.fetch_add(1, Ordering::SeqCst);
         None
     }

@@ -38,14 +38,14 @@ pub(crate) struct EventsOnly(());
 
 impl EventsOnly {
     pub(crate) fn begin() -> Self {
-        pinpool::unstable::turn_timelines_off(true);
+        pinpool::unstable::set_timelines_enabled(false);
         Self(())
     }
 }
 
 impl Drop for EventsOnly {
     fn drop(&mut self) {
-        pinpool::unstable::turn_timelines_off(false);
+        pinpool::unstable::set_timelines_enabled(true);
     }
 }
 

@@ -1,6 +1,6 @@
 /*
- * Batches go to the device and are put behind their copies, so that the next request never waits for a copy and never gets memory
- * that one still reads.
+ * Copies batches to the device and returns each buffer behind its copy: the next request neither waits for a copy nor gets memory
+ * that a copy still reads.
  *
  *     cc -std=c99 on_stream.c $(pkg-config --cflags --libs pinpool) -lcuda -o on_stream
  *
@@ -34,6 +34,7 @@ CUresult cuEventCreate(CUevent *event, unsigned flags);
 CUresult cuEventRecord(CUevent event, CUstream stream);
 CUresult cuEventDestroy_v2(CUevent event);
 
+enum { NON_BLOCKING = 1 /* CU_STREAM_NON_BLOCKING */, DISABLE_TIMING = 2 /* CU_EVENT_DISABLE_TIMING */ };
 enum { BATCHES = 200, SLOTS = 4, BATCH_BYTES = 256 * 1024 };
 
 static void check(pp_status status, const char *call)
@@ -67,8 +68,8 @@ int main(void)
     check_cuda(cuDeviceGet(&device, 0), "cuDeviceGet");
     check_cuda(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
     check_cuda(cuCtxSetCurrent(context), "cuCtxSetCurrent");
-    check_cuda(cuStreamCreate(&stream, 1), "cuStreamCreate");
-    check_cuda(cuEventCreate(&event, 2), "cuEventCreate");
+    check_cuda(cuStreamCreate(&stream, NON_BLOCKING), "cuStreamCreate");
+    check_cuda(cuEventCreate(&event, DISABLE_TIMING), "cuEventCreate");
     for (int i = 0; i < SLOTS; i++)
         check_cuda(cuMemAlloc_v2(&target[i], BATCH_BYTES), "cuMemAlloc");
     check(pp_pool_open("max_bytes=64MiB; name=on_stream", &pool), "pp_pool_open");

@@ -16,7 +16,7 @@
  *     pp_pool_close(pool);
  *
  * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
- * is loaded at run time: no toolkit is needed to build, and without a driver the kernel pins the memory.
+ * is loaded at run time: no toolkit is needed to build, and without a driver the memory is resident (mlock) or pageable.
  *
  * Every function may be called from any thread, concurrently with any other, and from log callbacks, but not from signal
  * handlers. None throws, leaves an error in the CUDA runtime or changes the current context.
@@ -70,7 +70,7 @@ typedef enum {
   PP_NONE_IDLE = 6,
   /** The driver or the kernel refused memory or a thread. A later call may succeed. */
   PP_BACKEND = 7,
-  /** The device failed, so the end of its work is unknown. */
+  /** The driver refused to mark the end of work, or the device failed, so that end is unknown. */
   PP_DEVICE = 8,
   /** The pool belongs to the parent of this forked process. Nothing was done. */
   PP_FORKED = 9,
@@ -198,8 +198,7 @@ pp_status pp_pool_open(const char *config,
  *
  * - PP_BAD_SETTING: `pool` is a partition.
  * - PP_TOO_MANY_POOLS: 4096 pools are open.
- * - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
- * - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+ * - PP_INVALID_ARGUMENT: `name` is not UTF-8.
  */
 pp_status pp_partition(pp_pool *pool,
                        const char *name,
@@ -254,7 +253,7 @@ pp_status pp_maintain(pp_pool *pool);
  * Stores the statistics of the pool in `json`, as one JSON object on one line. Names that end in `_bytes` are bytes, names that
  * end in `_seconds` are seconds. Later versions may add names. Free the string with pp_string_free.
  *
- * - PP_BACKEND: no memory for the string.
+ * - PP_BACKEND: malloc failed for the string.
  */
 pp_status pp_stats_json(pp_pool *pool,
                         char **json);
@@ -347,8 +346,8 @@ pp_status pp_put(pp_pool *pool,
  * Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
  * CUstream or a cudaStream_t. The stream may be destroyed after this call, its context only after the work has completed.
  *
- * NULL is the legacy default stream, also in code compiled with `--default-stream per-thread`, which passes
- * `cudaStreamPerThread`. Default streams belong to the calling thread and its current context: call this on the thread that
+ * NULL is always the legacy default stream; code compiled with `--default-stream per-thread` must pass `cudaStreamPerThread`.
+ * The legacy stream belongs to the current context, `cudaStreamPerThread` also to the calling thread: call this on the thread that
  * enqueued the work, with the same device current, or use pp_put_after_event.
  *
  * - PP_DEVICE: the driver refused to mark the work, for example on NULL while another stream captures a graph. Call this function

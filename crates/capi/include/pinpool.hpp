@@ -80,12 +80,16 @@ public:
     }
     ~buffer()
     {
-        pp_status status = PP_DEVICE;
-        // The driver may accept the second call. If not, the pool never reuses the memory.
-        for (int calls = 0; data_ != nullptr && stream_ && status == PP_DEVICE && calls < 2; calls++)
-            status = pp_put_after_stream(pool_->pool, data_, *stream_);
-        if (status != PP_OK)
-            put();
+        if (data_ == nullptr)
+            return;
+        if (stream_) {
+            pp_status status = pp_put_after_stream(pool_->pool, data_, *stream_);
+            if (status == PP_DEVICE) // The driver may accept the second call. If not, the pool never reuses the memory.
+                status = pp_put_after_stream(pool_->pool, data_, *stream_);
+            if (status == PP_OK)
+                return;
+        }
+        put();
     }
 
     std::byte *data() const noexcept { return static_cast<std::byte *>(data_); }

@@ -226,8 +226,8 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
 /// CUstream or a cudaStream_t. The stream may be destroyed after this call, its context only after the work has completed.
 ///
-/// NULL is the legacy default stream, also in code compiled with `--default-stream per-thread`, which passes
-/// `cudaStreamPerThread`. Default streams belong to the calling thread and its current context: call this on the thread that
+/// NULL is always the legacy default stream; code compiled with `--default-stream per-thread` must pass `cudaStreamPerThread`.
+/// The legacy stream belongs to the current context, `cudaStreamPerThread` also to the calling thread: call this on the thread that
 /// enqueued the work, with the same device current, or use pp_put_after_event.
 ///
 /// - PP_DEVICE: the driver refused to mark the work, for example on NULL while another stream captures a graph. Call this function

@@ -55,8 +55,7 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 ///
 /// - PP_BAD_SETTING: `pool` is a partition.
 /// - PP_TOO_MANY_POOLS: 4096 pools are open.
-/// - PP_INVALID_ARGUMENT: NULL, or a `name` that is not UTF-8.
-/// - PP_UNKNOWN_POOL: the pool was closed. PP_FORKED: it belongs to the parent process.
+/// - PP_INVALID_ARGUMENT: `name` is not UTF-8.
 ///
 /// # Safety
 ///
@@ -176,7 +175,7 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
 /// Stores the statistics of the pool in `json`, as one JSON object on one line. Names that end in `_bytes` are bytes, names that
 /// end in `_seconds` are seconds. Later versions may add names. Free the string with pp_string_free.
 ///
-/// - PP_BACKEND: no memory for the string.
+/// - PP_BACKEND: malloc failed for the string.
 ///
 /// # Safety
 ///

@@ -27,7 +27,7 @@ const TOP: &str = "\
  *     pp_pool_close(pool);
  *
  * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
- * is loaded at run time: no toolkit is needed to build, and without a driver the kernel pins the memory.
+ * is loaded at run time: no toolkit is needed to build, and without a driver the memory is resident (mlock) or pageable.
  *
  * Every function may be called from any thread, concurrently with any other, and from log callbacks, but not from signal
  * handlers. None throws, leaves an error in the CUDA runtime or changes the current context.

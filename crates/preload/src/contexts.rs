@@ -138,13 +138,13 @@ pub(crate) fn all() -> Vec<Arc<Context>> {
 pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     // Before a lock is taken that another thread of the parent might hold in a child.
     process::own();
-    let is_it = |context: &&Arc<Context>| context.handle == handle && !context.is_gone();
-    if let Some(known) = CONTEXTS.lock().iter().find(is_it) {
+    let has_handle = |context: &&Arc<Context>| context.handle == handle && !context.is_gone();
+    if let Some(known) = CONTEXTS.lock().iter().find(has_handle) {
         return known.clone();
     }
     let device = Driver::get().ok().and_then(|driver| driver.device_of(handle).ok());
     let mut contexts = CONTEXTS.lock();
-    contexts.iter().find(is_it).cloned().unwrap_or_else(|| {
+    contexts.iter().find(has_handle).cloned().unwrap_or_else(|| {
         let context = Arc::new(Context {
             handle,
             // Relaxed: a number that publishes nothing.
@@ -187,13 +187,13 @@ pub(crate) fn number_of(stream: usize) -> Option<u64> {
     handle.ok().filter(|&handle| handle != 0).map(|handle| find_or_add(handle).number())
 }
 
-/// Ends the contexts for which `is_it` holds by `end`, unless `is_gone` denies it for the code; returns those that ended.
+/// Ends the contexts for which `ends` holds by `end`, unless `is_gone` denies it for the code; returns those that ended.
 pub(crate) fn end_by(
-    is_it: impl Fn(&Context) -> bool,
+    ends: impl Fn(&Context) -> bool,
     end: impl FnOnce() -> Code,
     is_gone: impl FnOnce(Code) -> bool,
 ) -> (Code, Vec<Arc<Context>>) {
-    let found: Vec<_> = all().into_iter().filter(|context| is_it(context)).collect();
+    let found: Vec<_> = all().into_iter().filter(|context| ends(context)).collect();
     // One at most, or several that were recorded at once.
     let endings: Vec<_> = found.iter().map(|context| context.alive.begin_end()).collect();
     let code = end();

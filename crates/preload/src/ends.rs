@@ -22,8 +22,8 @@ pub(crate) fn release(device: c_int, release: impl FnOnce() -> Code) -> Code {
     end_by(|context| context.may_be_primary_of(device), release, is_gone)
 }
 
-fn end_by(is_it: impl Fn(&Context) -> bool, end: impl FnOnce() -> Code, is_gone: impl FnOnce(Code) -> bool) -> Code {
-    let (code, ended) = contexts::end_by(is_it, end, is_gone);
+fn end_by(ends: impl Fn(&Context) -> bool, end: impl FnOnce() -> Code, is_gone: impl FnOnce(Code) -> bool) -> Code {
+    let (code, ended) = contexts::end_by(ends, end, is_gone);
     for context in &ended {
         if let Some(pool) = context.take_pool() {
             log::context_ended(context.handle());

@@ -302,10 +302,10 @@ fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version:
         return code;
     }
     let zero = if flags & PER_THREAD_FLAG != 0 { Zero::PerThread } else { Zero::Legacy };
-    let is_it = |hook: &&Hook| {
+    let fits = |hook: &&Hook| {
         (hook.versions.0..hook.versions.1).contains(&version) && (hook.zero == Zero::Any || hook.zero == zero)
     };
-    if let Some(hook) = of_name().find(is_it) {
+    if let Some(hook) = of_name().find(fits) {
         lookup::saw(found);
         hook.learn(found);
         // SAFETY: as above.

@@ -79,7 +79,7 @@ impl MemoryFile {
     /// A file of at least `bytes`, in whole pages. `Some(true)` requires hugetlb pages, `Some(false)` never uses them.
     pub(crate) fn new(name: &CStr, bytes: usize, hugetlb: Option<bool>) -> Result<Self, SourceError> {
         let huge = || Self::in_hugetlb(name, bytes);
-        let small = || Self::made(name, bytes, 0, PAGE_BYTES);
+        let small = || Self::create(name, bytes, 0, PAGE_BYTES);
         match hugetlb {
             Some(true) => huge()
                 .map_err(|error| error.with_remedy("reserve more pages (/proc/sys/vm/nr_hugepages), or omit hugetlb")),
@@ -89,33 +89,34 @@ impl MemoryFile {
     }
 
     fn in_hugetlb(name: &CStr, bytes: usize) -> Result<Self, SourceError> {
-        let file = Self::made(name, bytes, libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, GRANULE_BYTES)?;
+        let file = Self::create(name, bytes, libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, GRANULE_BYTES)?;
         // A mapping reserves the pages for the file, or fails if there are too few.
         SharedMemory::map(&file)?;
         Ok(file)
     }
 
-    fn made(name: &CStr, bytes: usize, flags: libc::c_uint, page_bytes: usize) -> Result<Self, SourceError> {
+    fn create(name: &CStr, bytes: usize, flags: libc::c_uint, page_bytes: usize) -> Result<Self, SourceError> {
         let len = bytes
             .max(1)
             .checked_next_multiple_of(page_bytes)
             .filter(|len| isize::try_from(*len).is_ok())
             .ok_or_else(|| SourceError::new("memfd_create", format!("{bytes} B is more than an address space")))?;
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags;
-        let made = |flags| {
+        let create = |flags| {
             // SAFETY: a C string and flags.
             checked("memfd_create", unsafe { libc::memfd_create(name.as_ptr(), flags) })
         };
-        let made = made(flags | MFD_NOEXEC_SEAL)
-            .or_else(|_| made(flags))
+        let number = create(flags | MFD_NOEXEC_SEAL)
+            .or_else(|_| create(flags))
             .map_err(|error| error.with_remedy("allow this process to call memfd_create (seccomp, vm.memfd_noexec)"))?;
         // SAFETY: a new descriptor, which nothing else owns.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(made) };
+        let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
         let length = libc::off_t::try_from(len).unwrap_or(libc::off_t::MAX);
         // SAFETY: a descriptor of this process.
-        checked("ftruncate", unsafe { libc::ftruncate(made, length) }).map_err(|_| without_memory("ftruncate", len))?;
+        checked("ftruncate", unsafe { libc::ftruncate(number, length) })
+            .map_err(|_| without_memory("ftruncate", len))?;
         // SAFETY: as above.
-        checked("fcntl", unsafe { libc::fcntl(made, libc::F_ADD_SEALS, LENGTH_FIXED) })?;
+        checked("fcntl", unsafe { libc::fcntl(number, libc::F_ADD_SEALS, LENGTH_FIXED) })?;
         Ok(Self { descriptor, len, page_bytes })
     }
 

@@ -200,8 +200,8 @@ unsafe impl Source for FaultSource {
         self.inner.release_waits()
     }
 
-    fn gone(&self) -> Option<SourceError> {
-        self.inner.gone()
+    fn device_lost(&self) -> Option<SourceError> {
+        self.inner.device_lost()
     }
 
     fn findings(&self) -> Vec<pinpool::unstable::Finding> {

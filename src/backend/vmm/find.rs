@@ -43,13 +43,15 @@ impl VmmSource {
         let lacks = |what: &str, number: c_int| {
             SourceError::new("cuDeviceGetAttribute", format!("{what} (attribute {number})"))
         };
-        if !has(attribute::VIRTUAL_MEMORY) {
-            return Err(lacks("the device has no virtual memory management", attribute::VIRTUAL_MEMORY));
+        if !has(attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
+            let what = "the device has no virtual memory management";
+            return Err(lacks(what, attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED));
         }
-        let (has_nodes, has_host) = (has(attribute::HOST_NUMA_VIRTUAL_MEMORY), has(attribute::HOST_VIRTUAL_MEMORY));
+        let has_nodes = has(attribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+        let has_host = has(attribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
         if !has_nodes && !has_host {
             let what = "the driver or the device has no virtual memory on the host";
-            return Err(lacks(what, attribute::HOST_NUMA_VIRTUAL_MEMORY));
+            return Err(lacks(what, attribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED));
         }
         if let Some(name) = driver::missing() {
             return Err(SourceError::new("dlsym", format!("the driver has no {name}; it is too old")));
@@ -77,7 +79,7 @@ impl VmmSource {
         Err(refused.unwrap_or_else(|| {
             let why = machine.lack_of(wanted).unwrap_or_else(|| "no NUMA node is whole".to_owned());
             let what = format!("{why}, and the driver has no memory of the host without a node");
-            lacks(&what, attribute::HOST_VIRTUAL_MEMORY)
+            lacks(&what, attribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
         }))
     }
 
@@ -99,17 +101,16 @@ impl VmmSource {
         }
         let devices = u32::try_from(device::count()?).unwrap_or(1);
         let granules = GranuleTable::new(device.clone(), node, devices);
-        let (ids, unreleased, old_places) = Default::default();
-        let registers_nothing = device.attribute(attribute::REGISTERS_HOST_MEMORY) == Some(0);
+        let registers_nothing = device.attribute(attribute::HOST_REGISTER_SUPPORTED) == Some(0);
         let registers_nothing = AtomicBool::new(registers_nothing);
         let mut source = Self {
             device,
             location: node,
             makes_context: false,
-            ids,
+            ids: Default::default(),
             granules,
-            unreleased,
-            old_places,
+            unreleased: Default::default(),
+            old_places: Default::default(),
             reserves,
             registers_nothing,
             untested: None,

@@ -132,7 +132,7 @@ impl VmmSource {
         }
         let _entered = self.enter()?;
         let refused = std::mem::take(&mut *self.unreleased.lock());
-        self.release_granules(&refused).map_err(|Failed(call, code)| {
+        self.release_granules(&refused).map_err(|Failed { call, code }| {
             let bytes: usize = self.unreleased.lock().iter().map(|granule| granule.bytes).sum();
             let what = format!("{code}; {bytes} B stay pinned");
             SourceError::new(call, what).with_code(code.number())
@@ -255,8 +255,8 @@ unsafe impl Source for VmmSource {
         true
     }
 
-    fn gone(&self) -> Option<SourceError> {
-        self.device.gone()
+    fn device_lost(&self) -> Option<SourceError> {
+        self.device.loss()
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {

@@ -95,7 +95,7 @@ impl GranuleTable {
     /// An empty table of a source of `device`, for memory at `location`, on a machine with `devices` devices.
     pub(super) fn new(device: Arc<Device>, location: MemoryLocation, devices: u32) -> Arc<Self> {
         let own = [AccessDescriptor::read_write(location), of_device(device.ordinal)];
-        let (mapped, refused) = Default::default();
+        let (mapped, refused) = (Mutex::default(), Mutex::default());
         let table = Arc::new(Self { device, own, devices, mapped, refused });
         let mut tables = TABLES.get().lock();
         tables.retain(|table| table.strong_count() > 0);

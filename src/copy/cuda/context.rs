@@ -42,7 +42,7 @@ pub(super) struct ContextState {
     _object: Option<Arc<CudaContext>>,
     device: sys::CUdevice,
     own: OnceLock<OwnContext>,
-    words: TimelinePages,
+    pages: TimelinePages,
 }
 
 impl fmt::Debug for ContextState {
@@ -61,11 +61,11 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl ContextState {
-    /// The state of a context, made at the first call; the code of `cuCtxGetId` if that is refused.
+    /// The state of a context, created at the first call; the code of `cuCtxGetId` if that is refused.
     pub(super) fn for_context(context: &Arc<CudaContext>) -> Result<&'static Self, Failed> {
-        match Self::known(context.cu_ctx()) {
+        match Self::find(context.cu_ctx()) {
             Some(state) => Ok(state),
-            None => Self::made(context.cu_ctx(), context.cu_device(), Some(context.clone())),
+            None => Self::find_or_create(context.cu_ctx(), context.cu_device(), Some(context.clone())),
         }
     }
 
@@ -74,8 +74,8 @@ impl ContextState {
     /// # Safety
     ///
     /// The context is alive, and is not destroyed while copies through its state run.
-    pub(super) unsafe fn of_handle(handle: sys::CUcontext) -> Result<&'static Self, Failed> {
-        if let Some(state) = Self::known(handle) {
+    pub(super) unsafe fn for_handle(handle: sys::CUcontext) -> Result<&'static Self, Failed> {
+        if let Some(state) = Self::find(handle) {
             return Ok(state);
         }
         let _relaxed = RelaxedCapture::enter();
@@ -83,24 +83,24 @@ impl ContextState {
         let _current = unsafe { CurrentContext::enter(handle) }?;
         let device = calls::current_device()?;
         keep_if_primary(device, handle)?;
-        Self::made(handle, device, None)
+        Self::find_or_create(handle, device, None)
     }
 
     /// The state of the context with this handle, if there is one.
-    fn known(handle: sys::CUcontext) -> Option<&'static Self> {
-        let is_it = |state: &&'static Self| state.is_of(handle);
-        if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
+    fn find(handle: sys::CUcontext) -> Option<&'static Self> {
+        let has_handle = |state: &&'static Self| state.is_of(handle);
+        if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(has_handle) {
             return Some(state);
         }
         // The latest first, for drivers without context numbers.
-        let state = CONTEXTS.get().lock().iter().rev().copied().find(is_it)?;
+        let state = CONTEXTS.get().lock().iter().rev().copied().find(has_handle)?;
         // A thread that is ending has no thread-local left, and searches each time.
         let _ = LAST.try_with(|last| last.set(Some(state)));
         Some(state)
     }
 
-    /// The state of the context with this handle: another thread may have made it meanwhile.
-    fn made(
+    /// The state of the context with this handle: another thread may have created it meanwhile.
+    fn find_or_create(
         handle: sys::CUcontext,
         device: sys::CUdevice,
         object: Option<Arc<CudaContext>>,
@@ -108,14 +108,14 @@ impl ContextState {
         // A state without a known number would also be mistaken for the state of the next context.
         let context = Context::new(handle)?;
         let mut states = CONTEXTS.get().lock();
-        let is_it = |state: &&'static Self| state.is_of(handle);
-        let state = states.iter().rev().copied().find(is_it).unwrap_or_else(|| {
+        let has_handle = |state: &&'static Self| state.is_of(handle);
+        let state = states.iter().rev().copied().find(has_handle).unwrap_or_else(|| {
             let state: &'static Self = Box::leak(Box::new(Self {
                 streams: StreamContext::new(context),
                 _object: object,
                 device,
                 own: OnceLock::new(),
-                words: TimelinePages::default(),
+                pages: TimelinePages::default(),
             }));
             states.push(state);
             state
@@ -139,11 +139,11 @@ impl ContextState {
     /// The state of a context, which is current on this thread until the guard is dropped. One call of the driver if it was current
     /// before, and used by this thread last.
     pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), Failed> {
-        let is_it = |state: &&Self| {
+        let is_current = |state: &&Self| {
             let last = state.streams.context;
             last.handle() == context.cu_ctx() && last.is_current()
         };
-        if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
+        if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_current) {
             return Ok((state, CurrentContext::unchanged()));
         }
         let state = Self::for_context(context)?;
@@ -173,7 +173,7 @@ impl ContextState {
     /// Returns whether the event of a fence has completed. `false` if the driver is stalled, or if a capture forbids the query.
     pub(super) fn is_complete(&self, event: Event) -> Result<bool, Failed> {
         match driver_watchdog::query(|| self.query_now(event)).unwrap_or(Ok(false)) {
-            Err(Failed(_, error)) if error.is_forbidden_by_capture() => Ok(false),
+            Err(Failed { code, .. }) if code.is_forbidden_by_capture() => Ok(false),
             answer => answer,
         }
     }
@@ -185,7 +185,7 @@ impl ContextState {
             // SAFETY: an event of a live fence.
             match unsafe { calls::event_synchronize(event.0) } {
                 // Until the capture ends.
-                Err(Failed(_, code)) if code.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
+                Err(Failed { code, .. }) if code.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
                 waited => return Ok(waited?),
             }
         }
@@ -193,7 +193,7 @@ impl ContextState {
 
     /// The timeline of the stream with this id; `None` if an event has to do. The context is current.
     pub(super) fn timeline(&'static self, id: StreamId) -> Option<&'static Timeline> {
-        self.words.timeline(id, &self.streams)
+        self.pages.timeline(id, &self.streams)
     }
 
     /// Pinpool's own cudarc context object.

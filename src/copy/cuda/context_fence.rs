@@ -21,14 +21,13 @@ use crate::maintenance_thread::MaintenanceThread;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
 
-/// Longest wait for a stream.
-const PATIENCE: Duration = Duration::from_millis(500);
-const PAUSE: Duration = Duration::from_micros(50);
-const NOT_READY: Failed = Failed("cuStreamQuery", Code::NOT_READY);
+const LONGEST_STREAM_WAIT: Duration = Duration::from_millis(500);
+const QUERY_PAUSE: Duration = Duration::from_micros(50);
+const NOT_READY: Failed = Failed { call: "cuStreamQuery", code: Code::NOT_READY };
 /// Pause between two attempts to wait while a capture forbids the wait.
 pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 
-/// Waits up to [`PATIENCE`] for all work of the stream, which does not capture.
+/// Waits up to [`LONGEST_STREAM_WAIT`] for all work of the stream, which does not capture.
 ///
 /// # Errors
 ///
@@ -44,7 +43,7 @@ pub(super) fn wait_for(stream: Stream) -> Result<(), Failed> {
         // SAFETY: the stream is alive.
         let answered = driver_watchdog::query(|| unsafe { calls::stream_query(stream.handle) });
         match answered.unwrap_or(Err(NOT_READY)) {
-            Err(NOT_READY) if answered.is_some() && begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
+            Err(NOT_READY) if answered.is_some() && begun.elapsed() < LONGEST_STREAM_WAIT => thread::sleep(QUERY_PAUSE),
             answer => return answer,
         }
     }
@@ -96,12 +95,12 @@ impl StreamContext {
     pub(super) fn query(&self, query: impl Fn() -> Result<(), Failed>) -> Result<bool, Failed> {
         let _relaxed = RelaxedCapture::enter();
         let mut answer = self.context.check().and_then(|()| query());
-        if matches!(answer, Err(Failed(_, Code::INVALID_CONTEXT))) {
+        if matches!(answer, Err(Failed { code: Code::INVALID_CONTEXT, .. })) {
             let _current = self.enter()?;
             answer = query();
         }
         match answer {
-            Err(Failed(_, Code::NOT_READY)) => Ok(false),
+            Err(Failed { code: Code::NOT_READY, .. }) => Ok(false),
             answer => answer.map(|()| true),
         }
     }
@@ -133,7 +132,7 @@ impl Waits {
     fn end(&mut self, number: u64, waited: Result<(), Failed>) {
         match waited {
             Ok(()) => self.ended = self.ended.max(number),
-            Err(Failed(_, error)) if error.is_forbidden_by_capture() => self.refused = self.refused.max(number),
+            Err(Failed { code, .. }) if code.is_forbidden_by_capture() => self.refused = self.refused.max(number),
             Err(_) => {}
         }
     }

@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, sys};
 
-use super::answer::FinalStatus;
 use super::context::{ContextState, Event};
+use super::final_status::FinalStatus;
 use super::stream::{OwnStream, Stream};
 use crate::driver::code::Failed;
 use crate::driver::{RelaxedCapture, calls};

@@ -28,9 +28,9 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 
-use super::answer::FinalStatus;
 use super::context::{ContextState, Event};
 use super::context_fence::{CAPTURE_PAUSE, ContextFence};
+use super::final_status::FinalStatus;
 use super::stream::{SavedError, Stream, is_capturing};
 use crate::copy::UnknownEnd;
 use crate::driver::code::{Code, Failed};
@@ -129,12 +129,12 @@ impl TrackedCopy {
         let (Event(event), mut milliseconds) = (self.event(), 0.0);
         // SAFETY: a live event, and memory for a number.
         let record = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
-            Ok(()) | Err(Failed(_, Code::NOT_READY)) => Record::Present,
-            Err(Failed(_, Code::INVALID_HANDLE)) => {
+            Ok(()) | Err(Failed { code: Code::NOT_READY, .. }) => Record::Present,
+            Err(Failed { code: Code::INVALID_HANDLE, .. }) => {
                 let why = "cudarc recorded no event behind its copy".to_owned();
                 Record::Missing(ContextFence::new(&self.context.streams, why, false))
             }
-            Err(Failed(_, code)) if code.is_forbidden_by_capture() => return Ok(None),
+            Err(Failed { code, .. }) if code.is_forbidden_by_capture() => return Ok(None),
             Err(failed) => return Err(self.answer.refused(failed)),
         };
         Ok(Some(self.record.get_or_init(|| record)))

@@ -1,10 +1,14 @@
 //! Copies on a CUDA stream of cudarc.
 //!
-//! ```text
-//!   others' errors set aside ─▶ event created ─▶ device memory waits for earlier work ─▶ capturing? ─▶ copy ─▶ fence ─▶ errors restored
-//!                                refused          refused                                 refused      refused  unknown
-//!                                                                                                      or unknown
-//! ```
+//! The steps of a copy, with the meaning of a failure:
+//!
+//! 1. set aside the errors that others left in cudarc's context object
+//! 2. make the device memory wait for its earlier work: refused
+//! 3. check that the stream captures no graph: refused
+//! 4. create the event, if the stream has no timeline: refused
+//! 5. enqueue the copy: refused, or unknown
+//! 6. enqueue the fence: unknown
+//! 7. restore the errors
 //!
 //! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time. A copy that
 //! failed for another reason than its arguments may be running, so it gets a fence too. A fence is a number that the stream writes
@@ -39,10 +43,10 @@ use crate::driver::code::{Code, Failed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::{SharedFence, StreamId};
 
-mod answer;
 mod context;
 mod context_fence;
 mod event;
+mod final_status;
 mod host_slice;
 mod own_context;
 mod raw;
@@ -54,7 +58,7 @@ pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
 pub use raw::{RawMem, RawStream};
 pub(crate) use raw::{fence_behind_event_handle, fence_behind_stream, require_driver};
 pub(crate) use stream::work_id;
-pub(crate) use timeline::{held_bytes as timeline_bytes, turn_off as turn_timelines_off};
+pub(crate) use timeline::{held_bytes as timeline_bytes, set_enabled as set_timelines_enabled};
 
 // SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
 // an error that it returns for invalid arguments only.
@@ -156,7 +160,7 @@ unsafe fn copy_on<'a>(
 
 /// A refusal before anything is enqueued.
 fn refused(len: usize, failed: Failed) -> CopyFailure {
-    let is_of_device = !(is_about_arguments(failed.1) || is_about_captures_or_memory(failed.1));
+    let is_of_device = !(is_about_arguments(failed.code) || is_about_captures_or_memory(failed.code));
     CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
 }
 
@@ -200,7 +204,7 @@ unsafe fn copy_behind<R>(
         HostSide::Target(target) => unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) },
     };
     if let Err(failed) = copied
-        && is_about_arguments(failed.1)
+        && is_about_arguments(failed.code)
     {
         return Err(refused(failed));
     }
@@ -252,9 +256,14 @@ fn enqueue_fence(prepared: Result<Prepared, Failed>, stream: Stream, context: &'
 
 /// Errors that a copy call returns before it enqueues anything. Any other error may come from earlier work.
 fn is_about_arguments(error: Code) -> bool {
-    let of_the_driver = matches!(error, Code::DEINITIALIZED | Code::NOT_INITIALIZED);
-    let of_a_handle = matches!(error, Code::INVALID_CONTEXT | Code::INVALID_HANDLE);
-    of_the_driver || of_a_handle || error == Code::INVALID_VALUE
+    matches!(
+        error,
+        Code::NOT_INITIALIZED
+            | Code::DEINITIALIZED
+            | Code::INVALID_CONTEXT
+            | Code::INVALID_HANDLE
+            | Code::INVALID_VALUE
+    )
 }
 
 /// Errors after which the device continues to work: capture errors, 900 to 908, and no memory for an event.

@@ -44,8 +44,8 @@ pub struct RawStream {
 }
 
 impl RawStream {
-    /// The stream with this handle, of the driver or the runtime. Null and the other default-stream handles refer to the thread that uses
-    /// this, and to its current context.
+    /// The stream with this handle, of the driver or the runtime. Null and 1 (legacy) belong to the context that is current when this is
+    /// used, and 2 (per-thread) also to the thread that uses it.
     ///
     /// # Safety
     ///
@@ -68,14 +68,14 @@ impl RawStream {
     pub fn is_capturing(self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // SAFETY: alive (`new`).
-        unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|Failed(_, code)| code.is_of_capture())
+        unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|Failed { code, .. }| code.is_of_capture())
     }
 
     /// Makes the primary context of the selected GPU current for a default stream.
     fn enter(self) -> Result<Option<CurrentContext>> {
         let Some(ordinal) = self.device.filter(|_| is_default(self.handle.addr())) else { return Ok(None) };
         require_driver()?;
-        let entered = Device::known(ordinal).and_then(|device| device.enter());
+        let entered = Device::find_known(ordinal).and_then(|device| device.enter());
         let refused = |error: SourceError| Error::from(ErrorKind::Handle { why: error.to_string() });
         entered.map(|(context, _relaxed)| Some(context)).map_err(refused)
     }
@@ -204,7 +204,7 @@ unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
         return None;
     }
     let id = id_number(stream)?;
-    Some(Arc::new(Timeline::known(id)?.write(id, stream)?))
+    Some(Arc::new(Timeline::find(id)?.write(id, stream)?))
 }
 
 /// The stream with this handle, and the state of its context.
@@ -218,7 +218,7 @@ unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextSt
     let of_stream = unsafe { calls::stream_context(stream) };
     let (handle, green) = of_stream.map_err(unusable)?;
     // SAFETY: the context of a live stream.
-    let context = unsafe { ContextState::of_handle(handle) }.map_err(unusable)?;
+    let context = unsafe { ContextState::for_handle(handle) }.map_err(unusable)?;
     // Its other streams have a handle in the primary context too.
     let green = if stream.addr() <= PER_THREAD { green } else { ptr::null_mut() };
     Ok((Stream { handle: stream, green }, context))

@@ -23,10 +23,10 @@ const LEGACY: usize = 1;
 pub(super) struct Stream {
     pub(super) handle: sys::CUstream,
     /// The green context with this default stream, or null: it has no handle in the primary context.
-    pub(super) green: sys::CUcontext,
+    pub(super) green: calls::GreenContext,
 }
 
-/// Returns whether the handle refers to a stream of the calling context or thread, instead of naming one.
+/// Returns whether this is the handle of a default stream: null, legacy (1) or per-thread (2).
 pub(super) fn is_default(handle: usize) -> bool {
     handle <= PER_THREAD
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::{Block, BlockRequest, Core};
 use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::engine::meter::usage_report;
-use crate::engine::wait_queue::{Behind, FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
+use crate::engine::wait_queue::{Behind, FirstAttempt, KeepAlive, Pass, WaitTicket, Waiter, deadline};
 use crate::error::{Error, ErrorKind, NoMemory, Result};
 use crate::in_flight::QueryScope;
 use crate::quota::LimitLevel;
@@ -121,7 +121,7 @@ impl Core {
         let attempt = Attempt { class, now_us: self.time.coarse_us(), calls };
         let idle = Cell::new(None);
         let take_idle = || self.take(class).map(|block| idle.set(Some(block))).is_some();
-        let find = || match self.gone.get() {
+        let find = || match self.memory_ended.get() {
             Some(why) => Err(Refusal::Source(why.clone()).into()),
             None => self.memory.supply().find(attempt, &**self, &take_idle),
         };
@@ -140,7 +140,7 @@ impl Core {
             Ok(block) => block,
             Err(stop) => {
                 self.record_stop(&stop, calls);
-                self.waiters.end_pass(passed, self.memory.supply().bytes_to_pass(class));
+                self.waiters.end_pass(Pass { number: passed, bytes: self.memory.supply().bytes_to_pass(class) });
                 let is_head = place == QueuePlace::Head;
                 return if is_head { Err(stop) } else { self.fall_back_if_too_large(stop, wanted) };
             }
@@ -151,7 +151,7 @@ impl Core {
         }
         block.begin_time(self.time.read_us());
         block.set_passed(passed);
-        self.notice(self.pace_of_change());
+        self.request_pace(self.pace_of_change());
         if place == QueuePlace::NotQueued && passed == 0 {
             self.shortage.end_if_calm(&self.log, attempt.now_us);
             self.enforce_idle_limit();
@@ -172,7 +172,7 @@ impl Core {
     /// A block of new pinned `memory`.
     fn new_pinned_block(self: &Arc<Self>, memory: BlockMemory, Attempt { class, now_us, .. }: Attempt) -> Block {
         self.idle.count_allocated(now_us);
-        self.classes.made(class);
+        self.classes.count_miss(class);
         self.new_block(memory, class)
     }
 
@@ -203,7 +203,7 @@ impl Core {
         let could_hold = self.memory.supply().could_hold(class);
         // A request that can never be served is no shortage, unless pageable memory serves it.
         let is_servable = could_hold || self.memory.could_be_pageable(class);
-        let may_wait = is_servable && !wait.is_zero() && self.gone.get().is_none();
+        let may_wait = is_servable && !wait.is_zero() && self.memory_ended.get().is_none();
         if is_servable {
             self.record_need(class);
             // A full pool is ordinary.
@@ -284,9 +284,9 @@ impl Core {
             return Some(block);
         }
         let class = block.class();
-        let passed = (block.passed(), self.memory.supply().bytes_to_pass(class));
+        let pass = Pass { number: block.passed(), bytes: self.memory.supply().bytes_to_pass(class) };
         // Counted when the request takes it.
-        let block = self.waiters.offer(self, block, class, passed)?;
+        let block = self.waiters.offer(self, block, class, pass)?;
         if !self.has_waiters() {
             // A task that is late may have wanted memory of other owners.
             self.clear_demand();

@@ -150,7 +150,7 @@ impl Core {
         self.complete_copies();
         self.enforce_limits();
         self.resume_reserve();
-        self.notice(Pace::Active);
+        self.request_pace(Pace::Active);
         self.room_was_made();
     }
 
@@ -158,7 +158,7 @@ impl Core {
     pub(super) fn resume_reserve(&self) {
         let Some(arena) = self.memory.arena() else { return };
         arena.resume_reserve();
-        self.notice(arena.reserve_pace());
+        self.request_pace(arena.reserve_pace());
     }
 }
 
@@ -195,7 +195,7 @@ impl Core {
             core.room_was_made();
             if is_wanted {
                 core.update_slow_path(None);
-                core.notice(Pace::Copies);
+                core.request_pace(Pace::Copies);
             }
             core.resume_reserve();
             true

@@ -99,7 +99,7 @@ pub(crate) struct Core {
     memory: Memory,
     recorder: Option<Arc<Recorder>>,
     /// The reason that all pinned memory is gone: then nothing is kept any more, and no request is served.
-    gone: OnceLock<SourceError>,
+    memory_ended: OnceLock<SourceError>,
     pub(super) in_flight: InFlight<Block>,
     waiters: WaitQueue<Self>,
     time: Timekeeper,
@@ -153,7 +153,7 @@ impl Core {
             classes: Classes::default(),
             memory,
             recorder,
-            gone: OnceLock::new(),
+            memory_ended: OnceLock::new(),
             in_flight: InFlight::new(),
             waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
@@ -191,9 +191,9 @@ impl Core {
     }
 
     /// The pool needs ticks at `pace` from now on. A load if the thread already runs as often.
-    fn notice(&self, pace: Pace) {
+    fn request_pace(&self, pace: Pace) {
         if let Some(thread) = self.thread {
-            self.log.thread_started(thread.notice(pace));
+            self.log.thread_started(thread.request_pace(pace));
         }
     }
 
@@ -282,7 +282,7 @@ impl Core {
     /// Releases every idle block and begins a new window.
     pub(crate) fn clear(&self) {
         self.query_copies();
-        self.query_failed(usize::MAX);
+        self.query_quarantined(usize::MAX);
         self.record(Event::Cleared);
         self.evict_all(self.idle.clear(), EvictionReason::Released);
         self.memory.release_free(0, self.time.coarse_us());
@@ -292,7 +292,7 @@ impl Core {
     /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub(crate) fn trim(&self, to_bytes: u64) {
         self.query_copies();
-        self.query_failed(usize::MAX);
+        self.query_quarantined(usize::MAX);
         self.memory.supply().release_refused();
         self.memory.trim(to_bytes, self, self.time.coarse_us());
         self.close_if_unused();

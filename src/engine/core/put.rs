@@ -12,7 +12,7 @@ use crate::engine::block::BlockBody;
 use crate::engine::cache::thread_cache::Entry;
 use crate::engine::cache::{Evicted, LoweredLimit};
 use crate::error::Error;
-use crate::in_flight::{Ended, FailedItem, Fences, QueryScope, SharedFence, Swept};
+use crate::in_flight::{Ended, FailedItem, Fences, QueryScope, Requeried, SharedFence, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::stats::EvictionReason;
@@ -71,7 +71,7 @@ impl Core {
         block.begin_time(now_us);
         self.in_flight.insert(block, bytes, fences, now_us);
         self.announce_copy();
-        self.notice(self.pace_of_copies());
+        self.request_pace(self.pace_of_copies());
         self.close_if_unused();
     }
 
@@ -115,7 +115,7 @@ impl Core {
             // It merges with adjacent free memory (policy-R3).
             self.idle.count_put();
             self.evict(block, EvictionReason::Released);
-            self.notice(self.pace_of_change());
+            self.request_pace(self.pace_of_change());
         } else {
             let evicted = self.idle.put(block.into_entry(), class);
             if evicted.is_none() {
@@ -229,7 +229,7 @@ impl Core {
         };
         match leaked {
             Some(block) => self.leak_block(block),
-            None => self.notice(Pace::Active),
+            None => self.request_pace(Pace::Active),
         }
         // After the block is counted, since a log line may be slow.
         // One failed device affects many.
@@ -244,10 +244,10 @@ impl Core {
     }
 
     /// Queries at most `most` failed fences again, and reuses the blocks with completed copies.
-    pub(super) fn query_failed(&self, most: usize) {
-        let (over, lost) = self.in_flight.query_failed(most);
+    pub(super) fn query_quarantined(&self, most: usize) {
+        let Requeried { completed, lost } = self.in_flight.query_quarantined(most);
         lost.into_iter().for_each(|block| self.leak_block(block));
-        self.recover(over);
+        self.recover(completed);
     }
 
     /// Never uses `block` again; keeps its memory, and with it this pool.
@@ -344,7 +344,7 @@ impl Core {
 
     /// The memory is gone, for this reason. False if that was known.
     pub(super) fn end_memory(&self, why: SourceError) -> bool {
-        let is_new = self.gone.set(why).is_ok();
+        let is_new = self.memory_ended.set(why).is_ok();
         if is_new {
             self.evict_all(self.idle.seal(), EvictionReason::Released);
         }

@@ -97,7 +97,7 @@ impl Server for Core {
 
     fn is_hopeless(&self, refusal: &Refusal) -> bool {
         let Refusal::Source(error) = refusal else { return self.is_closed() };
-        self.is_closed() || self.gone.get().is_some() || !self.memory.may_recover(error)
+        self.is_closed() || self.memory_ended.get().is_some() || !self.memory.may_recover(error)
     }
 
     fn record_taken(&self) {

@@ -74,7 +74,7 @@ impl Ticks {
 impl Core {
     /// Completes copies and does what is due; without a maintenance thread also its compaction and its reserve.
     pub(crate) fn maintain(&self) {
-        self.query_failed(usize::MAX);
+        self.query_quarantined(usize::MAX);
         self.memory.supply().release_refused();
         self.run_due();
         // Also if no tick is due. Counting collects blocks that other threads have returned.
@@ -129,7 +129,7 @@ impl Core {
         }
         if now_us >= state.next_query_us {
             state.next_query_us = now_us.saturating_add(QUERY_FAILED_EVERY_US);
-            self.query_failed(QUERIED_AT_ONCE);
+            self.query_quarantined(QUERIED_AT_ONCE);
             self.memory.supply().release_refused();
         }
         if !self.has_waiters() {
@@ -185,8 +185,8 @@ impl Core {
     /// Ends the memory of the pool if a device reset has invalidated it, and logs new findings about the device. A slow call.
     pub(super) fn watch_device(&self) {
         let source = self.memory.source();
-        if self.gone.get().is_none()
-            && let Some(why) = source.gone()
+        if self.memory_ended.get().is_none()
+            && let Some(why) = source.device_lost()
             && self.end_memory(why.clone())
         {
             self.log.device_lost(&why);

@@ -21,11 +21,11 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use super::block_memory::{Attempt, BlockMemory, SlowCalls, Stop};
-use super::books::Books;
+use super::books::{Books, NoPlan};
 use super::called_source::CalledSource;
 use super::pressure::PressureWatch;
 use super::shape::{GrowthShape, arena_over};
-use super::{PoolView, Supply};
+use super::{PoolView, ReleaseFailed, Supply};
 use crate::arena::Retention;
 use crate::backend::SourceError;
 use crate::quota::{Budget, Claim};
@@ -161,7 +161,7 @@ impl Supply for ArenaSupply {
                         return Ok(memory);
                     }
                 }
-                Err((no_space, over)) => {
+                Err(NoPlan { no_space, over }) => {
                     search.over = over;
                     if no_space.transit_bytes > 0 {
                         if !self.wait_finished(books, calls.deadline()) {
@@ -178,7 +178,7 @@ impl Supply for ArenaSupply {
 
     /// A pool closes once its last block is counted as returned, which may be before another thread returns that block's memory.
     /// So the later of `close` and this call tears down.
-    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)> {
+    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), ReleaseFailed> {
         // A block is made by the supply of its pool.
         let BlockMemory::Carved { ptr, bytes, .. } = memory else { return Ok(()) };
         let mut books = self.books();

@@ -166,7 +166,7 @@ impl Memory {
             }
             pinned => self.supply.give(pinned, now_us),
         };
-        if let Err((held_bytes, error)) = released {
+        if let Err(ReleaseFailed { held_bytes, error }) = released {
             self.log.release_failed(held_bytes, &error);
         }
     }
@@ -188,13 +188,21 @@ impl Memory {
     }
 }
 
+/// The source refused to release memory.
+#[derive(Debug)]
+pub(crate) struct ReleaseFailed {
+    /// The bytes that stay held.
+    held_bytes: u64,
+    error: SourceError,
+}
+
 /// A supply of pinned memory for the blocks of one pool.
 pub(crate) trait Supply: Debug + Send + Sync {
     /// Memory for a request; idle blocks of `pool` make room. Stops if `take_idle` finds an idle block that was returned meanwhile. A
     /// slow call.
     fn find(&self, attempt: Attempt, pool: &dyn PoolView, take_idle: &dyn Fn() -> bool) -> Result<BlockMemory, Stop>;
-    /// Returns memory of [`find`](Self::find). If the source refuses to release it, returns its bytes with the error.
-    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)>;
+    /// Returns memory of [`find`](Self::find).
+    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), ReleaseFailed>;
     /// Releases idle memory until `bytes` are released or nothing is idle. Returns how many were. Slow calls.
     fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64;
     /// Releases what the source refused to release before; an arena does so with its next release. Slow calls.

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use super::called_source::CalledSource;
-use super::{PoolView, Supply, release_while};
-use crate::backend::{HeapSource, Region, SourceError};
+use super::{PoolView, ReleaseFailed, Supply, release_while};
+use crate::backend::{HeapSource, Region};
 use crate::quota::{Budget, Claim};
 use crate::report::{Growth, PoolLog};
 use crate::size_class::Class;
@@ -73,10 +73,9 @@ impl OneEach {
         Ok(BlockMemory::Region { region, claim })
     }
 
-    /// Releases `region`. On failure its bytes stay held until a later release; returns their number with the reason. A slow
-    /// call.
+    /// Releases `region`. On failure its bytes stay held until a later release. A slow call.
     #[allow(unsafe_code)] // Memory leaves the pool.
-    pub(super) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
+    pub(super) fn release(&self, region: Region, claim: Claim) -> Result<(), ReleaseFailed> {
         let class_bytes = region.len_bytes() as u64;
         let again = Region::new(region.start(), region.len_bytes(), region.id());
         let begun = Instant::now();
@@ -97,7 +96,7 @@ impl OneEach {
                 let held_bytes = claim.bytes();
                 counts.stuck_bytes += held_bytes;
                 self.refused.lock().push((again, claim));
-                Err((held_bytes, error))
+                Err(ReleaseFailed { held_bytes, error })
             }
         }
     }
@@ -132,7 +131,7 @@ impl Supply for OneEach {
         }
     }
 
-    fn give(&self, memory: BlockMemory, _: u64) -> Result<(), (u64, SourceError)> {
+    fn give(&self, memory: BlockMemory, _: u64) -> Result<(), ReleaseFailed> {
         match memory {
             BlockMemory::Region { region, claim } => self.release(region, claim),
             // A block is made by the supply of its pool.

@@ -26,7 +26,7 @@ impl Memory {
         let needed_bytes = self.supply.block_bytes(class);
         let (by, found, remedy) = match refusal {
             Refusal::Limit(QuotaExceeded { level: LimitLevel::Shared, .. }) => {
-                let (found, remedy) = self.budget.shared_in_words(needed_bytes);
+                let (found, remedy) = self.budget.describe_shared(needed_bytes);
                 let by_others = self.budget.is_held_by_others();
                 (RefusedBy::Shared { by_others }, found, remedy.to_owned())
             }

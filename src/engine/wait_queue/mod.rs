@@ -35,7 +35,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::waiter::{Behind, FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
+pub(crate) use self::waiter::{Behind, FirstAttempt, KeepAlive, Pass, WaitTicket, Waiter, deadline};
 use super::meter::Counter;
 use crate::maintenance_thread::MaintenanceThread;
 use crate::size_class::Class;
@@ -354,18 +354,11 @@ impl<S: Server> WaitQueue<S> {
         }
     }
 
-    /// Offers a returned item to the head. `passed` is the number of the request that it passed as `passed_bytes`, if any.
-    /// Returns the item if the head is of another class, or no request waits any more.
-    pub(super) fn offer(
-        &self,
-        server: &S,
-        item: S::Item,
-        class: Class,
-        (passed, passed_bytes): (u64, u64),
-    ) -> Option<S::Item> {
+    /// Offers a returned item, which had `pass`, to the head. Returns it if the head is of another class, or no request waits.
+    pub(super) fn offer(&self, server: &S, item: S::Item, class: Class, pass: Pass) -> Option<S::Item> {
         let mut item = Some(item);
         let served = self.change(server, |state| {
-            state.end_pass(passed, passed_bytes);
+            state.end_pass(pass);
             state.remove_late();
             let head = state.head().filter(|head| head.class == class)?;
             head.hand(item.take()?);
@@ -393,9 +386,9 @@ impl<S: Server> WaitQueue<S> {
         Ok(number)
     }
 
-    /// A request that passed as `bytes` found no memory after all.
-    pub(super) fn end_pass(&self, number: u64, bytes: u64) {
-        self.state.lock().end_pass(number, bytes);
+    /// A request that had `pass` found no memory after all.
+    pub(super) fn end_pass(&self, pass: Pass) {
+        self.state.lock().end_pass(pass);
     }
 
     /// Has all waiting requests checked again.
@@ -442,7 +435,7 @@ impl<S: Server> QueueState<S> {
         }
     }
 
-    fn end_pass(&mut self, number: u64, bytes: u64) {
+    fn end_pass(&mut self, Pass { number, bytes }: Pass) {
         if self.head_number() == Some(number) {
             self.passed_bytes = self.passed_bytes.saturating_sub(bytes);
         }

@@ -178,6 +178,15 @@ impl<S: Server> Waiter<S> {
     }
 }
 
+/// What permits a request to search for memory before the head.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Pass {
+    /// The number of the head; 0 if no request waits.
+    pub(in crate::engine) number: u64,
+    /// Bytes of the request.
+    pub(in crate::engine) bytes: u64,
+}
+
 /// The requests before one that may not pass the head.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Behind {

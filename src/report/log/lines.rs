@@ -12,11 +12,11 @@ use log::Level::{self, Debug, Error, Info, Trace, Warn};
 use pinpool_observe::diagnosis::WindowDiagnosis;
 use pinpool_os::words::{Size, Time};
 
-use super::texts::{Growth, Limit, Pair, StillOut, Totals, Usage};
+use super::texts::{Growth, LimitText, Pair, StillOut, Totals, Usage};
 use super::{PoolLog, emit};
 use crate::error::{self, SourceError, UsageReport};
 use crate::report::{Dump, Finding};
-use crate::shared_limit::{Loss, loss_in_words};
+use crate::shared_limit::{Loss, describe_loss};
 use crate::stats::Stats;
 
 macro_rules! lines {
@@ -90,10 +90,10 @@ lines! {
     Info(pool_size_limit) lowered(from: u64, to: u64) "no miss for five minutes pool_size_limit={from}->{to}";
 
     /// `set_max_bytes` was called, or the limit of the cgroup changed (`auto`). To do: nothing.
-    Info(limit) limit_changed(from: Option<u64> as Limit, to: Option<u64> as Limit, why: &str) "max={from}->{to}: {why}";
+    Info(limit) limit_changed(from: Option<u64> as LimitText, to: Option<u64> as LimitText, why: &str) "max={from}->{to}: {why}";
 
     /// A partition was created. To do: nothing; if the pool's limit is lower, it applies.
-    Info(limit) partition(name: &str, max: Option<u64> as Limit, pool: Option<u64> as Limit) "name={name} max={max} pool_max={pool}";
+    Info(limit) partition(name: &str, max: Option<u64> as LimitText, pool: Option<u64> as LimitText) "name={name} max={max} pool_max={pool}";
 
     /// A request joins the wait queue. To do: nothing.
     Trace(wait) waiting(request: u64, rounded: u64) "request={request}B rounded={rounded}B";
@@ -114,7 +114,7 @@ lines! {
         "lasted={after} requests={requests} waited={waited} pageable={pageable}";
 
     /// A request got pageable memory (the first, 10th, 100th). To do: raise the limit, or set `PINPOOL_ON_FULL=error`.
-    Warn(shortage) pageable(request: u64 as Size, nth: u64, held: u64 as Size, max: Option<u64> as Limit)
+    Warn(shortage) pageable(request: u64 as Size, nth: u64, held: u64 as Size, max: Option<u64> as LimitText)
         "copies from this memory are slow and block their caller request={request} count={nth} pageable={held} \
         max_pageable={max}";
 
@@ -143,7 +143,7 @@ lines! {
         "bytes={bytes}{node} huge={huge}";
 
     /// The limit has no room for the rest of the reserve; pinning continues once there is room. To do: follow the remedy in the line.
-    Warn(reserve) reserve_paused(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as Limit)
+    Warn(reserve) reserve_paused(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as LimitText)
         "waiting for room in the limit pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
 
     /// The backend refused the rest of the reserve; the pool continues without it. To do: fix the reason in the line, then call `Pool::reserve`.
@@ -154,11 +154,11 @@ lines! {
     Warn(reserve) huge_pages(lack: &SourceError) "too few, other pages are used: {lack}";
 
     /// The pool joined a shared limit (`PINPOOL_LEDGER`). To do: nothing.
-    Info(shared_limit) shared_limit_joined(name: &str, max: Option<u64> as Limit, held: u64 as Size, others: usize)
+    Info(shared_limit) shared_limit_joined(name: &str, max: Option<u64> as LimitText, held: u64 as Size, others: usize)
         "name={name} max={max} held={held} other_pools={others}";
 
     /// The first process set another shared limit. To do: follow the remedy in the line.
-    Warn(shared_limit) shared_limit_differs(name: &str, max: Option<u64> as Limit, ignored: u64 as Size)
+    Warn(shared_limit) shared_limit_differs(name: &str, max: Option<u64> as LimitText, ignored: u64 as Size)
         "the first process set it name={name} max={max} ignored={ignored}; give all processes the same PINPOOL_MAX_BYTES";
 
     /// The pool could not join the shared limit and uses only its own. To do: fix the reason in the line.
@@ -170,7 +170,7 @@ lines! {
 
     /// The file of the shared limit was removed, or its descriptor closed; buffers stay valid. To do: restart all its processes; exclude
     /// the file from cleaners of `/dev/shm` (`RemoveIPC=no`), the descriptor from `closefrom`.
-    Error(shared_limit) shared_limit_lost(name: &str, loss: Loss as loss_in_words)
+    Error(shared_limit) shared_limit_lost(name: &str, loss: Loss as describe_loss)
         "{loss}, so this pool can no longer grow name={name}; restart all its processes";
 
     /// Copies do not complete. To do: find what blocks the stream.

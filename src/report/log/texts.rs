@@ -19,9 +19,9 @@ impl<T: fmt::Display> fmt::Display for Pair<T> {
 }
 
 /// A limit in bytes, or `none`.
-pub(super) struct Limit(pub(super) Option<u64>);
+pub(super) struct LimitText(pub(super) Option<u64>);
 
-impl fmt::Display for Limit {
+impl fmt::Display for LimitText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(bytes) => Size(bytes).fmt(f),
@@ -38,7 +38,7 @@ impl fmt::Display for Usage<'_> {
         for (state, bytes) in self.0.by_state() {
             write!(f, "{}={} ", state.replace(' ', "_"), Size(bytes))?;
         }
-        write!(f, "max={}", Limit(self.0.max_bytes))
+        write!(f, "max={}", LimitText(self.0.max_bytes))
     }
 }
 
@@ -76,7 +76,7 @@ impl fmt::Display for Growth {
         if f.alternate() {
             write!(f, "request={asked_bytes}B held={before}B->{held}B pins={pins} time={time}")
         } else {
-            let (before, held, max) = (Size(before), Size(held), Limit(max_bytes));
+            let (before, held, max) = (Size(before), Size(held), LimitText(max_bytes));
             write!(f, "held={before}->{held} max={max} pins={pins} time={time}")
         }
     }

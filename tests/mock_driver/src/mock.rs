@@ -180,7 +180,7 @@ fn found_below(folder: &Path) -> Vec<PathBuf> {
     /// `build/mock_driver/HASH/out` is the deepest.
     const DEPTH: usize = 4;
     let stem = FILE.trim_end_matches(".so");
-    let is_it = |name: &str| {
+    let is_library = |name: &str| {
         name.strip_prefix(stem).is_some_and(|rest| rest.ends_with(".so") && matches!(rest.as_bytes()[0], b'.' | b'-'))
     };
     let (mut folders, mut found) = (vec![(folder.to_owned(), 0)], Vec::new());
@@ -189,7 +189,7 @@ fn found_below(folder: &Path) -> Vec<PathBuf> {
             let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
             if is_folder && depth < DEPTH {
                 folders.push((entry.path(), depth + 1));
-            } else if !is_folder && entry.file_name().to_str().is_some_and(is_it) {
+            } else if !is_folder && entry.file_name().to_str().is_some_and(is_library) {
                 let made = entry.metadata().and_then(|file| file.modified()).ok();
                 found.push((made, entry.path()));
             }

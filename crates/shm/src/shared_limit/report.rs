@@ -67,7 +67,7 @@ impl SharedLimitReport {
     }
 
     /// The holdings of the others, for an error.
-    pub fn others_in_words(&self) -> String {
+    pub fn describe_others(&self) -> String {
         let others: Vec<_> = self.owners.iter().filter(|owner| !owner.is_own).collect();
         let mut texts: Vec<_> = others.iter().take(LISTED).map(ToString::to_string).collect();
         texts.extend((others.len() > LISTED).then(|| format!("and {} more", others.len() - LISTED)));

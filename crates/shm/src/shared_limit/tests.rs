@@ -194,12 +194,12 @@ fn the_largest_owners_come_first_and_a_long_name_is_cut_between_two_letters() {
         read,
         ["loader".to_owned(), "x".repeat(72), "ä".repeat(36), format!("x{}", "ä".repeat(35)), String::new()]
     );
-    let (pid, words) = (std::process::id(), report.others_in_words());
+    let (pid, words) = (std::process::id(), report.describe_others());
     assert!(
         words.starts_with(&format!("process {pid} (unnamed) holds 5B, 0B idle, and waits for 7B, process {pid} (xä"))
     );
     let _more = std::array::from_fn::<_, 6, _>(|_| named.attach("", 0));
-    assert!(owners[0].report().others_in_words().ends_with(", and 2 more"));
+    assert!(owners[0].report().describe_others().ends_with(", and 2 more"));
 }
 
 #[test]

@@ -68,11 +68,11 @@ pub(crate) fn held_bytes() -> u64 {
     HELD_BYTES.load(Ordering::Relaxed)
 }
 
-/// Whether copies record events instead, as with a driver that writes no words: for tests and benches.
-static ARE_OFF: AtomicBool = AtomicBool::new(false);
+/// If false, copies record events, as with a driver that writes no words: for tests and benches.
+static IS_ENABLED: AtomicBool = AtomicBool::new(true);
 
-pub(crate) fn turn_off(are_off: bool) {
-    ARE_OFF.store(are_off, Ordering::Relaxed);
+pub(crate) fn set_enabled(is_enabled: bool) {
+    IS_ENABLED.store(is_enabled, Ordering::Relaxed);
 }
 
 /// The timelines in use in this process, by the numbers of their streams' ids.
@@ -88,10 +88,10 @@ std::thread_local! {
 #[derive(Debug, Default)]
 pub(super) struct TimelinePages {
     /// The driver refused a page for words, so it is not called again for each copy.
-    are_refused: AtomicBool,
+    is_refused: AtomicBool,
     free: Mutex<Vec<&'static Timeline>>,
-    /// Held by the thread that makes a page.
-    page: Mutex<()>,
+    /// Held by the thread that creates a page.
+    page_creation: Mutex<()>,
     health: DeviceHealth,
 }
 
@@ -116,7 +116,7 @@ pub(super) struct Timeline {
     id: AtomicU64,
     /// The last number enqueued for writing.
     last: Mutex<u64>,
-    words: &'static TimelinePages,
+    pages: &'static TimelinePages,
     context: &'static StreamContext,
 }
 
@@ -127,13 +127,13 @@ impl Timeline {
     }
 
     /// The timeline of the stream with this id, if it has one.
-    pub(super) fn known(id: u64) -> Option<&'static Self> {
+    pub(super) fn find(id: u64) -> Option<&'static Self> {
         // Relaxed, here and below: a switch; and `write` checks the id under the lock.
-        if ARE_OFF.load(Ordering::Relaxed) {
+        if !IS_ENABLED.load(Ordering::Relaxed) {
             return None;
         }
-        let is_it = |timeline: &&Self| timeline.id.load(Ordering::Relaxed) == id;
-        if let Some(last) = LAST.get().filter(is_it) {
+        let has_id = |timeline: &&Self| timeline.id.load(Ordering::Relaxed) == id;
+        if let Some(last) = LAST.get().filter(has_id) {
             return Some(last);
         }
         let known = TIMELINES.get().lock().get(&id).copied()?;
@@ -176,13 +176,13 @@ impl TimelinePages {
     /// The timeline of the stream with this id, which is of the context of these words; `None` if there is no memory for one, or the
     /// driver writes no words. The context is current.
     pub(super) fn timeline(&'static self, id: StreamId, context: &'static StreamContext) -> Option<&'static Timeline> {
-        let is_own = |timeline: &&Timeline| std::ptr::eq(timeline.words, self);
-        if let Some(known) = Timeline::known(id.number()) {
+        let is_own = |timeline: &&Timeline| std::ptr::eq(timeline.pages, self);
+        if let Some(known) = Timeline::find(id.number()) {
             return Some(known).filter(is_own);
         }
         // Relaxed: hints.
-        let are_refused = self.are_refused.load(Ordering::Relaxed) || ARE_OFF.load(Ordering::Relaxed);
-        if are_refused || driver::symbol(c"cuStreamWriteValue32_v2").is_none() {
+        let is_off = self.is_refused.load(Ordering::Relaxed) || !IS_ENABLED.load(Ordering::Relaxed);
+        if is_off || driver::symbol(c"cuStreamWriteValue32_v2").is_none() {
             return None;
         }
         // Made before any thread waits, since waiters query it (timeline-I3).
@@ -207,17 +207,17 @@ impl TimelinePages {
         }
         let mut freed = Vec::new();
         TIMELINES.get().lock().retain(|_, timeline| {
-            let is_free = std::ptr::eq(timeline.words, self) && timeline.free_if_at_rest();
+            let is_free = std::ptr::eq(timeline.pages, self) && timeline.free_if_at_rest();
             freed.extend(is_free.then_some(*timeline));
             !is_free
         });
         if freed.is_empty() {
             // One thread at a time makes a page, and the next one finds its words.
-            let _page = self.page.lock();
+            let _creation = self.page_creation.lock();
             if self.free.lock().is_empty() {
                 let made = self.new_page(context);
                 // Relaxed: a hint.
-                self.are_refused.store(made.is_none(), Ordering::Relaxed);
+                self.is_refused.store(made.is_none(), Ordering::Relaxed);
                 freed = made?;
             }
         }
@@ -249,7 +249,7 @@ impl TimelinePages {
                 sequence: Sequence::new(FIRST),
                 id: AtomicU64::new(NO_STREAM),
                 last: Mutex::new(FIRST),
-                words: self,
+                pages: self,
                 context,
             }))
         });
@@ -266,11 +266,11 @@ impl DeviceHealth {
         let elect = || self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed);
         if !is_due || elect().is_err() {
             let answer = Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
-            return answer.map_err(|code| Failed("cuStreamQuery", code));
+            return answer.map_err(|code| Failed { call: "cuStreamQuery", code });
         }
         let answer = driver_watchdog::query(|| Self::query(context)).unwrap_or(Ok(()));
-        let failed = answer.err().filter(|failed| failed.1.is_permanent());
-        self.answer.store(failed.map_or(0, |Failed(_, code)| code.0.cast_unsigned()), Ordering::Relaxed);
+        let failed = answer.err().filter(|failed| failed.code.is_permanent());
+        self.answer.store(failed.map_or(0, |Failed { code, .. }| code.0.cast_unsigned()), Ordering::Relaxed);
         answer
     }
 
@@ -279,7 +279,7 @@ impl DeviceHealth {
         // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
         match context.query(|| unsafe { calls::stream_query(idle_stream.0) }) {
             // A refusal in a capture says nothing about the device.
-            Err(failed) if !failed.1.is_forbidden_by_capture() => Err(failed),
+            Err(failed) if !failed.code.is_forbidden_by_capture() => Err(failed),
             _ => Ok(()),
         }
     }
@@ -308,7 +308,7 @@ unsafe impl Fence for TimelineFence {
         if self.is_reached() {
             return Ok(true);
         }
-        self.timeline.words.health.check(self.timeline.context)?;
+        self.timeline.pages.health.check(self.timeline.context)?;
         Ok(false)
     }
 

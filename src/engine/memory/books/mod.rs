@@ -63,6 +63,13 @@ pub(in crate::engine) struct Books {
     release_fails: bool,
 }
 
+/// No plan can make room for a block.
+pub(in crate::engine) struct NoPlan {
+    pub(in crate::engine) no_space: NoSpace,
+    /// The limit that refused, if one did.
+    pub(in crate::engine) over: Option<QuotaExceeded>,
+}
+
 impl Books {
     pub(in crate::engine) fn new(arena: Arena, mappings: Mappings, varied_above_bytes: u64, claim: Claim) -> Self {
         Self {
@@ -162,17 +169,13 @@ impl Books {
         idle_bytes + self.arena.stats().hole_bytes >= bytes
     }
 
-    /// Plans a block of `bytes` within `limits`, and claims the bytes that the plan may commit. Returns the limit that refused.
-    pub(in crate::engine) fn plan_growth(
-        &mut self,
-        bytes: u64,
-        limits: GrowthLimits,
-    ) -> Result<Plan, (NoSpace, Option<QuotaExceeded>)> {
-        let plan = self.arena.grow(bytes, ALIGN_BYTES, limits).map_err(|no_space| (no_space, None))?;
+    /// Plans a block of `bytes` within `limits`, and claims the bytes that the plan may commit.
+    pub(in crate::engine) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, NoPlan> {
+        let plan = self.arena.grow(bytes, ALIGN_BYTES, limits).map_err(|no_space| NoPlan { no_space, over: None })?;
         let Err(over) = self.update_claim() else { return Ok(plan) };
         // Another claimant was faster.
         self.undo(plan);
-        Err((NoSpace { missing_bytes: bytes, transit_bytes: 0 }, Some(over)))
+        Err(NoPlan { no_space: NoSpace { missing_bytes: bytes, transit_bytes: 0 }, over: Some(over) })
     }
 
     /// Abandons a plan before its first step, as if that step had failed.

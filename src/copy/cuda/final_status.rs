@@ -49,7 +49,7 @@ impl FinalStatus {
 
     /// The driver refused a call. The answer is final if the [error is permanent](crate::driver::code::Code::is_permanent).
     pub(super) fn refused(&self, failed: Failed) -> Error {
-        if failed.1.is_permanent() {
+        if failed.code.is_permanent() {
             let _known = self.0.set(Err(failed.to_string()));
         }
         failed.into()
@@ -62,7 +62,7 @@ mod tests {
     use crate::driver::code::Code;
 
     fn refuses(code: i32) -> Result<bool, Failed> {
-        Err(Failed("cuEventQuery", Code(code)))
+        Err(Failed { call: "cuEventQuery", code: Code(code) })
     }
 
     #[test]
