@@ -45,7 +45,8 @@ impl PendingBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`is_complete`](PendingBuf::is_complete); the memory is then quarantined until its fence confirms that the copy has completed.
+    /// The errors of [`is_complete`](PendingBuf::is_complete); the memory is then quarantined until its fence confirms that
+    /// the copy has completed.
     pub fn wait(self) -> Result<PinnedBuf> {
         self.copy.completion().wait()?;
         Ok(self.buf)

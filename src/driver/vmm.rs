@@ -1,8 +1,8 @@
 //! Virtual host memory of the driver: reserving addresses, creating granules, and mapping one to the other.
 //!
 //! The types and numbers are defined here as in the driver's header, and the functions are found by name: bindings older
-//! than CUDA 12.2 lack the host locations, and later ones changed the layout of a location twice. Results are plain numbers, because a
-//! Rust enumeration must never hold a value that it does not list.
+//! than CUDA 12.2 lack the host locations, and later ones changed the layout of a location twice. Results are plain numbers,
+//! because a Rust enumeration must never hold a value that it does not list.
 //!
 //! Never decides what is mapped, and holds no state.
 

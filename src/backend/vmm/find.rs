@@ -44,15 +44,11 @@ impl VmmSource {
             SourceError::new("cuDeviceGetAttribute", format!("{what} (attribute {number})"))
         };
         if !has(attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
-            return Err(lacks(
-                "the device has no virtual memory management",
-                attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-            ));
+            let what = "the device has no virtual memory management";
+            return Err(lacks(what, attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED));
         }
-        let (has_nodes, has_host) = (
-            has(attribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
-            has(attribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
-        );
+        let has_nodes = has(attribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+        let has_host = has(attribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
         if !has_nodes && !has_host {
             let what = "the driver or the device has no virtual memory on the host";
             return Err(lacks(what, attribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED));

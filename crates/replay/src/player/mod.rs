@@ -32,8 +32,8 @@ mod steps;
 
 /// Longest time between two polls of the pool.
 const POLL_EVERY_US: u64 = 1_000_000;
-/// Shortest time between two polls in which anything may be due.
-const TICK_EVERY_US: u64 = 10_000;
+/// Shortest time between two polls of a recording: the pace of the maintenance thread while some memory is idle.
+const TICK_EVERY_US: u64 = 100_000;
 /// Time after the last return at which the pinned bytes are read.
 const SETTLING_US: u64 = 60_000_000;
 
