@@ -112,7 +112,8 @@ impl RegisterSource {
         progress: &dyn Fn(usize),
     ) -> Result<Region, SourceError> {
         let _entered = self.device.enter()?;
-        let (id, progress) = (self.ids.next(), &increasing(progress));
+        let id = self.ids.next();
+        let progress = &increasing(progress);
         if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement), progress) {
             let registered = self.register(&region, until);
             // SAFETY: mapped above, no reference into it was made, and not registered if this is an error.

@@ -41,7 +41,8 @@ impl Classes {
         let row = table.row(class.bytes);
         row.misses += 1;
         row.buffers += 1;
-        let (buffers, peak) = (row.buffers, row.peak_buffers);
+        let buffers = row.buffers;
+        let peak = row.peak_buffers;
         row.peak_buffers = peak.max(buffers);
         let reasons = &mut table.totals.misses;
         match peak {

@@ -223,7 +223,8 @@ impl<T> InFlight<T> {
     pub(crate) fn sweep(&self, scope: QueryScope) -> Swept<T> {
         let mut swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
         let (mut fences, mut pending) = (SmallVec::<[SharedFence; 8]>::new(), SmallVec::<[u64; 4]>::new());
-        let (mut bytes, mut queues) = (0, self.queues.lock());
+        let mut bytes = 0;
+        let mut queues = self.queues.lock();
         for queue in &mut queues.queues {
             while let Some(copy) = queue.copies.front() {
                 let known = copy.fence.is_complete_by_load();

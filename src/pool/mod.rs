@@ -196,7 +196,8 @@ impl Pool {
         self.check_open()?;
         let Request { len, align, .. } = request;
         let class = self.core().config().rounding.class(len, align)?;
-        let (tag, partition) = (self.scope_tag().cloned(), self.partition_core().cloned());
+        let tag = self.scope_tag().cloned();
+        let partition = self.partition_core().cloned();
         Ok((len > 0).then_some(BlockRequest { len, class, tag, partition }))
     }
 

@@ -326,14 +326,17 @@ impl Budget {
             return (self.describe_process(), remedy);
         };
         if let Some(loss) = host.loss() {
-            let (name, why) = (host.name(), describe_loss(loss));
+            let name = host.name();
+            let why = describe_loss(loss);
             let found = format!("PINPOOL_LEDGER={name}: {why}, so this pool can no longer grow");
             return (found, "return buffers to this pool, or restart all processes that share the limit");
         }
         let report = host.report();
         let SharedLimitReport { name, max_bytes, held_bytes, .. } = &report;
-        let (max_bytes, others) = (max_bytes.unwrap_or(u64::MAX), report.describe_others());
-        let (max, held) = (Size(max_bytes), Size(*held_bytes));
+        let max_bytes = max_bytes.unwrap_or(u64::MAX);
+        let others = report.describe_others();
+        let max = Size(max_bytes);
+        let held = Size(*held_bytes);
         let found = if is_too_large {
             format!("exceeds the shared limit {name} of {max}; {held} are held ({others})")
         } else {

@@ -95,7 +95,8 @@ impl GranuleTable {
     /// An empty table of a source of `device`, for memory at `location`, on a machine with `devices` devices.
     pub(super) fn new(device: Arc<Device>, location: MemoryLocation, devices: u32) -> Arc<Self> {
         let own = [AccessDescriptor::read_write(location), of_device(device.ordinal)];
-        let (mapped, refused) = (Mutex::default(), Mutex::default());
+        let mapped = Mutex::default();
+        let refused = Mutex::default();
         let table = Arc::new(Self { device, own, devices, mapped, refused });
         let mut tables = TABLES.get().lock();
         tables.retain(|table| table.strong_count() > 0);
@@ -164,7 +165,8 @@ impl GranuleTable {
     /// The granules that make up the `bytes` at `start`; `None` if some are not mapped or only in part there.
     pub(super) fn run_at(&self, start: u64, bytes: usize) -> Option<GranuleRun> {
         let end = start + bytes as u64;
-        let (mut at, mut granules) = (start, Vec::new());
+        let mut at = start;
+        let mut granules = Vec::new();
         let mapped = self.mapped.lock();
         while let Some(&granule) = mapped.get(&at).filter(|_| at < end) {
             at += granule.bytes as u64;

@@ -220,8 +220,10 @@ impl PartitionCore {
         if self.core.is_forked() {
             return stats;
         }
-        let (counts, used_bytes) = (&self.counts, self.budget.used_bytes());
-        let (hits, misses) = (counts.hits.get(), counts.misses.get());
+        let counts = &self.counts;
+        let used_bytes = self.budget.used_bytes();
+        let hits = counts.hits.get();
+        let misses = counts.misses.get();
         let requests = RequestStats {
             served: hits + misses,
             hits,

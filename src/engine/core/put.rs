@@ -66,7 +66,8 @@ impl Core {
 
     /// `block` waits for `fences`.
     fn begin_flight(&self, mut block: Block, fences: Fences) {
-        let (bytes, now_us) = (block.held_bytes(), self.tick_if_alone());
+        let bytes = block.held_bytes();
+        let now_us = self.tick_if_alone();
         self.end_use(&mut block, || now_us);
         block.begin_time(now_us);
         self.in_flight.insert(block, bytes, fences, now_us);
@@ -215,7 +216,8 @@ impl Core {
     /// Does not use `block` until `fence` reports that its copies have completed; never again without a fence (core-I2).
     fn quarantine_or_leak(&self, mut block: Block, fence: Option<SharedFence>, error: &Error) {
         block.end_holding();
-        let (held_bytes, is_asked_again) = (block.held_bytes(), fence.is_some());
+        let held_bytes = block.held_bytes();
+        let is_asked_again = fence.is_some();
         self.record_of(&block, |id| Event::Leaked { id });
         self.counters.quarantined_bytes.add(held_bytes);
         let lost = self.counters.quarantined.add(1);
@@ -393,7 +395,8 @@ impl Core {
 
     /// Waits until nothing is in flight, at most as long as configured.
     fn await_copies(&self) {
-        let (begun, longest_wait) = (Instant::now(), self.config.code.close_wait.unwrap_or(CLOSE_WAIT));
+        let begun = Instant::now();
+        let longest_wait = self.config.code.close_wait.unwrap_or(CLOSE_WAIT);
         // Short copies complete soon; waiting for a stuck copy should not keep a processor busy.
         let mut pause = Duration::from_micros(20);
         while self.in_flight.count() > 0 {

@@ -200,7 +200,8 @@ impl Core {
 
 impl Maintained for Core {
     fn maintain(&self) {
-        let (wanted, budget) = (self.wanted_of_shared_limit.bytes(), self.memory.budget());
+        let wanted = self.wanted_of_shared_limit.bytes();
+        let budget = self.memory.budget();
         if wanted > 0 && budget.host().is_none() && budget.room_for(wanted) >= wanted {
             // Another pool of the process has made room, and has woken this thread only.
             self.wake_waiters();
@@ -232,7 +233,8 @@ impl Core {
 
     /// The pace for changes by time alone: an idle buffer expires, free memory becomes due. Under `tensorflow` nothing expires.
     fn pace_of_idle(&self) -> Pace {
-        let (idle_bytes, supply) = (self.idle.bytes(), self.memory.supply());
+        let idle_bytes = self.idle.bytes();
+        let supply = self.memory.supply();
         let Some(arena) = self.memory.arena() else {
             // Here a return can only exceed a limit.
             let may_pass_limit = self.config.max_idle_bytes.is_some() || self.memory.budget().over_bytes() > 0;

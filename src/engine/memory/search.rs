@@ -81,7 +81,8 @@ impl ArenaSupply {
         search: &mut Search<'_>,
     ) -> Result<Option<BlockMemory>, Refusal> {
         let Search { bytes, attempt: Attempt { now_us, calls, .. }, .. } = *search;
-        let (ptr, surplus_bytes) = (plan.ptr(), plan.surplus_bytes());
+        let ptr = plan.ptr();
+        let surplus_bytes = plan.surplus_bytes();
         let finished = self.carry_out(books, plan, now_us, calls.deadline(), Some(bytes));
         self.record_old_places();
         let mut books = self.books();
@@ -183,11 +184,13 @@ impl ArenaSupply {
         let executor = Executor::new(&mut books.mappings, &plan);
         drop(books);
         let executed = executor.execute(&self.source, &plan, until);
-        let (pin_calls, took) = (executed.0.calls.pin.count, executed.0.calls.time());
+        let pin_calls = executed.0.calls.pin.count;
+        let took = executed.0.calls.time();
         let mut books = self.books();
         let held_before_bytes = books.held_bytes();
         let finished = books.finish_plan(plan, executed, now_us);
-        let (held_bytes, max_bytes) = (books.held_bytes(), self.budget.max_bytes());
+        let held_bytes = books.held_bytes();
+        let max_bytes = self.budget.max_bytes();
         drop(books);
         self.finished.notify_all();
         if pin_calls > 0 {

@@ -125,8 +125,10 @@ impl Counters {
     /// Adds these counters to `stats`, which contain the counters of the cache, the memory and the copies in flight. `own_bytes` are the
     /// bytes in blocks of this pool.
     pub(crate) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
-        let (pageable, pageable_returns) = (self.pageable.get(), self.pageable_returns.get());
-        let (handed_over, quarantined_bytes) = (self.handed_over.get(), self.quarantined_bytes.get());
+        let pageable = self.pageable.get();
+        let pageable_returns = self.pageable_returns.get();
+        let handed_over = self.handed_over.get();
+        let quarantined_bytes = self.quarantined_bytes.get();
         stats.requests.served += pageable + handed_over;
         stats.requests.hits += handed_over;
         stats.requests.misses += pageable;
