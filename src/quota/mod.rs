@@ -188,8 +188,8 @@ impl Budget {
                 }
             }
             // The caller holds locks of the pool, so another thread wakes the requests of other pools.
-            _ if self.is_auto() && self.is_wanted() => process::wake_thread(),
-            _ => {}
+            LimitLevel::Pool | LimitLevel::Shared if self.is_auto() && self.is_wanted() => process::wake_thread(),
+            LimitLevel::Pool | LimitLevel::Shared => {}
         }
     }
 
