@@ -183,17 +183,9 @@ pub(crate) fn lost_ns(of: &Snapshot) -> u64 {
 
 /// The snapshot of an ended pool, which holds nothing.
 fn ended(last: &Snapshot) -> Snapshot {
-    Snapshot {
-        used: 0,
-        used_bytes: 0,
-        in_flight_bytes: 0,
-        idle_bytes: 0,
-        free_bytes: 0,
-        held_bytes: 0,
-        max_bytes: Some(0),
-        holders: Vec::new(),
-        ..last.clone()
-    }
+    let (used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes) = Default::default();
+    let none = Snapshot { used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes, ..last.clone() };
+    Snapshot { max_bytes: Some(0), holders: Vec::new(), ..none }
 }
 
 #[cfg(test)]

@@ -46,14 +46,8 @@ struct Memory<'a> {
 }
 
 pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
-    let mut memory = Memory {
-        recording,
-        places: HashMap::new(),
-        held: HashMap::new(),
-        held_at: BTreeMap::new(),
-        requested: BTreeMap::new(),
-        entries: Vec::new(),
-    };
+    let (places, held, held_at, requested, entries) = Default::default();
+    let mut memory = Memory { recording, places, held, held_at, requested, entries };
     recording.records.iter().for_each(|record| memory.add(record));
     let segments = joined(&memory.requested);
     let history = std::mem::take(&mut memory.entries);

@@ -110,16 +110,8 @@ impl Default for Monitor {
 
 impl Monitor {
     fn remembering(memory_us: u64) -> Self {
-        Self {
-            last_us: 0,
-            last: Default::default(),
-            most_held_bytes: 0,
-            churned: Default::default(),
-            growth: Default::default(),
-            past: VecDeque::new(),
-            memory_us,
-            news: Default::default(),
-        }
+        let (last_us, last, most_held_bytes, churned, growth, past, news) = Default::default();
+        Self { last_us, last, most_held_bytes, churned, growth, past, memory_us, news }
     }
 
     /// Returns true if a window may end.
