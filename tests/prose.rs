@@ -23,7 +23,7 @@ const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("beside", "while, next to, compared with", 0, 0),
     ("that of", "repeat the noun", 0, 0),
     ("those of", "repeat the noun", 1, 3),
-    ("where it", "if, when", 0, 4),
+    ("where it", "if, when", 0, 3),
     ("where there", "if there", 0, 0),
     ("where no", "if no", 0, 1),
     ("where they", "if they", 0, 3),
@@ -31,7 +31,7 @@ const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("where that", "if that", 0, 1),
     ("where a", "if a", 0, 6),
     ("of which", "a second sentence", 0, 7),
-    ("whose", "with", 1, 7),
+    ("whose", "with", 1, 5),
     ("in vain", "timed out", 0, 0),
     ("anew", "again", 0, 0),
     ("stands", "is", 0, 3),
@@ -63,10 +63,10 @@ const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("goes on", "continues", 0, 0),
     ("go on", "continue", 0, 0),
     ("in line", "waiting, in the wait queue", 0, 2),
-    ("the line", "the wait queue", 12, 20),
+    ("the line", "the wait queue", 12, 19),
     ("mend", "fix", 0, 0),
     ("mends", "fixes", 0, 0),
-    ("of its own", "separate, dedicated", 2, 1),
+    ("of its own", "separate, dedicated", 1, 0),
 ];
 
 /// Every phrase is counted once per place, in any case, between letters that are not its own.

@@ -161,7 +161,7 @@ lines! {
     Warn(shared_limit) shared_limit_differs(name: &str, max: Option<u64> as LimitText, ignored: u64 as Size)
         "the first process set it name={name} max={max} ignored={ignored}; give all processes the same PINPOOL_MAX_BYTES";
 
-    /// The pool could not join the shared limit and uses only its own. To do: fix the reason in the line.
+    /// The pool could not join the shared limit and uses only its own. To do: fix the named reason.
     Warn(shared_limit) shared_limit_unused(why: &str) "the pool has only its own limit: {why}";
 
     /// Idle memory was released for another pool. To do: nothing.
@@ -231,7 +231,7 @@ lines! {
     Warn(trace) trace_records_lost(path: &Path as shown, records: u64, lost: u64)
         "the disk is too slow path={path} records={records} lost={lost}";
 
-    /// The recording is truncated. To do: fix the reason in the line, such as a full disk.
+    /// The recording is truncated. To do: fix the named reason, such as a full disk.
     Error(trace) trace_incomplete(path: &Path as shown, records: u64, lost: u64, why: &str)
         "path={path} records={records} lost={lost}: {why}";
 
