@@ -52,10 +52,10 @@ impl ArenaSupply {
             let each = places.iter().map(|&Place(start, len)| huge_bytes(start, len));
             each.fold([0; 2], |[hugetlb, transparent], more| [hugetlb + more[0], transparent + more[1]])
         };
-        if hugetlb.is_required() {
-            if let Some(lack) = too_few(hugetlb, huge()[0], pinned_bytes) {
-                self.log.huge_pages(&lack);
-            }
+        if hugetlb.is_required()
+            && let Some(lack) = too_few(hugetlb, huge()[0], pinned_bytes)
+        {
+            self.log.huge_pages(&lack);
         }
         self.log.reserve_pinned(bytes.min(pinned_bytes), || huge().iter().sum(), self.source.numa_node());
         Ok(())
