@@ -158,6 +158,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of steps over thousands of extents take hours")]
     fn a_terabyte_takes_few_steps_and_mappings() {
         let (mib, tib) = (1 << 20, 1_u64 << 40);
         let sizes = GranuleSizes::of_pool(GRANULE, Some(tib));
