@@ -615,7 +615,7 @@ mod models {
         loom::model(|| {
             let queue = Arc::new(Queue::default());
             let watcher: Weak<Queue> = Arc::downgrade(&queue);
-            let budget = Budget::of_partition(3, watcher);
+            let budget = Budget::of_partition(Some(3), watcher);
             let held = budget.claim(2).unwrap();
             let returning = loom::thread::spawn(move || drop(held));
             queue.is_waiting.store(true, Ordering::Relaxed);
