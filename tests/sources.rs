@@ -39,7 +39,7 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/config", 761),
     ("src/copy", 1358),
     ("src/driver", 753),
-    ("src/engine", 7424),
+    ("src/engine", 7425),
     ("src/error", 253),
     ("src/in_flight", 605),
     ("src/lib", 50),
@@ -49,12 +49,12 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 81108),
-    ("tests", 39264),
+    ("sum of code and tests", 81110),
+    ("tests", 39265),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 119_113;
+const MARKDOWN_BYTES: usize = 118_942;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;

@@ -47,7 +47,9 @@ impl Server for Core {
             return self.fall_back(class.bytes, class).ok_or_else(refusal);
         }
         let begun = Instant::now();
-        let acquired = if self.backoff.is_early(&refused, self.time.read_us()) {
+        // A request that nothing can serve any more fails with the refusal of a new call, not of an earlier one.
+        let is_last = !self.is_closed() && self.is_hopeless(&refused);
+        let acquired = if self.backoff.is_early(&refused, self.time.read_us()) && !is_last {
             // May stop without a refusal.
             self.acquire(&waiter.request, SlowCalls::Held(until), QueuePlace::Head).map_err(|_| refused)
         } else {
