@@ -6,7 +6,7 @@
 
 Writes the photos to a temporary folder first, as files and as four tar shards, and reads them from the page cache. Each loader runs in a
 separate process, interleaved over several rounds. The first epoch includes the start of workers and pinning; "steady" is the median of the
-later epochs. The table has the median round. CPU seconds are those of the process and its children in all epochs.
+later epochs. The table has the median round. CPU seconds cover the process and its children in all epochs.
 """
 
 import argparse

@@ -14,7 +14,7 @@ several rounds; the table has the median round of each.
 | `torch` | pageable, in memory that the worker shares by a file descriptor |
 | `torch`, copied to pinned | the same, then copied into a buffer of a pool by a thread, as `pin_memory=True` does |
 
-CPU seconds are those of the process and its workers. "copied" counts the bytes that the trainer copies between host buffers.
+CPU seconds cover the process and its workers. "copied" counts the bytes that the trainer copies between host buffers.
 """
 
 import argparse

@@ -132,7 +132,7 @@ impl Buffer {
     ///     TypeError, ValueError: `stream` is not a stream. The call has no effect.
     ///     BackendError: there is no CUDA driver, so no copy can run on a stream.
     ///     DeviceError, RequestError: the driver refuses the stream, or it captures a graph. It is unknown when its work completes, so the
-    ///         memory is never reused.
+    ///         memory is quarantined: it is counted in `stats()["memory"]["quarantined"]` and not reused.
     ///     ReleasedError: the buffer was released.
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         self.memory.check()?;

@@ -1,4 +1,4 @@
-// What a test without a GPU needs of torch's interface of host allocators, and a pool that writes down what is asked of it.
+// torch's interface for host allocators, for tests without a GPU, and a pool that records its calls.
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -29,37 +29,23 @@ at::HostAllocator* allocator() {
 std::string calls;
 void (*during_get)() = nullptr;
 
-// A device whose streams have handles 100 above their ids, and are all captured or none.
+// A device: the handle of a stream is its id plus 100, and either all streams are captured or none.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static constexpr auto kCuda = c10::DeviceType::CUDA;
-  c10::DeviceType type() const override {
-    return kCuda;
-  }
-  c10::Device exchangeDevice(c10::Device device) const override {
-    return device;
-  }
-  c10::Device getDevice() const override {
-    return {kCuda, 0};
-  }
+  c10::DeviceType type() const override { return kCuda; }
+  c10::Device exchangeDevice(c10::Device device) const override { return device; }
+  c10::Device getDevice() const override { return {kCuda, 0}; }
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::Stream getStream(c10::Device device) const override {
-    return c10::Stream(c10::Stream::DEFAULT, device);
-  }
-  c10::Stream exchangeStream(c10::Stream stream) const override {
-    return stream;
-  }
-  c10::DeviceIndex deviceCount() const noexcept override {
-    return 2;
-  }
+  c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::DeviceIndex deviceCount() const noexcept override { return 2; }
   void* getStreamNativeHandle(const c10::Stream stream) const override {
     TORCH_CHECK(!probe_is_lost, "the device is lost");
     return reinterpret_cast<void*>(100 + stream.id());
   }
 #if PROBE_HAS_HISTORY
-  bool isStreamCapturing(const c10::Stream&) const override {
-    return probe_is_capturing != 0;
-  }
+  bool isStreamCapturing(const c10::Stream&) const override { return probe_is_capturing != 0; }
 #endif
 };
 
@@ -69,12 +55,12 @@ Guard guard;
 
 extern "C" {
 
-// Before anything else: torch has a device.
+// Gives torch a device. Must be the first call.
 void probe_use_device() {
   c10::impl::device_guard_impl_registry[static_cast<size_t>(Guard::kCuda)].store(&guard);
 }
 
-// The allocation, to be freed by probe_free; null if it failed, and then the text is in error.
+// Returns an allocation, which probe_free frees, or null with a text in error.
 void* probe_allocate(size_t bytes, void** address, void** context, char* error, size_t error_bytes) {
   try {
     auto* memory = new at::DataPtr(allocator()->allocate(bytes));
@@ -101,7 +87,7 @@ void probe_during_get(void (*call)()) {
   during_get = call;
 }
 
-// From now on an allocator of torch has a higher priority than pinpool's.
+// Installs a torch allocator with a higher priority than pinpool's.
 void probe_raise_priority() {
   at::setHostAllocator(c10::DeviceType::CUDA, allocator(), 255);
 }
@@ -110,18 +96,18 @@ void probe_empty_cache() {
   allocator()->empty_cache();
 }
 
-// active_requests, active_bytes: current, peak, allocated, freed; then the current of allocations, allocated_bytes;
-// then num_host_alloc.
-void probe_stats(int64_t* figures) {
+// Writes current, peak, allocated and freed of active_requests and of active_bytes, then the current allocations and
+// allocated_bytes, then num_host_alloc.
+void probe_stats(int64_t* numbers) {
   const auto stats = allocator()->get_stats();
   for (const auto& stat : {stats.active_requests, stats.active_bytes}) {
-    for (const auto figure : {stat.current, stat.peak, stat.allocated, stat.freed}) {
-      *figures++ = figure;
+    for (const auto number : {stat.current, stat.peak, stat.allocated, stat.freed}) {
+      *numbers++ = number;
     }
   }
-  *figures++ = stats.allocations.current;
-  *figures++ = stats.allocated_bytes.current;
-  *figures++ = stats.num_host_alloc;
+  *numbers++ = stats.allocations.current;
+  *numbers++ = stats.allocated_bytes.current;
+  *numbers++ = stats.num_host_alloc;
 }
 
 void probe_reset_stats() {
@@ -134,7 +120,7 @@ void probe_record_history(int enabled) {
   allocator()->record_history(enabled != 0, nullptr, 100, c10::CachingDeviceAllocator::RecordContext::NEVER, true);
 }
 
-// The actions of the history, a letter each, in order: a(lloc), r(equested to be freed), f(reed), o(ut of memory).
+// The first letter of each action in the history: a(llocated), r(equested to be freed), f(reed), o(ut of memory).
 size_t probe_history(char* actions, size_t most) {
   using Entry = c10::CachingDeviceAllocator::TraceEntry;
   size_t count = 0;
@@ -151,7 +137,7 @@ size_t probe_segments() {
   return allocator()->get_segments().size();
 }
 #else
-// This torch has none.
+// This version of torch has no history.
 void probe_record_history(int) {}
 
 size_t probe_history(char*, size_t) {
@@ -167,7 +153,7 @@ const void* probe_allocator() {
   return allocator();
 }
 
-// The functions of a pool that hands out malloc's memory and writes down each call.
+// A pool over malloc that records each call.
 struct probe_stream {
   void* handle;
   int32_t device;
@@ -176,7 +162,7 @@ struct probe_stream {
 int probe_pool_get(void*, size_t bytes, void** block, void** address, char* error, size_t error_bytes) {
   calls += "get " + std::to_string(bytes) + "\n";
   if (bytes > (size_t{1} << 30)) {
-    std::strncpy(error, "asked for more than this pool has", error_bytes - 1);
+    std::strncpy(error, "the request exceeds the limit of this pool", error_bytes - 1);
     return 1;
   }
   if (auto* call = std::exchange(during_get, nullptr)) {
@@ -210,7 +196,7 @@ int probe_pool_is_capturing(const void*) {
   return probe_is_capturing;
 }
 
-// What was asked since the last call of this.
+// The calls recorded since the previous probe_calls.
 size_t probe_calls(char* text, size_t most) {
   const size_t length = std::min(calls.size(), most);
   std::memcpy(text, calls.data(), length);

@@ -40,7 +40,7 @@ def _forward():
         try:
             logger.log(level, "%s", text)
         except Exception:
-            # An exception of a filter is printed, as `logging` prints those of handlers, and later lines are still forwarded.
+            # A filter's exception is printed, as `logging` prints a handler's exception, and later lines are still forwarded.
             if logging.raiseExceptions and sys.stderr is not None:
                 traceback.print_exc()
     return bool(lines)
