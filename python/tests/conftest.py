@@ -1,7 +1,10 @@
 import gc
+import io
 import subprocess
 import sys
+import tarfile
 import textwrap
+import threading
 import time
 
 import pytest
@@ -9,23 +12,38 @@ import pytest
 import pinpool
 
 
+def heap(**settings):
+    """A pool on ordinary memory that reads no variables."""
+    return pinpool.Pool(**{"env": False, "backend": "heap", "max_bytes": "64MiB", **settings})
+
+
 @pytest.fixture
 def pool():
-    """A pool on ordinary memory that reads no variables. No thread moves its idle buffers, and its wait only bounds a hang."""
-    return pinpool.Pool(env=False, backend="heap", max_bytes="64MiB", wait="300s", background_thread=False)
+    """No thread moves the idle buffers of this pool, and its wait only bounds a hang."""
+    return heap(wait="300s", background_thread=False)
+
+
+def run_python(*command, expect=0, **settings):
+    """Runs Python in a separate process and returns its output; fails if the exit status differs from `expect`. 600 s bound a hang."""
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=600, **settings)
+    assert done.returncode == expect, f"exit status {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr
 
 
 @pytest.fixture
 def alone():
-    """Runs code in a separate process and returns its output; fails if the exit status differs from `expect`. 300 s bound a hang."""
+    """Runs code in a separate process and returns its output."""
+    return lambda code, **settings: run_python("-c", textwrap.dedent(code), **settings)
 
-    def run(code, expect=0, env=None):
-        code = textwrap.dedent(code)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=env)
-        assert done.returncode == expect, f"exit status {done.returncode}:\n{done.stdout}\n{done.stderr}"
-        return done.stdout, done.stderr
 
-    return run
+def run_threads(*functions):
+    """Runs each function in a thread and waits until all have ended."""
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def until(condition, seconds=300):
@@ -39,3 +57,13 @@ def until(condition, seconds=300):
 def in_use(pool):
     gc.collect()
     return pool.stats()["memory"]["in_use"]
+
+
+def write_tar(path, members):
+    """Writes an archive of (name, bytes) pairs and returns its path."""
+    with tarfile.open(path, "w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path

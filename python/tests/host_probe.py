@@ -30,13 +30,12 @@ class Probe:
             getattr(self.library, name).restype = _POINTER
         for name in ("probe_calls", "probe_history", "probe_segments"):
             getattr(self.library, name).restype = ctypes.c_size_t
-        self.library.probe_use_device()
+        self.use_device()
 
     def _allocate(self, size):
         address, context, error = _POINTER(), _POINTER(), ctypes.create_string_buffer(2000)
-        memory = self.library.probe_allocate(
-            ctypes.c_size_t(size), ctypes.byref(address), ctypes.byref(context), error, ctypes.c_size_t(len(error))
-        )
+        results = ctypes.byref(address), ctypes.byref(context), error, ctypes.c_size_t(len(error))
+        memory = self.library.probe_allocate(ctypes.c_size_t(size), *results)
         return memory, address.value, context.value, error.value.decode()
 
     def allocate(self, size):
@@ -50,30 +49,14 @@ class Probe:
         return error
 
     def record_event(self, pointer, context, stream, device=0):
-        return bool(
-            self.library.probe_record_event(
-                _POINTER(pointer), _POINTER(context), ctypes.c_int64(stream), ctypes.c_int32(device)
-            )
-        )
+        return bool(self.library.probe_record_event(_POINTER(pointer), _POINTER(context), ctypes.c_int64(stream), ctypes.c_int32(device)))
 
-    def allocator(self):
-        return self.library.probe_allocator()
+    def __getattr__(self, name):
+        return getattr(self.library, f"probe_{name}")
 
     def set(self, name, yes):
         """`name`: "is_capturing", "refuses_streams" or "is_lost"."""
         ctypes.c_int.in_dll(self.library, f"probe_{name}").value = int(yes)
-
-    def empty_cache(self):
-        self.library.probe_empty_cache()
-
-    def record_history(self, yes):
-        self.library.probe_record_history(int(yes))
-
-    def segments(self):
-        return self.library.probe_segments()
-
-    def reset_stats(self):
-        self.library.probe_reset_stats()
 
     def history(self):
         return self._text(self.library.probe_history)
@@ -82,11 +65,7 @@ class Probe:
         numbers = (ctypes.c_int64 * 11)()
         self.library.probe_stats(numbers)
         names = ("allocations", "allocated_bytes", "num_host_alloc")
-        return {
-            "active_requests": tuple(numbers[:4]),
-            "active_bytes": tuple(numbers[4:8]),
-            **dict(zip(names, numbers[8:])),
-        }
+        return {"active_requests": tuple(numbers[:4]), "active_bytes": tuple(numbers[4:8]), **dict(zip(names, numbers[8:]))}
 
     @staticmethod
     def _text(write):

@@ -1,18 +1,25 @@
 """Errors for wrong arguments name the argument, its value and what is accepted."""
 
+import copy
 import inspect
+import pickle
 import sys
 
 import numpy as np
 import pytest
 
 import pinpool
-
 import pinpool_loader
+from conftest import heap
+from pinpool_loader import Image
 
 
-def load(pool, **settings):
-    return pinpool_loader.Loader(__file__, pool=pool, **settings)
+def load(pool, paths=__file__, **settings):
+    return pinpool_loader.Loader(paths, pool=pool, **settings)
+
+
+def decode(pool, images):
+    return load(pool, batch_size=1, decode=images)
 
 
 @pytest.mark.parametrize(
@@ -69,14 +76,36 @@ def load(pool, **settings):
         (lambda pool: load(pool, rank="0"), TypeError, "rank must be a whole number, not '0'"),
         (lambda pool: load(pool, world_size=True), TypeError, "world_size must be a whole number, not True"),
         (lambda pool: load(pool).state(), AttributeError, "use state_dict"),
-        (lambda pool: pinpool_loader.Image(224), TypeError, "give the height and the width"),
-        (lambda pool: pinpool_loader.Image(224, 224, dtype="float32"), TypeError, "no argument dtype=: images are uint8"),
-        (lambda pool: pinpool_loader.Image(224, "224"), TypeError, "width must be a whole number, not '224'"),
-        (lambda pool: pinpool_loader.Image(True, 224), TypeError, "height must be a whole number, not True"),
-        (lambda pool: pinpool_loader.Image(0, 1), ValueError, "height must be 1 or more, not 0"),
-        (lambda pool: pinpool_loader.Image(1, 1, max_pixels=0), ValueError, "max_pixels must be 1 or more, not 0"),
-        (lambda pool: pinpool_loader.Image(1, 1, layout="NHWC"), ValueError, "layout must be 'HWC' or 'CHW', not 'NHWC'"),
-        (lambda pool: pinpool_loader.Image(1, 1, fit="pad"), ValueError, "fit must be 'stretch' or 'crop', not 'pad'"),
+        (lambda pool: Image(224), TypeError, "give the height and the width"),
+        (lambda pool: Image(224, 224, dtype="float32"), TypeError, "no argument dtype=: images are uint8"),
+        (lambda pool: Image(224, "224"), TypeError, "width must be a whole number, not '224'"),
+        (lambda pool: Image(True, 224), TypeError, "height must be a whole number, not True"),
+        (lambda pool: Image(0, 1), ValueError, "height must be 1 or more, not 0"),
+        (lambda pool: Image(1, 1, max_pixels=0), ValueError, "max_pixels must be 1 or more, not 0"),
+        (lambda pool: Image(1, 1, layout="NHWC"), ValueError, "layout must be 'HWC' or 'CHW', not 'NHWC'"),
+        (lambda pool: Image(1, 1, fit="pad"), ValueError, "fit must be 'stretch' or 'crop', not 'pad'"),
+        (lambda pool: load(pool, decode={"jpg": Image(1, 1)}), ValueError, "decode= needs batch_size=, without"),
+        (lambda pool: decode(pool, {}), TypeError, "decode must be a dict from fields to images"),
+        (lambda pool: decode(pool, {"jpg": "image"}), TypeError, "decode.'jpg'. must be a pinpool_loader.Image, not 'image'; map="),
+        (lambda pool: decode(pool, {"jpg;": Image(1, 1)}), TypeError, "decode must have field names as keys"),
+        (lambda pool: decode(pool, {3: Image(1, 1)}), TypeError, "decode must have field names as keys"),
+        (lambda pool: decode(pool, {"jpg": Image(1, 1), "png;JPG": Image(1, 1)}), ValueError, "names the field 'jpg' twice"),
+        (lambda pool: decode(pool, {"jpg": Image(1 << 30, 1 << 30)}), ValueError, "has more pixels"),
+        (lambda pool: load(pool, 3), TypeError, "paths must be"),
+        (lambda pool: load(pool, b"x"), TypeError, "not b'x'"),
+        (lambda pool: load(pool, None), TypeError, "not None"),
+        (lambda pool: load(pool, [".", b"x"]), TypeError, "each of paths.*os.fsdecode"),
+        (lambda pool: pickle.dumps(load(pool)), TypeError, "rank= and world_size="),
+        (lambda pool: pickle.dumps(pool.get(10)), TypeError, r"cannot be pickled.*bytes\(buf\)"),
+        (lambda pool: copy.copy(pool.get(10)), TypeError, "memoryview"),
+        (lambda pool: copy.deepcopy(pool.get(10)), TypeError, "memoryview"),
+        (pickle.dumps, TypeError, "cannot be pickled.*SharedPool to DataLoader"),
+        (copy.deepcopy, TypeError, "create a pool"),
+        (lambda pool: pool.empty(3, order="K"), ValueError, "order must be 'C' or 'F', not"),
+        (lambda pool: pool.empty(3, library="jax"), ValueError, "library must be 'numpy' or 'torch', not 'jax'"),
+        (lambda pool: pool.get(100).release(stream=-1), ValueError, "is not a CUDA stream handle"),
+        (lambda pool: pool.get(100).release(stream=2**64), ValueError, "is not a CUDA stream handle"),
+        (lambda pool: heap(device="first"), pinpool.SettingError, "DEVICE=first: not a device number"),
         (lambda pool: pool.partition("eval", 1), AttributeError, "Pool.partition was removed: use pool.tagged"),
         (lambda pool: pool.class_stats(), AttributeError, "Pool.class_stats was removed: use pool.dump"),
         (lambda pool: pool.no_such, AttributeError, "no attribute 'no_such'"),
@@ -87,9 +116,11 @@ def test_a_wrong_argument_is_named(pool, call, error, said):
         call(pool)
 
 
-def test_settings_accept_bools_and_sizes_accept_numpy_integers():
-    pool = pinpool.Pool(env=False, backend="heap", zero=True, background_thread=False)
-    assert len(pool.get(np.int64(7))) == 7 and len(pool.get("1KiB")) == 1024
+def test_settings_accept_bools_and_devices_and_sizes_accept_numpy_integers():
+    pool = heap(zero=True, background_thread=False)
+    assert len(pool.get(np.int64(7))) == 7 and len(pool.get("1KiB")) == 1024 and copy.copy(pool) is pool
+    for device in ("cuda:0", 0, "0"):
+        heap(device=device)
 
 
 @pytest.mark.parametrize("name", sorted(pinpool._REMOVED))
@@ -110,21 +141,12 @@ def test_each_argument_of_torchs_loaders_is_answered(tmp_path, pool):
             pinpool_loader.Loader(tmp_path, pool=pool, **{name: None})
 
 
-def test_a_pool_names_a_gpu(pool):
-    for device in ("cuda:0", 0, "0"):
-        pinpool.Pool(env=False, backend="heap", device=device)
-    with pytest.raises(pinpool.SettingError, match="DEVICE=first: not a device number"):
-        pinpool.Pool(env=False, backend="heap", device="first")
-
-
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="the module has another name from 3.13 on")
 def test_an_import_into_a_sub_interpreter_fails_once(alone):
-    out, err = alone(
-        """
+    out, err = alone("""
         import _xxsubinterpreters as interpreters
         one = interpreters.create()
         try: interpreters.run_string(one, "import pinpool; pinpool.Pool(backend='heap')")
         except interpreters.RunFailedError as error: print(error)
-        """
-    )
+    """)
     assert "thread" in out and "atexit" not in err, err

@@ -57,13 +57,6 @@ def test_invalid_shapes_and_dtypes_are_named(pool, shape, dtype, error, text):
     assert in_use(pool) == 0
 
 
-def test_order_and_library_are_checked(pool):
-    with pytest.raises(ValueError, match="order must be 'C' or 'F', not"):
-        pool.empty(3, order="K")
-    with pytest.raises(ValueError, match="library must be 'numpy' or 'torch', not 'jax'"):
-        pool.empty(3, library="jax")
-
-
 def test_without_torch_each_call_that_needs_it_raises_import_error(tmp_path, pool, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(pinpool.torch, "_shim", None)

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 import pinpool
-from conftest import in_use
+from conftest import heap, in_use
 
 
 @pytest.fixture
 def pool():
-    return pinpool.Pool(env=False, backend="heap", max_bytes="64MiB", wait="300s")  # Tasks need its background thread.
+    return heap(wait="300s")  # Tasks need its background thread.
 
 
 def run(task):
@@ -88,8 +88,7 @@ def test_a_coroutine_that_is_never_awaited_uses_no_buffer(pool):
 
 
 def test_waking_a_request_that_has_ended_raises_no_sigpipe(alone):
-    out, _ = alone(
-        """
+    out, _ = alone("""
         import asyncio, signal, threading, pinpool
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         pool = pinpool.Pool(env=False, backend="heap", max_bytes="8MiB")
@@ -110,6 +109,5 @@ def test_waking_a_request_that_has_ended_raises_no_sigpipe(alone):
 
         asyncio.run(task())
         print(pool.stats()["memory"]["in_use"], pool.stats()["requests"]["waiting"])
-        """
-    )
+    """)
     assert out == "0 0\n"

@@ -1,16 +1,14 @@
 """Buffers: bytes, views, and when the memory returns to the pool."""
 
-import copy
 import gc
 import io
-import pickle
 import weakref
 
 import numpy as np
 import pytest
 
 import pinpool
-from conftest import in_use
+from conftest import heap, in_use
 
 KIB = 1024
 
@@ -52,7 +50,7 @@ def test_a_view_that_outlives_its_buffer_keeps_the_memory(pool):
 
 
 def test_a_buffer_outlives_its_pool():
-    pool = pinpool.Pool(env=False, backend="heap")
+    pool = heap()
     buf, array, exported = pool.get(100), pool.empty(10), np.from_dlpack(pool.get(100))
     array[:], exported[:] = 4, 8
     gone = weakref.ref(pool)
@@ -65,8 +63,7 @@ def test_a_buffer_outlives_its_pool():
 
 
 def test_a_pool_that_ends_before_its_buffers_releases_idle_memory_silently(alone):
-    out, err = alone(
-        """
+    out, err = alone("""
         import pinpool
         def resident():
             return int(open("/proc/self/statm").read().split()[1]) >> 8  # MiB
@@ -78,8 +75,7 @@ def test_a_pool_that_ends_before_its_buffers_releases_idle_memory_silently(alone
         del pool
         print(before - resident() > 32)
         del buf
-        """
-    )
+    """)
     assert out == "True\n" and err == ""
 
 
@@ -165,17 +161,3 @@ def test_an_empty_buffer(pool):
         assert len(buf) == 0 and bytes(buf) == b"" and not buf.is_pinned
         assert np.from_dlpack(buf).size == 0 and np.asarray(buf).size == 0
     assert pool.stats()["requests"]["served"] == 0
-
-
-def test_pickling_and_copying_name_a_remedy(pool):
-    buf = pool.get(10)
-    with pytest.raises(TypeError, match=r"cannot be pickled.*bytes\(buf\)"):
-        pickle.dumps(buf)
-    with pytest.raises(TypeError, match="cannot be pickled.*SharedPool to DataLoader"):
-        pickle.dumps(pool)
-    for copied in (copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match="memoryview"):
-            copied(buf)
-    assert copy.copy(pool) is pool
-    with pytest.raises(TypeError, match="create a pool"):
-        copy.deepcopy(pool)

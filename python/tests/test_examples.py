@@ -1,45 +1,32 @@
 """The examples, on a local Ray cluster and under torchrun, each with one process killed."""
 
 import collections
-import importlib.util
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
+
+from conftest import run_python
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
 
-def needs(module, install):
-    """Skips where `module` is not installed."""
-    present = importlib.util.find_spec(module) is not None
-    return pytest.mark.skipif(not present, reason=f"{module} is not installed: pip install {install}")
-
-
-def run(*command, expect=0):
-    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == expect, f"exit status {done.returncode}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout, done.stderr
-
-
-@needs("ray", "'ray[data]'")
 def test_ray_data_delivers_each_sample_once_though_a_worker_is_killed():
-    out, _ = run(EXAMPLES / "ray_data.py", "--kill")
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'ray[data]'")
+    out, _ = run_python(EXAMPLES / "ray_data.py", "--kill")
     assert "4000 samples of 40 shards from 5 worker processes, one of them killed" in out
     assert "each sample came exactly once, with the bytes that were written" in out
     assert "0 buffers in use" in out
 
 
-@needs("torch", "torch")
 def test_ranks_under_torchrun_continue_after_one_died(tmp_path):
+    pytest.importorskip("torch")
     samples = tmp_path / "samples"
     samples.mkdir()
     for sample in range(200):
         (samples / f"{sample:03}.bin").write_bytes(bytes([sample % 251]) * 5_000)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--max-restarts", "3")
-    out, _ = run(*torchrun, EXAMPLES / "torchrun.py", samples, "--out", tmp_path / "run", "--epochs", "2", "--die", "2")
+    out, _ = run_python(*torchrun, EXAMPLES / "torchrun.py", samples, "--out", tmp_path / "run", "--epochs", "2", "--die", "2")
     # The first process completed three of the 14 steps.
     for rank in range(4):
         assert f"rank {rank} of 4: 400 samples of all ranks, 11 steps in this process" in out
@@ -48,7 +35,7 @@ def test_ranks_under_torchrun_continue_after_one_died(tmp_path):
     assert len(trained) == 400 and set(trained.values()) == {1}
 
 
-@needs("torch", "torch")
 def test_torchs_workers_fill_pinned_memory():
-    out, _ = run(EXAMPLES / "workers.py", "--workers", "2")
+    pytest.importorskip("torch")
+    out, _ = run_python(EXAMPLES / "workers.py", "--workers", "2")
     assert out.startswith("400 samples") and "{'free': 6, 'filling': 0, 'sent': 0, 'held': 0}" in out

@@ -1,10 +1,10 @@
 """Ctrl-C ends every call that may block, and the process can exit afterwards."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from conftest import run_python
 
 SETUP = """
     import asyncio, os, signal, tempfile, threading, time
@@ -97,5 +97,5 @@ def test_ctrl_c_ends_a_call_that_blocks(place):
     body = textwrap.indent(textwrap.dedent(PLACES[place]), "    ")
     code = textwrap.dedent(SETUP) + f"try:\n{body}\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
     code += "assert pool.stats()['requests']['waiting'] == 0\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+    out, err = run_python("-c", code)
+    assert out == "interrupted\n", err

@@ -2,16 +2,11 @@
 
 import logging
 import pickle
-import threading
 
 import pytest
 
 import pinpool
-from conftest import until
-
-
-def heap(**settings):
-    return pinpool.Pool(env=False, backend="heap", **settings)
+from conftest import heap, run_threads, until
 
 
 def test_lines_reach_the_logger_before_the_call_returns(caplog):
@@ -74,20 +69,16 @@ def test_a_handler_may_use_the_pool_and_lines_of_other_threads_arrive():
                 except pinpool.LimitError:
                     pass
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        [thread.start() for thread in threads]
-        [thread.join(300) for thread in threads]
-        assert not any(thread.is_alive() for thread in threads)
+        run_threads(*[work] * 4)
         until(lambda: any("[handled]" in line for line in seen))
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-        pinpool.Pool(env=False, backend="heap")
+        heap()
 
 
 def test_a_handler_that_raises_breaks_no_call(alone):
-    out, err = alone(
-        """
+    out, err = alone("""
         import logging, pinpool
         class Raises(logging.Filter):
             def filter(self, record): raise RuntimeError("the filter raises")
@@ -95,17 +86,14 @@ def test_a_handler_that_raises_breaks_no_call(alone):
         logging.basicConfig(level=logging.INFO)
         pool = pinpool.Pool(env=False, backend="heap")
         print(len(pool.get(10)))
-        """
-    )
+    """)
     assert out == "10\n" and "the filter raises" in err
 
 
 def test_queued_lines_are_forwarded_at_exit(alone):
-    _, err = alone(
-        """
+    _, err = alone("""
         import logging, pinpool
         logging.basicConfig(level=logging.INFO)
         pool = pinpool.Pool(env=False, backend="heap", name="last")
-        """
-    )
+    """)
     assert "INFO:pinpool:pool[last] created: preset=adaptive" in err

@@ -8,6 +8,7 @@ import weakref
 import pinpool
 import pinpool_loader
 import pytest
+from conftest import heap
 
 
 @pytest.fixture
@@ -18,8 +19,7 @@ def folder(tmp_path):
 
 
 def loader(folder, function, **settings):
-    pool = pinpool.Pool(backend="heap", env=False, max_bytes="64MiB")
-    return pinpool_loader.Loader(folder, **{"batch_size": 4, "pool": pool, "map": function, **settings})
+    return pinpool_loader.Loader(folder, **{"batch_size": 4, "pool": heap(), "map": function, **settings})
 
 
 def first_bytes(batch):

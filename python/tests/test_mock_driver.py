@@ -74,17 +74,17 @@ SIZE = 65536
 """
 
 
+def mock_driver_environment(folder):
+    for name in ("libcuda.so", "libcuda.so.1"):
+        (folder / name).symlink_to(MOCK_DRIVER)
+    return os.environ | {"LD_LIBRARY_PATH": str(folder)}
+
+
 @pytest.fixture
 def with_mock_driver(alone, tmp_path):
-    for name in ("libcuda.so", "libcuda.so.1"):
-        (tmp_path / name).symlink_to(MOCK_DRIVER)
-
-    def run(code, prelude):
-        code = prelude + textwrap.dedent(code) + "\nassert cuda.mock_driver_wrong_uses() == 0\n"
-        return alone(code + "print('passed')", env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
-
-    def passes(code, prelude=PRELUDE):
-        out, err = run(code, prelude)
+    def passes(code):
+        code = PRELUDE + textwrap.dedent(code) + "\nassert cuda.mock_driver_wrong_uses() == 0\nprint('passed')"
+        out, err = alone(code, env=mock_driver_environment(tmp_path))
         assert out.endswith("passed\n"), f"{out}\n{err}"
 
     return passes
@@ -102,8 +102,7 @@ def with_mock_driver(alone, tmp_path):
     ids=["int", "torch", "cupy", "protocol", "numba"],
 )
 def test_a_buffer_is_not_reused_before_the_work_on_its_stream_completes(with_mock_driver, form):
-    with_mock_driver(
-        f"""
+    with_mock_driver(f"""
         pool, stream = pool_of(), new_stream()
         buf = pool.get(SIZE)
         np.frombuffer(buf, np.uint8)[:] = 7
@@ -120,14 +119,12 @@ def test_a_buffer_is_not_reused_before_the_work_on_its_stream_completes(with_moc
         assert on_device(SIZE) == {{7}}
         settled(pool, (0, 1, 1))
         assert pool.try_get(SIZE).ptr == address
-        """
-    )
+    """)
 
 
 @pytest.mark.parametrize("end", ["buf.release()", "buf.__exit__()", "del buf", "view = memoryview(buf); buf.__exit__(); view.release()"])
 def test_a_recorded_stream_counts_however_the_buffer_ends(with_mock_driver, end):
-    with_mock_driver(
-        f"""
+    with_mock_driver(f"""
         for preset in ("tensorflow", "adaptive"):
             pool, streams = pool_of(preset=preset), [new_stream(), new_stream(), 0]
             buf = pool.get(SIZE)
@@ -144,8 +141,7 @@ def test_a_recorded_stream_counts_however_the_buffer_ends(with_mock_driver, end)
             let_run(streams[1])
             settled(pool, (0, 0, 1))
             pool.get(SIZE).release()
-        """
-    )
+    """)
 
 
 BATCH = """next(iter(pinpool_loader.Loader("samples", batch_size=2, pool=pool)))"""
@@ -173,8 +169,7 @@ def test_memory_of_arrays_and_tensors_is_kept_by_the_recorded_streams(with_mock_
     monkeypatch.chdir(tmp_path)
     for name in "ab":
         (tmp_path / "samples" / name).write_bytes(bytes(100))
-    with_mock_driver(
-        f"""
+    with_mock_driver(f"""
         import pinpool_loader
         if "torch" in {array!r}: import torch
         pool, stream = pool_of(), new_stream()
@@ -189,13 +184,11 @@ def test_memory_of_arrays_and_tensors_is_kept_by_the_recorded_streams(with_mock_
         assert held_back(pool) == (1, 0, 0)
         let_run(stream)
         settled(pool, (0, 0, 1))
-        """
-    )
+    """)
 
 
 def test_one_call_records_the_stream_for_all_arrays_of_a_batch(with_mock_driver):
-    with_mock_driver(
-        """
+    with_mock_driver("""
         pool, stream = pool_of(), new_stream()
         array, other = pool.empty((4, SIZE), "uint8"), pool.empty(9, "uint8")
         meta = [other, np.zeros(3), np.empty(0), "name", 7, None, pathlib.Path("a"), object()]  # Objects without arrays are skipped.
@@ -206,13 +199,11 @@ def test_one_call_records_the_stream_for_all_arrays_of_a_batch(with_mock_driver)
         assert held_back(pool) == (2, 0, 0)
         let_run(stream)
         settled(pool, (0, 0, 2))
-        """
-    )
+    """)
 
 
 def test_completed_streams_of_a_buffer_are_dropped(with_mock_driver):
-    with_mock_driver(
-        """
+    with_mock_driver("""
         pool, stream = pool_of(), new_stream()
         buf = pool.get(SIZE)
         for _ in range(1000):
@@ -221,13 +212,11 @@ def test_completed_streams_of_a_buffer_are_dropped(with_mock_driver):
         assert cuda.mock_driver_calls(b"cuEventCreate") < 100
         buf.release()
         settled(pool, (0, 0, 1))
-        """
-    )
+    """)
 
 
 def test_memory_is_never_reused_if_no_fence_can_be_recorded(with_mock_driver):
-    with_mock_driver(
-        """
+    with_mock_driver("""
         pool, stream = pool_of(), new_stream()
         driver("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 2)
         lost = set()
@@ -261,13 +250,11 @@ def test_memory_is_never_reused_if_no_fence_can_be_recorded(with_mock_driver):
         graph = ctypes.c_void_p()
         driver("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
         cuda.mock_driver_reset()  # It has reported the invalid handle.
-        """
-    )
+    """)
 
 
 def test_pinned_memory_is_exported_as_cuda_host_on_request(with_mock_driver):
-    with_mock_driver(
-        """
+    with_mock_driver("""
         for backend in ("cuda", "register", "vmm"):
             pool = pool_of(backend=backend, preset="adaptive")
             buf = pool.get(SIZE)
@@ -276,8 +263,7 @@ def test_pinned_memory_is_exported_as_cuda_host_on_request(with_mock_driver):
             assert buf.views == 1
             del exported
             buf.release()
-        """
-    )
+    """)
 
 
 @pytest.mark.parametrize(
@@ -298,8 +284,7 @@ def test_pinned_memory_is_exported_as_cuda_host_on_request(with_mock_driver):
 )
 def test_the_interpreter_runs_while_the_driver_pins_or_releases(with_mock_driver, held, settings, slow):
     """Another thread is inside a driver call, which returns only when this thread allows it."""
-    with_mock_driver(
-        f"""
+    with_mock_driver(f"""
         pool = pool_of(**{settings!r})
         buf = None if {held!r} == "cuMemHostAlloc" else pool.get(SIZE)
         cuda.mock_driver_hold_call({held!r}.encode(), 1)
@@ -312,13 +297,11 @@ def test_the_interpreter_runs_while_the_driver_pins_or_releases(with_mock_driver
         cuda.mock_driver_hold_call({held!r}.encode(), 0)
         thread.join(300)
         assert not thread.is_alive()
-        """
-    )
+    """)
 
 
 def test_driver_memory_is_refused_in_a_forked_child(with_mock_driver):
-    with_mock_driver(
-        """
+    with_mock_driver("""
         pool = pool_of()
         buf = pool.get(SIZE)
         child = os.fork()
@@ -328,13 +311,11 @@ def test_driver_memory_is_refused_in_a_forked_child(with_mock_driver):
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert memoryview(buf).nbytes == SIZE
-        """
-    )
+    """)
 
 
 def test_the_interpreter_ends_while_copies_run(with_mock_driver):
-    with_mock_driver(
-        """
+    with_mock_driver("""
         import threading
         pool, stream = pool_of(), new_stream()
         buf, kept = pool.get(SIZE), pool.get(SIZE)
@@ -344,13 +325,11 @@ def test_the_interpreter_ends_while_copies_run(with_mock_driver):
             each.record_stream(stream)
         buf.release()
         threading.Timer(0.2, let_run, [stream]).start()
-        """
-    )
+    """)
 
 
 def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with_mock_driver):
-    with_mock_driver(
-        """
+    with_mock_driver("""
         pool, stream = pool_of(backend="register", preset=None, background_thread=True), new_stream()
         before = cuda.mock_driver_calls(b"cuMemHostRegister_v2")
         shared = pinpool.SharedPool(SIZE, 2, pool=pool)
@@ -381,8 +360,7 @@ def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with
         other.release()
         shared.close()
         del shared, buf, filling, other
-        """
-    )
+    """)
 
 
 def test_a_torch_block_with_a_refused_stream_is_kept(with_mock_driver):

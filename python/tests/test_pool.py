@@ -1,6 +1,7 @@
 """Pools: settings, requests, statistics, errors."""
 
 import datetime
+import functools
 import gc
 import threading
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import pinpool
-from conftest import in_use, until
+from conftest import heap, in_use, run_threads, until
 
 MIB = 1 << 20
 
@@ -167,9 +168,7 @@ def test_threads_export_and_release_in_every_way(pool):
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    [thread.start() for thread in threads]
-    [thread.join(300) for thread in threads]
+    run_threads(*[functools.partial(work, number) for number in range(6)])
     assert failures == [] and in_use(pool) == 0
     stats = pool.stats()
     assert stats["requests"]["served"] == stats["requests"]["returned"] == 6 * 200
@@ -183,14 +182,14 @@ def test_all_errors_have_one_base():
 
 
 def test_a_reserve_in_the_background_is_pinned_while_the_program_runs():
-    pool = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=False)
+    pool = heap(max_bytes="128MiB", reserve="64MiB", reserve_wait=False)
     first = pool.get(1 << 20)
     assert 0 < pool.reserve_fraction <= 1
     assert pool.wait_reserved(timeout=300)
     assert pool.reserve_fraction == 1
     assert pool.stats()["memory"]["reserve_bytes"] == pool.stats()["memory"]["reserve_target_bytes"] == 64 << 20
     assert pool.wait_reserved() and first.nbytes == 1 << 20
-    by_hand = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=0, background_thread=0)
+    by_hand = heap(max_bytes="128MiB", reserve="64MiB", reserve_wait=0, background_thread=0)
     before = by_hand.reserve_fraction
     assert before < 1
     by_hand.maintain()

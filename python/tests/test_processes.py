@@ -4,8 +4,7 @@ import pytest
 
 
 def test_the_interpreter_ends_with_buffers_views_and_pools_alive(alone):
-    out, err = alone(
-        """
+    out, err = alone("""
         import logging, numpy as np, pinpool
         logging.basicConfig(level=logging.DEBUG)
         pool = pinpool.Pool(env=False, backend="heap")
@@ -15,15 +14,13 @@ def test_the_interpreter_ends_with_buffers_views_and_pools_alive(alone):
         keep.append(keep)  # A reference cycle, which the interpreter breaks in any order at its end.
         del pool
         print("ended")
-        """
-    )
+    """)
     assert out == "ended\n" and "Traceback" not in err
 
 
 @pytest.mark.parametrize("attempt", range(5))
 def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(alone, attempt):
-    out, _ = alone(
-        """
+    out, _ = alone("""
         import threading, time, pinpool
         pool = pinpool.Pool(env=False, backend="heap", max_bytes="8MiB")
         held = pool.get("7MiB")
@@ -40,8 +37,7 @@ def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(alone, attempt
             threading.Thread(target=target, daemon=True).start()
         while pool.stats()["requests"]["waiting"] < 2: time.sleep(0.001)
         print("ended")
-        """
-    )
+    """)
     assert out == "ended\n"
 
 

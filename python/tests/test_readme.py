@@ -1,12 +1,11 @@
 """The code blocks of the READMEs run unchanged."""
 
-import os
 import pathlib
 import re
 
 import pytest
 
-from test_mock_driver import MOCK_DRIVER, PRELUDE
+from test_mock_driver import MOCK_DRIVER, PRELUDE, mock_driver_environment
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -69,10 +68,8 @@ def test_the_examples_of_the_python_readme_run(at, alone, tmp_path, monkeypatch)
     needs, before, after, said = BLOCKS[at]
     for module in needs.split():
         pytest.importorskip(module)
-    for name in ("libcuda.so", "libcuda.so.1"):
-        (tmp_path / name).symlink_to(MOCK_DRIVER)
     monkeypatch.chdir(tmp_path)
-    out, _ = alone(before + examples("python/README.md")[at] + after, env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
+    out, _ = alone(before + examples("python/README.md")[at] + after, env=mock_driver_environment(tmp_path))
     assert out.endswith(said)
 
 

@@ -1,26 +1,15 @@
 """Shards: samples with fields, and labels in them."""
 
 import gzip
-import io
 import json
 import pickle
-import tarfile
 
 import pytest
 
 import pinpool
 
 import pinpool_loader
-from conftest import in_use
-
-def tar(members):
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w") as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return whole.getvalue()
+from conftest import in_use, write_tar
 
 
 def image(shard, number):
@@ -37,11 +26,7 @@ def members(shard, samples):
 @pytest.fixture
 def shards(tmp_path):
     """Four shards of five samples."""
-    paths = []
-    for shard in range(4):
-        paths.append(tmp_path / f"{shard}.tar")
-        paths[-1].write_bytes(tar(members(shard, 5)))
-    return paths
+    return [write_tar(tmp_path / f"{shard}.tar", members(shard, 5)) for shard in range(4)]
 
 
 def keys_of(shard):
@@ -78,8 +63,7 @@ def test_missing_fields_are_named(shards, tmp_path, pool):
     (tmp_path / "plain" / "x.jpg").write_bytes(b"x")
     [plain] = pinpool_loader.Loader(tmp_path / "plain", pool=pool)
     assert plain.fields == [{}]
-    twice = tmp_path / "twice.tar"
-    twice.write_bytes(tar([("a.jpg", b"1"), ("a.JPG", b"2")]))
+    twice = write_tar(tmp_path / "twice.tar", [("a.jpg", b"1"), ("a.JPG", b"2")])
     [batch] = pinpool_loader.Loader(twice, pool=pool)
     assert batch[0].tobytes() == b"12"
     with pytest.raises(ValueError, match="twice.tar!a has two members named 'jpg'"):
@@ -105,9 +89,8 @@ def test_fields_of_a_sample_in_parts_are_refused(shards, pool):
     ],
 )
 def test_invalid_labels_are_named(tmp_path, pool, label, said):
-    path = tmp_path / "a.tar"
     bad = [("1.jpg", b"b")] + ([("1.cls", label)] if label is not None else [])
-    path.write_bytes(tar([("0.jpg", b"a"), ("0.cls", b"-7"), *bad, ("2.jpg", b"c"), ("2.cls", b"3")]))
+    path = write_tar(tmp_path / "a.tar", [("0.jpg", b"a"), ("0.cls", b"-7"), *bad, ("2.jpg", b"c"), ("2.cls", b"3")])
     with pytest.raises(pinpool.LoadError, match=f"a.tar!1: .*{said}"):
         list(pinpool_loader.Loader(path, labels=".CLS", pool=pool))
     [batch] = pinpool_loader.Loader(path, labels="cls", on_error="skip", pool=pool)
@@ -116,9 +99,8 @@ def test_invalid_labels_are_named(tmp_path, pool, label, said):
 
 
 def test_label_type_converts_the_text(tmp_path, pool):
-    path = tmp_path / "a.tar"
     fields = {"cls": ["1", "2.5"], "txt": ["a cat\n", "Käse"], "json": ['{"boxes": [1, 2]}', "[]"]}
-    path.write_bytes(tar([(f"{at}.{name}", texts[at].encode()) for at in (0, 1) for name, texts in fields.items()]))
+    path = write_tar(tmp_path / "a.tar", [(f"{at}.{name}", texts[at].encode()) for at in (0, 1) for name, texts in fields.items()])
 
     def labels(name, label_type):
         [batch] = pinpool_loader.Loader(path, labels=name, label_type=label_type, pool=pool)
@@ -156,7 +138,9 @@ def test_a_pickled_batch_is_a_full_copy(shards, pool, labels):
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst", "a.bin.gz"])
 def test_compressed_files_are_refused_by_name_and_with_a_remedy(tmp_path, pool, name):
-    (tmp_path / name).write_bytes(gzip.compress(tar(members(0, 2))) if name.endswith("gz") else b"")
+    archive = write_tar(tmp_path / "archive", members(0, 2))
+    (tmp_path / name).write_bytes(gzip.compress(archive.read_bytes()) if name.endswith("gz") else b"")
+    archive.unlink()
     with pytest.raises(ValueError, match=f"{name}: compressed files are not supported: decompress them first"):
         pinpool_loader.Loader(tmp_path / name, pool=pool)
     if name == "a.tar.gz":
@@ -165,6 +149,5 @@ def test_compressed_files_are_refused_by_name_and_with_a_remedy(tmp_path, pool, 
 
 
 def test_archives_without_a_member_are_named(tmp_path, pool):
-    (tmp_path / "empty.tar").write_bytes(tar([]))
     with pytest.raises(ValueError, match="only archives without a member"):
-        pinpool_loader.Loader(tmp_path / "empty.tar", pool=pool)
+        pinpool_loader.Loader(write_tar(tmp_path / "empty.tar", []), pool=pool)

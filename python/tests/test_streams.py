@@ -2,6 +2,7 @@
 
 import ctypes.util
 import pathlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,32 +13,19 @@ from conftest import in_use
 has_driver = ctypes.util.find_library("cuda") is not None
 
 
-class Torch:
-    cuda_stream, device_index = 0x7000, 0
-
-
-class TorchAccelerator:
-    native_handle, device_index = 0x7000, 0
-
-
-class Cupy:
-    ptr, device_id = 0x7000, 0
-
-    def synchronize(self):
-        pass
-
-
-class Protocol:
-    def __cuda_stream__(self):
-        return (0, 0x7000)
-
-
-class Numba:
-    handle = ctypes.c_void_p(0x7000)
+STREAMS = {
+    "default": 0,
+    "handle": 0x7000,
+    "torch": SimpleNamespace(cuda_stream=0x7000, device_index=0),
+    "torch.accelerator": SimpleNamespace(native_handle=0x7000, device_index=0),
+    "cupy": SimpleNamespace(ptr=0x7000, device_id=0, synchronize=None),
+    "protocol": SimpleNamespace(__cuda_stream__=lambda: (0, 0x7000)),
+    "numba": SimpleNamespace(handle=ctypes.c_void_p(0x7000)),
+}
 
 
 @pytest.mark.skipif(has_driver, reason="there is a CUDA driver")
-@pytest.mark.parametrize("stream", [0, 0x7000, Torch(), TorchAccelerator(), Cupy(), Protocol(), Numba()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
 def test_without_a_driver_a_stream_is_an_error_and_the_buffer_stays(pool, stream):
     buf = pool.get(100)
     for call in (lambda: buf.release(stream=stream), lambda: buf.record_stream(stream)):
@@ -55,12 +43,6 @@ def test_an_object_that_is_not_a_stream_is_refused(pool, stream):
     with pytest.raises(TypeError, match="is not a stream"):
         buf.release(stream=pool.get(10))
     assert in_use(pool) == 1
-
-
-def test_handles_out_of_range_are_named(pool):
-    for handle in (-1, 2**64):
-        with pytest.raises(ValueError, match="is not a CUDA stream handle"):
-            pool.get(100).release(stream=handle)
 
 
 def test_record_stream_finds_the_buffer_of_an_array(pool):

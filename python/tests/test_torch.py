@@ -14,23 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from conftest import run_python
+
 HERE = Path(__file__).parent
 REQUIRED = os.environ.get("PINPOOL_REQUIRE_TORCH") == "1"
 
 
-def why_not():
-    if importlib.util.find_spec("torch") is None:
-        return "torch is not installed"
-    if shutil.which(os.environ.get("CXX", "c++")) is None:
-        return "there is no C++ compiler"
-    if importlib.util.find_spec("ninja") is None and shutil.which("ninja") is None:
-        return "ninja is not installed"
-    return None
-
-
-WHY_NOT = why_not()
-if WHY_NOT and not REQUIRED:
-    pytest.skip(f"SKIPPED: {WHY_NOT}", allow_module_level=True)
+FOUND = {
+    "torch": importlib.util.find_spec("torch"),
+    "a C++ compiler": shutil.which(os.environ.get("CXX", "c++")),
+    "ninja": importlib.util.find_spec("ninja") or shutil.which("ninja"),
+}
+if not all(FOUND.values()) and not REQUIRED:
+    pytest.skip(f"SKIPPED: not installed: {', '.join(name for name, found in FOUND.items() if not found)}", allow_module_level=True)
 
 PREAMBLE = f'''
 import ctypes, sys
@@ -45,15 +41,7 @@ MIB = 1 << 20
 def run(code, **environment):
     """Runs the code in a separate process and returns its output."""
     paths = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    result = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
-        env={**os.environ, **paths, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return run_python("-c", PREAMBLE + textwrap.dedent(code), env={**os.environ, **paths, **environment})[0]
 
 
 def test_blocks_come_from_the_pool_and_return_to_it():
@@ -143,7 +131,7 @@ def test_a_block_requested_during_uninstall_is_not_lost():
         own, functions = probe.allocator(), probe.install_recorder()
         left = []
         uninstall = ctypes.CFUNCTYPE(None)(lambda: left.append(probe.uninstall()))
-        probe.library.probe_during_get(uninstall)
+        probe.during_get(uninstall)
         probe.fails_to_allocate(8)  # torch's own allocator needs a GPU.
         assert left == [0] and probe.allocator() == own
         assert probe.calls() == "get 8\\nput\\n", "the block returns to the pool"
@@ -152,7 +140,7 @@ def test_a_block_requested_during_uninstall_is_not_lost():
 
 def test_another_allocator_with_a_higher_priority_is_named_each_time():
     run("""
-        probe.library.probe_raise_priority()
+        probe.raise_priority()
         for _ in range(2):
             try:
                 pinpool.torch.install(backend="heap")
@@ -244,11 +232,10 @@ def test_ninja_is_found_and_a_failed_build_may_be_repeated(tmp_path):
         assert source[:12] in pinpool.torch._shim._name, "another version of pinpool compiles its own"
     """
     environment = {**os.environ, "PATH": "/usr/bin:/bin", "TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    _, err = run_python("-c", textwrap.dedent(code), env=environment)
     import torch
 
-    assert ("torch no_gpu: " in done.stderr) == (not torch.cuda.is_available())
+    assert ("torch no_gpu: " in err) == (not torch.cuda.is_available())
 
 
 def test_the_allocator_of_a_wheel_needs_no_compiler_and_no_new_glibc_and_is_replaced_if_incompatible(tmp_path):

@@ -54,46 +54,26 @@ def test_unknown_memory_leaves_the_default_and_a_small_one_a_granule():
     assert _limit.choose({}, {"LOCAL_WORLD_SIZE": "64"}, (8 << 20, "machine"))[0] == 2 << 20
 
 
-class Shim:
-    """A fake of the compiled allocator."""
-
-    def pinpool_torch_install(self, functions, error, error_bytes):
-        return 0
-
-    def pinpool_torch_uninstall(self):
-        return 0
-
-
 @pytest.fixture
 def stand_in(monkeypatch):
     for name in ("PINPOOL_MAX_BYTES", "PINPOOL_PRESET", "PINPOOL_LEDGER", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PINPOOL_DEVICE", "0")
-    shim = Shim()
+    shim = types.SimpleNamespace(pinpool_torch_install=lambda *_: 0, pinpool_torch_uninstall=lambda: 0)
     monkeypatch.setattr(pinpool.torch, "_load", lambda: shim)
     monkeypatch.setattr(pinpool.torch, "_shim", shim)
     yield
     pinpool.torch.uninstall()
 
 
-def lines(caplog):
-    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("torch limit: ")]
-
-
-def test_install_logs_the_default_limit(stand_in, monkeypatch, caplog):
+@pytest.mark.parametrize("settings, limit, lines", [({}, 12 * GIB, 1), ({"max_bytes": "64MiB"}, 64 << 20, 0)])
+def test_install_logs_the_limit_if_it_is_the_default(stand_in, monkeypatch, caplog, settings, limit, lines):
     monkeypatch.setattr(_pinpool, "_host_memory", lambda: (16 * GIB, "machine"))
     with caplog.at_level(logging.INFO, logger="pinpool"):
-        pool = pinpool.torch.install(backend="heap")
-    assert pool.stats()["limits"]["max_bytes"] == 12 * GIB
-    [line] = lines(caplog)
-    assert "three quarters of 16.0GiB (machine)" in line
-
-
-def test_install_with_a_limit_logs_no_default(stand_in, caplog):
-    with caplog.at_level(logging.INFO, logger="pinpool"):
-        pool = pinpool.torch.install(max_bytes="64MiB", backend="heap")
-    assert pool.stats()["limits"]["max_bytes"] == 64 << 20
-    assert not lines(caplog)
+        pool = pinpool.torch.install(backend="heap", **settings)
+    assert pool.stats()["limits"]["max_bytes"] == limit
+    logged = [text for text in caplog.messages if text.startswith("torch limit: ")]
+    assert len(logged) == lines and all("three quarters of 16.0GiB (machine)" in text for text in logged)
 
 
 def test_the_memory_of_this_process_is_known():

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-import pinpool
 import pinpool_loader
+from conftest import heap
 
 torch = pytest.importorskip("torch")
 
@@ -22,9 +22,8 @@ def folder(tmp_path):
 
 
 def loader(folder, **settings):
-    pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
     tensor = lambda batch: torch.tensor([int(sample[0]) for sample in batch])  # noqa: E731
-    return pinpool_loader.Loader(folder, **{"batch_size": 4, "pool": pool, "map": tensor, **settings})
+    return pinpool_loader.Loader(folder, **{"batch_size": 4, "pool": heap(), "map": tensor, **settings})
 
 
 def lightning_module(lightning):
@@ -47,13 +46,16 @@ def lightning_module(lightning):
     return Model()
 
 
+def trainer_of(lightning, folder, **settings):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    return lightning.Trainer(**{"accelerator": "cpu", "default_root_dir": folder / "run", **quiet, **settings})
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_and_validates_on_every_sample_of_every_epoch(folder, tmp_path):
     lightning = pytest.importorskip("lightning")
     model = lightning_module(lightning)
-    trainer = lightning.Trainer(max_epochs=4, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path / "run")
-    train, validation = loader(folder, shuffle=True), loader(folder)
-    trainer.fit(model, train, validation)
+    trainer_of(lightning, tmp_path, max_epochs=4, enable_checkpointing=True).fit(model, loader(folder, shuffle=True), loader(folder))
     assert {epoch: sorted(samples) for epoch, samples in model.trained.items()} == {epoch: list(range(SAMPLES)) for epoch in range(4)}
     assert len({tuple(samples) for samples in model.trained.values()}) == 4, "each epoch has an order of its own"
     checks = [samples for is_check, _, samples in model.validated if is_check]
@@ -67,10 +69,7 @@ def test_lightning_trains_and_validates_on_every_sample_of_every_epoch(folder, t
 def test_lightnings_limits_begin_each_validation_at_the_first_sample(folder, tmp_path):
     lightning = pytest.importorskip("lightning")
     model = lightning_module(lightning)
-    trainer = lightning.Trainer(
-        max_epochs=3, limit_train_batches=2, limit_val_batches=2, accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_checkpointing=False, default_root_dir=tmp_path / "run",
-    )
+    trainer = trainer_of(lightning, tmp_path, max_epochs=3, limit_train_batches=2, limit_val_batches=2)
     trainer.fit(model, loader(folder), loader(folder))
     assert [len(samples) for samples in model.trained.values()] == [8, 8, 8]
     assert [samples for is_check, _, samples in model.validated if not is_check] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
@@ -79,9 +78,7 @@ def test_lightnings_limits_begin_each_validation_at_the_first_sample(folder, tmp
 def test_lightning_stores_the_position_of_the_loader(folder, tmp_path):
     lightning = pytest.importorskip("lightning")
     model, train = lightning_module(lightning), loader(folder)
-    trainer = lightning.Trainer(
-        max_steps=3, accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, default_root_dir=tmp_path / "run"
-    )
+    trainer = trainer_of(lightning, tmp_path, max_steps=3)
     trainer.fit(model, train)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     stored = torch.load(tmp_path / "last.ckpt", weights_only=False)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
