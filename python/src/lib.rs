@@ -23,6 +23,7 @@
 //! | `arguments` | conversion of arguments |
 //! | `lines` | log lines forwarded to Python's `logging` |
 //! | `errors` | exceptions for errors of the crate |
+//! | `interrupts` | waits that signals interrupt |
 //! | `unlocked` | calls without the interpreter's lock (the GIL) |
 //!
 //! The GIL is never held while memory is pinned, waited for or released. The pool never calls Python (log lines wait in a queue, and
@@ -39,6 +40,7 @@ mod decode;
 mod dlpack;
 mod errors;
 mod handle;
+mod interrupts;
 mod labels;
 mod lines;
 mod loader;

@@ -4,9 +4,10 @@
 //!   Files ──begin──▶ Reader ──next──▶ Buffer, and the position of each sample
 //! ```
 //!
-//! The GIL is not held while files are listed or read, and signals are checked at least every [`UNINTERRUPTED`].
+//! The GIL is not held while files are listed or read, and signals interrupt the wait.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -26,9 +27,9 @@ use crate::buffer::Buffer;
 use crate::decode::{self, Decoder};
 use crate::errors;
 use crate::handle::{self, PoolHandle};
+use crate::interrupts::wait_interruptibly;
 use crate::labels::Labels;
-use crate::lines;
-use crate::pool::{Pool, UNINTERRUPTED};
+use crate::pool::Pool;
 use crate::unlocked::unlocked;
 
 /// The text of a failure, and whether the pool had no memory.
@@ -67,20 +68,17 @@ fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -
         let spawned = thread.spawn_scoped(scope, move || drop(send.send(call())));
         let no_thread = |error| PyRuntimeError::new_err(format!("cannot start a thread to list the files: {error}"));
         let listing = spawned.map_err(no_thread)?;
-        loop {
-            let done = &mut done;
-            match py.detach(move || done.recv_timeout(UNINTERRUPTED)) {
-                Ok(value) => return Ok(value),
-                Err(RecvTimeoutError::Disconnected) => return Err(PyRuntimeError::new_err("the listing has failed")),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            if let Err(interrupted) = py.check_signals() {
-                stop.raise();
-                // Joined here without the GIL, which the end of the scope would hold.
-                let _ = py.detach(|| listing.join());
-                return Err(interrupted);
-            }
+        let done = &mut done;
+        let listed = wait_interruptibly(py, None, move |wait| match done.recv_timeout(wait) {
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            ended => ended.map(Some),
+        });
+        if listed.is_err() {
+            stop.raise();
         }
+        // Joined here without the GIL, which the end of the scope would hold.
+        let _ = py.detach(|| listing.join());
+        listed?.ok().flatten().ok_or_else(|| PyRuntimeError::new_err("the listing has failed"))
     })
 }
 
@@ -271,17 +269,14 @@ impl Reader {
                 "this loader was created in a parent of this process: create one after the fork, in the process that uses it",
             ));
         }
-        loop {
-            let next = py.detach(|| match &mut *self.reader() {
-                Some(reader) => reader.next_within(UNINTERRUPTED),
-                None => Poll::Ready(None),
-            });
-            lines::flush(py)?;
-            match next {
-                Poll::Ready(next) => return next.map(|batch| self.raw_batch(py, batch)).transpose(),
-                Poll::Pending => py.check_signals()?,
-            }
-        }
+        let Ok(next) = wait_interruptibly(py, None, |wait| {
+            let next = self.reader().as_mut().map_or(Poll::Ready(None), |reader| reader.next_within(wait));
+            Ok::<_, Infallible>(match next {
+                Poll::Ready(next) => Some(next),
+                Poll::Pending => None,
+            })
+        })?;
+        next.flatten().map(|batch| self.raw_batch(py, batch)).transpose()
     }
 
     /// Ends the threads. Batches that were handed out stay valid.

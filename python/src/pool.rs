@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pinpool::unstable::config::env::{PREFIX, VARIABLES, is_known, nearest};
 use pinpool::unstable::config::text::format_bytes;
@@ -18,11 +18,9 @@ use crate::arguments::{LONGEST_WAIT, seconds, setting_text, size, text};
 use crate::buffer::Buffer;
 use crate::errors::{self, exception};
 use crate::handle::{PoolHandle, buffer};
+use crate::interrupts::{UNINTERRUPTED, wait_interruptibly};
 use crate::lines;
 use crate::wait::PendingRequest;
-
-/// Longest wait without a check for signals.
-pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(100);
 
 /// The name of a setting that has no variable.
 const BACKGROUND_THREAD: &str = "background_thread";
@@ -35,19 +33,20 @@ const BACKGROUND_THREAD: &str = "background_thread";
 ///
 /// Threads may share a pool. It belongs to one process: in a forked child its methods raise ForkError, so create another pool there.
 ///
-/// A setting that is omitted or None has the value of its variable, `PINPOOL_` and the name in upper case, or else its default. Sizes are
-/// bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or `float("inf")` means no limit.
+/// A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its default.
+/// Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or `float("inf")` means no
+/// limit.
 ///
 /// Args:
 ///     name: name of the pool in log lines and reports.
-///     env: whether variables supply settings that are not given here.
+///     env: whether environment variables supply the settings that are omitted.
 ///     max_bytes: limit on all bytes held: a size, "none", or "auto" (the default: a quarter of the memory of the cgroup or machine).
 ///     reserve: bytes pinned at the start and kept.
-///     max_idle_bytes: most bytes kept in idle buffers and free memory.
-///     ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": processes of
-///         torchrun and Ray share one limit, also those of different jobs.
+///     max_idle_bytes: maximum number of bytes in idle buffers and free memory.
+///     ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": all
+///         torchrun and Ray processes share one limit, across jobs.
 ///     wait: how long a request waits when the pool is full (default 30 s; 100 ms with `on_full="pageable"`, 0 under "tensorflow").
-///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, up to the limit once more).
+///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
 ///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
 ///     device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
@@ -57,13 +56,13 @@ const BACKGROUND_THREAD: &str = "background_thread";
 ///     trace: path of a recording for the command `pinpool`.
 ///     socket: path of a Unix socket that serves statistics, or 1 for a default path.
 ///     preset: policy: "adaptive" (the default), or "tensorflow" (reproduces TensorFlow's PoolAllocator).
-///     pool_size_limit: most idle buffers kept at the start (default 100).
-///     auto_resize: whether that number grows while evictions and misses are frequent (the default).
+///     pool_size_limit: initial maximum number of idle buffers (default 100).
+///     auto_resize: whether this maximum grows while evictions and misses are frequent (the default).
 ///     rounding: size classes: "eighths" ("adaptive"), "pow2" or "exact" ("tensorflow").
-///     log_every: one rate check in this many is logged (default 10).
+///     log_every: every N-th rate check is logged (default 10).
 ///     hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
 ///     growth: whether the pool may pin more than its reserve (the default).
-///     zero: whether buffers are zeroed before another user gets them (default False).
+///     zero: whether buffers are zeroed before reuse (default False).
 ///     background_thread: whether a thread reclaims buffers and releases idle memory (the default). Without it, call `maintain()`
 ///         periodically.
 ///
@@ -124,44 +123,24 @@ impl Pool {
     /// Waits for a buffer and checks for signals periodically. The request keeps its place in the queue.
     fn get_interruptibly(&self, py: Python<'_>, request: Request) -> PyResult<Result<PinnedBuf, Error>> {
         let mut future = self.future(request)?;
-        loop {
-            let polled = py.detach(|| {
-                let waker = Waker::from(Arc::new(Unpark(thread::current())));
-                let mut context = Context::from_waker(&waker);
-                let begun = Instant::now();
-                loop {
-                    if let Poll::Ready(served) = Pin::new(&mut future).poll(&mut context) {
-                        return Some(served);
-                    }
-                    let left = UNINTERRUPTED.saturating_sub(begun.elapsed());
-                    if left.is_zero() {
-                        return None;
-                    }
-                    thread::park_timeout(left);
-                }
-            });
-            if let Some(served) = polled {
-                return Ok(served);
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let served = wait_interruptibly(py, None, |wait| {
+            if let Poll::Ready(served) = Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
+                return served.map(Some);
             }
-            if let Err(interrupted) = py.check_signals() {
-                py.detach(move || drop(future));
-                return Err(interrupted);
-            }
-        }
+            thread::park_timeout(wait);
+            Ok(None)
+        });
+        py.detach(move || drop(future));
+        // Without a timeout, there is a buffer or an error.
+        Ok(served?.and_then(|served| served.ok_or_else(|| unreachable!("it waits until the request ends"))))
     }
 
-    fn run(&self, py: Python<'_>, call: impl FnOnce(&pinpool::Pool) + Send) -> PyResult<()> {
-        self.call(py, |pool| {
-            call(pool);
-            Ok(())
-        })
-    }
-
-    fn call(&self, py: Python<'_>, call: impl FnOnce(&pinpool::Pool) -> Result<(), Error> + Send) -> PyResult<()> {
+    fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&pinpool::Pool) -> T + Send) -> PyResult<T> {
         let pool = self.pool()?;
         let outcome = py.detach(|| call(pool));
         lines::flush(py)?;
-        outcome.map_err(|error| exception(&error))
+        Ok(outcome)
     }
 }
 
@@ -200,7 +179,7 @@ impl Pool {
     ///
     /// Args:
     ///     n: length in bytes, or text such as "64MiB".
-    ///     timeout: longest wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
+    ///     timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
     ///
     /// Raises:
     ///     TimeoutError: the pool was full until the timeout.
@@ -255,7 +234,8 @@ impl Pool {
 
     /// The statistics as JSON.
     fn _stats_json(&self, py: Python<'_>) -> PyResult<String> {
-        self.pool().and_then(|pool| json(py.detach(|| serde_json::to_string(&pool.stats()))))
+        let json = self.pool().map(|pool| py.detach(|| serde_json::to_string(&pool.stats())))?;
+        json.map_err(|error| PyRuntimeError::new_err(format!("the statistics cannot be written: {error}")))
     }
 
     /// Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy.
@@ -276,31 +256,23 @@ impl Pool {
     ///     BackendError: the driver or the kernel refused to pin memory.
     fn reserve(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<()> {
         let bytes = size("n", n)? as u64;
-        self.call(py, |pool| pool.reserve(bytes))
+        self.call(py, |pool| pool.reserve(bytes))?.map_err(|error| exception(&error))
     }
 
     /// Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
     ///
     /// Args:
-    ///     timeout: longest wait in seconds, a timedelta, or text such as "500ms" (default: no limit).
+    ///     timeout: maximum wait in seconds, a timedelta, or text such as "500ms" (default: no limit).
     ///
     /// Returns:
     ///     True, or False after the timeout.
     #[pyo3(signature = (timeout=None))]
     fn wait_reserved(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let pool = self.pool()?;
-        let wait = timeout.map_or(Ok(LONGEST_WAIT), seconds)?;
-        let begun = Instant::now();
-        loop {
-            let slice = wait.saturating_sub(begun.elapsed()).min(UNINTERRUPTED);
-            let outcome = py.detach(|| pool.wait_reserved(slice));
-            lines::flush(py)?;
-            let is_there = outcome.map_err(|error| exception(&error))?;
-            if is_there || begun.elapsed() >= wait {
-                return Ok(is_there);
-            }
-            py.check_signals()?;
-        }
+        let timeout = timeout.map(seconds).transpose()?;
+        let reserved =
+            wait_interruptibly(py, timeout, |wait| pool.wait_reserved(wait).map(|is_pinned| is_pinned.then_some(())))?;
+        Ok(reserved.map_err(|error| exception(&error))?.is_some())
     }
 
     /// Fraction of the reserve that is pinned, from 0.0 to 1.0.
@@ -314,17 +286,17 @@ impl Pool {
     #[pyo3(signature = (to_bytes=None))]
     fn trim(&self, py: Python<'_>, to_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let bytes = to_bytes.map_or(Ok(0), |bytes| size("to_bytes", bytes))? as u64;
-        self.run(py, |pool| pool.trim(bytes))
+        self.call(py, |pool| pool.trim(bytes))
     }
 
     /// Releases all idle memory to the system, as `trim(0)` does, and restarts the counters of the preset "tensorflow".
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        self.run(py, |pool| pool.clear())
+        self.call(py, |pool| pool.clear())
     }
 
     /// Reclaims buffers after completed copies and releases idle memory that is due, as the background thread does.
     fn maintain(&self, py: Python<'_>) -> PyResult<()> {
-        self.run(py, |pool| pool.maintain())
+        self.call(py, |pool| pool.maintain())
     }
 
     /// Changes the limit: a size in bytes, text such as "2GiB", "auto" or "none". Buffers in use stay valid.
@@ -335,10 +307,10 @@ impl Pool {
             Some(word) if word.eq_ignore_ascii_case("none") => Limit::Unlimited,
             _ => Limit::Bytes(size("max_bytes", max_bytes)? as u64),
         };
-        self.call(py, |pool| pool.set_max_bytes(limit))
+        self.call(py, |pool| pool.set_max_bytes(limit))?.map_err(|error| exception(&error))
     }
 
-    /// Returns a handle of the same pool. Its buffers carry `tag` in `dump()`, in errors and in log lines.
+    /// Returns a handle to the same pool. Its buffers carry `tag` in `dump()`, in errors and in log lines.
     fn tagged(&self, tag: &str) -> PyResult<Self> {
         Ok(Self { handle: self.handle.clone(), tagged: Some(self.pool()?.tagged(tag)) })
     }
@@ -389,10 +361,6 @@ impl Pool {
     fn _setting_names() -> Vec<String> {
         setting_names().collect()
     }
-}
-
-pub(crate) fn json(json: serde_json::Result<String>) -> PyResult<String> {
-    json.map_err(|error| PyRuntimeError::new_err(format!("the statistics cannot be written: {error}")))
 }
 
 fn setting_names() -> impl Iterator<Item = String> {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use pinpool::PinnedBy;
 use pinpool_shared::{Error, SharedSlabs, SlabBuf, SlabWorker, Ticket};
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyOSError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -16,9 +17,10 @@ use pyo3::types::PyBytes;
 use crate::arguments::{seconds, size};
 use crate::buffer::Buffer;
 use crate::errors::{self, ReleasedError, for_shared};
+use crate::interrupts::wait_interruptibly;
 use crate::lines;
 use crate::memory::{Memory, Origin};
-use crate::pool::{Pool, UNINTERRUPTED, json};
+use crate::pool::Pool;
 use crate::unlocked::unlocked;
 
 /// The shared buffers in the trainer.
@@ -31,24 +33,6 @@ pub struct Slabs {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Calls `step` with parts of `timeout` until it returns something. Checks for signals in between.
-fn waiting<T: Send>(
-    py: Python<'_>,
-    timeout: Option<Duration>,
-    mut step: impl FnMut(Duration) -> Result<Option<T>, Error> + Send,
-) -> PyResult<Result<Option<T>, Error>> {
-    let begun = Instant::now();
-    loop {
-        let left = timeout.map_or(UNINTERRUPTED, |timeout| timeout.saturating_sub(begun.elapsed()));
-        let found = py.detach(|| step(left.min(UNINTERRUPTED)));
-        lines::flush(py)?;
-        match found {
-            Ok(None) if timeout.is_none_or(|timeout| begun.elapsed() < timeout) => py.check_signals()?,
-            found => return Ok(found),
-        }
-    }
 }
 
 impl Slabs {
@@ -104,7 +88,7 @@ impl Slabs {
     /// The oldest unreceived buffer and its tag; None after `timeout` seconds.
     fn next(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u64, Buffer)>> {
         let (slabs, timeout) = (self.slabs()?, timeout.map(seconds).transpose()?);
-        let found = waiting(py, timeout, |wait| slabs.next(wait));
+        let found = wait_interruptibly(py, timeout, |wait| slabs.next(wait));
         py.detach(|| drop(slabs));
         let found = found?.map_err(|error| for_shared(&error))?;
         Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
@@ -130,15 +114,6 @@ impl Slabs {
         Ok((counts.free, counts.filling, counts.sent, counts.held))
     }
 
-    /// Number of received buffers that the program has not released. Reclaims buffers after completed copies first.
-    fn kept(&self, py: Python<'_>) -> PyResult<usize> {
-        self.call(py, |slabs| {
-            slabs.pool().maintain();
-            let in_flight = usize::try_from(slabs.pool().stats().copies.in_flight).unwrap_or(usize::MAX);
-            Ok(slabs.counts().held.saturating_sub(in_flight))
-        })
-    }
-
     fn workers(&self) -> PyResult<usize> {
         Ok(self.slabs()?.workers())
     }
@@ -161,18 +136,6 @@ impl Slabs {
 
     fn is_hugetlb(&self) -> PyResult<bool> {
         Ok(self.slabs()?.is_hugetlb())
-    }
-
-    fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
-        let slabs = self.slabs()?;
-        json(py.detach(|| serde_json::to_string(&slabs.pool().stats())))
-    }
-
-    fn maintain(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, |slabs| {
-            slabs.pool().maintain();
-            Ok(())
-        })
     }
 
     fn close(&self) {
@@ -213,7 +176,7 @@ impl SharedWorker {
         let (len, timeout) = (size("n", n)?, timeout.map(seconds).transpose()?);
         let begun = Instant::now();
         let has_timed_out = || timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
-        let found = waiting(py, None, |wait| {
+        let found = wait_interruptibly(py, None, |wait| {
             let left = timeout.map_or(wait, |timeout| wait.min(timeout.saturating_sub(begun.elapsed())));
             match self.worker.get_since(begun, len, left) {
                 Err(error) if error.is_limit() && !has_timed_out() => Ok(None),
@@ -297,6 +260,17 @@ impl SharedBuffer {
         let buf = self.take()?;
         let ticket = buf.send(tag).map_err(|error| for_shared(&error))?;
         Ok(PyBytes::new(py, &ticket.to_bytes()))
+    }
+
+    /// Copies `sources`, contiguous bytes, one after another to the buffer from `offset` on.
+    fn _write(&self, py: Python<'_>, offset: usize, sources: Vec<PyBuffer<u8>>) -> PyResult<()> {
+        let contiguous: Option<Vec<_>> = sources.iter().map(PyBuffer::as_slice_ptr).collect();
+        let contiguous = contiguous.ok_or_else(|| PyBufferError::new_err("a source is not contiguous"))?;
+        // SAFETY: `sources` keeps the memory until this function returns.
+        let bytes: Vec<&[u8]> = contiguous.iter().map(|bytes| unsafe { bytes.as_ref() }).collect();
+        py.detach(|| locked(&self.state).buf.as_mut().map(|buf| buf.write(offset, &bytes)))
+            .ok_or_else(|| self.gone())?
+            .map_err(|error| for_shared(&error))
     }
 
     /// Makes the buffer free without sending it. Raises BufferError while it has views.

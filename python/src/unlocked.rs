@@ -1,4 +1,4 @@
-//! Long calls without the GIL.
+//! Long calls without the interpreter's lock (the GIL).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -95,7 +95,7 @@ class Buffer:
             TypeError, ValueError: `stream` is not a stream. The call has no effect.
             BackendError: there is no CUDA driver, so no copy can run on a stream.
             DeviceError, RequestError: the driver refuses the stream, or it captures a graph. It is unknown when its work completes, so the
-                memory is never reused.
+                memory is quarantined: it is counted in `stats()["memory"]["quarantined"]` and not reused.
             ReleasedError: the buffer was released.
         """
     def __enter__(self) -> Self: ...
@@ -124,19 +124,20 @@ class Pool:
 
     Threads may share a pool. It belongs to one process: in a forked child its methods raise ForkError, so create another pool there.
 
-    A setting that is omitted or None has the value of its variable, `PINPOOL_` and the name in upper case, or else its default. Sizes are
-    bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or `float("inf")` means no limit.
+    A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its default.
+    Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or `float("inf")` means no
+    limit.
 
     Args:
         name: name of the pool in log lines and reports.
-        env: whether variables supply settings that are not given here.
+        env: whether environment variables supply the settings that are omitted.
         max_bytes: limit on all bytes held: a size, "none", or "auto" (the default: a quarter of the memory of the cgroup or machine).
         reserve: bytes pinned at the start and kept.
-        max_idle_bytes: most bytes kept in idle buffers and free memory.
-        ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": processes of
-            torchrun and Ray share one limit, also those of different jobs.
+        max_idle_bytes: maximum number of bytes in idle buffers and free memory.
+        ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": all
+            torchrun and Ray processes share one limit, across jobs.
         wait: how long a request waits when the pool is full (default 30 s; 100 ms with `on_full="pageable"`, 0 under "tensorflow").
-        on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, up to the limit once more).
+        on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
         reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
         device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
@@ -146,13 +147,13 @@ class Pool:
         trace: path of a recording for the command `pinpool`.
         socket: path of a Unix socket that serves statistics, or 1 for a default path.
         preset: policy: "adaptive" (the default), or "tensorflow" (reproduces TensorFlow's PoolAllocator).
-        pool_size_limit: most idle buffers kept at the start (default 100).
-        auto_resize: whether that number grows while evictions and misses are frequent (the default).
+        pool_size_limit: initial maximum number of idle buffers (default 100).
+        auto_resize: whether this maximum grows while evictions and misses are frequent (the default).
         rounding: size classes: "eighths" ("adaptive"), "pow2" or "exact" ("tensorflow").
-        log_every: one rate check in this many is logged (default 10).
+        log_every: every N-th rate check is logged (default 10).
         hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
         growth: whether the pool may pin more than its reserve (the default).
-        zero: whether buffers are zeroed before another user gets them (default False).
+        zero: whether buffers are zeroed before reuse (default False).
         background_thread: whether a thread reclaims buffers and releases idle memory (the default). Without it, call `maintain()`
             periodically.
 
@@ -195,7 +196,7 @@ class Pool:
 
         Args:
             n: length in bytes, or text such as "64MiB".
-            timeout: longest wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
+            timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
 
         Raises:
             TimeoutError: the pool was full until the timeout.
@@ -275,7 +276,7 @@ class Pool:
         """Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
 
         Args:
-            timeout: longest wait in seconds, a timedelta, or text such as "500ms" (default: no limit).
+            timeout: maximum wait in seconds, a timedelta, or text such as "500ms" (default: no limit).
 
         Returns:
             True, or False after the timeout.
@@ -292,7 +293,7 @@ class Pool:
     def set_max_bytes(self, max_bytes: _Size) -> None:
         """Changes the limit: a size in bytes, text such as "2GiB", "auto" or "none". Buffers in use stay valid."""
     def tagged(self, tag: str) -> Pool:
-        """Returns a handle of the same pool. Its buffers carry `tag` in `dump()`, in errors and in log lines."""
+        """Returns a handle to the same pool. Its buffers carry `tag` in `dump()`, in errors and in log lines."""
     @property
     def name(self) -> str | None:
         """Name of the pool, or None."""
@@ -324,6 +325,7 @@ class SharedBuffer:
             ReleasedError: it was sent or released before.
             PeerError: the trainer has ended or closed the shared pool.
         """
+    def _write(self, offset: int, sources: list[npt.NDArray[np.uint8]]) -> None: ...
     def release(self) -> None:
         """Makes the buffer free without sending it. Raises BufferError while it has views."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -346,14 +348,11 @@ class Slabs:
     def recover(self) -> int: ...
     def refuse_waits(self, is_refusing: bool) -> None: ...
     def counts(self) -> tuple[int, int, int, int]: ...
-    def kept(self) -> int: ...
     def workers(self) -> int: ...
     def buffer_bytes(self) -> int: ...
     def buffers(self) -> int: ...
     def pinned_by(self) -> str: ...
     def is_hugetlb(self) -> bool: ...
-    def stats_json(self) -> str: ...
-    def maintain(self) -> None: ...
     def close(self) -> None: ...
 
 _Failed: TypeAlias = tuple[str, bool]

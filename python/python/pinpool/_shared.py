@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import os
 import threading
 import weakref
@@ -103,7 +102,7 @@ class SharedPool:
 
         Args:
             n: length in bytes, or text such as "1MiB".
-            timeout: longest wait in seconds, a timedelta, or text such as "500ms". By default there is no limit, because workers also
+            timeout: maximum wait in seconds, a timedelta, or text such as "500ms". By default there is no limit, because workers also
                 wait while the trainer validates or saves.
 
         Raises:
@@ -161,6 +160,10 @@ class SharedPool:
         if self._slabs is None:
             raise TypeError("this process is a worker of the shared pool: only the process that created it can receive buffers")
         return self._slabs
+
+    def _open_pool(self):
+        self._trainer().buffers()  # Raises ReleasedError after `close`.
+        return self._pool
 
     def receive(self, ticket: bytes | Packed) -> _pinpool.Buffer:
         """Returns the buffer of `ticket` with the bytes that the worker wrote, without a copy.
@@ -226,8 +229,7 @@ class SharedPool:
         if self.counts()["held"] + needed <= self.buffers:
             return
         generations = iter(range(3))
-        # Without the buffers that only copies still read.
-        while (kept := self._slabs.kept()) + needed > self.buffers:
+        while (kept := self._kept()) + needed > self.buffers:
             generation = next(generations, None)
             if generation is None:
                 raise LimitError(
@@ -235,6 +237,11 @@ class SharedPool:
                     f"ahead: drop batches (del), keep copies, or set buffers={kept + needed}"
                 )
             gc.collect(generation)  # Frees batches in reference cycles.
+
+    def _kept(self):
+        """Number of received buffers, without those that only copies still read."""
+        self.maintain()
+        return self.counts()["held"] - self.stats()["copies"]["in_flight"]
 
     @contextlib.contextmanager
     def _refusing_waits(self):
@@ -292,11 +299,11 @@ class SharedPool:
 
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of the pool, as `Pool.stats`; received buffers count as "adopted"."""
-        return json.loads(self._trainer().stats_json())
+        return self._open_pool().stats()
 
     def maintain(self) -> None:
         """Reclaims buffers after completed copies, as the background thread does."""
-        self._trainer().maintain()
+        self._open_pool().maintain()
 
     def close(self) -> None:
         """Closes the shared pool: calls of workers raise PeerError from now on. Received buffers stay usable."""

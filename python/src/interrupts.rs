@@ -1,0 +1,29 @@
+//! Waits that signals such as Ctrl-C interrupt.
+
+use std::time::{Duration, Instant};
+
+use pyo3::{PyResult, Python};
+
+use crate::lines;
+
+/// Longest wait without a check for signals.
+pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(100);
+
+/// Calls `step` without the GIL, with parts of `timeout`, until it returns something or the time is over. Forwards log lines and checks
+/// for signals in between.
+pub(crate) fn wait_interruptibly<T: Send, E: Send>(
+    py: Python<'_>,
+    timeout: Option<Duration>,
+    mut step: impl FnMut(Duration) -> Result<Option<T>, E> + Send,
+) -> PyResult<Result<Option<T>, E>> {
+    let begun = Instant::now();
+    loop {
+        let left = timeout.map_or(UNINTERRUPTED, |timeout| timeout.saturating_sub(begun.elapsed()));
+        let found = py.detach(|| step(left.min(UNINTERRUPTED)));
+        lines::flush(py)?;
+        match found {
+            Ok(None) if timeout.is_none_or(|timeout| begun.elapsed() < timeout) => py.check_signals()?,
+            found => return Ok(found),
+        }
+    }
+}
