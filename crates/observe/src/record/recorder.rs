@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::event::{Event, PoolDescription, Record};
-use super::format::TimedSnapshot;
+use super::format::{Item, TimedSnapshot};
 use super::writer::Writer;
 use super::{Recorded, Unrecorded};
 use crate::diagnosis::Snapshot;
@@ -83,12 +83,8 @@ impl Recorder {
 
     /// Adds the state of the pool at that time of its clock; never waits.
     pub fn snapshot(&self, at_us: u64, snapshot: Snapshot) {
-        self.writer.take(TimedSnapshot {
-            time_ns: self.now_ns(),
-            pool: self.pool,
-            at_us,
-            snapshot: Box::new(snapshot),
-        });
+        let (time_ns, pool, snapshot) = (self.now_ns(), self.pool, Box::new(snapshot));
+        self.writer.add(Item::Snapshot(TimedSnapshot { time_ns, pool, at_us, snapshot }), Duration::ZERO);
     }
 
     pub fn path(&self) -> &Path {
