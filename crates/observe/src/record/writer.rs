@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use crossbeam::queue::ArrayQueue;
 
-use super::event::{Event, PoolDescription, Record};
+use super::event::{Event, Record};
 use super::format::{Item, head};
 use super::open::open;
 use super::output::Output;
@@ -31,7 +31,7 @@ use pinpool_os::threads;
 /// Time between two writes.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Longest wait for the writer.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest delay of an exit, and of a pool that is built while another thread opens a file.
 const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 /// Records of the queue: 5 MiB.
@@ -69,7 +69,7 @@ pub(super) struct Writer {
     queue: ArrayQueue<Record>,
     commands: Sender<Command>,
     is_woken: AtomicBool,
-    names: Arc<Mutex<Named>>,
+    pub(super) names: Arc<Mutex<Named>>,
     /// Records for which the queue had no room, since the last write.
     unqueued: AtomicU64,
     /// Records that are in the file, and lost ones.
@@ -87,7 +87,7 @@ struct Names<K> {
 
 /// The tags and call stacks of a file.
 #[derive(Debug, Default)]
-struct Named {
+pub(super) struct Named {
     tags: Names<Box<str>>,
     stacks: Names<Arc<CallStack>>,
 }
@@ -117,9 +117,15 @@ impl<K: Clone + Eq + Hash> Names<K> {
 }
 
 impl Named {
-    fn tag(&mut self, name: &str) -> u32 {
+    /// The number of a tag; tags beyond [`TAGS_MAX`] share one.
+    pub(super) fn tag(&mut self, name: &str) -> u32 {
         let number = self.tags.number(name.into(), TAGS_MAX - 1);
         number.or_else(|| self.tags.number(OTHER_TAGS.into(), TAGS_MAX)).unwrap_or(0)
+    }
+
+    /// The number of a call stack; `None` beyond [`STACKS_MAX`].
+    pub(super) fn stack(&mut self, stack: &Arc<CallStack>) -> Option<u32> {
+        self.stacks.number(stack.clone(), STACKS_MAX)
     }
 }
 
@@ -240,19 +246,9 @@ impl Writer {
         let _ = self.commands.send_timeout(Command::Add(item), patience);
     }
 
-    /// Describes a pool, before its first record.
-    pub(super) fn describe(&self, pool: PoolDescription) {
-        self.add(Item::Pool(pool), PATIENCE);
-    }
-
-    /// The number of a tag; tags beyond those that a reader takes share one.
-    pub(super) fn name_tag(&self, name: &str) -> u32 {
-        self.names.lock().tag(name)
-    }
-
-    /// The number of a call stack; `None` beyond [`STACKS_MAX`].
-    pub(super) fn number_stack(&self, stack: &Arc<CallStack>) -> Option<u32> {
-        self.names.lock().stacks.number(stack.clone(), STACKS_MAX)
+    /// Time since the recording began.
+    pub(super) fn now_ns(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Ends `pool`, if any. The receiver gets the answer when all records so far are in the file.
@@ -399,8 +395,7 @@ impl Run {
 
     /// A record of this thread.
     fn record(&self, pool: u32, event: Event) -> Item {
-        let time_ns = u64::try_from(self.writer.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        Item::Record(Record { time_ns, thread: 0, pool, event })
+        Item::Record(Record { time_ns: self.writer.now_ns(), thread: 0, pool, event })
     }
 }
 
