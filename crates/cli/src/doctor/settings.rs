@@ -19,8 +19,7 @@ use pinpool_cli::terminal::Terminal;
 pub(super) const CHECK: &str = "settings";
 
 /// The variables that most programs need, without their prefix.
-const COMMON: [&str; 8] =
-    ["MAX_BYTES", "RESERVE", "WAIT", "ON_FULL", "IDLE_TIMEOUT", "LEDGER", "TRACE", "SOCKET"];
+const COMMON: [&str; 8] = ["MAX_BYTES", "RESERVE", "WAIT", "ON_FULL", "IDLE_TIMEOUT", "LEDGER", "TRACE", "SOCKET"];
 
 /// Lists the variables. Exits with 2 if no pool can be built with them.
 pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
