@@ -23,7 +23,7 @@ const ROOMS: &[(&str, usize)] = &[
     ("crates/cli", 5590),
     ("crates/loader", 2483),
     ("crates/metrics", 363),
-    ("crates/observe", 2367),
+    ("crates/observe", 2174),
     ("crates/os", 1350),
     ("crates/preload", 1406),
     ("crates/replay", 1530),
