@@ -85,7 +85,7 @@ impl Core {
             usage: usage_report(stats),
             longest_free_bytes: if is_forked { 0 } else { self.memory.supply().longest_free_bytes() },
             peak_bytes: stats.memory.peak_held_bytes,
-            oldest_copy: stats.copies.oldest_age.zip(stats.copies.oldest_stream),
+            oldest_copy: stats.copies.oldest_age.zip(stats.copies.oldest_stream_id),
             host: if is_forked { None } else { self.host_memory() },
             request,
             diagnosis: self.latest_diagnosis(),
@@ -164,7 +164,7 @@ impl Core {
         stats.copies.timeline_bytes = copy::timeline_bytes();
         let oldest = self.in_flight.oldest(self.time.now_us());
         stats.copies.oldest_age = oldest.map(|pending| pending.age);
-        stats.copies.oldest_stream = oldest.and_then(|pending| pending.stream);
+        stats.copies.oldest_stream_id = oldest.and_then(|pending| pending.stream);
         stats
     }
 
@@ -301,7 +301,7 @@ impl Core {
             pool_size_limit: is_direct.then_some(stats.limits.max_idle_buffers),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
             oldest_copy: stats.copies.oldest_age,
-            oldest_copy_stream: stats.copies.oldest_stream,
+            oldest_copy_stream: stats.copies.oldest_stream_id,
             copies: stats.copies.time.count() + stats.copies.in_flight,
             is_pinned: stats.is_pinned,
             #[cfg(feature = "cuda")]

@@ -159,7 +159,7 @@ impl Core {
             self.in_flight.discount_pause(late_us, now_us);
         }
         for PendingGroup { buffers, age, stream, bytes } in self.in_flight.newly_stuck(now_us, STUCK_AFTER) {
-            self.log.stuck(buffers, bytes, age, stream.unwrap_or_default());
+            self.log.stuck(buffers, bytes, age, stream);
         }
     }
 

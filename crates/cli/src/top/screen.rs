@@ -212,7 +212,7 @@ fn wrapped(line: &str, width: usize) -> Vec<String> {
 /// The oldest copy and the owners.
 fn holders(now: &Snapshot) -> Vec<String> {
     let oldest = now.oldest_copy.map(|age| {
-        let stream = now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream {stream:#x}"));
+        let stream = now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream_id={stream}"));
         format!("oldest copy: {}{stream}", Time(age))
     });
     let owners = now.holders.iter().map(|owner| {
@@ -265,7 +265,7 @@ mod tests {
             pinning_ns: 250_000_000,
             pool_size_limit: Some(110),
             oldest_copy: Some(Duration::from_millis(1250)),
-            oldest_copy_stream: Some(0xbeef),
+            oldest_copy_stream: Some(48879),
             holders: vec![Holder { tag, buffers: 9, bytes: 600 << 20, oldest, ..Holder::default() }],
             ..before.clone()
         };
@@ -305,7 +305,7 @@ mod tests {
                 "requests      4,000 /s         4,100 total",
                 "idle limit 110 buffers",
                 "pins           12.0 /s",
-                "oldest copy: 1.2s on stream 0xbeef",
+                "oldest copy: 1.2s on stream_id=48879",
                 "q or Ctrl-C ends",
             ] {
                 assert!(text.contains(words), "no \"{words}\" in {width}x{height}:\n{text}");

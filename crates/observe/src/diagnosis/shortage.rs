@@ -202,7 +202,7 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
     if in_flight_bytes > 0 && in_flight_bytes >= held_bytes / 2 {
         let oldest = shortage
             .oldest_copy
-            .map_or_else(String::new, |(age, stream)| format!(", the oldest for {} on stream {stream:#x}", Time(age)));
+            .map_or_else(String::new, |(age, stream)| format!(", the oldest for {} on stream_id={stream}", Time(age)));
         return cause(
             format!("copies do not complete, or complete slowly: most memory is in flight{oldest}"),
             match shortage.oldest_copy {
@@ -349,7 +349,7 @@ mod tests {
             oldest_copy: Some((Duration::from_secs(45), 16)),
             ..in_use.clone()
         };
-        says(&copies, "in flight, the oldest for 45.0s on stream 0x10", "no pool setting helps");
+        says(&copies, "in flight, the oldest for 45.0s on stream_id=16", "no pool setting helps");
         let by_source = Shortage { refused: Some(&no_memory), ..in_use.clone() };
         says(&by_source, "the backend refused although the machine has 32.0GiB free", "`pinpool doctor`");
         let of_host = |is_group| Host {

@@ -331,7 +331,7 @@ fn a_stuck_copy_takes_precedence() {
     let copy = |seconds: u64| {
         move |of: &mut Snapshot| {
             of.oldest_copy = Some(Duration::from_secs(seconds));
-            of.oldest_copy_stream = Some(0x10);
+            of.oldest_copy_stream = Some(16);
             of.delayed_requests += 500;
             of.needed_bytes = 6 * GIB;
         }

@@ -114,7 +114,7 @@ impl<'a> Window<'a> {
 
     fn stuck_copy(&self) -> Option<WindowDiagnosis> {
         let age = self.now.oldest_copy.filter(|_| is_stuck(self.now))?;
-        let stream = self.now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream {stream:#x}"));
+        let stream = self.now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream_id={stream}"));
         let copying = self.now.holders.iter().max_by_key(|holder| holder.oldest);
         let tag = copying.map_or_else(String::new, |holder| format!(" (tag {} has the oldest buffer)", holder.tag));
         let found = format!("a copy{stream} has been in flight for {}{tag}", Time(age));
