@@ -214,7 +214,7 @@ impl PinnedBuf {
         block.check_process()?;
         // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at its
         // return.
-        let _failures_stay = block.state_mut().copy_fences.wait_for_all();
+        let _failures_stay = block.copy_fences_mut().wait_for_all();
         let (start, len) = block.bytes();
         let checked = copy::check_len(len, "source", source.available_bytes());
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing touches the memory, nor does it
@@ -301,7 +301,7 @@ impl PinnedBuf {
         let Some(block) = &mut *self.block else { return Ok(()) };
         block.check_process()?;
         let (id, made) = (copy::cuda::work_id(handle), make_fence());
-        let fences = &mut block.state_mut().copy_fences;
+        let fences = block.copy_fences_mut();
         fences.forget_completed();
         match made {
             Ok(fence) => {
@@ -363,14 +363,14 @@ impl PinnedBuf {
         match enqueued {
             Ok(fence) => {
                 if let Some(block) = &mut *self.block {
-                    record(&mut block.state_mut().copy_fences, fence.clone());
+                    record(block.copy_fences_mut(), fence.clone());
                 }
                 Ok(Completion::tracked(fence, None))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
             Err(CopyFailure::Failed(error, fence)) => {
                 if let Some(block) = &mut *self.block {
-                    record(&mut block.state_mut().copy_fences, fence);
+                    record(block.copy_fences_mut(), fence);
                 }
                 Err(error)
             }
@@ -384,7 +384,7 @@ impl PinnedBuf {
     /// Takes the memory out of use permanently.
     fn leak(mut self, error: &Error) {
         if let Some(mut block) = self.block.take() {
-            drop(block.state_mut().copy_fences.take());
+            drop(block.copy_fences_mut().take());
             block.leak(error);
         }
     }

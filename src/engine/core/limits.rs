@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use super::{Block, Core};
 use crate::config::Limit;
 use crate::engine::memory::{PoolView, Refusal, SlowCalls};
+use crate::in_flight::QueryScope;
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::quota::{Budget, BudgetOwner};
@@ -147,7 +148,7 @@ impl Core {
         self.memory.set_max_bytes(max_bytes);
         self.record(Event::MaxBytes { bytes: max_bytes.unwrap_or(u64::MAX) });
         self.log.limit_changed(before, max_bytes, why);
-        self.complete_copies();
+        self.sweep_copies(QueryScope::Unknown);
         self.enforce_limits();
         self.resume_reserve();
         self.request_pace(Pace::Active);
@@ -164,7 +165,7 @@ impl Core {
 
 impl BudgetOwner for Core {
     fn release_idle(&self, bytes: u64) -> u64 {
-        self.complete_copies();
+        self.sweep_copies(QueryScope::Unknown);
         let released_bytes = self.memory.supply().release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {
             self.log.shared_limit_released(&self.shared_name(), released_bytes);

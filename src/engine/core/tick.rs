@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Core;
 use crate::backend::Source;
-use crate::in_flight::PendingGroup;
+use crate::in_flight::{PendingGroup, QueryScope};
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::report::{self, Growth};
 use crate::stats::SourceCalls;
@@ -89,7 +89,7 @@ impl Core {
 
     /// Completes copies and does what is due.
     pub(crate) fn run_due(&self) {
-        self.query_copies();
+        self.sweep_copies(QueryScope::All);
         self.release_to_others();
         self.tick_after(0);
         self.watch_device();
