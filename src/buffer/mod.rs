@@ -28,10 +28,9 @@ use std::ptr::NonNull;
 
 use bytemuck::Pod;
 
-use crate::engine::{Block, PartitionCore};
+use crate::engine::Block;
 use crate::error::Result;
 use crate::in_flight::CopyFences;
-use crate::quota::Claim;
 use pinpool_os::call_stack::{CallStack, Frame};
 
 mod copies;
@@ -131,13 +130,6 @@ impl Default for PinnedBuf {
 }
 
 impl PinnedBuf {
-    /// Charges the buffer to `partition`.
-    pub(crate) fn charge(&mut self, partition: &PartitionCore, claim: Claim) {
-        if let Some(block) = self.block.as_mut() {
-            partition.charge(block, claim);
-        }
-    }
-
     /// A buffer of zero bytes, which belongs to no pool and is not counted.
     #[inline]
     pub(crate) fn empty() -> Self {

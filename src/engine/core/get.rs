@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::{Block, BlockRequest, Core};
 use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::engine::meter::usage_report;
-use crate::engine::wait_queue::{Behind, FirstAttempt, KeepAlive, Pass, WaitTicket, Waiter, deadline};
+use crate::engine::wait_queue::{Behind, FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{Error, ErrorKind, NoMemory, Result};
 use crate::in_flight::QueryScope;
 use crate::quota::LimitLevel;
@@ -102,7 +102,7 @@ impl Core {
             let calls = if passed > 0 { calls.without_waiting() } else { calls };
             let found = self.search(class, calls, passed);
             if found.is_err() {
-                self.waiters.end_pass(Pass { number: passed, bytes: self.memory.supply().bytes_to_pass(class) });
+                self.waiters.end_pass(passed, self.memory.supply().bytes_to_pass(class));
             } else if passed == 0 {
                 self.shortage.end_if_calm(&self.log, self.time.coarse_us());
                 self.enforce_idle_limit();
@@ -263,9 +263,9 @@ impl Core {
             return Some(block);
         }
         let class = block.class();
-        let pass = Pass { number: block.passed(), bytes: self.memory.supply().bytes_to_pass(class) };
+        let (passed, bytes) = (block.passed(), self.memory.supply().bytes_to_pass(class));
         // Counted when the request takes it.
-        let block = self.waiters.offer(self, block, class, pass)?;
+        let block = self.waiters.offer(self, block, class, passed, bytes)?;
         if !self.has_waiters() {
             // A task that is late may have wanted memory of other owners.
             self.clear_demand();

@@ -282,7 +282,7 @@ impl Core {
     /// Releases every idle block and begins a new window.
     pub(crate) fn clear(&self) {
         self.sweep_copies(QueryScope::All);
-        self.query_quarantined(usize::MAX);
+        self.retry_failures(usize::MAX);
         self.record(Event::Cleared);
         self.evict_all(self.idle.clear(), EvictionReason::Released);
         self.memory.release_free(0, self.time.coarse_us());
@@ -292,8 +292,7 @@ impl Core {
     /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub(crate) fn trim(&self, to_bytes: u64) {
         self.sweep_copies(QueryScope::All);
-        self.query_quarantined(usize::MAX);
-        self.memory.supply().release_refused();
+        self.retry_failures(usize::MAX);
         self.memory.trim(to_bytes, self, self.time.coarse_us());
         self.close_if_unused();
     }

@@ -275,7 +275,7 @@ impl Server for PartitionCore {
             self.timeouts.add(u64::from(!self.is_closed()));
             let needed_bytes = self.core.memory.supply().block_bytes(wanted.class);
             let full = || self.budget.full(needed_bytes).into();
-            self.refuse(wanted, ticket.waiter().refusal().unwrap_or_else(full))
+            self.refuse(wanted, ticket.waiter.refusal().unwrap_or_else(full))
         })
     }
 

@@ -76,16 +76,6 @@ impl Core {
         self.close_if_unused();
     }
 
-    /// Returns `block`, a fast-path block of another thread, if no request waits. The caller checks for waiting requests
-    /// afterwards.
-    pub(in crate::engine) fn put_remote(&self, block: Block) -> Result<(), Block> {
-        let is_for_arena = policy::goes_to_arena(block.entry_bytes(), || self.is_varied());
-        if is_for_arena || self.has_waiters() || self.slow_path_flag.is_for_shared_limit() {
-            return Err(block);
-        }
-        self.idle.put_remote(block.into_entry()).map_err(Block::from_entry)
-    }
-
     /// Records how long the user had `block`, if that is known.
     pub(super) fn end_use(&self, block: &mut Block, now_us: impl FnOnce() -> u64) {
         if let Some(since_us) = block.end_time() {
@@ -231,11 +221,12 @@ impl Core {
         self.close_if_unused();
     }
 
-    /// Queries at most `most` failed fences again, and reuses the blocks with completed copies.
-    pub(super) fn query_quarantined(&self, most: usize) {
+    /// Queries at most `most` failed fences again, reuses the blocks with completed copies, and repeats refused releases.
+    pub(super) fn retry_failures(&self, most: usize) {
         let Requeried { completed, lost } = self.in_flight.query_quarantined(most);
         lost.into_iter().for_each(|block| self.leak_block(block));
         self.recover(completed);
+        self.memory.supply().release_refused();
     }
 
     /// Never uses `block` again; keeps its memory, and with it this pool.
@@ -400,7 +391,9 @@ impl Core {
     fn close(&self) {
         let begun = Instant::now();
         self.await_copies();
-        self.record_last_snapshot();
+        if let Some(recorder) = self.recorder() {
+            recorder.snapshot(self.time.now_us(), self.snapshot());
+        }
         let Ended { swept, abandoned, recovered, failed } = self.in_flight.end();
         self.complete(swept);
         self.recover(recovered);

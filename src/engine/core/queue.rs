@@ -72,7 +72,7 @@ impl Server for Core {
     }
 
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
-        let (wanted, waiter, refusal) = (ticket.request(), ticket.waiter(), ticket.waiter().refusal());
+        let (wanted, waiter, refusal) = (ticket.request(), &ticket.waiter, ticket.waiter.refusal());
         if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
             if served.is_none() && !self.is_hopeless(refusal) {
                 self.counters.timeouts.add(1);

@@ -227,13 +227,6 @@ impl Core {
         }
     }
 
-    /// Records the state of the pool at its end.
-    pub(super) fn record_last_snapshot(&self) {
-        if let Some(recorder) = self.recorder() {
-            recorder.snapshot(self.time.now_us(), self.snapshot());
-        }
-    }
-
     /// The diagnosis of the last window, or of the time so far.
     pub(crate) fn diagnose(&self) -> WindowDiagnosis {
         let (now_us, snapshot) = (self.time.coarse_us(), self.snapshot());
