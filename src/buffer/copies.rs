@@ -360,25 +360,19 @@ impl PinnedBuf {
         enqueued: Result<SharedFence, CopyFailure>,
         record: fn(&mut CopyFences, SharedFence),
     ) -> Result<Completion> {
-        match enqueued {
-            Ok(fence) => {
-                if let Some(block) = &mut *self.block {
-                    record(block.copy_fences_mut(), fence.clone());
-                }
-                Ok(Completion::tracked(fence, None))
-            }
-            Err(CopyFailure::Refused(error)) => Err(error),
-            Err(CopyFailure::Failed(error, fence)) => {
-                if let Some(block) = &mut *self.block {
-                    record(block.copy_fences_mut(), fence);
-                }
-                Err(error)
-            }
+        let (fence, failure) = match enqueued {
+            Ok(fence) => (fence, None),
+            Err(CopyFailure::Failed(error, fence)) => (fence, Some(error)),
+            Err(CopyFailure::Refused(error)) => return Err(error),
             Err(CopyFailure::Unknown(error)) => {
                 std::mem::take(self).leak(&error);
-                Err(error)
+                return Err(error);
             }
+        };
+        if let Some(block) = &mut *self.block {
+            record(block.copy_fences_mut(), fence.clone());
         }
+        failure.map_or_else(|| Ok(Completion::tracked(fence, None)), Err)
     }
 
     /// Takes the memory out of use permanently.

@@ -12,12 +12,11 @@ use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, Core};
 use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
-use crate::engine::meter::usage_report;
 use crate::engine::wait_queue::{Behind, FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{Error, ErrorKind, NoMemory, Result};
 use crate::in_flight::QueryScope;
 use crate::quota::LimitLevel;
-use crate::report::{FailedRequest, is_power_of_ten};
+use crate::report::{FailedRequest, is_power_of_ten, usage_text};
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;
@@ -187,7 +186,7 @@ impl Core {
             self.record_need(class);
             // A full pool is ordinary.
             let is_ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
-            let why = || (is_ordinary, self.memory.explain(refusal, class).to_string(), usage_report(&self.stats()));
+            let why = || (is_ordinary, self.memory.explain(refusal, class).to_string(), self.stats());
             self.shortage.count_refused(&self.log, len as u64, self.time.coarse_us(), why);
         }
         if may_wait {
@@ -233,7 +232,7 @@ impl Core {
         if is_power_of_ten(nth) {
             self.log.out_of_memory(&dump);
         }
-        let no_memory = NoMemory { asked_bytes, refused, usage: usage_report(&stats), report: dump.body() };
+        let no_memory = NoMemory { asked_bytes, refused, usage: usage_text(&stats), report: dump.body() };
         let is_by_source = matches!(refusal, Refusal::Source(_));
         if is_by_source { ErrorKind::Backend(no_memory) } else { ErrorKind::Limit(no_memory) }.into()
     }

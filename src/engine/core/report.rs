@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use super::Core;
 use crate::copy;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
-use crate::engine::meter::usage_report;
 use crate::policy::Window;
 use crate::quota::LimitLevel;
 use crate::report::{Dump, FailedRequest, Host, Owner, StillOut};
@@ -80,12 +79,9 @@ impl Core {
         let is_forked = self.is_forked();
         Dump {
             device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
-            allocator: format!("{} ({})", stats.backend, stats.preset),
             owners: self.owners_of(stats),
-            usage: usage_report(stats),
+            stats: stats.clone(),
             longest_free_bytes: if is_forked { 0 } else { self.memory.supply().longest_free_bytes() },
-            peak_bytes: stats.memory.peak_held_bytes,
-            oldest_copy: stats.copies.oldest_age.zip(stats.copies.oldest_stream),
             host: if is_forked { None } else { self.host_memory() },
             request,
             diagnosis: self.latest_diagnosis(),
