@@ -50,7 +50,7 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 514),
     ("sum of code and tests", 80560),
-    ("tests", 39253),
+    ("tests", 39255),
 ];
 
 /// Bytes of all Markdown files.
