@@ -27,50 +27,6 @@ impl fmt::Debug for Error {
     }
 }
 
-/// Bytes of the pool at the moment of an error.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct UsageReport {
-    pub(crate) held_bytes: u64,
-    pub(crate) in_use_bytes: u64,
-    /// In idle buffers.
-    pub(crate) idle_bytes: u64,
-    /// In no buffer.
-    pub(crate) free_bytes: u64,
-    pub(crate) in_flight_bytes: u64,
-    pub(crate) quarantined_bytes: u64,
-    /// Pinned by users within the same limit, not held by the pool.
-    pub(crate) external_bytes: u64,
-    /// Not pinned, with a separate limit.
-    pub(crate) pageable_bytes: u64,
-    pub(crate) max_bytes: Option<u64>,
-}
-
-impl UsageReport {
-    /// Bytes by state: four that are always shown, and others that are not 0.
-    pub(crate) fn by_state(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let always = [
-            ("held", self.held_bytes),
-            ("in use", self.in_use_bytes),
-            ("idle", self.idle_bytes),
-            ("in flight", self.in_flight_bytes),
-        ];
-        let others = [
-            ("free", self.free_bytes),
-            ("quarantined", self.quarantined_bytes),
-            ("external", self.external_bytes),
-            ("pageable", self.pageable_bytes),
-        ];
-        always.into_iter().chain(others.into_iter().filter(|(_, bytes)| *bytes > 0))
-    }
-}
-
-impl fmt::Display for UsageReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let states: Vec<_> = self.by_state().map(|(state, bytes)| format!("{state} {}", Size(bytes))).collect();
-        f.write_str(&states.join(", "))
-    }
-}
-
 /// A text as a separate sentence.
 fn sentence(text: &str) -> String {
     let mut letters = text.chars();
@@ -82,7 +38,8 @@ fn sentence(text: &str) -> String {
 pub(crate) struct NoMemory {
     pub(crate) asked_bytes: u64,
     pub(crate) refused: Refused,
-    pub(crate) usage: UsageReport,
+    /// Bytes of the pool by state.
+    pub(crate) usage: String,
     /// The holders of memory: lines for [`Error::report`].
     pub(crate) report: String,
 }
@@ -350,13 +307,7 @@ mod tests {
 
     #[test]
     fn a_limit_error_has_request_limit_usage_and_remedy() {
-        let usage = UsageReport {
-            held_bytes: 490,
-            in_use_bytes: 400,
-            idle_bytes: 90,
-            max_bytes: Some(512),
-            ..Default::default()
-        };
+        let usage = "held 490B, in use 400B, idle 90B, in flight 0B".to_owned();
         let remedy = "raise PINPOOL_MAX_BYTES";
         let refused = Refused {
             by: RefusedBy::Limit { could_fit: true },

@@ -14,16 +14,16 @@ mod count;
 /// Code lines of each room. A number is lowered in the commit that makes its room smaller, and raised only in a commit that
 /// lowers another by more.
 const ROOMS: &[(&str, usize)] = &[
-    ("src/report", 720),
+    ("src/report", 739),
     ("src/shared_limit", 21),
     ("src/unstable", 53),
     ("benches", 185),
     ("crates/bench", 1505),
     ("crates/capi", 1188),
-    ("crates/cli", 5590),
+    ("crates/cli", 5569),
     ("crates/loader", 2483),
     ("crates/metrics", 363),
-    ("crates/observe", 2174),
+    ("crates/observe", 2173),
     ("crates/os", 1350),
     ("crates/preload", 1406),
     ("crates/replay", 1530),
@@ -34,27 +34,27 @@ const ROOMS: &[(&str, usize)] = &[
     ("fuzz", 8),
     ("python", 2149),
     ("src/arena", 1550),
-    ("src/backend", 2159),
-    ("src/buffer", 680),
+    ("src/backend", 2089),
+    ("src/buffer", 654),
     ("src/config", 761),
-    ("src/copy", 1358),
-    ("src/driver", 753),
-    ("src/engine", 7425),
-    ("src/error", 253),
+    ("src/copy", 1309),
+    ("src/driver", 711),
+    ("src/engine", 7305),
+    ("src/error", 218),
     ("src/in_flight", 605),
     ("src/lib", 50),
-    ("src/maintenance_thread", 275),
+    ("src/maintenance_thread", 251),
     ("src/policy", 78),
-    ("src/pool", 964),
+    ("src/pool", 963),
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 81110),
-    ("tests", 39265),
+    ("sum of code and tests", 80560),
+    ("tests", 39255),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 118_870;
+const MARKDOWN_BYTES: usize = 118_848;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;

@@ -117,21 +117,6 @@ pub(crate) struct PinOptions<'a> {
     pub(crate) excluded: &'a [(&'static str, String)],
 }
 
-impl Default for PinOptions<'_> {
-    fn default() -> Self {
-        Self {
-            root: Path::new("/"),
-            device: 0,
-            node: None,
-            threads: 0,
-            has_arena: false,
-            max_bytes: None,
-            hugetlb: HugeTlb::Off,
-            excluded: &[],
-        }
-    }
-}
-
 impl Chosen {
     fn new(source: Arc<dyn Source>) -> Self {
         Self { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: Vec::new() }
@@ -365,10 +350,23 @@ pub(crate) fn driver_source(_name: &str, options: PinOptions<'_>, _insists: bool
 mod tests {
     use super::*;
 
+    fn options(has_arena: bool) -> PinOptions<'static> {
+        PinOptions {
+            root: Path::new("/"),
+            device: 0,
+            node: None,
+            threads: 0,
+            has_arena,
+            max_bytes: None,
+            hugetlb: HugeTlb::Off,
+            excluded: &[],
+        }
+    }
+
     #[test]
     fn auto_always_finds_a_source_and_gives_the_reasons_against_better_ones() {
         for has_arena in [true, false] {
-            let chosen = choose(&Backend::Auto, PinOptions { has_arena, ..PinOptions::default() }).unwrap();
+            let chosen = choose(&Backend::Auto, options(has_arena)).unwrap();
             let order: Vec<&str> = driver_sources(has_arena).iter().copied().chain(["mlock", "heap"]).collect();
             let rank = order.iter().position(|&name| name == chosen.source.name()).unwrap();
             let passed_over: Vec<&str> = chosen.passed_over.iter().map(|(name, _)| *name).collect();
@@ -381,8 +379,7 @@ mod tests {
 
     #[test]
     fn without_linux_memory_is_not_pinned_and_backends_that_pin_are_refused() {
-        let options = PinOptions { has_arena: true, ..PinOptions::default() };
-        let choose = |backend: &Backend| choose_on(backend, options, false);
+        let choose = |backend: &Backend| choose_on(backend, options(true), false);
         let chosen = choose(&Backend::Auto).unwrap();
         assert_eq!((chosen.source.name(), chosen.findings[0].severity), ("heap", Severity::Warning));
         for backend in [Backend::Heap, Backend::Source(chosen.source)] {

@@ -32,16 +32,9 @@ const CARVED_BYTES: usize = GRANULE_BYTES;
 pub struct CudaSource {
     device: Arc<Device>,
     ids: RegionIds,
-    /// Region start -> start of the driver's block, if they differ.
-    shifted: Mutex<HashMap<usize, DriverBlock>>,
+    /// Region start -> bytes of the driver's block before it, if there are some.
+    skipped: Mutex<HashMap<usize, usize>>,
 }
-
-/// First byte of a block of `cuMemHostAlloc`.
-#[derive(Debug, Clone, Copy)]
-struct DriverBlock(NonNull<u8>);
-
-// SAFETY: an address, used only to free the block, which any thread may do.
-unsafe impl Send for DriverBlock {}
 
 impl CudaSource {
     /// Finds the driver and the device number `ordinal`; creates nothing on it.
@@ -50,12 +43,7 @@ impl CudaSource {
     ///
     /// There is no driver, no such device, or the driver refuses to start.
     pub fn new(ordinal: u32) -> Result<Self, SourceError> {
-        Ok(Self { device: Device::find(ordinal)?, ids: Default::default(), shifted: Default::default() })
-    }
-
-    /// The block that contains this region; forgets it.
-    fn take_block(&self, start: NonNull<u8>) -> DriverBlock {
-        self.shifted.lock().remove(&start.as_ptr().addr()).unwrap_or(DriverBlock(start))
+        Ok(Self { device: Device::find(ordinal)?, ids: Default::default(), skipped: Default::default() })
     }
 }
 
@@ -83,24 +71,27 @@ unsafe impl Source for CudaSource {
         let block = calls::host_alloc(held_bytes, sys::CU_MEMHOSTALLOC_PORTABLE)?.cast::<u8>();
         let skip = block.align_offset(PAGE_BYTES);
         let start = NonNull::new(block.wrapping_add(skip)).filter(|_| skip + len_bytes <= held_bytes);
-        let Some((block, start)) = NonNull::new(block).map(DriverBlock).zip(start) else {
+        let Some(start) = start else {
             // SAFETY: allocated above, and not returned to the caller.
             let _leaked = unsafe { calls::host_free(block.cast()) };
             return Err(SourceError::new("cuMemHostAlloc", "the driver's block holds no page-aligned region"));
         };
         if skip != 0 {
-            self.shifted.lock().insert(start.as_ptr().addr(), block);
+            self.skipped.lock().insert(start.addr().get(), skip);
         }
         Ok(Region::new(start, len_bytes, self.ids.next()))
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let _entered = self.device.enter()?;
-        let block = self.take_block(region.start());
+        let start = region.start();
+        // Forgotten before the call: another region may begin here once the block is freed.
+        let skip = self.skipped.lock().remove(&start.addr().get());
+        let block = start.as_ptr().wrapping_sub(skip.unwrap_or(0));
         // SAFETY: the caller's promise: allocated by `acquire`, not freed, and unused by every device.
-        unsafe { calls::host_free(block.0.as_ptr().cast()) }.map_err(|failed| {
+        unsafe { calls::host_free(block.cast()) }.map_err(|failed| {
             // The next release of the region frees the same block.
-            self.shifted.lock().insert(region.start().as_ptr().addr(), block);
+            self.skipped.lock().extend(skip.map(|skip| (start.addr().get(), skip)));
             failed.into()
         })
     }

@@ -7,9 +7,9 @@
 use std::path::Path;
 
 use super::huge_pages::{HugeTlb, increasing};
-use super::mapping::{self, Accounting};
+use super::mapping;
 use super::mlock::{lock, lock_on_fault, unlock};
-use super::populate::{NodePlacement, populate};
+use super::populate::{one_of_several, place, populate};
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
 use crate::error::SourceError;
@@ -19,7 +19,8 @@ use crate::error::SourceError;
 pub struct HeapSource {
     is_locked: bool,
     ids: RegionIds,
-    placement: Option<NodePlacement>,
+    /// Requested NUMA node of the pages.
+    node: Option<u32>,
     hugetlb: HugeTlb,
 }
 
@@ -36,7 +37,7 @@ impl HeapSource {
 
     /// Takes memory from the node `node` of the machine below `root`.
     pub(super) fn on_node_below(self, root: &Path, node: u32) -> Self {
-        Self { placement: NodePlacement::on(root, node), ..self }
+        Self { node: Some(node).filter(|&node| one_of_several(root, node)), ..self }
     }
 
     /// Uses such huge pages for fast acquisitions, such as a reserve.
@@ -61,10 +62,8 @@ unsafe impl Source for HeapSource {
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        let region = mapping::map(len_bytes, Accounting::Charged, self.ids.next())?;
-        if let Some(placement) = self.placement {
-            placement.place(region.start(), mapping::mapped_bytes(len_bytes)?);
-        }
+        let region = mapping::map(len_bytes, mapping::CHARGED, self.ids.next())?;
+        place(region.start(), len_bytes, self.node);
         let locked = self.if_locked(|| lock(region.start(), len_bytes));
         // SAFETY: mapped above, no reference into it was made.
         unsafe { mapping::keep_if(locked, region) }
@@ -78,7 +77,7 @@ unsafe impl Source for HeapSource {
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         let (id, progress) = (self.ids.next(), &increasing(progress));
         // Pages that are set aside are never paged out, and need no lock.
-        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement), progress) {
+        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.node), progress) {
             return Ok(region);
         }
         let region = mapping::map_huge(len_bytes, id)?;
@@ -87,7 +86,7 @@ unsafe impl Source for HeapSource {
             .if_locked(|| lock_on_fault(&region))
             .and_then(|()| {
                 // SAFETY: mapped above.
-                unsafe { populate(&region, threads, self.placement, progress) }
+                unsafe { populate(&region, threads, self.node, progress) }
             })
             .and_then(|()| self.if_locked(|| lock(region.start(), len_bytes)));
         // SAFETY: mapped above, no reference into it was made.
@@ -95,7 +94,7 @@ unsafe impl Source for HeapSource {
     }
 
     fn numa_node(&self) -> Option<u32> {
-        self.placement.map(NodePlacement::node)
+        self.node
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
@@ -108,9 +107,7 @@ unsafe impl Source for HeapSource {
 unsafe impl VirtualMemory for HeapSource {
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         let range = mapping::reserve(len_bytes)?;
-        if let Some(placement) = self.placement {
-            placement.place(range.start(), range.len_bytes());
-        }
+        place(range.start(), range.len_bytes(), self.node);
         Ok(range)
     }
 

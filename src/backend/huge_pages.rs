@@ -14,11 +14,11 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 use super::mapping;
-use super::populate::{NodePlacement, populate};
+use super::populate::populate;
 use super::source::Region;
 use crate::error::SourceError;
 use crate::report::Finding;
-use pinpool_os::host::huge_pages;
+use pinpool_os::host::{PAGE_BYTES, huge_pages};
 
 /// The huge pages that memory is taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -77,7 +77,7 @@ impl HugeTlb {
         self,
         len_bytes: usize,
         id: u64,
-        (threads, placement): (usize, Option<NodePlacement>),
+        (threads, node): (usize, Option<u32>),
         progress: &dyn Fn(usize),
     ) -> Option<Region> {
         let page_bytes = self.page_bytes().filter(|_| mapping::HAS_RANGES)?;
@@ -85,13 +85,13 @@ impl HugeTlb {
             return None;
         }
         let region = mapping::map_hugetlb(len_bytes, page_bytes, id).ok()?;
-        let ready = mapping::keep_from_children(&region).and_then(|()| {
-            // A touch would end the process at the cgroup limit, so the kernel must bring pages in by a call.
-            mapping::can_populate(&region)
+        let ready = mapping::inherit(&region, false).and_then(|()| {
+            // A touch would end the process at the cgroup limit, so the kernel must bring pages in by a call. Fails before Linux 5.14.
+            mapping::advise(region.start(), PAGE_BYTES, mapping::linux::MADV_POPULATE_WRITE)
         });
         let ready = ready.and_then(|()| {
             // SAFETY: just mapped, and nothing else uses it.
-            unsafe { populate(&region, threads, placement, progress) }
+            unsafe { populate(&region, threads, node, progress) }
         });
         // SAFETY: mapped above, no reference into it was made.
         unsafe { mapping::keep_if(ready, region) }.ok()

@@ -46,21 +46,21 @@ pub(super) mod linux {
     pub(in crate::backend) const MAP_HUGE_SHIFT: libc::c_int = 0;
 }
 
-/// Whether the kernel charges a mapping to its memory when it is created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Accounting {
-    Charged,
-    /// `MAP_NORESERVE`: pages are charged one by one, when touched.
-    OnTouch,
-}
+/// The kernel charges a mapping to its memory when it is created.
+pub(super) const CHARGED: libc::c_int = 0;
+/// The kernel charges pages one by one, when they are touched.
+pub(super) const CHARGED_ON_TOUCH: libc::c_int = libc::MAP_NORESERVE;
 
+/// Maps memory that is charged as `accounting` says.
 #[cfg(not(miri))]
-pub(super) fn map(len_bytes: usize, accounting: Accounting, id: u64) -> Result<Region, SourceError> {
-    Ok(Region::new(mmap(mapped_bytes(len_bytes)?, READ_WRITE, accounting)?, len_bytes, id))
+pub(super) fn map(len_bytes: usize, accounting: libc::c_int, id: u64) -> Result<Region, SourceError> {
+    let mapped_bytes = mapped_bytes(len_bytes)?;
+    let start = mmap(mapped_bytes, READ_WRITE, accounting).map_err(|error| with_memory_remedy(error, mapped_bytes))?;
+    Ok(Region::new(start, len_bytes, id))
 }
 
 #[cfg(miri)]
-pub(super) fn map(len_bytes: usize, _accounting: Accounting, id: u64) -> Result<Region, SourceError> {
+pub(super) fn map(len_bytes: usize, _accounting: libc::c_int, id: u64) -> Result<Region, SourceError> {
     let layout = layout(len_bytes)?;
     // SAFETY: the layout is not of zero size: `mapped_bytes` is at least one page.
     let start = unsafe { std::alloc::alloc_zeroed(layout) };
@@ -71,31 +71,17 @@ pub(super) fn map(len_bytes: usize, _accounting: Accounting, id: u64) -> Result<
 /// Maps memory as [`map`] does, at a multiple of [`RANGE_ALIGN_BYTES`] and in huge pages if the kernel has some.
 pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError> {
     if !HAS_RANGES {
-        return map(len_bytes, Accounting::Charged, id);
+        return map(len_bytes, CHARGED, id);
     }
-    let mapped_bytes = mapped_bytes(len_bytes)?;
-    let start = mmap_aligned(mapped_bytes, READ_WRITE, Accounting::Charged)?;
-    advise_huge(start, mapped_bytes);
-    Ok(Region::new(start, len_bytes, id))
+    Ok(Region::new(mmap_huge(mapped_bytes(len_bytes)?, READ_WRITE, CHARGED)?, len_bytes, id))
 }
 
 /// Maps memory as [`map`] does, in huge pages of `page_bytes` (a power of two) that are set aside for it. Fails if there are
 /// not enough of them. `len_bytes` is a multiple of `page_bytes`.
 pub(super) fn map_hugetlb(len_bytes: usize, page_bytes: u64, id: u64) -> Result<Region, SourceError> {
     let log2 = libc::c_int::try_from(page_bytes.trailing_zeros()).unwrap_or(0);
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | linux::MAP_HUGETLB | (log2 << linux::MAP_HUGE_SHIFT);
-    // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
-    let start = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, READ_WRITE, flags, -1, 0) };
-    if start == libc::MAP_FAILED {
-        return Err(SourceError::last_os("mmap"));
-    }
-    let start = NonNull::new(start.cast()).ok_or_else(|| SourceError::new("mmap", "the kernel mapped page zero"))?;
-    Ok(Region::new(start, len_bytes, id))
-}
-
-/// Faults the first page of `region` in. An error if the kernel has no such call (before 5.14) or no page.
-pub(super) fn can_populate(region: &Region) -> Result<(), SourceError> {
-    advise(region.start(), PAGE_BYTES, linux::MADV_POPULATE_WRITE)
+    let flags = linux::MAP_HUGETLB | (log2 << linux::MAP_HUGE_SHIFT);
+    Ok(Region::new(mmap(len_bytes, READ_WRITE, flags)?, len_bytes, id))
 }
 
 /// Removes the pages of `region` from the address space.
@@ -134,13 +120,8 @@ pub(super) unsafe fn keep_if(prepared: Result<(), SourceError>, region: Region) 
     }
 }
 
-/// Keeps the pages of `region` from children of `fork`. The kernel would copy all of them at once, as it does with pages
-/// that a device has pinned, and the child could not use the pin.
-pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
-    inherit(region, false)
-}
-
-/// Returns whether children of `fork` get the pages of `region`, as they do by default.
+/// Sets whether children of `fork` get the pages of `region`, as they do by default. They should not get pages that a device has
+/// pinned: the kernel would copy all of them at once, and the child could not use the pin.
 pub(super) fn inherit(region: &Region, is_inherited: bool) -> Result<(), SourceError> {
     if cfg!(miri) {
         return Ok(());
@@ -159,8 +140,8 @@ pub(super) fn advise(start: NonNull<u8>, bytes: usize, advice: libc::c_int) -> R
 /// that has pinned them. `None` if the system refuses.
 #[cfg(feature = "cuda")]
 pub(crate) fn page_of_this_process(bytes: usize) -> Option<*mut libc::c_void> {
-    let page = map(bytes, Accounting::Charged, 0).ok()?;
-    let prepared = keep_from_children(&page);
+    let page = map(bytes, CHARGED, 0).ok()?;
+    let prepared = inherit(&page, false);
     // SAFETY: mapped above, and nothing uses it.
     unsafe { keep_if(prepared, page) }.ok().map(|page| page.start().as_ptr().cast())
 }
@@ -168,10 +149,7 @@ pub(crate) fn page_of_this_process(bytes: usize) -> Option<*mut libc::c_void> {
 /// Reserves `len_bytes` (whole pages) of addresses without memory.
 pub(super) fn reserve(len_bytes: usize) -> Result<AddressRange, SourceError> {
     let len_bytes = mapped_bytes(len_bytes)?;
-    let start = mmap_aligned(len_bytes, libc::PROT_NONE, Accounting::OnTouch)?;
-    // The whole range at once: pieces with different advice would stay separate mappings.
-    advise_huge(start, len_bytes);
-    Ok(AddressRange::new(start, len_bytes))
+    Ok(AddressRange::new(mmap_huge(len_bytes, libc::PROT_NONE, CHARGED_ON_TOUCH)?, len_bytes))
 }
 
 /// Makes `bytes` at `start` readable and writable: zero, and taken from the system when touched. On error nothing changed.
@@ -236,30 +214,23 @@ fn over_address_space(len_bytes: usize) -> SourceError {
     SourceError::new("mmap", format!("{len_bytes} B is more than an address space"))
 }
 
-fn mmap(mapped_bytes: usize, protection: libc::c_int, accounting: Accounting) -> Result<NonNull<u8>, SourceError> {
-    let flags = libc::MAP_PRIVATE
-        | libc::MAP_ANONYMOUS
-        | match accounting {
-            Accounting::Charged => 0,
-            Accounting::OnTouch => libc::MAP_NORESERVE,
-        };
+/// An anonymous mapping with these additional flags.
+fn mmap(mapped_bytes: usize, protection: libc::c_int, flags: libc::c_int) -> Result<NonNull<u8>, SourceError> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), mapped_bytes, protection, flags, -1, 0) };
     if start == libc::MAP_FAILED {
-        return Err(with_memory_remedy(SourceError::last_os("mmap"), mapped_bytes));
+        return Err(SourceError::last_os("mmap"));
     }
     NonNull::new(start.cast()).ok_or_else(|| SourceError::new("mmap", "the kernel mapped page zero"))
 }
 
-/// Maps `mapped_bytes` (whole pages) at a multiple of [`RANGE_ALIGN_BYTES`]: maps more and trims both ends.
-fn mmap_aligned(
-    mapped_bytes: usize,
-    protection: libc::c_int,
-    accounting: Accounting,
-) -> Result<NonNull<u8>, SourceError> {
+/// Maps `mapped_bytes` (whole pages) at a multiple of [`RANGE_ALIGN_BYTES`]: maps more and trims both ends. Asks for huge pages;
+/// kernels without them, or configured not to use them, keep to small ones.
+fn mmap_huge(mapped_bytes: usize, protection: libc::c_int, flags: libc::c_int) -> Result<NonNull<u8>, SourceError> {
     let spare_bytes = RANGE_ALIGN_BYTES - PAGE_BYTES;
     let widened_bytes = mapped_bytes.checked_add(spare_bytes).ok_or_else(|| over_address_space(mapped_bytes))?;
-    let widened = mmap(widened_bytes, protection, accounting)?;
+    let widened = mmap(widened_bytes, protection, flags).map_err(|error| with_memory_remedy(error, widened_bytes))?;
     let head_bytes = widened.addr().get().wrapping_neg() % RANGE_ALIGN_BYTES;
     // SAFETY: `head_bytes` is at most `spare_bytes`, so the range fits behind it.
     let start = unsafe { widened.add(head_bytes) };
@@ -272,18 +243,15 @@ fn mmap_aligned(
             let _ = unsafe { munmap(spare, bytes) };
         }
     }
-    Ok(start)
-}
-
-/// Asks for huge pages. Kernels without them, or configured not to use them, keep to small ones.
-pub(super) fn advise_huge(start: NonNull<u8>, mapped_bytes: usize) {
+    // All of it at once: pieces with different advice would stay separate mappings.
     let _ = advise(start, mapped_bytes, linux::MADV_HUGEPAGE);
+    Ok(start)
 }
 
 /// # Safety
 ///
 /// The pages were mapped here, and nothing uses them any more.
-pub(super) unsafe fn munmap(start: NonNull<u8>, mapped_bytes: usize) -> Result<(), SourceError> {
+unsafe fn munmap(start: NonNull<u8>, mapped_bytes: usize) -> Result<(), SourceError> {
     // SAFETY: the caller gives up these pages.
     check("munmap", unsafe { libc::munmap(start.as_ptr().cast(), mapped_bytes) })
 }

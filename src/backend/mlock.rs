@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::ptr::NonNull;
 
-use super::mapping::{self, Accounting};
+use super::mapping;
 use super::source::Region;
 use crate::error::{Retry, SourceError};
 use pinpool_os::host::limits;
@@ -20,7 +20,7 @@ use pinpool_os::host::limits;
 pub fn lock_limit() -> Option<u64> {
     let limit_bytes = rlimit_memlock()?;
     let over_the_limit = usize::try_from(limit_bytes).ok().and_then(|bytes| bytes.checked_add(1));
-    let Some(trial) = over_the_limit.and_then(|bytes| mapping::map(bytes, Accounting::OnTouch, 0).ok()) else {
+    let Some(trial) = over_the_limit.and_then(|bytes| mapping::map(bytes, mapping::CHARGED_ON_TOUCH, 0).ok()) else {
         return Some(limit_bytes);
     };
     let locked = lock_on_fault(&trial).is_ok();

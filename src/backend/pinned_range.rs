@@ -48,7 +48,7 @@ impl PinnedRange {
             #[cfg(feature = "cuda")]
             "vmm" | "register" | "cuda" => {
                 let source = Arc::new(RegisterSource::new(device, None)?);
-                mapping::keep_from_children(region)?;
+                mapping::inherit(region, false)?;
                 // SAFETY: mapped until `end` has unregistered them, as the caller promised.
                 let registered = unsafe { source.register_other(region) };
                 registered.inspect_err(|_| {

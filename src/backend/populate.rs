@@ -32,45 +32,29 @@ const CHUNKS_PER_THREAD: usize = 4;
 /// blocks threads that start and drivers that map.
 const CALL_LIMIT_BYTES: usize = GRANULE_BYTES;
 
-/// A NUMA node, one of several.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct NodePlacement {
-    node: u32,
+/// Returns whether `node` is one of several NUMA nodes. `root` is the file system root: `/` except in tests.
+pub(super) fn one_of_several(root: &Path, node: u32) -> bool {
+    let nodes = host::numa_nodes(root);
+    nodes.len() > 1 && nodes.contains(&node) && node < NODE_LIMIT
 }
 
-impl NodePlacement {
-    /// On `node`, if it is one of several. `root` is the file system root: `/` except in tests.
-    pub(super) fn on(root: &Path, node: u32) -> Option<Self> {
-        let nodes = host::numa_nodes(root);
-        (nodes.len() > 1 && nodes.contains(&node) && node < NODE_LIMIT).then_some(Self { node })
-    }
-
-    pub(super) fn node(self) -> u32 {
-        self.node
-    }
-}
-
+/// Makes the pages of this mapping come from `node` when they are touched. The kernel rounds `bytes` up to whole pages.
 #[cfg(target_os = "linux")]
-impl NodePlacement {
-    /// Makes pages of this mapping come from the node when they are touched.
-    pub(super) fn place(self, start: NonNull<u8>, mapped_bytes: usize) {
-        let mut mask = [0_u64; (NODE_LIMIT / 64) as usize];
-        mask[(self.node / 64) as usize] = 1 << (self.node % 64);
-        let (policy, bits) = (libc::MPOL_PREFERRED, u64::from(NODE_LIMIT) + 1);
-        // SAFETY: the kernel reads the mask, which has `bits - 1` bits (the kernel reads one less than it is passed), and
-        // changes where untouched pages of the caller's mapping come from.
-        let _refused =
-            unsafe { libc::syscall(libc::SYS_mbind, start.as_ptr(), mapped_bytes, policy, mask.as_ptr(), bits, 0_u32) };
-    }
+pub(super) fn place(start: NonNull<u8>, bytes: usize, node: Option<u32>) {
+    let Some(node) = node else { return };
+    let mut mask = [0_u64; (NODE_LIMIT / 64) as usize];
+    mask[(node / 64) as usize] = 1 << (node % 64);
+    let (policy, bits) = (libc::MPOL_PREFERRED, u64::from(NODE_LIMIT) + 1);
+    // SAFETY: the kernel reads the mask, which has `bits - 1` bits (the kernel reads one less than it is passed), and
+    // changes where untouched pages of the caller's mapping come from.
+    let _refused = unsafe { libc::syscall(libc::SYS_mbind, start.as_ptr(), bytes, policy, mask.as_ptr(), bits, 0_u32) };
 }
 
 /// On other systems there is one node.
 #[cfg(not(target_os = "linux"))]
-impl NodePlacement {
-    pub(super) fn place(self, _start: NonNull<u8>, _mapped_bytes: usize) {}
-}
+pub(super) fn place(_start: NonNull<u8>, _bytes: usize, _node: Option<u32>) {}
 
-/// Makes every page of `region` present and zero, on the node of `placement`, with `threads` threads. Calls `progress` on
+/// Makes every page of `region` present and zero, on `node` if it is set, with `threads` threads. Calls `progress` on
 /// the calling thread with the bytes done so far.
 ///
 /// # Safety
@@ -79,12 +63,10 @@ impl NodePlacement {
 pub(super) unsafe fn populate(
     region: &Region,
     threads: usize,
-    placement: Option<NodePlacement>,
+    node: Option<u32>,
     progress: &dyn Fn(usize),
 ) -> Result<(), SourceError> {
-    if let Some(placement) = placement {
-        placement.place(region.start(), mapping::mapped_bytes(region.len_bytes())?);
-    }
+    place(region.start(), region.len_bytes(), node);
     let chunks = ChunkQueue::new(region, threads);
     let (report, reports) = mpsc::channel();
     // All threads start before the first one populates: a starting thread needs the address space, which populating holds.
@@ -264,19 +246,17 @@ mod tests {
     #[test]
     fn one_node_is_no_placement() {
         let with_nodes = |nodes| host::tree::of(&[("/sys/devices/system/node/online", nodes)]);
-        assert_eq!(NodePlacement::on(with_nodes("0\n").path(), 0), None);
+        assert!(!one_of_several(with_nodes("0\n").path(), 0));
         let root = with_nodes("0-1\n");
-        assert_eq!(NodePlacement::on(root.path(), 1), Some(NodePlacement { node: 1 }));
-        assert_eq!(NodePlacement::on(root.path(), 2), None);
+        assert!(one_of_several(root.path(), 1) && !one_of_several(root.path(), 2));
     }
 
     #[cfg(not(miri))]
     #[test]
     fn pages_carry_the_policy() {
-        // Node 0 is on every machine.
-        let placement = NodePlacement { node: 0 };
         let region = mapping::map_huge(4 * PAGE_BYTES, 0).unwrap();
-        placement.place(region.start(), 4 * PAGE_BYTES);
+        // Node 0 is on every machine.
+        place(region.start(), 4 * PAGE_BYTES, Some(0));
         let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
         let address = format!("{:x} ", region.start().as_ptr().addr());
         let line = maps.lines().find(|line| line.starts_with(&address));

@@ -21,7 +21,7 @@ use cudarc::driver::sys;
 
 use super::huge_pages::{HugeTlb, increasing};
 use super::mapping;
-use super::populate::{NodePlacement, populate};
+use super::populate::{one_of_several, populate};
 use super::source::{Region, RegionIds, Source};
 use crate::driver::calls;
 use crate::driver::device::Device;
@@ -44,7 +44,8 @@ const PAUSE: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub struct RegisterSource {
     device: Arc<Device>,
-    placement: Option<NodePlacement>,
+    /// Requested NUMA node of the pages.
+    node: Option<u32>,
     ids: RegionIds,
     threads: usize,
     hugetlb: HugeTlb,
@@ -81,11 +82,10 @@ impl RegisterSource {
     }
 
     pub(super) fn on_device(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
-        let placement = node.and_then(|node| NodePlacement::on(root, node));
         let threads = thread::available_parallelism().map_or(1, usize::from);
         Self {
             device,
-            placement,
+            node: node.filter(|&node| one_of_several(root, node)),
             ids: Default::default(),
             threads,
             hugetlb: Default::default(),
@@ -114,15 +114,15 @@ impl RegisterSource {
         let _entered = self.device.enter()?;
         let id = self.ids.next();
         let progress = &increasing(progress);
-        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement), progress) {
+        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.node), progress) {
             let registered = self.register(&region, until);
             // SAFETY: mapped above, no reference into it was made, and not registered if this is an error.
             return unsafe { mapping::keep_if(registered, region) };
         }
         let region = mapping::map_huge(len_bytes, id)?;
-        let registered = mapping::keep_from_children(&region)
+        let registered = mapping::inherit(&region, false)
             // SAFETY: mapped above, no reference into it was made.
-            .and_then(|()| unsafe { populate(&region, threads, self.placement, progress) })
+            .and_then(|()| unsafe { populate(&region, threads, self.node, progress) })
             .and_then(|()| self.register(&region, until));
         // SAFETY: as above, and not registered if this is an error.
         unsafe { mapping::keep_if(registered, region) }
@@ -226,6 +226,6 @@ unsafe impl Source for RegisterSource {
     }
 
     fn numa_node(&self) -> Option<u32> {
-        self.placement.map(NodePlacement::node)
+        self.node
     }
 }

@@ -214,7 +214,7 @@ impl PinnedBuf {
         block.check_process()?;
         // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at its
         // return.
-        let _failures_stay = block.state_mut().copy_fences.wait_for_all();
+        let _failures_stay = block.copy_fences_mut().wait_for_all();
         let (start, len) = block.bytes();
         let checked = copy::check_len(len, "source", source.available_bytes());
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing touches the memory, nor does it
@@ -303,7 +303,7 @@ impl PinnedBuf {
         let id = copy::cuda::work_id(handle);
         // The driver may accept the second attempt.
         let made = make_fence().or_else(|_| make_fence());
-        let fences = &mut block.state_mut().copy_fences;
+        let fences = block.copy_fences_mut();
         fences.forget_completed();
         match made {
             Ok(fence) => {
@@ -362,31 +362,25 @@ impl PinnedBuf {
         enqueued: Result<SharedFence, CopyFailure>,
         record: fn(&mut CopyFences, SharedFence),
     ) -> Result<Completion> {
-        match enqueued {
-            Ok(fence) => {
-                if let Some(block) = &mut *self.block {
-                    record(&mut block.state_mut().copy_fences, fence.clone());
-                }
-                Ok(Completion::tracked(fence, None))
-            }
-            Err(CopyFailure::Refused(error)) => Err(error),
-            Err(CopyFailure::Failed(error, fence)) => {
-                if let Some(block) = &mut *self.block {
-                    record(&mut block.state_mut().copy_fences, fence);
-                }
-                Err(error)
-            }
+        let (fence, failure) = match enqueued {
+            Ok(fence) => (fence, None),
+            Err(CopyFailure::Failed(error, fence)) => (fence, Some(error)),
+            Err(CopyFailure::Refused(error)) => return Err(error),
             Err(CopyFailure::Unknown(error)) => {
                 std::mem::take(self).leak(&error);
-                Err(error)
+                return Err(error);
             }
+        };
+        if let Some(block) = &mut *self.block {
+            record(block.copy_fences_mut(), fence.clone());
         }
+        failure.map_or_else(|| Ok(Completion::tracked(fence, None)), Err)
     }
 
     /// Takes the memory out of use permanently.
     fn leak(mut self, error: &Error) {
         if let Some(mut block) = self.block.take() {
-            drop(block.state_mut().copy_fences.take());
+            drop(block.copy_fences_mut().take());
             block.leak(error);
         }
     }

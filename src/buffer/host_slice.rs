@@ -21,7 +21,9 @@ use crate::error::{ErrorKind, Result};
 #[derive(Debug)]
 pub struct BufView<'a, T = u8> {
     buf: &'a PinnedBuf,
-    part: Part<T>,
+    /// Whole and aligned elements of `T`.
+    bytes: Range<usize>,
+    element: PhantomData<T>,
 }
 
 /// A part of a [`PinnedBuf`] as elements of `T`, to copy into: `stream.memcpy_dtoh(&device, &mut buf.slice_mut(..n)?)`. The
@@ -29,31 +31,9 @@ pub struct BufView<'a, T = u8> {
 #[derive(Debug)]
 pub struct BufViewMut<'a, T = u8> {
     buf: &'a mut PinnedBuf,
-    part: Part<T>,
-}
-
-/// A range of the bytes that is a whole number of aligned elements of `T`.
-#[derive(Debug)]
-struct Part<T> {
+    /// Whole and aligned elements of `T`.
     bytes: Range<usize>,
     element: PhantomData<T>,
-}
-
-impl<T: Pod> Part<T> {
-    fn all(buf: &PinnedBuf) -> Result<Self> {
-        check_cast::<T>(buf.start().as_ptr(), buf.len())?;
-        Ok(Self { bytes: 0..buf.len(), element: PhantomData })
-    }
-
-    fn len(&self) -> usize {
-        self.bytes.len() / size_of::<T>()
-    }
-
-    fn range(self, range: impl RangeBounds<usize>) -> Result<Self> {
-        let Range { start, end } = elements_in(range, self.len())?;
-        let byte = |element: usize| self.bytes.start + element * size_of::<T>();
-        Ok(Self { bytes: byte(start)..byte(end), element: PhantomData })
-    }
 }
 
 impl PinnedBuf {
@@ -93,7 +73,8 @@ impl PinnedBuf {
     /// [`Error::is_request`](crate::Error::is_request) if the length is not a multiple of the element's size, or the
     /// address is not aligned for it.
     pub fn elements<T: Pod>(&self) -> Result<BufView<'_, T>> {
-        Ok(BufView { part: Part::all(self)?, buf: self })
+        check_cast::<T>(self.start().as_ptr(), self.len())?;
+        Ok(BufView { bytes: 0..self.len(), buf: self, element: PhantomData })
     }
 
     /// The buffer as elements of `T`, the destination of a tracked cudarc copy.
@@ -102,7 +83,8 @@ impl PinnedBuf {
     ///
     /// The errors of [`elements`](PinnedBuf::elements).
     pub fn elements_mut<T: Pod>(&mut self) -> Result<BufViewMut<'_, T>> {
-        Ok(BufViewMut { part: Part::all(self)?, buf: self })
+        check_cast::<T>(self.start().as_ptr(), self.len())?;
+        Ok(BufViewMut { bytes: 0..self.len(), buf: self, element: PhantomData })
     }
 
     /// The fence of a copy that cudarc starts on `stream`. Without one the context gets an error, unless the buffer is empty.
@@ -117,7 +99,7 @@ impl PinnedBuf {
         fence
     }
 
-    fn lend<'a, T: Pod>(&'a self, part: &Part<T>, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
+    fn lend<'a, T: Pod>(&'a self, part: Range<usize>, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
         let (Some(block), Some(fence)) = (&*self.block, self.fence_on(stream)) else {
             return (&[], SyncOnDrop::Record(None));
         };
@@ -133,15 +115,15 @@ impl PinnedBuf {
         }
         // SAFETY: cudarc's contract: the bytes are used on `stream` only, behind the writes that this waited for.
         let bytes = unsafe { self.bytes() };
-        (bytemuck::cast_slice(&bytes[part.bytes.clone()]), guard)
+        (bytemuck::cast_slice(&bytes[part]), guard)
     }
 
-    fn lend_mut<'a, T: Pod>(&'a mut self, part: &Part<T>, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
+    fn lend_mut<'a, T: Pod>(&'a mut self, part: Range<usize>, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
         let fence = self.fence_on(stream);
         let (Some(block), Some(fence)) = (&mut *self.block, fence) else {
             return (&mut [], SyncOnDrop::Record(None));
         };
-        let copy_fences = &mut block.state_mut().copy_fences;
+        let copy_fences = block.copy_fences_mut();
         let written = copy_fences.wait_for_others(fence.shared.stream_id());
         copy_fences.record_write(fence.shared.clone());
         // SAFETY: as in `lend`.
@@ -152,7 +134,7 @@ impl PinnedBuf {
         }
         // SAFETY: as in `lend`, behind every copy that this waited for.
         let bytes = unsafe { self.bytes_mut() };
-        (bytemuck::cast_slice_mut(&mut bytes[part.bytes.clone()]), guard)
+        (bytemuck::cast_slice_mut(&mut bytes[part]), guard)
     }
 }
 
@@ -161,7 +143,7 @@ macro_rules! views {
         impl<T: Pod> $view<'_, T> {
             /// Number of elements.
             pub fn len(&self) -> usize {
-                self.part.len()
+                self.bytes.len() / size_of::<T>()
             }
 
             /// Returns whether the view has no elements.
@@ -175,7 +157,9 @@ macro_rules! views {
             ///
             /// [`Error::is_request`](crate::Error::is_request) if the range is not inside the view.
             pub fn slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
-                Ok(Self { part: self.part.range(range)?, buf: self.buf })
+                let Range { start, end } = elements_in(range, self.len())?;
+                let byte = |element: usize| self.bytes.start + element * size_of::<T>();
+                Ok(Self { bytes: byte(start)..byte(end), ..self })
             }
         }
     )+};
@@ -194,23 +178,22 @@ impl HostSlice<u8> for PinnedBuf {
     }
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [u8], SyncOnDrop<'a>) {
-        self.lend(&Part { bytes: 0..self.len(), element: PhantomData }, stream)
+        self.lend(0..self.len(), stream)
     }
 
     unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [u8], SyncOnDrop<'a>) {
-        let part = Part { bytes: 0..self.len(), element: PhantomData };
-        self.lend_mut(&part, stream)
+        self.lend_mut(0..self.len(), stream)
     }
 }
 
 /// A source only. As a destination it accepts no bytes, and the context gets the error `CUDA_ERROR_NOT_PERMITTED`.
 impl<T: Pod> HostSlice<T> for BufView<'_, T> {
     fn len(&self) -> usize {
-        self.part.len()
+        self.len()
     }
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
-        self.buf.lend(&self.part, stream)
+        self.buf.lend(self.bytes.clone(), stream)
     }
 
     unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
@@ -221,15 +204,15 @@ impl<T: Pod> HostSlice<T> for BufView<'_, T> {
 
 impl<T: Pod> HostSlice<T> for BufViewMut<'_, T> {
     fn len(&self) -> usize {
-        self.part.len()
+        self.len()
     }
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
-        self.buf.lend(&self.part, stream)
+        self.buf.lend(self.bytes.clone(), stream)
     }
 
     unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
-        self.buf.lend_mut(&self.part, stream)
+        self.buf.lend_mut(self.bytes.clone(), stream)
     }
 }
 

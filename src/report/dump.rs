@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::UsageReport;
+use crate::stats::{MemoryStats, Stats};
 
 pub(crate) use pinpool_observe::diagnosis::shortage::{Host, Refused, RefusedBy};
 use pinpool_observe::diagnosis::shortage::{Shortage, likely_cause};
@@ -78,6 +78,34 @@ impl Owner {
     }
 }
 
+/// Bytes held that are in no buffer.
+fn in_no_buffer(memory: &MemoryStats) -> u64 {
+    memory.free_bytes + memory.transit_bytes + memory.overhead_bytes
+}
+
+/// Bytes of a pool by state: four that are always shown, and others that are not 0.
+pub(super) fn by_state(Stats { memory, copies, .. }: &Stats) -> impl Iterator<Item = (&'static str, u64)> {
+    let always = [
+        ("held", memory.held_bytes),
+        ("in use", memory.in_use_bytes),
+        ("idle", memory.idle_bytes),
+        ("in flight", copies.in_flight_bytes),
+    ];
+    let others = [
+        ("free", in_no_buffer(memory)),
+        ("quarantined", memory.quarantined_bytes),
+        ("external", memory.external_bytes),
+        ("pageable", memory.pageable_bytes),
+    ];
+    always.into_iter().chain(others.into_iter().filter(|(_, bytes)| *bytes > 0))
+}
+
+/// Bytes of a pool by state, for the text of an error.
+pub(crate) fn usage_text(stats: &Stats) -> String {
+    let states: Vec<_> = by_state(stats).map(|(state, bytes)| format!("{state} {}", Size(bytes))).collect();
+    states.join(", ")
+}
+
 /// A request that found no memory.
 #[derive(Debug, Clone)]
 pub(crate) struct FailedRequest {
@@ -94,14 +122,10 @@ pub(crate) struct FailedRequest {
 #[derive(Debug, Clone)]
 pub struct Dump {
     pub(crate) device: String,
-    pub(crate) allocator: String,
+    pub(crate) stats: Stats,
     /// The largest first.
     pub(crate) owners: Vec<Owner>,
-    pub(crate) usage: UsageReport,
     pub(crate) longest_free_bytes: u64,
-    pub(crate) peak_bytes: u64,
-    /// Age of the oldest copy in flight, and its stream.
-    pub(crate) oldest_copy: Option<(Duration, u64)>,
     pub(crate) host: Option<Host>,
     pub(crate) request: Option<FailedRequest>,
     /// The limit to raise for more.
@@ -124,23 +148,23 @@ impl Dump {
     /// Why the request failed, or the next ones may.
     pub(crate) fn likely_cause(&self) -> Option<LikelyCause> {
         let holders: Vec<_> = self.owners.iter().map(|owner| (owner.holder(), owner.requested_bytes)).collect();
-        let UsageReport { max_bytes, .. } = self.usage;
+        let Stats { memory, copies, limits, .. } = &self.stats;
         likely_cause(&Shortage {
-            held_bytes: self.usage.held_bytes,
-            in_use_bytes: self.usage.in_use_bytes,
-            in_flight_bytes: self.usage.in_flight_bytes,
-            idle_bytes: self.usage.idle_bytes,
-            free_bytes: self.usage.free_bytes,
+            held_bytes: memory.held_bytes,
+            in_use_bytes: memory.in_use_bytes,
+            in_flight_bytes: copies.in_flight_bytes,
+            idle_bytes: memory.idle_bytes,
+            free_bytes: in_no_buffer(memory),
             longest_free_bytes: self.longest_free_bytes,
-            pageable_bytes: self.usage.pageable_bytes,
-            oldest_copy: self.oldest_copy,
+            pageable_bytes: memory.pageable_bytes,
+            oldest_copy: copies.oldest_age.zip(copies.oldest_stream_id),
             host: self.host.as_ref(),
             refused: self.request.as_ref().map(|request| &request.refused),
             is_reserve: self.request.as_ref().is_some_and(|request| request.is_reserve),
             limit: self.limit,
             // Only the pool's limit is among the statistics, no other limits.
-            max_bytes: max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE"),
-            own_max_bytes: max_bytes,
+            max_bytes: limits.max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE"),
+            own_max_bytes: limits.max_bytes,
             holders: &holders,
             diagnosis: self.diagnosis.as_ref(),
         })
@@ -158,7 +182,8 @@ impl fmt::Display for Dump {
             }
         }
         f.write_str("\n")?;
-        write!(f, "usage of device {}, allocator {}:", self.device, self.allocator)?;
+        let Stats { backend, preset, memory, limits, .. } = &self.stats;
+        write!(f, "usage of device {}, allocator {backend} ({preset}):", self.device)?;
         let (listed, rest) = self.owners.split_at(self.owners.len().min(LISTED));
         for Owner { tag, buffers, bytes, oldest, .. } in listed {
             let noun = if *buffers == 1 { "buffer" } else { "buffers" };
@@ -172,9 +197,8 @@ impl fmt::Display for Dump {
         if buffers > 0 {
             write!(f, "\n  {} in {buffers} more buffers", Size(bytes))?;
         }
-        let UsageReport { max_bytes, .. } = self.usage;
-        let max = max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
-        write!(f, "\n{}; limit {max}, peak {}", self.usage, Size(self.peak_bytes))?;
+        let max = limits.max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
+        write!(f, "\n{}; limit {max}, peak {}", usage_text(&self.stats), Size(memory.peak_held_bytes))?;
         if let Some(FailedRequest { refused: Refused { by: RefusedBy::Source { .. }, found, .. }, .. }) = &self.request
         {
             write!(f, "\ndriver: {found}")?;
@@ -207,19 +231,17 @@ mod tests {
     #[test]
     fn the_largest_owners_are_listed_and_the_others_are_summed() {
         let owners = (0..13).map(|n| owner(&format!("tag{n}"), n + 1, 100 - n)).collect();
-        let usage =
-            UsageReport { held_bytes: 1 << 30, in_use_bytes: 1 << 30, max_bytes: Some(1 << 30), ..Default::default() };
+        let mut stats = Stats { backend: "heap", ..Default::default() };
+        (stats.memory.held_bytes, stats.memory.peak_held_bytes) = (1 << 30, 1 << 30);
+        (stats.memory.in_use_bytes, stats.limits.max_bytes) = (1 << 30, Some(1 << 30));
         let (by, found) = (RefusedBy::Limit { could_fit: true }, "the pool limit is reached".to_owned());
         let refused = Refused { by, needed_bytes: 8192, found, remedy: String::new() };
         let tag = Some("tag3".to_owned());
         let dump = Dump {
             device: "host".to_owned(),
-            allocator: "heap (adaptive)".to_owned(),
             owners,
-            usage,
+            stats,
             longest_free_bytes: 0,
-            peak_bytes: 1 << 30,
-            oldest_copy: None,
             host: None,
             request: Some(FailedRequest { asked_bytes: 5000, tag, is_reserve: false, refused }),
             limit: "PINPOOL_MAX_BYTES",

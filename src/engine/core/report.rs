@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use super::Core;
 use crate::copy;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
-use crate::engine::meter::usage_report;
 use crate::policy::Window;
 use crate::quota::LimitLevel;
 use crate::report::{Dump, FailedRequest, Host, Owner, StillOut};
@@ -80,12 +79,9 @@ impl Core {
         let is_forked = self.is_forked();
         Dump {
             device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
-            allocator: format!("{} ({})", stats.backend, stats.preset),
             owners: self.owners_of(stats),
-            usage: usage_report(stats),
+            stats: stats.clone(),
             longest_free_bytes: if is_forked { 0 } else { self.memory.supply().longest_free_bytes() },
-            peak_bytes: stats.memory.peak_held_bytes,
-            oldest_copy: stats.copies.oldest_age.zip(stats.copies.oldest_stream_id),
             host: if is_forked { None } else { self.host_memory() },
             request,
             diagnosis: self.latest_diagnosis(),
@@ -127,7 +123,7 @@ impl Core {
         }
         let mut in_flight = BTreeMap::<usize, u64>::new();
         self.in_flight.for_each(|block| {
-            *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.adopted().is_none());
+            *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.memory().adopted().is_none());
         });
         let counted = self.classes.rows().into_iter();
         let row = |counted: ClassStats| {
@@ -224,13 +220,6 @@ impl Core {
         if let Some(diagnosis) = news {
             let level = if diagnosis.is_alarm { log::Level::Warn } else { log::Level::Info };
             self.log.diagnosis(level, &diagnosis);
-        }
-    }
-
-    /// Records the state of the pool at its end.
-    pub(super) fn record_last_snapshot(&self) {
-        if let Some(recorder) = self.recorder() {
-            recorder.snapshot(self.time.now_us(), self.snapshot());
         }
     }
 

@@ -19,7 +19,6 @@
 
 use std::time::Duration;
 
-use crate::error::UsageReport;
 use crate::report::{PoolLog, is_power_of_ten};
 use crate::stats::{Histogram, Stats};
 use pinpool_observe::diagnosis::RecentLengths;
@@ -152,21 +151,6 @@ impl Counters {
     }
 }
 
-/// The bytes of a snapshot, for the text of an error.
-pub(crate) fn usage_report(stats: &Stats) -> UsageReport {
-    UsageReport {
-        held_bytes: stats.memory.held_bytes,
-        in_use_bytes: stats.memory.in_use_bytes,
-        idle_bytes: stats.memory.idle_bytes,
-        free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
-        in_flight_bytes: stats.copies.in_flight_bytes,
-        quarantined_bytes: stats.memory.quarantined_bytes,
-        external_bytes: stats.memory.external_bytes,
-        pageable_bytes: stats.memory.pageable_bytes,
-        max_bytes: stats.limits.max_bytes,
-    }
-}
-
 /// The blocks of a pool, and whether it has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Lifetime {
@@ -248,7 +232,7 @@ impl Shortage {
         log: &PoolLog,
         len_bytes: u64,
         now_us: u64,
-        why: impl FnOnce() -> (bool, String, UsageReport),
+        why: impl FnOnce() -> (bool, String, Stats),
     ) {
         let mut counts = self.counts.lock();
         if let Some(counts) = &mut *counts {

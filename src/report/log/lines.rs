@@ -14,7 +14,7 @@ use pinpool_os::words::{Size, Time};
 
 use super::texts::{Growth, LimitText, Pair, StillOut, Totals, Usage};
 use super::{PoolLog, emit};
-use crate::error::{self, SourceError, UsageReport};
+use crate::error::{self, SourceError};
 use crate::report::{Dump, Finding};
 use crate::shared_limit::{Loss, describe_loss};
 use crate::stats::Stats;
@@ -103,11 +103,11 @@ lines! {
         "request={request}B time={time} served={is_served}";
 
     /// The pool is full, and a request waits for a return. To do: nothing if the consumer is always busy; else raise the limit.
-    Info(shortage) full(request: u64 as Size, why: &str, usage: &UsageReport as Usage)
+    Info(shortage) full(request: u64 as Size, why: &str, usage: &Stats as Usage)
         "request={request} {usage}; waiting for a return: {why}";
 
     /// A request found no memory and does not wait. To do: follow the remedy in the line.
-    Warn(shortage) refused(request: u64 as Size, why: &str, usage: &UsageReport as Usage) "request={request} {usage}; {why}";
+    Warn(shortage) refused(request: u64 as Size, why: &str, usage: &Stats as Usage) "request={request} {usage}; {why}";
 
     /// No request has waited for a second. To do: nothing.
     Info(shortage) recovered(after: Duration as Time, requests: u64, waited: Duration as Time, pageable: u64)

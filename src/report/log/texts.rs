@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use pinpool_os::words::{Size, Time};
 
-use crate::error::UsageReport;
 use crate::report::HeldBuffer;
+use crate::report::dump::by_state;
 use crate::stats::{RequestStats, Stats};
 
 /// A key with its value; nothing without a value.
@@ -31,14 +31,14 @@ impl fmt::Display for LimitText {
 }
 
 /// The bytes of a pool by state, as keys and values.
-pub(super) struct Usage<'a>(pub(super) &'a UsageReport);
+pub(super) struct Usage<'a>(pub(super) &'a Stats);
 
 impl fmt::Display for Usage<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (state, bytes) in self.0.by_state() {
+        for (state, bytes) in by_state(self.0) {
             write!(f, "{}={} ", state.replace(' ', "_"), Size(bytes))?;
         }
-        write!(f, "max={}", LimitText(self.0.max_bytes))
+        write!(f, "max={}", LimitText(self.0.limits.max_bytes))
     }
 }
 

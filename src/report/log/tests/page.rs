@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::emit::captured;
 use super::lines::COMMENTS;
 use super::*;
-use crate::error::{Error, ErrorKind, UsageReport};
+use crate::error::{Error, ErrorKind};
 use crate::report::{Dump, FailedRequest, Refused, RefusedBy};
 use crate::shared_limit::Loss;
 use crate::stats::Stats;
@@ -21,12 +21,9 @@ const MIB: u64 = 1 << 20;
 fn examples() -> Vec<captured::Line> {
     let log = PoolLog { name: Some("loader".to_owned()), ..PoolLog::new() };
     let path = Path::new("/tmp/t.gz");
-    let usage = UsageReport {
-        held_bytes: 24 * MIB,
-        in_use_bytes: 24 * MIB,
-        max_bytes: Some(24 * MIB),
-        ..UsageReport::default()
-    };
+    let mut usage = Stats::default();
+    (usage.memory.held_bytes, usage.memory.in_use_bytes) = (24 * MIB, 24 * MIB);
+    usage.limits.max_bytes = Some(24 * MIB);
     let facts = "preset=adaptive backend=mlock pinned=yes max=24.0MiB granule=128.0KiB thp=madvise numa_node=1 version=0.1.0 \
                  pid=18721; PINPOOL_MAX_BYTES=24MiB (builder) (skipped vmm, cuda: no GPU)";
     let growth = Growth {
@@ -60,12 +57,9 @@ fn examples() -> Vec<captured::Line> {
     });
     let dump = Dump {
         device: "host".to_owned(),
-        allocator: "mlock (adaptive)".to_owned(),
         owners: Vec::new(),
-        usage,
+        stats: usage.clone(),
         longest_free_bytes: 0,
-        peak_bytes: 24 * MIB,
-        oldest_copy: None,
         host: None,
         request: Some(FailedRequest {
             asked_bytes: 4 * MIB,
