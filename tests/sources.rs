@@ -33,13 +33,13 @@ const ROOMS: &[(&str, usize)] = &[
     ("examples", 396),
     ("fuzz", 8),
     ("python", 2149),
-    ("src/arena", 1550),
+    ("src/arena", 1552),
     ("src/backend", 2159),
     ("src/buffer", 680),
     ("src/config", 761),
     ("src/copy", 1358),
     ("src/driver", 753),
-    ("src/engine", 7425),
+    ("src/engine", 7376),
     ("src/error", 253),
     ("src/in_flight", 605),
     ("src/lib", 50),
@@ -49,8 +49,8 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 81110),
-    ("tests", 39265),
+    ("sum of code and tests", 81083),
+    ("tests", 39285),
 ];
 
 /// Bytes of all Markdown files.
