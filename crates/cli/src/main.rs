@@ -46,7 +46,7 @@ A process (PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE=t.gz) or a log:
 
 A recording:
   advise   Recommend settings                pinpool advise t.gz
-  trace    Print or convert a recording      pinpool trace t.gz --format chrome
+  trace    Print or convert a recording      pinpool trace t.gz
 
 Options:
 {options}
