@@ -10,22 +10,34 @@
 //! ```
 //!
 //! `cargo bench --bench miss`
-#![allow(missing_docs)] // Criterion defines the entry point.
-#![allow(clippy::print_stderr)] // Names the backends that are left out.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
 #![allow(unsafe_code)] // `pin_per_use` calls `mmap`, `mlock` and `munmap`.
 
 use std::hint::black_box;
 use std::io;
 use std::ptr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use criterion::{Criterion, criterion_group, criterion_main};
 use pinpool::{Backend, Error, Pool, Preset};
 
 const SIZE: usize = 64 << 10;
+const SAMPLE: Duration = Duration::from_millis(100);
+/// Requests between two readings of the clock.
+const BATCH: u32 = 64;
 
-fn each_time<T>(criterion: &mut Criterion, group: &str, name: &str, mut get: impl FnMut() -> T) {
-    criterion.benchmark_group(group).bench_function(name, |bencher| bencher.iter(|| drop(black_box(get()))));
+/// Prints the median time of a request in eleven samples; the first also warms up.
+fn measure<T>(group: &str, name: &str, mut get: impl FnMut() -> T) {
+    let mut sample = || {
+        let (start, mut requests) = (Instant::now(), 0);
+        while start.elapsed() < SAMPLE {
+            (0..BATCH).for_each(|_| drop(black_box(get())));
+            requests += BATCH;
+        }
+        start.elapsed().as_secs_f64() * 1e9 / f64::from(requests)
+    };
+    let mut samples: [f64; 11] = std::array::from_fn(|_| sample());
+    samples.sort_by(f64::total_cmp);
+    println!("{group}/{name}: {:.1} ns", samples[5]);
 }
 
 fn without_idle_buffers(backend: &Backend, preset: Preset) -> Result<Pool, Error> {
@@ -42,23 +54,23 @@ fn get(pool: &Pool) -> impl FnMut() -> pinpool::PinnedBuf {
     }
 }
 
-fn of_backend(criterion: &mut Criterion, backend: &Backend) -> Result<(), Error> {
-    let cut = without_idle_buffers(backend, Preset::Adaptive)?;
+fn measure_backend(backend: &Backend) -> Result<(), Error> {
+    let carved = without_idle_buffers(backend, Preset::Adaptive)?;
     // Held throughout, so that the granule of all other buffers stays pinned.
-    let anchor = cut.get(4096)?;
-    cut.get(SIZE)?;
-    each_time(criterion, backend.name(), "cut", get(&cut));
+    let anchor = carved.get(4096)?;
+    carved.get(SIZE)?;
+    measure(backend.name(), "carved", get(&carved));
     drop(anchor);
-    let stats = cut.stats();
+    let stats = carved.stats();
     assert_eq!(
         (stats.requests.hits, stats.requests.failed, stats.memory.pin.count),
         (0, 0, 1),
         "{backend:?}: not only misses"
     );
 
-    let locked = without_idle_buffers(backend, Preset::TensorFlow)?;
-    each_time(criterion, backend.name(), "locked", get(&locked));
-    let stats = locked.stats();
+    let pinned = without_idle_buffers(backend, Preset::TensorFlow)?;
+    measure(backend.name(), "pinned", get(&pinned));
+    let stats = pinned.stats();
     assert_eq!((stats.requests.hits, stats.requests.failed), (0, 0), "{backend:?}: not only misses");
     assert_eq!(stats.memory.pin.count, stats.requests.served, "{backend:?}: a request pinned nothing");
     Ok(())
@@ -85,34 +97,23 @@ fn pin_per_use() -> io::Result<()> {
     result
 }
 
-fn miss(criterion: &mut Criterion) {
+fn main() {
     for backend in ["heap", "mlock", "cuda"].into_iter().filter_map(|name| name.parse().ok()) {
-        let measured = of_backend(criterion, &backend);
+        let measured = measure_backend(&backend);
         let _ = measured.inspect_err(|error| eprintln!("left out: {}: {error}", backend.name()));
     }
-    each_time(criterion, "plain", "malloc", || {
+    measure("plain", "malloc", || {
         let mut buffer = Vec::with_capacity(SIZE);
         buffer.push(1_u8);
         buffer
     });
-    each_time(criterion, "plain", "calloc", || {
+    measure("plain", "calloc", || {
         let mut buffer = vec![0_u8; SIZE];
         buffer[0] = 1;
         buffer
     });
     match pin_per_use() {
-        Ok(()) => each_time(criterion, "plain", "pin_per_use", || pin_per_use().expect("raise the limit (ulimit -l)")),
+        Ok(()) => measure("plain", "pin_per_use", || pin_per_use().expect("raise the limit (ulimit -l)")),
         Err(error) => eprintln!("left out: pin_per_use: {error}"),
     }
 }
-
-criterion_group! {
-    name = benches;
-    config = Criterion::default()
-        .sample_size(10)
-        .warm_up_time(Duration::from_millis(200))
-        .measurement_time(Duration::from_secs(1))
-        .without_plots();
-    targets = miss
-}
-criterion_main!(benches);

@@ -18,7 +18,7 @@ use crate::report::{Finding, PoolLog};
 use crate::shared_limit::SharedLimit;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]
-use pinpool_observe::record::{PoolDescription, SET_IN_CODE, Unrecorded, count_failed};
+use pinpool_observe::record::{self, SET_IN_CODE, Unrecorded, count_failed};
 use pinpool_os::host::limits;
 use pinpool_os::words::Size;
 
@@ -137,7 +137,7 @@ impl PoolStart {
         facts.extend(variables.iter().map(|of| (of.name.to_owned(), config.value_of(of.name))));
         let set_in_code: Vec<_> = variables.iter().filter(|of| of.origin == "builder").map(|of| of.name).collect();
         facts.push((SET_IN_CODE.to_owned(), set_in_code.join(" ")));
-        let why = match Recorder::open(path, PoolDescription { number: 0, facts }) {
+        let why = match record::open(path, facts) {
             Ok((recorder, earlier)) => {
                 if let Some(earlier) = &earlier {
                     log.trace_renamed(recorder.path(), earlier);

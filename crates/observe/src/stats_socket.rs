@@ -47,14 +47,12 @@ static SERVING: OfProcess<Mutex<Serving>> = OfProcess::new(Mutex::default);
 #[derive(Default)]
 struct Serving {
     sockets: Vec<Served>,
-    next_number: u64,
     /// True while the thread runs.
     is_running: bool,
 }
 
 /// One socket; closed on drop.
 struct Served {
-    number: u64,
     path: PathBuf,
     socket: LocalSocket,
     pools: Vec<Weak<dyn StatisticsSource>>,
@@ -64,7 +62,7 @@ struct Served {
 /// Serves a pool until dropped.
 #[derive(Debug)]
 pub struct ServedPool {
-    socket: u64,
+    path: PathBuf,
     /// Address of the pool.
     pool: usize,
 }
@@ -93,11 +91,12 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
 ///
 /// If the socket cannot be created, another process serves it, or no thread can be started.
 pub fn serve(path: &Path, pool: Weak<dyn StatisticsSource>) -> io::Result<ServedPool> {
-    let shown = address_of(&pool);
+    let served = |pool| ServedPool { path: path.to_owned(), pool: address_of(pool) };
     let mut serving = SERVING.get().lock();
     if let Some(known) = serving.sockets.iter_mut().find(|served| served.path == path) {
+        let shown = served(&pool);
         known.pools.push(pool);
-        return Ok(ServedPool { socket: known.number, pool: shown });
+        return Ok(shown);
     }
     let socket = LocalSocket::listen(path)?;
     remove_at_exit();
@@ -105,10 +104,9 @@ pub fn serve(path: &Path, pool: Weak<dyn StatisticsSource>) -> io::Result<Served
         threads::spawn(c"pinpool-stats", run)?;
         serving.is_running = true;
     }
-    let number = serving.next_number;
-    serving.next_number += 1;
-    serving.sockets.push(Served { number, path: path.to_owned(), socket, pools: vec![pool], readers: VecDeque::new() });
-    Ok(ServedPool { socket: number, pool: shown })
+    let shown = served(&pool);
+    serving.sockets.push(Served { path: path.to_owned(), socket, pools: vec![pool], readers: VecDeque::new() });
+    Ok(shown)
 }
 
 fn address_of(pool: &Weak<dyn StatisticsSource>) -> usize {
@@ -120,7 +118,7 @@ impl Drop for ServedPool {
         // A forked child has no list.
         let Some(serving) = SERVING.get_if_made() else { return };
         let mut serving = serving.lock();
-        let Some(at) = serving.sockets.iter().position(|served| served.number == self.socket) else { return };
+        let Some(at) = serving.sockets.iter().position(|served| served.path == self.path) else { return };
         serving.sockets[at].pools.retain(|pool| address_of(pool) != self.pool);
         if serving.sockets[at].pools.is_empty() {
             // Under the lock, so that a new pool opens its socket afterwards.
@@ -169,7 +167,7 @@ fn begin_rounds(is_due: bool) -> Option<Vec<Round>> {
 
 /// One line for some readers of a socket.
 struct Round {
-    socket: u64,
+    path: PathBuf,
     pools: Vec<Weak<dyn StatisticsSource>>,
     readers: VecDeque<UnixStream>,
 }
@@ -188,7 +186,7 @@ impl Served {
                 self.readers.pop_front().or_else(|| readers.pop_front()).into_iter().for_each(close);
             }
         }
-        (!readers.is_empty()).then(|| Round { socket: self.number, pools: self.pools.clone(), readers })
+        (!readers.is_empty()).then(|| Round { path: self.path.clone(), pools: self.pools.clone(), readers })
     }
 }
 
@@ -198,7 +196,7 @@ impl Round {
         let shown: Vec<_> = self.pools.iter().filter_map(Weak::upgrade).map(|pool| pool.object()).collect();
         let line = format!("{}\n", serde_json::json!({ "process": std::process::id(), "pools": shown }));
         self.readers.retain_mut(|reader| reader.write_all(line.as_bytes()).is_ok());
-        if let Some(served) = SERVING.get().lock().sockets.iter_mut().find(|served| served.number == self.socket) {
+        if let Some(served) = SERVING.get().lock().sockets.iter_mut().find(|served| served.path == self.path) {
             served.readers.append(&mut self.readers);
         }
     }

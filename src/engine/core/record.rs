@@ -81,7 +81,7 @@ impl Core {
 }
 
 /// The number of the request's tag; 0 without one.
-fn tag(recorder: &Recorder, wanted: &BlockRequest) -> u32 {
+fn tag(recorder: &Arc<Recorder>, wanted: &BlockRequest) -> u32 {
     wanted.tag.as_ref().map_or(0, |tag| tag.recorded_number(|name| recorder.name_tag(name)))
 }
 

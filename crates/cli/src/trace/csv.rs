@@ -8,27 +8,14 @@ use serde_json::Value;
 use super::described;
 
 /// The columns after time, thread, pool and event: fields of events.
-const COLUMNS: [&str; 12] = [
-    "id",
-    "bytes",
-    "class_bytes",
-    "tag",
-    "took_ns",
-    "address",
-    "from",
-    "to",
-    "in_flight",
-    "failed",
-    "records",
-    "place",
-];
+const COLUMNS: &str = "id,bytes,class_bytes,tag,took_ns,address,from,to,in_flight,failed,records,place";
 
 pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "time_ns,thread,pool,event,{}", COLUMNS.join(","))?;
+    writeln!(out, "time_ns,thread,pool,event,{COLUMNS}")?;
     for record in &recording.records {
         let (name, fields) = described(&record.event, recording);
         write!(out, "{},{},{},{name}", record.time_ns, record.thread, record.pool)?;
-        for column in COLUMNS {
+        for column in COLUMNS.split(',') {
             match fields.get(column) {
                 None | Some(Value::Null) => write!(out, ",")?,
                 Some(Value::String(text)) => write!(out, ",\"{}\"", text.replace('"', "\"\""))?,

@@ -21,7 +21,7 @@ const LOW_OF: usize = 3;
 const LOAD_PART: u64 = 8;
 
 /// Maximum number of window ends.
-const SEEN_MAX: usize = 2 * AGED_STEPS + 2;
+const ENDS_MAX: usize = 2 * AGED_STEPS + 2;
 
 /// A leak that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,41 +33,28 @@ pub(super) struct Leak {
     pub(super) over: Duration,
 }
 
-#[derive(Debug)]
-struct Observation {
-    at_us: u64,
-    requests: u64,
-    holders: Vec<Holder>,
-}
-
-impl Observation {
-    fn of(&self, tag: &str) -> Option<&Holder> {
-        self.holders.iter().find(|holder| holder.tag == tag)
-    }
-}
-
-/// The holders at the ends of the last windows.
+/// The state at the ends of the last windows.
 #[derive(Debug, Default)]
 pub(super) struct Growth {
-    seen: VecDeque<Observation>,
+    /// With the times in microseconds.
+    ends: VecDeque<(u64, Snapshot)>,
     found: Option<Leak>,
 }
 
 impl Growth {
     /// Adds the end of a window. Returns the leak, if any; an earlier one persists until some of its buffers return.
     pub(super) fn add(&mut self, now_us: u64, now: &Snapshot) -> Option<Leak> {
-        if self.seen.is_empty() {
-            self.seen.push_back(Observation { at_us: 0, requests: 0, holders: Vec::new() });
+        if self.ends.is_empty() {
+            self.ends.push_back(Default::default());
         }
-        self.seen.push_back(Observation { at_us: now_us, requests: now.requests, holders: now.holders.clone() });
-        if self.seen.len() > SEEN_MAX {
-            self.seen.pop_front();
+        self.ends.push_back((now_us, now.clone()));
+        if self.ends.len() > ENDS_MAX {
+            self.ends.pop_front();
         }
         let leak = |holder| self.leak_of(holder, now.held_bytes).or_else(|| self.creeping_leak_of(holder));
-        let leaks = now.holders.iter().filter_map(leak);
-        let fresh = leaks.max_by_key(|leak| leak.more_bytes);
+        let fresh = now.holders.iter().filter_map(leak).max_by_key(|leak| leak.more_bytes);
         let kept = self.found.take().and_then(|found| {
-            let holder = now.holders.iter().find(|holder| holder.tag == found.holder.tag)?;
+            let holder = now.holder(&found.holder.tag)?;
             let is_there = holder.buffers >= found.holder.buffers && holder.oldest >= found.holder.oldest;
             is_there.then(|| Leak { holder: holder.clone(), ..found })
         });
@@ -75,68 +62,80 @@ impl Growth {
         self.found.clone()
     }
 
+    /// The last `count` ends of windows, in order; `None` if there are fewer.
+    fn last_ends(&self, count: usize) -> Option<Vec<&(u64, Snapshot)>> {
+        Some(self.ends.range(self.ends.len().checked_sub(count)?..).collect())
+    }
+
     /// Below the bursts of a tag, the number of buffers older than a minute grows: bursts have none, and a full cache keeps their number.
     fn creeping_leak_of(&self, holder: &Holder) -> Option<Leak> {
-        let first = self.seen.len().checked_sub(SEEN_MAX)?;
-        let ends: Vec<&Observation> = self.seen.range(first..).collect();
-        let of = |end: &Observation| end.of(&holder.tag).cloned().unwrap_or_default();
-        let aged: Vec<u64> = ends.iter().rev().step_by(2).take(AGED_STEPS + 1).map(|end| of(end).aged).collect();
-        let steps: Vec<u64> = aged.windows(2).map(|pair| pair[0].saturating_sub(pair[1])).collect();
-        let (last_step, first_step) = (*steps.first()?, *steps.last()?);
-        let is_growing = steps.iter().all(|&step| step > 0) && last_step * 2 >= first_step;
-        let low = |ends: &[&Observation]| ends.iter().map(|end| of(end).buffers).min().unwrap_or(0);
-        let more_buffers = aged.first()? - aged.last()?;
+        let ends = self.last_ends(ENDS_MAX)?;
+        let counts = |of: fn(&Holder) -> u64| -> Vec<_> {
+            ends.iter().map(|(_, end)| end.holder(&holder.tag).map_or(0, of)).collect()
+        };
+        let aged: Vec<_> = counts(|holder| holder.aged).into_iter().skip(1).step_by(2).collect();
+        let more_buffers = growth(&aged)?;
         // The minimum grows as well: a full cache only ages.
-        let is_more = low(&ends[ends.len() - LOW_OF..]).saturating_sub(low(&ends[..LOW_OF])) * 2 >= more_buffers;
-        let (begin, end) = (ends.iter().rev().nth(2 * AGED_STEPS)?, ends.last()?);
-        (is_growing && is_more).then(|| Leak {
+        let buffers = counts(|holder| holder.buffers);
+        let low = |ends: &[u64]| ends.iter().copied().min().unwrap_or(0);
+        let is_more =
+            low(&buffers[buffers.len() - LOW_OF..]).saturating_sub(low(&buffers[..LOW_OF])) * 2 >= more_buffers;
+        is_more.then(|| Leak {
             holder: holder.clone(),
             more_buffers,
             more_bytes: holder.bytes / holder.buffers.max(1) * more_buffers,
-            over: Duration::from_micros(end.at_us.saturating_sub(begin.at_us)),
+            over: time_between(ends[1], ends[ENDS_MAX - 1]),
         })
     }
 
     fn leak_of(&self, holder: &Holder, held_bytes: u64) -> Option<Leak> {
         let grown = if holder.oldest.is_some() { GROWN } else { GROWN_UNSEEN };
-        let first = self.seen.len().checked_sub(grown + 1)?;
-        let ends: Vec<&Observation> = self.seen.range(first..).collect();
-        let counts: Vec<u64> = ends.iter().map(|end| end.of(&holder.tag).map_or(0, |holder| holder.buffers)).collect();
-        let steps: Vec<u64> = counts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
-        let (first_step, last_step) = (*steps.first()?, *steps.last()?);
-        let is_growing = steps.iter().all(|&step| step > 0) && last_step * 2 >= first_step;
-        let requests: Vec<u64> =
-            ends.windows(2).map(|pair| pair[1].requests.saturating_sub(pair[0].requests)).collect();
-        let (begin, end) = (ends.first()?, ends.last()?);
+        let ends = self.last_ends(grown + 1)?;
+        let counts: Vec<_> =
+            ends.iter().map(|(_, end)| end.holder(&holder.tag).map_or(0, |holder| holder.buffers)).collect();
+        growth(&counts)?;
+        let more_count = holder.buffers.saturating_sub(counts[0]);
+        let (begin, end) = (ends[0], ends[grown]);
         // More requests hold more buffers: growth that load explains by half is no leak.
-        let (first_requests, more_requests) = (*requests.first()?, requests.last()?.saturating_sub(*requests.first()?));
-        let (first_count, more_count) = (*counts.first()?, holder.buffers.saturating_sub(*counts.first()?));
-        let is_explained = more_requests * 2 * first_count >= more_count * first_requests;
-        let is_more_load = more_requests > 0 && (more_requests > first_requests / LOAD_PART || is_explained);
-        let over = Duration::from_micros(end.at_us.saturating_sub(begin.at_us));
-        let is_built = more_count * 2 > end.requests - begin.requests || holder.bytes <= held_bytes / 2;
-        let (since, before) = match begin.of(&holder.tag) {
+        let requests = |window: usize| ends[window + 1].1.requests.saturating_sub(ends[window].1.requests);
+        let (first_requests, more_requests) = (requests(0), requests(grown - 1).saturating_sub(requests(0)));
+        let is_explained = more_requests * 2 * counts[0] >= more_count * first_requests;
+        if more_requests > 0 && (more_requests > first_requests / LOAD_PART || is_explained) {
+            return None;
+        }
+        let is_built = more_count * 2 > end.1.requests - begin.1.requests || holder.bytes <= held_bytes / 2;
+        let (since, before) = match begin.1.holder(&holder.tag) {
             Some(before) => (begin, before.clone()),
             // The tag began with the pool, and its oldest buffer is from the first window.
-            None if begin.at_us == 0 && !is_built => {
+            None if begin.0 == 0 && !is_built => {
                 let oldest = holder.oldest.map(|_| Duration::ZERO);
-                (ends.get(1)?, Holder { oldest, ..Holder::default() })
+                (ends[1], Holder { oldest, ..Holder::default() })
             }
             None => return None,
         };
-        let aged = Duration::from_micros(end.at_us.saturating_sub(since.at_us));
         // Ages are exact to about a second.
         let is_aging = match (before.oldest, holder.oldest) {
-            (Some(then), Some(now)) => now + Duration::from_secs(2) >= then + aged,
+            (Some(then), Some(now)) => now + Duration::from_secs(2) >= then + time_between(since, end),
             (None, None) => true,
             _ => false,
         };
-        (is_growing && !is_more_load && is_aging).then(|| Leak {
+        is_aging.then(|| Leak {
             holder: holder.clone(),
             // Two holders may have one tag.
             more_buffers: holder.buffers.saturating_sub(before.buffers),
             more_bytes: holder.bytes.saturating_sub(before.bytes),
-            over,
+            over: time_between(begin, end),
         })
     }
+}
+
+/// The growth over these counts, if each is larger than the one before and the growth slows down by half at most.
+fn growth(counts: &[u64]) -> Option<u64> {
+    let steps: Vec<_> = counts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
+    let is_growing = steps.iter().all(|&step| step > 0) && steps.last()? * 2 >= *steps.first()?;
+    is_growing.then(|| steps.iter().sum())
+}
+
+fn time_between((begin_us, _): &(u64, Snapshot), (end_us, _): &(u64, Snapshot)) -> Duration {
+    Duration::from_micros(end_us.saturating_sub(*begin_us))
 }

@@ -56,7 +56,7 @@ mod window;
 mod window_diagnosis;
 pub mod words;
 
-use churn::{Calls, repinned};
+use churn::repinned;
 use leak::Growth;
 pub use lengths::RecentLengths;
 use log_filter::{LogFilter, summary};
@@ -79,16 +79,16 @@ pub fn largest<K: Ord>(parts: impl IntoIterator<Item = (K, u64)>) -> Option<K> {
     sums.into_iter().max_by_key(|(_, sum)| *sum).map(|(key, _)| key)
 }
 
-/// A completed window.
+/// A completed window: the differences of its counters, and its diagnosis.
 #[derive(Debug)]
 struct Past {
     at_us: u64,
-    calls: Calls,
+    of: Snapshot,
     diagnosis: WindowDiagnosis,
 }
 
 /// Diagnoses a pool by its snapshots.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Monitor {
     last_us: u64,
     last: Snapshot,
@@ -96,22 +96,16 @@ pub struct Monitor {
     /// Consecutive windows in which memory was pinned and unpinned.
     churned: u32,
     growth: Growth,
-    /// The windows of the last minutes, the last of all among them.
+    /// The windows of the last minutes, or all, the last of all among them.
     past: VecDeque<Past>,
-    memory_us: u64,
+    /// All windows are remembered.
+    remembers_all: bool,
     news: LogFilter,
 }
 
-impl Default for Monitor {
-    fn default() -> Self {
-        Self::remembering(PAST_US)
-    }
-}
-
 impl Monitor {
-    fn remembering(memory_us: u64) -> Self {
-        let (last_us, last, most_held_bytes, churned, growth, past, news) = Default::default();
-        Self { last_us, last, most_held_bytes, churned, growth, past, memory_us, news }
+    fn is_recent(&self, at_us: u64, now_us: u64) -> bool {
+        self.remembers_all || at_us + PAST_US > now_us
     }
 
     /// Returns true if a window may end.
@@ -129,7 +123,7 @@ impl Monitor {
     pub fn why(&self, now_us: u64, now: &Snapshot) -> WindowDiagnosis {
         let diagnosis = match self.latest() {
             Some(latest) => {
-                let recent = self.past.iter().filter(|past| past.at_us.saturating_add(self.memory_us) > now_us);
+                let recent = self.past.iter().filter(|past| self.is_recent(past.at_us, now_us));
                 summary(&recent.map(|past| &past.diagnosis).collect::<Vec<_>>()).unwrap_or_else(|| latest.clone())
             }
             None => {
@@ -154,25 +148,21 @@ impl Monitor {
         if !self.is_due(now_us) || is_still {
             return None;
         }
-        Some(self.end_window(now_us, now))
-    }
-
-    /// Ends the window at `now_us`, however short it is.
-    fn end_window(&mut self, now_us: u64, now: Snapshot) -> &WindowDiagnosis {
         let leak = self.growth.add(now_us, &now);
         let window = Window::between(&self.last, &now, now_us.saturating_sub(self.last_us), self.most_held_bytes);
         self.churned = if window.is_churning() { self.churned + 1 } else { 0 };
-        let calls = window.calls();
         let minutes = self.past.iter().filter(|past| past.at_us + PAST_US > now_us);
         let of_us = now_us - minutes.clone().next().map_or(self.last_us, |first| first.at_us);
-        let again = repinned(minutes.map(|past| past.calls).chain([calls]), of_us);
+        let again = repinned(minutes.map(|past| &past.of).chain([&window.of]), of_us);
         let diagnosis = window.diagnose(leak, self.churned, again);
+        let of = window.of;
         self.most_held_bytes = self.most_held_bytes.max(now.held_bytes);
         (self.last_us, self.last) = (now_us, now);
-        let memory_us = self.memory_us;
-        self.past.retain(|past| past.at_us.saturating_add(memory_us) > now_us);
-        self.past.push_back(Past { at_us: now_us, calls, diagnosis });
-        &self.past[self.past.len() - 1].diagnosis
+        while self.past.front().is_some_and(|past| !self.is_recent(past.at_us, now_us)) {
+            self.past.pop_front();
+        }
+        self.past.push_back(Past { at_us: now_us, of, diagnosis });
+        self.latest()
     }
 
     /// Returns true if the diagnosis at `now_us` must be logged.

@@ -51,7 +51,7 @@ pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
 /// The diagnosis of a whole series, by the clock of its pool; `None` if there are too few requests.
 fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
     let (end_us, end) = series.last()?;
-    let mut monitor = Monitor::remembering(u64::MAX);
+    let mut monitor = Monitor { remembers_all: true, ..Monitor::default() };
     for (at_us, snapshot) in series {
         monitor.add(*at_us, snapshot.clone());
     }

@@ -99,166 +99,167 @@ pub struct Shortage<'a> {
 
 /// The first case that matches. Without a request: the cause that a request beyond the limit would meet, if the pool is near its limit.
 pub fn likely_cause(shortage: &Shortage<'_>) -> Option<LikelyCause> {
-    (shortage.refused.is_some() || is_short(shortage)).then(|| first_case(shortage))
+    let Some(refused) = shortage.refused else {
+        return is_short(shortage).then(|| of_usage(shortage, 0));
+    };
+    Some(of_refusal(shortage, refused).unwrap_or_else(|| of_usage(shortage, refused.needed_bytes)))
 }
 
 /// Returns true if little is left: pageable buffers exist, the system is full, a copy is stuck, or nearly all of the limit is in use.
 fn is_short(shortage: &Shortage<'_>) -> bool {
-    let used_bytes = shortage.in_use_bytes.saturating_add(shortage.in_flight_bytes);
     shortage.pageable_bytes > 0
         || shortage.host.is_some_and(|host| host.available_bytes == 0)
         || shortage.oldest_copy.is_some_and(|(age, _)| age >= STUCK_AFTER)
-        || shortage.own_max_bytes.is_some_and(|max_bytes| used_bytes >= max_bytes / 100 * SHORT_PERCENT)
+        || shortage.own_max_bytes.is_some_and(|max_bytes| shortage.used_bytes() >= max_bytes / 100 * SHORT_PERCENT)
 }
 
-fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
-    let Shortage { held_bytes, in_use_bytes, in_flight_bytes, free_bytes, longest_free_bytes, limit, .. } = *shortage;
-    let needed_bytes = shortage.refused.map_or(0, |refused| refused.needed_bytes);
-    let cause = |found: String, change: String| LikelyCause { found, change };
-    // Only a higher limit helps.
-    let max_bytes = shortage.max_bytes.unwrap_or(0);
-    let raised_to = |enough_bytes: u64| {
-        if enough_bytes > max_bytes { enough_bytes } else { max_bytes.saturating_add(needed_bytes) }
-    };
-    let used_bytes = in_use_bytes.saturating_add(in_flight_bytes);
-    let unused_bytes = shortage.idle_bytes.saturating_add(free_bytes);
+impl LikelyCause {
+    fn new(found: impl Into<String>, change: impl Into<String>) -> Self {
+        Self { found: found.into(), change: change.into() }
+    }
+}
+
+impl Shortage<'_> {
+    fn used_bytes(&self) -> u64 {
+        self.in_use_bytes.saturating_add(self.in_flight_bytes)
+    }
+
+    fn unused_bytes(&self) -> u64 {
+        self.idle_bytes.saturating_add(self.free_bytes)
+    }
+
+    /// A limit that suffices for `enough_bytes`, and above the present one: only a higher limit helps.
+    fn raised_to(&self, enough_bytes: u64, needed_bytes: u64) -> RoundedUp {
+        let max_bytes = self.max_bytes.unwrap_or(0);
+        RoundedUp(if enough_bytes > max_bytes { enough_bytes } else { max_bytes.saturating_add(needed_bytes) })
+    }
+}
+
+/// The cause that who refused shows, if it does.
+fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause> {
+    let Shortage { held_bytes, free_bytes, longest_free_bytes, limit, host, .. } = *shortage;
+    let Refused { by, needed_bytes, ref found, ref remedy } = *refused;
+    let (needed, held, unused) = (RoundedUp(needed_bytes), Size(held_bytes), Size(shortage.unused_bytes()));
     let less = if shortage.is_reserve { "lower PINPOOL_RESERVE" } else { "request less at once" };
-    let remedy = shortage.refused.map_or("", |refused| &refused.remedy);
-    match shortage.refused.map(|refused| refused.by) {
-        Some(RefusedBy::Source { code: Some(code) }) if OF_EARLIER_WORK.contains(&code) => {
-            return cause(
-                format!("the context has failed: the driver returns an error from earlier work (code {code})"),
-                "find the first CUDA error of the process; no pool setting helps".to_owned(),
-            );
+    Some(match by {
+        RefusedBy::Source { code: Some(code) } if OF_EARLIER_WORK.contains(&code) => LikelyCause::new(
+            format!("the context has failed: the driver returns an error from earlier work (code {code})"),
+            "find the first CUDA error of the process; no pool setting helps",
+        ),
+        RefusedBy::Limit { could_fit: false } => LikelyCause::new(
+            format!("the request alone exceeds {limit}"),
+            format!("request less, or raise {limit} to {needed}"),
+        ),
+        RefusedBy::Limit { .. } if free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => LikelyCause::new(
+            format!("{} free, but the largest free piece is {}", Size(free_bytes), Size(longest_free_bytes)),
+            format!("raise {limit} to {}, or use fewer sizes", shortage.raised_to(0, needed_bytes)),
+        ),
+        RefusedBy::Queue { first_bytes } => {
+            let enough_bytes = shortage.used_bytes().saturating_add(first_bytes).saturating_add(needed_bytes);
+            let (first, enough) = (Size(first_bytes), shortage.raised_to(enough_bytes, needed_bytes));
+            LikelyCause::new(
+                format!("an earlier request for {first} has priority, and free memory is reserved for it"),
+                format!("wait longer (PINPOOL_WAIT), request less at once, or raise {limit} to {enough}"),
+            )
         }
-        Some(RefusedBy::Limit { could_fit: false }) => {
-            return cause(
-                format!("the request alone exceeds {limit}"),
-                format!("request less, or raise {limit} to {}", RoundedUp(needed_bytes)),
-            );
-        }
-        Some(RefusedBy::Limit { .. }) if free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => {
-            let found =
-                format!("{} free, but the largest free piece is {}", Size(free_bytes), Size(longest_free_bytes));
-            return cause(found, format!("raise {limit} to {}, or use fewer sizes", RoundedUp(raised_to(0))));
-        }
-        Some(RefusedBy::Queue { first_bytes }) => {
-            let enough_bytes = raised_to(used_bytes.saturating_add(first_bytes).saturating_add(needed_bytes));
-            return cause(
+        RefusedBy::Source { .. }
+            if shortage.unused_bytes() > held_bytes / 2 && shortage.unused_bytes() >= needed_bytes =>
+        {
+            LikelyCause::new(
+                format!("{unused} of {held} held are idle or free, but in other sizes or pieces"),
                 format!(
-                    "an earlier request for {} has priority, and free memory is reserved for it",
-                    Size(first_bytes)
+                    "set PINPOOL_MAX_BYTES below {held}, so that requests release idle memory; or batch to fewer sizes \
+                     (PINPOOL_PRESET=adaptive has fewer); Pool::trim releases it now"
                 ),
-                format!(
-                    "wait longer (PINPOOL_WAIT), request less at once, or raise {limit} to {}",
-                    RoundedUp(enough_bytes)
-                ),
-            );
+            )
         }
-        Some(RefusedBy::Source { .. }) if unused_bytes > held_bytes / 2 && unused_bytes >= needed_bytes => {
-            return cause(
-                format!(
-                    "{} of {} held are idle or free, but in other sizes or pieces",
-                    Size(unused_bytes),
-                    Size(held_bytes)
-                ),
-                format!(
-                    "set PINPOOL_MAX_BYTES below {}, so that requests release idle memory; or batch to fewer sizes \
-                     (PINPOOL_PRESET=adaptive has fewer); Pool::trim releases it now",
-                    Size(held_bytes)
-                ),
-            );
+        RefusedBy::Shared { .. } => LikelyCause::new(found, remedy),
+        RefusedBy::Source { .. } if !remedy.is_empty() => {
+            LikelyCause::new("the driver or kernel refused, see above", format!("{remedy}; or {less}"))
         }
-        Some(RefusedBy::Shared { .. }) => {
-            return cause(
-                shortage.refused.map_or_else(String::new, |refused| refused.found.clone()),
-                remedy.to_owned(),
-            );
-        }
-        Some(RefusedBy::Source { .. }) if !remedy.is_empty() => {
-            let found = "the driver or kernel refused, see above".to_owned();
-            return cause(found, format!("{remedy}; or {less}"));
-        }
-        refused_by => {
-            let is_refused_by_source = matches!(refused_by, Some(RefusedBy::Source { .. }));
-            if let Some(host) = shortage.host
-                && (is_refused_by_source || host.is_group)
-                && host.available_bytes <= needed_bytes
-            {
-                return of_full_memory(host, needed_bytes);
+        RefusedBy::Source { code } => match (code, host) {
+            (_, Some(host)) if host.available_bytes <= needed_bytes => of_full_memory(host, needed_bytes),
+            (Some(1), _) => {
+                LikelyCause::new("the driver cannot pin this much in one call", format!("{less}; or {OF_SYSTEM}"))
             }
-            if let Some(RefusedBy::Source { code }) = refused_by {
-                let found = match (code, shortage.host) {
-                    (Some(1), _) => "the driver cannot pin this much in one call".to_owned(),
-                    (_, Some(Host { available_bytes, .. })) => {
-                        format!("the backend refused although the machine has {} free", Size(*available_bytes))
-                    }
-                    _ => "the backend refused".to_owned(),
-                };
-                return cause(found, format!("{less}; or {OF_SYSTEM}"));
+            (_, host) => {
+                let although = host.map_or_else(String::new, |host| {
+                    format!(" although the machine has {} free", Size(host.available_bytes))
+                });
+                LikelyCause::new(format!("the backend refused{although}"), format!("{less}; or {OF_SYSTEM}"))
             }
-        }
+        },
+        RefusedBy::Limit { .. } => return None,
+    })
+}
+
+/// The cause that the state of the memory shows.
+fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
+    let Shortage { held_bytes, in_use_bytes, in_flight_bytes, limit, oldest_copy, .. } = *shortage;
+    if let Some(host) = shortage.host.filter(|host| host.is_group && host.available_bytes <= needed_bytes) {
+        return of_full_memory(host, needed_bytes);
     }
     if in_flight_bytes > 0 && in_flight_bytes >= held_bytes / 2 {
-        let oldest = shortage
-            .oldest_copy
+        let oldest = oldest_copy
             .map_or_else(String::new, |(age, stream)| format!(", the oldest for {} on stream {stream:#x}", Time(age)));
-        return cause(
-            format!("copies do not complete, or complete slowly: most memory is in flight{oldest}"),
-            match shortage.oldest_copy {
-                Some((age, _)) if age >= STUCK_AFTER => "find what blocks the stream; no pool setting helps".to_owned(),
-                _ => format!("find what slows the stream, or raise {limit}"),
-            },
-        );
+        let change = match oldest_copy {
+            Some((age, _)) if age >= STUCK_AFTER => "find what blocks the stream; no pool setting helps".to_owned(),
+            _ => format!("find what slows the stream, or raise {limit}"),
+        };
+        let found = format!("copies do not complete, or complete slowly: most memory is in flight{oldest}");
+        return LikelyCause::new(found, change);
     }
-    if unused_bytes > in_use_bytes {
-        return cause(
-            "most memory is idle or free, but in other sizes or pieces".to_owned(),
-            "call Pool::trim, lower PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES; or batch to fewer sizes".to_owned(),
+    if shortage.unused_bytes() > in_use_bytes {
+        return LikelyCause::new(
+            "most memory is idle or free, but in other sizes or pieces",
+            "call Pool::trim, lower PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES; or batch to fewer sizes",
         );
     }
     let tagged = shortage.holders.iter().filter(|(_, asked_bytes)| *asked_bytes > 0);
     let (asked_bytes, tagged_bytes) =
         tagged.fold((0, 0), |sum, (holder, asked_bytes)| (sum.0 + asked_bytes, sum.1 + holder.bytes));
     if tagged_bytes > in_use_bytes / 2 && tagged_bytes >= asked_bytes.saturating_mul(WASTE_PERCENT) / 100 {
-        return cause(
+        return LikelyCause::new(
             format!("rounding: requests for {} take {}", Size(asked_bytes), Size(tagged_bytes)),
-            "set PINPOOL_PRESET=adaptive, or PINPOOL_ROUNDING=exact with the preset tensorflow".to_owned(),
+            "set PINPOOL_PRESET=adaptive, or PINPOOL_ROUNDING=exact with the preset tensorflow",
         );
     }
     // A diagnosis over minutes is better than the state of one moment.
     if let Some(WindowDiagnosis { cause: Cause::Leak | Cause::SlowConsumer, found, advice: Some(advice), .. }) =
         shortage.diagnosis
     {
-        return cause(found.clone(), advice.clone());
+        return LikelyCause::new(found, advice);
     }
     let oldest = shortage.holders.iter().filter_map(|(holder, _)| Some((holder.oldest?, &holder.tag))).max();
     let oldest = oldest.map_or_else(
         || "; request buffers through Pool::tagged to see who holds them and for how long".to_owned(),
         |(age, tag)| format!("; the oldest is {} old (tag {tag})", Time(age)),
     );
-    let enough_bytes = raised_to(used_bytes.saturating_add(needed_bytes));
-    cause(
+    let enough = shortage.raised_to(shortage.used_bytes().saturating_add(needed_bytes), needed_bytes);
+    LikelyCause::new(
         format!("nearly all memory is in use: buffers are returned late or never{oldest}"),
-        format!("return buffers sooner, lower the prefetch, or raise {limit} to {}", RoundedUp(enough_bytes)),
+        format!("return buffers sooner, lower the prefetch, or raise {limit} to {enough}"),
     )
 }
 
 fn of_full_memory(host: &Host, needed_bytes: u64) -> LikelyCause {
     let Host { total_bytes, available_bytes, origin, is_group } = host;
-    let (found, change) = if needed_bytes > *total_bytes {
-        (format!("the request alone exceeds all memory, {} ({origin})", Size(*total_bytes)), "request less")
-    } else if *is_group {
-        let found = format!(
-            "the cgroup is full ({} left of its {origin}); beyond its limit the kernel kills a process without an error",
-            Size(*available_bytes)
-        );
-        (found, "raise memory.max (docker --memory), or lower PINPOOL_MAX_BYTES; pinned pages count as RssShmem")
-    } else {
-        let found = format!("the machine has only {} of memory left", Size(*available_bytes));
-        (found, "lower PINPOOL_MAX_BYTES, or stop other programs")
-    };
-    LikelyCause { found, change: change.to_owned() }
+    let (total, available) = (Size(*total_bytes), Size(*available_bytes));
+    match is_group {
+        _ if needed_bytes > *total_bytes => {
+            LikelyCause::new(format!("the request alone exceeds all memory, {total} ({origin})"), "request less")
+        }
+        true => LikelyCause::new(
+            format!(
+                "the cgroup is full ({available} left of its {origin}); beyond its limit the kernel kills a process without an error"
+            ),
+            "raise memory.max (docker --memory), or lower PINPOOL_MAX_BYTES; pinned pages count as RssShmem",
+        ),
+        false => LikelyCause::new(
+            format!("the machine has only {available} of memory left"),
+            "lower PINPOOL_MAX_BYTES, or stop other programs",
+        ),
+    }
 }
 
 #[cfg(test)]

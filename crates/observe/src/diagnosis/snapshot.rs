@@ -90,6 +90,11 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// The buffers of a tag.
+    pub(super) fn holder(&self, tag: &str) -> Option<&Holder> {
+        self.holders.iter().find(|holder| holder.tag == tag)
+    }
+
     /// The differences of its counters to `before`.
     pub(super) fn since(&self, before: &Self) -> Self {
         macro_rules! counted {

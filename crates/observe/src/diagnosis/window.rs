@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::churn::{Calls, Repinned};
+use super::churn::Repinned;
 use super::leak::Leak;
-use super::snapshot::{STUCK_AFTER, Snapshot};
+use super::snapshot::{Holder, STUCK_AFTER, Snapshot};
 use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
 
@@ -28,7 +28,7 @@ const OVERHANG_PART: u64 = 4;
 /// Consecutive windows in which memory is pinned and unpinned.
 const CHURNED: u32 = 2;
 /// Limits that are settings.
-const SETTINGS: [&str; 2] = ["PINPOOL_MAX_BYTES", "PINPOOL_RESERVE"];
+const SETTINGS: [&str; 3] = ["PINPOOL_MAX_BYTES", "PINPOOL_RESERVE", "PINPOOL_POOL_SIZE_LIMIT"];
 /// Percent of the time from which sizes that never recur are an alarm.
 const COSTLY_PERCENT: u64 = 5;
 
@@ -37,7 +37,7 @@ pub(super) struct Window<'a> {
     before: &'a Snapshot,
     now: &'a Snapshot,
     /// The differences of their counters.
-    of: Snapshot,
+    pub(super) of: Snapshot,
     /// The most that was held at the end of an earlier window.
     most_held_bytes: u64,
     lost: Lost,
@@ -79,11 +79,6 @@ impl<'a> Window<'a> {
         }
     }
 
-    pub(super) fn calls(&self) -> Calls {
-        let Snapshot { pinned_bytes, unpinned_bytes, pinning_ns: ns, .. } = self.of;
-        Calls { pinned_bytes, unpinned_bytes, ns }
-    }
-
     /// The first rule that holds.
     pub(super) fn diagnose(&self, leak: Option<Leak>, churned: u32, again: Option<Repinned>) -> WindowDiagnosis {
         self.stuck_copy()
@@ -108,8 +103,19 @@ impl<'a> Window<'a> {
         WindowDiagnosis { cause, is_alarm: false, found, evidence, advice: None, setting: None, lost: *lost, size: 0 }
     }
 
-    fn alarm(&self, cause: Cause, found: String, advice: String) -> WindowDiagnosis {
-        WindowDiagnosis { is_alarm: true, advice: Some(advice), ..self.diagnosis(cause, found) }
+    fn alarm(&self, cause: Cause, found: String, advice: impl Into<String>) -> WindowDiagnosis {
+        WindowDiagnosis { is_alarm: true, advice: Some(advice.into()), ..self.diagnosis(cause, found) }
+    }
+
+    /// An alarm that this value of a setting ends.
+    fn alarm_for(&self, cause: Cause, found: String, advice: String, (name, size): (&str, u64)) -> WindowDiagnosis {
+        let setting = SETTINGS.into_iter().find(|known| *known == name).map(|name| (name, size));
+        WindowDiagnosis { setting, size, ..self.alarm(cause, found, advice) }
+    }
+
+    /// The owner of most bytes.
+    fn largest_holder(&self) -> Option<&Holder> {
+        self.now.holders.iter().max_by_key(|holder| holder.bytes)
     }
 
     fn stuck_copy(&self) -> Option<WindowDiagnosis> {
@@ -118,8 +124,7 @@ impl<'a> Window<'a> {
         let copying = self.now.holders.iter().max_by_key(|holder| holder.oldest);
         let tag = copying.map_or_else(String::new, |holder| format!(" (tag {} has the oldest buffer)", holder.tag));
         let found = format!("a copy{stream} has been in flight for {}{tag}", Time(age));
-        let advice = "find what blocks the stream; no pool setting helps".to_owned();
-        Some(self.alarm(Cause::StuckCopy, found, advice))
+        Some(self.alarm(Cause::StuckCopy, found, "find what blocks the stream; no pool setting helps"))
     }
 
     fn leak(&self, leak: &Leak) -> WindowDiagnosis {
@@ -135,11 +140,13 @@ impl<'a> Window<'a> {
             Size(holder.bytes),
             Time(*over)
         );
-        let left_bytes = self.now.max_bytes.map(|bytes| bytes.saturating_sub(self.now.used_bytes));
-        let reached = left_bytes.map(|left| left.saturating_mul(over_ms) / (*more_bytes).max(1) / 1000);
-        let forecast = reached.map_or_else(
-            || "at this rate the machine runs out of memory".to_owned(),
-            |left| format!("at this rate the limit is reached in {}", seconds(left.saturating_mul(1_000_000_000))),
+        let forecast = self.now.max_bytes.map_or_else(
+            || "the machine runs out of memory".to_owned(),
+            |max_bytes| {
+                let left_bytes = max_bytes.saturating_sub(self.now.used_bytes);
+                let left_s = left_bytes.saturating_mul(over_ms) / (*more_bytes).max(1) / 1000;
+                format!("the limit is reached in {}", seconds(left_s.saturating_mul(1_000_000_000)))
+            },
         );
         let hint = match (&holder.place, holder.oldest) {
             (Some(_), _) => "",
@@ -151,7 +158,9 @@ impl<'a> Window<'a> {
         let advice = format!("return these buffers or drop their owner; a higher limit only delays the failure{hint}");
         let mut diagnosis = self.alarm(Cause::Leak, found, advice);
         let per_minute = more_buffers.saturating_mul(60_000) / over_ms;
-        diagnosis.evidence.insert(0, format!("{} more per minute; {forecast}", counted(per_minute, "buffer")));
+        diagnosis
+            .evidence
+            .insert(0, format!("{} more per minute; at this rate {forecast}", counted(per_minute, "buffer")));
         // A line for each doubling.
         diagnosis.size = holder.buffers.next_power_of_two();
         diagnosis
@@ -184,28 +193,19 @@ impl<'a> Window<'a> {
                 format!("raise {limit} for all of them, or reduce what they hold (`pinpool top --all` lists it)");
             return Some(self.alarm(Cause::OtherProcess, found, advice));
         }
-        if let Some(diagnosis) = self.pause(&short, limit) {
-            return Some(diagnosis);
-        }
-        if let Some(diagnosis) = self.slow_consumer(&short) {
-            return Some(diagnosis);
-        }
-        // Without these signs the consumer may have been busy all the time.
-        if !self.is_of_one_thread() && self.of.failed_requests == 0 && self.of.returns > 0 {
-            return Some(self.full(&short, limit));
-        }
-        // The need does not include gaps and overhead: a limit that refused is too small.
-        let refused_bytes = now.max_bytes.filter(|&max_bytes| now.needed_bytes <= max_bytes);
-        let needed_bytes = refused_bytes.map_or(now.needed_bytes, |max_bytes| max_bytes + max_bytes / OVERHANG_PART);
-        Some(self.too_small(short, limit, needed_bytes, ""))
+        self.pause(&short, limit).or_else(|| self.slow_consumer(&short)).or_else(|| self.full(&short, limit)).or_else(
+            || {
+                // The need does not include gaps and overhead: a limit that refused is too small.
+                let refused_bytes = now.max_bytes.filter(|&max_bytes| now.needed_bytes <= max_bytes);
+                let needed_bytes = refused_bytes.map_or(now.needed_bytes, |bytes| bytes + bytes / OVERHANG_PART);
+                Some(self.too_small(short, limit, needed_bytes, ""))
+            },
+        )
     }
 
     fn too_small(&self, short: String, limit: &str, needed_bytes: u64, purpose: &str) -> WindowDiagnosis {
         let advice = format!("raise {limit} to {}{purpose}", RoundedUp(needed_bytes));
-        let mut diagnosis = self.alarm(Cause::LimitTooSmall, short, advice);
-        diagnosis.setting = SETTINGS.into_iter().find(|name| *name == limit).map(|name| (name, needed_bytes));
-        diagnosis.size = needed_bytes;
-        diagnosis
+        self.alarm_for(Cause::LimitTooSmall, short, advice, (limit, needed_bytes))
     }
 
     /// A few requests wait long, while most find memory at once: the consumer keeps up and pauses now and then. The buffers that producers
@@ -226,18 +226,18 @@ impl<'a> Window<'a> {
         Some(self.too_small(found, limit, needed_bytes, " to bridge such a pause"))
     }
 
-    /// A full pool: ordinary if the consumer is always busy.
-    fn full(&self, short: &str, limit: &str) -> WindowDiagnosis {
+    /// A full pool: ordinary if the consumer is always busy, as it may have been without signs of other causes.
+    fn full(&self, short: &str, limit: &str) -> Option<WindowDiagnosis> {
+        if self.is_of_one_thread() || self.of.failed_requests > 0 || self.of.returns == 0 {
+            return None;
+        }
         let found = format!("{short}, and {} buffers are returned per second", self.returns_per_second());
         let advice = format!(
             "if the consumer is always busy, do nothing: more memory only lengthens its queue; if it waits for buffers, raise {limit} \
              (`pinpool advise RECORDING` shows which)"
         );
-        WindowDiagnosis {
-            advice: Some(advice),
-            lost: Lost { waiting_ns: 0, ..self.lost },
-            ..self.diagnosis(Cause::PoolFull, found)
-        }
+        let lost = Lost { waiting_ns: 0, ..self.lost };
+        Some(WindowDiagnosis { advice: Some(advice), lost, ..self.diagnosis(Cause::PoolFull, found) })
     }
 
     /// Threads return what they requested, so the waiting threads are the users of the buffers.
@@ -259,7 +259,7 @@ impl<'a> Window<'a> {
 
     /// The largest holder, if it holds most of the pool and kept buffers for the whole window.
     fn hoarded(&self) -> Option<String> {
-        let largest = self.now.holders.iter().max_by_key(|holder| holder.bytes)?;
+        let largest = self.largest_holder()?;
         let window = Duration::from_micros(self.lost.of_us);
         let is_kept = largest.oldest.map_or(self.of.returns < self.now.used, |age| age >= window);
         let is_most = largest.bytes > self.now.held_bytes / 2;
@@ -273,9 +273,9 @@ impl<'a> Window<'a> {
             let advice =
                 "lower PINPOOL_MAX_BYTES, so that requests release idle memory, or set PINPOOL_PRESET=adaptive";
             let found = format!("{short} although {unused} of {held} held are idle or free");
-            return self.alarm(Cause::IdleHoard, found, advice.to_owned());
+            return self.alarm(Cause::IdleHoard, found, advice);
         }
-        self.alarm(Cause::MemoryRefused, format!("{short}: the backend refused memory"), OF_SYSTEM.to_owned())
+        self.alarm(Cause::MemoryRefused, format!("{short}: the backend refused memory"), OF_SYSTEM)
     }
 
     /// Buffers wait in a queue: the waiting requests are few compared with them, so more memory would lengthen the queue.
@@ -300,15 +300,14 @@ impl<'a> Window<'a> {
         if u128::from(out_ns) < QUEUED.as_nanos() {
             return None;
         }
-        let holder = now.holders.iter().max_by_key(|holder| holder.bytes);
-        let of = holder.map_or_else(String::new, |holder| format!(" (mostly tag {})", holder.tag));
+        let of = self.largest_holder().map_or_else(String::new, |holder| format!(" (mostly tag {})", holder.tag));
         let found = format!(
             "{short}, and {} buffers are returned per second, each after {}{of}",
             self.returns_per_second(),
             seconds(out_ns)
         );
         let advice = "make the consumer faster, or queue fewer buffers; more memory lengthens the queue without raising throughput";
-        let mut diagnosis = self.alarm(Cause::SlowConsumer, found, advice.to_owned());
+        let mut diagnosis = self.alarm(Cause::SlowConsumer, found, advice);
         let more = percent(overhang_bytes, max_bytes);
         diagnosis.evidence.insert(0, format!("serving all waiting requests would use {more} more memory"));
         Some(diagnosis)
@@ -326,20 +325,18 @@ impl<'a> Window<'a> {
             // Buffers of sizes that do not recur do not help.
             if is_varied && *misses > requests / 10 * 8 {
                 let found = format!("{}, each with a pin call, because no idle buffer had their size", missed());
-                let advice = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes".to_owned();
+                let advice = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes";
                 return Some(self.alarm(Cause::SizesNeverRecur, found, advice));
             }
             let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.of.evicted));
             let found = format!("{} evicted buffers", missed());
             let advice = format!("raise PINPOOL_POOL_SIZE_LIMIT to {needed}");
-            let mut diagnosis = self.alarm(Cause::Thrashing, found, advice);
-            (diagnosis.setting, diagnosis.size) = (Some(("PINPOOL_POOL_SIZE_LIMIT", needed)), needed);
-            return Some(diagnosis);
+            return Some(self.alarm_for(Cause::Thrashing, found, advice, ("PINPOOL_POOL_SIZE_LIMIT", needed)));
         }
         if churned >= CHURNED {
             let (pinned, held) = (Size(self.of.pinned_bytes), Size(self.cycled_bytes()));
             let found = format!("{pinned} pinned and unpinned to hold {held}");
-            let advice = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES".to_owned();
+            let advice = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES";
             return Some(self.alarm(Cause::Thrashing, found, advice));
         }
         if let Some(Repinned { bytes, each_ns, times, of_us }) = again {
@@ -348,9 +345,7 @@ impl<'a> Window<'a> {
             // A longer idle timeout would not remove the first of these pin calls.
             let kept_bytes = now.most_held_bytes.max(bytes);
             let advice = format!("set PINPOOL_RESERVE to {}, so that this memory stays pinned", RoundedUp(kept_bytes));
-            let mut diagnosis = self.alarm(Cause::Thrashing, found, advice);
-            (diagnosis.setting, diagnosis.size) = (Some(("PINPOOL_RESERVE", kept_bytes)), kept_bytes);
-            return Some(diagnosis);
+            return Some(self.alarm_for(Cause::Thrashing, found, advice, ("PINPOOL_RESERVE", kept_bytes)));
         }
         if *misses <= requests / 2 || self.is_warming_up() {
             return None;
@@ -362,11 +357,8 @@ impl<'a> Window<'a> {
         if is_varied {
             let found = format!("{}: no idle buffer had their size, so they were carved from held memory", missed());
             let advice = is_costly.then(|| "batch to fewer sizes".to_owned());
-            return Some(WindowDiagnosis {
-                is_alarm: is_costly,
-                advice,
-                ..self.diagnosis(Cause::SizesNeverRecur, found)
-            });
+            let diagnosis = self.diagnosis(Cause::SizesNeverRecur, found);
+            return Some(WindowDiagnosis { is_alarm: is_costly, advice, ..diagnosis });
         }
         let has_regrown = self.now.held_bytes > self.before.held_bytes + self.before.held_bytes / GROWTH_PART;
         (is_costly && !has_regrown).then(|| {
@@ -406,13 +398,9 @@ impl<'a> Window<'a> {
         }
         if !now.is_pinned && now.copies > 0 {
             let found = "copies use pageable memory, which the driver copies twice".to_owned();
-            let advice = "run `pinpool doctor` for the reason and the fix".to_owned();
+            let advice = "run `pinpool doctor` for the reason and the fix";
             // Without a GPU there is nothing to pin for.
-            return WindowDiagnosis {
-                is_alarm: now.has_driver,
-                advice: Some(advice),
-                ..self.diagnosis(Cause::NotPinned, found)
-            };
+            return WindowDiagnosis { is_alarm: now.has_driver, ..self.alarm(Cause::NotPinned, found, advice) };
         }
         let served = self.of.requests.saturating_sub(self.of.pin_calls);
         let found =

@@ -1,114 +1,43 @@
 //! Events of a pool, as recordings contain them.
 
-/// An event of a pool. Lengths are in bytes, times in nanoseconds. An `id` identifies the memory of a buffer from
-/// [`New`](Event::New) to [`Gone`](Event::Gone).
+/// An event of a pool. Lengths are in bytes, times in nanoseconds. An `id` identifies the memory of a buffer from [`New`](Event::New) to
+/// [`Gone`](Event::Gone), `tag` and `stack` are numbers of an owner's tag and of a call stack (0 is none), and `class_bytes` is the size class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Event {
-    /// A request was served.
-    Get {
-        /// The memory that serves it.
-        id: u64,
-        /// Bytes as requested.
-        bytes: u64,
-        /// The size class.
-        class_bytes: u64,
-        /// Number of the owner's tag; 0 is none.
-        tag: u32,
-        /// Duration of the request; 0 for a hit.
-        took_ns: u64,
-    },
+    /// A request for `bytes` was served; `took_ns` is 0 for a hit.
+    Get { id: u64, bytes: u64, class_bytes: u64, tag: u32, took_ns: u64 },
     /// The call stack of the last request that returned this memory. Later records replace earlier ones.
-    Sampled {
-        /// The memory that serves it.
-        id: u64,
-        /// Number of the call stack.
-        stack: u32,
-    },
+    Sampled { id: u64, stack: u32 },
     /// The next request of this thread waited in the queue before it was served or refused.
     Waited,
-    /// A request failed.
-    Refused {
-        /// Bytes as requested.
-        bytes: u64,
-        /// The size class.
-        class_bytes: u64,
-        /// Number of the owner's tag; 0 is none.
-        tag: u32,
-        /// Duration of the request.
-        took_ns: u64,
-    },
-    /// A buffer was returned.
-    Put {
-        /// The buffer's memory.
-        id: u64,
-        /// Devices may still use it; [`Completed`](Event::Completed) follows.
-        in_flight: bool,
-    },
+    /// A request for `bytes` failed.
+    Refused { bytes: u64, class_bytes: u64, tag: u32, took_ns: u64 },
+    /// A buffer was returned. If it is `in_flight`, devices may still use it, and [`Completed`](Event::Completed) follows.
+    Put { id: u64, in_flight: bool },
     /// All copies of a returned buffer have completed.
-    Completed {
-        /// The buffer's memory.
-        id: u64,
-    },
+    Completed { id: u64 },
     /// The completion of a buffer's copies cannot be detected, so its memory is never reused.
-    Leaked {
-        /// The buffer's memory.
-        id: u64,
-    },
-    /// Memory for a buffer was carved or acquired; the request that follows is a miss.
-    New {
-        /// The memory.
-        id: u64,
-        address: u64,
-        class_bytes: u64,
-        /// False for pageable memory in place of the backend's.
-        from_source: bool,
-    },
+    Leaked { id: u64 },
+    /// Memory for a buffer was carved or acquired; the request that follows is a miss. `from_source` is false for pageable memory in place of
+    /// the backend's.
+    New { id: u64, address: u64, class_bytes: u64, from_source: bool },
     /// The memory of a buffer returned to the arena or the backend.
-    Gone {
-        /// The memory.
-        id: u64,
-    },
-    /// The backend acquired or committed memory.
-    Pin {
-        /// 0 if the call failed.
-        address: u64,
-        bytes: u64,
-        took_ns: u64,
-        failed: bool,
-    },
+    Gone { id: u64 },
+    /// The backend acquired or committed memory; `address` is 0 if the call failed.
+    Pin { address: u64, bytes: u64, took_ns: u64, failed: bool },
     /// The backend released or decommitted memory.
     Unpin { address: u64, bytes: u64, took_ns: u64, failed: bool },
-    /// The backend moved granules to other addresses.
-    Move {
-        /// First byte of the old addresses.
-        from: u64,
-        /// First byte of the new ones.
-        to: u64,
-        /// Length.
-        bytes: u64,
-        /// Duration of the call; 0 for all pieces of a call except the first.
-        took_ns: u64,
-    },
+    /// The backend moved granules to other addresses. `took_ns` is 0 for all pieces of a call except the first.
+    Move { from: u64, to: u64, bytes: u64, took_ns: u64 },
     /// The limit on idle buffers changed.
-    Limit {
-        /// Before.
-        from: u64,
-        /// After.
-        to: u64,
-    },
+    Limit { from: u64, to: u64 },
     /// The limit of the pool changed; `u64::MAX` is none.
-    MaxBytes {
-        /// Bytes.
-        bytes: u64,
-    },
+    MaxBytes { bytes: u64 },
     /// The pool was cleared.
     Cleared,
-    /// Records were lost before this one.
-    Missing {
-        /// Their number.
-        records: u64,
-    },
+    /// This number of records was lost before this one.
+    Missing { records: u64 },
     /// The pool ended.
     End,
 }

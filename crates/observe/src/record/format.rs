@@ -23,7 +23,7 @@ pub(super) const FRAME_BYTES: usize = 8;
 /// A longer block is damage.
 pub(super) const BLOCK_BYTES_MAX: usize = 64 << 20;
 /// A block is closed when it has this many bytes.
-const BLOCK_BYTES: usize = 256 << 10;
+pub(super) const BLOCK_BYTES: usize = 256 << 10;
 
 /// A part of a block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,33 +51,14 @@ pub(super) fn head() -> Vec<u8> {
     [&MAGIC[..], &VERSION.to_le_bytes()].concat()
 }
 
-/// A block that is being filled.
-#[derive(Debug, Default)]
-pub(super) struct BlockWriter {
-    items: Vec<u8>,
-    pub(super) records: u64,
+/// Appends the item to the items of a block.
+pub(super) fn add_item(items: &mut Vec<u8>, item: &Item) {
+    // Fails only for types that postcard does not support.
+    *items = postcard::to_extend(item, std::mem::take(items)).unwrap_or_default();
 }
 
-impl BlockWriter {
-    pub(super) fn add(&mut self, item: &Item) {
-        self.records += u64::from(matches!(item, Item::Record(_)));
-        // Fails only for types that postcard does not support.
-        self.items = postcard::to_extend(item, std::mem::take(&mut self.items)).unwrap_or_default();
-    }
-
-    /// Returns true if the block should be closed.
-    pub(super) fn is_full(&self) -> bool {
-        self.items.len() >= BLOCK_BYTES
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.items.is_empty()
-    }
-
-    /// The block with its frame; this one is empty again.
-    pub(super) fn finish(&mut self) -> Vec<u8> {
-        let Self { items, .. } = std::mem::take(self);
-        let len = u32::try_from(items.len()).unwrap_or(u32::MAX);
-        [&len.to_le_bytes()[..], &crc32fast::hash(&items).to_le_bytes(), &items].concat()
-    }
+/// The items with the frame of a block.
+pub(super) fn block(items: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(items.len()).unwrap_or(u32::MAX);
+    [&len.to_le_bytes()[..], &crc32fast::hash(items).to_le_bytes(), items].concat()
 }

@@ -93,6 +93,12 @@
 //! Facts of a pool: `backend`, `pinned` (`yes` or `no`), `name` (if it has one), `process`, `version` (of the crate), `time` (seconds since 1970 at time 0),
 //! and each `PINPOOL_*` variable with its value.
 
+use std::fmt::Debug;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::diagnosis::Snapshot;
+use pinpool_os::call_stack::CallStack;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 mod event;
@@ -108,8 +114,6 @@ mod output;
 mod reader;
 #[cfg(feature = "io")]
 mod recorder;
-#[cfg(not(feature = "io"))]
-mod without;
 #[cfg(feature = "io")]
 mod writer;
 
@@ -118,9 +122,32 @@ pub use format::TimedSnapshot;
 #[cfg(feature = "io")]
 pub use reader::{Recording, RecordingError};
 #[cfg(feature = "io")]
-pub use recorder::Recorder;
-#[cfg(not(feature = "io"))]
-pub use without::Recorder;
+pub use recorder::open;
+
+/// Records what one pool does. Without the feature `io` there is none.
+pub type Recorder = dyn RecordEvents;
+
+pub trait RecordEvents: Debug + Send + Sync {
+    /// Assigns a number to a tag.
+    fn name_tag(&self, name: &str) -> u32;
+
+    /// Assigns a number to a call stack; `None` if the file has too many.
+    fn number_stack(&self, stack: &Arc<CallStack>) -> Option<u32>;
+
+    /// Adds a record; never waits.
+    fn record(&self, event: Event);
+
+    /// Returns true if a snapshot is due: every 100 ms at first, later every 200th of the elapsed time.
+    fn wants_snapshot(&self, now_us: u64) -> bool;
+
+    /// Adds the state of the pool at that time of its clock; never waits.
+    fn snapshot(&self, at_us: u64, snapshot: Snapshot);
+
+    fn path(&self) -> &Path;
+
+    /// Ends the pool and waits until its records are in the file; `None` if it had ended before.
+    fn end(&self) -> Option<Recorded>;
+}
 
 /// Requested recordings of this process that are missing or incomplete.
 static FAILED: AtomicU64 = AtomicU64::new(0);

@@ -42,29 +42,31 @@ pub(super) struct Opened {
 pub(super) fn open(path: &Path, left: Option<(FileId, u64)>) -> Result<Opened, Unrecorded> {
     let mut earlier = None;
     for _ in 0..TRIES {
-        let found = match fs::symlink_metadata(path) {
-            Ok(found) => Some(found),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        let file = match open_at(path, found_at(path)?) {
+            Ok(file) => file,
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => continue,
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+                return Err(refused("it is a pipe without a reader", "start its reader first"));
+            }
             Err(error) => return Err(failed(&error)),
         };
-        let place = found.as_ref().map_or(Ok(Place::New), |found| place(path, found))?;
-        let Some(file) = open_at(path, place, found.as_ref())? else { continue };
-        if place == Place::Device {
-            return Ok(Opened { file, bytes: None, earlier });
-        }
-        if flock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+        let metadata = file.metadata().map_err(|error| failed(&error))?;
+        // Another file may have replaced the one that was found.
+        check(path, &metadata)?;
+        if !metadata.file_type().is_char_device()
+            && flock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        {
             return Err(Unrecorded::Taken);
         }
-        if place == Place::Pipe {
+        if !metadata.is_file() {
             return Ok(Opened { file, bytes: None, earlier });
         }
+        // The process that had it locked before may have written it, or renamed it, meanwhile.
         let metadata = file.metadata().map_err(|error| failed(&error))?;
-        // The process that had it locked before may have renamed it meanwhile.
-        let id = FileId::from_metadata(&metadata);
+        let (id, bytes) = (FileId::from_metadata(&metadata), metadata.len());
         if FileId::at(path).ok() != Some(id) {
             continue;
         }
-        let bytes = metadata.len();
         if bytes > 0 && !is_recording(&file) {
             return Err(no_recording(path, bytes));
         }
@@ -74,15 +76,6 @@ pub(super) fn open(path: &Path, left: Option<(FileId, u64)>) -> Result<Opened, U
         earlier = Some(set_aside(path)?);
     }
     Err(refused("other processes keep renaming it", "put %p (the process id) into the name"))
-}
-
-/// The kind of file at a path that may be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    New,
-    File,
-    Pipe,
-    Device,
 }
 
 /// The error text after the name of the setting.
@@ -99,52 +92,44 @@ fn no_recording(path: &Path, bytes: u64) -> Unrecorded {
     refused(what, "name another file, or remove this one")
 }
 
-/// Classifies `found` at `path`.
-fn place(path: &Path, found: &Metadata) -> Result<Place, Unrecorded> {
-    let kind = found.file_type();
-    if kind.is_symlink() {
-        return Err(refused("it is a symbolic link", "name the file that it leads to"));
+/// What is at `path`, if it may be written.
+fn found_at(path: &Path) -> Result<Option<Metadata>, Unrecorded> {
+    match fs::symlink_metadata(path) {
+        Ok(found) => check(path, &found).map(|()| Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(&error)),
     }
-    if kind.is_dir() {
-        return Err(refused("it is a directory", "name a file in it"));
-    }
-    if kind.is_char_device() && DEVICES.iter().any(|device| Path::new(device) == path) {
-        return Ok(Place::Device);
-    }
-    if !kind.is_file() && !kind.is_fifo() {
-        return Err(refused("it is a device or a socket", "name a file"));
-    }
-    let (user, own) = (found.uid(), this_user());
-    if user != own {
-        let what = format!("it belongs to user {user}, and this process to user {own}");
-        return Err(refused(what, "name a file of your own"));
-    }
-    Ok(if kind.is_fifo() { Place::Pipe } else { Place::File })
 }
 
-/// Opens `path`; `None` if it is no longer the file that was `found`.
-fn open_at(path: &Path, place: Place, found: Option<&Metadata>) -> Result<Option<ParentOnly<File>>, Unrecorded> {
+/// Refuses what may not be written.
+fn check(path: &Path, found: &Metadata) -> Result<(), Unrecorded> {
+    let kind = found.file_type();
+    let (user, own) = (found.uid(), this_user());
+    match kind {
+        _ if kind.is_symlink() => Err(refused("it is a symbolic link", "name the file that it leads to")),
+        _ if kind.is_dir() => Err(refused("it is a directory", "name a file in it")),
+        _ if kind.is_char_device() && DEVICES.iter().any(|device| Path::new(device) == path) => Ok(()),
+        _ if !kind.is_file() && !kind.is_fifo() => Err(refused("it is a device or a socket", "name a file")),
+        _ if user != own => {
+            let what = format!("it belongs to user {user}, and this process to user {own}");
+            Err(refused(what, "name a file of your own"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Opens what was `found` at `path`, or a new file.
+fn open_at(path: &Path, found: Option<Metadata>) -> io::Result<ParentOnly<File>> {
     let mut options = OpenOptions::new();
     // Non-blocking, so that a pipe without a reader is refused at once.
-    options.append(true).read(place != Place::Pipe).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    if place == Place::New {
-        options.create_new(true).mode(0o600);
-    }
+    options.append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let is_pipe = found.as_ref().is_some_and(|found| found.file_type().is_fifo());
+    options.read(!is_pipe).create_new(found.is_none());
     let no_fork = fork::hold_off();
-    let opened = options.open(path).and_then(|file| ParentOnly::new(file, &no_fork));
+    let file = options.open(path).and_then(|file| ParentOnly::new(file, &no_fork))?;
     drop(no_fork);
-    let file = match opened {
-        Ok(file) => file,
-        Err(error) if place == Place::New && error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
-        Err(error) if place == Place::File && error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) if place == Place::Pipe && error.raw_os_error() == Some(libc::ENXIO) => {
-            return Err(refused("it is a pipe without a reader", "start its reader first"));
-        }
-        Err(error) => return Err(failed(&error)),
-    };
-    set_blocking(&file).map_err(|error| failed(&error))?;
-    let id = file.metadata().map(|metadata| FileId::from_metadata(&metadata)).map_err(|error| failed(&error))?;
-    Ok(found.is_none_or(|found| FileId::from_metadata(found) == id).then_some(file))
+    set_blocking(&file)?;
+    Ok(file)
 }
 
 /// Returns true if the file begins as a recording, compressed or not.
@@ -161,33 +146,23 @@ fn set_aside(path: &Path) -> Result<PathBuf, Unrecorded> {
     let mut old = path.as_os_str().to_owned();
     old.push(".old");
     let old = PathBuf::from(old);
-    let in_the_way = |error: Unrecorded| match error {
-        Unrecorded::Failed(why) => Unrecorded::Failed(format!(
-            "holds a recording, which would be renamed to {}, and that {why}; or name another file for this recording",
-            old.display()
-        )),
-        other => other,
-    };
-    match fs::symlink_metadata(&old) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(in_the_way(failed(&error))),
-        Ok(found) => {
-            if place(&old, &found).map_err(in_the_way)? != Place::File {
-                return Err(in_the_way(refused("it is no file", "remove it")));
-            }
-            let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&old);
-            if found.len() > 0 && !file.is_ok_and(|file| is_recording(&file)) {
-                return Err(in_the_way(no_recording(&old, found.len())));
-            }
+    let file = || OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&old);
+    let in_the_way = match found_at(&old) {
+        Ok(Some(found)) if !found.is_file() => Some(refused("it is no file", "remove it")),
+        Ok(Some(found)) if found.len() > 0 && !file().is_ok_and(|file| is_recording(&file)) => {
+            Some(no_recording(&old, found.len()))
         }
-    }
-    fs::rename(path, &old).map_err(|error| {
-        Unrecorded::Failed(format!(
-            "holds a recording, which cannot be renamed to {}: {error}; name another file for this recording",
-            old.display()
-        ))
-    })?;
-    Ok(old)
+        found => found.err(),
+    };
+    let old_name = old.display();
+    let why = match in_the_way {
+        Some(Unrecorded::Failed(why)) => format!("would be renamed to {old_name}, and that {why}; or"),
+        _ => match fs::rename(path, &old) {
+            Ok(()) => return Ok(old),
+            Err(error) => format!("cannot be renamed to {old_name}: {error};"),
+        },
+    };
+    Err(Unrecorded::Failed(format!("holds a recording, which {why} name another file for this recording")))
 }
 
 /// Makes writes block.

@@ -6,64 +6,70 @@ use std::io::Write;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::format::BlockWriter;
-use super::open::flock;
-use pinpool_os::child_descriptors::ParentOnly;
+use super::format::{BLOCK_BYTES, Item, add_item, block};
+use super::open::{Opened, flock};
 use pinpool_os::file_id::FileId;
 
-/// The file, up to the first write that fails.
+/// The file, up to the first write that fails, and the block that is being filled.
 pub(super) struct Output {
-    file: Option<ParentOnly<File>>,
-    /// Length up to the last whole block; `None` for a file without a length.
-    bytes: Option<u64>,
-    /// The file and its length when it was closed.
-    pub(super) left: Option<(FileId, u64)>,
+    opened: Opened,
     is_compressed: bool,
     /// The head until it is written.
     head: Vec<u8>,
+    items: Vec<u8>,
+    /// Records of the block, and of the file.
+    records: u64,
+    pub(super) written: u64,
     pub(super) failure: Option<String>,
 }
 
 impl Output {
-    pub(super) fn new(file: ParentOnly<File>, bytes: Option<u64>, is_compressed: bool, head: Vec<u8>) -> Self {
-        Self { file: Some(file), bytes, left: None, is_compressed, head, failure: None }
+    pub(super) fn new(opened: Opened, is_compressed: bool, head: Vec<u8>) -> Self {
+        Self { opened, is_compressed, head, items: Vec::new(), records: 0, written: 0, failure: None }
     }
 
-    /// Writes the block. Returns how many records of it are in the file.
-    pub(super) fn write(&mut self, block: &mut BlockWriter) -> u64 {
-        if block.is_empty() {
-            return 0;
+    /// Adds an item to the block, which is written if it is long enough.
+    pub(super) fn add(&mut self, item: &Item) {
+        self.records += u64::from(matches!(item, Item::Record(_)));
+        add_item(&mut self.items, item);
+        if self.items.len() >= BLOCK_BYTES {
+            self.write();
         }
-        let records = block.records;
-        let mut bytes = std::mem::take(&mut self.head);
-        bytes.extend(block.finish());
-        let Some(file) = &self.file else { return 0 };
-        let mut file: &File = file;
+    }
+
+    /// Writes the block.
+    pub(super) fn write(&mut self) {
+        let (items, records) = (std::mem::take(&mut self.items), std::mem::take(&mut self.records));
+        let Opened { file, bytes: file_bytes, .. } = &mut self.opened;
+        if items.is_empty() || self.failure.is_some() {
+            return;
+        }
+        let bytes = [std::mem::take(&mut self.head), block(&items)].concat();
         let encoded = if self.is_compressed {
             let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
             encoder.write_all(&bytes).and_then(|()| encoder.finish())
         } else {
             Ok(bytes)
         };
-        let written = encoded.and_then(|bytes| file.write_all(&bytes).map(|()| bytes.len() as u64));
-        match written {
-            Ok(written) => self.bytes = self.bytes.map(|bytes| bytes + written),
+        let mut file: &File = file;
+        match encoded.and_then(|bytes| file.write_all(&bytes).map(|()| bytes.len() as u64)) {
+            Ok(len) => {
+                *file_bytes = file_bytes.map(|bytes| bytes + len);
+                self.written += records;
+            }
             Err(error) => {
                 self.failure = Some(error.to_string());
                 // Nothing after a partial block could be read.
-                let _ = self.bytes.map(|bytes| file.set_len(bytes));
-                self.close();
-                return 0;
+                let _ = file_bytes.map(|bytes| file.set_len(bytes));
             }
         }
-        records
     }
 
-    /// Unlocks and closes the file. The unlock is explicit because a child created without the `fork` handlers may hold a copy of the
-    /// descriptor.
-    pub(super) fn close(&mut self) {
-        let Some(file) = self.file.take() else { return };
-        self.left = file.metadata().ok().map(|metadata| FileId::from_metadata(&metadata)).zip(self.bytes);
-        let _ = flock(&file, libc::LOCK_UN);
+    /// Unlocks the file, and returns it with its length; `None` for a file without a length. The unlock is explicit because a child created
+    /// without the `fork` handlers may hold a copy of the descriptor.
+    pub(super) fn end(&self) -> Option<(FileId, u64)> {
+        let Opened { file, bytes, .. } = &self.opened;
+        let _ = flock(file, libc::LOCK_UN);
+        file.metadata().ok().map(|metadata| FileId::from_metadata(&metadata)).zip(*bytes)
     }
 }

@@ -4,6 +4,7 @@
 //! bounded, so that a small compressed file cannot exhaust memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -93,7 +94,15 @@ impl Recording {
         if found != VERSION {
             return Err(RecordingError::OtherVersion { found });
         }
-        while recording.warning.is_none() && recording.read_block(&mut input) {}
+        let ended = loop {
+            match recording.read_block(&mut input) {
+                Ok(true) => {}
+                Ok(false) => break None,
+                Err(why) => break Some(why),
+            }
+        };
+        let records = recording.records.len();
+        recording.warning = ended.map(|why| format!("the recording {why}: {records} records before that are read"));
         // Late threads are out of order. Stable, so that the records of one thread keep their order.
         recording.records.sort_by_key(|record| record.time_ns);
         recording.snapshots.sort_by_key(|taken| taken.time_ns);
@@ -105,71 +114,46 @@ impl Recording {
         Ok(recording)
     }
 
-    /// Adds the next block; false at the end of the file.
-    fn read_block<R: Read>(&mut self, input: &mut Input<R>) -> bool {
+    /// Adds the next block; false at the end of the file. An error names why nothing after it is read.
+    fn read_block<R: Read>(&mut self, input: &mut Input<R>) -> Result<bool, String> {
         let begin = input.at;
         if begin > BYTES_MAX {
-            self.stop(&format!("{} GiB", BYTES_MAX >> 30));
-            return false;
+            return Err(has_more_than(format_args!("{} GiB", BYTES_MAX >> 30)));
         }
         let frame = input.take(FRAME_BYTES);
         if frame.is_empty() && input.error.is_none() {
-            return false;
+            return Ok(false);
         }
-        let Ok(frame) = <[u8; FRAME_BYTES]>::try_from(frame.as_slice()) else {
-            self.end_early(begin, input, "truncated in the head of a block");
-            return false;
+        let Ok([a, b, c, d, e, f, g, h]) = <[u8; FRAME_BYTES]>::try_from(frame) else {
+            return Err(input.is_damaged(begin, "truncated in the head of a block"));
         };
-        let [a, b, c, d, e, f, g, h] = frame;
         let (len, sum) = (u32::from_le_bytes([a, b, c, d]) as usize, u32::from_le_bytes([e, f, g, h]));
         if len == 0 || len > BLOCK_BYTES_MAX {
-            self.end_early(begin, input, &format!("damaged: a block of {len} bytes"));
-            return false;
+            return Err(input.is_damaged(begin, format_args!("damaged: a block of {len} bytes")));
         }
         let items = input.take(len);
         let is_whole = items.len() == len;
         if is_whole && crc32fast::hash(&items) != sum {
-            self.end_early(begin, input, "damaged: a block does not have its checksum");
-            return false;
+            return Err(input.is_damaged(begin, "damaged: a block does not have its checksum"));
         }
         let mut rest = &items[..];
-        let mut broken = None;
-        while !rest.is_empty() && broken.is_none() {
+        while !rest.is_empty() {
             match postcard::take_from_bytes(rest) {
                 Ok((item, after)) => {
                     rest = after;
-                    if let Err(most) = self.add(item) {
-                        self.stop(&most);
-                        return false;
-                    }
+                    self.add(item)?;
                 }
-                Err(error) => broken = Some((items.len() - rest.len(), error)),
+                Err(_) if !is_whole => break,
+                Err(error) => {
+                    let at = items.len() - rest.len();
+                    return Err(input.is_damaged(begin, format_args!("damaged at byte {at} of a block: {error}")));
+                }
             }
         }
-        match broken {
-            _ if !is_whole => self.end_early(begin, input, "truncated in a block"),
-            None => {}
-            Some((at, error)) => self.end_early(begin, input, &format!("damaged at byte {at} of a block: {error}")),
-        }
-        true
+        if is_whole { Ok(true) } else { Err(input.is_damaged(begin, "truncated in a block")) }
     }
 
-    /// Stops at a limit; earlier items are kept.
-    fn stop(&mut self, most: &str) {
-        let records = self.records.len();
-        self.warning = Some(format!(
-            "the recording has more than {most}, the most that is read: {records} records before that are read"
-        ));
-    }
-
-    fn end_early<R>(&mut self, begin: u64, input: &Input<R>, what: &str) {
-        let cause = input.error.as_ref().map_or_else(String::new, |error| format!(" ({error})"));
-        let records = self.records.len();
-        self.warning =
-            Some(format!("the recording is {what} at byte {begin}{cause}: {records} records before that are read"));
-    }
-
-    /// Adds an item, or returns the limit that it exceeds.
+    /// Adds an item; an error names the limit that it exceeds.
     fn add(&mut self, item: Item) -> Result<(), String> {
         match item {
             Item::Record(record) => {
@@ -187,10 +171,10 @@ impl Recording {
             Item::Snapshot(taken) => self.snapshots.push(taken),
         }
         if self.records.len() + self.snapshots.len() > RECORDS_MAX {
-            return Err(format!("{RECORDS_MAX} records"));
+            return Err(has_more_than(format_args!("{RECORDS_MAX} records")));
         }
         if self.pools.len() + self.tags.len() + self.stacks.len() > NAMES_MAX {
-            return Err(format!("{NAMES_MAX} pools, tags and call stacks"));
+            return Err(has_more_than(format_args!("{NAMES_MAX} pools, tags and call stacks")));
         }
         Ok(())
     }
@@ -218,6 +202,10 @@ impl Recording {
     }
 }
 
+fn has_more_than(most: impl Display) -> String {
+    format!("has more than {most}, the most that is read")
+}
+
 /// Input up to the first error.
 struct Input<R> {
     bytes: BufReader<R>,
@@ -229,20 +217,16 @@ impl<R: Read> Input<R> {
     /// The next `len` bytes, or fewer at the end.
     fn take(&mut self, len: usize) -> Vec<u8> {
         let mut taken = Vec::new();
-        while taken.len() < len && self.error.is_none() {
-            match self.bytes.fill_buf() {
-                Ok([]) => break,
-                Ok(bytes) => {
-                    let more = bytes.len().min(len - taken.len());
-                    taken.extend_from_slice(&bytes[..more]);
-                    self.bytes.consume(more);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => self.error = Some(error),
-            }
+        if self.error.is_none() {
+            self.error = self.bytes.by_ref().take(len as u64).read_to_end(&mut taken).err();
         }
         self.at += taken.len() as u64;
         taken
+    }
+
+    fn is_damaged(&self, at: u64, what: impl Display) -> String {
+        let cause = self.error.as_ref().map_or_else(String::new, |error| format!(" ({error})"));
+        format!("is {what} at byte {at}{cause}")
     }
 }
 
@@ -250,23 +234,17 @@ impl<R: Read> Input<R> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::format::{BlockWriter, head};
+    use super::super::format::{add_item, block, head};
     use super::*;
 
     #[test]
     fn a_recording_with_too_many_names_is_read_up_to_the_limit() {
-        let mut block = BlockWriter::default();
-        let mut bytes = head();
+        let mut items = Vec::new();
         let record = |event| Item::Record(Record { time_ns: 1, thread: 7, pool: 0, event });
-        block.add(&record(Event::Cleared));
-        for number in 1..=70_000 {
-            block.add(&Item::Tag(number, "a".to_owned()));
-            if block.is_full() {
-                bytes.extend(block.finish());
-            }
-        }
-        block.add(&record(Event::End));
-        bytes.extend(block.finish());
+        add_item(&mut items, &record(Event::Cleared));
+        (1..=70_000).for_each(|number| add_item(&mut items, &Item::Tag(number, "a".to_owned())));
+        add_item(&mut items, &record(Event::End));
+        let bytes = [head(), block(&items)].concat();
         let recording = Recording::read(bytes.as_slice()).unwrap();
         assert_eq!(recording.records, [Record { time_ns: 1, thread: 0, pool: 0, event: Event::Cleared }]);
         assert!(recording.warning.unwrap().contains("more than 65536 pools, tags and call stacks"));
@@ -275,8 +253,7 @@ mod tests {
     proptest! {
         #[test]
         fn random_bytes_in_a_valid_block_are_read_or_refused(items in proptest::collection::vec(any::<u8>(), 1..400)) {
-            let len = u32::try_from(items.len()).unwrap().to_le_bytes();
-            let bytes = [&head()[..], &len, &crc32fast::hash(&items).to_le_bytes(), &items].concat();
+            let bytes = [head(), block(&items)].concat();
             let recording = Recording::read(bytes.as_slice()).unwrap();
             prop_assert!(recording.records.len() <= items.len());
         }

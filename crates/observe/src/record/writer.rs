@@ -9,19 +9,19 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use crossbeam::queue::ArrayQueue;
 
-use super::event::{Event, PoolDescription, Record};
-use super::format::{BlockWriter, Item, TimedSnapshot, head};
+use super::event::{Event, Record};
+use super::format::{Item, head};
+use super::open::open;
 use super::output::Output;
-use super::{Recorded, Unrecorded, open};
+use super::{Recorded, Unrecorded};
 use pinpool_os::call_stack::{CallStack, Frame};
 use pinpool_os::file_id::FileId;
 use pinpool_os::fork::OfProcess;
@@ -31,9 +31,9 @@ use pinpool_os::threads;
 /// Time between two writes.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Longest wait for the writer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest delay of an exit.
-const EXIT_PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest delay of an exit, and of a pool that is built while another thread opens a file.
+const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 /// Records of the queue: 5 MiB.
 const CAPACITY: usize = 1 << 16;
 /// A thread wakes the writer after this many records.
@@ -56,10 +56,8 @@ enum Command {
     /// The queue fills up.
     Wake,
     Add(Item),
-    /// The process exits; the answer comes when all records so far are in the file.
-    Flush(Sender<()>),
-    /// A pool has ended; the answer comes when all of its records are in the file.
-    End(u32, Sender<Recorded>),
+    /// Ends this pool, if any, and answers when all records so far are in the file.
+    Flush(Option<u32>, Sender<Recorded>),
 }
 
 /// A file that is being written.
@@ -71,10 +69,7 @@ pub(super) struct Writer {
     queue: ArrayQueue<Record>,
     commands: Sender<Command>,
     is_woken: AtomicBool,
-    is_closed: AtomicBool,
-    /// Pools that have not ended; changed under the lock of `TRACE_FILES`.
-    open_pools: AtomicU32,
-    names: Mutex<Named>,
+    pub(super) names: Arc<Mutex<Named>>,
     /// Records for which the queue had no room, since the last write.
     unqueued: AtomicU64,
     /// Records that are in the file, and lost ones.
@@ -92,7 +87,7 @@ struct Names<K> {
 
 /// The tags and call stacks of a file.
 #[derive(Debug, Default)]
-struct Named {
+pub(super) struct Named {
     tags: Names<Box<str>>,
     stacks: Names<Arc<CallStack>>,
 }
@@ -122,19 +117,28 @@ impl<K: Clone + Eq + Hash> Names<K> {
 }
 
 impl Named {
-    fn tag(&mut self, name: &str) -> u32 {
+    /// The number of a tag; tags beyond [`TAGS_MAX`] share one.
+    pub(super) fn tag(&mut self, name: &str) -> u32 {
         let number = self.tags.number(name.into(), TAGS_MAX - 1);
         number.or_else(|| self.tags.number(OTHER_TAGS.into(), TAGS_MAX)).unwrap_or(0)
+    }
+
+    /// The number of a call stack; `None` beyond [`STACKS_MAX`].
+    pub(super) fn stack(&mut self, stack: &Arc<CallStack>) -> Option<u32> {
+        self.stacks.number(stack.clone(), STACKS_MAX)
     }
 }
 
 /// A file that this process has opened and may continue.
 struct TraceFile {
     path: PathBuf,
-    writer: Weak<Writer>,
     begun: Instant,
+    /// Pools in the file, and those that have not ended.
     pools: u32,
-    names: Named,
+    open_pools: u32,
+    names: Arc<Mutex<Named>>,
+    /// `None` while the file is closed.
+    writer: Option<Arc<Writer>>,
     /// The file and its length when it was last closed; `None` for a file without a length.
     left: Option<(FileId, u64)>,
 }
@@ -151,72 +155,63 @@ fn lock_until(opened: &Mutex<Vec<TraceFile>>, until: Instant) -> Option<MutexGua
     }
 }
 
-impl Writer {
-    /// The writer of `path`, the number of another pool in it, and the new path of an earlier recording if this pool opened the file.
-    pub(super) fn of(path: &Path) -> Result<(Arc<Self>, u32, Option<PathBuf>), Unrecorded> {
-        let no_thread = |error: io::Error| {
-            Unrecorded::Failed(format!(
-                "has no thread that writes it: {error}; raise the limit on threads (`ulimit -u`)"
-            ))
-        };
-        // Another thread holds it while a file is closed.
-        let until = Instant::now() + Duration::from_secs(2);
-        let mut opened = lock_until(TRACE_FILES.get(), until).ok_or(Unrecorded::Busy)?;
-        let known = opened.iter().position(|file| file.path == path);
-        if let Some(index) = known
-            && let Some(writer) =
-                opened[index].writer.upgrade().filter(|writer| !writer.is_closed.load(Ordering::Relaxed))
-        {
-            writer.open_pools.fetch_add(1, Ordering::Relaxed);
-            opened[index].pools += 1;
-            return Ok((writer, opened[index].pools - 1, None));
+impl TraceFile {
+    fn new(path: &Path) -> Self {
+        let (pools, open_pools, names, writer, left) = Default::default();
+        Self { path: path.to_owned(), begun: Instant::now(), pools, open_pools, names, writer, left }
+    }
+
+    /// The writer of the file, which is opened if it is closed, and then the new path of an earlier recording.
+    fn writer(&mut self) -> Result<(Arc<Writer>, Option<PathBuf>), Unrecorded> {
+        if let Some(writer) = &self.writer {
+            return Ok((writer.clone(), None));
         }
-        let left = known.and_then(|index| opened[index].left);
-        let open::Opened { file, bytes, earlier } = open::open(path, left)?;
-        let is_continued = known.is_some() && bytes != Some(0);
-        let before = known.map(|index| opened.swap_remove(index)).filter(|_| is_continued);
-        let (pools, names, begun) =
-            before.map_or_else(|| (0, Named::default(), Instant::now()), |file| (file.pools, file.names, file.begun));
+        let mut opened = open(&self.path, self.left)?;
+        let earlier = opened.earlier.take();
+        let is_continued = self.pools > 0 && opened.bytes != Some(0);
+        if !is_continued {
+            *self = Self::new(&self.path);
+        }
         let (commands, received) = bounded(4096);
-        let writer = Arc::new(Self {
-            path: path.to_owned(),
-            begun,
+        let writer = Arc::new(Writer {
+            path: self.path.clone(),
+            begun: self.begun,
             queue: ArrayQueue::new(CAPACITY),
             commands,
             is_woken: Default::default(),
-            is_closed: Default::default(),
-            open_pools: AtomicU32::new(1),
-            names: Mutex::new(names),
+            names: self.names.clone(),
             unqueued: Default::default(),
             written: Default::default(),
             lost: Default::default(),
         });
-        let is_compressed = path.extension().is_some_and(|extension| extension == "gz");
-        let head = if is_continued { Vec::new() } else { head() };
-        let output = Output::new(file, bytes, is_compressed, head);
-        let run = Run { writer: writer.clone(), received, output, block: BlockWriter::default() };
-        threads::spawn(c"pinpool-trace", move || run.run()).map_err(no_thread)?;
+        let is_compressed = self.path.extension().is_some_and(|extension| extension == "gz");
+        let output = Output::new(opened, is_compressed, if is_continued { Vec::new() } else { head() });
+        let run = Run { writer: writer.clone(), received, output };
+        threads::spawn(c"pinpool-trace", move || run.run()).map_err(|error| {
+            Unrecorded::Failed(format!(
+                "has no thread that writes it: {error}; raise the limit on threads (`ulimit -u`)"
+            ))
+        })?;
         flush_at_exit();
-        opened.push(TraceFile {
-            path: path.to_owned(),
-            writer: Arc::downgrade(&writer),
-            begun,
-            pools: pools + 1,
-            names: Named::default(),
-            left: None,
-        });
-        Ok((writer, pools, earlier))
+        self.writer = Some(writer.clone());
+        Ok((writer, earlier))
     }
+}
 
-    /// Records the end of a pool. If it was the last, returns the locked list of files, so that no new pool opens the file before it is
-    /// closed.
-    fn end_one(&self) -> Option<MutexGuard<'static, Vec<TraceFile>>> {
-        let opened = TRACE_FILES.get().lock();
-        if self.open_pools.fetch_sub(1, Ordering::Relaxed) > 1 {
-            return None;
-        }
-        self.is_closed.store(true, Ordering::Relaxed);
-        Some(opened)
+impl Writer {
+    /// The writer of `path`, the number of another pool in it, and the new path of an earlier recording if this pool opened the file.
+    pub(super) fn of(path: &Path) -> Result<(Arc<Self>, u32, Option<PathBuf>), Unrecorded> {
+        // Another thread holds it while a file is closed.
+        let mut opened = lock_until(TRACE_FILES.get(), Instant::now() + SHORT_PATIENCE).ok_or(Unrecorded::Busy)?;
+        let at = opened.iter().position(|file| file.path == path).unwrap_or_else(|| {
+            opened.push(TraceFile::new(path));
+            opened.len() - 1
+        });
+        let file = &mut opened[at];
+        let (writer, earlier) = file.writer()?;
+        file.open_pools += 1;
+        file.pools += 1;
+        Ok((writer, file.pools - 1, earlier))
     }
 
     /// Adds a record of the calling thread; never waits.
@@ -237,54 +232,51 @@ impl Writer {
         }
     }
 
-    /// Adds a snapshot, unless the thread has many to write; never waits.
-    pub(super) fn take(&self, taken: TimedSnapshot) {
-        let _ = self.commands.try_send(Command::Add(Item::Snapshot(taken)));
-    }
-
     /// Wakes the thread to write now.
     #[cold]
-    pub(super) fn wake(&self) {
+    fn wake(&self) {
         // Relaxed: a hint; the thread writes every 50 ms anyway.
         if !self.is_woken.swap(true, Ordering::Relaxed) {
             let _ = self.commands.try_send(Command::Wake);
         }
     }
 
-    /// Describes a pool, before its first record.
-    pub(super) fn describe(&self, pool: PoolDescription) {
-        let _ = self.commands.send_timeout(Command::Add(Item::Pool(pool)), PATIENCE);
+    /// Adds an item, if the thread takes it within `patience`.
+    pub(super) fn add(&self, item: Item, patience: Duration) {
+        let _ = self.commands.send_timeout(Command::Add(item), patience);
     }
 
-    /// The number of a tag; tags beyond those that a reader takes share one.
-    pub(super) fn name_tag(&self, name: &str) -> u32 {
-        self.names.lock().tag(name)
+    /// Time since the recording began.
+    pub(super) fn now_ns(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The number of a call stack; `None` beyond [`STACKS_MAX`].
-    pub(super) fn number_stack(&self, stack: &Arc<CallStack>) -> Option<u32> {
-        self.names.lock().stacks.number(stack.clone(), STACKS_MAX)
+    /// Ends `pool`, if any. The receiver gets the answer when all records so far are in the file.
+    fn flush(&self, pool: Option<u32>, patience: Duration) -> Result<Receiver<Recorded>, SendTimeoutError<Command>> {
+        let (answer, answered) = bounded(1);
+        self.commands.send_timeout(Command::Flush(pool, answer), patience).map(|()| answered)
     }
 
     /// Waits until the records of the pool, which has ended, are in the file.
     pub(super) fn end(&self, pool: u32) -> Recorded {
-        let (answer, answered) = bounded(1);
-        let sent = self.commands.send_timeout(Command::End(pool, answer), PATIENCE);
-        let answer = match sent {
-            Ok(()) => answered.recv_timeout(PATIENCE),
-            Err(SendTimeoutError::Disconnected(_)) => Err(RecvTimeoutError::Disconnected),
-            Err(SendTimeoutError::Timeout(_)) => Err(RecvTimeoutError::Timeout),
-        };
-        answer.unwrap_or_else(|why| {
-            let failure = match why {
-                RecvTimeoutError::Timeout => format!("the disk has not taken the last records within {PATIENCE:?}"),
-                RecvTimeoutError::Disconnected => "the thread that writes it has ended".to_owned(),
+        let sent = self.flush(Some(pool), PATIENCE).map_err(|error| error.is_timeout());
+        let answer = sent.and_then(|answered| answered.recv_timeout(PATIENCE).map_err(|error| error.is_timeout()));
+        answer.unwrap_or_else(|is_timeout| {
+            let failure = match is_timeout {
+                true => format!("the disk has not taken the last records within {PATIENCE:?}"),
+                false => "the thread that writes it has ended".to_owned(),
             };
             // Including records that are neither written nor counted as lost.
             let pending = self.queue.len() as u64 + self.unqueued.load(Ordering::Relaxed);
-            let lost = self.lost.load(Ordering::Relaxed) + pending;
-            Recorded { records: self.written.load(Ordering::Relaxed), lost, failure: Some(failure) }
+            let Recorded { records, lost, .. } = self.recorded(None);
+            Recorded { records, lost: lost + pending, failure: Some(failure) }
         })
+    }
+
+    fn recorded(&self, failure: Option<String>) -> Recorded {
+        // Relaxed: read at the end of a pool, after the answer or after a timeout.
+        let [records, lost] = [&self.written, &self.lost].map(|count| count.load(Ordering::Relaxed));
+        Recorded { records, lost, failure }
     }
 }
 
@@ -300,18 +292,15 @@ fn flush_at_exit() {
 }
 
 extern "C" fn flush_open() {
-    let until = Instant::now() + EXIT_PATIENCE;
+    let until = Instant::now() + SHORT_PATIENCE;
     let opened = TRACE_FILES.get_if_made().and_then(|opened| lock_until(opened, until));
     let writers: Vec<_> =
-        opened.iter().flat_map(|opened| opened.iter()).filter_map(|file| file.writer.upgrade()).collect();
+        opened.iter().flat_map(|opened| opened.iter()).filter_map(|file| file.writer.clone()).collect();
     // A writer takes the lock to close its file.
     drop(opened);
     let left = || until.saturating_duration_since(Instant::now());
-    let ask = |writer: Arc<Writer>| {
-        let (answer, answered) = bounded(1);
-        writer.commands.send_timeout(Command::Flush(answer), left()).ok().map(|()| answered)
-    };
-    for answered in writers.into_iter().filter_map(ask).collect::<Vec<_>>() {
+    let asked: Vec<_> = writers.iter().filter_map(|writer| writer.flush(None, left()).ok()).collect();
+    for answered in asked {
         let _ = answered.recv_timeout(left());
     }
 }
@@ -321,7 +310,6 @@ struct Run {
     writer: Arc<Writer>,
     received: Receiver<Command>,
     output: Output,
-    block: BlockWriter,
 }
 
 impl Run {
@@ -332,33 +320,16 @@ impl Run {
             match command {
                 Ok(Command::Wake) | Err(RecvTimeoutError::Timeout) => self.write(),
                 Ok(Command::Add(item)) => {
-                    self.block.add(&item);
+                    self.output.add(&item);
                     // A pool is described before its first record.
-                    if matches!(item, Item::Pool(_)) || self.block.is_full() {
+                    if matches!(item, Item::Pool(_)) {
                         self.write();
                     }
                 }
-                Ok(Command::Flush(answer)) => {
+                Ok(Command::Flush(pool, answer)) => {
                     self.write();
-                    let _ = answer.send(());
-                }
-                Ok(Command::End(pool, answer)) => {
-                    self.write();
-                    let end = self.record(pool, Event::End);
-                    self.block.add(&end);
-                    let written = self.output.write(&mut self.block);
-                    self.writer.written.fetch_add(written, Ordering::Relaxed);
-                    let last = self.writer.end_one();
-                    let is_last = last.is_some();
-                    if let Some(mut opened) = last {
-                        self.write();
-                        // Before the answer: the next pool may open it again.
-                        self.close(&mut opened);
-                    }
-                    let records = self.writer.written.load(Ordering::Relaxed);
-                    let failure = self.output.failure.clone();
-                    let lost = self.writer.lost.load(Ordering::Relaxed);
-                    let _ = answer.send(Recorded { records, lost, failure });
+                    let is_last = pool.is_some_and(|pool| self.end(pool));
+                    let _ = answer.send(self.writer.recorded(self.output.failure.clone()));
                     if is_last {
                         return;
                     }
@@ -368,19 +339,26 @@ impl Run {
         }
     }
 
-    /// Closes the file and keeps the state needed to continue it.
-    fn close(&mut self, opened: &mut [TraceFile]) {
-        self.output.close();
-        let mut names = std::mem::take(&mut *self.writer.names.lock());
+    /// Records the end of a pool. If it was the last, closes the file under the lock, so that no new pool opens it before.
+    fn end(&mut self, pool: u32) -> bool {
+        let end = self.record(pool, Event::End);
+        self.output.add(&end);
+        self.write();
+        let mut opened = TRACE_FILES.get().lock();
+        let Some(file) = opened.iter_mut().find(|file| file.path == self.writer.path) else { return true };
+        file.open_pools -= 1;
+        if file.open_pools > 0 {
+            return false;
+        }
+        self.write();
         if self.output.failure.is_some() {
+            let mut names = file.names.lock();
             names.tags.forget_written();
             names.stacks.forget_written();
         }
-        let this = Arc::as_ptr(&self.writer);
-        if let Some(file) = opened.iter_mut().find(|file| file.writer.as_ptr() == this) {
-            file.names = names;
-            file.left = self.output.left;
-        }
+        file.left = self.output.end();
+        file.writer = None;
+        true
     }
 
     /// Writes what the queue holds.
@@ -390,7 +368,7 @@ impl Run {
         // not keep this thread in the loop.
         let lost = writer.unqueued.swap(0, Ordering::Relaxed);
         let mut taken: Vec<Record> = std::iter::from_fn(|| writer.queue.pop()).take(CAPACITY).collect();
-        let records = taken.len() as u64;
+        let (records, written) = (taken.len() as u64, self.output.written);
         // Stable: the records of one thread stay in order.
         taken.sort_by_key(|record| record.time_ns);
         // Taken after the records, so that the tags of all records are included. Resolved without the lock, because this reads files.
@@ -404,15 +382,11 @@ impl Run {
             .into_iter()
             .map(|(number, stack)| Item::Stack(number, stack.frames().into_iter().map(frame).collect()));
         let missing = (lost > 0).then(|| self.record(0, Event::Missing { records: lost }));
-        let mut written = 0;
         for item in tags.chain(stacks).chain(taken.into_iter().map(Item::Record)).chain(missing) {
-            self.block.add(&item);
-            if self.block.is_full() {
-                written += self.output.write(&mut self.block);
-            }
+            self.output.add(&item);
         }
-        written += self.output.write(&mut self.block);
-        // Relaxed: read at the end of a pool, after the answer or after a timeout.
+        self.output.write();
+        let written = self.output.written - written;
         writer.written.fetch_add(written, Ordering::Relaxed);
         // Records that a failed file did not take are lost too.
         let unwritten = if self.output.failure.is_some() { records.saturating_sub(written) } else { 0 };
@@ -421,8 +395,7 @@ impl Run {
 
     /// A record of this thread.
     fn record(&self, pool: u32, event: Event) -> Item {
-        let time_ns = u64::try_from(self.writer.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        Item::Record(Record { time_ns, thread: 0, pool, event })
+        Item::Record(Record { time_ns: self.writer.now_ns(), thread: 0, pool, event })
     }
 }
 
