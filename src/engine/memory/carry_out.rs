@@ -94,7 +94,9 @@ impl Execution {
                     Some(range) => unsafe { source.commit(range, offset, bytes) },
                     None => {
                         let acquired = source.acquire(bytes, Some(self.until));
-                        acquired.map(|region| drop(self.regions.insert(extent.range(), region)))
+                        acquired.map(|region| {
+                            self.regions.insert(extent.range(), region);
+                        })
                     }
                 };
                 self.calls.pin.record(extent.bytes(), begun.elapsed(), committed.is_ok());

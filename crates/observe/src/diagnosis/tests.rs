@@ -451,6 +451,19 @@ fn repinning_every_half_minute_is_thrashing_if_it_costs_a_fiftieth_of_the_time()
 }
 
 #[test]
+fn repinning_within_each_window_is_thrashing_although_less_is_pinned_than_is_held() {
+    let mut run = Run::new();
+    run.window(|of| (of.held_bytes, of.pinned_bytes) = (GIB, GIB));
+    let again = |of: &mut Snapshot| {
+        (of.pinned_bytes, of.unpinned_bytes) = (of.pinned_bytes + GIB * 3 / 4, of.unpinned_bytes + GIB * 3 / 4);
+        of.pinning_ns += 2_000_000_000;
+    };
+    let causes: Vec<_> = (0..3).map(|_| run.cause(again)).collect();
+    // The memory that a single cycle pins again may belong to two windows.
+    assert_eq!(causes, [Cause::Healthy, Cause::Healthy, Cause::Thrashing]);
+}
+
+#[test]
 fn a_slow_leak_below_bursts_is_found_by_buffers_older_than_a_minute() {
     // Bursts of up to 40 buffers fall on the ends of the windows; of each window one buffer stays, or none after a minute.
     let found = |kept: fn(u64) -> u64| {
