@@ -23,7 +23,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     batch.wait_cast_mut::<f32>()?.fill(1.5);
     batch.copy_to(&stream, &mut device)?;
 
-    // A copy through cudarc records an event on the buffer; dropping the buffer waits for that event.
+    // A copy through cudarc records an event on the buffer; the drop returns immediately, and the pool
+    // reuses the memory only after that event.
     let mut batch = pool.get(NUMBERS * size_of::<f32>())?;
     batch.wait_cast_mut::<f32>()?.fill(2.5);
     stream.memcpy_htod(&batch.elements::<f32>()?, &mut device)?;

@@ -137,7 +137,7 @@ impl Error {
         matches!(*self.0, ErrorKind::Unavailable { .. })
     }
 
-    /// The driver knows no such stream or event. Implies [`is_request`](Self::is_request).
+    /// The driver knows no such stream or event, or no context is current. Implies [`is_request`](Self::is_request).
     pub fn is_handle(&self) -> bool {
         matches!(*self.0, ErrorKind::Handle { .. })
     }

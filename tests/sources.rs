@@ -14,47 +14,47 @@ mod count;
 /// Code lines of each room. A number is lowered in the commit that makes its room smaller, and raised only in a commit that
 /// lowers another by more.
 const ROOMS: &[(&str, usize)] = &[
-    ("src/report", 739),
+    ("src/report", 742),
     ("src/shared_limit", 21),
     ("src/unstable", 53),
     ("benches", 185),
     ("crates/bench", 1505),
     ("crates/capi", 1188),
-    ("crates/cli", 5569),
+    ("crates/cli", 5401),
     ("crates/loader", 2483),
     ("crates/metrics", 363),
-    ("crates/observe", 2173),
+    ("crates/observe", 2138),
     ("crates/os", 1350),
-    ("crates/preload", 1406),
-    ("crates/replay", 1530),
+    ("crates/preload", 1407),
+    ("crates/replay", 1455),
     ("crates/shared", 1088),
     ("crates/shm", 900),
     ("crates/testing", 658),
     ("examples", 396),
     ("fuzz", 8),
     ("python", 2112),
-    ("src/arena", 1550),
+    ("src/arena", 1552),
     ("src/backend", 2089),
-    ("src/buffer", 660),
+    ("src/buffer", 655),
     ("src/config", 761),
-    ("src/copy", 1309),
+    ("src/copy", 1314),
     ("src/driver", 711),
-    ("src/engine", 7406),
+    ("src/engine", 7258),
     ("src/error", 218),
     ("src/in_flight", 605),
     ("src/lib", 50),
-    ("src/maintenance_thread", 275),
+    ("src/maintenance_thread", 251),
     ("src/policy", 78),
-    ("src/pool", 964),
+    ("src/pool", 963),
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 80667),
-    ("tests", 39253),
+    ("sum of code and tests", 80240),
+    ("tests", 39271),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 118_848;
+const MARKDOWN_BYTES: usize = 118_292;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;

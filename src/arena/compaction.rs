@@ -204,6 +204,17 @@ mod tests {
     }
 
     #[test]
+    fn what_could_not_be_released_is_idle_again_and_tried_last() {
+        let mut arena = with_free(&[1, 3, 5, 7]);
+        let plan = arena.release_idle(3 * GRANULE).unwrap();
+        assert!(plan.is_release());
+        assert!(!arena.finish_plan(plan, PlanOutcome::Tried { failed: vec![1] }, 9_000_000));
+        arena.validate().unwrap();
+        let idle: Vec<_> = arena.idle.longest_idle().map(|run| (run.extent.ptr(), run.since_us)).collect();
+        assert_eq!(idle, [(at(7), 3_000_000), (at(3), 9_000_000)]);
+    }
+
+    #[test]
     fn nothing_is_moved_for_a_hole_that_is_there_or_nearly_there_or_too_large() {
         assert!(with_free(&[1, 3, 5]).compact(2 * GRANULE, PAGE).is_none(), "a request can remap it");
         assert!(with_free(&[1, 2, 3, 4, 9]).compact(4 * GRANULE, PAGE).is_none(), "it is there");

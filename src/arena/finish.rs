@@ -10,14 +10,13 @@ impl Arena {
     /// buffer is granted.
     pub(crate) fn finish_plan(&mut self, plan: Plan, outcome: PlanOutcome, now_us: u64) -> bool {
         self.stats.claimed_bytes -= plan.claim_bytes;
-        let done = outcome.steps_done();
-        let granted = done >= plan.steps.len();
+        let granted = (0..plan.steps.len()).all(|step| outcome.has_made(step));
         let mut hull = plan.buffer;
         // What a plan without a buffer moves is idle, as old as the oldest of it (policy-R13).
         let oldest_us = plan.idle_before.iter().map(|run| run.since_us).min().unwrap_or(now_us);
         let mut not_free: Vec<Extent> = plan.buffer.filter(|_| granted).into_iter().collect();
         for (index, &step) in plan.steps.iter().enumerate() {
-            let made = index < done;
+            let made = outcome.has_made(index);
             match step {
                 Step::Commit { extent } => {
                     self.finish_target(extent, made, &mut hull, &mut not_free);
@@ -26,7 +25,6 @@ impl Arena {
                     }
                 }
                 Step::Remap { from, to } => {
-                    self.stats.remaps += u64::from(made);
                     let gone = made || outcome.has_lost(index);
                     self.finish_source(from, gone, now_us);
                     self.finish_target(to, made, &mut hull, &mut not_free);
@@ -56,8 +54,9 @@ impl Arena {
         if !granted {
             // Granules that are idle again get their old age back, except those that failed to decommit: they are idle
             // since now, so that they are tried again last and block no others.
-            let refused = plan.steps.get(done).and_then(Step::decommitted);
-            let not_refused = |run: &IdleRun| refused.is_none_or(|refused| !refused.contains(run.extent));
+            let failed = plan.steps.iter().enumerate().filter(|&(index, _)| outcome.has_failed(index));
+            let refused: Vec<_> = failed.filter_map(|(_, step)| step.decommitted()).collect();
+            let not_refused = |run: &IdleRun| !refused.iter().any(|refused| refused.contains(run.extent));
             for IdleRun { extent, since_us } in plan.idle_before.into_iter().filter(not_refused) {
                 let mut again = Vec::new();
                 self.idle.cut(extent, |run| again.push(run.extent));
@@ -95,7 +94,7 @@ impl Arena {
     }
 
     /// Idle granules that a plan took: decommitted, or idle again.
-    pub(super) fn finish_source(&mut self, extent: Extent, gone: bool, now_us: u64) {
+    fn finish_source(&mut self, extent: Extent, gone: bool, now_us: u64) {
         self.stats.transit_bytes -= extent.bytes();
         if gone {
             let held_bytes = self.held_bytes(extent.bytes());

@@ -124,8 +124,6 @@ pub(crate) struct ArenaStats {
     pub(crate) transit_bytes: u64,
     /// Committed granules, discrete regions and reserves: each is a mapping of the process.
     pub(crate) mappings: u64,
-    /// Number of extents remapped so far.
-    pub(crate) remaps: u64,
 }
 
 /// The address ranges and their indices. See the module.

@@ -58,6 +58,11 @@ impl Plan {
         self.surplus_bytes
     }
 
+    /// Returns whether it only releases. Its steps are independent: each is tried, also after another has failed.
+    pub(crate) fn is_release(&self) -> bool {
+        self.steps.iter().all(|step| step.decommitted().is_some())
+    }
+
     /// Address of the buffer, valid once all steps are done.
     pub(crate) fn ptr(&self) -> Option<ArenaPtr> {
         self.buffer.map(Extent::ptr)
@@ -65,7 +70,7 @@ impl Plan {
 }
 
 /// How a plan ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs)] // The variants explain their fields.
 pub(crate) enum PlanOutcome {
     /// Every step was made.
@@ -75,18 +80,31 @@ pub(crate) enum PlanOutcome {
     /// The first `done` steps were made; the next `remaps` steps are remaps that failed after they had decommitted their
     /// source; the others were not tried.
     Lost { done: usize, remaps: usize },
+    /// Every step of a release was tried; the steps in `failed` failed and changed nothing.
+    Tried { failed: Vec<usize> },
 }
 
 impl PlanOutcome {
-    pub(super) fn steps_done(self) -> usize {
+    /// Returns whether this step was made.
+    pub(super) fn has_made(&self, step: usize) -> bool {
         match self {
-            PlanOutcome::Done => usize::MAX,
-            PlanOutcome::Failed { done } | PlanOutcome::Lost { done, .. } => done,
+            Self::Done => true,
+            Self::Failed { done } | Self::Lost { done, .. } => step < *done,
+            Self::Tried { failed } => !failed.contains(&step),
+        }
+    }
+
+    /// Returns whether this step was tried, failed and changed nothing.
+    pub(super) fn has_failed(&self, step: usize) -> bool {
+        match self {
+            Self::Failed { done } => step == *done,
+            Self::Tried { failed } => failed.contains(&step),
+            Self::Done | Self::Lost { .. } => false,
         }
     }
 
     /// Returns whether this step is a remap with a quarantined source.
-    pub(super) fn has_lost(self, step: usize) -> bool {
-        matches!(self, PlanOutcome::Lost { done, remaps } if (done..done + remaps).contains(&step))
+    pub(super) fn has_lost(&self, step: usize) -> bool {
+        matches!(self, Self::Lost { done, remaps } if (*done..done + remaps).contains(&step))
     }
 }

@@ -128,7 +128,7 @@ mod tests {
         assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
         arena.free(ptr, 12 * GRANULE, 0);
         let plan = arena.release_down_to(0).unwrap();
-        arena.finish_releases(&plan, &[], 0);
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
         arena.validate().unwrap();
         assert_eq!((arena.stats().committed_bytes, arena.kept_bytes()), (8 * GRANULE, 8 * GRANULE));
     }
@@ -152,7 +152,7 @@ mod tests {
         let mut arena = arena(8);
         commit(&mut arena, 8);
         let plan = arena.release_idle_of_kept(3 * GRANULE).unwrap();
-        arena.finish_releases(&plan, &[], 0);
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
         arena.validate().unwrap();
         assert_eq!((arena.kept_bytes(), arena.stats().committed_bytes), (5 * GRANULE, 5 * GRANULE));
     }

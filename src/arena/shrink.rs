@@ -55,17 +55,6 @@ impl Arena {
         self.release_idle(staying.saturating_sub(to_bytes))
     }
 
-    /// Finishes a plan that only decommits. Its steps are independent; the steps in `failed` failed. Their
-    /// granules are idle since `now_us`, so that they are tried again last.
-    pub(crate) fn finish_releases(&mut self, plan: &Plan, failed: &[usize], now_us: u64) {
-        for (index, extent) in
-            plan.steps.iter().enumerate().filter_map(|(index, step)| Some((index, step.decommitted()?)))
-        {
-            self.finish_source(extent, !failed.contains(&index), now_us);
-        }
-        self.record_kept();
-    }
-
     /// Changes when granules are decommitted.
     pub(crate) fn set_retention(&mut self, retention: Retention) {
         self.retention = retention;

@@ -142,7 +142,7 @@ impl PinnedBuf {
         let checked = checked.and_then(|()| copy::check_len(self.len(), "target", target.capacity_bytes()));
         // SAFETY: the length was checked. The engine gets the block with this copy's fence and keeps it from every other use until
         // the copy has completed (in-flight-I1); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { target.enqueue(stream, self.start().as_ptr(), self.len()) };
+        let enqueue = |()| unsafe { target.enqueue_write(stream, self.start().as_ptr(), self.len()) };
         match checked.and_then(enqueue) {
             Ok(fence) => {
                 let keeper = Some(block.keeper());
@@ -183,7 +183,7 @@ impl PinnedBuf {
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing writes to the memory, nor does it
         // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { target.enqueue(stream, source.as_ptr(), len) };
+        let enqueue = |()| unsafe { target.enqueue_write(stream, source.as_ptr(), len) };
         self.track(checked.and_then(enqueue), CopyFences::record)
     }
 
@@ -214,13 +214,13 @@ impl PinnedBuf {
         block.check_process()?;
         // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at its
         // return.
-        let _failures_stay = block.state_mut().copy_fences.wait_for_all();
+        let _failures_stay = block.copy_fences_mut().wait_for_all();
         let (start, len) = block.bytes();
         let checked = copy::check_len(len, "source", source.available_bytes());
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing touches the memory, nor does it
         // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
-        let fetch = |()| unsafe { source.fetch(stream, start.as_ptr(), len) };
-        let copy = self.track(checked.and_then(fetch), CopyFences::record_write)?;
+        let enqueue = |()| unsafe { source.enqueue_read(stream, start.as_ptr(), len) };
+        let copy = self.track(checked.and_then(enqueue), CopyFences::record_write)?;
         Ok(PendingBuf { buf: self, copy: copy.into_future() })
     }
 
@@ -251,8 +251,8 @@ impl PinnedBuf {
     }
 
     /// Records that the work enqueued so far on another library's stream uses the buffer, which returns to the pool only when that
-    /// work has also completed. Takes the raw handle of the driver or the runtime (`cudaStream_t` is the same). A default stream, such
-    /// as null, belongs to this thread and its current context. For cudarc streams use [`release_after`](PinnedBuf::release_after).
+    /// work has also completed. Takes the raw handle of the driver or the runtime (`cudaStream_t` is the same). The legacy stream
+    /// (null) belongs to the current context, the per-thread stream also to this thread. For cudarc streams use [`release_after`](PinnedBuf::release_after).
     ///
     /// # Errors
     ///
@@ -297,11 +297,13 @@ impl PinnedBuf {
 
     /// Records the fence that `make_fence` returns behind work of the stream or event `handle`, which may write to the buffer.
     #[cfg(feature = "cuda")]
-    fn record_work(&mut self, handle: usize, make_fence: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
+    fn record_work(&mut self, handle: usize, make_fence: impl Fn() -> Result<Option<SharedFence>>) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
         block.check_process()?;
-        let (id, made) = (copy::cuda::work_id(handle), make_fence());
-        let fences = &mut block.state_mut().copy_fences;
+        let id = copy::cuda::work_id(handle);
+        // The driver may accept the second attempt.
+        let made = make_fence().or_else(|_| make_fence());
+        let fences = block.copy_fences_mut();
         fences.forget_completed();
         match made {
             Ok(fence) => {
@@ -370,7 +372,7 @@ impl PinnedBuf {
             }
         };
         if let Some(block) = &mut *self.block {
-            record(&mut block.state_mut().copy_fences, fence.clone());
+            record(block.copy_fences_mut(), fence.clone());
         }
         failure.map_or_else(|| Ok(Completion::tracked(fence, None)), Err)
     }
@@ -378,7 +380,7 @@ impl PinnedBuf {
     /// Takes the memory out of use permanently.
     fn leak(mut self, error: &Error) {
         if let Some(mut block) = self.block.take() {
-            drop(block.state_mut().copy_fences.take());
+            drop(block.copy_fences_mut().take());
             block.leak(error);
         }
     }

@@ -123,7 +123,7 @@ impl PinnedBuf {
         let (Some(block), Some(fence)) = (&mut *self.block, fence) else {
             return (&mut [], SyncOnDrop::Record(None));
         };
-        let copy_fences = &mut block.state_mut().copy_fences;
+        let copy_fences = block.copy_fences_mut();
         let written = copy_fences.wait_for_others(fence.shared.stream_id());
         copy_fences.record_write(fence.shared.clone());
         // SAFETY: as in `lend`.

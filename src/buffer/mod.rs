@@ -28,10 +28,9 @@ use std::ptr::NonNull;
 
 use bytemuck::Pod;
 
-use crate::engine::{Block, PartitionCore};
+use crate::engine::Block;
 use crate::error::Result;
 use crate::in_flight::CopyFences;
-use crate::quota::Claim;
 use pinpool_os::call_stack::{CallStack, Frame};
 
 mod copies;
@@ -131,13 +130,6 @@ impl Default for PinnedBuf {
 }
 
 impl PinnedBuf {
-    /// Charges the buffer to `partition`.
-    pub(crate) fn charge(&mut self, partition: &PartitionCore, claim: Claim) {
-        if let Some(block) = self.block.as_mut() {
-            partition.charge(block, claim);
-        }
-    }
-
     /// A buffer of zero bytes, which belongs to no pool and is not counted.
     #[inline]
     pub(crate) fn empty() -> Self {
@@ -148,7 +140,7 @@ impl PinnedBuf {
     pub(crate) fn over(mut block: Block, len: usize, align: usize) -> Self {
         // Less than `align`, and the class has `align` bytes more than `len` wherever the page-aligned base is not aligned
         // already (`size_class`).
-        let skip_bytes = block.start().as_ptr().align_offset(align);
+        let skip_bytes = block.memory().start().as_ptr().align_offset(align);
         let end = skip_bytes.checked_add(len);
         debug_assert!(end.is_some_and(|end| end <= block.class_bytes()), "the class is too small for the alignment");
         block.begin(skip_bytes, len);
@@ -221,7 +213,7 @@ impl PinnedBuf {
     /// Identifies the buffer's memory: equal after reuse, and unique within its backend. `None` for empty buffers and
     /// [adopted](crate::Pool::adopt) memory.
     pub fn id(&self) -> Option<u64> {
-        self.block.as_ref().and_then(|block| block.id())
+        self.block.as_ref().and_then(|block| block.memory().id())
     }
 
     /// Address of the first byte, page-aligned or aligned as [requested](crate::Request::align). Does not wait for copies.
@@ -246,7 +238,7 @@ impl PinnedBuf {
     /// memory is quarantined until its fence confirms that.
     pub fn wait(&mut self) -> Result<()> {
         let Some(block) = self.block.as_mut().filter(|block| !block.is_forked()) else { return Ok(()) };
-        block.state_mut().copy_fences.wait_for_all()
+        block.copy_fences_mut().wait_for_all()
     }
 
     /// Waits for copies into the buffer, and returns the bytes for reading. Copies that only read the buffer delay nothing.
@@ -314,7 +306,7 @@ impl PinnedBuf {
     /// from the buffer failed.
     pub fn try_slice_mut(&mut self) -> Result<Option<&mut PinnedSlice<u8>>> {
         self.check_reachable()?;
-        let is_complete = self.block.as_mut().map_or(Ok(true), |block| block.state_mut().copy_fences.is_complete())?;
+        let is_complete = self.block.as_mut().map_or(Ok(true), |block| block.copy_fences_mut().is_complete())?;
         // Does not wait: no copy uses the bytes.
         if is_complete { self.wait_slice_mut().map(Some) } else { Ok(None) }
     }
@@ -382,7 +374,7 @@ impl PinnedBuf {
     #[inline]
     fn is_free(&mut self) -> bool {
         let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.is_complete().unwrap_or(false);
-        self.block.as_mut().is_none_or(|block| is_free(&mut block.state_mut().copy_fences))
+        self.block.as_mut().is_none_or(|block| is_free(block.copy_fences_mut()))
     }
 
     /// Waits for all recorded copies except lent ones. Fails only if a copy into the buffer failed.
@@ -390,7 +382,7 @@ impl PinnedBuf {
     fn wait_for_copies(&self) -> Result<()> {
         match &*self.block {
             // No device uses a forked child's copy of the memory, and the threads that complete fences are not there.
-            Some(block) if block.state().copy_fences.any() && !block.is_forked() => block.state().copy_fences.wait(),
+            Some(block) if block.copy_fences().any() && !block.is_forked() => block.copy_fences().wait(),
             _ => Ok(()),
         }
     }

@@ -73,7 +73,12 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     ///
     /// The `len` bytes at `source` stay readable and unchanged until the fence returns `Ok(true)`, and `len` is at most
     /// [`capacity_bytes`](CopyTarget::capacity_bytes).
-    unsafe fn enqueue(&mut self, stream: &S, source: *const u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure>;
+    unsafe fn enqueue_write(
+        &mut self,
+        stream: &S,
+        source: *const u8,
+        len: usize,
+    ) -> Result<Arc<dyn Fence>, CopyFailure>;
 }
 
 /// Memory that can be copied from on a stream `S`; `E` as for [`CopyTarget`].
@@ -96,7 +101,7 @@ pub unsafe trait CopySource<S: ?Sized, E = u8> {
     ///
     /// Nothing else touches the `len` bytes at `target` until the fence returns `Ok(true)`, and `len` is at most
     /// [`available_bytes`](CopySource::available_bytes).
-    unsafe fn fetch(&self, stream: &S, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure>;
+    unsafe fn enqueue_read(&self, stream: &S, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure>;
 }
 
 /// An in-order queue of work in which a fence can be recorded.
@@ -106,7 +111,7 @@ pub unsafe trait CopySource<S: ?Sized, E = u8> {
 /// The fence must satisfy the contract of [`Fence`] for all work enqueued before the call.
 #[allow(unsafe_code)]
 pub unsafe trait CopyStream {
-    /// Records a fence that is done once all work enqueued so far has completed.
+    /// Records a fence that is complete once all work enqueued so far has completed.
     ///
     /// # Errors
     ///
@@ -119,7 +124,7 @@ pub unsafe trait CopyStream {
 pub enum CopyFailure {
     /// Nothing was enqueued: the buffer may be reused.
     Refused(Error),
-    /// The copy failed and part of it may be running: the buffer may be reused once the fence is done.
+    /// The copy failed and part of it may be running: the buffer may be reused once the fence is complete.
     Failed(Error, Arc<dyn Fence>),
     /// A copy may be running and cannot be tracked: the buffer must never be reused.
     Unknown(Error),

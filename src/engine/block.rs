@@ -21,12 +21,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::cache::thread_cache::{Entry, SpareEntries};
-use super::memory::{Adopted, BlockMemory};
+use super::memory::BlockMemory;
 use super::meter::owners::Holder;
 use crate::in_flight::CopyFences;
 use crate::quota::Claim;
 use crate::size_class::Class;
-use pinpool_os::call_stack::CallStack;
 use pinpool_os::fork;
 
 /// Memory of one class and its owner. One pointer wide.
@@ -43,7 +42,7 @@ pub(super) struct BlockBody<E> {
     owner: Arc<E>,
     memory: BlockMemory,
     class_bytes: usize,
-    state: BufferState,
+    copy_fences: CopyFences,
     /// Number of the waiting request that this block's request overtook; 0: none.
     passed: u64,
     /// When its first use or its time in flight began, one more than in the pool's microseconds; 0: not known.
@@ -75,7 +74,7 @@ impl<E> fmt::Debug for BlockBody<E> {
         f.debug_struct("Block")
             .field("class_bytes", &self.class_bytes)
             .field("memory", &self.memory)
-            .field("state", &self.state)
+            .field("copy_fences", &self.copy_fences)
             .finish_non_exhaustive()
     }
 }
@@ -84,13 +83,6 @@ impl<E> fmt::Debug for Block<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         BlockBody::fmt(&self.0, f)
     }
-}
-
-/// The state of a buffer, in addition to its first byte and length. It is kept with the block, so a buffer is one pointer,
-/// which is returned in a register.
-#[derive(Debug, Default)]
-pub(crate) struct BufferState {
-    pub(crate) copy_fences: CopyFences,
 }
 
 impl<E> Block<E> {
@@ -102,7 +94,7 @@ impl<E> Block<E> {
             owner,
             memory,
             class_bytes: class.bytes,
-            state: BufferState::default(),
+            copy_fences: CopyFences::default(),
             passed: 0,
             since: 0,
             holder: None,
@@ -134,9 +126,8 @@ impl<E> Block<E> {
         &self.0.owner
     }
 
-    /// The first byte of the block.
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        self.0.memory.start()
+    pub(crate) fn memory(&self) -> &BlockMemory {
+        &self.0.memory
     }
 
     /// The first byte of the buffer, and its length.
@@ -205,58 +196,34 @@ impl<E> Block<E> {
         Class { bytes: self.0.class_bytes, index: self.0.class() }
     }
 
-    /// Number of the acquisition or of the carve that made this block; never reused by its source. `None` of adopted memory.
-    pub(crate) fn id(&self) -> Option<u64> {
-        self.0.memory.id()
-    }
-
-    /// The id in a recording. Pageable memory has separate ids, and adopted memory is not recorded.
-    pub(super) fn recorded_id(&self) -> Option<u64> {
-        self.0.memory.recorded_id()
-    }
-
-    /// The memory of a user, if it is that.
-    pub(super) fn adopted(&self) -> Option<&Adopted> {
-        self.0.memory.adopted()
-    }
-
-    /// False for pageable memory, which replaces the source's memory when there is no room, and for adopted memory.
-    #[inline]
-    pub(super) fn is_from_source(&self) -> bool {
-        self.0.memory.is_from_source()
-    }
-
     /// `held_bytes` of memory of an arena, from the cache line that a return touches anyway.
     #[inline(always)]
     pub(super) fn entry_bytes(&self) -> usize {
         self.0.bytes()
     }
 
-    pub(super) fn held_bytes(&self) -> u64 {
-        self.0.memory.held_bytes()
-    }
-
     /// Overwrites all of the memory with zeros. No copy uses it.
     #[allow(unsafe_code)]
     pub(super) fn zero(&mut self) {
         // SAFETY: block-I1, and the caller owns the block. A return comes after the last copy (core-I1).
-        unsafe { self.start().as_ptr().write_bytes(0, self.class_bytes()) };
+        unsafe { self.memory().start().as_ptr().write_bytes(0, self.class_bytes()) };
     }
 
-    pub(crate) fn state(&self) -> &BufferState {
-        &self.0.state
+    pub(crate) fn copy_fences(&self) -> &CopyFences {
+        &self.0.copy_fences
     }
 
     /// For copies that a shared borrow records; the block is not plain from now on.
     #[cfg(feature = "cuda")]
     pub(crate) fn shared_fences(&self) -> &CopyFences {
         self.end_plain();
-        &self.0.state.copy_fences
+        &self.0.copy_fences
     }
 
-    pub(crate) fn state_mut(&mut self) -> &mut BufferState {
+    /// The block is not plain from now on.
+    pub(crate) fn copy_fences_mut(&mut self) -> &mut CopyFences {
         self.end_plain();
-        &mut self.0.state
+        &mut self.0.copy_fences
     }
 
     /// The block is not plain from now on.
@@ -271,16 +238,8 @@ impl<E> Block<E> {
         self.0.holder = Some(holder);
     }
 
-    /// Returns whether its request was sampled.
-    pub(super) fn is_sampled(&self) -> bool {
-        self.0.holder.as_ref().is_some_and(Holder::is_sampled)
-    }
-
-    /// Sets the call stack of its request, if the block has a holder.
-    pub(super) fn set_stack(&self, stack: Arc<CallStack>) {
-        if let Some(holder) = &self.0.holder {
-            holder.set_stack(stack);
-        }
+    pub(super) fn holder(&self) -> Option<&Holder> {
+        self.0.holder.as_ref()
     }
 
     /// No user has the block any more, and no copy uses it.

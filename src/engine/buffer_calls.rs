@@ -23,14 +23,14 @@ pub(crate) type Block = block::Block<Core>;
 impl Block {
     /// Returns whether the memory is pinned.
     pub(crate) fn is_pinned(&self) -> bool {
-        match self.adopted() {
+        match self.memory().adopted() {
             Some(adopted) => adopted.is_pinned,
-            None => self.is_from_source() && self.owner().memory().source().is_pinned(),
+            None => self.memory().is_from_source() && self.owner().memory().source().is_pinned(),
         }
     }
 
     pub(crate) fn numa_node(&self) -> Option<u32> {
-        self.owner().memory().source().numa_node().filter(|_| self.is_from_source())
+        self.owner().memory().source().numa_node().filter(|_| self.memory().is_from_source())
     }
 
     /// Returns whether this process is a child of the one that owns the memory.
@@ -42,12 +42,12 @@ impl Block {
     /// Returns whether this is a child process, whose memory may be unmapped, because a GPU driver pinned it.
     #[inline]
     pub(crate) fn is_inaccessible(&self) -> bool {
-        let is_kept_from_children = || match self.adopted() {
+        let is_kept_from_children = || match self.memory().adopted() {
             // By a driver, as far as the pool can know.
             Some(adopted) => adopted.is_pinned,
             None => {
                 let (source, config) = (self.owner().memory().source(), self.owner().config());
-                self.is_from_source() && (source.needs_gpu() || config.hugetlb != HugeTlb::Off)
+                self.memory().is_from_source() && (source.needs_gpu() || config.hugetlb != HugeTlb::Off)
             }
         };
         self.is_forked() && is_kept_from_children()
@@ -61,16 +61,13 @@ impl Block {
     /// or in a forked child.
     pub(crate) fn begin_read(&self) -> Result<()> {
         self.check_process()?;
-        let fences = &self.state().copy_fences;
-        if fences.any() {
-            fences.wait_for_writes(None)?;
-        }
-        Ok(())
+        let fences = self.copy_fences();
+        if fences.any() { fences.wait_for_writes(None) } else { Ok(()) }
     }
 
     /// The return of a buffer that a copy took; the copy ends with `fence`.
     pub(crate) fn put_after(mut self, fence: SharedFence) {
-        let mut fences = self.state_mut().copy_fences.take();
+        let mut fences = self.copy_fences_mut().take();
         fences.push(fence);
         KeptCore::take(&self).put_after(self, fences);
     }
@@ -83,6 +80,6 @@ impl Block {
 
     /// Never uses the block again: whether a device still uses it cannot be known.
     pub(crate) fn leak(self, error: &Error) {
-        KeptCore::take(&self).leak(self, error);
+        KeptCore::take(&self).quarantine_or_leak(self, None, error);
     }
 }

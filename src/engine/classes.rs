@@ -24,12 +24,7 @@ struct Table {
     rows: Vec<ClassStats>,
     /// When there are this many, those without a buffer are forgotten.
     prune_at: usize,
-    totals: ClassTotals,
-}
-
-/// The counters of a pool, over all classes.
-#[derive(Debug, Clone, Default)]
-struct ClassTotals {
+    /// Over all classes.
     misses: MissReasons,
     evictions: EvictionReasons,
 }
@@ -41,10 +36,9 @@ impl Classes {
         let row = table.row(class.bytes);
         row.misses += 1;
         row.buffers += 1;
-        let buffers = row.buffers;
-        let peak = row.peak_buffers;
+        let (buffers, peak) = (row.buffers, row.peak_buffers);
         row.peak_buffers = peak.max(buffers);
-        let reasons = &mut table.totals.misses;
+        let reasons = &mut table.misses;
         match peak {
             0 => reasons.first_of_size += 1,
             _ if buffers <= peak => reasons.evicted_earlier += 1,
@@ -56,7 +50,7 @@ impl Classes {
     pub(super) fn got_pageable(&self, class: Class) {
         let mut table = self.0.lock();
         table.row(class.bytes).misses += 1;
-        table.totals.misses.all_in_use += 1;
+        table.misses.all_in_use += 1;
     }
 
     /// A pinned buffer of `class` leaves.
@@ -65,12 +59,12 @@ impl Classes {
         let row = table.row(class.bytes);
         row.buffers = row.buffers.saturating_sub(1);
         row.evictions += 1;
-        table.totals.evictions.count(reason);
+        table.evictions.count(reason);
     }
 
     pub(super) fn fill(&self, stats: &mut Stats) {
-        let ClassTotals { misses, evictions } = self.0.lock().totals.clone();
-        (stats.requests.miss_reasons, stats.memory.evictions) = (misses, evictions);
+        let table = self.0.lock();
+        (stats.requests.miss_reasons, stats.memory.evictions) = (table.misses, table.evictions);
     }
 
     /// By bytes, the smallest first; which are in flight is not known here.

@@ -12,24 +12,24 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::Ordering;
 use pinpool_os::unwind::caught;
 
-/// Detects when a copy that was enqueued on a stream has completed.
+/// Detects when work that was enqueued on a stream has completed: a copy, or a kernel that uses the buffer.
 ///
 /// # Safety
 ///
 /// Memory is reused when `is_complete` returns `Ok(true)`: that may happen only after the device has finished with every byte
-/// of the copy, permanently. The same holds for `wait` and `Ok`. Fences with the same [`stream_id`](Fence::stream_id) must
-/// complete in the order in which their copies were enqueued.
+/// that the work uses, permanently. The same holds for `wait` and `Ok`. Fences with the same [`stream_id`](Fence::stream_id) must
+/// complete in the order in which their work was enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait Fence: Send + Sync + fmt::Debug {
-    /// Returns whether the copy has completed. Does not wait.
+    /// Returns whether the work has completed. Does not wait.
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the copy is unknown. The pool
+    /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the work is unknown. The pool
     /// queries the fence again about ten times a second, and reuses the memory after `Ok(true)`.
     fn is_complete(&self) -> Result<bool>;
 
-    /// Waits until the copy has completed.
+    /// Waits until the work has completed.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ pub(crate) fn is_complete(fence: &dyn Fence) -> Result<bool> {
 #[derive(Debug)]
 struct AllOf(Fences);
 
-// SAFETY: done once each of them is.
+// SAFETY: complete once each of them is.
 #[allow(unsafe_code)]
 unsafe impl Fence for AllOf {
     fn is_complete(&self) -> Result<bool> {

@@ -88,10 +88,9 @@ impl PoolBuilder {
     fn examine(&self) -> EnvReport {
         let mut settings = self.settings.clone();
         let set = |(name, text): &(String, String)| env::set(&mut settings, name, text).err();
-        let mut errors: Vec<_> = self.texts.iter().filter_map(set).collect();
+        let errors: Vec<_> = self.texts.iter().filter_map(set).collect();
         let mut report = env::examine(&settings, self.env_prefix.as_deref());
-        errors.append(&mut report.errors);
-        report.errors = errors;
+        report.errors.splice(0..0, errors);
         // A pool that pins without a driver does not search for one: a child that another thread forks meanwhile could inherit a
         // locked dynamic linker.
         let may_use_gpu = matches!(

@@ -34,7 +34,6 @@ pub struct GetFuture {
     state: State,
     pool: Pool,
     request: Request,
-    wait: Duration,
     /// The claim in its partition.
     claim: Option<Claim>,
 }
@@ -50,8 +49,7 @@ enum State {
 
 impl GetFuture {
     pub(super) fn new(pool: Pool, request: Request) -> Self {
-        let wait = pool.longest_wait(request);
-        Self { state: State::New, pool, request, wait, claim: None }
+        Self { state: State::New, pool, request, claim: None }
     }
 
     /// Leaves the queue unchanged in a forked child: its locks may be held by threads that do not exist here.
@@ -66,8 +64,9 @@ impl GetFuture {
         let Some(wanted) = self.pool.wanted(self.request)? else {
             return Ok(Some(PinnedBuf::empty()));
         };
+        let wait = self.pool.longest_wait(self.request);
         if let Some(partition) = &wanted.partition {
-            match partition.begin_claim(&wanted, self.wait, Some(self.pool.handle.clone()))? {
+            match partition.begin_claim(&wanted, wait, Some(self.pool.handle.clone()))? {
                 FirstAttempt::Served(claim) => self.claim = Some(claim),
                 FirstAttempt::Waiting(ticket) => {
                     self.state = State::InPartition(ticket);
@@ -75,16 +74,18 @@ impl GetFuture {
                 }
             }
         }
-        self.begin_in_pool(&wanted, self.wait)
+        self.begin_in_pool(&wanted, wait)
     }
 
     fn begin_in_pool(&mut self, wanted: &BlockRequest, wait: Duration) -> Result<Option<PinnedBuf>> {
         let core = self.pool.core();
         match core.begin_get(wanted, wait, Some(self.pool.handle.clone()))? {
-            FirstAttempt::Served(block) => return Ok(Some(buffer(core, block, wanted, self.request.align))),
-            FirstAttempt::Waiting(ticket) => self.state = State::InPool(ticket),
+            FirstAttempt::Served(block) => Ok(Some(buffer(core, block, wanted, self.request.align, self.claim.take()))),
+            FirstAttempt::Waiting(ticket) => {
+                self.state = State::InPool(ticket);
+                Ok(None)
+            }
         }
-        Ok(None)
     }
 
     fn advance(&mut self, context: &mut Context<'_>) -> Poll<Result<PinnedBuf>> {
@@ -93,12 +94,12 @@ impl GetFuture {
                 State::New => self.begin()?,
                 State::InPartition(ticket) => {
                     self.claim = Some(ready!(ticket.poll_served(context))?);
-                    let (wanted, left) = (ticket.request().clone(), self.wait.saturating_sub(ticket.age()));
-                    self.begin_in_pool(&wanted, left)?
+                    let (wanted, age) = (ticket.request().clone(), ticket.age());
+                    self.begin_in_pool(&wanted, self.pool.longest_wait(self.request).saturating_sub(age))?
                 }
                 State::InPool(ticket) => {
                     let block = ready!(ticket.poll_served(context))?;
-                    Some(buffer(self.pool.core(), block, ticket.request(), self.request.align))
+                    Some(buffer(self.pool.core(), block, ticket.request(), self.request.align, self.claim.take()))
                 }
             };
             if let Some(buf) = served {
@@ -119,15 +120,11 @@ impl Future for GetFuture {
             self.claim = None;
             return Poll::Ready(Err(error));
         }
-        let mut served = ready!(self.advance(context));
+        let served = ready!(self.advance(context));
         self.state = State::New;
-        let claim = self.claim.take();
-        if let Some(partition) = self.pool.partition_core() {
-            match (&mut served, claim) {
-                (Ok(buf), Some(claim)) => buf.charge(partition, claim),
-                (Ok(_), None) => {}
-                (Err(_), _) => partition.count_failed(),
-            }
+        self.claim = None;
+        if let Some(partition) = self.pool.partition_core().filter(|_| served.is_err()) {
+            partition.count_failed();
         }
         Poll::Ready(served)
     }

@@ -11,6 +11,7 @@ use crate::buffer::PinnedBuf;
 use crate::config::Limit;
 use crate::engine::{Block, BlockRequest, CachedShard, Core, PartitionCore, Tag};
 use crate::error::Result;
+use crate::quota::Claim;
 
 mod builder;
 mod external;
@@ -68,8 +69,11 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// The buffer for a request.
-fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize) -> PinnedBuf {
+/// The buffer for a request. Charges `claim` to its partition, unless that was done.
+fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize, claim: Option<Claim>) -> PinnedBuf {
+    if let Some((partition, claim)) = wanted.partition.as_ref().zip(claim) {
+        partition.charge(&mut block, claim);
+    }
     core.record_holder(&mut block, wanted);
     PinnedBuf::over(block, wanted.len, align)
 }
@@ -156,7 +160,7 @@ impl Pool {
             None => self.core().begin_get(&wanted, wait, None)?.wait(),
             Some(partition) => partition.get(&wanted, wait),
         }?;
-        Ok(buffer(self.core(), block, &wanted, request.align))
+        Ok(buffer(self.core(), block, &wanted, request.align, None))
     }
 
     /// Requests a buffer as [`get`](Pool::get) does, for a task; takes a length or a [`Request`]. Threads and tasks wait in one queue
@@ -215,7 +219,7 @@ impl Pool {
         if let Some(block) = &served {
             self.core().record_get(block, &wanted, None);
         }
-        Ok(served.map(|block| buffer(self.core(), block, &wanted, request.align)))
+        Ok(served.map(|block| buffer(self.core(), block, &wanted, request.align, None)))
     }
 
     /// A handle of this pool that tags its buffers with `tag`, so that [`dump`](Pool::dump), the error of a failed request

@@ -39,8 +39,7 @@ impl fmt::Debug for Partition {
 
 impl Partition {
     pub(super) fn new(pool: &Pool, core: Arc<PartitionCore>) -> Self {
-        let tag = core.tag().cloned();
-        Self { requests: pool.scoped(Some(core.clone()), tag), core }
+        Self { requests: pool.scoped(Some(core.clone()), core.tag.clone()), core }
     }
 
     /// Requests a buffer as [`Pool::get`] does.
@@ -104,6 +103,6 @@ impl Partition {
 
     /// The name of the pool, `/`, and the name of the partition.
     pub fn name(&self) -> &str {
-        self.core.name()
+        &self.core.name
     }
 }

@@ -26,7 +26,7 @@ impl Pool {
     /// Takes a few microseconds and does not wait for driver calls, except to [choose the backend](crate::PoolBuilder::build).
     /// Exact while no other thread uses the pool, the background thread included; otherwise the numbers may be a few operations apart.
     ///
-    /// A finished copy counts as in flight until the pool finds it finished: at once with timelines (`adaptive`); otherwise at the
+    /// A completed copy counts as in flight until the pool detects that: at once with timelines (`adaptive`); otherwise at the
     /// next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait), or within 0.1 s.
     pub fn stats(&self) -> Stats {
         self.core().complete_by_loads();

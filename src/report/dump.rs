@@ -157,7 +157,7 @@ impl Dump {
             free_bytes: in_no_buffer(memory),
             longest_free_bytes: self.longest_free_bytes,
             pageable_bytes: memory.pageable_bytes,
-            oldest_copy: copies.oldest_age.zip(copies.oldest_stream),
+            oldest_copy: copies.oldest_age.zip(copies.oldest_stream_id),
             host: self.host.as_ref(),
             refused: self.request.as_ref().map(|request| &request.refused),
             is_reserve: self.request.as_ref().is_some_and(|request| request.is_reserve),

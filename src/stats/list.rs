@@ -151,9 +151,9 @@ group! {
     idle: u64 = Gauge,
     /// Bytes of the idle buffers.
     idle_bytes: u64 = Gauge,
-    /// Buffers that cannot be reused, because the driver does not tell whether their copy has finished.
+    /// Buffers that cannot be reused, because the driver does not tell whether their copy has completed.
     ///
-    /// If only the query failed, it is repeated ten times a second, and the buffer is reused once the copy has finished.
+    /// If only the query failed, it is repeated ten times a second, and the buffer is reused once the copy has completed.
     quarantined: u64 = Gauge,
     /// Bytes of the quarantined buffers, and of memory that the backend failed to release.
     quarantined_bytes: u64 = Gauge,
@@ -208,9 +208,9 @@ group! {
     /// Time since the return of the buffer that has been in flight longest.
     #[cfg_attr(feature = "serde", serde(rename = "oldest_age_seconds", serialize_with = "super::serial::optional_seconds"))]
     oldest_age: Option<Duration> = Gauge,
-    /// Driver handle of the stream of that buffer's copy.
-    oldest_stream: Option<u64> = Label,
-    /// Time from the return of a buffer until the pool found its copies finished: up to 0.1 s longer than the copies.
+    /// ID of the stream of that buffer's copy (`cuStreamGetId`, not a handle); `None` if unknown.
+    oldest_stream_id: Option<u64> = Label,
+    /// Time from the return of a buffer until the pool found its copies completed: up to 0.1 s longer than the copies.
     time: Histogram = Histogram,
     /// Pinned bytes of this process's stream timelines: 4160 bytes per 64 streams, shared by all pools, outside every limit.
     timeline_bytes: u64 = Gauge,

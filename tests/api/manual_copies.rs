@@ -36,7 +36,7 @@ unsafe impl CopyTarget<ManualStream> for Nowhere {
     fn capacity_bytes(&self) -> usize {
         usize::MAX
     }
-    unsafe fn enqueue(
+    unsafe fn enqueue_write(
         &mut self,
         stream: &ManualStream,
         _source: *const u8,

@@ -19,7 +19,8 @@ use pinpool::{Backend, PinnedBuf, Pool, Request, Result};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::draw::Draw;
-use crate::fixture::{EventsOnly, Held, MIB, builder, held};
+use crate::events_only::EventsOnly;
+use crate::fixture::{Held, MIB, builder, held};
 use crate::valid_stats::valid_stats;
 
 /// Each call fails at each of this many first times.

@@ -63,22 +63,6 @@ pub(crate) fn held(driver: &MockDriver) -> Held {
     Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations }
 }
 
-/// While it lives, copies record events instead of writing to timelines. It lives less long than the driver, which one test has at a time.
-pub(crate) struct EventsOnly(());
-
-impl EventsOnly {
-    pub(crate) fn begin() -> Self {
-        pinpool::unstable::set_timelines_enabled(false);
-        Self(())
-    }
-}
-
-impl Drop for EventsOnly {
-    fn drop(&mut self) {
-        pinpool::unstable::set_timelines_enabled(true);
-    }
-}
-
 /// A file that says whether tasks wait for memory, for `unstable_pressure`, and its folder.
 pub(crate) struct PressureFile(tempfile::TempDir);
 

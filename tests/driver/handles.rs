@@ -293,7 +293,7 @@ fn the_default_stream_of_a_green_context_is_that_of_the_context_and_takes_no_cop
     let default = unsafe { RawStream::new(ptr::null_mut()) };
     let (address, _record) = memory.device_ptr(memory.stream());
     // SAFETY: the memory lives until the end of the test.
-    let mut target = unsafe { RawMem::from_raw(address, LEN) };
+    let mut target = unsafe { RawMem::new(address, LEN) };
     let error = pool.get(LEN).unwrap().copy_to(&default, &mut target).unwrap_err();
     assert!(error.to_string().contains("green context"), "{error}");
     let buf = error.into_buf().expect("nothing was enqueued");

@@ -7,7 +7,8 @@ use cudarc::driver::CudaContext;
 use mock_driver::MockDriver;
 use pinpool::Backend;
 
-use crate::fixture::{EventsOnly, MIB, builder, filled, stream_and_memory};
+use crate::events_only::EventsOnly;
+use crate::fixture::{MIB, builder, filled, stream_and_memory};
 use crate::until::{in_time, until};
 
 #[test]

@@ -229,7 +229,7 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
     // SAFETY: the stream lives to the end of this test.
     let stream = unsafe { RawStream::new(owner.cu_stream().cast()) };
     // SAFETY: so does the memory, which no other code uses meanwhile.
-    let mut raw = unsafe { RawMem::from_raw(allocated.device_ptr(&owner).0, LEN) };
+    let mut raw = unsafe { RawMem::new(allocated.device_ptr(&owner).0, LEN) };
     // SAFETY: no context is allowed: the stream's own is taken.
     unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
     let gate = driver.hold(owner.cu_stream());

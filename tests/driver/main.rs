@@ -42,6 +42,8 @@ mod draw;
 #[path = "../gpu/driver_facts.rs"]
 mod driver_facts;
 mod each_call_fails;
+#[path = "../events_only/mod.rs"]
+mod events_only;
 mod fall_through;
 mod fixture;
 mod fork;

@@ -9,9 +9,8 @@ use mock_driver::{Code, MockDriver};
 use pinpool::{Backend, Pool, Preset, Request};
 
 use crate::child;
-use crate::fixture::{
-    EventsOnly, MIB, begin_capture, builder, end_capture, filled, held, stream_and_memory, tensorflow,
-};
+use crate::events_only::EventsOnly;
+use crate::fixture::{MIB, begin_capture, builder, end_capture, filled, held, stream_and_memory, tensorflow};
 use crate::valid_stats::valid_stats;
 
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.

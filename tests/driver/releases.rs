@@ -10,7 +10,8 @@ use mock_driver::{Code, HeldStream, MockDriver};
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool};
 
-use crate::fixture::{EventsOnly, MIB, PressureFile, builder, filled, stream_and_memory};
+use crate::events_only::EventsOnly;
+use crate::fixture::{MIB, PressureFile, builder, filled, stream_and_memory};
 use crate::until::until;
 
 /// Backends with releases that wait for the device.

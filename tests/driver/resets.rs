@@ -9,7 +9,8 @@ use mock_driver::{Deviation, MockDriver};
 use pinpool::Backend;
 
 use crate::child::alone;
-use crate::fixture::{EventsOnly, MIB, builder, filled, stream_and_memory};
+use crate::events_only::EventsOnly;
+use crate::fixture::{MIB, builder, filled, stream_and_memory};
 use crate::valid_stats::valid_stats;
 
 const AS_ON_A_DEVICE: &[Deviation] = &[Deviation::RecurringHandles, Deviation::ResetUnmaps, Deviation::DeadEventAborts];

@@ -22,7 +22,8 @@ use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::child::alone;
 use crate::draw::Draw;
-use crate::fixture::{EventsOnly, MIB, builder};
+use crate::events_only::EventsOnly;
+use crate::fixture::{MIB, builder};
 use crate::valid_stats::valid_stats;
 
 const SEEDS: u64 = 200;

@@ -10,7 +10,8 @@ use pinpool::{Pool, Request};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, EventsOnly, Lane, Rig, filled, wait_until};
+use crate::device::{self, Lane, Rig, filled, wait_until};
+use crate::events_only::EventsOnly;
 use crate::memory::{LIMIT, fill_granules};
 
 /// Captures on `stream` while `run` runs; the capture must survive it.

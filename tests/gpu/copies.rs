@@ -5,7 +5,8 @@ use pinpool::{PinnedBuf, Pool};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, EventsOnly, HeldStream, Lane, Rig, filled, wait_until};
+use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until};
+use crate::events_only::EventsOnly;
 use crate::methods::METHODS;
 
 const LEN: usize = 3 * MIB + 1;

@@ -33,22 +33,6 @@ pub(crate) struct Device {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// While it lives, copies record events instead of writing to timelines. It lives less long than the [`Device`], which one test has at a time.
-pub(crate) struct EventsOnly(());
-
-impl EventsOnly {
-    pub(crate) fn begin() -> Self {
-        pinpool::unstable::set_timelines_enabled(false);
-        Self(())
-    }
-}
-
-impl Drop for EventsOnly {
-    fn drop(&mut self) {
-        pinpool::unstable::set_timelines_enabled(true);
-    }
-}
-
 /// The device; without one, prints why the test is skipped. Tries the backend first: cudarc panics without a driver.
 pub(crate) fn take() -> Option<Device> {
     let turn = EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner);

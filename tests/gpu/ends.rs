@@ -33,7 +33,7 @@ fn a_process_exits_with_copies_in_flight_and_threads_that_use_the_pool() {
 }
 
 #[test]
-#[ignore = "a process for the test above"]
+#[ignore = "a process that exits with copies in flight"]
 fn exits_with_copies_in_flight() {
     let context = CudaContext::new(0).unwrap();
     let pool = Pool::builder()
@@ -66,7 +66,7 @@ fn a_child_forked_after_growth_leaves_the_parents_memory_alone() {
 }
 
 #[test]
-#[ignore = "a process for the test above"]
+#[ignore = "a process that grows a pool and forks a child"]
 fn forks_after_growth() {
     let context = CudaContext::new(0).unwrap();
     let pool = Pool::builder().without_env().backend(backend()).build().unwrap();

@@ -44,6 +44,8 @@ mod copies;
 mod device;
 mod driver_facts;
 mod ends;
+#[path = "../events_only/mod.rs"]
+mod events_only;
 mod kernels;
 mod memory;
 mod methods;
@@ -75,7 +77,7 @@ fn every_fact_about_the_driver_holds_on_the_device() {
 }
 
 #[test]
-#[ignore = "a process for the test above"]
+#[ignore = "a process that checks one fact of the driver"]
 fn one_fact() {
     let wanted = env::var(FACT).unwrap();
     let device = device::take().expect("a device, as for the test above");

@@ -248,7 +248,7 @@ unsafe impl CopyTarget<SimStream> for SimTarget {
         usize::MAX
     }
 
-    unsafe fn enqueue(
+    unsafe fn enqueue_write(
         &mut self,
         stream: &SimStream,
         source: *const u8,
@@ -264,7 +264,12 @@ unsafe impl CopySource<SimStream> for SimTarget {
         usize::MAX
     }
 
-    unsafe fn fetch(&self, stream: &SimStream, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure> {
+    unsafe fn enqueue_read(
+        &self,
+        stream: &SimStream,
+        target: *mut u8,
+        len: usize,
+    ) -> Result<Arc<dyn Fence>, CopyFailure> {
         SimTarget::enqueue(self, stream, target.expose_provenance(), len, true)
     }
 }

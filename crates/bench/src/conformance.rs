@@ -42,11 +42,11 @@ impl ConformanceArgs {
 }
 
 fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
-    let mut player = Player::new(trace.header()).map_err(|error| TraceError::Io(io::Error::other(error)))?;
+    let mut player = Player::new(&trace.header).map_err(|error| TraceError::Io(io::Error::other(error)))?;
     while let Some(record) = trace.next() {
         let record = record?;
         let pool = usize::try_from(record.pool).unwrap_or(usize::MAX);
-        player.perform(pool, record.event, trace.align()).map_err(|error| trace.error_here(error.report()))?;
+        player.perform(pool, record.event, trace.align).map_err(|error| trace.error_here(error.report()))?;
     }
     let mut lines = mem::take(&mut *player.diagnostics.lock());
     lines.extend(player.pools.iter().map(|pool| counters(pool).to_string()));

@@ -93,7 +93,7 @@ impl BenchTarget {
         match self {
             BenchTarget::Sink { stream, memory } => {
                 // SAFETY: `time_untracked` keeps the buffer, unchanged, until the stream is synchronized.
-                let enqueued = unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len()) };
+                let enqueued = unsafe { memory.enqueue_write(stream, buf.as_ptr(), buf.len()) };
                 enqueued.map(drop).map_err(|failure| Error::device_failed(format!("{failure:?}")))
             }
             #[cfg(feature = "cuda")]

@@ -69,7 +69,7 @@ int main()
 
         {
             pinpool::buffer recorded = pool.get(8 << 20);
-            recorded.release_after(nullptr); // put by the destructor, also if there is no such stream
+            recorded.set_stream(nullptr); // put by the destructor, also if there is no such stream
         }
 
         std::cout << pool.stats_json() << '\n';

@@ -70,7 +70,7 @@ typedef enum {
   PP_NONE_IDLE = 6,
   /** The driver or the kernel refused memory or a thread. A later call may succeed. */
   PP_BACKEND = 7,
-  /** The driver refused to mark the end of work, or the device failed, so that end is unknown. */
+  /** The driver refused to record a fence behind the work, or the device failed, so that end is unknown. */
   PP_DEVICE = 8,
   /** The pool belongs to the parent of this forked process. Nothing was done. */
   PP_FORKED = 9,
@@ -84,7 +84,7 @@ typedef enum {
    * The driver reported an invalid stream or event handle, or no context is current on this thread. Passing a
    * destroyed handle is undefined behavior.
    */
-  PP_UNKNOWN_STREAM = 13,
+  PP_INVALID_HANDLE = 13,
   /** 4096 pools are open. Close one. */
   PP_TOO_MANY_POOLS = 14,
   /** The process has already installed a Rust logger. Only from pp_set_log. */
@@ -350,15 +350,15 @@ pp_status pp_put(pp_pool *pool,
  * The legacy stream belongs to the current context, `cudaStreamPerThread` also to the calling thread: call this on the thread that
  * enqueued the work, with the same device current, or use pp_put_after_event.
  *
- * - PP_DEVICE: the driver refused to mark the work, for example on NULL while another stream captures a graph. Call this function
+ * - PP_DEVICE: the driver refused to record a fence behind the work, for example on NULL while another stream captures a graph. Call this function
  *   again with the same stream, which must not have been destroyed; if that succeeds, the buffer is reused.
  * - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
- * - PP_UNKNOWN_STREAM: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
+ * - PP_INVALID_HANDLE: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
  * - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
  *   pp_last_error.
  *
- * After a failure the caller still has the buffer; pp_put returns it. After PP_DEVICE, PP_CAPTURING and PP_UNKNOWN_STREAM the end
+ * After a failure the caller still has the buffer; pp_put returns it. After PP_DEVICE, PP_CAPTURING and PP_INVALID_HANDLE the end
  * of the work is unknown, so the pool never reuses its memory.
  */
 pp_status pp_put_after_stream(pp_pool *pool,

@@ -4,7 +4,7 @@
  *     pinpool::pool pool("max_bytes=4GiB; name=loader");
  *     {
  *         pinpool::buffer batch = pool.get(1 << 20);
- *         batch.release_after(stream);
+ *         batch.set_stream(stream);
  *         file.read(reinterpret_cast<char *>(batch.data()), batch.size());
  *         cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
  *     }   // its destructor returns the buffer, which is reused once the copy has completed
@@ -66,7 +66,7 @@ struct handle {
 } // namespace detail
 
 /**
- * A buffer of a pool. The destructor returns it: after release_after once the work on that stream has completed, otherwise
+ * A buffer of a pool. The destructor returns it: after set_stream once the work on that stream has completed, otherwise
  * immediately. Empty after a move and after a successful put.
  */
 class buffer {
@@ -83,13 +83,10 @@ public:
         if (data_ == nullptr)
             return;
         if (stream_) {
-            pp_status status = pp_put_after_stream(pool_->pool, data_, *stream_);
-            if (status == PP_DEVICE) // The driver may accept the second call. If not, the pool never reuses the memory.
-                status = pp_put_after_stream(pool_->pool, data_, *stream_);
-            if (status == PP_OK)
+            if (pp_put_after_stream(pool_->pool, data_, *stream_) == PP_OK)
                 return;
         }
-        put();
+        put(); // After a refused stream the pool never reuses the memory.
     }
 
     std::byte *data() const noexcept { return static_cast<std::byte *>(data_); }
@@ -107,12 +104,12 @@ public:
 
     /**
      * Sets the stream (CUstream or cudaStream_t) on which the destructor returns the buffer, also during stack unwinding; replaces
-     * an earlier one. The stream must not be destroyed before the destructor has run. A default stream is the one of the thread that
-     * runs the destructor, in its current context: destroy the buffer on the thread that enqueued the work.
+     * an earlier one. The stream must not be destroyed before the destructor has run. For a default stream, destroy the buffer on
+     * the thread that enqueued the work, with the same device current.
      */
-    void release_after(CUstream_st *stream) noexcept { stream_ = stream; }
+    void set_stream(CUstream_st *stream) noexcept { stream_ = stream; }
 
-    /** Returns the buffer to its pool immediately, and ignores the stream of release_after. No device work may use it any more. */
+    /** Returns the buffer to its pool immediately, and ignores the stream of set_stream. No device work may use it any more. */
     void put() noexcept
     {
         if (data_ != nullptr)

@@ -230,15 +230,15 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// The legacy stream belongs to the current context, `cudaStreamPerThread` also to the calling thread: call this on the thread that
 /// enqueued the work, with the same device current, or use pp_put_after_event.
 ///
-/// - PP_DEVICE: the driver refused to mark the work, for example on NULL while another stream captures a graph. Call this function
+/// - PP_DEVICE: the driver refused to record a fence behind the work, for example on NULL while another stream captures a graph. Call this function
 ///   again with the same stream, which must not have been destroyed; if that succeeds, the buffer is reused.
 /// - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
-/// - PP_UNKNOWN_STREAM: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
+/// - PP_INVALID_HANDLE: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
 /// - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
 ///   pp_last_error.
 ///
-/// After a failure the caller still has the buffer; pp_put returns it. After PP_DEVICE, PP_CAPTURING and PP_UNKNOWN_STREAM the end
+/// After a failure the caller still has the buffer; pp_put returns it. After PP_DEVICE, PP_CAPTURING and PP_INVALID_HANDLE the end
 /// of the work is unknown, so the pool never reuses its memory.
 ///
 /// # Safety

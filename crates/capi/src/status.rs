@@ -28,7 +28,7 @@ pub enum pp_status {
     PP_NONE_IDLE = 6,
     /// The driver or the kernel refused memory or a thread. A later call may succeed.
     PP_BACKEND = 7,
-    /// The driver refused to mark the end of work, or the device failed, so that end is unknown.
+    /// The driver refused to record a fence behind the work, or the device failed, so that end is unknown.
     PP_DEVICE = 8,
     /// The pool belongs to the parent of this forked process. Nothing was done.
     PP_FORKED = 9,
@@ -40,7 +40,7 @@ pub enum pp_status {
     PP_CAPTURING = 12,
     /// The driver reported an invalid stream or event handle, or no context is current on this thread. Passing a
     /// destroyed handle is undefined behavior.
-    PP_UNKNOWN_STREAM = 13,
+    PP_INVALID_HANDLE = 13,
     /// 4096 pools are open. Close one.
     PP_TOO_MANY_POOLS = 14,
     /// The process has already installed a Rust logger. Only from pp_set_log.
@@ -62,7 +62,7 @@ const NAMES: [&CStr; 16] = [
     c"PP_INTERNAL",
     c"PP_UNAVAILABLE",
     c"PP_CAPTURING",
-    c"PP_UNKNOWN_STREAM",
+    c"PP_INVALID_HANDLE",
     c"PP_TOO_MANY_POOLS",
     c"PP_LOGGER_SET",
 ];
@@ -77,7 +77,7 @@ pub extern "C" fn pp_status_name(status: c_int) -> *const c_char {
 /// The code of an error of the library.
 pub(crate) fn of_error(error: &Error) -> pp_status {
     match () {
-        () if error.is_handle() => pp_status::PP_UNKNOWN_STREAM,
+        () if error.is_handle() => pp_status::PP_INVALID_HANDLE,
         () if error.is_request() => pp_status::PP_INVALID_ARGUMENT,
         () if error.is_setting() => pp_status::PP_BAD_SETTING,
         () if error.is_limit() => pp_status::PP_LIMIT,

@@ -101,7 +101,7 @@ fn a_put_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
     // SAFETY: the mock driver looks handles up.
     let wrong = unsafe { pp_put_after_stream(pool.0, held.0, ptr::without_provenance_mut(0x1234_5670)) };
     let (status, text) = outcome(wrong, ()).unwrap_err();
-    assert_eq!(status, pp_status::PP_UNKNOWN_STREAM, "{text}");
+    assert_eq!(status, pp_status::PP_INVALID_HANDLE, "{text}");
     assert_eq!(context.check_err(), Ok(()));
     stream.synchronize().unwrap();
     put(pool, held).unwrap();

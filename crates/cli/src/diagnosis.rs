@@ -51,9 +51,10 @@ pub(crate) fn from_process(pool: &Value) -> DiagnosisText {
 /// The diagnosis in a line of pinpool's log.
 pub(crate) fn from_log_line(line: &[u8]) -> Option<DiagnosisText> {
     let text = String::from_utf8_lossy(line);
-    let (before, diagnosis) = text.split_once("diagnosis: ")?;
+    // Loggers print the target `pinpool::diagnosis: ` before the message.
+    let (before, diagnosis) = text.split_once("] diagnosis: ")?;
     let cause = Cause::ALL.iter().find(|cause| diagnosis.starts_with(cause.name()))?;
-    let name = before.rsplit_once("pool[").and_then(|(_, name)| name.trim_end().strip_suffix(']'));
+    let name = before.rsplit_once("pool[").map(|(_, name)| name);
     let pool = match name {
         Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => format!("pool {number}"),
         name => name.unwrap_or("the pool").to_owned(),
@@ -80,4 +81,18 @@ pub(crate) fn from_recording(of_pool: &PoolDiagnosis, has_ended: bool) -> Diagno
     }
     let (cause, is_alarm) = (diagnosis.cause.name().to_owned(), diagnosis.is_alarm);
     DiagnosisText { pool: name.clone(), cause, is_alarm, lines, ..DiagnosisText::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_read_behind_the_target_of_any_logger() {
+        for prefix in ["", "10:12:13 WARN pinpool::diagnosis: ", "[WARN  pinpool::diagnosis] "] {
+            let line = format!("{prefix}pool[loader] diagnosis: leak: tag a holds 2 buffers; return them\n");
+            let read = from_log_line(line.as_bytes()).unwrap();
+            assert_eq!((&*read.pool, &*read.cause, read.is_alarm), ("loader", "leak", true), "{line}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 
 use env_logger::{Builder, Target};
-use log::{Level, Record};
+use log::Record;
 
 use crate::terminal::Terminal;
 
@@ -26,13 +26,7 @@ pub fn init(terminal: &Terminal, default_filter: &str) {
 }
 
 fn line(out: &mut impl Write, time: impl Display, record: &Record<'_>) -> io::Result<()> {
-    let severity = match record.level() {
-        Level::Error => 'E',
-        Level::Warn => 'W',
-        Level::Info => 'I',
-        Level::Debug => 'D',
-        Level::Trace => 'T',
-    };
+    let severity = &record.level().as_str()[..1];
     let (file, line) = (record.file().unwrap_or("?"), record.line().unwrap_or(0));
     write!(out, "{time}: {severity} {file}:{line}] ")?;
     let text = record.args().to_string();
@@ -57,6 +51,8 @@ impl Write for LogTarget {
 
 #[cfg(test)]
 mod tests {
+    use log::Level;
+
     use super::*;
 
     #[test]

@@ -46,7 +46,7 @@ A process (PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE=t.gz) or a log:
 
 A recording:
   advise   Recommend settings                pinpool advise t.gz
-  trace    Print or convert a recording      pinpool trace t.gz --format chrome
+  trace    Print or convert a recording      pinpool trace t.gz
 
 Options:
 {options}
@@ -55,23 +55,19 @@ Options:
 describes it in full.
 ";
 
-/// The replacement of a former command.
-enum Former {
-    /// This command with these flags.
-    Renamed(&'static [&'static str]),
-    /// Nothing; the text says what to do instead.
-    Removed(&'static str),
-}
-
-const FORMER: [(&str, Former); 8] = [
-    ("bench", Former::Renamed(&["doctor", "--bench"])),
-    ("diff", Former::Renamed(&["why"])),
-    ("dump", Former::Renamed(&["top", "--once"])),
-    ("env", Former::Renamed(&["doctor", "--settings"])),
-    ("inspect", Former::Renamed(&["why", "--lines"])),
-    ("keep", Former::Removed("reserve memory at the start of each process (PINPOOL_RESERVE)")),
-    ("ledger", Former::Removed("`pinpool top --all` shows the shared limits and their owners")),
-    ("stats", Former::Renamed(&["top", "--once"])),
+/// Former commands, and the commands with flags that replace them.
+const RENAMED: [(&str, &[&str]); 6] = [
+    ("bench", &["doctor", "--bench"]),
+    ("diff", &["why"]),
+    ("dump", &["top", "--once"]),
+    ("env", &["doctor", "--settings"]),
+    ("inspect", &["why", "--lines"]),
+    ("stats", &["top", "--once"]),
+];
+/// Former commands, and what to do instead.
+const REMOVED: [(&str, &str); 2] = [
+    ("keep", "reserve memory at the start of each process (PINPOOL_RESERVE)"),
+    ("ledger", "`pinpool top --all` shows the shared limits and their owners"),
 ];
 
 /// Pinned host memory for data loaders that feed GPUs
@@ -121,13 +117,12 @@ enum Command {
 fn arguments() -> Result<Vec<OsString>, String> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let at = arguments.iter().skip(1).position(|argument| !argument.to_string_lossy().starts_with('-'));
-    if let Some(at) = at.map(|at| at + 1)
-        && let Some((name, former)) = FORMER.iter().find(|(name, _)| arguments[at] == *name)
-    {
-        match former {
-            Former::Renamed(new) => drop(arguments.splice(at..=at, new.iter().map(OsString::from))),
-            Former::Removed(instead) => return Err(format!("`pinpool {name}` was removed: {instead}")),
-        }
+    let Some(at) = at.map(|at| at + 1) else { return Ok(arguments) };
+    if let Some((name, instead)) = REMOVED.iter().find(|(name, _)| arguments[at] == *name) {
+        return Err(format!("`pinpool {name}` was removed: {instead}"));
+    }
+    if let Some((_, new)) = RENAMED.iter().find(|(name, _)| arguments[at] == *name) {
+        arguments.splice(at..=at, new.iter().map(OsString::from));
     }
     Ok(arguments)
 }
@@ -141,17 +136,12 @@ fn main() -> ExitCode {
             return ExitCode::from(ExitError::Settings as u8);
         }
     };
-    let verbosity = match (cli.quiet, cli.verbose) {
-        (true, _) => Verbosity::Quiet,
-        (false, true) => Verbosity::Verbose,
-        (false, false) => Verbosity::Normal,
-    };
-    let default_filter = match (verbosity, &cli.command) {
-        (Verbosity::Quiet, _) => "error",
-        (Verbosity::Verbose, _) => "debug",
-        (Verbosity::Normal, Command::Load(_)) => "warn,pinpool=info",
+    let (verbosity, default_filter) = match (cli.quiet, cli.verbose, &cli.command) {
+        (true, ..) => (Verbosity::Quiet, "error"),
+        (_, true, _) => (Verbosity::Verbose, "debug"),
+        (.., Command::Load(_)) => (Verbosity::Normal, "warn,pinpool=info"),
         // `replay` prints the pool's diagnostics as part of its result, and `doctor` prints the warnings itself.
-        (Verbosity::Normal, _) => "error",
+        _ => (Verbosity::Normal, "error"),
     };
     pinpool_cli::logger::init(&terminal, default_filter);
     let result = terminal.report(match cli.command {

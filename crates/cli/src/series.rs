@@ -59,7 +59,7 @@ impl Series {
             if let (Some(end), Some((_, last))) = (end, points.last()) {
                 points.push((end.time_ns as f64 * 1e-9, ended(last)));
             }
-            pools.push(PoolSeries { name: crate::trace::name_of(description), points, ..PoolSeries::default() });
+            pools.push(PoolSeries { name: description.name(), points, ..PoolSeries::default() });
         }
         let diagnoses = diagnose_recording(recording);
         let fact = |fact: &str| recording.pools.first()?.fact(fact);

@@ -152,25 +152,29 @@ fn run() {
         if is_due {
             due = Instant::now() + EVERY;
         }
-        let Some(rounds) = begin_rounds(is_due) else { return };
-        rounds.into_iter().for_each(Round::send);
+        let mut serving = SERVING.get().lock();
+        serving.is_running = !serving.sockets.is_empty();
+        if !serving.is_running {
+            return;
+        }
+        let rounds: Vec<_> = serving.sockets.iter_mut().filter_map(|served| served.begin_round(is_due)).collect();
+        // A line is made without a lock, because this may drop the last reference to a pool.
+        drop(serving);
+        for (path, pools, mut readers) in rounds {
+            let shown: Vec<_> = pools.iter().filter_map(Weak::upgrade).map(|pool| pool.object()).collect();
+            let line = format!("{}\n", serde_json::json!({ "process": std::process::id(), "pools": shown }));
+            // Slow readers are dropped.
+            readers.retain_mut(|reader| reader.write_all(line.as_bytes()).is_ok());
+            if let Some(served) = SERVING.get().lock().sockets.iter_mut().find(|served| served.path == path) {
+                served.readers.append(&mut readers);
+            }
+        }
         thread::sleep(ACCEPT_EVERY);
     }
 }
 
-/// The lines to send now. `None` if no socket is left; the thread then counts as ended.
-fn begin_rounds(is_due: bool) -> Option<Vec<Round>> {
-    let mut serving = SERVING.get().lock();
-    serving.is_running = !serving.sockets.is_empty();
-    serving.is_running.then(|| serving.sockets.iter_mut().filter_map(|served| served.begin_round(is_due)).collect())
-}
-
-/// One line for some readers of a socket.
-struct Round {
-    path: PathBuf,
-    pools: Vec<Weak<dyn StatisticsSource>>,
-    readers: VecDeque<UnixStream>,
-}
+/// The path and pools of a socket, and the readers that get a line now.
+type Round = (PathBuf, Vec<Weak<dyn StatisticsSource>>, VecDeque<UnixStream>);
 
 impl Served {
     /// For the readers that have just connected and, if a line is due, for all.
@@ -186,19 +190,7 @@ impl Served {
                 self.readers.pop_front().or_else(|| readers.pop_front()).into_iter().for_each(close);
             }
         }
-        (!readers.is_empty()).then(|| Round { path: self.path.clone(), pools: self.pools.clone(), readers })
-    }
-}
-
-impl Round {
-    /// Without a lock, because this may drop the last reference to a pool. Slow readers are dropped.
-    fn send(mut self) {
-        let shown: Vec<_> = self.pools.iter().filter_map(Weak::upgrade).map(|pool| pool.object()).collect();
-        let line = format!("{}\n", serde_json::json!({ "process": std::process::id(), "pools": shown }));
-        self.readers.retain_mut(|reader| reader.write_all(line.as_bytes()).is_ok());
-        if let Some(served) = SERVING.get().lock().sockets.iter_mut().find(|served| served.path == self.path) {
-            served.readers.append(&mut self.readers);
-        }
+        (!readers.is_empty()).then(|| (self.path.clone(), self.pools.clone(), readers))
     }
 }
 

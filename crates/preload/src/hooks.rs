@@ -25,7 +25,7 @@ const PER_THREAD_FLAG: u64 = 2;
 
 /// Which default stream a function means by 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Zero {
+enum DefaultStream {
     /// It takes no stream, or there is one function for both.
     Any,
     Legacy,
@@ -39,7 +39,7 @@ pub(crate) struct Hook {
     query: &'static CStr,
     /// Versions from the first to before the second.
     versions: (c_int, c_int),
-    zero: Zero,
+    default_stream: DefaultStream,
     address: fn() -> *mut c_void,
     /// The driver's function (preload-I2); null until it is known.
     real: AtomicPtr<c_void>,
@@ -86,7 +86,7 @@ fn run(hook: &Hook, body: impl FnOnce(NonNull<c_void>) -> Code) -> Code {
 
 macro_rules! hooks {
     ($(
-        $name:ident = $query:literal $from:literal..$to:tt $zero:ident
+        $name:ident = $query:literal $from:literal..$to:tt $default_stream:ident
 
         ($($arg:ident: $type:ty),*)
         $real:ident => $body:expr;
@@ -102,7 +102,7 @@ macro_rules! hooks {
             name: unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) },
             query: $query,
             versions: ($from, $to),
-            zero: Zero::$zero,
+            default_stream: DefaultStream::$default_stream,
             address: || $name as *mut c_void,
             real: AtomicPtr::new(ptr::null_mut()),
         },)*];
@@ -301,9 +301,10 @@ fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version:
     if lookup::is_own(found.as_ptr()) || of_name().next().is_none() {
         return code;
     }
-    let zero = if flags & PER_THREAD_FLAG != 0 { Zero::PerThread } else { Zero::Legacy };
+    let default_stream = if flags & PER_THREAD_FLAG != 0 { DefaultStream::PerThread } else { DefaultStream::Legacy };
     let fits = |hook: &&Hook| {
-        (hook.versions.0..hook.versions.1).contains(&version) && (hook.zero == Zero::Any || hook.zero == zero)
+        (hook.versions.0..hook.versions.1).contains(&version)
+            && (hook.default_stream == DefaultStream::Any || hook.default_stream == default_stream)
     };
     if let Some(hook) = of_name().find(fits) {
         lookup::saw(found);

@@ -88,7 +88,8 @@ pub(super) const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
 /// Reads a trace line by line: the header first, then its requests, returns and clears as an iterator.
 pub struct TraceReader {
     lines: Box<dyn BufRead>,
-    header: TraceHeader,
+    /// The settings in the header.
+    pub header: TraceHeader,
     /// Number of the last line.
     line: u64,
     /// The last line.
@@ -99,7 +100,8 @@ pub struct TraceReader {
     steps: Steps,
     time_ns: u64,
     pool: u32,
-    align: usize,
+    /// Alignment of the last request.
+    pub align: usize,
     /// The pool and the bytes of each held buffer.
     held: HashMap<u64, (u32, u64)>,
     held_bytes: u64,
@@ -160,16 +162,6 @@ impl TraceReader {
         Ok(reader)
     }
 
-    /// The settings in the header.
-    pub fn header(&self) -> &TraceHeader {
-        &self.header
-    }
-
-    /// Alignment of the last request.
-    pub fn align(&self) -> usize {
-        self.align
-    }
-
     /// An error at the last line, for the code that plays the trace.
     pub fn error_here(&self, why: String) -> TraceError {
         TraceError::Line { line: self.line, text: self.text.chars().take(60).collect(), why }
@@ -228,11 +220,8 @@ impl TraceReader {
         Record { time_ns: self.time_ns, thread: 0, pool, event }
     }
 
-    /// The next record of the current line, if any.
-    fn next_in_line(&mut self) -> Result<Option<Record>, String> {
-        if std::mem::take(&mut self.is_pending) {
-            return self.perform();
-        }
+    /// The next request or return of the last `r` or `s` line; `None` at its end.
+    fn next_step(&mut self) -> Result<Option<Record>, String> {
         if self.held.contains_key(&STEPS_ID) {
             return self.put(STEPS_ID);
         }
@@ -286,7 +275,7 @@ impl TraceReader {
             return Err(format!("the counts of all `r` and `s` lines add up to at most {MAX_REPEATS}"));
         }
         (self.align, self.steps) = (DEFAULT_ALIGN, Steps { left: count, bytes: Some(bytes), step });
-        self.next_in_line()
+        self.next_step()
     }
 
     fn get(&mut self, id: u64, bytes: u64) -> Result<Option<Record>, String> {
@@ -303,9 +292,9 @@ impl TraceReader {
 
     fn advance(&mut self) -> Result<Option<Record>, TraceError> {
         loop {
-            let record = self.next_in_line().map_err(|why| self.error_here(why))?;
-            if record.is_some() {
-                return Ok(record);
+            let record = if std::mem::take(&mut self.is_pending) { self.perform() } else { self.next_step() };
+            if let Some(record) = record.map_err(|why| self.error_here(why))? {
+                return Ok(Some(record));
             }
             self.is_pending = self.next_line()?;
             if !self.is_pending {

@@ -19,7 +19,7 @@ pub(super) struct CallSums {
     pub(super) pinned_bytes: u64,
     pub(super) peak_bytes: u64,
     /// Old addresses where remapped granules are still mapped; no two ranges touch.
-    old_places: Vec<Range<usize>>,
+    pub(super) old_places: Vec<Range<usize>>,
 }
 
 /// The calls between two readings.
@@ -46,10 +46,6 @@ impl CallSums {
         then.is_some()
     }
 
-    pub(super) fn has_old_places(&self) -> bool {
-        !self.old_places.is_empty()
-    }
-
     pub(super) fn remap(&mut self, from: &[Subrange], to: usize) {
         let bytes: usize = from.iter().map(|piece| piece.bytes).sum();
         let unmapping: u64 = from.iter().map(|piece| unmap_ns(piece.bytes as u64)).sum();
@@ -57,22 +53,18 @@ impl CallSums {
         self.calls.moved_bytes += bytes as u64;
         self.calls.waited_ns += map_ns(from);
         self.calls.moving_ns += map_ns(from) + unmapping;
-        from.iter().for_each(|piece| self.leave(piece.offset..piece.offset + piece.bytes));
+        for piece in from {
+            let left = piece.offset..piece.offset + piece.bytes;
+            let touching = self.old_places.extract_if(.., |old| old.end == left.start || old.start == left.end);
+            let run = touching.fold(left.clone(), |run, old| run.start.min(old.start)..run.end.max(old.end));
+            self.old_places.push(run);
+        }
     }
 
     /// Unmaps old addresses that overlap these bytes.
     pub(super) fn unmap_within(&mut self, wanted: &Range<usize>) {
         let unmapped = self.old_places.extract_if(.., |run| run.start < wanted.end && wanted.start < run.end);
         self.calls.waited_ns += unmapped.map(|run| unmap_ns(run.len() as u64)).sum::<u64>();
-    }
-
-    fn leave(&mut self, mut run: Range<usize>) {
-        let places = &mut self.old_places;
-        while let Some(next) = places.iter().position(|other| other.end == run.start || other.start == run.end) {
-            let next = places.swap_remove(next);
-            run = run.start.min(next.start)..run.end.max(next.end);
-        }
-        places.push(run);
     }
 }
 

@@ -33,9 +33,6 @@ const FOLLOWED: [&str; 10] = [
 ];
 const WAIT: &str = "PINPOOL_WAIT";
 
-/// The number of checks of the rates, and the last check.
-type Checks = (u64, Option<CheckReport>);
-
 /// Settings of a replay.
 #[derive(Debug, Clone)]
 pub struct Replay {
@@ -127,41 +124,29 @@ impl Replay {
     ///
     /// The errors of [`play`](Replay::play).
     pub fn play_observed(&self, workload: &Workload, observe: Observe<'_>) -> Result<ReplayReport, TraceError> {
-        let clock = ManualClock::default();
-        let checks = Arc::<Mutex<Checks>>::default();
+        let (clock, checks) = (ManualClock::default(), Arc::<Mutex<(u64, Option<CheckReport>)>>::default());
         let source = Arc::new(SimSource::of(self.source, SimSource::DEFAULT_TOTAL_BYTES));
-        let pool = self.pool(clock.clone(), source.clone(), checks.clone(), workload.is_closed)?;
-        let mut report =
-            Player::new((self.source, self.max_bytes, self.wait), (pool, clock, source), workload, observe).play()?;
-        let (count, last) = *checks.lock();
-        (report.checks, report.last_lines) = (count, last.map(|last| last.to_string()));
-        Ok(report)
-    }
-
-    /// A pool independent of the machine, the environment and the system clock, so that replays are repeatable.
-    fn pool(
-        &self,
-        clock: ManualClock,
-        source: Arc<SimSource>,
-        checks: Arc<Mutex<Checks>>,
-        is_recording: bool,
-    ) -> Result<Pool, Error> {
+        let checked = checks.clone();
+        // Independent of the machine, the environment and the system clock, so that replays are repeatable.
         let builder = self
             .builder()
             .unstable_host_root(NO_MACHINE)
             .unstable_log_sampler(LogSampler::new())
-            .unstable_clock(clock)
-            .unstable_maintained_by_caller(is_recording)
+            .unstable_clock(clock.clone())
+            .unstable_maintained_by_caller(workload.is_closed)
             .unstable_on_check(move |check| {
-                let mut checks = checks.lock();
+                let mut checks = checked.lock();
                 *checks = (checks.0 + 1, Some(*check));
             })
-            .unstable_pressure("/dev/null")
-            .backend(Backend::Source(source))
+            .unstable_pressure(NO_MACHINE)
+            .backend(Backend::Source(source.clone()))
             .max_bytes(self.max_bytes)
             // The player queues requests: no virtual time passes while a thread sleeps.
             .wait(Duration::ZERO)
             .on_full(OnFull::Error);
-        builder.build()
+        let mut report = Player::new(self, workload, (builder.build()?, clock, source), observe).play()?;
+        let (count, last) = *checks.lock();
+        (report.checks, report.last_lines) = (count, last.map(|last| last.to_string()));
+        Ok(report)
     }
 }

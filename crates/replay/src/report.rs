@@ -8,6 +8,7 @@ use pinpool_os::words::Time;
 use serde::Serialize;
 
 use super::cost::CallCost;
+use super::sim::SourceKind;
 use super::workload::Workload;
 
 /// A replay of the recorded settings may end earlier or later than the recording by one part in this many.
@@ -21,7 +22,7 @@ pub struct ReplayReport {
     /// Rounding of sizes to classes.
     pub rounding: String,
     /// Kind of memory.
-    pub source: &'static str,
+    pub source: SourceKind,
     /// Pin calls.
     pub page_locks: u64,
     /// Pin calls after the first half of the requests.

@@ -7,28 +7,21 @@ use super::priced::{CallSums, Calls, EVERYWHERE};
 use pinpool::SourceError;
 use pinpool::source::{Region, Source};
 use pinpool::unstable::backend::{AddressRange, HeapSource, RemapError, Subrange, VirtualMemory};
-use pinpool_os::sync::plain::{Mutex, MutexGuard};
+use pinpool_os::sync::plain::Mutex;
+use serde::Serialize;
 
-/// Kinds of simulated memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+/// Kinds of simulated memory, with their names in flags and reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, Serialize)]
 pub enum SourceKind {
     /// One virtual range: a buffer may span granules that were pinned by different calls.
     #[default]
     #[value(name = "span")]
+    #[serde(rename = "span")]
     Virtual,
     /// Separate regions: a buffer lies within one.
     #[value(name = "walls")]
+    #[serde(rename = "walls")]
     Discrete,
-}
-
-impl SourceKind {
-    /// Name in flags and reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Virtual => "span",
-            Self::Discrete => "walls",
-        }
-    }
 }
 
 /// Provides memory up to a fixed total.
@@ -37,7 +30,8 @@ pub struct SimSource {
     heap: HeapSource,
     kind: SourceKind,
     total_bytes: u64,
-    sums: Mutex<CallSums>,
+    /// The sums over its calls.
+    pub(super) sums: Mutex<CallSums>,
     is_exact: bool,
 }
 
@@ -67,17 +61,12 @@ impl SimSource {
 
     /// The calls since the previous call of this function.
     pub fn take_calls(&self) -> Calls {
-        std::mem::take(&mut self.sums().calls)
-    }
-
-    /// The sums over its calls.
-    pub(super) fn sums(&self) -> MutexGuard<'_, CallSums> {
-        self.sums.lock()
+        std::mem::take(&mut self.sums.lock().calls)
     }
 
     /// Makes the heap's `call` for `bytes` more, unless the total forbids it.
     fn pin<T>(&self, bytes: usize, call: impl FnOnce() -> Result<T, SourceError>) -> Result<T, SourceError> {
-        let mut sums = self.sums();
+        let mut sums = self.sums.lock();
         if !sums.pin(bytes, self.total_bytes) {
             let held = format!("{} B of {} B are held", sums.pinned_bytes, self.total_bytes);
             return Err(SourceError::new("sim", format!("{bytes} B refused, {held}")));
@@ -87,7 +76,7 @@ impl SimSource {
     }
 
     fn unpin(&self, bytes: usize) {
-        self.sums().pinned_bytes -= bytes as u64;
+        self.sums.lock().pinned_bytes -= bytes as u64;
     }
 }
 
@@ -114,7 +103,7 @@ unsafe impl Source for SimSource {
         // SAFETY: the caller's promise: the region came from this source, hence from `heap`, and is unused.
         unsafe { self.heap.release(region) }?;
         self.unpin(released.1);
-        self.sums().calls.released.push(released);
+        self.sums.lock().calls.released.push(released);
         Ok(())
     }
 
@@ -132,30 +121,30 @@ unsafe impl VirtualMemory for SimSource {
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: the caller's promise.
         self.pin(bytes, || unsafe { self.heap.commit(range, offset, bytes) })?;
-        self.sums().unmap_within(&(offset..offset + bytes));
+        self.sums.lock().unmap_within(&(offset..offset + bytes));
         Ok(())
     }
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: the caller's promise.
         unsafe { self.heap.decommit(range, offset, bytes) }?;
-        self.sums().unmap_within(&EVERYWHERE);
+        self.sums.lock().unmap_within(&EVERYWHERE);
         self.unpin(bytes);
         Ok(())
     }
 
     unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
-        self.sums().remap(from, to);
+        self.sums.lock().remap(from, to);
         // SAFETY: the caller's promise.
         unsafe { self.heap.remap(range, from, to) }
     }
 
     fn has_old_places(&self) -> bool {
-        self.sums().has_old_places()
+        !self.sums.lock().old_places.is_empty()
     }
 
     fn unmap_old_places(&self) -> Result<(), SourceError> {
-        self.sums().unmap_within(&EVERYWHERE);
+        self.sums.lock().unmap_within(&EVERYWHERE);
         Ok(())
     }
 

@@ -96,14 +96,13 @@ struct Buffer {
 #[derive(Debug, Default)]
 pub(super) struct Threads {
     threads: Vec<Thread>,
-    began_ns: u64,
     buffers: Vec<Buffer>,
     /// The held buffers, by pool and memory.
     held: HashMap<(u32, u64), usize>,
     /// Sum of their bytes.
     pub(super) held_bytes: u64,
     /// When the last buffer was returned.
-    last_put_ns: u64,
+    pub(super) last_put_ns: u64,
     taken: Vec<ForeignReturn>,
     /// Requests that waited, in the order in which they ended: start, end and buffer.
     waits: Vec<(u64, u64, usize)>,
@@ -118,20 +117,15 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    /// The threads of a recording that began at this time.
-    pub(super) fn new(began_ns: u64) -> Self {
-        Self { began_ns, ..Self::default() }
-    }
-
     fn thread(&mut self, number: u32) -> &mut Thread {
-        let (at, ended_ns) = (number as usize, self.began_ns);
+        let at = number as usize;
         if self.threads.len() <= at {
-            self.threads.resize_with(at + 1, || Thread { ended_ns, ..Thread::default() });
+            self.threads.resize_with(at + 1, Thread::default);
         }
         &mut self.threads[at]
     }
 
-    /// Adds a record. Returns whether a buffer was requested or became free. If records were lost, a buffer that is requested again
+    /// Adds a record, with its time since the recording began. Returns whether a buffer was requested or became free. If records were lost, a buffer that is requested again
     /// counts as returned, and a return without a request is ignored.
     pub(super) fn add(&mut self, line: u64, record: &Record) -> bool {
         let Record { time_ns, event, pool, thread } = *record;
@@ -230,8 +224,7 @@ impl Threads {
             }
             Op::Clear => {}
         }
-        let at_ns = began_ns.saturating_sub(self.began_ns);
-        let done = Step { line, at_ns, follows, gap_ns, queued_ns, calls_ns, operation, free_after_ns };
+        let done = Step { line, at_ns: began_ns, follows, gap_ns, queued_ns, calls_ns, operation, free_after_ns };
         self.thread(record.thread).steps.push(done);
         step
     }
@@ -240,11 +233,6 @@ impl Threads {
     fn waited_between(&self, from_ns: u64, to_ns: u64) -> u64 {
         let waits = self.waits.iter().rev().take_while(|&&(_, until_ns, _)| until_ns > from_ns);
         waits.map(|&(since_ns, until_ns, _)| until_ns.min(to_ns).saturating_sub(since_ns.max(from_ns))).sum()
-    }
-
-    /// Nanoseconds from the first record to the last return.
-    pub(super) fn ended_ns(&self) -> u64 {
-        self.last_put_ns.saturating_sub(self.began_ns)
     }
 
     pub(super) fn into_steps(self) -> Vec<Vec<Step>> {

@@ -14,7 +14,7 @@ use super::priced::move_ns;
 use super::threads::{Step, Threads};
 use pinpool_observe::diagnosis::words::counted;
 use pinpool_observe::diagnosis::{PoolDiagnosis, diagnose_recording};
-use pinpool_observe::record::{Event, PoolDescription, Recording, SET_IN_CODE};
+use pinpool_observe::record::{Event, Record, Recording, SET_IN_CODE};
 
 /// Most records of a trace that are replayed.
 const RECORDS_MAX: usize = 16_000_000;
@@ -94,17 +94,11 @@ impl Workload {
     }
 
     fn begun_at(begun_ns: u64, recording: &Recording, is_closed: bool) -> Result<Self, TraceError> {
-        let refused = recording.records.iter().filter(|record| matches!(record.event, Event::Refused { .. })).count();
-        let failed_gets = refused as u64;
-        let left_out = (refused > 0).then(|| {
-            let left_out = counted(failed_gets, "request");
-            format!("left out: {left_out} that failed when it was recorded; the program needs more than this shows")
-        });
-        let warning = recording.warning.clone().or(left_out);
         let diagnoses = if is_closed { diagnose_recording(recording) } else { Vec::new() };
-        let mut threads = Threads::new(begun_ns);
-        let mut workload = Self { warning, failed_gets, diagnoses, is_closed, ..Self::default() };
+        let (mut threads, mut limit) = (Threads::default(), None);
+        let mut workload = Self { diagnoses, is_closed, ..Self::default() };
         for (line, record) in (1..).zip(&recording.records) {
+            let record = Record { time_ns: record.time_ns.saturating_sub(begun_ns), ..*record };
             match record.event {
                 // An empty buffer has no memory.
                 Event::Get { bytes: 0, .. } => continue,
@@ -117,7 +111,8 @@ impl Workload {
                     let model_ns = move_ns(bytes, took_ns > 0);
                     workload.moves_ns = (workload.moves_ns.0 + took_ns, workload.moves_ns.1 + model_ns);
                 }
-                Event::MaxBytes { bytes } => workload.set_limit(bytes),
+                Event::MaxBytes { bytes } => limit = Some(bytes),
+                Event::Refused { .. } => workload.failed_gets += 1,
                 Event::Get { bytes, .. } => {
                     workload.pools.insert(record.pool);
                     workload.gets += 1;
@@ -125,35 +120,31 @@ impl Workload {
                 }
                 _ => {}
             }
-            if threads.add(line, record) || matches!(record.event, Event::Cleared) || !is_closed {
-                workload.duration_us = record.time_ns.saturating_sub(begun_ns) / 1_000;
+            if threads.add(line, &record) || matches!(record.event, Event::Cleared) || !is_closed {
+                workload.duration_us = record.time_ns / 1_000;
                 workload.used.push((workload.duration_us, threads.held_bytes));
             }
         }
         if workload.duration_us > MAX_DURATION_US {
             return Err(TraceError::Io(io::Error::other("it lasts longer than a year")));
         }
-        (workload.ended_us, workload.has_waited) = (threads.ended_ns() / 1_000, threads.has_waited);
+        let left_out = (workload.failed_gets > 0).then(|| {
+            let left_out = counted(workload.failed_gets, "request");
+            format!("left out: {left_out} that failed when it was recorded; the program needs more than this shows")
+        });
+        workload.warning = recording.warning.clone().or(left_out);
+        (workload.ended_us, workload.has_waited) = (threads.last_put_ns / 1_000, threads.has_waited);
         workload.threads = threads.into_steps();
-        recording.pools.iter().for_each(|pool| workload.add_settings(pool));
-        Ok(workload)
-    }
-
-    /// Replaces the limit; `u64::MAX` is none.
-    fn set_limit(&mut self, bytes: u64) {
-        let limit = if bytes == u64::MAX { "none".to_owned() } else { bytes.to_string() };
-        self.settings.retain(|(name, _)| name != MAX_BYTES);
-        self.settings.push((MAX_BYTES.to_owned(), limit));
-    }
-
-    /// Adds the settings of a pool, if it has requests. The limit is in the records.
-    fn add_settings(&mut self, pool: &PoolDescription) {
-        if self.pools.contains(&pool.number) {
+        // The limit is in the records.
+        let limit = limit.map(|bytes| if bytes == u64::MAX { "none".to_owned() } else { bytes.to_string() });
+        workload.settings.extend(limit.map(|limit| (MAX_BYTES.to_owned(), limit)));
+        for pool in recording.pools.iter().filter(|pool| workload.pools.contains(&pool.number)) {
             let set_in_code = pool.fact(SET_IN_CODE).unwrap_or_default();
-            self.set_in_code.extend(set_in_code.split_whitespace().map(str::to_owned));
+            workload.set_in_code.extend(set_in_code.split_whitespace().map(str::to_owned));
             let settings = pool.facts.iter().filter(|(name, _)| name.starts_with("PINPOOL_") && name != MAX_BYTES);
-            self.settings.extend(settings.cloned());
+            workload.settings.extend(settings.cloned());
         }
+        Ok(workload)
     }
 
     /// The settings of a recording of one pool; none for a trace of requests alone.

@@ -272,7 +272,7 @@ unsafe impl CopyTarget<SinkStream> for SinkMem {
         self.len
     }
 
-    unsafe fn enqueue(&mut self, stream: &SinkStream, source: *const u8, len: usize) -> Enqueued {
+    unsafe fn enqueue_write(&mut self, stream: &SinkStream, source: *const u8, len: usize) -> Enqueued {
         let (source, target) = (HostAddress(source.cast_mut()), self.bytes.clone());
         self.enqueue_in_order(stream, move || {
             let (HostAddress(source), DeviceBytes(target)) = (source, &*target);
@@ -292,7 +292,7 @@ unsafe impl CopySource<SinkStream> for SinkMem {
         self.len
     }
 
-    unsafe fn fetch(&self, stream: &SinkStream, target: *mut u8, len: usize) -> Enqueued {
+    unsafe fn enqueue_read(&self, stream: &SinkStream, target: *mut u8, len: usize) -> Enqueued {
         let (source, target) = (self.bytes.clone(), HostAddress(target));
         self.enqueue_in_order(stream, move || {
             let (DeviceBytes(source), HostAddress(target)) = (&*source, target);

@@ -88,8 +88,8 @@ class Buffer:
         only the work that is already enqueued: a call before the copy does not protect the memory.
 
         Args:
-            stream: a stream of torch, CuPy or Numba, an object with `__cuda_stream__`, or a CUDA stream handle as an int. Handles 0, 1 and
-                2 are default streams of the calling thread and its current context: call on the thread that enqueued the copy.
+            stream: a stream of torch, CuPy or Numba, an object with `__cuda_stream__`, or a CUDA stream handle as an int. Handles 0 and
+                1 (legacy) belong to the current context, 2 also to the calling thread: call on the thread that enqueued the copy.
 
         Raises:
             TypeError, ValueError: `stream` is not a stream. The call has no effect.

@@ -30,7 +30,7 @@ fn ranges_are_numbered_in_the_order_of_their_creation_until_all_numbers_were_use
         assert_eq!(ptr.range(), number);
         arena.free(ptr, 4096, 0);
         let plan = arena.release_down_to(0).unwrap();
-        arena.finish_releases(&plan, &[], 0);
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
     }
     arena.next_range = RANGES_MAX - 1;
     assert_eq!([region(&mut arena).range(), region(&mut arena).range()], [RANGES_MAX - 1, 0]);

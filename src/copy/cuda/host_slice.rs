@@ -47,7 +47,7 @@ pub(crate) struct HostSliceFence {
 
 impl HostSliceFence {
     /// `None` if the driver reports too little about the stream to track a copy on it; then no slice is lent. A
-    /// copy into a graph has a fence that is never done.
+    /// copy into a graph has a fence that is never complete.
     pub(crate) fn new(stream: &CudaStream) -> Option<Self> {
         let _saved = SavedError::take(stream.context());
         // The driver may refuse a call once and accept it the next time.
@@ -149,7 +149,7 @@ impl Drop for TrackedCopy {
     }
 }
 
-// SAFETY: host-slice-I1 and host-slice-I2: queried only when the borrow has ended, and done only if the event was recorded,
+// SAFETY: host-slice-I1 and host-slice-I2: queried only when the borrow has ended, and complete only if the event was recorded,
 // behind the copy.
 unsafe impl Fence for TrackedCopy {
     fn is_complete(&self) -> Result<bool> {

@@ -67,7 +67,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
         self.num_bytes()
     }
 
-    unsafe fn enqueue(&mut self, stream: &S, source: *const u8, len: usize) -> Result<SharedFence, CopyFailure> {
+    unsafe fn enqueue_write(&mut self, stream: &S, source: *const u8, len: usize) -> Result<SharedFence, CopyFailure> {
         let (stream, may_wait) = (stream.borrow(), self.stream().context().is_managing_stream_synchronization());
         // SAFETY: the caller's promise; `len` bytes fit.
         unsafe { copy_on(stream, HostSide::Source(source), len, may_wait, || self.device_ptr_mut(stream)) }
@@ -80,7 +80,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
         self.num_bytes()
     }
 
-    unsafe fn fetch(&self, stream: &S, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
+    unsafe fn enqueue_read(&self, stream: &S, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
         let (stream, may_wait) = (stream.borrow(), self.stream().context().is_managing_stream_synchronization());
         // SAFETY: the caller's promise; there are `len` bytes.
         unsafe { copy_on(stream, HostSide::Target(target), len, may_wait, || self.device_ptr(stream)) }
@@ -139,7 +139,7 @@ enum HostSide {
 ///
 /// # Safety
 ///
-/// The contract of [`CopyTarget::enqueue`] or [`CopySource::fetch`]; the address that `wait` returns has `len` bytes.
+/// The contract of [`CopyTarget::enqueue_write`] or [`CopySource::enqueue_read`]; the address that `wait` returns has `len` bytes.
 unsafe fn copy_on<'a>(
     stream: &CudaStream,
     host: HostSide,

@@ -99,7 +99,7 @@ unsafe impl CopyStream for RawStream {
 ///     // SAFETY: the framework keeps the stream alive until the copy has completed.
 ///     let stream = unsafe { RawStream::new(stream) };
 ///     // SAFETY: and the memory.
-///     let mut memory = unsafe { RawMem::from_raw(address, 4096) };
+///     let mut memory = unsafe { RawMem::new(address, 4096) };
 ///     pool.get(4096)?.copy_to(&stream, &mut memory)?;
 ///     Ok(())
 /// }
@@ -117,7 +117,7 @@ impl RawMem {
     ///
     /// The bytes stay allocated until every copy made through this has completed, and all other uses of them are ordered with
     /// those copies.
-    pub unsafe fn from_raw(address: u64, len: usize) -> Self {
+    pub unsafe fn new(address: u64, len: usize) -> Self {
         Self { address, len }
     }
 }
@@ -128,7 +128,7 @@ unsafe impl CopyTarget<RawStream> for RawMem {
         self.len
     }
 
-    unsafe fn enqueue(
+    unsafe fn enqueue_write(
         &mut self,
         stream: &RawStream,
         source: *const u8,
@@ -145,7 +145,7 @@ unsafe impl CopySource<RawStream> for RawMem {
         self.len
     }
 
-    unsafe fn fetch(&self, stream: &RawStream, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
+    unsafe fn enqueue_read(&self, stream: &RawStream, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
         // SAFETY: the caller promises the target, `from_raw` the source; there are `len` bytes.
         unsafe { copy_on(*stream, self.address, HostSide::Target(target), len) }
     }
@@ -155,7 +155,7 @@ unsafe impl CopySource<RawStream> for RawMem {
 ///
 /// # Safety
 ///
-/// The contract of [`CopyTarget::enqueue`] or [`CopySource::fetch`]; there are `len` bytes at `address`.
+/// The contract of [`CopyTarget::enqueue_write`] or [`CopySource::enqueue_read`]; there are `len` bytes at `address`.
 unsafe fn copy_on(
     raw: RawStream,
     address: sys::CUdeviceptr,

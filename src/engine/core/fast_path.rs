@@ -186,7 +186,11 @@ fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     let Some(at) = position(owner).filter(|_| block.is_plain()) else { return Err(block) };
     // SAFETY: (fast-path-I1) the cached pool is alive; it is until the next change of its entry, by this thread.
     let core = unsafe { &*owner };
-    core.put_remote(block)?;
+    let is_for_arena = policy::goes_to_arena(block.entry_bytes(), || core.is_varied());
+    if is_for_arena || core.has_waiters() || core.slow_path_flag.is_for_shared_limit() {
+        return Err(block);
+    }
+    core.idle.put_remote(block.into_entry()).map_err(Block::from_entry)?;
     if core.has_waiters() {
         wake_waiters(core, at);
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, Core};
 use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
-use crate::engine::wait_queue::{Behind, FirstAttempt, KeepAlive, Pass, WaitTicket, Waiter, deadline};
+use crate::engine::wait_queue::{Behind, FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{Error, ErrorKind, NoMemory, Result};
 use crate::in_flight::QueryScope;
 use crate::quota::LimitLevel;
@@ -24,14 +24,6 @@ use pinpool_os::sync::process::Ordering;
 /// A new request waits at least this long for driver calls of other threads, even if it may not wait for room: they take
 /// milliseconds, as its own call would.
 pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
-
-/// The place of a request that searches for memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum QueuePlace {
-    /// A first attempt.
-    NotQueued,
-    Head,
-}
 
 impl Core {
     /// Begins a request of the pool; a partition's request has its claim. The request of a task has a `keep_alive` and makes no
@@ -52,11 +44,7 @@ impl Core {
         } else {
             SlowCalls::Until(deadline(begun, wait.max(CALL_PATIENCE)))
         };
-        let found = match self.take_completed(wanted.class) {
-            Some(block) => Ok(block),
-            None => self.acquire(wanted, calls, QueuePlace::NotQueued),
-        };
-        let served = match found {
+        let served = match self.acquire(wanted, calls) {
             Ok(block) => Ok(block),
             Err(Stop::Refused(refusal)) if !self.may_wait(wanted, wait, &refusal) => {
                 self.give_up(wanted, Some(refusal), wait)
@@ -102,21 +90,35 @@ impl Core {
         None
     }
 
-    /// New memory for `wanted`, as far as `calls` allow, or an idle block that has been returned meanwhile. While other requests
-    /// wait, only the head of the queue and requests that fit in addition to it search for memory. A slow call.
-    pub(super) fn acquire(
-        self: &Arc<Self>,
-        wanted: &BlockRequest,
-        calls: SlowCalls,
-        place: QueuePlace,
-    ) -> Result<Block, Stop> {
+    /// A block for a first attempt at `wanted`: with completed copies, or of new memory, as far as `calls` allow. While other requests
+    /// wait, only a request that fits in addition to their head searches for memory. A slow call.
+    pub(super) fn acquire(self: &Arc<Self>, wanted: &BlockRequest, calls: SlowCalls) -> Result<Block, Stop> {
         let class = wanted.class;
-        let pass = if place == QueuePlace::Head { Ok(0) } else { self.pass_head(class) };
-        let passed = match pass {
-            Ok(passed) => passed,
-            Err(refusal) => return self.fall_back_if_too_large(refusal.into(), wanted),
-        };
-        let calls = if passed > 0 { calls.without_waiting() } else { calls };
+        if let Some(block) = self.take_completed(class) {
+            return Ok(block);
+        }
+        let found = self.pass_head(class).map_err(Stop::Refused).and_then(|passed| {
+            let calls = if passed > 0 { calls.without_waiting() } else { calls };
+            let found = self.search(class, calls, passed);
+            if found.is_err() {
+                self.waiters.end_pass(passed, self.memory.supply().bytes_to_pass(class));
+            } else if passed == 0 {
+                self.shortage.end_if_calm(&self.log, self.time.coarse_us());
+                self.enforce_idle_limit();
+            }
+            found
+        });
+        found.or_else(|stop| {
+            // Waiting cannot help a request that exceeds the limit.
+            let is_too_large = matches!(stop, Stop::Refused(_)) && !self.memory.supply().could_hold(class);
+            let pageable = if is_too_large { self.fall_back(wanted.len, class) } else { None };
+            pageable.ok_or(stop)
+        })
+    }
+
+    /// New memory for a block of `class`, or an idle block that has been returned meanwhile, for the head of the queue (0) or a
+    /// request that `passed` it. A slow call.
+    pub(super) fn search(self: &Arc<Self>, class: Class, calls: SlowCalls, passed: u64) -> Result<Block, Stop> {
         let attempt = Attempt { class, now_us: self.time.coarse_us(), calls };
         let idle = Cell::new(None);
         let take_idle = || self.take(class).map(|block| idle.set(Some(block))).is_some();
@@ -131,19 +133,8 @@ impl Core {
             },
             found => found,
         };
-        let made = match idle.take() {
-            Some(block) => Ok(block),
-            None => found.map(|memory| self.new_pinned_block(memory, attempt)),
-        };
-        let mut block = match made {
-            Ok(block) => block,
-            Err(stop) => {
-                self.record_stop(&stop, calls);
-                self.waiters.end_pass(Pass { number: passed, bytes: self.memory.supply().bytes_to_pass(class) });
-                let is_head = place == QueuePlace::Head;
-                return if is_head { Err(stop) } else { self.fall_back_if_too_large(stop, wanted) };
-            }
-        };
+        let made = idle.take().map_or_else(|| found.map(|memory| self.new_pinned_block(memory, attempt)), Ok);
+        let mut block = made.inspect_err(|stop| self.record_stop(stop, calls))?;
         if self.config.zero {
             // The memory may contain data of an earlier use by this process.
             block.zero();
@@ -151,10 +142,6 @@ impl Core {
         block.begin_time(self.time.read_us());
         block.set_passed(passed);
         self.request_pace(self.pace_of_change());
-        if place == QueuePlace::NotQueued && passed == 0 {
-            self.shortage.end_if_calm(&self.log, attempt.now_us);
-            self.enforce_idle_limit();
-        }
         Ok(block)
     }
 
@@ -186,14 +173,6 @@ impl Core {
             // Relaxed: a statistic.
             self.diagnosis.is_by_source.store(is_by_source, Ordering::Relaxed);
         }
-    }
-
-    /// Pageable memory for a refused request that exceeds the limit, since waiting cannot help.
-    fn fall_back_if_too_large(self: &Arc<Self>, stop: Stop, wanted: &BlockRequest) -> Result<Block, Stop> {
-        if matches!(stop, Stop::Refused(_)) && !self.memory.supply().could_hold(wanted.class) {
-            return self.fall_back(wanted.len, wanted.class).ok_or(stop);
-        }
-        Err(stop)
     }
 
     /// Returns whether a refused request waits. Counts a shortage.
@@ -283,9 +262,9 @@ impl Core {
             return Some(block);
         }
         let class = block.class();
-        let pass = Pass { number: block.passed(), bytes: self.memory.supply().bytes_to_pass(class) };
+        let (passed, bytes) = (block.passed(), self.memory.supply().bytes_to_pass(class));
         // Counted when the request takes it.
-        let block = self.waiters.offer(self, block, class, pass)?;
+        let block = self.waiters.offer(self, block, class, passed, bytes)?;
         if !self.has_waiters() {
             // A task that is late may have wanted memory of other owners.
             self.clear_demand();

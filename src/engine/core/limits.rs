@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use super::{Block, Core};
 use crate::config::Limit;
 use crate::engine::memory::{PoolView, Refusal, SlowCalls};
+use crate::in_flight::QueryScope;
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::quota::{Budget, BudgetOwner};
@@ -147,7 +148,7 @@ impl Core {
         self.memory.set_max_bytes(max_bytes);
         self.record(Event::MaxBytes { bytes: max_bytes.unwrap_or(u64::MAX) });
         self.log.limit_changed(before, max_bytes, why);
-        self.complete_copies();
+        self.sweep_copies(QueryScope::Unknown);
         self.enforce_limits();
         self.resume_reserve();
         self.request_pace(Pace::Active);
@@ -164,10 +165,12 @@ impl Core {
 
 impl BudgetOwner for Core {
     fn release_idle(&self, bytes: u64) -> u64 {
-        self.complete_copies();
+        self.sweep_copies(QueryScope::Unknown);
         let released_bytes = self.memory.supply().release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {
-            self.log.shared_limit_released(&self.shared_name(), released_bytes);
+            let host = self.budget().host();
+            let name = host.as_ref().map_or("(this process)", |host| host.name());
+            self.log.shared_limit_released(name, released_bytes);
         }
         released_bytes
     }
@@ -176,10 +179,6 @@ impl BudgetOwner for Core {
 impl Core {
     fn budget(&self) -> &Arc<Budget> {
         self.memory.budget()
-    }
-
-    fn shared_name(&self) -> String {
-        self.budget().host().map_or_else(|| "(this process)".to_owned(), |host| host.name().to_owned())
     }
 
     /// From now on a thread is notified of changes of the shared limit, if there is one.
@@ -265,19 +264,11 @@ impl Core {
         }
         self.counters.made_room.add(1);
         self.evict(block, EvictionReason::Reclaimed);
-        // The block's own region was released with it.
-        let lacking_bytes = self.budget().others_lack();
-        if lacking_bytes > 0 {
-            self.memory.supply().release_idle(lacking_bytes, self, self.time.coarse_us());
-        }
+        // The block's own region was released with it, which may be enough.
+        self.release_to_others();
         self.wake_waiters();
         self.close_if_unused();
         None
-    }
-
-    /// How soon to poll again because other owners lack memory: a return that is kept notifies nobody.
-    pub(super) fn pace_of_shared_limit(&self) -> Pace {
-        if self.memory.supply().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
     }
 
     /// Calls `add`, which pins or claims; while a shared limit refuses it, waits for other owners as a request would.

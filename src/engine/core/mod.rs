@@ -50,7 +50,7 @@ use super::wait_queue::WaitQueue;
 use crate::backend::SourceError;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::in_flight::InFlight;
+use crate::in_flight::{InFlight, QueryScope};
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::policy;
 use crate::quota::Claim;
@@ -281,8 +281,8 @@ impl Core {
 
     /// Releases every idle block and begins a new window.
     pub(crate) fn clear(&self) {
-        self.query_copies();
-        self.query_quarantined(usize::MAX);
+        self.sweep_copies(QueryScope::All);
+        self.retry_failures(usize::MAX);
         self.record(Event::Cleared);
         self.evict_all(self.idle.clear(), EvictionReason::Released);
         self.memory.release_free(0, self.time.coarse_us());
@@ -291,9 +291,8 @@ impl Core {
 
     /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub(crate) fn trim(&self, to_bytes: u64) {
-        self.query_copies();
-        self.query_quarantined(usize::MAX);
-        self.memory.supply().release_refused();
+        self.sweep_copies(QueryScope::All);
+        self.retry_failures(usize::MAX);
         self.memory.trim(to_bytes, self, self.time.coarse_us());
         self.close_if_unused();
     }

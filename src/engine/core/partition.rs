@@ -18,7 +18,8 @@ use crate::engine::meter::owners::Tag;
 use crate::engine::meter::{Counter, Times};
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{ErrorKind, Result};
-use crate::quota::{Budget, BudgetOwner, Claim};
+use crate::in_flight::QueryScope;
+use crate::quota::{Budget, BudgetOwner, Claim, QuotaExceeded};
 use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::{LimitStats, MemoryStats, RequestStats, Stats};
@@ -45,19 +46,14 @@ impl BlockRequest {
 pub(crate) struct PartitionCore {
     core: Arc<Core>,
     /// The pool's name, a slash, and its own name.
-    name: String,
+    pub(crate) name: String,
     /// Unique among the pools and partitions of the process.
     number: u64,
     /// The tag of its buffers, unless they have another one.
-    tag: Option<Arc<Tag>>,
+    pub(crate) tag: Option<Arc<Tag>>,
     budget: Arc<Budget>,
     waiters: WaitQueue<Self>,
     is_closed: AtomicBool,
-    counts: Counts,
-}
-
-#[derive(Default)]
-struct Counts {
     hits: Counter,
     misses: Counter,
     failed: Counter,
@@ -83,7 +79,12 @@ impl Core {
             budget: Budget::of_partition(max_bytes, partition.clone()),
             waiters: WaitQueue::new(!cfg!(miri) && !self.time.is_manual()),
             is_closed: AtomicBool::new(false),
-            counts: Counts::default(),
+            hits: Counter::default(),
+            misses: Counter::default(),
+            failed: Counter::default(),
+            timeouts: Counter::default(),
+            waits: Times::default(),
+            peak_bytes: AtomicU64::new(0),
             core: self.clone(),
         });
         let mut known = self.known_partitions.lock();
@@ -110,14 +111,6 @@ impl Core {
 }
 
 impl PartitionCore {
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(crate) fn tag(&self) -> Option<&Arc<Tag>> {
-        self.tag.as_ref()
-    }
-
     /// # Errors
     ///
     /// After [`close`](Self::close).
@@ -156,11 +149,7 @@ impl PartitionCore {
 
     /// An idle buffer, if the limit has room for it.
     pub(super) fn try_get(&self, wanted: &BlockRequest) -> Option<Block> {
-        let claim = if self.waiters.has_waiters() {
-            None
-        } else {
-            self.budget.claim(self.core.memory.supply().block_bytes(wanted.class)).ok()
-        }?;
+        let claim = self.try_claim(wanted.class).ok()?;
         let mut block = self.core.try_get_of_pool(wanted.class)?;
         self.charge(&mut block, claim);
         Some(block)
@@ -168,14 +157,14 @@ impl PartitionCore {
 
     /// Charges `block` to this partition until it is idle or released.
     pub(crate) fn charge(&self, block: &mut Block, claim: Claim) {
-        let count = if block.has_begun_time() { &self.counts.misses } else { &self.counts.hits };
+        let count = if block.has_begun_time() { &self.misses } else { &self.hits };
         count.add(1);
-        self.counts.peak_bytes.fetch_max(self.budget.used_bytes(), Ordering::Relaxed);
+        self.peak_bytes.fetch_max(self.budget.used_bytes(), Ordering::Relaxed);
         block.set_claim(claim);
     }
 
     pub(crate) fn count_failed(&self) {
-        self.counts.failed.add(1);
+        self.failed.add(1);
     }
 
     /// Claims for a request that waits at most `wait`, or has it join the queue. A task's request has a `keep_alive`.
@@ -185,14 +174,7 @@ impl PartitionCore {
         wait: Duration,
         keep_alive: Option<KeepAlive>,
     ) -> Result<FirstAttempt<Self>> {
-        let needed_bytes = self.core.memory.supply().block_bytes(wanted.class);
-        let claimed = if self.waiters.has_waiters() {
-            // Earlier requests have priority.
-            Err(self.budget.refusal(needed_bytes))
-        } else {
-            self.budget.claim(needed_bytes)
-        };
-        let over = match claimed {
+        let over = match self.try_claim(wanted.class) {
             Ok(claim) => return Ok(FirstAttempt::Served(claim)),
             Err(over) => over,
         };
@@ -202,6 +184,16 @@ impl PartitionCore {
         self.core.log.waiting(wanted.len as u64, wanted.class.bytes as u64);
         let waiter = Waiter::new(wanted.clone(), wanted.class, (Instant::now(), wait), keep_alive);
         Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, Some(over.into()))))
+    }
+
+    /// A claim for a request of `class`, unless earlier requests wait.
+    fn try_claim(&self, class: Class) -> Result<Claim, QuotaExceeded> {
+        let needed_bytes = self.core.memory.supply().block_bytes(class);
+        if self.waiters.has_waiters() {
+            Err(self.budget.refusal(needed_bytes))
+        } else {
+            self.budget.claim(needed_bytes)
+        }
     }
 
     fn refuse(&self, wanted: &BlockRequest, refusal: Refusal) -> crate::Error {
@@ -220,25 +212,24 @@ impl PartitionCore {
         if self.core.is_forked() {
             return stats;
         }
-        let counts = &self.counts;
         let used_bytes = self.budget.used_bytes();
-        let hits = counts.hits.get();
-        let misses = counts.misses.get();
+        let hits = self.hits.get();
+        let misses = self.misses.get();
         let requests = RequestStats {
             served: hits + misses,
             hits,
             misses,
-            failed: counts.failed.get(),
+            failed: self.failed.get(),
             waits: self.waiters.total.get(),
             waiting: self.waiters.waiting(),
-            timeouts: counts.timeouts.get(),
-            wait_time: counts.waits.get(),
+            timeouts: self.timeouts.get(),
+            wait_time: self.waits.get(),
             ..RequestStats::default()
         };
         let memory = MemoryStats {
             in_use_bytes: used_bytes,
             held_bytes: used_bytes,
-            peak_held_bytes: counts.peak_bytes.load(Ordering::Relaxed),
+            peak_held_bytes: self.peak_bytes.load(Ordering::Relaxed),
             ..MemoryStats::default()
         };
         let limits = LimitStats { max_bytes: self.budget.max_bytes(), ..LimitStats::default() };
@@ -268,7 +259,7 @@ impl Server for PartitionCore {
     }
 
     fn sweep(&self) {
-        self.core.complete_copies();
+        self.core.sweep_copies(QueryScope::Unknown);
     }
 
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, _: Instant) -> Result<Claim, Refusal> {
@@ -281,10 +272,10 @@ impl Server for PartitionCore {
         let wanted = ticket.request();
         self.core.log.waited(wanted.len as u64, ticket.age(), claim.is_some());
         claim.ok_or_else(|| {
-            self.counts.timeouts.add(u64::from(!self.is_closed()));
+            self.timeouts.add(u64::from(!self.is_closed()));
             let needed_bytes = self.core.memory.supply().block_bytes(wanted.class);
             let full = || self.budget.full(needed_bytes).into();
-            self.refuse(wanted, ticket.waiter().refusal().unwrap_or_else(full))
+            self.refuse(wanted, ticket.waiter.refusal().unwrap_or_else(full))
         })
     }
 
@@ -301,6 +292,6 @@ impl Server for PartitionCore {
     }
 
     fn record_wait(&self, waited: Duration) {
-        self.counts.waits.record(waited);
+        self.waits.record(waited);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Block, Core};
 use crate::engine::memory::PoolView;
+use crate::in_flight::QueryScope;
 use crate::stats::EvictionReason;
 
 impl PoolView for Core {
@@ -28,7 +29,7 @@ impl PoolView for Core {
     }
 
     fn complete_copies(&self) {
-        Self::complete_copies(self);
+        self.sweep_copies(QueryScope::Unknown);
     }
 
     fn now_us(&self) -> u64 {

@@ -27,7 +27,7 @@ const CLOSE_WAIT: Duration = Duration::from_secs(30);
 impl CopyKeeper for Core {
     fn copy_ended(&self) {
         if !self.is_forked() {
-            self.complete_copies();
+            self.sweep_copies(QueryScope::Unknown);
         }
     }
 }
@@ -41,7 +41,7 @@ impl Block {
             return std::mem::forget(self);
         }
         let core = KeptCore::take(&self);
-        let fences = &mut self.state_mut().copy_fences;
+        let fences = self.copy_fences_mut();
         if !fences.is_empty() {
             let fences = fences.take();
             return core.put_after(self, fences);
@@ -49,7 +49,7 @@ impl Block {
         core.record_put(&self, false);
         // Under `PINPOOL_ZERO` the block waits for a sweep, so that its user need not zero it. Memory of another origin is never
         // kept.
-        if core.config.zero && core.thread.is_some() && self.is_from_source() {
+        if core.config.zero && core.thread.is_some() && self.memory().is_from_source() {
             core.begin_flight(self, Fences::new());
         } else {
             core.finish_put(self);
@@ -66,7 +66,7 @@ impl Core {
 
     /// `block` waits for `fences`.
     fn begin_flight(&self, mut block: Block, fences: Fences) {
-        let bytes = block.held_bytes();
+        let bytes = block.memory().held_bytes();
         let now_us = self.tick_if_alone();
         self.end_use(&mut block, || now_us);
         block.begin_time(now_us);
@@ -74,16 +74,6 @@ impl Core {
         self.announce_copy();
         self.request_pace(self.pace_of_copies());
         self.close_if_unused();
-    }
-
-    /// Returns `block`, a fast-path block of another thread, if no request waits. The caller checks for waiting requests
-    /// afterwards.
-    pub(in crate::engine) fn put_remote(&self, block: Block) -> Result<(), Block> {
-        let is_for_arena = policy::goes_to_arena(block.entry_bytes(), || self.is_varied());
-        if is_for_arena || self.has_waiters() || self.slow_path_flag.is_for_shared_limit() {
-            return Err(block);
-        }
-        self.idle.put_remote(block.into_entry()).map_err(Block::from_entry)
     }
 
     /// Records how long the user had `block`, if that is known.
@@ -99,12 +89,11 @@ impl Core {
         block.end_holding();
         // Ends last: requests that wait for memory of the pool precede the partition's next request.
         let _claim = block.take_claim();
-        if self.config.zero && block.adopted().is_none() {
+        if self.config.zero && block.memory().adopted().is_none() {
             block.zero();
         }
-        if !block.is_from_source() {
-            self.put_foreign(block);
-            return;
+        if !block.memory().is_from_source() {
+            return self.put_foreign(block);
         }
         block.make_plain(self.generation.number());
         if self.has_waiters() {
@@ -152,7 +141,7 @@ impl Core {
     /// Returns memory that is not kept: pageable memory, or a user's memory.
     #[cold]
     fn put_foreign(&self, block: Block) {
-        if block.adopted().is_some() {
+        if block.memory().adopted().is_some() {
             self.counters.adopted.subtract(1);
         } else {
             self.counters.pageable_returns.add(1);
@@ -164,24 +153,16 @@ impl Core {
 
     /// Returns the blocks with completed copies, except blocks of a stream that another thread is querying. A load while
     /// nothing is in flight.
-    pub(super) fn complete_copies(&self) {
+    pub(super) fn sweep_copies(&self, scope: QueryScope) {
         if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep(QueryScope::Unknown));
-        }
-    }
-
-    /// Returns blocks as [`complete_copies`](Self::complete_copies) does, and also queries copies that are running according to
-    /// their timelines: only a query shows that a device has failed.
-    pub(super) fn query_copies(&self) {
-        if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep(QueryScope::All));
+            self.complete(self.in_flight.sweep(scope));
         }
     }
 
     /// Returns the blocks with copies that are complete according to their timelines. Calls no fence and no backend.
     pub(crate) fn complete_by_loads(&self) {
-        if self.in_flight.count() > 0 && self.memory.has_arena() {
-            self.complete(self.in_flight.sweep(QueryScope::Nothing));
+        if self.memory.has_arena() {
+            self.sweep_copies(QueryScope::Nothing);
         }
     }
 
@@ -208,15 +189,10 @@ impl Core {
         begun.for_each(|since_us| self.counters.flights.record_us(since_us, now_us));
     }
 
-    /// Never uses `block` again (core-I2).
-    pub(in crate::engine) fn leak(&self, block: Block, error: &Error) {
-        self.quarantine_or_leak(block, None, error);
-    }
-
     /// Does not use `block` until `fence` reports that its copies have completed; never again without a fence (core-I2).
-    fn quarantine_or_leak(&self, mut block: Block, fence: Option<SharedFence>, error: &Error) {
+    pub(in crate::engine) fn quarantine_or_leak(&self, mut block: Block, fence: Option<SharedFence>, error: &Error) {
         block.end_holding();
-        let held_bytes = block.held_bytes();
+        let held_bytes = block.memory().held_bytes();
         let is_asked_again = fence.is_some();
         self.record_of(&block, |id| Event::Leaked { id });
         self.counters.quarantined_bytes.add(held_bytes);
@@ -245,11 +221,12 @@ impl Core {
         self.close_if_unused();
     }
 
-    /// Queries at most `most` failed fences again, and reuses the blocks with completed copies.
-    pub(super) fn query_quarantined(&self, most: usize) {
+    /// Queries at most `most` failed fences again, reuses the blocks with completed copies, and repeats refused releases.
+    pub(super) fn retry_failures(&self, most: usize) {
         let Requeried { completed, lost } = self.in_flight.query_quarantined(most);
         lost.into_iter().for_each(|block| self.leak_block(block));
         self.recover(completed);
+        self.memory.supply().release_refused();
     }
 
     /// Never uses `block` again; keeps its memory, and with it this pool.
@@ -265,7 +242,7 @@ impl Core {
         }
         self.end_flights(&mut blocks);
         let buffers = blocks.len() as u64;
-        let bytes = blocks.iter().map(|block| block.held_bytes()).sum();
+        let bytes = blocks.iter().map(|block| block.memory().held_bytes()).sum();
         self.counters.quarantined.subtract(buffers);
         self.counters.quarantined_bytes.subtract(bytes);
         self.log.responding(buffers, bytes);
@@ -401,7 +378,7 @@ impl Core {
         let mut pause = Duration::from_micros(20);
         while self.in_flight.count() > 0 {
             // A device that failed is not waited for.
-            self.query_copies();
+            self.sweep_copies(QueryScope::All);
             if begun.elapsed() >= longest_wait {
                 return;
             }
@@ -414,13 +391,16 @@ impl Core {
     fn close(&self) {
         let begun = Instant::now();
         self.await_copies();
-        self.record_last_snapshot();
+        if let Some(recorder) = self.recorder() {
+            recorder.snapshot(self.time.now_us(), self.snapshot());
+        }
         let Ended { swept, abandoned, recovered, failed } = self.in_flight.end();
         self.complete(swept);
         self.recover(recovered);
         failed.into_iter().for_each(lost::keep);
         if !abandoned.is_empty() {
-            let (copies, bytes) = (abandoned.len() as u64, abandoned.iter().map(|block| block.held_bytes()).sum());
+            let (copies, bytes) =
+                (abandoned.len() as u64, abandoned.iter().map(|block| block.memory().held_bytes()).sum());
             self.log.close_in_flight(copies, bytes, begun.elapsed());
         }
         // A release that waits for the device would wait for a stuck copy.

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::get::{CALL_PATIENCE, QueuePlace};
+use super::get::CALL_PATIENCE;
 use super::report::nanos;
 use super::{Block, BlockRequest, Core};
 use crate::engine::memory::{Refusal, SlowCalls, Stop};
 use crate::engine::wait_queue::{Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{Result, Retry};
+use crate::in_flight::QueryScope;
 use crate::maintenance_thread::pause_for_copies;
 use pinpool_observe::record::Event;
 use pinpool_os::sync::plain::Mutex;
@@ -31,17 +32,19 @@ impl Server for Core {
     }
 
     fn sweep(&self) {
-        self.complete_copies();
+        self.sweep_copies(QueryScope::Unknown);
     }
 
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> std::result::Result<Block, Refusal> {
         let class = waiter.class;
-        let Some(refused) = waiter.refusal() else {
-            return self.serve_first(waiter).map_err(expect_refusal);
-        };
         if let Some(block) = self.take(class) {
             return Ok(block);
         }
+        let Some(refused) = waiter.refusal() else {
+            // The attempt without calls has counted the miss.
+            let calls = SlowCalls::After(waiter.begun + CALL_PATIENCE);
+            return self.acquire(&waiter.request, calls).map_err(expect_refusal);
+        };
         if !self.memory.supply().could_hold(class) {
             let refusal = || self.memory.budget().refusal(class.bytes as u64).into();
             return self.fall_back(class.bytes, class).ok_or_else(refusal);
@@ -51,10 +54,9 @@ impl Server for Core {
         let is_last = !self.is_closed() && self.is_hopeless(&refused);
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) && !is_last {
             // May stop without a refusal.
-            self.acquire(&waiter.request, SlowCalls::Held(until), QueuePlace::Head).map_err(|_| refused)
+            self.search(class, SlowCalls::Held(until), 0).map_err(|_| refused)
         } else {
-            let calls = SlowCalls::Until(until);
-            let attempt = || self.acquire(&waiter.request, calls, QueuePlace::Head).map_err(expect_refusal);
+            let attempt = || self.search(class, SlowCalls::Until(until), 0).map_err(expect_refusal);
             match attempt() {
                 Err(refusal) if self.publish_demand(&refusal, class) => attempt(),
                 acquired => acquired,
@@ -70,7 +72,7 @@ impl Server for Core {
     }
 
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
-        let (wanted, waiter, refusal) = (ticket.request(), ticket.waiter(), ticket.waiter().refusal());
+        let (wanted, waiter, refusal) = (ticket.request(), &ticket.waiter, ticket.waiter.refusal());
         if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
             if served.is_none() && !self.is_hopeless(refusal) {
                 self.counters.timeouts.add(1);
@@ -112,18 +114,6 @@ impl Server for Core {
             self.clear_demand();
         }
         self.counters.waits.record(waited);
-    }
-}
-
-impl Core {
-    /// The first attempt with driver calls of a request that stopped because it needed one.
-    fn serve_first(self: &Arc<Self>, waiter: &Waiter<Self>) -> std::result::Result<Block, Stop> {
-        // The attempt without calls has counted the miss.
-        let calls = SlowCalls::After(waiter.begun + CALL_PATIENCE);
-        match self.try_get_of_pool(waiter.class) {
-            Some(block) => Ok(block),
-            None => self.acquire(&waiter.request, calls, QueuePlace::NotQueued),
-        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Block, BlockRequest, Core};
+use crate::engine::meter::owners::Holder;
 use pinpool_observe::record::{Event, Recorder, count_failed};
 use pinpool_os::call_stack::CallStack;
 
@@ -25,13 +26,13 @@ impl Core {
 
     /// Records an event of `block`, if the pool records and the block has an id.
     pub(super) fn record_of(&self, block: &Block, event: impl FnOnce(u64) -> Event) {
-        if let Some((recorder, id)) = self.recorder.as_ref().zip(block.recorded_id()) {
+        if let Some((recorder, id)) = self.recorder.as_ref().zip(block.memory().recorded_id()) {
             recorder.record(event(id));
         }
     }
 
     pub(super) fn record_new(&self, block: &Block) {
-        let (address, from_source) = (block.start().addr().get() as u64, block.is_from_source());
+        let (address, from_source) = (block.memory().start().addr().get() as u64, block.memory().is_from_source());
         let class_bytes = block.class_bytes() as u64;
         self.record_of(block, |id| Event::New { id, address, class_bytes, from_source });
     }
@@ -39,7 +40,7 @@ impl Core {
     /// A request was served, at once or by a miss that began at `begun`.
     #[inline]
     pub(crate) fn record_get(&self, block: &Block, wanted: &BlockRequest, begun: Option<Instant>) {
-        if let Some((recorder, id)) = self.recorder().zip(block.recorded_id()) {
+        if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id()) {
             let class_bytes = block.class_bytes() as u64;
             let (bytes, tag, took_ns) = (wanted.len as u64, tag(recorder, wanted), ns_since(begun));
             recorder.record(Event::Get { id, bytes, class_bytes, tag, took_ns });
@@ -113,7 +114,7 @@ impl Core {
         let is_sampled = is_drawn(self.config.code.call_stacks);
         let tag = wanted.tag.as_ref().or_else(|| is_sampled.then_some(&self.owners.untagged));
         let Some(tag) = tag else { return };
-        block.set_holder(tag.hold(wanted.len as u64, block.held_bytes(), self.time.coarse_us()));
+        block.set_holder(tag.hold(wanted.len as u64, block.memory().held_bytes(), self.time.coarse_us()));
         if is_sampled {
             self.record_stack(block, CallStack::here());
         }
@@ -122,19 +123,22 @@ impl Core {
     /// The request for `block`, which has a holder, came from `stack`.
     fn record_stack(&self, block: &Block, stack: CallStack) {
         let stack = Arc::new(stack);
-        if let Some((recorder, id)) = self.recorder().zip(block.recorded_id())
+        if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id())
             && let Some(stack) = recorder.number_stack(&stack)
         {
             recorder.record(Event::Sampled { id, stack });
         }
-        block.set_stack(stack);
+        if let Some(holder) = block.holder() {
+            holder.set_stack(stack);
+        }
     }
 }
 
 impl Block {
     /// The request for this block came from `stack`, which is called only if the request was sampled.
     pub(crate) fn describe_caller(&self, stack: impl FnOnce() -> CallStack) {
-        if !self.is_plain() && self.owner().config.code.call_stacks > 0 && !self.is_forked() && self.is_sampled() {
+        let is_sampled = || self.holder().is_some_and(Holder::is_sampled);
+        if !self.is_plain() && self.owner().config.code.call_stacks > 0 && !self.is_forked() && is_sampled() {
             self.owner().record_stack(self, stack());
         }
     }

@@ -123,7 +123,7 @@ impl Core {
         }
         let mut in_flight = BTreeMap::<usize, u64>::new();
         self.in_flight.for_each(|block| {
-            *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.adopted().is_none());
+            *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.memory().adopted().is_none());
         });
         let counted = self.classes.rows().into_iter();
         let row = |counted: ClassStats| {
@@ -160,7 +160,7 @@ impl Core {
         stats.copies.timeline_bytes = copy::timeline_bytes();
         let oldest = self.in_flight.oldest(self.time.now_us());
         stats.copies.oldest_age = oldest.map(|pending| pending.age);
-        stats.copies.oldest_stream = oldest.and_then(|pending| pending.stream);
+        stats.copies.oldest_stream_id = oldest.and_then(|pending| pending.stream);
         stats
     }
 
@@ -220,13 +220,6 @@ impl Core {
         if let Some(diagnosis) = news {
             let level = if diagnosis.is_alarm { log::Level::Warn } else { log::Level::Info };
             self.log.diagnosis(level, &diagnosis);
-        }
-    }
-
-    /// Records the state of the pool at its end.
-    pub(super) fn record_last_snapshot(&self) {
-        if let Some(recorder) = self.recorder() {
-            recorder.snapshot(self.time.now_us(), self.snapshot());
         }
     }
 
@@ -297,7 +290,7 @@ impl Core {
             pool_size_limit: is_direct.then_some(stats.limits.max_idle_buffers),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
             oldest_copy: stats.copies.oldest_age,
-            oldest_copy_stream: stats.copies.oldest_stream,
+            oldest_copy_stream: stats.copies.oldest_stream_id,
             copies: stats.copies.time.count() + stats.copies.in_flight,
             is_pinned: stats.is_pinned,
             #[cfg(feature = "cuda")]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Core;
 use crate::backend::Source;
-use crate::in_flight::PendingGroup;
+use crate::in_flight::{PendingGroup, QueryScope};
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::report::{self, Growth};
 use crate::stats::SourceCalls;
@@ -74,8 +74,7 @@ impl Ticks {
 impl Core {
     /// Completes copies and does what is due; without a maintenance thread also its compaction and its reserve.
     pub(crate) fn maintain(&self) {
-        self.query_quarantined(usize::MAX);
-        self.memory.supply().release_refused();
+        self.retry_failures(usize::MAX);
         self.run_due();
         // Also if no tick is due. Counting collects blocks that other threads have returned.
         if self.idle.count() > self.config.pool_size_limit {
@@ -89,7 +88,7 @@ impl Core {
 
     /// Completes copies and does what is due.
     pub(crate) fn run_due(&self) {
-        self.query_copies();
+        self.sweep_copies(QueryScope::All);
         self.release_to_others();
         self.tick_after(0);
         self.watch_device();
@@ -129,8 +128,7 @@ impl Core {
         }
         if now_us >= state.next_query_us {
             state.next_query_us = now_us.saturating_add(QUERY_FAILED_EVERY_US);
-            self.query_quarantined(QUERIED_AT_ONCE);
-            self.memory.supply().release_refused();
+            self.retry_failures(QUERIED_AT_ONCE);
         }
         if !self.has_waiters() {
             self.shortage.end_if_calm(&self.log, now_us);
@@ -159,7 +157,7 @@ impl Core {
             self.in_flight.discount_pause(late_us, now_us);
         }
         for PendingGroup { buffers, age, stream, bytes } in self.in_flight.newly_stuck(now_us, STUCK_AFTER) {
-            self.log.stuck(buffers, bytes, age, stream.unwrap_or_default());
+            self.log.stuck(buffers, bytes, age, stream);
         }
     }
 
@@ -221,7 +219,10 @@ impl Maintained for Core {
     fn pace(&self) -> Pace {
         let of_copies = if self.in_flight.held() > 0 { self.pace_of_copies() } else { Pace::Never };
         let of_reserve = self.memory.arena().map_or(Pace::Never, |arena| arena.reserve_pace());
-        self.pace_of_idle().max(of_copies).max(of_reserve).max(self.pace_of_shared_limit())
+        // A return that keeps its buffer does not tell other owners, which lack memory.
+        let is_wanted = self.memory.supply().held_bytes() > 0 && self.memory.budget().is_wanted();
+        let of_shared_limit = if is_wanted { Pace::Copies } else { Pace::Never };
+        self.pace_of_idle().max(of_copies).max(of_reserve).max(of_shared_limit)
     }
 }
 

@@ -63,7 +63,8 @@ pub(crate) struct ArenaSupply {
     /// Polls since the last one that found the flag set.
     pub(super) idle_polls: AtomicU32,
     pool: OnceLock<Weak<dyn PoolView>>,
-    pub(super) pressure: PressureWatch,
+    /// Locked during a tick; only one tick runs at a time.
+    pub(super) pressure: plain::Mutex<PressureWatch>,
     /// A thread is releasing what is due.
     pub(super) is_releasing: AtomicBool,
     pub(super) reserve: Reserve,
@@ -296,7 +297,7 @@ impl ArenaSupply {
             lacks_hole: AtomicBool::new(false),
             idle_polls: AtomicU32::new(u32::MAX),
             pool: OnceLock::new(),
-            pressure: PressureWatch::new(pressure),
+            pressure: plain::Mutex::new(PressureWatch::new(pressure)),
             is_releasing: AtomicBool::new(false),
             reserve: Reserve::default(),
         })

@@ -42,6 +42,11 @@ fn address(range: &AddressRange, offset: usize) -> u64 {
     range.start().addr().get().saturating_add(offset) as u64
 }
 
+/// The address of a region, for a record; 0 without one.
+fn start(region: Option<&Region>) -> u64 {
+    region.map_or(0, |region| region.start().addr().get() as u64)
+}
+
 fn unpin(address: u64, bytes: u64, took_ns: u64, released: &Result<(), SourceError>) -> Event {
     Event::Unpin { address, bytes, took_ns, failed: released.is_err() }
 }
@@ -55,8 +60,8 @@ impl CalledSource {
     fn record<R>(
         &self,
         name: &'static str,
-        event: impl FnOnce(&Result<R, SourceError>, u64) -> Event,
         make: impl FnOnce() -> Result<R, SourceError>,
+        event: impl FnOnce(&Result<R, SourceError>, u64) -> Event,
     ) -> Result<R, SourceError> {
         let begun = Instant::now();
         let result = call(name, make);
@@ -66,22 +71,36 @@ impl CalledSource {
         result
     }
 
+    fn pin<R>(
+        &self,
+        name: &'static str,
+        bytes: usize,
+        address: impl FnOnce(Option<&R>) -> u64,
+        make: impl FnOnce() -> Result<R, SourceError>,
+    ) -> Result<R, SourceError> {
+        self.record(name, make, |pinned, took_ns| {
+            let address = address(pinned.as_ref().ok());
+            Event::Pin { address, bytes: bytes as u64, took_ns, failed: pinned.is_err() }
+        })
+    }
+
+    fn unpin(
+        &self,
+        name: &'static str,
+        (address, bytes): (u64, usize),
+        make: impl FnOnce() -> Result<(), SourceError>,
+    ) -> Result<(), SourceError> {
+        self.record(name, make, |released, took_ns| unpin(address, bytes as u64, took_ns, released))
+    }
+
     /// The virtual memory of a source that has some.
     fn memory(&self) -> Result<&dyn VirtualMemory, SourceError> {
         self.virtual_memory().ok_or_else(|| SourceError::new("commit", "the backend has no virtual memory"))
     }
 
-    fn pin(&self, bytes: usize, acquire: impl FnOnce() -> Result<Region, SourceError>) -> Result<Region, SourceError> {
-        let event = |acquired: &Result<Region, SourceError>, took_ns| {
-            let address = acquired.as_ref().map_or(0, |region| region.start().addr().get() as u64);
-            Event::Pin { address, bytes: bytes as u64, took_ns, failed: acquired.is_err() }
-        };
-        self.record("acquire", event, acquire)
-    }
-
     /// Waits for acquisitions of other threads until `until`, if there is such a time.
     pub(in crate::engine) fn acquire(&self, bytes: usize, until: Option<Instant>) -> Result<Region, SourceError> {
-        self.pin(bytes, || match until {
+        self.pin("acquire", bytes, start, || match until {
             Some(until) => self.source.acquire_until(bytes, until),
             None => self.source.acquire(bytes),
         })
@@ -93,22 +112,17 @@ impl CalledSource {
         threads: usize,
         progress: &dyn Fn(usize),
     ) -> Result<Region, SourceError> {
-        self.pin(bytes, || self.source.acquire_fast(bytes, threads, progress))
+        self.pin("acquire", bytes, start, || self.source.acquire_fast(bytes, threads, progress))
     }
 
     /// # Safety
     ///
     /// The same as for [`Source::release`].
     pub(in crate::engine) unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        let (address, bytes) = (region.start().addr().get() as u64, region.len_bytes() as u64);
-        self.record(
-            "release",
-            |released, took_ns| unpin(address, bytes, took_ns, released),
-            || {
-                // SAFETY: the caller's promise.
-                unsafe { self.source.release(region) }
-            },
-        )
+        self.unpin("release", (start(Some(&region)), region.len_bytes()), || {
+            // SAFETY: the caller's promise.
+            unsafe { self.source.release(region) }
+        })
     }
 
     /// # Safety
@@ -120,17 +134,16 @@ impl CalledSource {
         offset: usize,
         bytes: usize,
     ) -> Result<(), SourceError> {
-        let (memory, address, bytes_pinned) = (self.memory()?, address(range, offset), bytes as u64);
-        let event = |committed: &Result<(), SourceError>, took_ns| Event::Pin {
-            address,
-            bytes: bytes_pinned,
-            took_ns,
-            failed: committed.is_err(),
-        };
-        self.record("commit", event, || {
-            // SAFETY: the caller's promise.
-            unsafe { memory.commit(range, offset, bytes) }
-        })
+        let memory = self.memory()?;
+        self.pin(
+            "commit",
+            bytes,
+            |_| address(range, offset),
+            || {
+                // SAFETY: the caller's promise.
+                unsafe { memory.commit(range, offset, bytes) }
+            },
+        )
     }
 
     /// # Safety
@@ -142,15 +155,11 @@ impl CalledSource {
         offset: usize,
         bytes: usize,
     ) -> Result<(), SourceError> {
-        let (memory, address) = (self.memory()?, address(range, offset));
-        self.record(
-            "decommit",
-            |released, took_ns| unpin(address, bytes as u64, took_ns, released),
-            || {
-                // SAFETY: the caller's promise.
-                unsafe { memory.decommit(range, offset, bytes) }
-            },
-        )
+        let memory = self.memory()?;
+        self.unpin("decommit", (address(range, offset), bytes), || {
+            // SAFETY: the caller's promise.
+            unsafe { memory.decommit(range, offset, bytes) }
+        })
     }
 
     /// # Safety

@@ -1,7 +1,7 @@
 //! Carries out the arena's plans on a source. No lock is held meanwhile.
 //!
 //! ```text
-//!   Plan (numbers) ──▶ Executor: commit, decommit, remap on the source ──▶ Executed (what happened)
+//!   Plan (numbers) ──▶ Execution: commit, decommit, remap on the source ──▶ what happened, for the books
 //! ```
 //!
 //! Decides nothing.
@@ -16,98 +16,73 @@ use crate::arena::{Extent, Plan, PlanOutcome, Step};
 use crate::backend::{AddressRange, Region, RemapError, SourceError, Subrange};
 use crate::stats::SourceCalls;
 
-/// The result of the steps of a plan.
-#[derive(Debug, Default)]
-pub(in crate::engine) struct Executed {
-    /// Regions acquired, by range.
-    pub(in crate::engine) regions: Vec<(u32, Region)>,
-    /// Regions that were to be released and were not, by range.
-    pub(in crate::engine) kept: HashMap<u32, Region>,
+/// The steps of one plan, outside the lock, and their results.
+#[derive(Debug)]
+pub(in crate::engine) struct Execution {
+    addresses: Option<Arc<AddressRange>>,
+    /// Until when an acquisition may wait for acquisitions of other threads.
+    until: Instant,
+    /// Regions by range: to be released at first, then also acquired. They belong to the mappings afterwards.
+    pub(in crate::engine) regions: HashMap<u32, Region>,
     pub(in crate::engine) calls: SourceCalls,
     /// Why the first step that failed did.
     pub(in crate::engine) error: Option<SourceError>,
+    pub(in crate::engine) outcome: PlanOutcome,
 }
 
-/// The steps of one plan in progress, outside the lock.
-#[derive(Debug)]
-pub(in crate::engine) struct Executor {
-    addresses: Option<Arc<AddressRange>>,
-    leaving: HashMap<u32, Region>,
-    /// Until when an acquisition may wait for acquisitions of other threads.
-    until: Option<Instant>,
-}
-
-impl Executor {
-    /// For the steps of `plan`. Regions to be released leave `mappings`.
-    pub(in crate::engine) fn new(mappings: &mut Mappings, plan: &Plan) -> Self {
-        let mut executor = Self { addresses: None, leaving: HashMap::new(), until: None };
+impl Execution {
+    /// Of the steps of `plan`. Regions to be released leave `mappings`. Waits for acquisitions of other threads until `until`.
+    pub(in crate::engine) fn new(mappings: &mut Mappings, plan: &Plan, until: Instant) -> Self {
+        let (calls, outcome) = (SourceCalls::default(), PlanOutcome::Done);
+        let mut execution = Self { addresses: None, until, regions: HashMap::new(), calls, error: None, outcome };
         for step in plan.steps() {
             let range = match *step {
                 Step::Commit { extent } | Step::Decommit { extent } => extent.range(),
                 Step::Remap { from, .. } => from.range(),
             };
             match (mappings.0.get(&range), step) {
-                (Some(Mapping::Addresses(addresses)), _) => executor.addresses = Some(addresses.clone()),
+                (Some(Mapping::Addresses(addresses)), _) => execution.addresses = Some(addresses.clone()),
                 (Some(Mapping::Region(_)), Step::Decommit { .. }) => {
                     if let Some(Mapping::Region(region)) = mappings.0.remove(&range) {
-                        executor.leaving.insert(range, region);
+                        execution.regions.insert(range, region);
                     }
                 }
                 _ => {}
             }
         }
-        executor
+        execution
     }
 
-    /// Executes the steps of `plan` in order, up to the first that fails. Waits for acquisitions of other threads until
-    /// `until`. Slow calls.
-    pub(in crate::engine) fn execute(
-        mut self,
-        source: &CalledSource,
-        plan: &Plan,
-        until: Instant,
-    ) -> (Executed, PlanOutcome) {
-        self.until = Some(until);
-        let (mut executed, mut outcome) = (Executed::default(), PlanOutcome::Done);
-        let mut rest = plan.steps();
+    /// Executes the steps of `plan` in order: each step of a release, others up to the first that fails. Slow calls.
+    pub(in crate::engine) fn execute(&mut self, source: &CalledSource, plan: &Plan) {
+        let (mut rest, mut failed) = (plan.steps(), Vec::new());
         while !rest.is_empty() {
             let done = plan.steps().len() - rest.len();
             let (now, later) = rest.split_at(steps_in_one_call(rest));
-            if let Err(error) = self.call(source, now, &mut executed) {
-                let (reached, error) = match error {
-                    RemapError::Kept(error) => (PlanOutcome::Failed { done }, error),
-                    RemapError::Lost(error) => {
-                        now.iter().for_each(|step| executed.calls.lost(step.remapped_bytes()));
-                        (PlanOutcome::Lost { done, remaps: now.len() }, error)
-                    }
-                };
-                (outcome, executed.error) = (reached, Some(error));
-                break;
-            }
             rest = later;
-        }
-        (self.finish(executed), outcome)
-    }
-
-    /// Executes every step of `plan`, which has releases only, and returns the indices of those that failed. Slow calls.
-    pub(in crate::engine) fn release_each(mut self, source: &CalledSource, plan: &Plan) -> (Executed, Vec<usize>) {
-        let (mut executed, mut failed) = (Executed::default(), Vec::new());
-        for (index, step) in plan.steps().iter().enumerate() {
-            if let Err(error) = self.call(source, std::slice::from_ref(step), &mut executed) {
-                failed.push(index);
-                // The first error is enough; the others have the same cause.
-                executed.error.get_or_insert(error.into());
+            let Err(error) = self.call(source, now) else { continue };
+            match error {
+                RemapError::Kept(_) if plan.is_release() => failed.push(done),
+                RemapError::Kept(_) => {
+                    self.outcome = PlanOutcome::Failed { done };
+                    rest = &[];
+                }
+                RemapError::Lost(_) => {
+                    now.iter().for_each(|step| self.calls.lost(step.remapped_bytes()));
+                    self.outcome = PlanOutcome::Lost { done, remaps: now.len() };
+                    rest = &[];
+                }
             }
+            // The first error is enough; the others have the same cause.
+            self.error.get_or_insert(error.into());
         }
-        (self.finish(executed), failed)
-    }
-
-    fn finish(self, executed: Executed) -> Executed {
-        Executed { kept: self.leaving, ..executed }
+        if !failed.is_empty() {
+            self.outcome = PlanOutcome::Tried { failed };
+        }
     }
 
     /// One step, or several moves to adjoining targets.
-    fn call(&mut self, source: &CalledSource, steps: &[Step], executed: &mut Executed) -> Result<(), RemapError> {
+    fn call(&mut self, source: &CalledSource, steps: &[Step]) -> Result<(), RemapError> {
         let begun = Instant::now();
         match *steps {
             [Step::Commit { extent }] => {
@@ -118,22 +93,24 @@ impl Executor {
                     #[allow(unsafe_code)]
                     Some(range) => unsafe { source.commit(range, offset, bytes) },
                     None => {
-                        let acquired = source.acquire(bytes, self.until);
-                        acquired.map(|region| executed.regions.push((extent.range(), region)))
+                        let acquired = source.acquire(bytes, Some(self.until));
+                        acquired.map(|region| {
+                            self.regions.insert(extent.range(), region);
+                        })
                     }
                 };
-                executed.calls.pin.record(extent.bytes(), begun.elapsed(), committed.is_ok());
+                self.calls.pin.record(extent.bytes(), begun.elapsed(), committed.is_ok());
                 committed.map_err(RemapError::Kept)
             }
             [Step::Decommit { extent }] => {
                 let released = self.decommit(source, extent);
-                executed.calls.unpin.record(extent.bytes(), begun.elapsed(), released.is_ok());
+                self.calls.unpin.record(extent.bytes(), begun.elapsed(), released.is_ok());
                 released.map_err(RemapError::Kept)
             }
             _ => {
                 let remapped = self.remap(source, steps);
                 let bytes = steps.iter().map(Step::remapped_bytes).sum();
-                executed.calls.remap.record(bytes, begun.elapsed(), remapped.is_ok());
+                self.calls.remap.record(bytes, begun.elapsed(), remapped.is_ok());
                 remapped
             }
         }
@@ -141,14 +118,14 @@ impl Executor {
 
     #[allow(unsafe_code)]
     fn decommit(&mut self, source: &CalledSource, extent: Extent) -> Result<(), SourceError> {
-        if let Some(region) = self.leaving.remove(&extent.range()) {
+        if let Some(region) = self.regions.remove(&extent.range()) {
             let again = Region::new(region.start(), region.len_bytes(), region.id());
             // SAFETY: the region is this source's, wholly free and in transit (arena-I1): no block lies in it, so no
             // reference and no copy uses it (core-I1).
             let released = unsafe { source.release(region) };
             return released.inspect_err(|_| {
                 // It stays mapped and pinned (source-C1).
-                self.leaving.insert(extent.range(), again);
+                self.regions.insert(extent.range(), again);
             });
         }
         let (offset, bytes) = place(extent)?;

@@ -252,19 +252,13 @@ pub(crate) trait PoolView: Send + Sync {
     /// Returns the blocks with completed copies.
     fn complete_copies(&self);
     /// Returns whether a copy is in flight.
-    fn has_copies(&self) -> bool {
-        false
-    }
+    fn has_copies(&self) -> bool;
     /// Bytes that its waiting requests need, in the order of the wait queue.
-    fn waiting_bytes(&self) -> Vec<u64> {
-        Vec::new()
-    }
+    fn waiting_bytes(&self) -> Vec<u64>;
     /// The time by the clock of the pool.
-    fn now_us(&self) -> u64 {
-        0
-    }
+    fn now_us(&self) -> u64;
     /// There is more room than before: waiting requests search again.
-    fn room_was_made(&self) {}
+    fn room_was_made(&self);
 }
 
 /// Releases blocks of `pool`, the oldest first, while `is_wanted`. Releases no more than were idle at the start, so it ends although

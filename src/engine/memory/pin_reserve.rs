@@ -66,7 +66,8 @@ impl ArenaSupply {
     fn pin_slices(&self, bytes: u64) -> Result<Vec<Place>, Refusal> {
         let len = self.claim_reserve(bytes)?;
         self.books().add_request(len);
-        self.restart_reports();
+        // A new reserve is reported from its beginning.
+        self.reserve.progress.lock().reported = 0;
         let slices = Slices::new(len, self.source.reserve_slice_bytes());
         let (are_several, pin_threads) = (len > slices.slice_bytes, self.settings.pin_threads);
         let threads = if are_several { touching_threads(pin_threads) } else { pin_threads };

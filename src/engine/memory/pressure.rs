@@ -10,12 +10,9 @@ use pinpool_os::sync::plain::Mutex;
 /// Between two readings of the kernel's pressure files, which cost system calls.
 const GAUGE_EVERY_US: u64 = 1_000_000;
 
-/// The pressure on memory at the last tick. Held locked during a tick; only one tick runs at a time.
+/// The pressure on memory at the last tick.
 #[derive(Debug)]
-pub(super) struct PressureWatch(pub(super) Mutex<Watch>);
-
-#[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct PressureWatch {
     /// `None`: the kernel's files.
     gauge: Option<Gauge>,
     pub(super) pressure: Pressure,
@@ -37,7 +34,17 @@ impl PressureWatch {
     /// Follows the kernel's signs, or only `file`.
     pub(super) fn new(file: Option<&Path>) -> Self {
         let gauge = file.map(|file| Gauge::new(Some(PressureGauge::of_file(file))));
-        Self(Mutex::new(Watch { gauge, pressure: Pressure::Calm }))
+        Self { gauge, pressure: Pressure::Calm }
+    }
+
+    /// The pressure on memory, if it changed.
+    pub(super) fn pressure_change(&mut self, now_us: u64) -> Option<Pressure> {
+        let now = match &mut self.gauge {
+            Some(own) => own.read(now_us),
+            None => OF_KERNEL.get().lock().read(monotonic_us()),
+        };
+        let before = std::mem::replace(&mut self.pressure, now);
+        (self.pressure != before).then_some(self.pressure)
     }
 }
 
@@ -52,17 +59,5 @@ impl Gauge {
             self.pressure = source.read();
         }
         self.pressure
-    }
-}
-
-impl Watch {
-    /// The pressure on memory, if it changed.
-    pub(super) fn pressure_change(&mut self, now_us: u64) -> Option<Pressure> {
-        let now = match &mut self.gauge {
-            Some(own) => own.read(now_us),
-            None => OF_KERNEL.get().lock().read(monotonic_us()),
-        };
-        let before = std::mem::replace(&mut self.pressure, now);
-        (self.pressure != before).then_some(self.pressure)
     }
 }

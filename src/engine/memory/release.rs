@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use super::arena_supply::ArenaSupply;
 use super::books::Books;
-use super::carry_out::Executor;
 use super::shape::Mapping;
 use super::{Memory, PoolView, release_while};
 use crate::arena::Plan;
@@ -53,7 +52,7 @@ impl ArenaSupply {
     /// A tick of `pool`: follows the pressure on memory, and releases what is due. While pressure is severe, releases everything
     /// idle, and calls `trim_all` to release free memory. May make slow calls.
     pub(in crate::engine) fn tick(self: &Arc<Self>, pool: &dyn PoolView, now_us: u64, trim_all: impl FnOnce()) {
-        let Some(mut watch) = self.pressure.0.try_lock() else { return };
+        let Some(mut watch) = self.pressure.try_lock() else { return };
         if let Some(pressure) = watch.pressure_change(now_us) {
             self.shorten_retention((pressure != Pressure::Calm).then_some(RETENTION_DIVISOR));
             if pressure == Pressure::Calm { self.log.pressure_ended() } else { self.log.memory_pressure() }
@@ -184,12 +183,7 @@ impl ArenaSupply {
         }
         let mut books = self.books();
         let Some(plan) = plan(&mut books) else { return Ok(()) };
-        let executor = Executor::new(&mut books.mappings, &plan);
-        drop(books);
-        let executed = executor.release_each(&self.source, &plan);
-        let finished = self.books().finish_releases(&plan, executed, now_us);
-        self.finished.notify_all();
-        finished
+        self.carry_out(books, plan, now_us, Instant::now(), None).map(drop)
     }
 
     /// Releases everything without a block in it; the addresses only if there is no block at all. A leaked or abandoned

@@ -176,11 +176,6 @@ impl ArenaSupply {
         self.reserve.changed.notify_all();
     }
 
-    /// A new reserve is reported from its beginning.
-    pub(super) fn restart_reports(&self) {
-        self.reserve.progress.lock().reported = 0;
-    }
-
     /// The reserve is complete: logs that once.
     fn end_reserve(&self) {
         let mut progress = self.reserve.progress.lock();

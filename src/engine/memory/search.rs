@@ -11,7 +11,7 @@ use super::PoolView;
 use super::arena_supply::ArenaSupply;
 use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls};
 use super::books::Books;
-use super::carry_out::Executor;
+use super::carry_out::Execution;
 use super::shape::{GrowthShape, held};
 use crate::arena::{GrowthLimits, Plan};
 use crate::backend::{PAGE_BYTES, SourceError};
@@ -181,14 +181,13 @@ impl ArenaSupply {
         until: Instant,
         asked_bytes: Option<u64>,
     ) -> Result<bool, SourceError> {
-        let executor = Executor::new(&mut books.mappings, &plan);
+        let mut execution = Execution::new(&mut books.mappings, &plan, until);
         drop(books);
-        let executed = executor.execute(&self.source, &plan, until);
-        let pin_calls = executed.0.calls.pin.count;
-        let took = executed.0.calls.time();
+        execution.execute(&self.source, &plan);
+        let (pin_calls, took) = (execution.calls.pin.count, execution.calls.time());
         let mut books = self.books();
         let held_before_bytes = books.held_bytes();
-        let finished = books.finish_plan(plan, executed, now_us);
+        let finished = books.finish_plan(plan, execution, now_us);
         let held_bytes = books.held_bytes();
         let max_bytes = self.budget.max_bytes();
         drop(books);

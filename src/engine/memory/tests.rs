@@ -75,6 +75,16 @@ impl PoolView for NoBlocks {
         false
     }
     fn complete_copies(&self) {}
+    fn has_copies(&self) -> bool {
+        false
+    }
+    fn waiting_bytes(&self) -> Vec<u64> {
+        Vec::new()
+    }
+    fn now_us(&self) -> u64 {
+        0
+    }
+    fn room_was_made(&self) {}
 }
 
 /// An arena over this source, with or without a limit.

@@ -35,7 +35,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::waiter::{Behind, FirstAttempt, KeepAlive, Pass, WaitTicket, Waiter, deadline};
+pub(crate) use self::waiter::{Behind, FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use super::meter::Counter;
 use crate::maintenance_thread::MaintenanceThread;
 use crate::size_class::Class;
@@ -128,18 +128,17 @@ impl<S: Server> std::fmt::Debug for WaitQueue<S> {
 impl<S: Server> WaitQueue<S> {
     /// Without `may_start_thread` the polls of tasks search for memory.
     pub(super) fn new(may_start_thread: bool) -> Self {
-        let state = QueueState {
-            waiters: VecDeque::new(),
-            joined: 0,
-            passed_bytes: 0,
-            deferred: VecDeque::new(),
-            has_thread: false,
-            is_woken: false,
-        };
         Self {
             waiting: AtomicUsize::new(0),
             total: Counter::default(),
-            state: Mutex::new(state),
+            state: Mutex::new(QueueState {
+                waiters: VecDeque::new(),
+                joined: 0,
+                passed_bytes: 0,
+                deferred: VecDeque::new(),
+                has_thread: false,
+                is_woken: false,
+            }),
             changed: Condvar::default(),
             may_start_thread,
         }
@@ -231,7 +230,8 @@ impl<S: Server> WaitQueue<S> {
     /// Ends the wait of `waiter`, with `item` or without. If it has ended before, `item` is returned.
     fn end(&self, server: &S, waiter: &Arc<Waiter<S>>, item: Option<S::Item>) {
         let left = self.change(server, |state| {
-            state.remove(waiter);
+            state.waiters.retain(|(_, other)| !Arc::ptr_eq(other, waiter));
+            state.deferred.retain(|other| !Arc::ptr_eq(other, waiter));
             waiter.end(item)
         });
         if let Some(item) = left {
@@ -275,7 +275,7 @@ impl<S: Server> WaitQueue<S> {
     fn is_head(&self, server: &S, waiter: &Arc<Waiter<S>>) -> bool {
         self.change(server, |state| {
             state.remove_late();
-            state.is_head(waiter)
+            state.head().is_some_and(|head| Arc::ptr_eq(head, waiter))
         })
     }
 
@@ -315,11 +315,9 @@ impl<S: Server> WaitQueue<S> {
                 state.has_thread = false;
                 return;
             }
-            let deferred = state.deferred.front().cloned();
-            let head = state.head().filter(|head| head.is_task()).cloned();
-            let is_deferred = deferred.is_some();
+            let is_deferred = !state.deferred.is_empty();
+            let task = state.deferred.front().or_else(|| state.head().filter(|head| head.is_task())).cloned();
             drop(state);
-            let task = deferred.or(head);
             if let Some(task) = &task {
                 self.search_for_task(server, task);
                 if task.has_ended() {
@@ -354,11 +352,12 @@ impl<S: Server> WaitQueue<S> {
         }
     }
 
-    /// Offers a returned item, which had `pass`, to the head. Returns it if the head is of another class, or no request waits.
-    pub(super) fn offer(&self, server: &S, item: S::Item, class: Class, pass: Pass) -> Option<S::Item> {
+    /// Offers a returned item, of a request for `bytes` that `passed` a head, to the head. Returns it if the head is of another
+    /// class, or no request waits.
+    pub(super) fn offer(&self, server: &S, item: S::Item, class: Class, passed: u64, bytes: u64) -> Option<S::Item> {
         let mut item = Some(item);
         let served = self.change(server, |state| {
-            state.end_pass(pass);
+            state.end_pass(passed, bytes);
             state.remove_late();
             let head = state.head().filter(|head| head.class == class)?;
             head.hand(item.take()?);
@@ -386,9 +385,9 @@ impl<S: Server> WaitQueue<S> {
         Ok(number)
     }
 
-    /// A request that had `pass` found no memory after all.
-    pub(super) fn end_pass(&self, pass: Pass) {
-        self.state.lock().end_pass(pass);
+    /// A request for `bytes` that `passed` a head found no memory after all.
+    pub(super) fn end_pass(&self, passed: u64, bytes: u64) {
+        self.state.lock().end_pass(passed, bytes);
     }
 
     /// Has all waiting requests checked again.
@@ -415,17 +414,8 @@ impl<S: Server> QueueState<S> {
         self.waiters.front().map(|&(number, _)| number)
     }
 
-    fn is_head(&self, waiter: &Arc<Waiter<S>>) -> bool {
-        self.head().is_some_and(|head| Arc::ptr_eq(head, waiter))
-    }
-
     fn has_tasks(&self) -> bool {
         !self.deferred.is_empty() || self.waiters.iter().any(|(_, waiter)| waiter.is_task())
-    }
-
-    fn remove(&mut self, waiter: &Arc<Waiter<S>>) {
-        self.waiters.retain(|(_, other)| !Arc::ptr_eq(other, waiter));
-        self.deferred.retain(|other| !Arc::ptr_eq(other, waiter));
     }
 
     /// Removes late tasks from the front: a task that is no longer polled must not block other requests.
@@ -435,8 +425,8 @@ impl<S: Server> QueueState<S> {
         }
     }
 
-    fn end_pass(&mut self, Pass { number, bytes }: Pass) {
-        if self.head_number() == Some(number) {
+    fn end_pass(&mut self, passed: u64, bytes: u64) {
+        if self.head_number() == Some(passed) {
             self.passed_bytes = self.passed_bytes.saturating_sub(bytes);
         }
     }

@@ -37,7 +37,7 @@ impl ModelPool {
                 return;
             }
         }
-        if self.queue.offer(self, (), class, Pass::default()).is_some() {
+        if self.queue.offer(self, (), class, 0, 0).is_some() {
             self.shard.lock().idle += 1;
             self.queue.wake_head();
         }

@@ -36,7 +36,7 @@ impl TestPool {
     }
 
     fn put(&self, item: u32, class: Class) {
-        if let Some(item) = self.queue.offer(self, item, class, Pass::default()) {
+        if let Some(item) = self.queue.offer(self, item, class, 0, 0) {
             self.idle.lock().push(item);
             self.queue.wake_head();
         }
@@ -255,9 +255,9 @@ fn requests_pass_the_head_within_the_room_next_to_it() {
     assert_eq!((number, pass(6)), (1, Ok(1)));
     assert_eq!(pass(1), Err(Behind { waiting: 2, first_bytes: 4096 }));
     // What passed comes back: by a return, or because there was no memory.
-    assert_eq!(pool.queue.offer(&pool, 1, OTHER, Pass { number, bytes: 4 }), Some(1));
+    assert_eq!(pool.queue.offer(&pool, 1, OTHER, number, 4), Some(1));
     assert_eq!(pass(4), Ok(1));
-    pool.queue.end_pass(Pass { number, bytes: 6 });
+    pool.queue.end_pass(number, 6);
     assert!(pass(7).is_err());
     assert_eq!(pass(6), Ok(1));
     assert!(pass(0).is_err(), "a request that may not pass");
@@ -265,7 +265,7 @@ fn requests_pass_the_head_within_the_room_next_to_it() {
     assert!(pass(1).is_err(), "one behind the head has left");
     drop(first);
     assert_eq!(pass(10), Ok(2), "another head: what passed the other counts as held");
-    assert_eq!(pool.queue.offer(&pool, 1, CLASS, Pass { number, bytes: 4 }), Some(1));
+    assert_eq!(pool.queue.offer(&pool, 1, CLASS, number, 4), Some(1));
     assert!(pass(1).is_err(), "it passed another one");
     drop(second);
 }

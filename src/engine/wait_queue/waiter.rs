@@ -178,15 +178,6 @@ impl<S: Server> Waiter<S> {
     }
 }
 
-/// What permits a request to search for memory before the head.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Pass {
-    /// The number of the head; 0 if no request waits.
-    pub(in crate::engine) number: u64,
-    /// Bytes of the request.
-    pub(in crate::engine) bytes: u64,
-}
-
 /// The requests before one that may not pass the head.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Behind {
@@ -216,7 +207,7 @@ impl<S: Server> FirstAttempt<S> {
 /// A place in the queue. The drop leaves the queue, also while its thread unwinds, and passes on an item that it was handed.
 pub(crate) struct WaitTicket<S: Server> {
     server: Arc<S>,
-    pub(super) waiter: Arc<Waiter<S>>,
+    pub(in crate::engine) waiter: Arc<Waiter<S>>,
     /// Has the task polled again.
     reminder: Option<Reminder>,
 }
@@ -242,10 +233,6 @@ impl<S: Server> WaitTicket<S> {
             queue.wake_thread();
         }
         Self { server: server.clone(), waiter, reminder: None }
-    }
-
-    pub(in crate::engine) fn waiter(&self) -> &Waiter<S> {
-        &self.waiter
     }
 
     pub(crate) fn request(&self) -> &S::Request {

@@ -174,8 +174,8 @@ lines! {
         "{loss}, so this pool can no longer grow name={name}; restart all its processes";
 
     /// Copies do not complete. To do: find what blocks the stream.
-    Warn(copies) stuck(buffers: u64, bytes: u64 as Size, age: Duration as Time, stream: u64) "copies do not complete; find what \
-        blocks stream={stream:#x} buffers={buffers} bytes={bytes} in_flight_for={age}";
+    Warn(copies) stuck(buffers: u64, bytes: u64 as Size, age: Duration as Time, stream: Option<u64> as stream_id)
+        "copies do not complete{stream} buffers={buffers} bytes={bytes} in_flight_for={age}; find what blocks the stream";
 
     /// The driver cannot tell whether a copy has completed; queried every 100 ms. To do: check the device.
     Error(copies) quarantined(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
@@ -183,7 +183,7 @@ lines! {
 
     /// The driver can never tell whether a copy has completed. To do: check the device.
     Error(copies) leaked(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
-        "never reused, a device may still read it bytes={bytes} leaked={buffers}{keeps_all}: {error}";
+        "never reused, a device may still use it bytes={bytes} leaked={buffers}{keeps_all}: {error}";
 
     /// The device responds again. To do: nothing.
     Info(copies) responding(buffers: u64, bytes: u64 as Size)
@@ -266,6 +266,10 @@ fn what_is_kept(keeps_all: bool) -> &'static str {
 
 fn numa_node(node: Option<u32>) -> Pair<u32> {
     Pair("numa_node", node)
+}
+
+fn stream_id(id: Option<u64>) -> Pair<u64> {
+    Pair("stream_id", id)
 }
 
 fn time_left(left: Option<Duration>) -> Pair<Time> {

@@ -33,7 +33,7 @@ unsafe impl CopyTarget<SyncStream> for HostMem {
     fn capacity_bytes(&self) -> usize {
         self.0.len()
     }
-    unsafe fn enqueue(
+    unsafe fn enqueue_write(
         &mut self,
         stream: &SyncStream,
         source: *const u8,

@@ -9,7 +9,7 @@ use pinpool_testing::{SinkMem, SinkStream};
 
 fn enqueue(stream: &SinkStream, mem: &mut SinkMem, source: &'static [u8]) -> Arc<dyn Fence> {
     // SAFETY: a static slice stays readable and unchanged.
-    unsafe { mem.enqueue(stream, source.as_ptr(), source.len()) }.unwrap()
+    unsafe { mem.enqueue_write(stream, source.as_ptr(), source.len()) }.unwrap()
 }
 
 #[test]

@@ -121,7 +121,7 @@ fn copies_that_do_not_end_are_the_likely_cause() {
     clock.advance_us(45_000_000);
     let text = pool.get(4096).unwrap_err().report();
     assert!(
-        text.contains("likely cause: copies do not complete, or complete slowly: most memory is in flight, the oldest for 45.0s on stream 0x"),
+        text.contains("likely cause: copies do not complete, or complete slowly: most memory is in flight, the oldest for 45.0s on stream_id="),
         "{text}"
     );
     drop(gate);

@@ -111,7 +111,7 @@ fn a_get_that_fits_beside_the_first_in_line_is_served_and_does_not_delay_it() {
             let small = pool.get_with(Request::new(4 * KIB).timeout(Duration::ZERO)).unwrap();
             drop(small);
         }
-        let beside = pool.get_with(Request::new(4 * KIB).timeout(Duration::ZERO)).unwrap();
+        let adjacent = pool.get_with(Request::new(4 * KIB).timeout(Duration::ZERO)).unwrap();
         let error = pool.get_with(Request::new(7 * MIB).timeout(Duration::ZERO)).unwrap_err();
         assert!(error.is_limit());
         let text = error.to_string();
@@ -121,27 +121,27 @@ fn a_get_that_fits_beside_the_first_in_line_is_served_and_does_not_delay_it() {
         drop(held);
         // The adjacent buffer is still held.
         waiting.join().unwrap();
-        drop(beside);
+        drop(adjacent);
     });
     valid_stats(&pool);
 }
 
 #[test]
-fn gets_beside_the_first_in_line_take_no_more_than_the_limit_leaves_beside_it() {
+fn requests_that_pass_the_head_of_the_queue_take_no_more_than_the_limit_leaves_next_to_it() {
     for builder in [over_sim(64 << 20), tensorflow(64 << 20)] {
         let pool = builder.build().unwrap();
         let held = pool.get(20 * MIB).unwrap();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| pool.get_with(Request::new(48 * MIB - 32).timeout(LONG)).map(drop));
             until_waits(&pool, 1);
-            let beside: Vec<_> =
+            let passing: Vec<_> =
                 std::iter::from_fn(|| pool.get_with(Request::new(MIB - 32).timeout(Duration::ZERO)).ok())
                     .take(1000)
                     .collect();
-            assert!(beside.len() < 17, "{} MiB next to 48 MiB", beside.len());
+            assert!(passing.len() < 17, "{} MiB next to 48 MiB", passing.len());
             drop(held);
             waiting.join().unwrap().unwrap();
-            drop(beside);
+            drop(passing);
         });
         valid_stats(&pool);
     }

@@ -255,7 +255,7 @@ fn every_status_has_its_name() {
         (pp_status::PP_INTERNAL, "PP_INTERNAL"),
         (pp_status::PP_UNAVAILABLE, "PP_UNAVAILABLE"),
         (pp_status::PP_CAPTURING, "PP_CAPTURING"),
-        (pp_status::PP_UNKNOWN_STREAM, "PP_UNKNOWN_STREAM"),
+        (pp_status::PP_INVALID_HANDLE, "PP_INVALID_HANDLE"),
         (pp_status::PP_TOO_MANY_POOLS, "PP_TOO_MANY_POOLS"),
         (pp_status::PP_LOGGER_SET, "PP_LOGGER_SET"),
     ];

@@ -143,7 +143,7 @@ fn a_put_behind_a_stream_without_a_driver_leaves_the_buffer_with_its_user() {
         refused(on_stream, pp_status::PP_UNAVAILABLE, "no CUDA driver");
     } else {
         // A machine with a driver, where this thread has no context.
-        assert_eq!(on_stream, pp_status::PP_UNKNOWN_STREAM, "{:?}", last_error());
+        assert_eq!(on_stream, pp_status::PP_INVALID_HANDLE, "{:?}", last_error());
     }
     // SAFETY: NULL is refused.
     let on_event = unsafe { pp_put_after_event(pool.0, held.0, ptr::null_mut()) };

@@ -72,28 +72,19 @@ fn table(measured: &Value) -> String {
     let number = |name: &str, unit: &str| {
         measured[name].as_f64().map_or("none".to_owned(), |number| format!("{number:.1} {unit}"))
     };
-    let bytes = |name: &str| Size(measured[name].as_u64().unwrap_or(0));
-    let text = |name: &str| measured[name].as_str().unwrap_or_default();
+    let [bytes, size] = ["bytes", "size"].map(|name| Size(measured[name].as_u64().unwrap_or(0)));
+    let [backend, device] = ["backend", "device"].map(|name| measured[name].as_str().unwrap_or_default());
+    let rates = ["pin_gb_s", "driver_gb_s", "ordinary_gb_s", "copy_gb_s", "ordinary_copy_gb_s"];
+    let [pin, driver, touch, copy, ordinary_copy] = rates.map(|name| number(name, "GB/s"));
+    let [hit, malloc] = ["hit_ns", "malloc_ns"].map(|name| number(name, "ns"));
     let pinned = if measured["is_pinned"] == true { "" } else { ", not pinned" };
-    let row = |what: String, pool: String, without: String| vec![what, pool, without];
-    columns_left(&[
-        row(String::new(), format!("pool on {}{pinned}", text("backend")), "without the pool".to_owned()),
-        row(
-            format!("pin {}", bytes("bytes")),
-            number("pin_gb_s", "GB/s"),
-            format!("driver {}, pageable memory {}", number("driver_gb_s", "GB/s"), number("ordinary_gb_s", "GB/s")),
-        ),
-        row(
-            format!("request and release {}", bytes("size")),
-            number("hit_ns", "ns"),
-            format!("malloc and free {}", number("malloc_ns", "ns")),
-        ),
-        row(
-            format!("copy {} to {}", bytes("size"), text("device")),
-            number("copy_gb_s", "GB/s"),
-            format!("from pageable memory {}", number("ordinary_copy_gb_s", "GB/s")),
-        ),
-    ])
+    let rows = [
+        [String::new(), format!("pool on {backend}{pinned}"), "without the pool".to_owned()],
+        [format!("pin {bytes}"), pin, format!("driver {driver}, pageable memory {touch}")],
+        [format!("request and release {size}"), hit, format!("malloc and free {malloc}")],
+        [format!("copy {size} to {device}"), copy, format!("from pageable memory {ordinary_copy}")],
+    ];
+    columns_left(&rows.map(Vec::from))
 }
 
 /// The median of each measurement over all rounds.

@@ -11,7 +11,6 @@ use clap::Args;
 use pinpool::SourceError;
 use pinpool::source::Source;
 use pinpool::unstable::backend::{self, Trial};
-use pinpool::unstable::config::Config;
 use pinpool::unstable::{Finding, Severity};
 use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
@@ -90,18 +89,14 @@ fn cause(status: ExitStatus) -> String {
 pub(crate) fn run_probe(args: &ProbeArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let config = settings::checked(args.device, None).0;
     let finding = match BACKENDS.into_iter().find(|backend| *backend == args.name) {
-        Some(name) => tried_here(name, &config),
+        Some(name) => match config.driver_source(name) {
+            Ok(source) => tried(name, &*source, config.device, Severity::Warning),
+            Err(finding) => finding,
+        },
         None if args.name == GPU => backend::gpu(config.device),
         None => return Err(format!("doctor-probe {}: no such query", args.name).into()),
     };
     Ok(terminal.print(encode(&finding))?)
-}
-
-fn tried_here(name: &'static str, config: &Config) -> Finding {
-    match config.driver_source(name) {
-        Ok(source) => tried(name, &*source, config.device, Severity::Warning),
-        Err(finding) => finding,
-    }
 }
 
 /// The finding of a trial of `source`, of this severity if it fails.

@@ -18,14 +18,22 @@ use pinpool_cli::terminal::Terminal;
 /// The check that all problems of the settings belong to.
 pub(super) const CHECK: &str = "settings";
 
-/// The variables that most programs need, without their prefix.
-const COMMON: [&str; 8] = ["MAX_BYTES", "RESERVE", "WAIT", "ON_FULL", "IDLE_TIMEOUT", "LEDGER", "TRACE", "SOCKET"];
+/// The variables that most programs need.
+const COMMON: [&str; 8] = [
+    "PINPOOL_MAX_BYTES",
+    "PINPOOL_RESERVE",
+    "PINPOOL_WAIT",
+    "PINPOOL_ON_FULL",
+    "PINPOOL_IDLE_TIMEOUT",
+    "PINPOOL_LEDGER",
+    "PINPOOL_TRACE",
+    "PINPOOL_SOCKET",
+];
 
 /// Lists the variables. Exits with 2 if no pool can be built with them.
 pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let report = env::report();
-    let is_common = |name: &str| name.strip_prefix(env::PREFIX).is_some_and(|name| COMMON.contains(&name));
-    let is_listed = |of: &&VariableReport| all || is_common(of.name) || of.origin != "default";
+    let is_listed = |variable: &&VariableReport| all || COMMON.contains(&variable.name) || variable.origin != "default";
     let listed: Vec<_> = report.variables.iter().filter(is_listed).collect();
     let rows = listed.iter().map(|of| [of.name, &of.value, of.origin, &of.default, of.meaning]);
     let rows = std::iter::once(["variable", "value", "from", "default", "meaning"]).chain(rows);

@@ -1,46 +1,61 @@
-//! The failures of a load, counted by cause: the first few of each cause are printed.
+//! The progress of a load, and its failures, counted by cause: the first few of each cause are printed.
 
 use std::collections::BTreeMap;
 
-use pinpool_loader::{Failure, FailureCause};
+use indicatif::ProgressBar;
+use pinpool_cli::terminal::{Terminal, Verbosity};
+use pinpool_loader::{BatchDone, Failure, FailureCause, Observer};
 
-use pinpool_cli::terminal::Terminal;
-
-/// Number of failures printed for each cause.
+/// Number of failures printed for each cause; all are if the tool is verbose.
 const PRINTED: u64 = 10;
 
-/// Failures by cause.
-#[derive(Debug, Default)]
-pub(crate) struct Failures {
-    pub(crate) by_cause: BTreeMap<String, u64>,
-    /// Print every failure.
-    pub(crate) all: bool,
+/// Advances the bar and collects failures.
+pub(super) struct Reporter<'a> {
+    pub(super) terminal: &'a Terminal,
+    pub(super) bar: ProgressBar,
+    pub(super) is_verbose: bool,
+    pub(super) by_cause: BTreeMap<String, u64>,
 }
 
-impl Failures {
-    pub(crate) fn add(&mut self, failure: &Failure, terminal: &Terminal) {
-        let count = self.by_cause.entry(cause(&failure.cause)).or_default();
-        *count += 1;
-        if self.all || *count <= PRINTED {
-            terminal.message(failure);
-        }
-        if *count == 1 {
-            remedy(&failure.cause).iter().for_each(|remedy| terminal.message(remedy));
-        }
-        if !self.all && *count == PRINTED + 1 {
-            terminal.message("further failures of this kind are counted, not printed (-v prints them)");
-        }
+impl<'a> Reporter<'a> {
+    pub(super) fn new(terminal: &'a Terminal, total_bytes: u64, verbosity: Verbosity) -> Self {
+        let (bar, is_verbose) = (terminal.bar(total_bytes, verbosity), verbosity == Verbosity::Verbose);
+        Self { terminal, bar, is_verbose, by_cause: BTreeMap::new() }
     }
 
-    /// Prints the number of failures for each cause with unprinted failures.
-    pub(crate) fn summarize(&self, terminal: &Terminal) {
-        for (cause, count) in self.by_cause.iter().filter(|(_, count)| !self.all && **count > PRINTED) {
+    /// Clears the bar, prints the number of failures for each cause with unprinted failures, and returns all numbers.
+    pub(super) fn end(self) -> BTreeMap<String, u64> {
+        let Self { terminal, bar, is_verbose, by_cause } = self;
+        drop(bar);
+        for (cause, count) in by_cause.iter().filter(|(_, count)| !is_verbose && **count > PRINTED) {
             terminal.message(format_args!("{count} failed: {cause}"));
         }
+        by_cause
+    }
+}
+
+impl Observer for Reporter<'_> {
+    fn batch_done(&mut self, batch: &BatchDone) {
+        self.bar.inc(batch.bytes);
+        if self.is_verbose {
+            let BatchDone { batch, samples, bytes, .. } = batch;
+            self.terminal.message(format_args!("batch {batch}: {bytes} bytes, {samples} samples complete"));
+        }
     }
 
-    pub(crate) fn count(&self) -> u64 {
-        self.by_cause.values().sum()
+    fn failed(&mut self, failure: &Failure) {
+        let count = self.by_cause.entry(cause(&failure.cause)).or_default();
+        *count += 1;
+        if self.is_verbose || *count <= PRINTED {
+            self.terminal.message(failure);
+        }
+        if *count == 1 {
+            remedy(&failure.cause).iter().for_each(|remedy| self.terminal.message(remedy));
+        }
+        if !self.is_verbose && *count == PRINTED + 1 {
+            self.terminal.message("further failures of this kind are counted, not printed (-v prints them)");
+        }
+        self.bar.set_message(format!("{} failed", self.by_cause.values().sum::<u64>()));
     }
 }
 

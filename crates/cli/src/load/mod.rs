@@ -5,7 +5,7 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `notes.rs` | notes about the files before they are loaded |
-//! | `failures.rs` | failures, counted by cause |
+//! | `failures.rs` | progress, and failures counted by cause |
 //! | `report.rs` | the statistics at the end |
 
 mod failures;
@@ -20,13 +20,10 @@ use std::time::{Duration, Instant};
 
 use pinpool::Pool;
 use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
-use pinpool_loader::{
-    BatchDone, Catalog, Destination, Failure, LoadOptions, LoadOutcome, LoadSummary, Loader, Observer, SinkDestination,
-    StopFlag,
-};
+use pinpool_loader::{Catalog, Destination, LoadOptions, LoadOutcome, LoadSummary, Loader, SinkDestination, StopFlag};
+use serde_json::json;
 
-use self::failures::Failures;
-use self::report::LoadReport;
+use self::failures::Reporter;
 use crate::interrupt::stop_at_interrupt;
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
@@ -150,29 +147,25 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
 
     let options = args.options();
     let all_bytes = catalog.len_bytes().saturating_mul(options.epochs);
-    let bar = terminal.bar(all_bytes, verbosity);
-    let failures = Failures { all: verbosity == Verbosity::Verbose, ..Failures::default() };
-    let mut reporter = Reporter { terminal, bar, failures, verbosity };
+    let mut reporter = Reporter::new(terminal, all_bytes, verbosity);
     let summary = Loader::new(&pool, &catalog, options).stop_on(&stop).run(destination.as_mut(), &mut reporter);
-    let Reporter { failures, bar, .. } = reporter;
-    drop(bar);
-    failures.summarize(terminal);
+    let failures = reporter.end();
 
     let pinned_bytes = pool.stats().memory.held_bytes;
     stay_idle(args.idle, &stop);
-    let (sink, stats) = (destination.describe(), pool.stats());
+    let stats = pool.stats();
     let pageable = stats.requests.pageable;
-    let report = LoadReport {
-        summary: &summary,
-        sink,
-        verify: args.verify,
-        listing,
-        pinned_bytes,
-        stats,
-        failures: &failures,
-        skipped_special_files: catalog.special_files().len(),
+    let mut report = report::json(&summary, &stats);
+    report["sink"] = destination.describe().into();
+    report["verify"] = args.verify.into();
+    report["listing_seconds"] = listing.as_secs_f64().into();
+    report["pinned_bytes"] = pinned_bytes.into();
+    report["failures_by_cause"] = json!(failures);
+    report["skipped_special_files"] = catalog.special_files().len().into();
+    let printed = match args.json {
+        true => terminal.print(&report),
+        false => terminal.print(report::table(&report, &stats).trim_end()),
     };
-    let printed = if args.json { terminal.print(report.json()) } else { terminal.print(report.table().trim_end()) };
     conclude(&summary)?;
     if catalog.files().is_empty() {
         return Err(ExitError::NothingToLoad.because("nothing to load: the paths contain no regular file"));
@@ -259,28 +252,5 @@ impl Args {
             log::warn!("{why}: copies are slow");
         }
         Ok(device)
-    }
-}
-
-/// Advances the bar and collects failures.
-struct Reporter<'a> {
-    terminal: &'a Terminal,
-    bar: indicatif::ProgressBar,
-    failures: Failures,
-    verbosity: Verbosity,
-}
-
-impl Observer for Reporter<'_> {
-    fn batch_done(&mut self, batch: &BatchDone) {
-        self.bar.inc(batch.bytes);
-        if self.verbosity == Verbosity::Verbose {
-            let BatchDone { batch, samples, bytes, .. } = batch;
-            self.terminal.message(format_args!("batch {batch}: {bytes} bytes, {samples} samples complete"));
-        }
-    }
-
-    fn failed(&mut self, failure: &Failure) {
-        self.failures.add(failure, self.terminal);
-        self.bar.set_message(format!("{} failed", self.failures.count()));
     }
 }

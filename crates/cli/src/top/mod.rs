@@ -68,8 +68,7 @@ pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
     let stop = if is_live { stop_at_interrupt(terminal) } else { StopFlag::new() };
     let shown = match &args.target {
         Some(target) => show_target(target, args.json, is_live, &stop),
-        None if is_live => show_host(&stop),
-        None => print_host(args.json, terminal),
+        None => show_host(args.json, is_live, &stop, terminal),
     };
     if stop.is_raised() { Err(ExitError::Interrupted.into()) } else { shown }
 }
@@ -98,32 +97,25 @@ fn text_of(series: &Series, of: &DiagnosisText) -> String {
     text.trim_end().lines().map(|line| one_line(line) + "\n").collect()
 }
 
-fn print_host(is_json: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
-    let (objects, silent) = on_host();
-    let (limits, unreadable) = overview::shared_limits();
-    unreadable.iter().for_each(|why| terminal.message(why));
-    let text = if is_json {
-        format!("{}\n", serde_json::json!({ "processes": objects, "shared_limits": limits }))
-    } else {
-        overview::of_host(&objects.iter().map(Series::once).collect::<Vec<_>>(), &limits)
-    };
-    to_stdout(&text)?;
-    if silent.is_empty() { Ok(()) } else { Err(silent.join("; ").into()) }
-}
-
-fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
-    let mut session = Session::begin()?;
-    while !stop.is_raised() {
+/// All processes: printed once, or drawn until a key or a signal.
+fn show_host(is_json: bool, is_live: bool, stop: &StopFlag, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+    let mut session = if is_live { Some(Session::begin()?) } else { None };
+    loop {
         let (objects, mut silent) = on_host();
         let (limits, unreadable) = overview::shared_limits();
+        let text = || overview::of_host(&objects.iter().map(Series::once).collect::<Vec<_>>(), &limits);
+        let Some(session) = &mut session else {
+            unreadable.iter().for_each(|why| terminal.message(why));
+            let json = || format!("{}\n", serde_json::json!({ "processes": objects, "shared_limits": limits }));
+            to_stdout(&if is_json { json() } else { text() })?;
+            return if silent.is_empty() { Ok(()) } else { Err(silent.join("; ").into()) };
+        };
         silent.extend(unreadable);
-        let text = overview::of_host(&objects.iter().map(Series::once).collect::<Vec<_>>(), &limits);
-        session.screen.draw(|frame| overview::draw(frame, &text, &silent.join("; "), "q or Ctrl-C ends"))?;
-        if session.next_key(QUERY_EVERY)?.is_some_and(ends) {
+        session.screen.draw(|frame| overview::draw(frame, &text(), &silent.join("; "), "q or Ctrl-C ends"))?;
+        if session.next_key(QUERY_EVERY)?.is_some_and(ends) || stop.is_raised() {
             return Ok(());
         }
     }
-    Ok(())
 }
 
 /// Draws until a key, a signal or the end of the process.

@@ -6,7 +6,7 @@ use pinpool_cli::terminal::one_line;
 use pinpool_os::words::{Size, Time};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
-use ratatui::style::{Modifier, Style};
+use ratatui::style::Stylize;
 use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 
@@ -91,13 +91,7 @@ fn cut(name: &str) -> String {
 pub(super) fn draw(frame: &mut Frame<'_>, text: &str, message: &str, keys: &str) {
     let [head, rest, foot] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)]).areas(frame.area());
-    frame.render_widget(
-        Line::styled(
-            "pinpool top: all pools, alarms first, then by time lost",
-            Style::new().add_modifier(Modifier::BOLD),
-        ),
-        head,
-    );
+    frame.render_widget(Line::from("pinpool top: all pools, alarms first, then by time lost").bold(), head);
     frame.render_widget(Paragraph::new(text), rest);
     frame.render_widget(Line::raw(if message.is_empty() { keys } else { message }), foot);
 }

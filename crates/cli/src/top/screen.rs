@@ -6,8 +6,8 @@ use pinpool_observe::diagnosis::Snapshot;
 use pinpool_observe::diagnosis::words::counted;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
+use ratatui::style::{Color, Stylize};
+use ratatui::text::Line;
 use ratatui::widgets::{Block, Paragraph, Sparkline};
 
 use crate::series::{PoolSeries, Series, lost_ns};
@@ -52,18 +52,16 @@ pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize) {
         Constraint::Length(1),
     ])
     .areas(area);
-    let bold = Style::new().add_modifier(Modifier::BOLD);
     let elapsed = Time(Duration::from_secs_f64(elapsed));
     let process = series.process.unwrap_or(0);
     let title = format!(" {}: {}  process {process}{place}  observed for {elapsed}", pool.name, one_line(&pool.kind));
-    let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
-    frame.render_widget(Paragraph::new(head_line), head);
+    frame.render_widget(Line::from(vec!["pinpool top".bold(), title.into()]), head);
     let color = if diagnosis.is_some_and(|one| one.is_alarm) { Color::Red } else { Color::Green };
     // Only the cause is coloured.
     let cause = lines.first().map_or(0, |cause| wrapped(cause, usize::from(area.width)).len());
     let why_text = why_lines.into_iter().enumerate().map(|(at, line)| match at < cause {
-        true => Line::styled(line, bold.fg(color)),
-        false => Line::raw(line),
+        true => Line::from(line).bold().fg(color),
+        false => Line::from(line),
     });
     frame.render_widget(Paragraph::new(why_text.collect::<Vec<_>>()), why);
     draw_bytes(frame, bytes, now);
@@ -98,12 +96,8 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
     let full = now.held_bytes.max(now.used_bytes).max(1);
     let room = usize::from(inner.width).saturating_sub(NAME + BYTES + 2);
     let lines = rows.map(|(name, bytes, letter, color)| {
-        let bar = bar(bytes, full, room, letter);
-        Line::from(vec![
-            Span::raw(format!("{name:<NAME$}")),
-            Span::raw(format!("{:>BYTES$} ", Size(bytes))),
-            Span::styled(bar, Style::new().fg(color)),
-        ])
+        let text = format!("{name:<NAME$}{:>BYTES$} ", Size(bytes));
+        Line::from(vec![text.into(), bar(bytes, full, room, letter).fg(color)])
     });
     frame.render_widget(Paragraph::new(lines.to_vec()), inner);
 }
@@ -117,7 +111,7 @@ fn bar(bytes: u64, full: u64, room: usize, letter: char) -> String {
 }
 
 fn draw_curves(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapshot) {
-    let [left, right] = Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(area);
+    let [left, right] = Layout::horizontal([Constraint::Percentage(50); 2]).areas(area);
     let lost = Time(Duration::from_secs_f64(pool.rate(lost_ns) / 1e9));
     let all = Time(Duration::from_nanos(lost_ns(now)));
     let title = match now.waiting {
@@ -166,8 +160,8 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapsh
         format!("failed     {}", grouped(now.failed_requests)),
     ];
     let [left_area, right_area] = Layout::horizontal([Constraint::Length(45), Constraint::Min(0)]).areas(inner);
-    frame.render_widget(Paragraph::new(left.map(Line::raw).to_vec()), left_area);
-    frame.render_widget(Paragraph::new(right.map(Line::raw).to_vec()), right_area);
+    frame.render_widget(Paragraph::new(left.join("\n")), left_area);
+    frame.render_widget(Paragraph::new(right.join("\n")), right_area);
 }
 
 fn hits(now: &Snapshot) -> u64 {
@@ -212,7 +206,7 @@ fn wrapped(line: &str, width: usize) -> Vec<String> {
 /// The oldest copy and the owners.
 fn holders(now: &Snapshot) -> Vec<String> {
     let oldest = now.oldest_copy.map(|age| {
-        let stream = now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream {stream:#x}"));
+        let stream = now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream_id={stream}"));
         format!("oldest copy: {}{stream}", Time(age))
     });
     let owners = now.holders.iter().map(|owner| {
@@ -265,7 +259,7 @@ mod tests {
             pinning_ns: 250_000_000,
             pool_size_limit: Some(110),
             oldest_copy: Some(Duration::from_millis(1250)),
-            oldest_copy_stream: Some(0xbeef),
+            oldest_copy_stream: Some(48879),
             holders: vec![Holder { tag, buffers: 9, bytes: 600 << 20, oldest, ..Holder::default() }],
             ..before.clone()
         };
@@ -305,7 +299,7 @@ mod tests {
                 "requests      4,000 /s         4,100 total",
                 "idle limit 110 buffers",
                 "pins           12.0 /s",
-                "oldest copy: 1.2s on stream 0xbeef",
+                "oldest copy: 1.2s on stream_id=48879",
                 "q or Ctrl-C ends",
             ] {
                 assert!(text.contains(words), "no \"{words}\" in {width}x{height}:\n{text}");

@@ -3,13 +3,9 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `text.rs` | a conformance trace with comments |
-//! | `csv.rs` | a line for each record |
-//! | `chrome.rs` | trace events as JSON, for Perfetto and `chrome://tracing` |
 //! | `snapshot.rs` | a snapshot for PyTorch's memory_viz |
 //! | `pickle.rs` | the encoding of that snapshot |
 
-mod chrome;
-mod csv;
 mod pickle;
 mod snapshot;
 mod text;
@@ -20,8 +16,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use pinpool_replay::{Event, PoolDescription, Recording};
-use serde_json::{Map, Value};
+use pinpool_replay::{PoolDescription, Recording};
 
 use crate::files::{in_file, named};
 use crate::input;
@@ -30,19 +25,18 @@ use pinpool_cli::terminal::{Terminal, write_stdout};
 /// Maximum number of pools named in a message.
 const UNENDED_SHOWN: usize = 5;
 
-/// Print a recording, or convert it for a viewer
+/// Print a recording, or convert it for PyTorch's memory_viz
 ///
 /// Reads recordings (PINPOOL_TRACE or `load --record`), plain or compressed. Exits with 1 if the recording is truncated; the intact part
 /// is printed. Names the pools without a recorded end: their process was killed, or exited while they lived.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: pinpool trace t.gz --format chrome -o t.json
-  Open t.json at https://ui.perfetto.dev
-  For --format pytorch: https://pytorch.org/memory_viz")]
+#[command(after_help = "Example: pinpool trace t.gz --format pytorch -o t.pickle
+  Open t.pickle at https://pytorch.org/memory_viz")]
 pub(crate) struct TraceArgs {
     /// The trace; `-` is stdin
     trace: PathBuf,
 
-    /// text, csv, chrome or pytorch
+    /// text or pytorch
     #[arg(long, value_enum, hide_possible_values = true, default_value_t = Format::Text)]
     format: Format,
 
@@ -55,10 +49,6 @@ pub(crate) struct TraceArgs {
 enum Format {
     /// Requests and returns as a conformance trace, everything else as comments
     Text,
-    /// A line for each record
-    Csv,
-    /// Trace events as JSON, for Perfetto and chrome://tracing
-    Chrome,
     /// A pickled snapshot for PyTorch's memory_viz
     Pytorch,
 }
@@ -95,18 +85,17 @@ fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
 fn write(recording: &Recording, format: Format, out: &mut dyn Write) -> io::Result<()> {
     match format {
         Format::Text => text::write(recording, out),
-        Format::Csv => csv::write(recording, out),
-        Format::Chrome => chrome::write(recording, out),
         Format::Pytorch => snapshot::write(recording, out),
     }
 }
 
 /// Names the first pools without a recorded end.
 fn unended(recording: &Recording) -> Option<String> {
-    let names: Vec<_> = recording.unended_pools().into_iter().map(name_of).collect();
-    let (shown, more) = (names.iter().take(UNENDED_SHOWN).cloned().collect::<Vec<_>>().join(", "), names.len());
-    let more = if more > UNENDED_SHOWN { format!(" and {} more", more - UNENDED_SHOWN) } else { String::new() };
-    (!names.is_empty())
+    let names: Vec<_> = recording.unended_pools().into_iter().map(PoolDescription::name).collect();
+    let (shown, rest) = names.split_at(names.len().min(UNENDED_SHOWN));
+    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+    let shown = shown.join(", ");
+    (!shown.is_empty())
         .then(|| format!("no recorded end of {shown}{more}: the process was killed, or exited without dropping them"))
 }
 
@@ -114,29 +103,4 @@ fn unended(recording: &Recording) -> Option<String> {
 pub(crate) fn refuse_to_overwrite(input: &Path, output: &Path) -> Result<(), String> {
     let same = matches!((input.canonicalize(), output.canonicalize()), (Ok(input), Ok(output)) if input == output);
     if same { Err(format!("{}: this is the input; name another file", output.display())) } else { Ok(()) }
-}
-
-/// The name of an event, and its fields with the names of the tag and of the place of a sampled request.
-fn described(event: &Event, recording: &Recording) -> (String, Map<String, Value>) {
-    let (name, mut fields) = match serde_json::to_value(event) {
-        Ok(Value::Object(mut event)) => match event.iter_mut().next() {
-            Some((name, Value::Object(fields))) => (name.clone(), std::mem::take(fields)),
-            _ => Default::default(),
-        },
-        Ok(Value::String(name)) => (name, Map::new()),
-        _ => Default::default(),
-    };
-    let number = |value: Option<&Value>| value.and_then(Value::as_u64).and_then(|number| u32::try_from(number).ok());
-    if let Some(tag) = number(fields.get("tag")) {
-        fields.insert("tag".to_owned(), recording.tag(tag).into());
-    }
-    if let Some(stack) = number(fields.get("stack")) {
-        fields.insert("place".to_owned(), recording.place(stack).into());
-    }
-    (name, fields)
-}
-
-/// The name of a pool, or its number.
-pub(crate) fn name_of(pool: &PoolDescription) -> String {
-    pool.fact("name").map_or_else(|| format!("pool {}", pool.number), ToOwned::to_owned)
 }

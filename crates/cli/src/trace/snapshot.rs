@@ -10,10 +10,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
-use pinpool_replay::{Event, Record, Recording};
+use pinpool_replay::{Event, PoolDescription, Record, Recording};
 use serde_json::{Value, json};
 
-use super::{name_of, pickle};
+use super::pickle;
 
 /// The largest number that memory_viz supports.
 const NUMBER_MAX: u64 = i64::MAX as u64;
@@ -178,7 +178,7 @@ impl Memory<'_> {
 
     fn entry(&mut self, action: &str, record: &Record, address: u64, bytes: u64, tag: u32) {
         let recording = self.recording;
-        let pool = recording.pool(record.pool).map_or_else(|| format!("pool {}", record.pool), name_of);
+        let pool = recording.pool(record.pool).map_or_else(|| format!("pool {}", record.pool), PoolDescription::name);
         let name = recording.tag(tag).map_or_else(|| format!("thread {}", record.thread), ToOwned::to_owned);
         let mut entry = json!({
             "action": action, "addr": address, "size": bytes.min(NUMBER_MAX), "stream": 0, "time_us": record.time_ns / 1_000,

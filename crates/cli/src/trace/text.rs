@@ -7,7 +7,8 @@ use std::io::{self, Write};
 
 use pinpool_replay::{Event, PoolDescription, Recording};
 
-use super::described;
+use serde_json::{Map, Value};
+
 use pinpool_cli::terminal::one_line;
 
 pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
@@ -67,16 +68,13 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
 fn head(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     let first = recording.pools.first();
     let fact = |name: &str| first.and_then(|pool| pool.fact(name));
-    if let Some(limit) = fact("PINPOOL_POOL_SIZE_LIMIT") {
-        writeln!(out, "# limit {limit}")?;
-    }
-    if let Some(on) = fact("PINPOOL_AUTO_RESIZE") {
-        writeln!(out, "# auto_resize {on}")?;
-    }
-    match fact("PINPOOL_ROUNDING") {
-        Some("pow2") => writeln!(out, "# rounder pow2")?,
-        Some("exact") => writeln!(out, "# rounder noop")?,
-        _ => {}
+    let rounder = fact("PINPOOL_ROUNDING").filter(|rounding| matches!(*rounding, "pow2" | "exact"));
+    for (name, value) in [
+        ("limit", fact("PINPOOL_POOL_SIZE_LIMIT")),
+        ("auto_resize", fact("PINPOOL_AUTO_RESIZE")),
+        ("rounder", rounder.map(|rounding| if rounding == "exact" { "noop" } else { rounding })),
+    ] {
+        value.map_or(Ok(()), |value| writeln!(out, "# {name} {value}"))?;
     }
     let pools = recording.records.iter().map(|record| record.pool).max().map_or(1, |most| u64::from(most) + 1);
     writeln!(out, "# pools {pools}")?;
@@ -89,4 +87,24 @@ fn head(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "## tag {number}: {}", one_line(name))?;
     }
     Ok(())
+}
+
+/// The name of an event, and its fields with the names of the tag and of the place of a sampled request.
+fn described(event: &Event, recording: &Recording) -> (String, Map<String, Value>) {
+    let (name, mut fields) = match serde_json::to_value(event) {
+        Ok(Value::Object(mut event)) => match event.iter_mut().next() {
+            Some((name, Value::Object(fields))) => (name.clone(), std::mem::take(fields)),
+            _ => Default::default(),
+        },
+        Ok(Value::String(name)) => (name, Map::new()),
+        _ => Default::default(),
+    };
+    let number = |value: Option<&Value>| value.and_then(Value::as_u64).and_then(|number| u32::try_from(number).ok());
+    if let Some(tag) = number(fields.get("tag")) {
+        fields.insert("tag".to_owned(), recording.tag(tag).into());
+    }
+    if let Some(stack) = number(fields.get("stack")) {
+        fields.insert("place".to_owned(), recording.place(stack).into());
+    }
+    (name, fields)
 }

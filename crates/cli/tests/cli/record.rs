@@ -46,27 +46,6 @@ fn the_text_of_a_recording_is_replayed_like_the_recording() {
 }
 
 #[test]
-fn a_trace_is_converted_to_csv() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = recorded(dir.path(), "t.trace.gz");
-    let csv = trace(&path, &["--format", "csv"]).stdout;
-    let mut lines = csv.lines();
-    let head: Vec<_> = lines.next().unwrap().split(',').collect();
-    assert_eq!(&head[..4], ["time_ns", "thread", "pool", "event"]);
-    let (mut gets, mut puts, mut last) = (0, 0, 0);
-    for line in lines {
-        let fields: Vec<_> = line.split(',').collect();
-        assert_eq!(fields.len(), head.len(), "{line}");
-        let time: u64 = fields[0].parse().unwrap();
-        assert!(time >= last);
-        last = time;
-        gets += u64::from(fields[3] == "get");
-        puts += u64::from(fields[3].starts_with("put"));
-    }
-    assert!(gets > 20 && gets == puts, "{gets} {puts}");
-}
-
-#[test]
 fn unreadable_and_unwritable_files_are_errors_with_their_names() {
     let dir = tempfile::tempdir().unwrap();
     let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();

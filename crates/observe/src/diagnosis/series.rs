@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::snapshot::Snapshot;
 use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
 use super::{Monitor, REQUESTS_MIN};
-use crate::record::Recording;
+use crate::record::{PoolDescription, Recording};
 
 /// A pool of a recording.
 #[derive(Debug, Clone)]
@@ -33,8 +33,7 @@ pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
         .filter_map(|(pool, series)| {
             let diagnosis = diagnose_series(&series)?;
             let Snapshot { requests, delayed_requests, .. } = series.last()?.1;
-            let name = recording.pool(pool).and_then(|pool| pool.fact("name"));
-            let name = name.map_or_else(|| format!("pool {pool}"), str::to_owned);
+            let name = recording.pool(pool).map_or_else(|| format!("pool {pool}"), PoolDescription::name);
             Some(PoolDiagnosis { pool, name, diagnosis, requests, delayed_requests })
         })
         .collect();

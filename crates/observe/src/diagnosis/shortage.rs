@@ -201,7 +201,7 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     }
     if in_flight_bytes > 0 && in_flight_bytes >= held_bytes / 2 {
         let oldest = oldest_copy
-            .map_or_else(String::new, |(age, stream)| format!(", the oldest for {} on stream {stream:#x}", Time(age)));
+            .map_or_else(String::new, |(age, stream)| format!(", the oldest for {} on stream_id={stream}", Time(age)));
         let change = match oldest_copy {
             Some((age, _)) if age >= STUCK_AFTER => "find what blocks the stream; no pool setting helps".to_owned(),
             _ => format!("find what slows the stream, or raise {limit}"),
@@ -350,7 +350,7 @@ mod tests {
             oldest_copy: Some((Duration::from_secs(45), 16)),
             ..in_use.clone()
         };
-        says(&copies, "in flight, the oldest for 45.0s on stream 0x10", "no pool setting helps");
+        says(&copies, "in flight, the oldest for 45.0s on stream_id=16", "no pool setting helps");
         let by_source = Shortage { refused: Some(&no_memory), ..in_use.clone() };
         says(&by_source, "the backend refused although the machine has 32.0GiB free", "`pinpool doctor`");
         let of_host = |is_group| Host {

@@ -331,7 +331,7 @@ fn a_stuck_copy_takes_precedence() {
     let copy = |seconds: u64| {
         move |of: &mut Snapshot| {
             of.oldest_copy = Some(Duration::from_secs(seconds));
-            of.oldest_copy_stream = Some(0x10);
+            of.oldest_copy_stream = Some(16);
             of.delayed_requests += 500;
             of.needed_bytes = 6 * GIB;
         }
@@ -448,6 +448,19 @@ fn repinning_every_half_minute_is_thrashing_if_it_costs_a_fiftieth_of_the_time()
     assert_eq!(last.advice.as_deref(), Some("set PINPOOL_RESERVE to 768.0MiB, so that this memory stays pinned"));
     assert_eq!(last.setting, Some(("PINPOOL_RESERVE", GIB * 3 / 4)));
     assert!(causes(10_000_000).iter().all(|diagnosis| diagnosis.cause != Cause::Thrashing));
+}
+
+#[test]
+fn repinning_within_each_window_is_thrashing_although_less_is_pinned_than_is_held() {
+    let mut run = Run::new();
+    run.window(|of| (of.held_bytes, of.pinned_bytes) = (GIB, GIB));
+    let again = |of: &mut Snapshot| {
+        (of.pinned_bytes, of.unpinned_bytes) = (of.pinned_bytes + GIB * 3 / 4, of.unpinned_bytes + GIB * 3 / 4);
+        of.pinning_ns += 2_000_000_000;
+    };
+    let causes: Vec<_> = (0..3).map(|_| run.cause(again)).collect();
+    // The memory that a single cycle pins again may belong to two windows.
+    assert_eq!(causes, [Cause::Healthy, Cause::Healthy, Cause::Thrashing]);
 }
 
 #[test]

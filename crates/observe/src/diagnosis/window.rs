@@ -19,7 +19,7 @@ const GROWTH_PART: u64 = 16;
 /// A pool with a miss rate of at most 1/50 has the memory that it needs.
 const WARM_PART: u64 = 50;
 /// A queue before a slow consumer keeps a buffer at least this long.
-const QUEUED: Duration = Duration::from_millis(500);
+const QUEUED_NS: u64 = 500_000_000;
 /// A consumer that pauses makes a request wait at least this long, and at most 1/10 of the requests.
 const PAUSE_NS: u64 = 100_000_000;
 const PAUSED_PART: u64 = 10;
@@ -120,7 +120,7 @@ impl<'a> Window<'a> {
 
     fn stuck_copy(&self) -> Option<WindowDiagnosis> {
         let age = self.now.oldest_copy.filter(|_| is_stuck(self.now))?;
-        let stream = self.now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream {stream:#x}"));
+        let stream = self.now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream_id={stream}"));
         let copying = self.now.holders.iter().max_by_key(|holder| holder.oldest);
         let tag = copying.map_or_else(String::new, |holder| format!(" (tag {} has the oldest buffer)", holder.tag));
         let found = format!("a copy{stream} has been in flight for {}{tag}", Time(age));
@@ -193,14 +193,18 @@ impl<'a> Window<'a> {
                 format!("raise {limit} for all of them, or reduce what they hold (`pinpool top --all` lists it)");
             return Some(self.alarm(Cause::OtherProcess, found, advice));
         }
-        self.pause(&short, limit).or_else(|| self.slow_consumer(&short)).or_else(|| self.full(&short, limit)).or_else(
-            || {
-                // The need does not include gaps and overhead: a limit that refused is too small.
-                let refused_bytes = now.max_bytes.filter(|&max_bytes| now.needed_bytes <= max_bytes);
-                let needed_bytes = refused_bytes.map_or(now.needed_bytes, |bytes| bytes + bytes / OVERHANG_PART);
-                Some(self.too_small(short, limit, needed_bytes, ""))
-            },
-        )
+        // Threads that return what they requested, so that the waiting threads are the users of the buffers, wait for memory alone.
+        let is_of_one_thread = self.of.own_waits > delayed_requests / 2;
+        if !is_of_one_thread && self.of.failed_requests == 0 {
+            let of_consumer = self.pause(&short, limit).or_else(|| self.slow_consumer(&short));
+            if let Some(diagnosis) = of_consumer.or_else(|| self.full(&short, limit)) {
+                return Some(diagnosis);
+            }
+        }
+        // The need does not include gaps and overhead: a limit that refused is too small.
+        let refused_bytes = now.max_bytes.filter(|&max_bytes| now.needed_bytes <= max_bytes);
+        let needed_bytes = refused_bytes.map_or(now.needed_bytes, |bytes| bytes + bytes / OVERHANG_PART);
+        Some(self.too_small(short, limit, needed_bytes, ""))
     }
 
     fn too_small(&self, short: String, limit: &str, needed_bytes: u64, purpose: &str) -> WindowDiagnosis {
@@ -214,8 +218,7 @@ impl<'a> Window<'a> {
         let Self { now, of, lost, .. } = self;
         let waits = of.delayed_requests.max(now.waiting);
         let wait_ns = lost.waiting_ns.checked_div(waits)?;
-        if of.failed_requests > 0 || self.is_of_one_thread() || wait_ns < PAUSE_NS || waits > of.requests / PAUSED_PART
-        {
+        if wait_ns < PAUSE_NS || waits > of.requests / PAUSED_PART {
             return None;
         }
         let running_us = lost.of_us.saturating_sub(wait_ns / 1000).max(lost.of_us / PAUSED_PART).max(1);
@@ -228,10 +231,7 @@ impl<'a> Window<'a> {
 
     /// A full pool: ordinary if the consumer is always busy, as it may have been without signs of other causes.
     fn full(&self, short: &str, limit: &str) -> Option<WindowDiagnosis> {
-        if self.is_of_one_thread() || self.of.failed_requests > 0 || self.of.returns == 0 {
-            return None;
-        }
-        let found = format!("{short}, and {} buffers are returned per second", self.returns_per_second());
+        let found = format!("{short}, and {} buffers are returned per second", self.returns_per_second()?);
         let advice = format!(
             "if the consumer is always busy, do nothing: more memory only lengthens its queue; if it waits for buffers, raise {limit} \
              (`pinpool advise RECORDING` shows which)"
@@ -240,14 +240,10 @@ impl<'a> Window<'a> {
         Some(WindowDiagnosis { advice: Some(advice), lost, ..self.diagnosis(Cause::PoolFull, found) })
     }
 
-    /// Threads return what they requested, so the waiting threads are the users of the buffers.
-    fn is_of_one_thread(&self) -> bool {
-        self.of.own_waits > self.of.delayed_requests / 2
-    }
-
-    fn returns_per_second(&self) -> String {
+    /// `None` if no buffer is returned.
+    fn returns_per_second(&self) -> Option<String> {
         let tenths = self.of.returns.saturating_mul(10_000_000) / self.lost.of_us.max(1);
-        format!("{}.{}", tenths / 10, tenths % 10)
+        (self.of.returns > 0).then(|| format!("{}.{}", tenths / 10, tenths % 10))
     }
 
     /// Bytes that other processes hold, if this pool's own limit has room. These processes may have ended since.
@@ -286,26 +282,14 @@ impl<'a> Window<'a> {
         // At the end of the window the queue may be empty again.
         let is_full = now.used_bytes.max(now.needed_bytes) >= max_bytes - max_bytes / 8;
         let is_copying = now.in_flight_bytes > now.used_bytes / 8;
-        if !is_full
-            || is_copying
-            || self.of.failed_requests > 0
-            || self.is_of_one_thread()
-            || overhang_bytes > max_bytes / OVERHANG_PART
-            || self.of.returns == 0
-        {
-            return None;
-        }
         // By Little's law.
-        let out_ns = now.used.saturating_mul(self.lost.of_us).saturating_mul(1000) / self.of.returns;
-        if u128::from(out_ns) < QUEUED.as_nanos() {
+        let out_ns = now.used.saturating_mul(self.lost.of_us).saturating_mul(1000).checked_div(self.of.returns)?;
+        if !is_full || is_copying || overhang_bytes > max_bytes / OVERHANG_PART || out_ns < QUEUED_NS {
             return None;
         }
         let of = self.largest_holder().map_or_else(String::new, |holder| format!(" (mostly tag {})", holder.tag));
-        let found = format!(
-            "{short}, and {} buffers are returned per second, each after {}{of}",
-            self.returns_per_second(),
-            seconds(out_ns)
-        );
+        let (rate, out) = (self.returns_per_second()?, seconds(out_ns));
+        let found = format!("{short}, and {rate} buffers are returned per second, each after {out}{of}");
         let advice = "make the consumer faster, or queue fewer buffers; more memory lengthens the queue without raising throughput";
         let mut diagnosis = self.alarm(Cause::SlowConsumer, found, advice);
         let more = percent(overhang_bytes, max_bytes);

@@ -64,13 +64,10 @@ impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { of_us, waiting_ns, pinning_ns, moving_ns } = *self;
         write!(f, "all threads lost {} in {}", seconds(self.total_ns()), seconds(of_us.saturating_mul(1000)))?;
-        let parts = [(waiting_ns, "waiting"), (pinning_ns, "pinning"), (moving_ns, "remapping")];
-        let parts: Vec<_> = parts.iter().filter(|(ns, _)| *ns >= SHOWN_NS).collect();
-        if parts.is_empty() {
-            return Ok(());
-        }
-        let parts: Vec<_> = parts.iter().map(|(ns, doing)| format!("{doing} {}", seconds(*ns))).collect();
-        write!(f, " ({})", parts.join(", "))
+        let parts = [("waiting", waiting_ns), ("pinning", pinning_ns), ("remapping", moving_ns)];
+        let parts = parts.iter().filter(|(_, ns)| *ns >= SHOWN_NS);
+        let parts: Vec<_> = parts.map(|(doing, ns)| format!("{doing} {}", seconds(*ns))).collect();
+        if parts.is_empty() { Ok(()) } else { write!(f, " ({})", parts.join(", ")) }
     }
 }
 
@@ -106,12 +103,8 @@ impl fmt::Display for WindowDiagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.cause.name(), self.found)?;
         if self.lost.total_ns() >= SHOWN_NS {
-            write!(
-                f,
-                " ({} of {} lost)",
-                seconds(self.lost.total_ns()),
-                seconds(self.lost.of_us.saturating_mul(1000))
-            )?;
+            let [lost, of] = [self.lost.total_ns(), self.lost.of_us.saturating_mul(1000)].map(seconds);
+            write!(f, " ({lost} of {of} lost)")?;
         }
         self.advice.as_ref().map_or(Ok(()), |advice| write!(f, "; {advice}"))
     }

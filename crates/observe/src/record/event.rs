@@ -87,6 +87,11 @@ pub struct PoolDescription {
 }
 
 impl PoolDescription {
+    /// Its name, or `pool` and its number.
+    pub fn name(&self) -> String {
+        self.fact("name").map_or_else(|| format!("pool {}", self.number), str::to_owned)
+    }
+
     /// The value of a fact.
     pub fn fact(&self, name: &str) -> Option<&str> {
         self.facts.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())

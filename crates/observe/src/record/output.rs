@@ -1,7 +1,7 @@
 //! The open file of a recording, written block by block.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -17,15 +17,17 @@ pub(super) struct Output {
     /// The head until it is written.
     head: Vec<u8>,
     items: Vec<u8>,
-    /// Records of the block, and of the file.
+    /// Records of the block, of the file, and records that are in neither.
     records: u64,
     pub(super) written: u64,
+    pub(super) lost: u64,
     pub(super) failure: Option<String>,
 }
 
 impl Output {
     pub(super) fn new(opened: Opened, is_compressed: bool, head: Vec<u8>) -> Self {
-        Self { opened, is_compressed, head, items: Vec::new(), records: 0, written: 0, failure: None }
+        let (items, records, written, lost, failure) = Default::default();
+        Self { opened, is_compressed, head, items, records, written, lost, failure }
     }
 
     /// Adds an item to the block, which is written if it is long enough.
@@ -40,29 +42,29 @@ impl Output {
     /// Writes the block.
     pub(super) fn write(&mut self) {
         let (items, records) = (std::mem::take(&mut self.items), std::mem::take(&mut self.records));
-        let Opened { file, bytes: file_bytes, .. } = &mut self.opened;
-        if items.is_empty() || self.failure.is_some() {
-            return;
+        if !items.is_empty() && self.failure.is_none() {
+            self.failure = self.write_block(&block(&items)).err().map(|error| error.to_string());
         }
-        let bytes = [std::mem::take(&mut self.head), block(&items)].concat();
-        let encoded = if self.is_compressed {
+        *(if self.failure.is_none() { &mut self.written } else { &mut self.lost }) += records;
+    }
+
+    fn write_block(&mut self, block: &[u8]) -> io::Result<()> {
+        let mut bytes = [&*std::mem::take(&mut self.head), block].concat();
+        if self.is_compressed {
             let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-            encoder.write_all(&bytes).and_then(|()| encoder.finish())
-        } else {
-            Ok(bytes)
-        };
-        let mut file: &File = file;
-        match encoded.and_then(|bytes| file.write_all(&bytes).map(|()| bytes.len() as u64)) {
-            Ok(len) => {
-                *file_bytes = file_bytes.map(|bytes| bytes + len);
-                self.written += records;
-            }
-            Err(error) => {
-                self.failure = Some(error.to_string());
+            encoder.write_all(&bytes)?;
+            bytes = encoder.finish()?;
+        }
+        let mut file: &File = &self.opened.file;
+        let written = file.write_all(&bytes);
+        if let Some(end) = &mut self.opened.bytes {
+            match written {
+                Ok(()) => *end += bytes.len() as u64,
                 // Nothing after a partial block could be read.
-                let _ = file_bytes.map(|bytes| file.set_len(bytes));
+                Err(_) => _ = file.set_len(*end),
             }
         }
+        written
     }
 
     /// Unlocks the file, and returns it with its length; `None` for a file without a length. The unlock is explicit because a child created

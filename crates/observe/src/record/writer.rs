@@ -1,8 +1,8 @@
 //! The thread that writes a recording, and the files that are open.
 //!
 //! Pools of one process that name the same file share it. A record goes into one bounded queue, which never waits: a record that
-//! finds no room is counted as lost. The thread takes what the queue holds every 50 ms, or when a recording thread wakes it, sorts it
-//! by time and writes it as blocks, each compressed separately for a name that ends in `.gz`. A process that dies leaves whole blocks
+//! finds no room is counted as lost. The thread takes what the queue holds every 50 ms, or when it is woken because the queue fills up or
+//! a pool ends, and writes it as blocks, each compressed separately for a name that ends in `.gz`. A process that dies leaves whole blocks
 //! except the last. A process that exits waits up to 2 s until what was recorded before is in the file.
 #![allow(unsafe_code)] // Registers the handler of the exit.
 
@@ -10,12 +10,12 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
-use crossbeam::queue::ArrayQueue;
+use crossbeam::channel::{Receiver, SendTimeoutError, Sender, bounded};
 
 use super::event::{Event, Record};
 use super::format::{Item, head};
@@ -36,8 +36,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 /// Records of the queue: 5 MiB.
 const CAPACITY: usize = 1 << 16;
-/// A thread wakes the writer after this many records.
-const WAKE_EVERY: u32 = 1024;
+/// The writer is woken if the queue holds this many.
+const WAKE_AT: usize = 4096;
 
 /// Most tags of a file: half of what a reader accepts.
 const TAGS_MAX: usize = 32_768;
@@ -47,14 +47,12 @@ const STACKS_MAX: usize = 16_384;
 const OTHER_TAGS: &str = "(other tags)";
 
 thread_local! {
-    /// The number of the thread in recordings (0: none yet), and its records until it wakes the writer.
-    static THREAD: Cell<(u32, u32)> = const { Cell::new((0, WAKE_EVERY)) };
+    /// The number of the thread in recordings; 0: none yet.
+    static THREAD: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Commands to the thread.
 enum Command {
-    /// The queue fills up.
-    Wake,
     Add(Item),
     /// Ends this pool, if any, and answers when all records so far are in the file.
     Flush(Option<u32>, Sender<Recorded>),
@@ -66,9 +64,9 @@ pub(super) struct Writer {
     pub(super) path: PathBuf,
     /// Time 0 of the recording.
     pub(super) begun: Instant,
-    queue: ArrayQueue<Record>,
-    commands: Sender<Command>,
-    is_woken: AtomicBool,
+    queue: Sender<Command>,
+    /// The thread, once it runs.
+    thread: OnceLock<Thread>,
     pub(super) names: Arc<Mutex<Named>>,
     /// Records for which the queue had no room, since the last write.
     unqueued: AtomicU64,
@@ -135,7 +133,7 @@ struct TraceFile {
     begun: Instant,
     /// Pools in the file, and those that have not ended.
     pools: u32,
-    open_pools: u32,
+    open_pools: usize,
     names: Arc<Mutex<Named>>,
     /// `None` while the file is closed.
     writer: Option<Arc<Writer>>,
@@ -149,7 +147,7 @@ static TRACE_FILES: OfProcess<Mutex<Vec<TraceFile>>> = OfProcess::new(Mutex::def
 fn lock_until(opened: &Mutex<Vec<TraceFile>>, until: Instant) -> Option<MutexGuard<'_, Vec<TraceFile>>> {
     loop {
         match opened.try_lock() {
-            None if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+            None if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
             locked => return locked,
         }
     }
@@ -172,13 +170,12 @@ impl TraceFile {
         if !is_continued {
             *self = Self::new(&self.path);
         }
-        let (commands, received) = bounded(4096);
+        let (queue, received) = bounded(CAPACITY);
         let writer = Arc::new(Writer {
             path: self.path.clone(),
             begun: self.begun,
-            queue: ArrayQueue::new(CAPACITY),
-            commands,
-            is_woken: Default::default(),
+            queue,
+            thread: OnceLock::new(),
             names: self.names.clone(),
             unqueued: Default::default(),
             written: Default::default(),
@@ -218,32 +215,29 @@ impl Writer {
     #[inline]
     pub(super) fn push(&self, record: Record) {
         static THREADS: AtomicU32 = AtomicU32::new(1);
-        let (thread, left) = THREAD.get();
-        // Relaxed: only unique.
-        let thread = if thread == 0 { THREADS.fetch_add(1, Ordering::Relaxed) } else { thread };
-        let left = left - 1;
-        THREAD.set((thread, if left == 0 { WAKE_EVERY } else { left }));
-        if self.queue.push(Record { thread, ..record }).is_err() {
+        if THREAD.get() == 0 {
+            // Relaxed: only unique.
+            THREAD.set(THREADS.fetch_add(1, Ordering::Relaxed));
+        }
+        let record = Record { thread: THREAD.get(), ..record };
+        if self.queue.try_send(Command::Add(Item::Record(record))).is_err() {
             // Relaxed: a sum.
             self.unqueued.fetch_add(1, Ordering::Relaxed);
-        }
-        if left == 0 {
+        } else if self.queue.len() >= WAKE_AT {
             self.wake();
         }
     }
 
-    /// Wakes the thread to write now.
-    #[cold]
+    /// Lets the thread write now.
     fn wake(&self) {
-        // Relaxed: a hint; the thread writes every 50 ms anyway.
-        if !self.is_woken.swap(true, Ordering::Relaxed) {
-            let _ = self.commands.try_send(Command::Wake);
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
         }
     }
 
     /// Adds an item, if the thread takes it within `patience`.
     pub(super) fn add(&self, item: Item, patience: Duration) {
-        let _ = self.commands.send_timeout(Command::Add(item), patience);
+        let _ = self.queue.send_timeout(Command::Add(item), patience);
     }
 
     /// Time since the recording began.
@@ -254,7 +248,9 @@ impl Writer {
     /// Ends `pool`, if any. The receiver gets the answer when all records so far are in the file.
     fn flush(&self, pool: Option<u32>, patience: Duration) -> Result<Receiver<Recorded>, SendTimeoutError<Command>> {
         let (answer, answered) = bounded(1);
-        self.commands.send_timeout(Command::Flush(pool, answer), patience).map(|()| answered)
+        let sent = self.queue.send_timeout(Command::Flush(pool, answer), patience);
+        self.wake();
+        sent.map(|()| answered)
     }
 
     /// Waits until the records of the pool, which has ended, are in the file.
@@ -274,7 +270,6 @@ impl Writer {
     }
 
     fn recorded(&self, failure: Option<String>) -> Recorded {
-        // Relaxed: read at the end of a pool, after the answer or after a timeout.
         let [records, lost] = [&self.written, &self.lost].map(|count| count.load(Ordering::Relaxed));
         Recorded { records, lost, failure }
     }
@@ -314,43 +309,30 @@ struct Run {
 
 impl Run {
     fn run(mut self) {
+        let _ = self.writer.thread.set(thread::current());
         loop {
-            let command = self.received.recv_timeout(PERIOD);
-            self.writer.is_woken.store(false, Ordering::Relaxed);
-            match command {
-                Ok(Command::Wake) | Err(RecvTimeoutError::Timeout) => self.write(),
-                Ok(Command::Add(item)) => {
-                    self.output.add(&item);
-                    // A pool is described before its first record.
-                    if matches!(item, Item::Pool(_)) {
-                        self.write();
-                    }
-                }
-                Ok(Command::Flush(pool, answer)) => {
-                    self.write();
-                    let is_last = pool.is_some_and(|pool| self.end(pool));
-                    let _ = answer.send(self.writer.recorded(self.output.failure.clone()));
-                    if is_last {
-                        return;
-                    }
-                }
-                Err(RecvTimeoutError::Disconnected) => return,
+            let flushes = self.write();
+            let ended = flushes.iter().filter(|(pool, _)| pool.is_some()).count();
+            let is_last = ended > 0 && self.end(ended);
+            let recorded = self.writer.recorded(self.output.failure.clone());
+            for (_, answer) in &flushes {
+                let _ = answer.send(recorded.clone());
             }
+            if is_last {
+                return;
+            }
+            thread::park_timeout(PERIOD);
         }
     }
 
-    /// Records the end of a pool. If it was the last, closes the file under the lock, so that no new pool opens it before.
-    fn end(&mut self, pool: u32) -> bool {
-        let end = self.record(pool, Event::End);
-        self.output.add(&end);
-        self.write();
+    /// Some pools have ended. If they were the last, closes the file under the lock, so that no new pool opens it before.
+    fn end(&mut self, pools: usize) -> bool {
         let mut opened = TRACE_FILES.get().lock();
         let Some(file) = opened.iter_mut().find(|file| file.path == self.writer.path) else { return true };
-        file.open_pools -= 1;
+        file.open_pools -= pools;
         if file.open_pools > 0 {
             return false;
         }
-        self.write();
         if self.output.failure.is_some() {
             let mut names = file.names.lock();
             names.tags.forget_written();
@@ -361,41 +343,42 @@ impl Run {
         true
     }
 
-    /// Writes what the queue holds.
-    fn write(&mut self) {
-        let writer = self.writer.clone();
+    /// Writes what the queue holds, and returns what must be answered then.
+    fn write(&mut self) -> Vec<(Option<u32>, Sender<Recorded>)> {
+        let Self { writer, received, output } = self;
         // Read before the records, so that later losses are reported later. At most one queue of records is taken, so that busy threads do
         // not keep this thread in the loop.
         let lost = writer.unqueued.swap(0, Ordering::Relaxed);
-        let mut taken: Vec<Record> = std::iter::from_fn(|| writer.queue.pop()).take(CAPACITY).collect();
-        let (records, written) = (taken.len() as u64, self.output.written);
-        // Stable: the records of one thread stay in order.
-        taken.sort_by_key(|record| record.time_ns);
+        let mut flushes = Vec::new();
+        for command in received.try_iter().take(CAPACITY) {
+            match command {
+                Command::Add(item) => output.add(&item),
+                Command::Flush(pool, answer) => flushes.push((pool, answer)),
+            }
+        }
         // Taken after the records, so that the tags of all records are included. Resolved without the lock, because this reads files.
         let (tags, stacks) = {
             let mut named = writer.names.lock();
             (std::mem::take(&mut named.tags.unwritten), std::mem::take(&mut named.stacks.unwritten))
         };
-        let tags = tags.into_iter().map(|(number, name)| Item::Tag(number, name.into()));
-        let frame = |Frame { name, file, line }| (name, file, line);
-        let stacks = stacks
-            .into_iter()
-            .map(|(number, stack)| Item::Stack(number, stack.frames().into_iter().map(frame).collect()));
-        let missing = (lost > 0).then(|| self.record(0, Event::Missing { records: lost }));
-        for item in tags.chain(stacks).chain(taken.into_iter().map(Item::Record)).chain(missing) {
-            self.output.add(&item);
+        for (number, name) in tags {
+            output.add(&Item::Tag(number, name.into()));
         }
-        self.output.write();
-        let written = self.output.written - written;
-        writer.written.fetch_add(written, Ordering::Relaxed);
-        // Records that a failed file did not take are lost too.
-        let unwritten = if self.output.failure.is_some() { records.saturating_sub(written) } else { 0 };
-        writer.lost.fetch_add(lost + unwritten, Ordering::Relaxed);
-    }
-
-    /// A record of this thread.
-    fn record(&self, pool: u32, event: Event) -> Item {
-        Item::Record(Record { time_ns: self.writer.now_ns(), thread: 0, pool, event })
+        for (number, stack) in stacks {
+            let frames = stack.frames().into_iter().map(|Frame { name, file, line }| (name, file, line));
+            output.add(&Item::Stack(number, frames.collect()));
+        }
+        let missing = (lost > 0).then_some((0, Event::Missing { records: lost }));
+        let ends = flushes.iter().filter_map(|(pool, _)| Some(((*pool)?, Event::End)));
+        for (pool, event) in missing.into_iter().chain(ends) {
+            output.add(&Item::Record(Record { time_ns: writer.now_ns(), thread: 0, pool, event }));
+        }
+        output.write();
+        output.lost += lost;
+        // Relaxed: read at the end of a pool, after the answer or after a timeout.
+        writer.written.store(output.written, Ordering::Relaxed);
+        writer.lost.store(output.lost, Ordering::Relaxed);
+        flushes
     }
 }
 

@@ -14,14 +14,13 @@
 //! memory come from the pool. A trace of requests is replayed open-loop: it continues while requests wait. A recording contains the
 //! program's threads: if requests waited, or may wait at the limit of the replay, their threads block (`steps.rs`).
 
-use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use self::steps::{Due, Schedule};
+use super::replay::Replay;
 use super::report::ReplayReport;
-use super::sim::{SimSource, SourceKind};
+use super::sim::SimSource;
 use super::workload::Workload;
 use crate::format::DEFAULT_ALIGN;
 use crate::threads::{Op, Step, StepId};
@@ -49,14 +48,13 @@ pub(super) struct Player<'a> {
     pool: Pool,
     clock: ManualClock,
     source: Arc<SimSource>,
-    /// When the maintenance thread of the program runs next; 0 for a trace of requests.
+    /// When the pool is polled next: for a recording, when the maintenance thread of the program runs.
     next_poll_us: u64,
     /// When the maintenance thread has finished its compaction.
     compacted_ns: u64,
-    max_bytes: Option<u64>,
     wait_us: u64,
-    /// The buffer of each request until its return; `None` while it waits and after it timed out.
-    held: HashMap<usize, Option<PinnedBuf>>,
+    /// The buffer of each served request until its return.
+    held: HashMap<usize, PinnedBuf>,
     /// Waiting requests in order of arrival.
     queue: VecDeque<Ticket>,
     schedule: Schedule<'a>,
@@ -68,8 +66,6 @@ pub(super) struct Player<'a> {
     pinned_byte_us: u128,
     /// Requested bytes of the held buffers.
     requested_bytes: u64,
-    /// Bytes pinned a minute after the last return; `None` until that minute has passed.
-    pinned_after_settling: Option<u64>,
     workload: &'a Workload,
     observe: Observe<'a>,
 }
@@ -87,9 +83,9 @@ struct Ticket {
 
 impl<'a> Player<'a> {
     pub(super) fn new(
-        (kind, max_bytes, wait): (SourceKind, Option<u64>, Duration),
-        (pool, clock, source): (Pool, ManualClock, Arc<SimSource>),
+        &Replay { source: kind, max_bytes, wait, .. }: &Replay,
         workload: &'a Workload,
+        (pool, clock, source): (Pool, ManualClock, Arc<SimSource>),
         observe: Observe<'a>,
     ) -> Self {
         let is_closed = workload.is_closed && (workload.has_waited || max_bytes.is_some());
@@ -99,17 +95,15 @@ impl<'a> Player<'a> {
             source,
             next_poll_us: 0,
             compacted_ns: 0,
-            max_bytes,
             wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
             queue: VecDeque::new(),
             schedule: Schedule::new(&workload.threads, is_closed),
             now_ns: 0,
-            report: ReplayReport { source: kind.name(), ..ReplayReport::default() },
+            report: ReplayReport { source: kind, max_bytes, ..ReplayReport::default() },
             page_locks_at_half: 0,
             pinned_byte_us: 0,
             requested_bytes: 0,
-            pinned_after_settling: None,
             workload,
             observe,
         }
@@ -117,32 +111,56 @@ impl<'a> Player<'a> {
 
     /// Performs all of the workload.
     pub(super) fn play(mut self) -> Result<ReplayReport, Error> {
-        self.play_steps()?;
+        while let Some(next_us) = self.next_event_us() {
+            let now_us = self.clock.now_us();
+            if let Some((at_ns, due)) = self.schedule.pop(now_us) {
+                self.now_ns = at_ns;
+                self.perform(due)?;
+                (self.observe)(&self.pool);
+                continue;
+            }
+            self.now_ns = next_us * 1_000;
+            if next_us > now_us { self.advance_to(next_us)? } else { self.serve()? }
+        }
         if self.schedule.is_closed {
             // Without a timeout, requests may wait that no return will serve.
             self.report.fallbacks += self.queue.len() as u64;
             self.queue.clear();
         } else {
-            self.advance(self.workload.duration_us.saturating_sub(self.clock.now_us()))?;
+            self.advance_to(self.workload.duration_us)?;
         }
         self.finish()
     }
 
-    /// Ends a request with a buffer, or without one as a fallback.
-    fn end_request(&mut self, Ticket { name, bytes, .. }: &Ticket, buffer: Option<PinnedBuf>) {
-        let report = &mut self.report;
-        if buffer.is_some() {
-            self.requested_bytes += *bytes as u64;
-            let sums = self.source.sums();
-            if sums.peak_bytes > report.peak_pinned_bytes {
-                (report.peak_pinned_bytes, report.asked_at_peak_bytes) = (sums.peak_bytes, self.requested_bytes);
-            } else if sums.pinned_bytes == sums.peak_bytes {
-                report.asked_at_peak_bytes = report.asked_at_peak_bytes.max(self.requested_bytes);
+    /// When a step is due or the head of the queue times out; `None` at the end.
+    fn next_event_us(&mut self) -> Option<u64> {
+        if self.schedule.next_us().is_none() {
+            if !self.schedule.is_closed {
+                return None;
             }
-        } else {
-            report.fallbacks += 1;
+            if !self.queue.is_empty() {
+                self.schedule.return_held(self.clock.now_us() * 1_000);
+            }
         }
-        self.held.insert(*name, buffer);
+        let events_us = [self.schedule.next_us(), self.expires_us()].into_iter().flatten();
+        events_us.filter(|&event_us| event_us < u64::MAX).min()
+    }
+
+    /// Ends a request with a buffer, or without one as a fallback.
+    fn end_request(&mut self, ticket: &Ticket, buffer: Option<PinnedBuf>) {
+        let report = &mut self.report;
+        let Some(buffer) = buffer else {
+            report.fallbacks += 1;
+            return;
+        };
+        self.requested_bytes += ticket.bytes as u64;
+        self.held.insert(ticket.name, buffer);
+        let sums = self.source.sums.lock();
+        if sums.peak_bytes > report.peak_pinned_bytes {
+            (report.peak_pinned_bytes, report.asked_at_peak_bytes) = (sums.peak_bytes, self.requested_bytes);
+        } else if sums.pinned_bytes == sums.peak_bytes {
+            report.asked_at_peak_bytes = report.asked_at_peak_bytes.max(self.requested_bytes);
+        }
     }
 
     /// Counts the source calls of one request.
@@ -158,34 +176,32 @@ impl<'a> Player<'a> {
 
     /// Runs what is due: for a recording, at the pace of the maintenance thread.
     fn poll(&mut self) {
-        let now_us = self.clock.now_us();
-        if now_us < self.next_poll_us {
+        let (now_us, is_recording) = (self.clock.now_us(), self.workload.is_closed);
+        if is_recording && now_us < self.next_poll_us {
             return;
         }
         run_due(&self.pool);
-        if self.workload.is_closed {
-            let period = maintenance_period(&self.pool).and_then(|period| u64::try_from(period.as_micros()).ok());
-            self.next_poll_us = now_us + period.unwrap_or(POLL_EVERY_US).clamp(TICK_EVERY_US, POLL_EVERY_US);
-        }
+        let period = maintenance_period(&self.pool).filter(|_| is_recording);
+        let period_us = period.and_then(|period| u64::try_from(period.as_micros()).ok()).unwrap_or(POLL_EVERY_US);
+        self.next_poll_us = now_us + period_us.clamp(TICK_EVERY_US, POLL_EVERY_US);
     }
 
     fn get(&mut self, name: usize, bytes: u64, step: StepId) -> Result<(), Error> {
         self.poll();
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let ticket = Ticket { name, bytes, since_us: self.clock.now_us(), step };
-        let buffer = if self.queue.is_empty() { self.try_get(&ticket)? } else { None };
+        let buffer = if self.queue.is_empty() { self.try_get(bytes)? } else { None };
         self.count_calls(ticket.since_us);
         self.report.gets += 1;
         if self.report.gets == self.workload.gets / 2 {
             self.page_locks_at_half = self.pool.stats().memory.pin.count;
         }
-        let waits = buffer.is_none() && self.wait_us > 0 && self.fits_limit(&ticket)?;
+        let waits = buffer.is_none() && self.wait_us > 0 && self.fits_limit(bytes)?;
         if !waits || !self.schedule.is_closed {
             self.schedule.served(step, name, self.now_ns);
         }
         if waits {
             self.report.waits += 1;
-            self.held.insert(name, None);
             self.queue.push_back(ticket);
         } else {
             self.end_request(&ticket, buffer);
@@ -195,7 +211,7 @@ impl<'a> Player<'a> {
 
     fn put(&mut self, name: usize) -> Result<(), Error> {
         self.poll();
-        if let Some(Some(buffer)) = self.held.remove(&name) {
+        if let Some(buffer) = self.held.remove(&name) {
             self.requested_bytes -= buffer.len() as u64;
         } else if let Some(at) = self.queue.iter().position(|ticket| ticket.name == name)
             && let Some(ticket) = self.queue.remove(at)
@@ -203,7 +219,6 @@ impl<'a> Player<'a> {
             self.report.waited_us += self.clock.now_us() - ticket.since_us;
         }
         self.report.ended_us = self.clock.now_us();
-        self.pinned_after_settling = None;
         self.serve()
     }
 
@@ -212,18 +227,11 @@ impl<'a> Player<'a> {
         self.queue.front().map(|first| first.since_us.saturating_add(self.wait_us))
     }
 
-    fn advance(&mut self, micros: u64) -> Result<(), Error> {
-        let end_us = self.clock.now_us() + micros;
-        loop {
-            let now_us = self.clock.now_us();
-            if now_us >= end_us {
-                return Ok(());
-            }
-            let settled_us = self.report.ended_us + SETTLING_US;
-            let polls_us = if self.workload.is_closed { self.next_poll_us } else { now_us + POLL_EVERY_US };
-            let stops_us = [Some(polls_us), Some(settled_us), self.expires_us()].into_iter().flatten();
-            let next_us = stops_us.filter(|&stop_us| stop_us > now_us).fold(end_us, u64::min);
-            let step_us = next_us - now_us;
+    fn advance_to(&mut self, end_us: u64) -> Result<(), Error> {
+        while self.clock.now_us() < end_us {
+            let (now_us, settled_us) = (self.clock.now_us(), self.report.ended_us + SETTLING_US);
+            let stops_us = [Some(self.next_poll_us), Some(settled_us), self.expires_us()].into_iter().flatten();
+            let step_us = stops_us.filter(|&stop_us| stop_us > now_us).fold(end_us, u64::min) - now_us;
             self.pinned_byte_us += u128::from(self.pool.stats().memory.held_bytes) * u128::from(step_us);
             self.clock.advance_us(step_us);
             self.poll();
@@ -231,9 +239,10 @@ impl<'a> Player<'a> {
             self.serve()?;
             (self.observe)(&self.pool);
             if self.clock.now_us() == settled_us {
-                self.pinned_after_settling = Some(self.pool.stats().memory.held_bytes);
+                self.report.pinned_after_60s_bytes = self.pool.stats().memory.held_bytes;
             }
         }
+        Ok(())
     }
 
     /// Runs the compaction steps that the maintenance thread had time for since `since_us`.
@@ -252,7 +261,7 @@ impl<'a> Player<'a> {
     fn serve(&mut self) -> Result<(), Error> {
         while let Some(first) = self.queue.front() {
             let waited_us = self.clock.now_us() - first.since_us;
-            let buffer = self.try_get(first)?;
+            let buffer = self.try_get(first.bytes)?;
             if buffer.is_none() && waited_us < self.wait_us {
                 break;
             }
@@ -268,8 +277,8 @@ impl<'a> Player<'a> {
     }
 
     /// A buffer; `None` if the limit leaves no memory for it.
-    fn try_get(&self, ticket: &Ticket) -> Result<Option<PinnedBuf>, Error> {
-        match self.pool.get(ticket.bytes) {
+    fn try_get(&self, bytes: usize) -> Result<Option<PinnedBuf>, Error> {
+        match self.pool.get(bytes) {
             Ok(buffer) => Ok(Some(buffer)),
             Err(error) if error.is_limit() => Ok(None),
             Err(error) => Err(error),
@@ -277,9 +286,9 @@ impl<'a> Player<'a> {
     }
 
     /// Returns whether an empty pool could serve the request under the limit.
-    fn fits_limit(&self, ticket: &Ticket) -> Result<bool, Error> {
-        let class_bytes = self.pool.config().rounding.class_bytes(ticket.bytes, DEFAULT_ALIGN)? as u64;
-        Ok(self.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes))
+    fn fits_limit(&self, bytes: usize) -> Result<bool, Error> {
+        let class_bytes = self.pool.config().rounding.class_bytes(bytes, DEFAULT_ALIGN)? as u64;
+        Ok(self.report.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes))
     }
 
     /// Advances to a minute after the last return, unless the trace did, and completes the report.
@@ -289,13 +298,7 @@ impl<'a> Player<'a> {
             Some(bytes) => u64::try_from(bytes).unwrap_or(u64::MAX),
             None => self.pool.stats().memory.held_bytes,
         };
-        let pinned_after_60s_bytes = match self.pinned_after_settling {
-            Some(bytes) => bytes,
-            None => {
-                self.advance(self.report.ended_us + SETTLING_US - self.clock.now_us())?;
-                self.pool.stats().memory.held_bytes
-            }
-        };
+        self.advance_to(self.report.ended_us + SETTLING_US)?;
         let stats = self.pool.stats();
         let page_locks = stats.memory.pin.count;
         Ok(ReplayReport {
@@ -307,45 +310,16 @@ impl<'a> Player<'a> {
             peak_pinned_bytes: stats.memory.peak_held_bytes,
             peak_requested_bytes: self.workload.peak_requested_bytes(),
             mean_pinned_bytes,
-            pinned_after_60s_bytes,
             front_hits: stats.requests.hits,
             evicted: stats.memory.evictions.over_limit,
             reclaimed: stats.memory.evictions.reclaimed,
             raises: stats.limits.raises,
             lowers: stats.limits.lowers,
             pool_size_limit: stats.limits.max_idle_buffers,
-            max_bytes: self.max_bytes,
             releases: stats.memory.unpin.count,
             released_bytes: stats.memory.unpin.bytes,
             ..self.report
         })
-    }
-
-    /// Performs the steps of all threads.
-    fn play_steps(&mut self) -> Result<(), Error> {
-        while self.schedule.is_closed || !self.schedule.due.is_empty() {
-            if self.schedule.due.is_empty() && !self.queue.is_empty() {
-                self.schedule.return_held(self.clock.now_us() * 1_000);
-            }
-            let next_us = self.schedule.due.peek().map(|Reverse((at_ns, ..))| at_ns / 1_000);
-            let stops_us = [next_us, self.expires_us()].into_iter().flatten();
-            let Some(stop_us) = stops_us.filter(|&stop_us| stop_us < u64::MAX).min() else { break };
-            let now_us = self.clock.now_us();
-            self.now_ns = stop_us * 1_000;
-            match stop_us > now_us {
-                true => self.advance(stop_us - now_us)?,
-                false if next_us.is_none_or(|next_us| next_us > now_us) => self.serve()?,
-                false => {}
-            }
-            if next_us.is_some_and(|next_us| next_us <= self.clock.now_us())
-                && let Some(Reverse((at_ns, _, due))) = self.schedule.due.pop()
-            {
-                self.now_ns = at_ns;
-                self.perform(due)?;
-                (self.observe)(&self.pool);
-            }
-        }
-        Ok(())
     }
 
     fn perform(&mut self, due: Due) -> Result<(), Error> {
@@ -362,7 +336,7 @@ impl<'a> Player<'a> {
             (Op::Get { name, bytes }, _) => return self.get(name, bytes, step),
             (Op::Put { name }, Some(0)) => self.put(name)?,
             (Op::Put { name }, Some(after_ns)) => {
-                self.schedule.due.push(Reverse((self.now_ns + after_ns, line, Due::Free(name))));
+                self.schedule.free_later(self.now_ns + after_ns, line, name);
             }
             (Op::Put { .. }, None) => {}
             (Op::Clear, _) => {

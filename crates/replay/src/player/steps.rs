@@ -28,6 +28,7 @@ pub(super) enum Due {
 }
 
 /// A thread and its progress.
+#[derive(Default)]
 pub(super) struct Thread<'a> {
     pub(super) steps: &'a [Step],
     /// For each step.
@@ -35,18 +36,19 @@ pub(super) struct Thread<'a> {
     place: usize,
     ended_ns: u64,
     /// The steps from `place` up to here return buffers of other threads.
-    searched_until: usize,
-    /// Indexes of the returns with ready buffers.
+    returns_until: usize,
+    /// Indexes of the returns of other threads' buffers that are ready.
     ready: BTreeSet<usize>,
     is_idle: bool,
 }
 
 /// The next step of each thread.
+#[derive(Default)]
 pub(super) struct Schedule<'a> {
     pub(super) is_closed: bool,
     pub(super) threads: Vec<Thread<'a>>,
     /// Events by time; simultaneous events in recorded order.
-    pub(super) due: BinaryHeap<Reverse<(u64, u64, Due)>>,
+    due: BinaryHeap<Reverse<(u64, u64, Due)>>,
     /// When each request was served.
     got_ns: HashMap<usize, u64>,
     /// The step that returns a buffer of another thread.
@@ -66,25 +68,31 @@ impl<'a> Schedule<'a> {
             let steps = steps.iter().enumerate().filter(|(_, step)| is_foreign_return(step));
             steps.filter_map(move |(place, step)| Some((step.follows?.0, (thread, place))))
         });
-        let thread = |steps: &'a Vec<Step>| Thread {
-            steps,
-            is_done: vec![false; steps.len()],
-            place: 0,
-            ended_ns: 0,
-            searched_until: 0,
-            ready: BTreeSet::new(),
-            is_idle: false,
-        };
+        let thread = |steps: &'a Vec<Step>| Thread { steps, is_done: vec![false; steps.len()], ..Thread::default() };
         let mut schedule = Self {
             is_closed,
             foreign_returns: foreign_returns.collect(),
             threads: threads.iter().map(thread).collect(),
-            due: BinaryHeap::new(),
-            got_ns: HashMap::new(),
-            blocked: HashMap::new(),
+            ..Self::default()
         };
         (0..threads.len()).for_each(|thread| schedule.plan(thread, 0));
         schedule
+    }
+
+    /// When the next event is due.
+    pub(super) fn next_us(&self) -> Option<u64> {
+        self.due.peek().map(|Reverse((at_ns, ..))| at_ns / 1_000)
+    }
+
+    /// The next event, if it is due at `now_us`, and its time in nanoseconds.
+    pub(super) fn pop(&mut self, now_us: u64) -> Option<(u64, Due)> {
+        self.next_us().filter(|&next_us| next_us <= now_us)?;
+        self.due.pop().map(|Reverse((at_ns, _, due))| (at_ns, due))
+    }
+
+    /// Frees a buffer later, after the device has read it.
+    pub(super) fn free_later(&mut self, at_ns: u64, line: u64, name: usize) {
+        self.due.push(Reverse((at_ns, line, Due::Free(name))));
     }
 
     /// Records that a thread completed a step.
@@ -94,48 +102,45 @@ impl<'a> Schedule<'a> {
         self.plan(thread, now_ns);
     }
 
+    /// When the request that a step follows was served, plus the time in between; 0 if it follows none.
+    fn followed_ns(&self, step: &Step) -> Option<u64> {
+        step.follows.map_or(Some(0), |(name, after_ns)| Some(self.got_ns.get(&name)? + after_ns))
+    }
+
     /// Schedules the next step of a thread, or marks it idle.
     fn plan(&mut self, at: usize, now_ns: u64) {
         let thread = &mut self.threads[at];
         while thread.is_done.get(thread.place) == Some(&true) {
             thread.place += 1;
         }
-        let Some(&next) = thread.steps.get(thread.place) else { return };
+        let (steps, place) = (thread.steps, thread.place);
+        let Some(next) = steps.get(place) else { return };
         if !self.is_closed {
-            return self.due.push(Reverse((next.at_ns, next.line, Due::Step((at, thread.place)))));
-        }
-        if !is_foreign_return(&next) {
-            let followed_ns = next.follows.map_or(Some(0), |(name, after_ns)| Some(self.got_ns.get(&name)? + after_ns));
-            match (followed_ns, next.follows) {
-                (None, Some((name, _))) => self.blocked.entry(name).or_default().push(at),
-                (followed_ns, _) => {
-                    let due_ns = thread.ended_ns.saturating_add(next.gap_ns).max(followed_ns.unwrap_or(0));
-                    self.due.push(Reverse((due_ns, next.line, Due::Step((at, thread.place)))));
+            self.due.push(Reverse((next.at_ns, next.line, Due::Step((at, place)))));
+        } else if is_foreign_return(next) {
+            let ready = thread.ready.pop_first();
+            thread.is_idle = ready.is_none();
+            self.due.extend(ready.map(|ready| thread.due(at, ready, now_ns)));
+            if place >= thread.returns_until {
+                let returns = steps[place..].iter().take_while(|step| is_foreign_return(step)).count();
+                thread.returns_until = place + returns;
+                for (step, place) in steps[place..place + returns].iter().zip(place..) {
+                    if let Some(ready_ns) = self.followed_ns(step) {
+                        self.due.push(Reverse((ready_ns.max(now_ns), step.line, Due::Ready((at, place)))));
+                    }
                 }
             }
-            return;
-        }
-        if thread.place >= thread.searched_until {
-            let returns = thread.steps[thread.place..].iter().take_while(|step| is_foreign_return(step)).count();
-            thread.searched_until = thread.place + returns;
-            let got_ns =
-                |step: &Step| step.follows.and_then(|(name, after_ns)| Some(self.got_ns.get(&name)? + after_ns));
-            for (place, step) in thread.steps.iter().enumerate().take(thread.searched_until).skip(thread.place) {
-                if let Some(ready_ns) = got_ns(step) {
-                    self.due.push(Reverse((ready_ns.max(now_ns), step.line, Due::Ready((at, place)))));
-                }
-            }
-        }
-        match thread.ready.pop_first() {
-            Some(place) => self.due.push(thread.due_return(at, place, now_ns)),
-            None => thread.is_idle = true,
+        } else if let Some(followed_ns) = self.followed_ns(next) {
+            self.due.push(self.threads[at].due(at, place, followed_ns));
+        } else if let Some((name, _)) = next.follows {
+            self.blocked.entry(name).or_default().push(at);
         }
     }
 
     /// Records that the buffer of a return is filled.
     pub(super) fn ready(&mut self, (thread, place): StepId, now_ns: u64) {
         self.threads[thread].ready.insert(place);
-        if std::mem::take(&mut self.threads[thread].is_idle) {
+        if self.threads[thread].is_idle {
             self.plan(thread, now_ns);
         }
     }
@@ -145,11 +150,12 @@ impl<'a> Schedule<'a> {
         self.got_ns.insert(name, now_ns);
         self.finish(step, now_ns);
         if let Some(&(thread, place)) = self.foreign_returns.get(&name)
-            && let Thread { steps, searched_until, .. } = &self.threads[thread]
-            && place < *searched_until
+            && let Thread { steps, returns_until, .. } = &self.threads[thread]
+            && place < *returns_until
         {
-            let after_ns = steps[place].follows.map_or(0, |(_, after_ns)| after_ns);
-            self.due.push(Reverse((now_ns + after_ns, steps[place].line, Due::Ready((thread, place)))));
+            let step = &steps[place];
+            let ready_ns = self.followed_ns(step).unwrap_or(now_ns);
+            self.due.push(Reverse((ready_ns, step.line, Due::Ready((thread, place)))));
         }
         for thread in self.blocked.remove(&name).unwrap_or_default() {
             self.plan(thread, now_ns);
@@ -159,21 +165,21 @@ impl<'a> Schedule<'a> {
     /// Lets idle threads return buffers that they hold.
     pub(super) fn return_held(&mut self, now_ns: u64) {
         for (at, thread) in self.threads.iter_mut().enumerate().filter(|(_, thread)| thread.is_idle) {
-            let puts = thread.steps.iter().enumerate().skip(thread.searched_until);
+            let puts = thread.steps.iter().enumerate().skip(thread.returns_until);
             let mut puts = puts.take_while(|(_, step)| matches!(step.operation, Op::Put { .. }));
             let is_held = |step: &Step| matches!(step.operation, Op::Put { name } if self.got_ns.contains_key(&name));
             if let Some((place, _)) = puts.find(|(place, step)| !thread.is_done[*place] && is_held(step)) {
                 thread.is_idle = false;
-                self.due.push(thread.due_return(at, place, now_ns));
+                self.due.push(thread.due(at, place, now_ns));
             }
         }
     }
 }
 
 impl Thread<'_> {
-    /// The event of the return at `place`.
-    fn due_return(&self, at: usize, place: usize, now_ns: u64) -> Reverse<(u64, u64, Due)> {
+    /// The event of the step at `place`, which may begin at `from_ns` at the earliest.
+    fn due(&self, at: usize, place: usize, from_ns: u64) -> Reverse<(u64, u64, Due)> {
         let Step { line, gap_ns, .. } = self.steps[place];
-        Reverse((self.ended_ns.saturating_add(gap_ns).max(now_ns), line, Due::Step((at, place))))
+        Reverse((self.ended_ns.saturating_add(gap_ns).max(from_ns), line, Due::Step((at, place))))
     }
 }

@@ -6,7 +6,7 @@ use pinpool_replay::{Event, Record, TraceError, TraceHeader, TraceReader, Worklo
 fn read(text: &'static str) -> Result<(TraceHeader, Vec<Record>), TraceError> {
     let mut reader = TraceReader::new(text.as_bytes())?;
     let records = reader.by_ref().collect::<Result<_, _>>()?;
-    Ok((reader.header().clone(), records))
+    Ok((reader.header.clone(), records))
 }
 
 fn workload(text: &'static str) -> Result<Workload, TraceError> {

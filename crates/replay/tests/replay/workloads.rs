@@ -97,7 +97,8 @@ fn check_workload(name: &str, target: &[f64], expected: &HashMap<(String, String
     {
         let report = Replay { source, ..Replay::default() }.play(&workload).unwrap();
         let figures = serde_json::to_value(&report).unwrap();
-        let expected = expected[&(name.to_owned(), report.source.to_owned())].as_object().unwrap();
+        let expected =
+            expected[&(name.to_owned(), figures["source"].as_str().unwrap().to_owned())].as_object().unwrap();
         for (key, value) in expected.iter().filter(|(key, _)| *key != "workload") {
             assert_eq!(&figures[key], value, "{name}: {key}");
         }

@@ -443,7 +443,7 @@ impl World {
         };
         // What a plan without a buffer moves stays as old as the oldest of it.
         let oldest_us = idle_before.iter().map(|&(since_us, ..)| since_us).min().filter(|_| buffer.is_none());
-        let granted = self.arena.finish_plan(plan, outcome, self.now_us);
+        let granted = self.arena.finish_plan(plan, outcome.clone(), self.now_us);
         assert_eq!(granted, failed_at.is_none(), "{outcome:?}");
 
         if let Some((extent, before)) = buffer.as_ref().filter(|_| !granted) {

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use super::block_memory::BlockMemory;
-use super::carry_out::Executed;
+use super::carry_out::Execution;
 use super::shape::{Mapping, Mappings};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome};
 use crate::backend::{PAGE_BYTES, SourceError};
@@ -48,7 +48,6 @@ pub(in crate::engine) struct Books {
     claim: Option<Claim>,
     /// The bytes that the system will hold for reserves in progress.
     pending_bytes: u64,
-    reserve_bytes: u64,
     /// The bytes that the system holds for reserves beyond their length.
     reserve_overhead_bytes: u64,
     largest_reserve_bytes: u64,
@@ -83,7 +82,6 @@ impl Books {
             budget: claim.budget().clone(),
             claim: Some(claim),
             pending_bytes: 0,
-            reserve_bytes: 0,
             reserve_overhead_bytes: 0,
             largest_reserve_bytes: 0,
             requested_bytes: 0,
@@ -189,15 +187,22 @@ impl Books {
         self.lower_claim();
     }
 
-    /// Finishes a plan that was carried out. Returns whether its block was granted, or why a call failed.
+    /// Finishes a plan that was carried out: counts its calls and records the regions that it acquired or kept. Returns whether its
+    /// block was granted, or why a call failed, which is reported once for releases until one succeeds.
     pub(in crate::engine) fn finish_plan(
         &mut self,
         plan: Plan,
-        (executed, outcome): (Executed, PlanOutcome),
+        execution: Execution,
         now_us: u64,
     ) -> Result<bool, SourceError> {
-        let error = self.count(executed);
-        if error.is_none() {
+        let Execution { regions, calls, mut error, outcome, .. } = execution;
+        for (range, region) in regions {
+            self.mappings.add(range, Mapping::Region(region));
+        }
+        self.calls.add(&calls);
+        if plan.is_release() {
+            error = self.unreported(error, calls.unpin.count);
+        } else if error.is_none() {
             self.demand.grown(plan.surplus_bytes());
         }
         let before_bytes = self.arena.committed_outside_reserves();
@@ -208,40 +213,17 @@ impl Books {
         error.map_or(Ok(is_granted), Err)
     }
 
-    /// Finishes a plan of releases; the releases in `failed` did not succeed. Returns an error that was not returned before: a
-    /// failing release is reported once, until one succeeds.
-    pub(in crate::engine) fn finish_releases(
-        &mut self,
-        plan: &Plan,
-        (executed, failed): (Executed, Vec<usize>),
-        now_us: u64,
-    ) -> Result<(), SourceError> {
-        let releases = executed.calls.unpin.count;
-        let error = self.count(executed);
-        self.arena.finish_releases(plan, &failed, now_us);
-        self.lower_claim();
+    /// The error of a release, if none was reported since the last of the `releases` that succeeded.
+    fn unreported(&mut self, error: Option<SourceError>, releases: u64) -> Option<SourceError> {
         let was_reported = self.release_fails;
         self.release_fails = error.is_some() || was_reported && releases == 0;
-        match error {
-            Some(error) if !was_reported => Err(error),
-            _ => Ok(()),
-        }
+        error.filter(|_| !was_reported)
     }
 
-    /// Moved granules could not be unmapped at their old addresses. Returns the error as `finish_releases` does.
+    /// Moved granules could not be unmapped at their old addresses. Returns the error as for a release.
     pub(in crate::engine) fn record_not_unmapped(&mut self, error: SourceError) -> Result<(), SourceError> {
         self.calls.remap.failures += 1;
-        if std::mem::replace(&mut self.release_fails, true) { Ok(()) } else { Err(error) }
-    }
-
-    /// Counts the calls of a plan and records the regions that it acquired or kept. Returns why a call failed.
-    fn count(&mut self, executed: Executed) -> Option<SourceError> {
-        let Executed { regions, kept, calls, error } = executed;
-        for (range, region) in regions.into_iter().chain(kept) {
-            self.mappings.add(range, Mapping::Region(region));
-        }
-        self.calls.add(&calls);
-        error
+        self.unreported(Some(error), 0).map_or(Ok(()), Err)
     }
 
     /// Takes a block's bytes back. Returns whether that was the last block and the arena is closed.
@@ -298,7 +280,7 @@ impl Books {
 
     /// Plans the release of everything that is free.
     pub(in crate::engine) fn plan_release_all(&mut self) -> Option<Plan> {
-        self.requested_bytes = self.reserve_bytes;
+        self.requested_bytes = self.arena.stats().reserve_bytes;
         self.arena.keep_nothing();
         self.arena.release_down_to(0)
     }

@@ -59,7 +59,7 @@ impl Books {
     }
 
     pub(in crate::engine) fn reserve_progress(&self) -> ReserveProgress {
-        let pinned_bytes = self.reserve_bytes + self.arena.kept_bytes();
+        let pinned_bytes = self.arena.stats().reserve_bytes + self.arena.kept_bytes();
         ReserveProgress { pinned_bytes, target_bytes: self.requested_bytes }
     }
 
@@ -71,7 +71,7 @@ impl Books {
 
     /// The longest buffer that the granules of the complete reserve could hold.
     pub(in crate::engine) fn reserve_in_granules(&self) -> u64 {
-        self.requested_bytes.saturating_sub(self.reserve_bytes + self.pending_bytes)
+        self.requested_bytes.saturating_sub(self.arena.stats().reserve_bytes + self.pending_bytes)
     }
 
     /// Plans the next step, of about `step_bytes`, or returns the reason that there is none. If the limit has no room, committed
@@ -155,7 +155,6 @@ impl Books {
         let Some(range) = self.arena.add_reserve(bytes) else { return Err(region) };
         self.pending_bytes -= held_bytes;
         self.mappings.add(range, Mapping::Region(region));
-        self.reserve_bytes += bytes;
         // A region is whole granules.
         self.requested_bytes = self.requested_bytes.max(self.reserve_progress().pinned_bytes);
         self.reserve_overhead_bytes += held_bytes - bytes;
@@ -167,7 +166,7 @@ impl Books {
 
     /// The bytes that the system holds for all reserves, and the bytes of the largest; reserves in progress count as one.
     pub(in crate::engine) fn reserve_bytes(&self) -> (u64, u64) {
-        let held_bytes = self.reserve_bytes + self.reserve_overhead_bytes + self.pending_bytes;
+        let held_bytes = self.arena.stats().reserve_bytes + self.reserve_overhead_bytes + self.pending_bytes;
         (held_bytes, self.largest_reserve_bytes.max(self.pending_bytes))
     }
 }

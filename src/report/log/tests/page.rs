@@ -135,7 +135,7 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.shared_limit_unused("/dev/shm is full"));
     add(&|| log.shared_limit_released("job", 524_288));
     add(&|| log.shared_limit_lost("job", Loss::Removed));
-    add(&|| log.stuck(1, 4096, Duration::from_secs(40), 0x10));
+    add(&|| log.stuck(1, 4096, Duration::from_secs(40), Some(16)));
     add(&|| log.quarantined(4096, 1, true, &unknown));
     add(&|| log.leaked(4096, 1, false, &unknown));
     add(&|| log.responding(1, 4096));

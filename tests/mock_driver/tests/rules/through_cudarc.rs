@@ -112,7 +112,7 @@ fn fresh_pinned_memory_is_garbage_and_small_blocks_are_not_aligned() {
 fn a_free_waits_for_all_work_and_blocks_all_enqueues() {
     let (driver, ctx) = start();
     let stream = ctx.new_stream().unwrap();
-    let beside = ctx.new_stream().unwrap();
+    let other_stream = ctx.new_stream().unwrap();
     let block = Pinned::new(MIB);
     assert_eq!(driver.counts().frees_with_work_in_flight, 0);
     let gate = driver.hold(stream.cu_stream());
@@ -130,7 +130,7 @@ fn a_free_waits_for_all_work_and_blocks_all_enqueues() {
             thread::yield_now();
         }
         let enqueue = scope.spawn(|| {
-            beside.record_event(None).unwrap();
+            other_stream.record_event(None).unwrap();
             order.load(Ordering::Acquire)
         });
         // Queries do not take the lock; the concurrent enqueue waits for the free.

@@ -6,6 +6,7 @@
 //! another pool, or to a restarted program.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use super::limits::{Chain, Fit, allocated_by_rate};
 use super::message::{Counters, Message, Numbers, START_LIMIT, TOLERABLE_RATE};
@@ -66,12 +67,9 @@ impl History {
     /// For too many pools.
     pub(super) fn of(messages: &[Message]) -> Result<Self, String> {
         // Processes differ in the launcher's prefix, the pools of a process in their numbers.
-        let mut origins: Vec<(&Option<String>, Vec<usize>)> = Vec::new();
+        let mut origins: BTreeMap<&Option<String>, Vec<usize>> = BTreeMap::new();
         for (at, message) in messages.iter().enumerate() {
-            match origins.iter_mut().find(|(origin, _)| **origin == message.origin) {
-                Some((_, of)) => of.push(at),
-                None => origins.push((&message.origin, vec![at])),
-            }
+            origins.entry(&message.origin).or_default().push(at);
             if origins.len() > POOLS_MAX {
                 return Err(too_many(message));
             }

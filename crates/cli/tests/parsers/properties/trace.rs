@@ -19,7 +19,7 @@ type Trace = (TraceHeader, Vec<Record>);
 
 fn read(mut reader: TraceReader) -> Result<Trace, TraceError> {
     let records = reader.by_ref().take(MOST_RECORDS).collect::<Result<_, _>>()?;
-    Ok((reader.header().clone(), records))
+    Ok((reader.header.clone(), records))
 }
 
 fn reader(data: &[u8]) -> Result<TraceReader, TraceError> {
