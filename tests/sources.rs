@@ -27,7 +27,7 @@ const ROOMS: &[(&str, usize)] = &[
     ("crates/os", 1350),
     ("crates/preload", 1407),
     ("crates/replay", 1455),
-    ("crates/shared", 1088),
+    ("crates/shared", 1054),
     ("crates/shm", 900),
     ("crates/testing", 658),
     ("examples", 396),

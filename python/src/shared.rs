@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use pinpool::PinnedBy;
 use pinpool_shared::{Error, SharedSlabs, SlabBuf, SlabWorker, Ticket};
-use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyOSError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -260,17 +259,6 @@ impl SharedBuffer {
         let buf = self.take()?;
         let ticket = buf.send(tag).map_err(|error| for_shared(&error))?;
         Ok(PyBytes::new(py, &ticket.to_bytes()))
-    }
-
-    /// Copies `sources`, contiguous bytes, one after another to the buffer from `offset` on.
-    fn _write(&self, py: Python<'_>, offset: usize, sources: Vec<PyBuffer<u8>>) -> PyResult<()> {
-        let contiguous: Option<Vec<_>> = sources.iter().map(PyBuffer::as_slice_ptr).collect();
-        let contiguous = contiguous.ok_or_else(|| PyBufferError::new_err("a source is not contiguous"))?;
-        // SAFETY: `sources` keeps the memory until this function returns.
-        let bytes: Vec<&[u8]> = contiguous.iter().map(|bytes| unsafe { bytes.as_ref() }).collect();
-        py.detach(|| locked(&self.state).buf.as_mut().map(|buf| buf.write(offset, &bytes)))
-            .ok_or_else(|| self.gone())?
-            .map_err(|error| for_shared(&error))
     }
 
     /// Makes the buffer free without sending it. Raises BufferError while it has views.

@@ -17,8 +17,6 @@ use pinpool_shm::file::LockFile;
 
 /// Time between two checks of a waiting process for dead processes.
 pub(super) const CHECK_EVERY: Duration = Duration::from_millis(20);
-/// Copies of at least this length bypass the caches.
-const UNCACHED_BYTES: usize = 1 << 20;
 /// The trainer's slot among the file's locks.
 pub(super) const TRAINER: usize = 0;
 
@@ -291,28 +289,6 @@ impl SlabBuf {
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 
-    /// Copies `sources`, one after another, to the bytes from `offset` on. Long copies bypass the caches of the processor, because
-    /// the next reader is a device or another process.
-    ///
-    /// # Errors
-    ///
-    /// [`is_request`](crate::Error::is_request): the buffer is shorter. Nothing was copied.
-    pub fn write(&mut self, offset: usize, sources: &[&[u8]]) -> Result<()> {
-        let (buffer_bytes, len) = (self.len, sources.iter().map(|source| source.len()).sum::<usize>());
-        let too_long = ErrorKind::BufferLength { len: offset.saturating_add(len), buffer_bytes };
-        let mut rest = self.as_mut_slice().get_mut(offset..).filter(|rest| rest.len() >= len).ok_or(too_long)?;
-        for source in sources {
-            let (into, after) = rest.split_at_mut(source.len());
-            if len < UNCACHED_BYTES {
-                into.copy_from_slice(source)
-            } else {
-                copy_uncached(into, source)
-            }
-            rest = after;
-        }
-        Ok(())
-    }
-
     /// Sends the buffer to the trainer, with the number `tag`. The ticket identifies the buffer; the trainer finds it also without the
     /// ticket, and if this process dies.
     ///
@@ -337,31 +313,6 @@ impl SlabBuf {
         let index = u32::try_from(self.index).unwrap_or(u32::MAX);
         Ok(Ticket { id: view.geometry.id, index, generation: self.state.generation, len: self.len as u64, tag })
     }
-}
-
-/// Copies with stores that do not load the destination into the caches.
-#[cfg(target_arch = "x86_64")]
-fn copy_uncached(into: &mut [u8], from: &[u8]) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-    // SAFETY: every bit pattern is a valid vector and a valid byte.
-    let (first, vectors, last) = unsafe { into.align_to_mut::<__m128i>() };
-    let (from_first, from) = from.split_at(first.len());
-    let (from_vectors, from_last) = from.split_at(size_of_val(vectors));
-    first.copy_from_slice(from_first);
-    for (into, from) in vectors.iter_mut().zip(from_vectors.chunks_exact(size_of::<__m128i>())) {
-        // SAFETY: a chunk of the length of a vector.
-        let vector = unsafe { _mm_loadu_si128(from.as_ptr().cast()) };
-        // SAFETY: an exclusive reference to an aligned vector.
-        unsafe { _mm_stream_si128(into, vector) };
-    }
-    last.copy_from_slice(from_last);
-    // SAFETY: every x86-64 processor has SSE. These stores are not ordered with the one that sends the buffer.
-    unsafe { _mm_sfence() };
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn copy_uncached(into: &mut [u8], from: &[u8]) {
-    into.copy_from_slice(from);
 }
 
 impl Drop for SlabBuf {

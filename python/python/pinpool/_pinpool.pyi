@@ -325,7 +325,6 @@ class SharedBuffer:
             ReleasedError: it was sent or released before.
             PeerError: the trainer has ended or closed the shared pool.
         """
-    def _write(self, offset: int, sources: list[npt.NDArray[np.uint8]]) -> None: ...
     def release(self) -> None:
         """Makes the buffer free without sending it. Raises BufferError while it has views."""
     def __buffer__(self, flags: int, /) -> memoryview: ...

@@ -8,13 +8,10 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, Literal, NamedTuple
 
-from . import _pinpool
 from ._arrays import is_tensor
 
 #: Alignment of each array in bytes: a cache line.
 _ALIGN = 64
-#: NumPy and torch stack rows that are shorter than this many bytes.
-_LONG_ROW = 16 << 10
 
 
 class Leaf(NamedTuple):
@@ -33,20 +30,20 @@ class Plan:
     def __init__(self):
         self.nbytes, self._copies = 0, []
 
-    def _add(self, shape, itemsize, dtype, is_torch, copy_to, rows):
+    def _add(self, shape, itemsize, dtype, is_torch, copy_to):
         leaf = Leaf(-(-self.nbytes // _ALIGN) * _ALIGN, tuple(shape), dtype, is_torch)
         self.nbytes = leaf.offset + math.prod(shape) * itemsize
-        self._copies.append((leaf, copy_to, rows))
+        self._copies.append((leaf, copy_to))
         return leaf
 
-    def _array(self, shape, dtype, copy_to, rows=()):
+    def _array(self, shape, dtype, copy_to):
         import numpy as np
 
         _refuse_objects(dtype)
-        return self._add(shape, dtype.itemsize, dtype.str if np.dtype(dtype.str) == dtype else dtype, False, copy_to, rows)
+        return self._add(shape, dtype.itemsize, dtype.str if np.dtype(dtype.str) == dtype else dtype, False, copy_to)
 
-    def _tensor(self, shape, dtype, copy_to, rows=()):
-        return self._add(shape, dtype.itemsize, str(dtype).removeprefix("torch."), True, copy_to, rows)
+    def _tensor(self, shape, dtype, copy_to):
+        return self._add(shape, dtype.itemsize, str(dtype).removeprefix("torch."), True, copy_to)
 
     def visit(self, value):
         """`value` with its arrays and tensors replaced by their positions; everything else is unchanged."""
@@ -83,7 +80,7 @@ class Plan:
                 # Raises an error, or returns a tensor that is copied to its position.
                 return by_torch(tensors, collate_fn_map=collate_fn_map)
             tensors = [tensor.detach() for tensor in tensors]
-            return self._tensor((len(tensors), *first.shape), first.dtype, lambda target: torch.stack(tensors, out=target), tensors)
+            return self._tensor((len(tensors), *first.shape), first.dtype, lambda target: torch.stack(tensors, out=target))
 
         return self.visit(collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: stack}))
 
@@ -101,7 +98,7 @@ class Plan:
             if len(shapes) > 1:
                 raise ValueError(f"samples of shapes {sorted(map(str, shapes))} cannot be stacked: make them equal, or use `pack`")
             shape = (len(samples), *array.shape)
-            return self._array(shape, _common_type(arrays), lambda target: np.stack(arrays, out=target, casting="safe"), arrays)
+            return self._array(shape, _common_type(arrays), lambda target: np.stack(arrays, out=target, casting="safe"))
         if isinstance(first, (bool, int, float)):
             return self.visit(_numbers(samples))
         if isinstance(first, dict):
@@ -115,14 +112,9 @@ class Plan:
     def fill(self, memory):
         """Copies the arrays and tensors to their positions in `memory`."""
         views = Views(memory)
-        for leaf, copy_to, rows in self._copies:
-            if not math.prod(leaf.shape):
-                continue
-            target = views.of(leaf)
-            if isinstance(memory, _pinpool.SharedBuffer) and (sources := _long_rows(target, rows)):
-                memory._write(leaf.offset, sources)
-            else:
-                copy_to(target)
+        for leaf, copy_to in self._copies:
+            if math.prod(leaf.shape):
+                copy_to(views.of(leaf))
         self._copies.clear()
 
 
@@ -173,21 +165,6 @@ def _is_plain(tensor):
     import torch
 
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
-
-
-def _long_rows(target, rows):
-    """The bytes of each row of `target` if the rows are long and contiguous and need no conversion, otherwise nothing."""
-    import numpy as np
-
-    if not rows or rows[0].nbytes < _LONG_ROW or any(row.dtype != target.dtype for row in rows):
-        return []
-    if not is_tensor(target):
-        return [row.reshape(-1).view(np.uint8) for row in rows] if all(row.flags.c_contiguous for row in rows) else []
-    import torch
-
-    if any(row.is_conj() or row.is_neg() or not row.is_contiguous() for row in rows):
-        return []
-    return [row.reshape(-1).view(torch.uint8).numpy() for row in rows]
 
 
 def _refuse_objects(dtype):

@@ -52,27 +52,6 @@ fn bytes_arrive_in_place_and_the_buffer_comes_back() {
 }
 
 #[test]
-fn written_sources_lie_one_after_another_whatever_their_lengths_and_addresses() {
-    let slabs = SharedSlabs::new(&pool(), 3 << 20, 1).unwrap();
-    let worker = attach(&slabs);
-    let bytes: Vec<u8> = (0..=250).cycle().take(3 << 20).collect();
-    for (offset, lengths) in
-        [(0, vec![1 << 20]), (5, vec![700_001, 0, 3, 400_000]), (64, vec![10, 20, 30]), (9, vec![1 << 21])]
-    {
-        let mut buf = worker.get(3 << 20, SOON).unwrap();
-        buf.as_mut_slice().fill(255);
-        let sources: Vec<_> = lengths.iter().enumerate().map(|(at, &len)| &bytes[at..at + len]).collect();
-        buf.write(offset, &sources).unwrap();
-        let written = sources.concat();
-        let (before, rest) = buf.as_slice().split_at(offset);
-        let (found, after) = rest.split_at(written.len());
-        assert!(found == written && before.iter().chain(after).all(|&byte| byte == 255), "{offset} {lengths:?}");
-        assert!(buf.write(offset, &[&bytes, &bytes[..1]]).unwrap_err().is_request());
-        assert!(buf.as_slice()[offset..].starts_with(&written), "a refused write copies nothing");
-    }
-}
-
-#[test]
 fn without_a_message_the_buffer_that_was_sent_first_is_next() {
     let slabs = SharedSlabs::new(&pool(), 100, 4).unwrap();
     let worker = attach(&slabs);
