@@ -144,7 +144,9 @@ impl Replay {
             // The player queues requests: no virtual time passes while a thread sleeps.
             .wait(Duration::ZERO)
             .on_full(OnFull::Error);
-        let mut report = Player::new(self, workload, (builder.build()?, clock, source), observe).play()?;
+        let report = ReplayReport { source: self.source, max_bytes: self.max_bytes, ..ReplayReport::default() };
+        let pool = (builder.build()?, clock, source);
+        let mut report = Player::new(workload, pool, self.wait, report, observe).play()?;
         let (count, last) = *checks.lock();
         (report.checks, report.last_lines) = (count, last.map(|last| last.to_string()));
         Ok(report)

@@ -16,9 +16,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use self::steps::{Due, Schedule};
-use super::replay::Replay;
 use super::report::ReplayReport;
 use super::sim::SimSource;
 use super::workload::Workload;
@@ -82,13 +82,15 @@ struct Ticket {
 }
 
 impl<'a> Player<'a> {
+    /// Counts in `report`, which names the source and the limit of the pool.
     pub(super) fn new(
-        &Replay { source: kind, max_bytes, wait, .. }: &Replay,
         workload: &'a Workload,
         (pool, clock, source): (Pool, ManualClock, Arc<SimSource>),
+        wait: Duration,
+        report: ReplayReport,
         observe: Observe<'a>,
     ) -> Self {
-        let is_closed = workload.is_closed && (workload.has_waited || max_bytes.is_some());
+        let is_closed = workload.is_closed && (workload.has_waited || report.max_bytes.is_some());
         Self {
             pool,
             clock,
@@ -100,7 +102,7 @@ impl<'a> Player<'a> {
             queue: VecDeque::new(),
             schedule: Schedule::new(&workload.threads, is_closed),
             now_ns: 0,
-            report: ReplayReport { source: kind, max_bytes, ..ReplayReport::default() },
+            report,
             page_locks_at_half: 0,
             pinned_byte_us: 0,
             requested_bytes: 0,
