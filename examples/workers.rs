@@ -12,7 +12,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use pinpool::Pool;
-use pinpool_shared::{SharedSlabs, SlabWorker, Ticket};
+use pinpool_shared_buffers::{SharedSlabs, SlabWorker, Ticket};
 use pinpool_testing::{SinkMem, SinkStream};
 
 const BYTES: usize = 4 << 20;

@@ -26,7 +26,7 @@
 //! | [`PoolBuilder`] | settings, each also a `PINPOOL_*` variable |
 //! | [`Backend`] | sources of memory |
 //! | [`Stats`], [`Pool::diagnose`] | what happened, and what to change |
-//! | the crate `pinpool-shared` | buffers that worker processes fill |
+//! | the crate `pinpool-shared-buffers` | buffers that worker processes fill |
 //!
 //! # Features
 //!
@@ -84,7 +84,7 @@ pub use config::{Limit, OnFull, ParseError, Preset};
 pub use copy::Completion;
 pub use error::{Error, Result, SourceError};
 pub use in_flight::{Fence, StreamId};
-pub use pool::{ExternalMemory, GetFuture, Partition, Pool, PoolBuilder, Request};
+pub use pool::{GetFuture, Partition, Pool, PoolBuilder, Request, UserMemory};
 pub use report::{Cause, Diagnosis, Dump, Owner, SuggestedSetting};
 pub use stats::Stats;
 

@@ -26,13 +26,13 @@ const ROOMS: &[(&str, usize)] = &[
     ("crates/observe", 2138),
     ("crates/os", 1350),
     ("crates/preload", 1407),
-    ("crates/replay", 1455),
-    ("crates/shared", 1054),
-    ("crates/shm", 900),
+    ("crates/replay", 1458),
+    ("crates/shared_buffers", 1054),
+    ("crates/shared_limit", 900),
     ("crates/testing", 658),
     ("examples", 396),
     ("fuzz", 8),
-    ("python", 2112),
+    ("python", 2103),
     ("src/arena", 1552),
     ("src/backend", 2089),
     ("src/buffer", 655),
@@ -49,12 +49,12 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 80240),
+    ("sum of code and tests", 80197),
     ("tests", 39271),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 118_292;
+const MARKDOWN_BYTES: usize = 118_383;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;

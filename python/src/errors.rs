@@ -43,7 +43,7 @@ pub(crate) fn with_text(error: &Error, text: impl PyErrArguments + 'static) -> P
 }
 
 /// The exception for an error of shared memory.
-pub(crate) fn for_shared(error: &pinpool_shared::Error) -> PyErr {
+pub(crate) fn for_shared(error: &pinpool_shared_buffers::Error) -> PyErr {
     let text = error.to_string();
     match error.of_pool() {
         Some(_) if error.is_shared() => python::SharedError::new_err(text),
@@ -67,7 +67,7 @@ pub(crate) fn for_request(error: &Error, wait: Duration, taken: Duration) -> PyE
 }
 
 /// The exception for a failed request for shared memory that could wait for `wait` and took `taken`.
-pub(crate) fn for_shared_request(error: &pinpool_shared::Error, wait: Duration, taken: Duration) -> PyErr {
+pub(crate) fn for_shared_request(error: &pinpool_shared_buffers::Error, wait: Duration, taken: Duration) -> PyErr {
     if error.is_limit() && ran_out(wait, taken) {
         python::TimeoutError::new_err(error.to_string())
     } else {

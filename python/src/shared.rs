@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pinpool::PinnedBy;
-use pinpool_shared::{Error, SharedSlabs, SlabBuf, SlabWorker, Ticket};
+use pinpool_shared_buffers::{Error, SharedSlabs, SlabBuf, SlabWorker, Ticket};
 use pyo3::exceptions::{PyBufferError, PyOSError};
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -137,7 +137,7 @@ impl PinnedBuf {
     }
 
     /// The first `len` bytes of `block` at a multiple of `align`; the block's class was computed for both (buffer-I1).
-    pub(crate) fn over(mut block: Block, len: usize, align: usize) -> Self {
+    pub(crate) fn from_block(mut block: Block, len: usize, align: usize) -> Self {
         // Less than `align`, and the class has `align` bytes more than `len` wherever the page-aligned base is not aligned
         // already (`size_class`).
         let skip_bytes = block.memory().start().as_ptr().align_offset(align);
@@ -149,7 +149,7 @@ impl PinnedBuf {
 
     /// The first `len` bytes of a fast-path block of their class.
     #[inline(always)]
-    pub(crate) fn over_plain(mut block: Block, len: usize) -> Self {
+    pub(crate) fn from_plain_block(mut block: Block, len: usize) -> Self {
         block.begin_plain(len);
         Self { block: ManuallyDrop::new(Some(block)) }
     }

@@ -26,7 +26,7 @@ const RETIRED: [(&str, &str); 12] = [
     ("CALL_STACKS", "set call_stacks in Rust or C, or use `pinpool load --call-stacks`"),
     ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
     ("FENCE", "streams count completed copies in host memory, or record events if the driver refuses that"),
-    ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared shares buffers between processes"),
+    ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared-buffers shares buffers between processes"),
     ("MAX_FALLBACK_BYTES", "pageable memory is limited to as much as PINPOOL_MAX_BYTES"),
     ("PIN_THREADS", "the pool pins with one thread per core that the process may use"),
     ("POLL", "set background_thread in code"),

@@ -14,7 +14,6 @@ use crate::error::Result;
 use crate::quota::Claim;
 
 mod builder;
-mod external;
 mod get_future;
 mod handle;
 mod on_host;
@@ -23,13 +22,14 @@ mod request;
 mod reserve;
 mod start;
 mod statistics;
+mod user_memory;
 
 pub use builder::PoolBuilder;
-pub use external::ExternalMemory;
 pub use get_future::GetFuture;
 use handle::{Handle, RequestScope};
 pub use partition::Partition;
 pub use request::Request;
+pub use user_memory::UserMemory;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
 ///
@@ -75,7 +75,7 @@ fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize, cl
         partition.charge(&mut block, claim);
     }
     core.record_holder(&mut block, wanted);
-    PinnedBuf::over(block, wanted.len, align)
+    PinnedBuf::from_block(block, wanted.len, align)
 }
 
 impl Pool {
@@ -130,7 +130,7 @@ impl Pool {
     #[inline(never)]
     fn get_fast(&self, shard: CachedShard<'_>, len: usize) -> Result<PinnedBuf> {
         match shard.take(len) {
-            Some(block) => Ok(PinnedBuf::over_plain(block, len)),
+            Some(block) => Ok(PinnedBuf::from_plain_block(block, len)),
             None => self.get_slow(len),
         }
     }
@@ -140,7 +140,7 @@ impl Pool {
         if self.handle.scope.is_none()
             && let Some(block) = self.core().take_remote_or_second(len)
         {
-            return Ok(PinnedBuf::over_plain(block, len));
+            return Ok(PinnedBuf::from_plain_block(block, len));
         }
         // The backend aligns to pages anyway, so the alignment does not affect the class.
         self.get_with(Request::new(len))

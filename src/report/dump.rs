@@ -94,7 +94,7 @@ pub(super) fn by_state(Stats { memory, copies, .. }: &Stats) -> impl Iterator<It
     let others = [
         ("free", in_no_buffer(memory)),
         ("quarantined", memory.quarantined_bytes),
-        ("external", memory.external_bytes),
+        ("user memory", memory.user_memory_bytes),
         ("pageable", memory.pageable_bytes),
     ];
     always.into_iter().chain(others.into_iter().filter(|(_, bytes)| *bytes > 0))

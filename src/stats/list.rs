@@ -176,7 +176,7 @@ group! {
     /// Bytes of the pageable buffers.
     pageable_bytes: u64 = Gauge,
     /// Bytes that users pinned under this pool's limit ([`Pool::pin`](crate::Pool::pin)), not held by the pool.
-    external_bytes: u64 = Gauge,
+    user_memory_bytes: u64 = Gauge,
     /// Reserved bytes that are pinned ([`Pool::reserve`](crate::Pool::reserve), `PINPOOL_RESERVE`).
     reserve_bytes: u64 = Gauge,
     /// Reserved bytes that were requested. More than `reserve_bytes` while a reserve is being pinned, or after it failed.

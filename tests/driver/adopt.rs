@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use mock_driver::{Code, MockDriver};
-use pinpool::{Backend, ExternalMemory, PinnedBuf, PinnedBy, Pool};
+use pinpool::{Backend, PinnedBuf, PinnedBy, Pool, UserMemory};
 
 use super::child::{alone, in_a_child};
 use super::fixture::{MIB, builder, held, stream_and_memory};
@@ -15,14 +15,14 @@ use crate::valid_stats::valid_stats;
 struct Pages([u8; MIB]);
 
 /// Pages of a user, pinned as the memory of `pool`; each says whether it is still there.
-fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<ExternalMemory<(Box<Pages>, Arc<()>)>> {
+fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<UserMemory<(Box<Pages>, Arc<()>)>> {
     let mut pages = Box::new(Pages([9; MIB]));
     let memory = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.
     Arc::new(unsafe { pool.pin(memory, (pages, alive.clone())) }.unwrap())
 }
 
-fn lent(pool: &Pool, locked: &Arc<ExternalMemory<(Box<Pages>, Arc<()>)>>) -> PinnedBuf {
+fn lent(pool: &Pool, locked: &Arc<UserMemory<(Box<Pages>, Arc<()>)>>) -> PinnedBuf {
     let kept = locked.clone();
     // SAFETY: the bytes are the buffer's alone, and locked until the call.
     unsafe { pool.adopt(locked.memory(), locked.pinned_by(), move || drop(kept)) }.unwrap()
@@ -62,7 +62,7 @@ fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
             (pool.stats().requests.adopted, held(driver).registrations, Arc::strong_count(&alive)),
             (0, before, 1)
         );
-        assert_eq!(pool.stats().memory.external_bytes, 0);
+        assert_eq!(pool.stats().memory.user_memory_bytes, 0);
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
     });
 }
@@ -82,7 +82,7 @@ fn memory_that_a_device_may_still_use_is_never_given_back() {
         pool.maintain();
     }
     let stats = valid_stats(&pool);
-    assert_eq!((stats.memory.quarantined, stats.requests.adopted, stats.memory.external_bytes), (1, 1, MIB as u64));
+    assert_eq!((stats.memory.quarantined, stats.requests.adopted, stats.memory.user_memory_bytes), (1, 1, MIB as u64));
     drop(pool);
     assert_eq!(Arc::strong_count(&alive), 2, "the pages stay mapped");
 }
@@ -98,11 +98,11 @@ fn a_refusal_of_the_driver_is_an_error_and_one_at_the_end_keeps_the_memory() {
     // SAFETY: mapped as long as `pages`, which nothing else uses.
     let error = unsafe { pool.pin(bytes, pages) }.unwrap_err();
     assert!(error.is_backend() && error.to_string().contains("cuMemHostRegister"), "{error}");
-    assert_eq!(pool.stats().memory.external_bytes, 0);
+    assert_eq!(pool.stats().memory.user_memory_bytes, 0);
     let locked = locked(&pool, &alive);
     driver.fail("cuMemHostUnregister", 1, Code::UNKNOWN);
     drop(locked);
-    assert_eq!((Arc::strong_count(&alive), pool.stats().memory.external_bytes), (2, MIB as u64));
+    assert_eq!((Arc::strong_count(&alive), pool.stats().memory.user_memory_bytes), (2, MIB as u64));
 }
 
 #[test]

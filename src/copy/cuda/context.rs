@@ -1,4 +1,4 @@
-//! The state that the copies of one context share: [`StreamContext`] for queries and waits, the [`TimelinePages`] that streams write, and the
+//! The state that the copies of one context share: [`ContextWork`] for queries and waits, the [`TimelinePages`] that streams write, and the
 //! [`OwnContext`] by which slices are lent to cudarc.
 //!
 //! **context-I1**: a `ContextState` is never freed, so its address identifies only this context. It keeps a context object or a primary
@@ -17,7 +17,7 @@ use std::thread;
 
 use cudarc::driver::{CudaContext, sys};
 
-use super::context_fence::{CAPTURE_PAUSE, StreamContext};
+use super::context_fence::{CAPTURE_PAUSE, ContextWork};
 use super::own_context::OwnContext;
 use super::stream::{Stream, id_number};
 use super::timeline::{Timeline, TimelinePages};
@@ -37,7 +37,7 @@ std::thread_local! {
 
 /// The state that the copies of one context share.
 pub(super) struct ContextState {
-    pub(super) streams: StreamContext,
+    pub(super) work: ContextWork,
     /// Keeps the context for as long as this lives; `None` if it was found by its handle alone.
     _object: Option<Arc<CudaContext>>,
     device: sys::CUdevice,
@@ -47,7 +47,7 @@ pub(super) struct ContextState {
 
 impl fmt::Debug for ContextState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ContextState").field("context", &self.streams.context).finish_non_exhaustive()
+        f.debug_struct("ContextState").field("context", &self.work.context).finish_non_exhaustive()
     }
 }
 
@@ -104,7 +104,7 @@ impl ContextState {
         let has_handle = |state: &&'static Self| state.is_of(handle);
         let state = states.iter().rev().copied().find(has_handle).unwrap_or_else(|| {
             let state: &'static Self = Box::leak(Box::new(Self {
-                streams: StreamContext::new(context),
+                work: ContextWork::new(context),
                 _object: object,
                 device,
                 own: OnceLock::new(),
@@ -125,7 +125,7 @@ impl ContextState {
     /// Returns whether this is the state of the context that has this handle now. One of a context that ended without a successor
     /// counts, so that a program which continues to use it does not make a state at each call: those calls fail.
     fn is_of(&self, handle: sys::CUcontext) -> bool {
-        let context = self.streams.context;
+        let context = self.work.context;
         context.handle() == handle && !context.is_replaced()
     }
 
@@ -133,7 +133,7 @@ impl ContextState {
     /// before, and used by this thread last.
     pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), Failed> {
         let is_current = |state: &&Self| {
-            let last = state.streams.context;
+            let last = state.work.context;
             last.handle() == context.cu_ctx() && last.is_current()
         };
         if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_current) {
@@ -144,7 +144,7 @@ impl ContextState {
     }
 
     pub(super) fn enter(&self) -> Result<CurrentContext, Failed> {
-        self.streams.enter()
+        self.work.enter()
     }
 
     /// The identity of a stream of this context; the context is current.
@@ -154,13 +154,13 @@ impl ContextState {
         }
         // The driver may refuse a call once and accept it the next time.
         let number = id_number(stream.handle).or_else(|| id_number(stream.handle))?;
-        Some(self.streams.stream_id(number))
+        Some(self.work.stream_id(number))
     }
 
     /// Returns whether the event has completed.
     pub(super) fn query_now(&self, event: Event) -> Result<bool, Failed> {
         // SAFETY: a live event (context-I2).
-        self.streams.query(|| unsafe { calls::event_query(event.0) })
+        self.work.query(|| unsafe { calls::event_query(event.0) })
     }
 
     /// Returns whether the event of a fence has completed. `false` if a capture forbids the query.
@@ -186,7 +186,7 @@ impl ContextState {
 
     /// The timeline of the stream with this id; `None` if an event has to do. The context is current.
     pub(super) fn timeline(&'static self, id: StreamId) -> Option<&'static Timeline> {
-        self.pages.timeline(id, &self.streams)
+        self.pages.timeline(id, &self.work)
     }
 
     /// Pinpool's own cudarc context object.
@@ -196,7 +196,7 @@ impl ContextState {
             None => {
                 let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
                 // SAFETY: the handle is valid (context-I1), of this device and current.
-                let own = unsafe { OwnContext::new(self.device, self.streams.context.handle()) }?;
+                let own = unsafe { OwnContext::new(self.device, self.work.context.handle()) }?;
                 // Two threads may be here at once: then one drops its stream, once.
                 Ok(self.own.get_or_init(|| own))
             }

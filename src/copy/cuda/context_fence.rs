@@ -50,14 +50,14 @@ pub(super) fn wait_for(stream: Stream) -> Result<(), Failed> {
 
 /// Queries and waits for the work of a context. All of them fail once the context has ended.
 #[derive(Debug)]
-pub(super) struct StreamContext {
+pub(super) struct ContextWork {
     pub(super) context: Context,
     idle_stream: OnceLock<OwnStream>,
     /// Whether a dedicated thread waits for all of its work: a wait has no upper bound.
     is_waiting: AtomicBool,
 }
 
-impl StreamContext {
+impl ContextWork {
     /// The state of a context that is never destroyed, except by a reset (context-I1).
     pub(super) fn new(context: Context) -> Self {
         Self { context, idle_stream: OnceLock::new(), is_waiting: AtomicBool::new(false) }
@@ -110,7 +110,7 @@ impl StreamContext {
 pub(super) struct ContextFence {
     /// The reason.
     refused: String,
-    context: &'static StreamContext,
+    context: &'static ContextWork,
     /// Whether the work has completed; empty while that is unknown. False if a capture refused the wait: the wait has invalidated
     /// that capture, so the same work is not waited for again.
     end: Arc<OnceLock<bool>>,
@@ -119,7 +119,7 @@ pub(super) struct ContextFence {
 impl ContextFence {
     /// A fence after all work so far of a stream of this context, which has completed already if `was_complete`. `refused` is the reason
     /// why there is no other fence.
-    pub(super) fn new(context: &'static StreamContext, refused: String, was_complete: bool) -> Self {
+    pub(super) fn new(context: &'static ContextWork, refused: String, was_complete: bool) -> Self {
         let end = if was_complete { OnceLock::from(true) } else { OnceLock::new() };
         Self { refused, context, end: Arc::new(end) }
     }
@@ -143,7 +143,7 @@ impl ContextFence {
 }
 
 /// Waits for all work of the context so far, and sets `end`.
-fn wait_for_all(context: &StreamContext, end: &OnceLock<bool>) -> Result<(), Failed> {
+fn wait_for_all(context: &ContextWork, end: &OnceLock<bool>) -> Result<(), Failed> {
     let (_relaxed, _current) = (RelaxedCapture::enter(), context.enter()?);
     // SAFETY: the call has no arguments, and is refused without a context.
     let waited = unsafe { calls::context_synchronize() };

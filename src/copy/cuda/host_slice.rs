@@ -132,7 +132,7 @@ impl TrackedCopy {
             Ok(()) | Err(Failed { code: Code::NOT_READY, .. }) => Record::Present,
             Err(Failed { code: Code::INVALID_HANDLE, .. }) => {
                 let why = "cudarc recorded no event behind its copy".to_owned();
-                Record::Missing(ContextFence::new(&self.context.streams, why, false))
+                Record::Missing(ContextFence::new(&self.context.work, why, false))
             }
             Err(Failed { code, .. }) if code.is_forbidden_by_capture() => return Ok(None),
             Err(failed) => return Err(self.answer.refused(failed)),

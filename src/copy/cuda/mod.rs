@@ -249,7 +249,7 @@ fn enqueue_fence(prepared: Result<Prepared, Failed>, stream: Stream, context: &'
         Ok(event) => Arc::new(event),
         Err(failed) => {
             let is_complete = context_fence::wait_for(stream).is_ok();
-            Arc::new(ContextFence::new(&context.streams, failed.to_string(), is_complete))
+            Arc::new(ContextFence::new(&context.work, failed.to_string(), is_complete))
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `mod.rs` | the state of a pool; trim, clear, reserve, external memory under the limit |
+//! | `mod.rs` | the state of a pool; trim, clear, reserve, user memory under the limit |
 //! | `get.rs`, `queue.rs` | a request and its wait; the pool as the server of its wait queue |
 //! | `put.rs` | a return, completed copies, evictions, blocks that are never reused, the end |
 //! | `fast_path.rs` | hits and returns in a cached shard |
@@ -323,11 +323,11 @@ impl Core {
     }
 
     /// Claims `bytes` under the limits for memory other than buffers; idle memory makes room. A slow call.
-    pub(crate) fn claim_external(&self, bytes: u64) -> Result<Claim> {
-        let claim = || self.memory.claim_external(bytes);
+    pub(crate) fn claim_user_memory(&self, bytes: u64) -> Result<Claim> {
+        let claim = || self.memory.claim_user_memory(bytes);
         let claim_or_trim = || {
             claim().or_else(|refusal| {
-                self.trim(self.memory.room_for_external(bytes).ok_or(refusal)?);
+                self.trim(self.memory.room_for_user_memory(bytes).ok_or(refusal)?);
                 claim()
             })
         };
@@ -341,8 +341,8 @@ impl Core {
     }
 
     /// Releases `claim`, which makes room for waiting requests.
-    pub(crate) fn end_external_claim(&self, claim: Claim) {
-        self.memory.end_external(claim.bytes());
+    pub(crate) fn end_user_memory_claim(&self, claim: Claim) {
+        self.memory.end_user_memory(claim.bytes());
         drop(claim);
         self.room_was_made();
     }

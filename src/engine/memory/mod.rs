@@ -68,7 +68,7 @@ pub(crate) struct Memory {
     arena: Option<Arc<ArenaSupply>>,
     pageable: Option<OneEach>,
     /// Bytes of users that are pinned under the same limit. Relaxed: a statistic.
-    external_bytes: AtomicU64,
+    user_memory_bytes: AtomicU64,
     /// The bytes that the process may lock, read when a request first finds no memory.
     lock_limit: OnceLock<Option<u64>>,
 }
@@ -77,14 +77,14 @@ impl Memory {
     /// One acquisition of `source` for each block, which `claim` claims.
     pub(crate) fn one_each(source: CalledSource, claim: Claim, pageable: Option<OneEach>, log: Arc<PoolLog>) -> Self {
         let supply = Arc::new(OneEach::new(source.clone(), claim, Some(log.clone())));
-        let (budget, external_bytes, lock_limit) = (supply.budget.clone(), AtomicU64::new(0), OnceLock::new());
-        Self { source, budget, log, supply, arena: None, pageable, external_bytes, lock_limit }
+        let (budget, user_memory_bytes, lock_limit) = (supply.budget.clone(), AtomicU64::new(0), OnceLock::new());
+        Self { source, budget, log, supply, arena: None, pageable, user_memory_bytes, lock_limit }
     }
 
     pub(crate) fn of_arena(arena: ArenaSupply, pageable: Option<OneEach>) -> Self {
         let (source, budget, log) = (arena.source.clone(), arena.budget.clone(), arena.log.clone());
-        let (arena, external_bytes, lock_limit) = (Arc::new(arena), AtomicU64::new(0), OnceLock::new());
-        Self { source, budget, log, supply: arena.clone(), arena: Some(arena), pageable, external_bytes, lock_limit }
+        let (arena, user_memory_bytes, lock_limit) = (Arc::new(arena), AtomicU64::new(0), OnceLock::new());
+        Self { source, budget, log, supply: arena.clone(), arena: Some(arena), pageable, user_memory_bytes, lock_limit }
     }
 
     /// The supply of pinned memory.
@@ -138,19 +138,19 @@ impl Memory {
     }
 
     /// Claims `bytes` for memory that is held in addition to the blocks.
-    pub(in crate::engine) fn claim_external(&self, bytes: u64) -> Result<Claim, Refusal> {
+    pub(in crate::engine) fn claim_user_memory(&self, bytes: u64) -> Result<Claim, Refusal> {
         let claim = self.budget.claim(bytes)?;
-        self.external_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.user_memory_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(claim)
     }
 
-    /// `bytes` of [`claim_external`](Self::claim_external) are no longer held.
-    pub(in crate::engine) fn end_external(&self, bytes: u64) {
-        self.external_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    /// `bytes` of [`claim_user_memory`](Self::claim_user_memory) are no longer held.
+    pub(in crate::engine) fn end_user_memory(&self, bytes: u64) {
+        self.user_memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// How much the supply may hold for `bytes` to fit in addition. `None` without a limit.
-    pub(in crate::engine) fn room_for_external(&self, bytes: u64) -> Option<u64> {
+    pub(in crate::engine) fn room_for_user_memory(&self, bytes: u64) -> Option<u64> {
         Some(self.max_bytes()?.saturating_sub(bytes).saturating_sub(self.supply.claimed_by_others()))
     }
 
@@ -179,7 +179,7 @@ impl Memory {
     /// Fills in what the supply and pageable memory count.
     pub(in crate::engine) fn fill_stats(&self, stats: &mut Stats) {
         self.supply.fill(stats);
-        stats.memory.external_bytes = self.external_bytes.load(Ordering::Relaxed);
+        stats.memory.user_memory_bytes = self.user_memory_bytes.load(Ordering::Relaxed);
         if let Some(pageable) = &self.pageable {
             stats.memory.pageable_bytes = pageable.all_block_bytes();
         }

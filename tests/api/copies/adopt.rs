@@ -184,9 +184,9 @@ fn memory_is_locked_under_the_limit_of(pool: &Pool) {
     assert!(pool.get_with(Request::new(12_000).timeout(std::time::Duration::ZERO)).unwrap_err().is_limit());
     let other = lock(pool, 0).unwrap();
     let error = lock(pool, 0).unwrap_err();
-    assert!(error.is_limit() && error.to_string().contains("external 16.0KiB"), "{error}");
+    assert!(error.is_limit() && error.to_string().contains("user memory 16.0KiB"), "{error}");
     let stats = valid_stats(pool);
-    assert_eq!((stats.memory.external_bytes, stats.memory.held_bytes), (16_384, 0));
+    assert_eq!((stats.memory.user_memory_bytes, stats.memory.held_bytes), (16_384, 0));
     let error = lock(pool, 1).unwrap_err();
     assert!(error.is_request() && error.to_string().contains("4096"), "{error}");
     drop((locked, other));
@@ -194,7 +194,7 @@ fn memory_is_locked_under_the_limit_of(pool: &Pool) {
 }
 
 /// Two pages, pinned as memory of `pool`.
-fn locked(pool: &Pool) -> Result<pinpool::ExternalMemory<Box<Pages>>, pinpool::Error> {
+fn locked(pool: &Pool) -> Result<pinpool::UserMemory<Box<Pages>>, pinpool::Error> {
     let mut pages = Box::new(Pages([3; 8192]));
     let memory = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pinpool::{Backend, Pool, Preset};
 #[cfg(all(feature = "observe", target_os = "linux"))]
-use pinpool_shared::{SharedSlabs, SlabWorker};
+use pinpool_shared_buffers::{SharedSlabs, SlabWorker};
 use pinpool_testing::SourceCall;
 use pinpool_testing::{SinkMem, SinkStream};
 

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 
-use super::context_fence::StreamContext;
+use super::context_fence::ContextWork;
 use crate::backend;
 use crate::driver::code::{Code, Failed};
 use crate::driver::{self, RelaxedCapture, calls};
@@ -115,7 +115,7 @@ pub(super) struct Timeline {
     /// The last number enqueued for writing.
     last: Mutex<u64>,
     pages: &'static TimelinePages,
-    context: &'static StreamContext,
+    context: &'static ContextWork,
 }
 
 impl Timeline {
@@ -173,7 +173,7 @@ impl Timeline {
 impl TimelinePages {
     /// The timeline of the stream with this id, which is of the context of these words; `None` if there is no memory for one, or the
     /// driver writes no words. The context is current.
-    pub(super) fn timeline(&'static self, id: StreamId, context: &'static StreamContext) -> Option<&'static Timeline> {
+    pub(super) fn timeline(&'static self, id: StreamId, context: &'static ContextWork) -> Option<&'static Timeline> {
         let is_own = |timeline: &&Timeline| std::ptr::eq(timeline.pages, self);
         if let Some(known) = Timeline::find(id.number()) {
             return Some(known).filter(is_own);
@@ -199,7 +199,7 @@ impl TimelinePages {
     }
 
     /// A timeline without a stream: a spare one, one of a stream at rest, or the first of a new page.
-    fn take_free(&'static self, context: &'static StreamContext) -> Option<&'static Timeline> {
+    fn take_free(&'static self, context: &'static ContextWork) -> Option<&'static Timeline> {
         if let Some(free) = self.free.lock().pop() {
             return Some(free);
         }
@@ -222,7 +222,7 @@ impl TimelinePages {
 
     /// Timelines over pinned and mapped memory, which is never freed. It is this process's own, so a fence may read its word
     /// after a reset of the device has ended the registration. A refused page stays mapped.
-    fn new_page(&'static self, context: &'static StreamContext) -> Option<Vec<&'static Timeline>> {
+    fn new_page(&'static self, context: &'static ContextWork) -> Option<Vec<&'static Timeline>> {
         let _relaxed = RelaxedCapture::enter();
         let page = backend::page_of_this_process(WORDS_BYTES)?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -253,7 +253,7 @@ impl TimelinePages {
 
 impl DeviceHealth {
     /// Queries the device if a query is due, and fails if the last query failed (timeline-I3).
-    fn check(&self, context: &StreamContext) -> Result<(), Failed> {
+    fn check(&self, context: &ContextWork) -> Result<(), Failed> {
         // Relaxed, here and below: elects one caller, and a code without other data.
         let (now_us, queried_us) = (monotonic_us(), self.queried_us.load(Ordering::Relaxed));
         let is_due = now_us >= queried_us.saturating_add(HEALTH_EVERY_US);
@@ -268,7 +268,7 @@ impl DeviceHealth {
         answer
     }
 
-    fn query(context: &StreamContext) -> Result<(), Failed> {
+    fn query(context: &ContextWork) -> Result<(), Failed> {
         let idle_stream = context.idle_stream()?;
         // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
         match context.query(|| unsafe { calls::stream_query(idle_stream.0) }) {

@@ -13,7 +13,7 @@ use crate::error::{ErrorKind, Result};
 use crate::memory_file::MemoryFile;
 use pinpool_os::fork::{self, ForkGeneration};
 use pinpool_os::sync::process::{AtomicUsize, Ordering};
-use pinpool_shm::file::LockFile;
+use pinpool_shared_limit::file::LockFile;
 
 /// Time between two checks of a waiting process for dead processes.
 pub(super) const CHECK_EVERY: Duration = Duration::from_millis(20);

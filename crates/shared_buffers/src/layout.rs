@@ -16,7 +16,7 @@ use crate::error::{ErrorKind, Result};
 use crate::memory_file::{MemoryFile, Shared, SharedMemory};
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 use pinpool_os::sync::process::{AtomicU32, AtomicU64, Ordering};
-use pinpool_shm::file::EventCount;
+use pinpool_shared_limit::file::EventCount;
 
 /// `pinslabs`, as bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"pinslabs");

@@ -6,7 +6,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use pinpool::{Backend, Pool};
-use pinpool_shared::{SharedSlabs, SlabWorker};
+use pinpool_shared_buffers::{SharedSlabs, SlabWorker};
 
 use super::child::{Child, alone};
 use super::draw::Draw;

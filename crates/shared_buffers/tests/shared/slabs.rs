@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::{Backend, Pool, Request};
-use pinpool_shared::{Error, SharedSlabs, SlabWorker, Ticket};
+use pinpool_shared_buffers::{Error, SharedSlabs, SlabWorker, Ticket};
 use pinpool_testing::{SinkMem, SinkStream};
 
 const SOON: Duration = Duration::from_millis(1);

@@ -14,7 +14,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pinpool::{ExternalMemory, PinnedBuf, PinnedBy, Pool};
+use pinpool::{PinnedBuf, PinnedBy, Pool, UserMemory};
 
 use crate::error::Result;
 use crate::memory_file::SharedMemory;
@@ -31,7 +31,7 @@ pub(super) struct Lender {
 
 /// The mapping, shared by the lender and the lent parts.
 struct Parts {
-    memory: ExternalMemory<SharedMemory>,
+    memory: UserMemory<SharedMemory>,
     returned: Returned,
 }
 

@@ -13,7 +13,7 @@
 //! ```
 //! use std::os::fd::AsFd;
 //! use std::time::Duration;
-//! use pinpool_shared::{SharedSlabs, SlabWorker};
+//! use pinpool_shared_buffers::{SharedSlabs, SlabWorker};
 //!
 //! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
 //! let slabs = SharedSlabs::new(&pool, 1 << 20, 4)?; // 4 buffers of 1 MiB

@@ -1,4 +1,4 @@
-//! External memory: pinned for its user, or adopted as a buffer.
+//! User memory: pinned for its user, or adopted as a buffer.
 #![allow(unsafe_code)] // Unpins memory.
 
 use std::fmt;
@@ -59,7 +59,7 @@ impl Pool {
         self.core().config().rounding.class(len, 1)?;
         let (is_pinned, on_return) = (pinned_by.is_some(), Box::new(on_return));
         let block = self.core().adopt(Adopted { start, len, is_pinned, on_return })?;
-        Ok(PinnedBuf::over(block, len, 1))
+        Ok(PinnedBuf::from_block(block, len, 1))
     }
 
     /// Pins memory that the caller mapped (anonymous, memfd or tmpfs, writable), with the pool's backend and within its limit; idle
@@ -94,7 +94,7 @@ impl Pool {
     /// - [`is_limit`](crate::Error::is_limit): it does not fit within the limit,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
-    pub unsafe fn pin<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<ExternalMemory<O>> {
+    pub unsafe fn pin<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<UserMemory<O>> {
         let core = self.core();
         self.check_open()?;
         let (start, len) = (memory.cast::<u8>(), memory.len());
@@ -104,17 +104,17 @@ impl Pool {
             );
             return Err(ErrorKind::View { why }.into());
         }
-        let claim = core.claim_external(len as u64)?;
+        let claim = core.claim_user_memory(len as u64)?;
         let (region, config) = (Region::new(start, len, 0), core.config());
         // SAFETY: whole pages that stay mapped until the drop of the result, which unpins them first (pinned-range-I1).
         let lock = unsafe { PinnedRange::pin(&region, core.memory().source().name(), config.device) };
         match lock {
             Ok(lock) => {
                 let held = ManuallyDrop::new(Held { region, lock, owner, claim });
-                Ok(ExternalMemory { held, core: core.clone() })
+                Ok(UserMemory { held, core: core.clone() })
             }
             Err(error) => {
-                core.end_external_claim(claim);
+                core.end_user_memory_claim(claim);
                 Err(core.refused_by_source(len, error))
             }
         }
@@ -126,7 +126,7 @@ impl Pool {
 /// Dropping it unpins the memory, drops the owner, and returns the bytes to the limit, in this order. If the driver fails to unpin
 /// the memory, the owner is never dropped and the bytes stay counted, because a device may use them. In a forked child nothing
 /// happens.
-pub struct ExternalMemory<O: Send + 'static> {
+pub struct UserMemory<O: Send + 'static> {
     /// Taken only by the drop.
     held: ManuallyDrop<Held<O>>,
     core: Arc<Core>,
@@ -139,7 +139,7 @@ struct Held<O> {
     claim: Claim,
 }
 
-impl<O: Send + 'static> ExternalMemory<O> {
+impl<O: Send + 'static> UserMemory<O> {
     /// Address and length of the pinned memory.
     pub fn memory(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.held.region.start(), self.held.region.len_bytes())
@@ -156,16 +156,16 @@ impl<O: Send + 'static> ExternalMemory<O> {
     }
 }
 
-impl<O: Send + 'static> fmt::Debug for ExternalMemory<O> {
+impl<O: Send + 'static> fmt::Debug for UserMemory<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExternalMemory")
+        f.debug_struct("UserMemory")
             .field("memory", &self.memory())
             .field("pinned_by", &self.pinned_by())
             .finish_non_exhaustive()
     }
 }
 
-impl<O: Send + 'static> Drop for ExternalMemory<O> {
+impl<O: Send + 'static> Drop for UserMemory<O> {
     fn drop(&mut self) {
         // SAFETY: nothing uses the field after the drop.
         let held = unsafe { ManuallyDrop::take(&mut self.held) };
@@ -183,7 +183,7 @@ impl<O: Send + 'static> Drop for ExternalMemory<O> {
         let Held { owner, claim, .. } = held;
         // Waiting requests get the bytes even if the drop panics.
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(owner)));
-        self.core.end_external_claim(claim);
+        self.core.end_user_memory_claim(claim);
         dropped.unwrap_or_else(|panic| resume_unwind(panic));
     }
 }

@@ -14,7 +14,7 @@ use crate::memory_file::{MemoryFile, SharedMemory};
 use pinpool::{PinnedBuf, PinnedBy, Pool};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::Ordering;
-use pinpool_shm::file::LockFile;
+use pinpool_shared_limit::file::LockFile;
 
 /// Buffers that worker processes fill and this process copies to a device. This process pins their memory once.
 ///
