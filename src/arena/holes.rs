@@ -29,6 +29,7 @@ impl Holes {
 
     /// The tightest hole that fits `bytes` at `align`, the lowest of equals. Page alignment takes one step; a larger one
     /// may skip holes that are long enough but misaligned, all shorter than `bytes + align`.
+    #[inline(always)] // A carve calls this once.
     pub(super) fn tightest(&self, bytes: u64, align: u64) -> Option<Extent> {
         self.of_at_least(bytes).find(|hole| align_up(hole.start, align) + bytes <= hole.end)
     }
@@ -94,6 +95,7 @@ impl Holes {
     }
 
     /// Adds `part` and merges it with its neighbours; returns the merged hole.
+    #[inline(always)] // A return to the arena calls this once.
     pub(super) fn add(&mut self, part: Extent) -> Extent {
         // One search finds both neighbours: the hole that ends at the start of `part`, and the next one.
         let mut near = self.start_by_end.range(part.start..).map(|(&end, &start)| Extent { start, end });

@@ -70,6 +70,7 @@ impl fmt::Debug for Pool {
 }
 
 /// The buffer for a request. Charges `claim` to its partition, unless that was done.
+#[inline]
 fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize, claim: Option<Claim>) -> PinnedBuf {
     if let Some((partition, claim)) = wanted.partition.as_ref().zip(claim) {
         partition.charge(&mut block, claim);
