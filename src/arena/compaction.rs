@@ -33,11 +33,11 @@ impl Arena {
         most_bytes > self.holes[HoleSet::Shared as usize].longest_bytes() + STEP_GRANULES * granule_bytes
     }
 
-    /// Plans one step towards a hole for a buffer of `wanted_bytes` at `align`, or for all that is idle if that is less.
+    /// Plans one step towards a hole for a buffer of `wanted_bytes`, or for all that is idle if that is less.
     /// `None` if a request would have at most one step of granules to remap, or none can be remapped. Commits nothing.
-    pub(crate) fn compact(&mut self, wanted_bytes: u64, align: u64) -> Option<Plan> {
+    pub(crate) fn compact(&mut self, wanted_bytes: u64) -> Option<Plan> {
         let GrowthMode::Granules(_) = self.growth else { return None };
-        let (targets, kept) = self.standing_hole(wanted_bytes, align)?;
+        let (targets, kept) = self.standing_hole(wanted_bytes)?;
         // Only granules of one size take each other's place.
         let (of_size, granule_bytes) = self.all_of_size(*targets.first()?);
         let target_bytes: u64 = targets.iter().map(|target| target.bytes()).sum();
@@ -57,15 +57,15 @@ impl Arena {
 
     /// The uncommitted runs that the standing hole lacks, all of one size of granules, and the extent from which nothing is
     /// to be moved.
-    fn standing_hole(&self, wanted_bytes: u64, align: u64) -> Option<(Vec<Extent>, Extent)> {
+    fn standing_hole(&self, wanted_bytes: u64) -> Option<(Vec<Extent>, Extent)> {
         let GrowthMode::Granules(smallest_bytes) = self.growth else { return None };
         let holes = &self.holes[HoleSet::Shared as usize];
         let mut bytes = wanted_bytes.min(self.idle.bytes()).next_multiple_of(smallest_bytes);
         for _ in 0..PLACES_TRIED {
-            if bytes <= STEP_GRANULES * smallest_bytes || holes.tightest(bytes, align).is_some() {
+            if bytes <= STEP_GRANULES * smallest_bytes || holes.tightest(bytes).is_some() {
                 return None;
             }
-            let fit = self.best_fit(bytes, align)?;
+            let fit = self.best_fit(bytes)?;
             let hull = self.granules_around(fit.buffer);
             let targets = self.uncommitted.within(hull);
             let (of_size, granule_bytes) = self.all_of_size(*targets.first()?);
@@ -125,7 +125,6 @@ mod tests {
     use crate::arena::{ArenaPtr, GrowthLimits, PlanOutcome, Retention, Step};
 
     const GRANULE: u64 = 2 << 20;
-    const PAGE: u64 = 4096;
 
     fn at(granule: u64) -> ArenaPtr {
         ArenaPtr::new(0, granule * GRANULE)
@@ -141,7 +140,7 @@ mod tests {
         let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
         arena.add_virtual_range(4 * granules * GRANULE).unwrap();
         let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
-        let plan = arena.grow(granules * GRANULE, GRANULE, limits).unwrap();
+        let plan = arena.grow(granules * GRANULE, limits).unwrap();
         assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
         for (second, &granule) in (0..).zip(free) {
             arena.free(at(granule), GRANULE, second * 1_000_000);
@@ -162,7 +161,7 @@ mod tests {
     fn granules_of_small_holes_are_moved_behind_a_hole_two_at_a_time() {
         let mut arena = with_free(&[1, 3, 4, 7, 9, 15]);
         assert!(arena.lacks_hole(6 * GRANULE) && arena.lacks_hole(100 * GRANULE) && !arena.lacks_hole(4 * GRANULE));
-        let plan = arena.compact(6 * GRANULE, PAGE).unwrap();
+        let plan = arena.compact(6 * GRANULE).unwrap();
         assert_eq!(moves(&plan), [(1, 16, 1), (7, 17, 1)]);
         assert!(arena.finish_plan(plan, PlanOutcome::Done, 9_000_000));
         arena.validate().unwrap();
@@ -170,12 +169,12 @@ mod tests {
         assert_eq!(arena.stats().idle_bytes, 6 * GRANULE);
         let oldest: Vec<_> = arena.idle.longest_idle().take(2).map(|run| run.extent).collect();
         assert_eq!(oldest, [Extent::new(at(16), GRANULE), Extent::new(at(17), GRANULE)]);
-        let plan = arena.compact(6 * GRANULE, PAGE).unwrap();
+        let plan = arena.compact(6 * GRANULE).unwrap();
         assert_eq!(moves(&plan), [(3, 18, 1), (9, 19, 1)]);
         assert!(arena.finish_plan(plan, PlanOutcome::Done, 9_000_000));
         // One is missing: the request remaps it.
-        assert!(arena.compact(6 * GRANULE, PAGE).is_none() && !arena.lacks_hole(6 * GRANULE));
-        assert!(arena.carve(5 * GRANULE, PAGE).is_some());
+        assert!(arena.compact(6 * GRANULE).is_none() && !arena.lacks_hole(6 * GRANULE));
+        assert!(arena.carve(5 * GRANULE).is_some());
         arena.validate().unwrap();
     }
 
@@ -183,7 +182,7 @@ mod tests {
     fn a_step_of_a_large_pool_is_longer() {
         let free: Vec<u64> = (1..40).map(|nth| 2 * nth).collect();
         for (granules, moved) in [(128, 2), (384, 3), (1024, 8), (8192, 32)] {
-            let plan = with_free_of(granules, &free).compact(36 * GRANULE, PAGE).unwrap();
+            let plan = with_free_of(granules, &free).compact(36 * GRANULE).unwrap();
             assert_eq!(moves(&plan).iter().map(|&(_, _, count)| count).sum::<u64>(), moved, "of {granules}");
         }
     }
@@ -193,11 +192,11 @@ mod tests {
         let mut arena = with_free(&[1, 3, 7, 9, 15]);
         let ages = |arena: &Arena| arena.idle.longest_idle().collect::<Vec<_>>();
         let before = (arena.stats(), ages(&arena));
-        let plan = arena.compact(5 * GRANULE, PAGE).unwrap();
+        let plan = arena.compact(5 * GRANULE).unwrap();
         assert_eq!(arena.stats().transit_bytes, 4 * GRANULE);
         assert!(!arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 50_000_000));
         assert_eq!((arena.stats(), ages(&arena)), before);
-        let plan = arena.compact(5 * GRANULE, PAGE).unwrap();
+        let plan = arena.compact(5 * GRANULE).unwrap();
         assert!(!arena.finish_plan(plan, PlanOutcome::Lost { done: 0, remaps: 2 }, 50_000_000));
         assert_eq!(arena.stats().committed_bytes, 14 * GRANULE);
         arena.validate().unwrap();
@@ -215,13 +214,36 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_that_is_given_up_leaves_every_granule_as_old_as_it_was() {
+        let mut arena = with_free(&[1, 3, 5, 7]);
+        let ages = |arena: &Arena| arena.idle.longest_idle().collect::<Vec<_>>();
+        let before = (arena.stats(), ages(&arena));
+        let plan = arena.release_idle(3 * GRANULE).unwrap();
+        assert!(!arena.finish_plan(plan, PlanOutcome::Untried, 0));
+        assert_eq!((arena.stats(), ages(&arena)), before);
+        // A region that replaces a smaller one.
+        let mut regions = Arena::new(GrowthMode::Regions, Retention::default());
+        let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
+        let plan = regions.grow(4 * GRANULE, limits).unwrap();
+        let ptr = plan.ptr().unwrap();
+        assert!(regions.finish_plan(plan, PlanOutcome::Done, 0));
+        regions.free(ptr, 4 * GRANULE, 3_000_000);
+        let before = (regions.stats(), ages(&regions));
+        let plan = regions.grow(8 * GRANULE, limits).unwrap();
+        assert!(plan.steps().first().is_some_and(|step| step.decommitted().is_some()), "{plan:?}");
+        assert!(!regions.finish_plan(plan, PlanOutcome::Untried, 0));
+        assert_eq!((regions.stats(), ages(&regions)), before);
+        regions.validate().unwrap();
+    }
+
+    #[test]
     fn nothing_is_moved_for_a_hole_that_is_there_or_nearly_there_or_too_large() {
-        assert!(with_free(&[1, 3, 5]).compact(2 * GRANULE, PAGE).is_none(), "a request can remap it");
-        assert!(with_free(&[1, 2, 3, 4, 9]).compact(4 * GRANULE, PAGE).is_none(), "it is there");
-        assert!(with_free(&[]).compact(8 * GRANULE, PAGE).is_none(), "nothing is idle");
-        let plan = with_free(&[1, 3, 5, 7]).compact(60 * GRANULE, PAGE).unwrap();
+        assert!(with_free(&[1, 3, 5]).compact(2 * GRANULE).is_none(), "a request can remap it");
+        assert!(with_free(&[1, 2, 3, 4, 9]).compact(4 * GRANULE).is_none(), "it is there");
+        assert!(with_free(&[]).compact(8 * GRANULE).is_none(), "nothing is idle");
+        let plan = with_free(&[1, 3, 5, 7]).compact(60 * GRANULE).unwrap();
         assert_eq!(moves(&plan), [(1, 16, 1), (3, 17, 1)], "as much as is idle");
         let mut regions = Arena::new(GrowthMode::Regions, Retention::default());
-        assert!(regions.compact(8 * GRANULE, PAGE).is_none() && !regions.lacks_hole(8 * GRANULE));
+        assert!(regions.compact(8 * GRANULE).is_none() && !regions.lacks_hole(8 * GRANULE));
     }
 }

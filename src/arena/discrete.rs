@@ -10,7 +10,7 @@
 
 use std::collections::BTreeSet;
 
-use super::extent::{Extent, align_up};
+use super::extent::Extent;
 
 /// Buffers up to this size have regions of their own.
 pub(super) const SMALL_BYTES_MAX: u64 = 1 << 20;
@@ -68,17 +68,13 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    /// The tightest hole for `bytes` at `align` in the oldest region in use that fits, else the tightest empty region.
-    pub(super) fn best(&self, bytes: u64, align: u64) -> Option<Extent> {
-        let fits = |hole: &Extent| align_up(hole.start, align) + bytes <= hole.end;
-        let tightest_in = |id: u32| {
-            let holes = self.by_region.range((id, bytes, 0)..(id + 1, 0, 0));
-            holes.map(|&(_, len, start)| Extent { start, end: start + len }).find(fits)
-        };
-        let in_use = self.longest.iter().filter(|&&(_, len)| len >= bytes).find_map(|&(id, _)| tightest_in(id));
-        let empty =
-            || self.empty.range((bytes, 0)..).map(|&(len, start)| Extent { start, end: start + len }).find(fits);
-        in_use.or_else(empty)
+    /// The tightest hole for `bytes` in the oldest region in use that fits, else the tightest empty region.
+    pub(super) fn best(&self, bytes: u64) -> Option<Extent> {
+        let oldest = self.longest.iter().find(|&&(_, len)| len >= bytes);
+        let in_use = oldest.and_then(|&(id, _)| self.by_region.range((id, bytes, 0)..).next());
+        let in_use = in_use.map(|&(_, len, start)| (len, start));
+        let (len, start) = in_use.or_else(|| self.empty.range((bytes, 0)..).next().copied())?;
+        Some(Extent { start, end: start + len })
     }
 
     /// `hole` of `region` exists now.

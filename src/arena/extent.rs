@@ -137,8 +137,3 @@ impl Grid {
         Extent::between(start, end)
     }
 }
-
-/// `at` moved up to the next multiple of `align` within its range (offsets are aligned, and ranges start aligned).
-pub(super) fn align_up(at: u64, align: u64) -> u64 {
-    at.next_multiple_of(align)
-}

@@ -54,56 +54,40 @@ impl GrowthLimits {
     };
 }
 
-/// There is no placement for a buffer within the limits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct NoSpace {
-    /// Bytes to commit, beyond what idle granules can provide.
-    pub(crate) missing_bytes: u64,
-    /// Bytes in transit: settling their plans may help.
-    pub(crate) transit_bytes: u64,
-}
-
 impl Arena {
     /// Bytes that [`Arena::grow`] would commit or remap for a buffer: 0 if [`Arena::carve`] succeeds, `None` if no range
     /// has enough free address space.
-    pub(crate) fn missing_bytes(&self, bytes: u64, align: u64) -> Option<u64> {
+    pub(crate) fn missing_bytes(&self, bytes: u64) -> Option<u64> {
         let own = self.own_set(bytes);
-        if [own, HoleSet::Shared].iter().any(|&set| self.holes[set as usize].tightest(bytes, align).is_some()) {
+        if [own, HoleSet::Shared].iter().any(|&set| self.holes[set as usize].tightest(bytes).is_some()) {
             return Some(0);
         }
         match self.growth {
-            GrowthMode::Granules(_) => self.best_fit(bytes, align).map(|fit| fit.missing_bytes),
+            GrowthMode::Granules(_) => self.best_fit(bytes).map(|fit| fit.missing_bytes),
             GrowthMode::Regions => Some(bytes),
         }
     }
 
-    /// Places `bytes` at `align` at an address with missing granules, and plans how to commit them. Call [`Arena::carve`] first.
-    /// From now on the bytes belong to the buffer and the granules are in transit.
-    ///
-    /// # Errors
-    ///
-    /// [`NoSpace`] if that would exceed the limits, even with every idle granule remapped or decommitted.
-    pub(crate) fn grow(&mut self, bytes: u64, align: u64, limits: GrowthLimits) -> Result<Plan, NoSpace> {
+    /// Places `bytes` at an address with missing granules, and plans how to commit them. Call [`Arena::carve`] first.
+    /// From now on the bytes belong to the buffer and the granules are in transit. `None` if that would exceed the limits, even with
+    /// every idle granule remapped or decommitted.
+    pub(crate) fn grow(&mut self, bytes: u64, limits: GrowthLimits) -> Option<Plan> {
         let plan = match self.growth {
-            GrowthMode::Granules(_) => self.grow_granules(bytes, align, limits),
+            GrowthMode::Granules(_) => self.grow_granules(bytes, limits),
             GrowthMode::Regions => self.grow_region(bytes, limits),
         }?;
         self.stats.live_bytes += bytes;
         self.stats.claimed_bytes += plan.claim_bytes;
-        Ok(plan)
+        Some(plan)
     }
 
     /// The placement of a buffer with the fewest bytes of granules to commit (policy-R5).
-    pub(super) fn best_fit(&self, bytes: u64, align: u64) -> Option<GapFit> {
-        self.uncommitted.best_fit(&self.holes[HoleSet::Shared as usize], (bytes, align), self.sizes)
+    pub(super) fn best_fit(&self, bytes: u64) -> Option<GapFit> {
+        self.uncommitted.best_fit(&self.holes[HoleSet::Shared as usize], bytes, self.sizes)
     }
 
-    fn no_space(&self, missing_bytes: u64) -> NoSpace {
-        NoSpace { missing_bytes, transit_bytes: self.stats.transit_bytes }
-    }
-
-    fn grow_granules(&mut self, bytes: u64, align: u64, limits: GrowthLimits) -> Result<Plan, NoSpace> {
-        let fit = self.best_fit(bytes, align).ok_or_else(|| self.no_space(bytes))?;
+    fn grow_granules(&mut self, bytes: u64, limits: GrowthLimits) -> Option<Plan> {
+        let fit = self.best_fit(bytes)?;
         // Granules that the buffer covers only in part must stay where they are.
         let hull = self.granules_around(fit.buffer);
         let mut targets = self.uncommitted.within(hull);
@@ -148,7 +132,7 @@ impl Arena {
         }
         steps.append(&mut moves);
         steps.extend(joined(commits).into_iter().map(|extent| Step::Commit { extent }));
-        Ok(Plan { surplus_bytes, ..self.plan(buffer, steps, idle_before) })
+        Some(Plan { surplus_bytes, ..self.plan(buffer, steps, idle_before) })
     }
 
     /// The bytes to commit in addition to those that the buffer misses, behind the last of its granules (policy-R7).
@@ -182,13 +166,8 @@ impl Arena {
     }
 
     /// Which granules of `targets`, the uncommitted ones within `hull`, are remapped from idle ones, and how much is
-    /// decommitted to commit the others.
-    fn source_granules(
-        &self,
-        hull: Extent,
-        targets: &[Extent],
-        limits: GrowthLimits,
-    ) -> Result<GranuleOrigins, NoSpace> {
+    /// decommitted to commit the others. `None` if the limits leave too little.
+    fn source_granules(&self, hull: Extent, targets: &[Extent], limits: GrowthLimits) -> Option<GranuleOrigins> {
         let grid = Grid::around(hull, self.sizes);
         let missing: u64 = targets.iter().map(|target| target.bytes()).sum();
         let idle_within: u64 = self.idle.within(hull).map(|run| run.extent.bytes()).sum();
@@ -224,10 +203,7 @@ impl Arena {
         let to_release = if over_limit == 0 { 0 } else { over_limit.saturating_add(limits.over_bytes) };
         let spare = spare / largest_bytes * largest_bytes;
         let decommitted = to_release.max(spare.min(to_commit).min(idle_elsewhere));
-        if decommitted > idle_elsewhere {
-            return Err(self.no_space(to_commit.saturating_sub(idle_elsewhere)));
-        }
-        Ok(GranuleOrigins { by_size, decommitted })
+        (decommitted <= idle_elsewhere).then_some(GranuleOrigins { by_size, decommitted })
     }
 
     /// All granules in the range of `extent` with the same granule size, and that size.
@@ -250,7 +226,7 @@ impl Arena {
             .map_or(buffer, |range| Extent { start: range.grid.down(buffer.start), end: range.grid.up(buffer.end) })
     }
 
-    fn grow_region(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, NoSpace> {
+    fn grow_region(&mut self, bytes: u64, limits: GrowthLimits) -> Option<Plan> {
         let own = self.own_set(bytes);
         let on = |set: HoleSet| self.ranges.values().filter(move |range| range.set == set);
         let in_set: u64 = on(own).map(|range| range.extent.bytes()).sum();
@@ -278,10 +254,8 @@ impl Arena {
         let limit_bytes = room(freed);
         let at_once = (limits.step_bytes, limits.largest_bytes);
         let size = |within| region_bytes(in_set - replaced, bytes, replaced, within, at_once);
-        let region = self
-            .held_within(limit_bytes, size)
-            .ok_or_else(|| self.no_space(self.held_bytes(bytes).saturating_sub(limit_bytes)))?;
-        let id = self.add_range(RangeKind::Discrete, region, own).ok_or_else(|| self.no_space(bytes))?;
+        let region = self.held_within(limit_bytes, size)?;
+        let id = self.add_range(RangeKind::Discrete, region, own)?;
         let extent = Extent::new(ArenaPtr::new(id, 0), region);
         let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
         for IdleRun { extent, .. } in released {
@@ -292,7 +266,7 @@ impl Arena {
         self.stats.transit_bytes += region;
         self.committing_bytes += region;
         let plan = self.plan(Extent::new(extent.ptr(), bytes), steps, idle_before);
-        Ok(Plan { surplus_bytes: region - bytes, ..plan })
+        Some(Plan { surplus_bytes: region - bytes, ..plan })
     }
 
     /// The region that `size` gives for the most bytes for which the system holds no more than `limit_bytes`.

@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::extent::{Extent, align_up};
+use super::extent::Extent;
 
 #[derive(Clone, Default, Debug)]
 pub(super) struct Holes {
@@ -27,11 +27,9 @@ impl Holes {
         self.bytes
     }
 
-    /// The tightest hole that fits `bytes` at `align`, the lowest of equals. Page alignment takes one step; a larger one
-    /// may skip holes that are long enough but misaligned, all shorter than `bytes + align`.
-    #[inline(always)] // A carve calls this once.
-    pub(super) fn tightest(&self, bytes: u64, align: u64) -> Option<Extent> {
-        self.of_at_least(bytes).find(|hole| align_up(hole.start, align) + bytes <= hole.end)
+    /// The tightest hole that fits `bytes`, the lowest of equals.
+    pub(super) fn tightest(&self, bytes: u64) -> Option<Extent> {
+        self.of_at_least(bytes).next()
     }
 
     /// The length of the longest hole; 0 without one.

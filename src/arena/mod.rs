@@ -58,7 +58,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use discrete::Regions;
-use extent::{Grid, RANGES_MAX, align_up};
+use extent::{Grid, RANGES_MAX};
 use holes::Holes;
 use retain::{IdleGranules, IdleRun};
 use uncommitted::Uncommitted;
@@ -67,7 +67,7 @@ pub(crate) use demand::Demand;
 pub(crate) use extent::ArenaPtr;
 pub(crate) use extent::{Extent, RANGE_BYTES_MAX};
 pub(crate) use granules::GranuleSizes;
-pub(crate) use grow::{GrowthLimits, NoSpace};
+pub(crate) use grow::GrowthLimits;
 pub(crate) use plan::Step;
 pub(crate) use plan::{Plan, PlanOutcome};
 pub(crate) use retain::Retention;
@@ -258,24 +258,23 @@ impl Arena {
         }
     }
 
-    /// Takes `bytes` at `align` from committed holes, without a driver call: from the tightest, the lowest among equals
-    /// (policy-R5), or in discrete regions by policy-R11. `bytes` and `align` are multiples of a page, `align` is
-    /// a power of two.
-    pub(crate) fn carve(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
-        self.carve_in(self.own_set(bytes), bytes, align)
+    /// Takes `bytes` from committed holes, without a driver call: from the tightest, the lowest among equals
+    /// (policy-R5), or in discrete regions by policy-R11. All bytes are multiples of a
+    /// page, and so is the address.
+    pub(crate) fn carve(&mut self, bytes: u64) -> Option<ArenaPtr> {
+        self.carve_in(self.own_set(bytes), bytes)
     }
 
     /// As [`carve`](Self::carve), from discrete regions for buffers of other lengths: the last resort of policy-R11.
-    pub(crate) fn carve_in_other_regions(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
+    pub(crate) fn carve_in_other_regions(&mut self, bytes: u64) -> Option<ArenaPtr> {
         let other = if self.own_set(bytes) == HoleSet::Small { HoleSet::Large } else { HoleSet::Small };
-        self.carve_in(other, bytes, align)
+        self.carve_in(other, bytes)
     }
 
-    fn carve_in(&mut self, set: HoleSet, bytes: u64, align: u64) -> Option<ArenaPtr> {
-        let shared = self.holes[HoleSet::Shared as usize].tightest(bytes, align).map(|hole| (HoleSet::Shared, hole));
-        let (set, hole) = shared.or_else(|| Some((set, self.best_in_regions(set, bytes, align)?)))?;
-        let start = align_up(hole.start, align);
-        let buffer = Extent { start, end: start + bytes };
+    fn carve_in(&mut self, set: HoleSet, bytes: u64) -> Option<ArenaPtr> {
+        let shared = self.holes[HoleSet::Shared as usize].tightest(bytes).map(|hole| (HoleSet::Shared, hole));
+        let (set, hole) = shared.or_else(|| Some((set, self.best_in_regions(set, bytes)?)))?;
+        let buffer = Extent { end: hole.start + bytes, ..hole };
         self.take(set, hole, buffer, |_| ());
         self.stats.live_bytes += bytes;
         Some(buffer.ptr())
@@ -288,9 +287,9 @@ impl Arena {
 
     /// The hole that policy-R11 chooses: one of exactly `bytes`, else one in the oldest region in use, else the tightest
     /// empty region.
-    fn best_in_regions(&self, own: HoleSet, bytes: u64, align: u64) -> Option<Extent> {
-        let tightest = self.holes[own as usize].tightest(bytes, align)?;
-        if tightest.bytes() == bytes { Some(tightest) } else { self.regions[own as usize].best(bytes, align) }
+    fn best_in_regions(&self, own: HoleSet, bytes: u64) -> Option<Extent> {
+        let tightest = self.holes[own as usize].tightest(bytes)?;
+        if tightest.bytes() == bytes { Some(tightest) } else { self.regions[own as usize].best(bytes) }
     }
 
     /// Returns the bytes of a buffer; granules that are wholly free now are idle since `now_us`.

@@ -75,6 +75,8 @@ impl Plan {
 pub(crate) enum PlanOutcome {
     /// Every step was made.
     Done,
+    /// No step was tried: all is as before the plan.
+    Untried,
     /// The first `done` steps were made; the next failed and changed nothing; the others were not tried.
     Failed { done: usize },
     /// The first `done` steps were made; the next `remaps` steps are remaps that failed after they had decommitted their
@@ -89,6 +91,7 @@ impl PlanOutcome {
     pub(super) fn has_made(&self, step: usize) -> bool {
         match self {
             Self::Done => true,
+            Self::Untried => false,
             Self::Failed { done } | Self::Lost { done, .. } => step < *done,
             Self::Tried { failed } => !failed.contains(&step),
         }
@@ -99,7 +102,7 @@ impl PlanOutcome {
         match self {
             Self::Failed { done } => step == *done,
             Self::Tried { failed } => failed.contains(&step),
-            Self::Done | Self::Lost { .. } => false,
+            Self::Done | Self::Untried | Self::Lost { .. } => false,
         }
     }
 

@@ -65,9 +65,13 @@ impl Arena {
 
     /// Bytes of idle granules and regions that may be released without a part of what is kept.
     pub(crate) fn releasable_bytes(&self) -> u64 {
-        let leaving = self.stats.transit_bytes - self.committing_bytes;
-        let staying = self.committed_outside_reserves() - leaving;
+        let staying = self.committed_outside_reserves() - self.leaving_bytes();
         self.idle.bytes().min(staying.saturating_sub(self.kept_bytes))
+    }
+
+    /// Committed bytes that unfinished plans decommit or remap.
+    pub(crate) fn leaving_bytes(&self) -> u64 {
+        self.stats.transit_bytes - self.committing_bytes
     }
 
     /// Lowers the floor to what is still committed.
@@ -118,12 +122,12 @@ mod tests {
         commit(&mut arena, 4);
         commit(&mut arena, 4);
         assert_eq!((arena.stats().hole_bytes, arena.stats().mappings), (8 * GRANULE, 8));
-        let spanning = arena.carve(8 * GRANULE, 4096).expect("one hole");
+        let spanning = arena.carve(8 * GRANULE).expect("one hole");
         arena.free(spanning, 8 * GRANULE, 0);
         assert!(arena.release_down_to(0).is_none() && arena.release_idle(GRANULE).is_none());
         assert!(arena.release_due(3_600_000_000).is_none() && arena.releasable_bytes() == 0);
         // What is beyond goes, and no more.
-        let plan = arena.grow(12 * GRANULE, 4096, GrowthLimits::UNLIMITED).unwrap();
+        let plan = arena.grow(12 * GRANULE, GrowthLimits::UNLIMITED).unwrap();
         let ptr = plan.ptr().unwrap();
         assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
         arena.free(ptr, 12 * GRANULE, 0);
@@ -177,6 +181,6 @@ mod tests {
         arena.validate().unwrap();
         assert!(arena.stats().mappings <= 8192 && steps < 6000, "{steps} steps, {:?}", arena.stats());
         assert_eq!(longest, 512 * mib);
-        assert!(arena.carve(tib / 2, 4096).is_some_and(|ptr| ptr == ArenaPtr::new(0, 0)));
+        assert!(arena.carve(tib / 2).is_some_and(|ptr| ptr == ArenaPtr::new(0, 0)));
     }
 }

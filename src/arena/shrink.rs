@@ -50,8 +50,7 @@ impl Arena {
     /// A plan that decommits idle granules, the longest idle first, until at most `to_bytes` stay held or only what is kept is
     /// idle.
     pub(crate) fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
-        let leaving = self.stats.transit_bytes - self.committing_bytes;
-        let staying = self.stats.committed_bytes + self.stats.overhead_bytes - leaving;
+        let staying = self.stats.committed_bytes + self.stats.overhead_bytes - self.leaving_bytes();
         self.release_idle(staying.saturating_sub(to_bytes))
     }
 

@@ -21,7 +21,7 @@
 
 use std::collections::BTreeMap;
 
-use super::extent::{Extent, Grid, align_up};
+use super::extent::{Extent, Grid};
 use super::granules::GranuleSizes;
 use super::holes::Holes;
 
@@ -101,8 +101,8 @@ impl Uncommitted {
         self.end_by_start.iter().map(|(&start, &end)| Extent { start, end })
     }
 
-    /// The best placement (policy-R5) of `(bytes, align)` in a gap with uncommitted granules.
-    pub(super) fn best_fit(&self, holes: &Holes, (bytes, align): (u64, u64), sizes: GranuleSizes) -> Option<GapFit> {
+    /// The best placement (policy-R5) of `bytes` in a gap with uncommitted granules.
+    pub(super) fn best_fit(&self, holes: &Holes, bytes: u64, sizes: GranuleSizes) -> Option<GapFit> {
         let mut best: Option<GapFit> = None;
         let mut runs = self.iter().peekable();
         let mut parts = Vec::new();
@@ -123,7 +123,7 @@ impl Uncommitted {
                 }
                 run = runs.next_if(|next| next.start == gap_end);
             }
-            if let Some(fit) = best_in_gap(&parts, (bytes, align), grid)
+            if let Some(fit) = best_in_gap(&parts, bytes, grid)
                 && best.is_none_or(|best| fit.rank() < best.rank())
             {
                 best = Some(fit);
@@ -150,18 +150,18 @@ impl Uncommitted {
     }
 }
 
-fn best_in_gap(parts: &[GapPart], (bytes, align): (u64, u64), grid: Grid) -> Option<GapFit> {
+fn best_in_gap(parts: &[GapPart], bytes: u64, grid: Grid) -> Option<GapFit> {
     let (gap_start, gap_end) = (parts.first()?.extent.start, parts.last()?.extent.end);
     let gap_bytes = gap_end - gap_start;
     if gap_bytes < bytes {
         return None;
     }
     let part_at = |at: u64| &parts[parts.partition_point(|part| part.extent.start <= at).saturating_sub(1)];
-    let starts = parts.iter().map(|part| align_up(part.extent.start, align));
+    let starts = parts.iter().map(|part| part.extent.start);
     let ends = parts
         .iter()
         .filter(|part| !part.uncommitted && part.extent.end >= gap_start + bytes)
-        .map(|part| align_up(grid.down(part.extent.end - bytes), align));
+        .map(|part| grid.down(part.extent.end - bytes));
     starts
         .chain(ends)
         .filter(|&start| start >= gap_start && start + bytes <= gap_end)

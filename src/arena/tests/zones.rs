@@ -33,12 +33,12 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
             }
             let most = 1 << draw(6);
             let bytes = SMALL * (1 + draw(most));
-            if let Some(ptr) = arena.carve(bytes, SMALL) {
+            if let Some(ptr) = arena.carve(bytes) {
                 live.push((ptr, bytes));
                 continue;
             }
             let limits = GrowthLimits { commit_bytes: limit - arena.stats().claimed_bytes, ..LIMITS };
-            let Ok(plan) = arena.grow(bytes, SMALL, limits) else { continue };
+            let Some(plan) = arena.grow(bytes, limits) else { continue };
             arena.validate().unwrap();
             assert!(arena.stats().claimed_bytes <= limit, "{plan:?}");
             for step in plan.steps() {

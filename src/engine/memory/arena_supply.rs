@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use super::block_memory::{Attempt, BlockMemory, SlowCalls, Stop};
-use super::books::{Books, NoPlan};
+use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::PressureWatch;
 use super::shape::{GrowthShape, arena_over};
@@ -162,9 +162,9 @@ impl Supply for ArenaSupply {
                         return Ok(memory);
                     }
                 }
-                Err(NoPlan { no_space, over }) => {
+                Err(over) => {
                     search.over = over;
-                    if no_space.transit_bytes > 0 {
+                    if over.is_none() && books.arena.stats().transit_bytes > 0 {
                         if !self.wait_finished(books, calls.deadline()) {
                             return Err(self.refusal(search).into());
                         }

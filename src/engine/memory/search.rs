@@ -14,7 +14,7 @@ use super::books::Books;
 use super::carry_out::Execution;
 use super::shape::{GrowthShape, held};
 use crate::arena::{GrowthLimits, Plan};
-use crate::backend::{PAGE_BYTES, SourceError};
+use crate::backend::SourceError;
 use crate::quota::QuotaExceeded;
 use crate::report::Growth;
 use crate::stats::EvictionReason;
@@ -240,7 +240,7 @@ impl ArenaSupply {
         let books = self.books();
         // Idle memory of this pool is used first, and is claimed already.
         let reusable_bytes = idle_bytes.saturating_add(books.arena.stats().idle_bytes);
-        let missing_bytes = books.arena.missing_bytes(bytes, PAGE_BYTES as u64);
+        let missing_bytes = books.arena.missing_bytes(bytes);
         drop(books);
         let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
         let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use super::block_memory::BlockMemory;
 use super::carry_out::Execution;
 use super::shape::{Mapping, Mappings};
-use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome};
-use crate::backend::{PAGE_BYTES, SourceError};
+use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, Plan, PlanOutcome};
+use crate::backend::SourceError;
 use crate::quota::{Budget, Claim, QuotaExceeded};
 use crate::stats::{SourceCalls, Stats};
 
@@ -27,8 +27,6 @@ pub(in crate::engine) use reserve::{ReserveProgress, Step};
 
 /// Time between a step towards a compaction target that failed and the next one.
 const COMPACT_AFTER_FAILURE_US: u64 = 1_000_000;
-/// Every block starts at a multiple of this.
-const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
 
 #[derive(Debug)]
 pub(in crate::engine) struct Books {
@@ -60,13 +58,6 @@ pub(in crate::engine) struct Books {
     pub(super) calls: SourceCalls,
     /// A release failed, and none has succeeded since.
     release_fails: bool,
-}
-
-/// No plan can make room for a block.
-pub(in crate::engine) struct NoPlan {
-    pub(in crate::engine) no_space: NoSpace,
-    /// The limit that refused, if one did.
-    pub(in crate::engine) over: Option<QuotaExceeded>,
 }
 
 impl Books {
@@ -105,13 +96,13 @@ impl Books {
 
     /// Carves `bytes` from committed memory.
     pub(in crate::engine) fn carve(&mut self, bytes: u64) -> Option<BlockMemory> {
-        let ptr = self.arena.carve(bytes, ALIGN_BYTES)?;
+        let ptr = self.arena.carve(bytes)?;
         self.memory_at(ptr, bytes)
     }
 
     /// Carves `bytes` from regions for buffers of other lengths, when nothing else serves the request (policy-R11).
     pub(in crate::engine) fn carve_in_other_regions(&mut self, bytes: u64) -> Option<BlockMemory> {
-        let ptr = self.arena.carve_in_other_regions(bytes, ALIGN_BYTES)?;
+        let ptr = self.arena.carve_in_other_regions(bytes)?;
         self.memory_at(ptr, bytes)
     }
 
@@ -132,7 +123,7 @@ impl Books {
         idle_bytes: impl FnOnce() -> u64,
     ) -> Option<BlockMemory> {
         let recurs = self.demand.missed(bytes, self.arena.stats().committed_bytes, now_us);
-        let ptr = self.arena.carve(bytes, ALIGN_BYTES);
+        let ptr = self.arena.carve(bytes);
         if !recurs && (ptr.is_some() || self.could_cover(bytes, idle_bytes())) {
             self.demand.want(bytes, now_us);
         }
@@ -154,7 +145,7 @@ impl Books {
         if now_us < self.next_compaction_us || !self.is_varied(now_us) {
             return None;
         }
-        self.arena.compact(self.demand.wanted_bytes(now_us), ALIGN_BYTES)
+        self.arena.compact(self.demand.wanted_bytes(now_us))
     }
 
     /// A step towards a compaction target failed: none is planned for a while.
@@ -167,23 +158,23 @@ impl Books {
         idle_bytes + self.arena.stats().hole_bytes >= bytes
     }
 
-    /// Plans a block of `bytes` within `limits`, and claims the bytes that the plan may commit.
-    pub(in crate::engine) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, NoPlan> {
-        let plan = self.arena.grow(bytes, ALIGN_BYTES, limits).map_err(|no_space| NoPlan { no_space, over: None })?;
+    /// Plans a block of `bytes` within `limits`, and claims the bytes that the plan may commit. Without a plan, returns the limit that
+    /// refused the claim, if one did.
+    pub(in crate::engine) fn plan_growth(
+        &mut self,
+        bytes: u64,
+        limits: GrowthLimits,
+    ) -> Result<Plan, Option<QuotaExceeded>> {
+        let plan = self.arena.grow(bytes, limits).ok_or(None)?;
         let Err(over) = self.update_claim() else { return Ok(plan) };
         // Another claimant was faster.
-        self.undo(plan);
-        Err(NoPlan { no_space: NoSpace { missing_bytes: bytes, transit_bytes: 0 }, over: Some(over) })
+        self.give_up(plan);
+        Err(Some(over))
     }
 
-    /// Abandons a plan before its first step, as if that step had failed.
-    fn undo(&mut self, plan: Plan) {
-        let _not_granted = self.arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 0);
-    }
-
-    /// Gives up a plan of [`plan_growth`](Self::plan_growth) that is not to be carried out.
+    /// Gives up a plan before its first step. The lock has been held since it was made.
     pub(in crate::engine) fn give_up(&mut self, plan: Plan) {
-        self.undo(plan);
+        let _not_granted = self.arena.finish_plan(plan, PlanOutcome::Untried, 0);
         self.lower_claim();
     }
 

@@ -4,9 +4,9 @@
 
 use super::super::block_memory::Refusal;
 use super::super::shape::{GRANULE_BYTES, Mapping};
-use super::{ALIGN_BYTES, Books};
+use super::Books;
 use crate::arena::{Plan, RANGE_BYTES_MAX};
-use crate::backend::{Region, SourceError};
+use crate::backend::{PAGE_BYTES, Region, SourceError};
 
 /// The outcome of a step.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl Books {
             Ok(plan) if self.update_claim().is_ok() => Ok(plan),
             Ok(plan) => {
                 // Another claimant was faster.
-                self.undo(plan);
+                self.give_up(plan);
                 Err(Step::NoRoom(step_bytes))
             }
             Err(0) => {
@@ -130,10 +130,10 @@ impl Books {
         held_bytes: impl Fn(u64) -> u64,
     ) -> Result<u64, Refusal> {
         let whole = |unit: u64| bytes.checked_next_multiple_of(unit);
-        let needed_bytes = whole(ALIGN_BYTES).map_or(u64::MAX, &held_bytes);
+        let needed_bytes = whole(PAGE_BYTES as u64).map_or(u64::MAX, &held_bytes);
         let room = self.budget.room_for(needed_bytes);
         let fits = |&whole: &u64| held_bytes(whole) <= room;
-        let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
+        let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(PAGE_BYTES as u64).filter(fits));
         let bytes = fitting.ok_or_else(|| self.budget.current_refusal(needed_bytes))?;
         check_length(bytes)?;
         self.pending_bytes += held_bytes(bytes);
