@@ -302,7 +302,7 @@ impl PinnedBuf {
         block.check_process()?;
         let id = copy::cuda::work_id(handle);
         // The driver may accept the second attempt.
-        let made = make_fence().or_else(|_| make_fence());
+        let made = make_fence().or_else(|error| if error.is_capture() { Err(error) } else { make_fence() });
         let fences = block.copy_fences_mut();
         fences.forget_completed();
         match made {
