@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys;
 
 use super::code::{Code, Failed};
-use super::{Context, CurrentContext, RelaxedCapture, calls};
+use super::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::host;
@@ -35,29 +35,35 @@ pub(crate) struct Device {
 }
 
 impl Device {
+    /// The device that this process has found before, else [`find`](Self::find).
+    pub(crate) fn find_known(ordinal: u32) -> Result<Arc<Self>, SourceError> {
+        Self::found(ordinal).map_or_else(|| Self::find(ordinal), Ok)
+    }
+
+    fn found(ordinal: u32) -> Option<Arc<Self>> {
+        let found = DEVICES.get().lock().iter().rev().find(|device| device.ordinal == ordinal).cloned();
+        found.filter(|device| device.context.get().is_none_or(|context| context.check().is_ok()))
+    }
+
     /// Finds the driver and the device number `ordinal`; creates nothing on it. After a reset of the device it is another object,
     /// since the pools of the old one have lost their memory.
     pub(crate) fn find(ordinal: u32) -> Result<Arc<Self>, SourceError> {
-        let found = DEVICES.get().lock().iter().rev().find(|device| device.ordinal == ordinal).cloned();
-        if let Some(device) = found
-            && device.context.get().is_none_or(|context| context.check().is_ok())
-        {
-            return Ok(device);
-        }
         if !super::is_present() {
             return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));
         }
         super::state::init().map_err(|(what, code)| SourceError::new("cuInit", what).with_code(code.into()))?;
-        let devices = calls::device_count()?;
+        let devices = count()?;
         let number = i32::try_from(ordinal).ok().filter(|&number| number < devices).ok_or_else(|| {
             SourceError::new("cuDeviceGet", format!("no device {ordinal}, the driver sees {devices}"))
                 .with_remedy("set PINPOOL_DEVICE, or check CUDA_VISIBLE_DEVICES")
         })?;
         let handle = calls::device(number)?;
-        let device = Arc::new(Self { ordinal, handle, context: OnceLock::new() });
         // Concurrent threads may each add one; later calls find the last.
-        DEVICES.get().lock().push(device.clone());
-        Ok(device)
+        Ok(Self::found(ordinal).unwrap_or_else(|| {
+            let device = Arc::new(Self { ordinal, handle, context: OnceLock::new() });
+            DEVICES.get().lock().push(device.clone());
+            device
+        }))
     }
 
     /// The state that calls of the driver need, until the result is dropped: a relaxed capture mode, and the device's
@@ -88,7 +94,9 @@ impl Device {
     /// The error of each call from now on, if a reset of the device has ended the context, and the memory with it.
     pub(crate) fn loss(&self) -> Option<SourceError> {
         let context = self.context.get()?;
-        matches!(context.check(), Err(Failed { code: Code::CONTEXT_IS_DESTROYED, .. })).then(was_reset)
+        let has_ended =
+            driver_watchdog::query(|| matches!(context.check(), Err(Failed { code: Code::CONTEXT_IS_DESTROYED, .. })));
+        has_ended.unwrap_or(false).then(was_reset)
     }
 
     /// Sets the state as [`enter`](Self::enter) does if the device has a context already; else sets the capture mode alone,
@@ -138,6 +146,11 @@ pub(crate) fn in_use() -> Option<u32> {
     if let Ok(current) = calls::current_device() {
         return u32::try_from(current).ok();
     }
-    let devices = calls::device_count().ok().and_then(|count| u32::try_from(count).ok())?;
+    let devices = count().ok().and_then(|count| u32::try_from(count).ok())?;
     (0..devices).find(|&device| calls::is_primary_active(device.cast_signed()).is_ok_and(|is_active| is_active))
+}
+
+/// The number of devices that the driver lists.
+pub(crate) fn count() -> Result<c_int, SourceError> {
+    Ok(calls::device_count()?)
 }

@@ -10,6 +10,7 @@
 //! | [`calls`] | cudarc's results are an enumeration, and its functions may come from a stub |
 //! | [`code`] | cudarc's texts of errors call the driver, which may be gone |
 //! | [`device`] | the devices, their primary contexts and attributes |
+//! | [`driver_watchdog`] | threads do not call a driver that does not return |
 //! | [`state`] | whether there is a driver and a device, and if not, why |
 //! | [`vmm`] | the driver's virtual memory, found by name, with types of this crate |
 //!
@@ -27,43 +28,41 @@ use self::code::{Code, Failed};
 pub(crate) mod calls;
 pub(crate) mod code;
 pub(crate) mod device;
+pub(crate) mod driver_watchdog;
 mod library;
 pub(crate) mod state;
 pub(crate) mod vmm;
 
+pub(crate) use self::code::is_forbidden_by_capture;
 pub(crate) use self::library::{is_loaded, is_mapped, is_present, symbol};
-
-/// The handle of a context, a stream or an event.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Handle<T>(pub(crate) *mut T);
-
-// SAFETY: a handle may be used from any thread (CUDA driver API).
-unsafe impl<T> Send for Handle<T> {}
-// SAFETY: as above; the handle itself is never written to.
-unsafe impl<T> Sync for Handle<T> {}
 
 /// A context handle, and the number of the context, which no other context of the process ever has. A reset of the device ends the
 /// context, and the next context may have the same handle.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context {
-    handle: Handle<sys::CUctx_st>,
+    handle: sys::CUcontext,
     /// `None` if the driver has no numbers (before CUDA 12.0).
     id: Option<u64>,
 }
 
+// SAFETY: a context handle may be used from any thread (CUDA driver API).
+unsafe impl Send for Context {}
+// SAFETY: as above; the handle itself is never written to.
+unsafe impl Sync for Context {}
+
 impl Context {
     /// The context that has this handle now.
     pub(crate) fn new(handle: sys::CUcontext) -> Result<Self, Failed> {
-        Ok(Self { handle: Handle(handle), id: context_id(handle).transpose()? })
+        Ok(Self { handle, id: context_id(handle).transpose()? })
     }
 
     pub(crate) fn handle(self) -> sys::CUcontext {
-        self.handle.0
+        self.handle
     }
 
     /// Fails if the context has ended, or if the driver does not say whether it has.
     pub(crate) fn check(self) -> Result<(), Failed> {
-        match (self.id, context_id(self.handle.0)) {
+        match (self.id, context_id(self.handle)) {
             (None, _) | (_, None) => Ok(()),
             (Some(id), Some(Ok(now))) if now == id => Ok(()),
             (_, Some(Err(failed))) if !failed.code.is_of_ended_context() => Err(failed),
@@ -73,7 +72,7 @@ impl Context {
 
     /// Returns whether the handle now refers to another context. `false` if the context ended without a successor.
     pub(crate) fn is_replaced(self) -> bool {
-        matches!((self.id, context_id(self.handle.0)), (Some(id), Some(Ok(now))) if now != id)
+        matches!((self.id, context_id(self.handle)), (Some(id), Some(Ok(now))) if now != id)
     }
 
     /// Returns whether the driver confirms that this context is current on the thread: one call. If so, the context has not ended.
@@ -93,7 +92,7 @@ impl Context {
     pub(crate) unsafe fn enter(self) -> Result<CurrentContext, Failed> {
         self.check()?;
         // SAFETY: the caller's promise.
-        unsafe { CurrentContext::enter(self.handle.0) }
+        unsafe { CurrentContext::enter(self.handle) }
     }
 }
 

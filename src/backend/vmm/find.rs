@@ -10,8 +10,7 @@ use super::super::register::RegisterSource;
 use super::super::trial;
 use super::VmmSource;
 use super::table::GranuleTable;
-use crate::driver::calls;
-use crate::driver::device::Device;
+use crate::driver::device::{self, Device};
 use crate::driver::state;
 use crate::driver::vmm::{self as driver, MemoryLocation, attribute};
 use crate::error::SourceError;
@@ -63,17 +62,16 @@ impl VmmSource {
         let locations = machine.locations(wanted, insists).map_err(|why| SourceError::new("vmm", why))?;
         let mut refused: Option<SourceError> = None;
         for location in locations {
-            let (is_there, placed, memory) = match location {
-                HostLocation::Node(node) => {
-                    (has_nodes, Some(node), MemoryLocation::host_node(c_int::try_from(node).unwrap_or(0)))
-                }
-                HostLocation::Anywhere => (has_host, wanted, MemoryLocation::host()),
-            };
+            let is_there = if location == HostLocation::Anywhere { has_host } else { has_nodes };
             if !is_there {
                 continue;
             }
+            let placed = match location {
+                HostLocation::Node(node) => Some(node),
+                HostLocation::Anywhere => wanted,
+            };
             let reserves = Arc::new(RegisterSource::on_device(root, device.clone(), placed).with_hugetlb(hugetlb));
-            match Self::at(memory, device.clone(), reserves, max_bytes) {
+            match Self::at(location, device.clone(), reserves, max_bytes) {
                 Ok(source) => return Ok(source),
                 Err(error) => refused = Some(refused.map_or(error.clone(), |first| first.and_also(&error))),
             }
@@ -87,29 +85,34 @@ impl VmmSource {
 
     /// A source at this location that has passed its trial.
     fn at(
-        location: MemoryLocation,
+        location: HostLocation,
         device: Arc<Device>,
         reserves: Arc<RegisterSource>,
         max_bytes: Option<u64>,
     ) -> Result<Self, SourceError> {
-        let granularity = driver::granularity(location)?;
+        let node = match location {
+            HostLocation::Node(node) => MemoryLocation::host_node(c_int::try_from(node).unwrap_or(0)),
+            HostLocation::Anywhere => MemoryLocation::host(),
+        };
+        let granularity = driver::granularity(node)?;
         if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
             return Err(SourceError::new("cuMemGetAllocationGranularity", what));
         }
-        let devices = u32::try_from(calls::device_count()?).unwrap_or(1);
-        let granules = GranuleTable::new(device.clone(), location, devices);
+        let devices = u32::try_from(device::count()?).unwrap_or(1);
+        let granules = GranuleTable::new(device.clone(), node, devices);
         let registers_nothing = device.attribute(attribute::HOST_REGISTER_SUPPORTED) == Some(0);
+        let registers_nothing = AtomicBool::new(registers_nothing);
         let mut source = Self {
             device,
-            location,
+            location: node,
             makes_context: false,
             ids: Default::default(),
             granules,
             unreleased: Default::default(),
             old_places: Default::default(),
             reserves,
-            registers_nothing: AtomicBool::new(registers_nothing),
+            registers_nothing,
             untested: None,
         };
         let trial = trial::run(&source, source.device.is_active().then_some(source.device.ordinal), max_bytes)?;

@@ -22,7 +22,7 @@ use super::own_context::OwnContext;
 use super::stream::{Stream, id_number};
 use super::timeline::{Timeline, TimelinePages};
 use crate::driver::code::Failed;
-use crate::driver::{Context, CurrentContext, Handle, RelaxedCapture, calls};
+use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::Result;
 use crate::in_flight::StreamId;
 use pinpool_os::fork::OfProcess;
@@ -51,7 +51,14 @@ impl fmt::Debug for ContextState {
     }
 }
 
-pub(super) type Event = Handle<sys::CUevent_st>;
+/// An event handle.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Event(pub(super) sys::CUevent);
+
+// SAFETY: an event handle may be used from any thread (CUDA driver API).
+unsafe impl Send for Event {}
+// SAFETY: as above; the handle itself is never written to.
+unsafe impl Sync for Event {}
 
 impl ContextState {
     /// The state of a context, created at the first call; the code of `cuCtxGetId` if that is refused.
@@ -125,7 +132,7 @@ impl ContextState {
     /// Returns whether this is the state of the context that has this handle now. One of a context that ended without a successor
     /// counts, so that a program which continues to use it does not make a state at each call: those calls fail.
     fn is_of(&self, handle: sys::CUcontext) -> bool {
-        let context = self.work.context;
+        let Self { work: ContextWork { context, .. }, .. } = self;
         context.handle() == handle && !context.is_replaced()
     }
 
@@ -157,15 +164,15 @@ impl ContextState {
         Some(self.work.stream_id(number))
     }
 
-    /// Returns whether the event has completed.
+    /// Returns whether the event has completed. Also queries a stalled driver.
     pub(super) fn query_now(&self, event: Event) -> Result<bool, Failed> {
         // SAFETY: a live event (context-I2).
         self.work.query(|| unsafe { calls::event_query(event.0) })
     }
 
-    /// Returns whether the event of a fence has completed. `false` if a capture forbids the query.
+    /// Returns whether the event of a fence has completed. `false` if the driver is stalled, or if a capture forbids the query.
     pub(super) fn is_complete(&self, event: Event) -> Result<bool, Failed> {
-        match self.query_now(event) {
+        match driver_watchdog::query(|| self.query_now(event)).unwrap_or(Ok(false)) {
             Err(Failed { code, .. }) if code.is_forbidden_by_capture() => Ok(false),
             answer => answer,
         }

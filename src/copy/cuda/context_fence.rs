@@ -8,17 +8,17 @@
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::stream::{OwnStream, Stream, is_default};
 use crate::driver::code::{Code, Failed};
-use crate::driver::{Context, CurrentContext, Handle, RelaxedCapture, calls};
+use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use crate::maintenance_thread::MaintenanceThread;
-use pinpool_os::sync::process::{AtomicBool, Ordering};
+use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
 
 const LONGEST_STREAM_WAIT: Duration = Duration::from_millis(500);
@@ -41,8 +41,9 @@ pub(super) fn wait_for(stream: Stream) -> Result<(), Failed> {
     let begun = Instant::now();
     loop {
         // SAFETY: the stream is alive.
-        match unsafe { calls::stream_query(stream.handle) } {
-            Err(NOT_READY) if begun.elapsed() < LONGEST_STREAM_WAIT => thread::sleep(QUERY_PAUSE),
+        let answered = driver_watchdog::query(|| unsafe { calls::stream_query(stream.handle) });
+        match answered.unwrap_or(Err(NOT_READY)) {
+            Err(NOT_READY) if answered.is_some() && begun.elapsed() < LONGEST_STREAM_WAIT => thread::sleep(QUERY_PAUSE),
             answer => return answer,
         }
     }
@@ -53,14 +54,14 @@ pub(super) fn wait_for(stream: Stream) -> Result<(), Failed> {
 pub(super) struct ContextWork {
     pub(super) context: Context,
     idle_stream: OnceLock<OwnStream>,
-    /// Whether a dedicated thread waits for all of its work: a wait has no upper bound.
-    is_waiting: AtomicBool,
+    /// The waits for all of its work, each on a dedicated thread, since a wait has no upper bound.
+    waits: Mutex<Waits>,
 }
 
 impl ContextWork {
     /// The state of a context that is never destroyed, except by a reset (context-I1).
     pub(super) fn new(context: Context) -> Self {
-        Self { context, idle_stream: OnceLock::new(), is_waiting: AtomicBool::new(false) }
+        Self { context, idle_stream: OnceLock::new(), waits: Mutex::default() }
     }
 
     /// Makes the context current on this thread until the guard is dropped. Fails if it has ended.
@@ -80,7 +81,7 @@ impl ContextWork {
         if let Some(stream) = self.idle_stream.get() {
             return Ok(*stream);
         }
-        let stream = calls::stream_create(calls::NON_BLOCKING).map(Handle)?;
+        let stream = OwnStream::new()?;
         if self.idle_stream.set(stream).is_err() {
             // Another thread was faster.
             // SAFETY: created above, and used by nothing.
@@ -103,6 +104,38 @@ impl ContextWork {
             answer => answer.map(|()| true),
         }
     }
+
+    /// Waits for all work of the context so far.
+    fn wait_for_all(&self) -> Result<(), Failed> {
+        let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
+        // SAFETY: the call has no arguments, and is refused without a context.
+        unsafe { calls::context_synchronize() }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Waits {
+    begun: u64,
+    /// The last that has ended without an error.
+    ended: u64,
+    /// The last that a capture refused. It has invalidated that capture, so the same work is not waited for again.
+    refused: u64,
+    is_waiting: bool,
+}
+
+impl Waits {
+    fn begin(&mut self) -> u64 {
+        self.begun += 1;
+        self.begun
+    }
+
+    fn end(&mut self, number: u64, waited: Result<(), Failed>) {
+        match waited {
+            Ok(()) => self.ended = self.ended.max(number),
+            Err(Failed { code, .. }) if code.is_forbidden_by_capture() => self.refused = self.refused.max(number),
+            Err(_) => {}
+        }
+    }
 }
 
 /// The fence of work that has no other fence.
@@ -111,66 +144,65 @@ pub(super) struct ContextFence {
     /// The reason.
     refused: String,
     context: &'static ContextWork,
-    /// Whether the work has completed; empty while that is unknown. False if a capture refused the wait: the wait has invalidated
-    /// that capture, so the same work is not waited for again.
-    end: Arc<OnceLock<bool>>,
+    /// The first wait that begins after the work was enqueued; 0 if the work had completed before.
+    first: u64,
 }
 
 impl ContextFence {
     /// A fence after all work so far of a stream of this context, which has completed already if `was_complete`. `refused` is the reason
     /// why there is no other fence.
     pub(super) fn new(context: &'static ContextWork, refused: String, was_complete: bool) -> Self {
-        let end = if was_complete { OnceLock::from(true) } else { OnceLock::new() };
-        Self { refused, context, end: Arc::new(end) }
+        let first = if was_complete { 0 } else { context.waits.lock().begun + 1 };
+        Self { refused, context, first }
     }
 
-    /// Begins a wait on a dedicated thread if none is running.
-    fn begin_wait(&self) {
-        let (context, end) = (self.context, self.end.clone());
-        // Relaxed, here and below: elects one thread, and publishes no other memory.
-        if context.is_waiting.swap(true, Ordering::Relaxed) {
-            return;
+    /// Returns whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
+    fn has_waited(&self) -> bool {
+        let context = self.context;
+        let mut waits = context.waits.lock();
+        if waits.ended >= self.first {
+            return true;
         }
-        let waiting = move || {
-            // `None`: the process exits.
-            let _waited = MaintenanceThread::of_process().enter().map(|_call| wait_for_all(context, &end));
-            context.is_waiting.store(false, Ordering::Relaxed);
-        };
-        if threads::spawn(c"pinpool-wait", waiting).is_err() {
-            context.is_waiting.store(false, Ordering::Relaxed);
+        if !waits.is_waiting && waits.refused < self.first {
+            waits.is_waiting = true;
+            let number = waits.begin();
+            drop(waits);
+            let waiting = move || {
+                // `None`: the process exits.
+                let waited = MaintenanceThread::of_process().enter().map(|_call| context.wait_for_all());
+                let mut waits = context.waits.lock();
+                waits.is_waiting = false;
+                if let Some(waited) = waited {
+                    waits.end(number, waited);
+                }
+            };
+            if threads::spawn(c"pinpool-wait", waiting).is_err() {
+                context.waits.lock().is_waiting = false;
+            }
         }
+        false
     }
-}
-
-/// Waits for all work of the context so far, and sets `end`.
-fn wait_for_all(context: &ContextWork, end: &OnceLock<bool>) -> Result<(), Failed> {
-    let (_relaxed, _current) = (RelaxedCapture::enter(), context.enter()?);
-    // SAFETY: the call has no arguments, and is refused without a context.
-    let waited = unsafe { calls::context_synchronize() };
-    if waited.map_or_else(|failed| failed.code.is_forbidden_by_capture(), |()| true) {
-        // Another thread may have waited for the same work.
-        let _known = end.set(waited.is_ok());
-    }
-    waited
 }
 
 // SAFETY: done once all work of the stream was seen to have completed, or all work of its context from before the wait began.
 unsafe impl Fence for ContextFence {
     fn is_complete(&self) -> Result<bool> {
-        match self.end.get() {
-            Some(true) => return Ok(true),
-            Some(false) => {}
-            None => self.begin_wait(),
-        }
-        Err(Error::device_failed(self.refused.clone()))
+        if self.has_waited() { Ok(true) } else { Err(Error::device_failed(self.refused.clone())) }
     }
 
     /// Fails only if the driver refuses: the host could otherwise touch bytes that the work still uses.
     fn wait(&self) -> Result<()> {
-        match self.end.get() {
-            Some(true) => Ok(()),
-            Some(false) => Err(Error::device_failed(self.refused.clone())),
-            None => Ok(wait_for_all(self.context, &self.end)?),
+        let mut waits = self.context.waits.lock();
+        if waits.ended >= self.first {
+            return Ok(());
         }
+        if waits.refused >= self.first {
+            return Err(Error::device_failed(self.refused.clone()));
+        }
+        let number = waits.begin();
+        drop(waits);
+        let waited = self.context.wait_for_all();
+        self.context.waits.lock().end(number, waited);
+        Ok(waited?)
     }
 }

@@ -23,7 +23,7 @@ use super::context::{ContextState, Event};
 use super::final_status::FinalStatus;
 use super::stream::{OwnStream, Stream};
 use crate::driver::code::Failed;
-use crate::driver::{Handle, RelaxedCapture, calls};
+use crate::driver::{RelaxedCapture, calls};
 use crate::error::Result;
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
@@ -44,7 +44,7 @@ impl EventFence {
     pub(super) fn new(stream_id: Option<StreamId>, context: &'static ContextState) -> Result<Self, Failed> {
         let event = calls::event_create(calls::WITHOUT_TIMING)?;
         let answer = FinalStatus::default();
-        Ok(Self { event: Handle(event), stream_id, context, answer, waiting_stream: None })
+        Ok(Self { event: Event(event), stream_id, context, answer, waiting_stream: None })
     }
 
     /// Records the event behind all work so far on the stream.
@@ -106,12 +106,12 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
 /// The event is alive.
 pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     // Not waited for without an answer: it may be one of a capture, which a wait would invalidate.
-    if context.query_now(Handle(event)).or_else(|_| context.query_now(Handle(event)))? {
+    if context.query_now(Event(event)).or_else(|_| context.query_now(Event(event)))? {
         return Ok(None);
     }
     // SAFETY: the caller's promise.
     let fence = unsafe { waiting_fence(event, context) };
-    fence.or_else(|error| context.wait_for(Handle(event)).map(|()| None).map_err(|_| error))
+    fence.or_else(|error| context.wait_for(Event(event)).map(|()| None).map_err(|_| error))
 }
 
 /// A fence on an internal stream that waits for the event.
@@ -121,12 +121,12 @@ pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static Context
 /// The event is alive, and of no capture.
 unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     let (_relaxed, _current) = (RelaxedCapture::enter(), context.enter()?);
-    let stream = calls::stream_create(calls::NON_BLOCKING)?;
-    let waiting = Stream { handle: stream, green: ptr::null_mut() };
+    let stream = OwnStream::new()?;
+    let waiting = Stream { handle: stream.0, green: ptr::null_mut() };
     let mut fence = EventFence::new(None, context)?;
-    fence.waiting_stream = Some(Handle(stream));
+    fence.waiting_stream = Some(stream);
     // SAFETY: both are alive.
-    unsafe { calls::stream_wait_event(stream, event, 0) }?;
+    unsafe { calls::stream_wait_event(stream.0, event, 0) }?;
     fence.record(waiting)?;
     Ok(Some(Arc::new(fence)))
 }

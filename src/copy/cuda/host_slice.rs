@@ -34,7 +34,7 @@ use super::final_status::FinalStatus;
 use super::stream::{SavedError, Stream, is_capturing};
 use crate::copy::UnknownEnd;
 use crate::driver::code::{Code, Failed};
-use crate::driver::{Handle, RelaxedCapture, calls};
+use crate::driver::{RelaxedCapture, calls};
 use crate::error::{ErrorKind, Result};
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
@@ -116,7 +116,7 @@ impl TrackedCopy {
     }
 
     fn event(&self) -> Event {
-        Handle(self.event.cu_event())
+        Event(self.event.cu_event())
     }
 
     /// Whether cudarc has recorded the event; `None` while a capture forbids the check. The borrow has ended. Needs a current context,
@@ -126,7 +126,7 @@ impl TrackedCopy {
             return Ok(Some(record));
         }
         let (_relaxed, _current) = (RelaxedCapture::enter(), self.context.enter()?);
-        let (Handle(event), mut milliseconds) = (self.event(), 0.0);
+        let (Event(event), mut milliseconds) = (self.event(), 0.0);
         // SAFETY: a live event, and memory for a number.
         let record = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
             Ok(()) | Err(Failed { code: Code::NOT_READY, .. }) => Record::Present,

@@ -23,7 +23,7 @@ use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::driver::code::Failed;
 use crate::driver::device::Device;
 use crate::driver::{self, CurrentContext, calls};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, SourceError};
 use crate::in_flight::SharedFence;
 
 /// A stream of other code, without a cudarc object.
@@ -75,8 +75,9 @@ impl RawStream {
     fn enter(self) -> Result<Option<CurrentContext>> {
         let Some(ordinal) = self.device.filter(|_| is_default(self.handle.addr())) else { return Ok(None) };
         require_driver()?;
-        let entered = Device::find(ordinal).and_then(|device| device.enter());
-        entered.map(|(context, _relaxed)| Some(context)).map_err(wrong)
+        let entered = Device::find_known(ordinal).and_then(|device| device.enter());
+        let refused = |error: SourceError| Error::from(ErrorKind::Handle { why: error.to_string() });
+        entered.map(|(context, _relaxed)| Some(context)).map_err(refused)
     }
 }
 
@@ -215,9 +216,9 @@ unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextSt
     require_driver()?;
     // SAFETY: the caller's promise.
     let of_stream = unsafe { calls::stream_context(stream) };
-    let (handle, green) = of_stream.map_err(wrong)?;
+    let (handle, green) = of_stream.map_err(unusable)?;
     // SAFETY: the context of a live stream.
-    let context = unsafe { ContextState::for_handle(handle) }.map_err(wrong)?;
+    let context = unsafe { ContextState::for_handle(handle) }.map_err(unusable)?;
     // Its other streams have a handle in the primary context too.
     let green = if stream.addr() <= PER_THREAD { green } else { ptr::null_mut() };
     Ok((Stream { handle: stream, green }, context))
@@ -230,7 +231,7 @@ unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextSt
 /// The event is alive.
 pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Option<SharedFence>> {
     require_driver()?;
-    let current = calls::current_context().map_err(wrong)?;
+    let current = calls::current_context().map_err(unusable)?;
     if current.is_null() {
         return Err(wrong("no CUDA context is current on this thread, where the wait for the event would be enqueued"));
     }
@@ -249,9 +250,13 @@ pub(crate) fn require_driver() -> Result<()> {
     if !driver::is_present() {
         return Err(unavailable("no CUDA driver (libcuda.so.1) on this machine, so no stream and no event".to_owned()));
     }
-    driver::state::init().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
+    driver::state::init_once().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
 }
 
-fn wrong(why: impl ToString) -> Error {
-    ErrorKind::Handle { why: why.to_string() }.into()
+fn unusable(failed: Failed) -> Error {
+    wrong(failed.to_string())
+}
+
+fn wrong(why: impl Into<String>) -> Error {
+    ErrorKind::Handle { why: why.into() }.into()
 }

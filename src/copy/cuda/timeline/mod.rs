@@ -34,7 +34,7 @@ use cudarc::driver::sys;
 use super::context_fence::ContextWork;
 use crate::backend;
 use crate::driver::code::{Code, Failed};
-use crate::driver::{self, RelaxedCapture, calls};
+use crate::driver::{self, RelaxedCapture, calls, driver_watchdog};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
 use pinpool_os::clock::monotonic_us;
@@ -90,6 +90,8 @@ pub(super) struct TimelinePages {
     /// The driver refused a page for words, so it is not called again for each copy.
     is_refused: AtomicBool,
     free: Mutex<Vec<&'static Timeline>>,
+    /// Held by the thread that creates a page.
+    page_creation: Mutex<()>,
     health: DeviceHealth,
 }
 
@@ -210,10 +212,14 @@ impl TimelinePages {
             !is_free
         });
         if freed.is_empty() {
-            let made = self.new_page(context);
-            // Relaxed: a hint.
-            self.is_refused.store(made.is_none(), Ordering::Relaxed);
-            freed = made?;
+            // One thread at a time makes a page, and the next one finds its words.
+            let _creation = self.page_creation.lock();
+            if self.free.lock().is_empty() {
+                let made = self.new_page(context);
+                // Relaxed: a hint.
+                self.is_refused.store(made.is_none(), Ordering::Relaxed);
+                freed = made?;
+            }
         }
         let mut free = self.free.lock();
         free.append(&mut freed);
@@ -221,7 +227,7 @@ impl TimelinePages {
     }
 
     /// Timelines over pinned and mapped memory, which is never freed. It is this process's own, so a fence may read its word
-    /// after a reset of the device has ended the registration. A refused page stays mapped.
+    /// after a reset of the device has ended the registration. A refused page stays mapped: there is one at most.
     fn new_page(&'static self, context: &'static ContextWork) -> Option<Vec<&'static Timeline>> {
         let _relaxed = RelaxedCapture::enter();
         let page = backend::page_of_this_process(WORDS_BYTES)?;
@@ -262,7 +268,7 @@ impl DeviceHealth {
             let answer = Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
             return answer.map_err(|code| Failed { call: "cuStreamQuery", code });
         }
-        let answer = Self::query(context);
+        let answer = driver_watchdog::query(|| Self::query(context)).unwrap_or(Ok(()));
         let failed = answer.err().filter(|failed| failed.code.is_permanent());
         self.answer.store(failed.map_or(0, |Failed { code, .. }| code.0.cast_unsigned()), Ordering::Relaxed);
         answer

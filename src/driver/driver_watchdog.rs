@@ -1,0 +1,40 @@
+//! Keeps threads from calling a driver that does not return.
+//!
+//! A query takes a microsecond. The driver may block a call for seconds while the device is being reset or is lost. Then one
+//! thread waits in the driver, and others that only poll for completion continue without an answer.
+
+use pinpool_os::clock::monotonic_us;
+use pinpool_os::sync::process::{AtomicU64, Ordering};
+
+/// A driver that has not returned from any query for this long is stuck. Longer than an ordinary preemption; a throttled thread only delays an
+/// answer.
+const STUCK_AFTER_US: u64 = 20_000;
+
+/// Queries in progress.
+static RUNNING_QUERIES: AtomicU64 = AtomicU64::new(0);
+/// When the driver last returned, or was first called after that.
+static LAST_PROGRESS_US: AtomicU64 = AtomicU64::new(0);
+
+/// Runs the query; `None` if the driver is stuck in a query of another thread.
+pub(crate) fn query<R>(query: impl FnOnce() -> R) -> Option<R> {
+    let now_us = monotonic_us();
+    // Acquire, with the Release below: the start that a querying thread has stored.
+    match RUNNING_QUERIES.load(Ordering::Acquire) {
+        0 => LAST_PROGRESS_US.store(now_us, Ordering::Relaxed),
+        _ if now_us.saturating_sub(LAST_PROGRESS_US.load(Ordering::Relaxed)) > STUCK_AFTER_US => return None,
+        _ => {}
+    }
+    RUNNING_QUERIES.fetch_add(1, Ordering::Release);
+    let _running = RunningQuery;
+    Some(query())
+}
+
+/// A query in progress; it ends when this is dropped, also by a panic.
+struct RunningQuery;
+
+impl Drop for RunningQuery {
+    fn drop(&mut self) {
+        LAST_PROGRESS_US.store(monotonic_us(), Ordering::Relaxed);
+        RUNNING_QUERIES.fetch_sub(1, Ordering::Release);
+    }
+}
