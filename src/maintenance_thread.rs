@@ -12,7 +12,9 @@
 //! child does not inherit the thread; the first pool that the child creates starts a new one.
 //!
 //! User wakers run before pool maintenance, and pools without a driver before pools with one. A slow call delays what comes after
-//! it: meanwhile misses and returns of the other pools do their own maintenance.
+//! it. If a call has not returned after one second, the next reminder, or the next pool that finds the thread late, starts a
+//! replacement thread, which skips the object that the call is stuck in. Until then misses and returns of the other pools do
+//! their own maintenance.
 //!
 //! A future that waits for a deadline or a copy uses [`MaintenanceThread::remind`]:
 //!
@@ -32,7 +34,7 @@ use std::cell::Cell;
 use std::io;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use pinpool_os::fork::OfProcess;
@@ -41,8 +43,8 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU32, Ordering, fence};
 use pinpool_os::threads;
 use pinpool_os::unwind::caught;
 
-/// The end of a pool waits this long for a call of the thread to return.
-const END_PATIENCE: Duration = Duration::from_secs(1);
+/// A thread that has been in one call for this long is replaced, and nobody waits for it.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
 /// The exit of the process waits this long for a call of the thread to return.
 const EXIT_PATIENCE: Duration = Duration::from_millis(200);
 /// Shortest pause between two polls of copies. With the timer slack of Linux it takes up to 0.1 ms.
@@ -144,11 +146,13 @@ impl Maintained for Reminded {
 pub(crate) struct MaintenanceThread {
     /// The current pace; `Never` also while the thread does not run.
     pace: AtomicU32,
-    /// Threads of this crate that are calling pools or wakers.
+    /// Threads that are calling pools or wakers: the current one, and those that it replaced.
     calling: AtomicU32,
     is_exiting: AtomicBool,
     schedule: Mutex<Schedule>,
     changed: Condvar,
+    /// Notified when a call has ended.
+    returned: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -156,26 +160,31 @@ struct Schedule {
     reminders: Vec<Weak<dyn Maintained>>,
     pools: Vec<Weak<dyn Maintained>>,
     is_running: bool,
-    /// The address of the pool or reminder that the thread is calling.
-    called: Option<usize>,
+    /// Number of the current thread; earlier ones end when their call returns.
+    runner: u64,
+    call: Option<Call>,
+    /// Addresses that replaced threads are still calling; they are skipped.
+    stuck: Vec<usize>,
     /// The thread was woken since it last began a round.
     is_woken: bool,
     last_woken: Option<Instant>,
 }
 
-static OF_PROCESS: OfProcess<MaintenanceThread> = OfProcess::new(MaintenanceThread::default);
-
-thread_local! {
-    static IS_MAINTENANCE_THREAD: Cell<bool> = const { Cell::new(false) };
+/// A call in progress: the address of the pool or reminder.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    address: usize,
+    since: Instant,
+    thread: ThreadId,
 }
 
-/// Waits until a call of the thread has returned, at most for `patience`.
-fn wait_while(patience: Duration, is_calling: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while is_calling() && begun.elapsed() < patience {
-        thread::sleep(Duration::from_micros(100));
+impl Call {
+    fn is_stuck(&self) -> bool {
+        self.since.elapsed() >= STUCK_AFTER
     }
 }
+
+static OF_PROCESS: OfProcess<MaintenanceThread> = OfProcess::new(MaintenanceThread::default);
 
 impl MaintenanceThread {
     /// The thread of this process. Starts no thread.
@@ -197,13 +206,17 @@ impl MaintenanceThread {
         stop_at_exit(calls_driver);
     }
 
-    /// Stops maintaining the pool at that address. Waits up to [`END_PATIENCE`] for a call of it by another thread.
+    /// Stops maintaining the pool at that address. Waits until a call of it by another thread has returned, unless the thread is
+    /// stuck in that call.
     pub(crate) fn remove(&'static self, pool: *const ()) {
-        self.schedule.lock().pools.retain(|other| !std::ptr::addr_eq(other.as_ptr(), pool));
+        let mut schedule = self.schedule.lock();
+        schedule.pools.retain(|other| !std::ptr::addr_eq(other.as_ptr(), pool));
         // A log sink or a waker that the pool calls may drop its last handle.
-        if !IS_MAINTENANCE_THREAD.get() {
-            wait_while(END_PATIENCE, || self.schedule.lock().called == Some(pool.addr()));
+        let is_called = |call: Call| call.address == pool.addr() && call.thread != thread::current().id();
+        while let Some(call) = schedule.call.filter(|&call| is_called(call) && !call.is_stuck()) {
+            (schedule, _) = self.returned.wait_until(schedule, call.since + STUCK_AFTER);
         }
+        drop(schedule);
         let _ = self.wake(false);
     }
 
@@ -222,7 +235,8 @@ impl MaintenanceThread {
         if is_as_often && pace != Pace::Copies { Ok(()) } else { self.wake(true) }
     }
 
-    /// Makes the thread check the pools at once. If there is no thread, starts one only if it `may_start`.
+    /// Makes the thread check the pools at once. Replaces it if it is stuck in one call, so that one pool does not block the others;
+    /// the replacement skips the called object until the call returns. If there is no thread, starts one only if it `may_start`.
     ///
     /// # Errors
     ///
@@ -230,24 +244,28 @@ impl MaintenanceThread {
     #[cold]
     pub(crate) fn wake(&'static self, may_start: bool) -> io::Result<()> {
         let mut schedule = self.schedule.lock();
-        if !schedule.is_running && !may_start {
+        if schedule.is_running {
+            (schedule.is_woken, schedule.last_woken) = (true, Some(Instant::now()));
+            self.changed.notify_one();
+        } else if !may_start {
             return Ok(());
         }
         // Others need not wake a thread that has not begun.
         self.pace.store(Pace::Steps as u32, Ordering::Relaxed);
-        if schedule.is_running {
-            (schedule.is_woken, schedule.last_woken) = (true, Some(Instant::now()));
-            self.changed.notify_one();
+        let stuck = schedule.call.filter(Call::is_stuck);
+        if schedule.is_running && stuck.is_none() {
             return Ok(());
         }
-        let run = || {
-            IS_MAINTENANCE_THREAD.set(true);
-            while let Some((pace, deadline)) = self.check_all() {
+        let number = schedule.runner + 1;
+        let run = move || {
+            while let Some((pace, deadline)) = self.check_all(number) {
                 self.sleep(pace, deadline);
             }
         };
         threads::spawn(c"pinpool-maint", run)?;
-        schedule.is_running = true;
+        (schedule.runner, schedule.is_running, schedule.call) = (number, true, None);
+        schedule.stuck.extend(stuck.map(|call| call.address));
+        self.returned.notify_all();
         Ok(())
     }
 
@@ -270,9 +288,9 @@ impl MaintenanceThread {
         Ok(reminded)
     }
 
-    /// Wakes due reminders, then maintains the pools. Returns the pace and the next deadline, or `None` if this thread ends: there is
-    /// nothing to check, or the process exits.
-    fn check_all(&self) -> Option<(Pace, Option<Instant>)> {
+    /// Wakes due reminders, then maintains the pools. Returns the pace and the next deadline, or `None` if this thread ends: it was
+    /// replaced, there is nothing to check, or the process exits.
+    fn check_all(&self, number: u64) -> Option<(Pace, Option<Instant>)> {
         let _entered = self.enter()?;
         let mut schedule = self.schedule.lock();
         schedule.reminders.retain(|reminder| reminder.strong_count() > 0);
@@ -288,33 +306,42 @@ impl MaintenanceThread {
             pace.set(one.pace().max(pace.get()));
             deadline.set(one.deadline().into_iter().chain(deadline.get()).min());
         };
-        self.call_each(|one| {
+        let is_current = self.call_each(number, |one| {
             // A panic is reported by the process's hook and stops nothing else.
             caught(|| one.maintain());
             check(one);
         });
+        if !is_current {
+            return None;
+        }
         // Relaxed: ordered by the barrier (maint-I1).
         self.pace.store(pace.get() as u32, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        self.call_each(check);
-        Some((pace.get(), deadline.get()))
+        self.call_each(number, check).then(|| (pace.get(), deadline.get()))
     }
 
-    /// Makes a `call` of each reminder and pool.
-    fn call_each(&self, call: impl Fn(&dyn Maintained)) {
+    /// Makes a `call` of each reminder and pool, unless an earlier thread is still in it. False if this thread was replaced meanwhile.
+    fn call_each(&self, number: u64, call: impl Fn(&dyn Maintained)) -> bool {
         for at in 0.. {
             let mut schedule = self.schedule.lock();
             let mut all = schedule.reminders.iter().chain(&schedule.pools);
             let Some(one) = all.nth(at).cloned() else { break };
             let address = one.as_ptr().addr();
-            let Some(one) = one.upgrade() else { continue };
-            schedule.called = Some(address);
+            let Some(one) = one.upgrade().filter(|_| !schedule.stuck.contains(&address)) else { continue };
+            schedule.call = Some(Call { address, since: Instant::now(), thread: thread::current().id() });
             drop(schedule);
             call(&*one);
             // It may be the last reference.
             drop(one);
-            self.schedule.lock().called = None;
+            let mut schedule = self.schedule.lock();
+            if schedule.runner != number {
+                schedule.stuck.retain(|&other| other != address);
+                return false;
+            }
+            schedule.call = None;
+            self.returned.notify_all();
         }
+        true
     }
 
     /// Sleeps for one period, or until a reminder is due.
@@ -343,7 +370,10 @@ impl MaintenanceThread {
     fn stop(&self) {
         // SeqCst: maint-I2.
         self.is_exiting.store(true, Ordering::SeqCst);
-        wait_while(EXIT_PATIENCE, || self.calling.load(Ordering::SeqCst) > 0);
+        let begun = Instant::now();
+        while self.calling.load(Ordering::SeqCst) > 0 && begun.elapsed() < EXIT_PATIENCE {
+            thread::sleep(Duration::from_micros(100));
+        }
     }
 }
 
@@ -541,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_the_end_of_a_pool_nor_the_exit_waits_for_a_call_that_does_not_return() {
+    fn a_thread_that_is_stuck_in_one_pool_is_replaced_and_that_pool_is_left_out_meanwhile() {
         let thread = record();
         let hanging = Arc::new(HangingPool(Mutex::new(false), Condvar::default(), AtomicUsize::new(0)));
         let pool: Weak<HangingPool> = Arc::downgrade(&hanging);
@@ -550,20 +580,18 @@ mod tests {
         wait_until("it hangs", || hanging.2.load(Ordering::SeqCst) == 1);
         let sound = FakePool::at(Pace::Active);
         added(thread, &sound);
-        thread.remove(Arc::as_ptr(&hanging).cast());
-        assert!(thread.schedule.lock().called.is_some(), "still in the call");
+        let waker = Arc::<CountingWaker>::default();
+        wait_until("a task's reminder starts another thread", || {
+            let _ended = thread.remind(Some(Instant::now()), None, &waker.clone().into()).unwrap();
+            thread::sleep(Duration::from_millis(20));
+            waker.count() > 0 && sound.looks() > 3
+        });
+        assert_eq!(hanging.2.load(Ordering::SeqCst), 1, "left out");
         *hanging.0.lock() = true;
         hanging.1.notify_all();
-        wait_until("the other pool is maintained", || sound.looks() > 0);
-        assert_eq!(hanging.2.load(Ordering::SeqCst), 1, "removed");
-        *hanging.0.lock() = false;
-        let pool: Weak<HangingPool> = Arc::downgrade(&hanging);
-        thread.add(pool, false);
-        thread.wake(true).unwrap();
-        wait_until("it hangs again", || hanging.2.load(Ordering::SeqCst) == 2);
-        thread.stop();
-        *hanging.0.lock() = true;
-        hanging.1.notify_all();
+        wait_until("polled again", || hanging.2.load(Ordering::SeqCst) > 3);
+        assert!(thread.schedule.lock().stuck.is_empty());
+        assert!(thread.calling.load(Ordering::SeqCst) <= 1, "by one thread");
     }
 
     #[test]

@@ -135,7 +135,7 @@ unsafe impl CopyTarget<RawStream> for RawMem {
         source: *const u8,
         len: usize,
     ) -> Result<SharedFence, CopyFailure> {
-        // SAFETY: the caller promises the source, `from_raw` the target; `len` bytes fit.
+        // SAFETY: the caller promises the source, `new` the target; `len` bytes fit.
         unsafe { copy_on(*stream, self.address, HostSide::Source(source), len) }
     }
 }
@@ -147,7 +147,7 @@ unsafe impl CopySource<RawStream> for RawMem {
     }
 
     unsafe fn enqueue_read(&self, stream: &RawStream, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
-        // SAFETY: the caller promises the target, `from_raw` the source; there are `len` bytes.
+        // SAFETY: the caller promises the target, `new` the source; there are `len` bytes.
         unsafe { copy_on(*stream, self.address, HostSide::Target(target), len) }
     }
 }
