@@ -34,27 +34,27 @@ const ROOMS: &[(&str, usize)] = &[
     ("fuzz", 8),
     ("python", 2103),
     ("src/arena", 1530),
-    ("src/backend", 2089),
+    ("src/backend", 2093),
     ("src/buffer", 655),
     ("src/config", 761),
-    ("src/copy", 1314),
-    ("src/driver", 711),
+    ("src/copy", 1363),
+    ("src/driver", 753),
     ("src/engine", 7254),
     ("src/error", 218),
     ("src/in_flight", 605),
     ("src/lib", 50),
-    ("src/maintenance_thread", 251),
+    ("src/maintenance_thread", 275),
     ("src/policy", 78),
     ("src/pool", 964),
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 80188),
-    ("tests", 39287),
+    ("sum of code and tests", 80305),
+    ("tests", 39285),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 118_383;
+const MARKDOWN_BYTES: usize = 118_405;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;
