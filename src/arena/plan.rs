@@ -23,13 +23,8 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// Bytes that a remap moves; 0 for other steps.
-    pub(crate) fn remapped_bytes(&self) -> u64 {
-        if let Self::Remap { from, .. } = *self { from.bytes() } else { 0 }
-    }
-
     /// The extent that a decommit returns; `None` for other steps.
-    pub(super) fn decommitted(&self) -> Option<Extent> {
+    pub(crate) fn decommitted(&self) -> Option<Extent> {
         if let Self::Decommit { extent } = *self { Some(extent) } else { None }
     }
 }

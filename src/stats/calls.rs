@@ -15,7 +15,7 @@ impl CallStats {
         }
     }
 
-    fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.count += other.count;
         self.failures += other.failures;
         self.bytes += other.bytes;

@@ -1,11 +1,12 @@
-//! Wraps a source, which may be the user's: records slow calls if the pool records, and turns panics into failures.
+//! Wraps a source, which may be the user's: counts its slow calls, records them if the pool records, and turns panics into failures.
 #![allow(unsafe_code)] // Passes unsafe calls on.
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::backend::{AddressRange, Region, RemapError, Source, SourceError, Subrange, VirtualMemory};
+use crate::stats::{CallStats, SourceCalls};
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::unwind::caught;
 
@@ -33,8 +34,8 @@ fn call<R>(name: &'static str, call: impl FnOnce() -> Result<R, SourceError>) ->
     caught(call).unwrap_or_else(|| Err(panicked(name)))
 }
 
-fn ns_since(begun: Instant) -> u64 {
-    u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+fn nanos(took: Duration) -> u64 {
+    u64::try_from(took.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The address of an offset, for a record.
@@ -56,29 +57,32 @@ impl CalledSource {
         Self { source, recorder }
     }
 
-    /// Makes a `call` and records what `event` returns for its result and its time in nanoseconds.
+    /// Makes a call for `bytes`, counts it, and records what `event` returns for its result and its time in nanoseconds.
     fn record<R>(
         &self,
-        name: &'static str,
+        (name, bytes): (&'static str, usize),
+        counts: &mut CallStats,
         make: impl FnOnce() -> Result<R, SourceError>,
         event: impl FnOnce(&Result<R, SourceError>, u64) -> Event,
     ) -> Result<R, SourceError> {
         let begun = Instant::now();
         let result = call(name, make);
+        let took = begun.elapsed();
+        counts.record(bytes as u64, took, result.is_ok());
         if let Some(recorder) = &self.recorder {
-            recorder.record(event(&result, ns_since(begun)));
+            recorder.record(event(&result, nanos(took)));
         }
         result
     }
 
     fn pin<R>(
         &self,
-        name: &'static str,
-        bytes: usize,
+        (name, bytes): (&'static str, usize),
+        counts: &mut CallStats,
         address: impl FnOnce(Option<&R>) -> u64,
         make: impl FnOnce() -> Result<R, SourceError>,
     ) -> Result<R, SourceError> {
-        self.record(name, make, |pinned, took_ns| {
+        self.record((name, bytes), counts, make, |pinned, took_ns| {
             let address = address(pinned.as_ref().ok());
             Event::Pin { address, bytes: bytes as u64, took_ns, failed: pinned.is_err() }
         })
@@ -86,11 +90,12 @@ impl CalledSource {
 
     fn unpin(
         &self,
-        name: &'static str,
-        (address, bytes): (u64, usize),
+        (name, bytes): (&'static str, usize),
+        counts: &mut CallStats,
+        address: u64,
         make: impl FnOnce() -> Result<(), SourceError>,
     ) -> Result<(), SourceError> {
-        self.record(name, make, |released, took_ns| unpin(address, bytes as u64, took_ns, released))
+        self.record((name, bytes), counts, make, |released, took_ns| unpin(address, bytes as u64, took_ns, released))
     }
 
     /// The virtual memory of a source that has some.
@@ -98,12 +103,14 @@ impl CalledSource {
         self.virtual_memory().ok_or_else(|| SourceError::new("commit", "the backend has no virtual memory"))
     }
 
-    /// Waits for acquisitions of other threads until `until`, if there is such a time.
-    pub(in crate::engine) fn acquire(&self, bytes: usize, until: Option<Instant>) -> Result<Region, SourceError> {
-        self.pin("acquire", bytes, start, || match until {
-            Some(until) => self.source.acquire_until(bytes, until),
-            None => self.source.acquire(bytes),
-        })
+    /// Waits for acquisitions of other threads until `until`.
+    pub(in crate::engine) fn acquire(
+        &self,
+        bytes: usize,
+        until: Instant,
+        counts: &mut CallStats,
+    ) -> Result<Region, SourceError> {
+        self.pin(("acquire", bytes), counts, start, || self.source.acquire_until(bytes, until))
     }
 
     pub(in crate::engine) fn acquire_fast(
@@ -111,15 +118,16 @@ impl CalledSource {
         bytes: usize,
         threads: usize,
         progress: &dyn Fn(usize),
+        counts: &mut CallStats,
     ) -> Result<Region, SourceError> {
-        self.pin("acquire", bytes, start, || self.source.acquire_fast(bytes, threads, progress))
+        self.pin(("acquire", bytes), counts, start, || self.source.acquire_fast(bytes, threads, progress))
     }
 
     /// # Safety
     ///
     /// The same as for [`Source::release`].
-    pub(in crate::engine) unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        self.unpin("release", (start(Some(&region)), region.len_bytes()), || {
+    pub(in crate::engine) unsafe fn release(&self, region: Region, counts: &mut CallStats) -> Result<(), SourceError> {
+        self.unpin(("release", region.len_bytes()), counts, start(Some(&region)), || {
             // SAFETY: the caller's promise.
             unsafe { self.source.release(region) }
         })
@@ -133,17 +141,14 @@ impl CalledSource {
         range: &AddressRange,
         offset: usize,
         bytes: usize,
+        counts: &mut CallStats,
     ) -> Result<(), SourceError> {
         let memory = self.memory()?;
-        self.pin(
-            "commit",
-            bytes,
-            |_| address(range, offset),
-            || {
-                // SAFETY: the caller's promise.
-                unsafe { memory.commit(range, offset, bytes) }
-            },
-        )
+        let commit = || {
+            // SAFETY: the caller's promise.
+            unsafe { memory.commit(range, offset, bytes) }
+        };
+        self.pin(("commit", bytes), counts, |_| address(range, offset), commit)
     }
 
     /// # Safety
@@ -154,14 +159,17 @@ impl CalledSource {
         range: &AddressRange,
         offset: usize,
         bytes: usize,
+        counts: &mut CallStats,
     ) -> Result<(), SourceError> {
         let memory = self.memory()?;
-        self.unpin("decommit", (address(range, offset), bytes), || {
+        self.unpin(("decommit", bytes), counts, address(range, offset), || {
             // SAFETY: the caller's promise.
             unsafe { memory.decommit(range, offset, bytes) }
         })
     }
 
+    /// Counts granules that lost their memory as unpinned.
+    ///
     /// # Safety
     ///
     /// The same as for [`VirtualMemory::remap`].
@@ -170,6 +178,7 @@ impl CalledSource {
         range: &AddressRange,
         from: &[Subrange],
         to: usize,
+        calls: &mut SourceCalls,
     ) -> Result<(), RemapError> {
         let (memory, begun) = (self.memory().map_err(RemapError::Kept)?, Instant::now());
         let moved = caught(|| {
@@ -178,9 +187,14 @@ impl CalledSource {
         });
         // Granules may have lost their memory on the way to a panic. As lost ones they are used no more.
         let moved = moved.unwrap_or_else(|| Err(RemapError::Lost(panicked("remap"))));
-        let (mut took_ns, mut to) = (ns_since(begun), to);
+        let took = begun.elapsed();
+        calls.remap.record(from.iter().map(|piece| piece.bytes as u64).sum(), took, moved.is_ok());
+        let (mut took_ns, mut to) = (nanos(took), to);
         for piece in from {
             let (bytes, old) = (piece.bytes as u64, address(range, piece.offset));
+            if let Err(RemapError::Lost(_)) = &moved {
+                calls.lost(bytes);
+            }
             let event = match &moved {
                 Ok(()) => Some(Event::Move { from: old, to: address(range, to), bytes, took_ns }),
                 Err(RemapError::Lost(_)) => Some(unpin(old, bytes, took_ns, &Ok(()))),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::called_source::CalledSource;
-use super::shape::{Mapping, Mappings};
+use super::shape::Mappings;
 use crate::arena::{Extent, Plan, PlanOutcome, Step};
 use crate::backend::{AddressRange, Region, RemapError, SourceError, Subrange};
 use crate::stats::SourceCalls;
@@ -33,24 +33,10 @@ pub(in crate::engine) struct Execution {
 impl Execution {
     /// Of the steps of `plan`. Regions to be released leave `mappings`. Waits for acquisitions of other threads until `until`.
     pub(in crate::engine) fn new(mappings: &mut Mappings, plan: &Plan, until: Instant) -> Self {
-        let (calls, outcome) = (SourceCalls::default(), PlanOutcome::Done);
-        let mut execution = Self { addresses: None, until, regions: HashMap::new(), calls, error: None, outcome };
-        for step in plan.steps() {
-            let range = match *step {
-                Step::Commit { extent } | Step::Decommit { extent } => extent.range(),
-                Step::Remap { from, .. } => from.range(),
-            };
-            match (mappings.0.get(&range), step) {
-                (Some(Mapping::Addresses(addresses)), _) => execution.addresses = Some(addresses.clone()),
-                (Some(Mapping::Region(_)), Step::Decommit { .. }) => {
-                    if let Some(Mapping::Region(region)) = mappings.0.remove(&range) {
-                        execution.regions.insert(range, region);
-                    }
-                }
-                _ => {}
-            }
-        }
-        execution
+        let decommitted = plan.steps().iter().filter_map(Step::decommitted).map(Extent::range);
+        let regions = decommitted.filter_map(|range| Some((range, mappings.regions.remove(&range)?))).collect();
+        let addresses = mappings.addresses.as_ref().map(|(_, addresses)| addresses.clone());
+        Self { addresses, until, regions, calls: SourceCalls::default(), error: None, outcome: PlanOutcome::Done }
     }
 
     /// Executes the steps of `plan` in order: each step of a release, others up to the first that fails. Slow calls.
@@ -68,7 +54,6 @@ impl Execution {
                     rest = &[];
                 }
                 RemapError::Lost(_) => {
-                    now.iter().for_each(|step| self.calls.lost(step.remapped_bytes()));
                     self.outcome = PlanOutcome::Lost { done, remaps: now.len() };
                     rest = &[];
                 }
@@ -83,35 +68,24 @@ impl Execution {
 
     /// One step, or several moves to adjoining targets.
     fn call(&mut self, source: &CalledSource, steps: &[Step]) -> Result<(), RemapError> {
-        let begun = Instant::now();
         match *steps {
-            [Step::Commit { extent }] => {
-                let (offset, bytes) = place(extent).map_err(RemapError::Kept)?;
-                let committed = match &self.addresses {
-                    // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
-                    // touches them until the plan is finished (arena-I1).
-                    #[allow(unsafe_code)]
-                    Some(range) => unsafe { source.commit(range, offset, bytes) },
-                    None => {
-                        let acquired = source.acquire(bytes, Some(self.until));
-                        acquired.map(|region| {
-                            self.regions.insert(extent.range(), region);
-                        })
-                    }
-                };
-                self.calls.pin.record(extent.bytes(), begun.elapsed(), committed.is_ok());
-                committed.map_err(RemapError::Kept)
-            }
-            [Step::Decommit { extent }] => {
-                let released = self.decommit(source, extent);
-                self.calls.unpin.record(extent.bytes(), begun.elapsed(), released.is_ok());
-                released.map_err(RemapError::Kept)
-            }
-            _ => {
-                let remapped = self.remap(source, steps);
-                let bytes = steps.iter().map(Step::remapped_bytes).sum();
-                self.calls.remap.record(bytes, begun.elapsed(), remapped.is_ok());
-                remapped
+            [Step::Commit { extent }] => self.commit(source, extent).map_err(RemapError::Kept),
+            [Step::Decommit { extent }] => self.decommit(source, extent).map_err(RemapError::Kept),
+            _ => self.remap(source, steps),
+        }
+    }
+
+    #[allow(unsafe_code)]
+    fn commit(&mut self, source: &CalledSource, extent: Extent) -> Result<(), SourceError> {
+        let ((offset, bytes), counts) = (place(extent)?, &mut self.calls.pin);
+        match &self.addresses {
+            // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
+            // touches them until the plan is finished (arena-I1).
+            Some(range) => unsafe { source.commit(range, offset, bytes, counts) },
+            None => {
+                let region = source.acquire(bytes, self.until, counts)?;
+                self.regions.insert(extent.range(), region);
+                Ok(())
             }
         }
     }
@@ -122,7 +96,7 @@ impl Execution {
             let again = Region::new(region.start(), region.len_bytes(), region.id());
             // SAFETY: the region is this source's, wholly free and in transit (arena-I1): no block lies in it, so no
             // reference and no copy uses it (core-I1).
-            let released = unsafe { source.release(region) };
+            let released = unsafe { source.release(region, &mut self.calls.unpin) };
             return released.inspect_err(|_| {
                 // It stays mapped and pinned (source-C1).
                 self.regions.insert(extent.range(), again);
@@ -132,13 +106,13 @@ impl Execution {
         match &self.addresses {
             // SAFETY: the range is this source's; the granules are committed, wholly free and in transit (arena-I1): no
             // block lies in them, so no reference and no copy uses them (core-I1).
-            Some(range) => unsafe { source.decommit(range, offset, bytes) },
+            Some(range) => unsafe { source.decommit(range, offset, bytes, &mut self.calls.unpin) },
             None => Err(SourceError::new("release", "the region is not known")),
         }
     }
 
     #[allow(unsafe_code)]
-    fn remap(&self, source: &CalledSource, moves: &[Step]) -> Result<(), RemapError> {
+    fn remap(&mut self, source: &CalledSource, moves: &[Step]) -> Result<(), RemapError> {
         let cannot = || RemapError::Kept(SourceError::new("remap", "granules do not move between ranges"));
         let (mut sources, mut target) = (Vec::with_capacity(moves.len()), None);
         for step in moves {
@@ -155,7 +129,7 @@ impl Execution {
                 let to = as_len(target.offset()).map_err(RemapError::Kept)?;
                 // SAFETY: as in `decommit` for the granules of `sources`, and as in `commit` for those at `to`, where
                 // the plan has one target after the other (`steps_in_one_call`).
-                unsafe { source.remap(range, &sources, to) }
+                unsafe { source.remap(range, &sources, to, &mut self.calls) }
             }
             _ => Err(cannot()),
         }

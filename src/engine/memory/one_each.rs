@@ -2,7 +2,6 @@
 //! each eviction, and of pageable memory, for requests without room for pinned memory.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use super::called_source::CalledSource;
@@ -11,7 +10,7 @@ use crate::backend::{HeapSource, Region};
 use crate::quota::{Budget, Claim};
 use crate::report::{Growth, PoolLog};
 use crate::size_class::Class;
-use crate::stats::{EvictionReason, SourceCalls, Stats};
+use crate::stats::{CallStats, EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::plain::Mutex;
 
 /// A source under a limit.
@@ -55,11 +54,11 @@ impl OneEach {
         if matches!(calls, SlowCalls::None | SlowCalls::Held(..)) {
             return Err(Stop::NeedsCall);
         }
-        let begun = Instant::now();
-        let acquired = self.source.acquire(class_bytes, Some(calls.deadline()));
-        let took = begun.elapsed();
+        let mut pin = CallStats::default();
+        let acquired = self.source.acquire(class_bytes, calls.deadline(), &mut pin);
+        let took = pin.time.total();
         let mut counts = self.counts.lock();
-        counts.calls.pin.record(class_bytes as u64, took, acquired.is_ok());
+        counts.calls.pin.add(&pin);
         let region = acquired.map_err(Refusal::Source)?;
         counts.held_bytes += needed_bytes;
         counts.peak_bytes = counts.peak_bytes.max(counts.held_bytes);
@@ -76,14 +75,13 @@ impl OneEach {
     /// Releases `region`. On failure its bytes stay held until a later release. A slow call.
     #[allow(unsafe_code)] // Memory leaves the pool.
     pub(super) fn release(&self, region: Region, claim: Claim) -> Result<(), ReleaseFailed> {
-        let class_bytes = region.len_bytes() as u64;
         let again = Region::new(region.start(), region.len_bytes(), region.id());
-        let begun = Instant::now();
+        let mut unpin = CallStats::default();
         // SAFETY: the region came from this source (`acquire` above), and the caller gave up its block by value, so no
         // reference and no copy uses it (core-I1).
-        let released = unsafe { self.source.release(region) };
+        let released = unsafe { self.source.release(region, &mut unpin) };
         let mut counts = self.counts.lock();
-        counts.calls.unpin.record(class_bytes, begun.elapsed(), released.is_ok());
+        counts.calls.unpin.add(&unpin);
         match released {
             Ok(()) => {
                 counts.held_bytes -= claim.bytes();

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
 use super::books::Step;
-use super::shape::{GRANULE_BYTES, Mapping, held};
+use super::shape::{GRANULE_BYTES, held};
 use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
 use crate::quota::{LimitLevel, QuotaExceeded};
 use crate::report::Growth;
+use crate::stats::CallStats;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
 
@@ -118,11 +119,11 @@ impl ArenaSupply {
     /// Pins claimed `bytes` of a reserve with this number of threads. If that fails, they stay claimed.
     fn pin_region(&self, (bytes, threads): (u64, usize), progress: &dyn Fn(usize)) -> Result<Place, Refusal> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let begun = Instant::now();
-        let acquired = self.source.acquire_fast(len, threads, progress);
-        let took = begun.elapsed();
+        let mut pin = CallStats::default();
+        let acquired = self.source.acquire_fast(len, threads, progress, &mut pin);
+        let took = pin.time.total();
         let mut books = self.books();
-        books.calls.pin.record(bytes, took, acquired.is_ok());
+        books.calls.pin.add(&pin);
         let region = acquired.map_err(Refusal::Source)?;
         let (start, held_before_bytes) = (region.start(), books.held_bytes());
         let added = books.add_reserve(region, self.reserved_bytes(bytes));
@@ -131,7 +132,7 @@ impl ArenaSupply {
         let max_bytes = self.budget.max_bytes();
         self.log.acquired(&Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes });
         let Err(region) = added else { return Ok(Place(start, len)) };
-        self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source)?;
+        self.release_region(region).map_err(Refusal::Source)?;
         Err(Refusal::Source(SourceError::new("arena", "no range is left for a reserve")))
     }
 

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use super::arena_supply::ArenaSupply;
 use super::books::Books;
-use super::shape::Mapping;
+use super::shape::Mappings;
 use super::{Memory, PoolView, release_while};
 use crate::arena::Plan;
-use crate::backend::{PAGE_BYTES, SourceError};
+use crate::backend::{AddressRange, PAGE_BYTES, Region, SourceError};
 use crate::maintenance_thread::MaintenanceThread;
-use crate::stats::EvictionReason;
+use crate::stats::{CallStats, EvictionReason};
 use pinpool_os::host::Pressure;
 use pinpool_os::threads;
 
@@ -197,7 +197,7 @@ impl ArenaSupply {
             return self.log.close_left_pinned(held_bytes);
         }
         let mut released = Ok(());
-        let mappings = loop {
+        let Mappings { addresses, regions } = loop {
             released = released.and(self.release(now_us, Books::plan_release_all));
             let mut books = self.books();
             // Another thread may be releasing granules as well.
@@ -210,7 +210,8 @@ impl ArenaSupply {
             }
         };
         // A failure does not keep the others.
-        let released = mappings.into_iter().map(|mapping| self.release_mapping(mapping)).fold(released, Result::and);
+        let released = released.and(addresses.map_or(Ok(()), |(_, addresses)| self.unreserve(addresses)));
+        let released = regions.into_values().map(|region| self.release_region(region)).fold(released, Result::and);
         let mut books = self.books();
         let is_all_released = released.is_ok() && books.is_unused();
         // A block that another thread is returning leads here again.
@@ -224,16 +225,22 @@ impl ArenaSupply {
         }
     }
 
-    #[allow(unsafe_code)] // Memory and addresses leave the pool.
-    pub(in crate::engine) fn release_mapping(&self, mapping: Mapping) -> Result<(), SourceError> {
-        let (region_bytes, begun) = (mapping.region_bytes(), Instant::now());
-        // SAFETY: the mapping is of this source, and left the table when no block was left in the arena, or before the
+    #[allow(unsafe_code)] // Memory leaves the pool.
+    pub(in crate::engine) fn release_region(&self, region: Region) -> Result<(), SourceError> {
+        let mut unpin = CallStats::default();
+        // SAFETY: the region is of this source, and left the table when no block was left in the arena, or before the
         // arena had a range for it (books-I1).
-        let released = unsafe { mapping.release(&self.source) };
-        let (took, has_succeeded) = (begun.elapsed(), released.is_ok());
-        if let Some(bytes) = region_bytes {
-            self.books().calls.unpin.record(bytes, took, has_succeeded);
-        }
+        let released = unsafe { self.source.release(region, &mut unpin) };
+        self.books().calls.unpin.add(&unpin);
         released
+    }
+
+    #[allow(unsafe_code)] // Addresses leave the pool.
+    fn unreserve(&self, addresses: Arc<AddressRange>) -> Result<(), SourceError> {
+        let in_use = || SourceError::new("unreserve", "the addresses are still in use");
+        let range = Arc::into_inner(addresses).ok_or_else(in_use)?;
+        // SAFETY: the range is of this source, and left the table when no block was left in the arena; granules are still
+        // committed only if their release failed.
+        unsafe { self.source.unreserve(range) }
     }
 }

@@ -23,73 +23,29 @@ const ADDRESS_BYTES_MIN: u64 = 256 << 20;
 const FEW_ADDRESSES: &str =
     "this process has few addresses: raise its limit (`ulimit -v`, RLIMIT_AS), or request less at once";
 
-/// Addresses of the ranges of an arena, in their order, so that the same calls release them in the same order. Kept under
-/// the arena's lock.
+/// Addresses of the ranges of an arena. Kept under the arena's lock.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Mappings(pub(super) BTreeMap<u32, Mapping>);
-
-/// The addresses of one range of the arena.
-#[derive(Debug)]
-pub(in crate::engine) enum Mapping {
-    /// Reserved addresses, in which granules are committed and decommitted.
-    Addresses(Arc<AddressRange>),
-    /// One acquisition: a discrete region, or a reserve.
-    Region(Region),
+pub(in crate::engine) struct Mappings {
+    /// The virtual range, in which granules are committed and decommitted, and its number.
+    pub(super) addresses: Option<(u32, Arc<AddressRange>)>,
+    /// The other ranges, each one acquisition: a discrete region, or a reserve. In the order of their numbers, so that the same calls
+    /// release them in the same order.
+    pub(super) regions: BTreeMap<u32, Region>,
 }
 
 impl Mappings {
-    pub(in crate::engine) fn add(&mut self, range: u32, mapping: Mapping) {
-        self.0.insert(range, mapping);
-    }
-
     /// The address of what the arena carved at `ptr`.
     #[allow(unsafe_code)]
     pub(in crate::engine) fn address(&self, ptr: ArenaPtr) -> Option<NonNull<u8>> {
-        let start = self.0.get(&ptr.range())?.extent().0;
+        let virtual_range = self.addresses.as_ref().filter(|(range, _)| *range == ptr.range());
+        let start = match virtual_range {
+            Some((_, addresses)) => addresses.start(),
+            None => self.regions.get(&ptr.range())?.start(),
+        };
         let offset = usize::try_from(ptr.offset()).ok()?;
         // SAFETY: the arena carves inside its ranges (arena-I1), and a range is contiguous: reserved addresses (vm-S1) or
         // one region (source-C1).
         Some(unsafe { start.add(offset) })
-    }
-
-    /// Address and length of each range.
-    pub(in crate::engine) fn drain(&mut self) -> impl Iterator<Item = Mapping> + use<> {
-        std::mem::take(&mut self.0).into_values()
-    }
-}
-
-impl Mapping {
-    fn extent(&self) -> (NonNull<u8>, usize) {
-        match self {
-            Self::Addresses(range) => (range.start(), range.len_bytes()),
-            Self::Region(region) => (region.start(), region.len_bytes()),
-        }
-    }
-
-    /// Bytes of a region; `None` for addresses: their granules are counted one by one.
-    pub(in crate::engine) fn region_bytes(&self) -> Option<u64> {
-        match self {
-            Self::Region(region) => Some(region.len_bytes() as u64),
-            Self::Addresses(_) => None,
-        }
-    }
-
-    /// Returns it to `source`. A slow call.
-    ///
-    /// # Safety
-    ///
-    /// It came from `source`, and no block lies in it.
-    #[allow(unsafe_code)] // Memory and addresses leave the pool.
-    pub(in crate::engine) unsafe fn release(self, source: &CalledSource) -> Result<(), SourceError> {
-        match self {
-            // SAFETY: the caller's promise.
-            Self::Region(region) => unsafe { source.release(region) },
-            Self::Addresses(range) => match Arc::into_inner(range) {
-                // SAFETY: the caller's promise; granules are still committed only if their release failed.
-                Some(range) => unsafe { source.unreserve(range) },
-                None => Err(SourceError::new("unreserve", "the addresses are still in use")),
-            },
-        }
     }
 }
 
@@ -121,7 +77,7 @@ pub(in crate::engine) fn arena_over(
     let range = arena
         .add_virtual_range(address_bytes)
         .ok_or_else(|| SourceError::new("reserve", format!("{address_bytes} B are no range")))?;
-    mappings.add(range, Mapping::Addresses(Arc::new(addresses.with_granules(sizes))));
+    mappings.addresses = Some((range, Arc::new(addresses.with_granules(sizes))));
     let shape = GrowthShape {
         sizes,
         ample_bytes: sizes.zone_at(max_bytes.unwrap_or(0).saturating_sub(1)).granule_bytes,

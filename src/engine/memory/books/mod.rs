@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::block_memory::BlockMemory;
 use super::carry_out::Execution;
-use super::shape::{Mapping, Mappings};
+use super::shape::Mappings;
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, Plan, PlanOutcome};
 use crate::backend::SourceError;
 use crate::quota::{Budget, Claim, QuotaExceeded};
@@ -187,9 +187,7 @@ impl Books {
         now_us: u64,
     ) -> Result<bool, SourceError> {
         let Execution { regions, calls, mut error, outcome, .. } = execution;
-        for (range, region) in regions {
-            self.mappings.add(range, Mapping::Region(region));
-        }
+        self.mappings.regions.extend(regions);
         self.calls.add(&calls);
         if plan.is_release() {
             error = self.unreported(error, calls.unpin.count);
@@ -278,11 +276,11 @@ impl Books {
 
     /// After the last release: the remaining mappings, or `None` while a granule must be released before its addresses. Empty if a
     /// block still exists, which keeps its memory until the process ends.
-    pub(in crate::engine) fn take_mappings(&mut self) -> Option<Vec<Mapping>> {
+    pub(in crate::engine) fn take_mappings(&mut self) -> Option<Mappings> {
         if !self.is_unused() {
-            return Some(Vec::new());
+            return Some(Mappings::default());
         }
-        (self.arena.stats().idle_bytes == 0 || self.release_fails).then(|| self.mappings.drain().collect())
+        (self.arena.stats().idle_bytes == 0 || self.release_fails).then(|| std::mem::take(&mut self.mappings))
     }
 
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {

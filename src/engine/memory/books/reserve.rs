@@ -3,7 +3,7 @@
 //! A part of a reserve is claimed before it is pinned. It is a region with a dedicated range, or granules that the arena keeps.
 
 use super::super::block_memory::Refusal;
-use super::super::shape::{GRANULE_BYTES, Mapping};
+use super::super::shape::GRANULE_BYTES;
 use super::Books;
 use crate::arena::{Plan, RANGE_BYTES_MAX};
 use crate::backend::{PAGE_BYTES, Region, SourceError};
@@ -154,7 +154,7 @@ impl Books {
         let bytes = region.len_bytes() as u64;
         let Some(range) = self.arena.add_reserve(bytes) else { return Err(region) };
         self.pending_bytes -= held_bytes;
-        self.mappings.add(range, Mapping::Region(region));
+        self.mappings.regions.insert(range, region);
         // A region is whole granules.
         self.requested_bytes = self.requested_bytes.max(self.reserve_progress().pinned_bytes);
         self.reserve_overhead_bytes += held_bytes - bytes;
