@@ -25,14 +25,14 @@ use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::PressureWatch;
 use super::shape::{GrowthShape, arena_over};
-use super::{PoolView, ReleaseFailed, Supply};
+use super::{PoolView, ReleaseFailed, Supply, release_while};
 use crate::arena::Retention;
 use crate::backend::SourceError;
 use crate::quota::{Budget, Claim};
 use crate::report::PoolLog;
 use crate::shared_limit::Want;
 use crate::size_class::Class;
-use crate::stats::{SourceCalls, Stats};
+use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
 
 /// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
@@ -193,7 +193,11 @@ impl Supply for ArenaSupply {
     }
 
     fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
-        self.release_for_others(bytes, pool, now_us)
+        let before_bytes = self.held_bytes();
+        pool.complete_copies();
+        release_while(pool, EvictionReason::Reclaimed, || self.books().arena.releasable_bytes() < bytes);
+        self.log.release_error(self.release(now_us, |books| books.plan_release_of(bytes)));
+        before_bytes.saturating_sub(self.held_bytes())
     }
 
     fn close(&self, now_us: u64) {
