@@ -8,7 +8,7 @@
 //! The target is where a request would be placed (policy-R5), so the request does not have to remap the granules that a step
 //! has already remapped. Granules come from the smallest holes first, and none from the hole that is being made longer.
 
-use super::extent::Extent;
+use super::extent::{Extent, first_bytes};
 use super::grow::pair;
 use super::plan::Plan;
 use super::{Arena, GrowthMode, HoleSet};
@@ -86,19 +86,10 @@ impl Arena {
 
     /// Idle granules of `bytes` within `of_size` and outside of `kept`, from the smallest holes first; by address.
     fn idle_outside(&self, kept: Extent, of_size: Extent, bytes: u64, granule_bytes: u64) -> Vec<Extent> {
-        let mut missing = bytes;
-        let mut found = Vec::new();
         let holes = self.holes[HoleSet::Shared as usize].of_at_least(granule_bytes);
-        for hole in holes.filter(|&hole| !kept.contains(hole)) {
-            for idle in self.idle.within(hole).filter_map(|run| run.extent.common(of_size)) {
-                let Some(part) = Extent::between(idle.start, idle.end.min(idle.start + missing)) else { break };
-                missing -= part.bytes();
-                found.push(part);
-            }
-            if missing == 0 {
-                break;
-            }
-        }
+        let idle = holes.filter(|&hole| !kept.contains(hole)).flat_map(|hole| self.idle.within(hole));
+        let of_size = idle.filter_map(|run| run.extent.common(of_size));
+        let mut found = first_bytes(of_size, bytes, |_, end| end);
         found.sort_unstable();
         found
     }

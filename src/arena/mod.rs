@@ -201,10 +201,18 @@ impl Arena {
     }
 
     /// The bytes that the system holds for granules, or a region, of `bytes`.
-    fn held_bytes(&self, bytes: u64) -> u64 {
+    pub(crate) fn held_bytes(&self, bytes: u64) -> u64 {
         match self.growth {
             GrowthMode::Granules(_) => bytes,
             GrowthMode::Regions => (self.region_cost.0)(bytes).max(bytes),
+        }
+    }
+
+    /// The bytes to claim for a buffer of `bytes` that has no committed memory.
+    pub(crate) fn grown_bytes(&self, bytes: u64) -> u64 {
+        match self.growth {
+            GrowthMode::Granules(_) => self.sizes.up(bytes),
+            GrowthMode::Regions => self.held_bytes(bytes),
         }
     }
 

@@ -12,7 +12,7 @@
 //!
 //! The floor never exceeds what is committed (arena-I6): each completion lowers it if necessary.
 
-use super::extent::Extent;
+use super::extent::{Extent, first_bytes};
 use super::plan::{Plan, Step};
 use super::{Arena, GrowthMode};
 
@@ -81,18 +81,8 @@ impl Arena {
 
     /// The first of `selected` that make up no more than `most_bytes`, whole granules.
     pub(super) fn no_more_than(&self, selected: Vec<Extent>, most_bytes: u64) -> Vec<Extent> {
-        let mut left = most_bytes;
-        let mut chosen = Vec::new();
-        for extent in selected {
-            let down = |end| self.range_of(extent.ptr()).map_or(end, |range| range.grid.down(end));
-            let end = if extent.bytes() <= left { extent.end } else { down(extent.start + left) };
-            left = left.saturating_sub(extent.bytes());
-            chosen.extend(Extent::between(extent.start, end));
-            if left == 0 {
-                break;
-            }
-        }
-        chosen
+        let down = |extent: Extent, end| self.range_of(extent.ptr()).map_or(end, |range| range.grid.down(end));
+        first_bytes(selected, most_bytes, down)
     }
 }
 

@@ -35,11 +35,6 @@ use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
 
-/// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
-const VARIED_GRANULES: u64 = 2;
-/// The same for separate regions: each small buffer has its own region.
-const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
-
 /// An arena over a source.
 pub(crate) struct ArenaSupply {
     pub(super) source: CalledSource,
@@ -150,7 +145,7 @@ impl Supply for ArenaSupply {
                 search.release_oldest();
                 continue;
             }
-            search.room = self.budget.room_for(self.grown_bytes(bytes));
+            search.room = self.budget.room_for(books.arena.grown_bytes(bytes));
             let limits = self.limits(&books, &search);
             match books.plan_growth(bytes, limits) {
                 Ok(plan) if calls == SlowCalls::None => {
@@ -281,18 +276,13 @@ impl ArenaSupply {
         pressure: Option<&Path>,
     ) -> Result<Self, SourceError> {
         let (arena, mappings, shape) = arena_over(&source, claim.budget().max_bytes(), settings.retention)?;
-        let varied_above_bytes = if shape.is_discrete {
-            VARIED_IN_REGIONS_BYTES
-        } else {
-            VARIED_GRANULES * shape.sizes.zone_at(0).granule_bytes
-        };
         Ok(Self {
             source,
             log,
             settings,
             shape,
             budget: claim.budget().clone(),
-            books: Mutex::new(Books::new(arena, mappings, varied_above_bytes, claim)),
+            books: Mutex::new(Books::new(arena, mappings, shape.varied_above_bytes, claim)),
             finished: Condvar::default(),
             is_short: AtomicBool::new(false),
             quarantined: AtomicU64::new(0),
