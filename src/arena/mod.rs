@@ -68,8 +68,7 @@ pub(crate) use extent::ArenaPtr;
 pub(crate) use extent::{Extent, RANGE_BYTES_MAX};
 pub(crate) use granules::GranuleSizes;
 pub(crate) use grow::GrowthLimits;
-pub(crate) use plan::Step;
-pub(crate) use plan::{Plan, PlanOutcome};
+pub(crate) use plan::{Plan, Step, StepOutcome};
 pub(crate) use retain::Retention;
 
 /// The set that indexes the holes of a range. Buffers of any size share virtual ranges and reserves; a discrete region

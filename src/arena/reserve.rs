@@ -89,7 +89,7 @@ impl Arena {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::{ArenaPtr, GranuleSizes, GrowthLimits, PlanOutcome, Retention};
+    use crate::arena::{ArenaPtr, GranuleSizes, GrowthLimits, Retention, StepOutcome};
 
     const GRANULE: u64 = 2 << 20;
 
@@ -101,7 +101,7 @@ mod tests {
 
     fn commit(arena: &mut Arena, granules: u64) {
         let plan = arena.commit_next(granules * GRANULE, u64::MAX).unwrap();
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_made(plan, 0));
         arena.keep(granules * GRANULE);
         arena.validate().unwrap();
     }
@@ -119,10 +119,10 @@ mod tests {
         // What is beyond goes, and no more.
         let plan = arena.grow(12 * GRANULE, GrowthLimits::UNLIMITED).unwrap();
         let ptr = plan.ptr().unwrap();
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_made(plan, 0));
         arena.free(ptr, 12 * GRANULE, 0);
         let plan = arena.release_down_to(0).unwrap();
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_made(plan, 0));
         arena.validate().unwrap();
         assert_eq!((arena.stats().committed_bytes, arena.kept_bytes()), (8 * GRANULE, 8 * GRANULE));
     }
@@ -133,7 +133,7 @@ mod tests {
         let before = arena.stats();
         let plan = arena.commit_next(GRANULE, u64::MAX).unwrap();
         assert_eq!(arena.stats().claimed_bytes, GRANULE);
-        assert!(!arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 0));
+        assert!(!arena.finish_plan(plan, &[StepOutcome::Failed], 0));
         arena.validate().unwrap();
         assert_eq!(arena.stats(), before);
         assert_eq!(arena.commit_next(GRANULE, GRANULE - 1).unwrap_err(), GRANULE);
@@ -146,7 +146,7 @@ mod tests {
         let mut arena = arena(8);
         commit(&mut arena, 8);
         let plan = arena.release_idle_of_kept(3 * GRANULE).unwrap();
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_made(plan, 0));
         arena.validate().unwrap();
         assert_eq!((arena.kept_bytes(), arena.stats().committed_bytes), (5 * GRANULE, 5 * GRANULE));
     }
@@ -164,7 +164,7 @@ mod tests {
             let Step::Commit { extent } = plan.steps()[0] else { panic!("a commit") };
             longest = longest.max(extent.bytes());
             assert!(extent.bytes() == 8 * mib || extent.bytes() * 256 <= extent.offset(), "{extent:?}");
-            assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+            assert!(arena.finish_made(plan, 0));
             arena.keep(extent.bytes());
             steps += 1;
         }
