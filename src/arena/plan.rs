@@ -64,7 +64,7 @@ impl Plan {
     }
 }
 
-/// How a step ended. The outcomes of a plan are those of its first steps: the others were not tried.
+/// How a step ended. A plan has the outcomes of its first steps; the other steps were not tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StepOutcome {
     Made,

@@ -100,7 +100,7 @@ impl Context {
 }
 
 /// Makes `call`, and once more if it fails: the driver may refuse a call once and accept it the next time.
-pub(crate) fn twice<R>(mut call: impl FnMut() -> Result<R, Failed>) -> Result<R, Failed> {
+pub(crate) fn twice<R, E>(mut call: impl FnMut() -> Result<R, E>) -> Result<R, E> {
     call().or_else(|_| call())
 }
 

@@ -35,13 +35,13 @@ impl ArenaSupply {
     ) -> Result<(), Refusal> {
         let pinned = self.pin_slices(bytes).or_else(|refusal| {
             let to_bytes = match &refusal {
-                Refusal::Limit(QuotaExceeded { level, bytes, .. }) => match level {
-                    // Idle memory of this pool makes room under the shared limit.
-                    LimitLevel::Shared => Some(self.books().held_bytes().saturating_sub(*bytes)),
-                    LimitLevel::Partition | LimitLevel::Pool => {
-                        self.budget.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(*bytes))
-                    }
-                },
+                // Idle memory of this pool makes room under the shared limit.
+                Refusal::Limit(QuotaExceeded { level: LimitLevel::Shared, bytes, .. }) => {
+                    Some(self.books().held_bytes().saturating_sub(*bytes))
+                }
+                Refusal::Limit(QuotaExceeded { level: LimitLevel::Partition | LimitLevel::Pool, bytes, .. }) => {
+                    self.budget.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(*bytes))
+                }
                 Refusal::Source(_) | Refusal::Queued { .. } => None,
             };
             make_room(to_bytes.ok_or(refusal)?);
