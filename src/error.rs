@@ -74,6 +74,9 @@ pub(crate) enum ErrorKind {
     Handle { why: String },
     #[error("cannot copy {}: {why}", Size(*len as u64))]
     Copy { len: usize, why: String },
+    #[error("no device address for {} of memory: {why}", Size(*len as u64))]
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has device addresses.
+    Address { len: usize, why: String },
     #[error(
         "the pool belongs to process {parent}, and its forked child {child} inherits neither memory nor devices; build a \
          new pool after the fork"
@@ -118,8 +121,8 @@ predicates! {
     is_backend, Backend = Backend | Unavailable;
     /// A setting is unknown or invalid, contradicts another, or needs a feature that this build lacks.
     is_setting, Setting = Setting;
-    /// A copy was refused before anything was enqueued.
-    is_copy, Copy = Copy;
+    /// A copy was refused before anything was enqueued, or memory has no address on a device.
+    is_copy, Copy = Copy | Address;
     /// The device failed: whether a copy completed is unknown.
     is_device, Device = Device;
     /// The stream is capturing a graph: a copy was refused, or the end of other work is unknown.

@@ -8,7 +8,7 @@
 //! The target is where a request would be placed (policy-R5), so the request does not have to remap the granules that a step
 //! has already remapped. Granules come from the smallest holes first, and none from the hole that is being made longer.
 
-use super::extent::Extent;
+use super::extent::{Extent, first_bytes};
 use super::grow::pair;
 use super::plan::Plan;
 use super::{Arena, GrowthMode, HoleSet};
@@ -86,19 +86,10 @@ impl Arena {
 
     /// Idle granules of `bytes` within `of_size` and outside of `kept`, from the smallest holes first; by address.
     fn idle_outside(&self, kept: Extent, of_size: Extent, bytes: u64, granule_bytes: u64) -> Vec<Extent> {
-        let mut missing = bytes;
-        let mut found = Vec::new();
         let holes = self.holes[HoleSet::Shared as usize].of_at_least(granule_bytes);
-        for hole in holes.filter(|&hole| !kept.contains(hole)) {
-            for idle in self.idle.within(hole).filter_map(|run| run.extent.common(of_size)) {
-                let Some(part) = Extent::between(idle.start, idle.end.min(idle.start + missing)) else { break };
-                missing -= part.bytes();
-                found.push(part);
-            }
-            if missing == 0 {
-                break;
-            }
-        }
+        let idle = holes.filter(|&hole| !kept.contains(hole)).flat_map(|hole| self.idle.within(hole));
+        let of_size = idle.filter_map(|run| run.extent.common(of_size));
+        let mut found = first_bytes(of_size, bytes, |_, end| end);
         found.sort_unstable();
         found
     }
@@ -122,7 +113,7 @@ impl Arena {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::{ArenaPtr, GrowthLimits, PlanOutcome, Retention, Step};
+    use crate::arena::{ArenaPtr, GrowthLimits, Retention, Step, StepOutcome};
 
     const GRANULE: u64 = 2 << 20;
 
@@ -141,7 +132,7 @@ mod tests {
         arena.add_virtual_range(4 * granules * GRANULE).unwrap();
         let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
         let plan = arena.grow(granules * GRANULE, limits).unwrap();
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_made(plan, 0));
         for (second, &granule) in (0..).zip(free) {
             arena.free(at(granule), GRANULE, second * 1_000_000);
         }
@@ -163,7 +154,7 @@ mod tests {
         assert!(arena.lacks_hole(6 * GRANULE) && arena.lacks_hole(100 * GRANULE) && !arena.lacks_hole(4 * GRANULE));
         let plan = arena.compact(6 * GRANULE).unwrap();
         assert_eq!(moves(&plan), [(1, 16, 1), (7, 17, 1)]);
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 9_000_000));
+        assert!(arena.finish_made(plan, 9_000_000));
         arena.validate().unwrap();
         // Three granules in a row now, as old as the oldest that was moved.
         assert_eq!(arena.stats().idle_bytes, 6 * GRANULE);
@@ -171,7 +162,7 @@ mod tests {
         assert_eq!(oldest, [Extent::new(at(16), GRANULE), Extent::new(at(17), GRANULE)]);
         let plan = arena.compact(6 * GRANULE).unwrap();
         assert_eq!(moves(&plan), [(3, 18, 1), (9, 19, 1)]);
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 9_000_000));
+        assert!(arena.finish_made(plan, 9_000_000));
         // One is missing: the request remaps it.
         assert!(arena.compact(6 * GRANULE).is_none() && !arena.lacks_hole(6 * GRANULE));
         assert!(arena.carve(5 * GRANULE).is_some());
@@ -194,10 +185,10 @@ mod tests {
         let before = (arena.stats(), ages(&arena));
         let plan = arena.compact(5 * GRANULE).unwrap();
         assert_eq!(arena.stats().transit_bytes, 4 * GRANULE);
-        assert!(!arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 50_000_000));
+        assert!(!arena.finish_plan(plan, &[StepOutcome::Failed], 50_000_000));
         assert_eq!((arena.stats(), ages(&arena)), before);
         let plan = arena.compact(5 * GRANULE).unwrap();
-        assert!(!arena.finish_plan(plan, PlanOutcome::Lost { done: 0, remaps: 2 }, 50_000_000));
+        assert!(!arena.finish_plan(plan, &[StepOutcome::Lost; 2], 50_000_000));
         assert_eq!(arena.stats().committed_bytes, 14 * GRANULE);
         arena.validate().unwrap();
     }
@@ -207,7 +198,7 @@ mod tests {
         let mut arena = with_free(&[1, 3, 5, 7]);
         let plan = arena.release_idle(3 * GRANULE).unwrap();
         assert!(plan.is_release());
-        assert!(!arena.finish_plan(plan, PlanOutcome::Tried { failed: vec![1] }, 9_000_000));
+        assert!(!arena.finish_plan(plan, &[StepOutcome::Made, StepOutcome::Failed, StepOutcome::Made], 9_000_000));
         arena.validate().unwrap();
         let idle: Vec<_> = arena.idle.longest_idle().map(|run| (run.extent.ptr(), run.since_us)).collect();
         assert_eq!(idle, [(at(7), 3_000_000), (at(3), 9_000_000)]);
@@ -219,19 +210,19 @@ mod tests {
         let ages = |arena: &Arena| arena.idle.longest_idle().collect::<Vec<_>>();
         let before = (arena.stats(), ages(&arena));
         let plan = arena.release_idle(3 * GRANULE).unwrap();
-        assert!(!arena.finish_plan(plan, PlanOutcome::Untried, 0));
+        assert!(!arena.finish_plan(plan, &[], 0));
         assert_eq!((arena.stats(), ages(&arena)), before);
         // A region that replaces a smaller one.
         let mut regions = Arena::new(GrowthMode::Regions, Retention::default());
         let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
         let plan = regions.grow(4 * GRANULE, limits).unwrap();
         let ptr = plan.ptr().unwrap();
-        assert!(regions.finish_plan(plan, PlanOutcome::Done, 0));
+        assert!(regions.finish_made(plan, 0));
         regions.free(ptr, 4 * GRANULE, 3_000_000);
         let before = (regions.stats(), ages(&regions));
         let plan = regions.grow(8 * GRANULE, limits).unwrap();
         assert!(plan.steps().first().is_some_and(|step| step.decommitted().is_some()), "{plan:?}");
-        assert!(!regions.finish_plan(plan, PlanOutcome::Untried, 0));
+        assert!(!regions.finish_plan(plan, &[], 0));
         assert_eq!((regions.stats(), ages(&regions)), before);
         regions.validate().unwrap();
     }

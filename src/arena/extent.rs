@@ -90,6 +90,25 @@ impl Extent {
     }
 }
 
+/// The first `bytes` of `extents`, in their order. The last extent of more ends where `cut` moves its end: at the edge of a granule.
+pub(super) fn first_bytes(
+    extents: impl IntoIterator<Item = Extent>,
+    bytes: u64,
+    cut: impl Fn(Extent, u64) -> u64,
+) -> Vec<Extent> {
+    let mut left = bytes;
+    let mut chosen = Vec::new();
+    for extent in extents {
+        if left == 0 {
+            break;
+        }
+        let end = if extent.bytes() <= left { extent.end } else { cut(extent, extent.start + left) };
+        left = left.saturating_sub(extent.bytes());
+        chosen.extend(Extent::between(extent.start, end));
+    }
+    chosen
+}
+
 /// The granules of one range. A discrete region, or a reserve, is a single granule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Grid {

@@ -1,22 +1,23 @@
 //! Finishes plans: completed steps become the state of the arena, and the others are undone.
 
 use super::extent::Extent;
-use super::plan::{Plan, PlanOutcome, Step};
+use super::plan::{Plan, Step, StepOutcome};
 use super::retain::IdleRun;
 use super::{Arena, RangeKind};
 
 impl Arena {
     /// Finishes a plan: records the completed steps and undoes the rest. Returns whether all were made, so that the
     /// buffer is granted.
-    pub(crate) fn finish_plan(&mut self, plan: Plan, outcome: PlanOutcome, now_us: u64) -> bool {
+    pub(crate) fn finish_plan(&mut self, plan: Plan, outcomes: &[StepOutcome], now_us: u64) -> bool {
         self.stats.claimed_bytes -= plan.claim_bytes;
-        let granted = (0..plan.steps.len()).all(|step| outcome.has_made(step));
+        let is = |step: usize, outcome| outcomes.get(step) == Some(&outcome);
+        let granted = (0..plan.steps.len()).all(|step| is(step, StepOutcome::Made));
         let mut hull = plan.buffer;
         // What a plan without a buffer moves is idle, as old as the oldest of it (policy-R13).
         let oldest_us = plan.idle_before.iter().map(|run| run.since_us).min().unwrap_or(now_us);
         let mut not_free: Vec<Extent> = plan.buffer.filter(|_| granted).into_iter().collect();
         for (index, &step) in plan.steps.iter().enumerate() {
-            let made = outcome.has_made(index);
+            let made = is(index, StepOutcome::Made);
             match step {
                 Step::Commit { extent } => {
                     self.finish_target(extent, made, &mut hull, &mut not_free);
@@ -25,7 +26,7 @@ impl Arena {
                     }
                 }
                 Step::Remap { from, to } => {
-                    let gone = made || outcome.has_lost(index);
+                    let gone = made || is(index, StepOutcome::Lost);
                     self.finish_source(from, gone, now_us);
                     self.finish_target(to, made, &mut hull, &mut not_free);
                     if made && plan.buffer.is_none() {
@@ -54,7 +55,7 @@ impl Arena {
         if !granted {
             // Granules that are idle again get their old age back, except those that failed to decommit: they are idle
             // since now, so that they are tried again last and block no others.
-            let failed = plan.steps.iter().enumerate().filter(|&(index, _)| outcome.has_failed(index));
+            let failed = plan.steps.iter().enumerate().filter(|&(index, _)| is(index, StepOutcome::Failed));
             let refused: Vec<_> = failed.filter_map(|(_, step)| step.decommitted()).collect();
             let not_refused = |run: &IdleRun| !refused.iter().any(|refused| refused.contains(run.extent));
             for IdleRun { extent, since_us } in plan.idle_before.into_iter().filter(not_refused) {
@@ -65,6 +66,13 @@ impl Arena {
         }
         self.record_kept();
         granted
+    }
+
+    /// Finishes a plan with every step made.
+    #[cfg(test)]
+    pub(super) fn finish_made(&mut self, plan: Plan, now_us: u64) -> bool {
+        let made = vec![StepOutcome::Made; plan.steps.len()];
+        self.finish_plan(plan, &made, now_us)
     }
 
     /// Granules that a plan committed or remapped into, or failed to.

@@ -292,13 +292,8 @@ impl Arena {
                 Step::Remap { .. } => {}
             }
         }
-        Plan {
-            buffer: Some(buffer),
-            steps,
-            idle_before,
-            claim_bytes: commits.saturating_sub(decommits),
-            surplus_bytes: 0,
-        }
+        let claim_bytes = commits.saturating_sub(decommits);
+        Plan { buffer: Some(buffer), steps, idle_before, claim_bytes, surplus_bytes: 0 }
     }
 }
 

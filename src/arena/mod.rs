@@ -68,8 +68,7 @@ pub(crate) use extent::ArenaPtr;
 pub(crate) use extent::{Extent, RANGE_BYTES_MAX};
 pub(crate) use granules::GranuleSizes;
 pub(crate) use grow::GrowthLimits;
-pub(crate) use plan::Step;
-pub(crate) use plan::{Plan, PlanOutcome};
+pub(crate) use plan::{Plan, Step, StepOutcome};
 pub(crate) use retain::Retention;
 
 /// The set that indexes the holes of a range. Buffers of any size share virtual ranges and reserves; a discrete region
@@ -201,10 +200,18 @@ impl Arena {
     }
 
     /// The bytes that the system holds for granules, or a region, of `bytes`.
-    fn held_bytes(&self, bytes: u64) -> u64 {
+    pub(crate) fn held_bytes(&self, bytes: u64) -> u64 {
         match self.growth {
             GrowthMode::Granules(_) => bytes,
             GrowthMode::Regions => (self.region_cost.0)(bytes).max(bytes),
+        }
+    }
+
+    /// The bytes to claim for a buffer of `bytes` that has no committed memory.
+    pub(crate) fn grown_bytes(&self, bytes: u64) -> u64 {
+        match self.growth {
+            GrowthMode::Granules(_) => self.sizes.up(bytes),
+            GrowthMode::Regions => self.held_bytes(bytes),
         }
     }
 

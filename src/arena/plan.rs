@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   under the lock        no lock held                 under the lock
-//!   arena.grow() -------> step 1, step 2, ... -------> arena.finish_plan(plan, outcome)
+//!   arena.grow() -------> step 1, step 2, ... -------> arena.finish_plan(plan, outcomes)
 //!        |                  (stops at the first that fails)
 //!        +-- from here on the bytes belong to the buffer and the granules are in transit: in no index, so no other
 //!            call can carve, commit, remap or decommit them
@@ -64,45 +64,12 @@ impl Plan {
     }
 }
 
-/// How a plan ended.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[allow(missing_docs)] // The variants explain their fields.
-pub(crate) enum PlanOutcome {
-    /// Every step was made.
-    Done,
-    /// No step was tried: all is as before the plan.
-    Untried,
-    /// The first `done` steps were made; the next failed and changed nothing; the others were not tried.
-    Failed { done: usize },
-    /// The first `done` steps were made; the next `remaps` steps are remaps that failed after they had decommitted their
-    /// source; the others were not tried.
-    Lost { done: usize, remaps: usize },
-    /// Every step of a release was tried; the steps in `failed` failed and changed nothing.
-    Tried { failed: Vec<usize> },
-}
-
-impl PlanOutcome {
-    /// Returns whether this step was made.
-    pub(super) fn has_made(&self, step: usize) -> bool {
-        match self {
-            Self::Done => true,
-            Self::Untried => false,
-            Self::Failed { done } | Self::Lost { done, .. } => step < *done,
-            Self::Tried { failed } => !failed.contains(&step),
-        }
-    }
-
-    /// Returns whether this step was tried, failed and changed nothing.
-    pub(super) fn has_failed(&self, step: usize) -> bool {
-        match self {
-            Self::Failed { done } => step == *done,
-            Self::Tried { failed } => failed.contains(&step),
-            Self::Done | Self::Untried | Self::Lost { .. } => false,
-        }
-    }
-
-    /// Returns whether this step is a remap with a quarantined source.
-    pub(super) fn has_lost(&self, step: usize) -> bool {
-        matches!(self, Self::Lost { done, remaps } if (*done..done + remaps).contains(&step))
-    }
+/// How a step ended. A plan has the outcomes of its first steps; the other steps were not tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum StepOutcome {
+    Made,
+    /// It changed nothing.
+    Failed,
+    /// A remap that failed after it had decommitted its source.
+    Lost,
 }

@@ -12,7 +12,7 @@
 //!
 //! The floor never exceeds what is committed (arena-I6): each completion lowers it if necessary.
 
-use super::extent::Extent;
+use super::extent::{Extent, first_bytes};
 use super::plan::{Plan, Step};
 use super::{Arena, GrowthMode};
 
@@ -81,25 +81,15 @@ impl Arena {
 
     /// The first of `selected` that make up no more than `most_bytes`, whole granules.
     pub(super) fn no_more_than(&self, selected: Vec<Extent>, most_bytes: u64) -> Vec<Extent> {
-        let mut left = most_bytes;
-        let mut chosen = Vec::new();
-        for extent in selected {
-            let down = |end| self.range_of(extent.ptr()).map_or(end, |range| range.grid.down(end));
-            let end = if extent.bytes() <= left { extent.end } else { down(extent.start + left) };
-            left = left.saturating_sub(extent.bytes());
-            chosen.extend(Extent::between(extent.start, end));
-            if left == 0 {
-                break;
-            }
-        }
-        chosen
+        let down = |extent: Extent, end| self.range_of(extent.ptr()).map_or(end, |range| range.grid.down(end));
+        first_bytes(selected, most_bytes, down)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::{ArenaPtr, GranuleSizes, GrowthLimits, PlanOutcome, Retention};
+    use crate::arena::{ArenaPtr, GranuleSizes, GrowthLimits, Retention, StepOutcome};
 
     const GRANULE: u64 = 2 << 20;
 
@@ -111,7 +101,7 @@ mod tests {
 
     fn commit(arena: &mut Arena, granules: u64) {
         let plan = arena.commit_next(granules * GRANULE, u64::MAX).unwrap();
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_made(plan, 0));
         arena.keep(granules * GRANULE);
         arena.validate().unwrap();
     }
@@ -129,10 +119,10 @@ mod tests {
         // What is beyond goes, and no more.
         let plan = arena.grow(12 * GRANULE, GrowthLimits::UNLIMITED).unwrap();
         let ptr = plan.ptr().unwrap();
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_made(plan, 0));
         arena.free(ptr, 12 * GRANULE, 0);
         let plan = arena.release_down_to(0).unwrap();
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_made(plan, 0));
         arena.validate().unwrap();
         assert_eq!((arena.stats().committed_bytes, arena.kept_bytes()), (8 * GRANULE, 8 * GRANULE));
     }
@@ -143,7 +133,7 @@ mod tests {
         let before = arena.stats();
         let plan = arena.commit_next(GRANULE, u64::MAX).unwrap();
         assert_eq!(arena.stats().claimed_bytes, GRANULE);
-        assert!(!arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 0));
+        assert!(!arena.finish_plan(plan, &[StepOutcome::Failed], 0));
         arena.validate().unwrap();
         assert_eq!(arena.stats(), before);
         assert_eq!(arena.commit_next(GRANULE, GRANULE - 1).unwrap_err(), GRANULE);
@@ -156,7 +146,7 @@ mod tests {
         let mut arena = arena(8);
         commit(&mut arena, 8);
         let plan = arena.release_idle_of_kept(3 * GRANULE).unwrap();
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_made(plan, 0));
         arena.validate().unwrap();
         assert_eq!((arena.kept_bytes(), arena.stats().committed_bytes), (5 * GRANULE, 5 * GRANULE));
     }
@@ -174,7 +164,7 @@ mod tests {
             let Step::Commit { extent } = plan.steps()[0] else { panic!("a commit") };
             longest = longest.max(extent.bytes());
             assert!(extent.bytes() == 8 * mib || extent.bytes() * 256 <= extent.offset(), "{extent:?}");
-            assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+            assert!(arena.finish_made(plan, 0));
             arena.keep(extent.bytes());
             steps += 1;
         }

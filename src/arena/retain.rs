@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::extent::{Extent, Grid};
+use super::extent::{Extent, Grid, first_bytes};
 use super::granules::GranuleSizes;
 
 #[derive(Clone, Default, Debug)]
@@ -151,17 +151,14 @@ impl Retention {
     pub(super) fn select(&self, idle: &IdleGranules, sizes: Option<GranuleSizes>, now_us: u64) -> Vec<Extent> {
         let weight = |extent: Extent| if sizes.is_some() { extent.bytes() } else { 1 };
         let due: u64 = self.due(idle, now_us).map(|run| weight(run.extent)).sum();
-        let mut left = due.div_ceil(self.share.max(1));
-        let mut selected = Vec::new();
-        for IdleRun { extent, .. } in idle.longest_idle() {
-            if left == 0 {
-                break;
+        let share = due.div_ceil(self.share.max(1));
+        let longest_idle = idle.longest_idle().map(|run| run.extent);
+        match sizes {
+            Some(sizes) => {
+                let up = |extent: Extent, end| Grid::around(extent, sizes).up(end).min(extent.end);
+                first_bytes(longest_idle, share, up)
             }
-            let whole = |sizes| Grid::around(extent, sizes).up(extent.start.saturating_add(left)).min(extent.end);
-            let chosen = Extent { end: sizes.map_or(extent.end, whole), ..extent };
-            left = left.saturating_sub(weight(chosen));
-            selected.push(chosen);
+            None => longest_idle.zip(0..share).map(|(region, _)| region).collect(),
         }
-        selected
     }
 }

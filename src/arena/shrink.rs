@@ -1,6 +1,6 @@
 //! Plans that decommit idle granules: by time (policy-R9), or at once for a trim, under pressure or at the limit.
 
-use super::extent::Extent;
+use super::extent::{Extent, first_bytes};
 use super::plan::{Plan, Step};
 use super::retain::{IdleRun, Retention};
 use super::{Arena, GrowthMode};
@@ -75,18 +75,9 @@ impl Arena {
 
     /// The longest idle granules within `bounds` that make up `bytes`, or all, as extents by address.
     pub(super) fn longest_idle_within(&self, bounds: Extent, bytes: u64) -> Vec<Extent> {
-        let mut missing = bytes;
-        let mut found = Vec::new();
-        for idle in self.idle.longest_idle().filter_map(|run| run.extent.common(bounds)) {
-            if missing == 0 {
-                break;
-            }
-            let whole = |end| self.range_of(idle.ptr()).map_or(end, |range| range.grid.up(end));
-            let extent = Extent { end: idle.end.min(whole(idle.start.saturating_add(missing))), ..idle };
-            missing = missing.saturating_sub(extent.bytes());
-            found.push(extent);
-        }
-        joined(found)
+        let idle = self.idle.longest_idle().filter_map(|run| run.extent.common(bounds));
+        let up = |extent: Extent, end| self.granules_around(Extent { end, ..extent }).end.min(extent.end);
+        joined(first_bytes(idle, bytes, up))
     }
 
     /// Moves idle granules from the holes into transit, and their ages to `idle_before`.

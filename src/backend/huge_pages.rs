@@ -11,7 +11,6 @@
 use std::cell::Cell;
 use std::ops::Range;
 use std::path::Path;
-use std::ptr::NonNull;
 
 use super::mapping;
 use super::populate::populate;
@@ -118,14 +117,14 @@ pub(crate) fn too_few(hugetlb: HugeTlb, had_bytes: u64, wanted_bytes: u64) -> Op
     })
 }
 
-/// Bytes in `len_bytes` addresses that are in huge pages, as the kernel reports: those set aside (hugetlb), and transparent ones.
-pub(crate) fn huge_bytes(start: NonNull<u8>, len_bytes: usize) -> [u64; 2] {
+/// Bytes in `places` that are in huge pages, as the kernel reports: those set aside (hugetlb), and transparent ones.
+pub(crate) fn huge_bytes(places: &[Range<usize>]) -> [u64; 2] {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
-    let start = start.as_ptr().addr();
-    huge_bytes_in(&smaps, &(start..start.saturating_add(len_bytes)))
+    let each = places.iter().map(|addresses| huge_bytes_in(&smaps, addresses));
+    each.fold([0; 2], |[hugetlb, transparent], more| [hugetlb + more[0], transparent + more[1]])
 }
 
-/// The same in the text of an smaps file. A mapping may extend beyond the addresses.
+/// The same for `addresses` in the text of an smaps file. A mapping may extend beyond them.
 pub(crate) fn huge_bytes_in(smaps: &str, addresses: &Range<usize>) -> [u64; 2] {
     let (mut overlap_bytes, mut found) = (0, [0_u64; 2]);
     for line in smaps.lines() {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::source::Source;
 #[cfg(feature = "cuda")]
 use crate::driver::code::Code;
-use crate::error::SourceError;
+use crate::error::{Retry, SourceError};
 use crate::report::Finding;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
@@ -56,8 +56,7 @@ pub(super) fn run(
     let fits = |&bytes: &usize| bytes > 0 && source.held_bytes(bytes) <= limit;
     let Some(bytes) = [most, most.saturating_sub(PAGE_BYTES)].into_iter().find(fits) else { return Ok(None) };
     match take(source, device, bytes) {
-        #[cfg(feature = "cuda")]
-        Err(error) if error.code().is_some_and(crate::driver::is_forbidden_by_capture) => Ok(None),
+        Err(error) if error.retry == Retry::Soon => Ok(None),
         taken => taken.map(Some),
     }
 }

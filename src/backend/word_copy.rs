@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys;
 
-use crate::driver::calls;
 use crate::driver::device::Device;
+use crate::driver::{calls, twice};
 use crate::error::SourceError;
 
 const WORD_BYTES: usize = size_of::<u64>();
@@ -59,10 +59,9 @@ unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> (bool, Result<(
     let and_back = unsafe { calls::copy_to_host(back.as_ptr().cast(), word, WORD_BYTES, stream) };
     // SAFETY: allocated on this stream, and freed once.
     let _gone = unsafe { calls::device_free_async(word, stream) };
-    // SAFETY: a live stream.
-    let wait = || unsafe { calls::stream_synchronize(stream) };
     // The device uses the words until the stream has completed, even if one of the copies was refused.
-    let completed = wait().or_else(|_| wait());
+    // SAFETY: a live stream.
+    let completed = twice(|| unsafe { calls::stream_synchronize(stream) });
     if let Err(refused) = there.and(and_back).and(completed) {
         return (completed.is_ok(), Err(refused.into()));
     }

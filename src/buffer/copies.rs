@@ -245,9 +245,7 @@ impl PinnedBuf {
     /// captured a graph.
     #[cfg(feature = "cuda")]
     pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<(), CopyError> {
-        // The driver may accept the second attempt.
-        let fence = || copy::cuda::fence_behind_event(event);
-        self.release_behind(|| fence().or_else(|_| fence()))
+        self.release_behind(|| crate::driver::twice(|| copy::cuda::fence_behind_event(event)))
     }
 
     /// Records that the work enqueued so far on another library's stream uses the buffer, which returns to the pool only when that

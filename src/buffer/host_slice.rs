@@ -91,7 +91,7 @@ impl PinnedBuf {
     fn fence_on(&self, stream: &CudaStream) -> Option<HostSliceFence> {
         let block = self.block.as_ref()?;
         let reached = || ensure_access(stream.context().ordinal(), self.start().as_ptr(), self.len());
-        let is_reached = block.check_process().and_then(|()| reached()).is_ok();
+        let is_reached = block.check_process().is_ok() && reached().is_ok();
         let fence = if is_reached { HostSliceFence::new(stream) } else { None };
         if fence.is_none() {
             refuse_host_slice(stream);

@@ -9,14 +9,10 @@
 //!
 //! The only reader of the process environment.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use super::settings::{Config, Settings, for_each_setting, setting_error};
 use super::text::*;
-use super::{Backend, CodeSettings, HugeTlb, Limit, OnFull, Preset, SharedLimitName};
+use super::{Backend, CodeSettings};
 use crate::error::{Error, Result};
-use crate::size_class::Rounding;
 
 /// The prefix of every variable.
 pub const PREFIX: &str = "PINPOOL_";
@@ -62,7 +58,6 @@ pub struct Variable {
     pub group: &'static str,
     /// The effect, in one sentence.
     pub meaning: &'static str,
-    default: fn() -> String,
     read: fn(&mut Settings, &str) -> Result<(), ParseError>,
     /// The value set there, as text; `None` if it is not set.
     set_to: fn(&Settings) -> Option<String>,
@@ -72,7 +67,7 @@ pub struct Variable {
 impl Variable {
     /// The default value, as text.
     pub fn default(&self) -> String {
-        (self.default)()
+        (self.show)(&Settings::default().or_defaults())
     }
 
     /// The error for an invalid value; `from` names the origin of the value.
@@ -93,10 +88,6 @@ macro_rules! variables {
                 name: $variable,
                 group: $group,
                 meaning: $doc.trim_ascii_start(),
-                default: || {
-                    let default: $type = $default;
-                    ($format.show)(&default)
-                },
                 read: |settings, text| {
                     settings.$name = Some(($format.parse)(text)?);
                     Ok(())

@@ -138,7 +138,7 @@ macro_rules! fields {
             }
 
             /// `self`, and the default if it sets nothing.
-            fn or_defaults(self) -> Config {
+            pub(super) fn or_defaults(self) -> Config {
                 Config { $($($name: self.$name.unwrap_or($default),)+)+ code: self.code }
             }
         }

@@ -40,10 +40,10 @@ impl Code {
         i64::from(self.0)
     }
 
-    /// Returns whether a call was refused because a stream captures a graph. The same call succeeds later, so nothing is known to have
-    /// failed.
+    /// Returns whether a call was refused because a stream captures a graph: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and
+    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`. The same call succeeds later, so nothing is known to have failed.
     pub(crate) fn is_forbidden_by_capture(self) -> bool {
-        is_forbidden_by_capture(self.number())
+        matches!(self.0, 900 | 901)
     }
 
     /// Returns whether this is one of CUDA's errors about stream capture, 900 to 908.
@@ -73,12 +73,6 @@ impl Code {
         let is_in_graph = self.0 == 907;
         ends_process || is_in_graph || self.is_of_ended_context() || self == Self::INVALID_HANDLE
     }
-}
-
-/// Returns whether a call was refused because a stream captures a graph: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and
-/// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`. The same call succeeds later, so nothing is known to have failed.
-pub(crate) fn is_forbidden_by_capture(code: i64) -> bool {
-    matches!(code, 900 | 901)
 }
 
 /// A driver call that failed.

@@ -33,36 +33,39 @@ mod library;
 pub(crate) mod state;
 pub(crate) mod vmm;
 
-pub(crate) use self::code::is_forbidden_by_capture;
 pub(crate) use self::library::{is_loaded, is_mapped, is_present, symbol};
+
+/// A handle of the driver, which only the driver dereferences.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Handle<T>(pub(crate) *mut T);
+
+// SAFETY: the handles of contexts, streams and events may be used from any thread (CUDA driver API).
+unsafe impl<T> Send for Handle<T> {}
+// SAFETY: as above; the handle itself is never written to.
+unsafe impl<T> Sync for Handle<T> {}
 
 /// A context handle, and the number of the context, which no other context of the process ever has. A reset of the device ends the
 /// context, and the next context may have the same handle.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context {
-    handle: sys::CUcontext,
+    handle: Handle<sys::CUctx_st>,
     /// `None` if the driver has no numbers (before CUDA 12.0).
     id: Option<u64>,
 }
 
-// SAFETY: a context handle may be used from any thread (CUDA driver API).
-unsafe impl Send for Context {}
-// SAFETY: as above; the handle itself is never written to.
-unsafe impl Sync for Context {}
-
 impl Context {
     /// The context that has this handle now.
     pub(crate) fn new(handle: sys::CUcontext) -> Result<Self, Failed> {
-        Ok(Self { handle, id: context_id(handle).transpose()? })
+        Ok(Self { handle: Handle(handle), id: context_id(handle).transpose()? })
     }
 
     pub(crate) fn handle(self) -> sys::CUcontext {
-        self.handle
+        self.handle.0
     }
 
     /// Fails if the context has ended, or if the driver does not say whether it has.
     pub(crate) fn check(self) -> Result<(), Failed> {
-        match (self.id, context_id(self.handle)) {
+        match (self.id, context_id(self.handle())) {
             (None, _) | (_, None) => Ok(()),
             (Some(id), Some(Ok(now))) if now == id => Ok(()),
             (_, Some(Err(failed))) if !failed.code.is_of_ended_context() => Err(failed),
@@ -72,7 +75,7 @@ impl Context {
 
     /// Returns whether the handle now refers to another context. `false` if the context ended without a successor.
     pub(crate) fn is_replaced(self) -> bool {
-        matches!((self.id, context_id(self.handle)), (Some(id), Some(Ok(now))) if now != id)
+        matches!((self.id, context_id(self.handle())), (Some(id), Some(Ok(now))) if now != id)
     }
 
     /// Returns whether the driver confirms that this context is current on the thread: one call. If so, the context has not ended.
@@ -92,8 +95,13 @@ impl Context {
     pub(crate) unsafe fn enter(self) -> Result<CurrentContext, Failed> {
         self.check()?;
         // SAFETY: the caller's promise.
-        unsafe { CurrentContext::enter(self.handle) }
+        unsafe { CurrentContext::enter(self.handle()) }
     }
+}
+
+/// Makes `call`, and once more if it fails: the driver may refuse a call once and accept it the next time.
+pub(crate) fn twice<R, E>(mut call: impl FnMut() -> Result<R, E>) -> Result<R, E> {
+    call().or_else(|_| call())
 }
 
 /// The number of a context; `None` if the driver has no numbers.
@@ -101,7 +109,7 @@ fn context_id(context: sys::CUcontext) -> Option<Result<u64, Failed>> {
     let mut id = 0;
     // SAFETY: `id` takes the result. The driver refuses invalid handles.
     let mut query = || unsafe { calls::context_id(context, &raw mut id) };
-    // The driver may refuse a call once and accept it the next time.
+    // As `twice`, unless the context has ended.
     let answer = query().or_else(|failed| if failed.code.is_of_ended_context() { Err(failed) } else { query() });
     match answer {
         Err(Failed { code: Code::NOT_FOUND | Code::NOT_SUPPORTED, .. }) => None,

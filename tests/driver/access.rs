@@ -38,6 +38,21 @@ fn one_sick_device_fails_its_own_copies_and_no_growth() {
 }
 
 #[test]
+fn the_error_for_memory_without_a_device_address_names_no_copy() {
+    let driver = MockDriver::load();
+    driver.set_device_count(2);
+    driver.refuse_access(1 << 1);
+    let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
+    for (backend, context) in [(Backend::Vmm, &contexts[1]), (Backend::Heap, &contexts[0])] {
+        let pool = builder(backend).device(0).build().unwrap();
+        let error = pool.get(3 * MIB).unwrap().device_ptr(context).unwrap_err();
+        let text = error.to_string();
+        assert!(error.is_copy() && text.starts_with("no device address for 3.0MiB of memory: "), "{text}");
+    }
+    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
 fn a_device_that_was_refused_gets_access_to_what_it_copies_through_the_pool() {
     let driver = MockDriver::load();
     driver.set_device_count(2);

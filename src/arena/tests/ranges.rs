@@ -22,7 +22,7 @@ fn ranges_are_numbered_in_the_order_of_their_creation_until_all_numbers_were_use
     let region = |arena: &mut Arena| {
         let plan = arena.grow(4096, LIMITS).unwrap();
         let ptr = plan.ptr().unwrap();
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_made(plan, 0));
         ptr
     };
     for number in [0, 1, 2] {
@@ -30,7 +30,7 @@ fn ranges_are_numbered_in_the_order_of_their_creation_until_all_numbers_were_use
         assert_eq!(ptr.range(), number);
         arena.free(ptr, 4096, 0);
         let plan = arena.release_down_to(0).unwrap();
-        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_made(plan, 0));
     }
     arena.next_range = RANGES_MAX - 1;
     assert_eq!([region(&mut arena).range(), region(&mut arena).range()], [RANGES_MAX - 1, 0]);

@@ -56,8 +56,9 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
             let ptr = plan.ptr().unwrap();
             let done = usize::try_from(draw(6)).unwrap();
             let is_done = done >= plan.steps().len();
-            let outcome = if is_done { PlanOutcome::Done } else { PlanOutcome::Failed { done } };
-            assert_eq!(arena.finish_plan(plan, outcome, now_us), is_done);
+            let mut outcomes = vec![StepOutcome::Made; done.min(plan.steps().len())];
+            outcomes.extend((!is_done).then_some(StepOutcome::Failed));
+            assert_eq!(arena.finish_plan(plan, &outcomes, now_us), is_done);
             if is_done {
                 live.push((ptr, bytes));
             }
@@ -66,7 +67,7 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
         }
         live.into_iter().for_each(|(ptr, bytes)| arena.free(ptr, bytes, 1000));
         let plan = arena.release_down_to(0);
-        plan.into_iter().for_each(|plan| assert!(arena.finish_plan(plan, PlanOutcome::Done, 1000)));
+        plan.into_iter().for_each(|plan| assert!(arena.finish_made(plan, 1000)));
         assert_eq!((arena.stats().committed_bytes, arena.stats().mappings), (0, 0));
         arena.validate().unwrap();
     }

@@ -37,7 +37,7 @@ use crate::arena::GranuleSizes;
 use crate::driver::code::{Code, Failed};
 use crate::driver::device::Device;
 use crate::driver::vmm::{self as driver, MemoryLocation};
-use crate::driver::{CurrentContext, RelaxedCapture};
+use crate::driver::{CurrentContext, RelaxedCapture, twice};
 use crate::error::SourceError;
 use crate::report::Finding;
 use pinpool_os::host::GRANULE_BYTES;
@@ -361,8 +361,7 @@ unsafe impl VirtualMemory for VmmSource {
             Err(SourceError::new("cuMemUnmap", "granules are still mapped at these addresses"))
         } else {
             // SAFETY: the caller's promise: it came from `reserve`, and it is unused; nothing is mapped there any more.
-            let unreserve = || unsafe { driver::unreserve(start, bytes) };
-            unreserve().or_else(|_| unreserve()).map_err(SourceError::from)
+            twice(|| unsafe { driver::unreserve(start, bytes) }).map_err(SourceError::from)
         };
         unmapped.and(unreserved).and(self.release_refused())
     }

@@ -22,7 +22,7 @@ use super::own_context::OwnContext;
 use super::stream::{Stream, id_number};
 use super::timeline::{Timeline, TimelinePages};
 use crate::driver::code::Failed;
-use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
+use crate::driver::{Context, CurrentContext, Handle, RelaxedCapture, calls, driver_watchdog, twice};
 use crate::error::Result;
 use crate::in_flight::StreamId;
 use pinpool_os::fork::OfProcess;
@@ -51,14 +51,7 @@ impl fmt::Debug for ContextState {
     }
 }
 
-/// An event handle.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Event(pub(super) sys::CUevent);
-
-// SAFETY: an event handle may be used from any thread (CUDA driver API).
-unsafe impl Send for Event {}
-// SAFETY: as above; the handle itself is never written to.
-unsafe impl Sync for Event {}
+pub(super) type Event = Handle<sys::CUevent_st>;
 
 impl ContextState {
     /// The state of a context, created at the first call; the code of `cuCtxGetId` if that is refused.
@@ -159,8 +152,7 @@ impl ContextState {
         if !stream.green.is_null() {
             return None;
         }
-        // The driver may refuse a call once and accept it the next time.
-        let number = id_number(stream.handle).or_else(|| id_number(stream.handle))?;
+        let number = twice(|| id_number(stream.handle)).ok()?;
         Some(self.work.stream_id(number))
     }
 

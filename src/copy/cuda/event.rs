@@ -23,7 +23,7 @@ use super::context::{ContextState, Event};
 use super::final_status::FinalStatus;
 use super::stream::{OwnStream, Stream};
 use crate::driver::code::Failed;
-use crate::driver::{RelaxedCapture, calls};
+use crate::driver::{Handle, RelaxedCapture, calls, twice};
 use crate::error::Result;
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
@@ -44,7 +44,7 @@ impl EventFence {
     pub(super) fn new(stream_id: Option<StreamId>, context: &'static ContextState) -> Result<Self, Failed> {
         let event = calls::event_create(calls::WITHOUT_TIMING)?;
         let answer = FinalStatus::default();
-        Ok(Self { event: Event(event), stream_id, context, answer, waiting_stream: None })
+        Ok(Self { event: Handle(event), stream_id, context, answer, waiting_stream: None })
     }
 
     /// Records the event behind all work so far on the stream.
@@ -106,12 +106,12 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
 /// The event is alive.
 pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     // Not waited for without an answer: it may be one of a capture, which a wait would invalidate.
-    if context.query_now(Event(event)).or_else(|_| context.query_now(Event(event)))? {
+    if twice(|| context.query_now(Handle(event)))? {
         return Ok(None);
     }
     // SAFETY: the caller's promise.
     let fence = unsafe { waiting_fence(event, context) };
-    fence.or_else(|error| context.wait_for(Event(event)).map(|()| None).map_err(|_| error))
+    fence.or_else(|error| context.wait_for(Handle(event)).map(|()| None).map_err(|_| error))
 }
 
 /// A fence on an internal stream that waits for the event.

@@ -34,7 +34,7 @@ use super::final_status::FinalStatus;
 use super::stream::{SavedError, Stream, is_capturing};
 use crate::copy::UnknownEnd;
 use crate::driver::code::{Code, Failed};
-use crate::driver::{RelaxedCapture, calls};
+use crate::driver::{Handle, RelaxedCapture, calls, twice};
 use crate::error::{ErrorKind, Result};
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
@@ -50,8 +50,7 @@ impl HostSliceFence {
     /// copy into a graph has a fence that is never complete.
     pub(crate) fn new(stream: &CudaStream) -> Option<Self> {
         let _saved = SavedError::take(stream.context());
-        // The driver may refuse a call once and accept it the next time.
-        match TrackedCopy::new(stream).or_else(|_| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
+        match twice(|| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
             Some(tracked) => Some(Self { shared: tracked.clone(), tracked: Some(tracked) }),
             None => Some(Self { shared: Arc::new(UnknownEnd(ErrorKind::Capture.to_string())), tracked: None }),
         }
@@ -116,7 +115,7 @@ impl TrackedCopy {
     }
 
     fn event(&self) -> Event {
-        Event(self.event.cu_event())
+        Handle(self.event.cu_event())
     }
 
     /// Whether cudarc has recorded the event; `None` while a capture forbids the check. The borrow has ended. Needs a current context,
@@ -126,7 +125,7 @@ impl TrackedCopy {
             return Ok(Some(record));
         }
         let (_relaxed, _current) = (RelaxedCapture::enter(), self.context.enter()?);
-        let (Event(event), mut milliseconds) = (self.event(), 0.0);
+        let (Handle(event), mut milliseconds) = (self.event(), 0.0);
         // SAFETY: a live event, and memory for a number.
         let record = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
             Ok(()) | Err(Failed { code: Code::NOT_READY, .. }) => Record::Present,

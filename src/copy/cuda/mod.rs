@@ -38,8 +38,8 @@ use self::stream::{SavedError, Stream, is_capturing};
 use self::timeline::Timeline;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::backend;
-use crate::driver::calls;
 use crate::driver::code::{Code, Failed};
+use crate::driver::{calls, twice};
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::{SharedFence, StreamId};
 
@@ -91,9 +91,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
 unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     fn record_fence(&self) -> Result<SharedFence> {
         let stream = self.borrow();
-        // The driver may refuse a call once and accept it the next time.
-        let enter = || ContextState::enter_of(stream.context());
-        let (context, _current) = enter().or_else(|_| enter())?;
+        let (context, _current) = twice(|| ContextState::enter_of(stream.context()))?;
         fence_behind_work(stream.into(), context)
     }
 }
@@ -101,25 +99,24 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
 /// A fence after all work enqueued so far on the stream; the stream's context is current. If the
 /// stream is capturing, the call fails permanently: each launch of the graph uses the memory, even after the capture has ended.
 fn fence_behind_work(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
-    // The driver may refuse a call once and accept it the next time.
-    if is_capturing(stream).or_else(|_| is_capturing(stream))? {
+    if twice(|| is_capturing(stream))? {
         return Err(ErrorKind::Capture.into());
     }
     Ok(enqueue_fence(Prepared::new(stream, context), stream, context))
 }
 
 /// Gives the device with this ordinal access to memory of a pool that has another device. Precedes each copy.
-pub(crate) fn ensure_access(ordinal: usize, start: *const u8, len: usize) -> Result<()> {
+pub(crate) fn ensure_access(ordinal: usize, start: *const u8, len: usize) -> Result<(), String> {
     let device = u32::try_from(ordinal).unwrap_or(u32::MAX);
-    backend::ensure_access(device, start, len).map_err(|error| {
-        Error::copy_refused(len, format!("device {device} cannot reach the memory of the pool: {error}"))
-    })
+    backend::ensure_access(device, start, len)
+        .map_err(|error| format!("device {device} cannot reach the memory of the pool: {error}"))
 }
 
 /// The device address of pinned memory in this context.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
-    let failed = |failed: Failed| Error::copy_refused(len, failed.to_string());
-    ensure_access(context.ordinal(), start, len)?;
+    let no_address = |why| Error::from(ErrorKind::Address { len, why });
+    let failed = |failed: Failed| no_address(failed.to_string());
+    ensure_access(context.ordinal(), start, len).map_err(no_address)?;
     let state = ContextState::for_context(context).map_err(failed)?;
     let _current = state.enter().map_err(failed)?;
     // The first call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
@@ -185,7 +182,8 @@ unsafe fn copy_behind<R>(
         HostSide::Source(start) => start,
         HostSide::Target(start) => start.cast_const(),
     };
-    ensure_access(context.device(), start, len).map_err(CopyFailure::Refused)?;
+    let unreached = |why| CopyFailure::Refused(Error::copy_refused(len, why));
+    ensure_access(context.device(), start, len).map_err(unreached)?;
     if may_wait {
         refuse_capturing()?;
     }

@@ -22,7 +22,7 @@ use super::{HostSide, copy_behind, fence_behind_work, refused};
 use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::driver::code::Failed;
 use crate::driver::device::Device;
-use crate::driver::{self, CurrentContext, calls};
+use crate::driver::{self, CurrentContext, calls, twice};
 use crate::error::{Error, ErrorKind, Result, SourceError};
 use crate::in_flight::SharedFence;
 
@@ -187,8 +187,7 @@ pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<Shared
     }
     // SAFETY: the caller's promise.
     let (stream, context) = unsafe { stream_of(stream) }?;
-    // The driver may refuse a call once and accept it the next time.
-    let _current = context.enter().or_else(|_| context.enter())?;
+    let _current = twice(|| context.enter())?;
     fence_behind_work(stream, context)
 }
 
@@ -203,7 +202,7 @@ unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
     if is_default(stream.addr()) || unsafe { calls::is_capturing(stream) } != Ok(false) {
         return None;
     }
-    let id = id_number(stream)?;
+    let id = id_number(stream).ok()?;
     Some(Arc::new(Timeline::find(id)?.write(id, stream)?))
 }
 

@@ -9,8 +9,8 @@ use std::thread;
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 
-use crate::driver::calls;
 use crate::driver::code::Failed;
+use crate::driver::{Handle, calls};
 use crate::in_flight::WorkId;
 
 /// The largest handle of a default stream, which belongs to the calling thread or context.
@@ -47,13 +47,7 @@ impl From<&CudaStream> for Stream {
 }
 
 /// A stream of this crate, which waits for no other.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct OwnStream(pub(super) sys::CUstream);
-
-// SAFETY: a stream handle may be used from any thread (CUDA driver API).
-unsafe impl Send for OwnStream {}
-// SAFETY: as above; the handle itself is never written to.
-unsafe impl Sync for OwnStream {}
+pub(super) type OwnStream = Handle<sys::CUstream_st>;
 
 impl OwnStream {
     /// A stream of the context that is current.
@@ -64,10 +58,10 @@ impl OwnStream {
 
 /// The number of the stream's identity, which is unique for the life of the process. Queried each time, since the handle may belong
 /// to another stream by now. The context is current.
-pub(super) fn id_number(stream: sys::CUstream) -> Option<u64> {
+pub(super) fn id_number(stream: sys::CUstream) -> Result<u64, Failed> {
     let mut id = 0;
     // SAFETY: a live stream, and memory for a number.
-    unsafe { calls::stream_id(stream, &raw mut id) }.is_ok().then_some(id)
+    unsafe { calls::stream_id(stream, &raw mut id) }.map(|()| id)
 }
 
 pub(super) fn is_capturing(stream: Stream) -> Result<bool, Failed> {

@@ -25,20 +25,15 @@ use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::PressureWatch;
 use super::shape::{GrowthShape, arena_over};
-use super::{PoolView, ReleaseFailed, Supply};
+use super::{PoolView, ReleaseFailed, Supply, release_while};
 use crate::arena::Retention;
 use crate::backend::SourceError;
 use crate::quota::{Budget, Claim};
 use crate::report::PoolLog;
 use crate::shared_limit::Want;
 use crate::size_class::Class;
-use crate::stats::{SourceCalls, Stats};
+use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
-
-/// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
-const VARIED_GRANULES: u64 = 2;
-/// The same for separate regions: each small buffer has its own region.
-const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 
 /// An arena over a source.
 pub(crate) struct ArenaSupply {
@@ -150,7 +145,7 @@ impl Supply for ArenaSupply {
                 search.release_oldest();
                 continue;
             }
-            search.room = self.budget.room_for(self.grown_bytes(bytes));
+            search.room = self.budget.room_for(books.arena.grown_bytes(bytes));
             let limits = self.limits(&books, &search);
             match books.plan_growth(bytes, limits) {
                 Ok(plan) if calls == SlowCalls::None => {
@@ -193,7 +188,11 @@ impl Supply for ArenaSupply {
     }
 
     fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
-        self.release_for_others(bytes, pool, now_us)
+        let before_bytes = self.held_bytes();
+        pool.complete_copies();
+        release_while(pool, EvictionReason::Reclaimed, || self.books().arena.releasable_bytes() < bytes);
+        self.log.release_error(self.release(now_us, |books| books.plan_release_of(bytes)));
+        before_bytes.saturating_sub(self.held_bytes())
     }
 
     fn close(&self, now_us: u64) {
@@ -277,18 +276,13 @@ impl ArenaSupply {
         pressure: Option<&Path>,
     ) -> Result<Self, SourceError> {
         let (arena, mappings, shape) = arena_over(&source, claim.budget().max_bytes(), settings.retention)?;
-        let varied_above_bytes = if shape.is_discrete {
-            VARIED_IN_REGIONS_BYTES
-        } else {
-            VARIED_GRANULES * shape.sizes.zone_at(0).granule_bytes
-        };
         Ok(Self {
             source,
             log,
             settings,
             shape,
             budget: claim.budget().clone(),
-            books: Mutex::new(Books::new(arena, mappings, varied_above_bytes, claim)),
+            books: Mutex::new(Books::new(arena, mappings, shape.varied_above_bytes, claim)),
             finished: Condvar::default(),
             is_short: AtomicBool::new(false),
             quarantined: AtomicU64::new(0),

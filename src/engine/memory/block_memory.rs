@@ -104,11 +104,10 @@ impl Refusal {
     /// The bytes of the claim, if a shared limit refused it that could hold it.
     pub(crate) fn by_shared_limit(&self) -> Option<u64> {
         match *self {
-            Self::Limit(QuotaExceeded { level, bytes, could_fit }) => match level {
-                LimitLevel::Shared => could_fit.then_some(bytes),
-                LimitLevel::Partition | LimitLevel::Pool => None,
-            },
-            Self::Source(_) | Self::Queued { .. } => None,
+            Self::Limit(QuotaExceeded { level: LimitLevel::Shared, bytes, could_fit }) => could_fit.then_some(bytes),
+            Self::Limit(QuotaExceeded { level: LimitLevel::Partition | LimitLevel::Pool, .. })
+            | Self::Source(_)
+            | Self::Queued { .. } => None,
         }
     }
 }

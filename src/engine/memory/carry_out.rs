@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::called_source::CalledSource;
 use super::shape::Mappings;
-use crate::arena::{Extent, Plan, PlanOutcome, Step};
+use crate::arena::{Extent, Plan, Step, StepOutcome};
 use crate::backend::{AddressRange, Region, RemapError, SourceError, Subrange};
 use crate::stats::SourceCalls;
 
@@ -27,7 +27,8 @@ pub(in crate::engine) struct Execution {
     pub(in crate::engine) calls: SourceCalls,
     /// Why the first step that failed did.
     pub(in crate::engine) error: Option<SourceError>,
-    pub(in crate::engine) outcome: PlanOutcome,
+    /// Of the steps that were tried.
+    pub(in crate::engine) outcomes: Vec<StepOutcome>,
 }
 
 impl Execution {
@@ -36,33 +37,26 @@ impl Execution {
         let decommitted = plan.steps().iter().filter_map(Step::decommitted).map(Extent::range);
         let regions = decommitted.filter_map(|range| Some((range, mappings.regions.remove(&range)?))).collect();
         let addresses = mappings.addresses.as_ref().map(|(_, addresses)| addresses.clone());
-        Self { addresses, until, regions, calls: SourceCalls::default(), error: None, outcome: PlanOutcome::Done }
+        Self { addresses, until, regions, calls: SourceCalls::default(), error: None, outcomes: Vec::new() }
     }
 
     /// Executes the steps of `plan` in order: each step of a release, others up to the first that fails. Slow calls.
     pub(in crate::engine) fn execute(&mut self, source: &CalledSource, plan: &Plan) {
-        let (mut rest, mut failed) = (plan.steps(), Vec::new());
-        while !rest.is_empty() {
-            let done = plan.steps().len() - rest.len();
+        let mut rest = plan.steps();
+        while !rest.is_empty() && (self.error.is_none() || plan.is_release()) {
             let (now, later) = rest.split_at(steps_in_one_call(rest));
             rest = later;
-            let Err(error) = self.call(source, now) else { continue };
-            match error {
-                RemapError::Kept(_) if plan.is_release() => failed.push(done),
-                RemapError::Kept(_) => {
-                    self.outcome = PlanOutcome::Failed { done };
-                    rest = &[];
-                }
-                RemapError::Lost(_) => {
-                    self.outcome = PlanOutcome::Lost { done, remaps: now.len() };
-                    rest = &[];
-                }
+            let called = self.call(source, now);
+            let outcome = match called {
+                Ok(()) => StepOutcome::Made,
+                Err(RemapError::Kept(_)) => StepOutcome::Failed,
+                Err(RemapError::Lost(_)) => StepOutcome::Lost,
+            };
+            self.outcomes.extend(now.iter().map(|_| outcome));
+            if let Err(error) = called {
+                // The first error is enough; the others have the same cause.
+                self.error.get_or_insert(error.into());
             }
-            // The first error is enough; the others have the same cause.
-            self.error.get_or_insert(error.into());
-        }
-        if !failed.is_empty() {
-            self.outcome = PlanOutcome::Tried { failed };
         }
     }
 

@@ -263,7 +263,7 @@ pub(crate) trait PoolView: Send + Sync {
 
 /// Releases blocks of `pool`, the oldest first, while `is_wanted`. Releases no more than were idle at the start, so it ends although
 /// other threads return blocks meanwhile.
-pub(crate) fn release_while(pool: &dyn PoolView, why: EvictionReason, is_wanted: impl Fn() -> bool) {
+pub(crate) fn release_while(pool: &dyn PoolView, why: EvictionReason, mut is_wanted: impl FnMut() -> bool) {
     for _ in 0..pool.idle_buffers() {
         if !is_wanted() || !pool.release_oldest(why) {
             return;

@@ -1,7 +1,7 @@
 //! Pins a reserve: in steps of granules or of a region while the pool is in use, or all at once in slices. Two threads pin the
 //! slices: while one registers its slice, the threads of the other touch the next slice.
 
-use std::ptr::NonNull;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::arena_supply::ArenaSupply;
@@ -35,24 +35,21 @@ impl ArenaSupply {
     ) -> Result<(), Refusal> {
         let pinned = self.pin_slices(bytes).or_else(|refusal| {
             let to_bytes = match &refusal {
-                Refusal::Limit(QuotaExceeded { level, bytes, .. }) => match level {
-                    // Idle memory of this pool makes room under the shared limit.
-                    LimitLevel::Shared => Some(self.books().held_bytes().saturating_sub(*bytes)),
-                    LimitLevel::Partition | LimitLevel::Pool => {
-                        self.budget.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(*bytes))
-                    }
-                },
+                // Idle memory of this pool makes room under the shared limit.
+                Refusal::Limit(QuotaExceeded { level: LimitLevel::Shared, bytes, .. }) => {
+                    Some(self.books().held_bytes().saturating_sub(*bytes))
+                }
+                Refusal::Limit(QuotaExceeded { level: LimitLevel::Partition | LimitLevel::Pool, bytes, .. }) => {
+                    self.budget.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(*bytes))
+                }
                 Refusal::Source(_) | Refusal::Queued { .. } => None,
             };
             make_room(to_bytes.ok_or(refusal)?);
             self.pin_slices(bytes)
         });
         let places = pinned?;
-        let pinned_bytes = places.iter().map(|&Place(_, len)| len as u64).sum::<u64>();
-        let huge = || {
-            let each = places.iter().map(|&Place(start, len)| huge_bytes(start, len));
-            each.fold([0; 2], |[hugetlb, transparent], more| [hugetlb + more[0], transparent + more[1]])
-        };
+        let pinned_bytes = places.iter().map(|place| place.len() as u64).sum::<u64>();
+        let huge = || huge_bytes(&places);
         if hugetlb.is_required()
             && let Some(lack) = too_few(hugetlb, huge()[0], pinned_bytes)
         {
@@ -64,7 +61,7 @@ impl ArenaSupply {
 
     /// Pins `bytes` in dedicated ranges, in slices if the source specifies a length for them. Returns their addresses. If the source
     /// refuses even short slices, these are fewer than requested, and a log line says so. A slow call.
-    fn pin_slices(&self, bytes: u64) -> Result<Vec<Place>, Refusal> {
+    fn pin_slices(&self, bytes: u64) -> Result<Vec<Range<usize>>, Refusal> {
         let len = self.claim_reserve(bytes)?;
         self.books().add_request(len);
         // A new reserve is reported from its beginning.
@@ -116,8 +113,8 @@ impl ArenaSupply {
         Err(Refusal::Queued { waiting: waiting.len() as u64, first_bytes })
     }
 
-    /// Pins claimed `bytes` of a reserve with this number of threads. If that fails, they stay claimed.
-    fn pin_region(&self, (bytes, threads): (u64, usize), progress: &dyn Fn(usize)) -> Result<Place, Refusal> {
+    /// Pins claimed `bytes` of a reserve with this number of threads, and returns their addresses. If that fails, they stay claimed.
+    fn pin_region(&self, (bytes, threads): (u64, usize), progress: &dyn Fn(usize)) -> Result<Range<usize>, Refusal> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut pin = CallStats::default();
         let acquired = self.source.acquire_fast(len, threads, progress, &mut pin);
@@ -125,13 +122,13 @@ impl ArenaSupply {
         let mut books = self.books();
         books.calls.pin.add(&pin);
         let region = acquired.map_err(Refusal::Source)?;
-        let (start, held_before_bytes) = (region.start(), books.held_bytes());
+        let (start, held_before_bytes) = (region.start().addr().get(), books.held_bytes());
         let added = books.add_reserve(region, self.reserved_bytes(bytes));
         let held_bytes = books.held_bytes();
         drop(books);
         let max_bytes = self.budget.max_bytes();
         self.log.acquired(&Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes });
-        let Err(region) = added else { return Ok(Place(start, len)) };
+        let Err(region) = added else { return Ok(start..start.saturating_add(len)) };
         self.release_region(region).map_err(Refusal::Source)?;
         Err(Refusal::Source(SourceError::new("arena", "no range is left for a reserve")))
     }
@@ -187,18 +184,11 @@ fn touching_threads(pin_threads: usize) -> usize {
     pin_threads.min(cores - 1).max(1)
 }
 
-/// Address and length of a slice.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Place(NonNull<u8>, usize);
-
-// SAFETY: an address and a length, through which nothing is read.
-#[allow(unsafe_code)]
-unsafe impl Send for Place {}
-
 /// The slices of a reserve that are pinned, and the rest.
 #[derive(Debug)]
 struct Slices {
-    places: Vec<Place>,
+    /// The addresses of each.
+    places: Vec<Range<usize>>,
     left_bytes: u64,
     slice_bytes: u64,
     min_bytes: u64,
@@ -224,7 +214,7 @@ impl Slices {
     }
 
     /// Records the outcome of a slice of [`next`](Self::next).
-    fn record(&mut self, bytes: u64, pinned: Result<Place, Refusal>) {
+    fn record(&mut self, bytes: u64, pinned: Result<Range<usize>, Refusal>) {
         match pinned {
             Ok(place) => self.places.push(place),
             Err(refusal) => {
@@ -248,9 +238,8 @@ mod tests {
     fn a_refused_slice_is_halved_down_to_a_least_one_and_the_rest_is_left() {
         const MIB: u64 = 1 << 20;
         let mut slices = Slices::new(600 * MIB, Some(256 * MIB));
-        let place = Place(NonNull::dangling(), 0);
         assert_eq!((slices.next(), slices.next()), (Some(256 * MIB), Some(256 * MIB)));
-        slices.record(256 * MIB, Ok(place));
+        slices.record(256 * MIB, Ok(0..0));
         let refused = || Err(Refusal::Source(SourceError::new("test", "refused")));
         slices.record(256 * MIB, refused());
         for mib in [128, 64, 32, 16] {

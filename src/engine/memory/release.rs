@@ -11,7 +11,7 @@ use super::books::Books;
 use super::shape::Mappings;
 use super::{Memory, PoolView, release_while};
 use crate::arena::Plan;
-use crate::backend::{AddressRange, PAGE_BYTES, Region, SourceError};
+use crate::backend::{AddressRange, Region, SourceError};
 use crate::maintenance_thread::MaintenanceThread;
 use crate::stats::{CallStats, EvictionReason};
 use pinpool_os::host::Pressure;
@@ -77,64 +77,46 @@ impl ArenaSupply {
         if self.is_releasing.load(Ordering::Relaxed) || !self.books().arena.is_release_due(now_us) {
             return Ok(());
         }
+        let release = move |supply: &Self| supply.release(now_us, |books| books.plan_due(now_us));
         if !self.source.needs_gpu() {
-            return self.release(now_us, |books| books.plan_due(now_us));
+            return release(self);
         }
         // Acquire, with the Release below: the threads of two rounds run one after the other.
         if self.is_releasing.swap(true, Ordering::Acquire) {
             return Ok(());
         }
         let supply = self.clone();
-        let release = move || {
+        let round = move || {
             // `None`: the process exits.
             let call = MaintenanceThread::of_process().enter();
-            let release = || supply.release(now_us, |books| books.plan_due(now_us));
-            let released = if call.is_some() { release() } else { Ok(()) };
+            let released = if call.is_some() { release(&supply) } else { Ok(()) };
             drop(call);
             supply.is_releasing.store(false, Ordering::Release);
             supply.log.release_error(released);
         };
-        if threads::spawn(c"pinpool-reclaim", release).is_ok() {
+        if threads::spawn(c"pinpool-reclaim", round).is_ok() {
             return Ok(());
         }
         self.is_releasing.store(false, Ordering::Release);
-        self.release(now_us, |books| books.plan_due(now_us))
+        release(self)
     }
 
     /// Releases free memory, then idle blocks, the oldest first, until no more is held than the limit and no
     /// more is idle than `max_idle_bytes`.
     fn enforce_limits(&self, pool: &dyn PoolView, max_idle_bytes: Option<u64>, now_us: u64) -> Result<(), SourceError> {
-        let idle_bytes = || pool.idle_bytes();
-        // Other threads may return blocks meanwhile: no more are released than were idle at the start.
-        let mut turns = idle_bytes() / PAGE_BYTES as u64;
+        let excess_bytes = || self.books().excess_bytes(pool.idle_bytes(), max_idle_bytes);
         let mut released = Ok(());
-        loop {
-            let excess_bytes = self.books().excess_bytes(idle_bytes(), max_idle_bytes);
-            if excess_bytes == 0 || released.is_err() {
-                return released;
+        let mut release_free = || {
+            let bytes = excess_bytes();
+            if bytes == 0 || released.is_err() {
+                return false;
             }
-            released = self.release(now_us, |books| books.plan_release_of(excess_bytes));
-            if self.books().excess_bytes(idle_bytes(), max_idle_bytes) == 0 {
-                return released;
-            }
-            if turns == 0 || !pool.release_oldest(EvictionReason::Reclaimed) {
-                return released;
-            }
-            turns -= 1;
-        }
-    }
-
-    /// Releases free memory and idle blocks, the oldest first, until `bytes` are released or nothing is idle. Returns how many
-    /// were.
-    pub(super) fn release_for_others(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
-        let before_bytes = self.books().held_bytes();
-        pool.complete_copies();
-        let mut turns = pool.idle_buffers();
-        while turns > 0 && self.books().arena.releasable_bytes() < bytes {
-            turns = if pool.release_oldest(EvictionReason::Reclaimed) { turns - 1 } else { 0 };
-        }
-        self.log.release_error(self.release(now_us, |books| books.plan_release_of(bytes)));
-        before_bytes.saturating_sub(self.books().held_bytes())
+            released = self.release(now_us, |books| books.plan_release_of(bytes));
+            excess_bytes() > 0
+        };
+        release_while(pool, EvictionReason::Reclaimed, &mut release_free);
+        release_free();
+        released
     }
 
     /// Returns whether idle memory is released because of its age. If a release waits for the device, it blocks every enqueue, so

@@ -12,7 +12,6 @@ use super::arena_supply::ArenaSupply;
 use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls};
 use super::books::Books;
 use super::carry_out::Execution;
-use super::shape::{GrowthShape, held};
 use crate::arena::{GrowthLimits, Plan};
 use crate::backend::SourceError;
 use crate::quota::QuotaExceeded;
@@ -118,7 +117,7 @@ impl ArenaSupply {
         let arena = books.arena.stats();
         // Bytes that the source adds to a region are released with it.
         let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
-        let lacking_bytes = self.alone_bytes(search.bytes).saturating_sub(available_bytes);
+        let lacking_bytes = books.arena.held_bytes(search.bytes).saturating_sub(available_bytes);
         let has_regions = !limits.may_decommit_regions && arena.idle_bytes > 0;
         drop(books);
         search.pool.complete_copies();
@@ -213,23 +212,10 @@ impl ArenaSupply {
         let books = self.books();
         let (reserve_bytes, largest_reserve_bytes) = books.reserve_bytes();
         let room_bytes = self.budget.highest_claim_bytes().saturating_sub(reserve_bytes);
-        let to_come_bytes = books.reserve_in_granules();
-        drop(books);
-        let GrowthShape { sizes, is_discrete, .. } = self.shape;
-        let fits_by_growth = self.grown_bytes(bytes) <= room_bytes;
-        let fits_by_reserve = !is_discrete && sizes.up(bytes) <= to_come_bytes.min(room_bytes);
-        bytes <= largest_reserve_bytes || fits_by_growth && (self.settings.may_grow || fits_by_reserve)
-    }
-
-    /// The bytes to claim for a block of `bytes` that has no committed memory.
-    pub(super) fn grown_bytes(&self, bytes: u64) -> u64 {
-        let GrowthShape { sizes, is_discrete, .. } = self.shape;
-        if is_discrete { self.alone_bytes(bytes) } else { sizes.up(bytes) }
-    }
-
-    /// The bytes that the system holds for a block of `bytes` alone.
-    pub(super) fn alone_bytes(&self, bytes: u64) -> u64 {
-        if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
+        let grown_bytes = books.arena.grown_bytes(bytes);
+        let is_in_reserve = !self.shape.is_discrete && grown_bytes <= books.reserve_in_granules();
+        let may_grow = self.settings.may_grow || is_in_reserve;
+        bytes <= largest_reserve_bytes || may_grow && grown_bytes <= room_bytes
     }
 
     /// The reason that no plan gives a block of `bytes` memory while `idle_bytes` are idle in the pool.
@@ -240,7 +226,7 @@ impl ArenaSupply {
         let books = self.books();
         // Idle memory of this pool is used first, and is claimed already.
         let reusable_bytes = idle_bytes.saturating_add(books.arena.stats().idle_bytes);
-        let missing_bytes = books.arena.missing_bytes(bytes);
+        let (missing_bytes, grown_bytes) = (books.arena.missing_bytes(bytes), books.arena.grown_bytes(bytes));
         drop(books);
         let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
         let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
@@ -251,7 +237,6 @@ impl ArenaSupply {
             return Refusal::Source(SourceError::new("arena", what).with_remedy(remedy));
         }
         // A part of the best place may be committed; idle granules elsewhere move there.
-        let grown_bytes = self.grown_bytes(bytes);
         let missing_bytes = missing_bytes.filter(|_| !self.shape.is_discrete).unwrap_or(grown_bytes);
         let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
         let own_bytes = self.budget.own_room_bytes();

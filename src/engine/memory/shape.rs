@@ -19,6 +19,10 @@ const ADDRESSES_PER_BYTE: u64 = 8;
 const ADDRESS_BYTES_PREFERRED: u64 = 16 << 30;
 /// Without this many there is no pool.
 const ADDRESS_BYTES_MIN: u64 = 256 << 20;
+/// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
+const VARIED_GRANULES: u64 = 2;
+/// The same for separate regions: each small buffer has its own region.
+const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 /// The remedy if the system gave fewer addresses than requested.
 const FEW_ADDRESSES: &str =
     "this process has few addresses: raise its limit (`ulimit -v`, RLIMIT_AS), or request less at once";
@@ -58,7 +62,7 @@ pub(in crate::engine) fn arena_over(
     let mut mappings = Mappings::default();
     let Some(memory) = source.virtual_memory() else {
         let shape = GrowthShape {
-            sizes: GranuleSizes::uniform(PAGE_BYTES as u64),
+            varied_above_bytes: VARIED_IN_REGIONS_BYTES,
             ample_bytes: PAGE_BYTES as u64,
             longest_bytes: RANGE_BYTES_MAX,
             is_discrete: true,
@@ -79,7 +83,7 @@ pub(in crate::engine) fn arena_over(
         .ok_or_else(|| SourceError::new("reserve", format!("{address_bytes} B are no range")))?;
     mappings.addresses = Some((range, Arc::new(addresses.with_granules(sizes))));
     let shape = GrowthShape {
-        sizes,
+        varied_above_bytes: VARIED_GRANULES * granule_bytes,
         ample_bytes: sizes.zone_at(max_bytes.unwrap_or(0).saturating_sub(1)).granule_bytes,
         longest_bytes: sizes.down(address_bytes),
         is_discrete: false,
@@ -96,8 +100,8 @@ pub(in crate::engine) fn held(bytes: u64, held_bytes: impl FnOnce(usize) -> usiz
 /// In which units an arena grows.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::engine) struct GrowthShape {
-    /// The granules; pages for discrete regions.
-    pub(in crate::engine) sizes: GranuleSizes,
+    /// Sizes vary if a hole longer than this is wanted (policy-R12).
+    pub(in crate::engine) varied_above_bytes: u64,
     /// The largest granules that a pool uses that holds its first limit without gaps.
     pub(in crate::engine) ample_bytes: u64,
     /// Longest buffer that there are addresses for.

@@ -434,15 +434,13 @@ impl World {
         // All remaps from there on are lost: they are made in one call.
         let is_remap = |step: &&Step| matches!(step, Step::Remap { .. });
         let remaps = failed_at.filter(|_| lost).map_or(0, |at| steps[at..].iter().take_while(is_remap).count());
-        let outcome = match failed_at {
-            None => PlanOutcome::Done,
-            Some(done) if remaps > 0 => PlanOutcome::Lost { done, remaps },
-            Some(done) => PlanOutcome::Failed { done },
-        };
+        let mut outcomes = vec![StepOutcome::Made; failed_at.unwrap_or(steps.len())];
+        outcomes.resize(outcomes.len() + remaps, StepOutcome::Lost);
+        outcomes.extend(failed_at.filter(|_| remaps == 0).map(|_| StepOutcome::Failed));
         // What a plan without a buffer moves stays as old as the oldest of it.
         let oldest_us = idle_before.iter().map(|&(since_us, ..)| since_us).min().filter(|_| buffer.is_none());
-        let granted = self.arena.finish_plan(plan, outcome.clone(), self.now_us);
-        assert_eq!(granted, failed_at.is_none(), "{outcome:?}");
+        let granted = self.arena.finish_plan(plan, &outcomes, self.now_us);
+        assert_eq!(granted, failed_at.is_none(), "{outcomes:?}");
 
         if let Some((extent, before)) = buffer.as_ref().filter(|_| !granted) {
             self.pages_mut(*extent).copy_from_slice(before);

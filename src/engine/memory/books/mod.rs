@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::block_memory::BlockMemory;
 use super::carry_out::Execution;
 use super::shape::Mappings;
-use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, Plan, PlanOutcome};
+use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, Plan};
 use crate::backend::SourceError;
 use crate::quota::{Budget, Claim, QuotaExceeded};
 use crate::stats::{SourceCalls, Stats};
@@ -174,7 +174,7 @@ impl Books {
 
     /// Gives up a plan before its first step. The lock has been held since it was made.
     pub(in crate::engine) fn give_up(&mut self, plan: Plan) {
-        let _not_granted = self.arena.finish_plan(plan, PlanOutcome::Untried, 0);
+        let _not_granted = self.arena.finish_plan(plan, &[], 0);
         self.lower_claim();
     }
 
@@ -186,7 +186,7 @@ impl Books {
         execution: Execution,
         now_us: u64,
     ) -> Result<bool, SourceError> {
-        let Execution { regions, calls, mut error, outcome, .. } = execution;
+        let Execution { regions, calls, mut error, outcomes, .. } = execution;
         self.mappings.regions.extend(regions);
         self.calls.add(&calls);
         if plan.is_release() {
@@ -195,7 +195,7 @@ impl Books {
             self.demand.grown(plan.surplus_bytes());
         }
         let before_bytes = self.arena.committed_outside_reserves();
-        let is_granted = self.arena.finish_plan(plan, outcome, now_us);
+        let is_granted = self.arena.finish_plan(plan, &outcomes, now_us);
         self.keep_committed_since(before_bytes);
         self.record_peak();
         self.lower_claim();
