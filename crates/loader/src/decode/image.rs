@@ -105,7 +105,7 @@ impl Image {
         let mut target = target.map_err(|error| damaged("image", error))?;
         let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear)).use_alpha(false);
         let options = if self.fit == Fit::Crop { options.fit_into_destination(None) } else { options };
-        // With the type known here, only its code is compiled: `resize` compiles that of all pixel types.
+        // `resize` would compile the code of all pixel types.
         resizer.resize_typed(&source, &mut target, &options).map_err(|error| damaged("image", error))
     }
 }
