@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 
 use fast_image_resize::images::{TypedImage, TypedImageRef};
-use fast_image_resize::pixels::U8x3;
-use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer, pixels::U8x3};
 
 use super::pixels::{self, CHANNELS};
 use super::{Decode, DecodeError, damaged};
