@@ -35,7 +35,11 @@ const PAIRS: u64 = 20_000;
 const BATCH: u64 = 8;
 
 fn builder() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).max_bytes(None).setting("auto_resize", false)
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Heap)
+        .max_bytes(pinpool::Limit::Unlimited)
+        .setting("auto_resize", false)
 }
 
 fn pair(pool: &Pool, len: usize) {

@@ -67,8 +67,8 @@ pub(crate) enum ErrorKind {
     Unavailable { backend: &'static str, why: String },
     #[error("{name}={value}: {why}")]
     Setting { name: &'static str, value: String, why: String },
-    #[error("cannot view the memory: {why}")]
-    View { why: String },
+    #[error("unsuitable memory: {why}")]
+    Memory { why: String },
     #[error("invalid stream or event: {why}")]
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has such handles.
     Handle { why: String },
@@ -113,7 +113,7 @@ macro_rules! predicates {
 }
 predicates! {
     /// The length, alignment or handle of the request is invalid.
-    is_request, Request = Length | Alignment | View | Handle;
+    is_request, Request = Length | Alignment | Memory | Handle;
     /// The request does not fit within the limit (`PINPOOL_MAX_BYTES`) or the shared limit (`PINPOOL_LEDGER`), earlier requests
     /// are waiting, or a driver call did not return within the wait of an async request.
     is_limit, Limit = Limit | Late;
@@ -190,7 +190,7 @@ impl Error {
         ErrorKind::Copy { len, why: why.into() }.into()
     }
 
-    /// A device failure that leaves the state of a copy unknown. For implementors of [`Fence`](crate::Fence).
+    /// A device failure that leaves the state of a copy unknown. For implementors of [`Fence`](crate::copy::Fence).
     pub fn device_failed(why: impl Into<String>) -> Self {
         ErrorKind::Device { why: why.into() }.into()
     }

@@ -1,4 +1,4 @@
-//! A pinned-memory pool for CUDA host-to-device transfers: pin once, reuse safely, stay within a byte limit.
+//! A pool of pinned host memory for CUDA transfers: pin once, reuse safely, stay within a byte limit.
 //!
 //! ```text
 //!   file ──read──▶ PinnedBuf ──copy_to──▶ device
@@ -42,8 +42,12 @@
 //! # Platforms
 //!
 //! Linux, Rust 1.88 or newer. On other Unix systems the crate builds with only the pageable backend `heap`, and without limits
-//! shared by processes. Log records go through the `log` crate. In a program without a logger each warning of a pool is printed
-//! to stderr once.
+//! shared by processes. Log records go through the `log` crate. In a program without a logger each kind of warning about
+//! settings and the machine is printed to stderr once.
+//!
+//! # Versions
+//!
+//! Items that rustdoc hides, [`unstable`] and names that begin with `unstable_` may change in any release.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // Code for Linux is unused on other systems.
@@ -81,9 +85,8 @@ pub use backend::{Backend, PinnedBy};
 pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, PinnedBuf, PinnedSlice};
 pub use config::{Limit, OnFull, ParseError, Preset};
-pub use copy::Completion;
+pub use copy::completion::Completion;
 pub use error::{Error, Result, SourceError};
-pub use in_flight::{Fence, StreamId};
 pub use pool::{GetFuture, Partition, Pool, PoolBuilder, Request, UserMemory};
 pub use report::{Cause, Diagnosis, Dump, Owner, SuggestedSetting};
 pub use stats::Stats;

@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pinpool::copy::CopyStream;
 use pinpool::unstable::config::Config;
-use pinpool::{Fence, OnFull, PinnedBuf, Preset};
+use pinpool::copy::Fence;
+use pinpool::{OnFull, PinnedBuf, Preset};
 use pyo3::exceptions::PyBufferError;
 use pyo3::{PyErr, PyResult};
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pinpool::Fence;
+use pinpool::copy::Fence;
 use pinpool::copy::CopyStream;
 use pinpool::copy::cuda::RawStream;
 use pyo3::exceptions::{PyTypeError, PyValueError};

@@ -17,6 +17,7 @@ use crate::error::SourceError;
 
 /// The component that pinned memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PinnedBy {
     /// The CUDA driver: `cuMemHostRegister`, `cuMemHostAlloc` or virtual memory.
     Driver,

@@ -1,6 +1,8 @@
 //! Copies from and into a buffer, and other libraries' work on it: each is recorded in the buffer, or consumes the buffer.
 #![allow(unsafe_code)] // Lends the block's memory to devices.
 
+#[cfg(feature = "cuda")]
+use std::ffi::c_void;
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::ops::Range;
@@ -266,9 +268,9 @@ impl PinnedBuf {
     /// The stream is not destroyed during the call, nor between a failed call and the next one for it, nor its context before the
     /// work completes.
     #[cfg(feature = "cuda")]
-    pub unsafe fn record_stream(&mut self, stream: cudarc::driver::sys::CUstream) -> Result<()> {
+    pub unsafe fn record_stream(&mut self, stream: *mut c_void) -> Result<()> {
         // SAFETY: the caller's promise.
-        self.record_work(stream.addr(), || unsafe { copy::cuda::fence_behind_stream(stream) }.map(Some))
+        self.record_work(stream.addr(), || unsafe { copy::cuda::fence_behind_stream(stream.cast()) }.map(Some))
     }
 
     /// Records work as [`record_stream`](PinnedBuf::record_stream) does, for the work that another library's event covers now: all
@@ -284,13 +286,13 @@ impl PinnedBuf {
     /// The event is not destroyed during the call, nor destroyed or recorded between a failed call and the next one for it, nor its
     /// context before the work completes.
     #[cfg(feature = "cuda")]
-    pub unsafe fn record_event(&mut self, event: cudarc::driver::sys::CUevent) -> Result<()> {
+    pub unsafe fn record_event(&mut self, event: *mut c_void) -> Result<()> {
         if event.is_null() {
             copy::cuda::require_driver()?;
             return Err(crate::error::ErrorKind::Handle { why: "the event is null".to_owned() }.into());
         }
         // SAFETY: the caller's promise.
-        self.record_work(event.addr(), || unsafe { copy::cuda::fence_behind_event_handle(event) })
+        self.record_work(event.addr(), || unsafe { copy::cuda::fence_behind_event_handle(event.cast()) })
     }
 
     /// Records the fence that `make_fence` returns behind work of the stream or event `handle`, which may write to the buffer.

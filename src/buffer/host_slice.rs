@@ -233,5 +233,5 @@ fn elements_in(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize
         return Ok(start..end);
     }
     let why = format!("{:?} to {:?} is not inside {len} elements", range.start_bound(), range.end_bound());
-    Err(ErrorKind::View { why }.into())
+    Err(ErrorKind::Memory { why }.into())
 }

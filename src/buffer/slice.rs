@@ -163,5 +163,5 @@ pub(super) fn check_cast<T: Pod>(start: *const u8, len: usize) -> Result<()> {
         start.addr(),
         type_name::<T>(),
     );
-    Err(ErrorKind::View { why }.into())
+    Err(ErrorKind::Memory { why }.into())
 }

@@ -58,12 +58,6 @@ impl From<u64> for Limit {
     }
 }
 
-impl From<Option<u64>> for Limit {
-    fn from(bytes: Option<u64>) -> Self {
-        bytes.map_or(Self::Unlimited, Self::Bytes)
-    }
-}
-
 /// The outcome of a request if its wait times out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]

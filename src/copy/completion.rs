@@ -46,7 +46,8 @@ pub(crate) trait CopyKeeper: Send + Sync {
     fn copy_ended(&self);
 }
 
-/// The future of an awaited [`Completion`]. Resolves to the result of [`Completion::wait`].
+/// The future of an awaited [`Completion`]. Resolves to the result of [`Completion::wait`]; unlike after `wait`, the buffer may still
+/// count as in flight until the pool detects the end.
 ///
 /// The task is woken by the process's maintenance thread, which is started if there is none. The thread queries the copy every
 /// 0.1 ms at first, and less often once the copy has been running for a while. If the system refuses a thread, the task is woken

@@ -15,14 +15,14 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::in_flight::Fence;
 
-mod completion;
+pub(crate) mod completion;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 
-pub(crate) use completion::CopyKeeper;
-pub use completion::{Completion, CompletionFuture};
+pub use crate::in_flight::{Fence, StreamId};
+pub use completion::CompletionFuture;
+pub(crate) use completion::{Completion, CopyKeeper};
 
 /// The fence of work that cannot be tracked because the driver refused a fence. The memory that the work uses is leaked.
 #[cfg(feature = "cuda")]

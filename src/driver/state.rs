@@ -69,7 +69,7 @@ fn remedy(code: c_int, library: &str, visible: Option<&str>, closed: Option<&str
         }
         (46, ..) => "end the other process, or set the device's compute mode to DEFAULT (nvidia-smi -c 0)".to_owned(),
         (100, Some(visible), _) => {
-            format!("CUDA_VISIBLE_DEVICES={visible} hides every GPU: unset it, or name one that is here")
+            format!("CUDA_VISIBLE_DEVICES={visible} hides every GPU: unset it, or name an existing GPU")
         }
         (802, ..) => "start nvidia-fabricmanager and wait until it is ready".to_owned(),
         (803, ..) => {
@@ -107,7 +107,8 @@ pub(crate) fn find(ordinal: u32) -> Finding {
     if i64::from(ordinal) >= i64::from(devices) {
         let what = if devices == 1 { "1 device".to_owned() } else { format!("{devices} devices") };
         let found = format!("no GPU {ordinal}: the driver ({library}, {version}) lists {what}");
-        return Finding::warning(CHECK, found).remedy("set PINPOOL_DEVICE below that, or check CUDA_VISIBLE_DEVICES");
+        return Finding::warning(CHECK, found)
+            .remedy(format!("set PINPOOL_DEVICE to at most {}, or check CUDA_VISIBLE_DEVICES", devices - 1));
     }
     let name = name(ordinal).unwrap_or_else(|| "without a name".to_owned());
     let other = super::library::symbol_before(c"cuInit").map_or_else(String::new, |stub| {

@@ -183,7 +183,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool. Pins nothing except its reserve. With `PINPOOL_RESERVE_WAIT=0`, about the
+    /// Builds the pool, which keeps nothing pinned except its reserve. With `PINPOOL_RESERVE_WAIT=0`, about the
     /// first 8 MiB of it are pinned when this returns.
     ///
     /// [`Backend::Auto`] tries each driver backend until one works: it pins, touches, copies and releases 2 MiB. Under `adaptive` this

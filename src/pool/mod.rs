@@ -175,7 +175,7 @@ impl Pool {
     /// ```
     /// # use std::pin::pin;
     /// # use std::task::{Context, Poll, Waker};
-    /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(Some(1 << 20)).build()?;
+    /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(1 << 20).build()?;
     /// let held = pool.get(1 << 20)?;
     /// let mut get = pin!(pool.get_async(1 << 20)); // in a task: `pool.get_async(1 << 20).await?`
     /// let mut context = Context::from_waker(Waker::noop());
@@ -319,7 +319,7 @@ impl Pool {
     /// completed. Closing a pool twice has no effect.
     ///
     /// ```
-    /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(Some(1 << 20)).build()?;
+    /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(1 << 20).build()?;
     /// let held = pool.get(1 << 20)?;
     /// std::thread::scope(|scope| {
     ///     let worker = scope.spawn(|| pool.get(1 << 20).map(drop)); // waits for `held`

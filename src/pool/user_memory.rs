@@ -102,7 +102,7 @@ impl Pool {
             let why = format!(
                 "{len} B at {start:p}: only whole pages of {PAGE_BYTES} B can be pinned; align the address and the length"
             );
-            return Err(ErrorKind::View { why }.into());
+            return Err(ErrorKind::Memory { why }.into());
         }
         let claim = core.claim_user_memory(len as u64)?;
         let (region, config) = (Region::new(start, len, 0), core.config());

@@ -99,7 +99,7 @@ pub(crate) fn faulty_heap() -> Arc<FaultSource> {
 /// A pool over the heap that records to `path`.
 #[cfg(feature = "observe")]
 pub(crate) fn recorded(path: &Path) -> PoolBuilder {
-    over(faulty_heap(), None).trace(path.to_owned())
+    over(faulty_heap(), pinpool::Limit::Unlimited).trace(path.to_owned())
 }
 
 /// TensorFlow's rules with at most two idle buffers.

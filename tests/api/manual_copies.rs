@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pinpool::Fence;
+use pinpool::copy::Fence;
 use pinpool::copy::{CopyFailure, CopyTarget};
 
 /// A stream with copies that end, and fences that panic, on command.

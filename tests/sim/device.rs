@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
-use pinpool::{Error, Fence, Result, StreamId};
+use pinpool::copy::{Fence, StreamId};
+use pinpool::{Error, Result};
 
 use crate::site::Site;
 

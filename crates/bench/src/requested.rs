@@ -35,7 +35,7 @@ pub(super) fn at_least(least: u64) -> impl Fn(&str) -> Result<u64, ParseError> +
 /// Settings for a pool on this backend, independent of the environment.
 pub(super) fn pool_builder(backend: Backend) -> PoolBuilder {
     // Without a limit only the backend can refuse a request, so waiting does not help.
-    Pool::builder().without_env().backend(backend).max_bytes(None).wait(Duration::ZERO)
+    Pool::builder().without_env().backend(backend).max_bytes(Limit::Unlimited).wait(Duration::ZERO)
 }
 
 /// The default limit of a pool on this machine.

@@ -4,7 +4,6 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
-use pinpool::cudarc::driver::sys;
 use pinpool::{PinnedBuf, PinnedBy, Request};
 
 use crate::call::{Failure, call, required, store};
@@ -251,7 +250,7 @@ pub unsafe extern "C" fn pp_put_after_stream(
     stream: *mut CUstream_st,
 ) -> pp_status {
     // SAFETY: the caller's promise.
-    put_recorded(pool, ptr, |buf| Ok(unsafe { buf.record_stream(stream.cast::<sys::CUstream_st>()) }?))
+    put_recorded(pool, ptr, |buf| Ok(unsafe { buf.record_stream(stream.cast()) }?))
 }
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed. `event`
@@ -269,7 +268,7 @@ pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void
     put_recorded(pool, ptr, |buf| {
         required(event, "event")?;
         // SAFETY: the caller's promise.
-        Ok(unsafe { buf.record_event(event.cast::<sys::CUevent_st>()) }?)
+        Ok(unsafe { buf.record_event(event.cast()) }?)
     })
 }
 

@@ -3,6 +3,8 @@
 use std::ffi::{CStr, c_char};
 use std::ptr::{self, NonNull};
 
+use pinpool::Limit;
+
 use crate::call::{Failure, call, required, store, text_for_c};
 use crate::config;
 use crate::handle::pp_pool;
@@ -83,8 +85,8 @@ pub unsafe extern "C" fn pp_partition(
 /// No limit, for pp_partition and pp_set_max_bytes.
 pub const PP_NO_LIMIT: u64 = u64::MAX;
 
-fn limit(max_bytes: u64) -> Option<u64> {
-    (max_bytes != PP_NO_LIMIT).then_some(max_bytes)
+fn limit(max_bytes: u64) -> Limit {
+    if max_bytes == PP_NO_LIMIT { Limit::Unlimited } else { Limit::Bytes(max_bytes) }
 }
 
 /// The argument of this name.

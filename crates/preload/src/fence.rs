@@ -13,8 +13,9 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::Duration;
 
+use pinpool::Error;
 use pinpool::copy::CopyStream;
-use pinpool::{Error, Fence, StreamId};
+use pinpool::copy::{Fence, StreamId};
 
 use crate::captures;
 use crate::contexts::Context;

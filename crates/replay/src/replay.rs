@@ -10,9 +10,9 @@ use super::player::{Observe, Player};
 use super::report::ReplayReport;
 use super::sim::{SimSource, SourceKind};
 use super::workload::{MAX_BYTES, POLICY, Workload};
-use pinpool::unstable::config::{Config, Limit, env};
+use pinpool::unstable::config::{Config, env};
 use pinpool::unstable::{CheckReport, LogSampler, ManualClock};
-use pinpool::{Backend, Error, OnFull, Pool, PoolBuilder};
+use pinpool::{Backend, Error, Limit, OnFull, Pool, PoolBuilder};
 use pinpool_os::sync::plain::Mutex;
 
 /// A machine without files.
@@ -140,7 +140,7 @@ impl Replay {
             })
             .unstable_pressure(NO_MACHINE)
             .backend(Backend::Source(source.clone()))
-            .max_bytes(self.max_bytes)
+            .max_bytes(self.max_bytes.map_or(Limit::Unlimited, Limit::Bytes))
             // The player queues requests: no virtual time passes while a thread sleeps.
             .wait(Duration::ZERO)
             .on_full(OnFull::Error);

@@ -30,7 +30,7 @@ pub(crate) enum ErrorKind {
     Peer(String),
     #[error("shared buffers: {0}")]
     Shared(String),
-    #[error("shared buffers: created before process {0} was forked; create new ones in this process")]
+    #[error("shared buffers: opened before process {0} was forked: open them again in this process")]
     Forked(u32),
 }
 

@@ -131,7 +131,8 @@ impl SlabWorker {
     ///
     /// - [`is_request`](crate::Error::is_request): `len` exceeds [`buffer_bytes`](Self::buffer_bytes),
     /// - [`is_limit`](crate::Error::is_limit): no buffer was free in time,
-    /// - [`is_peer`](crate::Error::is_peer): the trainer has exited, or the worker was attached before this process was forked.
+    /// - [`is_peer`](crate::Error::is_peer): the trainer has exited.
+    /// - [`is_forked`](crate::Error::is_forked): the worker was attached before this process was forked: attach again.
     pub fn get(&self, len: usize, timeout: Duration) -> Result<SlabBuf> {
         self.get_since(Instant::now(), len, timeout)
     }
@@ -199,8 +200,7 @@ fn take_slot(view: View<'_>, owners: &LockFile) -> Result<u16> {
 impl Attached {
     fn check_process(&self) -> Result<()> {
         if self.generation.is_stale() {
-            let child = std::process::id();
-            return Err(ErrorKind::Peer(format!("attached before process {child} was forked: attach again")).into());
+            return Err(ErrorKind::Forked(std::process::id()).into());
         }
         Ok(())
     }

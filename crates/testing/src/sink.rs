@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
-use pinpool::{Error, Fence, Result, StreamId};
+use pinpool::copy::{Fence, StreamId};
+use pinpool::{Error, Result};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::{Condvar, Mutex};
 use pinpool_os::sync::process::{AtomicU64, Ordering};

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use pinpool::copy::{CopyFailure, CopyTarget};
-use pinpool::{Backend, Fence, Pool, StreamId};
+use pinpool::copy::{Fence, StreamId};
+use pinpool::{Backend, Pool};
 
 /// Copies before it returns.
 struct SyncStream(StreamId);

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use pinpool::Fence;
 use pinpool::copy::CopyTarget;
+use pinpool::copy::Fence;
 use pinpool_testing::{SinkMem, SinkStream};
 
 fn enqueue(stream: &SinkStream, mem: &mut SinkMem, source: &'static [u8]) -> Arc<dyn Fence> {

@@ -9,7 +9,7 @@ use crate::valid_stats::valid_stats;
 fn a_put_during_a_miss_serves_it_and_nothing_is_pinned() {
     let source = faulty_heap();
     // The limit holds these two buffers: a third one needs the memory of the idle one.
-    let pool = two_buffers(&source).max_bytes(Some(12 << 10)).build().unwrap();
+    let pool = two_buffers(&source).max_bytes(12 << 10).build().unwrap();
     let wanted = pool.get(4000).unwrap();
     drop(pool.get(8000).unwrap());
     let releases = source.hold(SourceCall::Release);

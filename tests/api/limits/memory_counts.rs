@@ -160,7 +160,8 @@ fn where_the_addresses_ran_out_the_refusal_names_their_limit() {
             assert!(!error.to_string().contains("PINPOOL_MAX_BYTES"), "{error}");
         }
         assert!(pool.get(1 << 41).unwrap_err().is_limit());
-        let pool = builder().backend(Backend::Heap).preset(Preset::TensorFlow).max_bytes(None).build().unwrap();
+        let pool =
+            builder().backend(Backend::Heap).preset(Preset::TensorFlow).max_bytes(Limit::Unlimited).build().unwrap();
         let error = pool.get(4 << 30).unwrap_err().to_string();
         assert!(error.contains("ulimit -v"), "{error}");
     });

@@ -77,7 +77,7 @@ fn a_higher_limit_serves_the_gets_that_wait() {
             assert_eq!(waiting.join().unwrap(), 3 * MIB);
         });
         drop(held);
-        pool.set_max_bytes(None).unwrap();
+        pool.set_max_bytes(Limit::Unlimited).unwrap();
         assert_eq!(pool.get(100 * MIB).unwrap().len(), 100 * MIB);
         assert_eq!(valid_stats(&pool).limits.max_bytes, None);
     }
@@ -117,7 +117,7 @@ fn the_limit_of_memory_that_is_not_pinned_changes_with_the_limit() {
 #[test]
 fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
     for limit in [0, 5 << 20, 1 << 30] {
-        for pool in every_kind(|builder| builder.max_bytes(None).setting("max_idle_bytes", limit)) {
+        for pool in every_kind(|builder| builder.max_bytes(Limit::Unlimited).setting("max_idle_bytes", limit)) {
             let held = fill(&pool, 2 * MIB - 4096, 8);
             drop(held);
             let free = valid_stats(&pool);

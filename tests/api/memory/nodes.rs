@@ -39,7 +39,7 @@ fn a_node_that_does_not_exist_is_refused_if_there_is_a_choice() {
 fn memory_of_a_node_has_its_policy() {
     let Ok(_) = fs::read("/proc/self/numa_maps") else { return };
     let root = machine("0-1\n");
-    let pool = on(&root, 0).max_bytes(Some(64 << 20)).build().unwrap();
+    let pool = on(&root, 0).max_bytes(64 << 20).build().unwrap();
     let mut buf = pool.get(4 * MIB).unwrap();
     buf.wait_slice_mut().unwrap().fill(1);
     let at = buf.wait_slice().unwrap().as_ptr().addr() as u64;

@@ -125,7 +125,7 @@ fn growth_is_logged_at_each_doubling_from_64_mib_on() {
         .without_env()
         .backend(backend)
         .unstable_clock(clock.clone())
-        .max_bytes(None)
+        .max_bytes(pinpool::Limit::Unlimited)
         .name("p")
         .build()
         .unwrap();

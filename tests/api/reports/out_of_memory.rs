@@ -83,7 +83,7 @@ fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
         let root = machine();
         let pool = pool_of(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(2 << 20))))
             .setting("rounding", rounding)
-            .max_bytes(None)
+            .max_bytes(pinpool::Limit::Unlimited)
             .unstable_host_root(root.path());
         let pool = pool.build().unwrap();
         let tagged = pool.tagged("t");

@@ -46,7 +46,7 @@ fn pools_that_record_and_one_that_does_not_serve_a_thread_in_turn() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
     let pools: Vec<_> = (0..3).map(|_| recorded(&path).build().unwrap()).collect();
-    let other = over(faulty_heap(), None).build().unwrap();
+    let other = over(faulty_heap(), pinpool::Limit::Unlimited).build().unwrap();
     for round in 0..PAIRS {
         // Those that record take no place of the one that does not.
         let used = if round % 10 == 0 { &pools[..] } else { &pools[..1] };
@@ -63,7 +63,7 @@ fn pools_that_record_and_one_that_does_not_serve_a_thread_in_turn() {
 fn a_put_that_serves_a_get_in_line_is_recorded_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
-    let pool: Pool = recorded(&path).max_bytes(Some(1 << 20)).wait(Duration::from_secs(60)).build().unwrap();
+    let pool: Pool = recorded(&path).max_bytes(1 << 20).wait(Duration::from_secs(60)).build().unwrap();
     drop(pool.get(1 << 20).unwrap());
     for _ in 0..5 {
         let held = pool.get(1 << 20).unwrap();

@@ -130,7 +130,7 @@ fn evictions_are_counted_by_reason() {
 
     let lowered = over(simulated(), 16 << 20).build().unwrap();
     drop(lowered.get(8 * MIB).unwrap());
-    lowered.set_max_bytes(Some(4 << 20)).unwrap();
+    lowered.set_max_bytes(4 << 20).unwrap();
     assert_eq!(left(&lowered), [0, 1, 0, 0]);
 
     let unpooled = over(simulated(), 16 << 20).setting("pool_size_limit", 0).build().unwrap();

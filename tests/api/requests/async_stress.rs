@@ -16,7 +16,7 @@ fn pool(max_bytes: u64) -> Pool {
     let builder = Pool::builder()
         .without_env()
         .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))));
-    builder.max_bytes(Some(max_bytes)).wait(LONG).unstable_pressure("/dev/null").build().unwrap()
+    builder.max_bytes(max_bytes).wait(LONG).unstable_pressure("/dev/null").build().unwrap()
 }
 
 fn check_at_rest(pool: &Pool) {

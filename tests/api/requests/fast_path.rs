@@ -288,7 +288,7 @@ const MUCH: usize = 2 << 20;
 
 /// A pool of 8 MiB without automatic maintenance, filled until only small buffers are left.
 fn full_pool() -> (Pool, Vec<PinnedBuf>) {
-    let builder = builder(Preset::Adaptive).max_bytes(Some(8 << 20)).wait(LONG).background_thread(false);
+    let builder = builder(Preset::Adaptive).max_bytes(8 << 20).wait(LONG).background_thread(false);
     let pool = builder.build().unwrap();
     let small = pool.get(LEN).unwrap();
     let held: Vec<_> =

@@ -218,7 +218,7 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
     const MAX: Duration = Duration::MAX;
     let same: &[(&str, &str, Set, &str)] = &[
         ("PINPOOL_DEVICE", "3", |pool| pool.device(3), "3"),
-        ("PINPOOL_MAX_BYTES", "none", |pool| pool.max_bytes(None), "none"),
+        ("PINPOOL_MAX_BYTES", "none", |pool| pool.max_bytes(Limit::Unlimited), "none"),
         ("PINPOOL_MAX_BYTES", "4096", |pool| pool.max_bytes(4096), "4KiB"),
         ("PINPOOL_WAIT", "none", |pool| pool.wait(None), "none"),
         ("PINPOOL_WAIT", "0", |pool| pool.wait(Duration::ZERO), "0s"),

@@ -42,7 +42,7 @@ pub(crate) use probe::{ProbeArgs, run_probe};
 /// or contradict each other. With --bench it measures pinning, hits and copies next to malloc and the driver.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool doctor --reserve 8G
-  gpu      ok     NVIDIA H100 80GB HBM3, driver 580.95
+  gpu      ok     GPU 0 of 1, NVIDIA H100 80GB HBM3, CUDA 13.0, libcuda.so.1
   choice   ok     auto selects vmm: pinned for the GPU
   reserve  error  8.0GiB exceeds the limit of 4.0GiB
                   -> lower the reserve or raise PINPOOL_MAX_BYTES")]

@@ -180,7 +180,7 @@ fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
         let buf = worker.get(1, LONG).unwrap();
         let held = slabs.receive(&worker.get(1, LONG).unwrap().send(0).unwrap()).unwrap();
         let mut child = Child::new(|| {
-            assert!(worker.get(1, Duration::ZERO).is_err());
+            assert!(worker.get(1, Duration::ZERO).is_err_and(|error| error.is_forked()));
             // SAFETY: the child's copy, which it uses no more; the parent's is dropped by the parent.
             let buf = unsafe { ptr::read(&raw const buf) };
             // SAFETY: as above.

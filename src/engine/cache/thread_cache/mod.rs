@@ -36,16 +36,9 @@
 //!
 //! # Why this shape
 //!
-//! A hit is some fifty instructions, so their number is its cost. Nanoseconds for a request and its return through a pool on
-//! two cores of an AMD EPYC (Zen 4), best of 80 interleaved rounds of 20,000 pairs; *filled* writes 2 KiB before the return,
-//! which keeps the store buffer full when the lock is taken:
-//!
-//! | lock of a shard | same class | 16 classes | filled | |
-//! | --- | --- | --- | --- | --- |
-//! | biased to its owner, with `membarrier` | 5.0 | 6.7 | 23.1 | another thread interrupts every core; Linux only |
-//! | **exchange and store** | 5.5 | 7.7 | 26.3 | any thread may enter |
-//! | none, buffers of a sleeping owner are out of reach | 5.0 | 6.2 | 24.5 | lower bound |
-//! | a lock-free `ArrayQueue` per class, for comparison | 6.5 | 9.0 | 29.9 | no limit, no order of age |
+//! A shard's lock is one exchange and one store, and any thread may take it. A lock that is biased to its owner with `membarrier` saved
+//! a tenth of a hit, but another thread must interrupt every core to take it. Without a lock, buffers of a sleeping thread are out of reach.
+//! `docs/benchmarks.md` has the times of a hit.
 //!
 //! An array of slots cannot tell which buffer is oldest without reading all of it; one list of all buffers costs each hit
 //! four more writes. Shards that steal but have no remote list make the copying thread the owner of every buffer that

@@ -26,7 +26,7 @@ const MIB: usize = 1 << 20;
 
 fn over(source: Arc<dyn Source>) -> PoolBuilder {
     // These tests say when maintenance is due.
-    fixture::over(source, None).background_thread(false)
+    fixture::over(source, pinpool::Limit::Unlimited).background_thread(false)
 }
 
 fn over_virtual_memory() -> PoolBuilder {

@@ -122,6 +122,6 @@ fn the_limit_of_a_partition_changes_within_the_limit_of_its_pool() {
         waiting.join().unwrap().unwrap();
     });
     drop(held);
-    eval.set_max_bytes(None).unwrap();
+    eval.set_max_bytes(pinpool::Limit::Unlimited).unwrap();
     assert_eq!(all(), 16, "bounded by its pool");
 }

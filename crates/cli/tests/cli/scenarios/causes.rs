@@ -127,7 +127,7 @@ fn lengths_of_chance_never_recur_and_cost_nothing_under_adaptive() {
 #[test]
 fn lengths_of_chance_pin_each_time_under_tensorflow() {
     let exact = |pool: pinpool::PoolBuilder| {
-        pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact).max_bytes(None)
+        pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact).max_bytes(pinpool::Limit::Unlimited)
     };
     let mut program = Program::one(|pool| exact(pool).setting("pool_size_limit", 20));
     program.load(60, 3, |program, _| MIB + program.below(31 * MIB));
@@ -178,7 +178,7 @@ fn idle_memory_of_other_sizes_is_a_hoard_where_no_limit_releases_it() {
     let mut program = Program::one(|pool| {
         let pool =
             pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact).setting("pool_size_limit", 1 << 20);
-        pool.backend(Backend::Source(small.clone())).max_bytes(None)
+        pool.backend(Backend::Source(small.clone())).max_bytes(pinpool::Limit::Unlimited)
     });
     program.load(60, 2, |program, _| MIB + program.below(MIB));
     program.diagnosed(()).check("idle_hoard", true);
@@ -187,7 +187,8 @@ fn idle_memory_of_other_sizes_is_a_hoard_where_no_limit_releases_it() {
 #[test]
 fn a_back_end_that_refuses_is_no_matter_of_a_limit() {
     let small = Arc::new(SimSource::new(64 << 20));
-    let mut program = Program::one(|pool| pool.backend(Backend::Source(small.clone())).max_bytes(None));
+    let mut program =
+        Program::one(|pool| pool.backend(Backend::Source(small.clone())).max_bytes(pinpool::Limit::Unlimited));
     let held = throttled(&mut program);
     program.diagnosed(held).check("memory_refused", true);
 }
