@@ -19,7 +19,7 @@ use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-use crossbeam::utils::CachePadded;
+use crossbeam_utils::CachePadded;
 use pinpool::{Partition, PinnedBuf, Pool, Request};
 use pinpool_os::fork::ForkGeneration;
 

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crossbeam::utils::CachePadded;
+use crossbeam_utils::CachePadded;
 use pinpool::PinnedBuf;
 
 use crate::asan;

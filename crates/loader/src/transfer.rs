@@ -18,7 +18,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam::utils::Backoff;
+use crossbeam_utils::Backoff;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::batches::{LoadedBatch, LoadedPart};

@@ -4,7 +4,7 @@
 //! Statics use [`process`], because loom's atomics cannot be statics; state that no model covers uses `process` and
 //! [`plain`].
 
-pub use crossbeam::utils::CachePadded;
+pub use crossbeam_utils::CachePadded;
 
 #[cfg(not(pinpool_loom))]
 pub use std::sync::atomic;
@@ -18,7 +18,7 @@ pub mod process {
 }
 
 #[cfg(not(pinpool_loom))]
-pub use crossbeam::utils::Backoff;
+pub use crossbeam_utils::Backoff;
 
 /// Locks that are never modelled.
 ///

@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-use fast_image_resize::images::{Image as Target, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer, pixels::U8x3};
 
 use super::pixels::{self, CHANNELS};
 use super::{Decode, DecodeError, damaged};
@@ -98,13 +98,14 @@ impl Image {
         into: &mut [u8],
     ) -> Result<(), DecodeError> {
         let side = |side: usize| u32::try_from(side).unwrap_or(u32::MAX);
-        let source = ImageRef::new(side(width), side(height), pixels, PixelType::U8x3);
+        let source = TypedImageRef::<U8x3>::from_buffer(side(width), side(height), pixels);
         let source = source.map_err(|error| damaged("image", error))?;
-        let target = Target::from_slice_u8(self.width, self.height, into, PixelType::U8x3);
+        let target = TypedImage::from_buffer(self.width, self.height, into);
         let mut target = target.map_err(|error| damaged("image", error))?;
         let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear)).use_alpha(false);
         let options = if self.fit == Fit::Crop { options.fit_into_destination(None) } else { options };
-        resizer.resize(&source, &mut target, &options).map_err(|error| damaged("image", error))
+        // `resize` would compile the code of all pixel types.
+        resizer.resize_typed(&source, &mut target, &options).map_err(|error| damaged("image", error))
     }
 }
 
