@@ -17,7 +17,7 @@ use std::hint::black_box;
 use std::process::Command;
 use std::sync::mpsc;
 
-use pinpool::{Backend, Pool, PoolBuilder};
+use pinpool::{Backend, Limit, Pool, PoolBuilder};
 
 /// The name of a pattern, and a function that runs this many pairs.
 type Pattern = (&'static str, fn(u64));
@@ -35,11 +35,7 @@ const PAIRS: u64 = 20_000;
 const BATCH: u64 = 8;
 
 fn builder() -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Heap)
-        .max_bytes(pinpool::Limit::Unlimited)
-        .setting("auto_resize", false)
+    Pool::builder().without_env().backend(Backend::Heap).max_bytes(Limit::Unlimited).setting("auto_resize", false)
 }
 
 fn pair(pool: &Pool, len: usize) {

@@ -18,7 +18,7 @@ use std::io;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use pinpool::{Backend, Error, Pool, Preset};
+use pinpool::{Backend, Error, Limit, Pool, Preset};
 
 const SIZE: usize = 64 << 10;
 const SAMPLE: Duration = Duration::from_millis(100);
@@ -41,7 +41,7 @@ fn measure<T>(group: &str, name: &str, mut get: impl FnMut() -> T) {
 }
 
 fn without_idle_buffers(backend: &Backend, preset: Preset) -> Result<Pool, Error> {
-    let builder = Pool::builder().without_env().backend(backend.clone()).max_bytes(pinpool::Limit::Unlimited);
+    let builder = Pool::builder().without_env().backend(backend.clone()).max_bytes(Limit::Unlimited);
     builder.preset(preset).setting("pool_size_limit", 0).setting("auto_resize", false).build()
 }
 

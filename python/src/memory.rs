@@ -15,9 +15,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use pinpool::copy::CopyStream;
+use pinpool::copy::{CopyStream, Fence};
 use pinpool::unstable::config::Config;
-use pinpool::copy::Fence;
 use pinpool::{OnFull, PinnedBuf, Preset};
 use pyo3::exceptions::PyBufferError;
 use pyo3::{PyErr, PyResult};

@@ -1,8 +1,6 @@
 //! Copies from and into a buffer, and other libraries' work on it: each is recorded in the buffer, or consumes the buffer.
 #![allow(unsafe_code)] // Lends the block's memory to devices.
 
-#[cfg(feature = "cuda")]
-use std::ffi::c_void;
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::ops::Range;
@@ -268,7 +266,7 @@ impl PinnedBuf {
     /// The stream is not destroyed during the call, nor between a failed call and the next one for it, nor its context before the
     /// work completes.
     #[cfg(feature = "cuda")]
-    pub unsafe fn record_stream(&mut self, stream: *mut c_void) -> Result<()> {
+    pub unsafe fn record_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
         // SAFETY: the caller's promise.
         self.record_work(stream.addr(), || unsafe { copy::cuda::fence_behind_stream(stream.cast()) }.map(Some))
     }
@@ -286,7 +284,7 @@ impl PinnedBuf {
     /// The event is not destroyed during the call, nor destroyed or recorded between a failed call and the next one for it, nor its
     /// context before the work completes.
     #[cfg(feature = "cuda")]
-    pub unsafe fn record_event(&mut self, event: *mut c_void) -> Result<()> {
+    pub unsafe fn record_event(&mut self, event: *mut std::ffi::c_void) -> Result<()> {
         if event.is_null() {
             copy::cuda::require_driver()?;
             return Err(crate::error::ErrorKind::Handle { why: "the event is null".to_owned() }.into());

@@ -7,7 +7,7 @@
 //! | a value other than the one that code sets | a warning: code wins |
 //! | an empty value | not set |
 //!
-//! The only reader of the process environment.
+//! The only reader of the variables `PINPOOL_*`.
 
 use super::settings::{Config, Settings, for_each_setting, setting_error};
 use super::text::*;

@@ -28,7 +28,7 @@ macro_rules! for_each_setting {
         /// Bytes pinned at the start and kept: a size like 2GiB, or none.
         "PINPOOL_RESERVE" = 0, reserve_bytes(u64): u64 as SIZE;
 
-        /// Most bytes kept in idle buffers and free memory: a size, or none.
+        /// Maximum bytes in idle buffers and free memory: a size, or none.
         "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes: Option<u64> as SIZE_OR_NONE;
 
         /// Limit shared by all processes that use this name: a name, auto, or none.
@@ -80,7 +80,7 @@ macro_rules! for_each_setting {
         "PINPOOL_PRESET" = Preset::Adaptive, preset(Preset): Preset as word();
 
         // The starting limit of TensorFlow's pool of pinned memory.
-        /// Most idle buffers kept at the start; 0 keeps none and disables auto-resize.
+        /// Initial limit on idle buffers; 0 keeps none and disables auto-resize.
         "PINPOOL_POOL_SIZE_LIMIT" = 100, pool_size_limit: u64 as COUNT;
 
         /// Whether the idle limit grows while evictions and misses are frequent: 0 or 1.

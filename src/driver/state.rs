@@ -35,7 +35,7 @@ pub(crate) fn init() -> Result<(), (&'static str, c_int)> {
 /// The meaning of an error code of `cuInit`.
 fn meaning(code: c_int) -> &'static str {
     match code {
-        3 => "CUDA_ERROR_NOT_INITIALIZED: this process was forked from one that used CUDA: spawn it",
+        3 => "CUDA_ERROR_NOT_INITIALIZED: this process was forked from one that used CUDA",
         34 => "CUDA_ERROR_STUB_LIBRARY: this libcuda is the toolkit's stub for linking, not the driver's",
         46 => "CUDA_ERROR_DEVICE_UNAVAILABLE: another process uses the device exclusively",
         100 => "CUDA_ERROR_NO_DEVICE",
@@ -73,13 +73,13 @@ fn remedy(code: c_int, library: &str, visible: Option<&str>, closed: Option<&str
         }
         (802, ..) => "start nvidia-fabricmanager and wait until it is ready".to_owned(),
         (803, ..) => {
-            "restart the machine, or load the kernel's module again: the driver was updated under it".to_owned()
+            "reboot, or reload the nvidia kernel modules: the driver was updated while they stayed loaded".to_owned()
         }
         (804, ..) => format!("take {library} out of LD_LIBRARY_PATH, or update the driver"),
         (_, _, Some(closed)) => {
             format!("this user may not open {closed}: allow the user's group, or pass it to the container")
         }
-        _ => "see whether nvidia-smi works; in a container start it with --gpus all".to_owned(),
+        _ => "check that nvidia-smi works; start a container with --gpus all".to_owned(),
     }
 }
 
@@ -107,8 +107,8 @@ pub(crate) fn find(ordinal: u32) -> Finding {
     if i64::from(ordinal) >= i64::from(devices) {
         let what = if devices == 1 { "1 device".to_owned() } else { format!("{devices} devices") };
         let found = format!("no GPU {ordinal}: the driver ({library}, {version}) lists {what}");
-        return Finding::warning(CHECK, found)
-            .remedy(format!("set PINPOOL_DEVICE to at most {}, or check CUDA_VISIBLE_DEVICES", devices - 1));
+        let remedy = format!("set PINPOOL_DEVICE to at most {}, or check CUDA_VISIBLE_DEVICES", devices - 1);
+        return Finding::warning(CHECK, found).remedy(remedy);
     }
     let name = name(ordinal).unwrap_or_else(|| "without a name".to_owned());
     let other = super::library::symbol_before(c"cuInit").map_or_else(String::new, |stub| {

@@ -47,7 +47,7 @@ pub(super) struct BlockBody<E> {
     passed: u64,
     /// When its first use or its time in flight began, one more than in the pool's microseconds; 0: not known.
     since: u64,
-    /// Where a buffer that was got under a tag is recorded.
+    /// Where a buffer that was requested under a tag is recorded.
     holder: Option<Holder>,
     /// The claim of its user's partition.
     claim: Option<Claim>,

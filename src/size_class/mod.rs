@@ -110,7 +110,7 @@ impl Rounding {
     }
 }
 
-/// The index of the class of a plain get of `len` bytes under [`Rounding::Eighths`]; below [`EIGHTHS_CLASSES`] for every
+/// The index of the class of a plain request of `len` bytes under [`Rounding::Eighths`]; below [`EIGHTHS_CLASSES`] for every
 /// `len`. For 0 and for lengths over [`MAX_LEN`] it is the index of a class without buffers.
 #[inline(always)]
 pub(crate) fn plain_eighths_index(len: usize) -> u32 {
@@ -130,7 +130,7 @@ fn eighths(bytes: usize) -> Class {
 #[allow(clippy::cast_possible_truncation)]
 #[inline(always)]
 fn step(last: usize) -> (u32, u32) {
-    // The sizes that are got most often take the shortest way: up to 64 KiB a step is a page.
+    // The sizes that are requested most often take the shortest way: up to 64 KiB a step is a page.
     if last < 2 * EVEN_STEPS_BYTES {
         return (PAGE_BYTES.ilog2(), (last >> PAGE_BYTES.ilog2()) as u32);
     }

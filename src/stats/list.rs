@@ -78,7 +78,7 @@ pub struct Stats {
     pub preset: Preset,
     /// Name of the backend, as in `PINPOOL_BACKEND`.
     pub backend: &'static str,
-    /// True if the backend's memory is pinned.
+    /// True if the backend's memory is pinned, by the kernel (`mlock`) too.
     pub is_pinned: bool,
     /// Requests for buffers.
     pub requests: RequestStats,
@@ -212,7 +212,7 @@ group! {
     oldest_stream_id: Option<u64> = Label,
     /// Time from the return of a buffer until the pool found its copies completed: up to 0.1 s longer than the copies.
     time: Histogram = Histogram,
-    /// Pinned bytes of this process's stream timelines: 4160 bytes per 64 streams, shared by all pools, outside every limit.
+    /// Pinned bytes of this process's stream timelines: 4096 bytes per 64 streams, shared by all pools, outside every limit.
     timeline_bytes: u64 = Gauge,
 }
 

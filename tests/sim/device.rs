@@ -6,8 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
-use pinpool::copy::{Fence, StreamId};
+use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, Fence, StreamId};
 use pinpool::{Error, Result};
 
 use crate::site::Site;

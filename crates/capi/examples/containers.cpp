@@ -1,4 +1,4 @@
-// Buffers that put themselves back, and a std::pmr::vector in pinned memory.
+// Buffers that return themselves, and a std::pmr::vector in pinned memory.
 //
 //     c++ -std=c++17 containers.cpp $(pkg-config --cflags --libs pinpool) -o containers
 #include <pinpool.hpp>

@@ -1,5 +1,5 @@
 /*
- * Eight threads get buffers, fill them and put them back; then the pool's statistics.
+ * Eight threads request buffers, fill them and return them; then the pool's statistics.
  *
  *     cc -std=c99 loader.c $(pkg-config --cflags --libs pinpool) -lpthread -o loader
  *

@@ -70,7 +70,7 @@ typedef enum {
   PP_NONE_IDLE = 6,
   /** The driver or the kernel refused memory or a thread. A later call may succeed. */
   PP_BACKEND = 7,
-  /** The driver refused to record a fence behind the work, or the device failed, so that end is unknown. */
+  /** The driver refused to record a fence behind the work, or the device failed, so the end of the work is unknown. */
   PP_DEVICE = 8,
   /** The pool belongs to the parent of this forked process. Nothing was done. */
   PP_FORKED = 9,
@@ -170,7 +170,7 @@ pp_status pp_set_log(pp_log_fn callback,
  * `config` is UTF-8: items separated by `;` or line breaks.
  *
  * - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
- *   overrides the environment: "max_bytes=64GiB; wait=2s". docs/settings.md lists the variables.
+ *   overrides the environment: "max_bytes=2GiB; wait=2s". docs/settings.md lists the variables.
  * - `background_thread=0` starts no background thread; `call_stacks=100` keeps the call stack of one request in 100.
  * - `name=loader` names the pool in its log lines.
  * - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
@@ -194,11 +194,10 @@ pp_status pp_pool_open(const char *config,
 /**
  * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
  * pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. pp_get_tagged,
- * pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition return PP_BAD_SETTING for a partition.
+ * pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition return PP_INVALID_ARGUMENT for a partition.
  *
- * - PP_BAD_SETTING: `pool` is a partition.
  * - PP_TOO_MANY_POOLS: 4096 pools are open.
- * - PP_INVALID_ARGUMENT: `name` is not UTF-8.
+ * - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
  */
 pp_status pp_partition(pp_pool *pool,
                        const char *name,
@@ -350,8 +349,8 @@ pp_status pp_put(pp_pool *pool,
  * The legacy stream belongs to the current context, `cudaStreamPerThread` also to the calling thread: call this on the thread that
  * enqueued the work, with the same device current, or use pp_put_after_event.
  *
- * - PP_DEVICE: the driver refused to record a fence behind the work, for example on NULL while another stream captures a graph. Call this function
- *   again with the same stream, which must not have been destroyed; if that succeeds, the buffer is reused.
+ * - PP_DEVICE: the driver refused to record a fence behind the work, for example on NULL while another stream captures a
+ *   graph. Call this function again with the same stream, which must not have been destroyed; if that succeeds, the buffer is reused.
  * - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
  * - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.

@@ -16,7 +16,7 @@ use crate::status::pp_status;
 /// `config` is UTF-8: items separated by `;` or line breaks.
 ///
 /// - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
-///   overrides the environment: "max_bytes=64GiB; wait=2s". docs/settings.md lists the variables.
+///   overrides the environment: "max_bytes=2GiB; wait=2s". docs/settings.md lists the variables.
 /// - `background_thread=0` starts no background thread; `call_stacks=100` keeps the call stack of one request in 100.
 /// - `name=loader` names the pool in its log lines.
 /// - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
@@ -53,11 +53,10 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 
 /// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
 /// pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. pp_get_tagged,
-/// pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition return PP_BAD_SETTING for a partition.
+/// pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition return PP_INVALID_ARGUMENT for a partition.
 ///
-/// - PP_BAD_SETTING: `pool` is a partition.
 /// - PP_TOO_MANY_POOLS: 4096 pools are open.
-/// - PP_INVALID_ARGUMENT: `name` is not UTF-8.
+/// - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
 ///
 /// # Safety
 ///

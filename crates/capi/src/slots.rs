@@ -108,7 +108,7 @@ impl Call {
             Opened::Pool(pool) => Ok(pool),
             Opened::Partition(partition) => {
                 let why = format!("`{}` is a partition: call this with the handle of its pool", partition.name());
-                Err(Failure::new(pp_status::PP_BAD_SETTING, why))
+                Err(Failure::new(pp_status::PP_INVALID_ARGUMENT, why))
             }
         }
     }

@@ -14,8 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::Error;
-use pinpool::copy::CopyStream;
-use pinpool::copy::{Fence, StreamId};
+use pinpool::copy::{CopyStream, Fence, StreamId};
 
 use crate::captures;
 use crate::contexts::Context;

@@ -13,8 +13,7 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
-use pinpool::copy::{Fence, StreamId};
+use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, Fence, StreamId};
 use pinpool::{Error, Result};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::{Condvar, Mutex};

@@ -1,6 +1,6 @@
 """A pool of pinned host memory for programs that feed GPUs.
 
-    pool = pinpool.Pool(max_bytes="64GiB", name="loader")
+    pool = pinpool.Pool(max_bytes="2GiB", name="loader")
     with pool.get(1 << 20) as buf:           # an idle buffer, or newly pinned memory
         np.frombuffer(buf, np.uint8)[:] = 7  # a view without a copy
 

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use crate::until::in_time;
 use crate::valid_stats::valid_stats;
-use pinpool::copy::CopyStream;
-use pinpool::copy::Fence;
+use pinpool::copy::{CopyStream, Fence};
 use pinpool::{Backend, Pool, PoolBuilder, Result};
 
 const MIB: usize = 1 << 20;

@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use pinpool::copy::{CopyFailure, CopyTarget};
-use pinpool::copy::{Fence, StreamId};
+use pinpool::copy::{CopyFailure, CopyTarget, Fence, StreamId};
 use pinpool::{Backend, Pool};
 
 /// Copies before it returns.

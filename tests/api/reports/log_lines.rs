@@ -5,7 +5,7 @@ use std::time::Duration;
 use log::{Level, LevelFilter};
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::Rounding;
-use pinpool::{Backend, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
@@ -125,7 +125,7 @@ fn growth_is_logged_at_each_doubling_from_64_mib_on() {
         .without_env()
         .backend(backend)
         .unstable_clock(clock.clone())
-        .max_bytes(pinpool::Limit::Unlimited)
+        .max_bytes(Limit::Unlimited)
         .name("p")
         .build()
         .unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use log::Level;
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::Rounding;
-use pinpool::{Backend, Pool, PoolBuilder};
+use pinpool::{Backend, Limit, Pool, PoolBuilder};
 
 use crate::captured_log::{lines_with_levels, listen};
 
@@ -83,7 +83,7 @@ fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
         let root = machine();
         let pool = pool_of(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(2 << 20))))
             .setting("rounding", rounding)
-            .max_bytes(pinpool::Limit::Unlimited)
+            .max_bytes(Limit::Unlimited)
             .unstable_host_root(root.path());
         let pool = pool.build().unwrap();
         let tagged = pool.tagged("t");

@@ -36,7 +36,7 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// it is not found, 126 if it cannot be executed.
 ///
 /// Served: programs on the CUDA runtime or driver, CuPy, TensorRT, NCCL, torch. Not served, because they pin their own memory with
-/// cuMemHostRegister: JAX and all of XLA, current TensorFlow, DeepSpeed, sglang, torch with pinned_use_cuda_host_register. The log says
+/// cuMemHostRegister: JAX and all of XLA, current TensorFlow, DeepSpeed, SGLang, torch with pinned_use_cuda_host_register. The log says
 /// at the end whether the program did so.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool run max_bytes=2GiB -- ./train")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{MIB, over_virtual_memory, valid_stats};
 use crate::captured_log::{lines_with_levels, listen};
 use crate::fixture::{LONG, until_waits};
-use pinpool::{Backend, Pool, Preset, Request};
+use pinpool::{Backend, Limit, Pool, Preset, Request};
 
 #[test]
 fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
@@ -122,6 +122,6 @@ fn the_limit_of_a_partition_changes_within_the_limit_of_its_pool() {
         waiting.join().unwrap().unwrap();
     });
     drop(held);
-    eval.set_max_bytes(pinpool::Limit::Unlimited).unwrap();
+    eval.set_max_bytes(Limit::Unlimited).unwrap();
     assert_eq!(all(), 16, "bounded by its pool");
 }
