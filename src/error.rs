@@ -93,7 +93,7 @@ pub(crate) enum ErrorKind {
     #[error("device failure: {why}")]
     Device { why: String },
     #[error(
-        "the stream is capturing a graph, and each launch would use the buffer again after it was recycled; copy before the \
+        "the stream is capturing a graph, and each launch would use the buffer again after the pool has reused it; copy before the \
          capture begins or after it ends, or on a stream that does not take part in it"
     )]
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has graphs.

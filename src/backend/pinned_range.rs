@@ -17,7 +17,6 @@ use crate::error::SourceError;
 
 /// The component that pinned memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum PinnedBy {
     /// The CUDA driver: `cuMemHostRegister`, `cuMemHostAlloc` or virtual memory.
     Driver,

@@ -107,8 +107,7 @@ pub(crate) fn find(ordinal: u32) -> Finding {
     if i64::from(ordinal) >= i64::from(devices) {
         let what = if devices == 1 { "1 device".to_owned() } else { format!("{devices} devices") };
         let found = format!("no GPU {ordinal}: the driver ({library}, {version}) lists {what}");
-        let remedy = format!("set PINPOOL_DEVICE to at most {}, or check CUDA_VISIBLE_DEVICES", devices - 1);
-        return Finding::warning(CHECK, found).remedy(remedy);
+        return Finding::warning(CHECK, found).remedy("name an existing GPU, or check CUDA_VISIBLE_DEVICES");
     }
     let name = name(ordinal).unwrap_or_else(|| "without a name".to_owned());
     let other = super::library::symbol_before(c"cuInit").map_or_else(String::new, |stub| {

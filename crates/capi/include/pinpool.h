@@ -357,8 +357,8 @@ pp_status pp_put(pp_pool *pool,
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
  *   pp_last_error.
  *
- * After a failure the caller still has the buffer; pp_put returns it. After PP_DEVICE, PP_CAPTURING and PP_INVALID_HANDLE the end
- * of the work is unknown, so the pool never reuses its memory.
+ * After a failure the caller still has the buffer; pp_put returns it. After PP_CAPTURING and PP_INVALID_HANDLE, and after PP_DEVICE
+ * unless a second call succeeds, the end of the work is unknown, so the pool never reuses its memory.
  */
 pp_status pp_put_after_stream(pp_pool *pool,
                               void *ptr,

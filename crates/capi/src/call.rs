@@ -45,10 +45,7 @@ pub(crate) fn call(run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_statu
             let message = payload.downcast_ref::<&'static str>().copied();
             let message =
                 message.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-            let failure = Failure::new(
-                pp_status::PP_INTERNAL,
-                format!("internal error, a bug in pinpool; please report it: {message}"),
-            );
+            let failure = Failure::new(pp_status::PP_INTERNAL, format!("internal error, please report it: {message}"));
             // The drop of a payload may panic too.
             std::mem::forget(payload);
             keep(failure)

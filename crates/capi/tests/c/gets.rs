@@ -200,7 +200,7 @@ fn a_partition_has_a_limit_of_its_own_and_keeps_its_pool() {
     let held = get(partition, 1 << 20).unwrap();
     assert_eq!(get(partition, 6 << 20).unwrap_err().0, pp_status::PP_LIMIT);
     assert_eq!(stats(partition)["name"], "train/eval");
-    assert_eq!(pp_trim(partition.0, 0), pp_status::PP_BAD_SETTING);
+    assert_eq!(pp_trim(partition.0, 0), pp_status::PP_INVALID_ARGUMENT);
     assert!(last_error().1.contains("train/eval"));
     close(pool);
     bytes(held, 1 << 20).fill(3);
