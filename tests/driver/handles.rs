@@ -18,7 +18,7 @@ const LEN: usize = 64 << 10;
 
 fn record_stream(buf: &mut PinnedBuf, stream: &Arc<CudaStream>) -> pinpool::Result<()> {
     // SAFETY: the stream is alive.
-    unsafe { buf.record_stream(stream.cu_stream()) }
+    unsafe { buf.record_stream(stream.cu_stream().cast()) }
 }
 
 fn current() -> Option<cudarc::driver::sys::CUcontext> {
@@ -87,11 +87,11 @@ fn a_buffer_returns_after_an_event_known_by_its_handle() {
     untracked(&stream, &buf, &mut memory);
     let event = context.new_event(None).unwrap();
     // SAFETY: the event is alive. Never recorded, it represents nothing.
-    unsafe { buf.record_event(event.cu_event()) }.unwrap();
+    unsafe { buf.record_event(event.cu_event().cast()) }.unwrap();
     assert!(buf.try_slice_mut().unwrap().is_some(), "nothing is recorded");
     event.record(&stream).unwrap();
     // SAFETY: as above.
-    unsafe { buf.record_event(event.cu_event()) }.unwrap();
+    unsafe { buf.record_event(event.cu_event().cast()) }.unwrap();
     assert!(buf.try_slice_mut().unwrap().is_none());
     drop(event);
     returns_only_after(&driver, &pool, buf, gate);

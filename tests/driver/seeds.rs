@@ -316,7 +316,7 @@ impl<'a> Run<'a> {
         lane.expected = lane.copy_untracked(&buf, stream).then_some((byte, buf.len()));
         // Dropped also where the driver refuses a fence.
         // SAFETY: a live stream.
-        let _lost = unsafe { buf.record_stream(stream) };
+        let _lost = unsafe { buf.record_stream(stream.cast()) };
     }
 
     /// A captured copy reads its memory at each launch, so that memory never comes again.
@@ -335,7 +335,7 @@ impl<'a> Run<'a> {
         lane.copy_untracked(&buf, stream);
         let address = buf.as_ptr();
         // SAFETY: a live stream.
-        assert!(unsafe { buf.record_stream(stream) }.is_err());
+        assert!(unsafe { buf.record_stream(stream.cast()) }.is_err());
         drop(buf);
         let again: Vec<_> = (0..4).filter_map(|_| self.pool.get(4096).ok()).collect();
         assert!(again.iter().all(|other| other.as_ptr() != address), "memory of a graph is handed out");

@@ -164,7 +164,7 @@ fn check_pools(driver: *mut c_void) {
         buf.wait_slice_mut().unwrap().fill(7);
         let stream = stream_of(driver);
         // SAFETY: the stream is alive.
-        unsafe { buf.record_stream(stream) }.unwrap();
+        unsafe { buf.record_stream(stream.cast()) }.unwrap();
         drop(buf);
         // SAFETY: the driver's function of this name has this type.
         let wait = unsafe { mem::transmute::<*mut c_void, Wait>(function(driver, c"cuStreamSynchronize")) };
