@@ -67,9 +67,8 @@ impl Lost {
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { waiting_ns, pinning_ns, moving_ns, .. } = *self;
         f.write_str(&self.total())?;
-        let parts = [("waiting", waiting_ns), ("pinning", pinning_ns), ("remapping", moving_ns)];
+        let parts = [("waiting", self.waiting_ns), ("pinning", self.pinning_ns), ("remapping", self.moving_ns)];
         let parts = parts.iter().filter(|(_, ns)| *ns >= SHOWN_NS);
         let parts: Vec<_> = parts.map(|(doing, ns)| format!("{doing} {}", seconds(*ns))).collect();
         if parts.is_empty() { Ok(()) } else { write!(f, " ({})", parts.join(", ")) }
