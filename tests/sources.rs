@@ -33,7 +33,7 @@ const ROOMS: &[(&str, usize)] = &[
     ("examples", 396),
     ("fuzz", 8),
     ("python", 2103),
-    ("src/arena", 1492),
+    ("src/arena", 1461),
     ("src/backend", 2089),
     ("src/buffer", 654),
     ("src/config", 753),
@@ -49,12 +49,12 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 80186),
-    ("tests", 39302),
+    ("sum of code and tests", 80140),
+    ("tests", 39287),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 118_405;
+const MARKDOWN_BYTES: usize = 118_400;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;

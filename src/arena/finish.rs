@@ -125,7 +125,9 @@ impl Arena {
     fn set_uncommitted(&mut self, extent: Extent) {
         match self.range_of(extent.ptr()) {
             Some(range) if range.kind == RangeKind::Discrete => drop(self.ranges.remove(&extent.range())),
-            _ => self.uncommitted.add(extent),
+            _ => {
+                self.uncommitted.add(extent);
+            }
         }
     }
 }

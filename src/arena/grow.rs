@@ -6,10 +6,10 @@
 
 use super::discrete::region_bytes;
 use super::extent::{ArenaPtr, Extent, Grid};
+use super::gaps::{self, GapFit};
 use super::plan::{Plan, Step};
 use super::retain::IdleRun;
 use super::shrink::joined;
-use super::uncommitted::GapFit;
 use super::{Arena, GrowthMode, HoleSet, RangeKind};
 
 /// Idle granules are remapped once free bytes exceed one part in this many of the bytes in use (policy-R7).
@@ -83,7 +83,7 @@ impl Arena {
 
     /// The placement of a buffer with the fewest bytes of granules to commit (policy-R5).
     pub(super) fn best_fit(&self, bytes: u64) -> Option<GapFit> {
-        self.uncommitted.best_fit(&self.holes[HoleSet::Shared as usize], bytes, self.sizes)
+        gaps::best_fit(&self.uncommitted, &self.holes[HoleSet::Shared as usize], bytes, self.sizes)
     }
 
     fn grow_granules(&mut self, bytes: u64, limits: GrowthLimits) -> Option<Plan> {
@@ -160,7 +160,11 @@ impl Arena {
 
     /// Uncommitted granules are in transit: a plan commits them, or remaps others there.
     pub(super) fn take_target(&mut self, target: Extent) {
-        self.uncommitted.cut(target);
+        if let Some(run) = self.uncommitted.around(target) {
+            self.uncommitted.cut(run, target);
+        } else {
+            debug_assert!(false, "{target:?} is not uncommitted");
+        }
         self.stats.transit_bytes += target.bytes();
         self.committing_bytes += target.bytes();
     }

@@ -32,20 +32,21 @@
 //!   committed, and the overhead of its regions.
 //! - **arena-I5**: The holes of discrete regions, and no others, are also in `regions` of their set.
 //! - **arena-I6** (`reserve`): The reserved floor is committed, outside of the ranges of reserves.
+//! - **arena-I7**: Uncommitted extents are whole granules.
 
 mod compaction;
 mod demand;
 mod discrete;
 mod extent;
+mod extent_set;
 mod finish;
+mod gaps;
 mod granules;
 mod grow;
-mod holes;
 mod plan;
 mod reserve;
 mod retain;
 mod shrink;
-mod uncommitted;
 
 #[cfg(test)]
 mod tests {
@@ -59,9 +60,8 @@ use std::fmt;
 
 use discrete::Regions;
 use extent::{Grid, RANGES_MAX};
-use holes::Holes;
+use extent_set::ExtentSet;
 use retain::{IdleGranules, IdleRun};
-use uncommitted::Uncommitted;
 
 pub(crate) use demand::Demand;
 pub(crate) use extent::ArenaPtr;
@@ -135,9 +135,9 @@ pub(crate) struct Arena {
     ranges: BTreeMap<u32, ArenaRange>,
     /// Ranges are numbered in the order of their creation, until all numbers have been used once.
     next_range: u32,
-    holes: [Holes; HOLE_SETS],
+    holes: [ExtentSet; HOLE_SETS],
     regions: [Regions; HOLE_SETS],
-    uncommitted: Uncommitted,
+    uncommitted: ExtentSet,
     idle: IdleGranules,
     retention: Retention,
     next_release_us: u64,
@@ -179,7 +179,7 @@ impl Arena {
             next_range: 0,
             holes: Default::default(),
             regions: Default::default(),
-            uncommitted: Uncommitted::default(),
+            uncommitted: ExtentSet::default(),
             idle: IdleGranules::default(),
             retention,
             next_release_us: 0,
@@ -289,7 +289,7 @@ impl Arena {
 
     /// The length of the longest hole.
     pub(crate) fn longest_hole_bytes(&self) -> u64 {
-        self.holes.iter().map(Holes::longest_bytes).max().unwrap_or(0)
+        self.holes.iter().map(ExtentSet::longest_bytes).max().unwrap_or(0)
     }
 
     /// The hole that policy-R11 chooses: one of exactly `bytes`, else one in the oldest region in use, else the tightest
@@ -307,7 +307,7 @@ impl Arena {
 
     pub(crate) fn stats(&self) -> ArenaStats {
         ArenaStats {
-            hole_bytes: self.holes.iter().map(Holes::bytes).sum(),
+            hole_bytes: self.holes.iter().map(ExtentSet::bytes).sum(),
             idle_bytes: self.idle.bytes(),
             ..self.stats
         }
@@ -361,12 +361,11 @@ impl Arena {
     /// The first invariant that does not hold, with its numbers.
     #[cfg(test)]
     pub(crate) fn validate(&self) -> Result<(), String> {
-        self.holes.iter().try_for_each(Holes::validate)?;
+        self.holes.iter().chain([&self.uncommitted]).try_for_each(ExtentSet::validate)?;
         self.idle.validate()?;
-        self.uncommitted.validate(self.sizes)?;
         let stats = self.stats();
         let all_bytes: u64 = self.ranges.values().map(|range| range.extent.bytes()).sum();
-        let uncommitted_bytes: u64 = self.uncommitted.iter().map(Extent::bytes).sum();
+        let uncommitted_bytes = self.uncommitted.bytes();
         if stats.committed_bytes + self.committing_bytes + uncommitted_bytes != all_bytes {
             return Err(format!(
                 "arena-I2: {} committed, {} committing, {uncommitted_bytes} uncommitted are not {all_bytes}",
@@ -387,11 +386,14 @@ impl Arena {
         self.validate_extents()
     }
 
-    /// Recounts arena-I1 by address, arena-I3 and arena-I5.
+    /// Recounts arena-I1 by address, arena-I3, arena-I5 and arena-I7.
     #[cfg(test)]
     fn validate_extents(&self) -> Result<(), String> {
         let (mut idle_bytes, mut reserve_bytes) = (0, 0);
         let mut all: Vec<Extent> = self.uncommitted.iter().collect();
+        if let Some(run) = all.iter().find(|&&run| self.granules_around(run) != run) {
+            return Err(format!("arena-I7: {run:?} is not whole granules of {:?}", self.sizes));
+        }
         for (set, holes) in self.holes.iter().enumerate() {
             let mut in_regions = Vec::new();
             for hole in holes.iter() {

@@ -1,49 +1,49 @@
-//! Holes: free committed bytes as maximal extents, found by length or by neighbour in O(log n).
+//! Maximal extents, found by length or by neighbour in O(log n): holes, which are free committed bytes, and uncommitted granules.
 //!
 //! | index | answers |
 //! | --- | --- |
-//! | `by_len`: (length, start) | the tightest hole that fits, the lowest among equals |
-//! | `start_by_end` | the neighbours of an extent that is freed |
+//! | `by_len`: (length, start) | the tightest extent that fits, the lowest among equals |
+//! | `start_by_end` | the neighbours of an extent that is added |
 //!
-//! Holes are keyed by their *end*: a carve takes the low end, so the key stays.
+//! Extents are keyed by their *end*: a carve takes the low end of a hole, so the key stays.
 //!
-//! - **holes-I1**: Both indices have the same holes.
-//! - **holes-I2**: No two holes touch or overlap; adjacent ones are merged.
-//! - **holes-I3**: `bytes` is the sum of their lengths.
+//! - **extent-set-I1**: Both indices have the same extents.
+//! - **extent-set-I2**: No two extents touch or overlap; adjacent ones are merged.
+//! - **extent-set-I3**: `bytes` is the sum of their lengths.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::extent::Extent;
 
 #[derive(Clone, Default, Debug)]
-pub(super) struct Holes {
+pub(super) struct ExtentSet {
     start_by_end: BTreeMap<u64, u64>,
     by_len: BTreeSet<(u64, u64)>,
     bytes: u64,
 }
 
-impl Holes {
+impl ExtentSet {
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The tightest hole that fits `bytes`, the lowest of equals.
+    /// The tightest extent that fits `bytes`, the lowest of equals.
     #[inline(always)] // A carve calls this once.
     pub(super) fn tightest(&self, bytes: u64) -> Option<Extent> {
         self.of_at_least(bytes).next()
     }
 
-    /// The length of the longest hole; 0 without one.
+    /// The length of the longest extent; 0 without one.
     pub(super) fn longest_bytes(&self) -> u64 {
         self.by_len.last().map_or(0, |&(len, _)| len)
     }
 
-    /// The holes of at least `bytes`, the shortest first.
+    /// The extents of at least `bytes`, the shortest first.
     pub(super) fn of_at_least(&self, bytes: u64) -> impl Iterator<Item = Extent> + '_ {
         self.by_len.range((bytes, 0)..).map(|&(len, start)| Extent { start, end: start + len })
     }
 
-    /// `extent` and the holes that lie across its ends or touch them.
+    /// `extent` and the extents that lie across its ends or touch them.
     pub(super) fn joined_with(&self, extent: Extent) -> Extent {
         let first = Extent { start: extent.start, end: extent.start + 1 };
         let last = Extent { start: extent.end - 1, end: extent.end };
@@ -63,7 +63,7 @@ impl Holes {
         self.first_ending_after(at).filter(|hole| hole.start == at)
     }
 
-    /// The hole that holds all of `part`.
+    /// The extent that contains all of `part`.
     pub(super) fn around(&self, part: Extent) -> Option<Extent> {
         self.first_ending_after(part.start).filter(|hole| hole.start <= part.start && part.end <= hole.end)
     }
@@ -72,11 +72,17 @@ impl Holes {
         self.start_by_end.range(at + 1..).next().map(|(&end, &start)| Extent { start, end })
     }
 
-    /// Takes `part` out of `hole`, which must be one of the holes.
-    pub(super) fn cut(&mut self, hole: Extent, part: Extent) {
-        self.by_len.remove(&(hole.bytes(), hole.start));
+    /// The parts of extents within `bounds`, by address.
+    pub(super) fn within(&self, bounds: Extent) -> Vec<Extent> {
+        let behind = self.start_by_end.range(bounds.start + 1..).map(|(&end, &start)| Extent { start, end });
+        behind.map_while(|extent| extent.common(bounds)).collect()
+    }
+
+    /// Takes `part` out of `whole`, which must be one of the extents.
+    pub(super) fn cut(&mut self, whole: Extent, part: Extent) {
+        self.by_len.remove(&(whole.bytes(), whole.start));
         self.bytes -= part.bytes();
-        let [left, right] = hole.without(part);
+        let [left, right] = whole.without(part);
         match right {
             // The key is the end, so the right remainder keeps it.
             Some(right) => {
@@ -84,7 +90,7 @@ impl Holes {
                 self.by_len.insert((right.bytes(), right.start));
             }
             None => {
-                self.start_by_end.remove(&hole.end);
+                self.start_by_end.remove(&whole.end);
             }
         }
         if let Some(left) = left {
@@ -93,10 +99,10 @@ impl Holes {
         }
     }
 
-    /// Adds `part` and merges it with its neighbours; returns the merged hole.
+    /// Adds `part` and merges it with its neighbours; returns the merged extent.
     #[inline(always)] // A return to the arena calls this once.
     pub(super) fn add(&mut self, part: Extent) -> Extent {
-        // One search finds both neighbours: the hole that ends at the start of `part`, and the next one.
+        // One search finds both neighbours: the extent that ends at the start of `part`, and the next one.
         let mut near = self.start_by_end.range(part.start..).map(|(&end, &start)| Extent { start, end });
         let mut next = near.next();
         let left = next.filter(|hole| hole.end == part.start);
@@ -122,29 +128,30 @@ impl Holes {
         whole
     }
 
-    /// All holes, by address.
-    #[cfg(test)]
+    /// All extents, by address.
     pub(super) fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
         self.start_by_end.iter().map(|(&end, &start)| Extent { start, end })
     }
 
-    /// Recounts holes-I1 to holes-I3.
+    /// Recounts extent-set-I1 to extent-set-I3.
     #[cfg(test)]
     pub(super) fn validate(&self) -> Result<(), String> {
         let by_address: BTreeSet<_> = self.iter().map(|hole| (hole.bytes(), hole.start)).collect();
         if by_address != self.by_len {
-            return Err("holes-I1: the index by length and the index by end differ".into());
+            return Err("extent-set-I1: the index by length and the index by end differ".into());
         }
         let mut last_end = None;
         for hole in self.iter() {
             if hole.start >= hole.end || last_end.is_some_and(|end| end >= hole.start) {
-                return Err(format!("holes-I2: {hole:?} is empty or touches the hole that ends at {last_end:?}"));
+                return Err(format!(
+                    "extent-set-I2: {hole:?} is empty or touches the extent that ends at {last_end:?}"
+                ));
             }
             last_end = Some(hole.end);
         }
         let sum: u64 = self.iter().map(Extent::bytes).sum();
         if sum != self.bytes {
-            return Err(format!("holes-I3: {} bytes counted, the sum is {sum}", self.bytes));
+            return Err(format!("extent-set-I3: {} bytes counted, the sum is {sum}", self.bytes));
         }
         Ok(())
     }

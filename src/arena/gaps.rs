@@ -1,0 +1,105 @@
+//! The search for the placement of a buffer that needs the fewest uncommitted granules.
+//!
+//! A *gap* is a maximal free extent, committed or not: uncommitted runs and the holes that touch them, alternating. An
+//! uncommitted granule is wholly free, so there are no more gaps with uncommitted granules than uncommitted runs, however
+//! many buffers live; the search walks only those.
+//!
+//! ```text
+//!   |live|  hole  | uncomm.  |  hole  |   uncommitted ... |
+//!        ^        ^          ^     ^
+//!        gap      candidates: where the gap starts, where a part starts on a granule, and, for each hole, the granule
+//!                 from which the buffer just ends within the hole. No other start needs fewer granules or lies lower.
+//! ```
+//!
+//! Why these suffice: as a buffer moves up within a gap, the count of missing granules falls only when its start passes an
+//! uncommitted granule, and rises only when its end enters one. So the lowest best start is the start of the gap, a
+//! granule edge, or inside an uncommitted run the position where the buffer ends in the last granule of a hole. From any
+//! other start, one granule further up would be better, or a lower start as good. That holds among granules of one size; a
+//! buffer across two sizes may find a start that needs less, by less than a granule of the larger.
+
+use super::extent::{Extent, Grid};
+use super::extent_set::ExtentSet;
+use super::granules::GranuleSizes;
+
+/// A possible placement of a buffer, and the bytes that are missing there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct GapFit {
+    pub(super) buffer: Extent,
+    /// Bytes of the granules to commit.
+    pub(super) missing_bytes: u64,
+    pub(super) gap_bytes: u64,
+}
+
+impl GapFit {
+    /// The order of policy-R5: the fewest bytes of granules to commit, then the tightest gap, then the lowest address.
+    fn rank(&self) -> (u64, u64, u64) {
+        (self.missing_bytes, self.gap_bytes, self.buffer.start)
+    }
+}
+
+/// A hole or uncommitted run of a gap.
+struct GapPart {
+    extent: Extent,
+    uncommitted: bool,
+    /// Uncommitted bytes of the gap below this part.
+    uncommitted_below: u64,
+}
+
+/// The best placement (policy-R5) of `bytes` in a gap with uncommitted granules.
+pub(super) fn best_fit(uncommitted: &ExtentSet, holes: &ExtentSet, bytes: u64, sizes: GranuleSizes) -> Option<GapFit> {
+    let mut best: Option<GapFit> = None;
+    let mut runs = uncommitted.iter().peekable();
+    let mut parts = Vec::new();
+    while let Some(first) = runs.next() {
+        let grid = Grid::around(first, sizes);
+        parts.clear();
+        let hole = |extent, uncommitted_below| GapPart { extent, uncommitted: false, uncommitted_below };
+        parts.extend(holes.ending_at(first.start).map(|extent| hole(extent, 0)));
+        let mut uncommitted_bytes = 0;
+        let mut run = Some(first);
+        while let Some(extent) = run {
+            parts.push(GapPart { extent, uncommitted: true, uncommitted_below: uncommitted_bytes });
+            uncommitted_bytes += extent.bytes();
+            let mut gap_end = extent.end;
+            if let Some(next) = holes.starting_at(extent.end) {
+                parts.push(hole(next, uncommitted_bytes));
+                gap_end = next.end;
+            }
+            run = runs.next_if(|next| next.start == gap_end);
+        }
+        if let Some(fit) = best_in_gap(&parts, bytes, grid)
+            && best.is_none_or(|best| fit.rank() < best.rank())
+        {
+            best = Some(fit);
+        }
+    }
+    best
+}
+
+fn best_in_gap(parts: &[GapPart], bytes: u64, grid: Grid) -> Option<GapFit> {
+    let (gap_start, gap_end) = (parts.first()?.extent.start, parts.last()?.extent.end);
+    let gap_bytes = gap_end - gap_start;
+    if gap_bytes < bytes {
+        return None;
+    }
+    let part_at = |at: u64| &parts[parts.partition_point(|part| part.extent.start <= at).saturating_sub(1)];
+    let starts = parts.iter().map(|part| part.extent.start);
+    let ends = parts
+        .iter()
+        .filter(|part| !part.uncommitted && part.extent.end >= gap_start + bytes)
+        .map(|part| grid.down(part.extent.end - bytes));
+    starts
+        .chain(ends)
+        .filter(|&start| start >= gap_start && start + bytes <= gap_end)
+        .map(|start| {
+            // Uncommitted bytes below the granule edge that `edge` gives for `at`, if `part` is uncommitted.
+            let below = |part: &GapPart, edge: u64| {
+                part.uncommitted_below + if part.uncommitted { edge - part.extent.start } else { 0 }
+            };
+            // The granule of the last byte counts if it is uncommitted; the granule of the first byte is not below the start.
+            let end = start + bytes;
+            let missing_bytes = below(part_at(end - 1), grid.up(end)) - below(part_at(start), grid.down(start));
+            GapFit { buffer: Extent { start, end }, missing_bytes, gap_bytes }
+        })
+        .min_by_key(GapFit::rank)
+}
