@@ -332,7 +332,7 @@ impl MaintenanceThread {
             drop(schedule);
             // A panic is reported by the process's hook and stops nothing else.
             caught(|| call(&*one));
-            // It may be the last reference, whose drop is the user's code too.
+            // It may be the last reference, and then drops a waker, which is the user's code.
             caught(|| drop(one));
             let mut schedule = self.schedule.lock();
             if schedule.runner != number {
