@@ -77,7 +77,7 @@ impl Arena {
             GrowthMode::Regions => self.grow_region(bytes, limits),
         }?;
         self.stats.live_bytes += bytes;
-        self.stats.claimed_bytes += plan.claim_bytes;
+        self.planned_bytes += plan.claim_bytes;
         Some(plan)
     }
 
@@ -166,7 +166,6 @@ impl Arena {
             debug_assert!(false, "{target:?} is not uncommitted");
         }
         self.stats.transit_bytes += target.bytes();
-        self.committing_bytes += target.bytes();
     }
 
     /// Which granules of `targets`, the uncommitted ones within `hull`, are remapped from idle ones, and how much is
@@ -268,7 +267,6 @@ impl Arena {
         }
         steps.push(Step::Commit { extent });
         self.stats.transit_bytes += region;
-        self.committing_bytes += region;
         let plan = self.plan(Extent::new(extent.ptr(), bytes), steps, idle_before);
         Some(Plan { surplus_bytes: region - bytes, ..plan })
     }
